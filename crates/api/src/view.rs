@@ -1,0 +1,233 @@
+//! What Torpor answers: the state of apps, explanations, events, numbers.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::spec::AppSpec;
+
+/// Where an app is between running and stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// No processes; nothing to wake.
+    Stopped,
+    /// Its sandbox is being made.
+    Starting,
+    /// Running.
+    Running,
+    /// Being captured; a packet stops that at once.
+    FallingAsleep,
+    /// Frozen in place, its memory in an image.
+    Dozing,
+    /// Getting its memory back.
+    Waking,
+    /// Told to end.
+    Stopping,
+    /// Ended, and waiting to be started again by its restart policy.
+    Restarting,
+}
+
+/// How the initial process ended, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Exit {
+    /// Exit status, if it ended by itself.
+    pub code: Option<i32>,
+    /// Signal number, if a signal ended it.
+    pub signal: Option<i32>,
+    /// In words: `exited with status 1`, `killed by the memory limit (64 MiB)`, `lost: its image was damaged`.
+    pub reason: String,
+    /// When.
+    #[schema(value_type = String)]
+    pub at: Timestamp,
+}
+
+/// One line of `torpor ps`, and the head of `torpor inspect`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct AppStatus {
+    /// Unique id, never used again: 16 lower-case hexadecimal digits.
+    pub id: String,
+    /// Name.
+    pub name: String,
+    /// Where it is.
+    pub state: State,
+    /// Since when.
+    #[schema(value_type = String)]
+    pub since: Timestamp,
+    /// Process id of the initial process, as the machine sees it.
+    pub pid: Option<i32>,
+    /// Its addresses.
+    pub addresses: Vec<String>,
+    /// Published ports, as `0.0.0.0:8080->80/tcp`.
+    pub ports: Vec<String>,
+    /// Memory that its processes hold now, from the kernel, in bytes.
+    pub memory_bytes: Option<u64>,
+    /// Times it slept since it was made.
+    pub sleeps: u64,
+    /// How it last ended.
+    pub last_exit: Option<Exit>,
+    /// Automatic restarts since the last start by hand.
+    pub restarts: u32,
+    /// Kept awake by `torpor pin`.
+    pub pinned: bool,
+}
+
+/// `torpor inspect`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct AppDetail {
+    /// Status.
+    pub status: AppStatus,
+    /// What was asked for.
+    pub spec: AppSpec,
+    /// When it was made.
+    #[schema(value_type = String)]
+    pub created: Timestamp,
+    /// Digests of the layers of its root file system, lowest first.
+    pub layers: Vec<String>,
+}
+
+/// A span of one sleep or wake.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Phase {
+    /// Which, from the fixed list in `docs/reference/phases.md`.
+    pub name: String,
+    /// How long, in microseconds.
+    pub us: u64,
+}
+
+/// One sleep or one wake, measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Transition {
+    /// When it began.
+    #[schema(value_type = String)]
+    pub at: Timestamp,
+    /// Why: `idle for 30 s`, `packet for tcp 80`, `command`, `timer`, `exec`.
+    pub cause: String,
+    /// Phases in order.
+    pub phases: Vec<Phase>,
+    /// Sum, in microseconds.
+    pub total_us: u64,
+    /// How it ended if not as intended: `aborted: packet for tcp 80`, or the refusal's reason.
+    pub outcome: Option<String>,
+}
+
+/// `torpor explain`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Explanation {
+    /// Status.
+    pub status: AppStatus,
+    /// Why it is where it is, in a sentence.
+    pub why: String,
+    /// What keeps it awake now; empty if nothing does.
+    pub keeps_awake: Vec<String>,
+    /// When it will sleep if nothing happens.
+    #[schema(value_type = Option<String>)]
+    pub sleeps_at: Option<Timestamp>,
+    /// When a timer will wake it.
+    #[schema(value_type = Option<String>)]
+    pub wakes_at: Option<Timestamp>,
+    /// What the engine would refuse, with process and address, and what could be done.
+    pub refusals: Vec<String>,
+    /// The descriptors, in words, whose events wake it.
+    pub wake_sources: Vec<String>,
+    /// Last sleeps, newest first.
+    pub sleeps: Vec<Transition>,
+    /// Last wakes, newest first.
+    pub wakes: Vec<Transition>,
+}
+
+/// `torpor stats`: measured from the kernel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Stats {
+    /// Name.
+    pub name: String,
+    /// Where it is.
+    pub state: State,
+    /// Processes and threads.
+    pub processes: u32,
+    /// Threads.
+    pub threads: u32,
+    /// Resident private memory, bytes.
+    pub private_bytes: u64,
+    /// Resident memory shared between processes or with files, bytes.
+    pub shared_bytes: u64,
+    /// Page tables, bytes.
+    pub page_table_bytes: u64,
+    /// Kernel memory as the cgroup counts it, bytes, where it does.
+    pub kernel_bytes: Option<u64>,
+    /// What the current image holds, bytes.
+    pub image_bytes: Option<u64>,
+    /// CPU used since start, microseconds.
+    pub cpu_us: u64,
+    /// Packets with meaning (no keepalives, no bare acknowledgements) since start.
+    pub packets: u64,
+    /// Sleeps completed.
+    pub sleeps: u64,
+    /// Captures aborted by traffic.
+    pub aborted_sleeps: u64,
+    /// Wakes.
+    pub wakes: u64,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Event {
+    /// Position in the stream of events; grows by one.
+    pub seq: u64,
+    /// When.
+    #[schema(value_type = String)]
+    pub at: Timestamp,
+    /// App's name.
+    pub app: String,
+    /// From the fixed list in `docs/reference/events.md`: `created`, `started`, `dozing`, `woken`, `exited` …
+    pub kind: String,
+    /// In words.
+    pub message: String,
+    /// Numbers and names that belong to it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub fields: BTreeMap<String, serde_json::Value>,
+}
+
+/// A stored image of files (`torpor images`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct StoredImage {
+    /// Name, if it has one.
+    pub name: Option<String>,
+    /// Digest of its configuration.
+    pub digest: String,
+    /// Bytes unpacked.
+    pub bytes: u64,
+    /// Layers.
+    pub layers: u32,
+    /// When it was stored.
+    #[schema(value_type = String)]
+    pub created: Timestamp,
+    /// Names of apps that use it.
+    pub used_by: Vec<String>,
+}
+
+/// One line of `torpor doctor`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Check {
+    /// What was looked for: `cgroup v2 freezer`.
+    pub name: String,
+    /// What was found.
+    pub outcome: CheckOutcome,
+    /// What was found, in words: a version, a path, the missing option.
+    pub found: String,
+    /// What follows from it, and what to do; empty where all is well.
+    pub meaning: String,
+}
+
+/// How a check went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CheckOutcome {
+    /// There.
+    Ok,
+    /// Missing; something works less well.
+    Degraded,
+    /// Missing; Torpor cannot run apps.
+    Missing,
+}

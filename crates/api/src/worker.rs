@@ -1,0 +1,191 @@
+//! What a hub asks of a worker: the one seam between the control plane and the machine.
+//!
+//! In one process the hub calls a worker directly through [`WorkerPort`]; between machines the same calls will travel
+//! over a stream. The hub owns names and what is wanted ([`AppRecord`], in its database); the worker owns what is.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+
+use futures_core::Stream;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::error::ApiError;
+use crate::spec::{AppSpec, Source};
+use crate::view::{AppStatus, Check, Event, Explanation, Stats, StoredImage};
+
+/// A boxed stream.
+pub type BoxStream<T> = Pin<Box<dyn Stream<Item = T> + Send>>;
+
+/// An app as the hub keeps it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AppRecord {
+    /// Unique id, never used again: 16 lower-case hexadecimal digits.
+    pub id: String,
+    /// Small number, unique among living apps of a worker: addresses and id ranges derive from it (1 to 65,000).
+    pub index: u32,
+    /// What was asked for.
+    pub spec: AppSpec,
+    /// Its files.
+    pub resolved: Resolved,
+    /// When it was made.
+    pub created: Timestamp,
+    /// Whether it should run (asleep counts as running) or rest.
+    pub desired: Desired,
+    /// Kept awake by hand.
+    pub pinned: bool,
+}
+
+/// What is wanted of an app.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Desired {
+    /// Running or asleep.
+    Up,
+    /// Stopped.
+    Down,
+}
+
+/// A source turned into layers on the worker's disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resolved {
+    /// `sha256:…` of each unpacked layer, lowest first.
+    pub layers: Vec<String>,
+    /// What the image says of itself.
+    pub defaults: ImageDefaults,
+}
+
+/// What an image says of its program; empty where it came as a tarball.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ImageDefaults {
+    /// Entry point and arguments, already joined.
+    pub command: Vec<String>,
+    /// `NAME=value`, in order.
+    pub env: Vec<String>,
+    /// User, as in the image's configuration.
+    pub user: Option<String>,
+    /// Working directory.
+    pub workdir: Option<String>,
+    /// Signal that asks it to stop, as `SIGTERM`.
+    pub stop_signal: Option<String>,
+}
+
+/// Progress of long work, for a terminal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// What is being done: `pulling layer sha256:12ab…`.
+    pub what: String,
+    /// Bytes done.
+    pub done_bytes: u64,
+    /// Bytes in all, where known.
+    pub total_bytes: Option<u64>,
+}
+
+/// A command in a running app.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExecRequest {
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// Environment, added to the app's.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// As in the app's spec; absent: the app's own user.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// Working directory; absent: the app's own.
+    #[serde(default)]
+    pub workdir: Option<String>,
+    /// Give it a terminal of this many columns and rows.
+    #[serde(default)]
+    pub terminal: Option<(u16, u16)>,
+}
+
+/// A running `exec`: bytes go in, output and at last the status come out.
+pub struct ExecSession {
+    /// Standard input of the command; closing it is end of file.
+    pub input: Pin<Box<dyn AsyncWrite + Send>>,
+    /// Standard output (or the terminal).
+    pub output: Pin<Box<dyn AsyncRead + Send>>,
+    /// Standard error; empty with a terminal.
+    pub errors: Pin<Box<dyn AsyncRead + Send>>,
+    /// Exit status, as a shell reports it (128 + signal).
+    pub status: tokio::sync::oneshot::Receiver<i32>,
+    /// New sizes of the terminal.
+    pub resize: tokio::sync::mpsc::Sender<(u16, u16)>,
+}
+
+/// Which lines of an app's output.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogRequest {
+    /// Only the last so many lines; absent: all that is kept.
+    pub tail: Option<usize>,
+    /// Go on with new lines.
+    pub follow: bool,
+}
+
+/// One line of an app's output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct LogLine {
+    /// When it was read.
+    #[schema(value_type = String)]
+    pub at: Timestamp,
+    /// `out` or `err`.
+    pub stream: String,
+    /// Without its line end; bytes that are not UTF-8 replaced.
+    pub line: String,
+}
+
+/// What a worker does for its hub. Every call names an app by id.
+#[async_trait::async_trait]
+pub trait WorkerPort: Send + Sync + 'static {
+    /// Fetches and unpacks a source; reports progress while it does.
+    async fn resolve(
+        &self,
+        source: &Source,
+        progress: tokio::sync::mpsc::Sender<Progress>,
+    ) -> Result<Resolved, ApiError>;
+    /// Makes an app known, taking over its processes where they live on from before. Does not wait for the start.
+    async fn adopt(&self, app: AppRecord) -> Result<(), ApiError>;
+    /// Starts a stopped app; returns once its program runs.
+    async fn start(&self, id: &str) -> Result<(), ApiError>;
+    /// Asks it to end, and kills it after `grace`.
+    async fn stop(&self, id: &str, grace: std::time::Duration) -> Result<(), ApiError>;
+    /// Puts it to sleep now; returns once it dozes, or says why not.
+    async fn sleep(&self, id: &str) -> Result<(), ApiError>;
+    /// Wakes it; returns once it runs.
+    async fn wake(&self, id: &str) -> Result<(), ApiError>;
+    /// Keeps it awake, or no longer.
+    async fn pin(&self, id: &str, pinned: bool) -> Result<(), ApiError>;
+    /// Removes a stopped app and all that belongs to it.
+    async fn remove(&self, id: &str) -> Result<(), ApiError>;
+    /// Where it is.
+    async fn status(&self, id: &str) -> Result<AppStatus, ApiError>;
+    /// Why it is there.
+    async fn explain(&self, id: &str) -> Result<Explanation, ApiError>;
+    /// What it costs.
+    async fn stats(&self, id: &str) -> Result<Stats, ApiError>;
+    /// Runs a command in it, waking it first.
+    async fn exec(&self, id: &str, request: ExecRequest) -> Result<ExecSession, ApiError>;
+    /// Its output.
+    async fn logs(&self, id: &str, request: LogRequest) -> Result<BoxStream<LogLine>, ApiError>;
+    /// Everything that happens from now on.
+    fn events(&self) -> BoxStream<Event>;
+    /// Stores a source under a name, for `base` and [`Source::Stored`].
+    async fn store_image(
+        &self,
+        name: &str,
+        source: &Source,
+        progress: tokio::sync::mpsc::Sender<Progress>,
+    ) -> Result<Resolved, ApiError>;
+    /// Stored images.
+    async fn images(&self) -> Result<Vec<StoredImage>, ApiError>;
+    /// Removes a stored image by name.
+    async fn remove_image(&self, name: &str) -> Result<(), ApiError>;
+    /// What this machine and kernel offer and lack.
+    async fn doctor(&self) -> Result<Vec<Check>, ApiError>;
+    /// Rests every app and removes everything that was set up on the machine (`torpor down`).
+    async fn teardown(&self) -> Result<(), ApiError>;
+}

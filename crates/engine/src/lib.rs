@@ -1,0 +1,2 @@
+//! Capture and restore of a process tree.
+#![forbid(unsafe_code)]

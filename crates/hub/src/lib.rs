@@ -1,0 +1,2 @@
+//! The control plane: names, state, API.
+#![forbid(unsafe_code)]

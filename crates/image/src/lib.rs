@@ -1,0 +1,2 @@
+//! The image format: states as data, pages, checksums, versions; pure.
+#![forbid(unsafe_code)]

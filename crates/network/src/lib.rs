@@ -1,0 +1,2 @@
+//! Addresses, veth pairs, published ports and packet counts of apps.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Namespaces, cgroups, root file system and seccomp of one app.
+#![forbid(unsafe_code)]

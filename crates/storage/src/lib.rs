@@ -1,0 +1,2 @@
+//! Where images of sleeping apps live.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! The torpor command.
+fn main() {}

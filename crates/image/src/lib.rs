@@ -1,2 +1,39 @@
-//! The image format: states as data, pages, checksums, versions; pure.
+//! The image format: one capture of an app's state, as data. Pure: bytes in, values out.
+//!
+//! ```text
+//! 0            4096                    4096 + pages          … + state
+//! ┌────────────┬───────────────────────┬─────────────────────┐
+//! │ header     │ pages, in the order   │ state: processes,   │
+//! │ 96 bytes,  │ of the regions that   │ threads, regions    │
+//! │ zero-filled│ name them             │                     │
+//! └────────────┴───────────────────────┴─────────────────────┘
+//! ```
+//!
+//! Pages are written first, as they are copied, and the header last: a file without a header was never finished. All
+//! numbers are little-endian. The header carries its own checksum and the state's; each region carries its pages'.
+//! A page of zeros is never stored; a region that consists of such pages is stored as [`Content::Zero`].
+//!
+//! Everything read is hostile: lengths are checked against what is there before anything is allocated, addresses for
+//! alignment, order and range, and a wrong byte anywhere gives a [`FormatError`], never a panic. `docs/image-format.md`
+//! describes the bytes for other implementations.
 #![forbid(unsafe_code)]
+
+mod codec;
+mod header;
+mod state;
+
+pub use codec::FormatError;
+pub use header::{HEADER_BYTES, Header, VERSION};
+pub use state::{Content, Process, Region, State, Thread, Wait};
+
+/// Bytes in a page of the image and of memory.
+pub const PAGE: u64 = 4096;
+
+/// Pages of one region at most: what is read, checked and written in one go.
+pub const REGION_PAGES: u32 = 64;
+
+/// Checksum of the pages of a region, of the state, and of the header (XXH3, 64 bits). It finds damage; it does not
+/// authenticate.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(bytes)
+}

@@ -1,0 +1,323 @@
+//! What a capture knows of an app's processes.
+
+use crate::codec::{FormatError, Reader, Writer};
+use crate::{HEADER_BYTES, Header, PAGE, REGION_PAGES, checksum};
+
+/// Highest address of user memory, plus one (x86-64 with five-level page tables).
+const ADDRESS_END: u64 = 1 << 56;
+
+/// Words of general registers.
+const REGISTER_WORDS: usize = 27;
+
+/// Everything behind the pages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// Its processes, by ascending process id.
+    pub processes: Vec<Process>,
+}
+
+/// One process: an address space and the threads in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Process id, as the machine sees it.
+    pub pid: i32,
+    /// Field 22 of `/proc/PID/stat`: tells a process from a later one with the same id.
+    pub start_ticks: u64,
+    /// Where this process' threads wait while its memory is incomplete: the loop in its vDSO.
+    pub park_address: u64,
+    /// Memory that left it, by ascending address, without overlap. Empty if it shares another's address space.
+    pub regions: Vec<Region>,
+    /// Its threads.
+    pub threads: Vec<Thread>,
+}
+
+/// A run of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// First byte in memory, page-aligned.
+    pub start: u64,
+    /// 1 to [`REGION_PAGES`] where pages are stored; any number of zero pages.
+    pub pages: u32,
+    /// The process itself may write there.
+    pub writable: bool,
+    /// What is in it.
+    pub content: Content,
+}
+
+/// What a region holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Zeros: nothing is stored.
+    Zero,
+    /// Pages at this offset of the file, with this checksum.
+    Stored {
+        /// Offset in the file, page-aligned.
+        offset: u64,
+        /// Their checksum.
+        checksum: u64,
+    },
+}
+
+/// One thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thread {
+    /// Thread id, as the machine sees it.
+    pub tid: i32,
+    /// General registers, in the order of the kernel's `user_regs_struct`.
+    pub registers: [u64; REGISTER_WORDS],
+    /// Mask of blocked signals.
+    pub signal_mask: u64,
+    /// The time-out that it waits with, if any.
+    pub wait: Option<Wait>,
+}
+
+/// A time-out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// `CLOCK_MONOTONIC` at its end, nanoseconds.
+    pub deadline_ns: u64,
+    /// How long it was in all, nanoseconds.
+    pub total_ns: u64,
+}
+
+impl Region {
+    /// Bytes in memory.
+    pub const fn bytes(&self) -> u64 {
+        self.pages as u64 * PAGE
+    }
+}
+
+impl State {
+    /// The state as bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Writer(Vec::new());
+        out.count(self.processes.len());
+        for process in &self.processes {
+            process.encode(&mut out);
+        }
+        out.0
+    }
+
+    /// Reads and checks the state of an image with this header.
+    pub fn decode(bytes: &[u8], header: &Header) -> Result<Self, FormatError> {
+        if bytes.len() as u64 != header.state_bytes {
+            return Err(FormatError::Truncated("its state"));
+        }
+        if checksum(bytes) != header.state_checksum {
+            return Err(FormatError::Checksum("the state"));
+        }
+        let mut reader = Reader::new(bytes, "its state");
+        let processes = reader.list(32, |reader| Process::decode(reader, header))?;
+        reader.end()?;
+        if processes.windows(2).any(|pair| pair[0].pid >= pair[1].pid) {
+            return Err(FormatError::Invalid("order of processes"));
+        }
+        Ok(Self { processes })
+    }
+
+    /// Bytes of memory that the image gives back.
+    pub fn memory_bytes(&self) -> u64 {
+        self.processes.iter().flat_map(|process| &process.regions).map(Region::bytes).sum()
+    }
+}
+
+impl Process {
+    fn encode(&self, out: &mut Writer) {
+        out.i32(self.pid);
+        out.u64(self.start_ticks);
+        out.u64(self.park_address);
+        out.count(self.regions.len());
+        for region in &self.regions {
+            out.u64(region.start);
+            out.u32(region.pages);
+            out.u8(u8::from(region.writable));
+            match region.content {
+                Content::Zero => out.u8(0),
+                Content::Stored { offset, checksum } => {
+                    out.u8(1);
+                    out.u64(offset);
+                    out.u64(checksum);
+                }
+            }
+        }
+        out.count(self.threads.len());
+        for thread in &self.threads {
+            thread.encode(out);
+        }
+    }
+
+    fn decode(reader: &mut Reader<'_>, header: &Header) -> Result<Self, FormatError> {
+        let pid = positive(reader.i32()?)?;
+        let start_ticks = reader.u64()?;
+        let park_address = address(reader.u64()?)?;
+        let regions = reader.list(14, |reader| Region::decode(reader, header))?;
+        for pair in regions.windows(2) {
+            if pair[0].start + pair[0].bytes() > pair[1].start {
+                return Err(FormatError::Invalid("order of regions"));
+            }
+        }
+        let threads = reader.list(4 + 8 * REGISTER_WORDS + 9, Thread::decode)?;
+        if threads.is_empty() {
+            return Err(FormatError::Invalid("a process without threads"));
+        }
+        Ok(Self { pid, start_ticks, park_address, regions, threads })
+    }
+}
+
+impl Region {
+    fn decode(reader: &mut Reader<'_>, header: &Header) -> Result<Self, FormatError> {
+        let start = address(reader.u64()?)?;
+        let pages = reader.u32()?;
+        let writable = flag(reader.u8()?)?;
+        let content = if flag(reader.u8()?)? {
+            let (offset, checksum) = (reader.u64()?, reader.u64()?);
+            let end = offset.checked_add(u64::from(pages) * PAGE);
+            let inside = offset >= HEADER_BYTES && end.is_some_and(|end| end <= header.state_offset());
+            if !inside || offset % PAGE != 0 || pages > REGION_PAGES {
+                return Err(FormatError::Invalid("place of a region's pages"));
+            }
+            Content::Stored { offset, checksum }
+        } else {
+            Content::Zero
+        };
+        let region = Self { start, pages, writable, content };
+        if pages == 0 || start % PAGE != 0 || start + region.bytes() > ADDRESS_END {
+            return Err(FormatError::Invalid("address of a region"));
+        }
+        Ok(region)
+    }
+}
+
+impl Thread {
+    fn encode(&self, out: &mut Writer) {
+        out.i32(self.tid);
+        for word in self.registers {
+            out.u64(word);
+        }
+        out.u64(self.signal_mask);
+        out.u8(u8::from(self.wait.is_some()));
+        if let Some(wait) = self.wait {
+            out.u64(wait.deadline_ns);
+            out.u64(wait.total_ns);
+        }
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
+        let tid = positive(reader.i32()?)?;
+        let mut registers = [0; REGISTER_WORDS];
+        for word in &mut registers {
+            *word = reader.u64()?;
+        }
+        let signal_mask = reader.u64()?;
+        let wait = flag(reader.u8()?)?
+            .then(|| Ok(Wait { deadline_ns: reader.u64()?, total_ns: reader.u64()? }))
+            .transpose()?;
+        Ok(Self { tid, registers, signal_mask, wait })
+    }
+}
+
+fn positive(id: i32) -> Result<i32, FormatError> {
+    if id > 0 { Ok(id) } else { Err(FormatError::Invalid("a process or thread id")) }
+}
+
+fn address(value: u64) -> Result<u64, FormatError> {
+    if value < ADDRESS_END { Ok(value) } else { Err(FormatError::Invalid("an address")) }
+}
+
+fn flag(value: u8) -> Result<bool, FormatError> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(FormatError::Invalid("a flag")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn header(state: &[u8], pages_bytes: u64) -> Header {
+        Header {
+            app: 1,
+            generation: 1,
+            boot: [0, 0],
+            pages_bytes,
+            state_bytes: state.len() as u64,
+            state_checksum: checksum(state),
+        }
+    }
+
+    fn region() -> impl Strategy<Value = (u32, bool, bool)> {
+        (1..=REGION_PAGES, any::<bool>(), any::<bool>())
+    }
+
+    prop_compose! {
+        fn process(pid: i32)(
+            start_ticks in any::<u64>(),
+            park_address in 0..ADDRESS_END,
+            shapes in prop::collection::vec(region(), 0..8),
+            threads in prop::collection::vec((1..i32::MAX, any::<[u64; REGISTER_WORDS]>(), any::<Option<(u64, u64)>>()), 1..4),
+        ) -> Process {
+            let mut start = 0x1000;
+            let mut offset = HEADER_BYTES;
+            let regions = shapes.into_iter().map(|(pages, writable, stored)| {
+                let content = if stored {
+                    Content::Stored { offset, checksum: start }
+                } else {
+                    Content::Zero
+                };
+                let region = Region { start, pages, writable, content };
+                start += region.bytes() + PAGE;
+                offset += if stored { region.bytes() } else { 0 };
+                region
+            }).collect();
+            let threads = threads.into_iter().map(|(tid, registers, wait)| Thread {
+                tid, registers, signal_mask: 5,
+                wait: wait.map(|(deadline_ns, total_ns)| Wait { deadline_ns, total_ns }),
+            }).collect();
+            Process { pid, start_ticks, park_address, regions, threads }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn survives_its_bytes(a in process(1), b in process(9)) {
+            let state = State { processes: vec![a, b] };
+            let bytes = state.encode();
+            let header = header(&bytes, 8 * u64::from(REGION_PAGES) * PAGE);
+            prop_assert_eq!(State::decode(&bytes, &header).unwrap(), state);
+        }
+
+        #[test]
+        fn damage_with_a_right_checksum_never_panics(a in process(1), place in any::<prop::sample::Index>(), value in any::<u8>()) {
+            let mut bytes = State { processes: vec![a] }.encode();
+            let at = place.index(bytes.len());
+            bytes[at] = value;
+            let _ = State::decode(&bytes, &header(&bytes, 1 << 20));
+        }
+
+        #[test]
+        fn noise_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+            let _ = State::decode(&bytes, &header(&bytes, 1 << 20));
+            let _ = Header::decode(&bytes, bytes.len() as u64);
+        }
+    }
+
+    #[test]
+    fn a_count_beyond_the_bytes_is_refused_before_it_is_allocated() {
+        let bytes = u32::MAX.to_le_bytes();
+        assert_eq!(State::decode(&bytes, &header(&bytes, 0)), Err(FormatError::Truncated("its state")));
+    }
+
+    #[test]
+    fn pages_outside_the_file_are_refused() {
+        let content = Content::Stored { offset: HEADER_BYTES + PAGE, checksum: 0 };
+        let region = Region { start: PAGE, pages: 1, writable: true, content };
+        let thread = Thread { tid: 1, registers: [0; REGISTER_WORDS], signal_mask: 0, wait: None };
+        let process = Process { pid: 1, start_ticks: 0, park_address: 0, regions: vec![region], threads: vec![thread] };
+        let bytes = State { processes: vec![process] }.encode();
+        assert!(State::decode(&bytes, &header(&bytes, PAGE)).is_err());
+        assert!(State::decode(&bytes, &header(&bytes, 2 * PAGE)).is_ok());
+    }
+}

@@ -1,0 +1,167 @@
+//! Tracing of single threads: `ptrace(2)` with `PTRACE_SEIZE`, so that attaching sends no `SIGSTOP`.
+//!
+//! A [`Tracee`] is attached and stopped. Tracing belongs to the *thread* that attached, so it is neither `Send` nor
+//! `Sync`. Dropping it detaches: the thread goes on from its registers, or into the freezer if its cgroup is frozen.
+//! The same happens when the tracing thread dies, at any moment: whoever changes registers must leave the tracee
+//! in a state from which it may go on by itself.
+
+use std::io;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use crate::registers::{Registers, WORDS};
+
+/// A thread that was seized and asked to stop, but has not been seen to stop.
+#[derive(Debug)]
+pub struct Seized {
+    thread: libc::pid_t,
+    attached: bool,
+    not_send: PhantomData<*const ()>,
+}
+
+/// A thread that is attached and stopped.
+#[derive(Debug)]
+pub struct Tracee(Seized);
+
+/// How waiting for a stop went otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum StopError {
+    /// It is gone: exit status as `wait(2)` gives it.
+    #[error("thread {0} has ended")]
+    Ended(libc::pid_t),
+    /// The kernel refused.
+    #[error("waiting for thread {0} to stop")]
+    Wait(libc::pid_t, #[source] io::Error),
+}
+
+/// Calls `ptrace` with plain numbers or pointers.
+fn ptrace(request: libc::c_uint, thread: libc::pid_t, address: usize, data: usize) -> io::Result<i64> {
+    // SAFETY: the callers pass requests whose `data` is a number, or a pointer to memory that they own and that is large
+    // enough for the request. The kernel checks the thread id.
+    let result = unsafe { libc::ptrace(request, thread, address, data) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+impl Seized {
+    /// Attaches to a thread and asks it to stop. Several can be asked before the first is waited for.
+    pub fn seize(thread: i32) -> io::Result<Self> {
+        ptrace(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_TRACESYSGOOD as usize)?;
+        let seized = Self { thread, attached: true, not_send: PhantomData };
+        ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
+        Ok(seized)
+    }
+
+    /// Waits until it has stopped. A thread in uninterruptible sleep stops only when that ends.
+    pub fn stopped(mut self) -> Result<Tracee, StopError> {
+        let status = wait(self.thread).map_err(|error| StopError::Wait(self.thread, error))?;
+        if libc::WIFSTOPPED(status) {
+            Ok(Tracee(self))
+        } else {
+            self.attached = false;
+            Err(StopError::Ended(self.thread))
+        }
+    }
+}
+
+impl Drop for Seized {
+    fn drop(&mut self) {
+        if self.attached {
+            // A thread that has not stopped cannot be detached; it is let go when the tracing thread ends. One that died
+            // meanwhile gives ESRCH. Nothing is left to do in either case.
+            let _ = ptrace(libc::PTRACE_DETACH, self.thread, 0, 0);
+        }
+    }
+}
+
+fn wait(thread: libc::pid_t) -> io::Result<libc::c_int> {
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` is a valid place for an int for the whole call.
+        let waited = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
+        if waited == thread {
+            return Ok(status);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+impl Tracee {
+    /// Its thread id.
+    pub const fn thread(&self) -> i32 {
+        self.0.thread
+    }
+
+    /// Its general registers.
+    pub fn registers(&self) -> io::Result<Registers> {
+        let mut words = MaybeUninit::<[u64; WORDS]>::uninit();
+        let mut place = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: size_of::<[u64; WORDS]>() };
+        ptrace(libc::PTRACE_GETREGSET, self.thread(), libc::NT_PRSTATUS as usize, (&raw mut place) as usize)?;
+        if place.iov_len != size_of::<[u64; WORDS]>() {
+            // A 32-bit thread has a shorter set.
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "not a 64-bit thread"));
+        }
+        // SAFETY: the kernel has written `iov_len` bytes, which is all of them; every bit pattern is a valid u64.
+        Ok(Registers::from_words(unsafe { words.assume_init() }))
+    }
+
+    /// Sets its general registers.
+    pub fn set_registers(&self, registers: &Registers) -> io::Result<()> {
+        let words = registers.words();
+        let mut place = libc::iovec { iov_base: ptr::from_ref(words).cast_mut().cast(), iov_len: size_of_val(words) };
+        ptrace(libc::PTRACE_SETREGSET, self.thread(), libc::NT_PRSTATUS as usize, (&raw mut place) as usize)?;
+        Ok(())
+    }
+
+    /// Its mask of blocked signals; bit `n - 1` is signal `n`.
+    pub fn signal_mask(&self) -> io::Result<u64> {
+        let mut mask = 0_u64;
+        ptrace(libc::PTRACE_GETSIGMASK, self.thread(), size_of::<u64>(), (&raw mut mask) as usize)?;
+        Ok(mask)
+    }
+
+    /// Sets its mask of blocked signals.
+    pub fn set_signal_mask(&self, mask: u64) -> io::Result<()> {
+        ptrace(libc::PTRACE_SETSIGMASK, self.thread(), size_of::<u64>(), (&raw const mask) as usize)?;
+        Ok(())
+    }
+
+    /// Runs one instruction and waits for the stop that follows. The thread's cgroup must not be frozen, and its signals
+    /// must be blocked, or the stop may be for a signal: that is an error, never delivered.
+    pub fn step(&self) -> Result<(), StepError> {
+        ptrace(libc::PTRACE_SINGLESTEP, self.thread(), 0, 0).map_err(|e| StepError::Step(self.thread(), e))?;
+        let status = wait(self.thread()).map_err(|e| StepError::Step(self.thread(), e))?;
+        if !libc::WIFSTOPPED(status) {
+            return Err(StepError::Ended(self.thread()));
+        }
+        match libc::WSTOPSIG(status) {
+            libc::SIGTRAP if status >> 16 == 0 => Ok(()),
+            _ => Err(StepError::Other(self.thread(), status)),
+        }
+    }
+
+    /// Lets it go.
+    pub fn detach(self) -> io::Result<()> {
+        let thread = self.thread();
+        let mut seized = self.0;
+        seized.attached = false;
+        ptrace(libc::PTRACE_DETACH, thread, 0, 0).map(drop)
+    }
+}
+
+/// Why a single step failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// The kernel refused.
+    #[error("stepping thread {0}")]
+    Step(i32, #[source] io::Error),
+    /// It was killed.
+    #[error("thread {0} ended while it was stepped")]
+    Ended(i32),
+    /// It stopped for another reason.
+    #[error("thread {0} stopped with status {1:#x} instead of after one step")]
+    Other(i32, i32),
+}

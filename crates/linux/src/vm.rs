@@ -1,0 +1,50 @@
+//! Reading and writing another process's memory: `process_vm_readv(2)` and `process_vm_writev(2)`.
+
+use std::io;
+
+/// A range of another process's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// First byte.
+    pub address: u64,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// Ranges in one call (`UIO_MAXIOV`).
+pub const MAX_RANGES: usize = 1024;
+
+fn remote(ranges: &[Remote]) -> Vec<libc::iovec> {
+    ranges.iter().map(|r| libc::iovec { iov_base: r.address as *mut _, iov_len: r.len }).collect()
+}
+
+fn checked(result: isize, wanted: usize) -> io::Result<()> {
+    match usize::try_from(result) {
+        Err(_) => Err(io::Error::last_os_error()),
+        Ok(done) if done == wanted => Ok(()),
+        // A range that is not mapped ends the transfer early, without an error number.
+        Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+    }
+}
+
+/// Reads `ranges`, one behind the other, into `buffer`, which must be just as long; at most [`MAX_RANGES`].
+pub fn read(process: i32, ranges: &[Remote], buffer: &mut [u8]) -> io::Result<()> {
+    assert_eq!(ranges.iter().map(|r| r.len).sum::<usize>(), buffer.len(), "ranges fill the buffer");
+    let there = remote(ranges);
+    let here = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: `here` covers `buffer`, which is borrowed mutably for the call; `there` are addresses in the other process,
+    // which the kernel checks.
+    let done = unsafe { libc::process_vm_readv(process, &raw const here, 1, there.as_ptr(), there.len() as _, 0) };
+    checked(done, buffer.len())
+}
+
+/// Writes `buffer` to `ranges`, one behind the other, which must be just as long; at most [`MAX_RANGES`]. The pages must be
+/// writable for the process itself.
+pub fn write(process: i32, ranges: &[Remote], buffer: &[u8]) -> io::Result<()> {
+    assert_eq!(ranges.iter().map(|r| r.len).sum::<usize>(), buffer.len(), "ranges take up the buffer");
+    let there = remote(ranges);
+    let here = libc::iovec { iov_base: buffer.as_ptr().cast_mut().cast(), iov_len: buffer.len() };
+    // SAFETY: `here` covers `buffer`, borrowed for the call and only read; `there` is checked by the kernel.
+    let done = unsafe { libc::process_vm_writev(process, &raw const here, 1, there.as_ptr(), there.len() as _, 0) };
+    checked(done, buffer.len())
+}

@@ -1,2 +1,49 @@
 //! The process that holds parked descriptors while the worker restarts.
+//!
+//! A worker keeps descriptors that must outlive it: duplicates of sleeping apps' sockets, network namespaces, pidfds,
+//! epoll descriptors, the pipe ends of their output. It hands a duplicate of each to the *keeper*, a process of a few
+//! hundred kB that does nothing else and so has no reason to end. A worker that was killed starts again, asks the
+//! keeper for what it had parked, and goes on.
+//!
+//! It is **not** a database (nothing is on disk: a keeper that dies has lost its descriptors, and the kernel has closed
+//! those objects that nobody else holds), and it never reads, writes, polls or closes early what it holds.
+//!
+//! ```text
+//! worker ── SEQPACKET socket, 0600 ──▶ server (epoll, one thread) ──▶ store: key → blob + descriptors
+//!   Client                              protocol: one request, one reply
+//! ```
+//!
+//! # Invariants
+//! - A request is carried out whole or not at all. A `put` of more descriptors than one packet carries is gathered
+//!   aside and changes the store only with its last part; a client that dies before that changes nothing.
+//! - `put` replaces: the new entry is in place before the old one's descriptors are closed.
+//! - Everything a client can send is bounded ([`limits`]); the keeper refuses, it does not grow or panic. A client that
+//!   does not read its replies is disconnected; nobody else waits for it.
+//! - One keeper for each socket: it holds an exclusive `flock(2)` on `SOCKET.lock` as long as it lives.
+//! - Only root and the keeper's own user may talk to it (`SO_PEERCRED`, beside the socket's mode 0600).
+//!
+//! # After a crash
+//! Of a client: its connection is closed, everything parked stays. Of the keeper: the socket file stays and answers
+//! `ECONNREFUSED`, the lock is free; the next [`Client::connect_or_spawn`] starts an empty keeper in its place.
+//!
+//! # Versions
+//! A packet begins with eight bytes that never change their meaning, the protocol's version among them
+//! ([`PROTOCOL_VERSION`]). A keeper and a worker of different versions refuse each other with [`Error::Version`]: the
+//! descriptors of the old keeper have to be used up (or given up) by the worker that fits it.
 #![forbid(unsafe_code)]
+
+mod client;
+mod error;
+pub mod limits;
+mod packet;
+mod process;
+mod protocol;
+mod server;
+mod start;
+mod store;
+
+pub use client::{Client, Listed, Parked};
+pub use error::{Error, UsageError};
+pub use process::run;
+pub use protocol::{Info, PROTOCOL_VERSION, Refusal};
+pub use start::StartOptions;

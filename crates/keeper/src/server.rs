@@ -1,0 +1,292 @@
+//! The keeper's loop: one thread, one epoll, one buffer.
+//!
+//! It polls the listening socket and its clients, nothing that it holds. A client is read one packet at a time; each
+//! packet gets one reply, sent without waiting. A client whose reply does not fit its socket, or that breaks the
+//! protocol's framing, is disconnected.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+use rustix::process::Uid;
+
+use crate::error::Error;
+use crate::limits::{CLIENTS, FDS_PER_PACKET, LISTED_PER_PACKET, PACKET_BYTES};
+use crate::packet;
+use crate::protocol::{DecodeError, Entry, Info, Refusal, Reply, Request, decode_request, encode};
+use crate::store::Store;
+
+const LISTENER: u64 = u64::MAX;
+
+/// A put whose descriptors have not all come.
+struct Staged {
+    key: Box<str>,
+    blob: Box<[u8]>,
+    wanted: usize,
+    fds: Vec<OwnedFd>,
+}
+
+struct Connection {
+    socket: OwnedFd,
+    staged: Option<Staged>,
+}
+
+/// What becomes of a connection after a packet.
+#[derive(PartialEq)]
+enum Next {
+    Keep,
+    Close,
+    Shutdown,
+}
+
+/// The keeper at work.
+pub(crate) struct Server {
+    listener: OwnedFd,
+    epoll: OwnedFd,
+    connections: Vec<Option<Connection>>,
+    store: Store<OwnedFd>,
+    packet: Box<[u8]>,
+    reply: Vec<u8>,
+}
+
+fn kernel(step: &'static str) -> impl Fn(Errno) -> Error {
+    move |errno| Error::Kernel { step, source: errno.into() }
+}
+
+impl Server {
+    /// A keeper for at most `fds_limit` descriptors behind the listening, non-blocking `listener`.
+    pub(crate) fn new(listener: OwnedFd, fds_limit: usize) -> Result<Self, Error> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(kernel("make an epoll descriptor"))?;
+        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
+            .map_err(kernel("poll the listening socket"))?;
+        Ok(Self {
+            listener,
+            epoll,
+            connections: Vec::new(),
+            store: Store::new(fds_limit),
+            packet: vec![0; PACKET_BYTES].into_boxed_slice(),
+            reply: Vec::new(),
+        })
+    }
+
+    /// Serves until a client asks for the shutdown; gives back its connection, which it hears the end of by its closing.
+    pub(crate) fn serve(&mut self) -> Result<OwnedFd, Error> {
+        loop {
+            let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 16];
+            let count = match epoll::wait(&self.epoll, &mut events, None) {
+                Ok(count) => count,
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(kernel("wait for clients")(errno)),
+            };
+            for event in &events[..count] {
+                let token = event.data.u64();
+                if token == LISTENER {
+                    self.accept()?;
+                } else if let Some(socket) = self.serve_client(token as usize) {
+                    return Ok(socket);
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self) -> Result<(), Error> {
+        let socket = match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
+            Err(errno) => return Err(kernel("accept a client")(errno)),
+        };
+        let peer = rustix::net::sockopt::socket_peercred(&socket).map_err(kernel("ask who the client is"))?;
+        if peer.uid != Uid::ROOT && peer.uid != rustix::process::geteuid() {
+            tracing::warn!(uid = peer.uid.as_raw(), "refused a client of another user");
+            self.refuse(&socket, Refusal::User { uid: peer.uid.as_raw() });
+            return Ok(());
+        }
+        let slot = match self.connections.iter().position(Option::is_none) {
+            Some(slot) => slot,
+            None if self.connections.len() < CLIENTS => {
+                self.connections.push(None);
+                self.connections.len() - 1
+            }
+            None => {
+                self.refuse(&socket, Refusal::Clients);
+                return Ok(());
+            }
+        };
+        epoll::add(&self.epoll, &socket, EventData::new_u64(slot as u64), EventFlags::IN)
+            .map_err(kernel("poll a client"))?;
+        self.connections[slot] = Some(Connection { socket, staged: None });
+        Ok(())
+    }
+
+    /// Tells a client that is about to be disconnected why; it may already be gone, which is as well.
+    fn refuse(&mut self, socket: &OwnedFd, refusal: Refusal) {
+        encode(&Reply::Refused(refusal), &mut self.reply);
+        if let Err(errno) = packet::send(socket, &self.reply, &[], &[]) {
+            tracing::debug!(%errno, "a refused client did not hear why");
+        }
+    }
+
+    /// One packet of the client in `slot`; its socket, if it asked for the shutdown.
+    fn serve_client(&mut self, slot: usize) -> Option<OwnedFd> {
+        let mut connection = self.connections.get_mut(slot)?.take()?;
+        let next = self.serve_packet(&mut connection);
+        match next {
+            Next::Keep => self.connections[slot] = Some(connection),
+            // Closing the last descriptor of the socket takes it out of the epoll; staged descriptors go with it.
+            Next::Close => drop(connection),
+            Next::Shutdown => return Some(connection.socket),
+        }
+        None
+    }
+
+    fn serve_packet(&mut self, connection: &mut Connection) -> Next {
+        let mut fds = Vec::new();
+        let mut buffer = std::mem::take(&mut self.packet);
+        let next = match packet::receive(&connection.socket, &mut buffer, &mut fds) {
+            Err(Errno::AGAIN) => Next::Keep,
+            Ok(received) if received.bytes > 0 => {
+                let bytes = if received.truncated { None } else { Some(&buffer[..received.bytes]) };
+                self.answer(connection, bytes, fds)
+            }
+            Ok(_) | Err(_) => Next::Close,
+        };
+        self.packet = buffer;
+        next
+    }
+
+    /// Carries out a request and replies. `packet` is absent where it did not arrive whole.
+    fn answer(&mut self, connection: &mut Connection, packet: Option<&[u8]>, fds: Vec<OwnedFd>) -> Next {
+        let decoded = packet.ok_or(DecodeError::Malformed).and_then(decode_request);
+        let staged = connection.staged.take();
+        let (request, tail) = match decoded {
+            Ok(decoded) => decoded,
+            Err(error) => {
+                if let DecodeError::Version(version) = error {
+                    tracing::warn!(version, "a client speaks another version of the protocol");
+                }
+                // The reply's header carries our version: that is how a client of another version learns it.
+                return self.reply(connection, &Reply::Refused(Refusal::Malformed), Next::Close);
+            }
+        };
+        if !fds.is_empty() && !matches!(request, Request::Put { .. } | Request::PutMore) {
+            return self.reply(connection, &Reply::Refused(Refusal::Malformed), Next::Close);
+        }
+        match request {
+            Request::Ping => self.reply(connection, &Reply::Pong(self.info()), Next::Keep),
+            Request::Put { key, fds: wanted } => {
+                let outcome = self.begin_put(key, tail, wanted as usize, fds);
+                self.put_reply(connection, outcome)
+            }
+            Request::PutMore => {
+                let outcome = match staged {
+                    Some(staged) => self.continue_put(staged, fds),
+                    None => Err(Refusal::NoPut),
+                };
+                self.put_reply(connection, outcome)
+            }
+            Request::Get { key, from } => self.get(connection, key, from as usize),
+            Request::Drop { key } => {
+                let count = u64::from(self.store.remove(key).is_some());
+                self.reply(connection, &Reply::Done { count }, Next::Keep)
+            }
+            Request::DropPrefix { prefix } => {
+                let count = self.store.remove_prefix(prefix).len() as u64;
+                self.reply(connection, &Reply::Done { count }, Next::Keep)
+            }
+            Request::List { prefix, after } => self.list(connection, prefix, after),
+            Request::Shutdown => self.reply(connection, &Reply::Done { count: 0 }, Next::Shutdown),
+        }
+    }
+
+    fn info(&self) -> Info {
+        Info {
+            pid: std::process::id(),
+            keys: self.store.keys() as u64,
+            fds: self.store.fds() as u64,
+            fds_limit: self.store.fds_limit() as u64,
+            blob_bytes: self.store.blob_bytes() as u64,
+        }
+    }
+
+    fn staged_fds(&self) -> usize {
+        self.connections.iter().flatten().filter_map(|c| c.staged.as_ref()).map(|staged| staged.wanted).sum()
+    }
+
+    fn begin_put(
+        &mut self,
+        key: &str,
+        blob: &[u8],
+        wanted: usize,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Option<Staged>, Refusal> {
+        self.store.check(key, blob.len(), wanted, self.staged_fds())?;
+        self.continue_put(Staged { key: key.into(), blob: blob.into(), wanted, fds: Vec::new() }, fds)
+    }
+
+    /// Adds `fds`; the put as it stands if more are to come, nothing once it is in the store.
+    fn continue_put(&mut self, mut staged: Staged, fds: Vec<OwnedFd>) -> Result<Option<Staged>, Refusal> {
+        let missing = staged.wanted - staged.fds.len();
+        if fds.len() > missing || fds.len() < missing.min(FDS_PER_PACKET) {
+            let received = (staged.fds.len() + fds.len()) as u64;
+            return Err(Refusal::FdCount { announced: staged.wanted as u64, received });
+        }
+        staged.fds.extend(fds);
+        if staged.fds.len() < staged.wanted {
+            return Ok(Some(staged));
+        }
+        staged.fds.shrink_to_fit();
+        drop(self.store.put(&staged.key, staged.blob, staged.fds)?);
+        Ok(None)
+    }
+
+    fn put_reply(&mut self, connection: &mut Connection, outcome: Result<Option<Staged>, Refusal>) -> Next {
+        match outcome {
+            Ok(Some(staged)) => {
+                connection.staged = Some(staged);
+                self.reply(connection, &Reply::Continue, Next::Keep)
+            }
+            Ok(None) => self.reply(connection, &Reply::Done { count: 1 }, Next::Keep),
+            Err(refusal) => self.reply(connection, &Reply::Refused(refusal), Next::Keep),
+        }
+    }
+
+    fn get(&mut self, connection: &Connection, key: &str, from: usize) -> Next {
+        let Some(held) = self.store.get(key) else {
+            return self.reply(connection, &Reply::Missing, Next::Keep);
+        };
+        encode(&Reply::Found { stamp: held.stamp, fds: held.fds.len() as u32 }, &mut self.reply);
+        let fds: Vec<BorrowedFd<'_>> = held.fds.iter().skip(from).take(FDS_PER_PACKET).map(AsFd::as_fd).collect();
+        let blob: &[u8] = if from == 0 { &held.blob } else { &[] };
+        sent(packet::send(&connection.socket, &self.reply, blob, &fds), Next::Keep)
+    }
+
+    fn list(&mut self, connection: &Connection, prefix: &str, after: Option<&str>) -> Next {
+        let mut range = self.store.range(prefix, after);
+        let entries = range
+            .by_ref()
+            .take(LISTED_PER_PACKET)
+            .map(|(key, held)| Entry { key, blob_bytes: held.blob.len() as u32, fds: held.fds.len() as u32 })
+            .collect();
+        let more = range.next().is_some();
+        encode(&Reply::Page { more, entries }, &mut self.reply);
+        sent(packet::send(&connection.socket, &self.reply, &[], &[]), Next::Keep)
+    }
+
+    fn reply(&mut self, connection: &Connection, reply: &Reply<'_>, next: Next) -> Next {
+        encode(reply, &mut self.reply);
+        sent(packet::send(&connection.socket, &self.reply, &[], &[]), next)
+    }
+}
+
+/// `next` if the reply went out. A shutdown happens even if its client has gone.
+fn sent(result: Result<(), Errno>, next: Next) -> Next {
+    match result {
+        Ok(()) => next,
+        Err(_) if next == Next::Shutdown => next,
+        Err(errno) => {
+            tracing::debug!(%errno, "a client does not take its replies");
+            Next::Close
+        }
+    }
+}

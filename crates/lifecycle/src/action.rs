@@ -1,0 +1,178 @@
+//! What the owner of an app has to do, what users are told, and how requests are refused.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::app::MAX_WAITING;
+use crate::event::{Exit, Retry, SleepCause, Text, Ticket, WakeCause};
+use crate::phase::StopReason;
+use crate::time::{Millis, words};
+
+/// Something to do, in the order given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Make the sandbox and start the initial process: leads to `Started` or `StartFailed`.
+    Spawn,
+    /// Freeze and capture it: leads to `CaptureCommitted` and then `Dozed` or `DropFailed`, or before the commit to
+    /// `CaptureAborted` or `CaptureRefused`.
+    BeginCapture {
+        /// Why.
+        cause: SleepCause,
+    },
+    /// Give up the capture if it has not committed, and thaw. Its outcome comes as of any capture. After a restart of
+    /// the daemon: undo what the old one left.
+    AbortCapture,
+    /// Fill its memory and thaw it: leads to `Woken` or `WakeFailed`.
+    BeginWake {
+        /// Why.
+        cause: WakeCause,
+    },
+    /// Send its initial process the signal that asks it to end.
+    Terminate,
+    /// Kill all its processes.
+    Kill,
+    /// Its image is not needed any more. Nothing to do where there is none.
+    DiscardImage,
+    /// Its image is damaged: keep it for inspection, never use it again.
+    SetImageAside,
+    /// Read its counters: leads to `Observed`, or to nothing when they cannot be read.
+    Observe,
+    /// Send `TimerFired` at this time; replaces the earlier timer.
+    SetTimer(Millis),
+    /// No timer is needed any more.
+    ClearTimer,
+    /// Answer a request.
+    Reply(Ticket, Result<(), Refusal>),
+    /// Tell users.
+    Emit(Note),
+    /// An event that cannot happen in this phase: a defect of the owner or the engine. Nothing was changed by it.
+    Unexpected {
+        /// Name of the phase.
+        phase: &'static str,
+        /// The event, in the debug format.
+        event: String,
+    },
+}
+
+/// Something that users see in the stream of events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// Its program runs.
+    Started,
+    /// It could not be started.
+    StartFailed(Text),
+    /// It is being captured.
+    FallingAsleep(SleepCause),
+    /// It dozes.
+    Dozing,
+    /// Its capture was given up.
+    SleepAborted(WakeCause),
+    /// It cannot be captured.
+    SleepRefused(Vec<Text>, Retry),
+    /// It runs again after sleeping for so long.
+    Woken(WakeCause, Duration),
+    /// It could not be woken; it sleeps on, and is tried again after so long (none: it is killed for a stop).
+    WakeFailed(Text, Option<Duration>),
+    /// Its image is damaged.
+    Lost(Text),
+    /// It was asked to end.
+    Stopping,
+    /// It did not end in time and is killed.
+    Killed,
+    /// It ended.
+    Exited(Exit),
+    /// It will be started again after so long.
+    Restarting(Duration),
+    /// A new worker found it running, or asleep.
+    TakenOver,
+}
+
+impl Note {
+    /// The event's kind, from the fixed list in `docs/reference/events.md`.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Started => "started",
+            Self::StartFailed(_) => "start-failed",
+            Self::FallingAsleep(_) => "falling-asleep",
+            Self::Dozing => "dozing",
+            Self::SleepAborted(_) => "sleep-aborted",
+            Self::SleepRefused(..) => "sleep-refused",
+            Self::Woken(..) => "woken",
+            Self::WakeFailed(..) => "wake-failed",
+            Self::Lost(_) => "lost",
+            Self::Stopping => "stopping",
+            Self::Killed => "killed",
+            Self::Exited(_) => "exited",
+            Self::Restarting(_) => "restarting",
+            Self::TakenOver => "taken-over",
+        }
+    }
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Started => f.write_str("started"),
+            Self::StartFailed(reason) => write!(f, "could not be started: {reason}"),
+            Self::FallingAsleep(cause) => write!(f, "falling asleep: {cause}"),
+            Self::Dozing => f.write_str("dozing"),
+            Self::SleepAborted(cause) => write!(f, "stays awake: {cause}"),
+            Self::SleepRefused(reasons, _) => write!(f, "cannot sleep: {}", reasons.join("; ")),
+            Self::Woken(cause, slept) => write!(f, "woken by {cause} after {}", words(*slept)),
+            Self::WakeFailed(reason, Some(again)) => {
+                write!(f, "could not be woken, trying again in {}: {reason}", words(*again))
+            }
+            Self::WakeFailed(reason, None) => write!(f, "could not be woken to end by itself, killed: {reason}"),
+            Self::Lost(reason) => write!(f, "lost, its image is damaged: {reason}"),
+            Self::Stopping => f.write_str("asked to end"),
+            Self::Killed => f.write_str("did not end in time, killed"),
+            Self::Exited(exit) => exit.fmt(f),
+            Self::Restarting(delay) => write!(f, "starting again in {}", words(*delay)),
+            Self::TakenOver => f.write_str("taken over by a new worker"),
+        }
+    }
+}
+
+/// Why a request was not done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It has to be started first.
+    #[error("it is stopped ({0})")]
+    Stopped(StopReason),
+    /// It ended, and its restart policy will start it again.
+    #[error("it ended and will be started again by its restart policy")]
+    Restarting,
+    /// A stop came first, or in between.
+    #[error("it is being stopped")]
+    BeingStopped,
+    /// It ended before the request was done.
+    #[error("it ended: {0}")]
+    Ended(Exit),
+    /// It could not be started.
+    #[error("it could not be started: {0}")]
+    StartFailed(Text),
+    /// Its memory is lost; its restart policy decides what follows.
+    #[error("its image is damaged and its memory lost: {0}")]
+    Lost(Text),
+    /// It could not be woken; it sleeps on and will be tried again.
+    #[error("it could not be woken and will be tried again: {0}")]
+    WakeFailed(Text),
+    /// It may not sleep.
+    #[error("it is pinned awake")]
+    Pinned,
+    /// It may not sleep.
+    #[error("{0} exec session(s) run in it")]
+    ExecSessions(u32),
+    /// Something needed it awake before the capture had committed.
+    #[error("falling asleep was aborted: {0}")]
+    SleepAborted(WakeCause),
+    /// It cannot be captured now.
+    #[error("it cannot be put to sleep: {}", .0.join("; "))]
+    SleepRefused(Vec<Text>),
+    /// It cannot be put to sleep while it starts, wakes or is being thawed.
+    #[error("it cannot be put to sleep while it is {0}")]
+    Busy(&'static str),
+    /// The queue is full.
+    #[error("{MAX_WAITING} requests wait for it already")]
+    TooMany,
+}

@@ -1,0 +1,219 @@
+//! What happens to an app: everything that its owner tells the state machine.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::time::{Millis, words};
+
+/// A text made in advance and shared: naming a wake's cause allocates nothing.
+pub type Text = Arc<str>;
+
+/// The owner's number for a request that waits for its answer; never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Someone wants something and gets one answer.
+    Request(Ticket, Request),
+    /// It is to be kept awake, or no longer.
+    Pinned(bool),
+    /// An exec session that was granted has ended, however it did.
+    ExecEnded,
+    /// Something that the app waits for became ready (`packet for tcp 80`). Watched in the sleeping phases;
+    /// elsewhere it counts as use.
+    Packet(Text),
+    /// The timer rang, or may have: an early or late ring does no harm.
+    TimerFired,
+    /// Counters were read, as [`Action::Observe`](crate::Action::Observe) asked or for any other reason.
+    Observed(Observation),
+    /// [`Action::Spawn`](crate::Action::Spawn): the initial process runs.
+    Started,
+    /// [`Action::Spawn`](crate::Action::Spawn): it could not be started, and nothing of it is left.
+    StartFailed(Text),
+    /// [`Action::BeginCapture`](crate::Action::BeginCapture): the image is durable; no way back but a wake.
+    CaptureCommitted,
+    /// [`Action::BeginCapture`](crate::Action::BeginCapture): all memory is dropped. `next_timer`: when it must be
+    /// awake for a timer or time-out of its own, less what waking takes.
+    Dozed {
+        /// When to wake by itself, if ever.
+        next_timer: Option<Millis>,
+    },
+    /// [`Action::BeginCapture`](crate::Action::BeginCapture): it was thawed before the commit, because of traffic that
+    /// the engine saw or by [`Action::AbortCapture`](crate::Action::AbortCapture).
+    CaptureAborted(WakeCause),
+    /// [`Action::BeginCapture`](crate::Action::BeginCapture): it cannot be captured, or writing failed; it was thawed.
+    CaptureRefused {
+        /// Every reason found, with process and object.
+        reasons: Vec<Text>,
+        /// Whether trying again can help.
+        retry: Retry,
+    },
+    /// [`Action::BeginCapture`](crate::Action::BeginCapture): dropping memory failed after the commit. It is frozen,
+    /// with an unknown part of its memory.
+    DropFailed(Text),
+    /// [`Action::BeginWake`](crate::Action::BeginWake): it runs, with all its memory.
+    Woken,
+    /// [`Action::BeginWake`](crate::Action::BeginWake): it does not run; it is frozen as before.
+    WakeFailed(WakeFailure),
+    /// Its initial process ended, and all others with it.
+    Exited(Exit),
+    /// First event after a restart of the daemon, for an app that was running or asleep before.
+    TakenOver(Found),
+}
+
+/// What someone wants of an app.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// To run, from wherever it is. Answered once it runs.
+    Start,
+    /// To be awake. Refused when stopped. Answered once it runs.
+    Wake,
+    /// To sleep now. Answered once it dozes.
+    Sleep,
+    /// To run a command in it. The answer grants a session, which lasts until [`Event::ExecEnded`].
+    Exec,
+    /// To end: SIGTERM, and after `grace` SIGKILL. Answered once it has ended.
+    Stop {
+        /// Time between the two.
+        grace: Duration,
+    },
+    /// To end as by a stop and to start afresh. Answered once it runs again.
+    Restart {
+        /// As in a stop.
+        grace: Duration,
+    },
+}
+
+/// Whether trying a refused capture again can help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// Yes, later.
+    Later,
+    /// Not until the program is started afresh, or someone asks by hand.
+    Pointless,
+}
+
+/// Why a wake failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WakeFailure {
+    /// The image is whole; the machine could not do it now (no memory, a failing call).
+    Passing(Text),
+    /// The image is damaged: the app's memory is lost.
+    Damaged(Text),
+}
+
+/// Why it sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SleepCause {
+    /// Nobody used it for so long.
+    Idle(Duration),
+    /// Someone asked.
+    Command,
+    /// From before the daemon was restarted.
+    TakenOver,
+}
+
+impl fmt::Display for SleepCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Idle(span) => write!(f, "idle for {}", words(*span)),
+            Self::Command => f.write_str("command"),
+            Self::TakenOver => f.write_str("found so when the worker started"),
+        }
+    }
+}
+
+/// Why it wakes, or why its capture is aborted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WakeCause {
+    /// Something that it waits for became ready, in words: `packet for tcp 80`.
+    Packet(Text),
+    /// A timer or time-out of its own.
+    Timer,
+    /// `torpor wake` or `start`, or the same through the API.
+    Command,
+    /// A command to be run in it.
+    Exec,
+    /// It was pinned.
+    Pin,
+    /// It is to end, and only a running program can.
+    Stop,
+    /// A sleep was interrupted, by a failure or by a restart of the daemon, and is undone.
+    Recovery,
+}
+
+impl fmt::Display for WakeCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Packet(source) => source,
+            Self::Timer => "timer",
+            Self::Command => "command",
+            Self::Exec => "exec",
+            Self::Pin => "pin",
+            Self::Stop => "stop",
+            Self::Recovery => "recovery",
+        })
+    }
+}
+
+/// Counters of an app, as read from the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Observation {
+    /// Packets with meaning (no keepalives, no bare acknowledgements, no ignored sources) since its start.
+    pub packets: u64,
+    /// CPU of all its processes since its start, in microseconds.
+    pub cpu_us: u64,
+    /// Established connections now.
+    pub connections: u32,
+}
+
+/// How an app ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself, with this status.
+    Status(i32),
+    /// By this signal.
+    Signal(i32),
+    /// Killed by its memory limit, in bytes.
+    MemoryLimit(u64),
+    /// Its image was damaged while it slept.
+    Lost(Text),
+    /// While nobody watched: the daemon or the machine was down.
+    Unknown,
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Status(status) => write!(f, "exited with status {status}"),
+            Self::Signal(signal) => write!(f, "ended by signal {signal}"),
+            Self::MemoryLimit(bytes) if *bytes >= 1 << 20 => {
+                write!(f, "killed by the memory limit ({} MiB)", bytes >> 20)
+            }
+            Self::MemoryLimit(bytes) => write!(f, "killed by the memory limit ({bytes} bytes)"),
+            Self::Lost(reason) => write!(f, "lost: its image was damaged: {reason}"),
+            Self::Unknown => f.write_str("ended while the worker was down"),
+        }
+    }
+}
+
+/// What a new daemon found of an app that is meant to be up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It runs.
+    Running,
+    /// It is frozen, its memory dropped, its image durable.
+    Dozing {
+        /// As in [`Event::Dozed`].
+        next_timer: Option<Millis>,
+    },
+    /// It was being captured; the image is not durable.
+    MidCapture,
+    /// Its image is durable; its memory is partly dropped, or partly filled again.
+    MidDropOrWake,
+    /// None of its processes live.
+    Gone(Exit),
+}

@@ -1,0 +1,162 @@
+//! What people ask for.
+
+use std::time::Duration;
+
+use crate::action::{Action, Refusal};
+use crate::app::{App, Goal, MAX_WAITING, Stop, Waiting};
+use crate::event::{Request, SleepCause, Ticket, WakeCause};
+use crate::phase::{Ending, Next, Phase, StartedBy, StopReason};
+
+impl App {
+    pub(crate) fn request(&mut self, ticket: Ticket, request: Request) {
+        let answer = match request {
+            // One place is enough for everything: an answer at once needs none.
+            _ if self.waiting.len() >= MAX_WAITING => Some(Err(Refusal::TooMany)),
+            Request::Start => self.request_start(ticket),
+            Request::Wake => self.request_awake(ticket, Goal::Awake, WakeCause::Command),
+            Request::Exec => self.request_exec(ticket),
+            Request::Sleep => self.request_sleep(ticket),
+            Request::Stop { grace } => self.request_end(ticket, Goal::Ended, grace, Next::Stay),
+            Request::Restart { grace } => self.request_end(ticket, Goal::Awake, grace, Next::Start),
+        };
+        if let Some(answer) = answer {
+            self.act(Action::Reply(ticket, answer));
+        }
+    }
+
+    pub(crate) fn pin(&mut self, pinned: bool) {
+        let before = std::mem::replace(&mut self.pinned, pinned);
+        match (before, pinned) {
+            (false, true) => {
+                self.rouse(WakeCause::Pin);
+                self.watch();
+            }
+            (true, false) => self.watch_again(),
+            (false, false) | (true, true) => {}
+        }
+    }
+
+    pub(crate) fn exec_ended(&mut self) {
+        match self.exec_sessions {
+            0 => self.unexpected(&crate::event::Event::ExecEnded),
+            1 => {
+                self.exec_sessions = 0;
+                self.watch_again();
+            }
+            more => self.exec_sessions = more - 1,
+        }
+    }
+
+    fn wait(&mut self, ticket: Ticket, goal: Goal) -> Option<Result<(), Refusal>> {
+        self.waiting.push(Waiting { ticket, goal });
+        None
+    }
+
+    fn request_start(&mut self, ticket: Ticket) -> Option<Result<(), Refusal>> {
+        match &mut self.phase {
+            Phase::Stopped { .. } | Phase::Backoff { .. } => {
+                let waits = self.wait(ticket, Goal::Awake);
+                self.spawn_by_request();
+                waits
+            }
+            Phase::Stopping { next, .. } => {
+                *next = Next::Start;
+                self.wait(ticket, Goal::Awake)
+            }
+            _ => {
+                // A start after an order to stop: both are done, one after the other.
+                if let Some(stop) = &mut self.stop {
+                    stop.next = Next::Start;
+                }
+                self.request_awake(ticket, Goal::Awake, WakeCause::Command)
+            }
+        }
+    }
+
+    /// For wake and exec: `goal` once it runs.
+    fn request_awake(&mut self, ticket: Ticket, goal: Goal, cause: WakeCause) -> Option<Result<(), Refusal>> {
+        match &self.phase {
+            Phase::Running(_) => {
+                self.rouse(cause);
+                Some(Ok(()))
+            }
+            Phase::Stopped { why } => Some(Err(Refusal::Stopped(why.clone()))),
+            Phase::Backoff { .. } => Some(Err(Refusal::Restarting)),
+            Phase::Stopping { next: Next::Start, .. } => self.wait(ticket, goal),
+            Phase::Stopping { next: Next::Stay, .. } => Some(Err(Refusal::BeingStopped)),
+            Phase::Stopping { next: Next::Lost(reason), .. } => Some(Err(Refusal::Lost(reason.clone()))),
+            _ if self.stop.as_ref().is_some_and(|stop| stop.next == Next::Stay) => Some(Err(Refusal::BeingStopped)),
+            _ => {
+                let waits = self.wait(ticket, goal);
+                self.rouse(cause);
+                waits
+            }
+        }
+    }
+
+    fn request_exec(&mut self, ticket: Ticket) -> Option<Result<(), Refusal>> {
+        let answer = self.request_awake(ticket, Goal::Exec, WakeCause::Exec);
+        if answer == Some(Ok(())) {
+            self.exec_sessions = self.exec_sessions.saturating_add(1);
+            self.watch();
+        }
+        answer
+    }
+
+    fn request_sleep(&mut self, ticket: Ticket) -> Option<Result<(), Refusal>> {
+        match &self.phase {
+            Phase::Running(_) if self.pinned => Some(Err(Refusal::Pinned)),
+            Phase::Running(_) if self.exec_sessions > 0 => Some(Err(Refusal::ExecSessions(self.exec_sessions))),
+            Phase::Running(_) => {
+                self.refused = None;
+                let waits = self.wait(ticket, Goal::Asleep);
+                self.begin_capture(SleepCause::Command);
+                waits
+            }
+            Phase::Capturing { .. } | Phase::Dropping { .. } => self.wait(ticket, Goal::Asleep),
+            Phase::Dozing(_) => Some(Ok(())),
+            Phase::Aborting { by, .. } => Some(Err(Refusal::SleepAborted(by.clone()))),
+            Phase::Starting { .. } | Phase::Waking { .. } => Some(Err(Refusal::Busy(self.phase.name()))),
+            Phase::Stopped { why } => Some(Err(Refusal::Stopped(why.clone()))),
+            Phase::Stopping { .. } => Some(Err(Refusal::BeingStopped)),
+            Phase::Backoff { .. } => Some(Err(Refusal::Restarting)),
+        }
+    }
+
+    /// For stop (`goal`: ended) and restart (`goal`: awake again).
+    fn request_end(&mut self, ticket: Ticket, goal: Goal, grace: Duration, next: Next) -> Option<Result<(), Refusal>> {
+        if next == Next::Stay {
+            self.refuse_wakers(&Refusal::BeingStopped);
+        }
+        match &mut self.phase {
+            Phase::Stopped { .. } | Phase::Backoff { .. } if next == Next::Stay => {
+                if matches!(self.phase, Phase::Backoff { .. }) {
+                    self.enter(Phase::Stopped { why: StopReason::Asked });
+                }
+                return Some(Ok(()));
+            }
+            Phase::Stopped { .. } | Phase::Backoff { .. } => self.spawn_by_request(),
+            Phase::Running(_) => self.terminate(Stop { grace, next }),
+            Phase::Stopping { ending, next: following } => {
+                *following = next;
+                if let Ending::Asked { kill_at } = ending {
+                    *kill_at = (*kill_at).min(self.now + grace);
+                }
+            }
+            _ => {
+                let grace = self.stop.as_ref().map_or(grace, |earlier| earlier.grace.min(grace));
+                let asleep = matches!(self.phase, Phase::Dozing(_));
+                self.rouse(WakeCause::Stop);
+                debug_assert!(!asleep || matches!(self.phase, Phase::Waking { .. }));
+                self.stop = Some(Stop { grace, next });
+            }
+        }
+        self.wait(ticket, goal)
+    }
+
+    fn spawn_by_request(&mut self) {
+        self.counts.restarts = 0;
+        self.failures = 0;
+        self.spawn(StartedBy::Request);
+    }
+}

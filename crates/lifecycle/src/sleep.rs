@@ -1,0 +1,182 @@
+//! Falling asleep and waking: captures, aborts, what arrives in between, failures.
+
+use crate::action::{Action, Note, Refusal};
+use crate::app::{App, Goal, Refused};
+use crate::event::{Retry, SleepCause, Text, WakeCause, WakeFailure};
+use crate::idle::Use;
+use crate::phase::{Asleep, Next, Phase, WakeRetry};
+use crate::policy::{CAPTURE_RETRY, WAKE_RETRY};
+use crate::time::Millis;
+
+impl App {
+    /// Nobody uses it.
+    pub(crate) fn fall_asleep_idle(&mut self) {
+        self.begin_capture(SleepCause::Idle(self.now.since(self.used.0)));
+    }
+
+    pub(crate) fn begin_capture(&mut self, cause: SleepCause) {
+        debug_assert!(matches!(self.phase, Phase::Running(_)) && !self.pinned && self.exec_sessions == 0);
+        self.enter(Phase::Capturing { cause });
+        self.act(Action::BeginCapture { cause });
+        self.emit(Note::FallingAsleep(cause));
+    }
+
+    /// Something needs it awake. Safe in every phase: where it is awake, or becomes so anyway, nothing is to be done.
+    pub(crate) fn rouse(&mut self, cause: WakeCause) {
+        self.note_use(&cause);
+        match &mut self.phase {
+            Phase::Capturing { cause: sleep } => {
+                let cause_of_sleep = *sleep;
+                self.act(Action::AbortCapture);
+                self.enter(Phase::Aborting { cause: cause_of_sleep, by: cause });
+            }
+            Phase::Dropping { wake, .. } => {
+                wake.get_or_insert(cause);
+            }
+            Phase::Dozing(asleep) => {
+                // What failed a moment ago is not hurried by every packet, but by people.
+                if asleep.retry.is_none() || !matches!(cause, WakeCause::Packet(_)) {
+                    let asleep = asleep.clone();
+                    self.begin_wake(cause, asleep);
+                }
+            }
+            Phase::Stopped { .. }
+            | Phase::Starting { .. }
+            | Phase::Running(_)
+            | Phase::Aborting { .. }
+            | Phase::Waking { .. }
+            | Phase::Stopping { .. }
+            | Phase::Backoff { .. } => {}
+        }
+    }
+
+    /// A wake by someone who uses it; a timer's is none, so it may sleep again soon.
+    fn note_use(&mut self, cause: &WakeCause) {
+        match cause {
+            WakeCause::Packet(_) => self.used = (self.now, Use::Packets),
+            WakeCause::Command | WakeCause::Exec => self.used = (self.now, Use::Wake),
+            WakeCause::Timer | WakeCause::Pin | WakeCause::Stop | WakeCause::Recovery => {}
+        }
+    }
+
+    /// The image is durable: from here on there is no way back but a wake.
+    pub(crate) fn committed(&mut self) {
+        self.holds_image = true;
+        match &self.phase {
+            Phase::Capturing { cause } => self.enter(Phase::Dropping { cause: *cause, wake: None }),
+            Phase::Aborting { cause, by } => self.enter(Phase::Dropping { cause: *cause, wake: Some(by.clone()) }),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn capture_aborted(&mut self, by: WakeCause) {
+        // Who asked first is named; without a request the engine says what it saw.
+        let by = if let Phase::Aborting { by, .. } = &self.phase { by.clone() } else { by };
+        if matches!(by, WakeCause::Packet(_)) {
+            self.counts.aborted_sleeps += 1;
+        }
+        self.note_use(&by);
+        self.emit(Note::SleepAborted(by.clone()));
+        self.answer(|goal| goal == Goal::Asleep, &Err(Refusal::SleepAborted(by)));
+        self.run();
+    }
+
+    pub(crate) fn capture_refused(&mut self, reasons: Vec<Text>, retry: Retry) {
+        self.remember_refusal(reasons, retry);
+        self.run();
+    }
+
+    /// The last refusal counts for `explain` and for the next attempt; the app goes on as it can.
+    fn remember_refusal(&mut self, reasons: Vec<Text>, retry: Retry) {
+        let times = self.refused.as_ref().map_or(0, |refused| refused.times);
+        let again_at = match retry {
+            Retry::Later => Some(self.now + CAPTURE_RETRY.delay(times)),
+            Retry::Pointless => None,
+        };
+        self.emit(Note::SleepRefused(reasons.clone(), retry));
+        self.answer(|goal| goal == Goal::Asleep, &Err(Refusal::SleepRefused(reasons.clone())));
+        self.refused = Some(Refused { reasons, again_at, times: times.saturating_add(1) });
+    }
+
+    pub(crate) fn dozed(&mut self, next_timer: Option<Millis>) {
+        let Phase::Dropping { cause, wake } = &self.phase else { return };
+        let (cause, wake) = (*cause, wake.clone());
+        self.counts.sleeps += 1;
+        self.refused = None;
+        self.emit(Note::Dozing);
+        self.answer(|goal| goal == Goal::Asleep, &Ok(()));
+        if let Some(exit) = self.exited.take() {
+            return self.ended(exit);
+        }
+        let asleep = Asleep { since: self.now, cause, next_timer, retry: None };
+        match wake {
+            Some(wake) => self.begin_wake(wake, asleep),
+            None => self.enter(Phase::Dozing(asleep)),
+        }
+    }
+
+    /// The memory that is left is unknown, but the image is whole: wakes at once.
+    pub(crate) fn drop_failed(&mut self, reason: Text) {
+        let Phase::Dropping { cause, wake } = &self.phase else { return };
+        let (cause, wake) = (*cause, wake.clone().unwrap_or(WakeCause::Recovery));
+        self.remember_refusal(vec![reason], Retry::Later);
+        if let Some(exit) = self.exited.take() {
+            return self.ended(exit);
+        }
+        self.begin_wake(wake, Asleep { since: self.now, cause, next_timer: None, retry: None });
+    }
+
+    pub(crate) fn begin_wake(&mut self, cause: WakeCause, asleep: Asleep) {
+        self.act(Action::BeginWake { cause: cause.clone() });
+        self.enter(Phase::Waking { cause, asleep });
+    }
+
+    pub(crate) fn woken(&mut self, cause: WakeCause, asleep: &Asleep) {
+        self.counts.wakes += 1;
+        self.holds_image = false;
+        self.act(Action::DiscardImage);
+        self.note_use(&cause);
+        self.emit(Note::Woken(cause, self.now.since(asleep.since)));
+        self.run();
+    }
+
+    pub(crate) fn wake_failed(&mut self, cause: WakeCause, asleep: Asleep, failure: WakeFailure) {
+        if let Some(exit) = self.exited.take() {
+            return self.ended(exit);
+        }
+        let stop = self.stop.take();
+        match failure {
+            WakeFailure::Damaged(reason) => {
+                self.holds_image = false;
+                self.act(Action::SetImageAside);
+                self.emit(Note::Lost(reason.clone()));
+                if stop.is_none() {
+                    self.refuse_wakers(&Refusal::Lost(reason.clone()));
+                }
+                self.kill(stop.map_or(Next::Lost(reason), |stop| stop.next));
+            }
+            WakeFailure::Passing(reason) => match stop {
+                Some(stop) => {
+                    self.emit(Note::WakeFailed(reason, None));
+                    self.kill(stop.next);
+                }
+                None => self.retry_wake(cause, &asleep, reason),
+            },
+        }
+    }
+
+    /// Sleeps on, and tries again later: what woke it still waits.
+    fn retry_wake(&mut self, cause: WakeCause, asleep: &Asleep, reason: Text) {
+        let failures = asleep.retry.as_ref().map_or(0, |retry| retry.failures);
+        let delay = WAKE_RETRY.delay(failures);
+        self.emit(Note::WakeFailed(reason.clone(), Some(delay)));
+        self.refuse_wakers(&Refusal::WakeFailed(reason.clone()));
+        let retry = WakeRetry { at: self.now + delay, cause, reason, failures: failures.saturating_add(1) };
+        self.enter(Phase::Dozing(Asleep { retry: Some(retry), ..asleep.clone() }));
+    }
+
+    /// Answers those who wait for a running app that they will not get it.
+    pub(crate) fn refuse_wakers(&mut self, refusal: &Refusal) {
+        self.answer(|goal| matches!(goal, Goal::Awake | Goal::Exec), &Err(refusal.clone()));
+    }
+}

@@ -1,2 +1,34 @@
 //! Capture and restore of a process tree.
+//!
+//! One level so far: *dozing*. Processes stay, frozen; their private memory goes into an image and comes back in place, so
+//! every kernel object stays what it is. [`fall_asleep`] and [`wake`] are the two halves; their modules say how each can be
+//! interrupted, fail or crash at every step and what is left then. [`recover`] is for whoever comes after a crash.
+//!
+//! The engine knows nothing of apps, policies or networks: a [`Freezer`], a [`Journal`], a path for the image, and a
+//! [`Watch`] that tells when the app has work.
 #![forbid(unsafe_code)]
+
+mod memory;
+mod plan;
+mod proc;
+mod recover;
+mod sleep;
+mod step;
+mod target;
+mod timers;
+mod trace;
+mod wait;
+mod wake;
+mod watch;
+
+pub use memory::copy::CopyError;
+pub use memory::refill::RefillError;
+pub use plan::Memories;
+pub use recover::{Recovered, recover};
+pub use sleep::{Abort, Asleep, Failure, Request, SleepError, Target, fall_asleep};
+pub use step::{Fault, Faults, NoFaults, Step, Timings};
+pub use target::{Freezer, Journal, Phase};
+pub use timers::Deadline;
+pub use trace::TraceError;
+pub use wake::{WakeError, Woken, wake};
+pub use watch::{Source, Watch, WatchError};

@@ -4,5 +4,11 @@
 //! says for every unsafe block which invariant makes it sound and who upholds it.
 #![allow(unsafe_code, reason = "this crate exists to hold the workspace's unsafe code")]
 
+pub mod kcmp;
 pub mod mount;
+pub mod pagemap;
+pub mod ptrace;
+pub mod registers;
+pub mod seccomp;
 pub mod spawn;
+pub mod vm;

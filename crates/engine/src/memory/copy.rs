@@ -1,0 +1,255 @@
+//! Copying a frozen process's private pages into an image, and the list of ranges to drop afterwards.
+//!
+//! Only pages that this process alone maps are taken (bit 56 of the pagemap). Pages that forked processes share
+//! copy-on-write stay where they are: dropped and refilled one by one they would come back as separate copies, and
+//! waking would need more memory than the app had.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use torpor_image::{Content, PAGE, REGION_PAGES, Region, checksum};
+use torpor_linux::pagemap::{self, Filter, PageRegion, category};
+use torpor_linux::vm::{self, Remote};
+
+use super::layout::{Area, Flags, Treatment, areas};
+
+/// Bytes copied in one call.
+const BATCH_BYTES: usize = 1 << 20;
+
+/// Private pages, the zero page and swapped ones told apart (a page that is being migrated counts as swapped).
+const PRIVATE: Filter = Filter {
+    all_of: category::FILE,
+    any_of: category::PRESENT | category::SWAPPED,
+    inverted: category::FILE,
+    report: category::PFNZERO | category::SWAPPED,
+};
+
+/// Why a process's memory cannot go into an image.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// An area that must not be dropped.
+    #[error("memory at {start:#x}-{end:#x} ({name}) of process {pid} cannot leave: {reason}")]
+    Refused {
+        /// Process.
+        pid: i32,
+        /// First byte.
+        start: u64,
+        /// Behind the last byte.
+        end: u64,
+        /// File or kind of area.
+        name: String,
+        /// Why.
+        reason: &'static str,
+    },
+    /// The kernel refused to show it.
+    #[error("reading the memory of process {0}")]
+    Read(i32, #[source] io::Error),
+    /// The image could not be written.
+    #[error("writing the image")]
+    Write(#[source] io::Error),
+}
+
+/// A range to drop, page-aligned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+/// A process's part of an image, as far as memory goes.
+#[derive(Debug, Default)]
+pub(crate) struct Copied {
+    pub(crate) regions: Vec<Region>,
+    pub(crate) drop: Vec<Range>,
+    /// Private pages that stay: shared copy-on-write with another process, or in swap already.
+    pub(crate) kept_pages: u64,
+}
+
+/// Writes pages one behind the other.
+pub(crate) struct PageSink<'a> {
+    file: &'a File,
+    /// Where the next page goes.
+    pub(crate) offset: u64,
+}
+
+impl<'a> PageSink<'a> {
+    pub(crate) const fn new(file: &'a File, offset: u64) -> Self {
+        Self { file, offset }
+    }
+}
+
+/// Copies the memory of frozen process `pid` to `sink`. `go_on` is asked before each batch; `false` ends the copy with
+/// `Ok(None)`.
+pub(crate) fn copy(
+    pid: i32,
+    flags: &Flags,
+    sink: &mut PageSink<'_>,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<Option<Copied>, CopyError> {
+    let read = |error| CopyError::Read(pid, error);
+    let mut copier = Copier {
+        pid,
+        pagemap: File::open(format!("/proc/{pid}/pagemap")).map_err(read)?,
+        memory: None,
+        buffer: vec![0; 0],
+        copied: Copied::default(),
+    };
+    let mut fresh = None;
+    for area in areas(pid).map_err(read)? {
+        let treatment = match flags.treatment(&area) {
+            Some(treatment) => treatment,
+            None => {
+                if fresh.is_none() {
+                    fresh = Some(Flags::read(pid).map_err(read)?);
+                }
+                fresh.as_ref().and_then(|flags| flags.treatment(&area)).unwrap_or(Treatment::Leave)
+            }
+        };
+        match treatment {
+            Treatment::Leave => {}
+            Treatment::Discard => copier.copied.drop.push(Range { start: area.start, end: area.end }),
+            Treatment::Save => {
+                if !copier.area(&area, sink, go_on)? {
+                    return Ok(None);
+                }
+            }
+            Treatment::Refuse(reason) => {
+                let Area { start, end, name, .. } = area;
+                return Err(CopyError::Refused { pid, start, end, name, reason });
+            }
+        }
+    }
+    Ok(Some(copier.copied))
+}
+
+struct Copier {
+    pid: i32,
+    pagemap: File,
+    /// `/proc/PID/mem`, for areas that the process itself may not read.
+    memory: Option<File>,
+    buffer: Vec<u8>,
+    copied: Copied,
+}
+
+impl Copier {
+    /// Copies one area; `false` if told to stop.
+    fn area(
+        &mut self,
+        area: &Area,
+        sink: &mut PageSink<'_>,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<bool, CopyError> {
+        let read = |error| CopyError::Read(self.pid, error);
+        let mut present = Vec::new();
+        pagemap::scan(&self.pagemap, area.start, area.end, PRIVATE, &mut present).map_err(read)?;
+        if present.is_empty() {
+            return Ok(true);
+        }
+        let kept_before = self.copied.kept_pages;
+        let dropped_before = self.copied.drop.len();
+        for run in present {
+            if run.categories & category::SWAPPED != 0 {
+                self.copied.kept_pages += (run.end - run.start) / PAGE;
+                continue;
+            }
+            let zero = run.categories & category::PFNZERO != 0;
+            for own in self.exclusive(run, zero)? {
+                self.copied.drop.push(own);
+                let mut start = own.start;
+                while !zero && start < own.end {
+                    if !go_on() {
+                        return Ok(false);
+                    }
+                    let end = own.end.min(start + BATCH_BYTES as u64);
+                    self.batch(area, Range { start, end }, sink)?;
+                    start = end;
+                }
+            }
+        }
+        if self.copied.kept_pages == kept_before {
+            // Everything private in it is saved: one call drops the whole area, and clean file pages with it.
+            self.copied.drop.truncate(dropped_before);
+            self.copied.drop.push(Range { start: area.start, end: area.end });
+        }
+        Ok(true)
+    }
+
+    /// The parts of `run` that no other process maps.
+    fn exclusive(&mut self, run: PageRegion, zero: bool) -> Result<Vec<Range>, CopyError> {
+        if zero {
+            return Ok(vec![Range { start: run.start, end: run.end }]);
+        }
+        let count = ((run.end - run.start) / PAGE) as usize;
+        let mut entries = Vec::with_capacity(count);
+        pagemap::entries(&self.pagemap, run.start, count, &mut entries)
+            .map_err(|error| CopyError::Read(self.pid, error))?;
+        let mut own: Vec<Range> = Vec::new();
+        for (n, entry) in entries.iter().enumerate() {
+            let start = run.start + n as u64 * PAGE;
+            if !entry.exclusive() {
+                self.copied.kept_pages += 1;
+            } else if let Some(last) = own.last_mut().filter(|last| last.end == start) {
+                last.end += PAGE;
+            } else {
+                own.push(Range { start, end: start + PAGE });
+            }
+        }
+        Ok(own)
+    }
+
+    /// Copies at most [`BATCH_BYTES`], leaving out pages of zeros.
+    fn batch(&mut self, area: &Area, range: Range, sink: &mut PageSink<'_>) -> Result<(), CopyError> {
+        let len = (range.end - range.start) as usize;
+        if self.buffer.len() < len {
+            self.buffer.resize(len, 0);
+        }
+        self.read(area, range).map_err(|error| CopyError::Read(self.pid, error))?;
+        let mut page = 0;
+        let pages = len / PAGE as usize;
+        let mut kept = 0;
+        while page < pages {
+            let zero = is_zero(self.page(page));
+            let limit = if zero { pages } else { pages.min(page + REGION_PAGES as usize) };
+            let end = (page + 1..limit).find(|n| is_zero(self.page(*n)) != zero).unwrap_or(limit);
+            let start = range.start + page as u64 * PAGE;
+            let content = if zero {
+                Content::Zero
+            } else {
+                // Moved together, so that one write takes the whole batch.
+                self.buffer.copy_within(page * PAGE as usize..end * PAGE as usize, kept);
+                let bytes = (end - page) * PAGE as usize;
+                let checksum = checksum(&self.buffer[kept..kept + bytes]);
+                kept += bytes;
+                Content::Stored { offset: sink.offset + (kept - bytes) as u64, checksum }
+            };
+            let region = Region { start, pages: (end - page) as u32, writable: area.access.write, content };
+            self.copied.regions.push(region);
+            page = end;
+        }
+        sink.file.write_all_at(&self.buffer[..kept], sink.offset).map_err(CopyError::Write)?;
+        sink.offset += kept as u64;
+        Ok(())
+    }
+
+    fn page(&self, n: usize) -> &[u8] {
+        &self.buffer[n * PAGE as usize..(n + 1) * PAGE as usize]
+    }
+
+    fn read(&mut self, area: &Area, range: Range) -> io::Result<()> {
+        let len = (range.end - range.start) as usize;
+        let buffer = &mut self.buffer[..len];
+        if area.access.read {
+            return vm::read(self.pid, &[Remote { address: range.start, len }], buffer);
+        }
+        if self.memory.is_none() {
+            self.memory = Some(File::open(format!("/proc/{}/mem", self.pid))?);
+        }
+        self.memory.as_ref().map_or(Ok(()), |memory| memory.read_exact_at(buffer, range.start))
+    }
+}
+
+fn is_zero(page: &[u8]) -> bool {
+    // Compared in blocks that the compiler turns into vector instructions.
+    page.chunks_exact(64).all(|block| block == [0; 64])
+}

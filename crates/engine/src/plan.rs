@@ -1,0 +1,242 @@
+//! What is known of every thread of a sleeping app, and how it is let go.
+
+use std::collections::HashMap;
+use std::io;
+use std::time::Duration;
+
+use rustix::net::sockopt::{self, Timeout as SocketTimeout};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use torpor_linux::registers::Registers;
+use torpor_linux::vm::{self, Remote};
+
+use crate::proc;
+use crate::timers::Deadline;
+use crate::trace::{Process, Thread, TraceError};
+use crate::wait::restart::{Carried, Interrupted, Memory, Place, Resume, interrupted, resume};
+use crate::wait::since::{SchedulerClock, now};
+
+/// A process's memory, read from outside.
+pub(crate) struct RemoteMemory(pub(crate) i32);
+
+impl Memory for RemoteMemory {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
+        vm::read(self.0, &[Remote { address, len: buffer.len() }], buffer)
+    }
+}
+
+/// What the engine remembers of an app from one sleep to the next.
+#[derive(Clone, Debug, Default)]
+pub struct Memories {
+    pub(crate) waits: HashMap<i32, Carried>,
+    pub(crate) timers: Vec<Deadline>,
+    /// Threads whose socket time-out was changed for one call, with their count of switches once it had begun.
+    pub(crate) switches: HashMap<i32, u64>,
+}
+
+/// When each thread last ran, taken while the app still runs.
+#[derive(Debug, Default)]
+pub(crate) struct Began {
+    last_ran: HashMap<i32, Duration>,
+    taken: Duration,
+}
+
+impl Began {
+    pub(crate) fn take(pids: &[i32]) -> io::Result<Self> {
+        let mut last_ran = HashMap::new();
+        let taken = now();
+        // Without the scheduler's clock a wait is taken to have begun just now: it may then end late, never early.
+        let Ok(clock) = SchedulerClock::read() else { return Ok(Self { last_ran, taken }) };
+        for pid in pids {
+            let threads = match proc::threads(*pid) {
+                Ok(threads) => threads,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            };
+            for tid in threads {
+                if let Ok(ran) = clock.last_ran(*pid, tid) {
+                    last_ran.insert(tid, ran);
+                }
+            }
+        }
+        Ok(Self { last_ran, taken })
+    }
+
+    /// Every wait is taken to have begun now: what is left to those who come after a crash.
+    pub(crate) fn just_now() -> Self {
+        Self { last_ran: HashMap::new(), taken: now() }
+    }
+
+    fn of(&self, tid: i32) -> Duration {
+        self.last_ran.get(&tid).copied().unwrap_or(self.taken)
+    }
+}
+
+/// A thread as it was stopped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThreadPlan {
+    pub(crate) pid: i32,
+    pub(crate) tid: i32,
+    pub(crate) registers: Registers,
+    pub(crate) interrupted: Option<Interrupted>,
+}
+
+impl ThreadPlan {
+    /// Understands a stopped thread.
+    pub(crate) fn of(pid: i32, thread: &Thread, began: &Began, memories: &Memories) -> Self {
+        let tid = thread.tracee.thread();
+        let mut carried = memories.waits.get(&tid).copied();
+        if let (Some(carried), Some(switches)) = (carried.as_mut(), memories.switches.get(&tid)) {
+            // Freezing and stopping it made it switch twice at most.
+            carried.unmoved = voluntary_switches(pid, tid).is_some_and(|now| now <= switches + 2);
+        }
+        let interrupted = interrupted(
+            &thread.registers,
+            began.of(tid),
+            now(),
+            carried.as_ref(),
+            &|fd, send| socket_timeout(pid, fd, send),
+            &RemoteMemory(pid),
+        );
+        Self { pid, tid, registers: thread.registers, interrupted }
+    }
+
+    /// Understands a thread as an image has it, whose interrupted call was put right already.
+    pub(crate) fn from_image(pid: i32, thread: &torpor_image::Thread, memories: &Memories) -> Self {
+        let registers = Registers::from_words(thread.registers);
+        let mut interrupted = interrupted(
+            &registers,
+            now(),
+            now(),
+            memories.waits.get(&thread.tid),
+            &|fd, send| socket_timeout(pid, fd, send),
+            &RemoteMemory(pid),
+        );
+        let timeout = interrupted.as_mut().and_then(|interrupted| interrupted.timeout.as_mut());
+        if let (Some(timeout), Some(wait)) = (timeout, thread.wait) {
+            timeout.deadline = Duration::from_nanos(wait.deadline_ns);
+            timeout.total = Duration::from_nanos(wait.total_ns);
+        }
+        Self { pid, tid: thread.tid, registers, interrupted }
+    }
+
+    /// It must be touched before it goes on later than when it was stopped.
+    pub(crate) fn adjusts(&self) -> bool {
+        let timeout = self.interrupted.and_then(|interrupted| interrupted.timeout);
+        timeout.is_some_and(|timeout| timeout.place != Place::Kernel)
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Deadline> {
+        let timeout = self.interrupted?.timeout?;
+        Some(Deadline { pid: self.pid, at: timeout.deadline, total: timeout.total })
+    }
+
+    pub(crate) fn carried(&self) -> Option<Carried> {
+        let interrupted = self.interrupted?;
+        Some(Carried {
+            number: interrupted.number,
+            instruction: self.registers.instruction(),
+            stack: self.registers.stack(),
+            deadline: interrupted.timeout.map(|timeout| timeout.deadline),
+            total: interrupted.timeout.map(|timeout| timeout.total).unwrap_or_default(),
+            unmoved: false,
+        })
+    }
+
+    /// Makes the stopped thread go on properly if it is let go at `at`. Gives back what is to be done about a socket's
+    /// time-out after that.
+    pub(crate) fn prepare(&self, thread: &mut Thread, at: Duration) -> Result<Option<SocketChange>, TraceError> {
+        let Some(interrupted) = &self.interrupted else { return Ok(None) };
+        let Resume { registers, write, socket } = resume(&self.registers, interrupted, at);
+        if let Some((address, bytes)) = write {
+            vm::write(self.pid, &[Remote { address, len: bytes.len() }], &bytes)
+                .map_err(|error| TraceError::Look(self.pid, error))?;
+        }
+        if registers != thread.registers {
+            thread.set_registers(registers)?;
+        }
+        match socket {
+            None => Ok(None),
+            Some((fd, send, left)) => SocketChange::make(self, fd, send, left),
+        }
+    }
+}
+
+fn duplicate(pid: i32, fd: i32) -> io::Result<std::os::fd::OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    Ok(pidfd_getfd(&process, fd, PidfdGetfdFlags::empty())?)
+}
+
+const fn which(send: bool) -> SocketTimeout {
+    if send { SocketTimeout::Send } else { SocketTimeout::Recv }
+}
+
+/// The time-out set on a socket; `None`: none, or not a socket.
+fn socket_timeout(pid: i32, fd: i32, send: bool) -> Option<Duration> {
+    let socket = duplicate(pid, fd).ok()?;
+    sockopt::socket_timeout(&socket, which(send)).ok().flatten()
+}
+
+/// A socket whose time-out was shortened until a call on it has begun again.
+#[derive(Debug)]
+pub(crate) struct SocketChange {
+    socket: std::os::fd::OwnedFd,
+    send: bool,
+    before: Duration,
+    pid: i32,
+    tid: i32,
+    number: u64,
+}
+
+/// How often it is looked whether the thread has begun its call, before we put the option back in any case.
+const LOOKS: u32 = 1000;
+
+impl SocketChange {
+    fn make(plan: &ThreadPlan, fd: i32, send: bool, left: Duration) -> Result<Option<Self>, TraceError> {
+        let wrong = |error| TraceError::Look(plan.pid, error);
+        let socket = duplicate(plan.pid, fd).map_err(wrong)?;
+        let Some(before) = sockopt::socket_timeout(&socket, which(send)).map_err(|e| wrong(e.into()))? else {
+            return Ok(None);
+        };
+        sockopt::set_socket_timeout(&socket, which(send), Some(left)).map_err(|e| wrong(e.into()))?;
+        let number = plan.interrupted.map_or(0, |interrupted| interrupted.number);
+        Ok(Some(Self { socket, send, before, pid: plan.pid, tid: plan.tid, number }))
+    }
+
+    /// Puts the option back once the thread waits in its call again; gives the thread's count of switches then.
+    pub(crate) fn undo(self) -> io::Result<Option<(i32, u64)>> {
+        let path = format!("/proc/{}/task/{}", self.pid, self.tid);
+        let mut begun = None;
+        for _ in 0..LOOKS {
+            // `number args…` while it waits in a call, `running` otherwise. There is no event to wait for.
+            let call = proc::read(&format!("{path}/syscall"));
+            let number = call.ok().and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+            if number == Some(self.number) {
+                begun = voluntary_switches(self.pid, self.tid).map(|switches| (self.tid, switches));
+                break;
+            }
+            std::thread::yield_now();
+        }
+        sockopt::set_socket_timeout(&self.socket, which(self.send), Some(self.before))?;
+        Ok(begun)
+    }
+}
+
+fn voluntary_switches(pid: i32, tid: i32) -> Option<u64> {
+    let status = proc::read(&format!("/proc/{pid}/task/{tid}/status")).ok()?;
+    proc::field(&status, "voluntary_ctxt_switches")?.parse().ok()
+}
+
+/// Lets go of stopped threads as if they had never been stopped; used when a sleep is given up before memory is dropped.
+pub(crate) fn let_go(processes: Vec<Process>, plans: &[ThreadPlan]) -> Result<Vec<SocketChange>, TraceError> {
+    let plans: HashMap<i32, &ThreadPlan> = plans.iter().map(|plan| (plan.tid, plan)).collect();
+    let at = now();
+    let mut changes = Vec::new();
+    for mut thread in processes.into_iter().flat_map(|process| process.threads) {
+        if let Some(plan) = plans.get(&thread.tracee.thread()) {
+            changes.extend(plan.prepare(&mut thread, at)?);
+        }
+        thread.release()?;
+    }
+    Ok(changes)
+}

@@ -1,0 +1,95 @@
+//! What the kernel tells about processes and threads under `/proc`, read with few calls and no surprises.
+//!
+//! Source: `proc(5)`. A process may end between any two reads; callers see `NotFound` or `ESRCH` then.
+
+use std::fs;
+use std::io;
+
+/// `path`'s contents; files under `/proc` have no length to reserve for.
+pub(crate) fn read(path: &str) -> io::Result<String> {
+    let bytes = fs::read(path)?;
+    // Names of programs and files may hold any bytes; what is parsed here is ASCII.
+    Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
+/// A line of `/proc` that is not as `proc(5)` says.
+pub(crate) fn unexpected(path: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{path} is not as expected"))
+}
+
+/// From `/proc/…/stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stat {
+    /// `R`, `S`, `D`, `t`, `Z` …
+    pub(crate) state: char,
+    /// Start time in clock ticks since boot: with the id it names a process for good.
+    pub(crate) start_ticks: u64,
+}
+
+/// Reads `/proc/PID/stat` or `/proc/PID/task/TID/stat`.
+pub(crate) fn stat(path: &str) -> io::Result<Stat> {
+    let text = read(path)?;
+    // The name in parentheses may contain anything, also parentheses: the last one ends it.
+    let fields = text.rfind(')').and_then(|end| text.get(end + 2..)).ok_or_else(|| unexpected(path))?;
+    let mut fields = fields.split_ascii_whitespace();
+    let state = fields.next().and_then(|field| field.chars().next());
+    // Field 22, where the state is field 3.
+    let start_ticks = fields.nth(18).and_then(|field| field.parse().ok());
+    match (state, start_ticks) {
+        (Some(state), Some(start_ticks)) => Ok(Stat { state, start_ticks }),
+        _ => Err(unexpected(path)),
+    }
+}
+
+/// Ids of a process's threads, ascending; the first is not always the leader's.
+pub(crate) fn threads(pid: i32) -> io::Result<Vec<i32>> {
+    let mut threads = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+        if let Some(tid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) {
+            threads.push(tid);
+        }
+    }
+    threads.sort_unstable();
+    Ok(threads)
+}
+
+/// The program's name, as `ps` shows it.
+pub(crate) fn name(pid: i32) -> String {
+    read(&format!("/proc/{pid}/comm")).map_or_else(|_| "?".to_owned(), |name| name.trim_end().to_owned())
+}
+
+/// The value behind `key:` in a file of `key: value` lines.
+pub(crate) fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
+}
+
+/// What a descriptor leads to, as `/proc/PID/fd/N` shows it (`socket:[123]`, `anon_inode:[eventpoll]`, a path).
+pub(crate) fn descriptors(pid: i32) -> io::Result<Vec<(i32, String)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let entry = entry?;
+        let Some(fd) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        match fs::read_link(entry.path()) {
+            Ok(target) => found.push((fd, target.to_string_lossy().into_owned())),
+            // Closed since it was listed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_itself() {
+        let pid = std::process::id() as i32;
+        assert!(threads(pid).unwrap().contains(&pid));
+        assert!(stat(&format!("/proc/{pid}/stat")).unwrap().start_ticks > 0);
+        let status = read(&format!("/proc/{pid}/status")).unwrap();
+        assert_eq!(field(&status, "Pid"), Some(pid.to_string().as_str()));
+    }
+}

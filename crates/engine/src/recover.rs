@@ -1,0 +1,189 @@
+//! After a crash of the worker: bringing an app to a known state by its journal.
+//!
+//! | journal    | what may have happened                              | what is done                                |
+//! |------------|-----------------------------------------------------|---------------------------------------------|
+//! | `Awake`    | nothing; or frozen before the commit; or all but thawed | put interrupted calls right, thaw       |
+//! | `Dropping` | any part of its memory is gone                      | refill, registers from the image, thaw      |
+//! | `Dozing`   | all is in place; or a wake was begun                | leave it asleep                             |
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+use torpor_image::{FormatError, State};
+use torpor_linux::registers::Registers;
+
+use crate::memory::refill::refill;
+use crate::plan::{Began, Memories, ThreadPlan, let_go};
+use crate::sleep::{Asleep, Failure, Target};
+use crate::target::Phase;
+use crate::trace::stop_all;
+use crate::wait::restart::Carried;
+use crate::wake::{WakeError, open};
+use crate::watch::Watch;
+
+/// State behind the pages of an image at most; more is taken for damage.
+const MAX_STATE_BYTES: u64 = 256 << 20;
+
+/// What was made of it.
+#[derive(Debug)]
+pub enum Recovered {
+    /// It runs.
+    Running,
+    /// It dozes on.
+    Dozing(Box<Asleep>),
+}
+
+/// Why it could not be brought to a known state. It stays frozen.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    /// Its image cannot be used: its memory is lost.
+    #[error(transparent)]
+    Image(#[from] WakeError),
+    /// Something failed.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+}
+
+/// Brings an app to a known state. `watch` is its parked epoll descriptor with its sources, if it was found.
+pub fn recover(
+    target: &Target<'_>,
+    phase: Phase,
+    image: &Path,
+    watch: Option<Watch>,
+) -> Result<Recovered, RecoverError> {
+    match phase {
+        Phase::Awake => {
+            carry_on(target)?;
+            Ok(Recovered::Running)
+        }
+        Phase::Dropping { generation } => {
+            let state = read_state(target, image, generation)?;
+            bring_back(target, image, &state)?;
+            Ok(Recovered::Running)
+        }
+        Phase::Dozing { generation, wake_at } => {
+            let state = read_state(target, image, generation)?;
+            target.freezer.freeze().map_err(Failure::Freeze)?;
+            match watch {
+                Some(watch) => Ok(Recovered::Dozing(Box::new(asleep(state, watch, wake_at, image, generation)?))),
+                None => {
+                    // Nobody knows what happened meanwhile.
+                    bring_back(target, image, &state)?;
+                    Ok(Recovered::Running)
+                }
+            }
+        }
+    }
+}
+
+fn asleep(
+    state: State,
+    watch: Watch,
+    wake_at: Option<Duration>,
+    image: &Path,
+    generation: u64,
+) -> Result<Asleep, Failure> {
+    let memories = memories(&state);
+    let plans = plans(&state, &memories);
+    let image_bytes = std::fs::metadata(image).map_err(|e| Failure::Image(image.to_owned(), e))?.len();
+    Ok(Asleep {
+        state,
+        watch,
+        wake_at,
+        image: image.to_owned(),
+        generation,
+        image_bytes,
+        kept_bytes: 0,
+        memories,
+        plans,
+    })
+}
+
+/// Thaws an app whose memory is complete; threads that were interrupted go on.
+fn carry_on(target: &Target<'_>) -> Result<(), Failure> {
+    target.freezer.freeze().map_err(Failure::Freeze)?;
+    let pids = target.freezer.processes().map_err(Failure::Look)?;
+    let processes = stop_all(&pids)?;
+    let began = Began::just_now();
+    let memories = Memories::default();
+    let plans: Vec<ThreadPlan> = processes
+        .iter()
+        .flat_map(|process| process.threads.iter().map(move |thread| (process.pid, thread)))
+        .map(|(pid, thread)| ThreadPlan::of(pid, thread, &began, &memories))
+        .collect();
+    let changes = let_go(processes, &plans)?;
+    target.freezer.thaw().map_err(Failure::Freeze)?;
+    for change in changes {
+        change.undo().map_err(Failure::Look)?;
+    }
+    Ok(())
+}
+
+/// Memory and registers from the image, then thaws.
+fn bring_back(target: &Target<'_>, path: &Path, state: &State) -> Result<(), RecoverError> {
+    target.freezer.freeze().map_err(Failure::Freeze)?;
+    let pids: Vec<i32> = state.processes.iter().map(|process| process.pid).collect();
+    let mut processes = stop_all(&pids).map_err(Failure::from)?;
+    for (process, saved) in processes.iter_mut().zip(&state.processes) {
+        if process.start_ticks != saved.start_ticks {
+            let error = FormatError::Invalid("its processes are not the ones that live now");
+            return Err(WakeError::Damaged(path.to_owned(), error).into());
+        }
+        for thread in &mut process.threads {
+            let Some(saved) = saved.threads.iter().find(|saved| saved.tid == thread.tracee.thread()) else { continue };
+            thread.registers = Registers::from_words(saved.registers);
+            thread.signal_mask = saved.signal_mask;
+        }
+    }
+    let image = File::open(path).map_err(|error| WakeError::Image(path.to_owned(), error))?;
+    let mut buffer = Vec::new();
+    for process in &state.processes {
+        refill(&image, process, &mut buffer).map_err(WakeError::Refill)?;
+    }
+    target.journal.record(Phase::Awake).map_err(Failure::Journal)?;
+    let changes = let_go(processes, &plans(state, &memories(state))).map_err(Failure::from)?;
+    target.freezer.thaw().map_err(Failure::Freeze)?;
+    for change in changes {
+        change.undo().map_err(Failure::Look)?;
+    }
+    Ok(())
+}
+
+/// What the image says of the threads' waits.
+fn memories(state: &State) -> Memories {
+    let mut memories = Memories::default();
+    for thread in state.processes.iter().flat_map(|process| &process.threads) {
+        let registers = Registers::from_words(thread.registers);
+        let (Some(number), Some(wait)) = (registers.call(), thread.wait) else { continue };
+        let carried = Carried {
+            number,
+            instruction: registers.instruction(),
+            stack: registers.stack(),
+            deadline: Some(Duration::from_nanos(wait.deadline_ns)),
+            total: Duration::from_nanos(wait.total_ns),
+            unmoved: true,
+        };
+        memories.waits.insert(thread.tid, carried);
+    }
+    memories
+}
+
+fn plans(state: &State, memories: &Memories) -> Vec<ThreadPlan> {
+    let threads = state.processes.iter().flat_map(|p| p.threads.iter().map(move |thread| (p.pid, thread)));
+    threads.map(|(pid, thread)| ThreadPlan::from_image(pid, thread, memories)).collect()
+}
+
+fn read_state(target: &Target<'_>, path: &Path, generation: u64) -> Result<State, WakeError> {
+    let damaged = |error| WakeError::Damaged(path.to_owned(), error);
+    let (image, header) = open(target, path, generation)?;
+    if header.state_bytes > MAX_STATE_BYTES {
+        return Err(damaged(FormatError::Invalid("length of its state")));
+    }
+    let mut bytes = vec![0; header.state_bytes as usize];
+    image
+        .read_exact_at(&mut bytes, header.state_offset())
+        .map_err(|error| WakeError::Image(path.to_owned(), error))?;
+    State::decode(&bytes, &header).map_err(damaged)
+}

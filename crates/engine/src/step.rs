@@ -1,0 +1,142 @@
+//! The named steps of falling asleep and of waking: where time is measured, and where tests make things fail.
+
+use std::time::Instant;
+
+/// A point that has been reached. The order is the order of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Step {
+    /// Processes and areas are listed; nothing has been touched.
+    Prepared,
+    /// Every process is frozen.
+    Frozen,
+    /// Every thread is in a trace stop, and its interrupted call is put right.
+    Stopped,
+    /// The descriptors that it waits for are being watched.
+    Watched,
+    /// Memory is copied.
+    Copied,
+    /// The image is on disk under its temporary name.
+    Synced,
+    /// The image has its name and the journal says `Dropping`: the point of no return.
+    Committed,
+    /// Every thread is in the park loop.
+    Parked,
+    /// Memory is dropped.
+    Dropped,
+    /// Frozen again, every thread with its own registers, no longer traced.
+    Released,
+    /// The journal says `Dozing`.
+    Dozing,
+    /// Waking: the image is open and is the right one.
+    Opened,
+    /// Memory is back.
+    Refilled,
+    /// The journal says `Awake`.
+    Awake,
+    /// Time-outs are put right.
+    Adjusted,
+    /// Running.
+    Thawed,
+}
+
+impl Step {
+    /// All steps, in order.
+    pub const ALL: [Self; 16] = [
+        Self::Prepared,
+        Self::Frozen,
+        Self::Stopped,
+        Self::Watched,
+        Self::Copied,
+        Self::Synced,
+        Self::Committed,
+        Self::Parked,
+        Self::Dropped,
+        Self::Released,
+        Self::Dozing,
+        Self::Opened,
+        Self::Refilled,
+        Self::Awake,
+        Self::Adjusted,
+        Self::Thawed,
+    ];
+
+    /// Its name in phases, faults and documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prepared => "prepared",
+            Self::Frozen => "frozen",
+            Self::Stopped => "stopped",
+            Self::Watched => "watched",
+            Self::Copied => "copied",
+            Self::Synced => "synced",
+            Self::Committed => "committed",
+            Self::Parked => "parked",
+            Self::Dropped => "dropped",
+            Self::Released => "released",
+            Self::Dozing => "dozing",
+            Self::Opened => "opened",
+            Self::Refilled => "refilled",
+            Self::Awake => "awake",
+            Self::Adjusted => "adjusted",
+            Self::Thawed => "thawed",
+        }
+    }
+}
+
+/// An error that a test asked for at a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("fault asked for at step {}", .0.name())]
+pub struct Fault(pub Step);
+
+/// Told of every step; a fault makes the operation fail right there.
+pub trait Faults: Send + Sync {
+    /// Called when `step` has been reached.
+    fn reached(&self, step: Step) -> Result<(), Fault>;
+}
+
+/// No faults.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoFaults;
+
+impl Faults for NoFaults {
+    fn reached(&self, _step: Step) -> Result<(), Fault> {
+        Ok(())
+    }
+}
+
+/// How long each step took.
+#[derive(Clone, Debug)]
+pub struct Timings {
+    begun: Instant,
+    last: Instant,
+    steps: Vec<(Step, u64)>,
+}
+
+impl Timings {
+    pub(crate) fn begin() -> Self {
+        let now = Instant::now();
+        Self { begun: now, last: now, steps: Vec::with_capacity(Step::ALL.len()) }
+    }
+
+    pub(crate) fn reached(&mut self, step: Step, faults: &dyn Faults) -> Result<(), Fault> {
+        let now = Instant::now();
+        self.steps.push((step, now.duration_since(self.last).as_micros() as u64));
+        self.last = now;
+        faults.reached(step)
+    }
+
+    /// Each step with the microseconds since the one before.
+    pub fn steps(&self) -> &[(Step, u64)] {
+        &self.steps
+    }
+
+    /// From the beginning to the last step, microseconds.
+    pub fn total_us(&self) -> u64 {
+        self.last.duration_since(self.begun).as_micros() as u64
+    }
+
+    /// From the end of `from` to the end of `to`, microseconds; 0 if `to` was not reached.
+    pub fn between_us(&self, from: Step, to: Step) -> u64 {
+        self.steps.iter().filter(|(step, _)| *step > from && *step <= to).map(|(_, us)| us).sum()
+    }
+}

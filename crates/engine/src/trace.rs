@@ -1,0 +1,202 @@
+//! Holding every thread of an app in a trace stop, and making system calls in its processes.
+//!
+//! # Why it is safe to be killed
+//! When the tracing thread dies, its tracees go on from their registers (or stay in the freezer). So before memory is
+//! dropped, every thread's registers are set to the *park loop*: `pause` for ever, with all signals blocked, in code
+//! that lies in the unused tail of the process's vDSO. Remote calls start at the instruction before that loop and fall
+//! into it. Whatever happens to us, no instruction of the program runs while its memory is incomplete.
+//!
+//! ```text
+//! call:   syscall          remote calls are stepped over this one
+//! park:   mov eax, pause
+//!         syscall
+//!         jmp park
+//! ```
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use torpor_linux::ptrace::{Seized, StepError, StopError, Tracee};
+use torpor_linux::registers::Registers;
+
+use crate::memory::layout::areas;
+use crate::proc;
+
+const CODE: [u8; 11] = [0x0f, 0x05, 0xb8, 34, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf7];
+const PARK_OFFSET: u64 = 2;
+
+/// Why threads could not be held or made to call.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// `/proc` could not be read.
+    #[error("looking at process {0}")]
+    Look(i32, #[source] io::Error),
+    /// Attaching was refused.
+    #[error("attaching to thread {0}")]
+    Attach(i32, #[source] io::Error),
+    /// It did not stop.
+    #[error(transparent)]
+    Stop(#[from] StopError),
+    /// It waits in the kernel and cannot be stopped.
+    #[error("thread {tid} of process {pid} ({name}) waits in the kernel and cannot be stopped (vfork, or disk I/O)")]
+    Uninterruptible {
+        /// Process.
+        pid: i32,
+        /// Thread.
+        tid: i32,
+        /// Program.
+        name: String,
+    },
+    /// Registers or masks could not be read or set.
+    #[error("registers of thread {0}")]
+    Registers(i32, #[source] io::Error),
+    /// A remote call could not be made.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// A remote call failed.
+    #[error("{call} in process {pid}")]
+    Call {
+        /// Process.
+        pid: i32,
+        /// Name of the call.
+        call: &'static str,
+        /// What it answered.
+        #[source]
+        error: io::Error,
+    },
+    /// There is no place for the park loop.
+    #[error("process {0} has no vDSO with room for the park loop")]
+    NoVdso(i32),
+}
+
+/// A stopped thread with what it had when it stopped.
+#[derive(Debug)]
+pub(crate) struct Thread {
+    pub(crate) tracee: Tracee,
+    pub(crate) registers: Registers,
+    pub(crate) signal_mask: u64,
+}
+
+/// A process all of whose threads are stopped.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) pid: i32,
+    pub(crate) start_ticks: u64,
+    pub(crate) threads: Vec<Thread>,
+}
+
+/// Stops every thread of `pids`, whose cgroup is frozen, so that no new thread appears.
+pub(crate) fn stop_all(pids: &[i32]) -> Result<Vec<Process>, TraceError> {
+    let mut asked = Vec::with_capacity(pids.len());
+    for pid in pids {
+        let look = |error| TraceError::Look(*pid, error);
+        let start_ticks = proc::stat(&format!("/proc/{pid}/stat")).map_err(look)?.start_ticks;
+        let mut seized = Vec::new();
+        for tid in proc::threads(*pid).map_err(look)? {
+            match proc::stat(&format!("/proc/{pid}/task/{tid}/stat")).map_err(look)?.state {
+                // A dead leader whose threads live on cannot be attached to, and does nothing.
+                'Z' | 'X' => continue,
+                'D' => return Err(TraceError::Uninterruptible { pid: *pid, tid, name: proc::name(*pid) }),
+                _ => seized.push((tid, Seized::seize(tid).map_err(|error| TraceError::Attach(tid, error))?)),
+            }
+        }
+        asked.push((*pid, start_ticks, seized));
+    }
+    let mut processes = Vec::with_capacity(asked.len());
+    for (pid, start_ticks, seized) in asked {
+        let mut threads = Vec::with_capacity(seized.len());
+        for (tid, seized) in seized {
+            threads.push(thread(seized.stopped()?).map_err(|error| TraceError::Registers(tid, error))?);
+        }
+        processes.push(Process { pid, start_ticks, threads });
+    }
+    Ok(processes)
+}
+
+fn thread(tracee: Tracee) -> io::Result<Thread> {
+    Ok(Thread { registers: tracee.registers()?, signal_mask: tracee.signal_mask()?, tracee })
+}
+
+impl Thread {
+    /// Gives the thread these registers and remembers them as its own.
+    pub(crate) fn set_registers(&mut self, registers: Registers) -> Result<(), TraceError> {
+        self.registers = registers;
+        self.restore()
+    }
+
+    /// Gives the thread back its own registers.
+    pub(crate) fn restore(&self) -> Result<(), TraceError> {
+        let tid = self.tracee.thread();
+        self.tracee.set_registers(&self.registers).map_err(|error| TraceError::Registers(tid, error))
+    }
+
+    /// Gives it back its own registers and signal mask and lets it go.
+    pub(crate) fn release(self) -> Result<(), TraceError> {
+        let tid = self.tracee.thread();
+        let wrong = |error| TraceError::Registers(tid, error);
+        self.tracee.set_registers(&self.registers).map_err(wrong)?;
+        self.tracee.set_signal_mask(self.signal_mask).map_err(wrong)?;
+        self.tracee.detach().map_err(wrong)
+    }
+}
+
+/// Puts the park loop into a process and returns the address of the loop.
+///
+/// It is written over zeros behind the end of the vDSO's code, where nothing ever reads; the page becomes the process's
+/// own copy. Done once per address space: a second call finds it there.
+pub(crate) fn install_park_loop(pid: i32) -> Result<u64, TraceError> {
+    let look = |error| TraceError::Look(pid, error);
+    let vdso = areas(pid).map_err(look)?.into_iter().find(|area| area.name == "[vdso]");
+    let vdso = vdso.ok_or(TraceError::NoVdso(pid))?;
+    let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem")).map_err(look)?;
+    let place = vdso.end - 16;
+    let mut found = [0; CODE.len()];
+    memory.read_exact_at(&mut found, place).map_err(look)?;
+    if found == [0; CODE.len()] {
+        memory.write_all_at(&CODE, place).map_err(look)?;
+    } else if found != CODE {
+        return Err(TraceError::NoVdso(pid));
+    }
+    Ok(place + PARK_OFFSET)
+}
+
+impl Process {
+    /// Sends every thread to the park loop, with all signals blocked; its own state stays in [`Thread`].
+    pub(crate) fn park(&self, park_address: u64) -> Result<(), TraceError> {
+        for thread in &self.threads {
+            let wrong = |error| TraceError::Registers(thread.tracee.thread(), error);
+            thread.tracee.set_signal_mask(u64::MAX).map_err(wrong)?;
+            let mut parked = thread.registers;
+            parked.set_call(None);
+            parked.set_instruction(park_address);
+            thread.tracee.set_registers(&parked).map_err(wrong)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a system call in this process, which must be parked and not frozen. Gives the kernel's answer, an error number
+    /// as an error.
+    pub(crate) fn call(
+        &self,
+        park_address: u64,
+        name: &'static str,
+        number: u64,
+        arguments: &[u64],
+    ) -> Result<u64, TraceError> {
+        let Some(thread) = self.threads.first() else {
+            return Err(TraceError::Look(self.pid, io::ErrorKind::NotFound.into()));
+        };
+        let wrong = |error| TraceError::Registers(thread.tracee.thread(), error);
+        let calling = thread.registers.calling(park_address - PARK_OFFSET, number, arguments);
+        thread.tracee.set_registers(&calling).map_err(wrong)?;
+        thread.tracee.step()?;
+        let result = thread.tracee.registers().map_err(wrong)?.result();
+        // Error numbers are -4095 to -1.
+        if (-4095..0).contains(&result) {
+            let error = io::Error::from_raw_os_error(-result as i32);
+            return Err(TraceError::Call { pid: self.pid, call: name, error });
+        }
+        Ok(result as u64)
+    }
+}

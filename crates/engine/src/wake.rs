@@ -1,0 +1,146 @@
+//! Waking in place: refill, mark, adjust, thaw.
+//!
+//! Everything up to the journal's `Awake` may be done twice. The journal is written before the thaw: once the program
+//! runs, the image is old, and old memory must never be put under a program that has run on.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use torpor_image::{FormatError, HEADER_BYTES, Header};
+use torpor_linux::ptrace::Seized;
+
+use crate::memory::refill::{RefillError, refill};
+use crate::plan::{Memories, SocketChange, ThreadPlan};
+use crate::sleep::{Asleep, Failure, Target};
+use crate::step::{Fault, Step, Timings};
+use crate::target::Phase;
+use crate::trace::{Thread, TraceError};
+use crate::wait::since::now;
+
+/// Why an app was not woken. It stays asleep, with its image.
+#[derive(Debug, thiserror::Error)]
+pub enum WakeError {
+    /// The image is not what was written: the app's memory is lost.
+    #[error("image {} cannot be used", .0.display())]
+    Damaged(PathBuf, #[source] FormatError),
+    /// The image could not be opened or read.
+    #[error("image {}", .0.display())]
+    Image(PathBuf, #[source] io::Error),
+    /// Memory did not come back.
+    #[error("bringing its memory back")]
+    Refill(#[source] RefillError),
+    /// The journal could not be written.
+    #[error("writing the journal")]
+    Journal(#[source] io::Error),
+    /// A thread could not be put right.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// It could not be thawed.
+    #[error("thawing it")]
+    Thaw(#[source] io::Error),
+    /// A test asked for it.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+impl WakeError {
+    /// The memory is gone for good: trying again is of no use.
+    pub const fn is_lost(&self) -> bool {
+        matches!(self, Self::Damaged(..) | Self::Refill(RefillError::Damaged { .. }))
+    }
+}
+
+/// A woken app: small things that are done once it runs.
+#[derive(Debug)]
+pub struct Woken {
+    changes: Vec<SocketChange>,
+    memories: Memories,
+    image: PathBuf,
+}
+
+impl Woken {
+    /// Puts socket options back and removes the image. Gives back what the next sleep must know.
+    pub fn finish(self) -> Result<Memories, Failure> {
+        let mut memories = self.memories;
+        for change in self.changes {
+            memories.switches.extend(change.undo().map_err(Failure::Look)?);
+        }
+        std::fs::remove_file(&self.image).map_err(|error| Failure::Image(self.image.clone(), error))?;
+        Ok(memories)
+    }
+}
+
+/// Wakes a dozing app. `buffer` is kept by the caller between calls, so that none has to be made.
+pub fn wake(
+    target: &Target<'_>,
+    asleep: &Asleep,
+    buffer: &mut Vec<u8>,
+) -> (Result<Woken, WakeError>, Timings) {
+    let mut timings = Timings::begin();
+    let result = try_wake(target, asleep, buffer, &mut timings);
+    (result, timings)
+}
+
+fn try_wake(
+    target: &Target<'_>,
+    asleep: &Asleep,
+    buffer: &mut Vec<u8>,
+    timings: &mut Timings,
+) -> Result<Woken, WakeError> {
+    let (image, _) = open(target, &asleep.image, asleep.generation)?;
+    timings.reached(Step::Opened, target.faults)?;
+    for process in &asleep.state.processes {
+        refill(&image, process, buffer).map_err(WakeError::Refill)?;
+    }
+    timings.reached(Step::Refilled, target.faults)?;
+    target.journal.record(Phase::Awake).map_err(WakeError::Journal)?;
+    timings.reached(Step::Awake, target.faults)?;
+    // From here on an error must not keep it asleep: its memory is complete.
+    let changes = adjust(&asleep.plans);
+    timings.reached(Step::Adjusted, target.faults)?;
+    target.freezer.thaw().map_err(WakeError::Thaw)?;
+    let thawed = timings.reached(Step::Thawed, target.faults);
+    let changes = changes?;
+    thawed?;
+    Ok(Woken { changes, memories: asleep.memories.clone(), image: asleep.image.clone() })
+}
+
+/// Opens the image of this app, generation and boot.
+pub(crate) fn open(target: &Target<'_>, path: &Path, generation: u64) -> Result<(File, Header), WakeError> {
+    let wrong = |error| WakeError::Image(path.to_owned(), error);
+    let damaged = |error| WakeError::Damaged(path.to_owned(), error);
+    let image = File::open(path).map_err(wrong)?;
+    let length = image.metadata().map_err(wrong)?.len();
+    let mut bytes = [0; HEADER_BYTES as usize];
+    let known = length.min(HEADER_BYTES) as usize;
+    image.read_exact_at(&mut bytes[..known], 0).map_err(wrong)?;
+    let header = Header::decode(&bytes[..known], length).map_err(damaged)?;
+    if (header.app, header.generation, header.boot) != (target.app, generation, target.boot) {
+        return Err(damaged(FormatError::Invalid("it belongs to another app, sleep or boot")));
+    }
+    Ok((image, header))
+}
+
+/// Puts the time-outs of threads right whose calls would begin them anew.
+fn adjust(plans: &[ThreadPlan]) -> Result<Vec<SocketChange>, TraceError> {
+    let mut changes = Vec::new();
+    let mut asked = Vec::new();
+    for plan in plans.iter().filter(|plan| plan.adjusts()) {
+        let seized = Seized::seize(plan.tid).map_err(|error| TraceError::Attach(plan.tid, error))?;
+        asked.push((plan, seized));
+    }
+    for (plan, seized) in asked {
+        let wrong = |error| TraceError::Registers(plan.tid, error);
+        let tracee = seized.stopped()?;
+        let mut thread = Thread {
+            registers: tracee.registers().map_err(wrong)?,
+            signal_mask: tracee.signal_mask().map_err(wrong)?,
+            tracee,
+        };
+        changes.extend(plan.prepare(&mut thread, now())?);
+        thread.release()?;
+    }
+    Ok(changes)
+}

@@ -1,0 +1,208 @@
+//! Watching, for a sleeping app, the descriptors that it waits for.
+//!
+//! All of them are registered with one epoll descriptor per app. The registration is with the open file, so our duplicate
+//! of the descriptor is closed at once: a sleeping app costs us a single descriptor. Whoever holds the epoll descriptor
+//! learns of every event since; parked in the keeper it goes on collecting while no worker lives.
+//!
+//! Registration is edge-triggered. A descriptor that the app waits for and that is ready *now* means that the app has work:
+//! the sleep is aborted. On sockets that are watched although nothing waits for them, what lies unread already does not
+//! count, only what comes.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+use crate::proc;
+use crate::wait::sources::{Awaited, Waits};
+
+/// Events taken from the epoll descriptor in one call.
+const EVENTS: usize = 64;
+
+/// What one registration stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Process that has the descriptor.
+    pub pid: i32,
+    /// Its number there.
+    pub fd: i32,
+    /// What it is, as `/proc/PID/fd` says: `socket:[123]`, `anon_inode:[eventpoll]`.
+    pub what: String,
+    /// The app itself waits for it.
+    pub awaited: bool,
+}
+
+/// The descriptors of a sleeping app that wake it.
+#[derive(Debug)]
+pub struct Watch {
+    epoll: OwnedFd,
+    sources: Vec<Source>,
+}
+
+/// A process and what its threads wait for.
+pub(crate) struct Waiting {
+    pub(crate) pid: i32,
+    pub(crate) waits: Vec<Waits>,
+}
+
+impl Watch {
+    /// An epoll descriptor that was parked, with its sources as they were then.
+    pub const fn from_parts(epoll: OwnedFd, sources: Vec<Source>) -> Self {
+        Self { epoll, sources }
+    }
+
+    /// What is watched.
+    pub fn sources(&self) -> &[Source] {
+        &self.sources
+    }
+
+    /// The first source that had an event since the last call.
+    pub fn fired(&self) -> io::Result<Option<Source>> {
+        let mut events = Vec::with_capacity(EVENTS);
+        let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&zero))?;
+        let source = events.first().and_then(|event| self.sources.get(event.data.u64() as usize));
+        Ok(source.cloned().or_else(|| (!events.is_empty()).then(Source::unknown)))
+    }
+
+    /// Registers everything that `processes` wait for. `Err(Ready)` if something awaited is ready already.
+    pub(crate) fn build(processes: &[Waiting], single_sockets: bool) -> Result<Self, WatchError> {
+        let mut watch = Self { epoll: epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from)?, sources: Vec::new() };
+        for process in processes {
+            if !process.waits.iter().any(|waits| matches!(waits, Waits::On(_))) {
+                watch.add_all_sockets(process.pid)?;
+            }
+        }
+        // What lies there already does not count for those.
+        while watch.fired()?.is_some() {}
+        for process in processes {
+            for waits in &process.waits {
+                if let Waits::On(awaited) = waits {
+                    watch.add_awaited(process.pid, awaited, single_sockets)?;
+                }
+            }
+        }
+        match watch.fired()? {
+            Some(source) => Err(WatchError::Ready(source)),
+            None => Ok(watch),
+        }
+    }
+
+    fn add_all_sockets(&mut self, pid: i32) -> Result<(), WatchError> {
+        let process = open(pid)?;
+        for (fd, what) in proc::descriptors(pid)? {
+            if what.starts_with("socket:") {
+                let events = EventFlags::IN | EventFlags::RDHUP;
+                self.add(process.as_fd(), Source { pid, fd, what, awaited: false }, events)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_awaited(&mut self, pid: i32, awaited: &[Awaited], single_sockets: bool) -> Result<(), WatchError> {
+        let process = open(pid)?;
+        for Awaited { fd, events, epoll } in awaited {
+            let what = match std::fs::read_link(format!("/proc/{pid}/fd/{fd}")) {
+                Ok(what) => what.to_string_lossy().into_owned(),
+                // The program waits for a descriptor that it has not got; the call will say so.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error.into()),
+            };
+            match epoll.then(|| members(pid, *fd)).transpose()? {
+                Some(members) if single_sockets || members.iter().any(|member| member.timer) => {
+                    for member in members.into_iter().filter(|member| !member.timer) {
+                        let source = Source { pid, fd: member.fd, what: member.what, awaited: true };
+                        self.add(process.as_fd(), source, member.events)?;
+                    }
+                }
+                _ => self.add(process.as_fd(), Source { pid, fd: *fd, what, awaited: true }, *events)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, process: BorrowedFd<'_>, source: Source, events: EventFlags) -> Result<(), WatchError> {
+        if source.what == TIMERFD {
+            // Timers wake by their own deadline, if they are far enough away.
+            return Ok(());
+        }
+        let duplicate = match pidfd_getfd(process, source.fd, PidfdGetfdFlags::empty()) {
+            Ok(duplicate) => duplicate,
+            Err(rustix::io::Errno::BADF) => return Ok(()),
+            Err(error) => return Err(io::Error::from(error).into()),
+        };
+        let data = EventData::new_u64(self.sources.len() as u64);
+        match epoll::add(&self.epoll, &duplicate, data, events | EventFlags::ET) {
+            // Regular files are always ready and never awaited; the same file twice needs no second registration.
+            Err(rustix::io::Errno::PERM | rustix::io::Errno::EXIST) => Ok(()),
+            Err(error) => Err(io::Error::from(error).into()),
+            Ok(()) => {
+                self.sources.push(source);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Source {
+    fn unknown() -> Self {
+        Self { pid: 0, fd: -1, what: "a descriptor".to_owned(), awaited: true }
+    }
+}
+
+/// Why an app cannot be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchError {
+    /// It has work to do.
+    #[error("{} of process {} is ready", .0.what, .0.pid)]
+    Ready(Source),
+    /// The kernel refused.
+    #[error("watching descriptors")]
+    Io(#[from] io::Error),
+}
+
+const TIMERFD: &str = "anon_inode:[timerfd]";
+
+struct Member {
+    fd: i32,
+    what: String,
+    events: EventFlags,
+    timer: bool,
+}
+
+/// What an epoll descriptor of a process has registered, as `/proc/PID/fdinfo` shows it.
+fn members(pid: i32, fd: i32) -> io::Result<Vec<Member>> {
+    let mut members = Vec::new();
+    for line in proc::read(&format!("/proc/{pid}/fdinfo/{fd}"))?.lines() {
+        let Some(rest) = line.strip_prefix("tfd:") else { continue };
+        let mut fields = rest.split_ascii_whitespace();
+        let member = fields.next().and_then(|fd| fd.parse::<i32>().ok());
+        let events = fields.nth(1).and_then(|events| u32::from_str_radix(events, 16).ok());
+        let (Some(fd), Some(events)) = (member, events) else { continue };
+        let what = match std::fs::read_link(format!("/proc/{pid}/fd/{fd}")) {
+            Ok(what) => what.to_string_lossy().into_owned(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        let kinds = EventFlags::IN | EventFlags::OUT | EventFlags::PRI | EventFlags::RDHUP;
+        let events = EventFlags::from_bits_truncate(events) & kinds;
+        let timer = what == TIMERFD;
+        if !events.is_empty() {
+            members.push(Member { fd, what, events, timer });
+        }
+    }
+    Ok(members)
+}
+
+fn open(pid: i32) -> io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
+

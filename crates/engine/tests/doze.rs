@@ -1,0 +1,185 @@
+//! A real program dozes and wakes, its memory checked by itself.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::Duration;
+
+use common::{Memory, Program, private_kb};
+use torpor_engine::{
+    Abort, Asleep, Faults, Memories, NoFaults, Phase, Recovered, Request, SleepError, Step, Target, fall_asleep,
+    recover, wake,
+};
+
+const SERVER: &str = r#"
+import socket, threading, hashlib, sys, os
+data = bytearray(os.urandom(1 << 20) * 16)
+digest = hashlib.sha256(data).hexdigest()
+count = 0
+threading.Thread(target=lambda: threading.Event().wait(), daemon=True).start()
+s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen(16)
+print(s.getsockname()[1], flush=True)
+while True:
+    c, _ = s.accept()
+    c.recv(1)
+    count += 1
+    ok = hashlib.sha256(data).hexdigest() == digest
+    c.sendall(b"%d %s" % (count, b"ok" if ok else b"WRONG"))
+    c.close()
+"#;
+
+fn ask(port: u16) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.write_all(b"x").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+struct App {
+    program: Program,
+    port: u16,
+    journal: Memory,
+    folder: tempfile::TempDir,
+    generation: u64,
+    memories: Memories,
+}
+
+impl App {
+    fn start() -> Self {
+        let (program, line) = Program::start(Command::new("python3").args(["-c", SERVER]));
+        let folder = tempfile::tempdir().unwrap();
+        let port = line.parse().unwrap();
+        Self { program, port, journal: Memory::new(), folder, generation: 0, memories: Memories::default() }
+    }
+
+    fn target<'a>(&'a self, faults: &'a dyn Faults) -> Target<'a> {
+        Target { app: 7, boot: [1, 2], freezer: &self.program.group, journal: &self.journal, faults }
+    }
+
+    fn sleep(&mut self, faults: &dyn Faults) -> Result<Asleep, SleepError> {
+        self.generation += 1;
+        let abort = Abort::new().unwrap();
+        let request = Request {
+            image: self.folder.path().join(format!("{}.image", self.generation)),
+            generation: self.generation,
+            timers_over: Duration::from_secs(30),
+            single_sockets: false,
+            abort: &abort,
+            memories: &self.memories,
+        };
+        let (result, timings) = fall_asleep(&self.target(faults), &request);
+        eprintln!("sleep {:?} {:?}", timings.steps(), result.as_ref().err());
+        result
+    }
+
+    fn wake(&mut self, asleep: &Asleep) {
+        let (result, timings) = wake(&self.target(&NoFaults), asleep, &mut Vec::new());
+        eprintln!("wake {:?}", timings.steps());
+        self.memories = result.unwrap().finish().unwrap();
+    }
+}
+
+#[test]
+fn memory_leaves_and_comes_back() {
+    let mut app = App::start();
+    let pid = app.program.child.id();
+    assert_eq!(ask(app.port), "1 ok");
+    for round in 0..20 {
+        let before = private_kb(pid);
+        let asleep = app.sleep(&NoFaults).unwrap();
+        let dozing = private_kb(pid);
+        assert!(before > 16_000, "{before} kB before");
+        assert!(dozing < 64, "{dozing} kB of private memory stay");
+        assert!(asleep.state.memory_bytes() > 16 << 20);
+        assert!(matches!(app.journal.phase(), Phase::Dozing { .. }));
+        assert!(asleep.watch.fired().unwrap().is_none());
+        let client = std::thread::spawn({
+            let port = app.port;
+            move || ask(port)
+        });
+        let mut fds = [rustix::event::PollFd::new(&asleep.watch, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, None).unwrap();
+        assert!(asleep.watch.fired().unwrap().is_some());
+        app.wake(&asleep);
+        assert_eq!(client.join().unwrap(), format!("{} ok", round + 2));
+    }
+}
+
+struct FailAt(Step);
+
+impl Faults for FailAt {
+    fn reached(&self, step: Step) -> Result<(), torpor_engine::Fault> {
+        if step == self.0 { Err(torpor_engine::Fault(step)) } else { Ok(()) }
+    }
+}
+
+#[test]
+fn an_error_at_any_step_of_falling_asleep_leaves_it_running() {
+    let mut app = App::start();
+    let mut answers = 0;
+    for step in Step::ALL.into_iter().filter(|step| *step <= Step::Dozing) {
+        let error = app.sleep(&FailAt(step)).expect_err(step.name());
+        assert!(matches!(error, SleepError::Failed { .. }), "{step:?}: {error:?}");
+        assert_eq!(app.journal.phase(), Phase::Awake, "{step:?}");
+        answers += 1;
+        assert_eq!(ask(app.port), format!("{answers} ok"), "{step:?}");
+        assert_eq!(std::fs::read_dir(app.folder.path()).unwrap().count(), 0, "{step:?} leaves an image");
+    }
+}
+
+#[test]
+fn an_error_at_any_step_of_waking_leaves_it_asleep_or_awake_but_whole() {
+    let mut app = App::start();
+    let mut answers = 0;
+    for step in Step::ALL.into_iter().filter(|step| *step > Step::Dozing) {
+        let asleep = app.sleep(&NoFaults).unwrap();
+        let (result, _) = wake(&app.target(&FailAt(step)), &asleep, &mut Vec::new());
+        assert!(result.is_err(), "{step:?}");
+        let phase = app.journal.phase();
+        let recovered = recover(&app.target(&NoFaults), phase, &asleep.image.clone(), Some(asleep.watch)).unwrap();
+        if let Recovered::Dozing(asleep) = recovered {
+            app.wake(&asleep);
+        }
+        answers += 1;
+        assert_eq!(ask(app.port), format!("{answers} ok"), "{step:?}");
+    }
+}
+
+#[test]
+fn a_packet_before_the_commit_aborts() {
+    struct Knock(u16, std::sync::Mutex<Option<TcpStream>>);
+    impl Faults for Knock {
+        fn reached(&self, step: Step) -> Result<(), torpor_engine::Fault> {
+            if step == Step::Watched {
+                let mut stream = TcpStream::connect(("127.0.0.1", self.0)).unwrap();
+                stream.write_all(b"x").unwrap();
+                *self.1.lock().unwrap() = Some(stream);
+            }
+            Ok(())
+        }
+    }
+    let mut app = App::start();
+    let knock = Knock(app.port, std::sync::Mutex::new(None));
+    let error = app.sleep(&knock).expect_err("aborted");
+    assert!(matches!(error, SleepError::Aborted(_)), "{error:?}");
+    let mut answer = String::new();
+    knock.1.lock().unwrap().take().unwrap().read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "1 ok");
+}
+
+#[test]
+fn a_damaged_image_is_never_woken_from() {
+    let mut app = App::start();
+    let asleep = app.sleep(&NoFaults).unwrap();
+    let mut bytes = std::fs::read(&asleep.image).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&asleep.image, bytes).unwrap();
+    let (result, _) = wake(&app.target(&NoFaults), &asleep, &mut Vec::new());
+    assert!(result.expect_err("damaged").is_lost());
+    assert!(app.program.group.is_frozen());
+}

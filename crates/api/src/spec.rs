@@ -105,7 +105,9 @@ pub enum Source {
 }
 
 /// TCP or UDP.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
     /// TCP.
@@ -159,8 +161,13 @@ pub struct Tmpfs {
     pub size: Bytes,
 }
 
+impl Tmpfs {
+    /// The upper bound where none is given.
+    pub const DEFAULT_SIZE: Bytes = Bytes(64 << 20);
+}
+
 fn default_tmpfs_size() -> Bytes {
-    Bytes(64 << 20)
+    Tmpfs::DEFAULT_SIZE
 }
 
 /// Limits of an app; absent means no limit of its own.

@@ -73,7 +73,7 @@ pub struct ImageDefaults {
 }
 
 /// Progress of long work, for a terminal.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Progress {
     /// What is being done: `pulling layer sha256:12ab…`.
     pub what: String,

@@ -1,0 +1,175 @@
+//! Every call of the API, by name.
+
+use hyper::Method;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{Client, ClientError, Lines, segment, with_query};
+use crate::units::Span;
+use crate::view::{AppDetail, AppStatus, Check, Event, Explanation, Stats, StoredImage};
+use crate::wire::{EventQuery, ImageRequest, LogQuery, Version, WorkLine};
+use crate::worker::{LogLine, Progress};
+
+/// What can be done to an app without more words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AppAction {
+    /// Start it.
+    Start,
+    /// Put it to sleep.
+    Sleep,
+    /// Wake it.
+    Wake,
+    /// Keep it awake.
+    Pin,
+    /// No longer keep it awake.
+    Unpin,
+}
+
+impl AppAction {
+    /// Last segment of its path.
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Sleep => "sleep",
+            Self::Wake => "wake",
+            Self::Pin => "pin",
+            Self::Unpin => "unpin",
+        }
+    }
+}
+
+impl Client {
+    /// Version of the daemon.
+    pub async fn version(&self) -> Result<Version, ClientError> {
+        self.get("/v1/version").await
+    }
+
+    /// What the machine offers and lacks.
+    pub async fn doctor(&self) -> Result<Vec<Check>, ClientError> {
+        self.get("/v1/doctor").await
+    }
+
+    /// Rests every app, removes what Torpor set up, ends the daemon.
+    pub async fn teardown(&self) -> Result<(), ClientError> {
+        self.no_content(Method::POST, "/v1/teardown").await
+    }
+
+    /// Makes and starts an app from a sparse document (see [`crate::document`]).
+    pub async fn create(&self, document: &Value, progress: impl FnMut(Progress)) -> Result<AppStatus, ClientError> {
+        match self.work("/v1/apps?progress=true", document, progress).await? {
+            WorkLine::Done(status) => Ok(*status),
+            _ => Err(ClientError::CutOff),
+        }
+    }
+
+    /// Stores a source under a name.
+    pub async fn store_image(
+        &self,
+        request: &ImageRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<String, ClientError> {
+        match self.work("/v1/images?progress=true", request, progress).await? {
+            WorkLine::Stored(name) => Ok(name),
+            _ => Err(ClientError::CutOff),
+        }
+    }
+
+    async fn work(
+        &self,
+        path: &str,
+        body: &(impl Serialize + Sync),
+        mut progress: impl FnMut(Progress),
+    ) -> Result<WorkLine, ClientError> {
+        let body = serde_json::to_vec(body).map_err(ClientError::Encode)?;
+        let mut lines = Lines::<WorkLine>::new(self.send(Method::POST, path, Some(body), &[]).await?);
+        loop {
+            match lines.next().await? {
+                Some(WorkLine::Progress(step)) => progress(step),
+                Some(WorkLine::Error(error)) => return Err(ClientError::Refused(error)),
+                Some(last) => return Ok(last),
+                None => return Err(ClientError::CutOff),
+            }
+        }
+    }
+
+    /// All apps.
+    pub async fn apps(&self) -> Result<Vec<AppStatus>, ClientError> {
+        self.get("/v1/apps").await
+    }
+
+    /// All about one app.
+    pub async fn inspect(&self, app: &str) -> Result<AppDetail, ClientError> {
+        self.get(&format!("/v1/apps/{}", segment(app))).await
+    }
+
+    /// Removes an app; with `force` kills it first.
+    pub async fn remove(&self, app: &str, force: bool) -> Result<(), ClientError> {
+        self.no_content(Method::DELETE, &format!("/v1/apps/{}?force={force}", segment(app))).await
+    }
+
+    /// Does something to an app; returns how it is then.
+    pub async fn act(&self, app: &str, action: AppAction) -> Result<AppStatus, ClientError> {
+        let path = format!("/v1/apps/{}/{}", segment(app), action.path());
+        self.call(Method::POST, &path, None::<&()>).await
+    }
+
+    /// Stops an app.
+    pub async fn stop(&self, app: &str, grace: Option<Span>) -> Result<AppStatus, ClientError> {
+        self.call(Method::POST, &graceful(app, "stop", grace), None::<&()>).await
+    }
+
+    /// Stops and starts an app.
+    pub async fn restart(&self, app: &str, grace: Option<Span>) -> Result<AppStatus, ClientError> {
+        self.call(Method::POST, &graceful(app, "restart", grace), None::<&()>).await
+    }
+
+    /// What one app costs.
+    pub async fn stats(&self, app: &str) -> Result<Stats, ClientError> {
+        self.get(&format!("/v1/apps/{}/stats", segment(app))).await
+    }
+
+    /// What all apps cost.
+    pub async fn all_stats(&self) -> Result<Vec<Stats>, ClientError> {
+        self.get("/v1/stats").await
+    }
+
+    /// Why an app is where it is.
+    pub async fn explain(&self, app: &str) -> Result<Explanation, ClientError> {
+        self.get(&format!("/v1/apps/{}/explain", segment(app))).await
+    }
+
+    /// An app's output.
+    pub async fn logs(&self, app: &str, query: &LogQuery) -> Result<Lines<LogLine>, ClientError> {
+        let mut pairs = vec![("follow", query.follow.to_string())];
+        pairs.extend(query.tail.map(|tail| ("tail", tail.to_string())));
+        self.lines(&with_query(&format!("/v1/apps/{}/logs", segment(app)), &pairs)).await
+    }
+
+    /// What happened, and with `follow` what happens.
+    pub async fn events(&self, query: &EventQuery) -> Result<Lines<Event>, ClientError> {
+        let mut pairs = vec![("follow", query.follow.to_string())];
+        pairs.extend(query.since.map(|since| ("since", since.to_string())));
+        pairs.extend(query.tail.map(|tail| ("tail", tail.to_string())));
+        pairs.extend(query.app.clone().map(|app| ("app", app)));
+        self.lines(&with_query("/v1/events", &pairs)).await
+    }
+
+    async fn lines<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<Lines<T>, ClientError> {
+        Ok(Lines::new(self.send(Method::GET, path, None, &[]).await?))
+    }
+
+    /// Stored images.
+    pub async fn images(&self) -> Result<Vec<StoredImage>, ClientError> {
+        self.get("/v1/images").await
+    }
+
+    /// Removes a stored image.
+    pub async fn remove_image(&self, name: &str) -> Result<(), ClientError> {
+        self.no_content(Method::DELETE, &format!("/v1/images/{}", segment(name))).await
+    }
+}
+
+fn graceful(app: &str, action: &str, grace: Option<Span>) -> String {
+    let pairs: Vec<_> = grace.map(|grace| ("grace", grace.to_string())).into_iter().collect();
+    with_query(&format!("/v1/apps/{}/{action}", segment(app)), &pairs)
+}

@@ -1,0 +1,95 @@
+//! Why the hub cannot start or cannot keep its state.
+
+use std::io;
+use std::path::PathBuf;
+
+use torpor_api::ApiError;
+
+/// Why the hub cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// A directory or file cannot be made or changed.
+    #[error("cannot prepare {}", path.display())]
+    Prepare {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Another daemon uses the same state.
+    #[error("torpor already runs on {} (process {holder})", path.display())]
+    AlreadyRunning {
+        /// The data directory.
+        path: PathBuf,
+        /// Who: its process id, as it wrote it.
+        holder: String,
+    },
+    /// The database.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Socket or address.
+        address: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why the database did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// It cannot be opened.
+    #[error("cannot open the database {}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: sqlx::Error,
+    },
+    /// Its tables cannot be brought up to date.
+    #[error("cannot bring the database {} up to date", path.display())]
+    Migrate {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: sqlx::migrate::MigrateError,
+    },
+    /// A query failed.
+    #[error("the database failed to {what}")]
+    Query {
+        /// What was tried.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: sqlx::Error,
+    },
+    /// A stored value makes no sense to this version.
+    #[error("the database holds a {column} of app `{app}` that this version cannot read")]
+    Value {
+        /// Which column.
+        column: &'static str,
+        /// Of which app, or of which event.
+        app: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A value cannot be written as JSON.
+    #[error("cannot write {0} as json")]
+    Encode(&'static str, #[source] serde_json::Error),
+    /// The system gave no random numbers.
+    #[error("the system gives no random numbers for an id")]
+    Random(#[source] getrandom::Error),
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        Self::internal(&error)
+    }
+}

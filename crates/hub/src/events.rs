@@ -1,0 +1,183 @@
+//! What happened: recorded in order, kept in the database, handed to those who follow.
+//!
+//! ```text
+//!   worker's stream ─┐
+//!                    ├─▶ Recorder (one task) ──▶ events table ──▶ broadcast ──▶ followers
+//!   hub's own ───────┘        numbers them          kept            lossy        re-read what they missed
+//! ```
+//! An event is broadcast only after it is stored, so a follower that falls behind, or comes back with `since`, misses none
+//! of those still kept. A crash loses at most the events that were not stored yet.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Weak};
+
+use futures_core::Stream;
+use futures_util::StreamExt;
+use futures_util::stream;
+use jiff::Timestamp;
+use serde_json::Value;
+use tokio::sync::{broadcast, mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use torpor_api::events as kinds;
+use torpor_api::view::Event;
+use torpor_api::wire::EventQuery;
+use torpor_api::worker::BoxStream;
+use tracing::error;
+
+use crate::error::StoreError;
+use crate::hub::Hub;
+use crate::store::Store;
+
+/// Events of the hub's own that may wait for the recorder.
+const WAITING: usize = 256;
+/// Events that a follower may be behind before it re-reads them from the database.
+const BEHIND: usize = 1024;
+/// Most events stored in one transaction.
+const BATCH: usize = 256;
+/// Events read from the database at a time.
+const PAGE: u32 = 512;
+
+/// Where events go in and come out.
+#[derive(Debug)]
+pub(crate) struct EventLog {
+    store: Store,
+    own: mpsc::Sender<Event>,
+    stored: broadcast::Sender<Arc<Event>>,
+    /// Ends the recorder once it has nothing left to store.
+    enough: watch::Sender<bool>,
+    /// False once the recorder has ended.
+    recording: watch::Receiver<bool>,
+}
+
+/// The task that stores events.
+pub(crate) struct Recorder {
+    store: Store,
+    own: mpsc::Receiver<Event>,
+    stored: broadcast::Sender<Arc<Event>>,
+    enough: watch::Receiver<bool>,
+    recording: watch::Sender<bool>,
+}
+
+impl EventLog {
+    pub(crate) fn new(store: Store) -> (Self, Recorder) {
+        let (own, own_out) = mpsc::channel(WAITING);
+        let (stored, _) = broadcast::channel(BEHIND);
+        let (enough, enough_out) = watch::channel(false);
+        let (recording_in, recording) = watch::channel(true);
+        let recorder = Recorder {
+            store: store.clone(),
+            own: own_out,
+            stored: stored.clone(),
+            enough: enough_out,
+            recording: recording_in,
+        };
+        (Self { store, own, stored, enough, recording }, recorder)
+    }
+
+    /// Notes something that the hub did itself.
+    pub(crate) async fn note(&self, app: &str, kind: &str, message: String, fields: BTreeMap<String, Value>) {
+        let event = Event { seq: 0, at: Timestamp::now(), app: app.to_owned(), kind: kind.to_owned(), message, fields };
+        if self.own.send(event).await.is_err() {
+            error!(app, kind, "an event came after the recorder ended");
+        }
+    }
+
+    /// Ends the recorder and waits until it has stored what it had.
+    pub(crate) async fn end(&self) {
+        self.enough.send_replace(true);
+        let mut recording = self.recording.clone();
+        // An error means that the recorder is gone: flushed as well.
+        let _ = recording.wait_for(|recording| !*recording).await;
+    }
+
+    /// The events that a query asks for.
+    pub(crate) async fn read(&self, query: EventQuery) -> Result<impl Stream<Item = Event> + Send + use<>, StoreError> {
+        // Subscribed before the first read, so that nothing falls between.
+        let follow = query.follow.then(|| self.stored.subscribe());
+        let tail = match query.tail {
+            Some(count) => self.store.events_tail(count, query.app.as_deref()).await?,
+            None => 0,
+        };
+        let last = query.since.unwrap_or(0).max(tail);
+        let reader =
+            Reader { store: self.store.clone(), app: query.app, last, page: VecDeque::new(), behind: true, follow };
+        Ok(stream::unfold(reader, |mut reader| async move { reader.next().await.map(|event| (event, reader)) }))
+    }
+}
+
+/// One reader: first pages from the database, then what is broadcast, then pages again where it fell behind.
+struct Reader {
+    store: Store,
+    app: Option<String>,
+    last: u64,
+    page: VecDeque<Event>,
+    behind: bool,
+    follow: Option<broadcast::Receiver<Arc<Event>>>,
+}
+
+impl Reader {
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.page.pop_front() {
+                self.last = event.seq;
+                return Some(event);
+            }
+            if self.behind {
+                match self.store.events_after(self.last, self.app.as_deref(), PAGE).await {
+                    Ok(page) => {
+                        self.behind = page.len() == PAGE as usize;
+                        self.page = page.into();
+                    }
+                    Err(problem) => {
+                        error!(error = torpor_api::error::chain(&problem), "cannot read events");
+                        return None;
+                    }
+                }
+                continue;
+            }
+            match self.follow.as_mut()?.recv().await {
+                Ok(event) if event.seq <= self.last => {}
+                Ok(event) if self.app.as_ref().is_some_and(|app| *app != event.app) => {}
+                Ok(event) => {
+                    self.last = event.seq;
+                    return Some(Event::clone(&event));
+                }
+                Err(broadcast::error::RecvError::Lagged(_)) => self.behind = true,
+                Err(broadcast::error::RecvError::Closed) => return None,
+            }
+        }
+    }
+}
+
+impl Recorder {
+    /// Stores events until it is told to end, then those that are already there.
+    pub(crate) async fn run(self, worker: BoxStream<Event>, hub: Weak<Hub>) {
+        let Self { store, own, stored, mut enough, recording } = self;
+        // The hub's own channel never ends before the hub; a worker's stream that ends must not end it.
+        let merged = stream::select(worker, ReceiverStream::new(own));
+        let mut batches = std::pin::pin!(merged.ready_chunks(BATCH));
+        loop {
+            let next = tokio::select! {
+                biased;
+                next = batches.next() => next,
+                _ = enough.wait_for(|enough| *enough) => break,
+            };
+            let Some(mut events) = next else { break };
+            if let Err(problem) = store.append_events(&mut events).await {
+                error!(error = torpor_api::error::chain(&problem), lost = events.len(), "cannot store events");
+                continue;
+            }
+            for event in events {
+                if event.kind == kinds::EXITED
+                    && let Some(hub) = hub.upgrade()
+                {
+                    let app = event.app.clone();
+                    tokio::spawn(async move { hub.settle(&app).await });
+                }
+                // An error means that nobody follows.
+                let _ = stored.send(Arc::new(event));
+            }
+        }
+        recording.send_replace(false);
+    }
+}

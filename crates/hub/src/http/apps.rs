@@ -1,0 +1,175 @@
+//! Routes of apps.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+use torpor_api::spec::AppSpec;
+use torpor_api::units::Span;
+use torpor_api::view::{AppDetail, AppStatus, Explanation, Stats};
+use torpor_api::wire::{NDJSON, ProgressQuery, RemoveQuery, StopQuery, WorkLine};
+use torpor_api::{ApiError, ErrorKind};
+
+use super::App;
+use super::extract::{Failure, Json, Named, Params, carried_through};
+use super::streams;
+
+/// All apps by name.
+#[utoipa::path(get, path = "/v1/apps", tag = "apps",
+    responses((status = 200, body = Vec<AppStatus>, description = "Their states."),
+        (status = "default", body = ApiError, description = "Why not.")))]
+pub(super) async fn list(State(hub): State<App>) -> Result<axum::Json<Vec<AppStatus>>, Failure> {
+    Ok(axum::Json(hub.statuses().await?))
+}
+
+/// Makes and starts an app.
+///
+/// The body is an app's description; keys that it leaves out have their defaults, those of `idle` the daemon's own.
+#[utoipa::path(post, path = "/v1/apps", tag = "apps", params(ProgressQuery), request_body = AppSpec,
+    responses((status = 201, body = AppStatus, description = "Made and running."),
+        (status = 200, content_type = NDJSON, body = WorkLine, description = "With `progress`: how far it is, then its end."),
+        (status = "default", body = ApiError, description = "Why not; nothing was left behind.")))]
+pub(super) async fn create(
+    State(hub): State<App>,
+    Params(query): Params<ProgressQuery>,
+    Json(document): Json<Value>,
+) -> Result<Response, Failure> {
+    let prepared = hub.prepare(document).await?;
+    let lines = streams::work(move |reports| async move {
+        hub.create(prepared, reports).await.map(|status| WorkLine::Done(Box::new(status)))
+    });
+    if query.progress {
+        return Ok(streams::ndjson(lines));
+    }
+    match streams::quiet(lines).await? {
+        WorkLine::Done(status) => Ok((StatusCode::CREATED, axum::Json(*status)).into_response()),
+        line => Err(unexpected(&line)),
+    }
+}
+
+pub(super) fn unexpected(line: &WorkLine) -> Failure {
+    Failure(ApiError::new(ErrorKind::Internal, format!("the work ended with {line:?}")))
+}
+
+/// All about one app.
+#[utoipa::path(get, path = "/v1/apps/{name}", tag = "apps", params(("name" = String, Path, description = "Name or id.")),
+    responses((status = 200, body = AppDetail, description = "Its state and description."),
+        (status = "default", body = ApiError, description = "Why not.")))]
+pub(super) async fn inspect(State(hub): State<App>, Named(app): Named) -> Result<axum::Json<AppDetail>, Failure> {
+    Ok(axum::Json(hub.detail(&app).await?))
+}
+
+/// Removes an app and all its files.
+#[utoipa::path(delete, path = "/v1/apps/{name}", tag = "apps",
+    params(("name" = String, Path, description = "Name or id."), RemoveQuery),
+    responses((status = 204, description = "Removed."), (status = "default", body = ApiError, description = "Why not.")))]
+pub(super) async fn remove(
+    State(hub): State<App>,
+    Named(app): Named,
+    Params(query): Params<RemoveQuery>,
+) -> Result<StatusCode, Failure> {
+    carried_through(async move { hub.remove(&app, query.force).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+type Changed = Result<axum::Json<AppStatus>, Failure>;
+
+async fn change<F>(hub: App, app: String, run: impl FnOnce(App, String) -> F) -> Changed
+where
+    F: Future<Output = Result<AppStatus, ApiError>> + Send + 'static,
+{
+    carried_through(run(hub, app)).await.map(axum::Json)
+}
+
+/// Starts a stopped app.
+#[utoipa::path(post, path = "/v1/apps/{name}/start", tag = "apps", params(("name" = String, Path, description = "Name or id.")),
+    responses((status = 200, body = AppStatus, description = "Running."),
+        (status = "default", body = ApiError, description = "Why not.")))]
+pub(super) async fn start(State(hub): State<App>, Named(app): Named) -> Changed {
+    change(hub, app, |hub, app| async move { hub.start(&app).await }).await
+}
+
+/// Asks an app to end, and kills it after `grace`.
+#[utoipa::path(post, path = "/v1/apps/{name}/stop", tag = "apps",
+    params(("name" = String, Path, description = "Name or id."), StopQuery),
+    responses((status = 200, body = AppStatus, description = "Stopped."),
+        (status = "default", body = ApiError, description = "Why not.")))]
+pub(super) async fn stop(State(hub): State<App>, Named(app): Named, Params(query): Params<StopQuery>) -> Changed {
+    let grace = grace(query)?;
+    change(hub, app, move |hub, app| async move { hub.stop(&app, grace.0).await }).await
+}
+
+/// Stops an app if it runs, and starts it.
+#[utoipa::path(post, path = "/v1/apps/{name}/restart", tag = "apps",
+    params(("name" = String, Path, description = "Name or id."), StopQuery),
+    responses((status = 200, body = AppStatus, description = "Running."),
+        (status = "default", body = ApiError, description = "Why not.")))]
+pub(super) async fn restart(State(hub): State<App>, Named(app): Named, Params(query): Params<StopQuery>) -> Changed {
+    let grace = grace(query)?;
+    change(hub, app, move |hub, app| async move { hub.restart(&app, grace.0).await }).await
+}
+
+fn grace(query: StopQuery) -> Result<Span, Failure> {
+    let grace = query.grace.unwrap_or(StopQuery::DEFAULT_GRACE);
+    if grace > StopQuery::LONGEST_GRACE {
+        let message = format!("a grace of {grace} is longer than {}", StopQuery::LONGEST_GRACE);
+        return Err(ApiError::new(ErrorKind::Invalid, message).into());
+    }
+    Ok(grace)
+}
+
+/// Puts an app to sleep.
+#[utoipa::path(post, path = "/v1/apps/{name}/sleep", tag = "apps", params(("name" = String, Path, description = "Name or id.")),
+    responses((status = 200, body = AppStatus, description = "Asleep."),
+        (status = "default", body = ApiError, description = "Why not.")))]
+pub(super) async fn sleep(State(hub): State<App>, Named(app): Named) -> Changed {
+    change(hub, app, |hub, app| async move { hub.sleep(&app).await }).await
+}
+
+/// Wakes an app.
+#[utoipa::path(post, path = "/v1/apps/{name}/wake", tag = "apps", params(("name" = String, Path, description = "Name or id.")),
+    responses((status = 200, body = AppStatus, description = "Running."),
+        (status = "default", body = ApiError, description = "Why not.")))]
+pub(super) async fn wake(State(hub): State<App>, Named(app): Named) -> Changed {
+    change(hub, app, |hub, app| async move { hub.wake(&app).await }).await
+}
+
+/// Keeps an app awake.
+#[utoipa::path(post, path = "/v1/apps/{name}/pin", tag = "apps", params(("name" = String, Path, description = "Name or id.")),
+    responses((status = 200, body = AppStatus, description = "Pinned."),
+        (status = "default", body = ApiError, description = "Why not.")))]
+pub(super) async fn pin(State(hub): State<App>, Named(app): Named) -> Changed {
+    change(hub, app, |hub, app| async move { hub.pin(&app, true).await }).await
+}
+
+/// No longer keeps an app awake.
+#[utoipa::path(post, path = "/v1/apps/{name}/unpin", tag = "apps", params(("name" = String, Path, description = "Name or id.")),
+    responses((status = 200, body = AppStatus, description = "No longer pinned."),
+        (status = "default", body = ApiError, description = "Why not.")))]
+pub(super) async fn unpin(State(hub): State<App>, Named(app): Named) -> Changed {
+    change(hub, app, |hub, app| async move { hub.pin(&app, false).await }).await
+}
+
+/// What an app costs, measured from the kernel.
+#[utoipa::path(get, path = "/v1/apps/{name}/stats", tag = "apps", params(("name" = String, Path, description = "Name or id.")),
+    responses((status = 200, body = Stats, description = "Numbers."),
+        (status = "default", body = ApiError, description = "Why not.")))]
+pub(super) async fn stats(State(hub): State<App>, Named(app): Named) -> Result<axum::Json<Stats>, Failure> {
+    Ok(axum::Json(hub.stats(&app).await?))
+}
+
+/// What all apps cost.
+#[utoipa::path(get, path = "/v1/stats", tag = "apps",
+    responses((status = 200, body = Vec<Stats>, description = "Numbers by app."),
+        (status = "default", body = ApiError, description = "Why not.")))]
+pub(super) async fn all_stats(State(hub): State<App>) -> Result<axum::Json<Vec<Stats>>, Failure> {
+    Ok(axum::Json(hub.all_stats().await?))
+}
+
+/// Why an app is where it is, and what its last sleeps and wakes took.
+#[utoipa::path(get, path = "/v1/apps/{name}/explain", tag = "apps", params(("name" = String, Path, description = "Name or id.")),
+    responses((status = 200, body = Explanation, description = "In words and numbers."),
+        (status = "default", body = ApiError, description = "Why not.")))]
+pub(super) async fn explain(State(hub): State<App>, Named(app): Named) -> Result<axum::Json<Explanation>, Failure> {
+    Ok(axum::Json(hub.explain(&app).await?))
+}

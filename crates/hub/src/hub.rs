@@ -1,0 +1,143 @@
+//! The hub itself: opening, taking over apps at the start, closing.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::watch;
+use torpor_api::spec::Idle;
+use torpor_api::worker::{AppRecord, Desired, WorkerPort};
+use torpor_api::{ApiError, ErrorKind};
+use tracing::{error, info, warn};
+
+use crate::error::HubError;
+use crate::events::EventLog;
+use crate::instance::InstanceLock;
+use crate::locks::AppLocks;
+use crate::reserve::Reservations;
+use crate::store::{Phase, Row, Store};
+
+/// Name of the database in the data directory.
+const DATABASE: &str = "torpor.db";
+
+/// What a hub needs to know.
+#[derive(Clone, Debug)]
+pub struct HubOptions {
+    /// Name of the instance.
+    pub instance: String,
+    /// Where its state is; made with mode 0700 if it is not there.
+    pub data_dir: PathBuf,
+    /// Idle policy of apps that say nothing of their own.
+    pub idle: Idle,
+}
+
+/// The control plane over one worker.
+pub struct Hub {
+    pub(crate) options: HubOptions,
+    pub(crate) store: Store,
+    pub(crate) worker: Arc<dyn WorkerPort>,
+    pub(crate) reserved: Reservations,
+    pub(crate) locks: AppLocks,
+    pub(crate) events: EventLog,
+    /// Why the worker does not know an app, for those that it refused to take over.
+    pub(crate) troubles: Mutex<HashMap<String, ApiError>>,
+    /// True once the hub is closing; streams and loops end then.
+    pub(crate) closing: watch::Sender<bool>,
+    _lock: InstanceLock,
+}
+
+impl Hub {
+    /// Opens the state, finishes what a crash cut off, and has the worker take over every app.
+    ///
+    /// An app that cannot be taken over does not keep the others from it: it is logged and shown with the reason.
+    pub async fn open(options: HubOptions, worker: Arc<dyn WorkerPort>) -> Result<Arc<Self>, HubError> {
+        let lock = InstanceLock::take(&options.data_dir)?;
+        let store = Store::open(&options.data_dir.join(DATABASE)).await?;
+        let (closing, _) = watch::channel(false);
+        let (events, recorder) = EventLog::new(store.clone());
+        let hub = Arc::new(Self {
+            options,
+            store,
+            worker,
+            reserved: Reservations::default(),
+            locks: AppLocks::default(),
+            events,
+            troubles: Mutex::default(),
+            closing,
+            _lock: lock,
+        });
+        // Subscribed before the first app is taken over, so that nothing of it is missed.
+        let worker_events = hub.worker.events();
+        tokio::spawn(recorder.run(worker_events, Arc::downgrade(&hub)));
+        for row in hub.store.all_apps().await? {
+            hub.take_over(row).await;
+        }
+        Ok(hub)
+    }
+
+    async fn take_over(&self, row: Row) {
+        let name = row.record.spec.name.clone();
+        if row.phase == Phase::Ready {
+            match self.adopt(row.record).await {
+                Ok(()) => info!(app = name, "taken over"),
+                Err(problem) => error!(app = name, error = %problem, "cannot take over the app"),
+            }
+            return;
+        }
+        let record = AppRecord { desired: Desired::Down, ..row.record };
+        let id = record.id.clone();
+        if let Err(problem) = self.adopt(record).await {
+            // Removing may still work: it is what decides.
+            warn!(app = name, error = %problem, "cannot take over an unfinished app");
+        }
+        match self.discard(&id).await {
+            Ok(()) => info!(app = name, "an unfinished app was taken away"),
+            Err(problem) => error!(app = name, error = %problem, "cannot take away an unfinished app"),
+        }
+    }
+
+    /// Makes an app known to the worker, and remembers why not.
+    pub(crate) async fn adopt(&self, record: AppRecord) -> Result<(), ApiError> {
+        let id = record.id.clone();
+        let result = self.worker.adopt(record).await;
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        match &result {
+            Ok(()) => drop(troubles.remove(&id)),
+            Err(problem) => drop(troubles.insert(id, problem.clone())),
+        }
+        result
+    }
+
+    /// Ends an app at once and removes it from the worker and the store; one the worker does not know counts as removed.
+    pub(crate) async fn discard(&self, id: &str) -> Result<(), ApiError> {
+        unknown_is_fine(self.worker.stop(id, std::time::Duration::ZERO).await)?;
+        unknown_is_fine(self.worker.remove(id).await)?;
+        self.store.delete_app(id).await?;
+        self.troubles.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        Ok(())
+    }
+
+    /// Resolves when the hub is closing.
+    pub(crate) fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut closing = self.closing.subscribe();
+        async move {
+            // An error means that the hub is gone: closed as well.
+            let _ = closing.wait_for(|closing| *closing).await;
+        }
+    }
+
+    /// Ends streams and loops, writes out the last events and closes the database. Apps are left alone.
+    pub async fn close(&self) {
+        self.closing.send_replace(true);
+        self.events.end().await;
+        self.store.close().await;
+    }
+}
+
+/// An app that the worker does not know needs nothing done.
+fn unknown_is_fine(result: Result<(), ApiError>) -> Result<(), ApiError> {
+    match result {
+        Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,181 @@
+//! Changes of an app that is there: start, stop, restart, pin, remove, sleep, wake.
+//!
+//! What is wanted is written first, then done; if doing fails at once, the wish is taken back. Sleeping and waking change
+//! nothing that is wanted and take no lock: a wake must not wait for a slow stop.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use torpor_api::view::{AppStatus, State};
+use torpor_api::worker::{AppRecord, Desired};
+use torpor_api::{ApiError, ErrorKind, events};
+use tracing::{debug, warn};
+
+use crate::hub::Hub;
+use crate::store::{Phase, Row};
+
+impl Hub {
+    /// The row of an app, or an error that says which names there are to choose from.
+    pub(crate) async fn row(&self, app: &str) -> Result<Row, ApiError> {
+        self.store.find_app(app).await?.ok_or_else(|| {
+            let shown = torpor_api::validate::shown(app);
+            ApiError::new(ErrorKind::NotFound, format!("there is no app `{shown}`"))
+                .with_hint("torpor ps lists the apps")
+        })
+    }
+
+    /// The row of an app once nobody else changes it; changed only through this.
+    async fn locked(&self, app: &str) -> Result<(Row, tokio::sync::OwnedMutexGuard<()>), ApiError> {
+        let id = self.row(app).await?.record.id;
+        let guard = self.locks.lock(&id).await;
+        match self.store.find_app(&id).await? {
+            Some(row) if row.record.id == id => Ok((row, guard)),
+            // Removed while we waited.
+            _ => Err(self.row(app).await.err().unwrap_or_else(|| {
+                ApiError::new(ErrorKind::Conflict, format!("app `{app}` was made anew in this moment; try again"))
+            })),
+        }
+    }
+
+    /// Starts a stopped app.
+    pub(crate) async fn start(&self, app: &str) -> Result<AppStatus, ApiError> {
+        let (row, _guard) = self.locked(app).await?;
+        self.start_locked(&row).await?;
+        self.worker.status(&row.record.id).await
+    }
+
+    async fn start_locked(&self, row: &Row) -> Result<(), ApiError> {
+        let record = &row.record;
+        if row.phase != Phase::Ready {
+            let message = format!("app `{}` was not removed completely", record.spec.name);
+            return Err(ApiError::new(ErrorKind::Conflict, message)
+                .with_hint(format!("remove the rest with: torpor rm -f {}", record.spec.name)));
+        }
+        self.store.set_desired(&record.id, Desired::Up).await?;
+        let mut result = self.worker.start(&record.id).await;
+        if result.as_ref().is_err_and(|error| error.kind == ErrorKind::NotFound) {
+            // It could not be taken over when the hub started; perhaps the cause is gone.
+            result = match self.adopt(AppRecord { desired: Desired::Down, ..record.clone() }).await {
+                Ok(()) => self.worker.start(&record.id).await,
+                Err(error) => Err(error),
+            };
+        }
+        if result.is_err() && record.desired == Desired::Down {
+            self.store.set_desired(&record.id, Desired::Down).await?;
+        }
+        result
+    }
+
+    /// Stops an app; kills it after `grace`.
+    pub(crate) async fn stop(&self, app: &str, grace: Duration) -> Result<AppStatus, ApiError> {
+        let (row, _guard) = self.locked(app).await?;
+        self.stop_locked(&row.record, grace).await?;
+        self.worker.status(&row.record.id).await
+    }
+
+    async fn stop_locked(&self, record: &AppRecord, grace: Duration) -> Result<(), ApiError> {
+        self.store.set_desired(&record.id, Desired::Down).await?;
+        let result = self.worker.stop(&record.id, grace).await;
+        if result.is_err() && record.desired == Desired::Up {
+            self.store.set_desired(&record.id, Desired::Up).await?;
+        }
+        result
+    }
+
+    /// Stops an app if it runs, and starts it.
+    pub(crate) async fn restart(&self, app: &str, grace: Duration) -> Result<AppStatus, ApiError> {
+        let (row, _guard) = self.locked(app).await?;
+        if self.worker.status(&row.record.id).await?.state != State::Stopped {
+            self.stop_locked(&row.record, grace).await?;
+        }
+        self.start_locked(&row).await?;
+        self.worker.status(&row.record.id).await
+    }
+
+    /// Puts an app to sleep.
+    pub(crate) async fn sleep(&self, app: &str) -> Result<AppStatus, ApiError> {
+        let id = self.row(app).await?.record.id;
+        self.worker.sleep(&id).await?;
+        self.worker.status(&id).await
+    }
+
+    /// Wakes an app.
+    pub(crate) async fn wake(&self, app: &str) -> Result<AppStatus, ApiError> {
+        let id = self.row(app).await?.record.id;
+        self.worker.wake(&id).await?;
+        self.worker.status(&id).await
+    }
+
+    /// Keeps an app awake, or no longer.
+    pub(crate) async fn pin(&self, app: &str, pinned: bool) -> Result<AppStatus, ApiError> {
+        let (row, _guard) = self.locked(app).await?;
+        let record = row.record;
+        self.store.set_pinned(&record.id, pinned).await?;
+        if let Err(error) = self.worker.pin(&record.id, pinned).await {
+            self.store.set_pinned(&record.id, record.pinned).await?;
+            return Err(error);
+        }
+        let (kind, message) =
+            if pinned { (events::PINNED, "kept awake") } else { (events::UNPINNED, "may sleep again") };
+        self.events.note(&record.spec.name, kind, message.to_owned(), BTreeMap::new()).await;
+        self.worker.status(&record.id).await
+    }
+
+    /// Removes an app; one that runs only with `force`.
+    pub(crate) async fn remove(&self, app: &str, force: bool) -> Result<(), ApiError> {
+        let (row, _guard) = self.locked(app).await?;
+        let record = row.record;
+        let name = &record.spec.name;
+        let state = match self.worker.status(&record.id).await {
+            Ok(status) => Some(status.state),
+            Err(error) if error.kind == ErrorKind::NotFound => None,
+            Err(error) if force => {
+                warn!(app = name, error = %error, "removing an app whose state is not known");
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        let rests = state.is_none_or(|state| state == State::Stopped);
+        if row.phase == Phase::Ready && !rests && !force {
+            return Err(ApiError::new(ErrorKind::Conflict, format!("app `{name}` is not stopped")).with_hint(format!(
+                "stop it with: torpor stop {name}, or remove it at once with: torpor rm -f {name}"
+            )));
+        }
+        self.store.set_phase(&record.id, Phase::Removing).await?;
+        if state.is_none() {
+            // The worker may hold files of an app that it could not take over; let it try again before it removes them.
+            let known = self.adopt(AppRecord { desired: Desired::Down, ..record.clone() }).await;
+            if let Err(error) = known {
+                debug!(app = name, error = %error, "removing an app that cannot be taken over");
+            }
+        }
+        self.discard(&record.id).await?;
+        self.events.note(name, events::REMOVED, "removed".to_owned(), BTreeMap::new()).await;
+        Ok(())
+    }
+
+    /// After an app's program ended: if the worker will not start it again, neither will the next hub.
+    pub(crate) async fn settle(&self, app: &str) {
+        if let Err(error) = self.try_settle(app).await
+            && error.kind != ErrorKind::NotFound
+        {
+            warn!(app, error = %error, "cannot note that the app rests");
+        }
+    }
+
+    async fn try_settle(&self, app: &str) -> Result<(), ApiError> {
+        let (row, _guard) = self.locked(app).await?;
+        if row.phase != Phase::Ready || *self.closing.borrow() {
+            return Ok(());
+        }
+        if self.worker.status(&row.record.id).await?.state == State::Stopped {
+            self.store.set_desired(&row.record.id, Desired::Down).await?;
+        }
+        Ok(())
+    }
+
+    /// Rests every app and removes what was set up on the machine. What is wanted stays: the next start brings it back.
+    pub(crate) async fn teardown(&self) -> Result<(), ApiError> {
+        self.worker.teardown().await
+    }
+}

@@ -1,0 +1,106 @@
+//! Questions about apps.
+
+use std::sync::PoisonError;
+
+use futures_util::{StreamExt, stream};
+use torpor_api::view::{AppDetail, AppStatus, Exit, Explanation, State, Stats};
+use torpor_api::worker::{AppRecord, BoxStream, ExecRequest, ExecSession, LogLine, LogRequest};
+use torpor_api::{ApiError, ErrorKind};
+
+use crate::hub::Hub;
+use crate::store::{Phase, Row};
+
+/// Apps asked about at the same time.
+const AT_ONCE: usize = 32;
+
+impl Hub {
+    /// All apps by name. One that the worker does not know is shown too, with the reason as its last end.
+    pub(crate) async fn statuses(&self) -> Result<Vec<AppStatus>, ApiError> {
+        let rows = self.store.all_apps().await?;
+        let statuses = stream::iter(rows).map(|row| async move { self.status(&row).await }).buffered(AT_ONCE);
+        Ok(statuses.collect().await)
+    }
+
+    async fn status(&self, row: &Row) -> AppStatus {
+        match self.worker.status(&row.record.id).await {
+            Ok(status) => status,
+            Err(error) => self.unknown(row, error),
+        }
+    }
+
+    fn unknown(&self, row: &Row, error: ApiError) -> AppStatus {
+        let record = &row.record;
+        let troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let trouble = troubles.get(&record.id).cloned().unwrap_or(error);
+        let state = match row.phase {
+            Phase::Creating => State::Starting,
+            Phase::Ready => State::Stopped,
+            Phase::Removing => State::Stopping,
+        };
+        let reason = format!("not taken over: {}", trouble.message);
+        let last_exit = Some(Exit { code: None, signal: None, reason, at: record.created });
+        AppStatus {
+            id: record.id.clone(),
+            name: record.spec.name.clone(),
+            state,
+            since: record.created,
+            pid: None,
+            addresses: Vec::new(),
+            ports: record.spec.ports.iter().map(ToString::to_string).collect(),
+            memory_bytes: None,
+            sleeps: 0,
+            last_exit: if row.phase == Phase::Creating { None } else { last_exit },
+            restarts: 0,
+            pinned: record.pinned,
+        }
+    }
+
+    /// All about one app.
+    pub(crate) async fn detail(&self, app: &str) -> Result<AppDetail, ApiError> {
+        let row = self.row(app).await?;
+        let status = self.status(&row).await;
+        let AppRecord { spec, created, resolved, .. } = row.record;
+        Ok(AppDetail { status, spec, created, layers: resolved.layers })
+    }
+
+    /// Why an app is where it is.
+    pub(crate) async fn explain(&self, app: &str) -> Result<Explanation, ApiError> {
+        let id = self.row(app).await?.record.id;
+        self.worker.explain(&id).await
+    }
+
+    /// What one app costs.
+    pub(crate) async fn stats(&self, app: &str) -> Result<Stats, ApiError> {
+        let id = self.row(app).await?.record.id;
+        self.worker.stats(&id).await
+    }
+
+    /// What all apps cost; those that the worker does not know are left out.
+    pub(crate) async fn all_stats(&self) -> Result<Vec<Stats>, ApiError> {
+        let rows = self.store.all_apps().await?;
+        let stats = stream::iter(rows).map(|row| async move { self.worker.stats(&row.record.id).await });
+        let mut known = Vec::new();
+        let mut stats = std::pin::pin!(stats.buffered(AT_ONCE));
+        while let Some(stats) = stats.next().await {
+            match stats {
+                Ok(stats) => known.push(stats),
+                Err(error) if error.kind == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(known)
+    }
+
+    /// An app's output.
+    pub(crate) async fn logs(&self, app: &str, request: LogRequest) -> Result<BoxStream<LogLine>, ApiError> {
+        let id = self.row(app).await?.record.id;
+        self.worker.logs(&id, request).await
+    }
+
+    /// A command in an app.
+    pub(crate) async fn exec(&self, app: &str, request: ExecRequest) -> Result<ExecSession, ApiError> {
+        request.validate()?;
+        let id = self.row(app).await?.record.id;
+        self.worker.exec(&id, request).await
+    }
+}

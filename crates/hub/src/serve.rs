@@ -1,0 +1,176 @@
+//! Listening: the Unix socket for root, TCP with a token.
+//!
+//! The socket is bound inside a directory that only root can enter, given mode 0600 there and then moved to its place, so
+//! that there is no moment in which others could connect, and a socket left by a crash is replaced. Connections are counted;
+//! a head of a request that does not come in time ends its connection. When the server ends it takes no more connections,
+//! ends streams, gives requests [`GRACE`] to finish, and leaves the apps alone.
+
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use torpor_api::token::Token;
+use tracing::{debug, info, warn};
+
+use crate::error::HubError;
+use crate::http;
+use crate::hub::Hub;
+use crate::instance::private_dir;
+
+/// Connections at the same time on each listener.
+const CONNECTIONS: usize = 1024;
+/// How long the head of a request may take.
+const HEAD_TIME: Duration = Duration::from_secs(30);
+/// How long requests may take to finish once the server ends.
+const GRACE: Duration = Duration::from_secs(15);
+/// Pause after `accept` failed for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where to listen.
+#[derive(Clone, Debug)]
+pub struct Listen {
+    /// The Unix socket.
+    pub socket: PathBuf,
+    /// TCP, and the token that it asks for.
+    pub tcp: Option<(SocketAddr, Token)>,
+}
+
+/// A hub that listens.
+pub struct Server {
+    hub: Arc<Hub>,
+    socket: PathBuf,
+    unix: UnixListener,
+    tcp: Option<(TcpListener, Token)>,
+}
+
+impl Server {
+    /// Opens the listeners. The hub's lock on its data directory says that no other daemon owns the socket.
+    pub async fn bind(hub: Arc<Hub>, listen: Listen) -> Result<Self, HubError> {
+        let unix = bind_private(&listen.socket)?;
+        let tcp = match listen.tcp {
+            None => None,
+            Some((address, token)) => {
+                let failed = |source| HubError::Listen { address: address.to_string(), source };
+                if !address.ip().is_loopback() {
+                    warn!(%address, "the API listens beyond this machine without encryption; put a TLS proxy before it");
+                }
+                Some((TcpListener::bind(address).await.map_err(failed)?, token))
+            }
+        };
+        Ok(Self { hub, socket: listen.socket, unix, tcp })
+    }
+
+    /// The TCP address that it listens on.
+    pub fn tcp_address(&self) -> Option<SocketAddr> {
+        self.tcp.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
+    }
+
+    /// Serves until `stop` resolves or the machine was torn down; then closes the hub.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), HubError> {
+        let Self { hub, socket, unix, tcp } = self;
+        let router = http::router(Arc::clone(&hub));
+        let places = [Arc::new(Semaphore::new(CONNECTIONS)), Arc::new(Semaphore::new(CONNECTIONS))];
+        info!(socket = %socket.display(), "serving");
+        let unix_next = || async { unix.accept().await.map(|(stream, _)| stream) };
+        let over_unix = accept(unix_next, router.clone(), &places[0], &hub);
+        let over_tcp = async {
+            let Some((listener, token)) = &tcp else { return std::future::pending().await };
+            let guarded = axum::middleware::from_fn_with_state(token.clone(), http::auth::check);
+            let tcp_next = || async { listener.accept().await.map(|(stream, _)| stream) };
+            accept(tcp_next, router.layer(guarded), &places[1], &hub).await
+        };
+        tokio::select! {
+            () = over_unix => {}
+            () = over_tcp => {}
+            () = stop => {}
+            () = hub.closed() => {}
+        }
+        hub.closing.send_replace(true);
+        drop((unix, tcp));
+        if let Err(error) = std::fs::remove_file(&socket) {
+            warn!(socket = %socket.display(), %error, "cannot remove the socket");
+        }
+        // Each connection holds a place: all places free means that all connections have ended.
+        let ended = async {
+            for places in &places {
+                let _all = places.acquire_many(CONNECTIONS as u32).await;
+            }
+        };
+        if tokio::time::timeout(GRACE, ended).await.is_err() {
+            warn!("some requests were still running and are given up");
+        }
+        hub.close().await;
+        info!("ended; apps are left as they are");
+        Ok(())
+    }
+}
+
+/// Accepts connections for ever.
+async fn accept<S, F>(mut next: impl FnMut() -> F, router: Router, places: &Arc<Semaphore>, hub: &Hub)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    F: Future<Output = std::io::Result<S>>,
+{
+    loop {
+        let Ok(place) = Arc::clone(places).acquire_owned().await else { return };
+        match next().await {
+            Ok(stream) => drop(tokio::spawn(connection(stream, router.clone(), hub.closed(), place))),
+            Err(error) => {
+                // Of one connection, or for want of descriptors: there is no event to wait for.
+                warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn connection<S>(stream: S, router: Router, closed: impl Future<Output = ()> + Send, _place: OwnedSemaphorePermit)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut http = hyper::server::conn::http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
+    let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = closed => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        debug!(%error, "a connection broke");
+    }
+}
+
+/// Binds a Unix socket that only root may use, in the place of one that a crash left.
+fn bind_private(path: &Path) -> Result<UnixListener, HubError> {
+    let failed = |source| HubError::Listen { address: path.display().to_string(), source };
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    private_dir(parent)?;
+    let hidden = parent.join(format!(".api-{}", std::process::id()));
+    private_dir(&hidden)?;
+    let fresh = hidden.join("s");
+    let bound = UnixListener::bind(&fresh).and_then(|listener| {
+        std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
+        std::fs::rename(&fresh, path)?;
+        Ok(listener)
+    });
+    if bound.is_err()
+        && let Err(error) = std::fs::remove_file(&fresh)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        warn!(path = %fresh.display(), %error, "cannot remove an unused socket");
+    }
+    std::fs::remove_dir(&hidden).map_err(failed)?;
+    bound.map_err(failed)
+}

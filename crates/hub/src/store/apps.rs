@@ -1,0 +1,256 @@
+//! Apps as rows.
+//!
+//! ```text
+//!   insert ──▶ creating ── started ──▶ ready ── rm ──▶ removing ── worker let go ──▶ no row
+//!                 └── start failed, worker let go ──▶ no row
+//! ```
+//! A row in `creating` or `removing` when the hub starts belongs to work that a crash cut off.
+
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use sqlx::sqlite::SqliteRow;
+use sqlx::{Row as _, SqliteConnection};
+use torpor_api::spec::{AppSpec, Port};
+use torpor_api::worker::{AppRecord, Desired, Resolved};
+
+use super::{Store, failed};
+use crate::error::StoreError;
+
+/// Highest small number of an app; addresses and id ranges derive from it.
+const SLOTS: i64 = 65_000;
+
+/// Where the work on an app's row is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Not yet started for the first time.
+    Creating,
+    /// Made.
+    Ready,
+    /// Being removed.
+    Removing,
+}
+
+impl Phase {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Creating => "creating",
+            Self::Ready => "ready",
+            Self::Removing => "removing",
+        }
+    }
+}
+
+/// An app's row.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) record: AppRecord,
+    pub(crate) phase: Phase,
+}
+
+/// What a new row needs; id and slot are given by the store.
+pub(crate) struct NewApp<'a> {
+    pub(crate) spec: &'a AppSpec,
+    pub(crate) resolved: &'a Resolved,
+    pub(crate) created: Timestamp,
+}
+
+/// Why a row was not inserted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InsertError {
+    /// Another app has the name.
+    #[error("the name is taken")]
+    Name,
+    /// Another app publishes the port.
+    #[error("port {port} is taken by app `{holder}`")]
+    Port { port: Port, holder: String },
+    /// All small numbers are in use.
+    #[error("there are {SLOTS} apps already")]
+    Full,
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Store {
+    /// Inserts a new app in `creating`, resting, with the smallest free slot. The caller holds no row of that name.
+    pub(crate) async fn insert_app(&self, id: &str, app: NewApp<'_>) -> Result<AppRecord, InsertError> {
+        let mut tx = self.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed("begin a change"))?;
+        if let Some(taken) = taken(&mut tx, &app.spec.name, &app.spec.ports).await? {
+            return Err(taken);
+        }
+        let slot = free_slot(&mut tx).await?.ok_or(InsertError::Full)?;
+        let record = AppRecord {
+            id: id.to_owned(),
+            index: slot,
+            spec: app.spec.clone(),
+            resolved: app.resolved.clone(),
+            created: app.created,
+            desired: Desired::Down,
+            pinned: false,
+        };
+        let spec = serde_json::to_string(&record.spec).map_err(|error| StoreError::Encode("a spec", error))?;
+        let resolved = serde_json::to_string(&record.resolved).map_err(|error| StoreError::Encode("layers", error))?;
+        sqlx::query(
+            "INSERT INTO apps (id, slot, name, phase, desired, pinned, created, spec, resolved)
+             VALUES (?, ?, ?, 'creating', 'down', 0, ?, ?, ?)",
+        )
+        .bind(id)
+        .bind(slot)
+        .bind(&record.spec.name)
+        .bind(record.created.to_string())
+        .bind(spec)
+        .bind(resolved)
+        .execute(&mut *tx)
+        .await
+        .map_err(failed("insert an app"))?;
+        for port in &record.spec.ports {
+            sqlx::query("INSERT INTO ports (app_id, protocol, port, address) VALUES (?, ?, ?, ?)")
+                .bind(id)
+                .bind(port.protocol.to_string())
+                .bind(port.host)
+                .bind(port.host_ip.map(|ip| ip.to_string()))
+                .execute(&mut *tx)
+                .await
+                .map_err(failed("insert a port"))?;
+        }
+        tx.commit().await.map_err(failed("commit a new app"))?;
+        Ok(record)
+    }
+
+    /// Whether a name or port is taken; `None` if all are free.
+    pub(crate) async fn check_free(&self, spec: &AppSpec) -> Result<Option<InsertError>, StoreError> {
+        let mut connection = self.pool.acquire().await.map_err(failed("connect"))?;
+        taken(&mut connection, &spec.name, &spec.ports).await
+    }
+
+    /// The app of this name, or else of this id.
+    pub(crate) async fn find_app(&self, name_or_id: &str) -> Result<Option<Row>, StoreError> {
+        let row = sqlx::query("SELECT * FROM apps WHERE name = ?1 OR id = ?1 ORDER BY name = ?1 DESC LIMIT 1")
+            .bind(name_or_id)
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(failed("find an app"))?;
+        row.as_ref().map(read).transpose()
+    }
+
+    /// All apps by name.
+    pub(crate) async fn all_apps(&self) -> Result<Vec<Row>, StoreError> {
+        let rows = sqlx::query("SELECT * FROM apps ORDER BY name")
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("list the apps"))?;
+        rows.iter().map(read).collect()
+    }
+
+    /// Notes how far the work on an app is.
+    pub(crate) async fn set_phase(&self, id: &str, phase: Phase) -> Result<(), StoreError> {
+        let query = sqlx::query("UPDATE apps SET phase = ? WHERE id = ?").bind(phase.text()).bind(id);
+        query.execute(&self.pool).await.map(drop).map_err(failed("note how far an app is"))
+    }
+
+    /// Notes that a new app is made and runs.
+    pub(crate) async fn set_made(&self, id: &str) -> Result<(), StoreError> {
+        let query = sqlx::query("UPDATE apps SET phase = 'ready', desired = 'up' WHERE id = ?").bind(id);
+        query.execute(&self.pool).await.map(drop).map_err(failed("note that an app is made"))
+    }
+
+    /// Notes whether an app should run.
+    pub(crate) async fn set_desired(&self, id: &str, desired: Desired) -> Result<(), StoreError> {
+        let query = sqlx::query("UPDATE apps SET desired = ? WHERE id = ?").bind(desired_text(desired)).bind(id);
+        query.execute(&self.pool).await.map(drop).map_err(failed("note what an app should do"))
+    }
+
+    /// Notes whether an app is kept awake.
+    pub(crate) async fn set_pinned(&self, id: &str, pinned: bool) -> Result<(), StoreError> {
+        let query = sqlx::query("UPDATE apps SET pinned = ? WHERE id = ?").bind(pinned).bind(id);
+        query.execute(&self.pool).await.map(drop).map_err(failed("note that an app is pinned"))
+    }
+
+    /// Forgets an app; its name, ports and slot are free again.
+    pub(crate) async fn delete_app(&self, id: &str) -> Result<(), StoreError> {
+        let query = sqlx::query("DELETE FROM apps WHERE id = ?").bind(id);
+        query.execute(&self.pool).await.map(drop).map_err(failed("forget an app"))
+    }
+}
+
+async fn taken(
+    connection: &mut SqliteConnection,
+    name: &str,
+    ports: &[Port],
+) -> Result<Option<InsertError>, StoreError> {
+    let same = sqlx::query("SELECT 1 FROM apps WHERE name = ?").bind(name).fetch_optional(&mut *connection).await;
+    if same.map_err(failed("look for a name"))?.is_some() {
+        return Ok(Some(InsertError::Name));
+    }
+    for port in ports {
+        let rows = sqlx::query(
+            "SELECT apps.name, ports.address FROM ports JOIN apps ON apps.id = ports.app_id
+             WHERE ports.protocol = ? AND ports.port = ?",
+        )
+        .bind(port.protocol.to_string())
+        .bind(port.host)
+        .fetch_all(&mut *connection)
+        .await
+        .map_err(failed("look for a port"))?;
+        for row in rows {
+            let holder: String = row.try_get("name").map_err(failed("read a port"))?;
+            let address: Option<String> = row.try_get("address").map_err(failed("read a port"))?;
+            let host_ip = address.map(|text| text.parse::<IpAddr>()).transpose();
+            let host_ip = host_ip.map_err(|source| value("port", &holder, source))?;
+            let other = Port { host_ip, host: port.host, app: 0, protocol: port.protocol };
+            if port.overlaps(&other) {
+                return Ok(Some(InsertError::Port { port: port.clone(), holder }));
+            }
+        }
+    }
+    Ok(None)
+}
+
+async fn free_slot(connection: &mut SqliteConnection) -> Result<Option<u32>, StoreError> {
+    // Slot 1, or the successor of a slot in use that is not in use itself; the smallest.
+    let row = sqlx::query(
+        "SELECT MIN(free) AS slot FROM (
+             SELECT 1 AS free WHERE NOT EXISTS (SELECT 1 FROM apps WHERE slot = 1)
+             UNION ALL
+             SELECT slot + 1 FROM apps AS a WHERE NOT EXISTS (SELECT 1 FROM apps AS b WHERE b.slot = a.slot + 1)
+         ) WHERE free <= ?",
+    )
+    .bind(SLOTS)
+    .fetch_one(connection)
+    .await
+    .map_err(failed("find a free number"))?;
+    row.try_get::<Option<u32>, _>("slot").map_err(failed("read a free number"))
+}
+
+fn value(column: &'static str, app: &str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> StoreError {
+    StoreError::Value { column, app: app.to_owned(), source: source.into() }
+}
+
+fn desired_text(desired: Desired) -> &'static str {
+    match desired {
+        Desired::Up => "up",
+        Desired::Down => "down",
+    }
+}
+
+fn read(row: &SqliteRow) -> Result<Row, StoreError> {
+    let text = |column: &'static str| row.try_get::<String, _>(column).map_err(failed("read an app"));
+    let name = text("name")?;
+    let phase = match text("phase")?.as_str() {
+        "creating" => Phase::Creating,
+        "removing" => Phase::Removing,
+        _ => Phase::Ready,
+    };
+    let desired = if text("desired")? == "up" { Desired::Up } else { Desired::Down };
+    let record = AppRecord {
+        id: text("id")?,
+        index: row.try_get("slot").map_err(failed("read an app"))?,
+        spec: serde_json::from_str(&text("spec")?).map_err(|source| value("spec", &name, source))?,
+        resolved: serde_json::from_str(&text("resolved")?).map_err(|source| value("list of layers", &name, source))?,
+        created: text("created")?.parse().map_err(|source: jiff::Error| value("time", &name, source))?,
+        desired,
+        pinned: row.try_get("pinned").map_err(failed("read an app"))?,
+    };
+    Ok(Row { record, phase })
+}

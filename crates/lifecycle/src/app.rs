@@ -1,6 +1,7 @@
 //! One app: its state, and where its events go.
 
 use std::mem;
+use std::time::Duration;
 
 use crate::action::{Action, Note, Refusal};
 use crate::event::{Event, Exit, Found, SleepCause, Text, Ticket, WakeCause};
@@ -8,6 +9,7 @@ use crate::idle::Use;
 use crate::phase::{Asleep, Awake, Ending, Next, Phase, StartedBy, StopReason};
 use crate::policy::Policy;
 use crate::time::Millis;
+use crate::watch::Watch;
 
 /// Requests that may wait for their answers at once; more are refused.
 pub const MAX_WAITING: usize = 1_024;
@@ -76,7 +78,7 @@ pub(crate) enum Goal {
 /// An order to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stop {
-    pub(crate) grace: std::time::Duration,
+    pub(crate) grace: Duration,
     pub(crate) next: Next,
 }
 
@@ -165,27 +167,47 @@ impl App {
 
     /// The outcomes of operations, and ends: what only some phases can expect.
     fn outcome(&mut self, event: Event) {
-        match (&self.phase, event) {
-            (Phase::Starting { .. }, Event::Started) => self.started(),
-            (Phase::Starting { by }, Event::StartFailed(reason)) => self.start_failed(*by, reason),
-            (Phase::Capturing { .. } | Phase::Aborting { .. }, Event::CaptureCommitted) => self.committed(),
-            (Phase::Capturing { .. } | Phase::Aborting { .. }, Event::CaptureAborted(by)) => self.capture_aborted(by),
-            (Phase::Capturing { .. } | Phase::Aborting { .. }, Event::CaptureRefused { reasons, retry }) => {
-                self.capture_refused(reasons, retry);
+        if !self.expects(&event) {
+            return self.unexpected(&event);
+        }
+        match event {
+            Event::CaptureAborted(_)
+            | Event::CaptureRefused { .. }
+            | Event::Dozed { .. }
+            | Event::DropFailed(_)
+            | Event::Woken
+                if self.exited.is_some() =>
+            {
+                self.run();
             }
-            (Phase::Dropping { .. }, Event::Dozed { next_timer }) => self.dozed(next_timer),
-            (Phase::Dropping { .. }, Event::DropFailed(reason)) => self.drop_failed(reason),
-            (Phase::Waking { cause, asleep }, Event::Woken) => {
-                let (cause, asleep) = (cause.clone(), asleep.clone());
-                self.woken(cause, &asleep);
+            Event::Started => self.started(),
+            Event::StartFailed(reason) => self.start_failed(reason),
+            Event::CaptureCommitted => self.committed(),
+            Event::CaptureAborted(by) => self.capture_aborted(by),
+            Event::CaptureRefused { reasons, retry } => self.capture_refused(reasons, retry),
+            Event::Dozed { next_timer } => self.dozed(next_timer),
+            Event::DropFailed(reason) => self.drop_failed(reason),
+            Event::Woken => self.woken(),
+            Event::WakeFailed(failure) => self.wake_failed(failure),
+            Event::Exited(exit) if self.phase.is_operation() => self.exited_midway(exit),
+            Event::Exited(exit) => self.ended(exit),
+            event => self.unexpected(&event),
+        }
+    }
+
+    /// Whether an outcome can come in this phase.
+    fn expects(&self, event: &Event) -> bool {
+        match &self.phase {
+            _ if matches!(event, Event::Exited(_)) && self.exited.is_some() => false,
+            Phase::Stopped { .. } | Phase::Backoff { .. } => false,
+            _ if matches!(event, Event::Exited(_)) => true,
+            Phase::Starting { .. } => matches!(event, Event::Started | Event::StartFailed(_)),
+            Phase::Capturing { .. } | Phase::Aborting { .. } => {
+                matches!(event, Event::CaptureCommitted | Event::CaptureAborted(_) | Event::CaptureRefused { .. })
             }
-            (Phase::Waking { cause, asleep }, Event::WakeFailed(failure)) => {
-                let (cause, asleep) = (cause.clone(), asleep.clone());
-                self.wake_failed(cause, asleep, failure);
-            }
-            (phase, Event::Exited(exit)) if phase.is_operation() && self.exited.is_none() => self.exited_midway(exit),
-            (Phase::Running(_) | Phase::Dozing(_) | Phase::Stopping { .. }, Event::Exited(exit)) => self.ended(exit),
-            (_, event) => self.unexpected(&event),
+            Phase::Dropping { .. } => matches!(event, Event::Dozed { .. } | Event::DropFailed(_)),
+            Phase::Waking { .. } => matches!(event, Event::Woken | Event::WakeFailed(_)),
+            Phase::Running(_) | Phase::Dozing(_) | Phase::Stopping { .. } => false,
         }
     }
 
@@ -279,7 +301,7 @@ impl App {
         }
     }
 
-    /// An operation has left it running: runs on, unless it has ended or is to end.
+    /// An operation has come to its end: runs on, unless it has ended or is to end.
     pub(crate) fn run(&mut self) {
         if let Some(exit) = self.exited.take() {
             return self.ended(exit);
@@ -287,7 +309,7 @@ impl App {
         if let Some(stop) = self.stop.take() {
             return self.terminate(stop);
         }
-        self.enter(Phase::Running(Awake { since: self.now, look_at: None, watch: Default::default() }));
+        self.enter(Phase::Running(Awake { since: self.now, look_at: None, watch: Watch::default() }));
         self.answer(|goal| goal == Goal::Awake, &Ok(()));
         let before = self.waiting.len();
         self.answer(|goal| goal == Goal::Exec, &Ok(()));

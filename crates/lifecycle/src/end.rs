@@ -1,8 +1,10 @@
 //! Starting and ending: spawns, orders to end, exits, the restart policy.
 
+use std::mem;
+
 use crate::action::{Action, Note, Refusal};
 use crate::app::{App, Goal, Stop};
-use crate::event::{Exit, Text};
+use crate::event::{Exit, Text, WakeCause};
 use crate::idle::Use;
 use crate::phase::{Ending, Next, Phase, StartedBy, StopReason};
 use crate::policy::{KILL_AGAIN, RAN_WELL, RESTART_DELAY, RestartPolicy};
@@ -21,16 +23,16 @@ impl App {
         self.run();
     }
 
-    pub(crate) fn start_failed(&mut self, by: StartedBy, reason: Text) {
+    pub(crate) fn start_failed(&mut self, reason: Text) {
+        let Phase::Starting { by } = self.phase else { return };
         self.exited = None;
         self.emit(Note::StartFailed(reason.clone()));
-        match self.stop.take().map(|stop| stop.next) {
-            Some(Next::Start) => return self.spawn(StartedBy::Request),
-            Some(_) => {
-                self.answer(|goal| goal == Goal::Ended, &Ok(()));
-                return self.enter(Phase::Stopped { why: StopReason::Asked });
-            }
-            None => {}
+        if let Some(stop) = self.stop.take() {
+            self.answer(|goal| goal == Goal::Ended, &Ok(()));
+            return match stop.next {
+                Next::Start => self.spawn(StartedBy::Request),
+                Next::Stay | Next::Lost(_) => self.enter(Phase::Stopped { why: StopReason::Asked }),
+            };
         }
         self.refuse_wakers(&Refusal::StartFailed(reason.clone()));
         match by {
@@ -58,7 +60,7 @@ impl App {
         if let Phase::Capturing { cause } = &self.phase {
             let cause = *cause;
             self.act(Action::AbortCapture);
-            self.enter(Phase::Aborting { cause, by: crate::event::WakeCause::Recovery });
+            self.enter(Phase::Aborting { cause, by: WakeCause::Recovery });
         }
     }
 
@@ -70,7 +72,7 @@ impl App {
             (None, _) => None,
         };
         let exit = if let Some(Next::Lost(reason)) = &next { Exit::Lost(reason.clone()) } else { exit };
-        if std::mem::take(&mut self.holds_image) {
+        if mem::take(&mut self.holds_image) {
             // Old memory is never put onto newer files.
             self.act(Action::DiscardImage);
         }

@@ -35,7 +35,6 @@ impl App {
 
     fn why(&self) -> String {
         let now = self.now;
-        let ago = || words(now.since(self.since));
         let ended = || self.last_exit.as_ref().map_or(String::new(), |(exit, _)| exit.to_string());
         match &self.phase {
             Phase::Stopped { why: StopReason::Ended(exit) } => {
@@ -56,15 +55,20 @@ impl App {
             }
             Phase::Dozing(asleep) => match (&asleep.retry, asleep.next_timer) {
                 (Some(retry), _) => format!(
-                    "dozing: it could not be woken ({}) for {}, next attempt in {}",
+                    "dozing: waking it ({}) failed, next attempt in {}: {}",
                     retry.cause,
-                    retry.reason,
-                    words(retry.at.since(now))
+                    words(retry.at.since(now)),
+                    retry.reason
                 ),
                 (None, Some(at)) => {
-                    format!("dozing since {}: {}; a timer wakes it in {}", ago(), asleep.cause, words(at.since(now)))
+                    format!(
+                        "dozing for {}: {}; a timer wakes it in {}",
+                        words(now.since(asleep.since)),
+                        asleep.cause,
+                        words(at.since(now))
+                    )
                 }
-                (None, None) => format!("dozing since {}: {}", ago(), asleep.cause),
+                (None, None) => format!("dozing for {}: {}", words(now.since(asleep.since)), asleep.cause),
             },
             Phase::Waking { cause, .. } => format!("waking: {cause}"),
             Phase::Stopping { next: Next::Lost(reason), .. } => format!("lost, its image is damaged: {reason}"),

@@ -4,22 +4,21 @@
 //! `explain` shows. Counters are read every quarter of `idle_after` (within [`OBSERVE_MIN`] and [`OBSERVE_MAX`]) and at
 //! the very moment at which the app could become idle; not at all while a pin, an exec session or the policy decides.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-use crate::app::App;
+use crate::action::Action;
+use crate::app::{App, Refused};
 use crate::event::{Observation, Text};
 use crate::phase::{Awake, Phase};
 use crate::policy::{Policy, Share};
 use crate::time::{Millis, words};
+use crate::watch::Watch;
 
 /// Counters are not read more often than this, and CPU shares are not taken over less.
 pub const OBSERVE_MIN: Duration = Duration::from_millis(250);
 /// Counters are read at least this often while use decides.
 pub const OBSERVE_MAX: Duration = Duration::from_secs(5);
-/// The CPU share over `idle_after` is known to one part in so many of it.
-const CPU_MARKS: u32 = 8;
 
 /// How often counters are read.
 fn interval(policy: &Policy) -> Duration {
@@ -31,9 +30,22 @@ fn interval(policy: &Policy) -> Duration {
 pub(crate) enum Use {
     Start,
     Packets,
-    Wake,
+    Command,
+    Exec,
     /// Nothing was watched until then: a pin, an exec session, another daemon.
     Unwatched,
+}
+
+impl Use {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Packets => "packets",
+            Self::Command => "command",
+            Self::Exec => "exec",
+            Self::Unwatched => "not watched until then",
+        }
+    }
 }
 
 /// Something that keeps a running app awake.
@@ -47,7 +59,7 @@ pub enum Blocker {
     ExecSessions(u32),
     /// It was used.
     Used {
-        /// How.
+        /// How: `packets`, `start`, `command`, `exec`, or that it was not watched until then.
         how: &'static str,
         /// How long ago.
         ago: Duration,
@@ -102,10 +114,10 @@ impl fmt::Display for Blocker {
             Self::ExecSessions(1) => f.write_str("an exec session"),
             Self::ExecSessions(n) => write!(f, "{n} exec sessions"),
             Self::Used { how, ago, idle_after } => {
-                write!(f, "{how} {} ago; it is idle after {} without use", words(*ago), words(*idle_after))
+                write!(f, "last use {} ago ({how}); it is idle after {} without", words(*ago), words(*idle_after))
             }
             Self::JustAwake { ago, min_awake } => {
-                write!(f, "awake since {}; it stays so for at least {}", words(*ago), words(*min_awake))
+                write!(f, "awake for {}, and for {} at least", words(*ago), words(*min_awake))
             }
             Self::Cpu { share, limit } => write!(f, "CPU: {share} of a core, more than {limit}"),
             Self::Connections(1) => f.write_str("an established connection"),
@@ -121,68 +133,18 @@ impl fmt::Display for Blocker {
     }
 }
 
-/// CPU used up to a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Mark {
-    at: Millis,
-    cpu_us: u64,
-}
-
-impl Mark {
-    fn share_until(self, later: Self) -> Option<Share> {
-        Share::of(later.cpu_us.saturating_sub(self.cpu_us), later.at.since(self.at))
-    }
-}
-
-/// What observations say since the app began to run (or to be watched again).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Watch {
-    last: Option<Observation>,
-    /// Oldest first; all but the first lie within `idle_after`. At most `CPU_MARKS` + 2.
-    marks: VecDeque<Mark>,
-    newest: Option<Mark>,
-    /// The larger of the share over `idle_after` and the share since the observation before: a program that has just
-    /// begun to compute is not put to sleep for having been quiet before.
-    cpu: Option<Share>,
-}
-
-impl Watch {
-    /// Takes an observation; true if it shows use since the one before. The first is where counting begins.
-    pub(crate) fn observe(&mut self, seen: Observation, now: Millis, idle_after: Duration) -> bool {
-        let used = self.last.is_some_and(|last| last.packets != seen.packets);
-        if self.last.is_some_and(|last| seen.cpu_us < last.cpu_us) {
-            *self = Self::default();
-        }
-        self.last = Some(seen);
-        let mark = Mark { at: now, cpu_us: seen.cpu_us };
-        let Some(before) = self.newest else {
-            self.newest = Some(mark);
-            self.marks.push_back(mark);
-            return used;
-        };
-        if now.since(before.at) < OBSERVE_MIN {
-            return used;
-        }
-        self.newest = Some(mark);
-        while self.marks.get(1).is_some_and(|second| now.since(second.at) >= idle_after) {
-            self.marks.pop_front();
-        }
-        let over_idle_after = self.marks.front().and_then(|oldest| oldest.share_until(mark));
-        self.cpu = before.share_until(mark).max(over_idle_after);
-        if self.marks.back().is_none_or(|last| now.since(last.at) >= idle_after / CPU_MARKS) {
-            self.marks.push_back(mark);
-        }
-        used
-    }
-}
-
 impl App {
-    /// Everything that keeps it from sleeping by itself now; meaningful while it runs.
+    /// Everything that keeps it from sleeping by itself now; empty also when it does not run.
     pub fn blockers(&self) -> Vec<Blocker> {
         let Phase::Running(awake) = &self.phase else { return Vec::new() };
-        let (now, policy) = (self.now, &self.policy);
+        let orders = self.orders();
+        if orders.is_empty() { self.signs_of_use(awake) } else { orders }
+    }
+
+    /// What keeps it awake whether it is used or not: while there is any of this, nothing is watched.
+    fn orders(&self) -> Vec<Blocker> {
         let mut found = Vec::new();
-        if !policy.sleep {
+        if !self.policy.sleep {
             found.push(Blocker::OnlyOnCommand);
         }
         if self.pinned {
@@ -191,30 +153,31 @@ impl App {
         if self.exec_sessions > 0 {
             found.push(Blocker::ExecSessions(self.exec_sessions));
         }
-        let (used_at, used) = self.used;
+        if let Some(Refused { reasons, again_at: None, .. }) = &self.refused {
+            found.push(Blocker::Refused { reasons: reasons.clone(), again_in: None });
+        }
+        found
+    }
+
+    /// What keeps it awake for a while.
+    fn signs_of_use(&self, awake: &Awake) -> Vec<Blocker> {
+        let (now, policy, (used_at, used)) = (self.now, &self.policy, self.used);
+        let mut found = Vec::new();
         if now < used_at + policy.idle_after {
-            let how = match used {
-                Use::Start => "started",
-                Use::Packets => "packets",
-                Use::Wake => "woken",
-                Use::Unwatched => "not watched until",
-            };
-            found.push(Blocker::Used { how, ago: now.since(used_at), idle_after: policy.idle_after });
+            let ago = now.since(used_at);
+            found.push(Blocker::Used { how: used.name(), ago, idle_after: policy.idle_after });
         }
         if now < awake.since + policy.min_awake {
             found.push(Blocker::JustAwake { ago: now.since(awake.since), min_awake: policy.min_awake });
         }
-        if let Some(refused) = &self.refused
-            && refused.again_at.is_none_or(|at| now < at)
+        if let Some(Refused { reasons, again_at: Some(at), .. }) = &self.refused
+            && now < *at
         {
-            let again_in = refused.again_at.map(|at| at.since(now));
-            found.push(Blocker::Refused { reasons: refused.reasons.clone(), again_in });
+            found.push(Blocker::Refused { reasons: reasons.clone(), again_in: Some(at.since(now)) });
         }
         match awake.watch.cpu {
             None => found.push(Blocker::Unmeasured),
-            Some(share) if share > policy.cpu_limit => {
-                found.push(Blocker::Cpu { share, limit: policy.cpu_limit });
-            }
+            Some(share) if share > policy.cpu_limit => found.push(Blocker::Cpu { share, limit: policy.cpu_limit }),
             Some(_) => {}
         }
         let connections = awake.watch.last.map_or(0, |seen| seen.connections);
@@ -242,8 +205,7 @@ impl App {
 
     /// When counters are to be read next, for a running app.
     pub(crate) fn next_look(&self, awake: &Awake) -> Option<Millis> {
-        let hopeless = self.refused.as_ref().is_some_and(|refused| refused.again_at.is_none());
-        if !self.policy.sleep || self.pinned || self.exec_sessions > 0 || hopeless {
+        if !self.orders().is_empty() {
             return None;
         }
         let idle_at = self.idle_at(awake);
@@ -262,7 +224,7 @@ impl App {
         let look_at = self.next_look(&awake);
         self.phase = Phase::Running(Awake { look_at, ..awake });
         if look_at.is_some() {
-            self.act(crate::action::Action::Observe);
+            self.act(Action::Observe);
         }
     }
 
@@ -298,12 +260,12 @@ impl App {
             if let Phase::Running(awake) = &mut self.phase {
                 awake.look_at = Some(self.now + interval(&self.policy));
             }
-            self.act(crate::action::Action::Observe);
+            self.act(Action::Observe);
         }
     }
 
     /// Sets the next look of a running app from what is known now.
-    fn plan_look(&mut self) {
+    pub(crate) fn plan_look(&mut self) {
         if let Phase::Running(awake) = &self.phase {
             let look_at = self.next_look(awake);
             if let Phase::Running(awake) = &mut self.phase {

@@ -54,6 +54,7 @@ mod policy;
 mod request;
 mod sleep;
 mod time;
+mod watch;
 
 pub use action::{Action, Note, Refusal};
 pub use app::{App, Counts, MAX_WAITING};

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::event::{Exit, SleepCause, Text, WakeCause};
-use crate::idle::Watch;
 use crate::time::Millis;
+use crate::watch::Watch;
 
 /// Where an app is.
 #[derive(Clone, Debug, PartialEq, Eq)]

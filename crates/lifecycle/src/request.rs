@@ -1,10 +1,11 @@
 //! What people ask for.
 
+use std::mem;
 use std::time::Duration;
 
 use crate::action::{Action, Refusal};
 use crate::app::{App, Goal, MAX_WAITING, Stop, Waiting};
-use crate::event::{Request, SleepCause, Ticket, WakeCause};
+use crate::event::{Event, Request, SleepCause, Ticket, WakeCause};
 use crate::phase::{Ending, Next, Phase, StartedBy, StopReason};
 
 impl App {
@@ -25,7 +26,7 @@ impl App {
     }
 
     pub(crate) fn pin(&mut self, pinned: bool) {
-        let before = std::mem::replace(&mut self.pinned, pinned);
+        let before = mem::replace(&mut self.pinned, pinned);
         match (before, pinned) {
             (false, true) => {
                 self.rouse(WakeCause::Pin);
@@ -38,7 +39,7 @@ impl App {
 
     pub(crate) fn exec_ended(&mut self) {
         match self.exec_sessions {
-            0 => self.unexpected(&crate::event::Event::ExecEnded),
+            0 => self.unexpected(&Event::ExecEnded),
             1 => {
                 self.exec_sessions = 0;
                 self.watch_again();
@@ -64,9 +65,11 @@ impl App {
                 self.wait(ticket, Goal::Awake)
             }
             _ => {
-                // A start after an order to stop: both are done, one after the other.
+                // A start after an order to stop, or after an end that is not through yet: one after the other.
                 if let Some(stop) = &mut self.stop {
                     stop.next = Next::Start;
+                } else if self.exited.is_some() {
+                    self.stop = Some(Stop { grace: Duration::ZERO, next: Next::Start });
                 }
                 self.request_awake(ticket, Goal::Awake, WakeCause::Command)
             }

@@ -25,6 +25,7 @@ impl App {
     pub(crate) fn rouse(&mut self, cause: WakeCause) {
         self.note_use(&cause);
         match &mut self.phase {
+            Phase::Running(_) => self.plan_look(),
             Phase::Capturing { cause: sleep } => {
                 let cause_of_sleep = *sleep;
                 self.act(Action::AbortCapture);
@@ -42,7 +43,6 @@ impl App {
             }
             Phase::Stopped { .. }
             | Phase::Starting { .. }
-            | Phase::Running(_)
             | Phase::Aborting { .. }
             | Phase::Waking { .. }
             | Phase::Stopping { .. }
@@ -54,7 +54,8 @@ impl App {
     fn note_use(&mut self, cause: &WakeCause) {
         match cause {
             WakeCause::Packet(_) => self.used = (self.now, Use::Packets),
-            WakeCause::Command | WakeCause::Exec => self.used = (self.now, Use::Wake),
+            WakeCause::Command => self.used = (self.now, Use::Command),
+            WakeCause::Exec => self.used = (self.now, Use::Exec),
             WakeCause::Timer | WakeCause::Pin | WakeCause::Stop | WakeCause::Recovery => {}
         }
     }
@@ -105,9 +106,6 @@ impl App {
         self.refused = None;
         self.emit(Note::Dozing);
         self.answer(|goal| goal == Goal::Asleep, &Ok(()));
-        if let Some(exit) = self.exited.take() {
-            return self.ended(exit);
-        }
         let asleep = Asleep { since: self.now, cause, next_timer, retry: None };
         match wake {
             Some(wake) => self.begin_wake(wake, asleep),
@@ -120,9 +118,6 @@ impl App {
         let Phase::Dropping { cause, wake } = &self.phase else { return };
         let (cause, wake) = (*cause, wake.clone().unwrap_or(WakeCause::Recovery));
         self.remember_refusal(vec![reason], Retry::Later);
-        if let Some(exit) = self.exited.take() {
-            return self.ended(exit);
-        }
         self.begin_wake(wake, Asleep { since: self.now, cause, next_timer: None, retry: None });
     }
 
@@ -131,48 +126,50 @@ impl App {
         self.enter(Phase::Waking { cause, asleep });
     }
 
-    pub(crate) fn woken(&mut self, cause: WakeCause, asleep: &Asleep) {
+    pub(crate) fn woken(&mut self) {
+        let Phase::Waking { cause, asleep } = &self.phase else { return };
+        let (cause, slept) = (cause.clone(), self.now.since(asleep.since));
         self.counts.wakes += 1;
         self.holds_image = false;
         self.act(Action::DiscardImage);
         self.note_use(&cause);
-        self.emit(Note::Woken(cause, self.now.since(asleep.since)));
+        self.emit(Note::Woken(cause, slept));
         self.run();
     }
 
-    pub(crate) fn wake_failed(&mut self, cause: WakeCause, asleep: Asleep, failure: WakeFailure) {
-        if let Some(exit) = self.exited.take() {
-            return self.ended(exit);
+    pub(crate) fn wake_failed(&mut self, failure: WakeFailure) {
+        let Phase::Waking { cause, asleep } = &self.phase else { return };
+        let (cause, asleep) = (cause.clone(), asleep.clone());
+        if let WakeFailure::Damaged(reason) = &failure {
+            self.holds_image = false;
+            self.act(Action::SetImageAside);
+            self.emit(Note::Lost(reason.clone()));
         }
-        let stop = self.stop.take();
-        match failure {
-            WakeFailure::Damaged(reason) => {
-                self.holds_image = false;
-                self.act(Action::SetImageAside);
-                self.emit(Note::Lost(reason.clone()));
-                if stop.is_none() {
-                    self.refuse_wakers(&Refusal::Lost(reason.clone()));
-                }
-                self.kill(stop.map_or(Next::Lost(reason), |stop| stop.next));
+        if self.exited.is_some() {
+            return self.run();
+        }
+        match (failure, self.stop.take()) {
+            (WakeFailure::Damaged(_), Some(stop)) => self.kill(stop.next),
+            (WakeFailure::Damaged(reason), None) => {
+                self.refuse_wakers(&Refusal::Lost(reason.clone()));
+                self.kill(Next::Lost(reason));
             }
-            WakeFailure::Passing(reason) => match stop {
-                Some(stop) => {
-                    self.emit(Note::WakeFailed(reason, None));
-                    self.kill(stop.next);
-                }
-                None => self.retry_wake(cause, &asleep, reason),
-            },
+            (WakeFailure::Passing(reason), Some(stop)) => {
+                self.emit(Note::WakeFailed(reason, None));
+                self.kill(stop.next);
+            }
+            (WakeFailure::Passing(reason), None) => self.retry_wake(cause, asleep, reason),
         }
     }
 
     /// Sleeps on, and tries again later: what woke it still waits.
-    fn retry_wake(&mut self, cause: WakeCause, asleep: &Asleep, reason: Text) {
+    fn retry_wake(&mut self, cause: WakeCause, mut asleep: Asleep, reason: Text) {
         let failures = asleep.retry.as_ref().map_or(0, |retry| retry.failures);
         let delay = WAKE_RETRY.delay(failures);
         self.emit(Note::WakeFailed(reason.clone(), Some(delay)));
         self.refuse_wakers(&Refusal::WakeFailed(reason.clone()));
-        let retry = WakeRetry { at: self.now + delay, cause, reason, failures: failures.saturating_add(1) };
-        self.enter(Phase::Dozing(Asleep { retry: Some(retry), ..asleep.clone() }));
+        asleep.retry = Some(WakeRetry { at: self.now + delay, cause, reason, failures: failures.saturating_add(1) });
+        self.enter(Phase::Dozing(asleep));
     }
 
     /// Answers those who wait for a running app that they will not get it.

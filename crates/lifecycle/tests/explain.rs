@@ -1,0 +1,191 @@
+//! What `torpor explain` says, word for word, along one life.
+
+use std::time::Duration;
+
+use torpor_lifecycle::*;
+
+/// One account, as lines.
+fn account(app: &App, now: u64) -> String {
+    let Account { why, keeps_awake, sleeps_at, wakes_at, refusals } = app.explain(Millis(now));
+    let mut text = format!("{why}\n");
+    for line in keeps_awake {
+        text += &format!("  awake: {line}\n");
+    }
+    for line in refusals {
+        text += &format!("  refused: {line}\n");
+    }
+    for (name, time) in [("sleeps", sleeps_at), ("wakes", wakes_at)] {
+        if let Some(Millis(time)) = time {
+            text += &format!("  {name} at {time}\n");
+        }
+    }
+    text
+}
+
+struct Told {
+    app: App,
+    text: String,
+}
+
+impl Told {
+    fn new(policy: Policy) -> Self {
+        let mut told = Self { app: App::new(policy, false, Millis(0)), text: String::new() };
+        told.tell(0);
+        told
+    }
+
+    fn tell(&mut self, time: u64) {
+        self.text.push_str(&account(&self.app, time));
+    }
+
+    /// Events at one time, then the account.
+    fn at<const N: usize>(&mut self, time: u64, events: [Event; N]) -> &mut Self {
+        for event in events {
+            let said = self.app.handle(event, Millis(time));
+            assert!(!said.iter().any(|it| matches!(it, Action::Unexpected { .. })), "{said:?}");
+        }
+        self.tell(time);
+        self
+    }
+
+    #[track_caller]
+    fn expect(&self, expected: &str) {
+        assert_eq!(self.text, expected.trim_start_matches('\n'), "got:\n{}", self.text);
+    }
+}
+
+fn ask(request: Request) -> Event {
+    Event::Request(Ticket(1), request)
+}
+
+fn seen(packets: u64, cpu_us: u64, connections: u32) -> Event {
+    Event::Observed(Observation { packets, cpu_us, connections })
+}
+
+#[test]
+fn a_day_of_an_app() {
+    let mut told = Told::new(Policy { with_connections: false, ..Policy::default() });
+    told.at(1_000, [ask(Request::Start)])
+        .at(2_000, [Event::Started, seen(0, 0, 0)])
+        .at(7_000, [seen(3, 1_000_000, 2)])
+        .at(8_000, [ask(Request::Exec), Event::Request(Ticket(2), Request::Exec)])
+        .at(9_000, [Event::Pinned(true)])
+        .at(10_000, [Event::Pinned(false), Event::ExecEnded, Event::ExecEnded, seen(3, 1_000_000, 0)])
+        .at(15_000, [seen(3, 1_000_000, 0)])
+        .at(40_000, [seen(3, 1_000_000, 0)])
+        .at(
+            40_001,
+            [Event::CaptureRefused {
+                reasons: vec!["pid 12: pages pinned by io_uring at 7f00".into()],
+                retry: Retry::Later,
+            }],
+        )
+        .at(51_000, [seen(3, 1_000_000, 0), seen(3, 1_000_000, 0)])
+        .at(56_000, [seen(3, 1_000_000, 0)])
+        .at(56_001, [Event::CaptureCommitted])
+        .at(56_002, [Event::Dozed { next_timer: Some(Millis(146_002)) }])
+        .at(100_000, [Event::Packet("packet for tcp 80".into())])
+        .at(100_001, [Event::Woken, ask(Request::Sleep)])
+        .at(100_002, [Event::Packet("packet for tcp 80".into())]);
+    told.expect(
+        "
+stopped: not started
+starting by request
+running; it will sleep in 30 s if nobody uses it
+  awake: last use 0 ms ago (start); it is idle after 30 s without
+  awake: awake for 0 ms, and for 2 s at least
+  awake: its CPU use is not measured yet
+  sleeps at 32000
+running
+  awake: last use 0 ms ago (packets); it is idle after 30 s without
+  awake: CPU: 20 % of a core, more than 5 %
+  awake: 2 established connections
+running
+  awake: 2 exec sessions
+running
+  awake: a pin
+  awake: 2 exec sessions
+running; it will sleep in 30 s if nobody uses it
+  awake: last use 0 ms ago (not watched until then); it is idle after 30 s without
+  awake: its CPU use is not measured yet
+  sleeps at 40000
+running; it will sleep in 25 s if nobody uses it
+  awake: last use 5 s ago (not watched until then); it is idle after 30 s without
+  sleeps at 40000
+falling asleep: idle for 30 s
+running; it will sleep in 10 s if nobody uses it
+  awake: awake for 0 ms, and for 2 s at least
+  awake: it could not be put to sleep, next attempt in 10 s: pid 12: pages pinned by io_uring at 7f00
+  awake: its CPU use is not measured yet
+  refused: pid 12: pages pinned by io_uring at 7f00
+  sleeps at 50001
+running; it will sleep in 250 ms if nobody uses it
+  awake: its CPU use is not measured yet
+  refused: pid 12: pages pinned by io_uring at 7f00
+  sleeps at 51250
+falling asleep: idle for 46 s
+  refused: pid 12: pages pinned by io_uring at 7f00
+falling asleep, its image is durable: idle for 46 s
+  refused: pid 12: pages pinned by io_uring at 7f00
+dozing for 0 ms: idle for 46 s; a timer wakes it in 1 min 30 s
+  wakes at 146002
+waking: packet for tcp 80
+falling asleep: command
+staying awake: packet for tcp 80
+",
+    );
+}
+
+#[test]
+fn ends_of_an_app() {
+    let mut told = Told::new(Policy::default());
+    told.at(0, [ask(Request::Start), Event::StartFailed("/usr/sbin/httpd: no such file".into())])
+        .at(1_000, [ask(Request::Start), Event::Started])
+        .at(2_000, [ask(Request::Sleep), Event::CaptureCommitted, Event::Packet("packet for tcp 80".into())])
+        .at(3_000, [Event::Dozed { next_timer: None }])
+        .at(3_001, [Event::WakeFailed(WakeFailure::Passing("out of memory".into()))])
+        .at(3_101, [Event::TimerFired])
+        .at(3_102, [Event::WakeFailed(WakeFailure::Damaged("page 7: wrong checksum".into()))])
+        .at(3_103, [Event::Exited(Exit::Signal(9))])
+        .at(3_353, [Event::TimerFired])
+        .at(4_000, [Event::Started, ask(Request::Restart { grace: Duration::from_secs(10) })])
+        .at(14_000, [Event::TimerFired])
+        .at(14_001, [Event::Exited(Exit::Signal(9))])
+        .at(15_000, [Event::Started, Event::Exited(Exit::MemoryLimit(64 << 20))])
+        .at(16_000, [Event::TimerFired, Event::Started, Event::Exited(Exit::Status(0))]);
+    let dozed = Event::Dozed { next_timer: None };
+    told.at(17_000, [ask(Request::Start), Event::Started, ask(Request::Sleep), Event::CaptureCommitted, dozed]);
+    told.tell(7_217_000);
+    told.at(7_217_000, [ask(Request::Stop { grace: Duration::from_secs(10) })])
+        .at(7_217_001, [Event::Woken])
+        .at(7_217_002, [Event::Exited(Exit::Status(0))]);
+    told.expect(
+        "
+stopped: not started
+stopped: could not be started: /usr/sbin/httpd: no such file
+running; it will sleep in 30 s if nobody uses it
+  awake: last use 0 ms ago (start); it is idle after 30 s without
+  awake: awake for 0 ms, and for 2 s at least
+  awake: its CPU use is not measured yet
+  sleeps at 31000
+falling asleep (command), and will wake at once: packet for tcp 80
+waking: packet for tcp 80
+dozing: waking it (packet for tcp 80) failed, next attempt in 100 ms: out of memory
+  wakes at 3101
+waking: packet for tcp 80
+lost, its image is damaged: page 7: wrong checksum
+lost: its image was damaged: page 7: wrong checksum; its restart policy starts it again in 250 ms
+starting again by its restart policy: lost: its image was damaged: page 7: wrong checksum
+asked to end; it is killed in 10 s, and starts again after that
+killed; its processes have not ended yet
+starting by request
+killed by the memory limit (64 MiB); its restart policy starts it again in 250 ms
+stopped: exited with status 0; its restart policy leaves it so
+dozing for 0 ms: command
+dozing for 2 h: command
+waking: stop
+asked to end; it is killed in 10 s
+stopped: by request
+",
+    );
+}

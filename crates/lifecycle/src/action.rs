@@ -173,6 +173,6 @@ pub enum Refusal {
     #[error("it cannot be put to sleep while it is {0}")]
     Busy(&'static str),
     /// The queue is full.
-    #[error("{MAX_WAITING} requests wait for it already")]
+    #[error("{MAX_WAITING} requests or more wait for it already")]
     TooMany,
 }

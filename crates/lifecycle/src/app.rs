@@ -11,7 +11,7 @@ use crate::policy::Policy;
 use crate::time::Millis;
 use crate::watch::Watch;
 
-/// Requests that may wait for their answers at once; more are refused.
+/// Requests that may wait for their answers at once, and as many again to stop or restart; more are refused.
 pub const MAX_WAITING: usize = 1_024;
 
 /// One app's life-cycle.

@@ -7,18 +7,20 @@
 //! found ([`Event::TakenOver`]).
 //!
 //! ```text
-//!                 Start                    idle, or by hand
-//!    ┌─────────┐──────────▶ Starting ──▶ Running ─────────────▶ Capturing ──────┐ committed
-//!    │ Stopped │               ▲          ▲ ▲ │                   │ packet, …   ▼
-//!    └─────────┘               │          │ │ │     thawed        ▼         Dropping
-//!         ▲                    │          │ └─│─────────────── Aborting ──▶ (wake is    │
-//!         │ policy: stays      │          │   │                 (lost race)  remembered)│ dozed
-//!         │                 Backoff       │   │ Stop                                    ▼
-//!         │                    ▲          └───│──────────────── Waking ◀───────────── Dozing
-//!         │                    │ policy:      ▼          woken    │   packet, timer,
-//!         └────────────────────┴─ restarts ─ Stopping ◀───────────┘   request
-//!                   exited                   TERM, then KILL   image damaged: KILL
+//!          start        started      idle, by hand   committed      dropped
+//! Stopped ─────▶ Starting ──▶ Running ──▶ Capturing ─────▶ Dropping ──▶ Dozing
+//!    ▲            ▲  ▲         │ ▲  ▲         │ packet,     ▲  │        │   ▲
+//!    │            │  │         │ │  │ thawed  ▼ exec, stop  │  │ failed │   │ failed: tried
+//!    │            │  │         │ │  └───── Aborting ────────┘  ▼        ▼   │ again later
+//!    │            │  │         │ └──────────────────────────── Waking ──────┘
+//!    │            │  │    stop │        woken                  │  packet, timer, request
+//!    │   restart, │  Backoff   ▼                               │
+//!    │   by start │  ▲ policy  Stopping ◀──────────────────────┘ damaged, or needed for a stop and failed: killed
+//!    └────────────┴──┴────────────┘ exited
 //! ```
+//! A wake that was asked for in `Dropping`, a stop that was ordered and an exit that happened during an operation are
+//! kept and follow its outcome. A stop of a sleeping app goes through `Waking`. A process that ends in `Running` or
+//! `Dozing` goes to the policy at once. A wake whose image is damaged goes to `Stopping`, killed.
 //!
 //! # Invariants
 //! - **One operation at a time.** `Starting`, `Capturing`/`Aborting`/`Dropping` and `Waking` are operations: the owner

@@ -10,9 +10,11 @@ use crate::phase::{Ending, Next, Phase, StartedBy, StopReason};
 
 impl App {
     pub(crate) fn request(&mut self, ticket: Ticket, request: Request) {
+        // A crowd that waits for a wake does not keep anyone from ending the app.
+        let ends = matches!(request, Request::Stop { .. } | Request::Restart { .. });
+        let places = if ends { 2 * MAX_WAITING } else { MAX_WAITING };
         let answer = match request {
-            // One place is enough for everything: an answer at once needs none.
-            _ if self.waiting.len() >= MAX_WAITING => Some(Err(Refusal::TooMany)),
+            _ if self.waiting.len() >= places => Some(Err(Refusal::TooMany)),
             Request::Start => self.request_start(ticket),
             Request::Wake => self.request_awake(ticket, Goal::Awake, WakeCause::Command),
             Request::Exec => self.request_exec(ticket),
@@ -148,9 +150,7 @@ impl App {
             }
             _ => {
                 let grace = self.stop.as_ref().map_or(grace, |earlier| earlier.grace.min(grace));
-                let asleep = matches!(self.phase, Phase::Dozing(_));
                 self.rouse(WakeCause::Stop);
-                debug_assert!(!asleep || matches!(self.phase, Phase::Waking { .. }));
                 self.stop = Some(Stop { grace, next });
             }
         }

@@ -268,7 +268,6 @@ impl App {
             return self.unexpected(&Event::TakenOver(found));
         }
         self.used = (self.now, Use::Unwatched);
-        self.started_at = Some(self.now);
         if !matches!(found, Found::Gone(_)) {
             self.emit(Note::TakenOver);
         }

@@ -30,10 +30,7 @@ impl App {
     pub(crate) fn pin(&mut self, pinned: bool) {
         let before = mem::replace(&mut self.pinned, pinned);
         match (before, pinned) {
-            (false, true) => {
-                self.rouse(WakeCause::Pin);
-                self.watch();
-            }
+            (false, true) => self.rouse(WakeCause::Pin),
             (true, false) => self.watch_again(),
             (false, false) | (true, true) => {}
         }
@@ -103,7 +100,7 @@ impl App {
         let answer = self.request_awake(ticket, Goal::Exec, WakeCause::Exec);
         if answer == Some(Ok(())) {
             self.exec_sessions = self.exec_sessions.saturating_add(1);
-            self.watch();
+            self.plan_look();
         }
         answer
     }

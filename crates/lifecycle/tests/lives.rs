@@ -494,7 +494,7 @@ fn an_end_during_a_capture_waits_for_its_outcome() {
 fn a_new_daemon_takes_over_whatever_it_finds() {
     let found = |found, pinned| {
         let mut life = Life::new(Policy::default());
-        life.app = App::new(Policy::default(), pinned, Millis(START));
+        life.app = App::new(Policy::default(), pinned, Millis(0));
         life.at(START, Event::TakenOver(found));
         life
     };
@@ -538,4 +538,69 @@ fn waiting_is_bounded() {
     assert!(started.handle(Event::Started, Millis(START)).len() > MAX_WAITING);
     life.ask(START, stop());
     assert_eq!(life.replies().len(), MAX_WAITING, "a stop gets in, and answers them");
+}
+
+/// What users were told along a life, and what was counted.
+#[test]
+fn users_see_every_turn() {
+    let mut life = Life::new(Policy::default());
+    let mut kinds = Vec::new();
+    let mut tell = |life: &mut Life, events: &[Event]| {
+        for event in events {
+            life.at(5_000, event.clone());
+            kinds.extend(
+                life.said.iter().filter_map(|it| if let Action::Emit(note) = it { Some(note.kind()) } else { None }),
+            );
+        }
+    };
+    let ask = |request| Event::Request(Ticket(7), request);
+    let doze = [ask(Request::Sleep), Event::CaptureCommitted, Event::Dozed { next_timer: None }];
+    let refused = Event::CaptureRefused { reasons: Vec::new(), retry: Retry::Later };
+    tell(&mut life, &[ask(Request::Start), Event::StartFailed("no such file".into())]);
+    tell(&mut life, &[ask(Request::Start), Event::Started]);
+    tell(&mut life, &doze);
+    tell(&mut life, &[packet(), Event::WakeFailed(WakeFailure::Passing("no memory".into())), ask(Request::Wake)]);
+    tell(&mut life, &[Event::Woken, ask(Request::Sleep), packet(), Event::CaptureAborted(cause())]);
+    tell(&mut life, &[ask(Request::Sleep), refused]);
+    tell(&mut life, &doze);
+    tell(
+        &mut life,
+        &[packet(), Event::WakeFailed(WakeFailure::Damaged("checksum".into())), Event::Exited(Exit::Signal(9))],
+    );
+    tell(&mut life, &[ask(Request::Start), Event::Started, ask(Request::Stop { grace: Duration::ZERO })]);
+    tell(&mut life, &[Event::TimerFired, Event::Exited(Exit::Signal(9))]);
+    assert_eq!(
+        kinds.join(" "),
+        "start-failed started falling-asleep dozing wake-failed woken falling-asleep sleep-aborted falling-asleep \
+         sleep-refused falling-asleep dozing lost exited restarting started stopping killed exited"
+    );
+    assert_eq!(life.app.counts(), Counts { sleeps: 2, aborted_sleeps: 1, wakes: 1, restarts: 0 });
+    assert_eq!(life.app.since(), Millis(5_000));
+
+    let mut taken = Life::new(Policy::default());
+    taken.at(START, Event::TakenOver(Found::Running));
+    assert!(taken.said(&Action::Emit(Note::TakenOver)));
+    let mut taken = Life::dozing(Policy::default());
+    taken.ask(2_000, stop()).at(2_000, Event::WakeFailed(WakeFailure::Passing("no memory".into())));
+    assert!(taken.said(&Action::Emit(Note::WakeFailed("no memory".into(), None))));
+}
+
+#[test]
+fn traffic_that_the_engine_saw_is_use() {
+    let mut life = Life::running(Policy::default());
+    life.ask(50_000, Request::Sleep).at(50_001, Event::CaptureAborted(cause()));
+    assert_eq!(life.replies(), [Err(Refusal::SleepAborted(cause()))]);
+    assert_eq!(life.live(u64::MAX, quiet), Some(80_001));
+}
+
+#[test]
+fn an_end_after_a_take_over_discards_the_image() {
+    for found in [Found::Dozing { next_timer: None }, Found::MidDropOrWake] {
+        let mut life = Life::new(Policy::default());
+        life.at(START, Event::TakenOver(found.clone())).at(START, Event::Exited(Exit::Signal(9)));
+        if found == Found::MidDropOrWake {
+            life.at(START, Event::WakeFailed(WakeFailure::Passing("no such process".into())));
+        }
+        assert!(life.said(&Action::DiscardImage), "{found:?}");
+    }
 }

@@ -135,7 +135,8 @@ impl World {
         if let Some(found) = found {
             world.alive = !matches!(found, Found::Gone(_));
             world.dropped = matches!(found, Found::Dozing { .. } | Found::MidDropOrWake);
-            world.image = world.dropped;
+            // A running one may have an image left from its last wake, a dead one from its last sleep.
+            world.image = found != Found::MidCapture;
             world.op = (found == Found::MidCapture).then_some(Op::Capture { committed: false });
             world.send(Event::TakenOver(found));
         }
@@ -189,6 +190,7 @@ impl World {
             }
             Action::DiscardImage => {
                 assert!(!self.dropped || !self.alive, "discarded the only copy\n{}", at());
+                assert!(self.image, "discarded nothing\n{}", at());
                 self.image = false;
             }
             Action::SetImageAside => {

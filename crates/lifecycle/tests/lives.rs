@@ -604,3 +604,46 @@ fn an_end_after_a_take_over_discards_the_image() {
         assert!(life.said(&Action::DiscardImage), "{found:?}");
     }
 }
+
+#[test]
+fn a_start_is_kept_through_what_came_before_it() {
+    // After a stop that waits for the wake.
+    let mut life = Life::dozing(Policy { restart: RestartPolicy::No, ..Policy::default() });
+    life.ask(2_000, stop())
+        .ask(2_000, Request::Start)
+        .at(2_001, Event::Woken)
+        .at(2_002, Event::Exited(Exit::Status(0)));
+    assert!(life.said(&Action::Spawn));
+    assert_eq!(life.replies(), [Ok(())], "the stop; the start is answered when it runs");
+    life.at(2_003, Event::Started);
+    assert_eq!(life.replies(), [Ok(())]);
+    // After an end whose operation is not over.
+    let mut life = Life::running(Policy { restart: RestartPolicy::No, ..Policy::default() });
+    life.ask(2_000, Request::Sleep).at(2_000, Event::Exited(Exit::Status(0))).ask(2_000, Request::Start);
+    life.at(2_001, Event::CaptureAborted(WakeCause::Recovery));
+    assert!(life.said(&Action::Spawn));
+}
+
+#[test]
+fn a_start_by_hand_begins_anew() {
+    let mut life = Life::running(Policy::default());
+    for _ in 0..3 {
+        life.at(2_000, Event::Exited(Exit::Status(1)));
+        let again = life.timer.unwrap();
+        life.at(again, Event::TimerFired).at(2_000, Event::Started);
+    }
+    assert_eq!(life.app.counts().restarts, 3);
+    life.at(2_000, Event::Exited(Exit::Status(1))).ask(2_000, Request::Start).at(2_000, Event::Started);
+    assert_eq!(life.app.counts().restarts, 0);
+    let now = life.app.since().0;
+    life.at(now, Event::Exited(Exit::Status(1)));
+    assert_eq!(life.timer, Some(now + 250));
+}
+
+#[test]
+fn a_wake_of_a_running_app_is_use() {
+    let mut life = Life::running(Policy::default());
+    life.ask(20_000, Request::Wake);
+    assert_eq!(life.replies(), [Ok(())]);
+    assert_eq!(life.live(u64::MAX, quiet), Some(50_000));
+}

@@ -149,7 +149,7 @@ impl World {
             self.log.push(format!("    {action:?}"));
             self.perform(action);
         }
-        self.log.push(format!("    = {:?}", self.app.phase()));
+        self.log.push(format!("    = {}", self.app.phase().name()));
         self.check_rest();
     }
 

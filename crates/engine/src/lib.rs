@@ -10,6 +10,7 @@
 
 mod memory;
 mod plan;
+mod probe;
 mod proc;
 mod recover;
 mod sleep;
@@ -24,7 +25,8 @@ mod watch;
 pub use memory::copy::CopyError;
 pub use memory::refill::RefillError;
 pub use plan::Memories;
-pub use recover::{Recovered, recover};
+pub use probe::{Probe, probe};
+pub use recover::{RecoverError, Recovered, recover};
 pub use sleep::{Abort, Asleep, Failure, Request, SleepError, Target, fall_asleep};
 pub use step::{Fault, Faults, NoFaults, Step, Timings};
 pub use target::{Freezer, Journal, Phase};

@@ -45,7 +45,7 @@ impl Began {
         let mut last_ran = HashMap::new();
         let taken = now();
         // Without the scheduler's clock a wait is taken to have begun just now: it may then end late, never early.
-        let Ok(clock) = SchedulerClock::read() else { return Ok(Self { last_ran, taken }) };
+        let Ok(mut clock) = SchedulerClock::open() else { return Ok(Self { last_ran, taken }) };
         for pid in pids {
             let threads = match proc::threads(*pid) {
                 Ok(threads) => threads,

@@ -24,6 +24,8 @@ pub(crate) struct Stat {
     pub(crate) state: char,
     /// Start time in clock ticks since boot: with the id it names a process for good.
     pub(crate) start_ticks: u64,
+    /// CPU that it last ran on.
+    pub(crate) cpu: u32,
 }
 
 /// Reads `/proc/PID/stat` or `/proc/PID/task/TID/stat`.
@@ -35,8 +37,10 @@ pub(crate) fn stat(path: &str) -> io::Result<Stat> {
     let state = fields.next().and_then(|field| field.chars().next());
     // Field 22, where the state is field 3.
     let start_ticks = fields.nth(18).and_then(|field| field.parse().ok());
-    match (state, start_ticks) {
-        (Some(state), Some(start_ticks)) => Ok(Stat { state, start_ticks }),
+    // Field 39.
+    let cpu = fields.nth(16).and_then(|field| field.parse().ok());
+    match (state, start_ticks, cpu) {
+        (Some(state), Some(start_ticks), Some(cpu)) => Ok(Stat { state, start_ticks, cpu }),
         _ => Err(unexpected(path)),
     }
 }

@@ -13,7 +13,7 @@
 //!         jmp park
 //! ```
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 
@@ -141,23 +141,29 @@ impl Thread {
     }
 }
 
+/// Where the park loop goes in a process: the last bytes of its vDSO, where there must be zeros, or the loop already.
+pub(crate) fn park_place(pid: i32) -> Result<u64, TraceError> {
+    let look = |error| TraceError::Look(pid, error);
+    let vdso = areas(pid).map_err(look)?.into_iter().find(|area| area.name == "[vdso]");
+    let place = vdso.ok_or(TraceError::NoVdso(pid))?.end - 16;
+    let mut found = [0; CODE.len()];
+    File::open(format!("/proc/{pid}/mem"))
+        .and_then(|memory| memory.read_exact_at(&mut found, place))
+        .map_err(look)?;
+    if found == [0; CODE.len()] || found == CODE { Ok(place) } else { Err(TraceError::NoVdso(pid)) }
+}
+
 /// Puts the park loop into a process and returns the address of the loop.
 ///
 /// It is written over zeros behind the end of the vDSO's code, where nothing ever reads; the page becomes the process's
-/// own copy. Done once per address space: a second call finds it there.
+/// own copy. To write it again changes nothing.
 pub(crate) fn install_park_loop(pid: i32) -> Result<u64, TraceError> {
-    let look = |error| TraceError::Look(pid, error);
-    let vdso = areas(pid).map_err(look)?.into_iter().find(|area| area.name == "[vdso]");
-    let vdso = vdso.ok_or(TraceError::NoVdso(pid))?;
-    let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem")).map_err(look)?;
-    let place = vdso.end - 16;
-    let mut found = [0; CODE.len()];
-    memory.read_exact_at(&mut found, place).map_err(look)?;
-    if found == [0; CODE.len()] {
-        memory.write_all_at(&CODE, place).map_err(look)?;
-    } else if found != CODE {
-        return Err(TraceError::NoVdso(pid));
-    }
+    let place = park_place(pid)?;
+    OpenOptions::new()
+        .write(true)
+        .open(format!("/proc/{pid}/mem"))
+        .and_then(|memory| memory.write_all_at(&CODE, place))
+        .map_err(|error| TraceError::Look(pid, error))?;
     Ok(place + PARK_OFFSET)
 }
 

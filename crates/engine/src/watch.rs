@@ -17,8 +17,8 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 use crate::proc;
 use crate::wait::sources::{Awaited, Waits};
 
-/// Events taken from the epoll descriptor in one call.
-const EVENTS: usize = 64;
+/// Events taken from the epoll descriptor in one call; those behind it stay there for the next.
+const EVENTS: usize = 1;
 
 /// What one registration stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Watch {
         &self.sources
     }
 
-    /// The first source that had an event since the last call.
+    /// Takes one event: the source that had it, or `None` if nothing has happened.
     pub fn fired(&self) -> io::Result<Option<Source>> {
         let mut events = Vec::with_capacity(EVENTS);
         let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };

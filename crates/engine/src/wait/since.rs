@@ -1,12 +1,15 @@
 //! When a thread began to wait.
 //!
 //! `/proc/PID/task/TID/sched` shows `se.exec_start`: the scheduler's clock, in milliseconds, when the thread last ran. It is
-//! read before the app is frozen, because freezing runs every thread for a moment. The scheduler's clock is related to
-//! `CLOCK_MONOTONIC` by reading our own entry, which is of this very moment.
+//! read before the app is frozen, because freezing runs every thread for a moment. Every CPU has a clock of its own (time
+//! stolen by a hypervisor or spent in interrupts is left out), so it is related to `CLOCK_MONOTONIC` by going to the CPU
+//! that the thread last ran on and reading our own entry there.
 
+use std::collections::HashMap;
 use std::io;
 use std::time::Duration;
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::proc;
@@ -17,24 +20,52 @@ pub(crate) fn now() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// Relates the scheduler's clock to `CLOCK_MONOTONIC`.
-#[derive(Clone, Copy, Debug)]
+/// Relates the scheduler's clocks to `CLOCK_MONOTONIC`.
+#[derive(Debug)]
 pub(crate) struct SchedulerClock {
-    monotonic: Duration,
-    scheduler: Duration,
+    /// By CPU: what to add to its clock.
+    offsets: HashMap<u32, Duration>,
+    /// CPUs that this thread may use, to be restored.
+    allowed: CpuSet,
 }
 
 impl SchedulerClock {
-    /// Reads both clocks now; an error where the kernel does not show the scheduler's.
-    pub(crate) fn read() -> io::Result<Self> {
-        let scheduler = last_ran("/proc/thread-self/sched")?;
-        Ok(Self { monotonic: now(), scheduler })
+    /// An error where the kernel does not show the scheduler's clock.
+    pub(crate) fn open() -> io::Result<Self> {
+        let mut clock = Self { offsets: HashMap::new(), allowed: sched_getaffinity(None)? };
+        let here = rustix::thread::sched_getcpu();
+        clock.offset(here as u32)?;
+        Ok(clock)
     }
 
     /// When `tid` last ran, by `CLOCK_MONOTONIC`.
-    pub(crate) fn last_ran(&self, pid: i32, tid: i32) -> io::Result<Duration> {
-        let ran = last_ran(&format!("/proc/{pid}/task/{tid}/sched"))?;
-        Ok((self.monotonic + ran).saturating_sub(self.scheduler).min(self.monotonic))
+    pub(crate) fn last_ran(&mut self, pid: i32, tid: i32) -> io::Result<Duration> {
+        let path = format!("/proc/{pid}/task/{tid}");
+        let ran = last_ran(&format!("{path}/sched"))?;
+        let cpu = proc::stat(&format!("{path}/stat"))?.cpu;
+        Ok((ran + self.offset(cpu)?).min(now()))
+    }
+
+    fn offset(&mut self, cpu: u32) -> io::Result<Duration> {
+        if let Some(offset) = self.offsets.get(&cpu) {
+            return Ok(*offset);
+        }
+        let mut only = CpuSet::new();
+        only.set(cpu as usize);
+        sched_setaffinity(None, &only)?;
+        // Our own entry is of the moment at which we were last put on the CPU: now.
+        rustix::thread::sched_yield();
+        let read = last_ran("/proc/thread-self/sched");
+        let offset = now().saturating_sub(read?);
+        self.offsets.insert(cpu, offset);
+        Ok(offset)
+    }
+}
+
+impl Drop for SchedulerClock {
+    fn drop(&mut self) {
+        // What was allowed before is allowed now; a CPU taken away meanwhile is left out by the kernel.
+        let _ = sched_setaffinity(None, &self.allowed);
     }
 }
 
@@ -70,7 +101,7 @@ mod tests {
         }
         let blocked = now();
         std::thread::sleep(Duration::from_millis(200));
-        let since = SchedulerClock::read().unwrap().last_ran(pid, tid).unwrap();
+        let since = SchedulerClock::open().unwrap().last_ran(pid, tid).unwrap();
         drop(send);
         waiting.join().unwrap();
         let slack = Duration::from_millis(20);

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -108,13 +108,22 @@ pub struct Program {
 impl Program {
     /// Starts `command` and waits for its first line of output, which is given back too.
     pub fn start(command: &mut Command) -> (Self, String) {
-        let group = Group::new();
-        let procs = group.0.join("cgroup.procs");
-        let mut child = command.stdout(Stdio::piped()).process_group(0).spawn().unwrap();
-        fs::write(procs, child.id().to_string()).unwrap();
+        let (program, output) = Self::start_unread(command);
         let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        (Self { child, group }, line.trim().to_owned())
+        BufReader::new(output).read_line(&mut line).unwrap();
+        (program, line.trim().to_owned())
+    }
+
+    /// Starts `command`, all of it in the group from its first instruction on, and gives its output.
+    pub fn start_unread(command: &mut Command) -> (Self, ChildStdout) {
+        let group = Group::new();
+        // A shell enters the group and becomes the program.
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(group.0.join("cgroup.procs"));
+        shell.arg(command.get_program()).args(command.get_args());
+        let mut child = shell.stdout(Stdio::piped()).process_group(0).spawn().unwrap();
+        let output = child.stdout.take().unwrap();
+        (Self { child, group }, output)
     }
 }
 

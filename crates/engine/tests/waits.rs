@@ -1,0 +1,86 @@
+//! Programs that block in every call with a time-out sleep and wake in between, end on time, and see no `EINTR`.
+
+mod common;
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Memory, Program};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use torpor_engine::{Abort, Freezer, Memories, NoFaults, Request, SleepError, Target, fall_asleep, wake};
+
+const SECONDS: u64 = 12;
+/// As the issue of the time-outs demands; measured by the program itself.
+const LATE_US: i64 = 50_000;
+
+fn monotonic() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[test]
+fn waits_end_on_time_whatever_the_sleeps_in_between() {
+    let sleepers = torpor_testkit::native::executable("sleepers").unwrap();
+    let expected = Command::new(&sleepers).arg("list").output().unwrap();
+    let expected = String::from_utf8(expected.stdout).unwrap();
+    assert!(expected.lines().count() >= 12, "{expected}");
+
+    let mut command = Command::new(&sleepers);
+    command.args(["all", &SECONDS.to_string()]).stdout(Stdio::piped());
+    let (mut program, mut output) = Program::start_unread(&mut command);
+    let reading = std::thread::spawn(move || {
+        let mut text = String::new();
+        output.read_to_string(&mut text).unwrap();
+        text
+    });
+
+    let folder = tempfile::tempdir().unwrap();
+    let journal = Memory::new();
+    let target =
+        Target { app: 1, boot: [0, 0], freezer: &program.group, journal: &journal, faults: &NoFaults };
+    let mut memories = Memories::default();
+    let (mut sleeps, mut aborts) = (0_u64, 0);
+    let begun = Instant::now();
+    // Let all of them begin to wait.
+    std::thread::sleep(Duration::from_millis(300));
+    while program.group.processes().unwrap().len() > 1 {
+        assert!(begun.elapsed() < Duration::from_secs(3 * SECONDS), "the program does not end");
+        let abort = Abort::new().unwrap();
+        let request = Request {
+            image: folder.path().join(format!("{sleeps}.image")),
+            generation: sleeps + 1,
+            timers_over: Duration::from_secs(5),
+            single_sockets: false,
+            abort: &abort,
+            memories: &memories,
+        };
+        match fall_asleep(&target, &request).0 {
+            Ok(asleep) => {
+                sleeps += 1;
+                let until = monotonic() + Duration::from_millis(900);
+                let until = asleep.wake_at.map_or(until, |at| at.min(until));
+                let left = until.saturating_sub(monotonic());
+                let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+                poll(&mut [PollFd::new(&asleep.watch, PollFlags::IN)], Some(&left)).unwrap();
+                let (woken, _) = wake(&target, &asleep, &mut Vec::new());
+                memories = woken.unwrap().finish().unwrap();
+            }
+            Err(SleepError::Aborted(_)) => aborts += 1,
+            Err(error) => panic!("{error:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(150));
+    }
+    program.child.wait().unwrap();
+    let text = reading.join().unwrap();
+    eprintln!("{sleeps} sleeps, {aborts} aborted\n{text}");
+    assert!(sleeps >= 8, "only {sleeps} sleeps");
+    for line in expected.lines() {
+        let (mode, result) = line.split_once(' ').unwrap();
+        let found = text.lines().find(|line| line.starts_with(&format!("{mode} "))).unwrap_or_else(|| panic!("{mode}"));
+        assert!(found.ends_with(result), "{found}, not {result}");
+        let late = found.split("late_us=").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+        let late: i64 = late.parse().unwrap();
+        assert!((-1000..LATE_US).contains(&late), "{found}");
+    }
+}

@@ -20,13 +20,17 @@ pub const STARTED: &str = "started";
 /// A start failed (worker).
 pub const START_FAILED: &str = "start-failed";
 /// Taken over, running or dozing, by a new daemon (worker).
-pub const ADOPTED: &str = "adopted";
-/// It was told to end and has ended (worker).
-pub const STOPPED: &str = "stopped";
-/// Its initial process ended by itself or by a limit (worker).
+pub const TAKEN_OVER: &str = "taken-over";
+/// It was asked to end (worker).
+pub const STOPPING: &str = "stopping";
+/// It did not end in time and is killed (worker).
+pub const KILLED: &str = "killed";
+/// Its initial process ended, for whatever reason (worker).
 pub const EXITED: &str = "exited";
 /// It will be started again by its restart policy (worker).
 pub const RESTARTING: &str = "restarting";
+/// It is being captured (worker).
+pub const FALLING_ASLEEP: &str = "falling-asleep";
 /// Its memory is in an image; it sleeps (worker).
 pub const DOZING: &str = "dozing";
 /// Traffic stopped a capture before its commit (worker).
@@ -35,11 +39,13 @@ pub const SLEEP_ABORTED: &str = "sleep-aborted";
 pub const SLEEP_REFUSED: &str = "sleep-refused";
 /// It runs again where it stopped (worker).
 pub const WOKEN: &str = "woken";
-/// Its image was damaged: it is reported lost, and started again by its restart policy (worker).
+/// It could not be woken; it sleeps on and is tried again (worker).
+pub const WAKE_FAILED: &str = "wake-failed";
+/// Its image was damaged: its memory is lost, and its restart policy decides what follows (worker).
 pub const LOST: &str = "lost";
 
 /// All of them.
-pub const ALL: [&str; 17] = [
+pub const ALL: [&str; 20] = [
     CREATED,
     REMOVED,
     PINNED,
@@ -48,13 +54,30 @@ pub const ALL: [&str; 17] = [
     IMAGE_REMOVED,
     STARTED,
     START_FAILED,
-    ADOPTED,
-    STOPPED,
+    TAKEN_OVER,
+    STOPPING,
+    KILLED,
     EXITED,
     RESTARTING,
+    FALLING_ASLEEP,
     DOZING,
     SLEEP_ABORTED,
     SLEEP_REFUSED,
     WOKEN,
+    WAKE_FAILED,
     LOST,
 ];
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_page_has_every_kind_in_order() {
+        let page = include_str!("../../../docs/reference/events.md");
+        let kinds: Vec<&str> = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `"))
+            .filter_map(|line| line.split('`').next())
+            .collect();
+        assert_eq!(kinds, super::ALL);
+    }
+}

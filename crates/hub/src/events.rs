@@ -168,7 +168,7 @@ impl Recorder {
                 continue;
             }
             for event in events {
-                if event.kind == kinds::EXITED
+                if [kinds::EXITED, kinds::LOST].contains(&event.kind.as_str())
                     && let Some(hub) = hub.upgrade()
                 {
                     let app = event.app.clone();

@@ -175,7 +175,7 @@ impl Hub {
     }
 
     /// Rests every app and removes what was set up on the machine. What is wanted stays: the next start brings it back.
-    pub(crate) async fn teardown(&self) -> Result<(), ApiError> {
+    pub async fn teardown(&self) -> Result<(), ApiError> {
         self.worker.teardown().await
     }
 }

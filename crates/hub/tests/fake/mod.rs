@@ -1,0 +1,369 @@
+//! A worker in memory: apps have states and nothing else. Faults are set by the test: `fail("start")` makes the next
+//! calls of that name fail.
+#![allow(dead_code, unreachable_pub, reason = "shared by several test programs, each of which uses a part")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio_stream::wrappers::BroadcastStream;
+use torpor_api::client::{Client, Endpoint};
+use torpor_api::spec::Source;
+use torpor_api::view::{AppStatus, Check, CheckOutcome, Event, Explanation, State, Stats, StoredImage};
+use torpor_api::worker::{
+    AppRecord, BoxStream, Desired, ExecRequest, ExecSession, LogLine, LogRequest, Progress, Resolved, WorkerPort,
+};
+use torpor_api::{ApiError, ErrorKind};
+use torpor_hub::{Hub, HubError, HubOptions, Listen, Server};
+
+/// What the fake holds of an app.
+#[derive(Clone, Debug)]
+pub struct FakeApp {
+    pub record: AppRecord,
+    pub state: State,
+    pub pinned: bool,
+    pub sleeps: u64,
+}
+
+/// State shared with the test.
+#[derive(Debug, Default)]
+pub struct Inner {
+    pub apps: BTreeMap<String, FakeApp>,
+    pub images: BTreeMap<String, StoredImage>,
+    pub failing: BTreeSet<&'static str>,
+    pub calls: Vec<String>,
+    pub torn_down: bool,
+}
+
+/// The fake.
+pub struct FakeWorker {
+    pub inner: Mutex<Inner>,
+    events: broadcast::Sender<Event>,
+    /// While this is held by the test, `resolve` waits.
+    pub gate: tokio::sync::Mutex<()>,
+}
+
+impl FakeWorker {
+    pub fn new() -> Arc<Self> {
+        let (events, _) = broadcast::channel(4096);
+        Arc::new(Self { inner: Mutex::default(), events, gate: tokio::sync::Mutex::new(()) })
+    }
+
+    pub fn fail(&self, call: &'static str) {
+        self.inner.lock().unwrap().failing.insert(call);
+    }
+
+    pub fn heal(&self) {
+        self.inner.lock().unwrap().failing.clear();
+    }
+
+    pub fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.inner.lock().unwrap().calls)
+    }
+
+    pub fn apps(&self) -> Vec<FakeApp> {
+        self.inner.lock().unwrap().apps.values().cloned().collect()
+    }
+
+    pub fn emit(&self, app: &str, kind: &str) {
+        let fields = BTreeMap::from([("n".to_owned(), serde_json::json!(1))]);
+        let message = format!("{app} {kind}");
+        let at = jiff::Timestamp::now();
+        let event = Event { seq: 0, at, app: app.to_owned(), kind: kind.to_owned(), message, fields };
+        let _ = self.events.send(event);
+    }
+
+    fn called(&self, call: &'static str, about: &str) -> Result<(), ApiError> {
+        let mut inner = self.inner.lock().unwrap();
+        inner.calls.push(format!("{call} {about}"));
+        if inner.failing.contains(call) {
+            return Err(ApiError::new(ErrorKind::Internal, format!("{call} was made to fail")));
+        }
+        Ok(())
+    }
+
+    fn change(&self, call: &'static str, id: &str, change: impl FnOnce(&mut FakeApp)) -> Result<(), ApiError> {
+        self.called(call, id)?;
+        let mut inner = self.inner.lock().unwrap();
+        let app = inner.apps.get_mut(id).ok_or_else(unknown)?;
+        change(app);
+        Ok(())
+    }
+
+    fn name(&self, id: &str) -> Option<String> {
+        self.inner.lock().unwrap().apps.get(id).map(|app| app.record.spec.name.clone())
+    }
+}
+
+fn unknown() -> ApiError {
+    ApiError::new(ErrorKind::NotFound, "the worker knows no such app")
+}
+
+fn status(app: &FakeApp) -> AppStatus {
+    AppStatus {
+        id: app.record.id.clone(),
+        name: app.record.spec.name.clone(),
+        state: app.state,
+        since: app.record.created,
+        pid: Some(1),
+        addresses: vec![format!("10.213.0.{}", app.record.index)],
+        ports: app.record.spec.ports.iter().map(ToString::to_string).collect(),
+        memory_bytes: Some(4096),
+        sleeps: app.sleeps,
+        last_exit: None,
+        restarts: 0,
+        pinned: app.pinned,
+    }
+}
+
+#[async_trait::async_trait]
+impl WorkerPort for FakeWorker {
+    async fn resolve(&self, source: &Source, progress: mpsc::Sender<Progress>) -> Result<Resolved, ApiError> {
+        self.called("resolve", &format!("{source:?}"))?;
+        for done in [1, 2] {
+            let step = Progress { what: "unpacking".to_owned(), done_bytes: done, total_bytes: Some(2) };
+            let _ = progress.send(step).await;
+        }
+        let _open = self.gate.lock().await;
+        Ok(Resolved { layers: vec!["sha256:aa".to_owned()], ..Resolved::default() })
+    }
+
+    async fn adopt(&self, app: AppRecord) -> Result<(), ApiError> {
+        self.called("adopt", &app.id)?;
+        let state = if app.desired == Desired::Up { State::Running } else { State::Stopped };
+        let mut inner = self.inner.lock().unwrap();
+        let pinned = app.pinned;
+        let fresh = FakeApp { record: app.clone(), state, pinned, sleeps: 0 };
+        inner.apps.entry(app.id).or_insert(fresh);
+        Ok(())
+    }
+
+    async fn start(&self, id: &str) -> Result<(), ApiError> {
+        self.change("start", id, |app| app.state = State::Running)?;
+        self.emit(&self.name(id).unwrap(), "started");
+        Ok(())
+    }
+
+    async fn stop(&self, id: &str, _grace: Duration) -> Result<(), ApiError> {
+        self.change("stop", id, |app| app.state = State::Stopped)?;
+        self.emit(&self.name(id).unwrap(), "exited");
+        Ok(())
+    }
+
+    async fn sleep(&self, id: &str) -> Result<(), ApiError> {
+        self.change("sleep", id, |app| {
+            app.state = State::Dozing;
+            app.sleeps += 1;
+        })
+    }
+
+    async fn wake(&self, id: &str) -> Result<(), ApiError> {
+        self.change("wake", id, |app| app.state = State::Running)
+    }
+
+    async fn pin(&self, id: &str, pinned: bool) -> Result<(), ApiError> {
+        self.change("pin", id, |app| app.pinned = pinned)
+    }
+
+    async fn remove(&self, id: &str) -> Result<(), ApiError> {
+        self.change("remove", id, |_| ())?;
+        self.inner.lock().unwrap().apps.remove(id);
+        Ok(())
+    }
+
+    async fn status(&self, id: &str) -> Result<AppStatus, ApiError> {
+        self.called("status", id)?;
+        self.inner.lock().unwrap().apps.get(id).map(status).ok_or_else(unknown)
+    }
+
+    async fn explain(&self, id: &str) -> Result<Explanation, ApiError> {
+        Ok(Explanation {
+            status: self.status(id).await?,
+            why: "because".to_owned(),
+            keeps_awake: Vec::new(),
+            sleeps_at: None,
+            wakes_at: None,
+            refusals: Vec::new(),
+            wake_sources: Vec::new(),
+            sleeps: Vec::new(),
+            wakes: Vec::new(),
+        })
+    }
+
+    async fn stats(&self, id: &str) -> Result<Stats, ApiError> {
+        let AppStatus { name, state, sleeps, .. } = self.status(id).await?;
+        Ok(Stats {
+            name,
+            state,
+            processes: 1,
+            threads: 1,
+            private_bytes: 4096,
+            shared_bytes: 0,
+            page_table_bytes: 0,
+            kernel_bytes: None,
+            image_bytes: None,
+            cpu_us: 1,
+            packets: 0,
+            sleeps,
+            aborted_sleeps: 0,
+            wakes: 0,
+        })
+    }
+
+    /// `cat` echoes its input; `exit N` ends with that status; `size` prints each new size; anything else prints its arguments.
+    async fn exec(&self, id: &str, request: ExecRequest) -> Result<ExecSession, ApiError> {
+        self.called("exec", id)?;
+        let (input, mut stdin) = tokio::io::duplex(4096);
+        let (mut stdout, output) = tokio::io::duplex(4096);
+        let (mut stderr, errors) = tokio::io::duplex(4096);
+        let (ended, status) = oneshot::channel();
+        let (resize, mut sizes) = mpsc::channel(4);
+        tokio::spawn(async move {
+            use tokio::io::AsyncWriteExt;
+            let code = match request.command[0].as_str() {
+                "cat" => tokio::io::copy(&mut stdin, &mut stdout).await.map_or(1, |_| 0),
+                "exit" => request.command[1].parse().unwrap(),
+                "size" => {
+                    let (columns, rows) = sizes.recv().await.unwrap_or_default();
+                    stdout.write_all(format!("{columns}x{rows}").as_bytes()).await.map_or(1, |()| 0)
+                }
+                "sleep" => std::future::pending().await,
+                _ => {
+                    stdout.write_all(request.command.join(" ").as_bytes()).await.unwrap();
+                    stderr.write_all(b"warned").await.map_or(1, |()| 0)
+                }
+            };
+            drop((stdout, stderr));
+            let _ = ended.send(code);
+        });
+        Ok(ExecSession { input: Box::pin(input), output: Box::pin(output), errors: Box::pin(errors), status, resize })
+    }
+
+    async fn logs(&self, id: &str, request: LogRequest) -> Result<BoxStream<LogLine>, ApiError> {
+        self.called("logs", id)?;
+        let line = |number: usize| LogLine {
+            at: "2026-01-01T00:00:00Z".parse().unwrap(),
+            stream: if number % 2 == 0 { "out" } else { "err" }.to_owned(),
+            line: format!("line {number}"),
+        };
+        let lines = futures_util::stream::iter((10 - request.tail.unwrap_or(10).min(10)..10).map(line));
+        if request.follow {
+            return Ok(Box::pin(lines.chain(futures_util::stream::pending())));
+        }
+        Ok(Box::pin(lines))
+    }
+
+    fn events(&self) -> BoxStream<Event> {
+        Box::pin(BroadcastStream::new(self.events.subscribe()).filter_map(|event| async { event.ok() }))
+    }
+
+    async fn store_image(
+        &self,
+        name: &str,
+        source: &Source,
+        progress: mpsc::Sender<Progress>,
+    ) -> Result<Resolved, ApiError> {
+        let resolved = self.resolve(source, progress).await?;
+        let image = StoredImage {
+            name: Some(name.to_owned()),
+            digest: "sha256:0123456789abcdef".to_owned(),
+            bytes: 1 << 20,
+            layers: 1,
+            created: jiff::Timestamp::now(),
+            used_by: Vec::new(),
+        };
+        self.inner.lock().unwrap().images.insert(name.to_owned(), image);
+        Ok(resolved)
+    }
+
+    async fn images(&self) -> Result<Vec<StoredImage>, ApiError> {
+        Ok(self.inner.lock().unwrap().images.values().cloned().collect())
+    }
+
+    async fn remove_image(&self, name: &str) -> Result<(), ApiError> {
+        let removed = self.inner.lock().unwrap().images.remove(name);
+        removed.map(drop).ok_or_else(|| ApiError::new(ErrorKind::NotFound, format!("there is no image `{name}`")))
+    }
+
+    async fn doctor(&self) -> Result<Vec<Check>, ApiError> {
+        let check = |name: &str, outcome| Check {
+            name: name.to_owned(),
+            outcome,
+            found: "6.18".to_owned(),
+            meaning: String::new(),
+        };
+        Ok(vec![check("kernel", CheckOutcome::Ok), check("freezer", CheckOutcome::Degraded)])
+    }
+
+    async fn teardown(&self) -> Result<(), ApiError> {
+        self.called("teardown", "")?;
+        let mut inner = self.inner.lock().unwrap();
+        inner.torn_down = true;
+        inner.apps.values_mut().for_each(|app| app.state = State::Stopped);
+        Ok(())
+    }
+}
+
+/// A hub that serves a real socket on a real database, over a fake worker.
+pub struct Running {
+    pub worker: Arc<FakeWorker>,
+    pub client: Client,
+    pub socket: PathBuf,
+    pub tcp: Option<std::net::SocketAddr>,
+    stop: Option<oneshot::Sender<()>>,
+    served: tokio::task::JoinHandle<Result<(), HubError>>,
+}
+
+impl Running {
+    pub async fn start(dir: &Path, worker: Arc<FakeWorker>) -> Self {
+        Self::with_token(dir, worker, None).await
+    }
+
+    pub async fn with_token(dir: &Path, worker: Arc<FakeWorker>, token: Option<torpor_api::token::Token>) -> Self {
+        let idle = torpor_api::spec::Idle { after: torpor_api::units::Span::from_secs(77), ..Default::default() };
+        let options = HubOptions { instance: "test".to_owned(), data_dir: dir.join("data"), idle };
+        let hub = Hub::open(options, worker.clone()).await.unwrap();
+        let socket = dir.join("run/api.sock");
+        let tcp = token.map(|token| ("127.0.0.1:0".parse().unwrap(), token));
+        let server = Server::bind(hub, Listen { socket: socket.clone(), tcp }).await.unwrap();
+        let tcp = server.tcp_address();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let served = tokio::spawn(server.run(async move {
+            let _ = stopped.await;
+        }));
+        let client = Client::new(Endpoint::Unix(socket.clone()));
+        Self { worker, client, socket, tcp, stop: Some(stop), served }
+    }
+
+    pub async fn stop(mut self) {
+        let _ = self.stop.take().unwrap().send(());
+        self.served.await.unwrap().unwrap();
+    }
+
+    /// Waits for the server to end by itself.
+    pub async fn ended(mut self) {
+        let stop = self.stop.take();
+        self.served.await.unwrap().unwrap();
+        drop(stop);
+    }
+}
+
+/// A document of an app.
+pub fn app(name: &str, port: u16) -> serde_json::Value {
+    serde_json::json!({
+        "name": name,
+        "source": {"tarball": {"path": "/srv/app.tar"}},
+        "ports": [{"host": port, "app": 80}],
+    })
+}
+
+/// The refusal in a client's error.
+pub fn refusal(error: torpor_api::client::ClientError) -> ApiError {
+    match error {
+        torpor_api::client::ClientError::Refused(error) => error,
+        other => panic!("not a refusal: {other:?}"),
+    }
+}

@@ -1,0 +1,52 @@
+//! `ps`, `inspect`, `stats`, `explain`, `rm`.
+
+use jiff::Timestamp;
+use torpor_api::client::Client;
+
+use super::{print, show};
+use crate::cli::{MaybeNamed, Named, RmArgs};
+use crate::failure::Failure;
+use crate::output;
+
+pub(super) async fn ps(client: &Client, json: bool) -> Result<(), Failure> {
+    let apps = client.apps().await?;
+    show(json, &apps, |apps| output::ps(apps, Timestamp::now()))
+}
+
+pub(super) async fn inspect(client: &Client, args: &Named) -> Result<(), Failure> {
+    let detail = client.inspect(&args.app).await?;
+    if args.json.json {
+        return show(true, &detail, |_| String::new());
+    }
+    print(output::detail(&detail, Timestamp::now())?.as_bytes())
+}
+
+pub(super) async fn stats(client: &Client, args: &MaybeNamed) -> Result<(), Failure> {
+    match &args.app {
+        Some(app) => {
+            let stats = client.stats(app).await?;
+            show(args.json.json, &stats, |stats| output::stats(std::slice::from_ref(stats)))
+        }
+        None => show(args.json.json, &client.all_stats().await?, |stats| output::stats(stats)),
+    }
+}
+
+pub(super) async fn explain(client: &Client, args: &Named) -> Result<(), Failure> {
+    let told = client.explain(&args.app).await?;
+    show(args.json.json, &told, |told| output::explanation(told, Timestamp::now()))
+}
+
+/// Removes each; goes on after one that fails, and ends with the first failure's code.
+pub(super) async fn rm(client: &Client, args: &RmArgs) -> Result<i32, Failure> {
+    let mut code = 0;
+    for app in &args.apps {
+        match client.remove(app, args.force).await {
+            Ok(()) => print(format!("{app} is removed\n").as_bytes())?,
+            Err(error) => {
+                let failed = Failure::from(error).report();
+                code = if code == 0 { failed } else { code };
+            }
+        }
+    }
+    Ok(code)
+}

@@ -1,0 +1,128 @@
+//! What each command does: asks the daemon, prints what comes back.
+
+mod apps;
+mod exec;
+mod images;
+mod run;
+mod streams;
+mod system;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::CommandFactory;
+use serde::Serialize;
+use torpor_api::client::{AppAction, Client, Endpoint};
+use torpor_api::token::Token;
+
+use crate::cli::{Cli, Command, Daemon, ImagesCommand, Named};
+use crate::config::Config;
+use crate::daemon;
+use crate::failure::Failure;
+use crate::output;
+
+/// Runs a command; gives its exit code.
+pub(crate) fn run(cli: Cli) -> Result<i32, Failure> {
+    match cli.command {
+        Command::Completion { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "torpor", &mut text);
+            print(&text)?;
+            return Ok(0);
+        }
+        Command::Up(args) => {
+            let config = Config::load(args.config.as_deref())?;
+            return daemon::up(config).map(|()| 0);
+        }
+        _ => {}
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| Failure::Terminal { what: "start the command's runtime", source })?;
+    let done = runtime.block_on(dispatch(cli));
+    // A thread that waits for standard input must not hold up the end.
+    runtime.shutdown_background();
+    done
+}
+
+async fn dispatch(cli: Cli) -> Result<i32, Failure> {
+    let daemon = cli.daemon;
+    match cli.command {
+        Command::Down(args) => system::down(&daemon, &args).await?,
+        Command::Doctor { json, config } => return system::doctor(&daemon, json.json, &config).await,
+        Command::Version(json) => system::version(&daemon, json.json).await?,
+        Command::Run(args) => run::run(&connect(&daemon)?, *args).await?,
+        Command::Exec(args) => return exec::exec(&connect(&daemon)?, args).await,
+        Command::Ps(json) => apps::ps(&connect(&daemon)?, json.json).await?,
+        Command::Inspect(args) => apps::inspect(&connect(&daemon)?, &args).await?,
+        Command::Stats(args) => apps::stats(&connect(&daemon)?, &args).await?,
+        Command::Explain(args) => apps::explain(&connect(&daemon)?, &args).await?,
+        Command::Sleep(args) => act(&daemon, &args, AppAction::Sleep).await?,
+        Command::Wake(args) => act(&daemon, &args, AppAction::Wake).await?,
+        Command::Start(args) => act(&daemon, &args, AppAction::Start).await?,
+        Command::Pin(args) => act(&daemon, &args, AppAction::Pin).await?,
+        Command::Unpin(args) => act(&daemon, &args, AppAction::Unpin).await?,
+        Command::Stop(args) => {
+            let status = connect(&daemon)?.stop(&args.app, args.grace).await?;
+            show(args.json.json, &status, output::status_line)?;
+        }
+        Command::Restart(args) => {
+            let status = connect(&daemon)?.restart(&args.app, args.grace).await?;
+            show(args.json.json, &status, output::status_line)?;
+        }
+        Command::Rm(args) => return apps::rm(&connect(&daemon)?, &args).await,
+        Command::Logs(args) => streams::logs(&connect(&daemon)?, args).await?,
+        Command::Events(args) => streams::events(&connect(&daemon)?, args).await?,
+        Command::Images(args) => {
+            let client = connect(&daemon)?;
+            match args.command {
+                None => images::ls(&client, args.json.json).await?,
+                Some(ImagesCommand::Ls(json)) => images::ls(&client, json.json).await?,
+                Some(command) => return images::change(&client, command).await,
+            }
+        }
+        // Handled before the runtime was made.
+        Command::Completion { .. } | Command::Up(_) => {}
+    }
+    Ok(0)
+}
+
+async fn act(daemon: &Daemon, args: &Named, action: AppAction) -> Result<(), Failure> {
+    let status = connect(daemon)?.act(&args.app, action).await?;
+    show(args.json.json, &status, output::status_line)
+}
+
+/// A client of the daemon that the arguments or the environment name, or else of this machine's.
+fn connect(daemon: &Daemon) -> Result<Client, Failure> {
+    match (&daemon.address, &daemon.token_file) {
+        (Some(address), Some(file)) => {
+            Ok(Client::new(Endpoint::Tcp { address: address.clone(), token: Token::read(file)? }))
+        }
+        _ => Ok(Client::new(Endpoint::Unix(socket(daemon)?))),
+    }
+}
+
+fn socket(daemon: &Daemon) -> Result<PathBuf, Failure> {
+    match &daemon.socket {
+        Some(socket) => Ok(socket.clone()),
+        None => Ok(Config::load(None)?.socket()),
+    }
+}
+
+/// Writes to standard output.
+fn print(text: &[u8]) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text).and_then(|()| out.flush()).map_err(Failure::output)
+}
+
+/// Writes a value as JSON, or as text.
+fn show<T: Serialize>(json: bool, value: &T, text: impl FnOnce(&T) -> String) -> Result<(), Failure> {
+    if json {
+        let mut text = serde_json::to_vec_pretty(value)?;
+        text.push(b'\n');
+        print(&text)
+    } else {
+        print(text(value).as_bytes())
+    }
+}

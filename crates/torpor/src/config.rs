@@ -1,0 +1,259 @@
+//! The daemon's configuration: one immutable struct, every default in this file, unknown keys refused.
+//!
+//! `docs/reference/config.md` shows the defaults; a test compares.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use serde::{Deserialize, Serialize};
+use torpor_api::ApiError;
+use torpor_api::spec::Idle;
+use torpor_api::units::Bytes;
+
+/// The file that is read where `--config` is not given, if it is there.
+pub(crate) const DEFAULT_FILE: &str = "/etc/torpor/torpor.toml";
+/// Longest path of a Unix socket, in bytes (`sun_path` without its zero).
+const SOCKET_PATH_BYTES: usize = 107;
+/// Log limits.
+const LOG_FILES: std::ops::RangeInclusive<u32> = 1..=100;
+const LEAST_LOG_BYTES: u64 = 4096;
+
+/// The configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Config {
+    /// Name of this daemon: its network table and cgroup are called so.
+    pub(crate) instance: String,
+    /// State, images and layers.
+    pub(crate) data_dir: PathBuf,
+    /// Sockets; gone after a reboot.
+    pub(crate) run_dir: PathBuf,
+    pub(crate) api: Api,
+    pub(crate) network: Network,
+    pub(crate) logs: Logs,
+    /// Idle policy of apps that say nothing of their own.
+    pub(crate) idle: Idle,
+    pub(crate) log: Log,
+}
+
+/// Where the API listens.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Api {
+    /// Unix socket for root; absent: `run_dir/api.sock`.
+    pub(crate) socket: Option<PathBuf>,
+    /// TCP address; absent: none.
+    pub(crate) listen: Option<SocketAddr>,
+    /// File of mode 0600 with the token that TCP asks for.
+    pub(crate) token_file: Option<PathBuf>,
+}
+
+/// Addresses of apps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Network {
+    pub(crate) v4_pool: Ipv4Net,
+    pub(crate) v6_pool: Ipv6Net,
+    /// Largest packet of the apps' interfaces, in bytes; absent: that of the interface with the default route.
+    pub(crate) mtu_bytes: Option<u32>,
+}
+
+/// Output of apps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Logs {
+    /// A file longer than this is set aside.
+    pub(crate) size: Bytes,
+    /// Files kept of each app, the current one among them.
+    pub(crate) files: u32,
+}
+
+/// The daemon's own log, on standard error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Log {
+    pub(crate) format: LogFormat,
+    /// A level, or directives as `info,torpor_worker=debug`.
+    pub(crate) level: String,
+}
+
+/// How a log line looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            instance: "torpor".to_owned(),
+            data_dir: PathBuf::from("/var/lib/torpor"),
+            run_dir: PathBuf::from("/run/torpor"),
+            api: Api::default(),
+            network: Network::default(),
+            logs: Logs::default(),
+            idle: Idle::default(),
+            log: Log::default(),
+        }
+    }
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self {
+            v4_pool: Ipv4Net::new_assert(Ipv4Addr::new(10, 213, 0, 0), 16),
+            v6_pool: Ipv6Net::new_assert(Ipv6Addr::new(0xfd74, 0x6f72, 0x706f, 0, 0, 0, 0, 0), 64),
+            mtu_bytes: None,
+        }
+    }
+}
+
+impl Default for Logs {
+    fn default() -> Self {
+        Self { size: Bytes(10 << 20), files: 3 }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { format: LogFormat::Text, level: "info".to_owned() }
+    }
+}
+
+/// What is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    /// It is not TOML, or has unknown keys.
+    #[error("the configuration {} is wrong: {}", path.display(), problem.trim_end())]
+    Parse { path: PathBuf, problem: String },
+    /// A value cannot be used.
+    #[error("the configuration is wrong: {key}: {problem}")]
+    Value { key: &'static str, problem: String },
+    /// The idle policy cannot be used.
+    #[error("the configuration is wrong")]
+    Idle(#[source] ApiError),
+}
+
+impl Config {
+    /// Reads a file; without one the default file if it is there, and else the defaults.
+    pub(crate) fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
+        let path = file.unwrap_or(Path::new(DEFAULT_FILE));
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if file.is_none() && error.kind() == std::io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(source) => return Err(ConfigError::Read { path: path.to_owned(), source }),
+        };
+        let config = Self::parse(&text).map_err(|problem| ConfigError::Parse { path: path.to_owned(), problem })?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        toml::from_str(text).map_err(|error| error.to_string())
+    }
+
+    /// The Unix socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.api.socket.clone().unwrap_or_else(|| self.run_dir.join("api.sock"))
+    }
+
+    fn validate(&self) -> Result<(), ConfigError> {
+        let wrong = |key, problem: String| Err(ConfigError::Value { key, problem });
+        let name = self.instance.as_bytes();
+        let letters = name.iter().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+        if name.len() > 32 || !letters || !name.first().is_some_and(u8::is_ascii_lowercase) {
+            return wrong("instance", format!("`{}` is not 1 to 32 of a-z and 0-9, a letter first", self.instance));
+        }
+        let token = self.api.token_file.iter().map(|path| ("api.token_file", path));
+        let dirs = [("data_dir", &self.data_dir), ("run_dir", &self.run_dir)];
+        for (key, path) in dirs.into_iter().chain(token) {
+            if !path.is_absolute() {
+                return wrong(key, format!("`{}` is not an absolute path", path.display()));
+            }
+        }
+        let socket = self.socket();
+        if !socket.is_absolute() || socket.as_os_str().len() > SOCKET_PATH_BYTES {
+            let socket = socket.display();
+            return wrong(
+                "api.socket",
+                format!("`{socket}` is not an absolute path of at most {SOCKET_PATH_BYTES} bytes"),
+            );
+        }
+        if self.api.listen.is_some() != self.api.token_file.is_some() {
+            return wrong("api.listen", "it needs api.token_file, and the other way round".to_owned());
+        }
+        if !LOG_FILES.contains(&self.logs.files) {
+            let (least, most) = (LOG_FILES.start(), LOG_FILES.end());
+            return wrong("logs.files", format!("{} is not between {least} and {most}", self.logs.files));
+        }
+        if self.logs.size.0 < LEAST_LOG_BYTES {
+            return wrong("logs.size", format!("{} is less than {LEAST_LOG_BYTES} bytes", self.logs.size));
+        }
+        if let Err(problem) = tracing_subscriber::EnvFilter::try_new(&self.log.level) {
+            return wrong("log.level", format!("`{}`: {problem}", self.log.level));
+        }
+        self.idle.validate().map_err(ConfigError::Idle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_is_the_default() {
+        assert_eq!(Config::parse("").unwrap(), Config::default());
+        Config::default().validate().unwrap();
+    }
+
+    #[test]
+    fn the_reference_shows_the_defaults() {
+        let page = include_str!("../../../docs/reference/config.md");
+        let shown = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+        assert_eq!(Config::parse(shown).unwrap(), Config::default());
+        let keys = |text: &str| {
+            let table: toml::Table = toml::from_str(text).unwrap();
+            let mut keys = Vec::new();
+            for (key, value) in table {
+                match value {
+                    toml::Value::Table(inner) => keys.extend(inner.keys().map(|inner| format!("{key}.{inner}"))),
+                    _ => keys.push(key),
+                }
+            }
+            keys
+        };
+        for key in keys(&toml::to_string(&Config::default()).unwrap()) {
+            assert!(keys(shown).contains(&key), "{key} is not in docs/reference/config.md");
+        }
+    }
+
+    #[test]
+    fn refuses_what_cannot_work() {
+        for (text, about) in [
+            ("dataa_dir = '/x'", "unknown field"),
+            ("data_dir = 'x'", "absolute"),
+            ("instance = 'No'", "a-z"),
+            ("[api]\nlisten = '127.0.0.1:80'", "token_file"),
+            ("[api]\ntoken_file = '/t'", "token_file"),
+            ("[logs]\nfiles = 0", "between"),
+            ("[log]\nlevel = 'loud=what=ever'", "log.level"),
+            ("[idle]\nafter = '1ms'", "configuration"),
+            ("[network]\nv4_pool = 'x'", "v4_pool"),
+        ] {
+            let result = Config::parse(text).and_then(|config| config.validate().map_err(|error| error.to_string()));
+            let problem = result.expect_err(text);
+            assert!(problem.contains(about), "{text}: {problem}");
+        }
+    }
+}

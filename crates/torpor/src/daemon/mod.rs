@@ -1,0 +1,84 @@
+//! `torpor up`: worker and hub in one process, until it is told to end; and what works without it.
+
+mod logging;
+mod notify;
+mod worker;
+
+use std::sync::Arc;
+
+use tokio::signal::unix::{SignalKind, signal};
+use torpor_api::token::Token;
+use torpor_api::view::Check;
+use torpor_hub::{Hub, HubOptions, Listen, Server};
+use tracing::{info, warn};
+
+use crate::config::Config;
+use crate::failure::Failure;
+
+/// Serves until SIGTERM, SIGINT or `torpor down`. Apps are left as they are, except by `torpor down`.
+pub(crate) fn up(config: Config) -> Result<(), Failure> {
+    only_root("up")?;
+    logging::start(&config);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| Failure::Terminal { what: "start the daemon's runtime", source })?;
+    runtime.block_on(serve(config))
+}
+
+async fn serve(config: Config) -> Result<(), Failure> {
+    // Before anything is set up: a signal meanwhile must end it in order.
+    let failed = |source| Failure::Terminal { what: "watch for signals", source };
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let tcp = match (config.api.listen, &config.api.token_file) {
+        (Some(address), Some(file)) => Some((address, Token::read(file)?)),
+        _ => None,
+    };
+    let hub = open_hub(&config).await?;
+    let server = Server::bind(hub, Listen { socket: config.socket(), tcp }).await?;
+    tell_manager("READY=1");
+    info!(version = env!("CARGO_PKG_VERSION"), instance = config.instance, "torpor is up");
+    let stop = async {
+        tokio::select! {
+            _ = terminate.recv() => info!("told to end by SIGTERM"),
+            _ = interrupt.recv() => info!("told to end by SIGINT"),
+        }
+        tell_manager("STOPPING=1");
+    };
+    server.run(stop).await?;
+    Ok(())
+}
+
+/// `torpor down` where no daemon runs.
+pub(crate) async fn down(config: Config) -> Result<(), Failure> {
+    only_root("down")?;
+    logging::start(&config);
+    let hub = open_hub(&config).await?;
+    let done = hub.teardown().await;
+    hub.close().await;
+    done.map_err(Failure::from)
+}
+
+/// `torpor doctor` where no daemon runs.
+pub(crate) async fn doctor(config: &Config) -> Result<Vec<Check>, Failure> {
+    only_root("doctor")?;
+    Ok(worker::open(config).await?.doctor().await?)
+}
+
+async fn open_hub(config: &Config) -> Result<Arc<Hub>, Failure> {
+    let worker = worker::open(config).await?;
+    let options =
+        HubOptions { instance: config.instance.clone(), data_dir: config.data_dir.clone(), idle: config.idle.clone() };
+    Ok(Hub::open(options, worker).await?)
+}
+
+fn only_root(command: &'static str) -> Result<(), Failure> {
+    if rustix::process::geteuid().is_root() { Ok(()) } else { Err(Failure::NotRoot(command)) }
+}
+
+fn tell_manager(state: &str) {
+    if let Err(error) = notify::send(state) {
+        warn!(%error, state, "cannot tell the service manager");
+    }
+}

@@ -1,0 +1,143 @@
+//! Why a command failed, what the user reads of it, and the exit code.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | failed |
+//! | 2 | the command or the description of the app is wrong |
+//! | 3 | no such app, image or event |
+//! | 4 | a name, port or state is in the way |
+//! | 5 | the machine or kernel lacks what is needed |
+//!
+//! `exec` gives back the command's own status instead.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use torpor_api::client::ClientError;
+use torpor_api::parse::ParseError;
+use torpor_api::token::TokenError;
+use torpor_api::{ApiError, ErrorKind, error};
+use torpor_hub::HubError;
+
+use crate::config::ConfigError;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The daemon refused, or could not be asked.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// Something was refused here.
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    /// A short form is wrong.
+    #[error(transparent)]
+    Parse(#[from] ParseError),
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The token cannot be read.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// The daemon cannot start.
+    #[error(transparent)]
+    Hub(#[from] HubError),
+    /// The arguments do not go together.
+    #[error("{0}")]
+    Usage(String),
+    /// Only root may do that.
+    #[error("torpor {0} must run as root")]
+    NotRoot(&'static str),
+    /// A file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The terminal or a standard stream failed.
+    #[error("cannot {what}")]
+    Terminal {
+        /// What was tried.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The exec stream broke.
+    #[error("the exec stream broke")]
+    Frame(#[from] torpor_api::frame::FrameError),
+    /// Torpor ended the exec stream without a status.
+    #[error("torpor ended the exec stream before the command had ended")]
+    NoStatus,
+    /// A value cannot be written as JSON.
+    #[error("cannot write the result as json")]
+    Json(#[from] serde_json::Error),
+    /// The reader of our output left; not an error that anyone reads.
+    #[error("nobody reads the output")]
+    PipeClosed,
+}
+
+impl Failure {
+    /// A failed write to standard output.
+    pub(crate) fn output(source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::BrokenPipe => Self::PipeClosed,
+            _ => Self::Terminal { what: "write to standard output", source },
+        }
+    }
+
+    /// The exit code.
+    pub(crate) fn code(&self) -> i32 {
+        match self {
+            Self::PipeClosed => 0,
+            Self::Client(ClientError::Refused(error)) | Self::Api(error) => match error.kind {
+                ErrorKind::Invalid => 2,
+                ErrorKind::NotFound => 3,
+                ErrorKind::Conflict => 4,
+                ErrorKind::Unsupported => 5,
+                ErrorKind::Internal => 1,
+            },
+            Self::Parse(_) | Self::Config(_) | Self::Usage(_) => 2,
+            Self::Hub(HubError::AlreadyRunning { .. }) => 4,
+            _ => 1,
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Client(ClientError::Refused(error)) | Self::Api(error) => error.hint.clone(),
+            Self::Client(ClientError::NotRunning { .. }) => {
+                Some("start it with: torpor up (or: systemctl start torpor)".to_owned())
+            }
+            Self::Client(ClientError::NotAllowed { .. }) | Self::NotRoot(_) => {
+                Some("run the command as root, for example with sudo".to_owned())
+            }
+            Self::Hub(HubError::AlreadyRunning { .. }) => {
+                Some("use the one that runs, or give this one its own data_dir and run_dir".to_owned())
+            }
+            _ => None,
+        }
+    }
+
+    /// What the user reads: what happened, and what to do.
+    pub(crate) fn text(&self) -> String {
+        let mut text = format!("torpor: {}\n", error::chain(self));
+        if let Some(hint) = self.hint() {
+            text.push_str(&format!("  {hint}\n"));
+        }
+        text
+    }
+
+    /// Tells the user and gives the exit code.
+    pub(crate) fn report(&self) -> i32 {
+        if !matches!(self, Self::PipeClosed) {
+            // Where standard error is closed too, the exit code is all that is left to say.
+            let _ = io::stderr().write_all(self.text().as_bytes());
+        }
+        self.code()
+    }
+}

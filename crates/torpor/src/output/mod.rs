@@ -1,0 +1,55 @@
+//! What users read. Every function is pure: values and the time in, text out.
+
+mod doctor;
+mod explain;
+mod tables;
+mod units;
+
+pub(crate) use doctor::checks;
+pub(crate) use explain::explanation;
+pub(crate) use tables::{detail, event, images, log_line, ps, stats, status_line};
+
+/// One row of cells.
+pub(crate) type Cells = Vec<String>;
+
+/// A table with two spaces between its columns; columns whose head begins with `>` are flush right.
+pub(crate) fn table(head: &[&str], rows: &[Cells]) -> String {
+    let names: Vec<&str> = head.iter().map(|name| name.trim_start_matches('>')).collect();
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain([names[column].len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let mut text = String::new();
+    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut line = String::new();
+        for (column, cell) in cells.enumerate() {
+            let pad = " ".repeat(widths[column].saturating_sub(cell.chars().count()));
+            if column > 0 {
+                line.push_str("  ");
+            }
+            let right = head[column].starts_with('>');
+            let (before, after) = if right { (pad.as_str(), "") } else { ("", pad.as_str()) };
+            line.push_str(before);
+            line.push_str(cell);
+            line.push_str(after);
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    };
+    line(&mut names.iter().copied());
+    for row in rows {
+        line(&mut row.iter().take(head.len()).map(String::as_str));
+    }
+    text
+}
+
+/// Text from outside, with control characters made harmless for a terminal.
+pub(crate) fn safe(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
+}
+
+/// A list in a cell; `-` where it is empty.
+pub(crate) fn list(items: &[String]) -> String {
+    if items.is_empty() { "-".to_owned() } else { items.join(", ") }
+}

@@ -1,0 +1,247 @@
+//! Lists: apps, numbers, images, events, lines of output.
+
+use jiff::Timestamp;
+use torpor_api::view::{AppDetail, AppStatus, Event, State, Stats, StoredImage};
+use torpor_api::worker::LogLine;
+
+use super::units::{micros, since, size, when};
+use super::{Cells, list, safe, table};
+
+/// A state in a word.
+pub(super) fn state(state: State) -> &'static str {
+    match state {
+        State::Stopped => "stopped",
+        State::Starting => "starting",
+        State::Running => "running",
+        State::FallingAsleep => "falling asleep",
+        State::Dozing => "dozing",
+        State::Waking => "waking",
+        State::Stopping => "stopping",
+        State::Restarting => "restarting",
+    }
+}
+
+/// `torpor ps`.
+pub(crate) fn ps(apps: &[AppStatus], now: Timestamp) -> String {
+    let rows: Vec<Cells> = apps
+        .iter()
+        .map(|app| {
+            let pin = if app.pinned { " (pinned)" } else { "" };
+            vec![
+                app.name.clone(),
+                format!("{}{pin}", state(app.state)),
+                since(app.since, now),
+                size(app.memory_bytes),
+                app.sleeps.to_string(),
+                app.restarts.to_string(),
+                list(&app.ports),
+                list(&app.addresses),
+            ]
+        })
+        .collect();
+    table(&["NAME", "STATE", ">FOR", ">MEMORY", ">SLEEPS", ">RESTARTS", "PORTS", "ADDRESSES"], &rows)
+}
+
+/// How an app is, in a line: after `run`, `start`, `sleep`, `wake` and the like.
+pub(crate) fn status_line(app: &AppStatus) -> String {
+    let mut line = format!("{} is {}", app.name, state(app.state));
+    if app.pinned {
+        line.push_str(", pinned");
+    }
+    if !app.ports.is_empty() && app.state != State::Stopped {
+        line.push_str(&format!(", on {}", app.ports.join(", ")));
+    }
+    line.push('\n');
+    line
+}
+
+/// `torpor inspect`, without `--json`.
+pub(crate) fn detail(detail: &AppDetail, now: Timestamp) -> Result<String, serde_json::Error> {
+    let app = &detail.status;
+    let mut lines = vec![
+        ("name", app.name.clone()),
+        ("id", app.id.clone()),
+        ("state", format!("{}, since {}", state(app.state), when(app.since, now))),
+        ("made", format!("{} ({})", when(detail.created, now), detail.created)),
+        ("process", app.pid.map_or("-".to_owned(), |pid| pid.to_string())),
+        ("addresses", list(&app.addresses)),
+        ("ports", list(&app.ports)),
+        ("memory", size(app.memory_bytes)),
+        ("sleeps", app.sleeps.to_string()),
+        ("restarts", app.restarts.to_string()),
+        ("pinned", if app.pinned { "yes" } else { "no" }.to_owned()),
+    ];
+    if let Some(exit) = &app.last_exit {
+        lines.push(("last end", format!("{}, {}", safe(&exit.reason), when(exit.at, now))));
+    }
+    lines.push(("layers", list(&detail.layers)));
+    let mut text: String = lines.iter().map(|(key, value)| format!("{key:<11}{value}\n")).collect();
+    text.push_str("description\n");
+    for line in serde_json::to_string_pretty(&detail.spec)?.lines() {
+        text.push_str(&format!("  {line}\n"));
+    }
+    Ok(text)
+}
+
+/// `torpor stats`.
+pub(crate) fn stats(stats: &[Stats]) -> String {
+    let rows: Vec<Cells> = stats
+        .iter()
+        .map(|app| {
+            vec![
+                app.name.clone(),
+                state(app.state).to_owned(),
+                app.processes.to_string(),
+                app.threads.to_string(),
+                size(Some(app.private_bytes)),
+                size(Some(app.shared_bytes)),
+                size(Some(app.page_table_bytes)),
+                size(app.kernel_bytes),
+                size(app.image_bytes),
+                micros(app.cpu_us),
+                app.packets.to_string(),
+                app.sleeps.to_string(),
+                app.aborted_sleeps.to_string(),
+                app.wakes.to_string(),
+            ]
+        })
+        .collect();
+    let head = [
+        "NAME", "STATE", ">PROCS", ">THREADS", ">PRIVATE", ">SHARED", ">TABLES", ">KERNEL", ">IMAGE", ">CPU",
+        ">PACKETS", ">SLEEPS", ">ABORTED", ">WAKES",
+    ];
+    table(&head, &rows)
+}
+
+/// `torpor images`.
+pub(crate) fn images(images: &[StoredImage], now: Timestamp) -> String {
+    let rows: Vec<Cells> = images
+        .iter()
+        .map(|image| {
+            let digest = image.digest.strip_prefix("sha256:").unwrap_or(&image.digest);
+            vec![
+                image.name.clone().unwrap_or_else(|| "-".to_owned()),
+                digest.chars().take(12).collect(),
+                size(Some(image.bytes)),
+                image.layers.to_string(),
+                when(image.created, now),
+                list(&image.used_by),
+            ]
+        })
+        .collect();
+    table(&["NAME", "DIGEST", ">SIZE", ">LAYERS", "STORED", "USED BY"], &rows)
+}
+
+/// One line of `torpor events`.
+pub(crate) fn event(event: &Event) -> String {
+    let at = format!("{:.3}", event.at);
+    format!("{at}  {:<16}  {:<14}  {}\n", safe(&event.app), safe(&event.kind), safe(&event.message))
+}
+
+/// One line of `torpor logs`: as the app wrote it, for it may mean its colours.
+pub(crate) fn log_line(line: &LogLine, timestamps: bool) -> String {
+    if timestamps { format!("{:.3}  {}\n", line.at, line.line) } else { format!("{}\n", line.line) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn now() -> Timestamp {
+        "2026-01-02T00:00:00Z".parse().unwrap()
+    }
+
+    fn status(name: &str, state: State) -> AppStatus {
+        AppStatus {
+            id: "0123456789abcdef".to_owned(),
+            name: name.to_owned(),
+            state,
+            since: "2026-01-01T23:58:00Z".parse().unwrap(),
+            pid: Some(42),
+            addresses: vec!["10.213.0.1".to_owned()],
+            ports: vec!["*:8080->80/tcp".to_owned()],
+            memory_bytes: Some(2_500_000),
+            sleeps: 12,
+            last_exit: None,
+            restarts: 0,
+            pinned: false,
+        }
+    }
+
+    #[test]
+    fn ps_is_aligned() {
+        let mut pinned = status("database", State::Running);
+        pinned.pinned = true;
+        pinned.ports.clear();
+        pinned.memory_bytes = None;
+        let text = ps(&[status("web", State::Dozing), pinned], now());
+        let expected = "\
+NAME      STATE             FOR   MEMORY  SLEEPS  RESTARTS  PORTS           ADDRESSES
+web       dozing             2m  2.4 MiB      12         0  *:8080->80/tcp  10.213.0.1
+database  running (pinned)   2m        -      12         0  -               10.213.0.1
+";
+        assert_eq!(text, expected);
+        let none = "NAME  STATE  FOR  MEMORY  SLEEPS  RESTARTS  PORTS  ADDRESSES\n";
+        assert_eq!(ps(&[], now()), none);
+    }
+
+    #[test]
+    fn stats_is_aligned() {
+        let stats = Stats {
+            name: "web".to_owned(),
+            state: State::Dozing,
+            processes: 1,
+            threads: 2,
+            private_bytes: 36_864,
+            shared_bytes: 0,
+            page_table_bytes: 57_344,
+            kernel_bytes: None,
+            image_bytes: Some(1_500_000),
+            cpu_us: 12_345,
+            packets: 7,
+            sleeps: 3,
+            aborted_sleeps: 1,
+            wakes: 2,
+        };
+        let expected = "\
+NAME  STATE   PROCS  THREADS   PRIVATE  SHARED    TABLES  KERNEL    IMAGE      CPU  PACKETS  SLEEPS  ABORTED  WAKES
+web   dozing      1        2  36.0 KiB     0 B  56.0 KiB       -  1.4 MiB  12.3 ms        7       3        1      2
+";
+        assert_eq!(super::stats(&[stats]), expected);
+    }
+
+    #[test]
+    fn images_and_events_are_aligned() {
+        let image = StoredImage {
+            name: Some("debian".to_owned()),
+            digest: "sha256:0123456789abcdef0123".to_owned(),
+            bytes: 120 << 20,
+            layers: 1,
+            created: "2026-01-01T00:00:00Z".parse().unwrap(),
+            used_by: vec!["db".to_owned(), "web".to_owned()],
+        };
+        let expected = "\
+NAME    DIGEST             SIZE  LAYERS  STORED  USED BY
+debian  0123456789ab  120.0 MiB       1  1d ago  db, web
+";
+        assert_eq!(images(&[image], now()), expected);
+        let happened = Event {
+            seq: 9,
+            at: now(),
+            app: "web".to_owned(),
+            kind: "woken".to_owned(),
+            message: "woken by \u{1b}[31mtcp 80".to_owned(),
+            fields: BTreeMap::new(),
+        };
+        let line = event(&happened);
+        assert_eq!(line, "2026-01-02T00:00:00.000Z  web               woken           woken by \u{fffd}[31mtcp 80\n");
+    }
+
+    #[test]
+    fn a_status_fits_a_line() {
+        assert_eq!(status_line(&status("web", State::Running)), "web is running, on *:8080->80/tcp\n");
+        assert_eq!(status_line(&status("web", State::Stopped)), "web is stopped\n");
+    }
+}

@@ -251,15 +251,11 @@ impl App {
         }
     }
 
-    /// Counters are due, or not yet.
+    /// Counters are due. Should the answer never come, the next look asks again.
     pub(crate) fn look(&mut self) {
-        if let Phase::Running(Awake { look_at: Some(at), .. }) = &self.phase
-            && *at <= self.now
-        {
-            // Should the answer never come, the next look asks again.
-            if let Phase::Running(awake) = &mut self.phase {
-                awake.look_at = Some(self.now + interval(&self.policy));
-            }
+        let again_at = self.now + interval(&self.policy);
+        if let Phase::Running(awake) = &mut self.phase {
+            awake.look_at = Some(again_at);
             self.act(Action::Observe);
         }
     }

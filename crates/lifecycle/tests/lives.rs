@@ -647,3 +647,14 @@ fn a_wake_of_a_running_app_is_use() {
     assert_eq!(life.replies(), [Ok(())]);
     assert_eq!(life.live(u64::MAX, quiet), Some(50_000));
 }
+
+#[test]
+fn counters_that_cannot_be_read_keep_it_awake_and_are_asked_for_again() {
+    let mut life = Life::running(Policy::default());
+    for n in 1..20 {
+        let time = life.timer.unwrap();
+        assert_eq!(time, START + n * 5_000);
+        life.at(time, Event::TimerFired);
+        assert!(life.said(&Action::Observe) && life.captures().is_none());
+    }
+}

@@ -1,2 +1,34 @@
 //! Drives each app of one machine through its levels.
+//!
+//! [`Worker`] owns the services that apps share: layer store, network, keeper, events. Each app is a task of its own (`app`)
+//! around the pure state machine of `torpor-lifecycle`; nothing else touches an app. The hub calls a worker through
+//! `torpor_api::worker::WorkerPort`.
+//!
+//! Killing the worker at any moment neither stops running apps nor loses sleeping ones: what a new worker needs is in the
+//! run directory (how to find processes, how far a sleep was), in the keeper (descriptors) and in images. See
+//! `app::takeover` for how it is put together again.
 #![forbid(unsafe_code)]
+
+mod app;
+mod clock;
+mod config;
+mod doctor;
+mod events;
+mod exec;
+mod faults;
+mod files;
+mod images;
+mod journal;
+mod logs;
+mod port;
+mod probes;
+mod shared;
+mod worker;
+
+pub use config::{LogConfig, WorkerConfig};
+pub use faults::FaultSyntax;
+pub use port::port;
+pub use worker::{OpenError, Worker};
+
+/// Time that apps get to end by themselves when everything is taken down.
+const TEARDOWN_GRACE: std::time::Duration = std::time::Duration::from_secs(10);

@@ -1,0 +1,115 @@
+//! Where an app's files lie.
+//!
+//! ```text
+//! data_dir/apps/ID/upper  work       its private files            survive a reboot
+//!                 /log …             its output
+//!                 /N.image           the image of sleep N
+//! run_dir/apps/ID/phase              journal of its level          gone after a reboot
+//!                /sandbox.json       how to find its processes again
+//! ```
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// Paths of one app.
+#[derive(Clone, Debug)]
+pub(crate) struct AppFiles {
+    pub(crate) data: PathBuf,
+    pub(crate) run: PathBuf,
+}
+
+impl AppFiles {
+    pub(crate) fn new(data_dir: &Path, run_dir: &Path, id: &str) -> Self {
+        Self { data: data_dir.join("apps").join(id), run: run_dir.join("apps").join(id) }
+    }
+
+    /// Makes the directories, for root only.
+    pub(crate) fn create(&self) -> io::Result<()> {
+        for folder in [&self.data, &self.run] {
+            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn upper(&self) -> PathBuf {
+        self.data.join("upper")
+    }
+
+    pub(crate) fn work(&self) -> PathBuf {
+        self.data.join("work")
+    }
+
+    pub(crate) fn phase(&self) -> PathBuf {
+        self.run.join("phase")
+    }
+
+    pub(crate) fn sandbox_record(&self) -> PathBuf {
+        self.run.join("sandbox.json")
+    }
+
+    pub(crate) fn image(&self, generation: u64) -> PathBuf {
+        self.data.join(format!("{generation}.image"))
+    }
+
+    /// Generations of the images that lie here, and leftovers of unfinished ones.
+    fn images(&self) -> io::Result<Vec<(PathBuf, Option<u64>)>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.data)? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if let Some(generation) = name.strip_suffix(".image") {
+                let generation = generation.parse().ok();
+                found.push((path, generation));
+            } else if name.ends_with(".image.part") {
+                found.push((path, None));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes every image but that of `keep`, and says which generation comes next.
+    pub(crate) fn clean_images(&self, keep: Option<u64>) -> io::Result<u64> {
+        let mut next = 1;
+        for (path, generation) in self.images()? {
+            next = next.max(generation.map_or(0, |generation| generation + 1));
+            if generation.is_none() || generation != keep {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(next)
+    }
+
+    /// Removes everything of the app.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        for folder in [&self.run, &self.data] {
+            match fs::remove_dir_all(folder) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_image_in_use_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = AppFiles::new(folder.path(), &folder.path().join("run"), "00ff");
+        files.create().unwrap();
+        assert_eq!(files.clean_images(None).unwrap(), 1);
+        for name in ["3.image", "4.image", "5.image.part", "log"] {
+            fs::write(files.data.join(name), "x").unwrap();
+        }
+        assert_eq!(files.clean_images(Some(3)).unwrap(), 5);
+        assert!(files.image(3).exists() && files.data.join("log").exists());
+        assert_eq!(fs::read_dir(&files.data).unwrap().count(), 2);
+        files.remove().unwrap();
+        files.remove().unwrap();
+    }
+}

@@ -1,0 +1,39 @@
+//! One app: the task that owns its state and performs what its state machine decides.
+//!
+//! ```text
+//!   requests ─┐                         ┌─▶ sandbox (start, signal, kill)
+//!   wake fds ─┤   ┌──────────────────┐  ├─▶ engine  (sleep, wake)
+//!   timer    ─┼──▶│ lifecycle::App   │──┼─▶ keeper  (park)
+//!   outcomes ─┤   └──────────────────┘  ├─▶ timer, answers, events
+//!   exit     ─┘      one task           └─▶ …
+//! ```
+//!
+//! Nothing else touches an app. Long operations (starting, capturing, large wakes) run on threads of their own and come back
+//! as [`Outcome`]s; the machine sees to it that there is only one at a time.
+
+mod files;
+mod history;
+mod measure;
+mod operate;
+mod start;
+mod takeover;
+mod task;
+mod view;
+
+pub(crate) use files::AppFiles;
+pub(crate) use task::{AppHandle, Order, spawn};
+
+use torpor_engine::{Asleep, SleepError, Timings};
+use torpor_lifecycle as lifecycle;
+
+/// Result of a long operation.
+pub(crate) enum Outcome {
+    /// The sandbox stands and the program runs, or why not.
+    Spawned(Box<Result<start::Started, start::StartError>>),
+    /// The image is durable.
+    Committed,
+    /// Falling asleep has ended.
+    Slept(Box<Result<Asleep, SleepError>>, Timings),
+    /// What the machine is told directly.
+    Event(lifecycle::Event),
+}

@@ -1,0 +1,416 @@
+//! Sleeping, waking and ending: what the machine decides, done to processes and images.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use tokio::io::unix::AsyncFd;
+use torpor_api::spec::WakeOn;
+use torpor_engine::{
+    Abort, Asleep, Freezer, Journal, Phase, Request, SleepError, Step, Target, Timings, fall_asleep, wake,
+};
+use torpor_lifecycle::{Event, Exit, Observation, Retry, SleepCause, Text, WakeCause, WakeFailure};
+use torpor_sandbox::{ExitStatus, Sandbox};
+
+use super::task::Task;
+use super::{Outcome, measure};
+use crate::clock;
+use crate::journal::PhaseFile;
+use crate::shared::Shared;
+
+/// Memory that is refilled on the task's own thread; more moves other tasks to another thread first.
+const INLINE_WAKE_BYTES: u64 = 4 << 20;
+
+/// A buffer for waking that is kept between wakes; a larger one is given back.
+const KEPT_BUFFER_BYTES: usize = 1 << 20;
+
+/// How long freezing may take; a process in uninterruptible sleep can hold it up.
+const FREEZE_DEADLINE: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// The freezer of a sandbox.
+pub(super) struct SandboxFreezer<'a>(pub(super) &'a Sandbox);
+
+impl Freezer for SandboxFreezer<'_> {
+    fn freeze(&self) -> io::Result<()> {
+        self.0.cgroup().freeze(FREEZE_DEADLINE).map_err(io::Error::other)
+    }
+
+    fn thaw(&self) -> io::Result<()> {
+        self.0.cgroup().thaw().map_err(io::Error::other)
+    }
+
+    fn processes(&self) -> io::Result<Vec<i32>> {
+        self.0.cgroup().processes().map_err(io::Error::other)
+    }
+}
+
+/// The journal, which also tells the task of the commit.
+struct TellingJournal {
+    file: Arc<PhaseFile>,
+    outcomes: tokio::sync::mpsc::UnboundedSender<Outcome>,
+}
+
+impl Journal for TellingJournal {
+    fn record(&self, phase: Phase) -> io::Result<()> {
+        self.file.record(phase)?;
+        if let Phase::Dropping { .. } = phase {
+            // The task lives as long as an operation of its own runs.
+            let _ = self.outcomes.send(Outcome::Committed);
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn text(words: impl std::fmt::Display) -> Text {
+    words.to_string().into()
+}
+
+pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> Text {
+    torpor_api::error::chain(error).into()
+}
+
+impl Task {
+    /// The app's number in images.
+    pub(super) fn app_number(&self) -> u64 {
+        u64::from_str_radix(&self.record.id, 16).unwrap_or_default()
+    }
+
+    pub(super) fn begin_capture(&mut self, cause: SleepCause) {
+        self.sleep_cause = cause.to_string();
+        let outcomes = self.outcomes();
+        let Some(sandbox) = self.sandbox.clone() else {
+            let refused = Event::CaptureRefused { reasons: vec![text("it has no processes")], retry: Retry::Later };
+            let _ = outcomes.send(Outcome::Event(refused));
+            return;
+        };
+        let abort = match Abort::new() {
+            Ok(abort) => abort,
+            Err(error) => {
+                let refused = Event::CaptureRefused { reasons: vec![text(error)], retry: Retry::Later };
+                let _ = outcomes.send(Outcome::Event(refused));
+                return;
+            }
+        };
+        self.abort = Some(abort.clone());
+        let generation = self.generation;
+        self.generation += 1;
+        let job = SleepJob {
+            sandbox,
+            shared: self.shared.clone(),
+            app: self.app_number(),
+            journal: TellingJournal { file: self.journal.clone(), outcomes: outcomes.clone() },
+            image: self.files.image(generation),
+            generation,
+            timers_over: self.timers_over(),
+            single_sockets: self.looks_at_single_sockets(),
+            abort,
+            memories: self.memories.clone(),
+        };
+        // A thread of its own: tracing belongs to a thread, and it blocks.
+        let name = format!("sleep-{}", self.record.spec.name);
+        let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            let (result, timings) = job.run();
+            let _ = outcomes.send(Outcome::Slept(Box::new(result), timings));
+        });
+        if let Err(error) = spawned {
+            let refused = Event::CaptureRefused { reasons: vec![text(error)], retry: Retry::Later };
+            let _ = self.outcomes().send(Outcome::Event(refused));
+        }
+    }
+
+    fn timers_over(&self) -> std::time::Duration {
+        let idle = &self.record.spec.idle;
+        idle.timers_over.unwrap_or(idle.after).0
+    }
+
+    pub(super) fn looks_at_single_sockets(&self) -> bool {
+        let idle = &self.record.spec.idle;
+        idle.wake_on == WakeOn::Data || !idle.ignore.is_empty()
+    }
+
+    pub(super) async fn outcome(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Event(event) => self.tell(event).await,
+            Outcome::Committed => self.tell(Event::CaptureCommitted).await,
+            Outcome::Spawned(result) => self.spawned(*result).await,
+            Outcome::Slept(result, timings) => self.slept(*result, &timings).await,
+        }
+    }
+
+    async fn slept(&mut self, result: Result<Asleep, SleepError>, timings: &Timings) {
+        self.abort = None;
+        let cause = std::mem::take(&mut self.sleep_cause);
+        match result {
+            Ok(asleep) => {
+                self.sleeps.add(cause, timings, None);
+                let next_timer = asleep.wake_at.map(clock::millis);
+                self.hold_asleep(asleep);
+                self.tell(Event::Dozed { next_timer }).await;
+            }
+            Err(error) => {
+                self.sleeps.add(cause, timings, Some(chain(&error).to_string()));
+                let committed = timings.steps().iter().any(|(step, _)| *step == Step::Committed);
+                match error {
+                    SleepError::Aborted(by) => {
+                        self.tell(Event::CaptureAborted(WakeCause::Packet(by.into()))).await;
+                    }
+                    SleepError::Refused(why) => {
+                        let reasons = vec![why.into()];
+                        self.tell(Event::CaptureRefused { reasons, retry: Retry::Later }).await;
+                    }
+                    SleepError::Failed { .. } if committed => {
+                        // It was brought back from the image and runs: the machine knows it as a sleep and a wake.
+                        tracing::warn!(app = self.record.spec.name, error = %chain(&error), "sleep undone");
+                        self.tell(Event::Dozed { next_timer: None }).await;
+                        self.tell(Event::Packet(text("sleep undone"))).await;
+                    }
+                    SleepError::Failed { .. } => {
+                        let reasons = vec![chain(&error)];
+                        self.tell(Event::CaptureRefused { reasons, retry: Retry::Later }).await;
+                    }
+                    SleepError::Lost(_) => self.tell(Event::DropFailed(chain(&error))).await,
+                }
+            }
+        }
+    }
+
+    /// Keeps what waking takes, and parks what must outlive us.
+    pub(super) fn hold_asleep(&mut self, asleep: Asleep) {
+        let park = super::takeover::park_watch(&self.shared, &self.record.id, &asleep.watch);
+        if let Err(error) = park {
+            // It sleeps on; a new worker would wake it for safety.
+            tracing::warn!(app = self.record.spec.name, error = %chain(&error), "parking its descriptors");
+        }
+        let watch = asleep.watch.as_fd().try_clone_to_owned().and_then(AsyncFd::new);
+        match watch {
+            Ok(watch) => self.watch = Some(watch),
+            Err(error) => {
+                tracing::error!(app = self.record.spec.name, %error, "watching its descriptors; waking it");
+                let _ = self.outcomes().send(Outcome::Event(Event::Packet(text("its descriptors cannot be watched"))));
+            }
+        }
+        if self.record.spec.idle.wake_on == WakeOn::Data {
+            self.deferred = crate::probes::defer(&asleep);
+        }
+        self.asleep = Some(Box::new(asleep));
+    }
+
+    /// Something that the app waits for has happened, or seems to have.
+    pub(super) async fn watch_fired(&mut self) {
+        let Some(asleep) = &self.asleep else { return };
+        loop {
+            match asleep.watch.fired() {
+                Ok(None) => return,
+                Ok(Some(source)) => {
+                    if !self.looks_at_single_sockets() || crate::probes::counts(&source, &self.record.spec.idle) {
+                        let words = format!("an event on {} of process {}", source.what, source.pid);
+                        self.tell(Event::Packet(words.into())).await;
+                        return;
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(app = self.record.spec.name, %error, "reading what happened; waking it");
+                    self.tell(Event::Packet(text(error))).await;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Wakes it, right here: its memory is small, or other tasks are moved away first.
+    pub(super) fn wake(&mut self, cause: &WakeCause) -> Event {
+        let Some(asleep) = self.asleep.take() else {
+            // Undone already: it runs.
+            return Event::Woken;
+        };
+        let Some(sandbox) = self.sandbox.clone() else {
+            return Event::WakeFailed(WakeFailure::Passing(text("it has no processes")));
+        };
+        self.watch = None;
+        crate::probes::undefer(&std::mem::take(&mut self.deferred));
+        let app = self.app_number();
+        let shared = self.shared.clone();
+        let journal = self.journal.clone();
+        let mut buffer = std::mem::take(&mut self.refill_buffer);
+        let mut run = || {
+            let target = Target {
+                app,
+                boot: shared.boot,
+                freezer: &SandboxFreezer(&sandbox),
+                journal: &*journal,
+                faults: &shared.faults,
+            };
+            wake(&target, &asleep, &mut buffer)
+        };
+        let small = asleep.state.memory_bytes() <= INLINE_WAKE_BYTES;
+        let (result, timings) = if small { run() } else { tokio::task::block_in_place(run) };
+        if buffer.capacity() <= KEPT_BUFFER_BYTES {
+            self.refill_buffer = buffer;
+        }
+        match result {
+            Ok(woken) => {
+                self.wakes.add(cause.to_string(), &timings, None);
+                self.finish_wake(woken);
+                Event::Woken
+            }
+            Err(error) => {
+                let reason = chain(&error);
+                self.wakes.add(cause.to_string(), &timings, Some(reason.to_string()));
+                let lost = error.is_lost();
+                let runs = timings.steps().iter().any(|(step, _)| *step == Step::Awake);
+                if runs && sandbox.cgroup().thaw().is_ok() {
+                    // Its memory is complete and it is thawed: a detail failed behind that.
+                    tracing::warn!(app = self.record.spec.name, %reason, "after waking");
+                    return Event::Woken;
+                }
+                self.hold_asleep(*asleep);
+                Event::WakeFailed(if lost { WakeFailure::Damaged(reason) } else { WakeFailure::Passing(reason) })
+            }
+        }
+    }
+
+    /// The small things after a wake, off the path to the first answer.
+    fn finish_wake(&mut self, woken: torpor_engine::Woken) {
+        let name = self.record.spec.name.clone();
+        let shared = self.shared.clone();
+        let id = self.record.id.clone();
+        let finish = move || {
+            let memories = woken.finish();
+            if let Err(error) = shared.keeper.drop_key(&super::takeover::watch_key(&id)) {
+                tracing::warn!(app = name, error = %chain(&error), "forgetting its parked descriptors");
+            }
+            memories
+        };
+        match tokio::task::block_in_place(finish) {
+            Ok(memories) => self.memories = memories,
+            Err(error) => tracing::warn!(app = self.record.spec.name, error = %chain(&error), "after waking"),
+        }
+    }
+
+    pub(super) fn discard_image(&mut self) {
+        self.asleep = None;
+        self.watch = None;
+        match self.files.clean_images(None) {
+            Ok(_) => {}
+            Err(error) => tracing::warn!(app = self.record.spec.name, %error, "removing its image"),
+        }
+    }
+
+    pub(super) fn set_image_aside(&mut self) {
+        let Some(asleep) = self.asleep.take() else { return };
+        self.watch = None;
+        let aside = asleep.image.with_extension("damaged");
+        match fs::rename(&asleep.image, &aside) {
+            Ok(()) => tracing::warn!(app = self.record.spec.name, kept = %aside.display(), "damaged image"),
+            Err(error) => tracing::warn!(app = self.record.spec.name, %error, "setting its damaged image aside"),
+        }
+    }
+
+    pub(super) fn terminate(&mut self) {
+        if let Some(sandbox) = &self.sandbox {
+            let signal = super::start::stop_signal(&self.record);
+            if let Err(error) = sandbox.signal(signal) {
+                tracing::warn!(app = self.record.spec.name, error = %chain(&error), "asking it to end");
+            }
+        }
+    }
+
+    pub(super) fn kill(&mut self) {
+        if let Some(sandbox) = &self.sandbox
+            && let Err(error) = sandbox.kill()
+        {
+            tracing::warn!(app = self.record.spec.name, error = %chain(&error), "killing it");
+        }
+    }
+
+    /// Its init has ended: all its processes have.
+    pub(super) async fn exited(&mut self) {
+        let Some(sandbox) = self.sandbox.take() else { return };
+        self.init = None;
+        self.watch = None;
+        self.asleep = None;
+        let limit = self.record.spec.limits.memory;
+        let end = tokio::task::spawn_blocking(move || {
+            let ooms = sandbox.cgroup().oom_kills().unwrap_or(0);
+            let status = sandbox.exit_status();
+            (ooms, status, sandbox.destroy())
+        });
+        let (ooms, status, destroyed) = match end.await {
+            Ok(end) => end,
+            Err(error) => {
+                tracing::error!(app = self.record.spec.name, %error, "taking down its sandbox");
+                self.tell(Event::Exited(Exit::Unknown)).await;
+                return;
+            }
+        };
+        if let Err(error) = destroyed {
+            tracing::error!(app = self.record.spec.name, error = %chain(&error), "taking down its sandbox");
+        }
+        self.after_exit().await;
+        let status = match status {
+            Ok(status) => status,
+            Err(error) => {
+                tracing::warn!(app = self.record.spec.name, error = %chain(&error), "reading its exit status");
+                None
+            }
+        };
+        let exit = exit_of(status, ooms, limit.map(|limit| limit.0));
+        self.tell(Event::Exited(exit)).await;
+    }
+
+    pub(super) fn observe(&self) -> Option<Observation> {
+        let sandbox = self.sandbox.as_ref()?;
+        let cpu_us = sandbox.cgroup().cpu_us().ok()?;
+        let connections = measure::connections(sandbox.init_pid()).ok()?;
+        let packets = self.shared.packets(self.record.index)?;
+        Some(Observation { packets, cpu_us, connections })
+    }
+}
+
+/// What an app's end was, from its initial process's status and the kills by its memory limit.
+pub(super) fn exit_of(status: Option<ExitStatus>, oom_kills: u64, limit_bytes: Option<u64>) -> Exit {
+    const SIGKILL: i32 = 9;
+    match status {
+        Some(ExitStatus::Signaled(SIGKILL)) if oom_kills > 0 => Exit::MemoryLimit(limit_bytes.unwrap_or(0)),
+        Some(ExitStatus::Exited(code)) => Exit::Status(code),
+        Some(ExitStatus::Signaled(signal)) => Exit::Signal(signal),
+        Some(ExitStatus::Unknown) | None => Exit::Unknown,
+    }
+}
+
+/// Everything that falling asleep needs, to be carried to its thread.
+struct SleepJob {
+    sandbox: Arc<Sandbox>,
+    shared: Arc<Shared>,
+    app: u64,
+    journal: TellingJournal,
+    image: std::path::PathBuf,
+    generation: u64,
+    timers_over: std::time::Duration,
+    single_sockets: bool,
+    abort: Abort,
+    memories: torpor_engine::Memories,
+}
+
+impl SleepJob {
+    fn run(self) -> (Result<Asleep, SleepError>, Timings) {
+        let freezer = SandboxFreezer(&self.sandbox);
+        let target = Target {
+            app: self.app,
+            boot: self.shared.boot,
+            freezer: &freezer,
+            journal: &self.journal,
+            faults: &self.shared.faults,
+        };
+        let request = Request {
+            image: self.image,
+            generation: self.generation,
+            timers_over: self.timers_over,
+            single_sockets: self.single_sockets,
+            abort: &self.abort,
+            memories: &self.memories,
+        };
+        fall_asleep(&target, &request)
+    }
+}

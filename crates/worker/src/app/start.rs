@@ -1,0 +1,316 @@
+//! Starting an app: its files, its sandbox, its network, its program.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::sync::Arc;
+
+use tokio::io::unix::AsyncFd;
+use torpor_api::spec::{self, AppSpec};
+use torpor_api::worker::AppRecord;
+use torpor_engine::{Journal, Phase};
+use torpor_lifecycle::{Event, Policy, RestartPolicy, Share};
+use torpor_network::{Addresses, AppNetwork, NetworkError, Protocol, Published};
+use torpor_sandbox::{
+    EtcFiles, IdRange, Limits, Program, Sandbox, SandboxError, SandboxSpec, Security, TmpfsMount, User, VolumeMount,
+};
+
+use super::operate::{chain, text};
+use super::task::Task;
+use super::{AppFiles, Outcome};
+use crate::config::{FIRST_HOST_ID, IDS_PER_APP};
+use crate::shared::Shared;
+
+/// A running sandbox with the reading ends of its output.
+pub(crate) struct Started {
+    pub(super) sandbox: Sandbox,
+    pub(super) output: [OwnedFd; 2],
+}
+
+/// Why an app could not be started. Nothing is left of it then.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    /// Nothing to run.
+    #[error("it has no command, and its image names none")]
+    NoCommand,
+    /// A volume does not exist.
+    #[error("volume {}", .0.display())]
+    Volume(std::path::PathBuf, #[source] io::Error),
+    /// Its files.
+    #[error("its files in {}", .0.display())]
+    Files(std::path::PathBuf, #[source] io::Error),
+    /// Its user.
+    #[error(transparent)]
+    User(torpor_rootfs::Error),
+    /// Its layers.
+    #[error(transparent)]
+    Layers(torpor_rootfs::Error),
+    /// Its output.
+    #[error("pipes for its output")]
+    Pipe(#[source] io::Error),
+    /// Its sandbox.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// Its network.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+}
+
+/// The policy of an app, for the machine.
+pub(crate) fn policy(spec: &AppSpec) -> Policy {
+    Policy {
+        sleep: spec.idle.sleep,
+        idle_after: spec.idle.after.0,
+        min_awake: spec.idle.min_awake.0,
+        cpu_limit: Share::from_percent(spec.idle.cpu_percent),
+        with_connections: spec.idle.with_connections,
+        restart: match spec.restart {
+            spec::Restart::No => RestartPolicy::No,
+            spec::Restart::OnFailure => RestartPolicy::OnFailure,
+            spec::Restart::Always => RestartPolicy::Always,
+        },
+    }
+}
+
+/// The number of the signal that asks the app to end.
+pub(super) fn stop_signal(record: &AppRecord) -> i32 {
+    match record.resolved.defaults.stop_signal.as_deref().map(|name| name.trim_start_matches("SIG")) {
+        Some("INT" | "2") => 2,
+        Some("QUIT" | "3") => 3,
+        Some("HUP" | "1") => 1,
+        Some("USR1" | "10") => 10,
+        Some("USR2" | "12") => 12,
+        Some("WINCH" | "28") => 28,
+        Some("KILL" | "9") => 9,
+        _ => 15,
+    }
+}
+
+/// The network of an app.
+pub(crate) fn network(spec: &AppSpec) -> AppNetwork {
+    let published = |port: &spec::Port| Published {
+        host_ip: port.host_ip,
+        host: port.host,
+        app: port.app,
+        protocol: match port.protocol {
+            spec::Protocol::Tcp => Protocol::Tcp,
+            spec::Protocol::Udp => Protocol::Udp,
+        },
+    };
+    AppNetwork {
+        ports: spec.ports.iter().map(published).collect(),
+        outgoing: spec.network.outgoing,
+        join: spec.network.join.clone(),
+        ignore: spec.idle.ignore.clone(),
+    }
+}
+
+impl Task {
+    pub(super) fn begin_start(&mut self) {
+        let outcomes = self.outcomes();
+        let (record, files, shared) = (self.record.clone(), self.files.clone(), self.shared.clone());
+        let journal = self.journal.clone();
+        tokio::spawn(async move {
+            let result = match journal.record(Phase::Awake) {
+                Ok(()) => start(&record, &files, &shared).await,
+                Err(error) => Err(StartError::Files(files.run.clone(), error)),
+            };
+            // The task waits for just this.
+            let _ = outcomes.send(Outcome::Spawned(Box::new(result)));
+        });
+    }
+
+    pub(super) async fn spawned(&mut self, result: Result<Started, StartError>) {
+        match result {
+            Ok(Started { sandbox, output }) => {
+                if let Err(error) = super::takeover::park_output(&self.shared, &self.record.id, &output) {
+                    tracing::warn!(app = self.record.spec.name, error = %chain(&error), "parking its output");
+                }
+                self.pump_output(output);
+                match self.hold_sandbox(sandbox) {
+                    Ok(()) => self.tell(Event::Started).await,
+                    Err(error) => self.tell(Event::StartFailed(text(error))).await,
+                }
+            }
+            Err(error) => {
+                self.after_exit().await;
+                self.tell(Event::StartFailed(chain(&error))).await;
+            }
+        }
+    }
+
+    /// Keeps a running sandbox and watches for its end.
+    pub(super) fn hold_sandbox(&mut self, sandbox: Sandbox) -> io::Result<()> {
+        let record = serde_json::to_vec(sandbox.record()).map_err(io::Error::from)?;
+        crate::files::replace(&self.files.sandbox_record(), &record)?;
+        self.init = Some(AsyncFd::with_interest(
+            sandbox.pidfd().try_clone_to_owned()?,
+            tokio::io::Interest::READABLE,
+        )?);
+        self.sandbox = Some(Arc::new(sandbox));
+        Ok(())
+    }
+
+    pub(super) fn pump_output(&self, output: [OwnedFd; 2]) {
+        for (pipe, stream) in output.into_iter().zip(["out", "err"]) {
+            let (log, name) = (self.log.clone(), self.record.spec.name.clone());
+            tokio::spawn(async move {
+                if let Err(error) = crate::logs::pump(pipe, stream, log).await {
+                    tracing::warn!(app = name, stream, %error, "reading its output");
+                }
+            });
+        }
+    }
+
+    /// Removes what belongs to a run of the app: network, parked descriptors, records.
+    pub(super) async fn after_exit(&mut self) {
+        let name = &self.record.spec.name;
+        if let Err(error) = self.shared.network.detach(self.record.index).await {
+            tracing::warn!(app = name, error = %chain(&error), "taking down its network");
+        }
+        if let Err(error) = self.shared.keeper.drop_prefix(&super::takeover::prefix(&self.record.id)) {
+            tracing::warn!(app = name, error = %chain(&error), "forgetting its parked descriptors");
+        }
+        match fs::remove_file(self.files.sandbox_record()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(app = name, %error, "removing its record");
+            }
+            _ => {}
+        }
+    }
+}
+
+async fn start(record: &Arc<AppRecord>, files: &AppFiles, shared: &Arc<Shared>) -> Result<Started, StartError> {
+    let (spec, output_stdio, output) = {
+        let (record, files, shared) = (record.clone(), files.clone(), shared.clone());
+        blocking(move || {
+            let spec = sandbox_spec(&record, &files, &shared)?;
+            let (stdio, output) = stdio().map_err(StartError::Pipe)?;
+            Ok((spec, stdio, output))
+        })
+        .await?
+    };
+    let launching = shared.clone();
+    let prepared = blocking(move || Ok(Sandbox::prepare(&launching.launcher, &spec, output_stdio)?)).await?;
+    for limit in prepared.unenforced() {
+        tracing::warn!(app = record.spec.name, error = %chain(limit), "a limit is not enforced");
+    }
+    let attached = shared.network.attach(record.index, prepared.netns(), &network(&record.spec)).await;
+    match attached {
+        Ok(Addresses { .. }) => {}
+        Err(error) => {
+            // Dropping what was prepared takes it down again, which may block.
+            blocking(move || {
+                drop(prepared);
+                Ok(())
+            })
+            .await?;
+            return Err(error.into());
+        }
+    }
+    match blocking(move || Ok(prepared.start()?)).await {
+        Ok(sandbox) => Ok(Started { sandbox, output }),
+        Err(error) => {
+            shared.network.detach(record.index).await?;
+            Err(error)
+        }
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StartError> + Send + 'static,
+) -> Result<T, StartError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+/// `/dev/null` and two pipes for the app; their reading ends for us.
+fn stdio() -> io::Result<([OwnedFd; 3], [OwnedFd; 2])> {
+    let null = fs::File::open("/dev/null")?;
+    let (out_read, out_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let (err_read, err_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    Ok(([null.into(), out_write, err_write], [out_read, err_read]))
+}
+
+fn sandbox_spec(record: &AppRecord, files: &AppFiles, shared: &Shared) -> Result<SandboxSpec, StartError> {
+    let (spec, defaults) = (&record.spec, &record.resolved.defaults);
+    let command = if spec.command.is_empty() { defaults.command.clone() } else { spec.command.clone() };
+    if command.is_empty() {
+        return Err(StartError::NoCommand);
+    }
+    for volume in &spec.volumes {
+        fs::metadata(&volume.host).map_err(|error| StartError::Volume(volume.host.clone(), error))?;
+    }
+    for (folder, mode) in [(files.upper(), 0o755), (files.work(), 0o700)] {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(mode)
+            .create(&folder)
+            .map_err(|error| StartError::Files(folder.clone(), error))?;
+    }
+    let layers = shared.layer_paths(&record.resolved.layers).map_err(StartError::Layers)?;
+    let user = user(record, shared)?;
+    let workdir = spec.workdir.clone().or_else(|| defaults.workdir.as_ref().map(Into::into));
+    let cwd = workdir.filter(|path| !path.as_os_str().is_empty()).unwrap_or_else(|| "/".into());
+    let mut env = defaults.env.clone();
+    env.extend(spec.env.iter().map(|(name, value)| format!("{name}={value}")));
+    let hostname = spec.hostname.clone().unwrap_or_else(|| spec.name.clone());
+    Ok(SandboxSpec {
+        id: record.id.clone(),
+        cgroup_parent: shared.config.instance.clone(),
+        layers,
+        upper: files.upper(),
+        work: files.work(),
+        run_dir: files.run.clone(),
+        etc: etc_files(shared, record, &hostname),
+        hostname,
+        ids: spec.security.user_namespace.then(|| IdRange { base: FIRST_HOST_ID + record.index * IDS_PER_APP }),
+        volumes: spec
+            .volumes
+            .iter()
+            .map(|v| VolumeMount { host: v.host.clone(), inside: v.app.clone(), read_only: v.read_only })
+            .collect(),
+        tmpfs: spec.tmpfs.iter().map(|t| TmpfsMount { inside: t.path.clone(), size_bytes: t.size.0 }).collect(),
+        limits: Limits {
+            memory_bytes: spec.limits.memory.map(|limit| limit.0),
+            cpu_us_per_second: spec.limits.cpus.map(|cpus| (cpus * 1e6) as u64),
+            processes: spec.limits.processes,
+        },
+        security: Security {
+            cap_add: spec.security.cap_add.clone(),
+            cap_drop: spec.security.cap_drop.clone(),
+            seccomp: spec.security.seccomp,
+            no_new_privs: spec.security.no_new_privs,
+        },
+        read_only: spec.security.read_only,
+        program: Program { command, env, user, cwd },
+    })
+}
+
+/// The user of the app's program, looked up in its own files.
+pub(crate) fn user(record: &AppRecord, shared: &Shared) -> Result<User, StartError> {
+    let name = record.spec.user.as_deref().or(record.resolved.defaults.user.as_deref()).unwrap_or_default();
+    shared.find_user(&record.resolved.layers, name).map_err(StartError::User)
+}
+
+fn etc_files(shared: &Shared, record: &AppRecord, hostname: &str) -> EtcFiles {
+    let mut hosts = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n".to_owned();
+    if let Ok(addresses) = shared.config.network.addresses(record.index) {
+        for address in addresses.ips() {
+            hosts.push_str(&format!("{address}\t{hostname}\n"));
+        }
+    }
+    // The machine's resolvers, unless they listen on its loopback, where an app cannot reach them.
+    let resolv_conf = fs::read_to_string("/etc/resolv.conf").ok().map(|text| {
+        let reachable = |line: &&str| {
+            let address = line.strip_prefix("nameserver").map(str::trim).and_then(|a| a.parse::<std::net::IpAddr>().ok());
+            !address.is_some_and(|address| address.is_loopback())
+        };
+        text.lines().filter(reachable).fold(String::new(), |all, line| all + line + "\n")
+    });
+    EtcFiles { hosts: Some(hosts), resolv_conf, hostname: Some(format!("{hostname}\n")) }
+}
+

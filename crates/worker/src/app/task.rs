@@ -1,0 +1,268 @@
+//! The task itself: what it holds, what it waits for, and how it performs actions.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
+use tokio::sync::{mpsc, oneshot};
+use torpor_api::view::{AppStatus, Explanation, Stats};
+use torpor_api::worker::AppRecord;
+use torpor_engine::{Abort, Asleep, Memories};
+use torpor_lifecycle::{Action, App, Event, Note, Refusal, Request, Ticket};
+use torpor_sandbox::Sandbox;
+
+use super::history::History;
+use super::{AppFiles, Outcome};
+use crate::clock;
+use crate::journal::PhaseFile;
+use crate::logs::Log;
+use crate::shared::Shared;
+
+/// Orders that may wait for one app's task.
+const MAILBOX: usize = 256;
+
+/// Something asked of an app.
+pub(crate) enum Order {
+    /// A request with its answer.
+    Request(Request, oneshot::Sender<Result<(), Refusal>>),
+    /// Keep it awake, or no longer.
+    Pin(bool),
+    /// An exec session has ended.
+    ExecEnded,
+    /// Where it is.
+    Status(oneshot::Sender<AppStatus>),
+    /// Why.
+    Explain(oneshot::Sender<Explanation>),
+    /// What it costs.
+    Stats(oneshot::Sender<Stats>),
+    /// The sandbox, to run a command in; `None` when it has none.
+    Sandbox(oneshot::Sender<Option<Arc<Sandbox>>>),
+    /// End the task; the app is stopped.
+    End(oneshot::Sender<()>),
+}
+
+/// The way to an app's task.
+#[derive(Clone, Debug)]
+pub(crate) struct AppHandle {
+    pub(crate) record: Arc<AppRecord>,
+    pub(crate) files: AppFiles,
+    pub(crate) log: Arc<Log>,
+    pub(crate) orders: mpsc::Sender<Order>,
+}
+
+/// The state of one app's task.
+pub(crate) struct Task {
+    pub(crate) record: Arc<AppRecord>,
+    pub(crate) files: AppFiles,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) log: Arc<Log>,
+    pub(crate) app: App,
+    pub(crate) journal: Arc<PhaseFile>,
+    pub(crate) sandbox: Option<Arc<Sandbox>>,
+    /// Readable when the sandbox's init has ended.
+    pub(crate) init: Option<AsyncFd<OwnedFd>>,
+    pub(crate) asleep: Option<Box<Asleep>>,
+    /// Readable when something that it waits for has happened; set while it dozes.
+    pub(crate) watch: Option<AsyncFd<OwnedFd>>,
+    /// Listeners that were told to wait for data.
+    pub(crate) deferred: Vec<crate::probes::Deferred>,
+    pub(crate) abort: Option<Abort>,
+    pub(crate) memories: Memories,
+    pub(crate) generation: u64,
+    pub(crate) sleeps: History,
+    pub(crate) wakes: History,
+    pub(crate) refill_buffer: Vec<u8>,
+    pub(crate) sleep_cause: String,
+    outcomes: mpsc::UnboundedSender<Outcome>,
+    tickets: HashMap<Ticket, oneshot::Sender<Result<(), Refusal>>>,
+    next_ticket: u64,
+    timer: Option<torpor_lifecycle::Millis>,
+}
+
+/// What the task was woken by.
+enum Happening {
+    Order(Option<Order>),
+    Outcome(Outcome),
+    Watch,
+    Exit,
+    Timer,
+}
+
+/// Starts the task of an app.
+pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> std::io::Result<AppHandle> {
+    files.create()?;
+    let log = Arc::new(Log::new(&files.data, shared.config.logs));
+    let journal = Arc::new(PhaseFile::open(&files.phase())?);
+    let (orders, mailbox) = mpsc::channel(MAILBOX);
+    let (outcomes, results) = mpsc::unbounded_channel();
+    let record = Arc::new(record);
+    let handle = AppHandle { record: record.clone(), files: files.clone(), log: log.clone(), orders };
+    let task = Task {
+        app: App::new(super::start::policy(&record.spec), record.pinned, clock::now()),
+        record,
+        files,
+        shared,
+        log,
+        journal,
+        sandbox: None,
+        init: None,
+        asleep: None,
+        watch: None,
+        deferred: Vec::new(),
+        abort: None,
+        memories: Memories::default(),
+        generation: 1,
+        sleeps: History::default(),
+        wakes: History::default(),
+        refill_buffer: Vec::new(),
+        sleep_cause: String::new(),
+        outcomes,
+        tickets: HashMap::new(),
+        next_ticket: 0,
+        timer: None,
+    };
+    tokio::spawn(task.run(mailbox, results));
+    Ok(handle)
+}
+
+impl Task {
+    async fn run(mut self, mut mailbox: mpsc::Receiver<Order>, mut results: mpsc::UnboundedReceiver<Outcome>) {
+        self.take_over().await;
+        loop {
+            match self.next(&mut mailbox, &mut results).await {
+                Happening::Watch => self.watch_fired().await,
+                Happening::Exit => self.exited().await,
+                Happening::Outcome(outcome) => self.outcome(outcome).await,
+                Happening::Timer => {
+                    self.timer = None;
+                    self.tell(Event::TimerFired).await;
+                }
+                Happening::Order(Some(Order::End(done))) => {
+                    // Whoever asked may have gone; the task ends all the same.
+                    let _ = done.send(());
+                    return;
+                }
+                Happening::Order(Some(order)) => self.order(order).await,
+                Happening::Order(None) => return,
+            }
+        }
+    }
+
+    async fn next(
+        &self,
+        mailbox: &mut mpsc::Receiver<Order>,
+        results: &mut mpsc::UnboundedReceiver<Outcome>,
+    ) -> Happening {
+        let timer = self.timer;
+        let timer = async move {
+            match timer {
+                Some(at) => tokio::time::sleep(clock::until(at)).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = readable(self.watch.as_ref()) => Happening::Watch,
+            Some(outcome) = results.recv() => Happening::Outcome(outcome),
+            () = readable(self.init.as_ref()) => Happening::Exit,
+            order = mailbox.recv() => Happening::Order(order),
+            () = timer => Happening::Timer,
+        }
+    }
+
+    /// Where long operations send what came of them.
+    pub(crate) fn outcomes(&self) -> mpsc::UnboundedSender<Outcome> {
+        self.outcomes.clone()
+    }
+
+    async fn order(&mut self, order: Order) {
+        match order {
+            Order::Request(request, answer) => {
+                self.next_ticket += 1;
+                let ticket = Ticket(self.next_ticket);
+                self.tickets.insert(ticket, answer);
+                self.tell(Event::Request(ticket, request)).await;
+            }
+            Order::Pin(pinned) => self.tell(Event::Pinned(pinned)).await,
+            Order::ExecEnded => self.tell(Event::ExecEnded).await,
+            // Whoever asks may have gone meanwhile; then nobody needs the answer.
+            Order::Status(answer) => drop(answer.send(self.status())),
+            Order::Explain(answer) => drop(answer.send(self.explain())),
+            Order::Stats(answer) => drop(answer.send(self.stats())),
+            Order::Sandbox(answer) => drop(answer.send(self.sandbox.clone())),
+            Order::End(_) => {}
+        }
+    }
+
+    /// Tells the machine, and performs what it decides. What performing leads to at once is told in turn.
+    pub(crate) async fn tell(&mut self, event: Event) {
+        let mut events = std::collections::VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            for action in self.app.handle(event, clock::now()) {
+                events.extend(self.perform(action).await);
+            }
+        }
+    }
+
+    /// Performs one action; gives the event that it leads to, if that is known at once.
+    async fn perform(&mut self, action: Action) -> Option<Event> {
+        match action {
+            Action::Spawn => self.begin_start(),
+            Action::BeginCapture { cause } => self.begin_capture(cause),
+            Action::AbortCapture => {
+                if let Some(abort) = &self.abort {
+                    abort.ask();
+                }
+            }
+            Action::BeginWake { cause } => return Some(self.wake(&cause)),
+            Action::Terminate => self.terminate(),
+            Action::Kill => self.kill(),
+            Action::DiscardImage => self.discard_image(),
+            Action::SetImageAside => self.set_image_aside(),
+            Action::Observe => return self.observe().map(Event::Observed),
+            Action::SetTimer(at) => self.timer = Some(at),
+            Action::ClearTimer => self.timer = None,
+            Action::Reply(ticket, answer) => {
+                if let Some(waiting) = self.tickets.remove(&ticket) {
+                    // Whoever asked may have hung up.
+                    let _ = waiting.send(answer);
+                }
+            }
+            Action::Emit(note) => self.emit(&note),
+            Action::Unexpected { phase, event } => {
+                tracing::error!(app = self.record.spec.name, phase, event, "event that cannot happen in this phase");
+            }
+        }
+        None
+    }
+
+    fn emit(&mut self, note: &Note) {
+        let mut fields = std::collections::BTreeMap::new();
+        let last = match note {
+            Note::Woken(..) => self.wakes.all().into_iter().next(),
+            Note::Dozing => self.sleeps.all().into_iter().next(),
+            _ => None,
+        };
+        if let Some(transition) = last {
+            fields.insert("total_us".to_owned(), transition.total_us.into());
+        }
+        self.shared.events.emit(&self.record.spec.name, note.kind(), note.to_string(), fields);
+    }
+}
+
+/// Waits until `fd` is readable; for ever if there is none. Its readiness is forgotten: whoever reads what is there has to
+/// read all of it.
+async fn readable(fd: Option<&AsyncFd<OwnedFd>>) {
+    match fd {
+        Some(fd) => match fd.ready(Interest::READABLE).await {
+            Ok(mut guard) => guard.clear_ready(),
+            Err(error) => {
+                tracing::error!(%error, "waiting for a descriptor");
+                std::future::pending().await
+            }
+        },
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,115 @@
+//! An app as users see it.
+
+use torpor_api::view::{AppStatus, Exit as ExitView, Explanation, State, Stats};
+use torpor_lifecycle::{Exit, Phase};
+
+use super::measure;
+use super::task::Task;
+use crate::clock;
+
+const fn state(phase: &Phase) -> State {
+    match phase {
+        Phase::Stopped { .. } => State::Stopped,
+        Phase::Starting { .. } => State::Starting,
+        Phase::Running(_) | Phase::Aborting { .. } => State::Running,
+        Phase::Capturing { .. } | Phase::Dropping { .. } => State::FallingAsleep,
+        Phase::Dozing(_) => State::Dozing,
+        Phase::Waking { .. } => State::Waking,
+        Phase::Stopping { .. } => State::Stopping,
+        Phase::Backoff { .. } => State::Restarting,
+    }
+}
+
+fn exit_view(exit: &Exit, at: torpor_lifecycle::Millis) -> ExitView {
+    let (code, signal) = match exit {
+        Exit::Status(status) => (Some(*status), None),
+        Exit::Signal(signal) => (None, Some(*signal)),
+        Exit::MemoryLimit(_) => (None, Some(9)),
+        Exit::Lost(_) | Exit::Unknown => (None, None),
+    };
+    ExitView { code, signal, reason: exit.to_string(), at: clock::wall(at) }
+}
+
+/// A published port in words.
+fn port(port: &torpor_api::spec::Port) -> String {
+    let protocol = match port.protocol {
+        torpor_api::spec::Protocol::Tcp => "tcp",
+        torpor_api::spec::Protocol::Udp => "udp",
+    };
+    match port.host_ip {
+        Some(std::net::IpAddr::V6(ip)) => format!("[{ip}]:{}->{}/{protocol}", port.host, port.app),
+        Some(ip) => format!("{ip}:{}->{}/{protocol}", port.host, port.app),
+        None => format!("{}->{}/{protocol}", port.host, port.app),
+    }
+}
+
+impl Task {
+    pub(super) fn status(&self) -> AppStatus {
+        let phase = self.app.phase();
+        let addresses = self.shared.config.network.addresses(self.record.index);
+        let addresses = addresses.map(|found| found.ips().map(|ip| ip.to_string()).to_vec()).unwrap_or_default();
+        let counts = self.app.counts();
+        AppStatus {
+            id: self.record.id.clone(),
+            name: self.record.spec.name.clone(),
+            state: state(phase),
+            since: clock::wall(self.app.since()),
+            pid: self.sandbox.as_ref().map(|sandbox| sandbox.initial_pid()),
+            addresses,
+            ports: self.record.spec.ports.iter().map(port).collect(),
+            memory_bytes: self.memory_bytes(),
+            sleeps: counts.sleeps,
+            last_exit: self.app.last_exit().map(|(exit, at)| exit_view(exit, *at)),
+            restarts: counts.restarts,
+            pinned: self.app.pinned(),
+        }
+    }
+
+    /// Private memory of its processes: what sleeping gives back.
+    fn memory_bytes(&self) -> Option<u64> {
+        let pids = self.sandbox.as_ref()?.cgroup().processes().ok()?;
+        measure::usage(&pids).ok().map(|usage| usage.private_bytes)
+    }
+
+    pub(super) fn explain(&self) -> Explanation {
+        let account = self.app.explain(clock::now());
+        let sources = self.asleep.as_ref().map(|asleep| asleep.watch.sources()).unwrap_or_default();
+        Explanation {
+            status: self.status(),
+            why: account.why,
+            keeps_awake: account.keeps_awake,
+            sleeps_at: account.sleeps_at.map(clock::wall),
+            wakes_at: account.wakes_at.map(clock::wall),
+            refusals: account.refusals,
+            wake_sources: sources
+                .iter()
+                .map(|source| format!("{} (descriptor {} of process {})", source.what, source.fd, source.pid))
+                .collect(),
+            sleeps: self.sleeps.all(),
+            wakes: self.wakes.all(),
+        }
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        let cgroup = self.sandbox.as_ref().map(|sandbox| sandbox.cgroup());
+        let pids = cgroup.and_then(|cgroup| cgroup.processes().ok()).unwrap_or_default();
+        let usage = measure::usage(&pids).unwrap_or_default();
+        let counts = self.app.counts();
+        Stats {
+            name: self.record.spec.name.clone(),
+            state: state(self.app.phase()),
+            processes: usage.processes,
+            threads: usage.threads,
+            private_bytes: usage.private_bytes,
+            shared_bytes: usage.shared_bytes,
+            page_table_bytes: usage.page_table_bytes,
+            kernel_bytes: cgroup.and_then(|cgroup| cgroup.kernel_bytes().ok().flatten()),
+            image_bytes: self.asleep.as_ref().map(|asleep| asleep.image_bytes),
+            cpu_us: cgroup.and_then(|cgroup| cgroup.cpu_us().ok()).unwrap_or(0),
+            packets: self.shared.packets(self.record.index).unwrap_or(0),
+            sleeps: counts.sleeps,
+            aborted_sleeps: counts.aborted_sleeps,
+            wakes: counts.wakes,
+        }
+    }
+}

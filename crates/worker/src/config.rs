@@ -1,0 +1,37 @@
+//! What a worker is told when it starts: typed, complete, never changed.
+
+use std::path::PathBuf;
+
+use torpor_network::NetworkConfig;
+
+/// Settings of a worker. The binary makes it from its configuration file, where every default is.
+#[derive(Clone, Debug)]
+pub struct WorkerConfig {
+    /// Names cgroups, the nftables table and interfaces, so that two workers can live on one machine.
+    pub instance: String,
+    /// Files of apps, layers and images; survives a reboot.
+    pub data_dir: PathBuf,
+    /// Sockets, records of running apps; gone after a reboot.
+    pub run_dir: PathBuf,
+    /// Addresses of apps.
+    pub network: NetworkConfig,
+    /// This program, started again for sandboxes and the keeper.
+    pub program: PathBuf,
+    /// Output kept per app.
+    pub logs: LogConfig,
+}
+
+/// How much of an app's output is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct LogConfig {
+    /// A file is rotated beyond this many bytes.
+    pub file_bytes: u64,
+    /// Files kept per app, the current one included; at least 1.
+    pub files: u32,
+}
+
+/// First host id of the ids that apps get for their user namespaces.
+pub(crate) const FIRST_HOST_ID: u32 = 1 << 20;
+
+/// Ids per app: all that a 16-bit system knows.
+pub(crate) const IDS_PER_APP: u32 = 1 << 16;

@@ -1,0 +1,75 @@
+//! Faults on demand, for tests of crashes: `TORPOR_FAULT=STEP:ACTION[:COUNT]` makes the worker fail (`error`) or kill itself
+//! (`kill`) when an app reaches a step of falling asleep or waking for the COUNT-th time.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::process::{Pid, Signal, getpid, kill_process};
+use torpor_engine::{Fault, Faults, Step};
+
+/// What a test asked for.
+#[derive(Debug)]
+pub(crate) struct RequestedFault {
+    step: Step,
+    kill: bool,
+    countdown: AtomicU32,
+}
+
+/// A value of `TORPOR_FAULT` that is not understood.
+#[derive(Debug, thiserror::Error)]
+#[error("TORPOR_FAULT={0} is not STEP:kill or STEP:error, with an optional :COUNT")]
+pub struct FaultSyntax(String);
+
+/// Faults from the environment; usually none.
+#[derive(Debug, Default)]
+pub(crate) struct WorkerFaults(Option<RequestedFault>);
+
+impl WorkerFaults {
+    pub(crate) fn from_environment() -> Result<Self, FaultSyntax> {
+        let Some(text) = std::env::var_os("TORPOR_FAULT") else { return Ok(Self(None)) };
+        let text = text.to_string_lossy().into_owned();
+        parse(&text).map(|fault| Self(Some(fault))).ok_or(FaultSyntax(text))
+    }
+}
+
+fn parse(text: &str) -> Option<RequestedFault> {
+    let mut parts = text.split(':');
+    let name = parts.next()?;
+    let step = Step::ALL.into_iter().find(|step| step.name() == name)?;
+    let kill = match parts.next()? {
+        "kill" => true,
+        "error" => false,
+        _ => return None,
+    };
+    let count: u32 = parts.next().map_or(Some(1), |count| count.parse().ok())?;
+    Some(RequestedFault { step, kill, countdown: AtomicU32::new(count) })
+}
+
+impl Faults for WorkerFaults {
+    fn reached(&self, step: Step) -> Result<(), Fault> {
+        let Some(fault) = self.0.as_ref().filter(|fault| fault.step == step) else { return Ok(()) };
+        let left = fault.countdown.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if left != Ok(1) {
+            return Ok(());
+        }
+        if fault.kill {
+            let own: Pid = getpid();
+            // It cannot fail: a process may always signal itself.
+            let _ = kill_process(own, Signal::KILL);
+        }
+        Err(Fault(step))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_comes_once_at_its_count() {
+        let faults = WorkerFaults(parse("dropped:error:2"));
+        let outcomes: Vec<bool> = (0..4).map(|_| faults.reached(Step::Dropped).is_err()).collect();
+        assert_eq!(outcomes, [false, true, false, false]);
+        assert!(faults.reached(Step::Frozen).is_ok());
+        assert!(parse("nowhere:kill").is_none() && parse("frozen:burn").is_none() && parse("frozen").is_none());
+    }
+}

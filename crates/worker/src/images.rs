@@ -1,0 +1,118 @@
+//! Sources of files turned into layers, and the images that are stored by name.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use torpor_api::error::{ApiError, ErrorKind, chain};
+use torpor_api::spec::Source;
+use torpor_api::view::StoredImage;
+use torpor_api::worker::{AppRecord, ImageDefaults, Progress, Resolved};
+use torpor_rootfs::{Image, ProgressFn};
+
+use crate::shared::Shared;
+
+fn failed(error: &torpor_rootfs::Error) -> ApiError {
+    ApiError::new(ErrorKind::Invalid, chain(error))
+}
+
+/// Passes progress on, as far as whoever reads it keeps up.
+fn reporter(progress: mpsc::Sender<Progress>) -> ProgressFn {
+    Arc::new(move |report: torpor_rootfs::Progress| {
+        let torpor_rootfs::Progress { what, done_bytes, total_bytes } = report;
+        // A full channel only loses a report in between.
+        let _ = progress.try_send(Progress { what, done_bytes, total_bytes });
+    })
+}
+
+fn resolved(image: Image) -> Resolved {
+    let config = image.config;
+    Resolved {
+        layers: image.layers.iter().map(ToString::to_string).collect(),
+        defaults: ImageDefaults {
+            command: config.command,
+            env: config.env,
+            user: config.user,
+            workdir: config.workdir,
+            stop_signal: config.stop_signal,
+        },
+    }
+}
+
+/// Fetches and unpacks a source.
+async fn fetch(shared: &Arc<Shared>, source: &Source, progress: mpsc::Sender<Progress>) -> Result<Image, ApiError> {
+    let report = reporter(progress);
+    if let Source::Registry { reference } = source {
+        let auth = torpor_rootfs::default_auth_file();
+        return shared.store.pull(reference, auth.as_deref(), report).await.map_err(|error| failed(&error));
+    }
+    let (shared, source) = (shared.clone(), source.clone());
+    let unpacked = tokio::task::spawn_blocking(move || match source {
+        Source::Tarball { path, base } => shared.store.add_tarball(&path, base.as_deref(), report),
+        Source::OciLayout { path, reference } => shared.store.add_oci_layout(&path, reference.as_deref(), report),
+        Source::DockerArchive { path, reference } => {
+            shared.store.add_docker_archive(&path, reference.as_deref(), report)
+        }
+        Source::Stored { name } | Source::Registry { reference: name } => shared.store.resolve(&name),
+    });
+    unpacked.await.map_err(|error| ApiError::internal(&error))?.map_err(|error| failed(&error))
+}
+
+/// A source as layers.
+pub(crate) async fn resolve(
+    shared: &Arc<Shared>,
+    source: &Source,
+    progress: mpsc::Sender<Progress>,
+) -> Result<Resolved, ApiError> {
+    fetch(shared, source, progress).await.map(resolved)
+}
+
+/// Stores a source under a name.
+pub(crate) async fn store(
+    shared: &Arc<Shared>,
+    name: &str,
+    source: &Source,
+    progress: mpsc::Sender<Progress>,
+) -> Result<Resolved, ApiError> {
+    let image = fetch(shared, source, progress).await?;
+    shared.store.tag(name, &image).map_err(|error| failed(&error))?;
+    Ok(resolved(image))
+}
+
+fn used_by(layers: &[String], apps: &[Arc<AppRecord>]) -> Vec<String> {
+    let uses = |app: &&Arc<AppRecord>| app.resolved.layers.starts_with(layers);
+    let mut names: Vec<String> = apps.iter().filter(uses).map(|app| app.spec.name.clone()).collect();
+    names.sort();
+    names
+}
+
+/// All stored images.
+pub(crate) async fn list(shared: &Arc<Shared>, apps: &[Arc<AppRecord>]) -> Result<Vec<StoredImage>, ApiError> {
+    let store = shared.clone();
+    let listed = tokio::task::spawn_blocking(move || store.store.list());
+    let listed = listed.await.map_err(|error| ApiError::internal(&error))?.map_err(|error| failed(&error))?;
+    let view = |found: torpor_rootfs::StoredImage| {
+        let layers: Vec<String> = found.image.layers.iter().map(ToString::to_string).collect();
+        StoredImage {
+            used_by: used_by(&layers, apps),
+            name: found.name,
+            digest: found.image.digest.to_string(),
+            bytes: found.bytes,
+            layers: layers.len() as u32,
+            created: found.created.try_into().unwrap_or_default(),
+        }
+    };
+    Ok(listed.into_iter().map(view).collect())
+}
+
+/// Removes a name, and the layers that nobody uses any more.
+pub(crate) async fn remove(shared: &Arc<Shared>, name: &str, apps: &[Arc<AppRecord>]) -> Result<(), ApiError> {
+    let in_use: HashSet<String> = apps.iter().flat_map(|app| app.resolved.layers.clone()).collect();
+    let (shared, name) = (shared.clone(), name.to_owned());
+    let removed = tokio::task::spawn_blocking(move || {
+        shared.store.remove(&name)?;
+        let in_use = in_use.iter().map(|layer| layer.parse()).collect::<Result<_, _>>()?;
+        shared.store.gc(&in_use)
+    });
+    removed.await.map_err(|error| ApiError::internal(&error))?.map(drop).map_err(|error| failed(&error))
+}

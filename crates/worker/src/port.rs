@@ -1,0 +1,219 @@
+//! What the hub asks of this worker.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::{mpsc, oneshot};
+use torpor_api::error::{ApiError, ErrorKind, chain};
+use torpor_api::spec::Source;
+use torpor_api::view::{AppStatus, Check, Event, Explanation, Stats, StoredImage};
+use torpor_api::worker::{
+    AppRecord, BoxStream, Desired, ExecRequest, ExecSession, LogLine, LogRequest, Progress, Resolved, WorkerPort,
+};
+use torpor_lifecycle::{Refusal, Request};
+
+use crate::app::{AppFiles, AppHandle, Order};
+use crate::worker::Worker;
+
+/// An app's task has ended in the middle of a call: the worker is shutting down.
+fn gone(name: &str) -> ApiError {
+    ApiError::new(ErrorKind::Internal, format!("{name}: the worker is shutting down"))
+}
+
+/// What a refusal means to a user.
+fn refused(name: &str, refusal: &Refusal) -> ApiError {
+    let kind = match refusal {
+        Refusal::StartFailed(_) | Refusal::WakeFailed(_) | Refusal::Lost(_) | Refusal::Ended(_) => ErrorKind::Internal,
+        Refusal::TooMany
+        | Refusal::Stopped(_)
+        | Refusal::Restarting
+        | Refusal::BeingStopped
+        | Refusal::Pinned
+        | Refusal::ExecSessions(_)
+        | Refusal::SleepAborted(_)
+        | Refusal::SleepRefused(_)
+        | Refusal::Busy(_) => ErrorKind::Conflict,
+    };
+    let error = ApiError::new(kind, format!("{name}: {refusal}"));
+    match refusal {
+        Refusal::Stopped(_) => error.with_hint(format!("start it with `torpor start {name}`")),
+        Refusal::Pinned => error.with_hint(format!("let it sleep again with `torpor unpin {name}`")),
+        Refusal::StartFailed(_) | Refusal::Ended(_) => error.with_hint(format!("see `torpor logs {name}`")),
+        Refusal::SleepRefused(_) | Refusal::SleepAborted(_) => {
+            error.with_hint(format!("see `torpor explain {name}`"))
+        }
+        _ => error,
+    }
+}
+
+impl Worker {
+    async fn request(&self, id: &str, request: Request) -> Result<(), ApiError> {
+        let app = self.app(id)?;
+        let (answer, answered) = oneshot::channel();
+        order(&app, Order::Request(request, answer)).await?;
+        let name = &app.record.spec.name;
+        answered.await.map_err(|_| gone(name))?.map_err(|refusal| refused(name, &refusal))
+    }
+
+    async fn ask<T>(&self, id: &str, make: impl FnOnce(oneshot::Sender<T>) -> Order) -> Result<T, ApiError> {
+        let app = self.app(id)?;
+        let (answer, answered) = oneshot::channel();
+        order(&app, make(answer)).await?;
+        answered.await.map_err(|_| gone(&app.record.spec.name))
+    }
+
+    async fn run_session(&self, id: &str, request: ExecRequest) -> Result<ExecSession, ApiError> {
+        let app = self.app(id)?;
+        let name = app.record.spec.name.clone();
+        let sandbox = self.ask(id, Order::Sandbox).await?;
+        let sandbox = sandbox.ok_or_else(|| ApiError::new(ErrorKind::Conflict, format!("{name}: it has ended")))?;
+        let orders = app.orders.clone();
+        let ended = move || {
+            tokio::spawn(async move {
+                // The task may be gone with the worker.
+                let _ = orders.send(Order::ExecEnded).await;
+            });
+        };
+        crate::exec::run(self.shared.clone(), app.record.clone(), sandbox, request, Box::new(ended)).await
+    }
+}
+
+async fn order(app: &AppHandle, order: Order) -> Result<(), ApiError> {
+    app.orders.send(order).await.map_err(|_| gone(&app.record.spec.name))
+}
+
+#[async_trait]
+impl WorkerPort for Worker {
+    async fn resolve(&self, source: &Source, progress: mpsc::Sender<Progress>) -> Result<Resolved, ApiError> {
+        crate::images::resolve(&self.shared, source, progress).await
+    }
+
+    async fn adopt(&self, app: AppRecord) -> Result<(), ApiError> {
+        let start = app.desired == Desired::Up;
+        let handle = self.make_known(app).map_err(|error| ApiError::internal(&error))?;
+        let (answer, answered) = oneshot::channel();
+        order(&handle, Order::Status(answer)).await?;
+        // The answer comes behind the taking over.
+        let status = answered.await.map_err(|_| gone(&handle.record.spec.name))?;
+        if start && status.state == torpor_api::view::State::Stopped && self.starts_adopted() {
+            let (answer, answered) = oneshot::channel();
+            order(&handle, Order::Request(Request::Start, answer)).await?;
+            let (shared, name) = (self.shared.clone(), handle.record.spec.name.clone());
+            tokio::spawn(async move {
+                if let Ok(Err(refusal)) = answered.await {
+                    shared.events.emit(&name, "start-failed", refusal.to_string(), Default::default());
+                }
+            });
+        }
+        Ok(())
+    }
+
+    async fn start(&self, id: &str) -> Result<(), ApiError> {
+        self.request(id, Request::Start).await
+    }
+
+    async fn stop(&self, id: &str, grace: Duration) -> Result<(), ApiError> {
+        self.request(id, Request::Stop { grace }).await
+    }
+
+    async fn sleep(&self, id: &str) -> Result<(), ApiError> {
+        self.request(id, Request::Sleep).await
+    }
+
+    async fn wake(&self, id: &str) -> Result<(), ApiError> {
+        self.request(id, Request::Wake).await
+    }
+
+    async fn pin(&self, id: &str, pinned: bool) -> Result<(), ApiError> {
+        order(&self.app(id)?, Order::Pin(pinned)).await
+    }
+
+    async fn remove(&self, id: &str) -> Result<(), ApiError> {
+        let app = self.app(id)?;
+        let status = self.status(id).await?;
+        if status.state != torpor_api::view::State::Stopped {
+            let name = &status.name;
+            return Err(ApiError::new(ErrorKind::Conflict, format!("{name} is not stopped"))
+                .with_hint(format!("stop it with `torpor stop {name}`, or use `torpor rm -f {name}`")));
+        }
+        self.ask(id, Order::End).await?;
+        self.forget(id);
+        let files: AppFiles = app.files.clone();
+        let log = app.log.clone();
+        let removed = tokio::task::spawn_blocking(move || log.remove().and_then(|()| files.remove())).await;
+        removed
+            .map_err(|error| ApiError::internal(&error))?
+            .map_err(|error| ApiError::new(ErrorKind::Internal, format!("removing files of {}: {error}", status.name)))
+    }
+
+    async fn status(&self, id: &str) -> Result<AppStatus, ApiError> {
+        self.ask(id, Order::Status).await
+    }
+
+    async fn explain(&self, id: &str) -> Result<Explanation, ApiError> {
+        self.ask(id, Order::Explain).await
+    }
+
+    async fn stats(&self, id: &str) -> Result<Stats, ApiError> {
+        self.ask(id, Order::Stats).await
+    }
+
+    async fn exec(&self, id: &str, request: ExecRequest) -> Result<ExecSession, ApiError> {
+        self.request(id, Request::Exec).await?;
+        let result = self.run_session(id, request).await;
+        if result.is_err()
+            && let Ok(app) = self.app(id)
+        {
+            // The session that the machine granted did not come about.
+            order(&app, Order::ExecEnded).await?;
+        }
+        result
+    }
+
+    async fn logs(&self, id: &str, request: LogRequest) -> Result<BoxStream<LogLine>, ApiError> {
+        let log = self.app(id)?.log;
+        let read = tokio::task::spawn_blocking(move || log.read(&request)).await;
+        read.map_err(|error| ApiError::internal(&error))?.map_err(|error| ApiError::internal(&error))
+    }
+
+    fn events(&self) -> BoxStream<Event> {
+        self.shared.events.listen()
+    }
+
+    async fn store_image(
+        &self,
+        name: &str,
+        source: &Source,
+        progress: mpsc::Sender<Progress>,
+    ) -> Result<Resolved, ApiError> {
+        crate::images::store(&self.shared, name, source, progress).await
+    }
+
+    async fn images(&self) -> Result<Vec<StoredImage>, ApiError> {
+        crate::images::list(&self.shared, &self.records()).await
+    }
+
+    async fn remove_image(&self, name: &str) -> Result<(), ApiError> {
+        crate::images::remove(&self.shared, name, &self.records()).await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Check>, ApiError> {
+        crate::doctor::checks(&self.shared).await
+    }
+
+    async fn teardown(&self) -> Result<(), ApiError> {
+        for record in self.records() {
+            let Ok(status) = self.status(&record.id).await else { continue };
+            if status.state != torpor_api::view::State::Stopped {
+                self.stop(&record.id, crate::TEARDOWN_GRACE).await?;
+            }
+        }
+        self.end_everything().await.map_err(|error| ApiError::new(ErrorKind::Internal, chain(&error)))
+    }
+}
+
+/// The port of a worker, for the hub.
+pub fn port(worker: Arc<Worker>) -> Arc<dyn WorkerPort> {
+    worker
+}

@@ -1,0 +1,148 @@
+//! Keeping health checks and scanners from waking an app: which events of its sockets count.
+//!
+//! Only for apps whose policy looks at single sockets (`wake_on = "data"`, or ignored sources). While such an app sleeps,
+//! its TCP listeners have `TCP_DEFER_ACCEPT` set, so that a connection reaches the accept queue with its first data. A probe
+//! that connects and closes gets there too, dead; those are accepted and closed here, so that they do not use up the backlog.
+//! What was set before is put back on waking. A program sees nothing of it, except that a connection without data is
+//! accepted only after [`DEFER_SECONDS`].
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use ipnet::IpNet;
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrAny, SocketType, sockopt};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use torpor_api::spec::Idle;
+use torpor_engine::{Asleep, Source};
+use torpor_linux::tcp;
+use torpor_network::sock_diag::{SockDiag, drain_dead};
+
+/// A client that says nothing for this long is taken to wait for the server to speak first.
+const DEFER_SECONDS: u32 = 60;
+
+/// Datagrams and connections looked at for one event; more count as one that wakes.
+const MAX_LOOKS: usize = 4096;
+
+/// A listener whose option was changed, and what it was.
+#[derive(Debug)]
+pub(crate) struct Deferred {
+    pid: i32,
+    fd: i32,
+    before: u32,
+}
+
+fn duplicate(pid: i32, fd: i32) -> io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    Ok(pidfd_getfd(&process, fd, PidfdGetfdFlags::empty())?)
+}
+
+fn is_internet(socket: BorrowedFd<'_>) -> bool {
+    sockopt::socket_domain(socket)
+        .is_ok_and(|domain| domain == AddressFamily::INET || domain == AddressFamily::INET6)
+}
+
+fn is_listener(socket: BorrowedFd<'_>) -> bool {
+    is_internet(socket)
+        && sockopt::socket_type(socket).is_ok_and(|kind| kind == SocketType::STREAM)
+        && sockopt::socket_acceptconn(socket).unwrap_or(false)
+}
+
+/// Sets the listeners of a sleeping app so that only data reaches the accept queue.
+pub(crate) fn defer(asleep: &Asleep) -> Vec<Deferred> {
+    let mut deferred = Vec::new();
+    for source in asleep.watch.sources() {
+        let changed = duplicate(source.pid, source.fd).and_then(|socket| {
+            if !is_listener(socket.as_fd()) {
+                return Ok(None);
+            }
+            let before = tcp::defer_accept(&socket)?;
+            tcp::set_defer_accept(&socket, DEFER_SECONDS)?;
+            Ok(Some(Deferred { pid: source.pid, fd: source.fd, before }))
+        });
+        match changed {
+            Ok(found) => deferred.extend(found),
+            // Without it a mere connection wakes: worse, not wrong.
+            Err(error) => tracing::debug!(pid = source.pid, fd = source.fd, %error, "deferring a listener"),
+        }
+    }
+    deferred
+}
+
+/// Puts the listeners back.
+pub(crate) fn undefer(deferred: &[Deferred]) {
+    for Deferred { pid, fd, before } in deferred {
+        let restored = duplicate(*pid, *fd).and_then(|socket| tcp::set_defer_accept(&socket, *before));
+        if let Err(error) = restored {
+            tracing::warn!(pid, fd, %error, "putting a listener back");
+        }
+    }
+}
+
+/// Whether an event of `source` is one to wake for. Dead probes and ignored datagrams are taken out of the way.
+pub(crate) fn counts(source: &Source, idle: &Idle) -> bool {
+    match look(source, idle) {
+        Ok(counts) => counts,
+        Err(error) => {
+            tracing::debug!(pid = source.pid, fd = source.fd, %error, "looking at a socket; waking for it");
+            true
+        }
+    }
+}
+
+fn look(source: &Source, idle: &Idle) -> io::Result<bool> {
+    if !source.what.starts_with("socket:") {
+        return Ok(true);
+    }
+    let socket = duplicate(source.pid, source.fd)?;
+    if !is_internet(socket.as_fd()) {
+        return Ok(true);
+    }
+    if is_listener(socket.as_fd()) {
+        return listener(source, &socket, idle);
+    }
+    if sockopt::socket_type(&socket)? == SocketType::DGRAM {
+        return datagrams(&socket, &idle.ignore);
+    }
+    // A connection: what its client sends counts unless it is ignored.
+    let peer = rustix::net::getpeername(&socket)?.and_then(|peer| SocketAddr::try_from(peer).ok());
+    Ok(!peer.is_some_and(|peer| ignored(peer.ip(), &idle.ignore)))
+}
+
+fn listener(source: &Source, socket: &OwnedFd, idle: &Idle) -> io::Result<bool> {
+    let inode = source.what.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
+    let inode: u64 = inode.and_then(|inode| inode.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
+    let netns = std::fs::File::open(format!("/proc/{}/ns/net", source.pid))?;
+    let Some(queue) = SockDiag::open_in(netns.as_fd())?.accept_queue(inode)? else { return Ok(true) };
+    // One without data in the queue of a listener that defers has waited for the server to speak first.
+    let wakes = queue.alive().any(|one| !ignored(one.remote.ip(), &idle.ignore));
+    if !wakes {
+        drain_dead(socket.as_fd(), &queue)?;
+    }
+    Ok(wakes)
+}
+
+/// Whether a datagram waits that is not from an ignored source; ignored ones before it are thrown away.
+fn datagrams(socket: &OwnedFd, ignore: &[IpNet]) -> io::Result<bool> {
+    for _ in 0..MAX_LOOKS {
+        let mut byte = [0; 1];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let from = match rustix::net::recvfrom(socket, &mut byte, flags) {
+            Ok((_, _, from)) => from.and_then(|from: SocketAddrAny| SocketAddr::try_from(from).ok()),
+            Err(rustix::io::Errno::AGAIN) => return Ok(false),
+            // An error that the program is waiting to be told of.
+            Err(_) => return Ok(true),
+        };
+        if !from.is_some_and(|from| ignored(from.ip(), ignore)) {
+            return Ok(true);
+        }
+        rustix::net::recvfrom(socket, &mut byte, RecvFlags::DONTWAIT)?;
+    }
+    Ok(true)
+}
+
+fn ignored(address: IpAddr, ignore: &[IpNet]) -> bool {
+    let address = address.to_canonical();
+    ignore.iter().any(|net| net.contains(&address))
+}

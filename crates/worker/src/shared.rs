@@ -1,0 +1,69 @@
+//! What all apps of a worker share.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use torpor_keeper::Client;
+use torpor_network::Network;
+use torpor_rootfs::Store;
+use torpor_sandbox::{Launcher, User};
+
+use crate::config::WorkerConfig;
+use crate::events::Events;
+use crate::faults::WorkerFaults;
+
+/// Counts of packets are read for all apps at once, and used for this long.
+const PACKETS_FRESH: Duration = Duration::from_millis(100);
+
+/// Services and settings of a worker.
+pub(crate) struct Shared {
+    pub(crate) config: WorkerConfig,
+    pub(crate) launcher: Launcher,
+    pub(crate) keeper: Client,
+    pub(crate) network: Network,
+    pub(crate) store: Store,
+    pub(crate) events: Events,
+    pub(crate) faults: WorkerFaults,
+    /// This boot of the machine, as images name it.
+    pub(crate) boot: [u64; 2],
+    pub(crate) packets: Mutex<Option<(Instant, HashMap<u32, u64>)>>,
+}
+
+impl Shared {
+    /// Meaningful packets of an app since it was attached to the network; `None` if they cannot be read.
+    pub(crate) fn packets(&self, index: u32) -> Option<u64> {
+        let mut cached = self.packets.lock().unwrap_or_else(PoisonError::into_inner);
+        if cached.as_ref().is_none_or(|(at, _)| at.elapsed() > PACKETS_FRESH) {
+            match self.network.activity() {
+                Ok(counts) => *cached = Some((Instant::now(), counts)),
+                Err(error) => {
+                    tracing::warn!(%error, "reading packet counts");
+                    return None;
+                }
+            }
+        }
+        cached.as_ref().map(|(_, counts)| counts.get(&index).copied().unwrap_or(0))
+    }
+
+    /// Directories of layers, lowest first.
+    pub(crate) fn layer_paths(&self, layers: &[String]) -> Result<Vec<PathBuf>, torpor_rootfs::Error> {
+        layers.iter().map(|layer| self.store.layer_path(&layer.parse()?)).collect()
+    }
+
+    /// A user, as the app's own files know it.
+    pub(crate) fn find_user(&self, layers: &[String], name: &str) -> Result<User, torpor_rootfs::Error> {
+        let found = torpor_rootfs::lookup_user(&self.layer_paths(layers)?, name)?;
+        Ok(User { uid: found.uid, gid: found.gid, groups: found.groups, home: found.home })
+    }
+}
+
+/// `/proc/sys/kernel/random/boot_id`, as two numbers.
+pub(crate) fn boot_id() -> std::io::Result<[u64; 2]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let invalid = || std::io::Error::new(std::io::ErrorKind::InvalidData, "boot_id is not a UUID");
+    let number = u128::from_str_radix(&digits, 16).map_err(|_| invalid())?;
+    Ok([(number >> 64) as u64, number as u64])
+}

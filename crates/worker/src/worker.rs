@@ -1,0 +1,192 @@
+//! The worker: its services and its apps.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use torpor_api::error::{ApiError, ErrorKind};
+use torpor_api::worker::AppRecord;
+use torpor_keeper::{Client, StartOptions};
+use torpor_network::{Network, NetworkError};
+use torpor_rootfs::Store;
+use torpor_sandbox::Launcher;
+use torpor_sandbox::cgroup::Hierarchies;
+
+use crate::app::{AppFiles, AppHandle};
+use crate::config::WorkerConfig;
+use crate::events::Events;
+use crate::faults::{FaultSyntax, WorkerFaults};
+use crate::shared::{Shared, boot_id};
+
+/// Why a worker cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Not root.
+    #[error("Torpor needs root to make sandboxes")]
+    NotRoot,
+    /// A directory could not be made.
+    #[error("directory {}", .0.display())]
+    Directory(PathBuf, #[source] io::Error),
+    /// Another worker uses the run directory.
+    #[error("another torpor runs with {}", .0.display())]
+    Running(PathBuf),
+    /// The keeper could not be started.
+    #[error("starting the keeper")]
+    Keeper(#[source] torpor_keeper::Error),
+    /// Cgroups cannot be used.
+    #[error(transparent)]
+    Cgroups(#[from] torpor_sandbox::CgroupError),
+    /// Sandboxes cannot be made.
+    #[error(transparent)]
+    Launcher(#[from] torpor_sandbox::SandboxError),
+    /// The network could not be set up.
+    #[error("setting up the network")]
+    Network(#[source] NetworkError),
+    /// The layer store could not be opened.
+    #[error("opening the store of layers")]
+    Store(#[source] torpor_rootfs::Error),
+    /// Which boot this is could not be read.
+    #[error("reading the boot id")]
+    Boot(#[source] io::Error),
+    /// A fault was asked for wrongly.
+    #[error(transparent)]
+    Fault(#[from] FaultSyntax),
+}
+
+/// A worker: the apps of this machine.
+pub struct Worker {
+    pub(crate) shared: Arc<Shared>,
+    apps: Mutex<HashMap<String, AppHandle>>,
+    /// Held as long as we live: one worker per run directory.
+    _lock: std::fs::File,
+    /// It is the first worker of this boot with this run directory.
+    fresh: bool,
+}
+
+impl Worker {
+    /// Starts a worker: takes over the keeper and the network, or sets them up.
+    pub async fn open(config: WorkerConfig) -> Result<Arc<Self>, OpenError> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(OpenError::NotRoot);
+        }
+        for folder in [&config.data_dir, &config.run_dir] {
+            private_directory(folder).map_err(|error| OpenError::Directory(folder.clone(), error))?;
+        }
+        let lock = lock(&config)?;
+        let faults = WorkerFaults::from_environment()?;
+        let (launcher, keeper, store, config) = {
+            let opened = tokio::task::spawn_blocking(move || {
+                let hierarchies = Hierarchies::detect(&config.run_dir.join("cgroup2"))?;
+                let launcher = Launcher::new(&config.program, hierarchies)?;
+                let keeper = open_keeper(&config, launcher.hierarchies())?;
+                let store = Store::open(&config.data_dir.join("files")).map_err(OpenError::Store)?;
+                Ok::<_, OpenError>((launcher, keeper, store, config))
+            });
+            match opened.await {
+                Ok(opened) => opened?,
+                Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+            }
+        };
+        let network = Network::open(config.network.clone()).await.map_err(OpenError::Network)?;
+        let shared = Shared {
+            boot: boot_id().map_err(OpenError::Boot)?,
+            config,
+            launcher,
+            keeper,
+            network,
+            store,
+            events: Events::new(),
+            faults,
+            packets: Mutex::default(),
+        };
+        Ok(Arc::new(Self { shared: Arc::new(shared), apps: Mutex::default(), _lock: lock, fresh: true }))
+    }
+
+    fn apps(&self) -> std::sync::MutexGuard<'_, HashMap<String, AppHandle>> {
+        self.apps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The app with this id.
+    pub(crate) fn app(&self, id: &str) -> Result<AppHandle, ApiError> {
+        self.apps().get(id).cloned().ok_or_else(|| ApiError::new(ErrorKind::NotFound, format!("no app has id {id}")))
+    }
+
+    /// Starts the task of an app that the hub knows.
+    pub(crate) fn make_known(&self, record: AppRecord) -> io::Result<AppHandle> {
+        let mut apps = self.apps();
+        if let Some(known) = apps.get(&record.id) {
+            return Ok(known.clone());
+        }
+        let files = AppFiles::new(&self.shared.config.data_dir, &self.shared.config.run_dir, &record.id);
+        let id = record.id.clone();
+        let handle = crate::app::spawn(record, files, self.shared.clone())?;
+        apps.insert(id, handle.clone());
+        Ok(handle)
+    }
+
+    pub(crate) fn forget(&self, id: &str) {
+        self.apps().remove(id);
+    }
+
+    pub(crate) fn records(&self) -> Vec<Arc<AppRecord>> {
+        self.apps().values().map(|app| app.record.clone()).collect()
+    }
+
+    /// Apps that should run and do not are started when they become known.
+    pub(crate) const fn starts_adopted(&self) -> bool {
+        self.fresh
+    }
+
+    /// Takes down what the worker set up on the machine; its apps are stopped.
+    pub(crate) async fn end_everything(&self) -> Result<(), TeardownError> {
+        self.shared.network.teardown().await?;
+        let shared = self.shared.clone();
+        let ended = tokio::task::spawn_blocking(move || -> Result<(), TeardownError> {
+            Client::connect(shared.keeper.path())?.shutdown()?;
+            shared.launcher.hierarchies().remove_parent(&shared.config.instance)?;
+            Ok(())
+        });
+        match ended.await {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        }
+    }
+}
+
+/// Why not everything could be taken down.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TeardownError {
+    #[error("taking down the network")]
+    Network(#[from] NetworkError),
+    #[error("ending the keeper")]
+    Keeper(#[from] torpor_keeper::Error),
+    #[error("removing the cgroups")]
+    Cgroups(#[from] torpor_sandbox::CgroupError),
+}
+
+fn private_directory(path: &std::path::Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// One worker per run directory.
+fn lock(config: &WorkerConfig) -> Result<std::fs::File, OpenError> {
+    let path = config.run_dir.join("worker.lock");
+    let wrong = |error: io::Error| OpenError::Directory(path.clone(), error);
+    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(wrong)?;
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::Running(config.run_dir.clone())),
+        Err(error) => Err(wrong(error.into())),
+    }
+}
+
+fn open_keeper(config: &WorkerConfig, hierarchies: &Hierarchies) -> Result<Client, OpenError> {
+    let options = StartOptions {
+        cgroup_procs: hierarchies.support(&config.instance)?,
+        log: Some(config.run_dir.join("keeper.log")),
+            };
+    let socket = config.run_dir.join("keeper.sock");
+    Client::connect_or_spawn(&socket, &config.program, &["keeper".as_ref()], &options).map_err(OpenError::Keeper)
+}

@@ -61,7 +61,7 @@ pub struct AppStatus {
     pub addresses: Vec<String>,
     /// Published ports, as `0.0.0.0:8080->80/tcp`.
     pub ports: Vec<String>,
-    /// Memory that its processes hold now, from the kernel, in bytes.
+    /// Memory of the processes' own that is resident now, from the kernel, in bytes: what sleeping gives back.
     pub memory_bytes: Option<u64>,
     /// Times it slept since it was made.
     pub sleeps: u64,
@@ -148,9 +148,9 @@ pub struct Stats {
     pub processes: u32,
     /// Threads.
     pub threads: u32,
-    /// Resident private memory, bytes.
+    /// Resident memory of the processes' own: anonymous, and changed pages of files, bytes.
     pub private_bytes: u64,
-    /// Resident memory shared between processes or with files, bytes.
+    /// Resident memory that is shared, or backed by files and can be read again, bytes.
     pub shared_bytes: u64,
     /// Page tables, bytes.
     pub page_table_bytes: u64,

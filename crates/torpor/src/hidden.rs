@@ -14,6 +14,8 @@ pub(crate) fn dispatch() -> Option<ExitCode> {
                 ExitCode::FAILURE
             }
         }),
+        torpor_sandbox::SETUP_COMMAND => torpor_sandbox::setup_main(),
+        torpor_sandbox::EXEC_COMMAND => torpor_sandbox::exec_main(),
         _ => None,
     }
 }

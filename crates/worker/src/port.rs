@@ -90,23 +90,21 @@ impl WorkerPort for Worker {
     }
 
     async fn adopt(&self, app: AppRecord) -> Result<(), ApiError> {
-        let start = app.desired == Desired::Up;
+        let desired = app.desired;
         let handle = self.make_known(app).map_err(|error| ApiError::internal(&error))?;
         let (answer, answered) = oneshot::channel();
         order(&handle, Order::Status(answer)).await?;
         // The answer comes behind the taking over.
         let status = answered.await.map_err(|_| gone(&handle.record.spec.name))?;
-        if start && status.state == torpor_api::view::State::Stopped && self.starts_adopted() {
-            let (answer, answered) = oneshot::channel();
-            order(&handle, Order::Request(Request::Start, answer)).await?;
-            let (shared, name) = (self.shared.clone(), handle.record.spec.name.clone());
-            tokio::spawn(async move {
-                if let Ok(Err(refusal)) = answered.await {
-                    shared.events.emit(&name, "start-failed", refusal.to_string(), Default::default());
-                }
-            });
-        }
-        Ok(())
+        let stopped = status.state == torpor_api::view::State::Stopped;
+        let request = match desired {
+            Desired::Up if stopped => Request::Start,
+            Desired::Down if !stopped => Request::Stop { grace: crate::TEARDOWN_GRACE },
+            _ => return Ok(()),
+        };
+        // How it goes is told by events; nobody waits for it here.
+        let (answer, _unheard) = oneshot::channel();
+        order(&handle, Order::Request(request, answer)).await
     }
 
     async fn start(&self, id: &str) -> Result<(), ApiError> {

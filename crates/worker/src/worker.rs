@@ -60,8 +60,6 @@ pub struct Worker {
     apps: Mutex<HashMap<String, AppHandle>>,
     /// Held as long as we live: one worker per run directory.
     _lock: std::fs::File,
-    /// It is the first worker of this boot with this run directory.
-    fresh: bool,
 }
 
 impl Worker {
@@ -100,7 +98,7 @@ impl Worker {
             faults,
             packets: Mutex::default(),
         };
-        Ok(Arc::new(Self { shared: Arc::new(shared), apps: Mutex::default(), _lock: lock, fresh: true }))
+        Ok(Arc::new(Self { shared: Arc::new(shared), apps: Mutex::default(), _lock: lock }))
     }
 
     fn apps(&self) -> std::sync::MutexGuard<'_, HashMap<String, AppHandle>> {
@@ -131,11 +129,6 @@ impl Worker {
 
     pub(crate) fn records(&self) -> Vec<Arc<AppRecord>> {
         self.apps().values().map(|app| app.record.clone()).collect()
-    }
-
-    /// Apps that should run and do not are started when they become known.
-    pub(crate) const fn starts_adopted(&self) -> bool {
-        self.fresh
     }
 
     /// Takes down what the worker set up on the machine; its apps are stopped.

@@ -3,11 +3,33 @@
 use std::sync::Arc;
 
 use torpor_api::worker::WorkerPort;
-use torpor_api::{ApiError, ErrorKind};
+use torpor_api::{ApiError, ErrorKind, error::chain};
+use torpor_network::NetworkConfig;
+use torpor_worker::{LogConfig, Worker, WorkerConfig};
 
 use crate::config::Config;
 
 /// Opens the worker of this machine.
-pub(super) async fn open(_config: &Config) -> Result<Arc<dyn WorkerPort>, ApiError> {
-    Err(ApiError::new(ErrorKind::Unsupported, "this build of torpor has no worker"))
+pub(super) async fn open(config: &Config) -> Result<Arc<dyn WorkerPort>, ApiError> {
+    let program = std::env::current_exe().map_err(|error| ApiError::internal(&error))?;
+    let network = NetworkConfig {
+        instance: config.instance.clone(),
+        v4_pool: config.network.v4_pool,
+        v6_pool: config.network.v6_pool,
+        run_dir: config.run_dir.clone(),
+        mtu_bytes: config.network.mtu_bytes,
+    };
+    let config = WorkerConfig {
+        instance: config.instance.clone(),
+        data_dir: config.data_dir.clone(),
+        run_dir: config.run_dir.clone(),
+        network,
+        program,
+        logs: LogConfig { file_bytes: config.logs.size.0, files: config.logs.files },
+    };
+    match Worker::open(config).await {
+        Ok(worker) => Ok(torpor_worker::port(worker)),
+        Err(error) => Err(ApiError::new(ErrorKind::Unsupported, format!("the worker cannot start: {}", chain(&error)))
+            .with_hint("see `torpor doctor`")),
+    }
 }

@@ -23,11 +23,11 @@ pub(crate) fn usage(pids: &[i32]) -> io::Result<Usage> {
             (Err(error), _) | (_, Err(error)) if ended(&error) => continue,
             (Err(error), _) | (_, Err(error)) => return Err(error),
         };
-        let private = kilobytes(&rollup, "Private_Clean:") + kilobytes(&rollup, "Private_Dirty:");
         usage.processes += 1;
         usage.threads += number(&status, "Threads:") as u32;
+        // In proportion to how many processes map a page, so that the sum over processes is right.
+        let private = kilobytes(&rollup, "Pss_Anon:");
         usage.private_bytes += private << 10;
-        // Shared pages count in proportion, so that the sum over processes is right.
         usage.shared_bytes += kilobytes(&rollup, "Pss:").saturating_sub(private) << 10;
         usage.page_table_bytes += kilobytes(&status, "VmPTE:") << 10;
     }

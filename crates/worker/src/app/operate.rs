@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use tokio::io::unix::AsyncFd;
 use torpor_api::spec::WakeOn;
 use torpor_engine::{
     Abort, Asleep, Freezer, Journal, Phase, Request, SleepError, Step, Target, Timings, fall_asleep, wake,
@@ -159,17 +158,17 @@ impl Task {
                         let reasons = vec![why.into()];
                         self.tell(Event::CaptureRefused { reasons, retry: Retry::Later }).await;
                     }
-                    SleepError::Failed { .. } if committed => {
-                        // It was brought back from the image and runs: the machine knows it as a sleep and a wake.
-                        tracing::warn!(app = self.record.spec.name, error = %chain(&error), "sleep undone");
-                        self.tell(Event::Dozed { next_timer: None }).await;
-                        self.tell(Event::Packet(text("sleep undone"))).await;
-                    }
+                    // It was brought back from the image and runs: there is nothing left to wake.
+                    SleepError::Failed { .. } if committed => self.tell(Event::DropFailed(chain(&error))).await,
                     SleepError::Failed { .. } => {
                         let reasons = vec![chain(&error)];
                         self.tell(Event::CaptureRefused { reasons, retry: Retry::Later }).await;
                     }
-                    SleepError::Lost(_) => self.tell(Event::DropFailed(chain(&error))).await,
+                    SleepError::Lost(_) => {
+                        let reason = chain(&error);
+                        self.lost = Some(reason.clone());
+                        self.tell(Event::DropFailed(reason)).await;
+                    }
                 }
             }
         }
@@ -182,7 +181,8 @@ impl Task {
             // It sleeps on; a new worker would wake it for safety.
             tracing::warn!(app = self.record.spec.name, error = %chain(&error), "parking its descriptors");
         }
-        let watch = asleep.watch.as_fd().try_clone_to_owned().and_then(AsyncFd::new);
+        let watch = asleep.watch.as_fd().try_clone_to_owned();
+        let watch = watch.and_then(torpor_linux::readable::register);
         match watch {
             Ok(watch) => self.watch = Some(watch),
             Err(error) => {
@@ -220,8 +220,11 @@ impl Task {
 
     /// Wakes it, right here: its memory is small, or other tasks are moved away first.
     pub(super) fn wake(&mut self, cause: &WakeCause) -> Event {
+        if let Some(reason) = self.lost.take() {
+            return Event::WakeFailed(WakeFailure::Damaged(reason));
+        }
         let Some(asleep) = self.asleep.take() else {
-            // Undone already: it runs.
+            // A sleep that failed was undone already: it runs.
             return Event::Woken;
         };
         let Some(sandbox) = self.sandbox.clone() else {

@@ -6,7 +6,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;
 
-use tokio::io::unix::AsyncFd;
 use torpor_api::spec::{self, AppSpec};
 use torpor_api::worker::AppRecord;
 use torpor_engine::{Journal, Phase};
@@ -144,10 +143,8 @@ impl Task {
     pub(super) fn hold_sandbox(&mut self, sandbox: Sandbox) -> io::Result<()> {
         let record = serde_json::to_vec(sandbox.record()).map_err(io::Error::from)?;
         crate::files::replace(&self.files.sandbox_record(), &record)?;
-        self.init = Some(AsyncFd::with_interest(
-            sandbox.pidfd().try_clone_to_owned()?,
-            tokio::io::Interest::READABLE,
-        )?);
+        let init = sandbox.pidfd().try_clone_to_owned()?;
+        self.init = Some(torpor_linux::readable::register(init)?);
         self.sandbox = Some(Arc::new(sandbox));
         Ok(())
     }

@@ -70,6 +70,8 @@ pub(crate) struct Task {
     pub(crate) deferred: Vec<crate::probes::Deferred>,
     pub(crate) abort: Option<Abort>,
     pub(crate) memories: Memories,
+    /// Why its memory could not be brought back, until the machine has been told.
+    pub(crate) lost: Option<torpor_lifecycle::Text>,
     pub(crate) generation: u64,
     pub(crate) sleeps: History,
     pub(crate) wakes: History,
@@ -113,6 +115,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         deferred: Vec::new(),
         abort: None,
         memories: Memories::default(),
+        lost: None,
         generation: 1,
         sleeps: History::default(),
         wakes: History::default(),

@@ -65,7 +65,7 @@ impl Task {
         }
     }
 
-    /// Private memory of its processes: what sleeping gives back.
+    /// Memory of its processes' own: what sleeping gives back.
     fn memory_bytes(&self) -> Option<u64> {
         let pids = self.sandbox.as_ref()?.cgroup().processes().ok()?;
         measure::usage(&pids).ok().map(|usage| usage.private_bytes)

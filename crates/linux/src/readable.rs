@@ -1,0 +1,15 @@
+//! Waiting in a tokio task until a descriptor is readable.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Registers a descriptor with the runtime, for reading.
+pub fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: `AsyncFd` asks for a descriptor that stays open and the same until it is deregistered. It owns the `OwnedFd`,
+    // which is closed by its drop only, and `AsyncFd` gives it out only when it deregisters.
+    let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    registered.map_err(io::Error::from)
+}

@@ -1,2 +1,20 @@
-//! Real programs, test hosts in network namespaces, fault points.
+//! What the end-to-end tests and benchmarks share; never part of the product.
+//!
+//! - [`zoo`]: real servers as tarballs, built once from the distribution's packages and cached.
+//! - [`client`]: small clients that measure and that prove a server's in-memory state ([`client::Session`]).
+//! - [`native`]: small C programs that check themselves.
+//! - [`daemon`]: a `torpor up` of a test's own, and what it leaves behind.
+//! - [`bare`]: the same programs without Torpor, in namespaces of their own: the baseline.
+//! - [`wait`]: waiting on a condition with a deadline. [`skip!`]: skipping a test so that everybody sees it.
 #![forbid(unsafe_code)]
+
+pub mod bare;
+pub mod client;
+pub mod daemon;
+pub mod error;
+pub mod native;
+pub mod skip;
+pub mod wait;
+pub mod zoo;
+
+pub use error::Error;

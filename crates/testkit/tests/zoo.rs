@@ -1,0 +1,108 @@
+//! Every program of the zoo runs, answers, and keeps its state between the steps of one session; a restart is noticed.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use torpor_testkit::bare::Bare;
+use torpor_testkit::client::dns;
+use torpor_testkit::client::{http, smtp};
+use torpor_testkit::skip;
+use torpor_testkit::zoo::{Check, Transport, Zoo};
+
+fn root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn steps(name: &str) {
+    let program = Zoo::open().unwrap().program(name).clone();
+    let bare = Bare::start(&program).unwrap();
+    let mut session = bare.session().unwrap();
+    for _ in 0..3 {
+        session.step().unwrap_or_else(|error| panic!("{error}; its log: {}", bare.log()));
+    }
+}
+
+macro_rules! programs {
+    ($($name:ident),*) => {$(
+        #[test]
+        fn $name() {
+            if !root() {
+                skip!("needs root for namespaces");
+            }
+            steps(stringify!($name));
+        }
+    )*};
+}
+
+programs!(lighttpd, nginx, bind, postfix, redis, mariadb, postgres, python, node, go, java);
+
+#[test]
+fn the_list_of_programs_is_complete() {
+    if !root() {
+        skip!("needs root for mmdebstrap");
+    }
+    let zoo = Zoo::open().unwrap();
+    let names: Vec<&str> = zoo.programs().iter().map(|program| program.name).collect();
+    let wanted =
+        ["lighttpd", "nginx", "bind", "postfix", "redis", "mariadb", "postgres", "python", "node", "java", "go"];
+    assert_eq!(names, wanted, "each has a test above");
+    for program in zoo.programs() {
+        assert_ne!(program.check, Check::None);
+        let ports: Vec<u16> = (0..program.ports.len() as u16).map(|n| 20_000 + n).collect();
+        let text = program.app_toml("some-name", &ports);
+        let app: toml::Table = text.parse().unwrap();
+        assert_eq!(app["ports"].as_array().unwrap().len(), ports.len());
+        assert_eq!(app["source"]["tarball"]["path"].as_str(), program.tarball.to_str());
+    }
+    assert!(zoo.program("bind").ports.contains(&(53, Transport::Tcp)));
+}
+
+fn ask(address: std::net::SocketAddr, cookie: Option<&[u8]>) -> dns::Answer {
+    dns::DnsUdp::connect(address).unwrap().ask("www.zoo.test", cookie).unwrap()
+}
+
+/// The sessions must fail where state is lost, or they prove nothing.
+#[test]
+fn another_instance_is_not_taken_for_the_same() {
+    if !root() {
+        skip!("needs root for namespaces");
+    }
+    let zoo = Zoo::open().unwrap();
+    let program = zoo.program("bind");
+    let first = Bare::start(program).unwrap();
+    first.session().unwrap();
+    let old = first.enter(|| ask(first.address(), Some(b"torpor!!")));
+    let second = Bare::start(program).unwrap();
+    second.session().unwrap();
+    let answer = second.enter(|| ask(second.address(), old.cookie.as_deref()));
+    assert_eq!(answer.code, 23, "the second server has another secret: {answer:?}");
+    let tcp = second.enter(|| {
+        let mut tcp = dns::DnsTcp::connect(second.address()).unwrap();
+        (tcp.ask("www.zoo.test").unwrap(), tcp.ask("ns.zoo.test").unwrap())
+    });
+    assert_eq!((&tcp.0.addresses[..], &tcp.1.addresses[..]), (&[[192, 0, 2, 80]][..], &[[192, 0, 2, 53]][..]));
+}
+
+#[test]
+fn postfix_takes_a_message_into_its_queue() {
+    if !root() {
+        skip!("needs root for namespaces");
+    }
+    let zoo = Zoo::open().unwrap();
+    let bare = Bare::start(zoo.program("postfix")).unwrap();
+    bare.session().unwrap();
+    let answer = bare.enter(|| smtp::Smtp::open(bare.address()).unwrap().deliver("hello")).unwrap();
+    assert!(answer.contains("queued as"), "{answer}");
+}
+
+#[test]
+fn the_page_of_lighttpd_comes_with_a_time() {
+    if !root() {
+        skip!("needs root for namespaces");
+    }
+    let zoo = Zoo::open().unwrap();
+    let bare = Bare::start(zoo.program("lighttpd")).unwrap();
+    bare.session().unwrap();
+    let page = bare.enter(|| http::get(bare.address(), "/")).unwrap();
+    assert_eq!(page.status, 200);
+    assert!(page.text().contains("awake"));
+    assert!(page.first_byte_us() > 1.0 && page.first_byte_us() < 1e6, "{} µs", page.first_byte_us());
+}

@@ -1,2 +1,35 @@
 //! Addresses, veth pairs, published ports and packet counts of apps.
+//!
+//! [`Network`] keeps one nftables table and one veth pair per app ([`link`](self) says how they are laid out,
+//! `ruleset` which packets go where). [`sock_diag`] looks into listening sockets of sleeping apps, [`probe`] says what
+//! the machine lacks.
+//!
+//! Beside other firewalls: our table accepts and drops only packets from and to our own interfaces, and drops between
+//! interfaces on which only we have switched forwarding on. A packet must pass every table, so a machine whose own
+//! FORWARD chain drops by policy (Docker's does) must let our interfaces through; `probe` finds that and says how.
+//!
+//! Several instances may share a machine, with pools of their own. The machine's forwarding is switched by whoever opens
+//! first and put back when that one is torn down; another one switches it on again with its next attach or repair.
 #![forbid(unsafe_code)]
+
+mod app;
+mod config;
+mod conntrack;
+mod error;
+mod link;
+mod netlink;
+pub mod netns;
+mod network;
+mod nft;
+mod ports;
+mod probe;
+mod ruleset;
+mod sets;
+pub mod sock_diag;
+mod sysctl;
+
+pub use app::{AppNetwork, MAX_IGNORED, MAX_JOINED, MAX_PORTS, Protocol, Published};
+pub use config::{APP_INTERFACE, Addresses, GATEWAY_V4, GATEWAY_V6, MAX_INDEX, NetworkConfig};
+pub use error::NetworkError;
+pub use network::Network;
+pub use probe::{Check, Outcome, probe};

@@ -1,0 +1,250 @@
+//! Pulling from a registry (OCI distribution specification), by `oci-client`.
+//!
+//! TLS always, except to registries on the loopback interface. Everything that comes is checked against its digest and
+//! size here, whatever the client checks; additional URLs of descriptors are not followed.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use oci_client::client::{ClientConfig, ClientProtocol};
+use oci_client::manifest::OciDescriptor;
+use oci_client::secrets::RegistryAuth;
+use oci_client::{Client, Reference};
+use tokio::io::AsyncWriteExt as _;
+
+use crate::digest::{Digest, LayerDigest};
+use crate::error::{Error, ImageError, RegistryError};
+use crate::image::{Described, Descriptor, Document, Image, check_counts, choose};
+use crate::limits::MAX_INDEX_DEPTH;
+use crate::oci_layout::check_blob;
+use crate::progress::{ProgressFn, Reporter};
+use crate::store::{LayerSource, Pins, Store};
+use crate::tarball::open_input;
+
+mod auth;
+
+/// A registry that sends nothing for this long is given up.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// A registry that does not take the connection within this is given up.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+
+const ACCEPTED: [&str; 4] = [
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+];
+
+/// Where `docker login` keeps credentials: `$DOCKER_CONFIG/config.json`, or `~/.docker/config.json`.
+pub fn default_auth_file() -> Option<PathBuf> {
+    let directory = std::env::var_os("DOCKER_CONFIG").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".docker"));
+    Some(directory.or_else(home)?.join("config.json"))
+}
+
+/// One pull.
+struct Pull<'s> {
+    store: &'s Store,
+    client: Client,
+    reference: Reference,
+    auth: RegistryAuth,
+    progress: ProgressFn,
+}
+
+impl Store {
+    /// Pulls the linux/amd64 image of `reference` (`registry.example/repository:tag`, or `…@sha256:…`). `auth_file` is
+    /// in the form of Docker's `config.json`; one that does not exist is no error. Dropping the future stops downloads;
+    /// a layer that is being unpacked is finished and left to [`Store::gc`].
+    pub async fn pull(&self, reference: &str, auth_file: Option<&Path>, progress: &ProgressFn) -> Result<Image, Error> {
+        let failed = |source| Error::Registry { reference: reference.to_owned(), source };
+        let parsed: Reference = reference.parse().map_err(|error| failed(RegistryError::Reference(error)))?;
+        let auth = auth::credentials(auth_file, parsed.registry()).map_err(failed)?;
+        let client = client(&parsed).map_err(failed)?;
+        let pull = Pull { store: self, client, reference: parsed, auth, progress: Arc::clone(progress) };
+        pull.image().await
+    }
+}
+
+fn client(reference: &Reference) -> Result<Client, RegistryError> {
+    // Whoever was first installed the same one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let registry = reference.resolve_registry();
+    let protocol = if is_loopback(registry) {
+        ClientProtocol::HttpsExcept(vec![registry.to_owned()])
+    } else {
+        ClientProtocol::Https
+    };
+    let config = ClientConfig {
+        protocol,
+        platform_resolver: None,
+        read_timeout: Some(READ_TIMEOUT),
+        connect_timeout: Some(CONNECT_TIMEOUT),
+        ..ClientConfig::default()
+    };
+    Client::try_from(config).map_err(|error| RegistryError::Client(Box::new(error)))
+}
+
+/// Whether `host:port` can only be this machine.
+fn is_loopback(registry: &str) -> bool {
+    let host = match registry.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => registry.split(':').next().unwrap_or_default(),
+    };
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+impl Pull<'_> {
+    fn failed(&self, source: RegistryError) -> Error {
+        Error::Registry { reference: self.reference.whole(), source }
+    }
+
+    fn unusable(&self, source: ImageError) -> Error {
+        Error::Image { what: self.reference.whole(), source }
+    }
+
+    async fn image(&self) -> Result<Image, Error> {
+        let (config, layers) = self.manifest().await?;
+        let config = self.small_blob(&config).await?;
+        let described = Described::parse(&config, self.store.limits()).map_err(|error| self.unusable(error))?;
+        check_counts(layers.len(), &described).map_err(|error| self.unusable(error))?;
+        let mut pins = self.store.pin();
+        let mut stored = Vec::new();
+        for (layer, diff_id) in layers.iter().zip(&described.diff_ids) {
+            let known = self.store.find_layer(*diff_id, &stored, &mut pins)?;
+            let added = match known {
+                Some(known) => known,
+                None => {
+                    let (added, returned) = self.layer(layer, *diff_id, &stored, pins).await?;
+                    pins = returned;
+                    added
+                }
+            };
+            stored.push(added);
+        }
+        self.store.save_image(described, stored)
+    }
+
+    async fn manifest(&self) -> Result<(Descriptor, Vec<Descriptor>), Error> {
+        let mut data = self.manifest_bytes(&self.reference).await?;
+        for _ in 0..MAX_INDEX_DEPTH {
+            match Document::parse(&data, self.store.limits()).map_err(|error| self.unusable(error))? {
+                Document::Manifest { config, layers } => return Ok((config, layers)),
+                Document::Index(entries) => {
+                    let chosen = choose(&entries, None).map_err(|error| self.unusable(error))?;
+                    data = self.manifest_bytes(&self.reference.clone_with_digest(chosen.digest.to_string())).await?;
+                    check_blob(&data, chosen, "its manifest").map_err(|error| self.unusable(error))?;
+                }
+            }
+        }
+        Err(self.unusable(ImageError::TooMany { limit: MAX_INDEX_DEPTH, what: "nested indexes" }))
+    }
+
+    async fn manifest_bytes(&self, reference: &Reference) -> Result<Vec<u8>, Error> {
+        let pulled = self.client.pull_manifest_raw(reference, &self.auth, &ACCEPTED).await;
+        let (data, _) = pulled.map_err(|error| {
+            self.failed(RegistryError::Fetch { what: "the manifest".to_owned(), source: Box::new(error) })
+        })?;
+        let limit_bytes = self.store.limits().max_json_bytes;
+        if data.len() as u64 > limit_bytes {
+            return Err(self.unusable(ImageError::TooLarge { what: "its manifest".to_owned(), limit_bytes }));
+        }
+        if let Some(digest) = reference.digest() {
+            let digest: Digest = digest.parse().map_err(|error| self.unusable(error))?;
+            let size = data.len() as u64;
+            let descriptor = Descriptor::new(digest, size);
+            check_blob(&data, &descriptor, "its manifest").map_err(|error| self.unusable(error))?;
+        }
+        Ok(data.to_vec())
+    }
+
+    /// A blob that is a document, in memory.
+    async fn small_blob(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error> {
+        let limit_bytes = self.store.limits().max_json_bytes;
+        if descriptor.size > limit_bytes {
+            return Err(self.unusable(ImageError::TooLarge { what: "its configuration".to_owned(), limit_bytes }));
+        }
+        let mut data = Vec::new();
+        self.download(descriptor, &mut data, None).await?;
+        check_blob(&data, descriptor, "its configuration").map_err(|error| self.unusable(error))?;
+        Ok(data)
+    }
+
+    async fn layer(
+        &self,
+        layer: &Descriptor,
+        diff_id: Digest,
+        below: &[LayerDigest],
+        mut pins: Pins,
+    ) -> Result<(LayerDigest, Pins), Error> {
+        let what = format!("layer {}", layer.digest);
+        let temporary = self.store.temporary()?;
+        let path = temporary.join("blob");
+        let mut file = tokio::fs::File::create_new(&path).await.map_err(Error::io("create", &path))?;
+        let reporter = Reporter::new(&self.progress, format!("pulling {what}"), Some(layer.size));
+        self.download(layer, &mut file, Some(reporter)).await?;
+        file.flush().await.map_err(Error::io("write", &path))?;
+        let (file, length_bytes) = open_input(&path)?;
+        let source =
+            LayerSource { what: what.clone(), file, length_bytes, stored: Some(layer.digest), diff_id: Some(diff_id) };
+        let (store, below, progress) = (self.store.clone(), below.to_vec(), Arc::clone(&self.progress));
+        let task = tokio::task::spawn_blocking(move || {
+            let (added, _) = store.add_layer(source, &below, false, &progress, &mut pins)?;
+            Ok((added, pins))
+        });
+        task.await.map_err(|source| Error::Task { what, source })?
+    }
+
+    /// Downloads a blob, not a byte more than it should have. Its digest is checked by whoever reads it.
+    async fn download(
+        &self,
+        blob: &Descriptor,
+        output: &mut (impl tokio::io::AsyncWrite + Unpin),
+        mut reporter: Option<Reporter>,
+    ) -> Result<(), Error> {
+        let what = format!("blob {}", blob.digest);
+        let broken = |source| self.failed(RegistryError::Download { what: what.clone(), source });
+        let size = i64::try_from(blob.size).unwrap_or(i64::MAX);
+        let descriptor = OciDescriptor { digest: blob.digest.to_string(), size, ..OciDescriptor::default() };
+        let stream = self.client.pull_blob_stream(&self.reference, &descriptor).await;
+        let mut stream = stream
+            .map_err(|error| self.failed(RegistryError::Fetch { what: what.clone(), source: Box::new(error) }))?;
+        let mut done = 0;
+        while let Some(chunk) = stream.next().await {
+            let chunk = chunk.map_err(broken)?;
+            done += chunk.len() as u64;
+            if done > blob.size {
+                break;
+            }
+            output.write_all(&chunk).await.map_err(broken)?;
+            if let Some(reporter) = &mut reporter {
+                reporter.advance(chunk.len() as u64);
+            }
+        }
+        if done != blob.size {
+            let source = crate::error::ArchiveError::SizeMismatch { expected: blob.size, found: done };
+            return Err(self.unusable(ImageError::Mismatch { what, source: Box::new(source) }));
+        }
+        if let Some(reporter) = &mut reporter {
+            reporter.finish();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_loopback;
+
+    #[test]
+    fn only_this_machine_may_be_asked_without_tls() {
+        for registry in ["localhost", "localhost:5000", "127.0.0.1:80", "127.9.9.9", "[::1]:5000"] {
+            assert!(is_loopback(registry), "{registry}");
+        }
+        for registry in ["localhost.example", "127.0.0.1.example", "10.0.0.1:5000", "docker.io", "[::2]:5000", ""] {
+            assert!(!is_loopback(registry), "{registry}");
+        }
+    }
+}

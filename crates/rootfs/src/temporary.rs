@@ -1,0 +1,62 @@
+//! Temporary directories of the store, which a crash may leave and the next start removes.
+//!
+//! Each is locked (`flock`) by the process that works in it, so that a second process that opens the store does not take
+//! it away. The lock on their parent covers the moment between making a directory and locking it.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+use rustix::io::Errno;
+use tempfile::TempDir;
+
+use crate::error::Error;
+
+/// A directory that goes away when this is dropped.
+pub(crate) struct Temporary {
+    directory: TempDir,
+    /// Held for its lock.
+    _lock: File,
+}
+
+impl Temporary {
+    /// Makes one in `parent`.
+    pub(crate) fn new(parent: &Path) -> Result<Self, Error> {
+        let gate = open_directory(parent)?;
+        flock(&gate, FlockOperation::LockShared).map_err(Error::errno("lock", parent))?;
+        let directory = tempfile::Builder::new().prefix("t-").tempdir_in(parent);
+        let directory = directory.map_err(Error::io("make a temporary directory in", parent))?;
+        let lock = open_directory(directory.path())?;
+        let locked = flock(&lock, FlockOperation::NonBlockingLockExclusive);
+        locked.map_err(Error::errno("lock", directory.path()))?;
+        Ok(Self { directory, _lock: lock })
+    }
+
+    pub(crate) fn join(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+}
+
+/// Removes what earlier processes left in `parent`; returns how many.
+pub(crate) fn clean(parent: &Path) -> Result<usize, Error> {
+    let gate = open_directory(parent)?;
+    flock(&gate, FlockOperation::LockExclusive).map_err(Error::errno("lock", parent))?;
+    let mut removed = 0;
+    for entry in std::fs::read_dir(parent).map_err(Error::io("read", parent))? {
+        let path = entry.map_err(Error::io("read", parent))?.path();
+        let lock = open_directory(&path)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            // Somebody works in it.
+            Err(Errno::WOULDBLOCK) => continue,
+            locked => locked.map_err(Error::errno("lock", &path))?,
+        }
+        std::fs::remove_dir_all(&path).map_err(Error::io("remove", &path))?;
+        removed += 1;
+    }
+    Ok(removed)
+}
+
+pub(crate) fn open_directory(path: &Path) -> Result<File, Error> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(CWD, path, flags, Mode::empty()).map(File::from).map_err(Error::errno("open", path))
+}

@@ -5,7 +5,7 @@ use torpor_testkit::bare::Bare;
 use torpor_testkit::client::dns;
 use torpor_testkit::client::{http, smtp};
 use torpor_testkit::skip;
-use torpor_testkit::zoo::{Check, Transport, Zoo};
+use torpor_testkit::zoo::{Check, Program, Transport, Zoo, make_lighttpd_tarball};
 
 fn root() -> bool {
     rustix::process::geteuid().is_root()
@@ -105,4 +105,28 @@ fn the_page_of_lighttpd_comes_with_a_time() {
     assert_eq!(page.status, 200);
     assert!(page.text().contains("awake"));
     assert!(page.first_byte_us() > 1.0 && page.first_byte_us() < 1e6, "{} µs", page.first_byte_us());
+}
+
+/// The demo's tarball runs as it is, made without mmdebstrap.
+#[test]
+fn the_demos_lighttpd_serves() {
+    if !root() {
+        skip!("needs root for namespaces");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let tarball = dir.path().join("lighttpd.tar");
+    make_lighttpd_tarball(&tarball).unwrap();
+    assert!(std::fs::metadata(&tarball).unwrap().len() < 64 << 20, "the demo's tarball should be small");
+    let command = ["/usr/sbin/lighttpd", "-D", "-f", "/etc/lighttpd/lighttpd.conf"].map(str::to_owned).to_vec();
+    let program = Program {
+        name: "demo",
+        tarball,
+        command,
+        user: None,
+        ports: vec![(80, Transport::Tcp)],
+        check: Check::LighttpdStatus,
+    };
+    let bare = Bare::start(&program).unwrap();
+    bare.session().unwrap().step().unwrap();
+    assert!(bare.enter(|| http::get(bare.address(), "/")).unwrap().text().contains("awake"));
 }

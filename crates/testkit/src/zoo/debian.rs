@@ -83,10 +83,13 @@ const DROPPED: &[&str] = &[
 pub(crate) struct Tree {
     path: PathBuf,
     /// Package → packages that it depends on and that are installed.
-    depends: BTreeMap<String, Vec<String>>,
+    depends: Lists,
     /// Package → its files.
-    files: BTreeMap<String, Vec<String>>,
+    files: Lists,
 }
+
+/// Package → names.
+type Lists = BTreeMap<String, Vec<String>>;
 
 /// What to take from the tree.
 pub(crate) struct Extract<'a> {
@@ -131,33 +134,22 @@ impl Tree {
             recipe.push(std::fs::read_to_string(&list).map_err(Error::file("read", &list))?);
         }
         let parts: Vec<&[u8]> = recipe.iter().map(String::as_bytes).collect();
-        let path = cached("debian", &key(&parts), ".tar", make_tree)?;
-        let mut tree = Self { path, depends: BTreeMap::new(), files: BTreeMap::new() };
-        tree.read_records()?;
-        Ok(tree)
+        let key = key(&parts);
+        let path = cached("debian", &key, ".tar", make_tree)?;
+        // Kept beside it: every test opens the tree, and few of them read its gigabyte.
+        let records = cached("debian-records", &key, ".json", |out| {
+            let text = serde_json::to_string(&read_records(&path)?).expect("maps of strings are JSON");
+            std::fs::write(out, text).map_err(Error::file("write", out))
+        })?;
+        let text = std::fs::read_to_string(&records).map_err(Error::file("read", &records))?;
+        let (depends, files) =
+            serde_json::from_str(&text).map_err(|error| Error::file("read", &records)(error.into()))?;
+        Ok(Self { path, depends, files })
     }
 
     /// The name of its tarball, which carries the recipe's hash.
     pub(crate) fn name(&self) -> String {
         self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
-    }
-
-    fn read_records(&mut self) -> Result<(), Error> {
-        let mut status = String::new();
-        let path = self.path.clone();
-        each_entry(&path, |name, entry| {
-            if name == "/var/lib/dpkg/status" {
-                entry.read_to_string(&mut status)?;
-            } else if let Some(file) = name.strip_prefix("/var/lib/dpkg/info/").and_then(|f| f.strip_suffix(".list")) {
-                let package = file.split(':').next().unwrap_or(file).to_owned();
-                let mut list = String::new();
-                entry.read_to_string(&mut list)?;
-                self.files.insert(package, list.lines().map(merged).collect());
-            }
-            Ok(())
-        })?;
-        self.depends = read_dependencies(&status);
-        Ok(())
     }
 
     /// All packages that `roots` need, themselves included.
@@ -270,6 +262,24 @@ impl<W: Write> Writer<W> {
     }
 }
 
+/// dpkg's records of a tree: what each package depends on, and its files.
+fn read_records(tree: &Path) -> Result<(Lists, Lists), Error> {
+    let mut status = String::new();
+    let mut files = Lists::new();
+    each_entry(tree, |name, entry| {
+        if name == "/var/lib/dpkg/status" {
+            entry.read_to_string(&mut status)?;
+        } else if let Some(file) = name.strip_prefix("/var/lib/dpkg/info/").and_then(|f| f.strip_suffix(".list")) {
+            let package = file.split(':').next().unwrap_or(file).to_owned();
+            let mut list = String::new();
+            entry.read_to_string(&mut list)?;
+            files.insert(package, list.lines().map(merged).collect());
+        }
+        Ok(())
+    })?;
+    Ok((read_dependencies(&status), files))
+}
+
 /// `/lib/x` and `/usr/lib/x` are one file where /usr is merged; dpkg's lists know both spellings.
 fn merged(path: &str) -> String {
     let moved = ["/bin/", "/sbin/", "/lib/", "/lib64/"].iter().any(|top| path.starts_with(top));
@@ -282,7 +292,7 @@ fn each_entry(
     mut step: impl FnMut(&str, &mut Entry<'_, BufReader<File>>) -> std::io::Result<()>,
 ) -> Result<(), Error> {
     let file = File::open(path).map_err(Error::file("open", path))?;
-    let mut archive = Archive::new(BufReader::with_capacity(1 << 20, file));
+    let mut archive = Archive::new(BufReader::new(file));
     let mut walk = || -> std::io::Result<()> {
         for entry in archive.entries_with_seek()? {
             let mut entry = entry?;
@@ -295,9 +305,9 @@ fn each_entry(
 }
 
 /// Installed packages and the installed packages that satisfy their `Depends` and `Pre-Depends`.
-fn read_dependencies(status: &str) -> BTreeMap<String, Vec<String>> {
-    let mut wishes: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    let mut provided: BTreeMap<String, Vec<String>> = BTreeMap::new();
+fn read_dependencies(status: &str) -> Lists {
+    let mut wishes = Lists::new();
+    let mut provided = Lists::new();
     for paragraph in status.split("\n\n") {
         let field = |name: &str| {
             let mut lines = paragraph.lines();

@@ -1,6 +1,6 @@
 //! The demo's tarball: lighttpd from the distribution's package, without debootstrap.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -17,20 +17,38 @@ fn apt(program: &str) -> Command {
     command
 }
 
-/// Shared libraries that the package's dependency closure brings, and the package itself.
+/// The package and the shared libraries that it needs, directly or through other libraries.
 ///
-/// Of the closure only `lib…` packages are taken: the others serve maintainer scripts and start-up.
+/// Packages that are no libraries serve maintainer scripts and start-up; what they need is not followed.
 fn packages() -> Result<BTreeSet<String>, Error> {
     let mut command = Command::new("apt-cache");
     command.args(["depends", "--recurse", "--no-recommends", "--no-suggests", "--no-conflicts", "--no-breaks"]);
     command.args(["--no-replaces", "--no-enhances", "lighttpd"]);
     let output = run(&mut command, HINT)?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let names = text.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_alphanumeric()));
-    let library = |name: &&str| name.starts_with("lib") && !name.starts_with("libperl") && !name.contains(':');
-    let mut packages: BTreeSet<String> = names.filter(library).map(str::to_owned).collect();
-    packages.insert("lighttpd".into());
-    Ok(packages)
+    Ok(libraries(&String::from_utf8_lossy(&output.stdout)))
+}
+
+/// Walks what `apt-cache depends --recurse` prints: a package at the line's start, below it `Depends: NAME` lines, of which
+/// those with a bar are alternatives to the next.
+fn libraries(text: &str) -> BTreeSet<String> {
+    let mut depends: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut current = "";
+    for line in text.lines() {
+        if let Some(name) = line.trim().strip_prefix("Depends: ").or_else(|| line.trim().strip_prefix("PreDepends: ")) {
+            depends.entry(current).or_default().push(name);
+        } else if line.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+            current = line;
+        }
+    }
+    let mut wanted = BTreeSet::new();
+    let mut rest = vec!["lighttpd"];
+    while let Some(name) = rest.pop() {
+        if wanted.insert(name.to_owned()) {
+            let needs = depends.get(name).into_iter().flatten();
+            rest.extend(needs.filter(|name| name.starts_with("lib") && !name.contains([':', '<'])));
+        }
+    }
+    wanted
 }
 
 /// Writes a tarball of an unmodified lighttpd that serves a page and `mod_status` on port 80, to be started as
@@ -97,4 +115,17 @@ fn pack(root: &Path, out: &Path) -> Result<(), Error> {
         std::io::Write::flush(&mut builder.into_inner()?)
     };
     write().map_err(Error::file("write", out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_libraries_are_followed() {
+        let text = "lighttpd\n  Depends: libc6\n |Depends: libfoo\n  Depends: <libvirtual>\n  PreDepends: init-helper\n\
+                    libc6\n  Depends: libgcc-s1\ninit-helper\n  Depends: libbig\nlibbig\nlibfoo\nlibgcc-s1\n";
+        let packages: Vec<String> = libraries(text).into_iter().collect();
+        assert_eq!(packages, ["libc6", "libgcc-s1", "lighttpd"]);
+    }
 }

@@ -1,0 +1,95 @@
+//! What a daemon must have removed from the machine once `torpor down` has ended.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How deep below a cgroup mount a daemon's own group is looked for: services live a few levels down.
+const CGROUP_DEPTH: u32 = 4;
+
+/// One line for each thing of `instance`, or below one of `dirs`, that is still there: cgroups, interfaces, nft tables,
+/// mounts, processes.
+pub fn leftovers(instance: &str, dirs: &[&Path]) -> Vec<String> {
+    let mut found = Vec::new();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    for line in mounts.lines() {
+        let point = line.split(' ').nth(4).unwrap_or_default();
+        if dirs.iter().any(|dir| Path::new(point).starts_with(dir)) {
+            found.push(format!("mount {point}"));
+        }
+        if line.split(" - ").nth(1).is_some_and(|rest| rest.starts_with("cgroup")) {
+            cgroups(Path::new(point), instance, CGROUP_DEPTH, &mut found);
+        }
+    }
+    let prefix = format!("{instance}-");
+    for name in names(Path::new("/sys/class/net")) {
+        if name == instance || name.starts_with(&prefix) {
+            found.push(format!("interface {name}"));
+        }
+    }
+    match Command::new("nft").args(["list", "tables"]).output() {
+        Ok(output) => {
+            let tables = String::from_utf8_lossy(&output.stdout).into_owned();
+            let ours = tables.lines().filter(|line| line.split(' ').nth(2) == Some(instance));
+            found.extend(ours.map(|line| format!("nft {line}")));
+        }
+        Err(error) => found.push(format!("nft tables unknown: {error}; install the package nftables")),
+    }
+    found.extend(processes(dirs));
+    found
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+fn cgroups(dir: &Path, instance: &str, depth: u32, found: &mut Vec<String>) {
+    for name in names(dir) {
+        let path = dir.join(&name);
+        if !path.is_dir() {
+            continue;
+        }
+        if name == instance || name.strip_prefix(instance).is_some_and(|rest| rest.starts_with(['-', '.'])) {
+            found.push(format!("cgroup {}", path.display()));
+        } else if depth > 1 {
+            cgroups(&path, instance, depth - 1, found);
+        }
+    }
+}
+
+/// Processes whose command line, root or working directory is below `dirs`, but our own.
+fn processes(dirs: &[&Path]) -> Vec<String> {
+    let mut found = Vec::new();
+    for pid in names(Path::new("/proc")) {
+        if pid.parse::<u32>().map_or(true, |pid| pid == std::process::id()) {
+            continue;
+        }
+        let proc = PathBuf::from("/proc").join(&pid);
+        let command = fs::read(proc.join("cmdline")).unwrap_or_default();
+        let words: Vec<String> = command.split(|&byte| byte == 0).map(|w| String::from_utf8_lossy(w).into()).collect();
+        let links = ["root", "cwd"].map(|name| fs::read_link(proc.join(name)).unwrap_or_default());
+        let below = |path: &Path| dirs.iter().any(|dir| path.starts_with(dir));
+        if words.iter().any(|word| below(Path::new(word))) || links.iter().any(|link| below(link)) {
+            found.push(format!("process {pid}: {}", words.join(" ").trim_end()));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_and_nothing_else_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let dirs = [dir.path()];
+        assert_eq!(leftovers("ttestnone", &dirs), Vec::<String>::new());
+        let mut child = Command::new("sleep").arg("60").current_dir(dir.path()).spawn().unwrap();
+        let found = leftovers("ttestnone", &dirs);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, [format!("process {}: sleep 60", child.id())]);
+    }
+}

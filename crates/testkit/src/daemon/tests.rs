@@ -1,0 +1,70 @@
+//! The daemon's handling, with a script in the place of `torpor`.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+/// Listens as `up`, answers `inspect` and `echo`, and does nothing as `down`.
+const SCRIPT: &str = r#"#!/usr/bin/python3
+import os, re, socket, sys, time
+args = sys.argv[1:]
+if args[0] == "up":
+    config = open(args[args.index("--config") + 1]).read()
+    if os.environ.get("FAIL"):
+        sys.exit("the pool is taken")
+    run = re.search("run_dir = '(.*)'", config).group(1)
+    os.makedirs(run, exist_ok=True)
+    path = run + "/api.sock"
+    if os.path.exists(path):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(8)
+    print("listening", flush=True)
+    while True:
+        time.sleep(100)
+elif args[0] == "inspect":
+    print('{"status": {"state": "dozing"}}')
+elif args[0] == "bad":
+    sys.exit("no such app")
+"#;
+
+fn script() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("torpor");
+    fs::write(&path, SCRIPT).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    (dir, path)
+}
+
+#[test]
+fn starts_kills_restarts_asks_and_cleans_up() {
+    let (_dir, path) = script();
+    let mut daemon = Daemon::start_binary(path, "[idle]\nafter = '1s'", &[]).unwrap();
+    let config: toml::Table = fs::read_to_string(daemon.path("torpor.toml")).unwrap().parse().unwrap();
+    assert_eq!(config["instance"].as_str().unwrap(), daemon.instance());
+    assert_eq!(config["idle"]["after"].as_str(), Some("1s"));
+    let first = daemon.pid().unwrap();
+    daemon.kill9().unwrap();
+    assert_eq!(daemon.pid(), None);
+    daemon.up().unwrap();
+    assert_ne!(daemon.pid().unwrap(), first);
+    assert_eq!(daemon.state("web").unwrap(), "dozing");
+    daemon.wait_state("web", "dozing", Duration::ZERO).unwrap();
+    let error = daemon.wait_state("web", "running", Duration::ZERO).unwrap_err();
+    assert!(error.to_string().contains("it is dozing"), "{error}");
+    let error = daemon.ok(&["bad"]).unwrap_err();
+    assert!(error.to_string().contains("no such app"), "{error}");
+    assert!(!daemon.cli(&["bad"]).unwrap().status.success());
+    assert!(daemon.log().contains("listening"));
+    assert_eq!(daemon.down().unwrap(), Vec::<String>::new());
+    assert_eq!(daemon.pid(), None);
+}
+
+#[test]
+fn a_daemon_that_ends_at_once_says_why() {
+    let (_dir, path) = script();
+    let failed = std::panic::catch_unwind(|| Daemon::start_binary(path, "", &[("FAIL", "1")]).map(drop));
+    let error = failed.expect("dropping a daemon that never ran is quiet").unwrap_err();
+    assert!(error.to_string().contains("the pool is taken"), "{error}");
+}

@@ -1,2 +1,37 @@
-//! Developer commands.
-fn main() {}
+//! Developer commands: `cargo xtask bench`, `cargo xtask tidy`.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod error;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Developer commands.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure; needs root. A table on standard output, JSON in target/bench/NAME.json
+    #[command(subcommand)]
+    Bench(bench::Bench),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Bench(bench) => bench::run(bench),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {}", error::chain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}

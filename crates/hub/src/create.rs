@@ -97,11 +97,11 @@ impl Hub {
     }
 }
 
-/// Says which app an error is about, unless it does already.
+/// Says which app was not made; the worker's own `name: ` at the beginning is left out.
 fn about(spec: &AppSpec, mut error: ApiError) -> ApiError {
-    if !error.message.contains(&format!("`{}`", spec.name)) {
-        error.message = format!("app `{}` was not made: {}", spec.name, error.message);
-    }
+    let name = &spec.name;
+    let why = error.message.strip_prefix(&format!("{name}: ")).unwrap_or(&error.message);
+    error.message = format!("app `{name}` was not made: {why}");
     error
 }
 

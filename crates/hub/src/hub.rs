@@ -31,6 +31,15 @@ pub struct HubOptions {
     pub idle: Idle,
 }
 
+/// What the apps shall do once they are taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opening {
+    /// What their rows say.
+    AsWanted,
+    /// Nothing.
+    ToRest,
+}
+
 /// The control plane over one worker.
 pub struct Hub {
     pub(crate) options: HubOptions,
@@ -51,6 +60,20 @@ impl Hub {
     ///
     /// An app that cannot be taken over does not keep the others from it: it is logged and shown with the reason.
     pub async fn open(options: HubOptions, worker: Arc<dyn WorkerPort>) -> Result<Arc<Self>, HubError> {
+        Self::open_as(options, worker, Opening::AsWanted).await
+    }
+
+    /// As [`Hub::open`], but has the worker stop every app that runs and start none: for a teardown without a daemon.
+    /// What is wanted of the apps stays as it is.
+    pub async fn open_to_rest(options: HubOptions, worker: Arc<dyn WorkerPort>) -> Result<Arc<Self>, HubError> {
+        Self::open_as(options, worker, Opening::ToRest).await
+    }
+
+    async fn open_as(
+        options: HubOptions,
+        worker: Arc<dyn WorkerPort>,
+        opening: Opening,
+    ) -> Result<Arc<Self>, HubError> {
         let lock = InstanceLock::take(&options.data_dir)?;
         let store = Store::open(&options.data_dir.join(DATABASE)).await?;
         let (closing, _) = watch::channel(false);
@@ -69,7 +92,10 @@ impl Hub {
         // Subscribed before the first app is taken over, so that nothing of it is missed.
         let worker_events = hub.worker.events();
         tokio::spawn(recorder.run(worker_events, Arc::downgrade(&hub)));
-        for row in hub.store.all_apps().await? {
+        for mut row in hub.store.all_apps().await? {
+            if opening == Opening::ToRest {
+                row.record.desired = Desired::Down;
+            }
             hub.take_over(row).await;
         }
         Ok(hub)

@@ -90,7 +90,7 @@ fn stuck() -> (ExecSession, impl Sized) {
 /// What a session makes of bytes from a client that then leaves.
 fn end_of(bytes: Vec<u8>) -> SessionEnd {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async move {
+    let session = async move {
         let (mut client, server) = tokio::io::duplex(1 << 16);
         let (session, kept) = stuck();
         let served = tokio::spawn(run_session(server, session, std::future::pending()));
@@ -101,7 +101,9 @@ fn end_of(bytes: Vec<u8>) -> SessionEnd {
         client.read_to_end(&mut answer).await.unwrap();
         drop(kept);
         served.await.unwrap()
-    })
+    };
+    let timed = async { tokio::time::timeout(std::time::Duration::from_secs(20), session).await };
+    runtime.block_on(timed).expect("a session whose client left ends")
 }
 
 #[test]
@@ -113,6 +115,8 @@ fn wrong_frames_end_the_session() {
     };
     assert_eq!(end_of(Vec::new()), SessionEnd::ClientLeft);
     assert_eq!(end_of(frame(Frame::Stdin("x".into()))), SessionEnd::ClientLeft);
+    let sizes = frame(Frame::Resize { columns: 1, rows: 2 }).repeat(1000);
+    assert_eq!(end_of(sizes), SessionEnd::ClientLeft, "sizes that nobody takes");
     for bytes in [
         vec![9, 0, 0, 0, 0],
         vec![0, 255, 255, 255, 255],

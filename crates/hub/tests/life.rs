@@ -114,14 +114,10 @@ async fn a_new_hub_takes_over() {
     let second = Running::start(dir.path(), FakeWorker::new()).await;
     let mut adopted: Vec<_> =
         second.worker.apps().into_iter().map(|app| (app.record.id, app.record.desired, app.record.pinned)).collect();
-    adopted.sort();
+    adopted.sort_by(|a, b| a.0.cmp(&b.0));
     let mut expected = vec![(up.id, Desired::Up, true), (down.id, Desired::Down, false)];
     expected.sort_by(|a, b| a.0.cmp(&b.0));
-    assert_eq!(
-        adopted.iter().map(|app| &app.0).collect::<Vec<_>>(),
-        expected.iter().map(|app| &app.0).collect::<Vec<_>>()
-    );
-    assert_eq!(format!("{adopted:?}"), format!("{expected:?}"));
+    assert_eq!(adopted, expected);
     second.client.create(&app("more", 3), |_| ()).await.unwrap();
     let after = kinds(&second, EventQuery::default()).await;
     assert_eq!(after[..before.len()], before, "events survive");
@@ -176,6 +172,28 @@ async fn teardown_rests_all_and_ends_the_daemon() {
     running.client.teardown().await.unwrap();
     tokio::time::timeout(Duration::from_secs(10), running.ended()).await.expect("the daemon ends");
     assert!(worker.inner.lock().unwrap().torn_down);
+    let next = Running::start(dir.path(), FakeWorker::new()).await;
+    assert_eq!(next.worker.apps()[0].record.desired, Desired::Up, "what is wanted stays");
+    next.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_teardown_without_a_daemon_starts_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    running.client.create(&app("web", 1), |_| ()).await.unwrap();
+    running.stop().await;
+    let options = torpor_hub::HubOptions {
+        instance: "test".to_owned(),
+        data_dir: dir.path().join("data"),
+        idle: torpor_api::spec::Idle::default(),
+    };
+    let worker = FakeWorker::new();
+    let hub = torpor_hub::Hub::open_to_rest(options, worker.clone()).await.unwrap();
+    assert_eq!(worker.apps()[0].record.desired, Desired::Down);
+    hub.teardown().await.unwrap();
+    hub.close().await;
+    drop(hub);
     let next = Running::start(dir.path(), FakeWorker::new()).await;
     assert_eq!(next.worker.apps()[0].record.desired, Desired::Up, "what is wanted stays");
     next.stop().await;

@@ -186,7 +186,7 @@ async fn raw(running: &Running, request: &str) -> (String, String) {
 async fn http_errors_have_our_shape() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path(), FakeWorker::new()).await;
-    let long = "x".repeat(2 << 20);
+    let long = "x".repeat(torpor_api::document::DOCUMENT_BYTES + 1);
     for (line, body, status) in [
         ("GET /nowhere", "", "404"),
         ("PUT /v1/apps", "", "400"),

@@ -8,7 +8,10 @@ pub mod kcmp;
 pub mod mount;
 pub mod pagemap;
 pub mod ptrace;
+#[cfg(feature = "tokio")]
+pub mod readable;
 pub mod registers;
 pub mod seccomp;
 pub mod spawn;
+pub mod tcp;
 pub mod vm;

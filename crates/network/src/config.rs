@@ -78,8 +78,17 @@ impl NetworkConfig {
             return format!("{}-", self.instance);
         }
         // A long name is shortened to two letters and a hash, so that two long names do not meet.
-        let hash = self.instance.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
+        let hash = self.hash();
         format!("{}{:04x}-", &self.instance[..2], (hash >> 16) ^ (hash & 0xffff))
+    }
+
+    /// Group of the interfaces of this instance, by which all are removed at once (`ip link show group …`).
+    pub(crate) fn interface_group(&self) -> u32 {
+        self.hash() | 0x4000_0000
+    }
+
+    fn hash(&self) -> u32 {
+        self.instance.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
     }
 
     /// The machine's side of an app's veth pair.

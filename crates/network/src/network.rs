@@ -25,7 +25,7 @@ use rustix::net::netlink as protocols;
 use crate::app::{AppNetwork, Protocol};
 use crate::config::{Addresses, NetworkConfig};
 use crate::error::NetworkError;
-use crate::link::Links;
+use crate::link::{Links, Options};
 use crate::netlink::Netlink;
 use crate::sysctl::{Guards, Sysctls};
 use crate::{conntrack, nft, ports, ruleset, sets, sysctl};
@@ -34,8 +34,7 @@ use crate::{conntrack, nft, ports, ruleset, sets, sysctl};
 #[derive(Debug)]
 pub struct Network {
     config: NetworkConfig,
-    v6: bool,
-    mtu_bytes: u32,
+    options: Options,
     links: Links,
     state: tokio::sync::Mutex<State>,
     reader: Mutex<Netlink>,
@@ -78,8 +77,7 @@ impl Network {
         let base = ruleset::base(&config, &ruleset::networks(&apps));
         nft::apply(&config.instance, "write the rules", &base).await?;
         let network = Self {
-            v6: sysctl::has_v6(),
-            mtu_bytes,
+            options: Options { mtu_bytes, v6: sysctl::has_v6(), group: config.interface_group() },
             links,
             state: tokio::sync::Mutex::new(State { apps, sysctls, guards: None }),
             reader: Mutex::new(reader),
@@ -96,7 +94,7 @@ impl Network {
 
     /// Whether apps get IPv6.
     pub fn has_v6(&self) -> bool {
-        self.v6
+        self.options.v6
     }
 
     /// What app number `index` has, attached or not.
@@ -131,7 +129,7 @@ impl Network {
         self.check_in(&state, index, &app)?;
         self.remove(&mut state, index, &addresses).await?;
         self.forward(&mut state).await?;
-        self.links.attach(&addresses, netns, self.mtu_bytes, self.v6).await?;
+        self.links.attach(&addresses, netns, self.options).await?;
         if let Err(error) = self.change(&mut state, index, &addresses, Some(&app)).await {
             if let Err(error) = self.links.remove(&addresses.interface).await {
                 tracing::warn!(interface = addresses.interface, %error, "cannot remove a half-made interface");
@@ -185,11 +183,7 @@ impl Network {
     /// Removes the table, all interfaces and their flows, and puts the machine's settings back.
     pub async fn teardown(&self) -> Result<(), NetworkError> {
         let mut state = self.state.lock().await;
-        for name in self.links.names(&self.config.interface_prefix()).await? {
-            if self.config.index_of(&name).is_some() {
-                self.links.remove(&name).await?;
-            }
-        }
+        self.links.remove_all(&self.config).await?;
         // Forwarding goes before the guard against it.
         state.sysctls.restore()?;
         let script = ruleset::remove_table(&self.config);

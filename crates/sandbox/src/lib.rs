@@ -1,2 +1,38 @@
 //! Namespaces, cgroups, root file system and seccomp of one app.
+//!
+//! [`Sandbox::prepare`] makes a sandbox from a [`SandboxSpec`] and stops before the program starts, so that its network
+//! can be connected; [`Prepared::start`] lets it go. All calls block. What runs where is in `setup.rs`, how the file
+//! system is built in `root.rs`, the order of giving up privileges in `confine.rs`, the cgroups in `cgroup/mod.rs`.
+//!
+//! The worker has many threads and must not fork complicated code, so everything happens in fresh copies of its program:
+//! the binary calls [`setup_main`] and [`exec_main`] for two hidden subcommands ([`SETUP_COMMAND`], [`EXEC_COMMAND`])
+//! before it makes any thread.
 #![forbid(unsafe_code)]
+
+mod capabilities;
+pub mod cgroup;
+mod channel;
+mod confine;
+mod error;
+mod exec;
+mod first;
+mod launcher;
+mod mounts;
+mod probe;
+mod process;
+mod program;
+mod root;
+mod sandbox;
+mod seccomp;
+mod setup;
+mod spec;
+
+pub use capabilities::Capabilities;
+pub use error::{CgroupError, SandboxError, SetupError};
+pub use exec::{ExecChild, ExecIo, exec, exec_main, resize_terminal};
+pub use launcher::{EXEC_COMMAND, Launcher, SETUP_COMMAND};
+pub use probe::{Outcome, Probe, probe};
+pub use process::{ExitStatus, Identity};
+pub use sandbox::{Prepared, Sandbox, SandboxRecord, destroy_leftovers};
+pub use setup::setup_main;
+pub use spec::{EtcFiles, ID_COUNT, IdRange, Limits, Program, SandboxSpec, Security, TmpfsMount, User, VolumeMount};

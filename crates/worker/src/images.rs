@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use torpor_api::error::{ApiError, ErrorKind, chain};
@@ -11,6 +12,9 @@ use torpor_api::worker::{AppRecord, ImageDefaults, Progress, Resolved};
 use torpor_rootfs::{Image, ProgressFn};
 
 use crate::shared::Shared;
+
+/// An image without a name stays for this long: the app that it was fetched for may not be made yet.
+const UNNAMED_STAYS: Duration = Duration::from_secs(3600);
 
 fn failed(error: &torpor_rootfs::Error) -> ApiError {
     ApiError::new(ErrorKind::Invalid, chain(error))
@@ -44,14 +48,14 @@ async fn fetch(shared: &Arc<Shared>, source: &Source, progress: mpsc::Sender<Pro
     let report = reporter(progress);
     if let Source::Registry { reference } = source {
         let auth = torpor_rootfs::default_auth_file();
-        return shared.store.pull(reference, auth.as_deref(), report).await.map_err(|error| failed(&error));
+        return shared.store.pull(reference, auth.as_deref(), &report).await.map_err(|error| failed(&error));
     }
     let (shared, source) = (shared.clone(), source.clone());
     let unpacked = tokio::task::spawn_blocking(move || match source {
-        Source::Tarball { path, base } => shared.store.add_tarball(&path, base.as_deref(), report),
-        Source::OciLayout { path, reference } => shared.store.add_oci_layout(&path, reference.as_deref(), report),
+        Source::Tarball { path, base } => shared.store.add_tarball(&path, base.as_deref(), &report),
+        Source::OciLayout { path, reference } => shared.store.add_oci_layout(&path, reference.as_deref(), &report),
         Source::DockerArchive { path, reference } => {
-            shared.store.add_docker_archive(&path, reference.as_deref(), report)
+            shared.store.add_docker_archive(&path, reference.as_deref(), &report)
         }
         Source::Stored { name } | Source::Registry { reference: name } => shared.store.resolve(&name),
     });
@@ -93,26 +97,36 @@ pub(crate) async fn list(shared: &Arc<Shared>, apps: &[Arc<AppRecord>]) -> Resul
     let listed = listed.await.map_err(|error| ApiError::internal(&error))?.map_err(|error| failed(&error))?;
     let view = |found: torpor_rootfs::StoredImage| {
         let layers: Vec<String> = found.image.layers.iter().map(ToString::to_string).collect();
-        StoredImage {
-            used_by: used_by(&layers, apps),
-            name: found.name,
+        let used_by = used_by(&layers, apps);
+        let one = move |name: Option<String>| StoredImage {
+            name,
             digest: found.image.digest.to_string(),
             bytes: found.bytes,
             layers: layers.len() as u32,
-            created: found.created.try_into().unwrap_or_default(),
-        }
+            created: found.stored.try_into().unwrap_or_default(),
+            used_by: used_by.clone(),
+        };
+        let names = if found.names.is_empty() { vec![None] } else { found.names.into_iter().map(Some).collect() };
+        names.into_iter().map(one).collect::<Vec<_>>()
     };
-    Ok(listed.into_iter().map(view).collect())
+    Ok(listed.into_iter().flat_map(view).collect())
 }
 
-/// Removes a name, and the layers that nobody uses any more.
+/// Removes a name, and what nobody uses any more.
 pub(crate) async fn remove(shared: &Arc<Shared>, name: &str, apps: &[Arc<AppRecord>]) -> Result<(), ApiError> {
-    let in_use: HashSet<String> = apps.iter().flat_map(|app| app.resolved.layers.clone()).collect();
-    let (shared, name) = (shared.clone(), name.to_owned());
-    let removed = tokio::task::spawn_blocking(move || {
-        shared.store.remove(&name)?;
-        let in_use = in_use.iter().map(|layer| layer.parse()).collect::<Result<_, _>>()?;
-        shared.store.gc(&in_use)
+    let (store, name) = (shared.clone(), name.to_owned());
+    let removed = tokio::task::spawn_blocking(move || store.store.remove(&name));
+    removed.await.map_err(|error| ApiError::internal(&error))?.map_err(|error| failed(&error))?;
+    collect(shared, apps).await
+}
+
+/// Removes layers that neither a name nor an app uses.
+pub(crate) async fn collect(shared: &Arc<Shared>, apps: &[Arc<AppRecord>]) -> Result<(), ApiError> {
+    let in_use: Vec<String> = apps.iter().flat_map(|app| app.resolved.layers.clone()).collect();
+    let shared = shared.clone();
+    let collected = tokio::task::spawn_blocking(move || {
+        let in_use: HashSet<_> = crate::shared::layer_digests(&in_use)?;
+        shared.store.gc(&in_use, UNNAMED_STAYS)
     });
-    removed.await.map_err(|error| ApiError::internal(&error))?.map(drop).map_err(|error| failed(&error))
+    collected.await.map_err(|error| ApiError::internal(&error))?.map(drop).map_err(|error| failed(&error))
 }

@@ -142,7 +142,8 @@ impl WorkerPort for Worker {
         let removed = tokio::task::spawn_blocking(move || log.remove().and_then(|()| files.remove())).await;
         removed
             .map_err(|error| ApiError::internal(&error))?
-            .map_err(|error| ApiError::new(ErrorKind::Internal, format!("removing files of {}: {error}", status.name)))
+            .map_err(|error| ApiError::new(ErrorKind::Internal, format!("removing files of {}: {error}", status.name)))?;
+        crate::images::collect(&self.shared, &self.records()).await
     }
 
     async fn status(&self, id: &str) -> Result<AppStatus, ApiError> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use torpor_keeper::Client;
 use torpor_network::Network;
-use torpor_rootfs::Store;
+use torpor_rootfs::{LayerDigest, Store};
 use torpor_sandbox::{Launcher, User};
 
 use crate::config::WorkerConfig;
@@ -49,14 +49,22 @@ impl Shared {
 
     /// Directories of layers, lowest first.
     pub(crate) fn layer_paths(&self, layers: &[String]) -> Result<Vec<PathBuf>, torpor_rootfs::Error> {
-        layers.iter().map(|layer| self.store.layer_path(&layer.parse()?)).collect()
+        layer_digests::<Vec<_>>(layers)?.iter().map(|layer| self.store.layer_path(layer)).collect()
     }
 
     /// A user, as the app's own files know it.
     pub(crate) fn find_user(&self, layers: &[String], name: &str) -> Result<User, torpor_rootfs::Error> {
-        let found = torpor_rootfs::lookup_user(&self.layer_paths(layers)?, name)?;
-        Ok(User { uid: found.uid, gid: found.gid, groups: found.groups, home: found.home })
+        let found = self.store.lookup_user(&layer_digests::<Vec<_>>(layers)?, name)?;
+        Ok(User { uid: found.uid, gid: found.gid, groups: found.extra_gids, home: found.home })
     }
+}
+
+/// Layers by their written digests.
+pub(crate) fn layer_digests<C: FromIterator<LayerDigest>>(layers: &[String]) -> Result<C, torpor_rootfs::Error> {
+    let digest = |layer: &String| {
+        layer.parse().map_err(|source| torpor_rootfs::Error::Image { what: layer.clone(), source })
+    };
+    layers.iter().map(digest).collect()
 }
 
 /// `/proc/sys/kernel/random/boot_id`, as two numbers.

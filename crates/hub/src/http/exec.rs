@@ -8,7 +8,8 @@
 //! The session ends when the command has ended and its output is read (at most [`DRAIN`] after its end, for background
 //! processes may hold it open), when the client leaves or sends what is no frame, or when the hub closes. Dropping the
 //! worker's side of the session is what tells the worker to end the command. Every queue is bounded, so a slow reader
-//! slows the command and nothing grows.
+//! slows the command and nothing grows; a client that leaves while its input waits in a full queue is noticed only when
+//! the command reads, writes or ends.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use bytes::BytesMut;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use torpor_api::frame::{Frame, FrameReader, PAYLOAD_BYTES};
 use torpor_api::wire::EXEC_PROTOCOL;
 use torpor_api::worker::{ExecRequest, ExecSession};
@@ -93,6 +94,7 @@ pub async fn run_session(
     let writer = tokio::spawn(write_frames(write, outgoing));
     let ExecSession { input, output, errors, status, resize } = session;
     let (typed, stdin) = mpsc::channel(QUEUE);
+    let (sized, sizes) = watch::channel(None);
     let output = async {
         tokio::join!(pump(output, Frame::Stdout, &frames), pump(errors, Frame::Stderr, &frames));
     };
@@ -112,8 +114,9 @@ pub async fn run_session(
     };
     let end = tokio::select! {
         end = command => end,
-        end = receive(FrameReader::new(read), typed, resize) => end,
+        end = receive(FrameReader::new(read), typed, sized) => end,
         () = feed(input, stdin) => SessionEnd::ClientLeft,
+        () = pass_sizes(sizes, resize) => SessionEnd::ClientLeft,
         () = frames.closed() => SessionEnd::ClientLeft,
         () = closed => SessionEnd::Closed,
     };
@@ -148,7 +151,7 @@ fn broken(kind: ErrorKind, message: &str) -> Frame {
 async fn receive<R: AsyncRead + Unpin>(
     mut frames: FrameReader<R>,
     stdin: mpsc::Sender<Bytes>,
-    resize: mpsc::Sender<(u16, u16)>,
+    sizes: watch::Sender<Option<(u16, u16)>>,
 ) -> SessionEnd {
     let mut stdin = Some(stdin);
     loop {
@@ -159,15 +162,26 @@ async fn receive<R: AsyncRead + Unpin>(
                 Some(queue) => drop(queue.send(bytes).await),
                 None => return SessionEnd::Protocol("input after its end".to_owned()),
             },
-            Ok(Some(Frame::Resize { columns, rows })) => {
-                // An error means that the command has ended or has no terminal.
-                let _ = resize.send((columns, rows)).await;
-            }
+            Ok(Some(Frame::Resize { columns, rows })) => drop(sizes.send_replace(Some((columns, rows)))),
             Ok(Some(_)) => return SessionEnd::Protocol("a frame of the wrong direction".to_owned()),
             Ok(None) => return SessionEnd::ClientLeft,
             Err(problem) => return SessionEnd::Protocol(error::chain(&problem)),
         }
     }
+}
+
+/// Passes the latest size on; never resolves. A worker that is slow to take one must not keep us from the next frame.
+async fn pass_sizes(mut sizes: watch::Receiver<Option<(u16, u16)>>, resize: mpsc::Sender<(u16, u16)>) {
+    while sizes.changed().await.is_ok() {
+        let latest = *sizes.borrow_and_update();
+        if let Some(size) = latest
+            && resize.send(size).await.is_err()
+        {
+            break;
+        }
+    }
+    drop(resize);
+    std::future::pending::<()>().await;
 }
 
 /// Writes input to the command; never resolves, for the end of input is not the end of the session.

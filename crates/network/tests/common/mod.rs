@@ -59,10 +59,15 @@ impl Space {
         self.run(move || connect(to, PATIENCE))
     }
 
-    /// Whether a connection comes about within [`SILENCE`].
+    /// Whether a connection comes about.
     pub fn reaches(&self, to: impl Into<SocketAddr>) -> bool {
+        self.connect(to).is_ok()
+    }
+
+    /// Whether no connection comes about within [`SILENCE`].
+    pub fn is_cut_off_from(&self, to: impl Into<SocketAddr>) -> bool {
         let to = to.into();
-        self.run(move || connect(to, SILENCE).is_ok())
+        self.run(move || connect(to, SILENCE).is_err())
     }
 }
 

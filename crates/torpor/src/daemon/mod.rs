@@ -4,8 +4,6 @@ mod logging;
 mod notify;
 mod worker;
 
-use std::sync::Arc;
-
 use tokio::signal::unix::{SignalKind, signal};
 use torpor_api::token::Token;
 use torpor_api::view::Check;
@@ -35,7 +33,8 @@ async fn serve(config: Config) -> Result<(), Failure> {
         (Some(address), Some(file)) => Some((address, Token::read(file)?)),
         _ => None,
     };
-    let hub = open_hub(&config).await?;
+    let worker = worker::open(&config).await?;
+    let hub = Hub::open(options(&config), worker).await?;
     let server = Server::bind(hub, Listen { socket: config.socket(), tcp }).await?;
     tell_manager("READY=1");
     info!(version = env!("CARGO_PKG_VERSION"), instance = config.instance, "torpor is up");
@@ -54,7 +53,8 @@ async fn serve(config: Config) -> Result<(), Failure> {
 pub(crate) async fn down(config: Config) -> Result<(), Failure> {
     only_root("down")?;
     logging::start(&config);
-    let hub = open_hub(&config).await?;
+    let worker = worker::open(&config).await?;
+    let hub = Hub::open_to_rest(options(&config), worker).await?;
     let done = hub.teardown().await;
     hub.close().await;
     done.map_err(Failure::from)
@@ -66,11 +66,8 @@ pub(crate) async fn doctor(config: &Config) -> Result<Vec<Check>, Failure> {
     Ok(worker::open(config).await?.doctor().await?)
 }
 
-async fn open_hub(config: &Config) -> Result<Arc<Hub>, Failure> {
-    let worker = worker::open(config).await?;
-    let options =
-        HubOptions { instance: config.instance.clone(), data_dir: config.data_dir.clone(), idle: config.idle.clone() };
-    Ok(Hub::open(options, worker).await?)
+fn options(config: &Config) -> HubOptions {
+    HubOptions { instance: config.instance.clone(), data_dir: config.data_dir.clone(), idle: config.idle.clone() }
 }
 
 fn only_root(command: &'static str) -> Result<(), Failure> {

@@ -1,0 +1,266 @@
+//! Which cgroup hierarchies this machine mounts, and the groups that all apps share.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use procfs::FromRead;
+use procfs::process::{MountInfo, MountInfos};
+use rustix::mount::MountFlags;
+
+use super::files::{is_gone, make_directory, read, write};
+use super::remove_group;
+use crate::error::CgroupError;
+use crate::spec::check_name;
+
+/// Everything that can control in a v1 hierarchy; other mount options are not controllers.
+const LEGACY_CONTROLLERS: [&str; 14] = [
+    "blkio",
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "devices",
+    "freezer",
+    "hugetlb",
+    "memory",
+    "misc",
+    "net_cls",
+    "net_prio",
+    "perf_event",
+    "pids",
+    "rdma",
+];
+/// The group of inits, set-up processes and the keeper, in v2.
+const SUPPORT: &str = "support";
+
+/// The machine's cgroup hierarchies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hierarchies {
+    /// Where the v2 hierarchy is mounted.
+    pub(super) core: PathBuf,
+    /// What the v2 hierarchy can control at its root.
+    controllers: BTreeSet<String>,
+    /// v1 hierarchies.
+    pub(super) legacy: Vec<Legacy>,
+}
+
+/// A v1 hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Legacy {
+    /// What it controls; `name=systemd` for one that controls nothing.
+    pub(super) controllers: BTreeSet<String>,
+    /// Where it is mounted.
+    pub(super) mount: PathBuf,
+}
+
+impl Legacy {
+    /// Whether a new group takes no process before it is configured; then processes go to the root.
+    pub(super) fn needs_set_up(&self) -> bool {
+        self.controllers.contains("cpuset")
+    }
+
+    /// The group for those that need none of their own.
+    pub(super) fn shared(&self, parent: &str) -> PathBuf {
+        if self.needs_set_up() { self.mount.clone() } else { self.mount.join(parent) }
+    }
+}
+
+impl Hierarchies {
+    /// Reads what is mounted. On a machine without any v2 mount, mounts one at `private` (a directory; made if missing).
+    ///
+    /// # Errors
+    /// When `/proc/self/mountinfo` cannot be read or cgroup v2 cannot be mounted.
+    pub fn detect(private: &Path) -> Result<Self, CgroupError> {
+        let path = Path::new("/proc/self/mountinfo");
+        let mounts = MountInfos::from_file(path).map_err(|error| CgroupError::File {
+            doing: "reading",
+            path: path.to_owned(),
+            source: std::io::Error::other(error),
+        })?;
+        let core = match Self::core_mount(&mounts.0) {
+            Some(mount) => mount,
+            None => mount_core(private)?,
+        };
+        let controllers = read(&core.join("cgroup.controllers"))?.split_whitespace().map(str::to_owned).collect();
+        Ok(Self { core, controllers, legacy: Self::legacy_mounts(&mounts.0) })
+    }
+
+    fn core_mount(mounts: &[MountInfo]) -> Option<PathBuf> {
+        let core = || mounts.iter().filter(|mount| mount.fs_type == "cgroup2");
+        core().find(|mount| mount.root == "/").or_else(|| core().next()).map(|mount| mount.mount_point.clone())
+    }
+
+    fn legacy_mounts(mounts: &[MountInfo]) -> Vec<Legacy> {
+        let mut legacy: Vec<Legacy> = Vec::new();
+        for mount in mounts.iter().filter(|mount| mount.fs_type == "cgroup") {
+            let mut controllers = BTreeSet::new();
+            for (key, value) in &mount.super_options {
+                match value {
+                    Some(name) if key == "name" => controllers.insert(format!("name={name}")),
+                    None if LEGACY_CONTROLLERS.contains(&key.as_str()) => controllers.insert(key.clone()),
+                    _ => false,
+                };
+            }
+            if !controllers.is_empty() && legacy.iter().all(|known| known.controllers != controllers) {
+                legacy.push(Legacy { controllers, mount: mount.mount_point.clone() });
+            }
+        }
+        legacy
+    }
+
+    /// The v1 hierarchy of a controller.
+    pub(super) fn legacy_with(&self, controller: &str) -> Option<&Legacy> {
+        self.legacy.iter().find(|hierarchy| hierarchy.controllers.contains(controller))
+    }
+
+    /// Where cgroup v2 is mounted.
+    pub fn core(&self) -> &Path {
+        &self.core
+    }
+
+    /// Who controls `controller` here: `v1`, `v2` or nobody.
+    pub fn version_of(&self, controller: &str) -> Option<&'static str> {
+        match self.legacy_with(controller) {
+            Some(_) => Some("v1"),
+            None => self.controllers.contains(controller).then_some("v2"),
+        }
+    }
+
+    /// Makes the shared groups, and lets the groups below them have `controllers`. What cannot be had comes back.
+    pub(super) fn make_parent(&self, parent: &str, controllers: &[&str]) -> Result<Vec<CgroupError>, CgroupError> {
+        for hierarchy in self.legacy.iter().filter(|hierarchy| !hierarchy.needs_set_up()) {
+            make_directory(&hierarchy.mount.join(parent))?;
+        }
+        let group = self.core.join(parent);
+        make_directory(&group)?;
+        make_directory(&group.join(SUPPORT))?;
+        let mut missing = Vec::new();
+        for &controller in controllers {
+            let limit = match controller {
+                "memory" => "memory",
+                "cpu" => "CPU",
+                _ => "process",
+            };
+            match self.version_of(controller) {
+                Some("v1") => {}
+                None => {
+                    let why = format!("the kernel offers no `{controller}` controller in any mounted hierarchy");
+                    missing.push(CgroupError::NoController { limit, why });
+                }
+                Some(_) => {
+                    let enabled = enable(&self.core, controller).and_then(|()| enable(&group, controller));
+                    if let Err(error) = enabled {
+                        let why = format!("{error}: {}", source_of(&error));
+                        missing.push(CgroupError::NoController { limit, why });
+                    }
+                }
+            }
+        }
+        Ok(missing)
+    }
+
+    /// The files to which a process's id is written to put it into the support group.
+    pub(crate) fn support_procs_files(&self, parent: &str) -> Vec<PathBuf> {
+        let legacy = self.legacy.iter().map(|hierarchy| hierarchy.shared(parent));
+        legacy.chain([self.core.join(parent).join(SUPPORT)]).map(|path| path.join("cgroup.procs")).collect()
+    }
+
+    /// Makes the support group of `parent` and gives the files to which a process's id is written to put it there, outside
+    /// the groups of the service that started it.
+    ///
+    /// # Errors
+    /// When a group cannot be made.
+    pub fn support(&self, parent: &str) -> Result<Vec<PathBuf>, crate::SandboxError> {
+        check_name("cgroup", parent)?;
+        self.make_parent(parent, &[])?;
+        Ok(self.support_procs_files(parent))
+    }
+
+    /// Moves the calling process out of its groups into the support group of `parent`, in every hierarchy, so that it
+    /// survives the end of the service that started it.
+    ///
+    /// # Errors
+    /// When a group cannot be made or entered.
+    pub fn move_self_out(&self, parent: &str) -> Result<(), crate::SandboxError> {
+        for path in self.support(parent)? {
+            write(&path, "0")?;
+        }
+        Ok(())
+    }
+
+    /// Removes the shared groups of `parent`; the groups of its apps must be gone. Fine if there are none.
+    ///
+    /// # Errors
+    /// When one still has processes or groups below it.
+    pub fn remove_parent(&self, parent: &str) -> Result<(), CgroupError> {
+        remove_group(&self.core.join(parent).join(SUPPORT))?;
+        remove_group(&self.core.join(parent))?;
+        let legacy = self.legacy.iter().filter(|hierarchy| !hierarchy.needs_set_up());
+        legacy.map(|hierarchy| hierarchy.mount.join(parent)).try_for_each(|path| remove_group(&path))
+    }
+}
+
+fn source_of(error: &CgroupError) -> String {
+    std::error::Error::source(error).map(ToString::to_string).unwrap_or_default()
+}
+
+/// Lets the groups below `group` have `controller`.
+fn enable(group: &Path, controller: &str) -> Result<(), CgroupError> {
+    let path = group.join("cgroup.subtree_control");
+    if read(&path)?.split_whitespace().any(|enabled| enabled == controller) {
+        return Ok(());
+    }
+    write(&path, &format!("+{controller}"))
+}
+
+/// Mounts the v2 hierarchy where nobody else has.
+fn mount_core(private: &Path) -> Result<PathBuf, CgroupError> {
+    let failed = |source| CgroupError::NoVersion2 { path: private.to_owned(), source };
+    fs::create_dir_all(private).map_err(failed)?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    match read(&private.join("cgroup.controllers")) {
+        Ok(_) => return Ok(private.to_owned()),
+        Err(error) if is_gone(&error) => {}
+        Err(error) => return Err(error),
+    }
+    rustix::mount::mount("cgroup2", private, "cgroup2", flags, None).map_err(|error| failed(error.into()))?;
+    Ok(private.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(lines: &str) -> Vec<MountInfo> {
+        lines.lines().map(|line| MountInfo::from_line(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_hybrid_machine() {
+        let mounts = parse(concat!(
+            "30 24 0:26 / /sys/fs/cgroup/unified rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n",
+            "31 24 0:27 / /sys/fs/cgroup/systemd rw shared:10 - cgroup cgroup rw,xattr,name=systemd\n",
+            "32 24 0:28 / /sys/fs/cgroup/cpu,cpuacct rw shared:11 - cgroup cgroup rw,cpu,cpuacct\n",
+            "33 24 0:28 / /elsewhere rw shared:11 - cgroup cgroup rw,cpu,cpuacct\n",
+        ));
+        assert_eq!(Hierarchies::core_mount(&mounts), Some("/sys/fs/cgroup/unified".into()));
+        let legacy = Hierarchies::legacy_mounts(&mounts);
+        assert_eq!(legacy.len(), 2, "the same hierarchy counts once: {legacy:?}");
+        assert!(legacy[0].controllers.contains("name=systemd"));
+        assert_eq!(legacy[1].controllers.iter().collect::<Vec<_>>(), ["cpu", "cpuacct"]);
+    }
+
+    #[test]
+    fn a_version_2_machine() {
+        let mounts = parse("30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n");
+        assert_eq!(Hierarchies::core_mount(&mounts), Some("/sys/fs/cgroup".into()));
+        assert!(Hierarchies::legacy_mounts(&mounts).is_empty());
+    }
+
+    #[test]
+    fn a_version_1_machine() {
+        let mounts = parse("32 24 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
+        assert_eq!(Hierarchies::core_mount(&mounts), None);
+        assert_eq!(Hierarchies::legacy_mounts(&mounts).len(), 1);
+    }
+}

@@ -1,0 +1,341 @@
+//! The cgroups of one app, on machines with cgroup v1, v2 or both.
+//!
+//! An app has the group `/<parent>/<id>` in the v2 hierarchy, always: its core files freeze and kill without any
+//! controller. Where a controller that is needed lives in a v1 hierarchy, the app has a group of the same name there.
+//! In every other v1 hierarchy its processes are in `/<parent>`, so that they have left the daemon's own group
+//! everywhere (systemd ends a service by its group). The sandboxes' inits and set-up processes are in the *support*
+//! group: `/<parent>/support` in v2, `/<parent>` in v1. They stay out of the app's group because it freezes and has
+//! limits.
+//!
+//! A crash leaves directories, perhaps with processes in them; [`Cgroup::at`] finds them again, [`Cgroup::kill`] and
+//! [`Cgroup::remove`] clear them.
+
+mod files;
+mod hierarchies;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use self::files::{read, read_number, wait_for_event, write};
+pub use self::hierarchies::Hierarchies;
+use crate::error::CgroupError;
+use crate::spec::Limits;
+
+/// Period of CPU limits, in microseconds.
+const CPU_PERIOD_US: u64 = 100_000;
+/// How long killed processes may take to end.
+const KILL_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a group without processes may refuse to go away: v1 has no event for it.
+const REMOVE_DEADLINE: Duration = Duration::from_secs(2);
+/// Pause between attempts to remove such a group.
+const REMOVE_PAUSE: Duration = Duration::from_millis(1);
+/// What programs may do with devices where a v1 devices hierarchy guards them: make any node, use the harmless ones.
+const DEVICES: [&str; 10] = [
+    "c *:* m",
+    "b *:* m",
+    "c 1:3 rwm",
+    "c 1:5 rwm",
+    "c 1:7 rwm",
+    "c 1:8 rwm",
+    "c 1:9 rwm",
+    "c 5:0 rwm",
+    "c 5:2 rwm",
+    "c 136:* rwm",
+];
+
+/// The groups of one app.
+#[derive(Clone, Debug)]
+pub struct Cgroup {
+    /// Its group in the v2 hierarchy.
+    core: PathBuf,
+    /// Its groups in v1 hierarchies, each with what that hierarchy controls.
+    legacy: Vec<(BTreeSet<String>, PathBuf)>,
+    /// `cgroup.procs` of v1 groups that it shares with others.
+    shared_procs: Vec<PathBuf>,
+}
+
+impl Cgroup {
+    /// Makes the groups (or takes them as they are) and sets the limits. `devices` guards device nodes where v1 can.
+    /// Limits that this machine cannot enforce come back beside the groups.
+    ///
+    /// # Errors
+    /// When a directory cannot be made or a limit is refused.
+    pub fn create(
+        hierarchies: &Hierarchies,
+        parent: &str,
+        id: &str,
+        limits: &Limits,
+        devices: bool,
+    ) -> Result<(Self, Vec<CgroupError>), CgroupError> {
+        let mut wanted = vec!["memory"];
+        wanted.extend(limits.cpu_us_per_second.map(|_| "cpu"));
+        wanted.extend(limits.processes.map(|_| "pids"));
+        let mut unenforced = hierarchies.make_parent(parent, &wanted)?;
+        // Accounting without a limit is no promise.
+        unenforced.retain(|error| {
+            !matches!(error, CgroupError::NoController { limit: "memory", .. }) || limits.memory_bytes.is_some()
+        });
+        let guards_devices = devices && hierarchies.legacy_with("devices").is_some();
+        if guards_devices {
+            wanted.push("devices");
+        }
+        let cgroup = Self::place(hierarchies, parent, id, |controllers| {
+            wanted.iter().any(|&controller| controllers.contains(controller))
+        });
+        for path in cgroup.directories() {
+            files::make_directory(path)?;
+        }
+        cgroup.limit(limits)?;
+        if guards_devices {
+            cgroup.guard_devices()?;
+        }
+        Ok((cgroup, unenforced))
+    }
+
+    /// The groups of `id` as far as they are there now.
+    pub fn at(hierarchies: &Hierarchies, parent: &str, id: &str) -> Self {
+        let mut cgroup = Self::place(hierarchies, parent, id, |_| true);
+        cgroup.legacy.retain(|(_, path)| path.is_dir());
+        cgroup
+    }
+
+    fn place(hierarchies: &Hierarchies, parent: &str, id: &str, own: impl Fn(&BTreeSet<String>) -> bool) -> Self {
+        let (mut legacy, mut shared_procs) = (Vec::new(), Vec::new());
+        for hierarchy in &hierarchies.legacy {
+            if own(&hierarchy.controllers) && !hierarchy.needs_set_up() {
+                legacy.push((hierarchy.controllers.clone(), hierarchy.mount.join(parent).join(id)));
+            } else {
+                shared_procs.push(hierarchy.shared(parent).join("cgroup.procs"));
+            }
+        }
+        Self { core: hierarchies.core.join(parent).join(id), legacy, shared_procs }
+    }
+
+    fn directories(&self) -> impl Iterator<Item = &Path> {
+        [self.core.as_path()].into_iter().chain(self.legacy.iter().map(|(_, path)| path.as_path()))
+    }
+
+    /// The v1 group that `controller` controls.
+    fn legacy(&self, controller: &str) -> Option<&Path> {
+        self.legacy.iter().find(|(controllers, _)| controllers.contains(controller)).map(|(_, path)| path.as_path())
+    }
+
+    /// Its directory in the v2 hierarchy.
+    pub fn core(&self) -> &Path {
+        &self.core
+    }
+
+    /// The files to which a process's id is written to put it in, in order.
+    pub fn procs_files(&self) -> Vec<PathBuf> {
+        let own = self.directories().map(|path| path.join("cgroup.procs"));
+        self.shared_procs.iter().cloned().chain(own).collect()
+    }
+
+    /// What programs inside may see of it: where under `/sys/fs/cgroup`, and which directory.
+    pub(crate) fn visible(&self) -> Vec<(String, PathBuf)> {
+        if self.legacy.is_empty() {
+            return vec![(String::new(), self.core.clone())];
+        }
+        let name = |controllers: &BTreeSet<String>| controllers.iter().cloned().collect::<Vec<_>>().join(",");
+        self.legacy.iter().map(|(controllers, path)| (name(controllers), path.clone())).collect()
+    }
+
+    fn limit(&self, limits: &Limits) -> Result<(), CgroupError> {
+        if let Some(bytes) = limits.memory_bytes {
+            self.limit_memory(bytes)?;
+        }
+        if let Some(share) = limits.cpu_us_per_second {
+            let quota = share.saturating_mul(CPU_PERIOD_US) / 1_000_000;
+            if let Some(group) = self.legacy("cpu") {
+                write(&group.join("cpu.cfs_period_us"), &CPU_PERIOD_US.to_string())?;
+                write(&group.join("cpu.cfs_quota_us"), &quota.to_string())?;
+            } else {
+                self.limit_core("cpu.max", &format!("{quota} {CPU_PERIOD_US}"))?;
+            }
+        }
+        if let Some(count) = limits.processes {
+            match self.legacy("pids") {
+                Some(group) => write(&group.join("pids.max"), &count.to_string())?,
+                None => self.limit_core("pids.max", &count.to_string())?,
+            }
+        }
+        Ok(())
+    }
+
+    fn limit_memory(&self, bytes: u64) -> Result<(), CgroupError> {
+        let Some(group) = self.legacy("memory") else {
+            self.limit_core("memory.max", &bytes.to_string())?;
+            return self.limit_core("memory.swap.max", "0");
+        };
+        // The sum with swap may not be below the memory's, so the order depends on what was there before.
+        let (limit, with_swap) = (group.join("memory.limit_in_bytes"), group.join("memory.memsw.limit_in_bytes"));
+        if !with_swap.exists() {
+            return write(&limit, &bytes.to_string());
+        }
+        let raised = read_number(&with_swap)?.is_some_and(|before| before < bytes);
+        for path in if raised { [&with_swap, &limit] } else { [&limit, &with_swap] } {
+            write(path, &bytes.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Writes a v2 limit; its file is missing where the controller is, which [`Hierarchies::make_parent`] has reported.
+    fn limit_core(&self, file: &str, text: &str) -> Result<(), CgroupError> {
+        let path = self.core.join(file);
+        if path.exists() { write(&path, text) } else { Ok(()) }
+    }
+
+    fn guard_devices(&self) -> Result<(), CgroupError> {
+        let Some(group) = self.legacy("devices") else { return Ok(()) };
+        write(&group.join("devices.deny"), "a")?;
+        DEVICES.iter().try_for_each(|rule| write(&group.join("devices.allow"), rule))
+    }
+
+    /// Asks the kernel to freeze every process and thread; does not wait.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn freeze_request(&self) -> Result<(), CgroupError> {
+        write(&self.core.join("cgroup.freeze"), "1")
+    }
+
+    /// Freezes every process and thread and returns once all are frozen.
+    ///
+    /// # Errors
+    /// `NotFrozen` after `deadline`; the request stands then, and [`Cgroup::thaw`] takes it back.
+    pub fn freeze(&self, deadline: Duration) -> Result<(), CgroupError> {
+        self.freeze_request()?;
+        if self.wait_frozen(deadline)? {
+            return Ok(());
+        }
+        Err(CgroupError::NotFrozen { path: self.core.clone(), after: deadline })
+    }
+
+    /// Waits until every process is frozen; false after `deadline`.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn wait_frozen(&self, deadline: Duration) -> Result<bool, CgroupError> {
+        wait_for_event(&self.core.join("cgroup.events"), "frozen 1", deadline)
+    }
+
+    /// Whether every process is frozen.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn is_frozen(&self) -> Result<bool, CgroupError> {
+        Ok(read(&self.core.join("cgroup.events"))?.lines().any(|line| line == "frozen 1"))
+    }
+
+    /// Lets everything run again.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn thaw(&self) -> Result<(), CgroupError> {
+        write(&self.core.join("cgroup.freeze"), "0")
+    }
+
+    /// Whether it has any process.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn is_populated(&self) -> Result<bool, CgroupError> {
+        Ok(read(&self.core.join("cgroup.events"))?.lines().any(|line| line == "populated 1"))
+    }
+
+    /// Kills every process, frozen ones too, and returns once they have ended. Fine if the group is gone.
+    ///
+    /// # Errors
+    /// `NotEmpty` if that takes more than ten seconds.
+    pub fn kill(&self) -> Result<(), CgroupError> {
+        let killed = write(&self.core.join("cgroup.kill"), "1")
+            .and_then(|()| wait_for_event(&self.core.join("cgroup.events"), "populated 0", KILL_DEADLINE));
+        match killed {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(CgroupError::NotEmpty { path: self.core.clone(), after: KILL_DEADLINE }),
+            Err(error) if files::is_gone(&error) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Process ids (not threads), as this process's pid namespace numbers them.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn processes(&self) -> Result<Vec<i32>, CgroupError> {
+        let path = self.core.join("cgroup.procs");
+        let number =
+            |line: &str| line.parse().map_err(|_| CgroupError::Content { path: path.clone(), text: line.to_owned() });
+        read(&path)?.lines().map(number).collect()
+    }
+
+    /// Memory charged to it, page cache and kernel memory included, in bytes; none where nothing counts it.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn memory_bytes(&self) -> Result<Option<u64>, CgroupError> {
+        match self.legacy("memory") {
+            Some(group) => read_number(&group.join("memory.usage_in_bytes")),
+            None => read_number(&self.core.join("memory.current")),
+        }
+    }
+
+    /// Kernel memory charged to it, in bytes; none where nothing counts it.
+    ///
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn kernel_bytes(&self) -> Result<Option<u64>, CgroupError> {
+        match self.legacy("memory") {
+            Some(group) => read_number(&group.join("memory.kmem.usage_in_bytes")),
+            None => files::read_field(&self.core.join("memory.stat"), "kernel"),
+        }
+    }
+
+    /// CPU time that its processes have used, in microseconds.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn cpu_us(&self) -> Result<u64, CgroupError> {
+        let path = self.core.join("cpu.stat");
+        let missing = || CgroupError::Content { path: path.clone(), text: "no usage_usec".to_owned() };
+        files::read_field(&path, "usage_usec")?.ok_or_else(missing)
+    }
+
+    /// Processes that the kernel has killed for want of memory; 0 where nothing counts memory.
+    ///
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn oom_kills(&self) -> Result<u64, CgroupError> {
+        let count = match self.legacy("memory") {
+            Some(group) => files::read_field(&group.join("memory.oom_control"), "oom_kill")?,
+            None => files::read_field(&self.core.join("memory.events"), "oom_kill")?,
+        };
+        Ok(count.unwrap_or_default())
+    }
+
+    /// Removes the groups, which must have no process. Fine if they are gone.
+    ///
+    /// # Errors
+    /// When one still has processes.
+    pub fn remove(&self) -> Result<(), CgroupError> {
+        self.directories().try_for_each(remove_group)
+    }
+}
+
+/// Removes the directory of a group, trying again for a moment while the kernel still sees a dying process in it.
+fn remove_group(path: &Path) -> Result<(), CgroupError> {
+    let started = Instant::now();
+    loop {
+        match fs::remove_dir(path) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && started.elapsed() < REMOVE_DEADLINE => {
+                std::thread::sleep(REMOVE_PAUSE);
+            }
+            Err(source) => return Err(CgroupError::File { doing: "removing cgroup", path: path.to_owned(), source }),
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Giving up privileges, in the process that is about to become a program of the app.
+//!
+//! The order, and why it is this one:
+//! 1. limits and stdio, while everything is still possible;
+//! 2. the bounding set, which needs CAP_SETPCAP;
+//! 3. the filter, which needs CAP_SYS_ADMIN unless no_new_privs is set (it would break set-user-id programs);
+//! 4. groups, group, user: leaving root clears the effective and permitted sets;
+//! 5. effective and permitted sets of those that stay root; inheritable and ambient sets are always empty;
+//! 6. no_new_privs, if asked for.
+//!
+//! Credentials reset the dumpable flag, so it is taken away again at the end: until `execve` this process still has the
+//! daemon's memory, and programs of the app may already run beside it.
+
+use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Uid, getrlimit, set_dumpable_behavior, setrlimit};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, capability_is_in_bounding_set, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::capabilities::Capabilities;
+use crate::error::{Doing, SetupError};
+use crate::seccomp::default_filter;
+use crate::spec::User;
+
+/// Open files of a program: the soft limit that programs with `select` survive, the hard one that servers raise it to.
+const OPEN_FILES: (u64, u64) = (1024, 524_288);
+/// The highest number a capability may have.
+const CAPABILITY_NUMBERS: u32 = 64;
+
+/// What a program may do; the same for the initial process and for `exec`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Confinement {
+    /// The bounding set, and of root programs the permitted and effective sets.
+    pub(crate) capabilities: Capabilities,
+    /// Use the default system-call filter.
+    pub(crate) seccomp: bool,
+    /// Set-user-id programs gain nothing.
+    pub(crate) no_new_privs: bool,
+}
+
+/// Nobody may look into this process from now on.
+pub(crate) fn hide_memory() -> Result<(), SetupError> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).doing(|| "making the set-up process not dumpable".to_owned())
+}
+
+/// Cuts the calling process down to `confinement` and makes it `user`.
+pub(crate) fn confine(confinement: &Confinement, user: &User) -> Result<(), SetupError> {
+    limit_files()?;
+    drop_bounding(confinement.capabilities.set())?;
+    if confinement.no_new_privs {
+        set_no_new_privs(true).doing(|| "setting no_new_privs".to_owned())?;
+    }
+    if confinement.seccomp {
+        torpor_linux::seccomp::install_filter(&default_filter(confinement.capabilities))
+            .doing(|| "installing the system-call filter".to_owned())?;
+    }
+    let groups: Vec<Gid> = user.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    set_thread_groups(&groups).doing(|| format!("setting groups {:?}", user.groups))?;
+    set_thread_res_gid(gid, gid, gid).doing(|| format!("setting group id {}", user.gid))?;
+    set_thread_res_uid(uid, uid, uid).doing(|| format!("setting user id {}", user.uid))?;
+    clear_ambient_capability_set().doing(|| "clearing ambient capabilities".to_owned())?;
+    let held = capabilities(None).doing(|| "reading capabilities".to_owned())?.permitted;
+    keep_only(if user.uid == 0 { confinement.capabilities.set() & held } else { CapabilitySet::empty() })?;
+    hide_memory()
+}
+
+/// Gives up every capability for good; programs that this process becomes get none back, root or not.
+pub(crate) fn give_up_everything() -> Result<(), SetupError> {
+    drop_bounding(CapabilitySet::empty())?;
+    clear_ambient_capability_set().doing(|| "clearing ambient capabilities".to_owned())?;
+    keep_only(CapabilitySet::empty())?;
+    set_no_new_privs(true).doing(|| "setting no_new_privs".to_owned())?;
+    hide_memory()
+}
+
+fn keep_only(set: CapabilitySet) -> Result<(), SetupError> {
+    let sets = CapabilitySets { effective: set, permitted: set, inheritable: CapabilitySet::empty() };
+    set_capabilities(None, sets).doing(|| format!("setting capabilities {:#x}", set.bits()))
+}
+
+fn drop_bounding(keep: CapabilitySet) -> Result<(), SetupError> {
+    for number in 0..CAPABILITY_NUMBERS {
+        let capability = CapabilitySet::from_bits_retain(1 << number);
+        // EINVAL: the kernel has no capability of this number, nor of any above.
+        let Ok(held) = capability_is_in_bounding_set(capability) else { break };
+        if held && !keep.contains(capability) {
+            remove_capability_from_bounding_set(capability).doing(|| format!("dropping capability {number}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets the limit of open files, as far as this process may: without CAP_SYS_RESOURCE it cannot be raised.
+fn limit_files() -> Result<(), SetupError> {
+    let now = getrlimit(Resource::Nofile);
+    let hard = now.maximum.map_or(OPEN_FILES.1, |hard| hard.min(OPEN_FILES.1));
+    let limit = Rlimit { current: Some(OPEN_FILES.0.min(hard)), maximum: Some(hard) };
+    setrlimit(Resource::Nofile, limit).doing(|| format!("limiting open files to {hard}"))?;
+    let no_core = Rlimit { current: Some(0), maximum: getrlimit(Resource::Core).maximum };
+    setrlimit(Resource::Core, no_core).doing(|| "limiting core files to 0".to_owned())
+}

@@ -1,0 +1,288 @@
+//! Running a further program in a sandbox.
+//!
+//! A fresh copy of this program enters the namespaces of init (by pidfd, all at once), makes the process that becomes the
+//! program as a child of *its* parent, the worker, and ends. The new process enters the app's cgroup and gives up the
+//! same privileges as the initial one did. It is not dumpable until it is the program: programs of the app run beside it
+//! and could otherwise look at the worker's code and descriptors.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags, Uid, makedev};
+use rustix::process::{WaitId, WaitIdOptions, waitid};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces};
+use serde::{Deserialize, Serialize};
+use torpor_linux::spawn::{ChildOf, Forked, fork};
+
+use crate::channel::{Channel, from_file, to_file};
+use crate::confine::{Confinement, confine};
+use crate::error::{Doing, SandboxError, SetupError, While};
+use crate::first::{Entrances, become_root, take_stdio};
+use crate::launcher::{EXEC_COMMAND, Launcher};
+use crate::process::{ExitStatus, wait_for_end};
+use crate::program::become_program;
+use crate::sandbox::{Sandbox, answer, deliver};
+use crate::setup::{FromSetup, Report, begin_process, fail, give_stdio, outcome};
+use crate::spec::Program;
+
+/// Where the program reads and writes.
+#[derive(Debug)]
+pub enum ExecIo {
+    /// Standard input, output and error.
+    Files([OwnedFd; 3]),
+    /// A new terminal of the sandbox, of so many columns and rows; its session's controlling one.
+    Terminal(u16, u16),
+}
+
+/// A program in a sandbox, a child of this process.
+#[derive(Debug)]
+pub struct ExecChild {
+    pid: i32,
+    pidfd: OwnedFd,
+    terminal: Option<OwnedFd>,
+}
+
+/// The first message to the exec process.
+#[derive(Debug, Serialize, Deserialize)]
+struct Order {
+    program: Program,
+    hostname: String,
+    confinement: Confinement,
+    /// The user namespace's first id; none: there is no user namespace.
+    base: Option<u32>,
+    app_procs: Vec<std::path::PathBuf>,
+    terminal: Option<(u16, u16)>,
+}
+
+/// Starts `program` in a sandbox that is awake; returns once it runs.
+///
+/// # Errors
+/// Why it does not run; nothing is left of it then.
+pub fn exec(launcher: &Launcher, sandbox: &Sandbox, program: &Program, io: ExecIo) -> Result<ExecChild, SandboxError> {
+    let record = sandbox.record();
+    program.check(record.ids.is_some())?;
+    let (stdio, terminal) = match io {
+        ExecIo::Files(stdio) => (Some(stdio), None),
+        ExecIo::Terminal(columns, rows) => (None, Some((columns, rows))),
+    };
+    let order = Order {
+        program: program.clone(),
+        hostname: record.hostname.clone(),
+        confinement: record.confinement,
+        base: record.ids.map(|ids| ids.base),
+        app_procs: sandbox.cgroup().procs_files(),
+        terminal,
+    };
+    let file = to_file(&order).whilst(|| "writing the order to memory".to_owned())?;
+    let (channel, mut helper) = launcher.spawn(EXEC_COMMAND)?;
+    let mut files = vec![file.as_fd(), sandbox.pidfd()];
+    files.extend(stdio.iter().flatten().map(AsFd::as_fd));
+    // An exec process that has died is reported by the answer that does not come.
+    let _dead = channel.send(&(), &files);
+    let child = await_program(&channel, &mut helper, &record.id);
+    helper.wait().whilst(|| format!("waiting for the exec process of {}", record.id))?;
+    child
+}
+
+fn await_program(channel: &Channel, helper: &mut std::process::Child, id: &str) -> Result<ExecChild, SandboxError> {
+    let unfit = |what| SandboxError::SetupAnswer { id: id.to_owned(), what };
+    let (message, descriptors) = answer(channel, helper, id)?;
+    let pid = match message {
+        FromSetup::Made { pid } => pid,
+        FromSetup::Failed(error) => return Err(error.into()),
+        _ => return Err(unfit("no process")),
+    };
+    let mut descriptors = descriptors.into_iter();
+    let pidfd = descriptors.next().ok_or_else(|| unfit("no descriptor"))?;
+    let child = ExecChild { pid, pidfd, terminal: descriptors.next() };
+    match answer(channel, helper, id) {
+        Ok((FromSetup::Started, _)) => Ok(child),
+        other => {
+            child.signal(libc::SIGKILL)?;
+            child.wait()?;
+            match other? {
+                (FromSetup::Failed(error), _) => Err(error.into()),
+                _ => Err(unfit("neither started nor failed")),
+            }
+        }
+    }
+}
+
+impl ExecChild {
+    /// Its pid.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Readable once it has ended.
+    pub fn pidfd(&self) -> &OwnedFd {
+        &self.pidfd
+    }
+
+    /// The worker's side of its terminal, if it has one; once.
+    pub fn take_terminal(&mut self) -> Option<OwnedFd> {
+        self.terminal.take()
+    }
+
+    /// Waits for its end. Once only: afterwards the process is forgotten.
+    ///
+    /// # Errors
+    /// When it has been waited for before.
+    pub fn wait(&self) -> Result<ExitStatus, SandboxError> {
+        let doing = || format!("waiting for process {}", self.pid);
+        loop {
+            match waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED) {
+                Ok(Some(status)) => return Ok(ExitStatus::from_waitid(&status)),
+                Ok(None) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error).whilst(doing),
+            }
+        }
+    }
+
+    /// Whether it ends within so long; it must still be waited for.
+    ///
+    /// # Errors
+    /// What `poll` says.
+    pub fn ends_within(&self, within: Duration) -> Result<bool, SandboxError> {
+        wait_for_end(&self.pidfd, Some(within)).whilst(|| format!("waiting for process {}", self.pid))
+    }
+
+    /// Sends it a signal. Fine if it has ended.
+    ///
+    /// # Errors
+    /// For a number that is no signal.
+    pub fn signal(&self, signal: i32) -> Result<(), SandboxError> {
+        deliver(self.pidfd.as_fd(), signal, self.pid)
+    }
+}
+
+/// Gives a terminal another size.
+///
+/// # Errors
+/// When `terminal` is none.
+pub fn resize_terminal(terminal: impl AsFd, columns: u16, rows: u16) -> Result<(), SandboxError> {
+    let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(terminal, size).whilst(|| format!("resizing a terminal to {columns}x{rows}"))
+}
+
+/// The exec process: what the binary runs for its hidden subcommand. Talks to the worker over standard input. Must be
+/// called before the process makes any thread.
+pub fn exec_main() -> ! {
+    let channel = match begin_process() {
+        Ok(channel) => channel,
+        Err(error) => {
+            tracing::error!(%error, "the exec process cannot begin");
+            std::process::exit(1)
+        }
+    };
+    let answer = match run(&channel) {
+        Ok(()) => FromSetup::Started,
+        Err(error) => FromSetup::Failed(error),
+    };
+    // Only a worker that has gone does not take it: the program then loses its reader and nobody else.
+    let taken = channel.send(&answer, &[]);
+    std::process::exit(i32::from(taken.is_err()))
+}
+
+fn run(channel: &Channel) -> Result<(), SetupError> {
+    let lost = || SetupError::Protocol { what: "the worker sent no order".to_owned() };
+    let message = channel.receive::<()>(None).doing(|| "reading the order".to_owned())?.ok_or_else(lost)?;
+    let mut descriptors = message.descriptors.into_iter();
+    let order: Order = from_file(descriptors.next().ok_or_else(lost)?).doing(|| "reading the order".to_owned())?;
+    let init = descriptors.next().ok_or_else(lost)?;
+    let mut groups = Entrances::open(&order.app_procs)?;
+
+    let stdio = match order.terminal {
+        Some(_) => None,
+        None => {
+            let mut stdio: [OwnedFd; 3] = descriptors.collect::<Vec<_>>().try_into().map_err(|_| lost())?;
+            give_stdio(&mut stdio, order.base.unwrap_or(0) + order.program.user.uid)?;
+            Some(stdio)
+        }
+    };
+    enter_sandbox(&init, order.base.is_some())?;
+    drop(init);
+    let (stdio, terminal) = match (stdio, order.terminal) {
+        (Some(stdio), _) => (stdio, None),
+        (None, Some((columns, rows))) => {
+            let (master, slave) = open_terminal(columns, rows, order.program.user.uid)?;
+            let copy = || slave.try_clone().doing(|| "copying the terminal".to_owned());
+            ([copy()?, copy()?, slave], Some(master))
+        }
+        (None, None) => return Err(lost()),
+    };
+    let report = Report::new()?;
+    let forked = fork(UnshareFlags::empty(), ChildOf::Parent).doing(|| "making the process".to_owned())?;
+    let Forked::Parent { pid, pidfd } = forked else {
+        drop((report.reader, terminal.as_ref()));
+        let error = become_it(&order, &stdio, &mut groups);
+        fail(report.writer, &error)
+    };
+    drop((report.writer, stdio));
+    let mut files = vec![pidfd.as_fd()];
+    files.extend(terminal.as_ref().map(AsFd::as_fd));
+    let made = FromSetup::Made { pid: pid.as_raw_nonzero().get() };
+    channel.send(&made, &files).doing(|| "telling the worker".to_owned())?;
+    outcome(report.reader)
+}
+
+fn enter_sandbox(init: &OwnedFd, user: bool) -> Result<(), SetupError> {
+    std::fs::write("/proc/self/oom_score_adj", "0").doing(|| "setting oom_score_adj".to_owned())?;
+    let mut kinds = ThreadNameSpaceType::MOUNT
+        | ThreadNameSpaceType::CONTROL_GROUP
+        | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
+        | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION
+        | ThreadNameSpaceType::PROCESS_ID
+        | ThreadNameSpaceType::NETWORK;
+    kinds.set(ThreadNameSpaceType::USER, user);
+    move_into_thread_name_spaces(init.as_fd(), kinds).doing(|| "entering the sandbox".to_owned())?;
+    if user { become_root() } else { crate::confine::hide_memory() }
+}
+
+/// A new terminal of the sandbox: the worker's side and the program's.
+fn open_terminal(columns: u16, rows: u16, owner: u32) -> Result<(OwnedFd, OwnedFd), SetupError> {
+    let path = "/dev/pts/ptmx";
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let master = rustix::fs::open(path, flags, Mode::empty()).doing(|| format!("opening {path}"))?;
+    // The app's root may have put something else there; the worker must not be given that.
+    let stat = rustix::fs::fstat(&master).doing(|| format!("examining {path}"))?;
+    let file_system = rustix::fs::fstatfs(&master).doing(|| format!("examining {path}"))?;
+    if stat.st_rdev != makedev(5, 2) || file_system.f_type as u64 != DEVPTS_MAGIC {
+        return Err(SetupError::Target { path: path.to_owned(), found: "not the terminals' own".to_owned() });
+    }
+    rustix::fs::fcntl_setfl(&master, OFlags::RDWR).doing(|| format!("preparing {path}"))?;
+    unlockpt(&master).doing(|| "unlocking a terminal".to_owned())?;
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let slave = ioctl_tiocgptpeer(&master, flags).doing(|| "opening a terminal".to_owned())?;
+    rustix::fs::fchown(&slave, Some(Uid::from_raw(owner)), None).doing(|| "giving the terminal away".to_owned())?;
+    let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(&master, size).doing(|| "sizing the terminal".to_owned())?;
+    Ok((master, slave))
+}
+
+const DEVPTS_MAGIC: u64 = 0x1cd1;
+
+fn become_it(order: &Order, stdio: &[OwnedFd; 3], groups: &mut Entrances) -> SetupError {
+    let prepared = (|| {
+        groups.enter()?;
+        rustix::process::setsid().doing(|| "making a session".to_owned())?;
+        take_stdio(stdio)?;
+        if order.terminal.is_some() {
+            rustix::process::ioctl_tiocsctty(&stdio[0]).doing(|| "taking the terminal".to_owned())?;
+        }
+        rustix::process::chdir(&order.program.cwd).map_err(|error| SetupError::WorkingDirectory {
+            path: order.program.cwd.display().to_string(),
+            errno: error.raw_os_error(),
+        })?;
+        confine(&order.confinement, &order.program.user)
+    })();
+    match prepared {
+        Ok(()) => {
+            let environment = order.program.environment(&order.hostname, order.terminal.is_some());
+            become_program(&order.program.command, &environment)
+        }
+        Err(error) => error,
+    }
+}

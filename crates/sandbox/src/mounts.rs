@@ -1,0 +1,204 @@
+//! Making mounts by descriptor: file systems, clones of what is mounted, mount points inside a root that is not trusted.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_string,
+    fsmount, fsopen, move_mount, open_tree,
+};
+use torpor_linux::mount::{MountChange, change_mount};
+
+use crate::error::{Doing, SetupError};
+
+/// Symbolic links that end in nothing are followed so often when a mount point is made.
+const LINKS: u32 = 16;
+/// Longest explanation taken from the kernel, in bytes.
+const LOG_BYTES: usize = 512;
+
+/// No set-user-id, no devices, no execution: for file systems that hold the kernel's files.
+pub(crate) const PLAIN: MountAttrFlags =
+    MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV).union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
+
+/// A new file system, mounted nowhere yet.
+pub(crate) fn new_file_system(
+    kind: &str,
+    options: &[(&str, &str)],
+    attributes: MountAttrFlags,
+) -> Result<OwnedFd, SetupError> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).doing(|| format!("opening file system type {kind}"))?;
+    for (key, value) in [("source", kind)].iter().chain(options) {
+        let set = fsconfig_set_string(context.as_fd(), *key, *value);
+        set.map_err(|error| explain(&context, error, format!("setting {key}={value} of {kind}")))?;
+    }
+    let made = fsconfig_create(context.as_fd());
+    made.map_err(|error| explain(&context, error, format!("making a file system of type {kind}")))?;
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).doing(|| format!("mounting {kind}"))
+}
+
+/// Adds what the kernel has logged in the file system's context.
+fn explain(context: &OwnedFd, error: Errno, doing: String) -> SetupError {
+    let mut buffer = [0; LOG_BYTES];
+    let errno = error.raw_os_error();
+    match rustix::io::read(context, &mut buffer) {
+        Ok(length) if length > 0 => {
+            let log = String::from_utf8_lossy(&buffer[..length]).trim().to_owned();
+            SetupError::Kernel { doing, errno, log }
+        }
+        _ => SetupError::System { doing, errno },
+    }
+}
+
+/// A second mount of what is at `path` below `base`, mounted nowhere yet, without propagation.
+pub(crate) fn clone_mount(base: BorrowedFd<'_>, path: &Path, recursive: bool) -> Result<OwnedFd, SetupError> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    flags.set(OpenTreeFlags::AT_RECURSIVE, recursive);
+    flags.set(OpenTreeFlags::AT_EMPTY_PATH, path.as_os_str().is_empty());
+    let clone = open_tree(base, path, flags).doing(|| format!("opening {}", path.display()))?;
+    let private = MountChange { private: true, recursive, ..MountChange::default() };
+    change_mount(&clone, private).doing(|| format!("making the mount of {} private", path.display()))?;
+    Ok(clone)
+}
+
+/// The same of a path of the machine.
+pub(crate) fn clone_host(path: &Path, recursive: bool) -> Result<OwnedFd, SetupError> {
+    clone_mount(CWD, path, recursive)
+}
+
+/// Shows a clone's files with the owners that they have inside the user namespace `ids`.
+pub(crate) fn map_ids(mount: &OwnedFd, ids: BorrowedFd<'_>, recursive: bool, path: &Path) -> Result<(), SetupError> {
+    let change = MountChange { ids: Some(ids), recursive, ..MountChange::default() };
+    change_mount(mount, change).map_err(|error| match error.raw_os_error() {
+        Some(libc::EINVAL) => SetupError::NoIdMapping { path: path.display().to_string() },
+        errno => SetupError::System {
+            doing: format!("mapping the ids of {}", path.display()),
+            errno: errno.unwrap_or(libc::EIO),
+        },
+    })
+}
+
+/// Puts a mount where `target`, a descriptor, is.
+pub(crate) fn attach(mount: &OwnedFd, target: BorrowedFd<'_>, what: &str) -> Result<(), SetupError> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(mount, "", target, "", flags).doing(|| format!("mounting {what}"))
+}
+
+/// What a mount point must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A directory.
+    Directory,
+    /// A regular file, or anything else that is none.
+    File,
+}
+
+/// A root directory whose content is not trusted: symbolic links in it are resolved inside it.
+#[derive(Debug)]
+pub(crate) struct Root {
+    /// The root directory.
+    directory: OwnedFd,
+    /// Owner of what is made in it, as the machine numbers it.
+    owner: (Uid, Gid),
+}
+
+impl Root {
+    /// The root `directory`; what is made in it belongs to `owner_id`.
+    pub(crate) fn new(directory: OwnedFd, owner_id: u32) -> Self {
+        Self { directory, owner: (Uid::from_raw(owner_id), Gid::from_raw(owner_id)) }
+    }
+
+    /// The root itself.
+    pub(crate) fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    fn open(&self, path: &Path) -> Result<OwnedFd, Errno> {
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        rustix::fs::openat2(&self.directory, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
+    }
+
+    /// What is at `path`, for mounting over it; none if nothing is there.
+    pub(crate) fn existing(&self, path: &str) -> Result<Option<OwnedFd>, SetupError> {
+        match self.open(Path::new(path)) {
+            Ok(found) => Ok(Some(found)),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(error) => Err(error).doing(|| format!("opening `{path}` in the app's files")),
+        }
+    }
+
+    /// A directory in the root directory, made if missing, that must not be a symbolic link: `/proc` and its like.
+    pub(crate) fn system_directory(&self, name: &str) -> Result<OwnedFd, SetupError> {
+        self.make(self.directory.as_fd(), OsStr::new(name), Kind::Directory)
+            .doing(|| format!("making `/{name}` in the app's files"))?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.directory, name, flags, Mode::empty())
+            .map_err(|_| SetupError::Target { path: format!("/{name}"), found: "not a directory".to_owned() })
+    }
+
+    /// The mount point at `path`, made with its parents where missing. Refuses places inside `/proc` and `/sys`.
+    pub(crate) fn mount_point(&self, path: &Path, kind: Kind) -> Result<OwnedFd, SetupError> {
+        let target =
+            self.make_path(path, kind, LINKS).doing(|| format!("making `{}` in the app's files", path.display()))?;
+        let refuse =
+            |found: &str| Err(SetupError::Target { path: path.display().to_string(), found: found.to_owned() });
+        let file_system = rustix::fs::fstatfs(&target).doing(|| format!("examining `{}`", path.display()))?;
+        if matches!(file_system.f_type as u64, PROC_MAGIC | SYSFS_MAGIC) {
+            return refuse("inside /proc or /sys");
+        }
+        let stat = rustix::fs::fstat(&target).doing(|| format!("examining `{}`", path.display()))?;
+        match (FileType::from_raw_mode(stat.st_mode), kind) {
+            (FileType::Directory, Kind::File) => refuse("a directory, and what is mounted is a file"),
+            (FileType::Directory, Kind::Directory) => Ok(target),
+            (_, Kind::Directory) => refuse("a file, and what is mounted is a directory"),
+            (_, Kind::File) => Ok(target),
+        }
+    }
+
+    fn make_path(&self, path: &Path, kind: Kind, links: u32) -> Result<OwnedFd, Errno> {
+        match self.open(path) {
+            Err(Errno::NOENT) => {}
+            other => return other,
+        }
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Err(Errno::NOENT) };
+        let directory = self.make_path(parent, Kind::Directory, links)?;
+        match rustix::fs::readlinkat(&directory, name, Vec::new()) {
+            // A symbolic link whose target is missing: make the target.
+            Ok(link) if links > 0 => {
+                let link = PathBuf::from(OsStr::from_bytes(link.to_bytes()));
+                let target = if link.is_absolute() { link } else { parent.join(link) };
+                return self.make_path(&target, kind, links - 1);
+            }
+            Ok(_) => return Err(Errno::LOOP),
+            Err(Errno::NOENT | Errno::INVAL) => {}
+            Err(error) => return Err(error),
+        }
+        self.make(directory.as_fd(), name, kind)?;
+        self.open(path)
+    }
+
+    /// Makes a directory (0755) or an empty file (0644) unless something of the name is there.
+    fn make(&self, directory: BorrowedFd<'_>, name: &OsStr, kind: Kind) -> Result<(), Errno> {
+        let made = match kind {
+            Kind::Directory => rustix::fs::mkdirat(directory, name, Mode::from_raw_mode(0o755)),
+            Kind::File => {
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(0o644)).map(drop)
+            }
+        };
+        match made {
+            Ok(()) => {
+                let (user, group) = self.owner;
+                rustix::fs::chownat(directory, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)
+            }
+            Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+const PROC_MAGIC: u64 = 0x9fa0;
+const SYSFS_MAGIC: u64 = 0x6265_6572;

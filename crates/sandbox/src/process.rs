@@ -1,0 +1,122 @@
+//! Processes by pid and start time, and how they end.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use procfs::process::Process;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, WaitIdStatus, pidfd_open};
+use serde::{Deserialize, Serialize};
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExitStatus {
+    /// By itself, with this status.
+    Exited(i32),
+    /// By this signal.
+    Signaled(i32),
+    /// Nobody could tell: its init was killed, too.
+    Unknown,
+}
+
+impl ExitStatus {
+    /// From the number that `wait(2)` gives.
+    pub(crate) fn from_wait(status: i32) -> Self {
+        match status & 0x7f {
+            0 => Self::Exited((status >> 8) & 0xff),
+            signal => Self::Signaled(signal),
+        }
+    }
+
+    /// From what `waitid(2)` gives for an ended process.
+    pub(crate) fn from_waitid(status: &WaitIdStatus) -> Self {
+        match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => Self::Exited(code),
+            (None, Some(signal)) => Self::Signaled(signal),
+            (None, None) => Self::Unknown,
+        }
+    }
+
+    /// As a shell reports it: 128 + signal; 255 if nobody could tell.
+    pub fn shell(self) -> i32 {
+        match self {
+            Self::Exited(code) => code,
+            Self::Signaled(signal) => 128 + signal,
+            Self::Unknown => 255,
+        }
+    }
+}
+
+/// A process that cannot be taken for another one that got its pid later, not even after a reboot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// As the worker's pid namespace numbers it.
+    pub pid: i32,
+    /// When it started, in clock ticks since boot (`/proc/PID/stat`).
+    pub start_ticks: u64,
+    /// Which boot (`/proc/sys/kernel/random/boot_id`).
+    pub boot: String,
+}
+
+fn boot() -> std::io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+impl Identity {
+    /// Of a process that is alive and cannot be reaped meanwhile; none if it is not there.
+    pub(crate) fn of(pid: i32) -> std::io::Result<Option<Self>> {
+        let Ok(stat) = Process::new(pid).and_then(|process| process.stat()) else { return Ok(None) };
+        Ok(Some(Self { pid, start_ticks: stat.starttime, boot: boot()? }))
+    }
+
+    /// A descriptor for exactly this process; none if it is gone.
+    pub(crate) fn open(&self) -> std::io::Result<Option<OwnedFd>> {
+        let Some(pid) = Pid::from_raw(self.pid) else { return Ok(None) };
+        // First the descriptor, then the check: whatever has the pid later has another start time.
+        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+            Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => return Ok(None),
+            other => other?,
+        };
+        Ok((Self::of(self.pid)?.as_ref() == Some(self)).then_some(pidfd))
+    }
+}
+
+/// Waits until the process of a pidfd has ended; false after `within`. None waits without end.
+pub(crate) fn wait_for_end(pidfd: &OwnedFd, within: Option<Duration>) -> std::io::Result<bool> {
+    let started = Instant::now();
+    loop {
+        let timeout = within.map(|within| {
+            let left = within.saturating_sub(started.elapsed());
+            Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() }
+        });
+        match poll(&mut [PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)], timeout.as_ref()) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recycled_pid_is_not_taken() {
+        let own = Identity::of(std::process::id().cast_signed()).unwrap().unwrap();
+        assert!(own.open().unwrap().is_some());
+        assert!(Identity { start_ticks: own.start_ticks + 1, ..own.clone() }.open().unwrap().is_none());
+        assert!(
+            Identity { pid: own.pid, start_ticks: own.start_ticks, boot: "another".into() }.open().unwrap().is_none()
+        );
+        assert!(Identity { pid: 0, ..own }.open().unwrap().is_none());
+    }
+
+    #[test]
+    fn wait_statuses() {
+        assert_eq!(ExitStatus::from_wait(7 << 8), ExitStatus::Exited(7));
+        assert_eq!(ExitStatus::from_wait(9), ExitStatus::Signaled(9));
+        assert_eq!(ExitStatus::from_wait(11 | 0x80), ExitStatus::Signaled(11));
+        assert_eq!(ExitStatus::Signaled(9).shell(), 137);
+    }
+}

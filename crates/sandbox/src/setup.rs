@@ -1,0 +1,342 @@
+//! The set-up process: a fresh, single-threaded copy of this program that makes a sandbox and ends.
+//!
+//! ```text
+//! worker ──spec, stdio──▶ set-up ─┬─ holder   made for its namespaces (user, net, ipc, uts); ends at once
+//!        ◀─Ready, pidfds─         └─ first    pid 1: builds the root, enters the user namespace, becomes init
+//!        ──Go──────────▶              └─ app  gives up privileges, waits for Go, becomes the program
+//!        ◀─Started or Failed─
+//! ```
+//!
+//! `first` reports on one pipe, `app` on another; both close on exec, so their end without a word is success. If the
+//! worker goes away before `Started`, or anything fails, the set-up process kills `first`, and the kernel everything
+//! below it. If the set-up process is killed, `first` is killed with it while it builds (parent-death signal), and `app`
+//! sees the end of the pipe on which it waits. In every case the namespaces end with their processes, and with them all
+//! mounts; directories and cgroups are the worker's to remove.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::fs::{FileType, Gid, Mode, OFlags, Uid};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_open, set_parent_process_death_signal, waitid};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use serde::{Deserialize, Serialize};
+use torpor_linux::spawn::{ChildOf, Forked, close_on_exec_from, fork, unshare};
+
+use crate::capabilities::Capabilities;
+use crate::channel::{Channel, from_file};
+use crate::confine::{Confinement, hide_memory};
+use crate::error::{Doing, SetupError};
+use crate::first;
+use crate::mounts::{clone_host, map_ids};
+use crate::spec::{ID_COUNT, IdRange, SandboxSpec};
+
+/// The first message to the set-up process; with it come [`Files`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Begin {
+    /// Where a process's id is written to put it into the app's cgroups.
+    pub(crate) app_procs: Vec<PathBuf>,
+    /// Where to put it into the support group.
+    pub(crate) support_procs: Vec<PathBuf>,
+    /// The app's own group in v2.
+    pub(crate) core: PathBuf,
+    /// What the app sees of its groups.
+    pub(crate) visible: Vec<(String, PathBuf)>,
+}
+
+/// What a set-up process is asked to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// Make a sandbox.
+    SetUp(Begin),
+    /// Try whether a directory can be seen with other owners; `Started` if so.
+    TryIdMapping(PathBuf),
+}
+
+/// What the worker says to its set-up process later.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) enum ToSetup {
+    /// Let the program start.
+    Go,
+}
+
+/// What the set-up process says to the worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum FromSetup {
+    /// The app waits to become its program. Comes with pidfds of init and of the app.
+    Ready {
+        /// Init, as the set-up process's pid namespace numbers it.
+        init: i32,
+        /// The app's initial process.
+        initial: i32,
+    },
+    /// `exec` has made its process, a child of the worker. Comes with its pidfd and, if asked for, its terminal.
+    Made {
+        /// As the worker's pid namespace numbers it.
+        pid: i32,
+    },
+    /// The program runs.
+    Started,
+    /// It does not, and all processes are gone.
+    Failed(SetupError),
+}
+
+/// The descriptors that come with [`Begin`], in this order.
+#[derive(Debug)]
+pub(crate) struct Files {
+    pub(crate) spec: OwnedFd,
+    pub(crate) stdio: [OwnedFd; 3],
+    pub(crate) status: OwnedFd,
+    pub(crate) init: OwnedFd,
+}
+
+impl Files {
+    fn new(descriptors: Vec<OwnedFd>) -> Option<Self> {
+        let [spec, stdin, stdout, stderr, status, init]: [OwnedFd; 6] = descriptors.try_into().ok()?;
+        Some(Self { spec, stdio: [stdin, stdout, stderr], status, init })
+    }
+}
+
+/// The namespaces that exist before the first process of the sandbox does.
+#[derive(Debug)]
+pub(crate) struct Namespaces {
+    /// None: the machine's.
+    pub(crate) user: Option<OwnedFd>,
+    pub(crate) net: OwnedFd,
+    pub(crate) ipc: OwnedFd,
+    pub(crate) uts: OwnedFd,
+}
+
+/// A pipe whose reader learns how its writer fared: an error in JSON, or its end without a word.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) reader: OwnedFd,
+    pub(crate) writer: OwnedFd,
+}
+
+impl Report {
+    pub(crate) fn new() -> Result<Self, SetupError> {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).doing(|| "making a pipe".to_owned())?;
+        Ok(Self { reader, writer })
+    }
+}
+
+/// Says `error` on a report pipe and ends the process.
+pub(crate) fn fail(writer: OwnedFd, error: &SetupError) -> ! {
+    // If nobody reads, nobody wants to know; the status says that it failed.
+    if let Ok(text) = serde_json::to_vec(error) {
+        let _unread = File::from(writer).write_all(&text);
+    }
+    exit(1)
+}
+
+/// Ends a forked process. Nothing is registered to run at its end: the set-up process writes no output.
+pub(crate) fn exit(status: i32) -> ! {
+    std::process::exit(status)
+}
+
+/// Reads a report pipe to its end.
+pub(crate) fn outcome(reader: OwnedFd) -> Result<(), SetupError> {
+    let mut text = Vec::new();
+    File::from(reader).read_to_end(&mut text).doing(|| "reading a report".to_owned())?;
+    if text.is_empty() {
+        return Ok(());
+    }
+    Err(serde_json::from_slice(&text).unwrap_or_else(|_| SetupError::Protocol {
+        what: format!("a report of {} bytes that is no error", text.len()),
+    }))
+}
+
+/// Writes this process's or another's id into `cgroup.procs` files.
+pub(crate) fn enter_cgroups(files: &[PathBuf], pid: i32) -> Result<(), SetupError> {
+    files.iter().try_for_each(|path| {
+        File::options()
+            .write(true)
+            .open(path)
+            .and_then(|mut file| file.write_all(pid.to_string().as_bytes()))
+            .doing(|| format!("entering the cgroup of {}", path.display()))
+    })
+}
+
+/// What a process of its own does at the very start: no memory to look at, no descriptor to leak.
+pub(crate) fn begin_process() -> Result<Channel, SetupError> {
+    hide_memory()?;
+    close_on_exec_from(3).doing(|| "closing inherited descriptors".to_owned())?;
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    Channel::from_standard_input().doing(|| "taking the channel to the worker".to_owned())
+}
+
+/// The set-up process of a sandbox: what the binary runs for its hidden subcommand. Talks to the worker over standard
+/// input. Must be called before the process makes any thread.
+pub fn setup_main() -> ! {
+    let channel = match begin_process() {
+        Ok(channel) => channel,
+        Err(error) => {
+            tracing::error!(%error, "the set-up process cannot begin");
+            std::process::exit(1)
+        }
+    };
+    let answer = match set_up(&channel) {
+        Ok(()) => FromSetup::Started,
+        Err(error) => FromSetup::Failed(error),
+    };
+    // Only a worker that has gone does not take it, and then everything has been undone already.
+    let taken = channel.send(&answer, &[]);
+    std::process::exit(i32::from(taken.is_err()))
+}
+
+fn set_up(channel: &Channel) -> Result<(), SetupError> {
+    let lost = |what: &str| SetupError::Protocol { what: what.to_owned() };
+    let message = channel.receive::<Request>(None).doing(|| "reading what to make".to_owned())?;
+    let message = message.ok_or_else(|| lost("the worker said nothing"))?;
+    let begin = match message.body {
+        Request::SetUp(begin) => begin,
+        Request::TryIdMapping(directory) => return try_id_mapping(&directory),
+    };
+    let mut files = Files::new(message.descriptors).ok_or_else(|| lost("the worker sent other descriptors"))?;
+    let spec_file = files.spec.as_fd().try_clone_to_owned().doing(|| "taking the spec".to_owned())?;
+    let spec: SandboxSpec = from_file(spec_file).doing(|| "reading the spec".to_owned())?;
+    enter_cgroups(&begin.support_procs, 0)?;
+    give_stdio(&mut files.stdio, spec.ids.map_or(0, |ids| ids.base) + spec.program.user.uid)?;
+
+    let namespaces = make_namespaces(spec.ids)?;
+    let capabilities =
+        Capabilities::resolve(&spec.security).map_err(|error| SetupError::Protocol { what: error.to_string() })?;
+    let confinement =
+        Confinement { capabilities, seccomp: spec.security.seccomp, no_new_privs: spec.security.no_new_privs };
+    let plan = first::Plan { spec: &spec, begin: &begin, files: &files, namespaces: &namespaces, confinement };
+    let (ends, child_ends) = first::pipes()?;
+    let forked = fork(UnshareFlags::NEWPID | UnshareFlags::NEWNS, ChildOf::Caller);
+    let Forked::Parent { pid, pidfd } = forked.doing(|| "making the first process".to_owned())? else {
+        drop(ends);
+        first::run(&plan, child_ends);
+    };
+    drop(child_ends);
+    let started = await_start(channel, &begin, pid, pidfd.as_fd(), ends);
+    if started.is_err() {
+        end(pid, &pidfd)?;
+    }
+    started
+}
+
+/// Sees `directory` with other owners, for a moment, mounted nowhere.
+fn try_id_mapping(directory: &std::path::Path) -> Result<(), SetupError> {
+    let namespaces = make_namespaces(Some(IdRange { base: ID_COUNT }))?;
+    let clone = clone_host(directory, false)?;
+    namespaces.user.map_or(Ok(()), |user| map_ids(&clone, user.as_fd(), false, directory))
+}
+
+/// From a living first process to a running program.
+fn await_start(
+    channel: &Channel,
+    begin: &Begin,
+    init: Pid,
+    pidfd: BorrowedFd<'_>,
+    ends: first::ParentEnds,
+) -> Result<(), SetupError> {
+    // First becomes init: its pipe ends without a word. An app that failed has a better reason than init, though.
+    outcome(ends.first)?;
+    let mut ready = [0];
+    let read = rustix::io::read(&ends.app_ready, &mut ready).doing(|| "waiting for the app".to_owned())?;
+    if read == 0 {
+        outcome(ends.app)?;
+        return Err(SetupError::Protocol { what: "the app's process died before it was ready".to_owned() });
+    }
+    let initial = only_process(&begin.core)?;
+    let app = pidfd_open(initial, rustix::process::PidfdFlags::empty()).doing(|| "opening the app".to_owned())?;
+    let ready = FromSetup::Ready { init: init.as_raw_nonzero().get(), initial: initial.as_raw_nonzero().get() };
+    channel.send(&ready, &[pidfd, app.as_fd()]).doing(|| "telling the worker".to_owned())?;
+    let go = channel.receive::<ToSetup>(None).doing(|| "waiting for the worker".to_owned())?;
+    if go.is_none() {
+        return Err(SetupError::Protocol { what: "the worker went away before the start".to_owned() });
+    }
+    rustix::io::write(&ends.go, b"!").doing(|| "letting the app go".to_owned())?;
+    outcome(ends.app)
+}
+
+/// The app's process as this process's pid namespace numbers it: the only one in its cgroup.
+fn only_process(core: &std::path::Path) -> Result<Pid, SetupError> {
+    let path = core.join("cgroup.procs");
+    let text = std::fs::read_to_string(&path).doing(|| format!("reading {}", path.display()))?;
+    let mut pids = text.lines().map(|line| line.parse().ok().and_then(Pid::from_raw));
+    match (pids.next(), pids.next()) {
+        (Some(Some(pid)), None) => Ok(pid),
+        _ => {
+            Err(SetupError::Protocol { what: format!("{} has not one process but `{}`", path.display(), text.trim()) })
+        }
+    }
+}
+
+/// Kills the first process, and with it its pid namespace, and waits for its end.
+fn end(pid: Pid, pidfd: &OwnedFd) -> Result<(), SetupError> {
+    match rustix::process::pidfd_send_signal(pidfd, Signal::KILL) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+        Err(error) => return Err(error).doing(|| format!("killing process {}", pid.as_raw_nonzero())),
+    }
+    waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED)
+        .doing(|| format!("waiting for process {}", pid.as_raw_nonzero()))
+        .map(drop)
+}
+
+/// Gives pipes to the app's user, so that it can open `/dev/stdout` again.
+pub(crate) fn give_stdio(stdio: &mut [OwnedFd; 3], owner: u32) -> Result<(), SetupError> {
+    for file in stdio {
+        let stat = rustix::fs::fstat(&*file).doing(|| "examining standard input and output".to_owned())?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Fifo {
+            rustix::fs::fchown(&*file, Some(Uid::from_raw(owner)), None::<Gid>)
+                .doing(|| "giving standard input and output to the app".to_owned())?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the user namespace and those that it must own, by a process that ends at once.
+fn make_namespaces(ids: Option<IdRange>) -> Result<Namespaces, SetupError> {
+    let mut kinds = UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
+    kinds.set(UnshareFlags::NEWUSER, ids.is_some());
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).doing(|| "making a pipe".to_owned())?;
+    let forked = fork(kinds, ChildOf::Caller).doing(|| format!("making namespaces {kinds:?}"))?;
+    let Forked::Parent { pid, pidfd } = forked else {
+        // Waits until its parent has what it wants, or is gone.
+        drop(writer);
+        let _end_of_file = rustix::io::read(&reader, &mut [0]);
+        exit(0);
+    };
+    drop(reader);
+    let process = pid.as_raw_nonzero();
+    let open = |name: &str| {
+        let path = format!("/proc/{process}/ns/{name}");
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        rustix::fs::open(&path, flags, Mode::empty()).doing(|| format!("opening {path}"))
+    };
+    let made = (|| {
+        if let Some(ids) = ids {
+            for name in ["uid_map", "gid_map"] {
+                let path = format!("/proc/{process}/{name}");
+                std::fs::write(&path, format!("0 {} {ID_COUNT}\n", ids.base)).doing(|| format!("writing {path}"))?;
+            }
+        }
+        let user = ids.map(|_| open("user")).transpose()?;
+        Ok(Namespaces { user, net: open("net")?, ipc: open("ipc")?, uts: open("uts")? })
+    })();
+    drop(writer);
+    end(pid, &pidfd)?;
+    made
+}
+
+/// Enters a namespace made before.
+pub(crate) fn enter(namespace: &OwnedFd, kind: LinkNameSpaceType, name: &str) -> Result<(), SetupError> {
+    move_into_link_name_space(namespace.as_fd(), Some(kind)).doing(|| format!("entering the {name} namespace"))
+}
+
+/// Makes the calling process die with its parent.
+pub(crate) fn die_with_parent() -> Result<(), SetupError> {
+    set_parent_process_death_signal(Some(Signal::KILL)).doing(|| "setting the parent-death signal".to_owned())
+}
+
+/// New namespaces for the calling process.
+pub(crate) fn leave(kinds: UnshareFlags) -> Result<(), SetupError> {
+    unshare(kinds).doing(|| format!("making namespaces {kinds:?}"))
+}

@@ -1,0 +1,157 @@
+//! The command against a real hub with a worker in memory: what users read, and the exit codes.
+
+#[path = "../../hub/tests/fake/mod.rs"]
+mod fake;
+
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use fake::{FakeWorker, Running};
+use tokio::io::AsyncWriteExt;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_torpor");
+
+async fn torpor(socket: &Path, args: &[&str], input: Option<&[u8]>) -> Output {
+    let mut command = tokio::process::Command::new(PROGRAM);
+    command.args(args).env_clear().env("TORPOR_SOCKET", socket).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() }).kill_on_drop(true);
+    let mut child = command.spawn().unwrap();
+    if let Some(input) = input {
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(input).await.unwrap();
+    }
+    child.wait_with_output().await.unwrap()
+}
+
+/// Runs a command that must end with `code`; gives standard output and standard error.
+async fn expect(running: &Running, args: &[&str], code: i32) -> (String, String) {
+    let output = torpor(&running.socket, args, None).await;
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let (out, err) = (text(output.stdout), text(output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {out}{err}");
+    (out, err)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_day_with_torpor() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    let run = ["run", "--name", "web", "-p", "8080:80", "tar:/srv/app.tar", "--", "/bin/server", "-x"];
+    assert_eq!(expect(&running, &run, 0).await.0, "web is running, on *:8080->80/tcp\n");
+    assert_eq!(running.worker.apps()[0].record.spec.command, ["/bin/server", "-x"]);
+    let (_, err) = expect(&running, &run, 4).await;
+    assert!(err.contains("already an app `web`") && err.contains("torpor rm web"), "{err}");
+
+    let (out, _) = expect(&running, &["ps"], 0).await;
+    assert!(out.lines().nth(1).unwrap().starts_with("web   running"), "{out}");
+    let (out, _) = expect(&running, &["ps", "--json"], 0).await;
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&out).unwrap()[0]["name"], "web");
+    assert_eq!(expect(&running, &["sleep", "web"], 0).await.0, "web is dozing, on *:8080->80/tcp\n");
+    expect(&running, &["wake", "web"], 0).await;
+    expect(&running, &["pin", "web"], 0).await;
+    expect(&running, &["unpin", "web"], 0).await;
+    for command in ["inspect", "explain", "stats"] {
+        assert!(expect(&running, &[command, "web"], 0).await.0.contains("web"), "{command}");
+        let (out, _) = expect(&running, &[command, "--json", "web"], 0).await;
+        serde_json::from_str::<serde_json::Value>(&out).unwrap();
+    }
+    let (out, err) = expect(&running, &["logs", "-n", "2", "web"], 0).await;
+    assert_eq!((out.as_str(), err.as_str()), ("line 8\n", "line 9\n"));
+    let (out, _) = expect(&running, &["events", "-n", "3", "--json"], 0).await;
+    assert_eq!(out.lines().count(), 3);
+    expect(&running, &["restart", "-t", "1s", "web"], 0).await;
+    let (_, err) = expect(&running, &["rm", "web"], 4).await;
+    assert!(err.contains("torpor stop web"), "{err}");
+    assert_eq!(expect(&running, &["stop", "web"], 0).await.0, "web is stopped\n");
+    expect(&running, &["start", "web"], 0).await;
+    let (out, err) = expect(&running, &["rm", "-f", "none", "web"], 3).await;
+    assert!(out.contains("web is removed") && err.contains("no app `none`"), "{out}{err}");
+    assert_eq!(
+        expect(&running, &["images", "load", "debian", "tar:/srv/d.tar"], 0).await.0,
+        "image debian is stored\n"
+    );
+    assert!(expect(&running, &["images"], 0).await.0.contains("debian"));
+    expect(&running, &["images", "rm", "debian"], 0).await;
+    expect(&running, &["images", "rm", "debian"], 3).await;
+    assert!(expect(&running, &["doctor"], 0).await.0.contains("degraded  freezer"));
+    assert!(expect(&running, &["version"], 0).await.0.contains("daemon "));
+    assert!(expect(&running, &["completion", "bash"], 0).await.0.contains("_torpor"));
+    expect(&running, &["down"], 0).await;
+    running.ended().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exec_passes_streams_and_status() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    expect(&running, &["run", "tar:/srv/web.tar"], 0).await;
+    expect(&running, &["exec", "web", "exit", "42"], 42).await;
+    assert_eq!(expect(&running, &["exec", "web", "--", "say", "-i"], 0).await, ("say -i".into(), "warned".into()));
+    let data = vec![7_u8; 300_000];
+    let output = torpor(&running.socket, &["exec", "-i", "web", "cat"], Some(&data)).await;
+    assert_eq!(output.status.code(), Some(0));
+    assert!(output.stdout == data, "{} bytes came back", output.stdout.len());
+    assert_eq!(expect(&running, &["exec", "web", "cat"], 0).await.0, "", "no input without -i");
+    let (_, err) = expect(&running, &["exec", "-t", "web", "size"], 2).await;
+    assert!(err.contains("terminal"), "{err}");
+    expect(&running, &["exec", "none", "ls"], 3).await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("api.sock");
+    let output = torpor(&socket, &["ps"], None).await;
+    assert_eq!(output.status.code(), Some(1));
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert!(err.contains("not running") && err.contains("torpor up"), "{err}");
+    assert!(output.stdout.is_empty());
+    let output = torpor(&socket, &["version"], None).await;
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(torpor(&socket, &["frobnicate"], None).await.status.code(), Some(2));
+    assert_eq!(torpor(&socket, &["completion", "zsh"], None).await.status.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_leaves_is_no_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    let shell = format!("{PROGRAM} completion bash | head -n 1; exit ${{PIPESTATUS[0]}}");
+    let output = tokio::process::Command::new("bash").args(["-c", &shell]).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    running.stop().await;
+}
+
+#[test]
+fn configurations_are_refused_before_anything_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("torpor.toml");
+    for (text, about) in [("dataa_dir = '/x'", "dataa_dir"), ("[api]\nlisten = '127.0.0.1:1'", "token_file")] {
+        std::fs::write(&file, text).unwrap();
+        let output = std::process::Command::new(PROGRAM).args(["up", "--config"]).arg(&file).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{err}");
+        assert!(err.contains(about), "{err}");
+    }
+    let output = std::process::Command::new(PROGRAM).args(["up", "--config", "/nonexistent"]).output().unwrap();
+    assert_ne!(output.status.code(), Some(0));
+}
+
+#[test]
+fn only_root_may_start_it() {
+    use std::os::unix::process::CommandExt;
+    assert!(rustix::process::geteuid().is_root(), "this test needs root to become someone else");
+    // Somewhere that user can reach the program.
+    let dir = tempfile::Builder::new().prefix("torpor-cli").tempdir_in("/tmp").unwrap();
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let copy = dir.path().join("torpor");
+    std::fs::copy(PROGRAM, &copy).unwrap();
+    for command in ["up", "down"] {
+        let output = std::process::Command::new(&copy).arg(command).uid(65_534).gid(65_534).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{err}");
+        assert!(err.contains("root"), "{err}");
+    }
+}

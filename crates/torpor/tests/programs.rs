@@ -1,0 +1,170 @@
+//! Real programs fall asleep by command and by idleness, idle and under load, and wake by their next packet where they
+//! stopped, with their connections open and the state in their memory.
+//!
+//! Needs root and the zoo (built at the first use). Each program has a daemon of its own, which is checked for leftovers.
+
+mod support;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use support::{
+    PATIENCE, Stats, Times, assert_memory_left, connect, doze, program, rounds, say, stats, step, told, wait_asleep,
+};
+use torpor_testkit::client::Session;
+use torpor_testkit::daemon::Daemon;
+use torpor_testkit::zoo::Program;
+
+/// Sleeps after a second by itself; only far timers wake it.
+const BY_ITSELF: &str = "[idle]\nafter = '1s'\nmin_awake = '100ms'\ntimers_over = '10m'";
+/// Sleeps on command only.
+const ON_COMMAND: &str = "[idle]\nsleep = false\ntimers_over = '10m'";
+
+/// Everything that a program of the zoo has to stand.
+fn sleeps_and_wakes(name: &str) {
+    let program = program(name);
+    let mut daemon = Daemon::start().unwrap();
+    let address = start(&mut daemon, &program, "commanded", ON_COMMAND);
+    let (before, asleep, times, again) = by_command(&daemon, &program, address);
+    let load = under_load(&daemon, &program, address);
+    daemon.ok(&["rm", "-f", "commanded"]).unwrap();
+    let address = start(&mut daemon, &program, "idle", BY_ITSELF);
+    let idle = by_idleness(&daemon, &program, address);
+    say(&format!(
+        "{name}: {} processes; private memory {} kB, asleep {} kB; woken {} times by a packet, answer in {} ({again} \
+         sleeps tried again); {load}; {idle}",
+        before.processes,
+        before.private_bytes >> 10,
+        asleep.private_bytes >> 10,
+        rounds(CYCLES.0, CYCLES.1),
+        times.words(),
+    ));
+}
+
+/// Sleeps and wakes by command: by default, and under `TORPOR_TEST_ALL=1`.
+const CYCLES: (u64, u64) = (20, 200);
+
+fn start(daemon: &mut Daemon, program: &Program, app: &str, tables: &str) -> SocketAddr {
+    let addresses = daemon.run_program(program, app, tables).unwrap();
+    let answers = torpor_testkit::wait::eventually_ok(&format!("{app} answers"), PATIENCE, || {
+        program.connect(addresses[0]).map(drop)
+    });
+    answers.unwrap_or_else(|error| panic!("{}: {error}\n{}\n{}", program.name, told(daemon, app), daemon.log()));
+    addresses[0]
+}
+
+/// Sleeps on command; each wake is by a packet on an old connection or by a new connection, in turn.
+fn by_command(daemon: &Daemon, program: &Program, address: SocketAddr) -> (Stats, Stats, Times, u32) {
+    const APP: &str = "commanded";
+    let mut open: Vec<Box<dyn Session>> = (0..3).map(|_| connect(daemon, program, APP, address)).collect();
+    let before = stats(daemon, APP);
+    assert_eq!((before.state.as_str(), before.sleeps), ("running", 0));
+    let mut last = before.clone();
+    let mut times = Times::default();
+    let mut again = 0;
+    for cycle in 1..=rounds(CYCLES.0, CYCLES.1) {
+        let awake = stats(daemon, APP);
+        again += doze(daemon, APP);
+        let asleep = stats(daemon, APP);
+        assert_eq!(asleep.state, "dozing", "nothing woke it but it does not doze: {}", told(daemon, APP));
+        assert_eq!((asleep.sleeps, asleep.wakes), (cycle, cycle - 1), "{}", told(daemon, APP));
+        assert_memory_left(program.name, &awake, &asleep);
+        assert!(asleep.image_bytes.is_some_and(|bytes| bytes > 0), "{asleep:?}");
+        let begin = Instant::now();
+        match (cycle % 4) as usize {
+            // In the place of an old one: every connection is used after sleeps in which it stayed silent.
+            0 => open[(cycle / 4 % 3) as usize] = connect(daemon, program, APP, address),
+            n => drop(step(daemon, APP, &mut *open[n - 1])),
+        }
+        times.add(begin.elapsed());
+        let woken = stats(daemon, APP);
+        assert_eq!((woken.state.as_str(), woken.wakes), ("running", cycle), "{}", told(daemon, APP));
+        last = asleep;
+    }
+    for session in &mut open {
+        step(daemon, APP, &mut **session);
+    }
+    (before, last, times, again)
+}
+
+/// Clients that burst and pause while the app is put to sleep all the time.
+fn under_load(daemon: &Daemon, program: &Program, address: SocketAddr) -> String {
+    const APP: &str = "commanded";
+    const CLIENTS: u64 = 3;
+    let (wanted_sleeps, wanted_tries) = (rounds(5, 50), rounds(20, 200));
+    let before = stats(daemon, APP);
+    let done = AtomicBool::new(false);
+    let steps = AtomicU64::new(0);
+    let outcome = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|client| {
+                let (done, steps) = (&done, &steps);
+                scope.spawn(move || {
+                    let mut session = program.connect(address)?;
+                    let mut random = support::Random::new(client + 1);
+                    while !done.load(Ordering::Relaxed) {
+                        for _ in 0..random.below(20) {
+                            session.step()?;
+                            steps.fetch_add(1, Ordering::Relaxed);
+                        }
+                        // The client's own pace, not a wait for anything.
+                        std::thread::sleep(Duration::from_micros(random.below(60_000)));
+                    }
+                    Ok::<_, torpor_testkit::Error>(())
+                })
+            })
+            .collect();
+        let begin = Instant::now();
+        let mut tries = 0;
+        let mut sleeps = 0;
+        while (tries < wanted_tries || sleeps < wanted_sleeps)
+            && begin.elapsed() < PATIENCE
+            && clients.iter().all(|client| !client.is_finished())
+        {
+            let _refused_while_it_works = daemon.cli(&["sleep", APP]).unwrap();
+            tries += 1;
+            sleeps = stats(daemon, APP).sleeps - before.sleeps;
+        }
+        done.store(true, Ordering::Relaxed);
+        for client in clients {
+            let ended = client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            ended.unwrap_or_else(|error| panic!("{}: {error}\n{}\n{}", program.name, told(daemon, APP), daemon.log()));
+        }
+        (tries, begin.elapsed())
+    });
+    let after = stats(daemon, APP);
+    let (sleeps, aborted) = (after.sleeps - before.sleeps, after.aborted_sleeps - before.aborted_sleeps);
+    let steps = steps.into_inner();
+    let (tries, took) = outcome;
+    assert!(sleeps >= wanted_sleeps, "only {sleeps} sleeps in {took:?} ({tries} tries): {}", told(daemon, APP));
+    assert!(steps > 0);
+    format!("under load {steps} checked requests, {sleeps} sleeps, {aborted} aborted")
+}
+
+/// Sleeps by itself after a second, wakes by a packet on the same connection.
+fn by_idleness(daemon: &Daemon, program: &Program, address: SocketAddr) -> String {
+    const APP: &str = "idle";
+    let times = rounds(3, 20);
+    let mut session = connect(daemon, program, APP, address);
+    for sleep in 1..=times {
+        wait_asleep(daemon, APP, sleep);
+        step(daemon, APP, &mut *session);
+        let woken = stats(daemon, APP);
+        assert!(woken.wakes >= sleep, "{woken:?}");
+    }
+    let end = stats(daemon, APP);
+    assert_eq!(end.sleeps, end.wakes, "each sleep was ended by our packet: {}", told(daemon, APP));
+    format!("{times} sleeps by idleness")
+}
+
+macro_rules! programs {
+    ($($name:ident),*) => {$(
+        #[test]
+        fn $name() {
+            sleeps_and_wakes(stringify!($name));
+        }
+    )*};
+}
+
+programs!(lighttpd, nginx, bind, postfix, redis, mariadb, postgres, node, python, go, java);

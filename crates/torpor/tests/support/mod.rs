@@ -1,0 +1,154 @@
+//! What the tests of real programs share: putting an app to sleep for sure, its numbers, and a line of account for each test.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use torpor_testkit::client::Session;
+use torpor_testkit::daemon::Daemon;
+use torpor_testkit::wait::{eventually, eventually_ok};
+use torpor_testkit::zoo::{Program, Zoo};
+
+/// How long anything may take that ought to take a moment.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The long version is asked for.
+pub fn all() -> bool {
+    std::env::var_os("TORPOR_TEST_ALL").is_some_and(|value| value == "1")
+}
+
+/// `short` by default, `long` under `TORPOR_TEST_ALL=1`.
+pub fn rounds(short: u64, long: u64) -> u64 {
+    if all() { long } else { short }
+}
+
+/// Says something past the harness's capture.
+pub fn say(line: &str) {
+    let line = format!("  {line}\n");
+    rustix::io::write(rustix::stdio::stderr(), line.as_bytes()).expect("standard error takes a line");
+}
+
+/// A program of the zoo.
+pub fn program(name: &str) -> Program {
+    static ZOO: OnceLock<Zoo> = OnceLock::new();
+    ZOO.get_or_init(|| Zoo::open().unwrap_or_else(|error| panic!("the zoo: {error}"))).program(name).clone()
+}
+
+/// `torpor --json stats`, as far as tests look at it.
+#[derive(Clone, Debug)]
+pub struct Stats {
+    pub state: String,
+    pub processes: u64,
+    pub private_bytes: u64,
+    pub shared_bytes: u64,
+    pub image_bytes: Option<u64>,
+    pub sleeps: u64,
+    pub aborted_sleeps: u64,
+    pub wakes: u64,
+}
+
+/// The app's numbers.
+pub fn stats(daemon: &Daemon, app: &str) -> Stats {
+    let json = daemon.json(&["stats", app]).unwrap();
+    let number = |key: &str| json[key].as_u64().unwrap_or_else(|| panic!("{key} is no number in {json}"));
+    Stats {
+        state: json["state"].as_str().unwrap_or_default().to_owned(),
+        processes: number("processes"),
+        private_bytes: number("private_bytes"),
+        shared_bytes: number("shared_bytes"),
+        image_bytes: json["image_bytes"].as_u64(),
+        sleeps: number("sleeps"),
+        aborted_sleeps: number("aborted_sleeps"),
+        wakes: number("wakes"),
+    }
+}
+
+/// Puts the app to sleep, trying again where it was at work; gives back how often it had to.
+pub fn doze(daemon: &Daemon, app: &str) -> u32 {
+    let mut tries = 0;
+    eventually_ok(&format!("{app} sleeps"), PATIENCE, || {
+        tries += 1;
+        daemon.ok(&["sleep", app])
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", told(daemon, app)));
+    tries - 1
+}
+
+/// What `explain` and the last events say, for failures.
+pub fn told(daemon: &Daemon, app: &str) -> String {
+    let explain = daemon.ok(&["explain", app]).unwrap_or_else(|error| error.to_string());
+    let events = daemon.ok(&["events", "-n", "12", "--app", app]).unwrap_or_else(|error| error.to_string());
+    let logs = daemon.ok(&["logs", "-n", "20", app]).unwrap_or_else(|error| error.to_string());
+    format!("explain: {explain}\nevents: {events}\nits output: {logs}")
+}
+
+/// Most private memory that may stay while dozing: a tenth of what there was, or this for each process.
+const KEPT_BYTES_PER_PROCESS: u64 = 200 << 10;
+
+/// Checks that the private memory has left.
+pub fn assert_memory_left(app: &str, before: &Stats, asleep: &Stats) {
+    assert_eq!(asleep.processes, before.processes, "{app} asleep has other processes");
+    let bound = (before.private_bytes / 10).max(KEPT_BYTES_PER_PROCESS * before.processes);
+    assert!(asleep.private_bytes <= bound, "{app} keeps more than {bound} bytes: {before:?}, asleep {asleep:?}");
+    assert!(asleep.private_bytes < before.private_bytes, "{app} gave nothing back: {before:?}, asleep {asleep:?}");
+}
+
+/// Times of one kind.
+#[derive(Debug, Default)]
+pub struct Times(Vec<Duration>);
+
+impl Times {
+    pub fn add(&mut self, time: Duration) {
+        self.0.push(time);
+    }
+
+    /// Median and longest, in words.
+    pub fn words(&self) -> String {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        let at = |n: usize| sorted.get(n).copied().unwrap_or_default().as_secs_f64() * 1e3;
+        format!("{:.1} ms median, {:.1} ms longest", at(sorted.len() / 2), at(sorted.len().saturating_sub(1)))
+    }
+}
+
+/// One checked step of a session, timed.
+pub fn step(daemon: &Daemon, app: &str, session: &mut dyn Session) -> Duration {
+    let begin = Instant::now();
+    if let Err(error) = session.step() {
+        panic!("{app}: {error}\n{}\n{}", told(daemon, app), daemon.log());
+    }
+    begin.elapsed()
+}
+
+/// A new checked connection.
+pub fn connect(daemon: &Daemon, program: &Program, app: &str, address: SocketAddr) -> Box<dyn Session> {
+    program.connect(address).unwrap_or_else(|error| panic!("{app}: {error}\n{}\n{}", told(daemon, app), daemon.log()))
+}
+
+/// Waits until the app sleeps by itself.
+pub fn wait_asleep(daemon: &Daemon, app: &str, sleeps: u64) {
+    eventually(&format!("{app} sleeps by itself"), PATIENCE, || {
+        let now = stats(daemon, app);
+        now.sleeps >= sleeps && now.state == "dozing"
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", told(daemon, app)));
+}
+
+/// Numbers that look random and are the same in every run (xorshift).
+#[derive(Debug)]
+pub struct Random(u64);
+
+impl Random {
+    pub const fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// 0 or more, less than `bound`.
+    pub const fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}

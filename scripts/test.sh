@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Runs all tests: tidiness first, then every crate's. Skipped tests say so in a line that begins with SKIPPED, and are
+# counted at the end.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ -x "$HOME/.cargo/bin/cargo" ] && export PATH="$HOME/.cargo/bin:$PATH"
+export TORPOR_TEST_CACHE=${TORPOR_TEST_CACHE:-$PWD/target/test-cache}
+log=$(mktemp); trap 'rm -f "$log"' EXIT
+
+cargo xtask tidy
+# The programs under test first, so that no test waits for them.
+cargo build --package torpor
+cargo run --quiet --package torpor-testkit --bin zoo -- all
+# End-to-end tests share the machine's CPUs with the programs they measure: one test binary at a time, few threads.
+cargo test --workspace --no-fail-fast -- --test-threads=2 --show-output 2>&1 | tee "$log"
+skipped=$(grep -c '^SKIPPED' "$log" || true)
+passed=$(awk '/^test result:/ { passed += $4 } END { print passed + 0 }' "$log")
+failed=$(awk '/^test result:/ { failed += $6 } END { print failed + 0 }' "$log")
+echo "$passed passed, $failed failed, $skipped skipped"

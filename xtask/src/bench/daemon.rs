@@ -1,0 +1,150 @@
+//! A `torpor up` of the benchmark's own.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::error::{Error, chain, run};
+
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A daemon with its own directories, network table and cgroups; taken down when dropped.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    program: PathBuf,
+    child: Child,
+    dir: tempfile::TempDir,
+    apps: Vec<String>,
+}
+
+impl Daemon {
+    /// Starts `program up`.
+    pub(crate) fn start(program: &Path) -> Result<Self, Error> {
+        // Not below /tmp: that may be a memory file system, and then images would be memory.
+        let base = if Path::new("/var/tmp").is_dir() { PathBuf::from("/var/tmp") } else { std::env::temp_dir() };
+        let made = tempfile::Builder::new().prefix("torpor-bench-").tempdir_in(&base);
+        let dir = made.map_err(Error::file("make a directory in", &base))?;
+        let pid = std::process::id();
+        let home = dir.path().display();
+        let config = format!(
+            "instance = \"bench{pid}\"\ndata_dir = \"{home}/data\"\nrun_dir = \"{home}/run\"\n\
+             [network]\nv4_pool = \"10.{}.0.0/16\"\nv6_pool = \"fd62:656e:6368:{:x}::/64\"\n[log]\nlevel = \"warn\"\n",
+            216 + pid % 32,
+            pid % 0xffff,
+        );
+        let path = dir.path().join("torpor.toml");
+        fs::write(&path, config).map_err(Error::file("write", &path))?;
+        let log_path = dir.path().join("log");
+        let log = File::create(&log_path).map_err(Error::file("make", &log_path))?;
+        let mut command = Command::new(program);
+        command.arg("up").arg("--config").arg(&path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let spawned = command.spawn();
+        let child = spawned.map_err(|source| Error::Spawn { program: program.display().to_string(), source })?;
+        let mut daemon = Self { program: program.to_owned(), child, dir, apps: Vec::new() };
+        let begun = Instant::now();
+        while let Err(error) = daemon.call(&["ps", "--json"]) {
+            let ended = daemon.child.try_wait().is_ok_and(|status| status.is_some());
+            if ended || begun.elapsed() > START_TIMEOUT {
+                eprintln!("torpor up said: {}", daemon.log());
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(daemon)
+    }
+
+    /// What it wrote to its log.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_else(|error| error.to_string())
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Runs `torpor ARGUMENTS`.
+    pub(crate) fn call(&self, arguments: &[&str]) -> Result<Vec<u8>, Error> {
+        let socket = self.dir.path().join("run/api.sock");
+        run(Command::new(&self.program).arg("--socket").arg(socket).args(arguments)).map(|output| output.stdout)
+    }
+
+    /// Runs `torpor ARGUMENTS --json`.
+    pub(crate) fn json(&self, arguments: &[&str]) -> Result<Value, Error> {
+        let mut all = arguments.to_vec();
+        all.push("--json");
+        Ok(serde_json::from_slice(&self.call(&all)?)?)
+    }
+
+    /// Stores a tarball as an image.
+    pub(crate) fn load(&self, name: &str, tarball: &Path) -> Result<(), Error> {
+        self.call(&["images", "load", name, &tarball.display().to_string()]).map(drop)
+    }
+
+    /// Runs an app from a stored image; `settings` are flags of `torpor run`.
+    pub(crate) fn run_app(
+        &mut self,
+        name: &str,
+        image: &str,
+        settings: &[String],
+        command: &[String],
+    ) -> Result<(), Error> {
+        let image = format!("image:{image}");
+        let mut arguments = vec!["run", "--name", name];
+        arguments.extend(settings.iter().map(String::as_str));
+        arguments.extend([image.as_str(), "--"]);
+        arguments.extend(command.iter().map(String::as_str));
+        self.apps.push(name.to_owned());
+        self.call(&arguments).map(drop)
+    }
+
+    /// Where images of `app` are.
+    pub(crate) fn images(&self, app_id: &str) -> Result<Vec<PathBuf>, Error> {
+        let dir = self.dir.path().join("data/apps").join(app_id);
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&dir).map_err(Error::file("list", &dir))? {
+            let path = entry.map_err(Error::file("list", &dir))?.path();
+            if path.extension().is_some_and(|extension| extension == "image") {
+                found.push(path);
+            }
+        }
+        Ok(found)
+    }
+
+    fn take_down(&mut self) -> Result<(), Error> {
+        for apps in std::mem::take(&mut self.apps).chunks(100) {
+            let mut arguments = vec!["rm", "-f"];
+            arguments.extend(apps.iter().map(String::as_str));
+            self.call(&arguments)?;
+        }
+        self.call(&["down"]).map(drop)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Err(error) = self.take_down() {
+            eprintln!("taking down the benchmark's daemon: {}; it said: {}", chain(&error), self.log());
+        }
+        // `down` ends it; if it did not, this does.
+        let ended = self.child.kill().and_then(|()| self.child.wait());
+        if let Err(error) = ended {
+            eprintln!("ending the benchmark's daemon: {error}");
+        }
+    }
+}
+
+/// A TCP or UDP port of the machine that is free now.
+pub(crate) fn free_port(udp: bool) -> Result<u16, Error> {
+    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    let address = if udp {
+        UdpSocket::bind(any).and_then(|socket| socket.local_addr())
+    } else {
+        TcpListener::bind(any).and_then(|socket| socket.local_addr())
+    };
+    Ok(address.map_err(Error::network(any, "find a free port"))?.port())
+}

@@ -1,0 +1,73 @@
+//! Benchmarks: each prints a table and writes `target/bench/NAME.json`.
+//!
+//! All of them start a `torpor up` of their own (release build) beside whatever runs on the machine, and take it down.
+
+mod client;
+mod cost;
+mod daemon;
+mod density;
+mod machine;
+mod peers;
+mod program;
+mod report;
+mod wake;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use clap::Subcommand;
+use torpor_testkit::zoo::target_dir;
+
+use crate::error::{Error, run as run_command};
+
+/// Which benchmark.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Time to first byte asleep and never slept, beside runc + CRIU and a cold start; capture; the sandbox's own cost
+    Wake(wake::Options),
+    /// Memory of many dozing apps, and the worker's own CPU while all of them sleep
+    Density(density::Options),
+    /// The benchmarks, and the results that are there
+    List,
+}
+
+const NAMES: [(&str, &str); 2] = [
+    ("wake", "time to first byte asleep and never slept, beside peers; capture; the sandbox's own cost"),
+    ("density", "memory of many dozing apps, and the worker's own CPU while all of them sleep"),
+];
+
+/// Runs a benchmark.
+pub(crate) fn run(bench: Bench) -> Result<(), Error> {
+    match bench {
+        Bench::Wake(options) => wake::run(&options),
+        Bench::Density(options) => density::run(&options),
+        Bench::List => list(),
+    }
+}
+
+/// Where results are written.
+fn results() -> PathBuf {
+    target_dir().join("bench")
+}
+
+fn list() -> Result<(), Error> {
+    for (name, what) in NAMES {
+        println!("{name:<10}{what}");
+        let path = results().join(format!("{name}.json"));
+        match std::fs::read_to_string(&path) {
+            Ok(text) => println!("\nlast result, {}:\n{}", path.display(), report::Report::parse(&text)?.table()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(source) => return Err(Error::File { step: "read", path, source }),
+        }
+    }
+    Ok(())
+}
+
+/// The release binary, built if it is not up to date.
+fn release_binary() -> Result<PathBuf, Error> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    eprintln!("building torpor (release) …");
+    run_command(Command::new(cargo).args(["build", "--release", "--package", "torpor"]))?;
+    let path = target_dir().join("release/torpor");
+    path.canonicalize().map_err(Error::file("find", path))
+}

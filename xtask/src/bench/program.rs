@@ -1,0 +1,74 @@
+//! The programs that are measured.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use torpor_testkit::zoo::{self, Program as Zoo};
+
+use super::client::{Protocol, fill_redis, first_byte_since};
+use crate::error::{Error, run};
+
+/// A program of the zoo, with the data it is given.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    /// Its name in results.
+    pub(crate) name: &'static str,
+    /// Its files and command.
+    pub(crate) zoo: Zoo,
+    /// What it is asked.
+    pub(crate) protocol: Protocol,
+    /// Data that it is given at the start.
+    pub(crate) data_bytes: usize,
+}
+
+/// Name in results, name in the zoo, data.
+const PROGRAMS: [(&str, &str, usize); 6] = [
+    ("lighttpd", "lighttpd", 0),
+    ("redis", "redis", 1000),
+    ("redis-80mb", "redis", 80_000_000),
+    ("python", "python", 0),
+    ("go", "go", 0),
+    ("node", "node", 0),
+];
+
+/// The programs of these names; all where there are none.
+pub(crate) fn programs(names: &[String]) -> Result<Vec<Program>, Error> {
+    let known = || PROGRAMS.map(|(name, ..)| name).join(", ");
+    if let Some(name) = names.iter().find(|name| !PROGRAMS.iter().any(|(known, ..)| known == name)) {
+        return Err(Error::Unknown { name: name.clone(), known: known() });
+    }
+    let zoo = zoo::Zoo::open()?;
+    let wanted = PROGRAMS.iter().filter(|(name, ..)| names.is_empty() || names.iter().any(|wanted| wanted == name));
+    let program = |(name, source, data_bytes): &(&'static str, &str, usize)| Program {
+        name,
+        zoo: zoo.program(source).clone(),
+        protocol: if *source == "redis" { Protocol::Redis } else { Protocol::Http },
+        data_bytes: *data_bytes,
+    };
+    Ok(wanted.map(program).collect())
+}
+
+impl Program {
+    /// The port that it listens on.
+    pub(crate) fn port(&self) -> u16 {
+        self.zoo.ports.first().map_or(0, |port| port.0)
+    }
+
+    /// Waits until it answers at `address`, gives it its data, and asks it a few times, as somebody who uses it.
+    pub(crate) fn warm_up(&self, address: SocketAddr) -> Result<(), Error> {
+        first_byte_since(address, self.protocol, std::time::Instant::now())?;
+        if self.data_bytes > 0 {
+            fill_redis(address, self.data_bytes)?;
+        }
+        (0..10).try_for_each(|_| first_byte_since(address, self.protocol, std::time::Instant::now()).map(drop))
+    }
+
+    /// Its files, unpacked below `dir`.
+    pub(crate) fn unpack(&self, dir: &Path) -> Result<PathBuf, Error> {
+        let root = dir.join("rootfs");
+        std::fs::create_dir_all(&root).map_err(Error::file("make", &root))?;
+        run(Command::new("tar").args(["--numeric-owner", "-xpf"]).arg(&self.zoo.tarball).arg("-C").arg(&root))?;
+        Ok(root)
+    }
+}

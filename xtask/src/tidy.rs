@@ -1,0 +1,101 @@
+//! `cargo xtask tidy`: everything that is checked about the sources without running them.
+//!
+//! Checks of files work on a [`Tree`] in memory (path → text), so that each has tests with a good and a bad example. What a
+//! compiler knows better (formatting, lints) is asked of `cargo fmt` and `cargo clippy`. Nothing is ever changed.
+
+mod arrows;
+mod dependencies;
+mod documents;
+mod machine;
+mod rust;
+mod sizes;
+mod tokens;
+mod tools;
+mod tree;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use tree::Tree;
+
+/// Check the sources: formatting, lints, structure, documents.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Leave out `cargo fmt` and `cargo clippy`.
+    #[arg(long)]
+    no_cargo: bool,
+}
+
+/// Something that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Finding {
+    path: PathBuf,
+    /// From 1; 0: the whole file.
+    line: usize,
+    what: String,
+}
+
+impl Finding {
+    fn new(path: impl Into<PathBuf>, line: usize, what: impl Into<String>) -> Self {
+        Self { path: path.into(), line, what: what.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}: {}", self.path.display(), self.what),
+            line => write!(f, "{}:{line}: {}", self.path.display(), self.what),
+        }
+    }
+}
+
+/// A check of files.
+type Check = fn(&Tree) -> Vec<Finding>;
+
+const CHECKS: [(&str, Check); 6] = [
+    ("crate arrows", arrows::check),
+    ("dependencies in use", dependencies::check),
+    ("rust sources", rust::check),
+    ("file sizes", sizes::check),
+    ("documents", documents::check),
+    ("nothing of this machine", machine::check),
+];
+
+/// Runs every check and prints what it found.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let tree = match Tree::load() {
+        Ok(tree) => tree,
+        Err(error) => {
+            eprintln!("tidy: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut summary = Vec::new();
+    for (name, check) in CHECKS {
+        let mut findings = check(&tree);
+        findings.sort();
+        for finding in &findings {
+            println!("{finding}");
+        }
+        summary.push((
+            name,
+            match findings.len() {
+                0 => "ok".to_owned(),
+                1 => "1 finding".to_owned(),
+                more => format!("{more} findings"),
+            },
+        ));
+    }
+    if !args.no_cargo {
+        for tool in tools::TOOLS {
+            summary.push((tool.name, tool.run(&tree.root)));
+        }
+    }
+    println!();
+    for (name, result) in &summary {
+        println!("{name:<24} {result}");
+    }
+    if summary.iter().all(|(_, result)| result == "ok") { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

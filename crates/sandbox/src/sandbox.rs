@@ -16,9 +16,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 use serde::{Deserialize, Serialize};
 use torpor_linux::spawn::send_signal;
@@ -37,6 +37,8 @@ use crate::spec::{IdRange, SandboxSpec};
 pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 /// How long killed processes may take to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
+/// Pause between looks at a lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
 /// Everything needed to take a sandbox over: plain data, to be written down by the worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,15 +108,13 @@ impl Sandbox {
     /// What could not be made; nothing is left behind then.
     pub fn prepare(launcher: &Launcher, spec: &SandboxSpec, stdio: [OwnedFd; 3]) -> Result<Prepared, SandboxError> {
         spec.check()?;
-        let hierarchies = launcher.hierarchies();
-        if let Ok(true) = Cgroup::at(hierarchies, &spec.cgroup_parent, &spec.id).is_populated() {
-            return Err(SandboxError::InUse { id: spec.id.clone() });
-        }
-        let prepared = prepare(launcher, spec, &stdio);
+        let status = take_status_file(spec)?;
+        let prepared = prepare(launcher, spec, &stdio, &status);
+        drop(status);
         // The program's ends belong to it alone now: ours would keep its pipes open.
         drop(stdio);
         if prepared.is_err() {
-            clear(hierarchies, spec);
+            clear(launcher.hierarchies(), spec);
         }
         prepared
     }
@@ -316,16 +316,18 @@ fn open_netns(init: &Identity) -> Result<OwnedFd, SandboxError> {
     rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).whilst(|| format!("opening {path}"))
 }
 
-fn prepare(launcher: &Launcher, spec: &SandboxSpec, stdio: &[OwnedFd; 3]) -> Result<Prepared, SandboxError> {
+fn prepare(
+    launcher: &Launcher,
+    spec: &SandboxSpec,
+    stdio: &[OwnedFd; 3],
+    status: &File,
+) -> Result<Prepared, SandboxError> {
     let place = spec.run_dir.join("root");
     if let Err(error) = fs::create_dir(&place)
         && error.kind() != io::ErrorKind::AlreadyExists
     {
         return Err(error).whilst(|| format!("making {}", place.display()));
     }
-    let path = status_path(&spec.run_dir);
-    let status = File::options().write(true).create(true).truncate(true).mode(0o600).open(&path);
-    let status = status.whilst(|| format!("making {}", path.display()))?;
     let hierarchies = launcher.hierarchies();
     let (cgroup, unenforced) =
         Cgroup::create(hierarchies, &spec.cgroup_parent, &spec.id, &spec.limits, spec.ids.is_none())?;
@@ -364,6 +366,41 @@ fn prepare(launcher: &Launcher, spec: &SandboxSpec, stdio: &[OwnedFd; 3]) -> Res
             Err(error)
         }
     }
+}
+
+/// The status file, empty, locked. The lock lives as long as any process that has inherited the descriptor: the set-up
+/// process, then init.
+fn take_status_file(spec: &SandboxSpec) -> Result<File, SandboxError> {
+    let path = status_path(&spec.run_dir);
+    let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = file.whilst(|| format!("making {}", path.display()))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(rustix::io::Errno::WOULDBLOCK) => return Err(SandboxError::InUse { id: spec.id.clone() }),
+        other => other.whilst(|| format!("locking {}", path.display()))?,
+    }
+    file.set_len(0).whilst(|| format!("emptying {}", path.display()))?;
+    Ok(file)
+}
+
+/// Waits until no process holds the status file any more: the last one of the sandbox has ended.
+fn wait_for_last(run_dir: &Path, id: &str) -> Result<(), SandboxError> {
+    let path = status_path(run_dir);
+    let file = match File::open(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other.whilst(|| format!("opening {}", path.display()))?,
+    };
+    let started = Instant::now();
+    // There is no event for a lock that also knows a deadline.
+    while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        if error != rustix::io::Errno::WOULDBLOCK {
+            return Err(error).whilst(|| format!("locking {}", path.display()));
+        }
+        if started.elapsed() > KILL_DEADLINE {
+            return Err(SandboxError::StillThere { id: id.to_owned(), after: KILL_DEADLINE });
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+    Ok(())
 }
 
 fn take_ready(
@@ -420,6 +457,7 @@ pub fn destroy_leftovers(
 ) -> Result<(), SandboxError> {
     let cgroup = Cgroup::at(hierarchies, cgroup_parent, id);
     cgroup.kill()?;
+    wait_for_last(run_dir, id)?;
     remove(&cgroup, run_dir)
 }
 

@@ -11,9 +11,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::{Machine, PATIENCE, null, pipe};
+use torpor_sandbox::cgroup::Hierarchies;
 use torpor_sandbox::{
-    EXEC_COMMAND, ExecIo, ExitStatus, Outcome, Program, Sandbox, SandboxError, SandboxRecord, SetupError, TmpfsMount,
-    User, VolumeMount, exec, probe,
+    EXEC_COMMAND, ExecIo, ExitStatus, Launcher, Outcome, Program, Sandbox, SandboxError, SandboxRecord, SandboxSpec,
+    SetupError, TmpfsMount, User, VolumeMount, exec, probe,
 };
 
 #[test]
@@ -466,9 +467,11 @@ fn exec_with_a_terminal() {
 #[ignore = "run by a_new_process_takes_over in a process of its own"]
 fn creator() {
     let Ok(spec) = std::env::var("TORPOR_TEST_SPEC") else { return };
-    let machine = Machine::new();
-    let spec = serde_json::from_str(&spec).unwrap();
-    let sandbox = Sandbox::prepare(&machine.launcher, &spec, [null(), null(), null()]).unwrap();
+    let spec: SandboxSpec = serde_json::from_str(&spec).unwrap();
+    // No machine of its own: nobody would remove it.
+    let hierarchies = Hierarchies::detect(&spec.run_dir.join("../../cgroup2")).unwrap();
+    let launcher = Launcher::new(Path::new(env!("CARGO_BIN_EXE_torpor-sandbox-helper")), hierarchies).unwrap();
+    let sandbox = Sandbox::prepare(&launcher, &spec, [null(), null(), null()]).unwrap();
     fs::write(std::env::var("TORPOR_TEST_RECORD").unwrap(), serde_json::to_vec(sandbox.record()).unwrap()).unwrap();
     let sandbox = if std::env::var("TORPOR_TEST_START").is_ok() { Ok(sandbox.start().unwrap()) } else { Err(sandbox) };
     println!("\nready");

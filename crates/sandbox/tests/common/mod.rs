@@ -185,10 +185,13 @@ impl<'m> App<'m> {
         let run = self.spec.run_dir.to_str().unwrap();
         assert!(!mounts.contains(run), "a mount is left: {mounts}");
         assert_eq!(fs::read_dir(run).unwrap().count(), 0, "{run} is not empty");
-        let support = hierarchies.core().join(&self.spec.cgroup_parent).join("support/cgroup.procs");
-        for pid in fs::read_to_string(support).unwrap().lines() {
-            let environment = fs::read(format!("/proc/{pid}/root/proc/1/comm"));
-            assert!(environment.is_err() || pid.is_empty(), "process {pid} is left");
+        let owner = self.base().to_string();
+        for process in fs::read_dir("/proc").unwrap() {
+            let Ok(status) = fs::read_to_string(process.unwrap().path().join("status")) else { continue };
+            let alive = !status.contains("\nState:\tZ") && !status.contains("\nState:\tX");
+            let ours =
+                status.lines().any(|line| line.strip_prefix("Uid:\t").is_some_and(|ids| ids.starts_with(&owner)));
+            assert!(owner == "0" || !ours || !alive, "a process is left: {status}");
         }
     }
 }

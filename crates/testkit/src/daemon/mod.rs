@@ -37,8 +37,8 @@ pub struct Daemon {
     dir: tempfile::TempDir,
     environment: Vec<(String, String)>,
     child: Option<Child>,
-    /// It has listened once; a daemon that never did is no test's failure of its own.
-    started: bool,
+    /// It has listened, and was not put to rest since: there is something to take down.
+    live: bool,
 }
 
 /// The `torpor` executable: `TORPOR_BIN`, or the one in the target directory of this build.
@@ -91,9 +91,8 @@ impl Daemon {
         let path = dir.path().join("torpor.toml");
         fs::write(&path, config).map_err(Error::file("write", path))?;
         let environment = environment.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
-        let mut daemon = Self { binary, slot, dir, environment, child: None, started: false };
+        let mut daemon = Self { binary, slot, dir, environment, child: None, live: false };
         daemon.up()?;
-        daemon.started = true;
         Ok(daemon)
     }
 
@@ -156,7 +155,9 @@ impl Daemon {
         let program = self.binary.display().to_string();
         let child = spawned.map_err(|source| Error::Spawn { program, hint: "run `cargo build -p torpor`", source })?;
         self.child = Some(child);
-        self.wait_until_it_listens()
+        self.wait_until_it_listens()?;
+        self.live = true;
+        Ok(())
     }
 
     fn wait_until_it_listens(&mut self) -> Result<(), Error> {
@@ -301,9 +302,18 @@ impl Daemon {
 
     /// Puts everything to rest by `torpor down` and ends the daemon; what it left behind.
     ///
+    /// A daemon that was killed is started once more for it, without the environment that the test gave it.
+    ///
     /// # Errors
     /// Where `torpor down` fails.
     pub fn down(&mut self) -> Result<Vec<String>, Error> {
+        self.live = false;
+        if !self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None))) {
+            self.environment.clear();
+            let up = self.up();
+            self.live = false;
+            up?;
+        }
         let config = self.path("torpor.toml");
         let down = self.ok(&[OsStr::new("down"), OsStr::new("--config"), config.as_os_str()]);
         let ended = if down.is_ok() { self.wait_for_end() } else { self.kill9() };
@@ -331,8 +341,15 @@ fn tail(path: &Path) -> String {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        if !self.live {
+            // Put to rest by the test; or it never listened, which the test has heard already.
+            if let Err(error) = self.kill9() {
+                eprintln!("{error}");
+            }
+            return;
+        }
         let outcome = self.down();
-        if std::thread::panicking() || !self.started {
+        if std::thread::panicking() {
             eprintln!("log of the daemon:\n{}\nleft behind: {outcome:?}", self.log());
             return;
         }

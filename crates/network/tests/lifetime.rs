@@ -282,7 +282,6 @@ fn a_thousand_apps_fit() {
         let network = machine.open().await;
         let mut apps = Vec::new();
         let mut hundred = Instant::now();
-        println!("DBG0 {}", sh("ip -6 addr show dev out0; ip monitor all > /tmp/netp/mon 2>&1 & echo"));
         for index in 1..=1000_u32 {
             let ignore = vec!["203.0.113.0/24".parse().unwrap()];
             let wants = AppNetwork { ignore, outgoing: true, ..ports(&[tcp(20_000 + index as u16, 80)]) };
@@ -308,7 +307,6 @@ fn a_thousand_apps_fit() {
         assert!(network.activity().unwrap().values().all(|count| *count >= 4));
         println!("one read of all counts: {:?}", start.elapsed());
         drop(network);
-        println!("DBG2 {}", sh("ip -6 addr show dev out0; ip -6 route show table local | grep out0"));
         let start = Instant::now();
         let network = machine.open().await;
         println!("takeover: {:?}", start.elapsed());
@@ -319,7 +317,6 @@ fn a_thousand_apps_fit() {
         let start = Instant::now();
         network.teardown().await.unwrap();
         println!("teardown: {:?}", start.elapsed());
-        println!("DBG1 {}", sh("ip -6 addr show dev out0; ip -6 route show table local"));
         assert_eq!(traces(), before);
     });
 }

@@ -99,7 +99,10 @@ fn a_port_on_one_address_is_on_no_other() {
             sh("ip addr del 127.0.0.1/8 dev lo; echo 1 > /proc/sys/net/ipv4/conf/in0/route_localnet; \
                 ip route add 127.0.0.1/32 via 192.0.2.1 src 192.0.2.2");
         });
-        assert!(machine.outside.is_cut_off_from((Ipv4Addr::LOCALHOST, 8080)), "a loopback port must not answer the wire");
+        assert!(
+            machine.outside.is_cut_off_from((Ipv4Addr::LOCALHOST, 8080)),
+            "a loopback port must not answer the wire"
+        );
     });
 }
 

@@ -96,9 +96,11 @@ impl Machine {
         let path = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&outside.0));
         sh("ip link set lo up");
         sh(&format!("ip link add out0 type veth peer name in0 netns {path}"));
+        // No duplicate address detection: link-local addresses are as they will be from the start.
+        sh("echo 0 > /proc/sys/net/ipv6/conf/out0/accept_dad");
         sh("ip addr add 192.0.2.1/24 dev out0; ip -6 addr add 2001:db8::1/64 dev out0 nodad; ip link set out0 up");
         outside.run(|| {
-            sh("ip link set lo up; ip addr add 192.0.2.2/24 dev in0; ip -6 addr add 2001:db8::2/64 dev in0 nodad; \
+            sh("echo 0 > /proc/sys/net/ipv6/conf/in0/accept_dad; ip link set lo up; ip addr add 192.0.2.2/24 dev in0; ip -6 addr add 2001:db8::2/64 dev in0 nodad; \
                 ip link set in0 up");
         });
         Self { outside, run_dir: tempfile::tempdir().unwrap() }

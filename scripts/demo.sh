@@ -3,14 +3,14 @@
 # KEEP=1 leaves it running.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=${CARGO_TARGET_DIR:-target}/release
+bin=${TORPOR_BIN:-${CARGO_TARGET_DIR:-target}/release}
 home=${TORPOR_DEMO_DIR:-/tmp/torpor-demo}
 port=${TORPOR_DEMO_PORT:-8080}
 export TORPOR_SOCKET=$home/run/api.sock
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 show() { printf '  $ %s\n' "$*"; "$@" | sed 's/^/    /'; }
-json() { "$bin/torpor" --json "$@"; }
+stat() { "$bin/torpor" stats web --json; }
 field() { sed -n "s/.*\"$1\": *\([0-9][0-9]*\).*/\1/p" | head -n 1; }
 # Milliseconds until the first byte of the answer.
 ask() { curl -sf -o /dev/null --max-time 20 -w '%{time_starttransfer}' "http://127.0.0.1:$port/" | awk '{ printf "%.2f ms", $1 * 1000 }'; }
@@ -55,13 +55,13 @@ show "$bin/torpor" run --name web -p "$port:80" --idle-after 2s "$home/web.tar" 
 curl -sf --retry 20 --retry-delay 0 --retry-connrefused -o /dev/null "http://127.0.0.1:$port/"
 for _ in 1 2 3 4 5 6 7; do ask >/dev/null; done
 before=$(served)
-awake=$(json stats web | field private_bytes)
+awake=$(stat | field private_bytes)
 echo "    answers in $(ask); memory of its own: $((awake / 1024)) kB; requests served so far: $((before + 1))"
 
 say "3. Nobody uses it for two seconds: it falls asleep"
-"$bin/torpor" events --follow --json | grep -q -m 1 '"dozing"' || true
+for _ in $(seq 100); do "$bin/torpor" ps --json | grep -q '"dozing"' && break; sleep 0.2; done
 show "$bin/torpor" ps
-asleep=$(json stats web | field private_bytes)
+asleep=$(stat | field private_bytes)
 echo "    memory of its own: $((awake / 1024)) kB before, $((asleep / 1024)) kB now"
 
 say "4. A request wakes it where it stopped"

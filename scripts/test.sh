@@ -10,7 +10,7 @@ log=$(mktemp); trap 'rm -f "$log"' EXIT
 cargo xtask tidy
 # The programs under test first, so that no test waits for them.
 cargo build --package torpor
-cargo run --quiet --package torpor-testkit --bin zoo -- all
+cargo run --quiet --package torpor-testkit --bin zoo
 # End-to-end tests share the machine's CPUs with the programs they measure: one test binary at a time, few threads.
 cargo test --workspace --no-fail-fast -- --test-threads=2 --show-output 2>&1 | tee "$log"
 skipped=$(grep -c '^SKIPPED' "$log" || true)

@@ -3,6 +3,7 @@
 
 mod bench;
 mod error;
+mod tidy;
 
 use std::process::ExitCode;
 
@@ -21,11 +22,13 @@ enum Command {
     /// Measure; needs root. A table on standard output, JSON in target/bench/NAME.json
     #[command(subcommand)]
     Bench(bench::Bench),
+    Tidy(tidy::Args),
 }
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(bench) => bench::run(bench),
+        Command::Tidy(args) => return tidy::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

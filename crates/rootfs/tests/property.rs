@@ -92,7 +92,7 @@ fn check(place: &Place, before: &BTreeMap<PathBuf, String>, data: &[u8], base: O
 
 #[test]
 fn no_sequence_of_members_reaches_outside() {
-    let place = Place::new();
+    let place = Place::in_memory();
     let canary = place.path("canary");
     fs::create_dir(&canary).unwrap();
     fs::write(canary.join("file"), "untouched").unwrap();
@@ -117,7 +117,7 @@ fn no_sequence_of_members_reaches_outside() {
 
 #[test]
 fn no_bytes_make_it_panic() {
-    let place = Place::new();
+    let place = Place::in_memory();
     let good = Tar::new()
         .dir("d", 0o755)
         .pax(&[(b"mtime", b"1.5"), (b"SCHILY.xattr.user.note", b"x")])

@@ -30,7 +30,7 @@ fn check_file(path: &Path, source: &str) -> Vec<Finding> {
         Err(line) => return vec![Finding::new(path, line, "not Rust")],
     };
     let mut findings = Vec::new();
-    let is_test = path.components().any(|part| part.as_os_str() == "tests" || part.as_os_str() == "benches");
+    let is_test = is_test(path);
     for (texts, what) in FORBIDDEN {
         let unwrap = texts[0] == ".";
         for at in find(&tokens, texts) {
@@ -47,6 +47,12 @@ fn check_file(path: &Path, source: &str) -> Vec<Finding> {
         findings.push(Finding::new(path, 1, "a module begins with a doc comment: //! what it is for"));
     }
     findings
+}
+
+/// A file of tests or examples only, as its place or name says.
+fn is_test(path: &Path) -> bool {
+    let folders = ["tests", "benches", "examples"];
+    path.ends_with("tests.rs") || path.iter().any(|part| folders.iter().any(|folder| part == *folder))
 }
 
 /// The root of a library or program.
@@ -72,6 +78,7 @@ mod tests {
                     #[cfg(test)]\nmod tests { fn t() { g().unwrap(); } }\n";
         assert!(found("crates/a/src/lib.rs", good).is_empty());
         assert!(found("crates/a/tests/t.rs", "fn t() { g().unwrap(); }").is_empty());
+        assert!(found("crates/a/src/b/tests.rs", "//! Tests of b.\nfn t() { g().unwrap(); }").is_empty());
         assert!(found("crates/linux/src/lib.rs", "//! Calls.\n").is_empty());
     }
 

@@ -133,6 +133,14 @@ impl Place {
         Self { directory, store }
     }
 
+    /// In memory where the machine has such a place: every layer is synced to disk.
+    pub fn in_memory() -> Self {
+        let memory = Path::new("/dev/shm");
+        let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
+        let store = Store::open(directory.path().join("store")).unwrap();
+        Self { directory, store }
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }

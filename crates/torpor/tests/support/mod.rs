@@ -11,45 +11,45 @@ use torpor_testkit::wait::{eventually, eventually_ok};
 use torpor_testkit::zoo::{Program, Zoo};
 
 /// How long anything may take that ought to take a moment.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The long version is asked for.
-pub fn all() -> bool {
+pub(crate) fn all() -> bool {
     std::env::var_os("TORPOR_TEST_ALL").is_some_and(|value| value == "1")
 }
 
 /// `short` by default, `long` under `TORPOR_TEST_ALL=1`.
-pub fn rounds(short: u64, long: u64) -> u64 {
+pub(crate) fn rounds(short: u64, long: u64) -> u64 {
     if all() { long } else { short }
 }
 
 /// Says something past the harness's capture.
-pub fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let line = format!("  {line}\n");
     rustix::io::write(rustix::stdio::stderr(), line.as_bytes()).expect("standard error takes a line");
 }
 
 /// A program of the zoo.
-pub fn program(name: &str) -> Program {
+pub(crate) fn program(name: &str) -> Program {
     static ZOO: OnceLock<Zoo> = OnceLock::new();
     ZOO.get_or_init(|| Zoo::open().unwrap_or_else(|error| panic!("the zoo: {error}"))).program(name).clone()
 }
 
 /// `torpor --json stats`, as far as tests look at it.
 #[derive(Clone, Debug)]
-pub struct Stats {
-    pub state: String,
-    pub processes: u64,
-    pub private_bytes: u64,
-    pub shared_bytes: u64,
-    pub image_bytes: Option<u64>,
-    pub sleeps: u64,
-    pub aborted_sleeps: u64,
-    pub wakes: u64,
+pub(crate) struct Stats {
+    pub(crate) state: String,
+    pub(crate) processes: u64,
+    pub(crate) private_bytes: u64,
+    pub(crate) shared_bytes: u64,
+    pub(crate) image_bytes: Option<u64>,
+    pub(crate) sleeps: u64,
+    pub(crate) aborted_sleeps: u64,
+    pub(crate) wakes: u64,
 }
 
 /// The app's numbers.
-pub fn stats(daemon: &Daemon, app: &str) -> Stats {
+pub(crate) fn stats(daemon: &Daemon, app: &str) -> Stats {
     let json = daemon.json(&["stats", app]).unwrap();
     let number = |key: &str| json[key].as_u64().unwrap_or_else(|| panic!("{key} is no number in {json}"));
     Stats {
@@ -65,7 +65,7 @@ pub fn stats(daemon: &Daemon, app: &str) -> Stats {
 }
 
 /// Puts the app to sleep, trying again where it was at work; gives back how often it had to.
-pub fn doze(daemon: &Daemon, app: &str) -> u32 {
+pub(crate) fn doze(daemon: &Daemon, app: &str) -> u32 {
     let mut tries = 0;
     eventually_ok(&format!("{app} sleeps"), PATIENCE, || {
         tries += 1;
@@ -76,7 +76,7 @@ pub fn doze(daemon: &Daemon, app: &str) -> u32 {
 }
 
 /// What `explain` and the last events say, for failures.
-pub fn told(daemon: &Daemon, app: &str) -> String {
+pub(crate) fn told(daemon: &Daemon, app: &str) -> String {
     let explain = daemon.ok(&["explain", app]).unwrap_or_else(|error| error.to_string());
     let events = daemon.ok(&["events", "-n", "12", "--app", app]).unwrap_or_else(|error| error.to_string());
     let logs = daemon.ok(&["logs", "-n", "20", app]).unwrap_or_else(|error| error.to_string());
@@ -87,7 +87,7 @@ pub fn told(daemon: &Daemon, app: &str) -> String {
 const KEPT_BYTES_PER_PROCESS: u64 = 200 << 10;
 
 /// Checks that the private memory has left.
-pub fn assert_memory_left(app: &str, before: &Stats, asleep: &Stats) {
+pub(crate) fn assert_memory_left(app: &str, before: &Stats, asleep: &Stats) {
     assert_eq!(asleep.processes, before.processes, "{app} asleep has other processes");
     let bound = (before.private_bytes / 10).max(KEPT_BYTES_PER_PROCESS * before.processes);
     assert!(asleep.private_bytes <= bound, "{app} keeps more than {bound} bytes: {before:?}, asleep {asleep:?}");
@@ -96,15 +96,15 @@ pub fn assert_memory_left(app: &str, before: &Stats, asleep: &Stats) {
 
 /// Times of one kind.
 #[derive(Debug, Default)]
-pub struct Times(Vec<Duration>);
+pub(crate) struct Times(Vec<Duration>);
 
 impl Times {
-    pub fn add(&mut self, time: Duration) {
+    pub(crate) fn add(&mut self, time: Duration) {
         self.0.push(time);
     }
 
     /// Median and longest, in words.
-    pub fn words(&self) -> String {
+    pub(crate) fn words(&self) -> String {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
         let at = |n: usize| sorted.get(n).copied().unwrap_or_default().as_secs_f64() * 1e3;
@@ -113,7 +113,7 @@ impl Times {
 }
 
 /// One checked step of a session, timed.
-pub fn step(daemon: &Daemon, app: &str, session: &mut dyn Session) -> Duration {
+pub(crate) fn step(daemon: &Daemon, app: &str, session: &mut dyn Session) -> Duration {
     let begin = Instant::now();
     if let Err(error) = session.step() {
         panic!("{app}: {error}\n{}\n{}", told(daemon, app), daemon.log());
@@ -122,12 +122,12 @@ pub fn step(daemon: &Daemon, app: &str, session: &mut dyn Session) -> Duration {
 }
 
 /// A new checked connection.
-pub fn connect(daemon: &Daemon, program: &Program, app: &str, address: SocketAddr) -> Box<dyn Session> {
+pub(crate) fn connect(daemon: &Daemon, program: &Program, app: &str, address: SocketAddr) -> Box<dyn Session> {
     program.connect(address).unwrap_or_else(|error| panic!("{app}: {error}\n{}\n{}", told(daemon, app), daemon.log()))
 }
 
 /// Waits until the app sleeps by itself.
-pub fn wait_asleep(daemon: &Daemon, app: &str, sleeps: u64) {
+pub(crate) fn wait_asleep(daemon: &Daemon, app: &str, sleeps: u64) {
     eventually(&format!("{app} sleeps by itself"), PATIENCE, || {
         let now = stats(daemon, app);
         now.sleeps >= sleeps && now.state == "dozing"
@@ -137,15 +137,15 @@ pub fn wait_asleep(daemon: &Daemon, app: &str, sleeps: u64) {
 
 /// Numbers that look random and are the same in every run (xorshift).
 #[derive(Debug)]
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub const fn new(seed: u64) -> Self {
+    pub(crate) const fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
     /// 0 or more, less than `bound`.
-    pub const fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) const fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -560,3 +560,24 @@ fn doctor_finds_what_this_machine_has() {
     assert!(proc.iter().any(|probe| probe.name == "id-mapped mounts" && probe.outcome == Outcome::Degraded));
     assert_eq!(EXEC_COMMAND, "sandbox-exec");
 }
+
+#[test]
+fn set_user_id_programs_and_file_capabilities_work_unless_forbidden() {
+    let machine = Machine::new();
+    let bin = machine.layer.join("bin");
+    for name in ["suid", "capable"] {
+        fs::copy(machine.layer.join("usr/bin/perl"), bin.join(name)).unwrap();
+    }
+    fs::set_permissions(bin.join("suid"), fs::Permissions::from_mode(0o4755)).unwrap();
+    // VFS_CAP_REVISION_2, effective; permitted: CAP_NET_BIND_SERVICE.
+    let mut capability = [0_u8; 20];
+    capability[..8].copy_from_slice(&[1, 0, 0, 2, 0, 4, 0, 0]);
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(bin.join("capable"), "security.capability", &capability, flags).unwrap();
+    let mut app = machine
+        .app("suid -e 'print \"$<:$>\\n\"'; capable -e 'open F, \"/proc/self/status\"; print grep /CapEff/, <F>'");
+    app.spec.program.user = User { uid: 1000, gid: 1000, groups: Vec::new(), home: "/".into() };
+    assert_eq!(app.output(), "1000:0\nCapEff:\t0000000000000400\n");
+    app.spec.security.no_new_privs = true;
+    assert_eq!(app.output(), "1000:1000\nCapEff:\t0000000000000000\n");
+}

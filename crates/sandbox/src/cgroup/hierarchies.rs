@@ -85,6 +85,13 @@ impl Hierarchies {
         Ok(Self { core, controllers, legacy: Self::legacy_mounts(&mounts.0) })
     }
 
+    /// A machine with cgroup v2 only.
+    #[cfg(test)]
+    pub(super) fn version_2(core: &Path, controllers: &str) -> Self {
+        let controllers = controllers.split_whitespace().map(str::to_owned).collect();
+        Self { core: core.to_owned(), controllers, legacy: Vec::new() }
+    }
+
     fn core_mount(mounts: &[MountInfo]) -> Option<PathBuf> {
         let core = || mounts.iter().filter(|mount| mount.fs_type == "cgroup2");
         core().find(|mount| mount.root == "/").or_else(|| core().next()).map(|mount| mount.mount_point.clone())

@@ -339,3 +339,58 @@ fn remove_group(path: &Path) -> Result<(), CgroupError> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory that looks like a v2 mount with these controllers, with the groups and files already there.
+    fn machine(controllers: &str, files: &[&str]) -> (tempfile::TempDir, Hierarchies) {
+        let root = tempfile::tempdir().unwrap();
+        let app = root.path().join("torpor/app");
+        fs::create_dir_all(&app).unwrap();
+        for name in ["cgroup.subtree_control", "torpor/cgroup.subtree_control"] {
+            fs::write(root.path().join(name), "").unwrap();
+        }
+        for name in files {
+            fs::write(app.join(name), "").unwrap();
+        }
+        let hierarchies = Hierarchies::version_2(root.path(), controllers);
+        (root, hierarchies)
+    }
+
+    const LIMITS: Limits =
+        Limits { memory_bytes: Some(64 << 20), cpu_us_per_second: Some(500_000), processes: Some(20) };
+
+    #[test]
+    fn limits_of_version_2() {
+        let files = ["memory.max", "memory.swap.max", "cpu.max", "pids.max"];
+        let (root, hierarchies) = machine("cpuset cpu io memory pids", &files);
+        let (cgroup, missing) = Cgroup::create(&hierarchies, "torpor", "app", &LIMITS, true).unwrap();
+        assert!(missing.is_empty(), "{missing:?}");
+        let content = |name: &str| fs::read_to_string(root.path().join(name)).unwrap();
+        assert_eq!(content("torpor/app/memory.max"), "67108864");
+        assert_eq!(content("torpor/app/memory.swap.max"), "0");
+        assert_eq!(content("torpor/app/cpu.max"), "50000 100000");
+        assert_eq!(content("torpor/app/pids.max"), "20");
+        for name in ["cgroup.subtree_control", "torpor/cgroup.subtree_control"] {
+            // A plain file keeps what the last, shorter write did not replace.
+            assert_eq!(content(name), "+pidsry");
+        }
+        assert_eq!(cgroup.procs_files(), [root.path().join("torpor/app/cgroup.procs")]);
+        assert_eq!(cgroup.visible(), [(String::new(), root.path().join("torpor/app"))]);
+        assert!(root.path().join("torpor/support").is_dir());
+    }
+
+    #[test]
+    fn limits_that_cannot_be_enforced_are_named() {
+        let (_root, hierarchies) = machine("memory", &["memory.max", "memory.swap.max"]);
+        let (_, missing) = Cgroup::create(&hierarchies, "torpor", "app", &LIMITS, false).unwrap();
+        let names: Vec<_> = missing.iter().map(ToString::to_string).collect();
+        assert_eq!(names.len(), 2, "{names:?}");
+        assert!(names[0].starts_with("the CPU limit cannot be enforced"), "{names:?}");
+        assert!(names[1].starts_with("the process limit cannot be enforced"), "{names:?}");
+        let (_, missing) = Cgroup::create(&hierarchies, "torpor", "app", &Limits::default(), false).unwrap();
+        assert!(missing.is_empty(), "accounting alone is no promise: {missing:?}");
+    }
+}

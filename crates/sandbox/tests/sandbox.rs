@@ -581,3 +581,29 @@ fn set_user_id_programs_and_file_capabilities_work_unless_forbidden() {
     app.spec.security.no_new_privs = true;
     assert_eq!(app.output(), "1000:1000\nCapEff:\t0000000000000000\n");
 }
+
+/// Leaves its groups and says where it is.
+#[test]
+#[ignore = "run by a_keeper_leaves_every_group in a process of its own"]
+fn mover() {
+    let Ok(parent) = std::env::var("TORPOR_TEST_PARENT") else { return };
+    let hierarchies = Hierarchies::detect(Path::new(&std::env::var("TORPOR_TEST_PRIVATE").unwrap())).unwrap();
+    hierarchies.move_self_out(&parent).unwrap();
+    println!("\n{}", fs::read_to_string("/proc/self/cgroup").unwrap());
+}
+
+#[test]
+fn a_keeper_leaves_every_group() {
+    let machine = Machine::new();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "mover", "--nocapture"])
+        .env("TORPOR_TEST_PARENT", &machine.parent)
+        .env("TORPOR_TEST_PRIVATE", machine.directory().join("cgroup2"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains(&format!("0::/{}/support\n", machine.parent)), "{text}");
+    for line in text.lines().filter(|line| line.contains(":name=systemd:") || line.contains(":memory:")) {
+        assert!(line.ends_with(&format!(":/{}", machine.parent)), "{text}");
+    }
+}

@@ -270,4 +270,16 @@ mod tests {
         assert_eq!(Hierarchies::core_mount(&mounts), None);
         assert_eq!(Hierarchies::legacy_mounts(&mounts).len(), 1);
     }
+
+    #[test]
+    fn a_private_mount_is_made_once() {
+        assert!(rustix::process::geteuid().is_root(), "this test needs root: run it with sudo");
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("cgroup2");
+        assert_eq!(mount_core(&place).unwrap(), place);
+        assert!(place.join("cgroup.procs").exists());
+        assert_eq!(mount_core(&place).unwrap(), place);
+        rustix::mount::unmount(&place, rustix::mount::UnmountFlags::empty()).unwrap();
+        assert!(!place.join("cgroup.procs").exists(), "mounted twice");
+    }
 }

@@ -8,8 +8,7 @@
 //! interfaces on which only we have switched forwarding on. A packet must pass every table, so a machine whose own
 //! FORWARD chain drops by policy (Docker's does) must let our interfaces through; `probe` finds that and says how.
 //!
-//! Several instances may share a machine, with pools of their own. The machine's forwarding is switched by whoever opens
-//! first and put back when that one is torn down; another one switches it on again with its next attach or repair.
+//! Several instances may share a machine, with pools of their own; whichever goes last puts the machine's settings back.
 #![forbid(unsafe_code)]
 
 mod app;

@@ -184,8 +184,11 @@ impl Network {
     pub async fn teardown(&self) -> Result<(), NetworkError> {
         let mut state = self.state.lock().await;
         self.links.remove_all(&self.config).await?;
-        // Forwarding goes before the guard against it.
-        state.sysctls.restore()?;
+        // Forwarding goes before the guard against it; while another instance is there, it stays.
+        match self.others()? {
+            None => state.sysctls.restore()?,
+            Some(_) => state.sysctls.leave()?,
+        }
         let script = ruleset::remove_table(&self.config);
         nft::apply(&self.config.instance, "remove the table", &script).await?;
         state.apps.clear();
@@ -262,13 +265,21 @@ impl Network {
 
     /// Switches forwarding on where it is off, guards first.
     async fn forward(&self, state: &mut State) -> Result<(), NetworkError> {
-        let plan = state.sysctls.plan(&self.config)?;
+        let others = self.others()?.unwrap_or_default();
+        let plan = state.sysctls.plan(&self.config, &others)?;
         if state.guards.as_ref() != Some(&plan.guards) {
             let script = ruleset::guards(&self.config, &plan.guards.v4, &plan.guards.v6);
             nft::apply(&self.config.instance, "guard interfaces", &script).await?;
             state.guards = Some(plan.guards.clone());
         }
         state.sysctls.carry_out(&plan)
+    }
+
+    /// What other instances on this machine guard, if there are any.
+    fn others(&self) -> Result<Option<Guards>, NetworkError> {
+        let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        sets::foreign_guards(&mut reader, &self.config)
+            .map_err(NetworkError::netlink("look for other instances' tables"))
     }
 
     /// Forgets flows of UDP clients that sent to a port before it was published: they would never find the app.

@@ -4,7 +4,7 @@
 //! Keys are laid out as the kernel keeps them: every part of a concatenation padded to four bytes, numbers in network
 //! order. See `nf_tables.h`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use crate::app::{AppNetwork, Protocol, Published, is_label};
 use crate::config::NetworkConfig;
 use crate::netlink::{Netlink, attribute, attributes, bytes_at, push_attribute, text};
+use crate::sysctl::Guards;
 
 const SUBSYSTEM: u16 = 10 << 8;
 const GET_CHAIN: u16 = SUBSYSTEM | 4;
@@ -59,7 +60,7 @@ fn named(value: &str) -> Vec<u8> {
 /// The packets counted for each app, by index. `NotFound` when the table is gone.
 pub(crate) fn activity(netlink: &mut Netlink, config: &NetworkConfig) -> io::Result<HashMap<u32, u64>> {
     let prefix = config.interface_prefix();
-    each_element(netlink, config, "activity", |counts: &mut HashMap<u32, u64>, element| {
+    each_element(netlink, &config.instance, "activity", |counts: &mut HashMap<u32, u64>, element| {
         if let Some(index) = element.interface().and_then(|name| config.index_after(&prefix, name)) {
             counts.insert(index, element.packets);
         }
@@ -114,6 +115,30 @@ pub(crate) fn network_names(netlink: &mut Netlink, config: &NetworkConfig) -> io
     })
 }
 
+/// The guarded interfaces of all other instances on this machine; `None` when there is no other instance.
+pub(crate) fn foreign_guards(netlink: &mut Netlink, config: &NetworkConfig) -> io::Result<Option<Guards>> {
+    let tables = netlink.dump(GET_SET, &header(FAMILY_INET), |tables: &mut BTreeSet<String>, _, payload| {
+        let body = payload.get(NFGENMSG_BYTES..).unwrap_or(&[]);
+        let table = attribute(body, SET_TABLE).map_or("", text);
+        if attribute(body, SET_NAME).map(text) == Some("guard6") && table != config.instance {
+            tables.insert(table.to_owned());
+        }
+        Ok(())
+    })?;
+    let mut guards = None;
+    for table in tables {
+        let guards: &mut Guards = guards.get_or_insert_default();
+        for (set, names) in [("guard4", &mut guards.v4), ("guard6", &mut guards.v6)] {
+            let found = each_element(netlink, &table, set, |found: &mut Vec<String>, element| {
+                found.extend(element.interface().map(str::to_owned));
+            });
+            // The other instance may go away while it is looked at.
+            names.extend(absent_is_empty(found)?);
+        }
+    }
+    Ok(guards)
+}
+
 /// Chains of others, as `table chain`, that drop what they do not know on its way through the machine.
 pub(crate) fn foreign_forward_drops(netlink: &mut Netlink, config: &NetworkConfig) -> io::Result<Vec<String>> {
     netlink.dump(GET_CHAIN, &header(FAMILY_ANY), |found: &mut Vec<String>, _, payload| {
@@ -147,12 +172,12 @@ impl Element<'_> {
 
 fn each_element<T: Default>(
     netlink: &mut Netlink,
-    config: &NetworkConfig,
+    table: &str,
     set: &str,
     mut each: impl FnMut(&mut T, &Element<'_>),
 ) -> io::Result<T> {
     let mut request = header(FAMILY_INET);
-    push_attribute(&mut request, LIST_TABLE, &named(&config.instance));
+    push_attribute(&mut request, LIST_TABLE, &named(table));
     push_attribute(&mut request, LIST_SET, &named(set));
     netlink.dump(GET_SET_ELEMENTS, &request, |result: &mut T, _, payload| {
         let body = payload.get(NFGENMSG_BYTES..).unwrap_or(&[]);
@@ -178,7 +203,7 @@ fn packets(element: &[u8]) -> u64 {
 }
 
 fn members(netlink: &mut Netlink, config: &NetworkConfig, set: &str) -> io::Result<Vec<u32>> {
-    let result = each_element(netlink, config, set, |found: &mut Vec<u32>, element| {
+    let result = each_element(netlink, &config.instance, set, |found: &mut Vec<u32>, element| {
         found.extend(element.interface().and_then(|name| config.index_of(name)));
     });
     absent_is_empty(result)
@@ -193,7 +218,7 @@ fn absent_is_empty<T: Default>(result: io::Result<T>) -> io::Result<T> {
 }
 
 fn ignored(netlink: &mut Netlink, config: &NetworkConfig, set: &str) -> io::Result<Vec<(u32, IpNet)>> {
-    let result = each_element(netlink, config, set, |found: &mut Vec<(u32, IpNet)>, element| {
+    let result = each_element(netlink, &config.instance, set, |found: &mut Vec<(u32, IpNet)>, element| {
         let first = element.key.get(INTERFACE_BYTES..).and_then(address);
         let last = element.key_end.and_then(|end| end.get(INTERFACE_BYTES..)).and_then(address).or(first);
         let index = element.interface().and_then(|name| config.index_of(name));
@@ -230,7 +255,7 @@ fn network(first: IpAddr, last: IpAddr) -> Option<IpNet> {
 fn published(netlink: &mut Netlink, config: &NetworkConfig) -> io::Result<Vec<(u32, Published)>> {
     let mut all: BTreeMap<(u32, Protocol, u16, u16), Vec<Option<IpAddr>>> = BTreeMap::new();
     for (set, address_bytes, v6) in [("any4", 0, false), ("any6", 0, true), ("at4", 4, false), ("at6", 16, true)] {
-        let result = each_element(netlink, config, set, |found: &mut Vec<_>, element| {
+        let result = each_element(netlink, &config.instance, set, |found: &mut Vec<_>, element| {
             found.extend(port_of(config, element, address_bytes, v6));
         });
         for (index, port) in absent_is_empty(result)? {

@@ -7,6 +7,10 @@
 //! what goes between two of them, so that the machine does not become a router. When someone else (a container engine,
 //! an administrator) switches `ip_forward` on, the machine is meant to be one, and the guard and our changes are void.
 //!
+//! Several instances on one machine share these settings. One that finds a setting switched on by another (an interface in
+//! the other's guard) takes it for its own as well, with the value that it had before both; one that goes while another
+//! is there puts nothing back. So whoever goes last puts everything back.
+//!
 //! A crash leaves at worst a file that lists a value that was not changed; restoring it does no harm.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,7 +52,10 @@ pub(crate) struct Guards {
 /// What is to be changed, and what is guarded then.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
+    /// Setting, old value, new value.
     changes: Vec<(String, &'static str, &'static str)>,
+    /// Setting that another instance has changed, and its value before.
+    shared: Vec<(String, &'static str)>,
     pub(crate) guards: Guards,
 }
 
@@ -86,42 +93,56 @@ impl Sysctls {
         Ok(Self { file, state })
     }
 
-    /// What is missing for forwarding, on interfaces that are new since the last time too.
-    pub(crate) fn plan(&self, config: &NetworkConfig) -> Result<Plan, NetworkError> {
+    /// What is missing for forwarding, on interfaces that are new since the last time too. `others`: what all other
+    /// instances guard.
+    pub(crate) fn plan(&self, config: &NetworkConfig, others: &Guards) -> Result<Plan, NetworkError> {
         let mut plan = Plan::default();
         if read(V4_FORWARD)? == "0" {
             for name in interfaces(config, "ipv4")? {
                 let setting = format!("ipv4/conf/{name}/forwarding");
-                let off = read(&setting).is_ok_and(|value| value == "0");
-                if off {
-                    plan.changes.push((setting.clone(), "0", "1"));
+                if read(&setting).is_ok_and(|value| value == "0") {
+                    plan.changes.push((setting, "0", "1"));
+                } else if others.v4.contains(&name) {
+                    plan.shared.push((setting, "0"));
+                } else if !self.state.old.contains_key(&setting) {
+                    continue;
                 }
-                if off || self.state.old.contains_key(&setting) {
-                    plan.guards.v4.insert(name);
-                }
+                plan.guards.v4.insert(name);
             }
         }
         if has_v6() {
             let off = read(V6_FORWARD)? == "0";
-            if off || self.state.old.contains_key(V6_FORWARD) {
+            let (ours, theirs) = (self.state.old.contains_key(V6_FORWARD), !others.v6.is_empty());
+            if off || ours || theirs {
                 plan.guards.v6 = interfaces(config, "ipv6")?;
             }
+            let accept_ra = |name: &String, value: &str| {
+                let setting = format!("ipv6/conf/{name}/accept_ra");
+                read(&setting).is_ok_and(|now| now == value).then_some(setting)
+            };
             if off {
-                let accept = plan.guards.v6.iter().map(|name| (format!("ipv6/conf/{name}/accept_ra"), "1", "2"));
-                plan.changes.extend(accept.filter(|(setting, from, _)| read(setting).is_ok_and(|now| now == *from)));
+                let accepting = plan.guards.v6.iter().filter_map(|name| accept_ra(name, "1"));
+                plan.changes.extend(accepting.map(|setting| (setting, "1", "2")));
                 plan.changes.push((V6_FORWARD.to_owned(), "0", "1"));
+            } else if theirs && !ours {
+                // Without forwarding, 1 and 2 are the same.
+                let accepting = others.v6.iter().filter_map(|name| accept_ra(name, "2"));
+                plan.shared.extend(accepting.map(|setting| (setting, "1")));
+                plan.shared.push((V6_FORWARD.to_owned(), "0"));
             }
         }
+        plan.shared.retain(|(setting, _)| !self.state.old.contains_key(setting));
         Ok(plan)
     }
 
     /// Makes the changes of a plan, remembering the old values first.
     pub(crate) fn carry_out(&mut self, plan: &Plan) -> Result<(), NetworkError> {
-        if plan.changes.is_empty() {
+        if plan.changes.is_empty() && plan.shared.is_empty() {
             return Ok(());
         }
-        for (setting, from, _) in &plan.changes {
-            self.state.old.entry(setting.clone()).or_insert_with(|| (*from).to_owned());
+        let changed = plan.changes.iter().map(|(setting, from, _)| (setting, from));
+        for (setting, old) in changed.chain(plan.shared.iter().map(|(setting, old)| (setting, old))) {
+            self.state.old.entry(setting.clone()).or_insert_with(|| (*old).to_owned());
         }
         self.save()?;
         for (setting, _, to) in &plan.changes {
@@ -134,25 +155,32 @@ impl Sysctls {
         Ok(())
     }
 
-    /// Puts the old values back, where the setting still exists and nobody has changed it since, and forgets them.
-    pub(crate) fn restore(&mut self) -> Result<(), NetworkError> {
-        // The other way round than they were changed: the per-interface values last.
-        let routes_v4 = read(V4_FORWARD)? != "0";
-        if let Some(old) = self.state.old.remove(V6_FORWARD) {
-            write(V6_FORWARD, &old)?;
-        }
-        for (setting, old) in std::mem::take(&mut self.state.old) {
-            let meanwhile_a_router = routes_v4 && setting.starts_with("ipv4/");
-            if !meanwhile_a_router && read(&setting).is_ok_and(|now| now != old) {
-                write(&setting, &old)?;
-            }
-        }
+    /// Forgets the old values, leaving the settings to another instance.
+    pub(crate) fn leave(&mut self) -> Result<(), NetworkError> {
+        self.state.old.clear();
         match fs::remove_file(&self.file) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 Err(NetworkError::File { what: "remove", path: self.file.clone(), source })
             }
             _ => Ok(()),
         }
+    }
+
+    /// Puts the old values back, where the setting still exists, and forgets them.
+    pub(crate) fn restore(&mut self) -> Result<(), NetworkError> {
+        // The other way round than they were changed: the per-interface values last.
+        let routes_v4 = read(V4_FORWARD)? != "0";
+        if let Some(old) = self.state.old.get(V6_FORWARD) {
+            write(V6_FORWARD, old)?;
+        }
+        for (setting, old) in &self.state.old {
+            let meanwhile_a_router = routes_v4 && setting.starts_with("ipv4/");
+            if !meanwhile_a_router && read(setting).is_ok_and(|now| now != *old) {
+                write(setting, old)?;
+            }
+        }
+        // Only now: a teardown that failed half-way can be called again.
+        self.leave()
     }
 
     fn save(&self) -> Result<(), NetworkError> {

@@ -183,6 +183,7 @@ fn a_pool_that_collides_is_refused() {
 #[test]
 fn two_instances_live_beside_each_other() {
     on_machine(|machine| async move {
+        let before = traces();
         let first = machine.open().await;
         let config = NetworkConfig {
             instance: "torporsecond".into(),
@@ -193,13 +194,15 @@ fn two_instances_live_beside_each_other() {
         let second = Network::open(config).await.unwrap();
         let one = app(&first, 1, &ports(&[tcp(8080, 80)])).await;
         let two = app(&second, 1, &ports(&[tcp(8081, 80)])).await;
-        let (_a, _b) = (one.listen("0.0.0.0:80"), two.listen("0.0.0.0:80"));
+        let (_a, _b) = (one.listen("[::]:80"), two.listen("[::]:80"));
         assert!(machine.outside.reaches((MACHINE_V4, 8080)) && machine.outside.reaches((MACHINE_V4, 8081)));
         assert!(two.is_cut_off_from((first.addresses(1).unwrap().v4, 80)));
         first.teardown().await.unwrap();
-        // The settings of the machine were the first one's to put back; the second one puts its own in their place.
-        second.repair().await.unwrap();
-        assert!(machine.outside.reaches((MACHINE_V4, 8081)), "the other one goes on");
+        for to in [IpAddr::V4(MACHINE_V4), MACHINE_V6.into()] {
+            assert!(machine.outside.reaches((to, 8081)), "the other one goes on: {to}");
+        }
+        second.teardown().await.unwrap();
+        assert_eq!(traces(), before, "the last one puts everything back");
     });
 }
 

@@ -5,6 +5,7 @@ mod fake;
 
 use std::path::Path;
 use std::process::{Output, Stdio};
+use std::time::Duration;
 
 use fake::{FakeWorker, Running};
 use tokio::io::AsyncWriteExt;
@@ -16,11 +17,18 @@ async fn torpor(socket: &Path, args: &[&str], input: Option<&[u8]>) -> Output {
     command.args(args).env_clear().env("TORPOR_SOCKET", socket).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() }).kill_on_drop(true);
     let mut child = command.spawn().unwrap();
-    if let Some(input) = input {
-        let mut stdin = child.stdin.take().unwrap();
-        stdin.write_all(input).await.unwrap();
+    // Beside reading its output: it may wait for us to read before it reads on.
+    let feed = child
+        .stdin
+        .take()
+        .zip(input.map(<[u8]>::to_vec))
+        .map(|(mut stdin, input)| tokio::spawn(async move { stdin.write_all(&input).await.unwrap() }));
+    let output =
+        tokio::time::timeout(Duration::from_secs(60), child.wait_with_output()).await.expect("it ends").unwrap();
+    if let Some(feed) = feed {
+        feed.await.unwrap();
     }
-    child.wait_with_output().await.unwrap()
+    output
 }
 
 /// Runs a command that must end with `code`; gives standard output and standard error.

@@ -1,6 +1,11 @@
 //! A worker in memory: apps have states and nothing else. Faults are set by the test: `fail("start")` makes the next
 //! calls of that name fail.
-#![allow(dead_code, unreachable_pub, reason = "shared by several test programs, each of which uses a part")]
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    unreachable_pub,
+    reason = "shared by several test programs, each of which uses a part"
+)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

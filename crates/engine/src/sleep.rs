@@ -525,10 +525,8 @@ impl Sleep<'_> {
 
     /// After a failure behind the commit: memory from the image, then on as if nothing had been.
     fn bring_back(&mut self, state: &State) -> Result<(), Failure> {
-        if self.processes.is_empty() {
-            // Already released: frozen with its own registers.
-            self.target.freezer.freeze().map_err(Failure::Freeze)?;
-        }
+        // A thread that is let go behind a remote call restarts its own call only by way of the freezer.
+        self.target.freezer.freeze().map_err(Failure::Freeze)?;
         let image = File::open(&self.request.image)
             .map_err(|error| Failure::Image(self.request.image.clone(), error))?;
         let mut buffer = Vec::new();

@@ -2,29 +2,39 @@
 //!
 //! # Why it is safe to be killed
 //! When the tracing thread dies, its tracees go on from their registers (or stay in the freezer). So before memory is
-//! dropped, every thread's registers are set to the *park loop*: `pause` for ever, with all signals blocked, in code
-//! that lies in the unused tail of the process's vDSO. Remote calls start at the instruction before that loop and fall
-//! into it. Whatever happens to us, no instruction of the program runs while its memory is incomplete.
+//! dropped, every thread's registers are set to a *park loop*: code in the unused tail of the process's vDSO that never
+//! ends, with all signals blocked. Remote calls start at the instruction before the loop and fall into it. Whatever
+//! happens to us, no instruction of the program runs while its memory is incomplete.
+//!
+//! There are two loops. The usual one waits in `pause`. A thread with seccomp filters of its own, which might kill it for
+//! that, spins instead.
 //!
 //! ```text
-//! call:   syscall          remote calls are stepped over this one
-//! park:   mov eax, pause
-//!         syscall
-//!         jmp park
+//! 0  call:   syscall            16  call:   syscall
+//! 2  park:   mov eax, pause     18  park:   rep nop
+//!            syscall                        jmp park
+//!            jmp park
 //! ```
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use torpor_linux::ptrace::{Seized, StepError, StopError, Tracee};
+use torpor_linux::ptrace::{CallError, Seized, StopError, Tracee};
 use torpor_linux::registers::Registers;
 
 use crate::memory::layout::areas;
 use crate::proc;
 
-const CODE: [u8; 11] = [0x0f, 0x05, 0xb8, 34, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf7];
+#[rustfmt::skip]
+const CODE: [u8; 32] = [
+    0x0f, 0x05, 0xb8, 34, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf7, 0, 0, 0, 0, 0,
+    0x0f, 0x05, 0xf3, 0x90, 0xeb, 0xfc, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+];
+/// From a call's instruction to its loop.
 const PARK_OFFSET: u64 = 2;
+/// From the usual loop to the spinning one.
+const SPIN_OFFSET: u64 = 16;
 
 /// Why threads could not be held or made to call.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +63,7 @@ pub enum TraceError {
     Registers(i32, #[source] io::Error),
     /// A remote call could not be made.
     #[error(transparent)]
-    Step(#[from] StepError),
+    Make(#[from] CallError),
     /// A remote call failed.
     #[error("{call} in process {pid}")]
     Call {
@@ -145,7 +155,7 @@ impl Thread {
 pub(crate) fn park_place(pid: i32) -> Result<u64, TraceError> {
     let look = |error| TraceError::Look(pid, error);
     let vdso = areas(pid).map_err(look)?.into_iter().find(|area| area.name == "[vdso]");
-    let place = vdso.ok_or(TraceError::NoVdso(pid))?.end - 16;
+    let place = vdso.ok_or(TraceError::NoVdso(pid))?.end - CODE.len() as u64;
     let mut found = [0; CODE.len()];
     File::open(format!("/proc/{pid}/mem"))
         .and_then(|memory| memory.read_exact_at(&mut found, place))
@@ -164,7 +174,17 @@ pub(crate) fn install_park_loop(pid: i32) -> Result<u64, TraceError> {
         .open(format!("/proc/{pid}/mem"))
         .and_then(|memory| memory.write_all_at(&CODE, place))
         .map_err(|error| TraceError::Look(pid, error))?;
-    Ok(place + PARK_OFFSET)
+    let spin = has_filters_of_its_own(pid).map_err(|error| TraceError::Look(pid, error))?;
+    Ok(place + PARK_OFFSET + if spin { SPIN_OFFSET } else { 0 })
+}
+
+/// The program has set seccomp filters beyond the one that the sandbox gives.
+fn has_filters_of_its_own(pid: i32) -> io::Result<bool> {
+    const STRICT: &str = "1";
+    let path = format!("/proc/{pid}/status");
+    let status = proc::read(&path)?;
+    let filters = proc::field(&status, "Seccomp_filters").and_then(|count| count.parse::<u32>().ok());
+    Ok(filters.unwrap_or(0) > 1 || proc::field(&status, "Seccomp") == Some(STRICT))
 }
 
 impl Process {
@@ -196,7 +216,7 @@ impl Process {
         let wrong = |error| TraceError::Registers(thread.tracee.thread(), error);
         let calling = thread.registers.calling(park_address - PARK_OFFSET, number, arguments);
         thread.tracee.set_registers(&calling).map_err(wrong)?;
-        thread.tracee.step()?;
+        thread.tracee.make_call()?;
         let result = thread.tracee.registers().map_err(wrong)?.result();
         // Error numbers are -4095 to -1.
         if (-4095..0).contains(&result) {

@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::proc;
@@ -31,6 +32,8 @@ pub struct Source {
     pub what: String,
     /// The app itself waits for it.
     pub awaited: bool,
+    /// Events that are watched for, as `epoll_ctl(2)` numbers them.
+    pub events: u32,
 }
 
 /// The descriptors of a sleeping app that wake it.
@@ -66,6 +69,25 @@ impl Watch {
         Ok(source.cloned().or_else(|| (!events.is_empty()).then(Source::unknown)))
     }
 
+    /// The first source that is ready now, whether an event told of it or not. For whoever takes over from a worker that
+    /// may have taken the event and died.
+    pub fn ready_now(&self) -> io::Result<Option<Source>> {
+        let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        for source in &self.sources {
+            let duplicate = match pidfd_getfd(open(source.pid)?, source.fd, PidfdGetfdFlags::empty()) {
+                Ok(duplicate) => duplicate,
+                Err(rustix::io::Errno::BADF) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            // The low bits of poll's and epoll's events are the same.
+            let events = PollFlags::from_bits_truncate(source.events as u16);
+            if poll(&mut [PollFd::new(&duplicate, events)], Some(&zero))? > 0 {
+                return Ok(Some(source.clone()));
+            }
+        }
+        Ok(None)
+    }
+
     /// Registers everything that `processes` wait for. `Err(Ready)` if something awaited is ready already.
     pub(crate) fn build(processes: &[Waiting], single_sockets: bool) -> Result<Self, WatchError> {
         let mut watch = Self { epoll: epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from)?, sources: Vec::new() };
@@ -94,7 +116,7 @@ impl Watch {
         for (fd, what) in proc::descriptors(pid)? {
             if what.starts_with("socket:") {
                 let events = EventFlags::IN | EventFlags::RDHUP;
-                self.add(process.as_fd(), Source { pid, fd, what, awaited: false }, events)?;
+                self.add(process.as_fd(), Source { pid, fd, what, awaited: false, events: events.bits() })?;
             }
         }
         Ok(())
@@ -112,17 +134,19 @@ impl Watch {
             match epoll.then(|| members(pid, *fd)).transpose()? {
                 Some(members) if single_sockets || members.iter().any(|member| member.timer) => {
                     for member in members.into_iter().filter(|member| !member.timer) {
-                        let source = Source { pid, fd: member.fd, what: member.what, awaited: true };
-                        self.add(process.as_fd(), source, member.events)?;
+                        let Member { fd, what, events, .. } = member;
+                        self.add(process.as_fd(), Source { pid, fd, what, awaited: true, events: events.bits() })?;
                     }
                 }
-                _ => self.add(process.as_fd(), Source { pid, fd: *fd, what, awaited: true }, *events)?,
+                _ => {
+                    self.add(process.as_fd(), Source { pid, fd: *fd, what, awaited: true, events: events.bits() })?;
+                }
             }
         }
         Ok(())
     }
 
-    fn add(&mut self, process: BorrowedFd<'_>, source: Source, events: EventFlags) -> Result<(), WatchError> {
+    fn add(&mut self, process: BorrowedFd<'_>, source: Source) -> Result<(), WatchError> {
         if source.what == TIMERFD {
             // Timers wake by their own deadline, if they are far enough away.
             return Ok(());
@@ -133,7 +157,8 @@ impl Watch {
             Err(error) => return Err(io::Error::from(error).into()),
         };
         let data = EventData::new_u64(self.sources.len() as u64);
-        match epoll::add(&self.epoll, &duplicate, data, events | EventFlags::ET) {
+        let events = EventFlags::from_bits_retain(source.events) | EventFlags::ET;
+        match epoll::add(&self.epoll, &duplicate, data, events) {
             // Regular files are always ready and never awaited; the same file twice needs no second registration.
             Err(rustix::io::Errno::PERM | rustix::io::Errno::EXIST) => Ok(()),
             Err(error) => Err(io::Error::from(error).into()),
@@ -153,7 +178,7 @@ impl AsFd for Watch {
 
 impl Source {
     fn unknown() -> Self {
-        Self { pid: 0, fd: -1, what: "a descriptor".to_owned(), awaited: true }
+        Self { pid: 0, fd: -1, what: "a descriptor".to_owned(), awaited: true, events: 0 }
     }
 }
 

@@ -44,9 +44,17 @@ fn ptrace(request: libc::c_uint, thread: libc::pid_t, address: usize, data: usiz
 }
 
 impl Seized {
-    /// Attaches to a thread and asks it to stop. Several can be asked before the first is waited for.
+    /// Attaches to a thread and asks it to stop. Several can be asked before the first is waited for. As long as it is
+    /// attached, its seccomp filters do not apply, where the kernel and our privileges allow that.
     pub fn seize(thread: i32) -> io::Result<Self> {
-        ptrace(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_TRACESYSGOOD as usize)?;
+        let plain = libc::PTRACE_O_TRACESYSGOOD as usize;
+        let without_seccomp = plain | libc::PTRACE_O_SUSPEND_SECCOMP as usize;
+        match ptrace(libc::PTRACE_SEIZE, thread, 0, without_seccomp) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EPERM)) => {
+                ptrace(libc::PTRACE_SEIZE, thread, 0, plain)?;
+            }
+            other => drop(other?),
+        }
         let seized = Self { thread, attached: true, not_send: PhantomData };
         ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
         Ok(seized)
@@ -129,18 +137,24 @@ impl Tracee {
         Ok(())
     }
 
-    /// Runs one instruction and waits for the stop that follows. The thread's cgroup must not be frozen, and its signals
-    /// must be blocked, or the stop may be for a signal: that is an error, never delivered.
-    pub fn step(&self) -> Result<(), StepError> {
-        ptrace(libc::PTRACE_SINGLESTEP, self.thread(), 0, 0).map_err(|e| StepError::Step(self.thread(), e))?;
-        let status = wait(self.thread()).map_err(|e| StepError::Step(self.thread(), e))?;
+    /// Lets it make the system call whose `syscall` instruction is the next one, and waits until it has been made. The
+    /// thread's cgroup must not be frozen, and its signals must be blocked, or the stop may be for a signal: that is an
+    /// error, never delivered.
+    ///
+    /// By stops at the call's entry and exit, not by single-stepping: the trap flag would outlive a tracer that dies.
+    pub fn make_call(&self) -> Result<(), CallError> {
+        self.next_call_stop()?;
+        self.next_call_stop()
+    }
+
+    fn next_call_stop(&self) -> Result<(), CallError> {
+        const CALL_STOP: libc::c_int = libc::SIGTRAP | 0x80;
+        ptrace(libc::PTRACE_SYSCALL, self.thread(), 0, 0).map_err(|e| CallError::Resume(self.thread(), e))?;
+        let status = wait(self.thread()).map_err(|e| CallError::Resume(self.thread(), e))?;
         if !libc::WIFSTOPPED(status) {
-            return Err(StepError::Ended(self.thread()));
+            return Err(CallError::Ended(self.thread()));
         }
-        match libc::WSTOPSIG(status) {
-            libc::SIGTRAP if status >> 16 == 0 => Ok(()),
-            _ => Err(StepError::Other(self.thread(), status)),
-        }
+        if libc::WSTOPSIG(status) == CALL_STOP { Ok(()) } else { Err(CallError::Other(self.thread(), status)) }
     }
 
     /// Lets it go.
@@ -152,16 +166,16 @@ impl Tracee {
     }
 }
 
-/// Why a single step failed.
+/// Why a call was not made.
 #[derive(Debug, thiserror::Error)]
-pub enum StepError {
+pub enum CallError {
     /// The kernel refused.
-    #[error("stepping thread {0}")]
-    Step(i32, #[source] io::Error),
+    #[error("letting thread {0} make a call")]
+    Resume(i32, #[source] io::Error),
     /// It was killed.
-    #[error("thread {0} ended while it was stepped")]
+    #[error("thread {0} ended in a call")]
     Ended(i32),
     /// It stopped for another reason.
-    #[error("thread {0} stopped with status {1:#x} instead of after one step")]
+    #[error("thread {0} stopped with status {1:#x} instead of for its call")]
     Other(i32, i32),
 }

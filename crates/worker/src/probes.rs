@@ -13,8 +13,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use ipnet::IpNet;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrAny, SocketType, sockopt};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use serde::{Deserialize, Serialize};
 use torpor_api::spec::Idle;
-use torpor_engine::{Asleep, Source};
+use torpor_engine::{Source, Watch};
 use torpor_linux::tcp;
 use torpor_network::sock_diag::{SockDiag, drain_dead};
 
@@ -24,8 +25,8 @@ const DEFER_SECONDS: u32 = 60;
 /// Datagrams and connections looked at for one event; more count as one that wakes.
 const MAX_LOOKS: usize = 4096;
 
-/// A listener whose option was changed, and what it was.
-#[derive(Debug)]
+/// A listener whose option is changed, and what it was before.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Deferred {
     pid: i32,
     fd: i32,
@@ -49,33 +50,39 @@ fn is_listener(socket: BorrowedFd<'_>) -> bool {
         && sockopt::socket_acceptconn(socket).unwrap_or(false)
 }
 
-/// Sets the listeners of a sleeping app so that only data reaches the accept queue.
-pub(crate) fn defer(asleep: &Asleep) -> Vec<Deferred> {
-    let mut deferred = Vec::new();
-    for source in asleep.watch.sources() {
-        let changed = duplicate(source.pid, source.fd).and_then(|socket| {
-            if !is_listener(socket.as_fd()) {
-                return Ok(None);
+/// The listeners of a sleeping app as they are; to be kept before [`defer`] changes them.
+pub(crate) fn listeners(watch: &Watch) -> Vec<Deferred> {
+    let mut found = Vec::new();
+    for source in watch.sources() {
+        let before = duplicate(source.pid, source.fd)
+            .and_then(|socket| is_listener(socket.as_fd()).then(|| tcp::defer_accept(&socket)).transpose());
+        match before {
+            Ok(before) => {
+                found.extend(before.map(|before| Deferred { pid: source.pid, fd: source.fd, before }));
             }
-            let before = tcp::defer_accept(&socket)?;
-            tcp::set_defer_accept(&socket, DEFER_SECONDS)?;
-            Ok(Some(Deferred { pid: source.pid, fd: source.fd, before }))
-        });
-        match changed {
-            Ok(found) => deferred.extend(found),
             // Without it a mere connection wakes: worse, not wrong.
-            Err(error) => tracing::debug!(pid = source.pid, fd = source.fd, %error, "deferring a listener"),
+            Err(error) => tracing::debug!(pid = source.pid, fd = source.fd, %error, "looking for listeners"),
         }
     }
-    deferred
+    found
+}
+
+/// Sets listeners so that only data reaches their accept queues.
+pub(crate) fn defer(listeners: &[Deferred]) {
+    set(listeners, |_| DEFER_SECONDS);
 }
 
 /// Puts the listeners back.
-pub(crate) fn undefer(deferred: &[Deferred]) {
-    for Deferred { pid, fd, before } in deferred {
-        let restored = duplicate(*pid, *fd).and_then(|socket| tcp::set_defer_accept(&socket, *before));
-        if let Err(error) = restored {
-            tracing::warn!(pid, fd, %error, "putting a listener back");
+pub(crate) fn undefer(listeners: &[Deferred]) {
+    set(listeners, |listener| listener.before);
+}
+
+fn set(listeners: &[Deferred], seconds: impl Fn(&Deferred) -> u32) {
+    for listener in listeners {
+        let set = duplicate(listener.pid, listener.fd)
+            .and_then(|socket| tcp::set_defer_accept(&socket, seconds(listener)));
+        if let Err(error) = set {
+            tracing::warn!(pid = listener.pid, fd = listener.fd, %error, "setting a listener");
         }
     }
 }

@@ -176,22 +176,25 @@ impl Task {
 
     /// Keeps what waking takes, and parks what must outlive us.
     pub(super) fn hold_asleep(&mut self, asleep: Asleep) {
-        let park = super::takeover::park_watch(&self.shared, &self.record.id, &asleep.watch);
-        if let Err(error) = park {
-            // It sleeps on; a new worker would wake it for safety.
-            tracing::warn!(app = self.record.spec.name, error = %chain(&error), "parking its descriptors");
+        if self.record.spec.idle.wake_on == WakeOn::Data && self.deferred.is_empty() {
+            self.deferred = crate::probes::listeners(&asleep.watch);
+        }
+        let park = super::takeover::park_watch(&self.shared, &self.record.id, &asleep.watch, &self.deferred);
+        match park {
+            Ok(()) => crate::probes::defer(&self.deferred),
+            Err(error) => {
+                // It sleeps on; a new worker would wake it for safety.
+                tracing::warn!(app = self.record.spec.name, error = %chain(&error), "parking its descriptors");
+                self.deferred.clear();
+            }
         }
         let watch = asleep.watch.as_fd().try_clone_to_owned();
-        let watch = watch.and_then(torpor_linux::readable::register);
-        match watch {
+        match watch.and_then(torpor_linux::readable::register) {
             Ok(watch) => self.watch = Some(watch),
             Err(error) => {
                 tracing::error!(app = self.record.spec.name, %error, "watching its descriptors; waking it");
                 let _ = self.outcomes().send(Outcome::Event(Event::Packet(text("its descriptors cannot be watched"))));
             }
-        }
-        if self.record.spec.idle.wake_on == WakeOn::Data {
-            self.deferred = crate::probes::defer(&asleep);
         }
         self.asleep = Some(Box::new(asleep));
     }

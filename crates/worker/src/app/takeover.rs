@@ -12,6 +12,7 @@ use torpor_sandbox::{Sandbox, SandboxRecord};
 use super::operate::{SandboxFreezer, chain, text};
 use super::task::Task;
 use crate::clock;
+use crate::probes::Deferred;
 use crate::shared::Shared;
 
 /// Keys of an app's parked descriptors begin with this.
@@ -28,6 +29,13 @@ fn output_key(id: &str) -> String {
     format!("app/{id}/output")
 }
 
+/// What is parked with the epoll descriptor.
+#[derive(Serialize, Deserialize)]
+struct Parked {
+    sources: Vec<ParkedSource>,
+    deferred: Vec<Deferred>,
+}
+
 /// [`Source`], in a blob.
 #[derive(Serialize, Deserialize)]
 struct ParkedSource {
@@ -35,36 +43,39 @@ struct ParkedSource {
     fd: i32,
     what: String,
     awaited: bool,
+    events: u32,
 }
 
 /// Parks the epoll descriptor of a sleeping app, so that events are collected while no worker lives.
-pub(super) fn park_watch(shared: &Shared, id: &str, watch: &Watch) -> Result<(), torpor_keeper::Error> {
-    let sources: Vec<ParkedSource> = watch
-        .sources()
-        .iter()
-        .map(|source| ParkedSource {
-            pid: source.pid,
-            fd: source.fd,
-            what: source.what.clone(),
-            awaited: source.awaited,
-        })
-        .collect();
-    let mut blob = serde_json::to_vec(&sources).unwrap_or_default();
-    if blob.len() > torpor_keeper::limits::BLOB_BYTES {
-        // Only descriptions: without them an event is still an event.
-        blob = b"[]".to_vec();
-    }
+pub(super) fn park_watch(
+    shared: &Shared,
+    id: &str,
+    watch: &Watch,
+    deferred: &[Deferred],
+) -> Result<(), torpor_keeper::Error> {
+    let source = |source: &Source| {
+        let Source { pid, fd, what, awaited, events } = source.clone();
+        ParkedSource { pid, fd, what, awaited, events }
+    };
+    let parked = Parked { sources: watch.sources().iter().map(source).collect(), deferred: deferred.to_vec() };
+    // Numbers and text always serialise. What does not fit is refused by the keeper; then a new worker wakes the app.
+    let blob = serde_json::to_vec(&parked).unwrap_or_default();
     shared.keeper.put(&watch_key(id), &blob, &[watch.as_fd()])
 }
 
-fn parked_watch(shared: &Shared, id: &str) -> Result<Option<Watch>, torpor_keeper::Error> {
+fn parked_watch(shared: &Shared, id: &str) -> Result<Option<(Watch, Vec<Deferred>)>, torpor_keeper::Error> {
     let Some(parked) = shared.keeper.get(&watch_key(id))? else { return Ok(None) };
-    let sources: Vec<ParkedSource> = serde_json::from_slice(&parked.blob).unwrap_or_default();
-    let sources = sources
-        .into_iter()
-        .map(|source| Source { pid: source.pid, fd: source.fd, what: source.what, awaited: source.awaited })
-        .collect();
-    Ok(parked.fds.into_iter().next().map(|epoll| Watch::from_parts(epoll, sources)))
+    let (Some(epoll), Ok(Parked { sources, deferred })) =
+        (parked.fds.into_iter().next(), serde_json::from_slice(&parked.blob))
+    else {
+        return Ok(None);
+    };
+    let source = |source: ParkedSource| {
+        let ParkedSource { pid, fd, what, awaited, events } = source;
+        Source { pid, fd, what, awaited, events }
+    };
+    let sources = sources.into_iter().map(source).collect();
+    Ok(Some((Watch::from_parts(epoll, sources), deferred)))
 }
 
 /// Parks the reading ends of an app's output.
@@ -157,8 +168,16 @@ impl Task {
                     Err(error) => tracing::warn!(app = self.record.spec.name, %error, "cleaning up its images"),
                 }
                 let next_timer = asleep.wake_at.map(clock::millis);
+                // The old worker may have taken an event and died before it had woken the app.
+                let ready = asleep.watch.ready_now();
                 self.hold_asleep(*asleep);
                 self.tell(Event::TakenOver(Found::Dozing { next_timer })).await;
+                let cause = match ready {
+                    Ok(None) => return,
+                    Ok(Some(source)) => format!("an event on {} of process {}", source.what, source.pid),
+                    Err(error) => format!("its descriptors cannot be looked at: {error}"),
+                };
+                self.tell(Event::Packet(cause.into())).await;
             }
             Err(reason) => {
                 // Never run it with wrong memory.
@@ -176,7 +195,10 @@ impl Task {
         let phase = self.journal.read().map_err(|error| text(error).to_string())?;
         let phase = phase.unwrap_or(torpor_engine::Phase::Awake);
         let watch = match parked_watch(&self.shared, &self.record.id) {
-            Ok(watch) => watch,
+            Ok(parked) => parked.map(|(watch, deferred)| {
+                self.deferred = deferred;
+                watch
+            }),
             Err(error) => {
                 tracing::warn!(app = self.record.spec.name, error = %chain(&error), "finding its descriptors");
                 None
@@ -193,7 +215,11 @@ impl Task {
             journal: &*self.journal,
             faults: &self.shared.faults,
         };
-        match recover(&target, phase, &self.files.image(generation), watch) {
+        let recovered = recover(&target, phase, &self.files.image(generation), watch);
+        if !matches!(recovered, Ok(Recovered::Dozing(_))) {
+            crate::probes::undefer(&std::mem::take(&mut self.deferred));
+        }
+        match recovered {
             Ok(recovered) => Ok(recovered),
             // Nothing to freeze any more: it has ended, which its init will tell.
             Err(_) if freezer.processes().is_ok_and(|pids| pids.is_empty()) => Ok(Recovered::Running),

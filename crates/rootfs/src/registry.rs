@@ -124,7 +124,13 @@ impl Pull<'_> {
             };
             stored.push(added);
         }
-        self.store.save_image(described, stored)
+        let (store, what) = (self.store.clone(), self.reference.whole());
+        let task = tokio::task::spawn_blocking(move || {
+            let image = store.save_image(described, stored);
+            drop(pins);
+            image
+        });
+        task.await.map_err(|source| Error::Task { what, source })?
     }
 
     async fn manifest(&self) -> Result<(Descriptor, Vec<Descriptor>), Error> {

@@ -17,13 +17,11 @@
 //!
 //! A crash leaves entries of `tmp/`, which [`Store::open`] removes, and layers of no image, which [`Store::gc`] removes.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with, syncfs};
 use rustix::io::Errno;
@@ -33,13 +31,18 @@ use crate::archive::Archive;
 use crate::digest::{Digest, LayerDigest};
 use crate::error::{ArchiveError, Error};
 use crate::image::{Described, Image};
-use crate::limits::{Limits, MAX_IMAGE_NAME_BYTES};
+use crate::limits::Limits;
 use crate::progress::{ProgressFn, Reporter};
 use crate::stream::{Stream, Totals};
 use crate::temporary::{self, Temporary, open_directory};
 use crate::tree::Tree;
 use crate::unpack::{Below, Unpacked, unpack};
 use crate::view::View;
+
+mod contents;
+mod records;
+
+pub use contents::{Collected, StoredImage};
 
 /// A directory of layers and images. Clones share it.
 #[derive(Clone)]
@@ -52,30 +55,6 @@ struct Inner {
     limits: Limits,
     /// Layers that work in progress counts on, and how often.
     pins: Mutex<HashMap<LayerDigest, usize>>,
-}
-
-/// An image as [`Store::list`] shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredImage {
-    /// The image.
-    pub image: Image,
-    /// Its names, sorted; possibly none.
-    pub names: Vec<String>,
-    /// Bytes of its files, unpacked; layers that it shares count in full.
-    pub bytes: u64,
-    /// When it was stored, the last time.
-    pub stored: SystemTime,
-}
-
-/// What [`Store::gc`] removed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Collected {
-    /// Images.
-    pub images: usize,
-    /// Layers.
-    pub layers: usize,
-    /// Bytes of the files of those layers.
-    pub bytes: u64,
 }
 
 /// What the store keeps of a layer beside its tree.
@@ -192,23 +171,6 @@ impl Store {
         Ok(image)
     }
 
-    /// All images, named ones first, by name.
-    pub fn list(&self) -> Result<Vec<StoredImage>, Error> {
-        let names = self.names()?;
-        let mut images = Vec::new();
-        for digest in self.image_digests()? {
-            // It may have been collected since.
-            let Some((image, stored)) = self.image(&digest)? else { continue };
-            let bytes = image.layers.iter().map(|layer| self.layer_bytes(layer)).sum::<Result<u64, _>>()?;
-            let names = names.iter().filter(|(_, target)| **target == digest).map(|(name, _)| name.clone()).collect();
-            images.push(StoredImage { image, names, bytes, stored });
-        }
-        images.sort_by(|a, b| {
-            (a.names.is_empty(), &a.names, a.image.digest).cmp(&(b.names.is_empty(), &b.names, b.image.digest))
-        });
-        Ok(images)
-    }
-
     /// Takes a name away. Files go with the next [`Store::gc`].
     pub fn remove(&self, name: &str) -> Result<(), Error> {
         let path = self.name_path(name)?;
@@ -218,47 +180,6 @@ impl Store {
             }
             removed => removed.map_err(Error::io("remove", &path)),
         }
-    }
-
-    /// Removes images without a name that were stored more than `unnamed_older_than` ago, and layers that belong to no
-    /// remaining image, are not `in_use`, and that no work in progress counts on. The age protects an image between its
-    /// making and its first use.
-    pub fn gc(&self, in_use: &HashSet<LayerDigest>, unnamed_older_than: Duration) -> Result<Collected, Error> {
-        let trash = self.temporary()?;
-        let mut collected = Collected::default();
-        let pins = self.inner.pins();
-        let named: HashSet<Digest> = self.names()?.into_values().collect();
-        let mut kept: HashSet<LayerDigest> = in_use.iter().chain(pins.keys()).copied().collect();
-        let mut doomed = Vec::new();
-        for digest in self.image_digests()? {
-            let Some((image, stored)) = self.image(&digest)? else { continue };
-            // An image from the future is young.
-            let young = stored.elapsed().unwrap_or_default() < unnamed_older_than;
-            if named.contains(&digest) || young {
-                kept.extend(&image.layers);
-            } else {
-                doomed.push(digest);
-            }
-        }
-        for digest in doomed {
-            let path = self.image_path(&digest);
-            fs::remove_file(&path).map_err(Error::io("remove", &path))?;
-            collected.images += 1;
-        }
-        self.sync_directory("images")?;
-        for name in self.entries("layers")? {
-            let Some(layer) = LayerDigest::from_hex(&name) else { continue };
-            if kept.contains(&layer) {
-                continue;
-            }
-            collected.bytes += self.layer_record(&layer)?.map_or(0, |record| record.bytes);
-            let path = self.inner.layer(&layer);
-            fs::rename(&path, trash.join(&name)).map_err(Error::io("remove", &path))?;
-            collected.layers += 1;
-        }
-        self.sync_directory("layers")?;
-        drop(pins);
-        Ok(collected)
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -271,6 +192,17 @@ impl Store {
 
     pub(crate) fn pin(&self) -> Pins {
         Pins { inner: Arc::clone(&self.inner), layers: Vec::new() }
+    }
+
+    /// Keeps layers that should be here from being collected.
+    pub(crate) fn pin_layers(&self, layers: &[LayerDigest], pins: &mut Pins) -> Result<(), Error> {
+        let mut state = self.inner.pins();
+        for layer in layers {
+            self.layer_path(layer)?;
+            *state.entry(*layer).or_default() += 1;
+            pins.layers.push(*layer);
+        }
+        Ok(())
     }
 
     /// The layer of an image with the uncompressed digest `diff_id` over `below`, if it is here.
@@ -380,101 +312,6 @@ impl Store {
         let image = Image { digest: described.digest, layers, config: described.config };
         self.write(&self.image_path(&image.digest), &to_json(&image))?;
         Ok(image)
-    }
-
-    fn image_path(&self, digest: &Digest) -> PathBuf {
-        self.inner.root.join("images").join(format!("{}.json", digest.hex()))
-    }
-
-    fn image(&self, digest: &Digest) -> Result<Option<(Image, SystemTime)>, Error> {
-        let path = self.image_path(digest);
-        let Some((data, modified)) = self.read(&path)? else { return Ok(None) };
-        let image: Image = serde_json::from_slice(&data).map_err(|source| Error::DamagedRecord { path, source })?;
-        Ok(Some((image, modified)))
-    }
-
-    fn image_digests(&self) -> Result<Vec<Digest>, Error> {
-        let names = self.entries("images")?;
-        Ok(names.iter().filter_map(|name| Digest::from_hex(name.strip_suffix(".json")?)).collect())
-    }
-
-    fn layer_record(&self, layer: &LayerDigest) -> Result<Option<LayerRecord>, Error> {
-        let path = self.inner.layer(layer).join("layer.json");
-        let Some((data, _)) = self.read(&path)? else { return Ok(None) };
-        serde_json::from_slice(&data).map(Some).map_err(|source| Error::DamagedRecord { path, source })
-    }
-
-    /// The file of a name: slashes become `%2F`, which no name holds.
-    fn name_path(&self, name: &str) -> Result<PathBuf, Error> {
-        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._:/@-".contains(&byte);
-        let starts_well = name.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);
-        let file = name.replace('/', "%2F");
-        if !starts_well || !name.bytes().all(fits) || name.len() > MAX_IMAGE_NAME_BYTES || file.len() > 255 {
-            return Err(Error::BadName { name: name.to_owned() });
-        }
-        Ok(self.inner.root.join("names").join(file))
-    }
-
-    fn name_target(&self, path: &Path) -> Result<Option<Digest>, Error> {
-        let Some((data, _)) = self.read(path)? else { return Ok(None) };
-        let quoted = serde_json::Value::String(String::from_utf8_lossy(&data).into_owned());
-        let digest = serde_json::from_value(quoted);
-        digest.map(Some).map_err(|source| Error::DamagedRecord { path: path.to_owned(), source })
-    }
-
-    fn names(&self) -> Result<BTreeMap<String, Digest>, Error> {
-        let mut names = BTreeMap::new();
-        for file in self.entries("names")? {
-            let name = file.replace("%2F", "/");
-            if let Some(digest) = self.name_target(&self.name_path(&name)?)? {
-                names.insert(name, digest);
-            }
-        }
-        Ok(names)
-    }
-
-    /// The names in a directory of the store; those that are not UTF-8 are not ours.
-    fn entries(&self, directory: &str) -> Result<Vec<String>, Error> {
-        let path = self.inner.root.join(directory);
-        let mut names = Vec::new();
-        for entry in fs::read_dir(&path).map_err(Error::io("read", &path))? {
-            let entry = entry.map_err(Error::io("read", &path))?;
-            names.extend(entry.file_name().into_string());
-        }
-        Ok(names)
-    }
-
-    fn read(&self, path: &Path) -> Result<Option<(Vec<u8>, SystemTime)>, Error> {
-        let file = match File::open(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            file => file.map_err(Error::io("open", path))?,
-        };
-        let modified = file.metadata().and_then(|metadata| metadata.modified()).map_err(Error::io("look at", path))?;
-        let limit_bytes = self.limits().max_json_bytes;
-        let mut data = Vec::new();
-        file.take(limit_bytes + 1).read_to_end(&mut data).map_err(Error::io("read", path))?;
-        if data.len() as u64 > limit_bytes {
-            return Err(Error::LargeRecord { path: path.to_owned(), limit_bytes });
-        }
-        Ok(Some((data, modified)))
-    }
-
-    /// Writes a small file so that a crash leaves the old one or the new one.
-    fn write(&self, path: &Path, data: &[u8]) -> Result<(), Error> {
-        let temporary = self.temporary()?;
-        let made = temporary.join("file");
-        let mut file = File::create_new(&made).map_err(Error::io("create", &made))?;
-        file.write_all(data).and_then(|()| file.sync_all()).map_err(Error::io("write", &made))?;
-        fs::rename(&made, path).map_err(Error::io("store", path))?;
-        match path.parent() {
-            Some(parent) => open_directory(parent)?.sync_all().map_err(Error::io("sync", parent)),
-            None => Ok(()),
-        }
-    }
-
-    fn sync_directory(&self, name: &str) -> Result<(), Error> {
-        let path = self.inner.root.join(name);
-        open_directory(&path)?.sync_all().map_err(Error::io("sync", &path))
     }
 }
 

@@ -17,6 +17,7 @@ impl Store {
         let mut pins = self.pin();
         let base = base.map(|name| self.resolve(name)).transpose()?;
         let mut layers = base.as_ref().map(|base| base.layers.clone()).unwrap_or_default();
+        self.pin_layers(&layers, &mut pins)?;
         let (file, length_bytes) = open_input(path)?;
         let what = path.display().to_string();
         let source = LayerSource { what, file, length_bytes, stored: None, diff_id: None };

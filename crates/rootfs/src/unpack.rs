@@ -25,6 +25,8 @@ use crate::pax::Xattrs;
 use crate::tree::{Attributes, Tree, TreePath, set_owner_and_mode, set_time};
 use crate::view::View;
 
+mod parents;
+
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 /// Aufs's own records, which some old layers hold.
@@ -293,91 +295,6 @@ impl Unpacker<'_> {
         }
         let removed = self.tree.remove(path, is_directory(&stat));
         removed.map_err(|source| ArchiveError::Write { action: "replace", name: path.shown(), source })
-    }
-
-    /// Where a directory of the base is that the archive reaches through a symbolic link of the base.
-    fn link_of_base(&self, path: &TreePath) -> Result<Option<TreePath>, ArchiveError> {
-        let Below::Base(base) = self.below else { return Ok(None) };
-        let look = || failed("look up", path);
-        match base.find(path.bytes(), false).map_err(look())? {
-            Some(found) if found.file_type() == FileType::Symlink => {}
-            _ => return Ok(None),
-        }
-        let target = match base.find(path.bytes(), true) {
-            Err(Errno::LOOP | Errno::NAMETOOLONG) => None,
-            found => found.map_err(look())?,
-        };
-        Ok(target.filter(|found| found.file_type() == FileType::Directory).map(|found| found.path))
-    }
-
-    /// Where the directory `parent` of the archive is in the tree.
-    fn map_parent(&mut self, parent: &TreePath, of: &TreePath) -> Result<TreePath, ArchiveError> {
-        if let Some((known, mapped)) = &self.mapped
-            && known == parent
-        {
-            return Ok(mapped.clone());
-        }
-        let mut here = TreePath::default();
-        for name in parent.names() {
-            let next = here.join(name);
-            let stat = match self.tree.stat(&next) {
-                Err(Errno::NOENT) => None,
-                stat => stat.map_err(failed("look at", &next))?,
-            };
-            here = match stat {
-                None => self.link_of_base(&next)?.unwrap_or(next),
-                Some(stat) if is_directory(&stat) => next,
-                Some(stat) => {
-                    let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
-                    let kind = if is_link { "a symbolic link" } else { "a file" };
-                    return Err(ArchiveError::ThroughNonDirectory { name: of.shown(), through: next.shown(), kind });
-                }
-            };
-        }
-        Ok(here)
-    }
-
-    /// Finds or makes the directory that a member goes into.
-    fn make_parent(&mut self, parent: &TreePath, of: &TreePath) -> Result<TreePath, ArchiveError> {
-        if let Some((known, mapped)) = &self.mapped
-            && known == parent
-        {
-            return Ok(mapped.clone());
-        }
-        let mapped = self.map_parent(parent, of)?;
-        let mut here = TreePath::default();
-        for name in mapped.names() {
-            here = here.join(name);
-            match self.tree.stat(&here).map_err(failed("look at", &here))? {
-                Some(stat) if is_directory(&stat) => {}
-                Some(_) => {
-                    let through = here.shown();
-                    return Err(ArchiveError::ThroughNonDirectory { name: of.shown(), through, kind: "a file" });
-                }
-                None => self.implied(&here)?,
-            }
-        }
-        self.mapped = Some((parent.clone(), mapped.clone()));
-        Ok(mapped)
-    }
-
-    /// Makes a directory that the archive has not, or not yet.
-    fn implied(&mut self, path: &TreePath) -> Result<(), ArchiveError> {
-        self.tree.make_directory(path).map_err(failed("create the directory", path))?;
-        // Its member, if one follows, overwrites these.
-        let attributes = self.borrow(path)?;
-        self.directories.insert(path.clone(), Directory { attributes, xattrs: Vec::new(), implied: true });
-        Ok(())
-    }
-
-    fn borrow(&self, path: &TreePath) -> Result<Attributes, ArchiveError> {
-        let Some(view) = self.below.view() else { return Ok(Attributes::IMPLIED) };
-        let found = match view.find(path.bytes(), false) {
-            Err(Errno::LOOP | Errno::NAMETOOLONG) => None,
-            found => found.map_err(failed("look up", path))?,
-        };
-        let directory = found.filter(|found| found.file_type() == FileType::Directory);
-        Ok(directory.map_or(Attributes::IMPLIED, |found| Attributes::of(&found.stat)))
     }
 
     fn finish(mut self) -> Result<Unpacked, ArchiveError> {

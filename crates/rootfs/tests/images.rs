@@ -1,4 +1,5 @@
 //! Images of every source but registries, and the store that holds them.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 
@@ -7,46 +8,12 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Head, Layout, Place, Tar, chain, gzip, listing};
+use common::{Head, Layout, Place, Tar, add, chain, gzip, listing, lower, section, upper};
 use serde_json::json;
-use torpor_rootfs::{Error, Image, ImageConfig, LayerDigest, Limits, Store, no_progress};
-
-fn lower() -> Vec<u8> {
-    Tar::new()
-        .dir("usr/bin", 0o755)
-        .file("usr/bin/tool", "old")
-        .symlink("bin", "usr/bin")
-        .member(&Head { path: b"tmp", kind: b'5', mode: 0o1777, ..Head::default() }, b"")
-        .dir("gone", 0o755)
-        .file("gone/a", "a")
-        .dir("opaque", 0o755)
-        .file("opaque/hidden", "h")
-        .file("etc/passwd", "root:x:0:0::/root:\nweb:x:33:34::/srv:\n")
-        .file("etc/group", "web:x:34:\nlogs:x:40:web\n")
-        .end()
-}
-
-fn upper() -> Vec<u8> {
-    Tar::new()
-        .file(".wh.gone", "")
-        .file("opaque/.wh..wh..opq", "")
-        .dir("opaque", 0o755)
-        .file("opaque/new", "n")
-        .file("tmp/file", "x")
-        .file("etc/.wh.group", "")
-        .file(".wh..wh.plnk", "")
-        .end()
-}
-
-fn section() -> serde_json::Value {
-    json!({
-        "Entrypoint": ["/init"], "Cmd": ["serve", "80"], "Env": ["A=1", "B="], "User": "web", "WorkingDir": "/srv",
-        "StopSignal": "SIGQUIT", "Volumes": null, "ExposedPorts": {"80/tcp": {}}, "Labels": null,
-    })
-}
+use torpor_rootfs::{Error, ImageConfig, LayerDigest, Limits, no_progress};
+use torpor_testkit::skip;
 
 fn config() -> ImageConfig {
     let text = |text: &str| Some(text.to_owned());
@@ -57,10 +24,6 @@ fn config() -> ImageConfig {
         workdir: text("/srv"),
         stop_signal: text("SIGQUIT"),
     }
-}
-
-fn add(place: &Place, layout: &Path) -> Image {
-    place.store.add_oci_layout(layout, None, &no_progress()).unwrap_or_else(|error| panic!("{}", chain(&error)))
 }
 
 /// What a read-only overlay of the layers shows, mounted in a namespace that goes away with its process.
@@ -239,7 +202,7 @@ fn an_entry_of_an_index_is_chosen_by_name_and_platform() {
     assert!(chain(&add(None).unwrap_err()).contains("several images; name one of: a, b"));
     assert!(chain(&add(Some("c")).unwrap_err()).contains(r#"no image "c"; it has: a, b"#));
     let (arm, amd) = (entry(&mut layout, "x", Some("arm64"), "arm"), entry(&mut layout, "x", Some("amd64"), "amd"));
-    let nested = json!({"schemaVersion": 2, "manifests": [arm.clone(), amd]});
+    let nested = json!({"schemaVersion": 2, "manifests": [&arm, amd]});
     let nested = layout.blob(nested.to_string().as_bytes(), "application/vnd.oci.image.index.v1+json");
     layout.index(&[nested]);
     assert_eq!(add(None).unwrap().config.command, ["amd"]);
@@ -382,7 +345,7 @@ fn archives_that_skopeo_writes_are_read() {
         .arg(format!("docker-archive:{}:demo:1", archive.display()))
         .output();
     let copied = match copied {
-        Err(error) => return println!("SKIPPED archives_that_skopeo_writes_are_read: skopeo: {error}"),
+        Err(error) => skip!("skopeo: {error}"),
         Ok(copied) => copied,
     };
     assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
@@ -422,142 +385,4 @@ fn damaged_docker_archives_are_refused_and_leave_nothing() {
     let lying =
         Tar::new().file(&format!("{hex}.json"), config).file("manifest.json", &naming(&format!("{hex}.json"))).end();
     refuse(&lying, "does not match its description");
-}
-
-#[test]
-fn names_lead_to_images() {
-    let place = Place::new();
-    let store = &place.store;
-    let one = place.tarball(&Tar::new().file("f", "12345").end()).unwrap();
-    let two = place.tarball(&Tar::new().file("f", "2").end()).unwrap();
-    for name in ["web", "registry.example:5000/team/web:1.0", "a@sha256:0"] {
-        store.tag(name, &one).unwrap();
-        assert_eq!(store.resolve(name).unwrap(), one);
-    }
-    store.tag("web", &two).unwrap();
-    assert_eq!(store.resolve("web").unwrap(), two);
-    assert_eq!(store.resolve(&one.digest.to_string()).unwrap(), one);
-    for bad in
-        ["", ".", "..", "../x", "/x", "a b", "a\0", "a%2Fb", "ä", &"x".repeat(129), &format!("a{}", "/".repeat(127))]
-    {
-        assert!(matches!(store.tag(bad, &one), Err(Error::BadName { .. })), "{bad}");
-    }
-    let ghost = Image { digest: torpor_rootfs::Digest::of(b""), ..one.clone() };
-    assert!(matches!(store.tag("ghost", &ghost), Err(Error::UnknownImage { .. })));
-    let listed: Vec<_> = store.list().unwrap().into_iter().map(|image| (image.names, image.bytes)).collect();
-    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-    assert_eq!(listed, [(names(&["a@sha256:0", "registry.example:5000/team/web:1.0"]), 5), (names(&["web"]), 1)]);
-    // A store that is opened again has all of it.
-    let again = Store::open(place.path("store")).unwrap();
-    assert_eq!(again.resolve("web").unwrap(), two);
-    again.remove("web").unwrap();
-    assert!(matches!(store.remove("web"), Err(Error::UnknownImage { .. })));
-    assert!(matches!(store.resolve("web"), Err(Error::UnknownImage { .. })));
-}
-
-#[test]
-fn garbage_is_collected_and_nothing_else() {
-    let place = Place::new();
-    let store = &place.store;
-    let named = add(&place, &place.layout("a", &[lower(), upper()], &section()));
-    let used = place.tarball(&Tar::new().file("f", "used").end()).unwrap();
-    let unused = add(&place, &place.layout("b", &[lower(), Tar::new().file("g", "unused").end()], &section()));
-    store.tag("named", &named).unwrap();
-    let in_use: HashSet<_> = used.layers.iter().copied().collect();
-    let nothing = store.gc(&in_use, Duration::from_secs(3600)).unwrap();
-    assert_eq!((nothing.images, nothing.layers), (0, 0), "all are young");
-    let collected = store.gc(&in_use, Duration::ZERO).unwrap();
-    assert_eq!((collected.images, collected.layers, collected.bytes), (2, 1, 6));
-    assert!(store.layer_path(&unused.layers[1]).is_err() && store.resolve(&unused.digest.to_string()).is_err());
-    for layer in named.layers.iter().chain(&used.layers) {
-        store.layer_path(layer).unwrap();
-    }
-    store.remove("named").unwrap();
-    assert_eq!(store.gc(&HashSet::new(), Duration::ZERO).unwrap().layers, 3);
-    place.assert_empty();
-}
-
-#[test]
-fn many_may_add_the_same_at_once_while_garbage_is_collected() {
-    let place = Place::new();
-    let layout = place.layout("layout", &[lower(), upper()], &section());
-    let images: Vec<Image> = std::thread::scope(|scope| {
-        let adding: Vec<_> =
-            (0..6).map(|_| scope.spawn(|| (0..5).map(|_| add(&place, &layout)).last().unwrap())).collect();
-        let collector = scope.spawn(|| {
-            for _ in 0..20 {
-                place.store.gc(&HashSet::new(), Duration::from_secs(3600)).unwrap();
-            }
-        });
-        collector.join().unwrap();
-        adding.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    assert!(images.windows(2).all(|pair| pair[0] == pair[1]));
-    for layer in &images[0].layers {
-        place.store.layer_path(layer).unwrap();
-    }
-    assert_eq!(fs::read_dir(place.path("store/tmp")).unwrap().count(), 0);
-    assert_eq!(fs::read_dir(place.path("store/layers")).unwrap().count(), 2);
-}
-
-#[test]
-fn what_a_crash_left_is_removed_but_not_what_others_work_on() {
-    let place = Place::new();
-    let left = place.path("store/tmp/t-crashed/layer/tree/dir");
-    fs::create_dir_all(&left).unwrap();
-    fs::write(left.join("file"), "x").unwrap();
-    let other = place.path("store/tmp/t-busy");
-    fs::create_dir(&other).unwrap();
-    let lock = fs::File::open(&other).unwrap();
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    Store::open(place.path("store")).unwrap();
-    assert!(!place.path("store/tmp/t-crashed").exists());
-    assert!(other.exists());
-    drop(lock);
-    Store::open(place.path("store")).unwrap();
-    place.assert_empty();
-}
-
-#[test]
-fn damaged_records_are_reported() {
-    let place = Place::new();
-    let image = place.tarball(&Tar::new().file("f", "").end()).unwrap();
-    place.store.tag("web", &image).unwrap();
-    let record = place.path("store/images").join(format!("{}.json", image.digest.hex()));
-    let good = fs::read(&record).unwrap();
-    fs::write(&record, "{").unwrap();
-    assert!(matches!(place.store.resolve("web"), Err(Error::DamagedRecord { .. })));
-    // What an unreadable record lists is not known, so nothing may go.
-    assert!(place.store.gc(&HashSet::new(), Duration::ZERO).is_err());
-    fs::write(&record, good).unwrap();
-    place.store.layer_path(&image.layers[0]).unwrap();
-    fs::write(place.path("store/names/web"), "sha256:zz").unwrap();
-    assert!(matches!(place.store.resolve("web"), Err(Error::DamagedRecord { .. })));
-}
-
-#[test]
-fn progress_goes_up_to_the_whole() {
-    let place = Place::new();
-    let reports = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let sink = Arc::clone(&reports);
-    let progress: torpor_rootfs::ProgressFn = Arc::new(move |report| sink.lock().unwrap().push(report));
-    let path = place.write("big.tar", &Tar::new().file("f", &"x".repeat(3 << 20)).end());
-    place.store.add_tarball(&path, None, &progress).unwrap();
-    let reports = reports.lock().unwrap();
-    assert!(reports.len() > 3 && reports.windows(2).all(|pair| pair[0].done_bytes <= pair[1].done_bytes));
-    let last = reports.last().unwrap();
-    assert_eq!((Some(last.done_bytes), last.total_bytes), (last.total_bytes, Some(fs::metadata(&path).unwrap().len())));
-    assert!(last.what.starts_with("unpacking "));
-}
-
-#[test]
-fn only_regular_files_are_read() {
-    let place = Place::new();
-    let pipe = place.path("pipe");
-    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
-    for path in [pipe, place.path(""), place.path("none")] {
-        let error = place.store.add_tarball(&path, None, &no_progress()).unwrap_err();
-        assert!(matches!(error, Error::Io { .. }), "{}", chain(&error));
-    }
-    place.assert_empty();
 }

@@ -1,4 +1,5 @@
 //! What good archives become.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 

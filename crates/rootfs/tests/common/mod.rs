@@ -1,5 +1,5 @@
 //! Archives, layouts and stores for the tests.
-#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test uses its part")]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -301,4 +301,45 @@ fn walk(root: &Path, at: &Path, found: &mut BTreeMap<PathBuf, String>, inodes: &
         names.sort_by(|a, b| a.as_os_str().as_bytes().cmp(b.as_os_str().as_bytes()));
         names.iter().for_each(|inner| walk(root, inner, found, inodes));
     }
+}
+
+pub fn lower() -> Vec<u8> {
+    Tar::new()
+        .dir("usr/bin", 0o755)
+        .file("usr/bin/tool", "old")
+        .symlink("bin", "usr/bin")
+        .member(&Head { path: b"tmp", kind: b'5', mode: 0o1777, ..Head::default() }, b"")
+        .dir("gone", 0o755)
+        .file("gone/a", "a")
+        .dir("opaque", 0o755)
+        .file("opaque/hidden", "h")
+        .file("etc/passwd", "root:x:0:0::/root:\nweb:x:33:34::/srv:\n")
+        .file("etc/group", "web:x:34:\nlogs:x:40:web\n")
+        .end()
+}
+
+pub fn upper() -> Vec<u8> {
+    Tar::new()
+        .file(".wh.gone", "")
+        .file("opaque/.wh..wh..opq", "")
+        .dir("opaque", 0o755)
+        .file("opaque/new", "n")
+        .file("tmp/file", "x")
+        .file("etc/.wh.group", "")
+        .file(".wh..wh.plnk", "")
+        .end()
+}
+
+pub fn section() -> serde_json::Value {
+    serde_json::json!({
+        "Entrypoint": ["/init"], "Cmd": ["serve", "80"], "Env": ["A=1", "B="], "User": "web", "WorkingDir": "/srv",
+        "StopSignal": "SIGQUIT", "Volumes": null, "ExposedPorts": {"80/tcp": {}}, "Labels": null,
+    })
+}
+
+pub fn add(place: &Place, layout: &Path) -> torpor_rootfs::Image {
+    place
+        .store
+        .add_oci_layout(layout, None, &torpor_rootfs::no_progress())
+        .unwrap_or_else(|error| panic!("{}", chain(&error)))
 }

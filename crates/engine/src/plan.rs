@@ -12,7 +12,7 @@ use torpor_linux::vm::{self, Remote};
 use crate::proc;
 use crate::timers::Deadline;
 use crate::trace::{Process, Thread, TraceError};
-use crate::wait::restart::{Carried, Interrupted, Memory, Place, Resume, interrupted, resume};
+use crate::wait::restart::{Carried, Interrupted, Memory, Place, Resume, interrupted, resume, waits_still};
 use crate::wait::since::{SchedulerClock, now};
 
 /// A process's memory, read from outside.
@@ -117,6 +117,11 @@ impl ThreadPlan {
             timeout.total = Duration::from_nanos(wait.total_ns);
         }
         Self { pid, tid: thread.tid, registers, interrupted }
+    }
+
+    /// It ran when it was stopped: it was not in a call that waits.
+    pub(crate) fn at_work(&self) -> bool {
+        self.interrupted.is_none() && !waits_still(&self.registers)
     }
 
     /// It must be touched before it goes on later than when it was stopped.

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Until `committed` nothing of the app has been changed but for interrupted calls put right, and any event on a watched
-//! descriptor aborts. From `committed` on the image is the truth: an error refills from it and lets the app run, and a
+//! descriptor aborts. So does a thread that was stopped while it ran: it may be in the middle of an answer, and nothing that
+//! is still to come would wake it. From `committed` on the image is the truth: an error refills from it and lets the app run, and a
 //! crash leaves threads that are frozen, stopped or in the park loop, never running with memory missing.
 
 use std::fs::{self, File, OpenOptions};
@@ -110,6 +111,18 @@ pub struct Asleep {
     pub(crate) plans: Vec<ThreadPlan>,
 }
 
+/// What came of putting an app to sleep.
+#[derive(Debug)]
+pub struct Attempt {
+    /// It sleeps, or why not.
+    pub result: Result<Asleep, SleepError>,
+    /// How long each step took.
+    pub timings: Timings,
+    /// For the next attempt, where this one has stopped the app and let it run again: the kernel then goes on with calls
+    /// whose number only we know.
+    pub memories: Option<Memories>,
+}
+
 /// Why it did not fall asleep. In all cases but [`SleepError::Lost`] it runs as before.
 #[derive(Debug, thiserror::Error)]
 pub enum SleepError {
@@ -204,6 +217,7 @@ struct Sleep<'a> {
     frozen: bool,
     processes: Vec<Process>,
     plans: Vec<ThreadPlan>,
+    memories: Option<Memories>,
 }
 
 /// What the first part has made.
@@ -216,7 +230,7 @@ struct Captured {
 }
 
 /// Puts an app to sleep. Runs on one thread from beginning to end, since tracing belongs to a thread.
-pub fn fall_asleep(target: &Target<'_>, request: &Request<'_>) -> (Result<Asleep, SleepError>, Timings) {
+pub fn fall_asleep(target: &Target<'_>, request: &Request<'_>) -> Attempt {
     let mut part = request.image.clone().into_os_string();
     part.push(".part");
     let mut sleep = Sleep {
@@ -227,12 +241,13 @@ pub fn fall_asleep(target: &Target<'_>, request: &Request<'_>) -> (Result<Asleep
         frozen: false,
         processes: Vec::new(),
         plans: Vec::new(),
+        memories: None,
     };
     let result = match sleep.capture() {
         Ok(captured) => sleep.drop_memory(captured),
         Err(stop) => Err(sleep.give_up(stop)),
     };
-    (result, sleep.timings)
+    Attempt { result, timings: sleep.timings, memories: sleep.memories }
 }
 
 impl Sleep<'_> {
@@ -271,6 +286,10 @@ impl Sleep<'_> {
         }
         self.reached(Step::Stopped)?;
 
+        if let Some(plan) = self.plans.iter().find(|plan| plan.at_work()) {
+            let (pid, tid) = (plan.pid, plan.tid);
+            return Err(Stop::Aborted(format!("thread {tid} of process {pid} ({}) is at work", crate::proc::name(pid))));
+        }
         let watch = Watch::build(&self.waiting(), self.request.single_sockets)?;
         self.reached(Step::Watched)?;
 
@@ -451,8 +470,13 @@ impl Sleep<'_> {
         }
         thawed?;
         self.target.journal.record(Phase::Awake).map_err(Failure::Journal)?;
+        let mut switches = std::collections::HashMap::new();
         for change in released? {
-            change.undo().map_err(Failure::Look)?;
+            switches.extend(change.undo().map_err(Failure::Look)?);
+        }
+        if !self.plans.is_empty() {
+            let timers = self.request.memories.timers.clone();
+            self.memories = Some(Memories { waits: carried(&self.plans), timers, switches });
         }
         Ok(())
     }
@@ -511,7 +535,7 @@ impl Sleep<'_> {
         self.reached(Step::Released)?;
 
         let memories = Memories {
-            waits: self.plans.iter().filter_map(|plan| Some((plan.tid, plan.carried()?))).collect(),
+            waits: carried(&self.plans),
             timers: timers.clone(),
             switches: Default::default(),
         };
@@ -536,6 +560,10 @@ impl Sleep<'_> {
         self.frozen = true;
         self.undo()
     }
+}
+
+fn carried(plans: &[ThreadPlan]) -> std::collections::HashMap<i32, crate::wait::restart::Carried> {
+    plans.iter().filter_map(|plan| Some((plan.tid, plan.carried()?))).collect()
 }
 
 impl ThreadPlan {

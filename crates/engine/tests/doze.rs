@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Memory, Program, private_kb};
 use torpor_engine::{
-    Abort, Asleep, Faults, Memories, NoFaults, Phase, Recovered, Request, SleepError, Step, Target, fall_asleep,
+    Abort, Asleep, Attempt, Faults, Memories, NoFaults, Phase, Recovered, Request, SleepError, Step, Target, fall_asleep,
     recover, wake,
 };
 
@@ -71,7 +71,10 @@ impl App {
             abort: &abort,
             memories: &self.memories,
         };
-        let (result, timings) = fall_asleep(&self.target(faults), &request);
+        let Attempt { result, timings, memories } = fall_asleep(&self.target(faults), &request);
+        if let Some(memories) = memories {
+            self.memories = memories;
+        }
         eprintln!("sleep {:?} {:?}", timings.steps(), result.as_ref().err());
         result
     }

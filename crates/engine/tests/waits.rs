@@ -55,7 +55,8 @@ fn waits_end_on_time_whatever_the_sleeps_in_between() {
             abort: &abort,
             memories: &memories,
         };
-        match fall_asleep(&target, &request).0 {
+        let attempt = fall_asleep(&target, &request);
+        match attempt.result {
             Ok(asleep) => {
                 sleeps += 1;
                 let until = monotonic() + Duration::from_millis(900);
@@ -66,7 +67,10 @@ fn waits_end_on_time_whatever_the_sleeps_in_between() {
                 let (woken, _) = wake(&target, &asleep, &mut Vec::new());
                 memories = woken.unwrap().finish().unwrap();
             }
-            Err(SleepError::Aborted(_)) => aborts += 1,
+            Err(SleepError::Aborted(_)) => {
+                aborts += 1;
+                memories = attempt.memories.unwrap_or(memories);
+            }
             Err(error) => panic!("{error:?}"),
         }
         std::thread::sleep(Duration::from_millis(150));

@@ -2,8 +2,8 @@
 //!
 //! Only for apps whose policy looks at single sockets (`wake_on = "data"`, or ignored sources). While such an app sleeps,
 //! its TCP listeners have `TCP_DEFER_ACCEPT` set, so that a connection reaches the accept queue with its first data. A probe
-//! that connects and closes gets there too, dead; those are accepted and closed here, so that they do not use up the backlog.
-//! What was set before is put back on waking. A program sees nothing of it, except that a connection without data is
+//! that connects and closes gets there too, dead; those are accepted and closed here. The backlog is widened, so that
+//! many at once, and clients that say nothing, do not use it up. What was set before is put back on waking. A program sees nothing of it, except that a connection without data is
 //! accepted only after [`DEFER_SECONDS`].
 
 use std::io;
@@ -17,10 +17,13 @@ use serde::{Deserialize, Serialize};
 use torpor_api::spec::Idle;
 use torpor_engine::{Source, Watch};
 use torpor_linux::tcp;
-use torpor_network::sock_diag::{SockDiag, drain_dead};
+use torpor_network::sock_diag::{AcceptQueue, SockDiag, drain, set_backlog};
 
 /// A client that says nothing for this long is taken to wait for the server to speak first.
 const DEFER_SECONDS: u32 = 60;
+
+/// Connections that may wait for data at a listener of a sleeping app.
+const BACKLOG: u32 = 4096;
 
 /// Datagrams and connections looked at for one event; more count as one that wakes.
 const MAX_LOOKS: usize = 4096;
@@ -30,7 +33,10 @@ const MAX_LOOKS: usize = 4096;
 pub(crate) struct Deferred {
     pid: i32,
     fd: i32,
+    /// `TCP_DEFER_ACCEPT`, seconds.
     before: u32,
+    /// Most connections that may wait to be accepted.
+    backlog: u32,
 }
 
 fn duplicate(pid: i32, fd: i32) -> io::Result<OwnedFd> {
@@ -54,12 +60,8 @@ fn is_listener(socket: BorrowedFd<'_>) -> bool {
 pub(crate) fn listeners(watch: &Watch) -> Vec<Deferred> {
     let mut found = Vec::new();
     for source in watch.sources() {
-        let before = duplicate(source.pid, source.fd)
-            .and_then(|socket| is_listener(socket.as_fd()).then(|| tcp::defer_accept(&socket)).transpose());
-        match before {
-            Ok(before) => {
-                found.extend(before.map(|before| Deferred { pid: source.pid, fd: source.fd, before }));
-            }
+        match listener_as_is(source) {
+            Ok(listener) => found.extend(listener),
             // Without it a mere connection wakes: worse, not wrong.
             Err(error) => tracing::debug!(pid = source.pid, fd = source.fd, %error, "looking for listeners"),
         }
@@ -67,24 +69,45 @@ pub(crate) fn listeners(watch: &Watch) -> Vec<Deferred> {
     found
 }
 
-/// Sets listeners so that only data reaches their accept queues.
+fn listener_as_is(source: &Source) -> io::Result<Option<Deferred>> {
+    let socket = duplicate(source.pid, source.fd)?;
+    if !is_listener(socket.as_fd()) {
+        return Ok(None);
+    }
+    let before = tcp::defer_accept(&socket)?;
+    let queue = accept_queue(source)?;
+    Ok(queue.map(|queue| Deferred { pid: source.pid, fd: source.fd, before, backlog: queue.limit }))
+}
+
+/// Sets listeners so that only data reaches their accept queues, and many connections may be on their way.
 pub(crate) fn defer(listeners: &[Deferred]) {
-    set(listeners, |_| DEFER_SECONDS);
+    set(listeners, |listener| (DEFER_SECONDS, listener.backlog.max(BACKLOG)));
 }
 
 /// Puts the listeners back.
 pub(crate) fn undefer(listeners: &[Deferred]) {
-    set(listeners, |listener| listener.before);
+    set(listeners, |listener| (listener.before, listener.backlog));
 }
 
-fn set(listeners: &[Deferred], seconds: impl Fn(&Deferred) -> u32) {
+fn set(listeners: &[Deferred], values: impl Fn(&Deferred) -> (u32, u32)) {
     for listener in listeners {
-        let set = duplicate(listener.pid, listener.fd)
-            .and_then(|socket| tcp::set_defer_accept(&socket, seconds(listener)));
+        let (seconds, backlog) = values(listener);
+        let set = duplicate(listener.pid, listener.fd).and_then(|socket| {
+            tcp::set_defer_accept(&socket, seconds)?;
+            set_backlog(socket.as_fd(), backlog)
+        });
         if let Err(error) = set {
             tracing::warn!(pid = listener.pid, fd = listener.fd, %error, "setting a listener");
         }
     }
+}
+
+/// What waits at a listening socket.
+fn accept_queue(source: &Source) -> io::Result<Option<AcceptQueue>> {
+    let inode = source.what.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
+    let inode: u64 = inode.and_then(|inode| inode.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
+    let netns = std::fs::File::open(format!("/proc/{}/ns/net", source.pid))?;
+    SockDiag::open_in(netns.as_fd())?.accept_queue(inode)
 }
 
 /// Whether an event of `source` is one to wake for. Dead probes and ignored datagrams are taken out of the way.
@@ -118,16 +141,14 @@ fn look(source: &Source, idle: &Idle) -> io::Result<bool> {
 }
 
 fn listener(source: &Source, socket: &OwnedFd, idle: &Idle) -> io::Result<bool> {
-    let inode = source.what.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
-    let inode: u64 = inode.and_then(|inode| inode.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
-    let netns = std::fs::File::open(format!("/proc/{}/ns/net", source.pid))?;
-    let Some(queue) = SockDiag::open_in(netns.as_fd())?.accept_queue(inode)? else { return Ok(true) };
+    let Some(queue) = accept_queue(source)? else { return Ok(true) };
     // One without data in the queue of a listener that defers has waited for the server to speak first.
-    let wakes = queue.alive().any(|one| !ignored(one.remote.ip(), &idle.ignore));
-    if !wakes {
-        drain_dead(socket.as_fd(), &queue)?;
+    if queue.alive().any(|one| !ignored(one.remote.ip(), &idle.ignore)) {
+        return Ok(true);
     }
-    Ok(wakes)
+    // Dead ones, and ignored ones, which are answered by being closed: they must not fill the queue.
+    drain(socket.as_fd(), queue.queued)?;
+    Ok(false)
 }
 
 /// Whether a datagram waits that is not from an ignored source; ignored ones before it are thrown away.

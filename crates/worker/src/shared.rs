@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use torpor_keeper::Client;
-use torpor_network::Network;
+use torpor_network::{Network, NetworkError};
 use torpor_rootfs::{LayerDigest, Store};
 use torpor_sandbox::{Launcher, User};
 
@@ -32,19 +32,35 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Meaningful packets of an app since it was attached to the network; `None` if they cannot be read.
-    pub(crate) fn packets(&self, index: u32) -> Option<u64> {
+    /// Meaningful packets of an app since it was attached to the network; `None` if they cannot be read now.
+    pub(crate) fn packets(self: &Arc<Self>, index: u32) -> Option<u64> {
         let mut cached = self.packets.lock().unwrap_or_else(PoisonError::into_inner);
         if cached.as_ref().is_none_or(|(at, _)| at.elapsed() > PACKETS_FRESH) {
             match self.network.activity() {
                 Ok(counts) => *cached = Some((Instant::now(), counts)),
                 Err(error) => {
-                    tracing::warn!(%error, "reading packet counts");
+                    tracing::warn!(error = %torpor_api::error::chain(&error), "reading packet counts");
+                    if matches!(error, NetworkError::TableGone { .. }) {
+                        self.repair_network();
+                    }
                     return None;
                 }
             }
         }
         cached.as_ref().map(|(_, counts)| counts.get(&index).copied().unwrap_or(0))
+    }
+
+    /// Somebody flushed the machine's rules: writes ours anew.
+    fn repair_network(self: &Arc<Self>) {
+        let shared = self.clone();
+        tokio::spawn(async move {
+            match shared.network.repair().await {
+                Ok(()) => tracing::warn!("the network's rules had been removed and were written anew"),
+                Err(error) => {
+                    tracing::error!(error = %torpor_api::error::chain(&error), "writing the network's rules anew");
+                }
+            }
+        });
     }
 
     /// Directories of layers, lowest first.

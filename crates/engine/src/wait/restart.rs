@@ -180,6 +180,11 @@ fn timeout(
     })
 }
 
+/// The thread waits in a call that the kernel will restart, whether we know which one or not.
+pub(crate) fn waits_still(registers: &Registers) -> bool {
+    registers.call().is_some() && kernel_restarts(registers.result())
+}
+
 /// The kernel restarts a call that left this result.
 fn kernel_restarts(result: i64) -> bool {
     use restart::{ERESTART_RESTARTBLOCK, ERESTARTNOHAND, ERESTARTNOINTR, ERESTARTSYS};

@@ -23,7 +23,7 @@ mod view;
 pub(crate) use files::AppFiles;
 pub(crate) use task::{AppHandle, Order, spawn};
 
-use torpor_engine::{Asleep, SleepError, Timings};
+use torpor_engine::Attempt;
 use torpor_lifecycle as lifecycle;
 
 /// Result of a long operation.
@@ -33,7 +33,7 @@ pub(crate) enum Outcome {
     /// The image is durable.
     Committed,
     /// Falling asleep has ended.
-    Slept(Box<Result<Asleep, SleepError>>, Timings),
+    Slept(Box<Attempt>),
     /// What the machine is told directly.
     Event(lifecycle::Event),
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use torpor_api::spec::WakeOn;
 use torpor_engine::{
-    Abort, Asleep, Freezer, Journal, Phase, Request, SleepError, Step, Target, Timings, fall_asleep, wake,
+    Abort, Asleep, Attempt, Freezer, Journal, Phase, Request, SleepError, Step, Target, fall_asleep, wake,
 };
 use torpor_lifecycle::{Event, Exit, Observation, Retry, SleepCause, Text, WakeCause, WakeFailure};
 use torpor_sandbox::{ExitStatus, Sandbox};
@@ -109,8 +109,7 @@ impl Task {
         // A thread of its own: tracing belongs to a thread, and it blocks.
         let name = format!("sleep-{}", self.record.spec.name);
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
-            let (result, timings) = job.run();
-            let _ = outcomes.send(Outcome::Slept(Box::new(result), timings));
+            let _ = outcomes.send(Outcome::Slept(Box::new(job.run())));
         });
         if let Err(error) = spawned {
             let refused = Event::CaptureRefused { reasons: vec![text(error)], retry: Retry::Later };
@@ -133,22 +132,25 @@ impl Task {
             Outcome::Event(event) => self.tell(event).await,
             Outcome::Committed => self.tell(Event::CaptureCommitted).await,
             Outcome::Spawned(result) => self.spawned(*result).await,
-            Outcome::Slept(result, timings) => self.slept(*result, &timings).await,
+            Outcome::Slept(attempt) => self.slept(*attempt).await,
         }
     }
 
-    async fn slept(&mut self, result: Result<Asleep, SleepError>, timings: &Timings) {
+    async fn slept(&mut self, Attempt { result, timings, memories }: Attempt) {
         self.abort = None;
+        if let Some(memories) = memories {
+            self.memories = memories;
+        }
         let cause = std::mem::take(&mut self.sleep_cause);
         match result {
             Ok(asleep) => {
-                self.sleeps.add(cause, timings, None);
+                self.sleeps.add(cause, &timings, None);
                 let next_timer = asleep.wake_at.map(clock::millis);
                 self.hold_asleep(asleep);
                 self.tell(Event::Dozed { next_timer }).await;
             }
             Err(error) => {
-                self.sleeps.add(cause, timings, Some(chain(&error).to_string()));
+                self.sleeps.add(cause, &timings, Some(chain(&error).to_string()));
                 let committed = timings.steps().iter().any(|(step, _)| *step == Step::Committed);
                 match error {
                     SleepError::Aborted(by) => {
@@ -400,7 +402,7 @@ struct SleepJob {
 }
 
 impl SleepJob {
-    fn run(self) -> (Result<Asleep, SleepError>, Timings) {
+    fn run(self) -> Attempt {
         let freezer = SandboxFreezer(&self.sandbox);
         let target = Target {
             app: self.app,

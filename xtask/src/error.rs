@@ -25,9 +25,6 @@ pub(crate) enum Error {
     /// A program failed.
     #[error("`{command}` ended with {status}: {stderr}")]
     Command { command: String, status: String, stderr: String },
-    /// A program said something else than expected.
-    #[error("`{command}` answered without {wanted}")]
-    Output { command: String, wanted: &'static str },
     /// A server could not be asked.
     #[error("{server}: cannot {step}")]
     Network {
@@ -61,7 +58,10 @@ impl Error {
     }
 
     /// A closure for `map_err`.
-    pub(crate) fn network(server: impl ToString, step: &'static str) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn network(
+        server: &dyn std::fmt::Display,
+        step: &'static str,
+    ) -> impl FnOnce(io::Error) -> Self + use<> {
         let server = server.to_string();
         move |source| Self::Network { server, step, source }
     }

@@ -49,7 +49,7 @@ fn once(address: SocketAddr, protocol: Protocol, begun: Instant) -> io::Result<f
 
 /// Microseconds from before connecting to the first byte of the answer.
 pub(crate) fn first_byte(address: SocketAddr, protocol: Protocol) -> Result<f64, Error> {
-    once(address, protocol, Instant::now()).map_err(Error::network(address, "get an answer"))
+    once(address, protocol, Instant::now()).map_err(Error::network(&address, "get an answer"))
 }
 
 /// Microseconds from `begun` to the first byte of an answer, asking a server that comes up until it answers.
@@ -57,7 +57,7 @@ pub(crate) fn first_byte_since(address: SocketAddr, protocol: Protocol, begun: I
     loop {
         match once(address, protocol, begun) {
             Ok(us) => return Ok(us),
-            Err(error) if begun.elapsed() > TIMEOUT => return Err(Error::network(address, "get an answer")(error)),
+            Err(error) if begun.elapsed() > TIMEOUT => return Err(Error::network(&address, "get an answer")(error)),
             Err(_) => std::thread::sleep(RETRY),
         }
     }
@@ -81,5 +81,5 @@ pub(crate) fn fill_redis(address: SocketAddr, bytes: usize) -> Result<(), Error>
         }
         Ok(())
     };
-    fill().map_err(Error::network(address, "store data in redis"))
+    fill().map_err(Error::network(&address, "store data in redis"))
 }

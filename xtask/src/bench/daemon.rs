@@ -146,5 +146,5 @@ pub(crate) fn free_port(udp: bool) -> Result<u16, Error> {
     } else {
         TcpListener::bind(any).and_then(|socket| socket.local_addr())
     };
-    Ok(address.map_err(Error::network(any, "find a free port"))?.port())
+    Ok(address.map_err(Error::network(&any, "find a free port"))?.port())
 }

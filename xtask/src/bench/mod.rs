@@ -63,8 +63,11 @@ fn list() -> Result<(), Error> {
     Ok(())
 }
 
-/// The release binary, built if it is not up to date.
+/// The binary that `TORPOR_BIN` names, or the release binary, built if it is not up to date.
 fn release_binary() -> Result<PathBuf, Error> {
+    if let Some(path) = std::env::var_os("TORPOR_BIN") {
+        return Ok(path.into());
+    }
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     eprintln!("building torpor (release) …");
     run_command(Command::new(cargo).args(["build", "--release", "--package", "torpor"]))?;

@@ -64,11 +64,19 @@ impl Program {
         (0..10).try_for_each(|_| first_byte_since(address, self.protocol, std::time::Instant::now()).map(drop))
     }
 
-    /// Its files, unpacked below `dir`.
-    pub(crate) fn unpack(&self, dir: &Path) -> Result<PathBuf, Error> {
+    /// Its files, unpacked below `dir` and set so that the program stays root: CRIU reads the limits of a process, which
+    /// for another user's needs CAP_SYS_RESOURCE, and not every machine gives that.
+    pub(crate) fn unpack_for_root(&self, dir: &Path) -> Result<PathBuf, Error> {
         let root = dir.join("rootfs");
         std::fs::create_dir_all(&root).map_err(Error::file("make", &root))?;
         run(Command::new("tar").args(["--numeric-owner", "-xpf"]).arg(&self.zoo.tarball).arg("-C").arg(&root))?;
+        let settings = root.join("etc/zoo/lighttpd.conf");
+        if settings.exists() {
+            let text = std::fs::read_to_string(&settings).map_err(Error::file("read", &settings))?;
+            let stays = |line: &&str| !line.starts_with("server.username") && !line.starts_with("server.groupname");
+            let text: String = text.lines().filter(stays).map(|line| format!("{line}\n")).collect();
+            std::fs::write(&settings, text).map_err(Error::file("write", &settings))?;
+        }
         Ok(root)
     }
 }

@@ -101,24 +101,23 @@ impl Samples {
         self.order.iter().map(row).collect()
     }
 
-    /// A row that compares two others quantile by quantile: what `combine` makes of (`of`, `to`). `None` where one is
-    /// missing. Subject and level are those of `of`.
+    /// The row `metric` in `unit` that compares two others, each (subject, level, metric), quantile by quantile: what
+    /// `combine` makes of them. `None` where one is missing. Subject and level are those of `of`.
     pub(crate) fn compared(
         &self,
         program: &str,
-        metric: (&str, &str, &str),
-        of: (&str, &str),
-        to: (&str, &str),
+        (metric, unit): (&str, &str),
+        of: (&str, &str, &str),
+        to: (&str, &str, &str),
         combine: fn(f64, f64) -> f64,
     ) -> Option<Row> {
-        let (source, name, unit) = metric;
-        let (a, b) = (self.find(program, of.0, of.1, source)?, self.find(program, to.0, to.1, source)?);
+        let (a, b) = (self.find(program, of.0, of.1, of.2)?, self.find(program, to.0, to.1, to.2)?);
         let at = |q| combine(quantile(a, q), quantile(b, q));
         Some(Row {
             program: program.to_owned(),
             subject: of.0.to_owned(),
             level: of.1.to_owned(),
-            metric: name.to_owned(),
+            metric: metric.to_owned(),
             unit: unit.to_owned(),
             median: at(0.5),
             p95: at(0.95),
@@ -162,7 +161,8 @@ impl Report {
 
     /// The rows as a table for people.
     pub(crate) fn table(&self) -> String {
-        let mut lines = vec![["PROGRAM", "SUBJECT", "LEVEL", "METRIC", "MEDIAN", "P95", "P99", "UNIT", "RUNS"].map(str::to_owned)];
+        let mut lines =
+            vec![["PROGRAM", "SUBJECT", "LEVEL", "METRIC", "MEDIAN", "P95", "P99", "UNIT", "RUNS"].map(str::to_owned)];
         for row in &self.rows {
             lines.push([
                 row.program.clone(),
@@ -216,9 +216,11 @@ mod tests {
         }
         let rows = samples.rows();
         assert_eq!(rows.iter().map(|row| row.subject.as_str()).collect::<Vec<_>>(), ["torpor", "never-slept"]);
-        let metric = ("first_byte", "added", "us");
-        let added = samples.compared("web", metric, ("torpor", "dozing"), ("never-slept", "running"), |a, b| a - b);
+        let asleep = ("torpor", "dozing", "first_byte");
+        let awake = ("never-slept", "running", "first_byte");
+        let added = samples.compared("web", ("added", "us"), asleep, awake, |a, b| a - b);
         assert_eq!(added.map(|row| (row.median, row.p99, row.runs)), Some((404.0, 409.0, 10)));
-        assert!(samples.compared("web", metric, ("torpor", "dozing"), ("criu", "image"), |a, b| a / b).is_none());
+        let missing = ("criu", "image", "first_byte");
+        assert!(samples.compared("web", ("times", "times"), asleep, missing, |a, b| a / b).is_none());
     }
 }

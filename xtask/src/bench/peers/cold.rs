@@ -1,0 +1,59 @@
+//! The program started anew for every request: it answers, but its state is gone.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::{Netns, Peer, end, prepare_root};
+use crate::bench::client::first_byte_since;
+use crate::bench::program::Program;
+use crate::error::Error;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Cold {
+    program: Program,
+    netns: Netns,
+    root: PathBuf,
+    pid: Option<u32>,
+}
+
+impl Cold {
+    pub(super) fn start(program: &Program, dir: &Path) -> Result<Self, Error> {
+        let root = program.unpack_for_root(&dir.join("cold"))?;
+        prepare_root(&root)?;
+        let mut cold = Self { program: program.clone(), netns: Netns::make(2)?, root, pid: None };
+        cold.first_byte()?;
+        Ok(cold)
+    }
+}
+
+impl Peer for Cold {
+    fn name(&self) -> &'static str {
+        "cold-start"
+    }
+
+    fn level(&self) -> &'static str {
+        "stopped"
+    }
+
+    fn rest(&mut self) -> Result<(), Error> {
+        if let Some(pid) = self.pid.take() {
+            end(pid);
+        }
+        Ok(())
+    }
+
+    fn first_byte(&mut self) -> Result<f64, Error> {
+        let begun = Instant::now();
+        self.pid = Some(self.netns.start(&self.program, &self.root)?);
+        first_byte_since(self.netns.socket(&self.program), self.program.protocol, begun)
+    }
+}
+
+impl Drop for Cold {
+    fn drop(&mut self) {
+        if let Some(pid) = self.pid.take() {
+            end(pid);
+        }
+    }
+}

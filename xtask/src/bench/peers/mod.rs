@@ -1,0 +1,160 @@
+//! What Torpor is compared with: programs of the same files without Torpor, checkpointed by CRIU or started anew.
+//!
+//! Each peer has a network namespace of its own behind a pair of interfaces, so that its program can have its usual port.
+
+mod cold;
+mod criu;
+mod runc;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+pub(crate) use cold::Cold;
+pub(crate) use criu::Criu;
+pub(crate) use runc::Runc;
+
+use super::program::Program;
+use crate::error::{Error, chain, run};
+
+/// Something whose way from rest to the first byte of an answer is measured.
+pub(crate) trait Peer {
+    /// Its name in results.
+    fn name(&self) -> &'static str;
+    /// What is left of the program while it rests.
+    fn level(&self) -> &'static str;
+    /// Puts the running program to rest.
+    fn rest(&mut self) -> Result<(), Error>;
+    /// Brings it back and asks it: microseconds from the decision to the first byte.
+    fn first_byte(&mut self) -> Result<f64, Error>;
+}
+
+/// All peers that this machine has, with `program` running; what is missing is said loudly.
+pub(crate) fn peers(program: &Program, dir: &Path) -> Vec<Box<dyn Peer>> {
+    let mut peers: Vec<Box<dyn Peer>> = Vec::new();
+    let mut add = |name: &str, made: Result<Box<dyn Peer>, Error>| match made {
+        Ok(peer) => peers.push(peer),
+        Err(error) => eprintln!("NOT MEASURED: {name} with {}: {}", program.name, chain(&error)),
+    };
+    add("runc+criu", Runc::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
+    add("criu", Criu::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
+    add("cold-start", Cold::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
+    peers
+}
+
+/// CRIU: the one that `scripts/criu.sh` installs, or the system's.
+fn criu_binary() -> Result<PathBuf, Error> {
+    let hint = "install the package criu (4.0 or newer for kernels from 6.13 on)";
+    for path in ["/opt/criu/bin/criu", "/usr/sbin/criu", "/usr/bin/criu"] {
+        if Path::new(path).exists() {
+            // It says what this kernel lacks for it; it also fails for details that do not matter here, but not to start.
+            run(Command::new(path).arg("--version"))?;
+            return Ok(path.into());
+        }
+    }
+    Err(Error::Missing { what: "criu".to_owned(), hint })
+}
+
+/// A network namespace with a pair of interfaces; gone when dropped.
+#[derive(Debug)]
+struct Netns {
+    name: String,
+    address: Ipv4Addr,
+}
+
+impl Netns {
+    /// Makes the namespace of peer number `number`.
+    fn make(number: u8) -> Result<Self, Error> {
+        let pid = std::process::id();
+        let netns = Self {
+            name: format!("bench{pid}-{number}"),
+            // 198.18.0.0/15 is for benchmarks (RFC 2544).
+            address: Ipv4Addr::new(198, 18, (pid % 250) as u8, number * 4 + 2),
+        };
+        let (inside, outside) = (format!("{}/30", netns.address), format!("{}/30", netns.gateway()));
+        let name = netns.name.clone();
+        let host = format!("bn{}-{number}", pid % 1_000_000);
+        ip(&["netns", "add", &name])?;
+        ip(&["link", "add", &host, "type", "veth", "peer", "name", "eth0", "netns", &name])?;
+        ip(&["addr", "add", &outside, "dev", &host])?;
+        ip(&["link", "set", &host, "up"])?;
+        ip(&["-n", &name, "addr", "add", &inside, "dev", "eth0"])?;
+        ip(&["-n", &name, "link", "set", "eth0", "up"])?;
+        ip(&["-n", &name, "link", "set", "lo", "up"])?;
+        Ok(netns)
+    }
+
+    fn gateway(&self) -> Ipv4Addr {
+        let [a, b, c, d] = self.address.octets();
+        Ipv4Addr::new(a, b, c, d - 1)
+    }
+
+    fn path(&self) -> String {
+        format!("/run/netns/{}", self.name)
+    }
+
+    fn socket(&self, program: &Program) -> SocketAddr {
+        (self.address, program.port()).into()
+    }
+
+    /// A command that runs in this namespace.
+    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.path())).arg(program);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    }
+
+    /// Starts the program in `root`, as its own session, and gives the process id.
+    fn start(&self, program: &Program, root: &Path) -> Result<u32, Error> {
+        let mut command = self.command("setsid");
+        command.arg("chroot").arg(root).args(&program.zoo.command);
+        command.env_clear().env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        let child = command.spawn().map_err(|source| Error::Spawn { program: "nsenter".to_owned(), source })?;
+        // Every program on the way becomes the next: the id stays.
+        Ok(child.id())
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        if let Err(error) = ip(&["netns", "del", &self.name]) {
+            eprintln!("removing a network namespace of the benchmark: {}", chain(&error));
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<(), Error> {
+    run(Command::new("ip").args(arguments)).map(drop)
+}
+
+/// Mounts what a program needs in its root.
+fn prepare_root(root: &Path) -> Result<(), Error> {
+    for name in ["dev", "proc", "tmp"] {
+        let path = root.join(name);
+        std::fs::create_dir_all(&path).map_err(Error::file("make", path))?;
+    }
+    for (name, minor) in [("null", 3), ("zero", 5), ("random", 8), ("urandom", 9)] {
+        let path = root.join("dev").join(name);
+        if !path.exists() {
+            let mode = rustix::fs::Mode::from_raw_mode(0o666);
+            let device = rustix::fs::makedev(1, minor);
+            rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::CharacterDevice, mode, device)
+                .map_err(|error| Error::file("make", &path)(error.into()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Kills process `pid`, which we started, and waits until it is gone.
+fn end(pid: u32) {
+    let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else { return };
+    if rustix::process::kill_process_group(pid, rustix::process::Signal::KILL).is_err() {
+        return;
+    }
+    // A child is reaped here; what CRIU restored is a child of process 1 and is only waited for.
+    let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+    while rustix::process::test_kill_process(pid).is_ok() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,236 @@
+//! Time to first byte: asleep, never slept, and the peers', in turns so that noise hits all alike.
+//!
+//! Before every request the machine is left alone for the same gap, for all subjects: after a second of idleness everything
+//! is slower, a server that never slept too. Of a wake's own account (`torpor explain`) come the times per phase. `added` is
+//! the difference of the quantiles, not a quantile of differences.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use rustix::fs::Advice;
+use serde_json::Value;
+
+use super::client::{Protocol, first_byte};
+use super::daemon::{Daemon, free_port};
+use super::peers::{Peer, peers};
+use super::program::{Program, programs};
+use super::report::{Report, Row, Samples};
+use super::{cost, release_binary};
+use crate::error::{Error, chain};
+
+/// How to measure.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Requests to each subject
+    #[arg(long, default_value_t = 100)]
+    runs: usize,
+    /// Only these programs: lighttpd, redis, redis-80mb, python, go, node
+    #[arg(long, value_delimiter = ',')]
+    programs: Vec<String>,
+    /// Leave out runc + CRIU, CRIU and cold start
+    #[arg(long)]
+    without_peers: bool,
+    /// Peers are asked in every so many rounds
+    #[arg(long, default_value_t = 5)]
+    peers_every: usize,
+    /// Idle time before each request, in milliseconds
+    #[arg(long, default_value_t = 1200)]
+    gap_ms: u64,
+    /// Leave out the sandbox's own cost
+    #[arg(long)]
+    without_cost: bool,
+}
+
+const SLEEP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Steps of falling asleep during which the program is frozen and may still be let go.
+const FROZEN: [&str; 6] = ["frozen", "stopped", "watched", "copied", "synced", "committed"];
+
+/// Measures, prints, writes.
+pub(crate) fn run(options: &Options) -> Result<(), Error> {
+    let programs = programs(&options.programs)?;
+    let binary = release_binary()?;
+    let mut samples = Samples::default();
+    let mut compared = Vec::new();
+    for program in &programs {
+        eprintln!("measuring {} …", program.name);
+        measure(&binary, program, options, &mut samples)?;
+        compared.extend(compare(program.name, &samples));
+    }
+    if !options.without_cost {
+        let mut daemon = Daemon::start(&binary)?;
+        compared.extend(cost::measure(&mut daemon, options.runs.min(30), &mut samples)?);
+    }
+    Report::new(&samples, compared)?.publish("wake")
+}
+
+fn compare(program: &str, samples: &Samples) -> Vec<Row> {
+    let asleep = ("torpor", "dozing", "first_byte");
+    let awake = ("never-slept", "running", "first_byte");
+    let uncached = ("torpor", "dozing", "first_byte_uncached");
+    let added = [
+        samples.compared(program, ("added", "us"), asleep, awake, |a, b| a - b),
+        samples.compared(program, ("added_uncached", "us"), uncached, awake, |a, b| a - b),
+    ];
+    let times = [("runc+criu", "image"), ("criu", "image"), ("cold-start", "stopped")].map(|(peer, level)| {
+        let metric = format!("faster_than_{peer}");
+        let peer = (peer, level, "first_byte");
+        samples.compared(program, (&metric, "times"), asleep, peer, |torpor, peer| peer / torpor)
+    });
+    added.into_iter().chain(times).flatten().collect()
+}
+
+/// The two apps of one program: one sleeps, the other never does.
+struct Apps {
+    daemon: Daemon,
+    id: String,
+    asleep: SocketAddr,
+    awake: SocketAddr,
+    protocol: Protocol,
+}
+
+fn measure(binary: &Path, program: &Program, options: &Options, samples: &mut Samples) -> Result<(), Error> {
+    let apps = Apps::start(binary, program)?;
+    let dir = tempfile::Builder::new().prefix("torpor-bench-").tempdir_in("/var/tmp");
+    let dir = dir.map_err(Error::file("make a directory in", "/var/tmp"))?;
+    let mut peers = if options.without_peers { Vec::new() } else { peers(program, dir.path()) };
+    let gap = Duration::from_millis(options.gap_ms);
+    for round in 0..options.runs {
+        apps.never_slept(program, gap, samples)?;
+        apps.wake(program, gap, true, samples)?;
+        apps.wake(program, gap, false, samples)?;
+        if round % options.peers_every == 0 {
+            peers.retain_mut(|peer| match ask_peer(program, &mut **peer, gap, samples) {
+                Ok(()) => true,
+                Err(error) => {
+                    eprintln!("NOT MEASURED any more: {} with {}: {}", peer.name(), program.name, chain(&error));
+                    false
+                }
+            });
+        }
+    }
+    apps.refused(program)
+}
+
+fn ask_peer(program: &Program, peer: &mut dyn Peer, gap: Duration, samples: &mut Samples) -> Result<(), Error> {
+    peer.rest()?;
+    std::thread::sleep(gap);
+    let us = peer.first_byte()?;
+    samples.add(program.name, peer.name(), peer.level(), "first_byte", "us", us);
+    Ok(())
+}
+
+impl Apps {
+    fn start(binary: &Path, program: &Program) -> Result<Self, Error> {
+        let mut daemon = Daemon::start(binary)?;
+        daemon.load(program.name, &program.zoo.tarball)?;
+        let mut start = |name: &str| {
+            let port = free_port(false)?;
+            let mut settings = vec!["-p".to_owned(), format!("{port}:{}", program.port()), "--no-sleep".to_owned()];
+            settings.extend(program.zoo.user.iter().flat_map(|user| ["-u".to_owned(), (*user).to_owned()]));
+            daemon.run_app(name, program.name, &settings, &program.zoo.command)?;
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+            program.warm_up(address)?;
+            Ok::<_, Error>(address)
+        };
+        let (asleep, awake) = (start("sleeper")?, start("awake")?);
+        let inspected = daemon.json(&["inspect", "sleeper"])?;
+        let id = inspected["status"]["id"].as_str().unwrap_or_default().to_owned();
+        Ok(Self { daemon, id, asleep, awake, protocol: program.protocol })
+    }
+
+    fn never_slept(&self, program: &Program, gap: Duration, samples: &mut Samples) -> Result<(), Error> {
+        std::thread::sleep(gap);
+        let us = first_byte(self.awake, self.protocol)?;
+        samples.add(program.name, "never-slept", "running", "first_byte", "us", us);
+        Ok(())
+    }
+
+    /// One sleep and one wake.
+    fn wake(&self, program: &Program, gap: Duration, cached: bool, samples: &mut Samples) -> Result<(), Error> {
+        let mut add = |metric: String, unit, value| samples.add(program.name, "torpor", "dozing", metric, unit, value);
+        let before = self.memory()?;
+        self.sleep()?;
+        let after = self.memory()?;
+        if !cached {
+            for image in self.daemon.images(&self.id)? {
+                drop_from_cache(&image)?;
+            }
+        }
+        std::thread::sleep(gap);
+        let us = first_byte(self.asleep, self.protocol)?;
+        let explained = self.daemon.json(&["explain", "sleeper"])?;
+        let woken = phases(&explained["wakes"][0]);
+        if !cached {
+            add("first_byte_uncached".to_owned(), "us", us);
+            add("wake_uncached".to_owned(), "us", woken.values().sum());
+            return Ok(());
+        }
+        add("first_byte".to_owned(), "us", us);
+        for (name, us) in &woken {
+            add(format!("wake_{name}"), "us", *us);
+        }
+        add("wake".to_owned(), "us", woken.values().sum());
+        let slept = phases(&explained["sleeps"][0]);
+        for (name, us) in &slept {
+            add(format!("sleep_{name}"), "us", *us);
+        }
+        add("capture_frozen".to_owned(), "us", FROZEN.iter().filter_map(|name| slept.get(*name)).sum());
+        for ((metric, before), after) in ["private", "shared", "image"].into_iter().zip(before).zip(after) {
+            if metric != "image" {
+                add(format!("{metric}_before"), "kB", before / 1024.0);
+            }
+            add(format!("{metric}_asleep"), "kB", after / 1024.0);
+        }
+        Ok(())
+    }
+
+    /// Puts it to sleep; an attempt that traffic of our own last request disturbed is repeated.
+    fn sleep(&self) -> Result<(), Error> {
+        let begun = Instant::now();
+        loop {
+            match self.daemon.call(&["sleep", "sleeper"]) {
+                Ok(_) => return Ok(()),
+                Err(error) if begun.elapsed() > SLEEP_TIMEOUT => return Err(error),
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+
+    /// Private, shared and image bytes.
+    fn memory(&self) -> Result<[f64; 3], Error> {
+        let stats = self.daemon.json(&["stats", "sleeper"])?;
+        let stats = if stats.is_array() { &stats[0] } else { &stats };
+        let number = |key: &str| stats[key].as_f64().unwrap_or(0.0);
+        Ok([number("private_bytes"), number("shared_bytes"), number("image_bytes")])
+    }
+
+    /// Says so if the program could not sleep at some point.
+    fn refused(&self, program: &Program) -> Result<(), Error> {
+        let explained = self.daemon.json(&["explain", "sleeper"])?;
+        if let Some(reasons) = explained["refusals"].as_array().filter(|reasons| !reasons.is_empty()) {
+            eprintln!("{}: sleeping was refused: {reasons:?}", program.name);
+        }
+        Ok(())
+    }
+}
+
+/// Microseconds of each phase of a sleep or wake, in the order of their names.
+fn phases(transition: &Value) -> BTreeMap<String, f64> {
+    let phases = transition["phases"].as_array().map(Vec::as_slice).unwrap_or_default();
+    phases.iter().filter_map(|phase| Some((phase["name"].as_str()?.to_owned(), phase["us"].as_f64()?))).collect()
+}
+
+/// Drops the pages of one file from the page cache.
+fn drop_from_cache(path: &Path) -> Result<(), Error> {
+    let wrong = Error::file("drop from the page cache", path);
+    let drop = || -> std::io::Result<()> {
+        let file = File::open(path)?;
+        file.sync_data()?;
+        Ok(rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?)
+    };
+    drop().map_err(wrong)
+}

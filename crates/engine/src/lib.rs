@@ -8,6 +8,7 @@
 //! [`Watch`] that tells when the app has work.
 #![forbid(unsafe_code)]
 
+mod aio;
 mod memory;
 mod plan;
 mod probe;
@@ -33,4 +34,4 @@ pub use target::{Freezer, Journal, Phase};
 pub use timers::Deadline;
 pub use trace::TraceError;
 pub use wake::{WakeError, Woken, wake};
-pub use watch::{Source, Watch, WatchError};
+pub use watch::{Source, Watch, WatchError, epoll_members};

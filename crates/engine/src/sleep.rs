@@ -274,6 +274,11 @@ impl Sleep<'_> {
         if pids.is_empty() {
             return Err(Stop::Aborted("it has ended".to_owned()));
         }
+        if let Some(pid) = crate::aio::user(&pids).map_err(Failure::Look)?
+            && !crate::aio::drained().map_err(Failure::Look)?
+        {
+            return Err(Stop::Aborted(format!("disk I/O under way (io_submit, process {pid})")));
+        }
         self.processes = stop_all(&pids)?;
         let at = now();
         for process in &mut self.processes {

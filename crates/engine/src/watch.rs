@@ -226,6 +226,11 @@ fn members(pid: i32, fd: i32) -> io::Result<Vec<Member>> {
     Ok(members)
 }
 
+/// What an epoll descriptor of a process has registered: descriptors, and what they are. For showing it to people.
+pub fn epoll_members(pid: i32, fd: i32) -> io::Result<Vec<(i32, String)>> {
+    Ok(members(pid, fd)?.into_iter().map(|member| (member.fd, member.what)).collect())
+}
+
 fn open(pid: i32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use torpor_api::spec::WakeOn;
 use torpor_engine::{
-    Abort, Asleep, Attempt, Freezer, Journal, Phase, Request, SleepError, Step, Target, fall_asleep, wake,
+    Abort, Asleep, Attempt, Freezer, Journal, Phase, Request, SleepError, Source, Step, Target, fall_asleep, wake,
 };
 use torpor_lifecycle::{Event, Exit, Observation, Retry, SleepCause, Text, WakeCause, WakeFailure};
 use torpor_sandbox::{ExitStatus, Sandbox};
@@ -178,6 +178,10 @@ impl Task {
 
     /// Keeps what waking takes, and parks what must outlive us.
     pub(super) fn hold_asleep(&mut self, asleep: Asleep) {
+        self.labels = super::labels::labels(asleep.watch.sources()).unwrap_or_else(|error| {
+            tracing::debug!(app = self.record.spec.name, %error, "naming what wakes it");
+            Vec::new()
+        });
         if self.record.spec.idle.wake_on == WakeOn::Data && self.deferred.is_empty() {
             self.deferred = crate::probes::listeners(&asleep.watch);
         }
@@ -209,7 +213,7 @@ impl Task {
                 Ok(None) => return,
                 Ok(Some(source)) => {
                     if !self.looks_at_single_sockets() || crate::probes::counts(&source, &self.record.spec.idle) {
-                        let words = format!("an event on {} of process {}", source.what, source.pid);
+                        let words = self.words_for(asleep, &source);
                         self.tell(Event::Packet(words.into())).await;
                         return;
                     }
@@ -220,6 +224,18 @@ impl Task {
                     return;
                 }
             }
+        }
+    }
+
+    /// What happened, in words.
+    fn words_for(&self, asleep: &Asleep, source: &Source) -> String {
+        let place = asleep.watch.sources().iter().position(|known| known == source);
+        match place.and_then(|place| self.labels.get(place)) {
+            Some(label) if ["tcp ", "udp ", "a connection "].iter().any(|kind| label.starts_with(kind)) => {
+                format!("packet for {label}")
+            }
+            Some(label) => format!("an event on {label}"),
+            None => format!("an event on {} of process {}", source.what, source.pid),
         }
     }
 

@@ -64,6 +64,8 @@ pub(crate) struct Task {
     /// Readable when the sandbox's init has ended.
     pub(crate) init: Option<AsyncFd<OwnedFd>>,
     pub(crate) asleep: Option<Box<Asleep>>,
+    /// Words for each of its wake sources.
+    pub(crate) labels: Vec<String>,
     /// Readable when something that it waits for has happened; set while it dozes.
     pub(crate) watch: Option<AsyncFd<OwnedFd>>,
     /// Listeners that were told to wait for data.
@@ -111,6 +113,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         sandbox: None,
         init: None,
         asleep: None,
+        labels: Vec::new(),
         watch: None,
         deferred: Vec::new(),
         abort: None,

@@ -83,7 +83,11 @@ impl Task {
             refusals: account.refusals,
             wake_sources: sources
                 .iter()
-                .map(|source| format!("{} (descriptor {} of process {})", source.what, source.fd, source.pid))
+                .enumerate()
+                .map(|(n, source)| {
+                    let label = self.labels.get(n).unwrap_or(&source.what);
+                    format!("{label} (descriptor {} of process {})", source.fd, source.pid)
+                })
                 .collect(),
             sleeps: self.sleeps.all(),
             wakes: self.wakes.all(),

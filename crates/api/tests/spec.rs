@@ -1,4 +1,5 @@
 //! Short forms, descriptions and their checks.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::path::PathBuf;
 

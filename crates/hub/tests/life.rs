@@ -1,4 +1,5 @@
 //! The whole life of an app over HTTP: real socket, real database, a worker in memory.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 mod fake;
 

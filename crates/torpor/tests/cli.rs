@@ -1,4 +1,5 @@
 //! The command against a real hub with a worker in memory: what users read, and the exit codes.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 #[path = "../../hub/tests/fake/mod.rs"]
 mod fake;

@@ -251,7 +251,7 @@ impl WorkerPort for FakeWorker {
         self.called("logs", id)?;
         let line = |number: usize| LogLine {
             at: "2026-01-01T00:00:00Z".parse().unwrap(),
-            stream: if number % 2 == 0 { "out" } else { "err" }.to_owned(),
+            stream: if number.is_multiple_of(2) { "out" } else { "err" }.to_owned(),
             line: format!("line {number}"),
         };
         let lines = futures_util::stream::iter((10 - request.tail.unwrap_or(10).min(10)..10).map(line));

@@ -72,30 +72,29 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let mut summary = Vec::new();
-    for (name, check) in CHECKS {
-        let mut findings = check(&tree);
-        findings.sort();
-        for finding in &findings {
-            println!("{finding}");
-        }
-        summary.push((
-            name,
-            match findings.len() {
-                0 => "ok".to_owned(),
-                1 => "1 finding".to_owned(),
-                more => format!("{more} findings"),
-            },
-        ));
-    }
+    let mut summary: Vec<(&str, String)> = CHECKS.iter().map(|(name, check)| (*name, report(check(&tree)))).collect();
     if !args.no_cargo {
-        for tool in tools::TOOLS {
-            summary.push((tool.name, tool.run(&tree.root)));
-        }
+        summary.extend(tools::TOOLS.iter().map(|tool| {
+            let result = tool.run(&tree.root).map(report);
+            (tool.name, result.unwrap_or_else(|why| why))
+        }));
     }
     println!();
     for (name, result) in &summary {
         println!("{name:<24} {result}");
     }
     if summary.iter().all(|(_, result)| result == "ok") { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Prints findings and says how many they are.
+fn report(mut findings: Vec<Finding>) -> String {
+    findings.sort();
+    for finding in &findings {
+        println!("{finding}");
+    }
+    match findings.len() {
+        0 => "ok".to_owned(),
+        1 => "1 finding".to_owned(),
+        more => format!("{more} findings"),
+    }
 }

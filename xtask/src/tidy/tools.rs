@@ -1,31 +1,102 @@
-//! What cargo checks itself.
+//! What cargo checks itself: formatting and lints.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A cargo command whose own output is shown.
+use super::Finding;
+
+/// A cargo command whose output is read as findings.
 pub(crate) struct Tool {
     pub(crate) name: &'static str,
     arguments: &'static [&'static str],
+    findings: fn(&Path, &str) -> Vec<Finding>,
 }
 
 pub(crate) const TOOLS: [Tool; 2] = [
-    Tool { name: "formatting", arguments: &["fmt", "--all", "--check", "--", "-l"] },
+    Tool { name: "formatting", arguments: &["fmt", "--all", "--check", "--", "-l"], findings: unformatted },
     Tool {
         name: "clippy",
-        arguments: &["clippy", "--quiet", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"],
+        arguments: &[
+            "clippy",
+            "--quiet",
+            "--workspace",
+            "--all-targets",
+            "--all-features",
+            "--keep-going",
+            "--message-format=short",
+        ],
+        findings: lints,
     },
 ];
 
 impl Tool {
-    /// Runs it and says how it went, in a word or two.
-    pub(crate) fn run(&self, root: &Path) -> String {
+    /// Runs it. An error is one of running it, or its whole output where no finding could be read from that.
+    pub(crate) fn run(&self, root: &Path) -> Result<Vec<Finding>, String> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let status = Command::new(cargo).current_dir(root).args(self.arguments).stdin(Stdio::null()).status();
-        match status {
-            Ok(status) if status.success() => "ok".to_owned(),
-            Ok(_) => format!("failed: cargo {}", self.arguments.join(" ")),
-            Err(error) => format!("could not be run: {error}"),
+        let output = Command::new(cargo)
+            .current_dir(root)
+            .args(self.arguments)
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| format!("running cargo {}: {error}", self.arguments[0]))?;
+        let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let findings = (self.findings)(root, &text);
+        if !output.status.success() && findings.is_empty() {
+            return Err(format!("cargo {} failed:\n{text}", self.arguments[0]));
         }
+        Ok(findings)
+    }
+}
+
+/// `rustfmt -l` prints one absolute path a line.
+fn unformatted(root: &Path, text: &str) -> Vec<Finding> {
+    let paths = text.lines().filter_map(|line| Path::new(line).strip_prefix(root).ok());
+    paths.map(|path| Finding::new(path, 0, "not formatted: cargo fmt")).collect()
+}
+
+/// `path:line:column: warning: words`. Every warning is a finding; they are not made errors, or crates above one with a
+/// warning would not be looked at.
+fn lints(_root: &Path, text: &str) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = text.lines().filter_map(lint).collect();
+    // A library is compiled with and without its tests.
+    findings.sort();
+    findings.dedup();
+    findings
+}
+
+fn lint(line: &str) -> Option<Finding> {
+    let (place, words) = line.split_once(": ")?;
+    let words = ["error", "warning"].iter().find_map(|level| words.strip_prefix(level))?;
+    let (_code, words) = words.split_once(": ")?;
+    let mut parts = place.rsplitn(3, ':');
+    let (_column, number, path) = (parts.next()?, parts.next()?, parts.next()?);
+    Some(Finding::new(path, number.parse().ok()?, words))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unformatted_files_are_named_from_the_root() {
+        let text = "/srv/torpor/crates/a/src/lib.rs\nsome words\n";
+        let found = unformatted(Path::new("/srv/torpor"), text);
+        assert_eq!(found, [Finding::new("crates/a/src/lib.rs", 0, "not formatted: cargo fmt")]);
+    }
+
+    #[test]
+    fn lints_come_with_their_place_once() {
+        let text = "crates/a/src/b.rs:77:12: error: manual `is_multiple_of`\n\
+                    crates/a/src/b.rs:77:12: error: manual `is_multiple_of`\n\
+                    crates/a/src/c.rs:3:1: error[E0425]: cannot find value `x`: not in scope\n\
+                    error: could not compile `a` (lib) due to 1 previous error\n";
+        let found: Vec<String> = lints(Path::new(""), text).iter().map(ToString::to_string).collect();
+        assert_eq!(
+            found,
+            [
+                "crates/a/src/b.rs:77: manual `is_multiple_of`",
+                "crates/a/src/c.rs:3: cannot find value `x`: not in scope",
+            ]
+        );
     }
 }

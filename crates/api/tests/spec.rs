@@ -279,3 +279,29 @@ proptest! {
         prop_assert_eq!(text.strip_prefix("*:").unwrap_or(&text).parse::<Port>().unwrap(), port);
     }
 }
+
+#[test]
+fn the_page_shows_a_description_that_works_and_every_key() {
+    let page = include_str!("../../../docs/reference/spec.md");
+    let shown = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    // Its relative path is for the command line, which knows the file's directory.
+    let shown = shown.replace("path = \"app.tar\"", "path = \"/app.tar\"");
+    let spec = document::spec_from_toml(&shown).unwrap();
+    let keys = |value: &toml::Table| -> Vec<String> {
+        let inner =
+            |table: &toml::Table, under: &str| table.keys().map(|key| format!("{under}.{key}")).collect::<Vec<_>>();
+        let each = value.iter().flat_map(|(key, value)| match value {
+            toml::Value::Table(table) => inner(table, key),
+            toml::Value::Array(list) => list
+                .first()
+                .and_then(toml::Value::as_table)
+                .map_or_else(|| vec![key.clone()], |table| inner(table, key)),
+            _ => vec![key.clone()],
+        });
+        each.collect()
+    };
+    let shown: toml::Table = toml::from_str(&shown).unwrap();
+    for key in keys(&toml::Table::try_from(&spec).unwrap()) {
+        assert!(keys(&shown).contains(&key), "{key} is not in docs/reference/spec.md");
+    }
+}

@@ -23,7 +23,7 @@ impl Bars {
     }
 
     /// Shows one step.
-    pub(crate) fn step(&mut self, step: Progress) {
+    pub(crate) fn step(&mut self, step: &Progress) {
         let Some(shown) = &self.shown else { return };
         if !self.bars.contains_key(&step.what) {
             if self.bars.len() >= BARS {

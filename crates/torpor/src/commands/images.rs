@@ -47,7 +47,7 @@ pub(super) async fn change(client: &Client, command: ImagesCommand) -> Result<i3
 
 async fn store(client: &Client, request: ImageRequest) -> Result<i32, Failure> {
     let mut bars = Bars::new();
-    let stored = client.store_image(&request, |step| bars.step(step)).await;
+    let stored = client.store_image(&request, |step| bars.step(&step)).await;
     bars.clear();
     print(format!("image {} is stored\n", stored?).as_bytes()).map(|()| 0)
 }

@@ -25,7 +25,7 @@ pub(super) async fn run(client: &Client, args: RunArgs) -> Result<(), Failure> {
     let json = args.json;
     let document = describe(args, &here, |name| std::env::var(name).ok())?;
     let mut bars = Bars::new();
-    let made = client.create(&document, |step| bars.step(step)).await;
+    let made = client.create(&document, |step| bars.step(&step)).await;
     bars.clear();
     show(json, &made?, output::status_line)
 }

@@ -50,7 +50,7 @@ fn check_file(path: &Path, source: &str) -> Vec<Finding> {
 }
 
 /// A file of tests or examples only, as its place or name says.
-fn is_test(path: &Path) -> bool {
+pub(crate) fn is_test(path: &Path) -> bool {
     let folders = ["tests", "benches", "examples"];
     path.ends_with("tests.rs") || path.iter().any(|part| folders.iter().any(|folder| part == *folder))
 }

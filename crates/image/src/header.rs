@@ -74,7 +74,7 @@ impl Header {
         if reader.u64()? != checksum(&encoded[..ENCODED - 8]) {
             return Err(FormatError::Checksum("the header"));
         }
-        if header.pages_bytes % PAGE != 0 {
+        if !header.pages_bytes.is_multiple_of(PAGE) {
             return Err(FormatError::Invalid("length of the pages"));
         }
         let wanted = HEADER_BYTES

@@ -173,7 +173,7 @@ impl Region {
             let (offset, checksum) = (reader.u64()?, reader.u64()?);
             let end = offset.checked_add(u64::from(pages) * PAGE);
             let inside = offset >= HEADER_BYTES && end.is_some_and(|end| end <= header.state_offset());
-            if !inside || offset % PAGE != 0 || pages > REGION_PAGES {
+            if !inside || !offset.is_multiple_of(PAGE) || pages > REGION_PAGES {
                 return Err(FormatError::Invalid("place of a region's pages"));
             }
             Content::Stored { offset, checksum }
@@ -181,7 +181,7 @@ impl Region {
             Content::Zero
         };
         let region = Self { start, pages, writable, content };
-        if pages == 0 || start % PAGE != 0 || start + region.bytes() > ADDRESS_END {
+        if pages == 0 || !start.is_multiple_of(PAGE) || start + region.bytes() > ADDRESS_END {
             return Err(FormatError::Invalid("address of a region"));
         }
         Ok(region)

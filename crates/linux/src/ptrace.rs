@@ -74,9 +74,11 @@ impl Seized {
 
 impl Drop for Seized {
     fn drop(&mut self) {
-        if self.attached {
-            // A thread that has not stopped cannot be detached; it is let go when the tracing thread ends. One that died
-            // meanwhile gives ESRCH. Nothing is left to do in either case.
+        if !self.attached || ptrace(libc::PTRACE_DETACH, self.thread, 0, 0).is_ok() {
+            return;
+        }
+        // It has not stopped yet, or has died. It was asked to stop, so either is told; then there is nothing left to do.
+        if wait(self.thread).is_ok_and(|status| libc::WIFSTOPPED(status)) {
             let _ = ptrace(libc::PTRACE_DETACH, self.thread, 0, 0);
         }
     }

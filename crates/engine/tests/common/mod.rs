@@ -42,7 +42,7 @@ impl Freezer for Group {
         let events = fs::File::open(self.0.join("cgroup.events"))?;
         loop {
             let mut text = String::new();
-            io::Read::read_to_string(&mut io::BufReader::new(&events), &mut text)?;
+            io::Read::read_to_string(&mut BufReader::new(&events), &mut text)?;
             if text.contains("frozen 1") {
                 return Ok(());
             }

@@ -1,0 +1,265 @@
+//! The abortable part: freeze, stop, watch, copy, sync, commit.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use torpor_image::{HEADER_BYTES, Header, State, checksum};
+
+use super::error::{Failure, Stop, describe};
+use super::{Captured, Sleep};
+use crate::memory::copy::{PageSink, copy};
+use crate::memory::layout::Flags;
+use crate::plan::{Began, ThreadPlan};
+use crate::step::Step;
+use crate::target::Phase;
+use crate::trace::{Process, TraceError, install_park_loop, stop_all};
+use crate::wait::since::now;
+use crate::wait::sources::waits;
+use crate::watch::{Waiting, Watch};
+
+/// Descriptors that pin memory for the kernel: dropping it would part the kernel's view from the program's.
+const PINNING: [(&str, &str); 3] = [
+    ("anon_inode:[io_uring]", "io_uring may hold its memory; start it with io_uring off (the default filter does)"),
+    ("/dev/infiniband/", "RDMA holds its memory"),
+    ("anon_inode:kvm-vm", "it runs a virtual machine"),
+];
+
+impl Sleep<'_> {
+    /// The abortable part, up to and with the commit.
+    pub(super) fn capture(&mut self) -> Result<Captured, Stop> {
+        let pids = self.target.freezer.processes().map_err(Failure::Look)?;
+        let (began, flags) = prepare(&pids)?;
+        self.reached(Step::Prepared)?;
+
+        self.frozen = true;
+        self.target.freezer.freeze().map_err(Failure::Freeze)?;
+        self.reached(Step::Frozen)?;
+
+        let mut pids = self.target.freezer.processes().map_err(Failure::Look)?;
+        pids.sort_unstable();
+        if pids.is_empty() {
+            return Err(Stop::Aborted("it has ended".to_owned()));
+        }
+        if let Some(pid) = crate::aio::user(&pids).map_err(Failure::Look)?
+            && !crate::aio::drained().map_err(Failure::Look)?
+        {
+            return Err(Stop::Aborted(format!("disk I/O under way (io_submit, process {pid})")));
+        }
+        self.processes = stop_all(&pids)?;
+        let at = now();
+        for process in &mut self.processes {
+            for thread in &mut process.threads {
+                let plan = ThreadPlan::of(process.pid, thread, &began, self.request.memories);
+                self.plans.push(plan);
+                // Put right at once: should we die here, the app goes on properly.
+                plan.prepare_quietly(thread, at)?;
+            }
+        }
+        self.reached(Step::Stopped)?;
+
+        if let Some(plan) = self.plans.iter().find(|plan| plan.at_work()) {
+            let (pid, tid) = (plan.pid, plan.tid);
+            return Err(Stop::Aborted(format!("thread {tid} of process {pid} ({}) is at work", crate::proc::name(pid))));
+        }
+        let watch = Watch::build(&self.waiting(), self.request.single_sockets)?;
+        self.reached(Step::Watched)?;
+
+        let captured = self.copy(&flags, watch)?;
+        self.commit(captured)
+    }
+
+    fn waiting(&self) -> Vec<Waiting> {
+        let mut waiting: Vec<Waiting> = Vec::with_capacity(self.processes.len());
+        for plan in &self.plans {
+            // A call that was not interrupted has just ended: nothing is waited for.
+            let number = plan.interrupted.map(|interrupted| interrupted.number);
+            let found = waits(number, &plan.registers, &crate::plan::RemoteMemory(plan.pid));
+            match waiting.last_mut().filter(|process| process.pid == plan.pid) {
+                Some(process) => process.waits.push(found),
+                None => waiting.push(Waiting { pid: plan.pid, waits: vec![found] }),
+            }
+        }
+        waiting
+    }
+
+    /// Copies all memory into the image and writes it out.
+    fn copy(&mut self, flags: &[(i32, Flags)], watch: Watch) -> Result<Captured, Stop> {
+        let wrong = |error| Failure::Image(self.part.clone(), error);
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&self.part)
+            .map_err(wrong)?;
+        let mut sink = PageSink::new(&file, HEADER_BYTES);
+        let mut state = State::default();
+        let mut drops = Vec::new();
+        let mut kept_pages = 0;
+        let mut spaces: Vec<i32> = Vec::new();
+        for process in &self.processes {
+            let park_address = install_park_loop(process.pid)?;
+            let copied = if shares_with(process.pid, &spaces)? {
+                Some(crate::memory::copy::Copied::default())
+            } else {
+                spaces.push(process.pid);
+                let none = Flags::default();
+                let flags = flags.iter().find(|(pid, _)| *pid == process.pid).map_or(&none, |(_, flags)| flags);
+                let mut go_on = || !self.request.abort.asked() && matches!(watch.fired(), Ok(None));
+                copy(process.pid, flags, &mut sink, &mut go_on)?
+            };
+            let Some(copied) = copied else {
+                return Err(Stop::Aborted("an event while its memory was copied".to_owned()));
+            };
+            kept_pages += copied.kept_pages;
+            drops.push((process.pid, copied.drop));
+            state.processes.push(self.process_state(process, park_address, copied.regions));
+        }
+        let encoded = state.encode();
+        let header = Header {
+            app: self.target.app,
+            generation: self.request.generation,
+            boot: self.target.boot,
+            pages_bytes: sink.offset - HEADER_BYTES,
+            state_bytes: encoded.len() as u64,
+            state_checksum: checksum(&encoded),
+        };
+        let pages_end = sink.offset;
+        file.write_all_at(&encoded, pages_end).map_err(wrong)?;
+        file.write_all_at(&header.encode(), 0).map_err(wrong)?;
+        self.reached(Step::Copied)?;
+
+        self.sync(file, &watch)?;
+        self.reached(Step::Synced)?;
+        let image_bytes = pages_end + encoded.len() as u64;
+        let kept_bytes = kept_pages * torpor_image::PAGE;
+        Ok(Captured { state, drops, watch, image_bytes, kept_bytes })
+    }
+
+    fn process_state(
+        &self,
+        process: &Process,
+        park_address: u64,
+        regions: Vec<torpor_image::Region>,
+    ) -> torpor_image::Process {
+        let threads = process.threads.iter().map(|thread| {
+            let tid = thread.tracee.thread();
+            let wait = self.plans.iter().find(|plan| plan.tid == tid).and_then(ThreadPlan::deadline);
+            torpor_image::Thread {
+                tid,
+                registers: *thread.registers.words(),
+                signal_mask: thread.signal_mask,
+                wait: wait.map(|deadline| torpor_image::Wait {
+                    deadline_ns: deadline.at.as_nanos() as u64,
+                    total_ns: deadline.total.as_nanos() as u64,
+                }),
+            }
+        });
+        torpor_image::Process {
+            pid: process.pid,
+            start_ticks: process.start_ticks,
+            park_address,
+            regions,
+            threads: threads.collect(),
+        }
+    }
+
+    /// Waits until the image is on disk, but no longer than until something happens.
+    fn sync(&self, file: File, watch: &Watch) -> Result<(), Stop> {
+        let wrong = |error| Failure::Image(self.part.clone(), error);
+        let done = eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| wrong(e.into()))?;
+        let tell = done.try_clone().map_err(wrong)?;
+        let syncing = std::thread::Builder::new().name("image-sync".to_owned()).spawn(move || {
+            let result = file.sync_data();
+            // The reader holds the other duplicate; a counter of one cannot overflow.
+            let _ = rustix::io::write(&tell, &1_u64.to_ne_bytes());
+            result
+        });
+        let syncing = syncing.map_err(wrong)?;
+        let abort = &self.request.abort.0.1;
+        loop {
+            let mut fds = [
+                PollFd::new(&done, PollFlags::IN),
+                PollFd::new(watch, PollFlags::IN),
+                PollFd::new(abort, PollFlags::IN),
+            ];
+            match poll(&mut fds, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(wrong(error.into()).into()),
+                Ok(_) => {}
+            }
+            self.check_events(watch)?;
+            if !fds[0].revents().is_empty() {
+                break;
+            }
+        }
+        let result = syncing.join().unwrap_or_else(|_| Err(io::Error::other("the syncing thread panicked")));
+        result.map_err(|error| wrong(error).into())
+    }
+
+    fn check_events(&self, watch: &Watch) -> Result<(), Stop> {
+        if self.request.abort.asked() {
+            return Err(Stop::Aborted("asked to".to_owned()));
+        }
+        match watch.fired().map_err(Failure::Look)? {
+            Some(source) => Err(Stop::Aborted(describe(&source))),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the image current. The last look at the descriptors comes just before.
+    fn commit(&mut self, captured: Captured) -> Result<Captured, Stop> {
+        fs::rename(&self.part, &self.request.image)
+            .map_err(|error| Failure::Image(self.request.image.clone(), error))?;
+        self.check_events(&captured.watch)?;
+        let phase = Phase::Dropping { generation: self.request.generation };
+        self.journaled = true;
+        self.target.journal.record(phase).map_err(Failure::Journal)?;
+        Ok(captured)
+    }
+}
+
+impl ThreadPlan {
+    /// As [`ThreadPlan::prepare`], but for a thread that stays stopped: a socket's time-out is left for later.
+    fn prepare_quietly(&self, thread: &mut crate::trace::Thread, at: Duration) -> Result<(), TraceError> {
+        let mut plan = *self;
+        if let Some(interrupted) = &mut plan.interrupted {
+            interrupted.timeout =
+                interrupted.timeout.filter(|t| !matches!(t.place, crate::wait::restart::Place::Socket { .. }));
+        }
+        plan.prepare(thread, at).map(drop)
+    }
+}
+
+/// What can be known while the app still runs.
+fn prepare(pids: &[i32]) -> Result<(Began, Vec<(i32, Flags)>), Stop> {
+    let mut flags = Vec::with_capacity(pids.len());
+    for pid in pids {
+        let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(3);
+        match Flags::read(*pid) {
+            Ok(found) => flags.push((*pid, found)),
+            Err(error) if gone(&error) => continue,
+            Err(error) => return Err(Failure::Look(error).into()),
+        }
+        for (fd, what) in crate::proc::descriptors(*pid).map_err(Failure::Look)? {
+            if let Some((_, why)) = PINNING.iter().find(|(kind, _)| what.starts_with(kind)) {
+                let name = crate::proc::name(*pid);
+                return Err(Stop::Refused(format!("{why} (descriptor {fd} of process {pid}, {name})")));
+            }
+        }
+    }
+    Ok((Began::take(pids).map_err(Failure::Look)?, flags))
+}
+
+/// The process has the address space of one of `others`.
+fn shares_with(pid: i32, others: &[i32]) -> Result<bool, Failure> {
+    for other in others {
+        if torpor_linux::kcmp::address_spaces(pid, *other).map_err(Failure::Look)?.is_eq() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,116 @@
+//! The part that cannot be aborted: park, drop, let go; or, if that fails, bring everything back.
+
+use std::fs::File;
+use std::time::Duration;
+
+use torpor_image::State;
+
+use super::error::{Failure, SleepError};
+use super::{Asleep, Captured, Sleep, carried};
+use crate::memory::copy::Range;
+use crate::memory::refill::refill;
+use crate::plan::{Memories, ThreadPlan};
+use crate::step::Step;
+use crate::target::Phase;
+use crate::timers::{earliest, process_timers, timer_descriptors};
+use crate::trace::{Process, TraceError};
+use crate::wait::since::now;
+
+impl Sleep<'_> {
+    /// The part that cannot be aborted.
+    pub(super) fn drop_memory(&mut self, captured: Captured) -> Result<Asleep, SleepError> {
+        match self.try_drop(&captured) {
+            Ok((wake_at, memories)) => Ok(Asleep {
+                state: captured.state,
+                watch: captured.watch,
+                wake_at,
+                image: self.request.image.clone(),
+                generation: self.request.generation,
+                image_bytes: captured.image_bytes,
+                kept_bytes: captured.kept_bytes,
+                memories,
+                plans: std::mem::take(&mut self.plans),
+            }),
+            Err(error) => {
+                let at = self.at();
+                match self.bring_back(&captured.state) {
+                    Ok(()) => Err(SleepError::Failed { at, error: Box::new(error) }),
+                    Err(error) => Err(SleepError::Lost(Box::new(error))),
+                }
+            }
+        }
+    }
+
+    fn try_drop(&mut self, captured: &Captured) -> Result<(Option<Duration>, Memories), Failure> {
+        self.reached(Step::Committed)?;
+        let park = |pid: i32| {
+            let found = captured.state.processes.iter().find(|process| process.pid == pid);
+            found.map(|process| process.park_address).ok_or(TraceError::NoVdso(pid))
+        };
+        for process in &self.processes {
+            process.park(park(process.pid)?)?;
+        }
+        self.target.freezer.thaw().map_err(Failure::Freeze)?;
+        self.reached(Step::Parked)?;
+
+        let mut timers = Vec::new();
+        let before = &self.request.memories.timers;
+        for process in &self.processes {
+            timers.extend(timer_descriptors(process.pid, now(), before).map_err(Failure::Look)?);
+            timers.extend(process_timers(process, park(process.pid)?, now(), before)?);
+        }
+        for (process, (_, ranges)) in self.processes.iter().zip(&captured.drops) {
+            drop_ranges(process, park(process.pid)?, ranges)?;
+        }
+        self.reached(Step::Dropped)?;
+
+        self.target.freezer.freeze().map_err(Failure::Freeze)?;
+        for thread in std::mem::take(&mut self.processes).into_iter().flat_map(|process| process.threads) {
+            thread.release()?;
+        }
+        self.reached(Step::Released)?;
+
+        let memories = Memories {
+            waits: carried(&self.plans),
+            timers: timers.clone(),
+            switches: Default::default(),
+        };
+        timers.extend(self.plans.iter().filter_map(ThreadPlan::deadline));
+        let wake_at = earliest(&timers, self.request.timers_over);
+        let phase = Phase::Dozing { generation: self.request.generation, wake_at };
+        self.target.journal.record(phase).map_err(Failure::Journal)?;
+        self.reached(Step::Dozing)?;
+        Ok((wake_at, memories))
+    }
+
+    /// After a failure behind the commit: memory from the image, then on as if nothing had been.
+    fn bring_back(&mut self, state: &State) -> Result<(), Failure> {
+        // A thread that is let go behind a remote call restarts its own call only by way of the freezer.
+        self.target.freezer.freeze().map_err(Failure::Freeze)?;
+        let image = File::open(&self.request.image)
+            .map_err(|error| Failure::Image(self.request.image.clone(), error))?;
+        let mut buffer = Vec::new();
+        for process in &state.processes {
+            refill(&image, process, &mut buffer)?;
+        }
+        self.frozen = true;
+        self.undo()
+    }
+}
+
+/// Drops ranges of a parked process's memory. A range that the kernel will not drop stays, which only costs memory.
+fn drop_ranges(process: &Process, park_address: u64, ranges: &[Range]) -> Result<(), TraceError> {
+    const MADVISE: u64 = 28;
+    const MADV_DONTNEED_LOCKED: u64 = 24;
+    for Range { start, end } in ranges {
+        let arguments = [*start, end - start, MADV_DONTNEED_LOCKED];
+        match process.call(park_address, "madvise", MADVISE, &arguments) {
+            Ok(_) => {}
+            Err(TraceError::Call { pid, error, .. }) => {
+                tracing::debug!(pid, start, end, %error, "memory stays");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

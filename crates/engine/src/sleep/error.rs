@@ -1,0 +1,88 @@
+//! Why an app did not fall asleep.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::memory::copy::CopyError;
+use crate::step::{Fault, Step};
+use crate::trace::TraceError;
+use crate::watch::{Source, WatchError};
+
+/// Why it did not fall asleep. In all cases but [`SleepError::Lost`] it runs as before.
+#[derive(Debug, thiserror::Error)]
+pub enum SleepError {
+    /// It has work to do, or was asked to give up.
+    #[error("given up: {0}")]
+    Aborted(String),
+    /// It cannot sleep as it is.
+    #[error("it cannot sleep: {0}")]
+    Refused(String),
+    /// Something failed on the way.
+    #[error("failed at {}", .at.name())]
+    Failed {
+        /// The last step that was reached.
+        at: Step,
+        /// What failed.
+        #[source]
+        error: Box<Failure>,
+    },
+    /// It failed after memory had been dropped, and memory could not be brought back: the app stays frozen, the image is
+    /// kept.
+    #[error("failed, and its memory could not be brought back")]
+    Lost(#[source] Box<Failure>),
+}
+
+/// What can fail.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// Freezing or thawing.
+    #[error("freezing or thawing it")]
+    Freeze(#[source] io::Error),
+    /// Looking at it.
+    #[error("looking at its processes")]
+    Look(#[source] io::Error),
+    /// Tracing.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// Copying memory.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// Watching descriptors.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
+    /// The image's file.
+    #[error("image {}", .0.display())]
+    Image(PathBuf, #[source] io::Error),
+    /// The journal.
+    #[error("writing the journal")]
+    Journal(#[source] io::Error),
+    /// Memory did not come back.
+    #[error(transparent)]
+    Refill(#[from] crate::RefillError),
+    /// A test asked for it.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// Why the first part ended.
+pub(super) enum Stop {
+    Aborted(String),
+    Refused(String),
+    Failed(Failure),
+}
+
+impl<T: Into<Failure>> From<T> for Stop {
+    fn from(failure: T) -> Self {
+        match failure.into() {
+            Failure::Watch(WatchError::Ready(source)) => Self::Aborted(describe(&source)),
+            Failure::Trace(error @ TraceError::Uninterruptible { .. }) => Self::Refused(error.to_string()),
+            Failure::Trace(error @ TraceError::NoVdso(_)) => Self::Refused(error.to_string()),
+            Failure::Copy(error @ CopyError::Refused { .. }) => Self::Refused(error.to_string()),
+            other => Self::Failed(other),
+        }
+    }
+}
+
+pub(super) fn describe(source: &Source) -> String {
+    format!("an event on {} (descriptor {} of process {})", source.what, source.fd, source.pid)
+}

@@ -1,0 +1,228 @@
+//! Falling asleep: freeze, capture, commit, drop.
+//!
+//! ```text
+//!            ┌────────────── abortable: thaw and carry on ───────────────┐
+//! running ─▶ prepared ─▶ frozen ─▶ stopped ─▶ watched ─▶ copied ─▶ synced ─▶ committed
+//!                                                                              │ journal: Dropping
+//!                        dozing ◀─ released ◀─ dropped ◀─ parked ◀─────────────┘
+//!                        journal: Dozing
+//! ```
+//!
+//! Until `committed` nothing of the app has been changed but for interrupted calls put right, and any event on a watched
+//! descriptor aborts. So does a thread that was stopped while it ran: it may be in the middle of an answer, and nothing that
+//! is still to come would wake it. From `committed` on the image is the truth: an error refills from it and lets the app run, and a
+//! crash leaves threads that are frozen, stopped or in the park loop, never running with memory missing.
+
+mod capture;
+mod drop_memory;
+mod error;
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use torpor_image::State;
+
+use self::error::Stop;
+pub use self::error::{Failure, SleepError};
+use crate::memory::copy::Range;
+use crate::plan::{Memories, ThreadPlan, let_go};
+use crate::step::{Fault, Faults, Step, Timings};
+use crate::target::{Freezer, Journal, Phase};
+use crate::trace::Process;
+use crate::watch::Watch;
+
+/// An app that is to sleep, and what its worker gives for it.
+pub struct Target<'a> {
+    /// Its id, in the image's header.
+    pub app: u64,
+    /// This boot of the machine.
+    pub boot: [u64; 2],
+    /// Freezes and thaws it.
+    pub freezer: &'a dyn Freezer,
+    /// Keeps its phase.
+    pub journal: &'a dyn Journal,
+    /// Told of every step.
+    pub faults: &'a dyn Faults,
+}
+
+/// How it is to sleep.
+pub struct Request<'a> {
+    /// Where the image goes; a file beside it, with `.part` appended, is used until it is complete.
+    pub image: PathBuf,
+    /// Generation of the image, higher than all before.
+    pub generation: u64,
+    /// Timers longer than this wake it.
+    pub timers_over: Duration,
+    /// Watch the members of epoll descriptors one by one.
+    pub single_sockets: bool,
+    /// Tells it to give up.
+    pub abort: &'a Abort,
+    /// What is remembered of its last sleep.
+    pub memories: &'a Memories,
+}
+
+/// Asks a sleep that has not committed to give up; usable from any thread.
+#[derive(Clone, Debug)]
+pub struct Abort(Arc<(AtomicBool, OwnedFd)>);
+
+impl Abort {
+    /// One that has not been asked for.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new((AtomicBool::new(false), eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))))
+    }
+
+    /// Asks.
+    pub fn ask(&self) {
+        self.0.0.store(true, Ordering::Release);
+        // A full counter is readable all the same.
+        let _ = rustix::io::write(&self.0.1, &1_u64.to_ne_bytes());
+    }
+
+    fn asked(&self) -> bool {
+        self.0.0.load(Ordering::Acquire)
+    }
+}
+
+/// A dozing app: everything that waking it takes.
+#[derive(Debug)]
+pub struct Asleep {
+    /// What the image holds.
+    pub state: State,
+    /// What wakes it.
+    pub watch: Watch,
+    /// When a timer must wake it, by `CLOCK_MONOTONIC`.
+    pub wake_at: Option<Duration>,
+    /// The image.
+    pub image: PathBuf,
+    /// Its generation.
+    pub generation: u64,
+    /// Bytes of the image's file.
+    pub image_bytes: u64,
+    /// Private memory that stays, shared copy-on-write between processes or in swap, bytes.
+    pub kept_bytes: u64,
+    /// For the next sleep.
+    pub memories: Memories,
+    pub(crate) plans: Vec<ThreadPlan>,
+}
+
+/// What came of putting an app to sleep.
+#[derive(Debug)]
+pub struct Attempt {
+    /// It sleeps, or why not.
+    pub result: Result<Asleep, SleepError>,
+    /// How long each step took.
+    pub timings: Timings,
+    /// For the next attempt, where this one has stopped the app and let it run again: the kernel then goes on with calls
+    /// whose number only we know.
+    pub memories: Option<Memories>,
+}
+
+struct Sleep<'a> {
+    target: &'a Target<'a>,
+    request: &'a Request<'a>,
+    timings: Timings,
+    part: PathBuf,
+    frozen: bool,
+    /// The journal may say that memory is being dropped.
+    journaled: bool,
+    processes: Vec<Process>,
+    plans: Vec<ThreadPlan>,
+    memories: Option<Memories>,
+}
+
+/// What the first part has made.
+struct Captured {
+    state: State,
+    drops: Vec<(i32, Vec<Range>)>,
+    watch: Watch,
+    image_bytes: u64,
+    kept_bytes: u64,
+}
+
+/// Puts an app to sleep. Runs on one thread from beginning to end, since tracing belongs to a thread.
+pub fn fall_asleep(target: &Target<'_>, request: &Request<'_>) -> Attempt {
+    let mut part = request.image.clone().into_os_string();
+    part.push(".part");
+    let mut sleep = Sleep {
+        target,
+        request,
+        timings: Timings::begin(),
+        part: part.into(),
+        frozen: false,
+        journaled: false,
+        processes: Vec::new(),
+        plans: Vec::new(),
+        memories: None,
+    };
+    let result = match sleep.capture() {
+        Ok(captured) => sleep.drop_memory(captured),
+        Err(stop) => Err(sleep.give_up(stop)),
+    };
+    Attempt { result, timings: sleep.timings, memories: sleep.memories }
+}
+
+impl Sleep<'_> {
+    fn reached(&mut self, step: Step) -> Result<(), Fault> {
+        self.timings.reached(step, self.target.faults)
+    }
+
+    fn at(&self) -> Step {
+        self.timings.steps().last().map_or(Step::Prepared, |(step, _)| *step)
+    }
+
+    /// Undoes everything: the app goes on as if nothing had been.
+    fn give_up(&mut self, stop: Stop) -> SleepError {
+        let at = self.at();
+        let undone = self.undo();
+        let error = match stop {
+            Stop::Aborted(by) => SleepError::Aborted(by),
+            Stop::Refused(why) => SleepError::Refused(why),
+            Stop::Failed(error) => SleepError::Failed { at, error: Box::new(error) },
+        };
+        match undone {
+            Ok(()) => error,
+            Err(failure) => SleepError::Failed { at, error: Box::new(failure) },
+        }
+    }
+
+    fn undo(&mut self) -> Result<(), Failure> {
+        let released = let_go(std::mem::take(&mut self.processes), &self.plans);
+        if self.journaled {
+            // Before the thaw, as in waking: the image must never be put under a program that has run on.
+            self.target.journal.record(Phase::Awake).map_err(Failure::Journal)?;
+        }
+        // Whatever fails from here on, the app is thawed; an image that stays behind is removed by the next start.
+        let thawed = if self.frozen { self.target.freezer.thaw().map_err(Failure::Freeze) } else { Ok(()) };
+        for path in [&self.part, &self.request.image] {
+            remove_if_there(path).map_err(|error| Failure::Image(path.clone(), error))?;
+        }
+        thawed?;
+        let mut switches = std::collections::HashMap::new();
+        for change in released? {
+            switches.extend(change.undo().map_err(Failure::Look)?);
+        }
+        if !self.plans.is_empty() {
+            let timers = self.request.memories.timers.clone();
+            self.memories = Some(Memories { waits: carried(&self.plans), timers, switches });
+        }
+        Ok(())
+    }
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// What is remembered of the threads' waits.
+fn carried(plans: &[ThreadPlan]) -> std::collections::HashMap<i32, crate::wait::restart::Carried> {
+    plans.iter().filter_map(|plan| Some((plan.tid, plan.carried()?))).collect()
+}

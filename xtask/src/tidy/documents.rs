@@ -2,10 +2,16 @@
 //!
 //! Documents that sources name (`docs/….md`) must be there too.
 
+use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 use super::Finding;
 use super::tree::Tree;
+
+/// Where the names of steps are.
+const STEPS: &str = "crates/engine/src/step.rs";
+/// Where users read of them.
+const PHASES: &str = "docs/reference/phases.md";
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -25,7 +31,22 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
             }
         }
     }
+    findings.extend(check_phases(tree));
     findings
+}
+
+/// Every step of the engine has its line in the list of phases, and the list has no others.
+fn check_phases(tree: &Tree) -> Vec<Finding> {
+    let (Some(steps), Some(phases)) = (tree.text(STEPS), tree.text(PHASES)) else { return Vec::new() };
+    let step =
+        |line: &str| Some(line.trim().strip_prefix("Self::")?.split_once(" => \"")?.1.split_once('"')?.0.to_owned());
+    let phase = |line: &str| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned());
+    let known: BTreeSet<String> = steps.lines().filter_map(step).collect();
+    let listed: BTreeSet<String> = phases.lines().filter_map(phase).collect();
+    known
+        .symmetric_difference(&listed)
+        .map(|name| Finding::new(PHASES, 0, format!("`{name}` is either not a step, or a step without its line")))
+        .collect()
 }
 
 /// Targets of `[…](target)` outside code, with their lines.
@@ -155,5 +176,13 @@ mod tests {
     fn documents_that_sources_name_must_be_there() {
         let source = "//! See `docs/a.md`, and docs/b.md.\nlet x = \"docs/c.md\";\n";
         assert_eq!(found(&[("x.rs", source), ("docs/a.md", "")]), ["x.rs:1: there is no docs/b.md"]);
+    }
+
+    #[test]
+    fn phases_are_the_engines_steps() {
+        let steps = "            Self::Frozen => \"frozen\",\n            Self::Awake => \"awake\",\n";
+        assert!(found(&[(STEPS, steps), (PHASES, "| `frozen` | x |\n| `awake` | y |\n")]).is_empty());
+        let findings = found(&[(STEPS, steps), (PHASES, "| `frozen` | x |\n| `thawed` | y |\n")]);
+        assert_eq!(findings.len(), 2, "{findings:?}");
     }
 }

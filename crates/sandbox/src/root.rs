@@ -148,6 +148,8 @@ fn stage(spec: &SandboxSpec, place: &Path, base: u32) -> Result<OwnedFd, SetupEr
     }
     for (name, target) in LINKS {
         rustix::fs::symlinkat(target, &dev, name).doing(|| format!("making link /dev/{name}"))?;
+        // Postfix, for one, follows only links of root's.
+        own(&dev, name, base)?;
     }
     for name in ["pts", "shm", "mqueue"] {
         directory_in(&dev, name, 0o755)?;
@@ -294,11 +296,15 @@ fn furnish(spec: &SandboxSpec, root: &Root, taken: &Taken, base: u32) -> Result<
     let tty = (base + TTY_GROUP).to_string();
     let terminals = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", tty.as_str())];
     let no_exec = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    attach(&new_file_system("devpts", &terminals, no_exec)?, at("/dev/pts")?.as_fd(), "/dev/pts")?;
+    let terminals = new_file_system("devpts", &terminals, no_exec)?;
+    own(&terminals, ".", base)?;
+    attach(&terminals, at("/dev/pts")?.as_fd(), "/dev/pts")?;
     let owner = base.to_string();
     let shared = [("mode", "1777"), ("size", SHM_SIZE), ("uid", owner.as_str()), ("gid", owner.as_str())];
     attach(&new_file_system("tmpfs", &shared, PLAIN)?, at("/dev/shm")?.as_fd(), "/dev/shm")?;
-    attach(&new_file_system("mqueue", &[], PLAIN)?, at("/dev/mqueue")?.as_fd(), "/dev/mqueue")?;
+    let queues = new_file_system("mqueue", &[], PLAIN)?;
+    own(&queues, ".", base)?;
+    attach(&queues, at("/dev/mqueue")?.as_fd(), "/dev/mqueue")?;
 
     furnish_cgroups(root, taken)?;
     std::fs::write(PORT_START, "0").doing(|| format!("setting {PORT_START}"))?;

@@ -163,6 +163,9 @@ fn files_have_mapped_owners() {
     assert_eq!(app.output(), "0:0\n1000:1001\n0:0\n0:0\n");
     let made = fs::metadata(app.spec.upper.join("made")).unwrap();
     assert_eq!((made.uid(), made.gid()), (app.base() + 1000, app.base() + 1001));
+    // What the sandbox itself puts there is root's too: programs trust no links of strangers.
+    app.spec.program.command[2] = "stat -c %u:%g /dev /dev/* | sort -u".into();
+    assert_eq!(app.output(), "0:0\n");
     // Copied up from the layer: still the app's root's.
     app.spec.program.command[2] = "echo x >> /etc/passwd; stat -c %u /etc/passwd".into();
     assert_eq!(app.output(), "0\n");

@@ -101,8 +101,11 @@ fn asleep(
     })
 }
 
-/// Thaws an app whose memory is complete; threads that were interrupted go on.
+/// Thaws an app whose memory is complete; threads that were interrupted go on. One that is not frozen runs already.
 fn carry_on(target: &Target<'_>) -> Result<(), Failure> {
+    if !target.freezer.is_freezing().map_err(Failure::Freeze)? {
+        return Ok(());
+    }
     target.freezer.freeze().map_err(Failure::Freeze)?;
     let pids = target.freezer.processes().map_err(Failure::Look)?;
     let processes = stop_all(&pids)?;

@@ -9,6 +9,8 @@ pub trait Freezer: Send + Sync {
     fn freeze(&self) -> io::Result<()>;
     /// Thaws.
     fn thaw(&self) -> io::Result<()>;
+    /// Freezing was asked for and not taken back.
+    fn is_freezing(&self) -> io::Result<bool>;
     /// Process ids (thread group leaders) in it.
     fn processes(&self) -> io::Result<Vec<i32>>;
 }

@@ -26,7 +26,7 @@ fn from_sandbox(probe: torpor_sandbox::Probe) -> Check {
         torpor_sandbox::Outcome::Degraded => CheckOutcome::Degraded,
         torpor_sandbox::Outcome::Missing => CheckOutcome::Missing,
     };
-    Check { name: probe.name.into(), outcome, found: probe.found, meaning: probe.meaning }
+    Check { name: probe.name.to_owned(), outcome, found: probe.found, meaning: probe.meaning }
 }
 
 fn from_network(probe: torpor_network::Check) -> Check {
@@ -35,7 +35,7 @@ fn from_network(probe: torpor_network::Check) -> Check {
         torpor_network::Outcome::Degraded => CheckOutcome::Degraded,
         torpor_network::Outcome::Missing => CheckOutcome::Missing,
     };
-    Check { name: probe.name.into(), outcome, found: probe.found, meaning: probe.meaning }
+    Check { name: probe.name, outcome, found: probe.found, meaning: probe.meaning }
 }
 
 fn engine() -> Vec<Check> {

@@ -78,7 +78,7 @@ impl Worker {
                 let hierarchies = Hierarchies::detect(&config.run_dir.join("cgroup2"))?;
                 let launcher = Launcher::new(&config.program, hierarchies)?;
                 let keeper = open_keeper(&config, launcher.hierarchies())?;
-                let store = Store::open(&config.data_dir.join("files")).map_err(OpenError::Store)?;
+                let store = Store::open(config.data_dir.join("files")).map_err(OpenError::Store)?;
                 Ok::<_, OpenError>((launcher, keeper, store, config))
             });
             match opened.await {

@@ -55,6 +55,10 @@ impl Freezer for Group {
         self.set_frozen("0")
     }
 
+    fn is_freezing(&self) -> io::Result<bool> {
+        Ok(fs::read_to_string(self.0.join("cgroup.freeze"))?.trim() == "1")
+    }
+
     fn processes(&self) -> io::Result<Vec<i32>> {
         Ok(fs::read_to_string(self.0.join("cgroup.procs"))?.lines().map(|pid| pid.parse().unwrap()).collect())
     }

@@ -39,6 +39,10 @@ impl Freezer for SandboxFreezer<'_> {
         self.0.cgroup().thaw().map_err(io::Error::other)
     }
 
+    fn is_freezing(&self) -> io::Result<bool> {
+        Ok(fs::read_to_string(self.0.cgroup().core().join("cgroup.freeze"))?.trim() == "1")
+    }
+
     fn processes(&self) -> io::Result<Vec<i32>> {
         self.0.cgroup().processes().map_err(io::Error::other)
     }

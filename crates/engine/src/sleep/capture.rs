@@ -62,7 +62,10 @@ impl Sleep<'_> {
 
         if let Some(plan) = self.plans.iter().find(|plan| plan.at_work()) {
             let (pid, tid) = (plan.pid, plan.tid);
-            return Err(Stop::Aborted(format!("thread {tid} of process {pid} ({}) is at work", crate::proc::name(pid))));
+            return Err(Stop::Aborted(format!(
+                "thread {tid} of process {pid} ({}) is at work",
+                crate::proc::name(pid)
+            )));
         }
         let watch = Watch::build(&self.waiting(), self.request.single_sockets)?;
         self.reached(Step::Watched)?;
@@ -88,13 +91,8 @@ impl Sleep<'_> {
     /// Copies all memory into the image and writes it out.
     fn copy(&mut self, flags: &[(i32, Flags)], watch: Watch) -> Result<Captured, Stop> {
         let wrong = |error| Failure::Image(self.part.clone(), error);
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&self.part)
-            .map_err(wrong)?;
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&self.part).map_err(wrong)?;
         let mut sink = PageSink::new(&file, HEADER_BYTES);
         let mut state = State::default();
         let mut drops = Vec::new();
@@ -108,8 +106,14 @@ impl Sleep<'_> {
                 spaces.push(process.pid);
                 let none = Flags::default();
                 let flags = flags.iter().find(|(pid, _)| *pid == process.pid).map_or(&none, |(_, flags)| flags);
-                let mut go_on = || !self.request.abort.asked() && matches!(watch.fired(), Ok(None));
-                copy(process.pid, flags, &mut sink, &mut go_on)?
+                let mut stop = Ok(());
+                let mut go_on = || {
+                    stop = self.check_events(&watch);
+                    stop.is_ok()
+                };
+                let copied = copy(process.pid, flags, &mut sink, &mut go_on)?;
+                stop?;
+                copied
             };
             let Some(copied) = copied else {
                 return Err(Stop::Aborted("an event while its memory was copied".to_owned()));

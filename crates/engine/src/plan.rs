@@ -153,8 +153,7 @@ impl ThreadPlan {
         let Some(interrupted) = &self.interrupted else { return Ok(None) };
         let Resume { registers, write, socket } = resume(&self.registers, interrupted, at);
         if let Some((address, bytes)) = write {
-            vm::write(self.pid, &[Remote { address, len: bytes.len() }], &bytes)
-                .map_err(|error| TraceError::Look(self.pid, error))?;
+            vm::write(self.pid, &[(address, &bytes)]).map_err(|error| TraceError::Look(self.pid, error))?;
         }
         if registers != thread.registers {
             thread.set_registers(registers)?;

@@ -185,8 +185,6 @@ fn read_state(target: &Target<'_>, path: &Path, generation: u64) -> Result<State
         return Err(damaged(FormatError::Invalid("length of its state")));
     }
     let mut bytes = vec![0; header.state_bytes as usize];
-    image
-        .read_exact_at(&mut bytes, header.state_offset())
-        .map_err(|error| WakeError::Image(path.to_owned(), error))?;
+    image.read_exact_at(&mut bytes, header.state_offset()).map_err(|error| WakeError::Image(path.to_owned(), error))?;
     State::decode(&bytes, &header).map_err(damaged)
 }

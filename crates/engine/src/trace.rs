@@ -157,9 +157,7 @@ pub(crate) fn park_place(pid: i32) -> Result<u64, TraceError> {
     let vdso = areas(pid).map_err(look)?.into_iter().find(|area| area.name == "[vdso]");
     let place = vdso.ok_or(TraceError::NoVdso(pid))?.end - CODE.len() as u64;
     let mut found = [0; CODE.len()];
-    File::open(format!("/proc/{pid}/mem"))
-        .and_then(|memory| memory.read_exact_at(&mut found, place))
-        .map_err(look)?;
+    File::open(format!("/proc/{pid}/mem")).and_then(|memory| memory.read_exact_at(&mut found, place)).map_err(look)?;
     if found == [0; CODE.len()] || found == CODE { Ok(place) } else { Err(TraceError::NoVdso(pid)) }
 }
 

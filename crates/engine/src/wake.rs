@@ -73,11 +73,7 @@ impl Woken {
 }
 
 /// Wakes a dozing app. `buffer` is kept by the caller between calls, so that none has to be made.
-pub fn wake(
-    target: &Target<'_>,
-    asleep: &Asleep,
-    buffer: &mut Vec<u8>,
-) -> (Result<Woken, WakeError>, Timings) {
+pub fn wake(target: &Target<'_>, asleep: &Asleep, buffer: &mut Vec<u8>) -> (Result<Woken, WakeError>, Timings) {
     let mut timings = Timings::begin();
     let result = try_wake(target, asleep, buffer, &mut timings);
     (result, timings)

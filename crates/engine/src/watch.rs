@@ -90,7 +90,8 @@ impl Watch {
 
     /// Registers everything that `processes` wait for. `Err(Ready)` if something awaited is ready already.
     pub(crate) fn build(processes: &[Waiting], single_sockets: bool) -> Result<Self, WatchError> {
-        let mut watch = Self { epoll: epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from)?, sources: Vec::new() };
+        let mut watch =
+            Self { epoll: epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from)?, sources: Vec::new() };
         for process in processes {
             if !process.waits.iter().any(|waits| matches!(waits, Waits::On(_))) {
                 watch.add_all_sockets(process.pid)?;
@@ -235,4 +236,3 @@ fn open(pid: i32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
-

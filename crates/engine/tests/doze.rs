@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::{Memory, Program, private_kb};
 use torpor_engine::{
-    Abort, Asleep, Attempt, Faults, Memories, NoFaults, Phase, Recovered, Request, SleepError, Step, Target, fall_asleep,
-    recover, wake,
+    Abort, Asleep, Attempt, Faults, Memories, NoFaults, Phase, Recovered, Request, SleepError, Step, Target,
+    fall_asleep, recover, wake,
 };
 
 const SERVER: &str = r#"

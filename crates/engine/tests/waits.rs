@@ -37,8 +37,7 @@ fn waits_end_on_time_whatever_the_sleeps_in_between() {
 
     let folder = tempfile::tempdir().unwrap();
     let journal = Memory::new();
-    let target =
-        Target { app: 1, boot: [0, 0], freezer: &program.group, journal: &journal, faults: &NoFaults };
+    let target = Target { app: 1, boot: [0, 0], freezer: &program.group, journal: &journal, faults: &NoFaults };
     let mut memories = Memories::default();
     let (mut sleeps, mut aborts) = (0_u64, 0);
     let begun = Instant::now();

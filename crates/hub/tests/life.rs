@@ -37,7 +37,7 @@ async fn an_app_lives() {
     let detail = client.inspect("web").await.unwrap();
     assert_eq!(detail.spec.idle.after, Span::from_secs(77), "the daemon's default is filled in");
     assert_eq!(client.inspect(&made.id).await.unwrap(), detail, "an id finds it too");
-    assert_eq!(client.apps().await.unwrap(), [made.clone()]);
+    assert_eq!(client.apps().await.unwrap(), std::slice::from_ref(&made));
     assert_eq!(client.act("web", AppAction::Sleep).await.unwrap().state, State::Dozing);
     assert_eq!(client.act("web", AppAction::Wake).await.unwrap().state, State::Running);
     assert!(client.act("web", AppAction::Pin).await.unwrap().pinned);

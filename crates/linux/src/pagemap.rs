@@ -136,8 +136,10 @@ impl Entry {
 pub fn entries(pagemap: &File, start: u64, count: usize, entries: &mut Vec<Entry>) -> io::Result<()> {
     let mut bytes = vec![0_u8; count * 8];
     pagemap.read_exact_at(&mut bytes, start / PAGE * 8)?;
-    entries.extend(bytes.chunks_exact(8).map(|entry| {
-        Entry(u64::from_ne_bytes(entry.try_into().expect("chunks_exact(8) gives 8 bytes")))
-    }));
+    entries.extend(
+        bytes
+            .chunks_exact(8)
+            .map(|entry| Entry(u64::from_ne_bytes(entry.try_into().expect("chunks_exact(8) gives 8 bytes")))),
+    );
     Ok(())
 }

@@ -118,7 +118,7 @@ fn unread_data_neither_keeps_it_awake_nor_wakes_it() {
     while full < 20 {
         assert!(filling.elapsed() < PATIENCE, "its buffer never fills");
         match ignored.write(&[7; 1 << 16]) {
-            Ok(_) => full = 0,
+            Ok(_written) => full = 0,
             Err(error) => {
                 assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
                 full += 1;

@@ -10,9 +10,8 @@ use crate::shared::Shared;
 /// Asks every part.
 pub(crate) async fn checks(shared: &Arc<Shared>) -> Result<Vec<Check>, ApiError> {
     let parts = shared.clone();
-    let sandbox = tokio::task::spawn_blocking(move || {
-        torpor_sandbox::probe(Some(&parts.launcher), &parts.config.data_dir)
-    });
+    let sandbox =
+        tokio::task::spawn_blocking(move || torpor_sandbox::probe(Some(&parts.launcher), &parts.config.data_dir));
     let mut checks: Vec<Check> =
         sandbox.await.map_err(|error| ApiError::internal(&error))?.into_iter().map(from_sandbox).collect();
     checks.extend(torpor_network::probe(&shared.config.network).await.into_iter().map(from_network));

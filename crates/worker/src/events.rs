@@ -24,13 +24,7 @@ impl Events {
     }
 
     /// Tells listeners. The hub numbers events for good; ours only order them within this worker.
-    pub(crate) fn emit(
-        &self,
-        app: &str,
-        kind: &str,
-        message: String,
-        fields: BTreeMap<String, serde_json::Value>,
-    ) {
+    pub(crate) fn emit(&self, app: &str, kind: &str, message: String, fields: BTreeMap<String, serde_json::Value>) {
         tracing::info!(app, kind, "{message}");
         let seq = self.next.fetch_add(1, Ordering::Relaxed);
         let event = Event { seq, at: Timestamp::now(), app: app.to_owned(), kind: kind.to_owned(), message, fields };

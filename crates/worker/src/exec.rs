@@ -44,12 +44,7 @@ struct Started {
     ends: Ends,
 }
 
-fn start(
-    shared: &Shared,
-    record: &AppRecord,
-    sandbox: &Sandbox,
-    request: ExecRequest,
-) -> Result<Started, ApiError> {
+fn start(shared: &Shared, record: &AppRecord, sandbox: &Sandbox, request: ExecRequest) -> Result<Started, ApiError> {
     let internal = |error: io::Error| ApiError::internal(&error);
     let invalid = |error: &dyn std::error::Error| ApiError::new(ErrorKind::Invalid, error.to_string());
     let user_name = request.user.as_deref().or(record.spec.user.as_deref());

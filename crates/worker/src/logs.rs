@@ -80,7 +80,11 @@ impl Log {
     fn rotate(&self) -> io::Result<()> {
         for n in (0..self.config.files.max(1)).rev() {
             let from = self.numbered(n);
-            let result = if n + 1 >= self.config.files { fs::remove_file(&from) } else { fs::rename(&from, self.numbered(n + 1)) };
+            let result = if n + 1 >= self.config.files {
+                fs::remove_file(&from)
+            } else {
+                fs::rename(&from, self.numbered(n + 1))
+            };
             match result {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}

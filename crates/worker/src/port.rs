@@ -40,9 +40,7 @@ fn refused(name: &str, refusal: &Refusal) -> ApiError {
         Refusal::Stopped(_) => error.with_hint(format!("start it with `torpor start {name}`")),
         Refusal::Pinned => error.with_hint(format!("let it sleep again with `torpor unpin {name}`")),
         Refusal::StartFailed(_) | Refusal::Ended(_) => error.with_hint(format!("see `torpor logs {name}`")),
-        Refusal::SleepRefused(_) | Refusal::SleepAborted(_) => {
-            error.with_hint(format!("see `torpor explain {name}`"))
-        }
+        Refusal::SleepRefused(_) | Refusal::SleepAborted(_) => error.with_hint(format!("see `torpor explain {name}`")),
         _ => error,
     }
 }
@@ -140,9 +138,9 @@ impl WorkerPort for Worker {
         let files: AppFiles = app.files.clone();
         let log = app.log.clone();
         let removed = tokio::task::spawn_blocking(move || log.remove().and_then(|()| files.remove())).await;
-        removed
-            .map_err(|error| ApiError::internal(&error))?
-            .map_err(|error| ApiError::new(ErrorKind::Internal, format!("removing files of {}: {error}", status.name)))?;
+        removed.map_err(|error| ApiError::internal(&error))?.map_err(|error| {
+            ApiError::new(ErrorKind::Internal, format!("removing files of {}: {error}", status.name))
+        })?;
         crate::images::collect(&self.shared, &self.records()).await
     }
 

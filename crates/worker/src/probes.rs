@@ -46,8 +46,7 @@ fn duplicate(pid: i32, fd: i32) -> io::Result<OwnedFd> {
 }
 
 fn is_internet(socket: BorrowedFd<'_>) -> bool {
-    sockopt::socket_domain(socket)
-        .is_ok_and(|domain| domain == AddressFamily::INET || domain == AddressFamily::INET6)
+    sockopt::socket_domain(socket).is_ok_and(|domain| domain == AddressFamily::INET || domain == AddressFamily::INET6)
 }
 
 fn is_listener(socket: BorrowedFd<'_>) -> bool {

@@ -77,9 +77,8 @@ impl Shared {
 
 /// Layers by their written digests.
 pub(crate) fn layer_digests<C: FromIterator<LayerDigest>>(layers: &[String]) -> Result<C, torpor_rootfs::Error> {
-    let digest = |layer: &String| {
-        layer.parse().map_err(|source| torpor_rootfs::Error::Image { what: layer.clone(), source })
-    };
+    let digest =
+        |layer: &String| layer.parse().map_err(|source| torpor_rootfs::Error::Image { what: layer.clone(), source });
     layers.iter().map(digest).collect()
 }
 

@@ -179,7 +179,7 @@ fn open_keeper(config: &WorkerConfig, hierarchies: &Hierarchies) -> Result<Clien
     let options = StartOptions {
         cgroup_procs: hierarchies.support(&config.instance)?,
         log: Some(config.run_dir.join("keeper.log")),
-            };
+    };
     let socket = config.run_dir.join("keeper.sock");
     Client::connect_or_spawn(&socket, &config.program, &["keeper".as_ref()], &options).map_err(OpenError::Keeper)
 }

@@ -4,7 +4,7 @@
 //! A dependency of the program itself must occur outside its tests.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 
 use toml::{Table, Value};
 
@@ -44,6 +44,10 @@ fn check_crate(tree: &Tree, folder: &Path, named: &mut BTreeSet<String>) -> Vec<
             }
             all.insert(token.text);
         }
+        for shared in elsewhere(file, source) {
+            let source = tree.files.get(&shared).map_or("", String::as_str);
+            all.extend(tokens(source).unwrap_or_default().into_iter().map(|token| token.text));
+        }
     }
     let mut findings = Vec::new();
     for (sections, used) in [(&["dependencies", "build-dependencies"][..], &product), (&["dev-dependencies"], &all)] {
@@ -64,6 +68,23 @@ fn check_crate(tree: &Tree, folder: &Path, named: &mut BTreeSet<String>) -> Vec<
         }
     }
     findings
+}
+
+/// Files that `#[path = "…"]` takes from outside the crate's own folders.
+fn elsewhere(file: &Path, source: &str) -> Vec<PathBuf> {
+    let named = source.lines().filter_map(|line| line.trim().strip_prefix("#[path = \"")?.strip_suffix("\"]"));
+    named
+        .map(|name| {
+            let mut path = file.parent().unwrap_or(Path::new("")).to_owned();
+            for part in Path::new(name).components() {
+                match part {
+                    Component::ParentDir => drop(path.pop()),
+                    other => path.push(other),
+                }
+            }
+            path
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -100,5 +121,17 @@ mod tests {
         assert_eq!(found(root, MANIFEST, source), ["Cargo.toml:3: no crate names tar"]);
         let own = "[dependencies]\nserde = \"1\"\n[dev-dependencies]\nproptest.workspace = true\n";
         assert!(found(ROOT, own, source)[0].contains("to be named in the root"));
+    }
+
+    #[test]
+    fn a_file_taken_from_another_crate_counts() {
+        let tree = Tree::of(&[
+            ("Cargo.toml", "[workspace.dependencies]\nserde = \"1\"\n"),
+            ("crates/a/Cargo.toml", "[dev-dependencies]\nserde.workspace = true\n"),
+            ("crates/a/tests/a.rs", "#[path = \"../../b/tests/fake.rs\"]\nmod fake;\n"),
+            ("crates/b/Cargo.toml", ""),
+            ("crates/b/tests/fake.rs", "use serde::Serialize;\n"),
+        ]);
+        assert!(check(&tree).is_empty());
     }
 }

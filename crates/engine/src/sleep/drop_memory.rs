@@ -70,11 +70,7 @@ impl Sleep<'_> {
         }
         self.reached(Step::Released)?;
 
-        let memories = Memories {
-            waits: carried(&self.plans),
-            timers: timers.clone(),
-            switches: Default::default(),
-        };
+        let memories = Memories { waits: carried(&self.plans), timers: timers.clone(), switches: Default::default() };
         timers.extend(self.plans.iter().filter_map(ThreadPlan::deadline));
         let wake_at = earliest(&timers, self.request.timers_over);
         let phase = Phase::Dozing { generation: self.request.generation, wake_at };
@@ -87,8 +83,8 @@ impl Sleep<'_> {
     fn bring_back(&mut self, state: &State) -> Result<(), Failure> {
         // A thread that is let go behind a remote call restarts its own call only by way of the freezer.
         self.target.freezer.freeze().map_err(Failure::Freeze)?;
-        let image = File::open(&self.request.image)
-            .map_err(|error| Failure::Image(self.request.image.clone(), error))?;
+        let image =
+            File::open(&self.request.image).map_err(|error| Failure::Image(self.request.image.clone(), error))?;
         let mut buffer = Vec::new();
         for process in &state.processes {
             refill(&image, process, &mut buffer)?;

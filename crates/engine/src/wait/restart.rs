@@ -142,8 +142,7 @@ pub(crate) fn interrupted(
     if number == nr::RESTART_SYSCALL {
         // The kernel goes on with a call that was interrupted before; only we know which it was.
         let carried = carried?;
-        let timeout =
-            carried.deadline.map(|deadline| Timeout { deadline, total: carried.total, place: Place::Kernel });
+        let timeout = carried.deadline.map(|deadline| Timeout { deadline, total: carried.total, place: Place::Kernel });
         return Some(Interrupted { number: carried.number, hide_eintr: false, timeout });
     }
     let carried = carried.filter(|carried| carried.number == number);
@@ -156,13 +155,7 @@ pub(crate) fn interrupted(
     Some(Interrupted { number, hide_eintr: interrupts, timeout })
 }
 
-fn timeout(
-    limit: Limit,
-    place: Place,
-    since: Duration,
-    now: Duration,
-    carried: Option<&Carried>,
-) -> Option<Timeout> {
+fn timeout(limit: Limit, place: Place, since: Duration, now: Duration, carried: Option<&Carried>) -> Option<Timeout> {
     let (deadline, total) = match limit {
         Limit::Never => return None,
         Limit::After(total) => (since + total, total),
@@ -239,9 +232,7 @@ fn limit(
         nr::PSELECT6 => (left(spec(4)), Place::Timespec(4)),
         nr::PPOLL => (left(spec(2)), Place::Timespec(2)),
         _ => match socket_call(number) {
-            Some(send) => {
-                (after(socket_timeout(registers.argument(0) as i32, send)), Place::Socket { send })
-            }
+            Some(send) => (after(socket_timeout(registers.argument(0) as i32, send)), Place::Socket { send }),
             None => (Limit::Never, Place::Kernel),
         },
     }

@@ -123,6 +123,9 @@ mod tests {
         drop(send);
         waiting.join().unwrap();
         let slack = Duration::from_millis(20);
-        assert!(since + slack > before.saturating_sub(slack) && since < blocked + slack, "{before:?} {since:?} {blocked:?}");
+        assert!(
+            since + slack > before.saturating_sub(slack) && since < blocked + slack,
+            "{before:?} {since:?} {blocked:?}"
+        );
     }
 }

@@ -303,11 +303,11 @@ fn etc_files(shared: &Shared, record: &AppRecord, hostname: &str) -> EtcFiles {
     // The machine's resolvers, unless they listen on its loopback, where an app cannot reach them.
     let resolv_conf = fs::read_to_string("/etc/resolv.conf").ok().map(|text| {
         let reachable = |line: &&str| {
-            let address = line.strip_prefix("nameserver").map(str::trim).and_then(|a| a.parse::<std::net::IpAddr>().ok());
+            let address =
+                line.strip_prefix("nameserver").map(str::trim).and_then(|a| a.parse::<std::net::IpAddr>().ok());
             !address.is_some_and(|address| address.is_loopback())
         };
         text.lines().filter(reachable).fold(String::new(), |all, line| all + line + "\n")
     });
     EtcFiles { hosts: Some(hosts), resolv_conf, hostname: Some(format!("{hostname}\n")) }
 }
-

@@ -206,7 +206,9 @@ impl Task {
         };
         let generation = match phase {
             torpor_engine::Phase::Awake => 0,
-            torpor_engine::Phase::Dropping { generation } | torpor_engine::Phase::Dozing { generation, .. } => generation,
+            torpor_engine::Phase::Dropping { generation } | torpor_engine::Phase::Dozing { generation, .. } => {
+                generation
+            }
         };
         let target = Target {
             app: self.app_number(),

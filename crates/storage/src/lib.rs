@@ -1,2 +1,0 @@
-//! Where images of sleeping apps live.
-#![forbid(unsafe_code)]

@@ -8,7 +8,7 @@ use super::Finding;
 use super::tree::Tree;
 
 /// Folder of a crate → crates of ours that it may name. Lower lines never name higher ones.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     ("xtask", &["api", "linux", "testkit"]),
     ("torpor", &["api", "hub", "keeper", "network", "sandbox", "worker"]),
     ("worker", &["api", "engine", "image", "keeper", "lifecycle", "linux", "network", "rootfs", "sandbox"]),

@@ -87,6 +87,8 @@ fn try_wake(
 ) -> Result<Woken, WakeError> {
     let (image, _) = open(target, &asleep.image, asleep.generation)?;
     timings.reached(Step::Opened, target.faults)?;
+    // They go to their trace stops, still frozen, while memory comes back.
+    let asked = ask(&asleep.plans);
     for process in &asleep.state.processes {
         refill(&image, process, buffer).map_err(WakeError::Refill)?;
     }
@@ -94,7 +96,7 @@ fn try_wake(
     target.journal.record(Phase::Awake).map_err(WakeError::Journal)?;
     timings.reached(Step::Awake, target.faults)?;
     // From here on an error must not keep it asleep: its memory is complete.
-    let changes = adjust(&asleep.plans);
+    let changes = asked.and_then(adjust);
     timings.reached(Step::Adjusted, target.faults)?;
     target.freezer.thaw().map_err(WakeError::Thaw)?;
     let thawed = timings.reached(Step::Thawed, target.faults);
@@ -119,14 +121,15 @@ pub(crate) fn open(target: &Target<'_>, path: &Path, generation: u64) -> Result<
     Ok((image, header))
 }
 
-/// Puts the time-outs of threads right whose calls would begin them anew.
-fn adjust(plans: &[ThreadPlan]) -> Result<Vec<SocketChange>, TraceError> {
+/// Asks the threads to stop whose calls would begin their time-outs anew.
+fn ask(plans: &[ThreadPlan]) -> Result<Vec<(&ThreadPlan, Seized)>, TraceError> {
+    let seize = |tid| Seized::seize(tid).map_err(|error| TraceError::Attach(tid, error));
+    plans.iter().filter(|plan| plan.adjusts()).map(|plan| Ok((plan, seize(plan.tid)?))).collect()
+}
+
+/// Puts their time-outs right and lets them go.
+fn adjust(asked: Vec<(&ThreadPlan, Seized)>) -> Result<Vec<SocketChange>, TraceError> {
     let mut changes = Vec::new();
-    let mut asked = Vec::new();
-    for plan in plans.iter().filter(|plan| plan.adjusts()) {
-        let seized = Seized::seize(plan.tid).map_err(|error| TraceError::Attach(plan.tid, error))?;
-        asked.push((plan, seized));
-    }
     for (plan, seized) in asked {
         let wrong = |error| TraceError::Registers(plan.tid, error);
         let tracee = seized.stopped()?;

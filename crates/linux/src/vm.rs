@@ -38,13 +38,16 @@ pub fn read(process: i32, ranges: &[Remote], buffer: &mut [u8]) -> io::Result<()
     checked(done, buffer.len())
 }
 
-/// Writes `buffer` to `ranges`, one behind the other, which must be just as long; at most [`MAX_RANGES`]. The pages must be
-/// writable for the process itself.
-pub fn write(process: i32, ranges: &[Remote], buffer: &[u8]) -> io::Result<()> {
-    assert_eq!(ranges.iter().map(|r| r.len).sum::<usize>(), buffer.len(), "ranges take up the buffer");
-    let there = remote(ranges);
-    let here = libc::iovec { iov_base: buffer.as_ptr().cast_mut().cast(), iov_len: buffer.len() };
-    // SAFETY: `here` covers `buffer`, borrowed for the call and only read; `there` is checked by the kernel.
-    let done = unsafe { libc::process_vm_writev(process, &raw const here, 1, there.as_ptr(), there.len() as _, 0) };
-    checked(done, buffer.len())
+/// Writes each part to its address; at most [`MAX_RANGES`] parts. The pages must be writable for the process itself.
+pub fn write(process: i32, parts: &[(u64, &[u8])]) -> io::Result<()> {
+    let iovec = |base: *mut libc::c_void, len| libc::iovec { iov_base: base, iov_len: len };
+    let here: Vec<_> = parts.iter().map(|(_, bytes)| iovec(bytes.as_ptr().cast_mut().cast(), bytes.len())).collect();
+    let there: Vec<_> = parts.iter().map(|(address, bytes)| iovec(*address as *mut _, bytes.len())).collect();
+    let (here, there) = (here.as_slice(), there.as_slice());
+    // SAFETY: `here` covers slices that `parts` borrows for the call and that are only read; `there` is checked by the
+    // kernel.
+    let done = unsafe {
+        libc::process_vm_writev(process, here.as_ptr(), here.len() as _, there.as_ptr(), there.len() as _, 0)
+    };
+    checked(done, parts.iter().map(|(_, bytes)| bytes.len()).sum())
 }

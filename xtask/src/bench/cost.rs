@@ -34,10 +34,10 @@ pub(crate) fn measure(daemon: &mut Daemon, runs: usize, samples: &mut Samples) -
     let binary = compile(dir.path())?;
     let tarball = dir.path().join("cost.tar");
     run(Command::new("tar").arg("-cf").arg(&tarball).arg("-C").arg(dir.path()).arg("bin"))?;
-    let plain_port = free_port(true)?;
+    let plain_port = free_port()?;
     let plain = Command::new(&binary).arg(plain_port.to_string()).stdin(Stdio::null()).spawn();
     let _plain = Plain(plain.map_err(|source| Error::Spawn { program: binary.display().to_string(), source })?);
-    let port = free_port(true)?;
+    let port = free_port()?;
     daemon.load("cost", &tarball)?;
     let settings = ["--no-sleep".to_owned(), "-p".to_owned(), format!("{port}:{PORT}/udp")];
     daemon.run_app("cost", "cost", &settings, &["/bin/cost".to_owned(), PORT.to_string()])?;

@@ -1,9 +1,10 @@
 //! A `torpor up` of the benchmark's own.
 
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -18,6 +19,7 @@ pub(crate) struct Daemon {
     program: PathBuf,
     child: Child,
     dir: tempfile::TempDir,
+    instance: String,
     apps: Vec<String>,
 }
 
@@ -30,8 +32,9 @@ impl Daemon {
         let dir = made.map_err(Error::file("make a directory in", &base))?;
         let pid = std::process::id();
         let home = dir.path().display();
+        let instance = format!("bench{pid}");
         let config = format!(
-            "instance = \"bench{pid}\"\ndata_dir = \"{home}/data\"\nrun_dir = \"{home}/run\"\n\
+            "instance = \"{instance}\"\ndata_dir = \"{home}/data\"\nrun_dir = \"{home}/run\"\n\
              [network]\nv4_pool = \"10.{}.0.0/16\"\nv6_pool = \"fd62:656e:6368:{:x}::/64\"\n[log]\nlevel = \"warn\"\n",
             216 + pid % 32,
             pid % 0xffff,
@@ -44,7 +47,7 @@ impl Daemon {
         command.arg("up").arg("--config").arg(&path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let spawned = command.spawn();
         let child = spawned.map_err(|source| Error::Spawn { program: program.display().to_string(), source })?;
-        let mut daemon = Self { program: program.to_owned(), child, dir, apps: Vec::new() };
+        let mut daemon = Self { program: program.to_owned(), child, dir, instance, apps: Vec::new() };
         let begun = Instant::now();
         while let Err(error) = daemon.call(&["ps", "--json"]) {
             let ended = daemon.child.try_wait().is_ok_and(|status| status.is_some());
@@ -60,6 +63,11 @@ impl Daemon {
     /// What it wrote to its log.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_else(|error| error.to_string())
+    }
+
+    /// Its name, which is part of its cgroups' paths.
+    pub(crate) fn instance(&self) -> &str {
+        &self.instance
     }
 
     /// Its process id.
@@ -98,8 +106,9 @@ impl Daemon {
         arguments.extend(settings.iter().map(String::as_str));
         arguments.extend([image.as_str(), "--"]);
         arguments.extend(command.iter().map(String::as_str));
+        self.call(&arguments)?;
         self.apps.push(name.to_owned());
-        self.call(&arguments).map(drop)
+        Ok(())
     }
 
     /// Where images of `app` are.
@@ -121,7 +130,8 @@ impl Daemon {
             arguments.extend(apps.iter().map(String::as_str));
             self.call(&arguments)?;
         }
-        self.call(&["down"]).map(drop)
+        let config = self.dir.path().join("torpor.toml").display().to_string();
+        self.call(&["down", "--config", &config]).map(drop)
     }
 }
 
@@ -138,13 +148,20 @@ impl Drop for Daemon {
     }
 }
 
-/// A TCP or UDP port of the machine that is free now.
-pub(crate) fn free_port(udp: bool) -> Result<u16, Error> {
-    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-    let address = if udp {
-        UdpSocket::bind(any).and_then(|socket| socket.local_addr())
-    } else {
-        TcpListener::bind(any).and_then(|socket| socket.local_addr())
-    };
-    Ok(address.map_err(Error::network(&any, "find a free port"))?.port())
+/// First port that is tried, below those that the kernel gives to clients.
+const FIRST_PORT: u16 = 20_000;
+static NEXT_PORT: AtomicU16 = AtomicU16::new(FIRST_PORT);
+
+/// A port of the machine that nobody listens on, TCP or UDP, and that was not given before: a published port is not bound.
+pub(crate) fn free_port() -> Result<u16, Error> {
+    loop {
+        let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
+        if port < FIRST_PORT {
+            return Err(Error::Missing { what: "free port".to_owned(), hint: "all from 20000 on are taken" });
+        }
+        let address = (Ipv4Addr::UNSPECIFIED, port);
+        if TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok() {
+            return Ok(port);
+        }
+    }
 }

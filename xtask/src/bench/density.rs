@@ -1,7 +1,8 @@
 //! Memory of many dozing apps, all of it counted, and the worker's own CPU while they sleep.
 //!
 //! What the machine has less of `MemAvailable`, and beside it the page cache that holds images: the kernel counts that as
-//! available, but it is memory that sleeping apps use.
+//! available, but it is memory that sleeping apps use. On a machine that does other work too, `memory_own` is the better
+//! number: what belongs to the apps and the worker, summed up from its parts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use super::daemon::{Daemon, free_port};
-use super::machine::{cpu_us, memory};
+use super::machine::{anonymous_kb, cpu_us, memory};
 use super::program::programs;
 use super::report::{Report, Samples};
 use super::{client, release_binary};
@@ -33,8 +34,8 @@ pub(crate) struct Options {
 
 /// Before memory is read, so that what the kernel frees late is free.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Parts of the difference that are shown.
-const PARTS: [&str; 7] = ["AnonPages", "Shmem", "Slab", "SReclaimable", "KernelStack", "PageTables", "Percpu"];
+/// Kernel memory, by its parts.
+const KERNEL: [&str; 4] = ["Slab", "KernelStack", "PageTables", "Percpu"];
 
 /// Measures, prints, writes.
 pub(crate) fn run(options: &Options) -> Result<(), Error> {
@@ -46,16 +47,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
 
     // The first app brings what all share: the program's files in the page cache, tables, slabs.
     let mut ports = Vec::with_capacity(options.apps);
-    let mut count = 0;
-    for number in 0..=options.apps {
-        if number == 1 {
-            std::thread::sleep(SETTLE);
-            break;
-        }
-        make(&mut daemon, number, &program, &mut ports)?;
-    }
+    make(&mut daemon, 0, &program, &mut ports)?;
+    std::thread::sleep(SETTLE);
     let (empty, begun) = (memory()?, Instant::now());
-    let idle_fds = descriptors(daemon.pid());
+    let own_before = anonymous_kb(daemon.instance(), daemon.pid())?;
+    let (descriptors_before, resident_before) = (descriptors(daemon.pid()), resident_kb(daemon.pid()));
+    let mut count = 0;
     for number in 1..=options.apps {
         let started = Instant::now();
         if let Err(error) = make(&mut daemon, number, &program, &mut ports) {
@@ -77,11 +74,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
     add("memory", "kB per app", per_app(less("MemAvailable") + cached));
     add("memory_available", "kB per app", per_app(less("MemAvailable")));
     add("memory_cached_images", "kB per app", per_app(cached));
-    for part in PARTS {
+    let anonymous = anonymous_kb(daemon.instance(), daemon.pid())? - own_before;
+    let kernel: f64 = KERNEL.iter().map(|part| -less(part)).sum();
+    add("memory_own", "kB per app", per_app(anonymous + kernel + cached));
+    add("part_anonymous", "kB per app", per_app(anonymous));
+    for part in KERNEL {
         add(&format!("part_{part}"), "kB per app", per_app(-less(part)));
     }
-    add("worker_descriptors", "per app", (descriptors(daemon.pid()) - idle_fds) / count.max(1) as f64);
-    add("worker_rss", "kB per app", per_app(resident_kb(daemon.pid())));
+    add("worker_descriptors", "per app", per_app(descriptors(daemon.pid()) - descriptors_before));
+    add("worker_rss", "kB per app", per_app(resident_kb(daemon.pid()) - resident_before));
 
     let before = cpu_us(daemon.pid())?;
     let watched = Instant::now();
@@ -104,7 +105,7 @@ fn make(
     program: &super::program::Program,
     ports: &mut Vec<u16>,
 ) -> Result<(), Error> {
-    let (name, port) = (format!("app{number}"), free_port(false)?);
+    let (name, port) = (format!("app{number}"), free_port()?);
     let settings = ["-p".to_owned(), format!("{port}:{}", program.port()), "--no-sleep".to_owned()];
     daemon.run_app(&name, "lighttpd", &settings, &program.zoo.command)?;
     let address = (std::net::Ipv4Addr::LOCALHOST, port).into();

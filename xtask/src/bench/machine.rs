@@ -37,18 +37,27 @@ pub(crate) fn memory() -> Result<BTreeMap<String, u64>, Error> {
     Ok(text.lines().filter_map(line).collect())
 }
 
-/// CPU time that a process has used, in microseconds.
+/// CPU time that a process has used, in microseconds, to the clock tick.
 pub(crate) fn cpu_us(pid: u32) -> Result<f64, Error> {
-    // Nanoseconds on a CPU, of each thread.
-    let dir = format!("/proc/{pid}/task");
+    let text = read(&format!("/proc/{pid}/stat"))?;
+    // The name in parentheses may hold anything. User and system time are fields 14 and 15, where the state is field 3.
+    let fields = text.rfind(')').map_or("", |end| &text[end + 1..]).split_ascii_whitespace();
+    let ticks: f64 = fields.skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
+    Ok(ticks * 1e6 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Anonymous memory of all processes in cgroups whose path contains `group`, and of `extra`, in kB.
+pub(crate) fn anonymous_kb(group: &str, extra: u32) -> Result<f64, Error> {
     let mut total = 0.0;
-    for entry in fs::read_dir(&dir).map_err(Error::file("list", &dir))? {
-        let path = entry.map_err(Error::file("list", &dir))?.path().join("schedstat");
-        match fs::read_to_string(&path) {
-            Ok(text) => total += text.split(' ').next().and_then(|n| n.parse::<f64>().ok()).unwrap_or(0.0) / 1000.0,
-            // The thread has ended.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(source) => return Err(Error::File { step: "read", path, source }),
+    for entry in fs::read_dir("/proc").map_err(Error::file("list", "/proc"))? {
+        let entry = entry.map_err(Error::file("list", "/proc"))?;
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        // A process that ends while it is looked at counts for nothing.
+        let text = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+        if pid == extra || text("cgroup").contains(group) {
+            let rollup = text("smaps_rollup");
+            let line = rollup.lines().find_map(|line| line.strip_prefix("Pss_Anon:"));
+            total += line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<f64>().ok()).unwrap_or(0.0);
         }
     }
     Ok(total)

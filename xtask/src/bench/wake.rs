@@ -128,7 +128,7 @@ impl Apps {
         let mut daemon = Daemon::start(binary)?;
         daemon.load(program.name, &program.zoo.tarball)?;
         let mut start = |name: &str| {
-            let port = free_port(false)?;
+            let port = free_port()?;
             let mut settings = vec!["-p".to_owned(), format!("{port}:{}", program.port()), "--no-sleep".to_owned()];
             settings.extend(program.zoo.user.iter().flat_map(|user| ["-u".to_owned(), (*user).to_owned()]));
             daemon.run_app(name, program.name, &settings, &program.zoo.command)?;

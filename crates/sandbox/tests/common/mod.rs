@@ -230,3 +230,13 @@ fn make_image(root: &Path) {
     }
     fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/:/bin/sh\n").unwrap();
 }
+
+/// A further program, for `exec`.
+pub fn program(script: &str) -> Program {
+    Program {
+        command: ["sh", "-c", script].map(str::to_owned).to_vec(),
+        env: vec!["GREETING=again".into()],
+        user: User::default(),
+        cwd: "/tmp".into(),
+    }
+}

@@ -1,0 +1,70 @@
+//! Further programs in a sandbox, for real. Needs root and busybox.
+#![allow(clippy::unwrap_used, reason = "the test fails")]
+
+mod common;
+
+use std::fs;
+use std::io::{Read, Write};
+
+use common::{Machine, null, pipe, program};
+use torpor_sandbox::{ExecIo, ExitStatus, Program, SandboxError, SetupError, User, exec};
+
+#[test]
+fn exec_joins_the_sandbox_with_the_same_confinement() {
+    let machine = Machine::new();
+    for ids in [true, false] {
+        let mut app = machine.app("echo up; exec sleep 1000");
+        if !ids {
+            app.spec.ids = None;
+        }
+        let mut running = app.start().unwrap();
+        running.expect_line("up");
+        let run = |program: &Program| {
+            let (mut output, theirs) = pipe();
+            let errors = theirs.try_clone().unwrap();
+            let io = ExecIo::Files([null(), theirs, errors]);
+            let child = exec(&machine.launcher, &running.sandbox, program, io)?;
+            let group = fs::read_to_string(format!("/proc/{}/cgroup", child.pid())).unwrap();
+            let mut text = String::new();
+            output.read_to_string(&mut text).unwrap();
+            Ok::<_, SandboxError>((text, child.wait().unwrap(), group))
+        };
+        let script = "pwd; echo $GREETING $HOSTNAME; grep -E 'CapEff|Seccomp:' /proc/self/status; ps; readlink /proc/self/ns/cgroup; readlink /proc/2/ns/cgroup; sleep 0.2; exit 5";
+        let (text, status, group) = run(&program(script)).unwrap();
+        assert_eq!(status, ExitStatus::Exited(5), "{text}");
+        assert!(text.starts_with("/tmp\nagain web\nCapEff:\t00000000800405fb\nSeccomp:\t2\n"), "{text}");
+        assert!(text.contains("sleep 1000"), "{text}");
+        assert!(group.contains(&format!("/{}/{}", machine.parent, running.sandbox.record().id)), "{group}");
+        let namespaces: Vec<&str> = text.lines().filter(|line| line.starts_with("cgroup:[")).collect();
+        assert_eq!(namespaces.len(), 2, "{text}");
+        assert_eq!(namespaces[0], namespaces[1]);
+        let missing = Program { command: vec!["nonesuch".into()], ..program("") };
+        let error = run(&missing).unwrap_err();
+        assert!(matches!(error, SandboxError::Setup(SetupError::ProgramNotFound { .. })), "{error:?}");
+        assert_eq!(running.sandbox.cgroup().processes().unwrap().len(), 1, "the failed one is gone");
+        running.sandbox.destroy().unwrap();
+    }
+}
+
+#[test]
+fn exec_with_a_terminal() {
+    let machine = Machine::new();
+    let app = machine.app("echo up; exec sleep 1000");
+    let mut running = app.start().unwrap();
+    running.expect_line("up");
+    let mut shell = program("tty; stty size; read line; echo got $line; echo $TERM; exit 4");
+    shell.user = User { uid: 1000, gid: 1000, groups: Vec::new(), home: "/".into() };
+    let mut child = exec(&machine.launcher, &running.sandbox, &shell, ExecIo::Terminal(100, 30)).unwrap();
+    let mut terminal: fs::File = child.take_terminal().unwrap().into();
+    terminal.write_all(b"word\n").unwrap();
+    let (mut text, mut buffer) = (Vec::new(), [0; 256]);
+    // A terminal whose other side has closed answers EIO.
+    while let Ok(length @ 1..) = terminal.read(&mut buffer) {
+        text.extend_from_slice(&buffer[..length]);
+    }
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains("/dev/pts/0") && text.contains("30 100") && text.contains("got word"), "{text}");
+    assert!(text.contains("xterm"), "{text}");
+    assert_eq!(child.wait().unwrap(), ExitStatus::Exited(4));
+    running.sandbox.destroy().unwrap();
+}

@@ -10,10 +10,9 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use jiff::Timestamp;
-use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::broadcast;
 use torpor_api::worker::{BoxStream, LogLine, LogRequest};
@@ -22,6 +21,8 @@ use crate::config::LogConfig;
 
 /// A longer line is cut into pieces of this many bytes.
 const LINE_BYTES: usize = 16 << 10;
+/// Read at once.
+const READ_BYTES: usize = 4 << 10;
 /// Lines that a slow follower may lag behind before it misses some.
 const BACKLOG: usize = 1024;
 
@@ -31,7 +32,8 @@ pub(crate) struct Log {
     path: PathBuf,
     config: LogConfig,
     writer: Mutex<Option<Writer>>,
-    news: broadcast::Sender<LogLine>,
+    /// Made for the first follower: its slots would cost an app that nobody follows 90 kB.
+    news: OnceLock<broadcast::Sender<LogLine>>,
 }
 
 #[derive(Debug)]
@@ -43,8 +45,7 @@ struct Writer {
 impl Log {
     /// The log in directory `folder`.
     pub(crate) fn new(folder: &Path, config: LogConfig) -> Self {
-        let news = broadcast::channel(BACKLOG).0;
-        Self { path: folder.join("log"), config, writer: Mutex::new(None), news }
+        Self { path: folder.join("log"), config, writer: Mutex::new(None), news: OnceLock::new() }
     }
 
     fn numbered(&self, n: u32) -> PathBuf {
@@ -72,8 +73,10 @@ impl Log {
         writer.file.write_all(text.as_bytes())?;
         writer.bytes += text.len() as u64;
         drop(slot);
-        // Nobody follows: nothing to do.
-        let _ = self.news.send(line);
+        if let Some(news) = self.news.get() {
+            // An error only says that nobody follows any more.
+            let _ = news.send(line);
+        }
         Ok(())
     }
 
@@ -116,7 +119,7 @@ impl Log {
     /// What is kept, and new lines if asked for.
     pub(crate) fn read(&self, request: &LogRequest) -> io::Result<BoxStream<LogLine>> {
         // Subscribed first, so that no line falls between; one that comes twice is left out by its time.
-        let news = request.follow.then(|| self.news.subscribe());
+        let news = request.follow.then(|| self.news.get_or_init(|| broadcast::channel(BACKLOG).0).subscribe());
         let kept = self.kept(request.tail)?;
         let last = kept.back().map(|line| line.at);
         let state = (kept, news, last);
@@ -156,10 +159,15 @@ fn parse(text: &str) -> Option<LogLine> {
 /// Reads a pipe until its end, line by line into `log`.
 pub(crate) async fn pump(pipe: OwnedFd, stream: &'static str, log: std::sync::Arc<Log>) -> io::Result<()> {
     rustix::io::ioctl_fionbio(&pipe, true)?;
-    let mut pipe = pipe::Receiver::from_owned_fd(pipe)?;
-    let mut buffer = Vec::with_capacity(LINE_BYTES);
+    let pipe = pipe::Receiver::from_owned_fd(pipe)?;
+    let mut buffer = Vec::new();
     loop {
-        let read = pipe.read_buf(&mut buffer).await?;
+        pipe.readable().await?;
+        buffer.reserve(READ_BYTES);
+        let read = match pipe.try_read_buf(&mut buffer) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            other => other?,
+        };
         while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
             log.append(stream, String::from_utf8_lossy(&buffer[..end]).into_owned())?;
             buffer.drain(..=end);
@@ -174,7 +182,7 @@ pub(crate) async fn pump(pipe: OwnedFd, stream: &'static str, log: std::sync::Ar
         }
         // An idle app's log costs no buffer.
         if buffer.is_empty() {
-            buffer.shrink_to(LINE_BYTES);
+            buffer = Vec::new();
         }
     }
 }

@@ -123,6 +123,8 @@ impl Task {
     pub(super) async fn spawned(&mut self, result: Result<Started, StartError>) {
         match result {
             Ok(Started { sandbox, output }) => {
+                // New processes: nothing of the old ones' waits is true of them.
+                self.memories = torpor_engine::Memories::default();
                 if let Err(error) = super::takeover::park_output(&self.shared, &self.record.id, &output) {
                     tracing::warn!(app = self.record.spec.name, error = %chain(&error), "parking its output");
                 }

@@ -1,0 +1,221 @@
+//! Directories of the machine inside apps: what happens there wakes, who owns what, what may not be written.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod python;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+
+use python::{PATIENCE, Place, said};
+use torpor_testkit::wait::eventually;
+
+/// Answers each connection with how many there were.
+const SOCKET: &str = r"
+import os, socket
+path = '/data/app.sock'
+if os.path.exists(path): os.unlink(path)
+server = socket.socket(socket.AF_UNIX)
+server.bind(path)
+os.chmod(path, 0o666)
+server.listen(64)
+print('listening')
+count = 0
+while True:
+    client = server.accept()[0]
+    count += 1
+    line = client.recv(100)
+    client.sendall(b'%d %s' % (count, line))
+    client.close()
+";
+
+fn ask(path: &std::path::Path, line: &str) -> String {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(line.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn a_connection_to_a_unix_socket_on_a_volume_wakes() {
+    let place = Place::with("[idle]\nsleep = false\n");
+    let data = place.directory("data");
+    place.run("unix", SOCKET, &["-v", &format!("{}:/data", data.display())]);
+    place.wait_log("unix", "listening");
+    let socket = data.join("app.sock");
+    for round in 1..=5 {
+        place.sleep("unix");
+        let before = place.wakes("unix");
+        assert_eq!(ask(&socket, "hello"), format!("{round} hello"));
+        assert_eq!(place.wakes("unix"), before + 1);
+    }
+    let explain = place.daemon.ok(&["explain", "unix"]).unwrap();
+    assert!(explain.contains("unix"), "{explain}");
+    // An open connection on which data comes later.
+    let mut stream = UnixStream::connect(&socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    eventually("it has accepted", PATIENCE, || {
+        place.sleep("unix");
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        place.daemon.state("unix").unwrap() == "dozing"
+    })
+    .unwrap();
+    stream.write_all(b"later").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "6 later");
+}
+
+/// Says the name of each file that is made in /data; inotify by its system calls, which Python lacks.
+const INOTIFY: &str = r"
+import ctypes, os, struct
+libc = ctypes.CDLL(None, use_errno=True)
+fd = libc.inotify_init1(0)
+assert fd >= 0
+assert libc.inotify_add_watch(fd, b'/data', 0x100 | 0x8) >= 0   # IN_CREATE | IN_CLOSE_WRITE
+print('watching')
+while True:
+    data = os.read(fd, 65536)
+    at = 0
+    while at < len(data):
+        wd, mask, cookie, length = struct.unpack_from('iIII', data, at)
+        name = data[at + 16:at + 16 + length].rstrip(b'\0').decode()
+        at += 16 + length
+        print('made' if mask & 0x100 else 'written', name)
+";
+
+#[test]
+fn a_file_made_in_a_watched_directory_wakes() {
+    let place = Place::with("[idle]\nsleep = false\n");
+    let data = place.directory("data");
+    place.run("watch", INOTIFY, &["-v", &format!("{}:/data", data.display())]);
+    place.wait_log("watch", "watching");
+    for round in 0..5 {
+        place.sleep("watch");
+        let before = place.wakes("watch");
+        fs::write(data.join(format!("file{round}")), "x").unwrap();
+        place.wait_log("watch", &format!("written file{round}"));
+        assert_eq!(place.wakes("watch"), before + 1);
+    }
+    let log = place.daemon.ok(&["logs", "watch"]).unwrap();
+    assert_eq!(log.matches("made file").count(), 5, "{log}");
+    // Beside the watched directory nothing happens to it.
+    place.sleep("watch");
+    let before = place.wakes("watch");
+    fs::create_dir(place.path("other")).unwrap();
+    place.write("other/file", "x");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!((place.daemon.state("watch").unwrap().as_str(), place.wakes("watch")), ("dozing", before));
+}
+
+/// Tries to write in each place of its arguments' environment and says what came of it.
+const WRITER: &str = r"
+import os, time
+def attempt(name, path):
+    try:
+        with open(path, 'w') as file: file.write('x' * 10)
+        stat = os.stat(path)
+        print(name, 'written', stat.st_uid, stat.st_gid)
+    except OSError as error:
+        print(name, error.strerror)
+attempt('volume', '/data/file')
+attempt('readonly', '/ro/file')
+attempt('root', '/srv/file')
+attempt('tmpfs', '/scratch/file')
+try:
+    with open('/ro/given') as file: print('given', file.read())
+except OSError as error: print('given', error.strerror)
+if os.path.isdir('/scratch'):
+    filled = 0
+    try:
+        with open('/scratch/big', 'wb', 0) as file:
+            while filled < 1 << 24: filled += file.write(b'y' * 65536)
+    except OSError as error: print('filled', filled, error.strerror)
+os.setgroups([]); os.setgid(33); os.setuid(33)
+attempt('other', '/data/other')
+print('done', open('/proc/self/uid_map').read().split())
+time.sleep(10000)
+";
+
+#[test]
+fn volumes_and_memory_file_systems_are_as_asked_for() {
+    let place = Place::with("[idle]\nsleep = false\n");
+    for (app, userns) in [("ranged", true), ("plain", false)] {
+        let data = place.directory(&format!("{app}-data"));
+        fs::set_permissions(&data, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        let read_only = place.directory(&format!("{app}-ro"));
+        place.write(&format!("{app}-ro/given"), "by the machine");
+        let volumes = [format!("{}:/data", data.display()), format!("{}:/ro:ro", read_only.display())];
+        let mut args = vec!["-v", &volumes[0], "-v", &volumes[1], "--tmpfs", "/scratch:1M"];
+        if !userns {
+            args.push("--no-userns");
+        }
+        place.run(app, WRITER, &args);
+        let log = place.wait_log(app, "done");
+        for line in [
+            "volume written 0 0",
+            "readonly Read-only file system",
+            "root written 0 0",
+            "tmpfs written 0 0",
+            "given by the machine",
+            "filled 1",
+            "No space left on device",
+            "other written 33 33",
+        ] {
+            assert!(log.contains(line), "{app}: no {line:?} in {log}");
+        }
+        // User N of the app is user N on a volume, either way.
+        let owner = |path: &std::path::Path| fs::metadata(path).map(|data| (data.uid(), data.gid())).unwrap();
+        assert_eq!(owner(&data.join("file")), (0, 0), "{app}");
+        assert_eq!(owner(&data.join("other")), (33, 33), "{app}");
+        assert!(!read_only.join("file").exists());
+        // And in its own files and for the machine's eyes, a user of its own.
+        let detail = place.daemon.json(&["inspect", app]).unwrap();
+        let id = detail["status"]["id"].as_str().unwrap();
+        let own = owner(&place.daemon.data_dir().join("apps").join(id).join("upper/srv/file")).0;
+        let process = fs::metadata(format!("/proc/{}", detail["status"]["pid"])).unwrap().uid();
+        if userns {
+            assert!(own >= 1 << 20 && own % 65536 == 0, "{own}");
+            assert_eq!(process, own + 33);
+            assert!(!log.contains("'4294967295'"), "{log}");
+        } else {
+            assert_eq!((own, process), (0, 33));
+            assert!(log.contains("done ['0', '0', '4294967295']"), "{log}");
+        }
+        // Memory file systems stay over a sleep.
+        place.sleep(app);
+        let read =
+            place.daemon.cli(&["exec", app, "--", "/usr/bin/python3", "-c", "print(open('/scratch/file').read())"]);
+        assert_eq!(
+            String::from_utf8_lossy(&read.as_ref().unwrap().stdout),
+            "xxxxxxxxxx\n",
+            "{}",
+            said(read.as_ref().unwrap())
+        );
+    }
+}
+
+#[test]
+fn a_volume_that_is_not_there_is_refused_and_nothing_is_left() {
+    let place = Place::new();
+    for (volume, words) in [
+        ("/nonexistent/dir:/data".to_owned(), "/nonexistent/dir"),
+        ("relative:/data".to_owned(), "relative"),
+        (format!("{}:data", place.path("").display()), "absolute"),
+        (format!("{}:/proc", place.path("").display()), "/proc"),
+    ] {
+        let output = place.try_run("none", SOCKET, &["-v", &volume]);
+        let text = said(&output);
+        assert!(!output.status.success() && text.contains(words), "{volume}: {text}");
+        assert_eq!(place.daemon.json(&["ps"]).unwrap(), serde_json::json!([]), "{volume}");
+        assert_eq!(python::names(&place.daemon.data_dir().join("apps")), [""; 0], "{volume}");
+    }
+    // A file, and what it holds when it is changed.
+    let file = place.write("given", "one");
+    let volume = format!("{}:/etc/given:ro", file.display());
+    place.run("file", "import time\nprint(open('/etc/given').read())\ntime.sleep(10000)\n", &["-v", &volume]);
+    place.wait_log("file", "one");
+}

@@ -2,11 +2,13 @@
 
 mod support;
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
-use support::{PATIENCE, Random, Times, assert_memory_left, doze, program, rounds, say, stats, told};
+use support::{PATIENCE, Random, Times, assert_memory_left, doze, memory, program, rounds, say, stats, told};
 use torpor_testkit::daemon::Daemon;
 use torpor_testkit::wait::eventually_ok;
+use torpor_testkit::zoo::Program;
 
 /// By default fewer than 1,000; all of them under `TORPOR_TEST_ALL=1`. Each wake's answer is checked.
 #[test]
@@ -18,7 +20,7 @@ fn a_thousand_cycles() {
     let mut session = eventually_ok("web answers", PATIENCE, || lighttpd.connect(addresses[0])).unwrap();
     let mut times = Times::default();
     let mut again = 0;
-    let first = stats(&daemon, "web");
+    let first = memory(&daemon, "web");
     for cycle in 1..=cycles {
         again += doze(&daemon, "web");
         times.add(support::step(&daemon, "web", &mut *session));
@@ -27,21 +29,33 @@ fn a_thousand_cycles() {
             assert_eq!((before.sleeps, before.wakes), (cycle, cycle), "{}", told(&daemon, "web"));
         }
     }
-    let before = stats(&daemon, "web");
+    let before = memory(&daemon, "web");
     doze(&daemon, "web");
-    let asleep = stats(&daemon, "web");
+    let asleep = memory(&daemon, "web");
     assert_memory_left("web", &before, &asleep);
     // Waking must not leave anything behind each time: memory, or what it counts as its own.
-    let grown = before.private_bytes.saturating_sub(first.private_bytes);
-    assert!(grown <= first.private_bytes / 2, "grown by {grown} bytes in {cycles} cycles: {first:?}, {before:?}");
+    let grown = before.exclusive_bytes.saturating_sub(first.exclusive_bytes);
+    assert!(grown <= first.exclusive_bytes / 2, "grown by {grown} bytes in {cycles} cycles: {first:?}, {before:?}");
     say(&format!(
         "{cycles} cycles of lighttpd (TORPOR_TEST_ALL=1: 1,000): every answer right, in {}; {again} sleeps tried again; \
          private memory {} kB at first, {} kB at last, asleep {} kB",
         times.words(),
-        first.private_bytes >> 10,
-        before.private_bytes >> 10,
-        asleep.private_bytes >> 10,
+        first.exclusive_bytes >> 10,
+        before.exclusive_bytes >> 10,
+        asleep.exclusive_bytes >> 10,
     ));
+}
+
+/// Runs a program from an image that was stored under the program's name: its files are unpacked once only.
+fn run_stored(daemon: &mut Daemon, program: &Program, name: &str) -> SocketAddr {
+    let host = daemon.port().unwrap();
+    let (port, image) = (format!("{host}:{}", program.ports[0].0), format!("image:{}", program.name));
+    let mut args = vec!["run", "--name", name, "-p", &port, "--no-sleep", "--timers-over", "10m"];
+    args.extend(program.user.iter().flat_map(|user| ["--user", user]));
+    args.extend([&image, "--"]);
+    args.extend(program.command.iter().map(String::as_str));
+    daemon.ok(&args).unwrap();
+    (Ipv4Addr::LOCALHOST, host).into()
 }
 
 /// By default fewer than 200; all of them under `TORPOR_TEST_ALL=1`.
@@ -50,6 +64,9 @@ fn many_apps_asleep_at_once() {
     let count = rounds(30, 200) as usize;
     let mut daemon = Daemon::start().unwrap();
     let kinds = [program("lighttpd"), program("redis"), program("go")];
+    for kind in &kinds {
+        daemon.ok(&["images", "load", kind.name, &format!("tar:{}", kind.tarball.display())]).unwrap();
+    }
     let mut apps = Vec::new();
     let begin = Instant::now();
     for n in 0..count {
@@ -60,8 +77,8 @@ fn many_apps_asleep_at_once() {
             _ => 0,
         }];
         let name = format!("app-{n}");
-        let addresses = daemon.run_program(program, &name, "[idle]\nsleep = false\ntimers_over = '10m'").unwrap();
-        let session = eventually_ok(&format!("{name} answers"), PATIENCE, || program.connect(addresses[0]));
+        let address = run_stored(&mut daemon, program, &name);
+        let session = eventually_ok(&format!("{name} answers"), PATIENCE, || program.connect(address));
         apps.push((name, session.unwrap()));
     }
     let started = begin.elapsed();

@@ -10,11 +10,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use support::{
-    PATIENCE, Stats, Times, assert_memory_left, connect, doze, program, rounds, say, stats, step, told, wait_asleep,
+    Memory, PATIENCE, Times, assert_memory_left, connect, doze, memory, program, rounds, say, stats, step, told,
+    wait_asleep,
 };
 use torpor_testkit::client::Session;
+use torpor_testkit::client::dns::{self, DnsTcp};
 use torpor_testkit::daemon::Daemon;
-use torpor_testkit::zoo::Program;
+use torpor_testkit::wait::eventually_ok;
+use torpor_testkit::zoo::{Program, Transport};
 
 /// Sleeps after a second by itself; only far timers wake it.
 const BY_ITSELF: &str = "[idle]\nafter = '1s'\nmin_awake = '100ms'\ntimers_over = '10m'";
@@ -32,11 +35,12 @@ fn sleeps_and_wakes(name: &str) {
     let address = start(&mut daemon, &program, "idle", BY_ITSELF);
     let idle = by_idleness(&daemon, &program, address);
     say(&format!(
-        "{name}: {} processes; private memory {} kB, asleep {} kB; woken {} times by a packet, answer in {} ({again} \
+        "{name}: {} processes; private memory {} kB, asleep {} kB ({} kB not shared by forks); woken {} times by a packet, answer in {} ({again} \
          sleeps tried again); {load}; {idle}",
-        before.processes,
-        before.private_bytes >> 10,
-        asleep.private_bytes >> 10,
+        before.stats.processes,
+        before.stats.private_bytes >> 10,
+        asleep.stats.private_bytes >> 10,
+        asleep.exclusive_bytes >> 10,
         rounds(CYCLES.0, CYCLES.1),
         times.words(),
     ));
@@ -47,30 +51,29 @@ const CYCLES: (u64, u64) = (20, 200);
 
 fn start(daemon: &mut Daemon, program: &Program, app: &str, tables: &str) -> SocketAddr {
     let addresses = daemon.run_program(program, app, tables).unwrap();
-    let answers = torpor_testkit::wait::eventually_ok(&format!("{app} answers"), PATIENCE, || {
-        program.connect(addresses[0]).map(drop)
-    });
+    let answers = eventually_ok(&format!("{app} answers"), PATIENCE, || program.connect(addresses[0]).map(drop));
     answers.unwrap_or_else(|error| panic!("{}: {error}\n{}\n{}", program.name, told(daemon, app), daemon.log()));
     addresses[0]
 }
 
 /// Sleeps on command; each wake is by a packet on an old connection or by a new connection, in turn.
-fn by_command(daemon: &Daemon, program: &Program, address: SocketAddr) -> (Stats, Stats, Times, u32) {
+fn by_command(daemon: &Daemon, program: &Program, address: SocketAddr) -> (Memory, Memory, Times, u32) {
     const APP: &str = "commanded";
     let mut open: Vec<Box<dyn Session>> = (0..3).map(|_| connect(daemon, program, APP, address)).collect();
-    let before = stats(daemon, APP);
-    assert_eq!((before.state.as_str(), before.sleeps), ("running", 0));
+    let before = memory(daemon, APP);
+    assert_eq!((before.stats.state.as_str(), before.stats.sleeps), ("running", 0));
     let mut last = before.clone();
     let mut times = Times::default();
     let mut again = 0;
     for cycle in 1..=rounds(CYCLES.0, CYCLES.1) {
-        let awake = stats(daemon, APP);
+        let awake = memory(daemon, APP);
         again += doze(daemon, APP);
-        let asleep = stats(daemon, APP);
-        assert_eq!(asleep.state, "dozing", "nothing woke it but it does not doze: {}", told(daemon, APP));
-        assert_eq!((asleep.sleeps, asleep.wakes), (cycle, cycle - 1), "{}", told(daemon, APP));
+        let asleep = memory(daemon, APP);
         assert_memory_left(program.name, &awake, &asleep);
-        assert!(asleep.image_bytes.is_some_and(|bytes| bytes > 0), "{asleep:?}");
+        let Memory { stats: asleep_stats, .. } = &asleep;
+        assert_eq!(asleep_stats.state, "dozing", "nothing woke it but it does not doze: {}", told(daemon, APP));
+        assert_eq!((asleep_stats.sleeps, asleep_stats.wakes), (cycle, cycle - 1), "{}", told(daemon, APP));
+        assert!(asleep_stats.image_bytes.is_some_and(|bytes| bytes > 0), "{asleep:?}");
         let begin = Instant::now();
         match (cycle % 4) as usize {
             // In the place of an old one: every connection is used after sleeps in which it stayed silent.
@@ -91,7 +94,8 @@ fn by_command(daemon: &Daemon, program: &Program, address: SocketAddr) -> (Stats
 /// Clients that burst and pause while the app is put to sleep all the time.
 fn under_load(daemon: &Daemon, program: &Program, address: SocketAddr) -> String {
     const APP: &str = "commanded";
-    const CLIENTS: u64 = 3;
+    const CLIENTS: u64 = 2;
+    const LONGEST_BURST: Duration = Duration::from_millis(50);
     let (wanted_sleeps, wanted_tries) = (rounds(5, 50), rounds(20, 200));
     let before = stats(daemon, APP);
     let done = AtomicBool::new(false);
@@ -104,12 +108,18 @@ fn under_load(daemon: &Daemon, program: &Program, address: SocketAddr) -> String
                     let mut session = program.connect(address)?;
                     let mut random = support::Random::new(client + 1);
                     while !done.load(Ordering::Relaxed) {
+                        let burst = Instant::now();
                         for _ in 0..random.below(20) {
                             session.step()?;
                             steps.fetch_add(1, Ordering::Relaxed);
+                            // Some servers make each answer wait for a delayed acknowledgement.
+                            if burst.elapsed() > LONGEST_BURST {
+                                break;
+                            }
                         }
-                        // The client's own pace, not a wait for anything.
-                        std::thread::sleep(Duration::from_micros(random.below(60_000)));
+                        // The client's own pace, not a wait for anything: short of a capture, or longer than one.
+                        let pause_us = if random.below(4) == 0 { 600_000 } else { 20_000 };
+                        std::thread::sleep(Duration::from_micros(random.below(pause_us)));
                     }
                     Ok::<_, torpor_testkit::Error>(())
                 })
@@ -165,6 +175,36 @@ macro_rules! programs {
             sleeps_and_wakes(stringify!($name));
         }
     )*};
+}
+
+/// The same server over TCP: one connection that stays open, and a new one at each other sleep.
+#[test]
+fn bind_over_tcp() {
+    const APP: &str = "names";
+    let bind = program("bind");
+    let mut daemon = Daemon::start().unwrap();
+    let addresses = daemon.run_program(&bind, APP, ON_COMMAND).unwrap();
+    let tcp = bind.ports.iter().position(|(_, transport)| *transport == Transport::Tcp).expect("BIND has a TCP port");
+    let open = || {
+        let mut connection = DnsTcp::connect(addresses[tcp])?;
+        ask(&mut connection).map(|()| connection)
+    };
+    let mut kept = eventually_ok("BIND answers over TCP", PATIENCE, open).unwrap();
+    let cycles = rounds(CYCLES.0, CYCLES.1);
+    for cycle in 1..=cycles {
+        doze(&daemon, APP);
+        assert_eq!(stats(&daemon, APP).state, "dozing");
+        let answered = if cycle % 2 == 0 { open().map(drop) } else { ask(&mut kept) };
+        answered.unwrap_or_else(|error| panic!("{error}\n{}", told(&daemon, APP)));
+        assert_eq!(stats(&daemon, APP).wakes, cycle, "{}", told(&daemon, APP));
+    }
+    say(&format!("bind over TCP: woken {cycles} times, by an open connection and by new ones"));
+}
+
+fn ask(connection: &mut DnsTcp) -> Result<(), torpor_testkit::Error> {
+    let answer = connection.ask(dns::NAME)?;
+    assert_eq!((answer.code, answer.addresses.len()), (0, 1), "{answer:?}");
+    Ok(())
 }
 
 programs!(lighttpd, nginx, bind, postfix, redis, mariadb, postgres, node, python, go, java);

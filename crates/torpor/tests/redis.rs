@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use support::{PATIENCE, Random, assert_memory_left, doze, program, rounds, say, stats, told};
+use support::{PATIENCE, Random, assert_memory_left, doze, memory, program, rounds, say, stats, told};
 use torpor_testkit::Error;
 use torpor_testkit::client::redis::{Redis, Value};
 use torpor_testkit::daemon::Daemon;
@@ -148,13 +148,13 @@ fn background_save_across_sleeps() {
     let mut across = 0;
     let mut last = None;
     for cycle in 0..10 {
-        let before = stats(&daemon, "redis");
-        if before.processes < 2 {
+        let before = memory(&daemon, "redis");
+        if before.stats.processes < 2 {
             break;
         }
         doze(&daemon, "redis");
-        let asleep = stats(&daemon, "redis");
-        if asleep.processes == 2 {
+        let asleep = memory(&daemon, "redis");
+        if asleep.stats.processes == 2 {
             across += 1;
             last = Some((before, asleep));
         }
@@ -186,9 +186,10 @@ fn background_save_across_sleeps() {
     }
     let (before, asleep) = last.unwrap();
     say(&format!(
-        "redis BGSAVE: asleep {across} times meanwhile; private memory of both {} kB, asleep {} kB",
-        before.private_bytes >> 10,
-        asleep.private_bytes >> 10
+        "redis BGSAVE: asleep {across} times meanwhile; private memory of both {} kB, asleep {} kB ({} kB not shared)",
+        before.stats.private_bytes >> 10,
+        asleep.stats.private_bytes >> 10,
+        asleep.exclusive_bytes >> 10
     ));
 }
 
@@ -213,10 +214,10 @@ fn large_memory() {
     let mut random = Random::new(80);
     let mut last = None;
     for _ in 0..rounds(5, 30) {
-        let before = stats(&daemon, "redis");
-        assert!(before.private_bytes > 80_000_000, "{before:?}");
+        let before = memory(&daemon, "redis");
+        assert!(before.exclusive_bytes > 80_000_000, "{before:?}");
         doze(&daemon, "redis");
-        let asleep = stats(&daemon, "redis");
+        let asleep = memory(&daemon, "redis");
         assert_memory_left("redis", &before, &asleep);
         let begin = Instant::now();
         for _ in 0..100 {
@@ -233,8 +234,8 @@ fn large_memory() {
     let (before, asleep) = last.unwrap();
     say(&format!(
         "redis large: {} kB, asleep {} kB; wake and 100 answers in {}",
-        before.private_bytes >> 10,
-        asleep.private_bytes >> 10,
+        before.exclusive_bytes >> 10,
+        asleep.exclusive_bytes >> 10,
         times.words()
     ));
 }

@@ -15,7 +15,7 @@ const OPTION_COOKIE: u16 = 10;
 const TYPE_OPT: u16 = 41;
 const BADCOOKIE: u16 = 23;
 /// In the zone of the zoo's BIND, with one address.
-const NAME: &str = "www.zoo.test";
+pub const NAME: &str = "www.zoo.test";
 
 /// What an answer says.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -83,15 +83,76 @@ pub(crate) fn told(daemon: &Daemon, app: &str) -> String {
     format!("explain: {explain}\nevents: {events}\nits output: {logs}")
 }
 
-/// Most private memory that may stay while dozing: a tenth of what there was, or this for each process.
-const KEPT_BYTES_PER_PROCESS: u64 = 200 << 10;
+/// An app's memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    pub(crate) stats: Stats,
+    /// Resident pages of private areas that one process alone has changed, by the kernel's `smaps`: this has to leave.
+    pub(crate) exclusive_bytes: u64,
+}
 
-/// Checks that the private memory has left.
-pub(crate) fn assert_memory_left(app: &str, before: &Stats, asleep: &Stats) {
-    assert_eq!(asleep.processes, before.processes, "{app} asleep has other processes");
-    let bound = (before.private_bytes / 10).max(KEPT_BYTES_PER_PROCESS * before.processes);
-    assert!(asleep.private_bytes <= bound, "{app} keeps more than {bound} bytes: {before:?}, asleep {asleep:?}");
-    assert!(asleep.private_bytes < before.private_bytes, "{app} gave nothing back: {before:?}, asleep {asleep:?}");
+/// Measures the app's memory.
+pub(crate) fn memory(daemon: &Daemon, app: &str) -> Memory {
+    let detail = daemon.json(&["inspect", app]).unwrap();
+    let initial = detail["status"]["pid"].as_i64().unwrap_or_else(|| panic!("no process in {detail}"));
+    // From init, which orphans become children of; it is not the app's own.
+    let exclusive_bytes = descendants(parent(initial)).into_iter().skip(1).map(exclusive_bytes).sum();
+    Memory { stats: stats(daemon, app), exclusive_bytes }
+}
+
+fn parent(pid: i64) -> i64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    line.and_then(|pid| pid.trim().parse().ok()).unwrap_or_else(|| panic!("no parent in {status}"))
+}
+
+/// The process and all its children and theirs.
+fn descendants(initial: i64) -> Vec<i64> {
+    let mut found = vec![initial];
+    let mut next = 0;
+    while let Some(pid) = found.get(next).copied() {
+        next += 1;
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        for thread in threads {
+            let children = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            found.extend(children.split_ascii_whitespace().filter_map(|child| child.parse::<i64>().ok()));
+        }
+    }
+    found
+}
+
+/// Only of private areas: shared memory may stay.
+fn exclusive_bytes(pid: i64) -> u64 {
+    // Of a process that has just ended, nothing.
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let mut private = false;
+    let mut kilobytes = 0;
+    for line in text.lines() {
+        let mut words = line.split_ascii_whitespace();
+        match (words.next(), words.next()) {
+            (Some("Private_Dirty:"), Some(count)) if private => kilobytes += count.parse::<u64>().unwrap(),
+            (Some(range), Some(access)) if !range.ends_with(':') => private = access.ends_with('p'),
+            _ => {}
+        }
+    }
+    kilobytes << 10
+}
+
+/// Most exclusive memory that may stay in each process while dozing: the vDSO page that Torpor itself writes to, and what
+/// the kernel keeps at hand of a thread (restartable sequences).
+const KEPT_BYTES_PER_PROCESS: u64 = 32 << 10;
+
+/// Checks that the private memory has left. What forked processes share copy-on-write may stay, and nothing else.
+pub(crate) fn assert_memory_left(app: &str, before: &Memory, asleep: &Memory) {
+    let processes = before.stats.processes;
+    assert_eq!(asleep.stats.processes, processes, "{app} asleep has other processes");
+    let bound = KEPT_BYTES_PER_PROCESS * processes;
+    let kept = asleep.exclusive_bytes;
+    assert!(kept <= bound, "{app} keeps {kept} bytes, more than {bound}: {before:?}, asleep {asleep:?}");
+    let shared = before.stats.private_bytes.saturating_sub(before.exclusive_bytes);
+    let said = asleep.stats.private_bytes;
+    assert!(said <= bound + shared, "{app}: {said} bytes by the stats: {before:?}, asleep {asleep:?}");
+    assert!(said < before.stats.private_bytes, "{app} gave nothing back: {before:?}, asleep {asleep:?}");
 }
 
 /// Times of one kind.

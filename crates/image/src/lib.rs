@@ -4,7 +4,7 @@
 //! 0            4096                    4096 + pages          … + state
 //! ┌────────────┬───────────────────────┬─────────────────────┐
 //! │ header     │ pages, in the order   │ state: processes,   │
-//! │ 96 bytes,  │ of the regions that   │ threads, regions    │
+//! │ 80 bytes,  │ of the regions that   │ threads, regions    │
 //! │ zero-filled│ name them             │                     │
 //! └────────────┴───────────────────────┴─────────────────────┘
 //! ```

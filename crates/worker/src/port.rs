@@ -39,7 +39,7 @@ fn refused(name: &str, refusal: &Refusal) -> ApiError {
     match refusal {
         Refusal::Stopped(_) => error.with_hint(format!("start it with `torpor start {name}`")),
         Refusal::Pinned => error.with_hint(format!("let it sleep again with `torpor unpin {name}`")),
-        Refusal::StartFailed(_) | Refusal::Ended(_) => error.with_hint(format!("see `torpor logs {name}`")),
+        Refusal::Ended(_) => error.with_hint(format!("see `torpor logs {name}`")),
         Refusal::SleepRefused(_) | Refusal::SleepAborted(_) => error.with_hint(format!("see `torpor explain {name}`")),
         _ => error,
     }

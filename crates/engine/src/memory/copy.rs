@@ -66,21 +66,39 @@ pub(crate) struct Copied {
     pub(crate) kept_pages: u64,
 }
 
-/// Writes pages one behind the other.
+/// Writes pages one behind the other, many at a time.
 pub(crate) struct PageSink<'a> {
     file: &'a File,
     /// Where the next page goes.
     pub(crate) offset: u64,
+    /// Pages that end at `offset` and have not been written yet.
+    waiting: Vec<u8>,
 }
 
 impl<'a> PageSink<'a> {
     pub(crate) const fn new(file: &'a File, offset: u64) -> Self {
-        Self { file, offset }
+        Self { file, offset, waiting: Vec::new() }
+    }
+
+    /// Takes pages; gives where they go.
+    fn take(&mut self, pages: &[u8]) -> io::Result<u64> {
+        if self.waiting.len() + pages.len() > BATCH_BYTES {
+            self.flush()?;
+        }
+        self.waiting.extend_from_slice(pages);
+        self.offset += pages.len() as u64;
+        Ok(self.offset - pages.len() as u64)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.write_all_at(&self.waiting, self.offset - self.waiting.len() as u64)?;
+        self.waiting.clear();
+        Ok(())
     }
 }
 
-/// Copies the memory of frozen process `pid` to `sink`. `go_on` is asked before each batch; `false` ends the copy with
-/// `Ok(None)`.
+/// Copies the memory of frozen process `pid` to `sink`. `go_on` is asked at the beginning and then at most every two
+/// [`BATCH_BYTES`]; `false` ends the copy with `Ok(None)`.
 pub(crate) fn copy(
     pid: i32,
     flags: &Flags,
@@ -92,8 +110,9 @@ pub(crate) fn copy(
         pid,
         pagemap: File::open(format!("/proc/{pid}/pagemap")).map_err(read)?,
         memory: None,
-        buffer: vec![0; 0],
+        buffer: Vec::new(),
         copied: Copied::default(),
+        unasked_bytes: BATCH_BYTES,
     };
     let mut fresh = None;
     for area in areas(pid).map_err(read)? {
@@ -120,6 +139,7 @@ pub(crate) fn copy(
             }
         }
     }
+    sink.flush().map_err(CopyError::Write)?;
     Ok(Some(copier.copied))
 }
 
@@ -130,6 +150,8 @@ struct Copier {
     memory: Option<File>,
     buffer: Vec<u8>,
     copied: Copied,
+    /// Copied since it was asked whether to go on.
+    unasked_bytes: usize,
 }
 
 impl Copier {
@@ -158,10 +180,14 @@ impl Copier {
                 self.copied.drop.push(own);
                 let mut start = own.start;
                 while !zero && start < own.end {
-                    if !go_on() {
-                        return Ok(false);
+                    if self.unasked_bytes >= BATCH_BYTES {
+                        if !go_on() {
+                            return Ok(false);
+                        }
+                        self.unasked_bytes = 0;
                     }
                     let end = own.end.min(start + BATCH_BYTES as u64);
+                    self.unasked_bytes += (end - start) as usize;
                     self.batch(area, Range { start, end }, sink)?;
                     start = end;
                 }
@@ -207,7 +233,6 @@ impl Copier {
         self.read(area, range).map_err(|error| CopyError::Read(self.pid, error))?;
         let mut page = 0;
         let pages = len / PAGE as usize;
-        let mut kept = 0;
         while page < pages {
             let zero = is_zero(self.page(page));
             let limit = if zero { pages } else { pages.min(page + REGION_PAGES as usize) };
@@ -216,19 +241,14 @@ impl Copier {
             let content = if zero {
                 Content::Zero
             } else {
-                // Moved together, so that one write takes the whole batch.
-                self.buffer.copy_within(page * PAGE as usize..end * PAGE as usize, kept);
-                let bytes = (end - page) * PAGE as usize;
-                let checksum = checksum(&self.buffer[kept..kept + bytes]);
-                kept += bytes;
-                Content::Stored { offset: sink.offset + (kept - bytes) as u64, checksum }
+                let bytes = &self.buffer[page * PAGE as usize..end * PAGE as usize];
+                let offset = sink.take(bytes).map_err(CopyError::Write)?;
+                Content::Stored { offset, checksum: checksum(bytes) }
             };
             let region = Region { start, pages: (end - page) as u32, writable: area.access.write, content };
             self.copied.regions.push(region);
             page = end;
         }
-        sink.file.write_all_at(&self.buffer[..kept], sink.offset).map_err(CopyError::Write)?;
-        sink.offset += kept as u64;
         Ok(())
     }
 

@@ -28,7 +28,7 @@ pub use memory::refill::RefillError;
 pub use plan::Memories;
 pub use probe::{Probe, probe};
 pub use recover::{RecoverError, Recovered, recover};
-pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep};
+pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep, obstacles};
 pub use step::{Fault, Faults, NoFaults, Step, Timings};
 pub use target::{Freezer, Journal, Phase};
 pub use timers::Deadline;

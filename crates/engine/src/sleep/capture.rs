@@ -9,6 +9,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use torpor_image::{HEADER_BYTES, Header, State, checksum};
 
 use super::error::{Failure, Stop, describe};
+use super::obstacles::pins;
 use super::{Captured, Sleep};
 use crate::memory::copy::{PageSink, copy};
 use crate::memory::layout::Flags;
@@ -19,13 +20,6 @@ use crate::trace::{Process, TraceError, install_park_loop, stop_all};
 use crate::wait::since::now;
 use crate::wait::sources::waits;
 use crate::watch::{Waiting, Watch};
-
-/// Descriptors that pin memory for the kernel: dropping it would part the kernel's view from the program's.
-const PINNING: [(&str, &str); 3] = [
-    ("anon_inode:[io_uring]", "io_uring may hold its memory; start it with io_uring off (the default filter does)"),
-    ("/dev/infiniband/", "RDMA holds its memory"),
-    ("anon_inode:kvm-vm", "it runs a virtual machine"),
-];
 
 impl Sleep<'_> {
     /// The abortable part, up to and with the commit.
@@ -248,11 +242,8 @@ fn prepare(pids: &[i32]) -> Result<(Began, Vec<(i32, Flags)>), Stop> {
             Err(error) if gone(&error) => continue,
             Err(error) => return Err(Failure::Look(error).into()),
         }
-        for (fd, what) in crate::proc::descriptors(*pid).map_err(Failure::Look)? {
-            if let Some((_, why)) = PINNING.iter().find(|(kind, _)| what.starts_with(kind)) {
-                let name = crate::proc::name(*pid);
-                return Err(Stop::Refused(format!("{why} (descriptor {fd} of process {pid}, {name})")));
-            }
+        if let Some(why) = pins(*pid).map_err(Failure::Look)?.into_iter().next() {
+            return Err(Stop::Refused(why));
         }
     }
     Ok((Began::take(pids).map_err(Failure::Look)?, flags))

@@ -16,6 +16,7 @@
 mod capture;
 mod drop_memory;
 mod error;
+mod obstacles;
 
 use std::fs;
 use std::io;
@@ -30,6 +31,7 @@ use torpor_image::State;
 
 use self::error::Stop;
 pub use self::error::{Failure, SleepError};
+pub use self::obstacles::obstacles;
 use crate::memory::copy::Range;
 use crate::plan::{Memories, ThreadPlan, let_go};
 use crate::step::{Fault, Faults, Step, Timings};

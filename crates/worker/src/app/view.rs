@@ -73,6 +73,17 @@ impl Task {
 
     pub(super) fn explain(&self) -> Explanation {
         let account = self.app.explain(clock::now());
+        let mut refusals = account.refusals;
+        let known = refusals.clone();
+        if let (Phase::Running(_), Some(sandbox)) = (self.app.phase(), &self.sandbox) {
+            let found = sandbox.cgroup().processes().map_err(std::io::Error::other);
+            match found.and_then(|pids| torpor_engine::obstacles(&pids)) {
+                Ok(obstacles) => {
+                    refusals.extend(obstacles.into_iter().filter(|found| !known.contains(found)));
+                }
+                Err(error) => tracing::debug!(app = self.record.spec.name, %error, "looking for obstacles to sleep"),
+            }
+        }
         let sources = self.asleep.as_ref().map(|asleep| asleep.watch.sources()).unwrap_or_default();
         Explanation {
             status: self.status(),
@@ -80,7 +91,7 @@ impl Task {
             keeps_awake: account.keeps_awake,
             sleeps_at: account.sleeps_at.map(clock::wall),
             wakes_at: account.wakes_at.map(clock::wall),
-            refusals: account.refusals,
+            refusals,
             wake_sources: sources
                 .iter()
                 .enumerate()

@@ -68,14 +68,19 @@ pub(crate) fn fill_redis(address: SocketAddr, bytes: usize) -> Result<(), Error>
     let fill = || -> io::Result<()> {
         let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
-        let mut answer = Vec::new();
-        for key in 0..(bytes / 1000).max(1) {
-            let (key, value) = (format!("key:{key}"), format!("{key:0>1000}"));
-            let set = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n$1000\r\n{value}\r\n", key.len());
-            stream.write_all(set.as_bytes())?;
-            answer.resize(b"+OK\r\n".len(), 0);
-            stream.read_exact(&mut answer)?;
-            if answer != b"+OK\r\n" {
+        stream.set_nodelay(true)?;
+        let keys: Vec<usize> = (0..(bytes / 1000).max(1)).collect();
+        for some in keys.chunks(500) {
+            let mut sets = Vec::new();
+            for key in some {
+                let (key, value) = (format!("key:{key}"), format!("{key:0>1000}"));
+                write!(sets, "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n$1000\r\n{value}\r\n", key.len())?;
+            }
+            stream.write_all(&sets)?;
+            let wanted = b"+OK\r\n".repeat(some.len());
+            let mut answers = vec![0; wanted.len()];
+            stream.read_exact(&mut answers)?;
+            if answers != wanted {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "redis did not take a key"));
             }
         }

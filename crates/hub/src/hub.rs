@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
@@ -50,6 +51,8 @@ pub struct Hub {
     pub(crate) events: EventLog,
     /// Why the worker does not know an app, for those that it refused to take over.
     pub(crate) troubles: Mutex<HashMap<String, ApiError>>,
+    /// Every app is being put to rest: that they end is no wish of a user.
+    pub(crate) resting: AtomicBool,
     /// True once the hub is closing; streams and loops end then.
     pub(crate) closing: watch::Sender<bool>,
     _lock: InstanceLock,
@@ -86,6 +89,7 @@ impl Hub {
             locks: AppLocks::default(),
             events,
             troubles: Mutex::default(),
+            resting: AtomicBool::new(opening == Opening::ToRest),
             closing,
             _lock: lock,
         });

@@ -4,6 +4,7 @@
 //! nothing that is wanted and take no lock: a wake must not wait for a slow stop.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use torpor_api::view::{AppStatus, State};
@@ -165,7 +166,8 @@ impl Hub {
 
     async fn try_settle(&self, app: &str) -> Result<(), ApiError> {
         let (row, _guard) = self.locked(app).await?;
-        if row.phase != Phase::Ready || *self.closing.borrow() {
+        let resting = self.resting.load(Ordering::Acquire) || *self.closing.borrow();
+        if row.phase != Phase::Ready || resting {
             return Ok(());
         }
         if self.worker.status(&row.record.id).await?.state == State::Stopped {
@@ -176,6 +178,11 @@ impl Hub {
 
     /// Rests every app and removes what was set up on the machine. What is wanted stays: the next start brings it back.
     pub async fn teardown(&self) -> Result<(), ApiError> {
-        self.worker.teardown().await
+        self.resting.store(true, Ordering::Release);
+        let done = self.worker.teardown().await;
+        if done.is_err() {
+            self.resting.store(false, Ordering::Release);
+        }
+        done
     }
 }

@@ -117,6 +117,14 @@ impl App {
         }
     }
 
+    /// What is known from before this daemon: how often it slept, and how it last ended.
+    #[must_use]
+    pub fn with_past(mut self, counts: Counts, last_exit: Option<(Exit, Millis)>) -> Self {
+        self.counts = counts;
+        self.last_exit = last_exit;
+        self
+    }
+
     /// Takes one event and says what to do, in order.
     pub fn handle(&mut self, event: Event, now: Millis) -> Vec<Action> {
         self.now = self.now.max(now);

@@ -27,6 +27,13 @@ pub(crate) fn until(at: Millis) -> Duration {
     Duration::from_millis(at.0).saturating_sub(monotonic())
 }
 
+/// The moment of this clock at a wall-clock time; its beginning for an earlier one.
+pub(crate) fn of_wall(at: Timestamp) -> Millis {
+    let ago = Timestamp::now().duration_since(at).as_millis();
+    let now = i128::from(now().0);
+    Millis(u64::try_from((now - ago).clamp(0, i128::from(u64::MAX))).unwrap_or(0))
+}
+
 /// The wall-clock time of a moment of this clock.
 pub(crate) fn wall(at: Millis) -> Timestamp {
     let offset = i64::try_from(at.0).unwrap_or(i64::MAX).saturating_sub(i64::try_from(now().0).unwrap_or(i64::MAX));

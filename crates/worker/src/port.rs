@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot};
 use torpor_api::error::{ApiError, ErrorKind, chain};
 use torpor_api::spec::Source;
-use torpor_api::view::{AppStatus, Check, Event, Explanation, Stats, StoredImage};
+use torpor_api::view::{AppStatus, Check, Event, Explanation, State, Stats, StoredImage};
 use torpor_api::worker::{
     AppRecord, BoxStream, Desired, ExecRequest, ExecSession, LogLine, LogRequest, Progress, Resolved, WorkerPort,
 };
@@ -91,13 +91,14 @@ impl WorkerPort for Worker {
         let desired = app.desired;
         let handle = self.make_known(app).map_err(|error| ApiError::internal(&error))?;
         let (answer, answered) = oneshot::channel();
-        order(&handle, Order::Status(answer)).await?;
-        // The answer comes behind the taking over.
-        let status = answered.await.map_err(|_| gone(&handle.record.spec.name))?;
-        let stopped = status.state == torpor_api::view::State::Stopped;
+        order(&handle, Order::NotStarted(answer)).await?;
+        // The answer comes behind the taking over. One that has ended in the meantime is its restart policy's.
+        let not_started = answered.await.map_err(|_| gone(&handle.record.spec.name))?;
         let request = match desired {
-            Desired::Up if stopped => Request::Start,
-            Desired::Down if !stopped => Request::Stop { grace: crate::TEARDOWN_GRACE },
+            Desired::Up if not_started => Request::Start,
+            Desired::Down if !not_started && self.status(&handle.record.id).await?.state != State::Stopped => {
+                Request::Stop { grace: crate::TEARDOWN_GRACE }
+            }
             _ => return Ok(()),
         };
         // How it goes is told by events; nobody waits for it here.
@@ -128,7 +129,7 @@ impl WorkerPort for Worker {
     async fn remove(&self, id: &str) -> Result<(), ApiError> {
         let app = self.app(id)?;
         let status = self.status(id).await?;
-        if status.state != torpor_api::view::State::Stopped {
+        if status.state != State::Stopped {
             let name = &status.name;
             return Err(ApiError::new(ErrorKind::Conflict, format!("{name} is not stopped"))
                 .with_hint(format!("stop it with `torpor stop {name}`, or use `torpor rm -f {name}`")));
@@ -202,7 +203,7 @@ impl WorkerPort for Worker {
     async fn teardown(&self) -> Result<(), ApiError> {
         for record in self.records() {
             let Ok(status) = self.status(&record.id).await else { continue };
-            if status.state != torpor_api::view::State::Stopped {
+            if status.state != State::Stopped {
                 self.stop(&record.id, crate::TEARDOWN_GRACE).await?;
             }
         }

@@ -21,15 +21,24 @@ pub(super) fn state(state: State) -> &'static str {
     }
 }
 
+/// What belongs to a state: how one that does not run has ended, and a pin.
+fn remark(app: &AppStatus) -> String {
+    let rests = matches!(app.state, State::Stopped | State::Restarting);
+    match (&app.last_exit, app.pinned) {
+        (Some(exit), _) if rests => format!(" ({})", safe(&exit.reason)),
+        (_, true) => " (pinned)".to_owned(),
+        (_, false) => String::new(),
+    }
+}
+
 /// `torpor ps`.
 pub(crate) fn ps(apps: &[AppStatus], now: Timestamp) -> String {
     let rows: Vec<Cells> = apps
         .iter()
         .map(|app| {
-            let pin = if app.pinned { " (pinned)" } else { "" };
             vec![
                 app.name.clone(),
-                format!("{}{pin}", state(app.state)),
+                format!("{}{}", state(app.state), remark(app)),
                 since(app.since, now),
                 size(app.memory_bytes),
                 app.sleeps.to_string(),
@@ -147,6 +156,8 @@ pub(crate) fn log_line(line: &LogLine, timestamps: bool) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
+    use torpor_api::view::Exit;
+
     use super::*;
 
     fn now() -> Timestamp {
@@ -176,11 +187,17 @@ mod tests {
         pinned.pinned = true;
         pinned.ports.clear();
         pinned.memory_bytes = None;
-        let text = ps(&[status("web", State::Dozing), pinned], now());
+        let mut ended = status("job", State::Stopped);
+        let reason = "exited with status 7".to_owned();
+        ended.last_exit = Some(Exit { code: Some(7), signal: None, reason, at: now() });
+        ended.memory_bytes = None;
+        ended.ports.clear();
+        let text = ps(&[status("web", State::Dozing), pinned, ended], now());
         let expected = "\
-NAME      STATE             FOR   MEMORY  SLEEPS  RESTARTS  PORTS           ADDRESSES
-web       dozing             2m  2.4 MiB      12         0  *:8080->80/tcp  10.213.0.1
-database  running (pinned)   2m        -      12         0  -               10.213.0.1
+NAME      STATE                           FOR   MEMORY  SLEEPS  RESTARTS  PORTS           ADDRESSES
+web       dozing                           2m  2.4 MiB      12         0  *:8080->80/tcp  10.213.0.1
+database  running (pinned)                 2m        -      12         0  -               10.213.0.1
+job       stopped (exited with status 7)   2m        -      12         0  -               10.213.0.1
 ";
         assert_eq!(text, expected);
         let none = "NAME  STATE  FOR  MEMORY  SLEEPS  RESTARTS  PORTS  ADDRESSES\n";

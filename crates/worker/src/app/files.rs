@@ -4,6 +4,7 @@
 //! data_dir/apps/ID/upper  work       its private files            survive a reboot
 //!                 /log …             its output
 //!                 /N.image           the image of sleep N
+//!                 /past.json         how often it slept, how it last ended
 //! run_dir/apps/ID/phase              journal of its level          gone after a reboot
 //!                /sandbox.json       how to find its processes again
 //! ```
@@ -47,6 +48,10 @@ impl AppFiles {
 
     pub(crate) fn sandbox_record(&self) -> PathBuf {
         self.run.join("sandbox.json")
+    }
+
+    pub(crate) fn past(&self) -> PathBuf {
+        self.data.join("past.json")
     }
 
     pub(crate) fn image(&self, generation: u64) -> PathBuf {

@@ -14,6 +14,11 @@ const KEPT: usize = 10;
 pub(crate) struct History(VecDeque<Transition>);
 
 impl History {
+    /// Those of an earlier worker, newest first.
+    pub(crate) fn from_newest(transitions: Vec<Transition>) -> Self {
+        Self(transitions.into_iter().take(KEPT).collect())
+    }
+
     /// Remembers one.
     pub(crate) fn add(&mut self, cause: String, timings: &Timings, outcome: Option<String>) {
         let total = i64::try_from(timings.total_us()).unwrap_or(0);

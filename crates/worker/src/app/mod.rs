@@ -16,6 +16,7 @@ mod history;
 mod labels;
 mod measure;
 mod operate;
+mod past;
 mod start;
 mod takeover;
 mod task;

@@ -21,6 +21,9 @@ use super::{AppFiles, Outcome};
 use crate::config::{FIRST_HOST_ID, IDS_PER_APP};
 use crate::shared::Shared;
 
+/// How long the end of an app's output may be waited for once its processes are gone.
+const LAST_OUTPUT: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// A running sandbox with the reading ends of its output.
 pub(crate) struct Started {
     pub(super) sandbox: Sandbox,
@@ -151,10 +154,10 @@ impl Task {
         Ok(())
     }
 
-    pub(super) fn pump_output(&self, output: [OwnedFd; 2]) {
+    pub(super) fn pump_output(&mut self, output: [OwnedFd; 2]) {
         for (pipe, stream) in output.into_iter().zip(["out", "err"]) {
             let (log, name) = (self.log.clone(), self.record.spec.name.clone());
-            tokio::spawn(async move {
+            self.pumps.spawn(async move {
                 if let Err(error) = crate::logs::pump(pipe, stream, log).await {
                     tracing::warn!(app = name, stream, %error, "reading its output");
                 }
@@ -162,8 +165,17 @@ impl Task {
         }
     }
 
+    /// Waits until what its processes wrote last is in the log. They are gone, so the pipes end.
+    async fn finish_output(&mut self) {
+        let pumps = std::mem::take(&mut self.pumps);
+        if tokio::time::timeout(LAST_OUTPUT, pumps.join_all()).await.is_err() {
+            tracing::warn!(app = self.record.spec.name, "somebody outside of the sandbox holds its output open");
+        }
+    }
+
     /// Removes what belongs to a run of the app: network, parked descriptors, records.
     pub(super) async fn after_exit(&mut self) {
+        self.finish_output().await;
         let name = &self.record.spec.name;
         if let Err(error) = self.shared.network.detach(self.record.index).await {
             tracing::warn!(app = name, error = %chain(&error), "taking down its network");

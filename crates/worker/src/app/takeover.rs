@@ -7,9 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use serde::{Deserialize, Serialize};
 use torpor_engine::{Freezer, Recovered, Source, Target, Watch, recover};
 use torpor_lifecycle::{Event, Exit, Found};
+use torpor_sandbox::cgroup::Cgroup;
 use torpor_sandbox::{Sandbox, SandboxRecord};
 
-use super::operate::{SandboxFreezer, chain, text};
+use super::operate::{SandboxFreezer, chain, exit_of, text};
 use super::task::Task;
 use crate::clock;
 use crate::probes::Deferred;
@@ -110,10 +111,24 @@ impl Task {
             Ok(sandbox) => sandbox,
             Err(error) => {
                 tracing::info!(app = self.record.spec.name, error = %chain(&error), "its processes have ended");
-                self.gone(super::operate::exit_of(record.exit_status().ok(), 0, None)).await;
+                let hierarchies = self.shared.launcher.hierarchies();
+                let cgroup = Cgroup::at(hierarchies, &self.shared.config.instance, &self.record.id);
+                let limit = self.record.spec.limits.memory.map(|limit| limit.0);
+                let exit = exit_of(record.exit_status().ok(), cgroup.oom_kills().unwrap_or(0), limit);
+                self.take_over_output();
+                self.gone(exit).await;
                 return;
             }
         };
+        self.take_over_output();
+        if let Err(error) = self.hold_sandbox(sandbox) {
+            tracing::error!(app = self.record.spec.name, %error, "taking over its sandbox");
+        }
+        self.settle().await;
+    }
+
+    /// Goes on reading what the app writes, beginning with what it wrote while no worker lived.
+    fn take_over_output(&mut self) {
         match self.shared.keeper.get(&output_key(&self.record.id)) {
             Ok(Some(parked)) => {
                 if let Ok(output) = <[OwnedFd; 2]>::try_from(parked.fds) {
@@ -123,10 +138,6 @@ impl Task {
             Ok(None) => tracing::warn!(app = self.record.spec.name, "its output was not parked"),
             Err(error) => tracing::warn!(app = self.record.spec.name, error = %chain(&error), "finding its output"),
         }
-        if let Err(error) = self.hold_sandbox(sandbox) {
-            tracing::error!(app = self.record.spec.name, %error, "taking over its sandbox");
-        }
-        self.settle().await;
     }
 
     /// No processes of it: images that lie here belong to nobody.

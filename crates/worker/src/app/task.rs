@@ -10,10 +10,11 @@ use tokio::sync::{mpsc, oneshot};
 use torpor_api::view::{AppStatus, Explanation, Stats};
 use torpor_api::worker::AppRecord;
 use torpor_engine::{Abort, Asleep, Memories};
-use torpor_lifecycle::{Action, App, Event, Note, Refusal, Request, Ticket};
+use torpor_lifecycle::{Action, App, Event, Note, Phase, Refusal, Request, StopReason, Ticket};
 use torpor_sandbox::Sandbox;
 
 use super::history::History;
+use super::past::Past;
 use super::{AppFiles, Outcome};
 use crate::clock;
 use crate::journal::PhaseFile;
@@ -31,6 +32,8 @@ pub(crate) enum Order {
     Pin(bool),
     /// An exec session has ended.
     ExecEnded,
+    /// Whether it rests and was not started since its task began: it did not end while no worker lived either.
+    NotStarted(oneshot::Sender<bool>),
     /// Where it is.
     Status(oneshot::Sender<AppStatus>),
     /// Why.
@@ -78,6 +81,8 @@ pub(crate) struct Task {
     pub(crate) sleeps: History,
     pub(crate) wakes: History,
     pub(crate) refill_buffer: Vec<u8>,
+    /// Readers of its output.
+    pub(crate) pumps: tokio::task::JoinSet<()>,
     pub(crate) sleep_cause: String,
     outcomes: mpsc::UnboundedSender<Outcome>,
     tickets: HashMap<Ticket, oneshot::Sender<Result<(), Refusal>>>,
@@ -103,8 +108,12 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
     let (outcomes, results) = mpsc::unbounded_channel();
     let record = Arc::new(record);
     let handle = AppHandle { record: record.clone(), files: files.clone(), log: log.clone(), orders };
+    let past = Past::read(&files);
+    let app = App::new(super::start::policy(&record.spec), record.pinned, clock::now());
+    let app = app.with_past(past.counts(), past.last_exit());
+    let (sleeps, wakes) = past.histories();
     let task = Task {
-        app: App::new(super::start::policy(&record.spec), record.pinned, clock::now()),
+        app,
         record,
         files,
         shared,
@@ -120,9 +129,10 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         memories: Memories::default(),
         lost: None,
         generation: 1,
-        sleeps: History::default(),
-        wakes: History::default(),
+        sleeps,
+        wakes,
         refill_buffer: Vec::new(),
+        pumps: tokio::task::JoinSet::new(),
         sleep_cause: String::new(),
         outcomes,
         tickets: HashMap::new(),
@@ -194,6 +204,11 @@ impl Task {
             Order::Pin(pinned) => self.tell(Event::Pinned(pinned)).await,
             Order::ExecEnded => self.tell(Event::ExecEnded).await,
             // Whoever asks may have gone meanwhile; then nobody needs the answer.
+            Order::NotStarted(answer) => {
+                let phase = self.app.phase();
+                let not_started = matches!(phase, Phase::Stopped { why: StopReason::NotStarted });
+                let _ = answer.send(not_started);
+            }
             Order::Status(answer) => drop(answer.send(self.status())),
             Order::Explain(answer) => drop(answer.send(self.explain())),
             Order::Stats(answer) => drop(answer.send(self.stats())),
@@ -245,6 +260,7 @@ impl Task {
     }
 
     fn emit(&mut self, note: &Note) {
+        self.remember(note);
         let mut fields = std::collections::BTreeMap::new();
         let last = match note {
             Note::Woken(..) => self.wakes.all().into_iter().next(),

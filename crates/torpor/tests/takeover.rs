@@ -1,0 +1,173 @@
+//! The daemon goes and comes back: apps, their output and their ends outlive it, and `torpor down` leaves nothing.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod python;
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use python::{PATIENCE, Place, program};
+use serde_json::Value;
+use torpor_testkit::daemon::Daemon;
+use torpor_testkit::wait::{eventually, eventually_ok};
+
+/// On each connection: says a line, or with `exit N` ends, or with `kill` dies, or with `fill` says a lot.
+const TALKER: &str = r"
+import os, socket, signal
+server = socket.create_server(('0.0.0.0', 80))
+count = 0
+print('up', os.getpid())
+while True:
+    client = server.accept()[0]
+    words = client.recv(100).decode().split()
+    count += 1
+    if words[0] == 'exit':
+        print('bye'); os._exit(int(words[1]))
+    if words[0] == 'kill': os.kill(os.getpid(), signal.SIGKILL)
+    print('line', count, ' '.join(words))
+    client.sendall(b'%d' % count)
+    client.close()
+";
+
+fn try_tell(address: SocketAddr, words: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(words.as_bytes())?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).map(|_| text)
+}
+
+/// What it answers; nothing where it ends instead.
+fn tell(address: SocketAddr, words: &str) -> String {
+    try_tell(address, words).unwrap_or_default()
+}
+
+fn start(place: &mut Place, name: &str, args: &[&str]) -> SocketAddr {
+    let port = place.daemon.port().unwrap();
+    let publish = format!("{port}:80");
+    let mut line = vec!["-p", publish.as_str()];
+    line.extend(args);
+    place.run(name, TALKER, &line);
+    place.wait_log(name, "up");
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
+
+fn pid(daemon: &Daemon, app: &str) -> i64 {
+    daemon.json(&["inspect", app]).unwrap()["status"]["pid"].as_i64().unwrap_or_default()
+}
+
+/// What may not change when a daemon takes an app over.
+fn lasting(daemon: &Daemon, app: &str) -> Value {
+    let mut status = daemon.json(&["inspect", app]).unwrap()["status"].take();
+    let status = status.as_object_mut().unwrap();
+    status.remove("memory_bytes");
+    status.remove("since");
+    Value::Object(std::mem::take(status))
+}
+
+#[test]
+fn apps_go_on_while_no_daemon_lives() {
+    let mut place = Place::with("[idle]\nsleep = false\n");
+    let awake = start(&mut place, "awake", &[]);
+    let asleep = start(&mut place, "asleep", &[]);
+    place.daemon.ok(&["pin", "awake"]).unwrap();
+    assert_eq!(tell(awake, "one"), "1");
+    assert_eq!(tell(asleep, "one"), "1");
+    place.sleep("asleep");
+    for kill in [false, true] {
+        let before = (lasting(&place.daemon, "awake"), lasting(&place.daemon, "asleep"));
+        let wakes = place.wakes("asleep");
+        let word = if kill { "killed" } else { "ended" };
+        let expected = if kill { "4" } else { "2" };
+        let gone = if kill { place.daemon.kill9() } else { place.daemon.term().map(drop) };
+        gone.unwrap();
+        // The running one answers, and its output is kept for the next daemon.
+        assert_eq!(tell(awake, &format!("while {word}")), expected);
+        place.daemon.up().unwrap();
+        assert_eq!((lasting(&place.daemon, "awake"), lasting(&place.daemon, "asleep")), before, "{word}");
+        let log = place.wait_log("awake", &format!("while {word}"));
+        assert_eq!(log.matches("up ").count(), 1, "{log}");
+        assert_eq!(place.daemon.state("asleep").unwrap(), "dozing");
+        assert_eq!(place.wakes("asleep"), wakes, "{word}");
+        assert_eq!(tell(asleep, "again"), if kill { "3" } else { "2" });
+        assert_eq!(tell(awake, "again"), if kill { "5" } else { "3" });
+        place.sleep("asleep");
+    }
+    let events = place.daemon.ok(&["events", "--app", "asleep"]).unwrap();
+    assert_eq!(events.matches("taken-over").count(), 2, "{events}");
+}
+
+#[test]
+fn a_request_to_a_sleeping_app_waits_for_the_next_daemon() {
+    let mut place = Place::with("[idle]\nsleep = false\n");
+    let address = start(&mut place, "app", &[]);
+    place.sleep("app");
+    place.daemon.term().unwrap();
+    let asking = std::thread::spawn(move || tell(address, "waiting"));
+    place.daemon.up().unwrap();
+    assert_eq!(asking.join().unwrap(), "1");
+}
+
+#[test]
+fn an_app_that_ends_while_no_daemon_lives_is_told_of_with_its_status() {
+    let mut place = Place::with("[idle]\nsleep = false\n");
+    let never = start(&mut place, "never", &["--restart", "no"]);
+    let failing = start(&mut place, "failing", &[]);
+    let killed = start(&mut place, "killed", &["--restart", "no"]);
+    let first = pid(&place.daemon, "failing");
+    place.daemon.term().unwrap();
+    for (address, words) in [(never, "exit 7"), (failing, "exit 9"), (killed, "kill")] {
+        tell(address, words);
+    }
+    eventually("it has ended", PATIENCE, || !fs::exists(format!("/proc/{first}")).unwrap()).unwrap();
+    place.daemon.up().unwrap();
+    place.daemon.wait_state("never", "stopped", PATIENCE).unwrap();
+    let exit = |app: &str| place.daemon.json(&["inspect", app]).unwrap()["status"]["last_exit"].clone();
+    assert_eq!(exit("never")["code"], 7, "{}", exit("never"));
+    place.daemon.wait_state("killed", "stopped", PATIENCE).unwrap();
+    assert_eq!(exit("killed")["signal"], 9, "{}", exit("killed"));
+    assert!(place.daemon.ok(&["logs", "never"]).unwrap().contains("bye"));
+    // Its restart policy starts it again.
+    eventually("it is started again", PATIENCE, || ![first, 0].contains(&pid(&place.daemon, "failing"))).unwrap();
+    assert_eq!(exit("failing")["code"], 9, "{}", exit("failing"));
+    place.wait_log("failing", "bye");
+    eventually_ok("it answers", PATIENCE, || try_tell(failing, "x")).unwrap();
+    let events = place.daemon.ok(&["events"]).unwrap();
+    for text in ["exited with status 7", "exited with status 9"] {
+        assert!(events.contains(text), "{events}");
+    }
+}
+
+#[test]
+fn up_after_down_starts_apps_afresh() {
+    let program = program("lighttpd");
+    let mut daemon = Daemon::start_with("[idle]\nsleep = false\n", &[]).unwrap();
+    let (address, mut session) = daemon.run_session(&program, "web").unwrap();
+    daemon.ok(&["run", "--name", "stopped", program.tarball.to_str().unwrap(), "--", "/bin/true"]).unwrap();
+    daemon.wait_state("stopped", "stopped", PATIENCE).unwrap();
+    session.step().unwrap();
+    let first = pid(&daemon, "web");
+    for asleep in [false, true] {
+        if asleep {
+            eventually_ok("it sleeps", PATIENCE, || daemon.ok(&["sleep", "web"])).unwrap();
+        }
+        let left = daemon.down().unwrap();
+        assert_eq!(left, Vec::<String>::new());
+        assert!(TcpStream::connect(address).is_err(), "somebody listens after down");
+        daemon.up().unwrap();
+        daemon.wait_state("web", "running", PATIENCE).unwrap();
+        eventually_ok("it answers", PATIENCE, || program.connect(address).map(drop)).unwrap();
+        assert_eq!(daemon.state("stopped").unwrap(), "stopped");
+        assert_ne!(pid(&daemon, "web"), first);
+        let detail = daemon.json(&["inspect", "web"]).unwrap();
+        assert_eq!(detail["status"]["restarts"], 0, "{detail}");
+    }
+    // An app that the user stopped stays so.
+    daemon.ok(&["stop", "web"]).unwrap();
+    daemon.down().unwrap();
+    daemon.up().unwrap();
+    assert_eq!(daemon.state("web").unwrap(), "stopped");
+    daemon.ok(&["start", "web"]).unwrap();
+    eventually_ok("it answers", PATIENCE, || program.connect(address).map(drop)).unwrap();
+}

@@ -36,7 +36,12 @@ pub(crate) fn run(cli: Cli) -> Result<i32, Failure> {
         }
         _ => {}
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    // Where no daemon runs, these two are the worker themselves, and a worker blocks in its tasks.
+    let mut builder = match cli.command {
+        Command::Down(_) | Command::Doctor { .. } => tokio::runtime::Builder::new_multi_thread(),
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = builder
         .enable_all()
         .build()
         .map_err(|source| Failure::Terminal { what: "start the command's runtime", source })?;

@@ -1,4 +1,5 @@
 //! `torpor down` where no daemon runs any more: it takes the apps over itself, rests them, and leaves nothing.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Many sleeps of one app, and many apps asleep at once.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

@@ -2,6 +2,7 @@
 //! stopped, with their connections open and the state in their memory.
 //!
 //! Needs root and the zoo (built at the first use). Each program has a daemon of its own, which is checked for leftovers.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! redis put to sleep all the time under a client that bursts and pauses; and its background save across a sleep.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

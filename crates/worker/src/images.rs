@@ -1,10 +1,10 @@
 //! Sources of files turned into layers, and the images that are stored by name.
 
 use std::collections::HashSet;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
+use tokio::sync::{RwLock, mpsc};
 use torpor_api::error::{ApiError, ErrorKind, chain};
 use torpor_api::spec::Source;
 use torpor_api::view::StoredImage;
@@ -13,11 +13,44 @@ use torpor_rootfs::{Image, ProgressFn};
 
 use crate::shared::Shared;
 
-/// An image without a name stays for this long: the app that it was fetched for may not be made yet.
-const UNNAMED_STAYS: Duration = Duration::from_secs(3600);
+/// Layers that were fetched for an app stay for this long, if it is not made meanwhile.
+const PROMISED_STAYS: Duration = Duration::from_secs(3600);
+
+/// Layers between their fetching and the app that they were fetched for.
+///
+/// `fetching` is held from before they are in the store until they are among the promised; nothing is collected meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct Promised {
+    fetching: RwLock<()>,
+    layers: Mutex<Vec<(Vec<String>, Instant)>>,
+}
+
+impl Promised {
+    fn layers(&self) -> std::sync::MutexGuard<'_, Vec<(Vec<String>, Instant)>> {
+        let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        layers.retain(|(_, at)| at.elapsed() < PROMISED_STAYS);
+        layers
+    }
+
+    /// The app is there.
+    pub(crate) fn keep(&self, layers: &[String]) {
+        let mut promised = self.layers();
+        if let Some(at) = promised.iter().position(|(kept, _)| kept == layers) {
+            promised.swap_remove(at);
+        }
+    }
+}
 
 fn failed(error: &torpor_rootfs::Error) -> ApiError {
-    ApiError::new(ErrorKind::Invalid, chain(error))
+    let kind = match error {
+        torpor_rootfs::Error::UnknownImage { .. } => ErrorKind::NotFound,
+        torpor_rootfs::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+            ErrorKind::Internal
+        }
+        _ => ErrorKind::Invalid,
+    };
+    let told = ApiError::new(kind, chain(error));
+    if kind == ErrorKind::NotFound { told.with_hint("torpor images lists what is stored") } else { told }
 }
 
 /// Passes progress on, as far as whoever reads it keeps up.
@@ -68,7 +101,10 @@ pub(crate) async fn resolve(
     source: &Source,
     progress: mpsc::Sender<Progress>,
 ) -> Result<Resolved, ApiError> {
-    fetch(shared, source, progress).await.map(resolved)
+    let _fetching = shared.promised.fetching.read().await;
+    let resolved = fetch(shared, source, progress).await.map(resolved)?;
+    shared.promised.layers().push((resolved.layers.clone(), Instant::now()));
+    Ok(resolved)
 }
 
 /// Stores a source under a name.
@@ -78,6 +114,7 @@ pub(crate) async fn store(
     source: &Source,
     progress: mpsc::Sender<Progress>,
 ) -> Result<Resolved, ApiError> {
+    let _fetching = shared.promised.fetching.read().await;
     let image = fetch(shared, source, progress).await?;
     shared.store.tag(name, &image).map_err(|error| failed(&error))?;
     Ok(resolved(image))
@@ -113,20 +150,27 @@ pub(crate) async fn list(shared: &Arc<Shared>, apps: &[Arc<AppRecord>]) -> Resul
 }
 
 /// Removes a name, and what nobody uses any more.
-pub(crate) async fn remove(shared: &Arc<Shared>, name: &str, apps: &[Arc<AppRecord>]) -> Result<(), ApiError> {
+pub(crate) async fn remove(
+    shared: &Arc<Shared>,
+    name: &str,
+    apps: impl FnOnce() -> Vec<Arc<AppRecord>>,
+) -> Result<(), ApiError> {
     let (store, name) = (shared.clone(), name.to_owned());
     let removed = tokio::task::spawn_blocking(move || store.store.remove(&name));
     removed.await.map_err(|error| ApiError::internal(&error))?.map_err(|error| failed(&error))?;
     collect(shared, apps).await
 }
 
-/// Removes layers that neither a name nor an app uses.
-pub(crate) async fn collect(shared: &Arc<Shared>, apps: &[Arc<AppRecord>]) -> Result<(), ApiError> {
-    let in_use: Vec<String> = apps.iter().flat_map(|app| app.resolved.layers.clone()).collect();
+/// Removes layers that neither a name nor an app uses; while something is fetched, that is left to the next time.
+pub(crate) async fn collect(shared: &Arc<Shared>, apps: impl FnOnce() -> Vec<Arc<AppRecord>>) -> Result<(), ApiError> {
+    let Ok(_no_fetching) = shared.promised.fetching.try_write() else { return Ok(()) };
+    // In this order: an app that is made in between is among the promised or among the apps.
+    let mut in_use: Vec<String> = shared.promised.layers().iter().flat_map(|(layers, _)| layers.clone()).collect();
+    in_use.extend(apps().iter().flat_map(|app| app.resolved.layers.clone()));
     let shared = shared.clone();
     let collected = tokio::task::spawn_blocking(move || {
         let in_use: HashSet<_> = crate::shared::layer_digests(&in_use)?;
-        shared.store.gc(&in_use, UNNAMED_STAYS)
+        shared.store.gc(&in_use, Duration::ZERO)
     });
     collected.await.map_err(|error| ApiError::internal(&error))?.map(drop).map_err(|error| failed(&error))
 }

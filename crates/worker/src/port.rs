@@ -142,7 +142,7 @@ impl WorkerPort for Worker {
         removed.map_err(|error| ApiError::internal(&error))?.map_err(|error| {
             ApiError::new(ErrorKind::Internal, format!("removing files of {}: {error}", status.name))
         })?;
-        crate::images::collect(&self.shared, &self.records()).await
+        crate::images::collect(&self.shared, || self.records()).await
     }
 
     async fn status(&self, id: &str) -> Result<AppStatus, ApiError> {
@@ -193,7 +193,7 @@ impl WorkerPort for Worker {
     }
 
     async fn remove_image(&self, name: &str) -> Result<(), ApiError> {
-        crate::images::remove(&self.shared, name, &self.records()).await
+        crate::images::remove(&self.shared, name, || self.records()).await
     }
 
     async fn doctor(&self) -> Result<Vec<Check>, ApiError> {

@@ -13,6 +13,7 @@ use torpor_sandbox::{Launcher, User};
 use crate::config::WorkerConfig;
 use crate::events::Events;
 use crate::faults::WorkerFaults;
+use crate::images::Promised;
 
 /// Counts of packets are read for all apps at once, and used for this long.
 const PACKETS_FRESH: Duration = Duration::from_millis(100);
@@ -26,6 +27,7 @@ pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) events: Events,
     pub(crate) faults: WorkerFaults,
+    pub(crate) promised: Promised,
     /// This boot of the machine, as images name it.
     pub(crate) boot: [u64; 2],
     pub(crate) packets: Mutex<Option<(Instant, HashMap<u32, u64>)>>,

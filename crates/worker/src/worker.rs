@@ -96,6 +96,7 @@ impl Worker {
             store,
             events: Events::new(),
             faults,
+            promised: crate::images::Promised::default(),
             packets: Mutex::default(),
         };
         Ok(Arc::new(Self { shared: Arc::new(shared), apps: Mutex::default(), _lock: lock }))
@@ -120,6 +121,7 @@ impl Worker {
         let id = record.id.clone();
         let handle = crate::app::spawn(record, files, self.shared.clone())?;
         apps.insert(id, handle.clone());
+        self.shared.promised.keep(&handle.record.resolved.layers);
         Ok(handle)
     }
 

@@ -29,7 +29,7 @@ const CPU_PERIOD_US: u64 = 100_000;
 /// How long killed processes may take to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a group without processes may refuse to go away: v1 has no event for it.
-const REMOVE_DEADLINE: Duration = Duration::from_secs(2);
+const REMOVE_DEADLINE: Duration = Duration::from_secs(10);
 /// Pause between attempts to remove such a group.
 const REMOVE_PAUSE: Duration = Duration::from_millis(1);
 /// What programs may do with devices where a v1 devices hierarchy guards them: make any node, use the harmless ones.

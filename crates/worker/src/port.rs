@@ -1,6 +1,6 @@
 //! What the hub asks of this worker.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -51,7 +51,14 @@ impl Worker {
         let (answer, answered) = oneshot::channel();
         order(&app, Order::Request(request, answer)).await?;
         let name = &app.record.spec.name;
-        answered.await.map_err(|_| gone(name))?.map_err(|refusal| refused(name, &refusal))
+        let answer = answered.await.map_err(|_| gone(name))?;
+        answer.map_err(|refusal| {
+            let mut error = refused(name, &refusal);
+            if matches!(refusal, Refusal::StartFailed(_)) {
+                error.kind = *app.start_failure.lock().unwrap_or_else(PoisonError::into_inner);
+            }
+            error
+        })
     }
 
     async fn ask<T>(&self, id: &str, make: impl FnOnce(oneshot::Sender<T>) -> Order) -> Result<T, ApiError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use torpor_api::worker::WorkerPort;
 use torpor_api::{ApiError, ErrorKind, error::chain};
 use torpor_network::NetworkConfig;
-use torpor_worker::{LogConfig, Worker, WorkerConfig};
+use torpor_worker::{LogConfig, OpenError, Worker, WorkerConfig};
 
 use crate::config::Config;
 
@@ -29,6 +29,8 @@ pub(super) async fn open(config: &Config) -> Result<Arc<dyn WorkerPort>, ApiErro
     };
     match Worker::open(config).await {
         Ok(worker) => Ok(torpor_worker::port(worker)),
+        Err(error @ OpenError::Running(_)) => Err(ApiError::new(ErrorKind::Conflict, chain(&error))
+            .with_hint("use the one that runs, or give this one its own instance, data_dir and run_dir")),
         Err(error) => Err(ApiError::new(ErrorKind::Unsupported, format!("the worker cannot start: {}", chain(&error)))
             .with_hint("see `torpor doctor`")),
     }

@@ -4,8 +4,9 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
+use torpor_api::ErrorKind;
 use torpor_api::spec::{self, AppSpec};
 use torpor_api::worker::AppRecord;
 use torpor_engine::{Journal, Phase};
@@ -59,6 +60,17 @@ pub(crate) enum StartError {
     Network(#[from] NetworkError),
 }
 
+impl StartError {
+    /// Whose fault it is.
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoCommand | Self::Volume(..) | Self::User(_) => ErrorKind::Invalid,
+            Self::Network(NetworkError::Published { .. } | NetworkError::Bound { .. }) => ErrorKind::Conflict,
+            _ => ErrorKind::Internal,
+        }
+    }
+}
+
 /// The policy of an app, for the machine.
 pub(crate) fn policy(spec: &AppSpec) -> Policy {
     Policy {
@@ -85,7 +97,13 @@ pub(super) fn stop_signal(record: &AppRecord) -> i32 {
         Some("USR2" | "12") => 12,
         Some("WINCH" | "28") => 28,
         Some("KILL" | "9") => 9,
-        _ => 15,
+        // As images of service managers have it; the first is 34 in the C library's count.
+        Some(other) => match other.strip_prefix("RTMIN+").unwrap_or(other).parse() {
+            Ok(number @ 0..=30) if other.starts_with("RTMIN+") => 34 + number,
+            Ok(number @ 1..=64) => number,
+            _ => 15,
+        },
+        None => 15,
     }
 }
 
@@ -139,6 +157,7 @@ impl Task {
             }
             Err(error) => {
                 self.after_exit().await;
+                *self.start_failure.lock().unwrap_or_else(PoisonError::into_inner) = error.kind();
                 self.tell(Event::StartFailed(chain(&error))).await;
             }
         }

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
+use torpor_api::ErrorKind;
 use torpor_api::view::{AppStatus, Explanation, Stats};
 use torpor_api::worker::AppRecord;
 use torpor_engine::{Abort, Asleep, Memories};
@@ -52,6 +53,8 @@ pub(crate) struct AppHandle {
     pub(crate) record: Arc<AppRecord>,
     pub(crate) files: AppFiles,
     pub(crate) log: Arc<Log>,
+    /// Whose fault it was that it could not be started the last time.
+    pub(crate) start_failure: Arc<Mutex<ErrorKind>>,
     pub(crate) orders: mpsc::Sender<Order>,
 }
 
@@ -61,6 +64,7 @@ pub(crate) struct Task {
     pub(crate) files: AppFiles,
     pub(crate) shared: Arc<Shared>,
     pub(crate) log: Arc<Log>,
+    pub(crate) start_failure: Arc<Mutex<ErrorKind>>,
     pub(crate) app: App,
     pub(crate) journal: Arc<PhaseFile>,
     pub(crate) sandbox: Option<Arc<Sandbox>>,
@@ -107,7 +111,14 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
     let (orders, mailbox) = mpsc::channel(MAILBOX);
     let (outcomes, results) = mpsc::unbounded_channel();
     let record = Arc::new(record);
-    let handle = AppHandle { record: record.clone(), files: files.clone(), log: log.clone(), orders };
+    let start_failure = Arc::new(Mutex::new(ErrorKind::Internal));
+    let handle = AppHandle {
+        record: record.clone(),
+        files: files.clone(),
+        log: log.clone(),
+        start_failure: start_failure.clone(),
+        orders,
+    };
     let past = Past::read(&files);
     let app = App::new(super::start::policy(&record.spec), record.pinned, clock::now());
     let app = app.with_past(past.counts(), past.last_exit());
@@ -118,6 +129,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         files,
         shared,
         log,
+        start_failure,
         journal,
         sandbox: None,
         init: None,

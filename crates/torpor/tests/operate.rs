@@ -1,0 +1,361 @@
+//! Day to day work with apps: exec, logs, ends and restarts, pins, events, numbers, explanations.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod python;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Output, Stdio};
+
+use python::{PATIENCE, Place, said};
+use serde_json::Value;
+use torpor_testkit::wait::eventually;
+
+/// Waits for a connection; says so.
+const WAITER: &str = r"
+import socket, sys
+server = socket.create_server(('0.0.0.0', 80))
+print('up'); print('a warning', file=sys.stderr)
+while True: server.accept()[0].close()
+";
+
+const PYTHON: &str = "/usr/bin/python3";
+
+fn waiting(tables: &str) -> Place {
+    let place = Place::with(tables);
+    place.run("app", WAITER, &["-e", "GREETING=hello", "-w", "/srv"]);
+    place.wait_log("app", "up");
+    place
+}
+
+fn exec(place: &Place, flags: &[&str], script: &str, input: &[u8]) -> Output {
+    let mut line = vec!["exec"];
+    line.extend(flags);
+    line.extend(["app", "--", PYTHON, "-c", script]);
+    let mut command = place.daemon.command(&line);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let input = input.to_vec();
+    let feeding = std::thread::spawn(move || drop(stdin.write_all(&input)));
+    let output = child.wait_with_output().unwrap();
+    feeding.join().unwrap();
+    output
+}
+
+fn status(place: &Place, app: &str) -> Value {
+    place.daemon.json(&["inspect", app]).unwrap()["status"].clone()
+}
+
+#[test]
+fn exec_passes_streams_user_directory_and_status() {
+    let place = waiting("[idle]\nsleep = false\n");
+    for code in [0, 1, 42, 255] {
+        let output = exec(&place, &[], &format!("raise SystemExit({code})"), b"");
+        assert_eq!(output.status.code(), Some(code), "{}", said(&output));
+    }
+    let killed = exec(&place, &[], "import os; os.kill(os.getpid(), 15)", b"");
+    assert_eq!(killed.status.code(), Some(143), "{}", said(&killed));
+    let echo =
+        "import sys; data = sys.stdin.buffer.read(); sys.stdout.buffer.write(data); print(len(data), file=sys.stderr)";
+    let data: Vec<u8> = (0..1_000_000_u32).map(|n| (n % 251) as u8).collect();
+    let output = exec(&place, &["-i"], echo, &data);
+    assert!(output.stdout == data && output.stderr == b"1000000\n", "{} bytes", output.stdout.len());
+    let output = exec(&place, &[], echo, &data);
+    assert_eq!((output.stdout.len(), output.stderr.as_slice()), (0, b"0\n".as_slice()), "no input without -i");
+
+    let who =
+        "import os; print(os.getuid(), os.getgid(), os.getcwd(), os.environ.get('GREETING'), os.environ.get('MORE'))";
+    let text = |flags: &[&str]| String::from_utf8(exec(&place, flags, who, b"").stdout).unwrap();
+    assert_eq!(text(&[]), "0 0 /srv hello None\n");
+    assert_eq!(text(&["-u", "nobody", "-w", "/tmp", "-e", "MORE=x=y"]), "65534 65534 /tmp hello x=y\n");
+    assert_eq!(text(&["-u", "7:8", "-e", "GREETING=other"]), "7 8 /srv other None\n");
+    for (flags, words) in [(["-u", "whoever"], "whoever"), (["-w", "/nowhere"], "/nowhere")] {
+        let output = exec(&place, &flags, who, b"");
+        assert!(!output.status.success() && said(&output).contains(words), "{}", said(&output));
+    }
+    let none = place.refused(&["exec", "app", "--", "/bin/none"], 2);
+    assert!(none.contains("/bin/none"), "{none}");
+    assert!(place.refused(&["exec", "nobody", "--", "/bin/x"], 3).contains("nobody"));
+    // It sees the app, and nothing of the machine.
+    let inside =
+        exec(&place, &[], "import os; print(sum(n.isdigit() for n in os.listdir('/proc')), os.uname()[1])", b"");
+    assert_eq!(String::from_utf8_lossy(&inside.stdout), "3 app\n", "init, the program, the command: {}", said(&inside));
+    // Nothing of it stays.
+    assert_eq!(place.daemon.json(&["stats", "app"]).unwrap()["processes"].as_u64().unwrap(), 1);
+}
+
+#[test]
+fn exec_with_a_terminal_has_its_size_and_input() {
+    let place = waiting("[idle]\nsleep = false\n");
+    let script = "import os, sys; print(sys.stdin.isatty(), sys.stdout.isatty(), os.get_terminal_size(0), os.environ.get('TERM')); \
+        print('got', input()); raise SystemExit(9)";
+    let path = place.write("ask.py", script);
+    let program = place.daemon.command(&[] as &[&str]).get_program().to_str().unwrap().to_owned();
+    let line =
+        format!("stty cols 101 rows 31; exec {program} exec -it app -- {PYTHON} -c \"$(cat {})\"", path.display());
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+    command.env("TORPOR_SOCKET", place.daemon.socket()).env("TERM", "vt220").env("SHELL", "/bin/sh");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let first = lines.find(|line| line.contains("True")).unwrap();
+    assert_eq!(first.trim(), "True True os.terminal_size(columns=101, lines=31) vt220");
+    stdin.write_all(b"typed\n").unwrap();
+    let rest: Vec<String> = lines.collect();
+    assert!(rest.iter().any(|line| line.contains("got typed")), "{rest:?}");
+    assert_eq!(child.wait().unwrap().code(), Some(9), "{rest:?}");
+    drop(stdin);
+    let refused = place.refused(&["exec", "-t", "app", "--", PYTHON], 2);
+    assert!(refused.contains("terminal"), "{refused}");
+}
+
+#[test]
+fn an_exec_session_wakes_it_and_keeps_it_awake() {
+    let place = waiting("[idle]\nafter = \"500ms\"\nmin_awake = \"100ms\"\n");
+    place.daemon.wait_state("app", "dozing", PATIENCE).unwrap();
+    let before = place.wakes("app");
+    let mut command =
+        place.daemon.command(&["exec", "-i", "app", "--", PYTHON, "-c", "print('in', flush=True); input()"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!((line.as_str(), place.wakes("app")), ("in\n", before + 1));
+    place.wait_text(&["explain", "app"], "exec session");
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    assert_eq!(place.daemon.state("app").unwrap(), "running");
+    let refused = place.refused(&["sleep", "app"], 4);
+    assert!(refused.contains("exec session"), "{refused}");
+    assert!(!place.daemon.json(&["explain", "app"]).unwrap()["keeps_awake"].as_array().unwrap().is_empty());
+    child.stdin.take().unwrap().write_all(b"end\n").unwrap();
+    assert!(child.wait().unwrap().success());
+    place.daemon.wait_state("app", "dozing", PATIENCE).unwrap();
+    let wakes = place.daemon.json(&["explain", "app"]).unwrap()["wakes"].clone();
+    assert_eq!(wakes[0]["cause"], "exec", "{wakes}");
+    // A client that is killed ends its session too.
+    let mut command =
+        place.daemon.command(&["exec", "-i", "app", "--", PYTHON, "-c", "print('in', flush=True); input()"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    place.daemon.wait_state("app", "dozing", PATIENCE).unwrap();
+}
+
+#[test]
+fn logs_are_kept_followed_and_rotated() {
+    let mut place = Place::with("[idle]\nsleep = false\n[logs]\nsize = \"4k\"\nfiles = 3\n");
+    let script = "import socket, sys\nserver = socket.create_server(('0.0.0.0', 80))\nprint('up')\nprint('warned', file=sys.stderr)\nn = 0\n\
+        while True:\n    count = int(server.accept()[0].recv(10))\n    for _ in range(count): print('line', n); n += 1\n";
+    let port = place.daemon.port().unwrap();
+    place.run("app", script, &["-p", &format!("{port}:80")]);
+    place.wait_log("app", "up");
+    let say = |count: u32| {
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.write_all(count.to_string().as_bytes()).unwrap();
+    };
+    say(5);
+    place.wait_log("app", "line 4");
+    let output = place.daemon.cli(&["logs", "app"]).unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "warned\n");
+    assert_eq!(place.daemon.ok(&["logs", "-n", "2", "app"]).unwrap(), "line 3\nline 4\n");
+    let timed = place.daemon.ok(&["logs", "-n", "1", "-t", "app"]).unwrap();
+    assert!(timed.starts_with("20") && timed.ends_with("Z  line 4\n"), "{timed}");
+    let json: Value = serde_json::from_str(&place.daemon.ok(&["logs", "-n", "1", "--json", "app"]).unwrap()).unwrap();
+    assert_eq!((&json["stream"], &json["line"]), (&Value::from("out"), &Value::from("line 4")));
+
+    let mut following = place.daemon.command(&["logs", "-f", "-n", "1", "app"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(following.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "line 4");
+    say(3);
+    for n in 5..8 {
+        assert_eq!(lines.next().unwrap(), format!("line {n}"));
+    }
+    // Asleep and awake again, the same follower goes on.
+    place.sleep("app");
+    say(1);
+    assert_eq!(lines.next().unwrap(), "line 8");
+    following.kill().unwrap();
+    following.wait().unwrap();
+
+    place.daemon.term().unwrap();
+    place.daemon.up().unwrap();
+    say(1);
+    assert!(place.wait_log("app", "line 9").contains("line 8"));
+    say(1000);
+    let log = place.wait_log("app", "line 1009");
+    let kept = log.lines().filter(|line| line.starts_with("line")).count();
+    assert!((100..600).contains(&kept), "{kept} lines are kept");
+    let id = status(&place, "app")["id"].as_str().unwrap().to_owned();
+    let folder = place.daemon.data_dir().join("apps").join(id);
+    let files = python::names(&folder).into_iter().filter(|name| name.starts_with("log"));
+    let sizes: Vec<u64> = files.map(|name| std::fs::metadata(folder.join(name)).unwrap().len()).collect();
+    assert!(sizes.len() == 3 && sizes.iter().all(|size| *size <= 4096), "{sizes:?}");
+    assert!(place.refused(&["logs", "nobody"], 3).contains("nobody"));
+}
+
+/// How it ended, everywhere where a user may look.
+fn ended(place: &Place, app: &str, reason: &str) -> Value {
+    place.wait_text(&["inspect", app], reason);
+    place.wait_text(&["ps"], reason);
+    place.wait_text(&["events", "--app", app], reason);
+    status(place, app)["last_exit"].clone()
+}
+
+#[test]
+fn ends_are_visible_with_their_reason_and_follow_the_restart_policy() {
+    let place = Place::with("[idle]\nsleep = false\n");
+    let stopped = |app: &str| place.daemon.wait_state(app, "stopped", PATIENCE).unwrap();
+    place.run("done", "print('done')", &[]);
+    stopped("done");
+    assert_eq!(ended(&place, "done", "exited with status 0")["code"], 0);
+    place.run("failed", "raise SystemExit(3)", &["--restart", "no"]);
+    stopped("failed");
+    assert_eq!(ended(&place, "failed", "exited with status 3")["code"], 3);
+    assert!(place.daemon.ok(&["explain", "failed"]).unwrap().contains("exited with status 3"));
+    place.run("signal", "import os; os.kill(os.getpid(), 11)", &["--restart", "no"]);
+    stopped("signal");
+    assert_eq!(ended(&place, "signal", "signal 11")["signal"], 11);
+    let hungry = "data = []\nwhile True: data.append(bytearray(b'x') * (1 << 20))\n";
+    place.run("hungry", hungry, &["--restart", "no", "--memory", "48M"]);
+    stopped("hungry");
+    assert_eq!(ended(&place, "hungry", "killed by the memory limit (48 MiB)")["signal"], 9);
+
+    // Failing, it is started again and again, more slowly each time; done, not.
+    place.run("again", "raise SystemExit(1)", &[]);
+    eventually("it is restarted", PATIENCE, || status(&place, "again")["restarts"].as_u64().unwrap() >= 2).unwrap();
+    place.wait_text(&["explain", "again"], "restart policy");
+    place.daemon.ok(&["stop", "again"]).unwrap();
+    assert_eq!(place.daemon.state("again").unwrap(), "stopped");
+    place.run("always", "print('once')", &["--restart", "always"]);
+    eventually("it is restarted", PATIENCE, || status(&place, "always")["restarts"].as_u64().unwrap() >= 1).unwrap();
+    place.daemon.ok(&["rm", "-f", "always"]).unwrap();
+    // One that sleeps is killed by somebody.
+    place.run("asleep", WAITER, &["--restart", "no"]);
+    place.wait_log("asleep", "up");
+    place.sleep("asleep");
+    let pid = status(&place, "asleep")["pid"].to_string();
+    assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+    stopped("asleep");
+    ended(&place, "asleep", "signal 9");
+}
+
+#[test]
+fn limits_hold() {
+    let place = Place::with("[idle]\nsleep = false\n");
+    let script = r"
+import os, time
+made = 0
+try:
+    while made < 100:
+        if os.fork() == 0: time.sleep(1000)
+        made += 1
+except OSError as error: print('forked', made, error.strerror)
+begin, cpu = time.monotonic(), time.process_time()
+while time.monotonic() < begin + 1: pass
+print('cpu %.2f' % (time.process_time() - cpu))
+time.sleep(1000)
+";
+    place.run("few", script, &["--processes", "10", "--cpus", "0.25"]);
+    let log = place.wait_log("few", "cpu");
+    assert!(log.contains("forked") && log.contains("Resource temporarily unavailable"), "{log}");
+    let used: f64 = log.split("cpu ").nth(1).unwrap().trim().parse().unwrap();
+    assert!(used < 0.5, "{used} s of CPU in a second");
+}
+
+#[test]
+fn stop_start_restart_pin_and_remove() {
+    let place = Place::with("[idle]\nafter = \"500ms\"\nmin_awake = \"100ms\"\n");
+    place.run("app", WAITER, &[]);
+    place.wait_log("app", "up");
+    let pid = |app: &str| status(&place, app)["pid"].clone();
+    let first = pid("app");
+    assert_eq!(place.daemon.ok(&["stop", "app"]).unwrap(), "app is stopped\n");
+    assert!(place.refused(&["sleep", "app"], 4).contains("torpor start app"));
+    assert!(place.refused(&["exec", "app", "--", PYTHON], 4).contains("stopped"));
+    place.daemon.ok(&["stop", "app"]).unwrap();
+    assert!(place.daemon.ok(&["explain", "app"]).unwrap().contains("stopped"));
+    place.daemon.ok(&["start", "app"]).unwrap();
+    assert_ne!(pid("app"), first);
+    let second = pid("app");
+    // Of one that sleeps too.
+    place.daemon.wait_state("app", "dozing", PATIENCE).unwrap();
+    place.daemon.ok(&["restart", "app"]).unwrap();
+    assert_ne!(pid("app"), second);
+    place.daemon.wait_state("app", "dozing", PATIENCE).unwrap();
+
+    place.daemon.ok(&["pin", "app"]).unwrap();
+    place.daemon.wait_state("app", "running", PATIENCE).unwrap();
+    assert!(place.daemon.ok(&["ps"]).unwrap().contains("pinned"));
+    place.wait_text(&["explain", "app"], "pin");
+    assert!(place.refused(&["sleep", "app"], 4).contains("torpor unpin app"));
+    std::thread::sleep(std::time::Duration::from_millis(1200));
+    assert_eq!(place.daemon.state("app").unwrap(), "running");
+    place.daemon.ok(&["unpin", "app"]).unwrap();
+    place.daemon.wait_state("app", "dozing", PATIENCE).unwrap();
+
+    assert!(place.refused(&["rm", "app"], 4).contains("torpor rm -f app"));
+    let deaf = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('deaf')\nwhile True: time.sleep(1000)\n";
+    place.run("deaf", deaf, &[]);
+    place.wait_log("deaf", "deaf");
+    place.daemon.ok(&["stop", "-t", "300ms", "deaf"]).unwrap();
+    let events = place.daemon.ok(&["events", "--app", "deaf"]).unwrap();
+    assert!(events.contains("killed") && events.contains("signal 9"), "{events}");
+    place.daemon.ok(&["start", "deaf"]).unwrap();
+    place.daemon.ok(&["rm", "-f", "app", "deaf"]).unwrap();
+    assert_eq!(place.daemon.json(&["ps"]).unwrap(), serde_json::json!([]));
+    assert_eq!(python::names(&place.daemon.data_dir().join("apps")), [""; 0]);
+    assert!(place.refused(&["inspect", "app"], 3).contains("torpor ps"));
+}
+
+#[test]
+fn events_stats_and_explain_tell_what_happens() {
+    let mut place = Place::with("[idle]\nafter = \"500ms\"\nmin_awake = \"100ms\"\n");
+    let mut following = place.daemon.command(&["events", "-f", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(following.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut events = lines.map(|line| serde_json::from_str::<Value>(&line).unwrap());
+    let port = place.daemon.port().unwrap();
+    place.run("app", WAITER, &["-p", &format!("{port}:80")]);
+    for kind in ["created", "falling-asleep", "dozing"] {
+        assert!(events.any(|event| event["kind"] == kind && event["app"] == "app"), "{kind}");
+    }
+    let asleep = place.daemon.json(&["explain", "app"]).unwrap();
+    assert_eq!((&asleep["status"]["state"], &asleep["keeps_awake"]), (&"dozing".into(), &serde_json::json!([])));
+    assert!(asleep["wake_sources"].to_string().contains("tcp 80"), "{asleep}");
+    assert!(asleep["sleeps"][0]["phases"].as_array().unwrap().len() > 3, "{asleep}");
+    let stats = place.daemon.json(&["stats", "app"]).unwrap();
+    let number = |key: &str| stats[key].as_u64().unwrap_or_else(|| panic!("{key} in {stats}"));
+    assert!(number("private_bytes") < 256 << 10 && number("image_bytes") > 1 << 20, "{stats}");
+    assert!(number("sleeps") >= 1 && number("processes") >= 1 && number("cpu_us") > 1000, "{stats}");
+    drop(std::net::TcpStream::connect(("127.0.0.1", port)).unwrap());
+    let woken = events.find(|event| event["kind"] == "woken").unwrap();
+    assert!(woken["message"].as_str().unwrap().contains("tcp 80"), "{woken}");
+    assert!(woken["fields"]["total_us"].as_u64().is_some(), "{woken}");
+    let awake = place.daemon.json(&["explain", "app"]).unwrap();
+    assert!(!awake["wakes"][0]["phases"].as_array().unwrap().is_empty(), "{awake}");
+    place.daemon.wait_state("app", "dozing", PATIENCE).unwrap();
+    let text = place.daemon.ok(&["explain", "app"]).unwrap();
+    for words in ["app is dozing", "last wakes", "last sleeps", "woken by"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    // Numbered without gaps; a reader goes on where it was.
+    let all: Vec<u64> = place
+        .daemon
+        .ok(&["events", "--json"])
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["seq"].as_u64().unwrap())
+        .collect();
+    assert!(all.windows(2).all(|two| two[1] == two[0] + 1), "{all:?}");
+    let since = place.daemon.ok(&["events", "--since", &all[1].to_string(), "--json"]).unwrap();
+    let first: Value = serde_json::from_str(since.lines().next().unwrap()).unwrap();
+    assert_eq!(first["seq"].as_u64().unwrap(), all[2]);
+    following.kill().unwrap();
+    following.wait().unwrap();
+    // An app that keeps itself busy.
+    place.run("busy", "while True: pass\n", &[]);
+    place.wait_text(&["explain", "busy"], "CPU");
+    assert_eq!(place.daemon.state("busy").unwrap(), "running");
+    let all = place.daemon.json(&["stats"]).unwrap();
+    assert_eq!(all.as_array().unwrap().len(), 2, "{all}");
+}

@@ -26,7 +26,7 @@ mod watch;
 pub use memory::copy::CopyError;
 pub use memory::refill::RefillError;
 pub use plan::Memories;
-pub use probe::{Probe, probe};
+pub use probe::probe;
 pub use recover::{RecoverError, Recovered, recover};
 pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep, obstacles};
 pub use step::{Fault, Faults, NoFaults, Step, Timings};

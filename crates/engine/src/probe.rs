@@ -4,30 +4,16 @@ use std::fs::File;
 use std::io;
 
 use torpor_linux::pagemap::{self, Filter};
+use torpor_linux::probe::{Outcome, Probe};
 
 use crate::memory::layout::areas;
 use crate::trace::park_place;
 use crate::wait::since::SchedulerClock;
 
-/// One thing that was looked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Probe {
-    /// What.
-    pub name: &'static str,
-    /// It works.
-    pub works: bool,
-    /// No app can sleep without it.
-    pub needed: bool,
-    /// What was found.
-    pub found: String,
-    /// What follows; empty if it works.
-    pub meaning: &'static str,
-}
-
-fn entry(name: &'static str, needed: bool, result: io::Result<String>, meaning: &'static str) -> Probe {
+fn entry(name: &str, missing: Outcome, result: io::Result<String>, meaning: &str) -> Probe {
     match result {
-        Ok(found) => Probe { name, works: true, needed, found, meaning: "" },
-        Err(error) => Probe { name, works: false, needed, found: error.to_string(), meaning },
+        Ok(found) => Probe::new(name, Outcome::Ok, found, meaning),
+        Err(error) => Probe::new(name, missing, error.to_string(), meaning),
     }
 }
 
@@ -35,11 +21,16 @@ fn entry(name: &'static str, needed: bool, result: io::Result<String>, meaning: 
 pub fn probe() -> Vec<Probe> {
     let own = std::process::id() as i32;
     vec![
-        entry("PAGEMAP_SCAN", true, scan(own), "apps cannot sleep: it needs Linux 6.7 or newer"),
-        entry("room in the vDSO", true, vdso(own), "apps cannot sleep: there is no place for the park loop"),
+        entry("PAGEMAP_SCAN", Outcome::Missing, scan(own), "apps cannot sleep: it needs Linux 6.7 or newer"),
+        entry(
+            "room in the vDSO",
+            Outcome::Missing,
+            vdso(own),
+            "apps cannot sleep: there is no place for the park loop",
+        ),
         entry(
             "scheduler clock",
-            false,
+            Outcome::Degraded,
             SchedulerClock::open().map(|_| "/proc/PID/sched".to_owned()),
             "time-outs of sleeping apps may end late: a kernel with CONFIG_SCHED_DEBUG shows when a wait began",
         ),

@@ -7,6 +7,7 @@
 pub mod kcmp;
 pub mod mount;
 pub mod pagemap;
+pub mod probe;
 pub mod ptrace;
 #[cfg(feature = "tokio")]
 pub mod readable;

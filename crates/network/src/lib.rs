@@ -31,4 +31,4 @@ pub use app::{AppNetwork, MAX_IGNORED, MAX_JOINED, MAX_PORTS, Protocol, Publishe
 pub use config::{APP_INTERFACE, Addresses, GATEWAY_V4, GATEWAY_V6, MAX_INDEX, NetworkConfig};
 pub use error::NetworkError;
 pub use network::Network;
-pub use probe::{Check, Outcome, probe};
+pub use probe::probe;

@@ -1,5 +1,7 @@
 //! What this machine offers the network, for `torpor doctor`. Changes nothing.
 
+use torpor_linux::probe::{Outcome, Probe};
+
 use crate::config::NetworkConfig;
 use crate::error::NetworkError;
 use crate::link::Links;
@@ -7,41 +9,12 @@ use crate::netlink::Netlink;
 use crate::sock_diag::{SockDiag, TcpState};
 use crate::{nft, ruleset, sets, sysctl};
 
-/// How a check went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// There.
-    Ok,
-    /// Missing or in the way; something works less well.
-    Degraded,
-    /// Missing; apps cannot have a network.
-    Missing,
-}
-
-/// One thing that was looked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Check {
-    /// What was looked for.
-    pub name: String,
-    /// How it went.
-    pub outcome: Outcome,
-    /// What was found.
-    pub found: String,
-    /// What follows from it, and what to do; empty where all is well.
-    pub meaning: String,
-}
-
-fn check(name: &str, outcome: Outcome, found: impl Into<String>, meaning: &str) -> Check {
-    let meaning = if outcome == Outcome::Ok { "" } else { meaning };
-    Check { name: name.to_owned(), outcome, found: found.into(), meaning: meaning.to_owned() }
-}
-
 fn with_cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
 /// Looks for all that the network needs.
-pub async fn probe(config: &NetworkConfig) -> Vec<Check> {
+pub async fn probe(config: &NetworkConfig) -> Vec<Probe> {
     let mut checks = vec![version().await];
     if checks[0].outcome == Outcome::Ok {
         checks.push(rules(config).await);
@@ -55,68 +28,73 @@ pub async fn probe(config: &NetworkConfig) -> Vec<Check> {
     checks
 }
 
-async fn version() -> Check {
+async fn version() -> Probe {
     let meaning = "install the package nftables (version 1.0 or later)";
     match nft::version().await {
-        Ok(version) => check("nft program", Outcome::Ok, version, meaning),
-        Err(error) => check("nft program", Outcome::Missing, with_cause(&error), meaning),
+        Ok(version) => Probe::new("nft program", Outcome::Ok, version, meaning),
+        Err(error) => Probe::new("nft program", Outcome::Missing, with_cause(&error), meaning),
     }
 }
 
 /// Has the kernel check our whole table under another name.
-async fn rules(config: &NetworkConfig) -> Check {
+async fn rules(config: &NetworkConfig) -> Probe {
     let trial = NetworkConfig { instance: format!("probe{}", std::process::id()), ..config.clone() };
     let script = ruleset::base(&trial, &ruleset::Networks::new());
     let meaning = "the kernel needs nf_tables with the family inet, nat, masquerade, fib, conntrack and counters \
                    (CONFIG_NF_TABLES_INET, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB_INET, CONFIG_NFT_CT), and \
                    CAP_NET_ADMIN";
     match nft::check(&trial.instance, "check the rules", &script).await {
-        Ok(()) => check("nftables rules", Outcome::Ok, "the kernel takes all of them", meaning),
-        Err(error) => check("nftables rules", Outcome::Missing, with_cause(&error), meaning),
+        Ok(()) => Probe::new("nftables rules", Outcome::Ok, "the kernel takes all of them", meaning),
+        Err(error) => Probe::new("nftables rules", Outcome::Missing, with_cause(&error), meaning),
     }
 }
 
-fn forwarding() -> Check {
+fn forwarding() -> Probe {
     let name = "IPv4 forwarding";
     match sysctl::read("ipv4/ip_forward") {
-        Ok(value) if value == "0" => {
-            check(name, Outcome::Ok, "off; switched on per interface while apps are attached, guarded by our table", "")
-        }
-        Ok(_) => check(name, Outcome::Ok, "on already; left as it is", ""),
-        Err(error) => check(name, Outcome::Missing, with_cause(&error), "packets cannot be forwarded to apps"),
+        Ok(value) if value == "0" => Probe::new(
+            name,
+            Outcome::Ok,
+            "off; switched on per interface while apps are attached, guarded by our table",
+            "",
+        ),
+        Ok(_) => Probe::new(name, Outcome::Ok, "on already; left as it is", ""),
+        Err(error) => Probe::new(name, Outcome::Missing, with_cause(&error), "packets cannot be forwarded to apps"),
     }
 }
 
-fn localnet() -> Check {
+fn localnet() -> Probe {
     let name = "published ports on 127.0.0.1";
     match sysctl::read("ipv4/conf/default/route_localnet") {
-        Ok(_) => check(name, Outcome::Ok, "route_localnet, set on the interfaces of apps only", ""),
-        Err(error) => check(name, Outcome::Degraded, with_cause(&error), "published ports do not answer on 127.0.0.1"),
+        Ok(_) => Probe::new(name, Outcome::Ok, "route_localnet, set on the interfaces of apps only", ""),
+        Err(error) => {
+            Probe::new(name, Outcome::Degraded, with_cause(&error), "published ports do not answer on 127.0.0.1")
+        }
     }
 }
 
-fn v6() -> Check {
+fn v6() -> Probe {
     let meaning = "apps get IPv4 only";
     if sysctl::has_v6() {
-        check("IPv6", Outcome::Ok, "there", meaning)
+        Probe::new("IPv6", Outcome::Ok, "there", meaning)
     } else {
-        check("IPv6", Outcome::Degraded, "disabled or not in the kernel", meaning)
+        Probe::new("IPv6", Outcome::Degraded, "disabled or not in the kernel", meaning)
     }
 }
 
-async fn pools(config: &NetworkConfig) -> Check {
+async fn pools(config: &NetworkConfig) -> Probe {
     let surveyed = async { Links::open()?.survey(config).await }.await;
     let meaning = "configure other address pools";
     match surveyed {
         Ok(mtu) => {
             let found = format!("{} and {} are free, packets of up to {mtu} bytes", config.v4_pool, config.v6_pool);
-            check("address pools", Outcome::Ok, found, meaning)
+            Probe::new("address pools", Outcome::Ok, found, meaning)
         }
-        Err(error) => check("address pools", Outcome::Missing, with_cause(&error), meaning),
+        Err(error) => Probe::new("address pools", Outcome::Missing, with_cause(&error), meaning),
     }
 }
 
-fn foreign_drops(config: &NetworkConfig) -> Check {
+fn foreign_drops(config: &NetworkConfig) -> Probe {
     let name = "other firewalls";
     let prefix = config.interface_prefix();
     let meaning = format!(
@@ -128,18 +106,20 @@ fn foreign_drops(config: &NetworkConfig) -> Check {
         .and_then(|mut netlink| sets::foreign_forward_drops(&mut netlink, config))
         .map_err(NetworkError::netlink("list nftables chains"));
     match found {
-        Ok(found) if found.is_empty() => check(name, Outcome::Ok, "none that drops forwarded packets by policy", ""),
-        Ok(found) => check(name, Outcome::Degraded, format!("policy drop in {}", found.join(", ")), &meaning),
-        Err(error) => check(name, Outcome::Degraded, with_cause(&error), "other firewalls could not be looked at"),
+        Ok(found) if found.is_empty() => {
+            Probe::new(name, Outcome::Ok, "none that drops forwarded packets by policy", "")
+        }
+        Ok(found) => Probe::new(name, Outcome::Degraded, format!("policy drop in {}", found.join(", ")), &meaning),
+        Err(error) => Probe::new(name, Outcome::Degraded, with_cause(&error), "other firewalls could not be looked at"),
     }
 }
 
-fn diag() -> Check {
+fn diag() -> Probe {
     let name = "socket diagnostics";
     let meaning = "load the module tcp_diag: without it nothing tells dead probes from requests, and taken ports are found \
                    too late";
     match SockDiag::open().and_then(|mut diag| diag.tcp(&[TcpState::Listen], 0)) {
-        Ok(_) => check(name, Outcome::Ok, "tcp_diag answers", meaning),
-        Err(error) => check(name, Outcome::Degraded, error.to_string(), meaning),
+        Ok(_) => Probe::new(name, Outcome::Ok, "tcp_diag answers", meaning),
+        Err(error) => Probe::new(name, Outcome::Degraded, error.to_string(), meaning),
     }
 }

@@ -8,7 +8,8 @@ use std::net::{IpAddr, TcpListener, UdpSocket};
 use std::time::Instant;
 
 use common::*;
-use torpor_network::{AppNetwork, Network, NetworkConfig, NetworkError, Outcome, probe};
+use torpor_linux::probe::Outcome;
+use torpor_network::{AppNetwork, Network, NetworkConfig, NetworkError, probe};
 
 /// All that we could leave on a machine.
 fn traces() -> String {

@@ -31,7 +31,7 @@ pub use capabilities::Capabilities;
 pub use error::{CgroupError, SandboxError, SetupError};
 pub use exec::{ExecChild, ExecIo, exec, exec_main, resize_terminal};
 pub use launcher::{EXEC_COMMAND, Launcher, SETUP_COMMAND};
-pub use probe::{Outcome, Probe, probe};
+pub use probe::probe;
 pub use process::{ExitStatus, Identity};
 pub use sandbox::{Prepared, Sandbox, SandboxRecord, destroy_leftovers};
 pub use setup::setup_main;

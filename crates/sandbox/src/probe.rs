@@ -5,6 +5,7 @@ use std::path::Path;
 
 use rustix::mount::FsOpenFlags;
 use rustix::thread::CapabilitySet;
+use torpor_linux::probe::{Outcome, Probe};
 
 use crate::cgroup::Hierarchies;
 use crate::error::{SandboxError, While};
@@ -14,30 +15,6 @@ use crate::setup::{FromSetup, Request};
 
 /// The oldest kernel that has everything: appended overlay layers, PAGEMAP_SCAN.
 const OLDEST_KERNEL: (u32, u32) = (6, 7);
-
-/// How a look went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// There.
-    Ok,
-    /// Missing; something works less well.
-    Degraded,
-    /// Missing; no app can run.
-    Missing,
-}
-
-/// One thing that was looked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Probe {
-    /// What, as `overlay file system`.
-    pub name: &'static str,
-    /// How it went.
-    pub outcome: Outcome,
-    /// What was found: a version, a path, an error.
-    pub found: String,
-    /// What follows from it, and what to do; empty where all is well.
-    pub meaning: String,
-}
 
 /// Looks for everything that sandboxes need. `directory` is where layers will lie; without a launcher (not root, say)
 /// what needs one is left out.
@@ -50,23 +27,18 @@ pub fn probe(launcher: Option<&Launcher>, directory: &Path) -> Vec<Probe> {
     probes
 }
 
-fn entry(name: &'static str, outcome: Outcome, found: impl Into<String>, meaning: &str) -> Probe {
-    let meaning = if outcome == Outcome::Ok { "" } else { meaning };
-    Probe { name, outcome, found: found.into(), meaning: meaning.to_owned() }
-}
-
 fn kernel() -> Probe {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     let outcome = if version >= OLDEST_KERNEL { Outcome::Ok } else { Outcome::Missing };
-    entry("kernel", outcome, release, "Linux 6.7 or newer is needed: upgrade the kernel")
+    Probe::new("kernel", outcome, release, "Linux 6.7 or newer is needed: upgrade the kernel")
 }
 
 fn root() -> Probe {
     let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
     let outcome = if held.contains(CapabilitySet::SYS_ADMIN) { Outcome::Ok } else { Outcome::Missing };
-    entry("root privileges", outcome, format!("effective capabilities {:#x}", held.bits()), "run Torpor as root")
+    Probe::new("root privileges", outcome, format!("effective capabilities {:#x}", held.bits()), "run Torpor as root")
 }
 
 fn overlay() -> Probe {
@@ -74,16 +46,16 @@ fn overlay() -> Probe {
         Ok(_) => (Outcome::Ok, "available".to_owned()),
         Err(error) => (Outcome::Missing, error.to_string()),
     };
-    entry("overlay file system", outcome, found, "apps stand on it: load the module with `modprobe overlay`")
+    Probe::new("overlay file system", outcome, found, "apps stand on it: load the module with `modprobe overlay`")
 }
 
 fn user_namespaces() -> Probe {
     let name = "user namespaces";
     let meaning = "apps run only with `user_namespace = false`: raise user.max_user_namespaces with sysctl";
     match fs::read_to_string("/proc/sys/user/max_user_namespaces") {
-        Ok(text) if text.trim() == "0" => entry(name, Outcome::Degraded, "user.max_user_namespaces is 0", meaning),
-        Ok(text) => entry(name, Outcome::Ok, format!("at most {}", text.trim()), meaning),
-        Err(error) => entry(name, Outcome::Degraded, format!("not in this kernel ({error})"), meaning),
+        Ok(text) if text.trim() == "0" => Probe::new(name, Outcome::Degraded, "user.max_user_namespaces is 0", meaning),
+        Ok(text) => Probe::new(name, Outcome::Ok, format!("at most {}", text.trim()), meaning),
+        Err(error) => Probe::new(name, Outcome::Degraded, format!("not in this kernel ({error})"), meaning),
     }
 }
 
@@ -104,8 +76,8 @@ fn id_mapping(launcher: &Launcher, directory: &Path) -> Probe {
         }
     };
     match attempt() {
-        Ok(()) => entry(name, Outcome::Ok, format!("available on {}", directory.display()), meaning),
-        Err(error) => entry(name, Outcome::Degraded, error.to_string(), meaning),
+        Ok(()) => Probe::new(name, Outcome::Ok, format!("available on {}", directory.display()), meaning),
+        Err(error) => Probe::new(name, Outcome::Degraded, error.to_string(), meaning),
     }
 }
 
@@ -113,22 +85,22 @@ fn seccomp() -> Probe {
     let name = "system-call filters";
     let meaning = "apps run only with `seccomp = false`: use a kernel with CONFIG_SECCOMP_FILTER";
     match fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail") {
-        Ok(actions) if actions.contains("errno") => entry(name, Outcome::Ok, "available", meaning),
-        Ok(actions) => entry(name, Outcome::Degraded, actions.trim(), meaning),
-        Err(error) => entry(name, Outcome::Degraded, error.to_string(), meaning),
+        Ok(actions) if actions.contains("errno") => Probe::new(name, Outcome::Ok, "available", meaning),
+        Ok(actions) => Probe::new(name, Outcome::Degraded, actions.trim(), meaning),
+        Err(error) => Probe::new(name, Outcome::Degraded, error.to_string(), meaning),
     }
 }
 
 fn cgroups(hierarchies: &Hierarchies) -> Vec<Probe> {
-    let freezer = entry("cgroup v2 freezer", Outcome::Ok, hierarchies.core().display().to_string(), "");
+    let freezer = Probe::new("cgroup v2 freezer", Outcome::Ok, hierarchies.core().display().to_string(), "");
     let limits = [
         ("memory", "memory limits", "memory limits are not enforced, memory is not counted per app"),
         ("cpu", "CPU limits", "CPU limits are not enforced"),
         ("pids", "process limits", "process limits are not enforced"),
     ];
     let limits = limits.map(|(controller, name, meaning)| match hierarchies.version_of(controller) {
-        Some(version) => entry(name, Outcome::Ok, format!("cgroup {version}"), ""),
-        None => entry(name, Outcome::Degraded, format!("no `{controller}` controller"), meaning),
+        Some(version) => Probe::new(name, Outcome::Ok, format!("cgroup {version}"), ""),
+        None => Probe::new(name, Outcome::Degraded, format!("no `{controller}` controller"), meaning),
     });
     [freezer].into_iter().chain(limits).collect()
 }

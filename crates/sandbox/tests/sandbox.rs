@@ -11,10 +11,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::{Machine, PATIENCE, null, pipe, program};
+use torpor_linux::probe::Outcome;
 use torpor_sandbox::cgroup::Hierarchies;
 use torpor_sandbox::{
-    EXEC_COMMAND, ExecIo, ExitStatus, Launcher, Outcome, Program, Sandbox, SandboxError, SandboxRecord, SandboxSpec,
-    SetupError, TmpfsMount, User, VolumeMount, exec, probe,
+    EXEC_COMMAND, ExecIo, ExitStatus, Launcher, Program, Sandbox, SandboxError, SandboxRecord, SandboxSpec, SetupError,
+    TmpfsMount, User, VolumeMount, exec, probe,
 };
 
 #[test]

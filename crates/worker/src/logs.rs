@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ impl Log {
         };
         writer.file.write_all(text.as_bytes())?;
         writer.bytes += text.len() as u64;
-        drop(slot);
+        // Still locked: readers count on each line being in one place.
         if let Some(news) = self.news.get() {
             // An error only says that nobody follows any more.
             let _ = news.send(line);
@@ -96,41 +96,38 @@ impl Log {
         Ok(())
     }
 
-    /// Lines that are kept, oldest first; only the last `tail`.
-    fn kept(&self, tail: Option<usize>) -> io::Result<VecDeque<LogLine>> {
-        let most = tail.unwrap_or(usize::MAX);
-        let mut lines = VecDeque::new();
+    /// The files that are kept, oldest first, each with its length now.
+    fn files(&self) -> io::Result<Vec<(File, u64)>> {
+        let mut files = Vec::new();
         for n in (0..self.config.files.max(1)).rev() {
-            let file = match File::open(self.numbered(n)) {
-                Ok(file) => file,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(error),
-            };
-            for line in BufReader::new(file).split(b'\n') {
-                lines.extend(parse(&String::from_utf8_lossy(&line?)));
-                if lines.len() > most {
-                    lines.pop_front();
+            match File::open(self.numbered(n)) {
+                Ok(file) => {
+                    let bytes = file.metadata()?.len();
+                    files.push((file, bytes));
                 }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
             }
         }
-        Ok(lines)
+        Ok(files)
     }
 
     /// What is kept, and new lines if asked for.
     pub(crate) fn read(&self, request: &LogRequest) -> io::Result<BoxStream<LogLine>> {
-        // Subscribed first, so that no line falls between; one that comes twice is left out by its time.
-        let news = request.follow.then(|| self.news.get_or_init(|| broadcast::channel(BACKLOG).0).subscribe());
-        let kept = self.kept(request.tail)?;
-        let last = kept.back().map(|line| line.at);
-        let state = (kept, news, last);
-        Ok(Box::pin(futures_util::stream::unfold(state, |(mut kept, mut news, last)| async move {
+        let (news, files) = {
+            // While nothing is written or rotated: each line is either in the files or among the news.
+            let _quiet = self.writer.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let news = request.follow.then(|| self.news.get_or_init(|| broadcast::channel(BACKLOG).0).subscribe());
+            (news, self.files()?)
+        };
+        let state = (kept(files, request.tail)?, news);
+        Ok(Box::pin(futures_util::stream::unfold(state, |(mut kept, mut news)| async move {
             if let Some(line) = kept.pop_front() {
-                return Some((line, (kept, news, last)));
+                return Some((line, (kept, news)));
             }
             loop {
                 match news.as_mut()?.recv().await {
-                    Ok(line) if last.is_some_and(|last| line.at <= last) => {}
-                    Ok(line) => return Some((line, (kept, news, last))),
+                    Ok(line) => return Some((line, (kept, news))),
                     Err(broadcast::error::RecvError::Lagged(_)) => {}
                     Err(broadcast::error::RecvError::Closed) => return None,
                 }
@@ -148,6 +145,21 @@ impl Log {
         }
         Ok(())
     }
+}
+
+/// Lines of files, as far as they went; only the last `tail`.
+fn kept(files: Vec<(File, u64)>, tail: Option<usize>) -> io::Result<VecDeque<LogLine>> {
+    let most = tail.unwrap_or(usize::MAX);
+    let mut lines = VecDeque::new();
+    for (file, bytes) in files {
+        for line in BufReader::new(file.take(bytes)).split(b'\n') {
+            lines.extend(parse(&String::from_utf8_lossy(&line?)));
+            if lines.len() > most {
+                lines.pop_front();
+            }
+        }
+    }
+    Ok(lines)
 }
 
 fn parse(text: &str) -> Option<LogLine> {

@@ -46,7 +46,7 @@ pub(crate) fn peers(program: &Program, dir: &Path) -> Vec<Box<dyn Peer>> {
     peers
 }
 
-/// CRIU: the one that `scripts/criu.sh` installs, or the system's.
+/// CRIU: one of its own under `/opt/criu`, or the system's.
 fn criu_binary() -> Result<PathBuf, Error> {
     let hint = "install the package criu (4.0 or newer for kernels from 6.13 on)";
     for path in ["/opt/criu/bin/criu", "/usr/sbin/criu", "/usr/bin/criu"] {

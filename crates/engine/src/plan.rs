@@ -5,7 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use rustix::net::sockopt::{self, Timeout as SocketTimeout};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use torpor_linux::descriptor::duplicate;
 use torpor_linux::registers::Registers;
 use torpor_linux::vm::{self, Remote};
 
@@ -163,12 +163,6 @@ impl ThreadPlan {
             Some((fd, send, left)) => SocketChange::make(self, fd, send, left),
         }
     }
-}
-
-fn duplicate(pid: i32, fd: i32) -> io::Result<std::os::fd::OwnedFd> {
-    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-    let process = pidfd_open(pid, PidfdFlags::empty())?;
-    Ok(pidfd_getfd(&process, fd, PidfdGetfdFlags::empty())?)
 }
 
 const fn which(send: bool) -> SocketTimeout {

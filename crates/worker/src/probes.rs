@@ -12,10 +12,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ipnet::IpNet;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrAny, SocketType, sockopt};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde::{Deserialize, Serialize};
 use torpor_api::spec::Idle;
 use torpor_engine::{Source, Watch};
+use torpor_linux::descriptor::duplicate;
 use torpor_linux::tcp;
 use torpor_network::sock_diag::{AcceptQueue, SockDiag, drain, set_backlog};
 
@@ -37,12 +37,6 @@ pub(crate) struct Deferred {
     before: u32,
     /// Most connections that may wait to be accepted.
     backlog: u32,
-}
-
-fn duplicate(pid: i32, fd: i32) -> io::Result<OwnedFd> {
-    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-    let process = pidfd_open(pid, PidfdFlags::empty())?;
-    Ok(pidfd_getfd(&process, fd, PidfdGetfdFlags::empty())?)
 }
 
 fn is_internet(socket: BorrowedFd<'_>) -> bool {

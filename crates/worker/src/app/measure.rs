@@ -26,10 +26,10 @@ pub(crate) fn usage(pids: &[i32]) -> io::Result<Usage> {
         usage.processes += 1;
         usage.threads += number(&status, "Threads:") as u32;
         // In proportion to how many processes map a page, so that the sum over processes is right.
-        let private = kilobytes(&rollup, "Pss_Anon:");
+        let private = number(&rollup, "Pss_Anon:");
         usage.private_bytes += private << 10;
-        usage.shared_bytes += kilobytes(&rollup, "Pss:").saturating_sub(private) << 10;
-        usage.page_table_bytes += kilobytes(&status, "VmPTE:") << 10;
+        usage.shared_bytes += number(&rollup, "Pss:").saturating_sub(private) << 10;
+        usage.page_table_bytes += number(&status, "VmPTE:") << 10;
     }
     Ok(usage)
 }
@@ -42,10 +42,6 @@ fn ended(error: &io::Error) -> bool {
 fn number(text: &str, key: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(key));
     line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(0)
-}
-
-fn kilobytes(text: &str, key: &str) -> u64 {
-    number(text, key)
 }
 
 /// Established TCP connections in the network namespace of `pid`, from `/proc/PID/net/tcp` and `tcp6`.

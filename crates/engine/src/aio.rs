@@ -9,7 +9,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use crate::memory::layout::areas;
+use crate::memory::layout::Area;
 use crate::proc;
 
 /// How long the app is held frozen for it; a busy disk is tried again at the next sleep.
@@ -17,14 +17,9 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// Between two looks; the kernel offers no event.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// A process that can have such I/O under way: it has the ring that its completions go to.
-pub(crate) fn user(pids: &[i32]) -> io::Result<Option<i32>> {
-    for pid in pids {
-        if areas(*pid)?.iter().any(|area| area.name.starts_with("/[aio]")) {
-            return Ok(Some(*pid));
-        }
-    }
-    Ok(None)
+/// A process with these areas can have such I/O under way: one is the ring that its completions go to.
+pub(crate) fn used(areas: &[Area]) -> bool {
+    areas.iter().any(|area| area.name.starts_with("/[aio]"))
 }
 
 /// Waits until nothing is under way; `false` if something still is.

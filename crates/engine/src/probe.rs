@@ -46,5 +46,5 @@ fn scan(pid: i32) -> io::Result<String> {
 }
 
 fn vdso(pid: i32) -> io::Result<String> {
-    park_place(pid).map(|place| format!("at {place:#x}")).map_err(io::Error::other)
+    park_place(pid, &areas(pid)?).map(|place| format!("at {place:#x}")).map_err(io::Error::other)
 }

@@ -23,7 +23,7 @@ use std::os::unix::fs::FileExt;
 use torpor_linux::ptrace::{CallError, Seized, StopError, Tracee};
 use torpor_linux::registers::Registers;
 
-use crate::memory::layout::areas;
+use crate::memory::layout::Area;
 use crate::proc;
 
 #[rustfmt::skip]
@@ -152,21 +152,21 @@ impl Thread {
 }
 
 /// Where the park loop goes in a process: the last bytes of its vDSO, where there must be zeros, or the loop already.
-pub(crate) fn park_place(pid: i32) -> Result<u64, TraceError> {
+pub(crate) fn park_place(pid: i32, areas: &[Area]) -> Result<u64, TraceError> {
     let look = |error| TraceError::Look(pid, error);
-    let vdso = areas(pid).map_err(look)?.into_iter().find(|area| area.name == "[vdso]");
+    let vdso = areas.iter().find(|area| area.name == "[vdso]");
     let place = vdso.ok_or(TraceError::NoVdso(pid))?.end - CODE.len() as u64;
     let mut found = [0; CODE.len()];
     File::open(format!("/proc/{pid}/mem")).and_then(|memory| memory.read_exact_at(&mut found, place)).map_err(look)?;
     if found == [0; CODE.len()] || found == CODE { Ok(place) } else { Err(TraceError::NoVdso(pid)) }
 }
 
-/// Puts the park loop into a process and returns the address of the loop.
+/// Puts the park loop into a process with these areas and returns the address of the loop.
 ///
 /// It is written over zeros behind the end of the vDSO's code, where nothing ever reads; the page becomes the process's
 /// own copy. To write it again changes nothing.
-pub(crate) fn install_park_loop(pid: i32) -> Result<u64, TraceError> {
-    let place = park_place(pid)?;
+pub(crate) fn install_park_loop(pid: i32, areas: &[Area]) -> Result<u64, TraceError> {
+    let place = park_place(pid, areas)?;
     OpenOptions::new()
         .write(true)
         .open(format!("/proc/{pid}/mem"))

@@ -12,7 +12,7 @@ use torpor_image::{Content, PAGE, REGION_PAGES, Region, checksum};
 use torpor_linux::pagemap::{self, Filter, PageRegion, category};
 use torpor_linux::vm::{self, Remote};
 
-use super::layout::{Area, Flags, Treatment, areas};
+use super::layout::{Area, Flags, Treatment};
 
 /// Bytes copied in one call.
 const BATCH_BYTES: usize = 1 << 20;
@@ -97,10 +97,11 @@ impl<'a> PageSink<'a> {
     }
 }
 
-/// Copies the memory of frozen process `pid` to `sink`. `go_on` is asked at the beginning and then at most every two
+/// Copies the memory of frozen process `pid`, which has these areas, to `sink`. `go_on` is asked at the beginning and then at most every two
 /// [`BATCH_BYTES`]; `false` ends the copy with `Ok(None)`.
 pub(crate) fn copy(
     pid: i32,
+    areas: Vec<Area>,
     flags: &Flags,
     sink: &mut PageSink<'_>,
     go_on: &mut dyn FnMut() -> bool,
@@ -115,7 +116,7 @@ pub(crate) fn copy(
         unasked_bytes: BATCH_BYTES,
     };
     let mut fresh = None;
-    for area in areas(pid).map_err(read)? {
+    for area in areas {
         let treatment = match flags.treatment(&area) {
             Some(treatment) => treatment,
             None => {

@@ -12,7 +12,7 @@ use super::error::{Failure, Stop, describe};
 use super::obstacles::pins;
 use super::{Captured, Sleep};
 use crate::memory::copy::{PageSink, copy};
-use crate::memory::layout::Flags;
+use crate::memory::layout::{Flags, areas};
 use crate::plan::{Began, ThreadPlan};
 use crate::step::Step;
 use crate::target::Phase;
@@ -36,11 +36,6 @@ impl Sleep<'_> {
         pids.sort_unstable();
         if pids.is_empty() {
             return Err(Stop::Aborted("it has ended".to_owned()));
-        }
-        if let Some(pid) = crate::aio::user(&pids).map_err(Failure::Look)?
-            && !crate::aio::drained().map_err(Failure::Look)?
-        {
-            return Err(Stop::Aborted(format!("disk I/O under way (io_submit, process {pid})")));
         }
         self.processes = stop_all(&pids)?;
         let at = now();
@@ -93,7 +88,11 @@ impl Sleep<'_> {
         let mut kept_pages = 0;
         let mut spaces: Vec<i32> = Vec::new();
         for process in &self.processes {
-            let park_address = install_park_loop(process.pid)?;
+            let areas = areas(process.pid).map_err(Failure::Look)?;
+            if crate::aio::used(&areas) && !crate::aio::drained().map_err(Failure::Look)? {
+                return Err(Stop::Aborted(format!("disk I/O under way (io_submit, process {})", process.pid)));
+            }
+            let park_address = install_park_loop(process.pid, &areas)?;
             let copied = if shares_with(process.pid, &spaces)? {
                 Some(crate::memory::copy::Copied::default())
             } else {
@@ -105,7 +104,7 @@ impl Sleep<'_> {
                     stop = self.check_events(&watch);
                     stop.is_ok()
                 };
-                let copied = copy(process.pid, flags, &mut sink, &mut go_on)?;
+                let copied = copy(process.pid, areas, flags, &mut sink, &mut go_on)?;
                 stop?;
                 copied
             };

@@ -71,6 +71,15 @@ fn wait_for_end(pid: u32) {
     assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "process {pid:?} did not end");
 }
 
+/// Of the fields of `/proc/PID/stat` after the command's name (proc_pid_stat(5)).
+const PPID: usize = 1;
+const SESSION: usize = 3;
+
+fn stat_fields(pid: &str) -> Vec<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit(')').next().unwrap().split_whitespace().map(str::to_owned).collect()
+}
+
 #[test]
 fn a_pipe_still_has_its_bytes() {
     let mut keeper = Keeper::start();
@@ -388,11 +397,10 @@ fn it_is_nobodys_child_and_private() {
     assert_eq!(fs::read_to_string(&procs).unwrap(), pid.to_string());
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-    assert_ne!(fields[1], std::process::id().to_string(), "its parent");
-    let own_session = rustix::process::getsid(None).unwrap();
-    assert_ne!(fields[3], own_session.as_raw_nonzero().to_string(), "its session");
+    // Session 0 is one that was made outside of our pid namespace: no process id, but different all the same.
+    let (own, its) = (stat_fields("self"), stat_fields(&pid.to_string()));
+    assert_ne!(its[PPID], std::process::id().to_string(), "its parent");
+    assert_ne!(its[SESSION], own[SESSION], "its session");
     assert_eq!(fs::read_link(format!("/proc/{pid}/cwd")).unwrap(), Path::new("/"));
     assert_eq!(fs::read_link(format!("/proc/{pid}/fd/1")).unwrap(), Path::new("/dev/null"));
     assert_eq!(fs::read_link(format!("/proc/{pid}/fd/2")).unwrap(), log);

@@ -90,7 +90,7 @@ impl Error {
     }
 
     /// `server` should have answered `expected`.
-    pub(crate) fn answer(server: &str, expected: impl Into<String>, got: impl AsRef<[u8]>) -> Self {
+    pub fn answer(server: &str, expected: impl Into<String>, got: impl AsRef<[u8]>) -> Self {
         let got: String = String::from_utf8_lossy(got.as_ref()).chars().take(300).collect();
         Self::Answer { server: server.to_owned(), expected: expected.into(), got }
     }

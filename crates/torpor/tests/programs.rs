@@ -201,10 +201,13 @@ fn bind_over_tcp() {
     say(&format!("bind over TCP: woken {cycles} times, by an open connection and by new ones"));
 }
 
+/// An answer without the address is an error and no panic: BIND listens before it has loaded its zones, and says SERVFAIL.
 fn ask(connection: &mut DnsTcp) -> Result<(), torpor_testkit::Error> {
     let answer = connection.ask(dns::NAME)?;
-    assert_eq!((answer.code, answer.addresses.len()), (0, 1), "{answer:?}");
-    Ok(())
+    match (answer.code, answer.addresses.len()) {
+        (0, 1) => Ok(()),
+        _ => Err(torpor_testkit::Error::answer("dns", "one address", format!("{answer:?}"))),
+    }
 }
 
 programs!(lighttpd, nginx, bind, postfix, redis, mariadb, postgres, node, python, go, java);

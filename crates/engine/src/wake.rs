@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use torpor_image::{FormatError, HEADER_BYTES, Header};
+use torpor_image::{FormatError, HEADER_BYTES, Header, Kind};
 use torpor_linux::ptrace::Seized;
 
 use crate::memory::refill::{RefillError, refill};
@@ -115,6 +115,9 @@ pub(crate) fn open(target: &Target<'_>, path: &Path, generation: u64) -> Result<
     let known = length.min(HEADER_BYTES) as usize;
     image.read_exact_at(&mut bytes[..known], 0).map_err(wrong)?;
     let header = Header::decode(&bytes[..known], length).map_err(damaged)?;
+    if header.kind != Kind::Dozing {
+        return Err(damaged(FormatError::Invalid("it is not one of a dozing app")));
+    }
     if (header.app, header.generation, header.boot) != (target.app, generation, target.boot) {
         return Err(damaged(FormatError::Invalid("it belongs to another app, sleep or boot")));
     }

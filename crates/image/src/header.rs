@@ -7,15 +7,19 @@ use crate::{PAGE, checksum};
 pub const HEADER_BYTES: u64 = PAGE;
 
 /// The version that this code writes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TORPOR\r\n");
-const ENCODED: usize = 80;
+/// Bytes of the header of version 1, which knew dozing images only, and of version 2.
+const ENCODED_1: usize = 80;
+const ENCODED: usize = 144;
 
 /// What an image is and how large.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// App it belongs to.
+    /// What it can be used for.
+    pub kind: Kind,
+    /// App it belongs to; 0 for a tree that belongs to none.
     pub app: u64,
     /// Count of captures of this app; the highest is current.
     pub generation: u64,
@@ -27,6 +31,34 @@ pub struct Header {
     pub state_bytes: u64,
     /// Checksum of the state.
     pub state_checksum: u64,
+    /// Bytes of the plan behind the state; 0 for a dozing image.
+    pub plan_bytes: u64,
+    /// Checksum of the plan.
+    pub plan_checksum: u64,
+    /// What a machine must have.
+    pub needs: Needs,
+}
+
+/// Kinds of images.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// Memory of processes that are still there, frozen.
+    #[default]
+    Dozing,
+    /// Everything a process tree is made of.
+    Complete,
+}
+
+/// What a machine must have for a complete image; nothing for a dozing one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Oldest kernel that will do: major and minor version.
+    pub kernel: (u16, u16),
+    /// Processor's features that the programs may have seen: bits of `CPUID`, in words (1.ecx, 1.edx), (7.ebx, 7.ecx),
+    /// (7.edx, 7.1.eax), (0x80000001.ecx, .edx), the first in the low half.
+    pub cpu: [u64; 4],
+    /// State components that the kernel saved (`XCR0`).
+    pub xstate_mask: u64,
 }
 
 impl Header {
@@ -35,7 +67,10 @@ impl Header {
         let mut out = Writer(Vec::with_capacity(HEADER_BYTES as usize));
         out.u64(MAGIC);
         out.u32(VERSION);
-        out.u32(0);
+        out.u32(match self.kind {
+            Kind::Dozing => 0,
+            Kind::Complete => 1,
+        });
         out.u64(self.app);
         out.u64(self.generation);
         out.u64(self.boot[0]);
@@ -43,6 +78,14 @@ impl Header {
         out.u64(self.pages_bytes);
         out.u64(self.state_bytes);
         out.u64(self.state_checksum);
+        out.u64(self.plan_bytes);
+        out.u64(self.plan_checksum);
+        out.u32(u32::from(self.needs.kernel.0));
+        out.u32(u32::from(self.needs.kernel.1));
+        for word in self.needs.cpu {
+            out.u64(word);
+        }
+        out.u64(self.needs.xstate_mask);
         debug_assert_eq!(out.0.len(), ENCODED - 8);
         out.u64(checksum(&out.0));
         out.0.resize(HEADER_BYTES as usize, 0);
@@ -51,46 +94,86 @@ impl Header {
 
     /// Reads a header and checks it against the length of the file.
     pub fn decode(bytes: &[u8], file_bytes: u64) -> Result<Self, FormatError> {
-        let encoded = bytes.get(..ENCODED).ok_or(FormatError::Truncated("its header"))?;
-        let mut reader = Reader::new(encoded, "its header");
+        let mut reader = Reader::new(bytes, "its header");
         if reader.u64()? != MAGIC {
             return Err(FormatError::Magic);
         }
         let version = reader.u32()?;
-        if version != VERSION {
-            return Err(FormatError::Version(version));
+        let encoded = match version {
+            1 => ENCODED_1,
+            VERSION => ENCODED,
+            _ => return Err(FormatError::Version(version)),
+        };
+        let encoded = bytes.get(..encoded).ok_or(FormatError::Truncated("its header"))?;
+        let (fields, sum) = encoded.split_at(encoded.len() - 8);
+        if Reader::new(sum, "its header").u64()? != checksum(fields) {
+            return Err(FormatError::Checksum("the header"));
         }
-        if reader.u32()? != 0 {
-            return Err(FormatError::Invalid("reserved bits of the header"));
-        }
-        let header = Self {
+        let kind = match (version, reader.u32()?) {
+            (_, 0) => Kind::Dozing,
+            (VERSION, 1) => Kind::Complete,
+            _ => return Err(FormatError::Invalid("kind of image")),
+        };
+        let mut header = Self {
+            kind,
             app: reader.u64()?,
             generation: reader.u64()?,
             boot: [reader.u64()?, reader.u64()?],
             pages_bytes: reader.u64()?,
             state_bytes: reader.u64()?,
             state_checksum: reader.u64()?,
+            ..Self::default()
         };
-        if reader.u64()? != checksum(&encoded[..ENCODED - 8]) {
-            return Err(FormatError::Checksum("the header"));
+        if version > 1 {
+            header.plan_bytes = reader.u64()?;
+            header.plan_checksum = reader.u64()?;
+            header.needs = Needs::decode(&mut reader)?;
         }
-        if !header.pages_bytes.is_multiple_of(PAGE) {
+        header.check(file_bytes)?;
+        Ok(header)
+    }
+
+    fn check(&self, file_bytes: u64) -> Result<(), FormatError> {
+        if !self.pages_bytes.is_multiple_of(PAGE) {
             return Err(FormatError::Invalid("length of the pages"));
         }
         let wanted = HEADER_BYTES
-            .checked_add(header.pages_bytes)
-            .and_then(|bytes| bytes.checked_add(header.state_bytes))
+            .checked_add(self.pages_bytes)
+            .and_then(|bytes| bytes.checked_add(self.state_bytes))
+            .and_then(|bytes| bytes.checked_add(self.plan_bytes))
             .ok_or(FormatError::Invalid("lengths in the header"))?;
         match file_bytes.cmp(&wanted) {
             std::cmp::Ordering::Less => Err(FormatError::Truncated("its body")),
             std::cmp::Ordering::Greater => Err(FormatError::Invalid("bytes after the end")),
-            std::cmp::Ordering::Equal => Ok(header),
+            std::cmp::Ordering::Equal => Ok(()),
         }
     }
 
     /// Where the state begins.
     pub const fn state_offset(&self) -> u64 {
         HEADER_BYTES + self.pages_bytes
+    }
+
+    /// Where the plan begins.
+    pub const fn plan_offset(&self) -> u64 {
+        self.state_offset() + self.state_bytes
+    }
+
+    /// Where pages may lie in the file.
+    pub const fn pages(&self) -> std::ops::Range<u64> {
+        HEADER_BYTES..self.state_offset()
+    }
+}
+
+impl Needs {
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
+        let mut part = || u16::try_from(reader.u32()?).map_err(|_| FormatError::Invalid("version of the kernel"));
+        let kernel = (part()?, part()?);
+        Ok(Self {
+            kernel,
+            cpu: [reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?],
+            xstate_mask: reader.u64()?,
+        })
     }
 }
 
@@ -99,13 +182,24 @@ mod tests {
     use super::*;
 
     fn sample() -> Header {
-        Header { app: 7, generation: 3, boot: [1, 2], pages_bytes: 8192, state_bytes: 10, state_checksum: 99 }
+        Header {
+            kind: Kind::Complete,
+            app: 7,
+            generation: 3,
+            boot: [1, 2],
+            pages_bytes: 8192,
+            state_bytes: 10,
+            state_checksum: 99,
+            plan_bytes: 5,
+            plan_checksum: 98,
+            needs: Needs { kernel: (6, 7), cpu: [1, 2, 3, 4], xstate_mask: 7 },
+        }
     }
 
     #[test]
     fn survives_its_bytes() {
         let header = sample();
-        assert_eq!(Header::decode(&header.encode(), 4096 + 8192 + 10).unwrap(), header);
+        assert_eq!(Header::decode(&header.encode(), 4096 + 8192 + 15).unwrap(), header);
     }
 
     #[test]
@@ -114,15 +208,30 @@ mod tests {
         for bit in 0..ENCODED * 8 {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(Header::decode(&bad, 4096 + 8192 + 10).is_err(), "bit {bit}");
+            assert!(Header::decode(&bad, 4096 + 8192 + 15).is_err(), "bit {bit}");
         }
+    }
+
+    #[test]
+    fn version_1_is_read() {
+        let mut out = Writer(Vec::new());
+        out.u64(MAGIC);
+        out.u32(1);
+        out.u32(0);
+        for word in [7, 3, 1, 2, 8192, 10, 99] {
+            out.u64(word);
+        }
+        out.u64(checksum(&out.0));
+        out.0.resize(4096, 0);
+        let header = Header::decode(&out.0, 4096 + 8192 + 10).unwrap();
+        assert_eq!((header.kind, header.app, header.generation, header.state_bytes), (Kind::Dozing, 7, 3, 10));
     }
 
     #[test]
     fn wrong_lengths_are_refused() {
         let good = sample().encode();
-        assert_eq!(Header::decode(&good, 4096 + 8192 + 9), Err(FormatError::Truncated("its body")));
-        assert!(Header::decode(&good, 4096 + 8192 + 11).is_err());
+        assert_eq!(Header::decode(&good, 4096 + 8192 + 14), Err(FormatError::Truncated("its body")));
+        assert!(Header::decode(&good, 4096 + 8192 + 16).is_err());
         assert_eq!(Header::decode(&good[..40], 40), Err(FormatError::Truncated("its header")));
     }
 }

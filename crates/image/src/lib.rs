@@ -1,13 +1,17 @@
 //! The image format: one capture of an app's state, as data. Pure: bytes in, values out.
 //!
 //! ```text
-//! 0            4096                    4096 + pages          … + state
-//! ┌────────────┬───────────────────────┬─────────────────────┐
-//! │ header     │ pages, in the order   │ state: processes,   │
-//! │ 80 bytes,  │ of the regions that   │ threads, regions    │
-//! │ zero-filled│ name them             │                     │
-//! └────────────┴───────────────────────┴─────────────────────┘
+//! 0            4096                    4096 + pages        … + state     … + plan
+//! ┌────────────┬───────────────────────┬───────────────────┬─────────────┐
+//! │ header     │ pages, in the order   │ state             │ plan of a   │
+//! │ zero-filled│ of the regions that   │                   │ complete    │
+//! │            │ name them             │                   │ image       │
+//! └────────────┴───────────────────────┴───────────────────┴─────────────┘
 //! ```
+//!
+//! Two kinds of images have that shape. A dozing app's holds the memory of processes that are still there ([`State`]); a
+//! complete one holds everything a process tree is made of ([`tree::Tree`]), and beside it the prepared plan of its
+//! restore, which can be made again from the tree.
 //!
 //! Pages are written first, as they are copied, and the header last: a file without a header was never finished. All
 //! numbers are little-endian. The header carries its own checksum and the state's; each region carries its pages'.
@@ -21,9 +25,10 @@
 mod codec;
 mod header;
 mod state;
+pub mod tree;
 
 pub use codec::FormatError;
-pub use header::{HEADER_BYTES, Header, VERSION};
+pub use header::{HEADER_BYTES, Header, Kind, Needs, VERSION};
 pub use state::{Content, Process, Region, State, Thread, Wait};
 
 /// Bytes in a page of the image and of memory.

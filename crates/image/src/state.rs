@@ -1,13 +1,15 @@
 //! What a capture knows of an app's processes.
 
+use serde::{Deserialize, Serialize};
+
 use crate::codec::{FormatError, Reader, Writer};
 use crate::{HEADER_BYTES, Header, PAGE, REGION_PAGES, checksum};
 
 /// Highest address of user memory, plus one (x86-64 with five-level page tables).
-const ADDRESS_END: u64 = 1 << 56;
+pub(crate) const ADDRESS_END: u64 = 1 << 56;
 
 /// Words of general registers.
-const REGISTER_WORDS: usize = 27;
+pub(crate) const REGISTER_WORDS: usize = 27;
 
 /// Everything behind the pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,7 +34,7 @@ pub struct Process {
 }
 
 /// A run of pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
     /// First byte in memory, page-aligned.
     pub start: u64,
@@ -45,7 +47,7 @@ pub struct Region {
 }
 
 /// What a region holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Content {
     /// Zeros: nothing is stored.
     Zero,
@@ -170,21 +172,29 @@ impl Region {
         let pages = reader.u32()?;
         let writable = flag(reader.u8()?)?;
         let content = if flag(reader.u8()?)? {
-            let (offset, checksum) = (reader.u64()?, reader.u64()?);
-            let end = offset.checked_add(u64::from(pages) * PAGE);
-            let inside = offset >= HEADER_BYTES && end.is_some_and(|end| end <= header.state_offset());
-            if !inside || !offset.is_multiple_of(PAGE) || pages > REGION_PAGES {
-                return Err(FormatError::Invalid("place of a region's pages"));
-            }
-            Content::Stored { offset, checksum }
+            Content::Stored { offset: reader.u64()?, checksum: reader.u64()? }
         } else {
             Content::Zero
         };
         let region = Self { start, pages, writable, content };
-        if pages == 0 || !start.is_multiple_of(PAGE) || start + region.bytes() > ADDRESS_END {
+        region.check(ADDRESS_END, &(HEADER_BYTES..header.state_offset()))?;
+        Ok(region)
+    }
+
+    /// It lies below `end`, and what is stored of it within `pages` of the file.
+    pub(crate) fn check(&self, end: u64, pages: &std::ops::Range<u64>) -> Result<(), FormatError> {
+        if let Content::Stored { offset, .. } = self.content {
+            let stored_end = offset.checked_add(self.bytes());
+            let inside = offset >= pages.start && stored_end.is_some_and(|end| end <= pages.end);
+            if !inside || !offset.is_multiple_of(PAGE) || self.pages > REGION_PAGES {
+                return Err(FormatError::Invalid("place of a region's pages"));
+            }
+        }
+        let inside = self.start.checked_add(self.bytes()).is_some_and(|last| last <= end);
+        if self.pages == 0 || !self.start.is_multiple_of(PAGE) || !inside {
             return Err(FormatError::Invalid("address of a region"));
         }
-        Ok(region)
+        Ok(())
     }
 }
 
@@ -245,6 +255,7 @@ mod tests {
             pages_bytes,
             state_bytes: state.len() as u64,
             state_checksum: checksum(state),
+            ..Header::default()
         }
     }
 

@@ -123,6 +123,7 @@ impl Sleep<'_> {
             pages_bytes: sink.offset - HEADER_BYTES,
             state_bytes: encoded.len() as u64,
             state_checksum: checksum(&encoded),
+            ..Header::default()
         };
         let pages_end = sink.offset;
         file.write_all_at(&encoded, pages_end).map_err(wrong)?;

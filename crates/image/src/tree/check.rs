@@ -1,0 +1,280 @@
+//! What must hold in a tree, whoever wrote it.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use super::{
+    AddressSpace, Area, Backing, End, FileId, FileKind, Life, PipeId, Process, SharedMemoryKind, Thread, Tree,
+    UnixState,
+};
+use crate::state::{ADDRESS_END, REGISTER_WORDS};
+use crate::{FormatError, PAGE, Region};
+
+/// Signals of the kernel.
+const SIGNALS: usize = 64;
+/// `siginfo_t`, bytes.
+const SIGINFO_BYTES: usize = 128;
+/// Resources with limits.
+const LIMITS: usize = 16;
+/// More than any processor's XSAVE area.
+const XSTATE_BYTES: usize = 64 << 10;
+
+type Checked = Result<(), FormatError>;
+
+fn sure(holds: bool, what: &'static str) -> Checked {
+    if holds { Ok(()) } else { Err(FormatError::Invalid(what)) }
+}
+
+impl Tree {
+    pub(super) fn check(&self, pages: &Range<u64>) -> Checked {
+        let mut ids = HashSet::new();
+        for process in &self.processes {
+            sure(process.parent == 0 || ids.contains(&process.parent), "order of processes")?;
+            sure(process.pid > 0 && process.group >= 0 && process.session >= 0, "a process id")?;
+            sure(ids.insert(process.pid), "a process id that is there twice")?;
+        }
+        for process in &self.processes {
+            self.process(process, &mut ids, pages)?;
+        }
+        self.open_files(pages)?;
+        for pipe in &self.pipes {
+            let waiting: usize = pipe.contents.iter().map(Vec::len).sum();
+            sure(waiting <= pipe.capacity as usize, "contents of a pipe")?;
+        }
+        for memory in &self.memories {
+            sure(memory.bytes <= ADDRESS_END, "size of shared memory")?;
+            regions(&memory.pages, 0..memory.bytes.next_multiple_of(PAGE), pages)?;
+            if let SharedMemoryKind::File { file } = memory.kind {
+                self.file(file)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&self, file: FileId) -> Checked {
+        sure((file as usize) < self.files.len(), "place of an open file")
+    }
+
+    fn pipe(&self, pipe: PipeId) -> Checked {
+        sure((pipe as usize) < self.pipes.len(), "place of a pipe")
+    }
+
+    fn process(&self, process: &Process, ids: &mut HashSet<i32>, pages: &Range<u64>) -> Checked {
+        let End::Alive(life) = &process.end else { return Ok(()) };
+        let Life { threads, space, descriptors, actions, limits, pending, .. } = &**life;
+        sure(threads.first().is_some_and(|leader| leader.tid == process.pid), "the first thread of a process")?;
+        for (n, thread) in threads.iter().enumerate() {
+            sure(n == 0 || (thread.tid > 0 && ids.insert(thread.tid)), "a thread id")?;
+            check_thread(thread)?;
+        }
+        sure(actions.len() == SIGNALS && limits.len() <= LIMITS, "tables of a process")?;
+        sure(pending.iter().all(|signal| signal.info.len() == SIGINFO_BYTES), "a pending signal")?;
+        sure(descriptors.first().is_none_or(|first| first.fd >= 0), "a descriptor")?;
+        sure(descriptors.windows(2).all(|pair| pair[0].fd < pair[1].fd), "order of descriptors")?;
+        descriptors.iter().try_for_each(|descriptor| self.file(descriptor.file))?;
+        self.space(space, pages)
+    }
+
+    fn space(&self, space: &AddressSpace, pages: &Range<u64>) -> Checked {
+        sure((space.executable as usize) < space.files.len(), "the executable")?;
+        sure(space.areas.windows(2).all(|pair| pair[0].end <= pair[1].start), "order of areas")?;
+        for area in &space.areas {
+            let Area { start, end, .. } = *area;
+            let aligned = start.is_multiple_of(PAGE) && end.is_multiple_of(PAGE);
+            sure(aligned && start < end && end <= ADDRESS_END, "address of an area")?;
+            regions(&area.pages, start..end, pages)?;
+            match area.backing {
+                Backing::File { file, offset, .. } => {
+                    sure((file as usize) < space.files.len() && offset.is_multiple_of(PAGE), "file of an area")?;
+                }
+                Backing::Shared { memory, offset, .. } => {
+                    sure((memory as usize) < self.memories.len() && offset.is_multiple_of(PAGE), "memory of an area")?;
+                }
+                Backing::Anonymous { .. } | Backing::Kernel { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn open_files(&self, pages: &Range<u64>) -> Checked {
+        for file in &self.files {
+            match &file.kind {
+                FileKind::Pipe { pipe, .. } | FileKind::Fifo { pipe, .. } => self.pipe(*pipe)?,
+                FileKind::Epoll { members } => members.iter().try_for_each(|member| self.file(member.file))?,
+                FileKind::Memory { memory } => {
+                    sure((*memory as usize) < self.memories.len(), "place of shared memory")?;
+                }
+                FileKind::Deleted { state, pages: contents } => {
+                    sure(state.bytes <= ADDRESS_END, "size of a file")?;
+                    regions(contents, 0..state.bytes.next_multiple_of(PAGE), pages)?;
+                }
+                FileKind::Unix(socket) => {
+                    match &socket.state {
+                        UnixState::Connected { peer } => self.file(*peer)?,
+                        UnixState::Listening { waiting, .. } => waiting.iter().try_for_each(|file| self.file(*file))?,
+                        UnixState::Idle | UnixState::Lost => {}
+                    }
+                    let flying = socket.queue.iter().flat_map(|message| &message.files);
+                    flying.copied().try_for_each(|file| self.file(file))?;
+                }
+                FileKind::Inet(socket) => {
+                    sure(socket.queue.iter().all(|message| message.files.is_empty()), "a descriptor in flight")?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_thread(thread: &Thread) -> Checked {
+    sure(thread.registers.len() == REGISTER_WORDS, "registers")?;
+    sure(thread.xstate.len() <= XSTATE_BYTES, "vector registers")?;
+    sure(thread.pending.iter().all(|signal| signal.info.len() == SIGINFO_BYTES), "a pending signal")
+}
+
+/// Regions ascend without overlap within `inside`.
+fn regions(regions: &[Region], inside: Range<u64>, pages: &Range<u64>) -> Checked {
+    let mut end = inside.start;
+    for region in regions {
+        region.check(inside.end, pages)?;
+        sure(region.start >= end, "order of regions")?;
+        end = region.start + region.bytes();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Content;
+    use crate::tree::{Action, Descriptor, Limit, OpenFile, Owner};
+    use proptest::prelude::*;
+
+    const PAGES: Range<u64> = 4096..40960;
+
+    fn sample() -> Tree {
+        let region = |start, offset| Region {
+            start,
+            pages: 2,
+            writable: true,
+            content: Content::Stored { offset, checksum: 1 },
+        };
+        let area = Area {
+            start: 0x1000,
+            end: 0x9000,
+            protection: 3,
+            backing: Backing::Anonymous { grows_down: false, droppable: false, no_reserve: false },
+            advice: crate::tree::Advice::default(),
+            key: 0,
+            pages: vec![region(0x1000, 4096), region(0x4000, 8192)],
+        };
+        let space = AddressSpace {
+            areas: vec![area],
+            files: vec![crate::tree::MappedFile { path: crate::tree::PathState::default() }],
+            ..AddressSpace::default()
+        };
+        let thread = Thread {
+            tid: 5,
+            registers: vec![0; REGISTER_WORDS],
+            xstate: vec![0; 832],
+            wait: None,
+            signal_mask: 0,
+            signal_stack: crate::tree::SignalStack::default(),
+            pending: Vec::new(),
+            name: b"a".to_vec(),
+            robust_list: (0, 0),
+            clear_tid_address: 0,
+            rseq: None,
+            credentials: crate::tree::Credentials::default(),
+            no_new_privileges: false,
+            seccomp: Vec::new(),
+            parent_death_signal: 0,
+            scheduling: crate::tree::Scheduling {
+                policy: 0,
+                priority: 0,
+                flags: 0,
+                nice: 0,
+                processors: Vec::new(),
+                io_priority: 0,
+            },
+            timer_slack_ns: 50_000,
+        };
+        let life = Life {
+            threads: vec![thread],
+            space,
+            descriptors: vec![Descriptor { fd: 3, file: 0, close_on_exec: true }],
+            cwd: crate::tree::PathState::default(),
+            root: None,
+            umask: 0o22,
+            limits: vec![Limit { soft: 1, hard: u64::MAX }; LIMITS],
+            oom_score_adjustment: 0,
+            actions: vec![Action::default(); SIGNALS],
+            pending: Vec::new(),
+            interval_timers: Default::default(),
+            posix_timers: Vec::new(),
+            dumpable: 1,
+            subreaper: false,
+            no_huge_pages: false,
+            personality: 0,
+            stopped_by: None,
+        };
+        let process = Process { pid: 5, parent: 0, group: 5, session: 5, end: End::Alive(Box::new(life)) };
+        let file = OpenFile {
+            kind: FileKind::Event { count: 3, semaphore: false },
+            flags: 2,
+            position: 0,
+            owner: Owner::default(),
+            locks: Vec::new(),
+        };
+        Tree { processes: vec![process], files: vec![file], ..Tree::default() }
+    }
+
+    fn life(tree: &mut Tree) -> &mut Life {
+        match &mut tree.processes[0].end {
+            End::Alive(life) => life,
+            End::Zombie { .. } => unreachable!(),
+        }
+    }
+
+    #[test]
+    fn survives_its_bytes() {
+        let tree = sample();
+        assert_eq!(Tree::decode(&tree.encode(), PAGES).unwrap(), tree);
+    }
+
+    #[test]
+    fn places_outside_are_refused() {
+        let broken: [fn(&mut Tree); 8] = [
+            |tree| life(tree).descriptors[0].file = 1,
+            |tree| life(tree).descriptors[0].fd = -1,
+            |tree| life(tree).space.executable = 1,
+            |tree| life(tree).space.areas[0].pages[1].start = 0x2000,
+            |tree| life(tree).space.areas[0].end = 0x5000,
+            |tree| life(tree).threads[0].tid = 6,
+            |tree| tree.processes[0].parent = 9,
+            |tree| tree.files[0].kind = FileKind::Pipe { pipe: 0, end: super::super::PipeEnd::Read },
+        ];
+        for (n, breaks) in broken.iter().enumerate() {
+            let mut tree = sample();
+            breaks(&mut tree);
+            assert!(Tree::decode(&tree.encode(), PAGES).is_err(), "{n}");
+        }
+        assert!(Tree::decode(&sample().encode(), 4096..8192).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn damage_never_panics(place in any::<prop::sample::Index>(), value in any::<u8>()) {
+            let mut bytes = sample().encode();
+            let at = place.index(bytes.len());
+            bytes[at] = value;
+            let _ = Tree::decode(&bytes, PAGES);
+        }
+
+        #[test]
+        fn noise_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+            let _ = Tree::decode(&bytes, PAGES);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Descriptors and what is open behind them.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Bytes, InetSocket, MemoryId, UnixSocket};
+use crate::Region;
+
+/// Place in [`super::Tree::files`].
+pub type FileId = u32;
+/// Place in [`super::Tree::pipes`].
+pub type PipeId = u32;
+
+/// A process's descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Descriptor {
+    /// Its number.
+    pub fd: i32,
+    /// What is open behind it.
+    pub file: FileId,
+    /// `FD_CLOEXEC`.
+    pub close_on_exec: bool,
+}
+
+/// An open file description.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenFile {
+    /// What it is.
+    pub kind: FileKind,
+    /// Status flags and access mode, as `F_GETFL` and `/proc/PID/fdinfo` have them.
+    pub flags: u32,
+    /// Offset; 0 where there is none.
+    pub position: u64,
+    /// `F_SETOWN_EX` and `F_SETSIG`.
+    pub owner: Owner,
+    /// `flock(2)`, OFD locks and leases of this description, POSIX locks with the process that holds them.
+    pub locks: Vec<FileLock>,
+}
+
+/// Who gets `SIGIO`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// `F_OWNER_TID`, `_PID` or `_PGRP`.
+    pub kind: i32,
+    /// Id; 0: nobody.
+    pub id: i32,
+    /// `F_SETSIG`; 0: `SIGIO`.
+    pub signal: i32,
+}
+
+/// A lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileLock {
+    /// Kind.
+    pub kind: LockKind,
+    /// `F_RDLCK`, `F_WRLCK` (for `flock`: `LOCK_SH`, `LOCK_EX` in this form).
+    pub mode: i32,
+    /// Process that holds it, for POSIX locks; 0 for the others.
+    pub pid: i32,
+    /// First byte.
+    pub start: u64,
+    /// Bytes; 0: to the end.
+    pub bytes: u64,
+}
+
+/// Kinds of locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LockKind {
+    /// `flock(2)`.
+    Flock,
+    /// `fcntl(2)`, of a process.
+    Posix,
+    /// `F_OFD_SETLK`.
+    OpenFile,
+    /// `F_SETLEASE`.
+    Lease,
+}
+
+/// A path, and what was there: the same must be there when it is opened again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathState {
+    /// Absolute, within the mount namespace's root.
+    pub path: Bytes,
+    /// Device number.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Type and permission bits.
+    pub mode: u32,
+    /// Bytes.
+    pub bytes: u64,
+    /// Last change of its contents, nanoseconds since 1970.
+    pub modified_ns: i64,
+}
+
+/// What is open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FileKind {
+    /// A regular file, a directory, a device or anything opened with `O_PATH`, that still has its name.
+    Path(PathState),
+    /// A regular file without a name.
+    Deleted {
+        /// Where it was.
+        state: PathState,
+        /// Its contents; `start` counts from its beginning.
+        pages: Vec<Region>,
+    },
+    /// A pipe's end.
+    Pipe {
+        /// Which pipe.
+        pipe: PipeId,
+        /// Which end.
+        end: PipeEnd,
+    },
+    /// A FIFO's end.
+    Fifo {
+        /// Its name.
+        path: PathState,
+        /// Which pipe is behind it.
+        pipe: PipeId,
+        /// Which end.
+        end: PipeEnd,
+    },
+    /// `eventfd(2)`.
+    Event {
+        /// Counter.
+        count: u64,
+        /// `EFD_SEMAPHORE`.
+        semaphore: bool,
+    },
+    /// `epoll_create(2)`.
+    Epoll {
+        /// What it watches.
+        members: Vec<EpollMember>,
+    },
+    /// `signalfd(2)`.
+    Signal {
+        /// Signals that it takes.
+        mask: u64,
+    },
+    /// `timerfd_create(2)`.
+    Timer {
+        /// Clock.
+        clock: i32,
+        /// Flags of `timerfd_settime`.
+        settime_flags: i32,
+        /// Expirations that have not been read.
+        ticks: u64,
+        /// What is left, nanoseconds; 0: not armed.
+        left_ns: u64,
+        /// Interval, nanoseconds.
+        interval_ns: u64,
+    },
+    /// `inotify_init(2)`.
+    Inotify {
+        /// What it watches.
+        watches: Vec<InotifyWatch>,
+    },
+    /// `memfd_create(2)`, or `/proc/PID/map_files` of shared memory.
+    Memory {
+        /// Which.
+        memory: MemoryId,
+    },
+    /// `pidfd_open(2)`.
+    Process {
+        /// A process of the tree.
+        pid: i32,
+    },
+    /// A unix socket.
+    Unix(Box<UnixSocket>),
+    /// A TCP, UDP or raw socket.
+    Inet(Box<InetSocket>),
+    /// A netlink socket.
+    Netlink {
+        /// Type and protocol, as given to `socket(2)`.
+        kind: (i32, i32),
+        /// Port id; 0: not bound.
+        port: u32,
+        /// Multicast groups.
+        groups: Vec<u32>,
+    },
+    /// A descriptor that was handed in from outside of the tree (standard streams of a plain process): whoever restores gives it.
+    Outside {
+        /// What it was, for people: the link in `/proc/PID/fd`.
+        name: String,
+    },
+}
+
+/// Ends of a pipe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PipeEnd {
+    /// Reading.
+    Read,
+    /// Writing.
+    Write,
+    /// Both (a FIFO opened with `O_RDWR`).
+    Both,
+}
+
+/// A pipe's state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pipe {
+    /// `F_GETPIPE_SZ`, bytes.
+    pub capacity: u32,
+    /// What has been written and not read. With `O_DIRECT`, a string for each packet.
+    pub contents: Vec<Bytes>,
+}
+
+/// A registration in an epoll descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EpollMember {
+    /// Number that it was registered under.
+    pub fd: i32,
+    /// What is open behind it.
+    pub file: FileId,
+    /// `EPOLL*`.
+    pub events: u32,
+    /// The program's own.
+    pub data: u64,
+}
+
+/// A watch of an inotify descriptor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InotifyWatch {
+    /// Its number.
+    pub watch: i32,
+    /// `IN_*`.
+    pub mask: u32,
+    /// What is watched.
+    pub path: PathState,
+}

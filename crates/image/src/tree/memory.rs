@@ -1,0 +1,167 @@
+//! Address spaces and shared memory.
+//!
+//! Pages that forked processes share copy-on-write have the same place in the file: the regions of both name it, and
+//! restoring shares them again.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Bytes, FileId, PathState};
+use crate::Region;
+
+/// Place in [`super::Tree::memories`].
+pub type MemoryId = u32;
+
+/// A process's memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddressSpace {
+    /// Its areas, by ascending address, without overlap.
+    pub areas: Vec<Area>,
+    /// Files that `areas` map.
+    pub files: Vec<MappedFile>,
+    /// Where its parts are, for `PR_SET_MM_MAP`.
+    pub layout: Layout,
+    /// The executable (`/proc/PID/exe`): place in `files`.
+    pub executable: u32,
+}
+
+/// The kernel's `struct prctl_mm_map`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// Code: start, end.
+    pub code: (u64, u64),
+    /// Data: start, end.
+    pub data: (u64, u64),
+    /// Heap: start, current end.
+    pub heap: (u64, u64),
+    /// Where the stack began.
+    pub stack: u64,
+    /// Arguments: start, end.
+    pub arguments: (u64, u64),
+    /// Environment: start, end.
+    pub environment: (u64, u64),
+    /// Auxiliary vector, as `/proc/PID/auxv` has it.
+    pub auxiliary: Vec<u64>,
+}
+
+/// A file that is mapped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappedFile {
+    /// Which.
+    pub path: PathState,
+}
+
+/// One mapping.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Area {
+    /// First byte, page-aligned.
+    pub start: u64,
+    /// Behind the last byte, page-aligned.
+    pub end: u64,
+    /// `PROT_READ`, `PROT_WRITE`, `PROT_EXEC`.
+    pub protection: u32,
+    /// What it maps.
+    pub backing: Backing,
+    /// What the program said about it.
+    pub advice: Advice,
+    /// Memory protection key; 0 is everybody's.
+    pub key: u32,
+    /// Private pages in it, by ascending address.
+    pub pages: Vec<Region>,
+}
+
+/// What an area maps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Backing {
+    /// Zeros, private.
+    Anonymous {
+        /// A stack that grows down.
+        grows_down: bool,
+        /// `MAP_DROPPABLE`: its contents are never stored.
+        droppable: bool,
+        /// `MAP_NORESERVE`.
+        no_reserve: bool,
+    },
+    /// A file.
+    File {
+        /// Place in [`AddressSpace::files`].
+        file: u32,
+        /// Byte in the file, page-aligned.
+        offset: u64,
+        /// `MAP_SHARED`.
+        shared: bool,
+        /// Of a shared mapping: the file is open for writing, so that `mprotect` may make it writable.
+        may_write: bool,
+    },
+    /// Shared memory.
+    Shared {
+        /// Which.
+        memory: MemoryId,
+        /// Byte in it, page-aligned.
+        offset: u64,
+        /// `MAP_SHARED`; otherwise a private mapping of a memfd.
+        shared: bool,
+        /// See [`Backing::File`].
+        may_write: bool,
+    },
+    /// The kernel's own, by its name in `/proc/PID/maps`: `[vdso]`, `[vvar]`, `[vvar_vclock]`.
+    Kernel {
+        /// Name.
+        name: String,
+    },
+}
+
+/// Flags of an area that stay with it (`madvise(2)`, `mlock(2)`, `prctl(2)`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advice {
+    /// Values of `madvise` to call, ascending: `MADV_DONTFORK`, `MADV_HUGEPAGE` and the like.
+    pub madvise: Vec<i32>,
+    /// `mlock2(2)`: `None`, or its flags.
+    pub locked: Option<u32>,
+    /// `PR_SET_VMA_ANON_NAME`.
+    pub name: Bytes,
+}
+
+/// Memory that several mappings or descriptors share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedMemory {
+    /// What made it.
+    pub kind: SharedMemoryKind,
+    /// Bytes.
+    pub bytes: u64,
+    /// Its pages; `start` counts from its beginning. What is not there is zero.
+    pub pages: Vec<Region>,
+}
+
+/// Kinds of shared memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SharedMemoryKind {
+    /// `mmap` of shared anonymous memory.
+    Anonymous,
+    /// `memfd_create(2)`.
+    Memfd {
+        /// Name.
+        name: Bytes,
+        /// `F_GET_SEALS`.
+        seals: u32,
+        /// Flags that it was made with, as far as they can be seen.
+        flags: u32,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// `shmget(2)`.
+    SystemV {
+        /// Key.
+        key: i32,
+        /// Id.
+        id: i32,
+        /// Permission bits.
+        mode: u32,
+        /// Owner's user and group, and its maker's.
+        owners: [u32; 4],
+    },
+    /// An open file that is mapped and has no name any more (deleted).
+    File {
+        /// The file.
+        file: FileId,
+    },
+}

@@ -1,0 +1,91 @@
+//! A complete image's state: everything that a process tree is made of, as data.
+//!
+//! What several processes share is stored once and named by its place in a list of the [`Tree`]: open files
+//! ([`FileId`]), pipes ([`PipeId`]), shared memory ([`MemoryId`]), unix sockets that know each other. A file that is open
+//! behind several descriptors of several processes is one [`OpenFile`].
+//!
+//! [`Tree::decode`] checks every place, order and length, so that whoever reads a tree may index its lists without a
+//! second thought. It cannot check what only the kernel knows: restoring still meets errors.
+
+mod check;
+mod credentials;
+mod file;
+mod memory;
+mod process;
+mod signal;
+mod socket;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::credentials::{Credentials, SeccompFilter};
+pub use self::file::{
+    Descriptor, EpollMember, FileId, FileKind, FileLock, InotifyWatch, LockKind, OpenFile, Owner, PathState, Pipe,
+    PipeEnd, PipeId,
+};
+pub use self::memory::{
+    AddressSpace, Advice, Area, Backing, Layout, MappedFile, MemoryId, SharedMemory, SharedMemoryKind,
+};
+pub use self::process::{End, Life, Limit, Process, Scheduling, Thread};
+pub use self::signal::{Action, IntervalTimer, PendingSignal, PosixTimer, SignalStack, Wait, WaitPlace};
+pub use self::socket::{InetSocket, InetState, Message, SocketOption, UnixSocket, UnixState};
+
+use crate::FormatError;
+
+/// A path or a name, as the kernel has it: any bytes but zero.
+pub type Bytes = Vec<u8>;
+
+/// A process tree.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tree {
+    /// The machine that it ran on.
+    pub machine: Machine,
+    /// Its processes: the root first, parents before their children.
+    pub processes: Vec<Process>,
+    /// Open file descriptions.
+    pub files: Vec<OpenFile>,
+    /// Pipes and FIFOs behind `files`.
+    pub pipes: Vec<Pipe>,
+    /// Memory that is shared, or that a descriptor names.
+    pub memories: Vec<SharedMemory>,
+}
+
+/// What a machine must have for its programs to go on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// `uname -r`; to tell people, not to compare.
+    pub kernel: String,
+    /// Boot of the machine, as in the header.
+    pub boot: [u64; 2],
+    /// `CLOCK_REALTIME` at the capture, nanoseconds since 1970.
+    pub realtime_ns: u64,
+    /// `CLOCK_MONOTONIC` at the capture, nanoseconds.
+    pub monotonic_ns: u64,
+    /// `CLOCK_BOOTTIME` at the capture, nanoseconds.
+    pub boottime_ns: u64,
+}
+
+impl Tree {
+    /// The tree as bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("a tree in memory can always be written to memory")
+    }
+
+    /// Reads and checks a tree; `pages` says which part of the file its pages may lie in.
+    pub fn decode(bytes: &[u8], pages: std::ops::Range<u64>) -> Result<Self, FormatError> {
+        let (tree, rest): (Self, _) =
+            postcard::take_from_bytes(bytes).map_err(|_| FormatError::Invalid("state of the tree"))?;
+        if !rest.is_empty() {
+            return Err(FormatError::Invalid("bytes after the end of the state"));
+        }
+        tree.check(&pages)?;
+        Ok(tree)
+    }
+
+    /// Bytes of memory that the image holds or knows to be zero.
+    pub fn memory_bytes(&self) -> u64 {
+        let spaces = self.processes.iter().filter_map(|process| process.alive()).map(|life| &life.space);
+        let private = spaces.flat_map(|space| &space.areas).flat_map(|area| &area.pages);
+        let shared = self.memories.iter().flat_map(|memory| &memory.pages);
+        private.chain(shared).map(crate::Region::bytes).sum()
+    }
+}

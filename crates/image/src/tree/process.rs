@@ -1,0 +1,152 @@
+//! Processes and threads.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Action, AddressSpace, Bytes, Credentials, Descriptor, IntervalTimer, PathState, PendingSignal, PosixTimer,
+    SeccompFilter, SignalStack,
+};
+
+/// One process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Process id, in the pid namespace that the tree is restored in.
+    pub pid: i32,
+    /// Its parent: a process of the tree, or 0 for those whose parent is outside (the root, and orphans).
+    pub parent: i32,
+    /// Process group.
+    pub group: i32,
+    /// Session; 0 if it was made outside of the pid namespace.
+    pub session: i32,
+    /// It has an end, or lives.
+    pub end: End,
+}
+
+/// What became of a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum End {
+    /// It has ended, and its parent has not asked for it yet.
+    Zombie {
+        /// What `waitpid` will give.
+        status: i32,
+        /// Name (`comm`).
+        name: Bytes,
+    },
+    /// It lives.
+    Alive(Box<Life>),
+}
+
+/// A living process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Life {
+    /// Its threads; the first is the leader, whose id is the process's.
+    pub threads: Vec<Thread>,
+    /// Its memory.
+    pub space: AddressSpace,
+    /// Its descriptors, by ascending number.
+    pub descriptors: Vec<Descriptor>,
+    /// Working directory.
+    pub cwd: PathState,
+    /// Root directory, if it is not the namespace's.
+    pub root: Option<PathState>,
+    /// `umask(2)`.
+    pub umask: u32,
+    /// `getrlimit(2)`, by resource number.
+    pub limits: Vec<Limit>,
+    /// `/proc/PID/oom_score_adj`.
+    pub oom_score_adjustment: i32,
+    /// What is done on each signal, by number, 1 to 64.
+    pub actions: Vec<Action>,
+    /// Signals that wait for any thread.
+    pub pending: Vec<PendingSignal>,
+    /// `setitimer(2)`: real, virtual, profiling.
+    pub interval_timers: [IntervalTimer; 3],
+    /// `timer_create(2)`, by ascending id.
+    pub posix_timers: Vec<PosixTimer>,
+    /// `PR_SET_DUMPABLE`.
+    pub dumpable: u8,
+    /// `PR_SET_CHILD_SUBREAPER`.
+    pub subreaper: bool,
+    /// `PR_SET_THP_DISABLE`.
+    pub no_huge_pages: bool,
+    /// `personality(2)`.
+    pub personality: u32,
+    /// It is job-control stopped (`T`), by this signal.
+    pub stopped_by: Option<i32>,
+}
+
+/// A soft and a hard limit; `u64::MAX` is infinity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limit {
+    /// Soft.
+    pub soft: u64,
+    /// Hard.
+    pub hard: u64,
+}
+
+/// One thread.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Thread {
+    /// Thread id, in the pid namespace that the tree is restored in.
+    pub tid: i32,
+    /// General registers, in the order of the kernel's `user_regs_struct`; an interrupted call is put right in them
+    /// already (it runs again, or gives what it had).
+    pub registers: Vec<u64>,
+    /// Floating-point and vector registers: the XSAVE area in standard format, as `NT_X86_XSTATE` has it.
+    pub xstate: Vec<u8>,
+    /// A time-out that the thread waits with: where the kernel reads it, and what is left of it at the capture.
+    pub wait: Option<super::Wait>,
+    /// Blocked signals.
+    pub signal_mask: u64,
+    /// Alternate stack.
+    pub signal_stack: SignalStack,
+    /// Signals that wait for this thread.
+    pub pending: Vec<PendingSignal>,
+    /// Its name (`comm`).
+    pub name: Bytes,
+    /// `set_robust_list(2)`: address and length.
+    pub robust_list: (u64, u64),
+    /// `set_tid_address(2)`.
+    pub clear_tid_address: u64,
+    /// `rseq(2)`: address, length, signature, flags.
+    pub rseq: Option<(u64, u32, u32, u32)>,
+    /// Ids and capabilities.
+    pub credentials: Credentials,
+    /// `PR_SET_NO_NEW_PRIVS`.
+    pub no_new_privileges: bool,
+    /// Filters of its own, oldest first.
+    pub seccomp: Vec<SeccompFilter>,
+    /// `PR_SET_PDEATHSIG`.
+    pub parent_death_signal: i32,
+    /// Policy, priority, nice value, processors.
+    pub scheduling: Scheduling,
+    /// `PR_SET_TIMERSLACK`, nanoseconds.
+    pub timer_slack_ns: u64,
+}
+
+/// How a thread is scheduled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scheduling {
+    /// `SCHED_*`.
+    pub policy: u32,
+    /// Real-time priority; 0 for the others.
+    pub priority: u32,
+    /// `SCHED_FLAG_RESET_ON_FORK` and others.
+    pub flags: u64,
+    /// Nice value.
+    pub nice: i32,
+    /// Processors that it may run on, as a bit set; empty: all of the machine's.
+    pub processors: Vec<u64>,
+    /// `ioprio_get(2)`.
+    pub io_priority: u32,
+}
+
+impl Process {
+    /// What it is made of, if it lives.
+    pub fn alive(&self) -> Option<&Life> {
+        match &self.end {
+            End::Alive(life) => Some(life),
+            End::Zombie { .. } => None,
+        }
+    }
+}

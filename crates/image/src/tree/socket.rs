@@ -1,0 +1,107 @@
+//! Sockets.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Bytes, FileId, PathState};
+
+/// A value for `setsockopt(2)`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketOption {
+    /// Level.
+    pub level: i32,
+    /// Name.
+    pub name: i32,
+    /// Value.
+    pub value: Bytes,
+}
+
+/// A TCP, UDP or raw socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InetSocket {
+    /// Family, type and protocol, as given to `socket(2)`.
+    pub kind: (i32, i32, i32),
+    /// Address that it is bound to: a `sockaddr`, empty if none.
+    pub local: Bytes,
+    /// Address that it is connected to: a `sockaddr`, empty if none.
+    pub remote: Bytes,
+    /// What it does.
+    pub state: InetState,
+    /// Its options, in the order in which they are to be set before `bind`.
+    pub options: Vec<SocketOption>,
+    /// Datagrams that have not been read.
+    pub queue: Vec<Message>,
+    /// `shutdown(2)`: 1 reading, 2 writing.
+    pub shut: u8,
+}
+
+/// States of an Internet socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum InetState {
+    /// Neither listening nor an established stream.
+    Idle,
+    /// Listens.
+    Listening {
+        /// Backlog.
+        backlog: u32,
+    },
+    /// An established TCP connection: comes back only if the socket itself is parked, or by `TCP_REPAIR`.
+    Established {
+        /// What `TCP_REPAIR` needs; absent: only the parked socket will do.
+        repair: Option<Bytes>,
+    },
+    /// A TCP connection that has ended; reading gives what is left in `queue`, then the end.
+    Closed,
+}
+
+/// A unix socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnixSocket {
+    /// `SOCK_STREAM`, `SOCK_DGRAM` or `SOCK_SEQPACKET`.
+    pub kind: i32,
+    /// Name that it is bound to: begins with a zero byte if it is abstract; empty if none.
+    pub name: Bytes,
+    /// The file of a bound socket, if it is still there.
+    pub path: Option<PathState>,
+    /// What it does.
+    pub state: UnixState,
+    /// Its options.
+    pub options: Vec<SocketOption>,
+    /// Messages that have not been read (for a stream: in one or more pieces).
+    pub queue: Vec<Message>,
+    /// `shutdown(2)`: 1 reading, 2 writing.
+    pub shut: u8,
+    /// `SO_PEERCRED`: process, user, group.
+    pub peer_credentials: Option<(i32, u32, u32)>,
+}
+
+/// States of a unix socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum UnixState {
+    /// Not connected.
+    Idle,
+    /// Listens.
+    Listening {
+        /// Backlog.
+        backlog: u32,
+        /// Connections that wait to be accepted: sockets of the tree that have connected.
+        waiting: Vec<FileId>,
+    },
+    /// Connected to a socket of the tree.
+    Connected {
+        /// The other one.
+        peer: FileId,
+    },
+    /// Connected to a socket outside of the tree, or to one that has gone.
+    Lost,
+}
+
+/// A message that waits in a socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Its bytes.
+    pub bytes: Bytes,
+    /// Descriptors in flight.
+    pub files: Vec<FileId>,
+    /// Where it comes from: a `sockaddr`, empty if unknown.
+    pub from: Bytes,
+}

@@ -13,6 +13,7 @@ pub mod ptrace;
 #[cfg(feature = "tokio")]
 pub mod readable;
 pub mod registers;
+pub mod scheduling;
 pub mod seccomp;
 pub mod spawn;
 pub mod tcp;

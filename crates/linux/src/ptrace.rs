@@ -12,6 +12,10 @@ use std::ptr;
 
 use crate::registers::{Registers, WORDS};
 
+mod state;
+
+pub use state::{Rseq, Siginfo};
+
 /// A thread that was seized and asked to stop, but has not been seen to stop.
 #[derive(Debug)]
 pub struct Seized {
@@ -22,7 +26,7 @@ pub struct Seized {
 
 /// A thread that is attached and stopped.
 #[derive(Debug)]
-pub struct Tracee(Seized);
+pub struct Tracee(Seized, Option<i32>);
 
 /// How waiting for a stop went otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -60,14 +64,23 @@ impl Seized {
         Ok(seized)
     }
 
-    /// Waits until it has stopped. A thread in uninterruptible sleep stops only when that ends.
+    /// Waits until it has stopped. A thread in uninterruptible sleep stops only when that ends. A signal that it was just
+    /// about to take is let through first.
     pub fn stopped(mut self) -> Result<Tracee, StopError> {
-        let status = wait(self.thread).map_err(|error| StopError::Wait(self.thread, error))?;
-        if libc::WIFSTOPPED(status) {
-            Ok(Tracee(self))
-        } else {
-            self.attached = false;
-            Err(StopError::Ended(self.thread))
+        loop {
+            let status = wait(self.thread).map_err(|error| StopError::Wait(self.thread, error))?;
+            if !libc::WIFSTOPPED(status) {
+                self.attached = false;
+                return Err(StopError::Ended(self.thread));
+            }
+            let signal = libc::WSTOPSIG(status);
+            if status >> 16 == libc::PTRACE_EVENT_STOP {
+                let group_stop = (signal != libc::SIGTRAP).then_some(signal);
+                return Ok(Tracee(self, group_stop));
+            }
+            // Taken between being attached to and being asked to stop; it stops once the signal is dealt with.
+            ptrace(libc::PTRACE_CONT, self.thread, 0, signal as usize)
+                .map_err(|error| StopError::Wait(self.thread, error))?;
         }
     }
 }
@@ -103,6 +116,12 @@ impl Tracee {
     /// Its thread id.
     pub const fn thread(&self) -> i32 {
         self.0.thread
+    }
+
+    /// The signal that job control had stopped its process with, if it was stopped so (`SIGSTOP`, `SIGTSTP` …). Let go,
+    /// it stays stopped.
+    pub const fn group_stop(&self) -> Option<i32> {
+        self.1
     }
 
     /// Its general registers.

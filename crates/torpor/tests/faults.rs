@@ -1,5 +1,6 @@
 //! Nothing is lost when something fails: the worker is killed or fails at every step of falling asleep and of waking, an
 //! image is damaged, the disk is full. The program in the sandbox checks all of its memory by itself.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

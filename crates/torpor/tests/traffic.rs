@@ -1,4 +1,5 @@
 //! What wakes and what does not: probes, ignored sources, slow readers, unread data, time-outs.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

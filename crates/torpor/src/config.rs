@@ -32,6 +32,7 @@ pub(crate) struct Config {
     pub(crate) api: Api,
     pub(crate) network: Network,
     pub(crate) logs: Logs,
+    pub(crate) memory: Memory,
     /// Idle policy of apps that say nothing of their own.
     pub(crate) idle: Idle,
     pub(crate) log: Log,
@@ -69,6 +70,14 @@ pub(crate) struct Logs {
     pub(crate) files: u32,
 }
 
+/// What the daemon does about the machine's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Memory {
+    /// Most of dozing apps' images that may stay in the page cache; 0: none.
+    pub(crate) cached_images: Bytes,
+}
+
 /// The daemon's own log, on standard error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -96,6 +105,7 @@ impl Default for Config {
             api: Api::default(),
             network: Network::default(),
             logs: Logs::default(),
+            memory: Memory::default(),
             idle: Idle::default(),
             log: Log::default(),
         }
@@ -115,6 +125,12 @@ impl Default for Network {
 impl Default for Logs {
     fn default() -> Self {
         Self { size: Bytes(10 << 20), files: 3 }
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self { cached_images: Bytes(32 << 20) }
     }
 }
 
@@ -247,6 +263,7 @@ mod tests {
             ("[api]\nlisten = '127.0.0.1:80'", "token_file"),
             ("[api]\ntoken_file = '/t'", "token_file"),
             ("[logs]\nfiles = 0", "between"),
+            ("[memory]\ncached_images = 'much'", "not a size"),
             ("[log]\nlevel = 'loud=what=ever'", "log.level"),
             ("[idle]\nafter = '1ms'", "configuration"),
             ("[network]\nv4_pool = 'x'", "v4_pool"),

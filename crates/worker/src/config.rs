@@ -19,6 +19,8 @@ pub struct WorkerConfig {
     pub program: PathBuf,
     /// Output kept per app.
     pub logs: LogConfig,
+    /// Most bytes of dozing apps' images that may stay in the page cache; 0 keeps none there.
+    pub cached_image_bytes: u64,
 }
 
 /// How much of an app's output is kept.

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod app;
+mod cached;
 mod clock;
 mod config;
 mod doctor;

@@ -10,6 +10,7 @@ use torpor_network::{Network, NetworkError};
 use torpor_rootfs::{LayerDigest, Store};
 use torpor_sandbox::{Launcher, User};
 
+use crate::cached::CachedImages;
 use crate::config::WorkerConfig;
 use crate::events::Events;
 use crate::faults::WorkerFaults;
@@ -28,6 +29,7 @@ pub(crate) struct Shared {
     pub(crate) events: Events,
     pub(crate) faults: WorkerFaults,
     pub(crate) promised: Promised,
+    pub(crate) cached_images: CachedImages,
     /// This boot of the machine, as images name it.
     pub(crate) boot: [u64; 2],
     pub(crate) packets: Mutex<Option<(Instant, HashMap<u32, u64>)>>,

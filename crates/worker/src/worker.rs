@@ -87,6 +87,7 @@ impl Worker {
             }
         };
         let network = Network::open(config.network.clone()).await.map_err(OpenError::Network)?;
+        let cached_images = crate::cached::CachedImages::new(config.cached_image_bytes);
         let shared = Shared {
             boot: boot_id().map_err(OpenError::Boot)?,
             config,
@@ -97,6 +98,7 @@ impl Worker {
             events: Events::new(),
             faults,
             promised: crate::images::Promised::default(),
+            cached_images,
             packets: Mutex::default(),
         };
         Ok(Arc::new(Self { shared: Arc::new(shared), apps: Mutex::default(), _lock: lock }))

@@ -24,8 +24,8 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `program up`.
-    pub(crate) fn start(program: &Path) -> Result<Self, Error> {
+    /// Starts `program up`; `tables` are added to its configuration.
+    pub(crate) fn start(program: &Path, tables: &str) -> Result<Self, Error> {
         // Not below /tmp: that may be a memory file system, and then images would be memory.
         let base = if Path::new("/var/tmp").is_dir() { PathBuf::from("/var/tmp") } else { std::env::temp_dir() };
         let made = tempfile::Builder::new().prefix("torpor-bench-").tempdir_in(&base);
@@ -35,7 +35,7 @@ impl Daemon {
         let instance = format!("bench{pid}");
         let config = format!(
             "instance = \"{instance}\"\ndata_dir = \"{home}/data\"\nrun_dir = \"{home}/run\"\n\
-             [network]\nv4_pool = \"10.{}.0.0/16\"\nv6_pool = \"fd62:656e:6368:{:x}::/64\"\n[log]\nlevel = \"warn\"\n",
+             [network]\nv4_pool = \"10.{}.0.0/16\"\nv6_pool = \"fd62:656e:6368:{:x}::/64\"\n[log]\nlevel = \"warn\"\n{tables}",
             216 + pid % 32,
             pid % 0xffff,
         );

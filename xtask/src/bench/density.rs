@@ -40,7 +40,7 @@ const KERNEL: [&str; 4] = ["Slab", "KernelStack", "PageTables", "Percpu"];
 /// Measures, prints, writes.
 pub(crate) fn run(options: &Options) -> Result<(), Error> {
     let program = programs(&["lighttpd".to_owned()])?.remove(0);
-    let mut daemon = Daemon::start(&release_binary()?)?;
+    let mut daemon = Daemon::start(&release_binary()?, "")?;
     daemon.load("lighttpd", &program.zoo.tarball)?;
     let mut samples = Samples::default();
     let mut add = |metric: &str, unit, value: f64| samples.add("lighttpd", "torpor", "dozing", metric, unit, value);

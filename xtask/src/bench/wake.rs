@@ -46,6 +46,8 @@ pub(crate) struct Options {
 }
 
 const SLEEP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Every image stays in the page cache: where it is to be measured without, it is dropped from there by hand.
+const IMAGES_CACHED: &str = "[memory]\ncached_images = \"100G\"\n";
 /// Steps of falling asleep during which the program is frozen and may still be let go.
 const FROZEN: [&str; 6] = ["frozen", "stopped", "watched", "copied", "synced", "committed"];
 
@@ -61,7 +63,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
         compared.extend(compare(program.name, &samples));
     }
     if !options.without_cost {
-        let mut daemon = Daemon::start(&binary)?;
+        let mut daemon = Daemon::start(&binary, IMAGES_CACHED)?;
         compared.extend(cost::measure(&mut daemon, options.runs.min(30), &mut samples)?);
     }
     Report::new(&samples, compared)?.publish("wake")
@@ -125,7 +127,7 @@ fn ask_peer(program: &Program, peer: &mut dyn Peer, gap: Duration, samples: &mut
 
 impl Apps {
     fn start(binary: &Path, program: &Program) -> Result<Self, Error> {
-        let mut daemon = Daemon::start(binary)?;
+        let mut daemon = Daemon::start(binary, IMAGES_CACHED)?;
         daemon.load(program.name, &program.zoo.tarball)?;
         let mut start = |name: &str| {
             let port = free_port()?;

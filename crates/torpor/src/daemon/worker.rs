@@ -26,6 +26,7 @@ pub(super) async fn open(config: &Config) -> Result<Arc<dyn WorkerPort>, ApiErro
         network,
         program,
         logs: LogConfig { file_bytes: config.logs.size.0, files: config.logs.files },
+        cached_image_bytes: config.memory.cached_images.0,
     };
     match Worker::open(config).await {
         Ok(worker) => Ok(torpor_worker::port(worker)),

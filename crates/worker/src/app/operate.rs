@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use torpor_api::spec::WakeOn;
 use torpor_engine::{
@@ -150,7 +151,7 @@ impl Task {
             Ok(asleep) => {
                 self.sleeps.add(cause, &timings, None);
                 let next_timer = asleep.wake_at.map(clock::millis);
-                self.hold_asleep(asleep);
+                self.hold_asleep(asleep, SystemTime::now());
                 self.tell(Event::Dozed { next_timer }).await;
             }
             Err(error) => {
@@ -180,8 +181,8 @@ impl Task {
         }
     }
 
-    /// Keeps what waking takes, and parks what must outlive us.
-    pub(super) fn hold_asleep(&mut self, asleep: Asleep) {
+    /// Keeps what waking takes, and parks what must outlive us. It fell asleep at `since`.
+    pub(super) fn hold_asleep(&mut self, asleep: Asleep, since: SystemTime) {
         self.labels = super::labels::labels(asleep.watch.sources()).unwrap_or_else(|error| {
             tracing::debug!(app = self.record.spec.name, %error, "naming what wakes it");
             Vec::new()
@@ -206,6 +207,7 @@ impl Task {
                 let _ = self.outcomes().send(Outcome::Event(Event::Packet(text("its descriptors cannot be watched"))));
             }
         }
+        self.cached_image = Some(self.shared.cached_images.enter(since, &asleep.image, asleep.image_bytes));
         self.asleep = Some(Box::new(asleep));
     }
 
@@ -292,7 +294,7 @@ impl Task {
                     tracing::warn!(app = self.record.spec.name, %reason, "after waking");
                     return Event::Woken;
                 }
-                self.hold_asleep(*asleep);
+                self.hold_asleep(*asleep, SystemTime::now());
                 Event::WakeFailed(if lost { WakeFailure::Damaged(reason) } else { WakeFailure::Passing(reason) })
             }
         }
@@ -300,6 +302,7 @@ impl Task {
 
     /// The small things after a wake, off the path to the first answer.
     fn finish_wake(&mut self, woken: torpor_engine::Woken) {
+        self.cached_image = None;
         let name = self.record.spec.name.clone();
         let shared = self.shared.clone();
         let id = self.record.id.clone();
@@ -318,6 +321,7 @@ impl Task {
 
     pub(super) fn discard_image(&mut self) {
         self.asleep = None;
+        self.cached_image = None;
         self.watch = None;
         match self.files.clean_images(None) {
             Ok(_) => {}
@@ -327,6 +331,7 @@ impl Task {
 
     pub(super) fn set_image_aside(&mut self) {
         let Some(asleep) = self.asleep.take() else { return };
+        self.cached_image = None;
         self.watch = None;
         let aside = asleep.image.with_extension("damaged");
         match fs::rename(&asleep.image, &aside) {
@@ -358,6 +363,7 @@ impl Task {
         self.init = None;
         self.watch = None;
         self.asleep = None;
+        self.cached_image = None;
         let limit = self.record.spec.limits.memory;
         let end = tokio::task::spawn_blocking(move || {
             let ooms = sandbox.cgroup().oom_kills().unwrap_or(0);

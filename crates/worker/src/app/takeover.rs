@@ -181,7 +181,10 @@ impl Task {
                 let next_timer = asleep.wake_at.map(clock::millis);
                 // The old worker may have taken an event and died before it had woken the app.
                 let ready = asleep.watch.ready_now();
-                self.hold_asleep(*asleep);
+                let written = fs::metadata(&asleep.image).and_then(|file| file.modified());
+                // Where the file system tells no time, it counts as the one that sleeps longest.
+                let since = written.unwrap_or(std::time::SystemTime::UNIX_EPOCH);
+                self.hold_asleep(*asleep, since);
                 self.tell(Event::TakenOver(Found::Dozing { next_timer })).await;
                 let cause = match ready {
                     Ok(None) => return,

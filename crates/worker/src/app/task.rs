@@ -17,6 +17,7 @@ use torpor_sandbox::Sandbox;
 use super::history::History;
 use super::past::Past;
 use super::{AppFiles, Outcome};
+use crate::cached::CachedImage;
 use crate::clock;
 use crate::journal::PhaseFile;
 use crate::logs::Log;
@@ -71,6 +72,8 @@ pub(crate) struct Task {
     /// Readable when the sandbox's init has ended.
     pub(crate) init: Option<AsyncFd<OwnedFd>>,
     pub(crate) asleep: Option<Box<Asleep>>,
+    /// Its image, as one that may lie in the page cache; set while it dozes.
+    pub(crate) cached_image: Option<CachedImage>,
     /// Words for each of its wake sources.
     pub(crate) labels: Vec<String>,
     /// Readable when something that it waits for has happened; set while it dozes.
@@ -134,6 +137,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         sandbox: None,
         init: None,
         asleep: None,
+        cached_image: None,
         labels: Vec::new(),
         watch: None,
         deferred: Vec::new(),

@@ -1,0 +1,172 @@
+//! Which images of dozing apps are believed to lie in the page cache, and what leaves it when they are too many.
+//!
+//! Writing an image leaves it in the page cache, where waking finds it at once. A thousand images would keep there what
+//! sleeping has given back, so only those of the apps that fell asleep last stay, up to a bound. The others are read from the
+//! disk. It is a belief: the kernel may have dropped any of them by itself, and a wake is right either way.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use rustix::fs::Advice;
+
+/// When an app fell asleep; the second part tells those of one moment apart.
+type Place = (SystemTime, u64);
+
+/// The pure part: who is in, how much that is, who has to go.
+#[derive(Debug)]
+struct Cached {
+    bound_bytes: u64,
+    total_bytes: u64,
+    entered: u64,
+    /// Oldest first.
+    images: BTreeMap<Place, (PathBuf, u64)>,
+}
+
+impl Cached {
+    const fn new(bound_bytes: u64) -> Self {
+        Self { bound_bytes, total_bytes: 0, entered: 0, images: BTreeMap::new() }
+    }
+
+    /// Enters the image of an app that fell asleep at `since`. Gives its place, and what is to leave the cache now: those
+    /// that sleep longest, or an image that is larger than the bound all by itself.
+    fn enter(&mut self, since: SystemTime, path: &Path, bytes: u64) -> (Place, Vec<PathBuf>) {
+        self.entered += 1;
+        let place = (since, self.entered);
+        if bytes > self.bound_bytes {
+            return (place, vec![path.to_owned()]);
+        }
+        self.images.insert(place, (path.to_owned(), bytes));
+        self.total_bytes += bytes;
+        let mut leaving = Vec::new();
+        while self.total_bytes > self.bound_bytes {
+            let Some((_, (path, bytes))) = self.images.pop_first() else { break };
+            self.total_bytes -= bytes;
+            leaving.push(path);
+        }
+        (place, leaving)
+    }
+
+    /// Forgets an image; one that has left the cache already is not known any more.
+    fn leave(&mut self, place: Place) {
+        if let Some((_, bytes)) = self.images.remove(&place) {
+            self.total_bytes -= bytes;
+        }
+    }
+}
+
+/// The images of all apps of a worker. The lock is held for moments, never over I/O.
+#[derive(Clone, Debug)]
+pub(crate) struct CachedImages(Arc<Mutex<Cached>>);
+
+/// An app sleeps: its image counts until this is dropped.
+#[derive(Debug)]
+pub(crate) struct CachedImage {
+    all: CachedImages,
+    place: Place,
+}
+
+impl CachedImages {
+    /// With at most so many bytes in the cache; 0 keeps none.
+    pub(crate) fn new(bound_bytes: u64) -> Self {
+        Self(Arc::new(Mutex::new(Cached::new(bound_bytes))))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Cached> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters the image of an app that fell asleep at `since`; what is too much leaves the cache in the background.
+    pub(crate) fn enter(&self, since: SystemTime, path: &Path, bytes: u64) -> CachedImage {
+        let (place, leaving) = self.lock().enter(since, path, bytes);
+        if !leaving.is_empty() {
+            tokio::task::spawn_blocking(move || leaving.iter().for_each(|path| drop_pages(path)));
+        }
+        CachedImage { all: self.clone(), place }
+    }
+}
+
+impl Drop for CachedImage {
+    fn drop(&mut self) {
+        self.all.lock().leave(self.place);
+    }
+}
+
+/// Drops a file's pages from the page cache. They are clean: an image is synced before it counts.
+fn drop_pages(path: &Path) {
+    let dropped = File::open(path).and_then(|file| Ok(rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?));
+    match dropped {
+        // Its app has woken meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => tracing::warn!(image = %path.display(), %error, "dropping an image from the page cache"),
+        Ok(()) => tracing::debug!(image = %path.display(), "dropped from the page cache"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn at(second: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(second)
+    }
+
+    /// Enters image `name` of `bytes`; what leaves.
+    fn enter(cached: &mut Cached, second: u64, name: &str, bytes: u64) -> (Place, Vec<String>) {
+        let (place, leaving) = cached.enter(at(second), Path::new(name), bytes);
+        assert!(cached.total_bytes <= cached.bound_bytes);
+        assert_eq!(cached.total_bytes, cached.images.values().map(|(_, bytes)| bytes).sum::<u64>());
+        (place, leaving.iter().map(|path| path.display().to_string()).collect())
+    }
+
+    #[test]
+    fn those_that_sleep_longest_leave_first() {
+        let mut cached = Cached::new(100);
+        assert!(enter(&mut cached, 1, "a", 40).1.is_empty());
+        assert!(enter(&mut cached, 2, "b", 40).1.is_empty());
+        assert!(enter(&mut cached, 3, "c", 20).1.is_empty(), "the bound itself is not too much");
+        assert_eq!(enter(&mut cached, 4, "d", 1).1, ["a"]);
+        assert_eq!(enter(&mut cached, 5, "e", 90).1, ["b", "c"]);
+        assert_eq!(cached.total_bytes, 91);
+    }
+
+    #[test]
+    fn one_that_has_woken_does_not_count() {
+        let mut cached = Cached::new(100);
+        let (a, _) = enter(&mut cached, 1, "a", 60);
+        cached.leave(a);
+        assert!(enter(&mut cached, 2, "b", 60).1.is_empty());
+        let (c, leaving) = enter(&mut cached, 3, "c", 60);
+        assert_eq!(leaving, ["b"]);
+        cached.leave(c);
+        cached.leave(c);
+        assert_eq!((cached.total_bytes, cached.images.len()), (0, 0));
+    }
+
+    #[test]
+    fn the_time_of_falling_asleep_counts_not_that_of_entering() {
+        // As after a takeover, where apps are found in any order.
+        let mut cached = Cached::new(100);
+        assert!(enter(&mut cached, 7, "late", 60).1.is_empty());
+        assert_eq!(enter(&mut cached, 3, "early", 60).1, ["early"]);
+        assert!(enter(&mut cached, 3, "small", 40).1.is_empty());
+        assert_eq!(enter(&mut cached, 7, "same moment", 40).1, ["small"]);
+    }
+
+    #[test]
+    fn a_large_image_does_not_drive_the_others_out() {
+        let mut cached = Cached::new(100);
+        assert!(enter(&mut cached, 1, "a", 100).1.is_empty());
+        let (large, leaving) = enter(&mut cached, 2, "large", 101);
+        assert_eq!(leaving, ["large"]);
+        cached.leave(large);
+        assert_eq!(cached.total_bytes, 100);
+        let mut none = Cached::new(0);
+        assert_eq!(enter(&mut none, 1, "a", 1).1, ["a"]);
+    }
+}

@@ -10,6 +10,7 @@
 
 mod aio;
 mod memory;
+mod obstacle;
 mod plan;
 mod probe;
 mod proc;
@@ -25,6 +26,7 @@ mod watch;
 
 pub use memory::copy::CopyError;
 pub use memory::refill::RefillError;
+pub use obstacle::{Obstacle, Place};
 pub use plan::Memories;
 pub use probe::probe;
 pub use recover::{RecoverError, Recovered, recover};

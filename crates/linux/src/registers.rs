@@ -79,6 +79,11 @@ impl Registers {
         self.0[ARGUMENTS[n]] = value;
     }
 
+    /// Place of argument `n` (0 to 5) among the words.
+    pub const fn argument_word(n: usize) -> usize {
+        ARGUMENTS[n]
+    }
+
     /// Address of the next instruction.
     pub const fn instruction(&self) -> u64 {
         self.0[RIP]

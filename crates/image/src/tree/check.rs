@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::{
-    AddressSpace, Area, Backing, End, FileId, FileKind, Life, PipeId, Process, SharedMemoryKind, Thread, Tree,
+    AddressSpace, Area, Backing, End, FileId, FileKind, Life, PipeId, Process, Thread, Tree,
     UnixState,
 };
 use crate::state::{ADDRESS_END, REGISTER_WORDS};
@@ -36,7 +36,7 @@ impl Tree {
         for process in &self.processes {
             self.process(process, &mut ids, pages)?;
         }
-        self.open_files(pages)?;
+        self.open_files()?;
         for pipe in &self.pipes {
             let waiting: usize = pipe.contents.iter().map(Vec::len).sum();
             sure(waiting <= pipe.capacity as usize, "contents of a pipe")?;
@@ -44,9 +44,6 @@ impl Tree {
         for memory in &self.memories {
             sure(memory.bytes <= ADDRESS_END, "size of shared memory")?;
             regions(&memory.pages, 0..memory.bytes.next_multiple_of(PAGE), pages)?;
-            if let SharedMemoryKind::File { file } = memory.kind {
-                self.file(file)?;
-            }
         }
         Ok(())
     }
@@ -96,17 +93,13 @@ impl Tree {
         Ok(())
     }
 
-    fn open_files(&self, pages: &Range<u64>) -> Checked {
+    fn open_files(&self) -> Checked {
         for file in &self.files {
             match &file.kind {
                 FileKind::Pipe { pipe, .. } | FileKind::Fifo { pipe, .. } => self.pipe(*pipe)?,
                 FileKind::Epoll { members } => members.iter().try_for_each(|member| self.file(member.file))?,
                 FileKind::Memory { memory } => {
                     sure((*memory as usize) < self.memories.len(), "place of shared memory")?;
-                }
-                FileKind::Deleted { state, pages: contents } => {
-                    sure(state.bytes <= ADDRESS_END, "size of a file")?;
-                    regions(contents, 0..state.bytes.next_multiple_of(PAGE), pages)?;
                 }
                 FileKind::Unix(socket) => {
                     match &socket.state {

@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Bytes, InetSocket, MemoryId, UnixSocket};
-use crate::Region;
+use super::{Bytes, InetSocket, MemoryId, SocketOption, UnixSocket};
 
 /// Place in [`super::Tree::files`].
 pub type FileId = u32;
@@ -97,13 +96,6 @@ pub struct PathState {
 pub enum FileKind {
     /// A regular file, a directory, a device or anything opened with `O_PATH`, that still has its name.
     Path(PathState),
-    /// A regular file without a name.
-    Deleted {
-        /// Where it was.
-        state: PathState,
-        /// Its contents; `start` counts from its beginning.
-        pages: Vec<Region>,
-    },
     /// A pipe's end.
     Pipe {
         /// Which pipe.
@@ -155,7 +147,7 @@ pub enum FileKind {
         /// What it watches.
         watches: Vec<InotifyWatch>,
     },
-    /// `memfd_create(2)`, or `/proc/PID/map_files` of shared memory.
+    /// A file that lives by being open: a memfd, a deleted file, shared memory opened through `/proc/PID/map_files`.
     Memory {
         /// Which.
         memory: MemoryId,
@@ -177,6 +169,8 @@ pub enum FileKind {
         port: u32,
         /// Multicast groups.
         groups: Vec<u32>,
+        /// Its options.
+        options: Vec<SocketOption>,
     },
     /// A descriptor that was handed in from outside of the tree (standard streams of a plain process): whoever restores gives it.
     Outside {

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Bytes, FileId, PathState};
+use super::{Bytes, PathState};
 use crate::Region;
 
 /// Place in [`super::Tree::memories`].
@@ -121,7 +121,7 @@ pub struct Advice {
     pub name: Bytes,
 }
 
-/// Memory that several mappings or descriptors share.
+/// Memory that several mappings or descriptors share, and contents of files that only descriptors or mappings keep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedMemory {
     /// What made it.
@@ -147,6 +147,8 @@ pub enum SharedMemoryKind {
         flags: u32,
         /// Permission bits.
         mode: u32,
+        /// Its user and group.
+        owner: (u32, u32),
     },
     /// `shmget(2)`.
     SystemV {
@@ -159,9 +161,11 @@ pub enum SharedMemoryKind {
         /// Owner's user and group, and its maker's.
         owners: [u32; 4],
     },
-    /// An open file that is mapped and has no name any more (deleted).
-    File {
-        /// The file.
-        file: FileId,
+    /// A regular file without a name.
+    Deleted {
+        /// Where it was; its permission bits. It is made again on that file system.
+        state: PathState,
+        /// Its user and group.
+        owner: (u32, u32),
     },
 }

@@ -91,7 +91,7 @@ pub enum UnixState {
         /// The other one.
         peer: FileId,
     },
-    /// Connected to a socket outside of the tree, or to one that has gone.
+    /// Was connected to a socket that has been closed.
     Lost,
 }
 
@@ -104,4 +104,6 @@ pub struct Message {
     pub files: Vec<FileId>,
     /// Where it comes from: a `sockaddr`, empty if unknown.
     pub from: Bytes,
+    /// Who sent it (`SCM_CREDENTIALS`): process, user, group.
+    pub credentials: Option<(i32, u32, u32)>,
 }

@@ -13,6 +13,8 @@ use crate::zoo::{Check, Program, Transport, cached, key, static_tarball};
 
 const COMMON: &str = include_str!("../c/common.h");
 const SOURCES: &[(&str, &str)] = &[
+    ("diskreader", include_str!("../c/diskreader.c")),
+    ("holder", include_str!("../c/holder.c")),
     ("ignorer", include_str!("../c/ignorer.c")),
     ("memcheck", include_str!("../c/memcheck.c")),
     ("preforked", include_str!("../c/preforked.c")),
@@ -67,7 +69,7 @@ pub fn program(name: &str, args: &[&str], ports: &[u16]) -> Result<Program, Erro
     })
 }
 
-/// A connection to `memcheck` or `ignorer`: a line for a line, with a nonce that stays the same.
+/// A connection to `memcheck` or another that answers with a nonce: a line for a line, with a nonce that stays the same.
 #[derive(Debug)]
 pub struct LineSession {
     stream: Stream,
@@ -90,7 +92,15 @@ impl LineSession {
     /// # Errors
     /// Where none comes, or from another instance.
     pub fn ask(&mut self) -> Result<String, Error> {
-        self.stream.send(b"check\n")?;
+        self.tell("check")
+    }
+
+    /// Says a line, and gives back the answer.
+    ///
+    /// # Errors
+    /// As [`LineSession::ask`].
+    pub fn tell(&mut self, words: &str) -> Result<String, Error> {
+        self.stream.send(format!("{words}\n").as_bytes())?;
         let line = self.stream.line()?;
         let nonce = line.split(' ').find_map(|word| word.strip_prefix("nonce=")).map(str::to_owned);
         if nonce.is_none() || (self.nonce.is_some() && self.nonce != nonce) {

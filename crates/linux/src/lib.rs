@@ -6,16 +6,22 @@
 
 pub mod cpu;
 pub mod descriptor;
+pub mod fcntl;
+pub mod handle;
 pub mod kcmp;
 pub mod mount;
+pub mod notify;
 pub mod pagemap;
 pub mod probe;
 pub mod ptrace;
 #[cfg(feature = "tokio")]
 pub mod readable;
 pub mod registers;
+pub mod restorer;
 pub mod scheduling;
 pub mod seccomp;
+pub mod socket;
 pub mod spawn;
 pub mod tcp;
+pub mod thread;
 pub mod vm;

@@ -40,7 +40,7 @@ pub enum StopError {
 }
 
 /// Calls `ptrace` with plain numbers or pointers.
-fn ptrace(request: libc::c_uint, thread: libc::pid_t, address: usize, data: usize) -> io::Result<i64> {
+pub(crate) fn ptrace(request: libc::c_uint, thread: libc::pid_t, address: usize, data: usize) -> io::Result<i64> {
     // SAFETY: the callers pass requests whose `data` is a number, or a pointer to memory that they own and that is large
     // enough for the request. The kernel checks the thread id.
     let result = unsafe { libc::ptrace(request, thread, address, data) };
@@ -97,7 +97,7 @@ impl Drop for Seized {
     }
 }
 
-fn wait(thread: libc::pid_t) -> io::Result<libc::c_int> {
+pub(crate) fn wait(thread: libc::pid_t) -> io::Result<libc::c_int> {
     loop {
         let mut status = 0;
         // SAFETY: `status` is a valid place for an int for the whole call.
@@ -180,10 +180,24 @@ impl Tracee {
 
     /// Lets it go.
     pub fn detach(self) -> io::Result<()> {
+        self.detach_with(0)
+    }
+
+    /// Lets it go with a signal (0: none).
+    pub(crate) fn detach_with(self, signal: i32) -> io::Result<()> {
         let thread = self.thread();
-        let mut seized = self.0;
-        seized.attached = false;
-        ptrace(libc::PTRACE_DETACH, thread, 0, 0).map(drop)
+        self.forget();
+        ptrace(libc::PTRACE_DETACH, thread, 0, signal as usize).map(drop)
+    }
+
+    /// A child of the calling thread that traces itself, or was born traced, and has been seen to stop.
+    pub(crate) fn stopped_child(thread: i32) -> Self {
+        Self(Seized { thread, attached: true, not_send: PhantomData }, None)
+    }
+
+    /// Leaves it attached.
+    pub(crate) fn forget(mut self) {
+        self.0.attached = false;
     }
 }
 

@@ -1,6 +1,10 @@
-//! Reading and writing another process's memory: `process_vm_readv(2)` and `process_vm_writev(2)`.
+//! Reading and writing another process's memory: `process_vm_readv(2)` and `process_vm_writev(2)`; shared memory without
+//! a name.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr;
 
 /// A range of another process's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,4 +54,21 @@ pub fn write(process: i32, parts: &[(u64, &[u8])]) -> io::Result<()> {
         libc::process_vm_writev(process, here.as_ptr(), here.len() as _, there.as_ptr(), there.len() as _, 0)
     };
     checked(done, parts.iter().map(|(_, bytes)| bytes.len()).sum())
+}
+/// Shared memory as `mmap` with `MAP_SHARED | MAP_ANONYMOUS` makes it, open for reading and writing (`/dev/zero (deleted)`
+/// where it is mapped). Needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN.
+pub fn shared_anonymous(bytes: u64) -> io::Result<OwnedFd> {
+    let len = usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at a place that the kernel chooses; nothing else lies there.
+    let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags | libc::MAP_NORESERVE, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let end = (start as usize).saturating_add(len.next_multiple_of(4096));
+    let opened =
+        File::options().read(true).write(true).open(format!("/proc/self/map_files/{:x}-{end:x}", start as usize));
+    // SAFETY: the mapping made above; nobody has been given an address in it.
+    unsafe { libc::munmap(start, len) };
+    opened.map(OwnedFd::from)
 }

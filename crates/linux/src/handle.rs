@@ -1,0 +1,51 @@
+//! Files by their kernel handle: `open_by_handle_at(2)`.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+/// Bytes that a handle has at most (`MAX_HANDLE_SZ`).
+pub const MAX_BYTES: usize = 128;
+
+#[repr(C)]
+struct FileHandle {
+    bytes: u32,
+    kind: i32,
+    handle: [u8; MAX_BYTES],
+}
+
+/// Opens the file with this handle on the file system that `mount` lies on, with `O_PATH`.
+///
+/// # Errors
+/// `ESTALE` if there is no such file any more; `EINVAL` for a handle that is too long.
+pub fn open(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<OwnedFd> {
+    let mut whole = FileHandle { bytes: handle.len() as u32, kind, handle: [0; MAX_BYTES] };
+    let place = whole.handle.get_mut(..handle.len()).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+    place.copy_from_slice(handle);
+    // SAFETY: the kernel reads a `struct file_handle` (two numbers and `bytes` bytes, at most the 128 that are there) from
+    // `whole`, which lives through the call.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_open_by_handle_at,
+            mount.as_fd().as_raw_fd(),
+            &raw mut whole,
+            libc::O_PATH | libc::O_CLOEXEC,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for us; nobody else knows its number.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_that_are_not_handles_are_refused() {
+        let root = std::fs::File::open("/").unwrap();
+        assert!(open(&root, 1, &[0; MAX_BYTES + 1]).is_err());
+        assert!(open(&root, 1, &[0xff; 8]).is_err());
+    }
+}

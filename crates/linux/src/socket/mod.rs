@@ -1,0 +1,104 @@
+//! Sockets as a capture needs them: addresses as bytes, what waits in a socket without taking it, options by number.
+//!
+//! Sources: `socket(7)`, `unix(7)`, `recvmsg(2)`.
+
+mod message;
+mod option;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+pub use message::{Peeked, Sent, peek, send};
+pub use option::{PLAIN, Plain, get, set};
+
+/// Bytes of the longest address (`sockaddr_storage`).
+pub const ADDRESS_BYTES: usize = 128;
+/// `SIOCUNIXFILE`.
+const UNIX_FILE: libc::Ioctl = 0x89E0;
+/// `SIOCOUTQ`.
+const UNSENT: libc::Ioctl = 0x5411;
+
+pub(crate) fn check(answer: libc::c_int) -> io::Result<libc::c_int> {
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+}
+
+/// The address that a socket is bound to: a `sockaddr` of its family.
+pub fn local_address(socket: impl AsFd) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; ADDRESS_BYTES];
+    let mut len = ADDRESS_BYTES as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `len` bytes to `bytes`, which has as many.
+    check(unsafe { libc::getsockname(fd, bytes.as_mut_ptr().cast(), &raw mut len) })?;
+    bytes.truncate(len as usize);
+    Ok(bytes)
+}
+
+/// The address that a socket is connected to; `None` if it is not.
+pub fn remote_address(socket: impl AsFd) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = vec![0; ADDRESS_BYTES];
+    let mut len = ADDRESS_BYTES as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `len` bytes to `bytes`, which has as many.
+    match check(unsafe { libc::getpeername(fd, bytes.as_mut_ptr().cast(), &raw mut len) }) {
+        Ok(_) => {
+            bytes.truncate(len as usize);
+            Ok(Some(bytes))
+        }
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// `bind(2)` to an address given as a `sockaddr`.
+pub fn bind(socket: impl AsFd, address: &[u8]) -> io::Result<()> {
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel reads `address.len()` bytes from `address`.
+    check(unsafe { libc::bind(fd, address.as_ptr().cast(), address.len() as libc::socklen_t) }).map(drop)
+}
+
+/// `connect(2)` to an address given as a `sockaddr`.
+pub fn connect(socket: impl AsFd, address: &[u8]) -> io::Result<()> {
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel reads `address.len()` bytes from `address`.
+    check(unsafe { libc::connect(fd, address.as_ptr().cast(), address.len() as libc::socklen_t) }).map(drop)
+}
+
+/// The file that a unix socket is bound to, opened with `O_PATH`; `None` if it is not bound to one.
+pub fn unix_file(socket: impl AsFd) -> io::Result<Option<OwnedFd>> {
+    // SAFETY: SIOCUNIXFILE takes no argument.
+    match check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), UNIX_FILE, 0) }) {
+        // SAFETY: the kernel has just made this descriptor for us; nobody else knows its number.
+        Ok(fd) => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Bytes that a socket has sent and its peer has not taken (unix), or not acknowledged (TCP).
+pub fn unsent(socket: impl AsFd) -> io::Result<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ writes an int to `bytes`, which lives through the call.
+    check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), UNSENT, &raw mut bytes) })?;
+    Ok(bytes.unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn addresses_are_their_bytes() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = local_address(&listener).unwrap();
+        assert_eq!(address.len(), 16);
+        assert_eq!(u16::from_be_bytes([address[2], address[3]]), listener.local_addr().unwrap().port());
+        assert_eq!(remote_address(&listener).unwrap(), None);
+        let (a, b) = UnixStream::pair().unwrap();
+        assert_eq!(local_address(&a).unwrap().len(), 2);
+        assert!(remote_address(&a).unwrap().is_some());
+        assert!(unix_file(&a).unwrap().is_none());
+        rustix::io::write(&b, b"abc").unwrap();
+        assert!(unsent(&b).unwrap() > 0);
+    }
+}

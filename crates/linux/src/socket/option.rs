@@ -1,0 +1,265 @@
+//! Options that are plain values, so that they can be read from one socket and set on another.
+//!
+//! Others hold addresses of memory (filters, zero-copy) or do something (membership of groups); those are not reached
+//! from here, whatever number is given.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use super::check;
+
+/// Bytes of the longest value.
+const VALUE_BYTES: usize = 256;
+
+const SOCKET: i32 = libc::SOL_SOCKET;
+const IP: i32 = libc::IPPROTO_IP;
+const IPV6: i32 = libc::IPPROTO_IPV6;
+const TCP: i32 = libc::IPPROTO_TCP;
+const UDP: i32 = libc::IPPROTO_UDP;
+const RAW: i32 = libc::SOL_RAW;
+const NETLINK: i32 = libc::SOL_NETLINK;
+
+/// An option: how it is read and how it is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plain {
+    /// Level.
+    pub level: i32,
+    /// Name to read it by.
+    pub get: i32,
+    /// Name to set it by: another one where limits would be in the way.
+    pub set: i32,
+    /// What is set is half of what is read (the kernel doubles it).
+    pub halved: bool,
+    /// It must be set when everything else is done: filling a queue, listening.
+    pub late: bool,
+}
+
+const fn plain(level: i32, name: i32) -> Plain {
+    Plain { level, get: name, set: name, halved: false, late: false }
+}
+
+const fn late(level: i32, name: i32) -> Plain {
+    Plain { late: true, ..plain(level, name) }
+}
+
+/// Every option that is known to be plain, in the order in which they are to be set.
+pub const PLAIN: &[Plain] = &[
+    plain(SOCKET, libc::SO_DEBUG),
+    plain(SOCKET, libc::SO_REUSEADDR),
+    plain(SOCKET, libc::SO_REUSEPORT),
+    plain(SOCKET, libc::SO_BROADCAST),
+    plain(SOCKET, libc::SO_DONTROUTE),
+    plain(SOCKET, libc::SO_KEEPALIVE),
+    plain(SOCKET, libc::SO_OOBINLINE),
+    plain(SOCKET, libc::SO_LINGER),
+    plain(SOCKET, libc::SO_BINDTODEVICE),
+    plain(SOCKET, libc::SO_MARK),
+    plain(SOCKET, libc::SO_NO_CHECK),
+    // After SO_MARK and IP_TOS, which change it.
+    plain(IP, libc::IP_TOS),
+    plain(SOCKET, libc::SO_PRIORITY),
+    plain(SOCKET, libc::SO_PASSCRED),
+    plain(SOCKET, libc::SO_PASSSEC),
+    plain(SOCKET, SO_PASSPIDFD),
+    late(SOCKET, SO_PASSRIGHTS),
+    plain(SOCKET, libc::SO_RCVTIMEO),
+    plain(SOCKET, libc::SO_SNDTIMEO),
+    plain(SOCKET, libc::SO_TIMESTAMP),
+    plain(SOCKET, libc::SO_TIMESTAMPNS),
+    plain(SOCKET, SO_TIMESTAMP_NEW),
+    plain(SOCKET, SO_TIMESTAMPNS_NEW),
+    plain(SOCKET, libc::SO_TIMESTAMPING),
+    plain(SOCKET, libc::SO_RXQ_OVFL),
+    plain(SOCKET, libc::SO_BUSY_POLL),
+    plain(SOCKET, libc::SO_PREFER_BUSY_POLL),
+    plain(SOCKET, libc::SO_MAX_PACING_RATE),
+    plain(SOCKET, libc::SO_ZEROCOPY),
+    plain(SOCKET, SO_TXREHASH),
+    plain(SOCKET, SO_RCVMARK),
+    Plain { set: libc::SO_SNDBUFFORCE, halved: true, ..late(SOCKET, libc::SO_SNDBUF) },
+    Plain { set: libc::SO_RCVBUFFORCE, halved: true, ..late(SOCKET, libc::SO_RCVBUF) },
+    late(SOCKET, SO_BUF_LOCK),
+    late(SOCKET, libc::SO_RCVLOWAT),
+    late(SOCKET, libc::SO_PEEK_OFF),
+    plain(IP, libc::IP_TTL),
+    plain(IP, libc::IP_HDRINCL),
+    plain(IP, libc::IP_RECVOPTS),
+    plain(IP, libc::IP_RETOPTS),
+    plain(IP, libc::IP_PKTINFO),
+    plain(IP, libc::IP_MTU_DISCOVER),
+    plain(IP, libc::IP_RECVERR),
+    plain(IP, libc::IP_RECVTTL),
+    plain(IP, libc::IP_RECVTOS),
+    plain(IP, libc::IP_FREEBIND),
+    plain(IP, libc::IP_PASSSEC),
+    plain(IP, libc::IP_TRANSPARENT),
+    plain(IP, libc::IP_RECVORIGDSTADDR),
+    plain(IP, libc::IP_MINTTL),
+    plain(IP, libc::IP_NODEFRAG),
+    plain(IP, IP_CHECKSUM),
+    plain(IP, libc::IP_BIND_ADDRESS_NO_PORT),
+    plain(IP, IP_RECVFRAGSIZE),
+    plain(IP, IP_RECVERR_RFC4884),
+    plain(IP, libc::IP_MULTICAST_IF),
+    plain(IP, libc::IP_MULTICAST_TTL),
+    plain(IP, libc::IP_MULTICAST_LOOP),
+    plain(IP, libc::IP_MULTICAST_ALL),
+    plain(IP, IP_UNICAST_IF),
+    plain(IP, IP_LOCAL_PORT_RANGE),
+    plain(IPV6, libc::IPV6_V6ONLY),
+    plain(IPV6, libc::IPV6_UNICAST_HOPS),
+    plain(IPV6, libc::IPV6_MULTICAST_IF),
+    plain(IPV6, libc::IPV6_MULTICAST_HOPS),
+    plain(IPV6, libc::IPV6_MULTICAST_LOOP),
+    plain(IPV6, libc::IPV6_MULTICAST_ALL),
+    plain(IPV6, libc::IPV6_MTU_DISCOVER),
+    plain(IPV6, libc::IPV6_RECVERR),
+    plain(IPV6, libc::IPV6_FLOWINFO),
+    plain(IPV6, libc::IPV6_FLOWINFO_SEND),
+    plain(IPV6, libc::IPV6_RECVPKTINFO),
+    plain(IPV6, libc::IPV6_RECVHOPLIMIT),
+    plain(IPV6, libc::IPV6_RECVRTHDR),
+    plain(IPV6, libc::IPV6_RECVHOPOPTS),
+    plain(IPV6, libc::IPV6_RECVDSTOPTS),
+    plain(IPV6, libc::IPV6_RECVTCLASS),
+    plain(IPV6, libc::IPV6_TCLASS),
+    plain(IPV6, libc::IPV6_DONTFRAG),
+    plain(IPV6, libc::IPV6_AUTOFLOWLABEL),
+    plain(IPV6, libc::IPV6_ADDR_PREFERENCES),
+    plain(IPV6, libc::IPV6_MINHOPCOUNT),
+    plain(IPV6, libc::IPV6_RECVORIGDSTADDR),
+    plain(IPV6, libc::IPV6_TRANSPARENT),
+    plain(IPV6, libc::IPV6_FREEBIND),
+    plain(IPV6, IPV6_UNICAST_IF),
+    plain(IPV6, IPV6_RECVERR_RFC4884),
+    plain(TCP, libc::TCP_NODELAY),
+    plain(TCP, libc::TCP_MAXSEG),
+    plain(TCP, libc::TCP_CORK),
+    plain(TCP, libc::TCP_KEEPIDLE),
+    plain(TCP, libc::TCP_KEEPINTVL),
+    plain(TCP, libc::TCP_KEEPCNT),
+    plain(TCP, libc::TCP_SYNCNT),
+    plain(TCP, libc::TCP_LINGER2),
+    plain(TCP, libc::TCP_DEFER_ACCEPT),
+    plain(TCP, libc::TCP_WINDOW_CLAMP),
+    plain(TCP, libc::TCP_CONGESTION),
+    plain(TCP, libc::TCP_USER_TIMEOUT),
+    plain(TCP, libc::TCP_THIN_LINEAR_TIMEOUTS),
+    plain(TCP, libc::TCP_FASTOPEN),
+    plain(TCP, TCP_NOTSENT_LOWAT),
+    plain(TCP, libc::TCP_FASTOPEN_CONNECT),
+    plain(TCP, TCP_FASTOPEN_NO_COOKIE),
+    plain(TCP, libc::TCP_SAVE_SYN),
+    plain(TCP, TCP_INQ),
+    plain(TCP, TCP_TX_DELAY),
+    plain(UDP, libc::UDP_CORK),
+    plain(UDP, UDP_ENCAP),
+    plain(UDP, UDP_NO_CHECK6_TX),
+    plain(UDP, UDP_NO_CHECK6_RX),
+    plain(UDP, libc::UDP_SEGMENT),
+    plain(UDP, libc::UDP_GRO),
+    plain(RAW, ICMP_FILTER),
+    plain(NETLINK, libc::NETLINK_PKTINFO),
+    plain(NETLINK, libc::NETLINK_BROADCAST_ERROR),
+    plain(NETLINK, libc::NETLINK_NO_ENOBUFS),
+    plain(NETLINK, libc::NETLINK_LISTEN_ALL_NSID),
+    plain(NETLINK, libc::NETLINK_CAP_ACK),
+    plain(NETLINK, libc::NETLINK_EXT_ACK),
+    plain(NETLINK, libc::NETLINK_GET_STRICT_CHK),
+];
+
+// Numbers of `include/uapi` that libc does not have.
+const SO_TIMESTAMP_NEW: i32 = 63;
+const SO_TIMESTAMPNS_NEW: i32 = 64;
+const SO_BUF_LOCK: i32 = 72;
+const SO_TXREHASH: i32 = 74;
+const SO_RCVMARK: i32 = 75;
+const SO_PASSPIDFD: i32 = 76;
+const SO_PASSRIGHTS: i32 = 83;
+const IP_CHECKSUM: i32 = 23;
+const IP_RECVFRAGSIZE: i32 = 25;
+const IP_RECVERR_RFC4884: i32 = 26;
+const IP_UNICAST_IF: i32 = 50;
+const IP_LOCAL_PORT_RANGE: i32 = 51;
+const IPV6_UNICAST_IF: i32 = 76;
+const IPV6_RECVERR_RFC4884: i32 = 31;
+const TCP_NOTSENT_LOWAT: i32 = 25;
+const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
+const TCP_INQ: i32 = 36;
+const TCP_TX_DELAY: i32 = 37;
+const UDP_ENCAP: i32 = 100;
+const UDP_NO_CHECK6_TX: i32 = 101;
+const UDP_NO_CHECK6_RX: i32 = 102;
+const ICMP_FILTER: i32 = 1;
+
+impl Plain {
+    /// The option that is read by this number; `None` if it is not one of [`PLAIN`].
+    pub fn find(level: i32, get: i32) -> Option<&'static Self> {
+        PLAIN.iter().find(|option| option.level == level && option.get == get)
+    }
+}
+
+/// Reads an option.
+pub fn get(socket: impl AsFd, option: &Plain) -> io::Result<Vec<u8>> {
+    let known = Plain::find(option.level, option.get).ok_or(io::ErrorKind::InvalidInput)?;
+    let mut value = vec![0; VALUE_BYTES];
+    let mut len = VALUE_BYTES as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `len` bytes to `value`, which has as many; options that are listed as plain
+    // write nowhere else.
+    check(unsafe { libc::getsockopt(fd, known.level, known.get, value.as_mut_ptr().cast(), &raw mut len) })?;
+    value.truncate(len as usize);
+    Ok(value)
+}
+
+/// Sets an option to what [`get`] has read.
+pub fn set(socket: impl AsFd, option: &Plain, value: &[u8]) -> io::Result<()> {
+    let known = Plain::find(option.level, option.get).ok_or(io::ErrorKind::InvalidInput)?;
+    let halved;
+    let mut value = value;
+    if known.halved {
+        let whole = i32::from_ne_bytes(value.try_into().map_err(|_| io::ErrorKind::InvalidInput)?);
+        halved = (whole / 2).to_ne_bytes();
+        value = &halved;
+    }
+    let (fd, len) = (socket.as_fd().as_raw_fd(), value.len() as libc::socklen_t);
+    // SAFETY: the kernel reads `len` bytes from `value`; options that are listed as plain read nothing else.
+    check(unsafe { libc::setsockopt(fd, known.level, known.set, value.as_ptr().cast(), len) }).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, UdpSocket};
+
+    #[test]
+    fn every_option_is_there_once() {
+        for (n, option) in PLAIN.iter().enumerate() {
+            let again = PLAIN[..n].iter().find(|other| (other.level, other.get) == (option.level, option.get));
+            assert_eq!(again, None);
+        }
+    }
+
+    #[test]
+    fn what_is_read_can_be_set() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let size = Plain::find(SOCKET, libc::SO_RCVBUF).unwrap();
+        let before = get(&socket, size).unwrap();
+        set(&socket, size, &400_000_i32.to_ne_bytes()).unwrap();
+        assert_eq!(get(&socket, size).unwrap(), 400_000_i32.to_ne_bytes());
+        set(&socket, size, &before).unwrap();
+        assert_eq!(get(&socket, size).unwrap(), before);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let congestion = Plain::find(TCP, libc::TCP_CONGESTION).unwrap();
+        set(&listener, congestion, b"reno").unwrap();
+        assert!(get(&listener, congestion).unwrap().starts_with(b"reno\0"));
+    }
+
+    #[test]
+    fn options_with_addresses_in_them_are_not_reached() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let filter = plain(SOCKET, libc::SO_ATTACH_FILTER);
+        assert!(set(&socket, &filter, &[0; 16]).is_err());
+        assert!(get(&socket, &filter).is_err());
+    }
+}

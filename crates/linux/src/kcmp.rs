@@ -4,7 +4,6 @@ use std::cmp::Ordering;
 use std::io;
 
 const KCMP_FILE: libc::c_int = 0;
-const KCMP_VM: libc::c_int = 1;
 const KCMP_EPOLL_TFD: libc::c_int = 7;
 
 /// `struct kcmp_epoll_slot`: the `occurrence`-th registration under number `target` in epoll descriptor `epoll`.
@@ -29,10 +28,29 @@ fn order(answer: libc::c_long) -> io::Result<Ordering> {
     }
 }
 
+/// What two processes or threads may share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Shared {
+    /// The address space (`CLONE_VM`).
+    Memory = 1,
+    /// The table of descriptors (`CLONE_FILES`).
+    Descriptors = 2,
+    /// Root and working directory (`CLONE_FS`).
+    Directories = 3,
+    /// Undo operations of semaphores (`CLONE_SYSVSEM`).
+    Semaphores = 6,
+}
+
 /// Orders the address spaces of two processes; equal means that they share one (`vfork`, `CLONE_VM`).
 pub fn address_spaces(a: i32, b: i32) -> io::Result<Ordering> {
+    compare(Shared::Memory, a, b)
+}
+
+/// Orders what two processes or threads have of a kind; equal means that they share it.
+pub fn compare(what: Shared, a: i32, b: i32) -> io::Result<Ordering> {
     // SAFETY: kcmp takes numbers only.
-    order(unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) })
+    order(unsafe { libc::syscall(libc::SYS_kcmp, a, b, what as libc::c_int, 0, 0) })
 }
 
 /// Orders two descriptors (process and number) by the open file behind them; equal means that it is the same one.

@@ -126,6 +126,13 @@ impl Entry {
         self.0 & (1 << 56) != 0
     }
 
+    /// Number of the page's frame, if it is in memory and the caller may know it (CAP_SYS_ADMIN).
+    pub const fn frame(self) -> Option<u64> {
+        const SWAPPED: u64 = 1 << 62;
+        let frame = self.0 & ((1 << 55) - 1);
+        if self.present() && self.0 & SWAPPED == 0 && frame != 0 { Some(frame) } else { None }
+    }
+
     /// In memory (bit 63).
     pub const fn present(self) -> bool {
         self.0 & (1 << 63) != 0

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Router;
@@ -108,7 +109,11 @@ impl Server {
             warn!("some requests were still running and are given up");
         }
         hub.close().await;
-        info!("ended; apps are left as they are");
+        if hub.resting.load(Ordering::Acquire) {
+            info!("ended; every app rests, and what was set up is removed");
+        } else {
+            info!("ended; apps are left as they are");
+        }
         Ok(())
     }
 }

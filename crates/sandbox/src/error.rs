@@ -84,6 +84,9 @@ pub enum CgroupError {
     /// The processes did not all end in time.
     #[error("cgroup {} still has processes {} ms after they were killed", path.display(), after.as_millis())]
     NotEmpty { path: PathBuf, after: Duration },
+    /// What keeps a group from being removed does not go away.
+    #[error("cgroup {} is still in use after {} s: {users}", path.display(), after.as_secs())]
+    InUse { path: PathBuf, users: String, after: Duration },
     /// A limit was asked for that no controller here can enforce.
     #[error("the {limit} limit cannot be enforced: {why}")]
     NoController { limit: &'static str, why: String },

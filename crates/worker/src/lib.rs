@@ -33,3 +33,6 @@ pub use worker::{OpenError, Worker};
 
 /// Time that apps get to end by themselves when everything is taken down.
 const TEARDOWN_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Apps that are stopped at the same time then.
+const TEARDOWN_AT_ONCE: usize = 8;

@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::StreamExt;
 use tokio::sync::{mpsc, oneshot};
 use torpor_api::error::{ApiError, ErrorKind, chain};
 use torpor_api::spec::Source;
@@ -66,6 +67,15 @@ impl Worker {
         let (answer, answered) = oneshot::channel();
         order(&app, make(answer)).await?;
         answered.await.map_err(|_| gone(&app.record.spec.name))
+    }
+
+    /// Stops an app for a teardown.
+    async fn rest(&self, record: Arc<AppRecord>) -> Result<(), ApiError> {
+        match self.status(&record.id).await {
+            Ok(status) if status.state != State::Stopped => self.stop(&record.id, crate::TEARDOWN_GRACE).await,
+            // It rests; or its task has ended, with it.
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 
     async fn run_session(&self, id: &str, request: ExecRequest) -> Result<ExecSession, ApiError> {
@@ -208,11 +218,16 @@ impl WorkerPort for Worker {
     }
 
     async fn teardown(&self) -> Result<(), ApiError> {
-        for record in self.records() {
-            let Ok(status) = self.status(&record.id).await else { continue };
-            if status.state != State::Stopped {
-                self.stop(&record.id, crate::TEARDOWN_GRACE).await?;
-            }
+        let stops = self.records().into_iter().map(|record| self.rest(record));
+        let mut stops = futures_util::stream::iter(stops).buffer_unordered(crate::TEARDOWN_AT_ONCE);
+        // Every app is asked to end before the first that would not is told of.
+        let mut failed = None;
+        while let Some(stopped) = stops.next().await {
+            failed = failed.or(stopped.err());
+        }
+        drop(stops);
+        if let Some(error) = failed {
+            return Err(error);
         }
         self.end_everything().await.map_err(|error| ApiError::new(ErrorKind::Internal, chain(&error)))
     }

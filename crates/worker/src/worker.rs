@@ -140,8 +140,18 @@ impl Worker {
         self.shared.network.teardown().await?;
         let shared = self.shared.clone();
         let ended = tokio::task::spawn_blocking(move || -> Result<(), TeardownError> {
-            Client::connect(shared.keeper.path())?.shutdown()?;
-            shared.launcher.hierarchies().remove_parent(&shared.config.instance)?;
+            match Client::connect(shared.keeper.path()) {
+                Ok(keeper) => keeper.shutdown()?,
+                // An earlier attempt has ended it, and failed behind that.
+                Err(torpor_keeper::Error::NotRunning { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let (hierarchies, instance) = (shared.launcher.hierarchies(), &shared.config.instance);
+            for id in hierarchies.apps(instance)? {
+                tracing::warn!(id, "removing the cgroup of an app that was never started completely");
+                hierarchies.remove_app(instance, &id)?;
+            }
+            hierarchies.remove_parent(instance)?;
             Ok(())
         });
         match ended.await {

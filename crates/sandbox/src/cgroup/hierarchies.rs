@@ -9,7 +9,7 @@ use procfs::process::{MountInfo, MountInfos};
 use rustix::mount::MountFlags;
 
 use super::files::{is_gone, make_directory, read, write};
-use super::remove_group;
+use super::{Cgroup, groups_below, remove_group};
 use crate::error::CgroupError;
 use crate::spec::check_name;
 
@@ -195,10 +195,35 @@ impl Hierarchies {
         Ok(())
     }
 
+    /// Ids of the apps that still have groups below `parent`, in any hierarchy.
+    ///
+    /// # Errors
+    /// When a directory cannot be read.
+    pub fn apps(&self, parent: &str) -> Result<BTreeSet<String>, CgroupError> {
+        let legacy = self.legacy.iter().filter(|hierarchy| !hierarchy.needs_set_up());
+        let mut ids = BTreeSet::new();
+        for group in legacy.map(|hierarchy| hierarchy.mount.join(parent)).chain([self.core.join(parent)]) {
+            let failed = |source| CgroupError::File { doing: "listing cgroup", path: group.clone(), source };
+            ids.extend(groups_below(&group).map_err(failed)?);
+        }
+        ids.remove(SUPPORT);
+        Ok(ids)
+    }
+
+    /// Kills and removes the group of an app that nobody has a record of: left by a crash while it was being started.
+    ///
+    /// # Errors
+    /// When its processes do not end, or a group cannot be removed.
+    pub fn remove_app(&self, parent: &str, id: &str) -> Result<(), CgroupError> {
+        let cgroup = Cgroup::at(self, parent, id);
+        cgroup.kill()?;
+        cgroup.remove()
+    }
+
     /// Removes the shared groups of `parent`; the groups of its apps must be gone. Fine if there are none.
     ///
     /// # Errors
-    /// When one still has processes or groups below it.
+    /// When one still has processes or groups below it, after a time for them to end.
     pub fn remove_parent(&self, parent: &str) -> Result<(), CgroupError> {
         remove_group(&self.core.join(parent).join(SUPPORT))?;
         remove_group(&self.core.join(parent))?;

@@ -28,10 +28,12 @@ use crate::spec::Limits;
 const CPU_PERIOD_US: u64 = 100_000;
 /// How long killed processes may take to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
-/// How long a group without processes may refuse to go away: v1 has no event for it.
+/// How long a group whose processes are ending may refuse to go away.
 const REMOVE_DEADLINE: Duration = Duration::from_secs(10);
-/// Pause between attempts to remove such a group.
+/// Pause between attempts to remove it where no event tells: in v1, and while the kernel still sees a process that has ended.
 const REMOVE_PAUSE: Duration = Duration::from_millis(1);
+/// Processes and groups that are named where a group cannot be removed.
+const SHOWN_USERS: usize = 5;
 /// What programs may do with devices where a v1 devices hierarchy guards them: make any node, use the harmless ones.
 const DEVICES: [&str; 10] = [
     "c *:* m",
@@ -324,9 +326,15 @@ impl Cgroup {
     }
 }
 
-/// Removes the directory of a group, trying again for a moment while the kernel still sees a dying process in it.
+/// Removes the directory of a group once its last process has ended; says who is in it where that does not come.
 fn remove_group(path: &Path) -> Result<(), CgroupError> {
     let started = Instant::now();
+    let events = path.join("cgroup.events");
+    // Only v2 has them. Whether they come in time or not, removing tells.
+    match wait_for_event(&events, "populated 0", REMOVE_DEADLINE) {
+        Err(error) if !files::is_gone(&error) => return Err(error),
+        _ => {}
+    }
     loop {
         match fs::remove_dir(path) {
             Ok(()) => return Ok(()),
@@ -334,9 +342,42 @@ fn remove_group(path: &Path) -> Result<(), CgroupError> {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy && started.elapsed() < REMOVE_DEADLINE => {
                 std::thread::sleep(REMOVE_PAUSE);
             }
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                let users = users(path);
+                return Err(CgroupError::InUse { path: path.to_owned(), users, after: REMOVE_DEADLINE });
+            }
             Err(source) => return Err(CgroupError::File { doing: "removing cgroup", path: path.to_owned(), source }),
         }
     }
+}
+
+/// The processes and groups in a group, in words.
+fn users(path: &Path) -> String {
+    let pids = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+    let name = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
+    let mut found: Vec<String> = pids.lines().map(|pid| format!("process {pid} ({})", name(pid))).collect();
+    found.extend(groups_below(path).unwrap_or_default().iter().map(|name| format!("group {name}")));
+    match found.len() {
+        0 => "by something that ended in this moment".to_owned(),
+        count @ 1..=SHOWN_USERS => found[..count].join(", "),
+        count => format!("{} and {} more", found[..SHOWN_USERS].join(", "), count - SHOWN_USERS),
+    }
+}
+
+/// Names of the groups in a group; none where it is gone.
+fn groups_below(path: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    Ok(names)
 }
 
 #[cfg(test)]

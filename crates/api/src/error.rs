@@ -29,12 +29,16 @@ pub struct ApiError {
     /// What the user can do about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
+    /// Where a program was to be run and cannot be: the exit status that a shell gives for this, 127 if there is none of that
+    /// name and 126 if it cannot be executed. The command line ends with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_status: Option<i32>,
 }
 
 impl ApiError {
     /// An error of `kind` that says `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), hint: None }
+        Self { kind, message: message.into(), hint: None, exit_status: None }
     }
 
     /// The same error with advice.

@@ -189,7 +189,7 @@ impl App {
                 self.run();
             }
             Event::Started => self.started(),
-            Event::StartFailed(reason) => self.start_failed(reason),
+            Event::StartFailed(failure) => self.start_failed(failure),
             Event::CaptureCommitted => self.committed(),
             Event::CaptureAborted(by) => self.capture_aborted(by),
             Event::CaptureRefused { reasons, retry } => self.capture_refused(reasons, retry),

@@ -4,7 +4,7 @@ use std::mem;
 
 use crate::action::{Action, Note, Refusal};
 use crate::app::{App, Goal, Stop};
-use crate::event::{Exit, Text, WakeCause};
+use crate::event::{Exit, StartFailure, WakeCause};
 use crate::idle::Use;
 use crate::phase::{Ending, Next, Phase, StartedBy, StopReason};
 use crate::policy::{KILL_AGAIN, RAN_WELL, RESTART_DELAY, RestartPolicy};
@@ -23,9 +23,12 @@ impl App {
         self.run();
     }
 
-    pub(crate) fn start_failed(&mut self, reason: Text) {
+    pub(crate) fn start_failed(&mut self, StartFailure { reason, status }: StartFailure) {
         let Phase::Starting { by } = self.phase else { return };
         self.exited = None;
+        if let Some(status) = status {
+            self.last_exit = Some((Exit::NotRun(status, reason.clone()), self.now));
+        }
         self.emit(Note::StartFailed(reason.clone()));
         if let Some(stop) = self.stop.take() {
             self.answer(|goal| goal == Goal::Ended, &Ok(()));

@@ -32,7 +32,7 @@ pub enum Event {
     /// [`Action::Spawn`](crate::Action::Spawn): the initial process runs.
     Started,
     /// [`Action::Spawn`](crate::Action::Spawn): it could not be started, and nothing of it is left.
-    StartFailed(Text),
+    StartFailed(StartFailure),
     /// [`Action::BeginCapture`](crate::Action::BeginCapture): the image is durable; no way back but a wake.
     CaptureCommitted,
     /// [`Action::BeginCapture`](crate::Action::BeginCapture): all memory is dropped. `next_timer`: when it must be
@@ -181,6 +181,8 @@ pub enum Exit {
     MemoryLimit(u64),
     /// Its image was damaged while it slept.
     Lost(Text),
+    /// Its program could not be run: the status that a shell gives for this, and why.
+    NotRun(i32, Text),
     /// While nobody watched: the daemon or the machine was down.
     Unknown,
 }
@@ -195,8 +197,30 @@ impl fmt::Display for Exit {
             }
             Self::MemoryLimit(bytes) => write!(f, "killed by the memory limit ({bytes} bytes)"),
             Self::Lost(reason) => write!(f, "lost: its image was damaged: {reason}"),
+            Self::NotRun(status, reason) => write!(f, "{reason} (status {status})"),
             Self::Unknown => f.write_str("ended while the worker was down"),
         }
+    }
+}
+
+/// Why an app could not be started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartFailure {
+    /// In words.
+    pub reason: Text,
+    /// Where its program cannot be run: the exit status that a shell gives for this.
+    pub status: Option<i32>,
+}
+
+impl From<Text> for StartFailure {
+    fn from(reason: Text) -> Self {
+        Self { reason, status: None }
+    }
+}
+
+impl From<&str> for StartFailure {
+    fn from(reason: &str) -> Self {
+        Text::from(reason).into()
     }
 }
 

@@ -60,7 +60,9 @@ mod watch;
 
 pub use action::{Action, Note, Refusal};
 pub use app::{App, Counts, MAX_WAITING};
-pub use event::{Event, Exit, Found, Observation, Request, Retry, SleepCause, Text, Ticket, WakeCause, WakeFailure};
+pub use event::{
+    Event, Exit, Found, Observation, Request, Retry, SleepCause, StartFailure, Text, Ticket, WakeCause, WakeFailure,
+};
 pub use explain::Account;
 pub use idle::{Blocker, OBSERVE_MAX, OBSERVE_MIN};
 pub use phase::{Asleep, Awake, Ending, Next, Phase, StartedBy, StopReason, WakeRetry};

@@ -74,6 +74,17 @@ pub enum SandboxError {
     },
 }
 
+impl SandboxError {
+    /// Where the program itself cannot be run: the exit status that a shell gives for this.
+    pub fn exit_status(&self) -> Option<i32> {
+        match self {
+            Self::Setup(SetupError::ProgramNotFound { .. }) => Some(127),
+            Self::Setup(SetupError::NotExecutable { .. } | SetupError::NoInterpreter { .. }) => Some(126),
+            _ => None,
+        }
+    }
+}
+
 /// Why a cgroup operation failed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are the operands of the message")]

@@ -72,7 +72,7 @@ fn exec_passes_streams_user_directory_and_status() {
         let output = exec(&place, &flags, who, b"");
         assert!(!output.status.success() && said(&output).contains(words), "{}", said(&output));
     }
-    let none = place.refused(&["exec", "app", "--", "/bin/none"], 2);
+    let none = place.refused(&["exec", "app", "--", "/bin/none"], 127);
     assert!(none.contains("/bin/none"), "{none}");
     assert!(place.refused(&["exec", "nobody", "--", "/bin/x"], 3).contains("nobody"));
     // It sees the app, and nothing of the machine.
@@ -358,4 +358,54 @@ fn events_stats_and_explain_tell_what_happens() {
     assert_eq!(place.daemon.state("busy").unwrap(), "running");
     let all = place.daemon.json(&["stats"]).unwrap();
     assert_eq!(all.as_array().unwrap().len(), 2, "{all}");
+}
+
+/// Asks the app's own record how it last ended.
+fn last_exit(place: &Place, app: &str) -> (i64, String) {
+    let exit = place.daemon.json(&["inspect", app]).unwrap()["status"]["last_exit"].clone();
+    (exit["code"].as_i64().unwrap(), exit["reason"].as_str().unwrap().to_owned())
+}
+
+#[test]
+fn a_program_that_cannot_be_run_is_told_of_as_shells_do() {
+    let place = Place::new();
+    let tarball = place.script("app", "");
+    let (tarball, opt) = (tarball.to_str().unwrap(), place.directory("opt"));
+    let volume = format!("{}:/opt", opt.display());
+    let run = |command: &str| -> Vec<String> {
+        let line =
+            ["run", "--name", "app", "--base", "python", "--restart", "no", "-v", &volume, tarball, "--", command];
+        line.map(str::to_owned).to_vec()
+    };
+    let tried = |command: &str, code: i32| {
+        let line = run(command);
+        let said = place.refused(&line.iter().map(String::as_str).collect::<Vec<_>>(), code);
+        assert!(said.contains(command) && said.contains("was not made"), "{said}");
+        assert_eq!(place.daemon.json(&["ps"]).unwrap(), Value::Array(Vec::new()), "nothing is left of it");
+    };
+    tried("/no/such/program", 127);
+    tried("no-such-program", 127);
+    tried("/srv", 126);
+    let events = place.daemon.ok(&["events", "--app", "app"]).unwrap();
+    assert!(events.contains("program `/no/such/program` not found"), "{events}");
+    // One that is lost later.
+    let program = opt.join("program");
+    std::fs::write(&program, "#!/bin/sh\nexec sleep 1000\n").unwrap();
+    let mode = |mode| std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    mode(0o755);
+    place.daemon.ok(&run("/opt/program")).unwrap();
+    let said = place.refused(&["exec", "app", "--", "no-such-command"], 127);
+    assert!(said.contains("no-such-command"), "{said}");
+    place.refused(&["exec", "app", "--", "/srv"], 126);
+    place.daemon.ok(&["stop", "-t", "0s", "app"]).unwrap();
+    mode(0o644);
+    place.refused(&["start", "app"], 126);
+    assert_eq!(last_exit(&place, "app").0, 126);
+    std::fs::remove_file(&program).unwrap();
+    place.refused(&["restart", "app"], 127);
+    let (code, reason) = last_exit(&place, "app");
+    assert!(code == 127 && reason.contains("`/opt/program` not found"), "{code}: {reason}");
+    assert_eq!(place.daemon.state("app").unwrap(), "stopped");
+    let events = place.daemon.ok(&["events", "--app", "app"]).unwrap();
+    assert!(events.contains("could not be started: program `/opt/program` not found"), "{events}");
 }

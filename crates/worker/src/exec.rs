@@ -61,7 +61,10 @@ fn start(shared: &Shared, record: &AppRecord, sandbox: &Sandbox, request: ExecRe
         user,
         cwd: workdir.filter(|path| !path.as_os_str().is_empty()).unwrap_or_else(|| "/".into()),
     };
-    let fails = |error: torpor_sandbox::SandboxError| ApiError::new(ErrorKind::Invalid, chain(&error));
+    let fails = |error: torpor_sandbox::SandboxError| {
+        let exit_status = error.exit_status();
+        ApiError { exit_status, ..ApiError::new(ErrorKind::Invalid, chain(&error)) }
+    };
     if let Some((columns, rows)) = request.terminal {
         let io = ExecIo::Terminal(columns, rows);
         let mut child = torpor_sandbox::exec(&shared.launcher, sandbox, &program, io).map_err(fails)?;

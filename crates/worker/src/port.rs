@@ -56,7 +56,8 @@ impl Worker {
         answer.map_err(|refusal| {
             let mut error = refused(name, &refusal);
             if matches!(refusal, Refusal::StartFailed(_)) {
-                error.kind = *app.start_failure.lock().unwrap_or_else(PoisonError::into_inner);
+                let fault = *app.start_failure.lock().unwrap_or_else(PoisonError::into_inner);
+                (error.kind, error.exit_status) = (fault.kind, fault.exit_status);
             }
             error
         })

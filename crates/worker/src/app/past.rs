@@ -37,6 +37,7 @@ enum Ended {
     Signal(i32),
     MemoryLimit(u64),
     Lost(String),
+    NotRun(i32, String),
     Unknown,
 }
 
@@ -47,6 +48,7 @@ impl From<&Exit> for Ended {
             Exit::Signal(signal) => Self::Signal(*signal),
             Exit::MemoryLimit(bytes) => Self::MemoryLimit(*bytes),
             Exit::Lost(reason) => Self::Lost(reason.as_ref().to_owned()),
+            Exit::NotRun(status, reason) => Self::NotRun(*status, reason.as_ref().to_owned()),
             Exit::Unknown => Self::Unknown,
         }
     }
@@ -59,6 +61,7 @@ impl From<Ended> for Exit {
             Ended::Signal(signal) => Self::Signal(signal),
             Ended::MemoryLimit(bytes) => Self::MemoryLimit(bytes),
             Ended::Lost(reason) => Self::Lost(reason.into()),
+            Ended::NotRun(status, reason) => Self::NotRun(status, reason.into()),
             Ended::Unknown => Self::Unknown,
         }
     }
@@ -99,6 +102,7 @@ impl Task {
         let changes = matches!(
             note,
             Note::Started
+                | Note::StartFailed(_)
                 | Note::Dozing
                 | Note::SleepAborted(_)
                 | Note::SleepRefused(..)
@@ -136,8 +140,14 @@ mod tests {
         let files = AppFiles::new(folder.path(), &folder.path().join("run"), "00ff");
         files.create().unwrap();
         assert_eq!(Past::read(&files).counts(), Counts::default());
-        let exits =
-            [Exit::Status(3), Exit::Signal(9), Exit::MemoryLimit(1 << 20), Exit::Lost("why".into()), Exit::Unknown];
+        let exits = [
+            Exit::Status(3),
+            Exit::Signal(9),
+            Exit::MemoryLimit(1 << 20),
+            Exit::Lost("why".into()),
+            Exit::NotRun(127, "why".into()),
+            Exit::Unknown,
+        ];
         for exit in exits {
             let at = clock::wall(clock::now());
             let past = Past { sleeps: 4, wakes: 3, last_exit: Some(((&exit).into(), at)), ..Past::default() };

@@ -10,7 +10,7 @@ use torpor_api::ErrorKind;
 use torpor_api::spec::{self, AppSpec};
 use torpor_api::worker::AppRecord;
 use torpor_engine::{Journal, Phase};
-use torpor_lifecycle::{Event, Policy, RestartPolicy, Share};
+use torpor_lifecycle::{Event, Policy, RestartPolicy, Share, StartFailure};
 use torpor_network::{Addresses, AppNetwork, NetworkError, Protocol, Published};
 use torpor_sandbox::{
     EtcFiles, IdRange, Limits, Program, Sandbox, SandboxError, SandboxSpec, Security, TmpfsMount, User, VolumeMount,
@@ -60,10 +60,33 @@ pub(crate) enum StartError {
     Network(#[from] NetworkError),
 }
 
+/// Whose fault it was that an app could not be started, for the answer to whoever asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    pub(crate) kind: ErrorKind,
+    /// Where its program cannot be run: the exit status that a shell gives for this.
+    pub(crate) exit_status: Option<i32>,
+}
+
+impl Fault {
+    /// Nothing has failed yet.
+    pub(super) const fn none() -> Self {
+        Self { kind: ErrorKind::Internal, exit_status: None }
+    }
+}
+
 impl StartError {
-    /// Whose fault it is.
+    fn fault(&self) -> Fault {
+        let exit_status = match self {
+            Self::Sandbox(error) => error.exit_status(),
+            _ => None,
+        };
+        Fault { kind: self.kind(), exit_status }
+    }
+
     fn kind(&self) -> ErrorKind {
         match self {
+            Self::Sandbox(error) if error.exit_status().is_some() => ErrorKind::Invalid,
             Self::NoCommand | Self::Volume(..) | Self::User(_) => ErrorKind::Invalid,
             Self::Network(NetworkError::Published { .. } | NetworkError::Bound { .. }) => ErrorKind::Conflict,
             _ => ErrorKind::Internal,
@@ -152,13 +175,15 @@ impl Task {
                 self.pump_output(output);
                 match self.hold_sandbox(sandbox) {
                     Ok(()) => self.tell(Event::Started).await,
-                    Err(error) => self.tell(Event::StartFailed(text(error))).await,
+                    Err(error) => self.tell(Event::StartFailed(text(error).into())).await,
                 }
             }
             Err(error) => {
                 self.after_exit().await;
-                *self.start_failure.lock().unwrap_or_else(PoisonError::into_inner) = error.kind();
-                self.tell(Event::StartFailed(chain(&error))).await;
+                let fault = error.fault();
+                *self.start_failure.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+                let failure = StartFailure { reason: chain(&error), status: fault.exit_status };
+                self.tell(Event::StartFailed(failure)).await;
             }
         }
     }

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
-use torpor_api::ErrorKind;
 use torpor_api::view::{AppStatus, Explanation, Stats};
 use torpor_api::worker::AppRecord;
 use torpor_engine::{Abort, Asleep, Memories};
@@ -16,6 +15,7 @@ use torpor_sandbox::Sandbox;
 
 use super::history::History;
 use super::past::Past;
+use super::start::Fault;
 use super::{AppFiles, Outcome};
 use crate::cached::CachedImage;
 use crate::clock;
@@ -55,7 +55,7 @@ pub(crate) struct AppHandle {
     pub(crate) files: AppFiles,
     pub(crate) log: Arc<Log>,
     /// Whose fault it was that it could not be started the last time.
-    pub(crate) start_failure: Arc<Mutex<ErrorKind>>,
+    pub(crate) start_failure: Arc<Mutex<Fault>>,
     pub(crate) orders: mpsc::Sender<Order>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Task {
     pub(crate) files: AppFiles,
     pub(crate) shared: Arc<Shared>,
     pub(crate) log: Arc<Log>,
-    pub(crate) start_failure: Arc<Mutex<ErrorKind>>,
+    pub(crate) start_failure: Arc<Mutex<Fault>>,
     pub(crate) app: App,
     pub(crate) journal: Arc<PhaseFile>,
     pub(crate) sandbox: Option<Arc<Sandbox>>,
@@ -114,7 +114,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
     let (orders, mailbox) = mpsc::channel(MAILBOX);
     let (outcomes, results) = mpsc::unbounded_channel();
     let record = Arc::new(record);
-    let start_failure = Arc::new(Mutex::new(ErrorKind::Internal));
+    let start_failure = Arc::new(Mutex::new(Fault::none()));
     let handle = AppHandle {
         record: record.clone(),
         files: files.clone(),

@@ -22,7 +22,7 @@ const fn state(phase: &Phase) -> State {
 
 fn exit_view(exit: &Exit, at: torpor_lifecycle::Millis) -> ExitView {
     let (code, signal) = match exit {
-        Exit::Status(status) => (Some(*status), None),
+        Exit::Status(status) | Exit::NotRun(status, _) => (Some(*status), None),
         Exit::Signal(signal) => (None, Some(*signal)),
         Exit::MemoryLimit(_) => (None, Some(9)),
         Exit::Lost(_) | Exit::Unknown => (None, None),

@@ -33,8 +33,9 @@ const LOG_CHARS: usize = 20_000;
 #[derive(Debug)]
 pub struct Daemon {
     binary: PathBuf,
-    slot: Slot,
     dir: tempfile::TempDir,
+    /// Given back once the directory is gone.
+    slot: Slot,
     environment: Vec<(String, String)>,
     child: Option<Child>,
     /// It has listened, and was not put to rest since: there is something to take down.
@@ -78,9 +79,10 @@ impl Daemon {
     }
 
     fn start_binary(binary: PathBuf, tables: &str, environment: &[(&str, &str)]) -> Result<Self, Error> {
-        let slot = Slot::take()?;
-        let dir = tempfile::Builder::new().prefix("torpor-test").tempdir();
+        let slot = Slot::take(&binary)?;
+        let dir = tempfile::Builder::new().prefix(slot::DIRECTORY_PREFIX).tempdir();
         let dir = dir.map_err(Error::file("make a directory in", std::env::temp_dir()))?;
+        slot.remember(dir.path())?;
         let config = format!(
             "instance = '{}'\ndata_dir = '{root}/data'\nrun_dir = '{root}/run'\n\n[network]\nv4_pool = '{}'\nv6_pool = '{}'\n\n{tables}\n",
             slot.instance(),
@@ -91,7 +93,7 @@ impl Daemon {
         let path = dir.path().join("torpor.toml");
         fs::write(&path, config).map_err(Error::file("write", path))?;
         let environment = environment.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
-        let mut daemon = Self { binary, slot, dir, environment, child: None, live: false };
+        let mut daemon = Self { binary, dir, slot, environment, child: None, live: false };
         daemon.up()?;
         Ok(daemon)
     }

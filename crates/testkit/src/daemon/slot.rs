@@ -1,15 +1,21 @@
 //! What a daemon must not share with another on the same machine: instance name, address pools, ports.
 //!
-//! A slot is a number with an exclusive `flock(2)` as long as its daemon lives; the kernel frees it with the process.
+//! A slot is a number with an exclusive `flock(2)` as long as its daemon lives; the kernel frees it with the process. The locked
+//! file holds the path of the daemon's directory: where a test was killed, its daemon, apps and interfaces live on, and the next
+//! one to take the slot puts them to rest by `torpor down`, or takes another slot.
 
-use std::fs::File;
+use std::fs::{self, File, OpenOptions};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
-use std::path::PathBuf;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use crate::error::Error;
+use super::leftovers;
+use crate::error::{Error, run};
 
 /// Slots, and so daemons at the same time.
 const SLOTS: u16 = 64;
@@ -17,30 +23,75 @@ const SLOTS: u16 = 64;
 const FIRST_PORT: u16 = 16_000;
 /// Ports of one slot.
 pub(crate) const PORTS: u16 = 250;
+/// What directories of daemons are called, with random letters behind it.
+pub(crate) const DIRECTORY_PREFIX: &str = "torpor-test";
 
 /// A taken slot.
 #[derive(Debug)]
 pub(crate) struct Slot {
     number: u16,
     next_port: u16,
-    _lock: File,
+    lock: File,
 }
 
 impl Slot {
-    /// Takes the first free slot.
-    pub(crate) fn take() -> Result<Self, Error> {
+    /// Takes the first free slot that is clean, or that `binary` can clean up.
+    pub(crate) fn take(binary: &Path) -> Result<Self, Error> {
         let dir = PathBuf::from("/tmp/torpor-test-slots");
-        std::fs::create_dir_all(&dir).map_err(Error::file("make the directory", &dir))?;
+        fs::create_dir_all(&dir).map_err(Error::file("make the directory", &dir))?;
         for number in 0..SLOTS {
             let path = dir.join(number.to_string());
-            let file = File::create(&path).map_err(Error::file("open the lock", &path))?;
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+            let file = file.map_err(Error::file("open the lock", &path))?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self { number, next_port: 0, _lock: file }),
+                Ok(()) => {
+                    let slot = Self { number, next_port: 0, lock: file };
+                    match slot.clean_up(binary) {
+                        Ok(()) => return Ok(slot),
+                        Err(left) => eprintln!("slot {number} is passed over; an earlier test left {left}"),
+                    }
+                }
                 Err(Errno::WOULDBLOCK) => {}
                 Err(errno) => return Err(Error::file("lock", path)(errno.into())),
             }
         }
         Err(Error::Missing { what: format!("free slot: {SLOTS} test daemons already run") })
+    }
+
+    /// Writes down where the daemon's files are, for whoever takes the slot after us.
+    pub(crate) fn remember(&self, dir: &Path) -> Result<(), Error> {
+        let written = self.lock.set_len(0).and_then(|()| self.lock.write_all_at(dir.as_os_str().as_bytes(), 0));
+        written.map_err(Error::file("write to the lock of", dir))
+    }
+
+    /// The directory of the daemon that had the slot before, if it is still there.
+    fn directory_before(&self) -> Option<PathBuf> {
+        let mut path = vec![0; 4096];
+        let length = self.lock.read_at(&mut path, 0).ok()?;
+        path.truncate(length);
+        let path = PathBuf::from(std::ffi::OsString::from_vec(path));
+        // Nothing else is ever removed, whatever the file says.
+        let ours = path.file_name()?.as_bytes().starts_with(DIRECTORY_PREFIX.as_bytes());
+        (ours && path.is_absolute() && path.is_dir()).then_some(path)
+    }
+
+    /// Puts to rest what a daemon left whose test was killed; the error says what stays.
+    fn clean_up(&self, binary: &Path) -> Result<(), String> {
+        let before = self.directory_before();
+        let dirs: Vec<&Path> = before.iter().map(PathBuf::as_path).collect();
+        let mut left = leftovers(&self.instance(), &dirs);
+        let Some(dir) = &before else { return if left.is_empty() { Ok(()) } else { Err(left.join(", ")) } };
+        if !left.is_empty() {
+            eprintln!("slot {}: putting to rest what a killed test left: {}", self.number, left.join(", "));
+            let mut down = Command::new(binary);
+            down.arg("down").arg("--config").arg(dir.join("torpor.toml")).stdin(Stdio::null());
+            run(&mut down, "run `cargo build -p torpor`").map_err(|error| error.to_string())?;
+            left = leftovers(&self.instance(), &dirs);
+        }
+        if !left.is_empty() {
+            return Err(left.join(", "));
+        }
+        fs::remove_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))
     }
 
     /// Name of the instance: a letter first, then letters and digits.
@@ -78,10 +129,64 @@ mod tests {
 
     #[test]
     fn slots_differ_and_are_given_back() {
-        let (mut first, second) = (Slot::take().unwrap(), Slot::take().unwrap());
+        let none = Path::new("/nonexistent");
+        let (mut first, second) = (Slot::take(none).unwrap(), Slot::take(none).unwrap());
         assert_ne!(first.instance(), second.instance());
         assert_ne!(first.v4_pool(), second.v4_pool());
         assert_ne!(first.port().unwrap(), first.port().unwrap());
         assert!(u32::from(FIRST_PORT) + u32::from(SLOTS) * u32::from(PORTS) <= 32_768);
+    }
+
+    /// The slot's daemon was killed with its test, leaving its directory and a process in it.
+    fn killed(prefix: &str) -> (Slot, tempfile::TempDir, std::process::Child) {
+        let slot = Slot::take(Path::new("/nonexistent")).unwrap();
+        let dir = tempfile::Builder::new().prefix(prefix).tempdir().unwrap();
+        slot.remember(dir.path()).unwrap();
+        let child = Command::new("sleep").arg("60").current_dir(dir.path()).spawn().unwrap();
+        fs::write(dir.path().join("pid"), child.id().to_string()).unwrap();
+        (slot, dir, child)
+    }
+
+    /// Ends that process as `torpor down --config DIR/torpor.toml`.
+    fn script(dir: &Path, body: &str) -> PathBuf {
+        let path = dir.join("down");
+        fs::write(&path, format!("#!/bin/sh\nset -e\n{body}\n")).unwrap();
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[test]
+    fn what_a_killed_test_left_is_put_to_rest() {
+        let tools = tempfile::tempdir().unwrap();
+        let (slot, dir, mut child) = killed(DIRECTORY_PREFIX);
+        // Waited for as init would: until then it is still there.
+        let reaper = std::thread::spawn(move || child.wait());
+        let works = script(
+            tools.path(),
+            "test \"$1 $2\" = 'down --config'\npid=$(cat \"${3%/*}/pid\")\nkill $pid\nwhile kill -0 $pid 2>/dev/null; do sleep 0.01; done",
+        );
+        slot.clean_up(&works).unwrap();
+        assert!(!dir.path().exists());
+        reaper.join().unwrap().unwrap();
+        slot.clean_up(Path::new("/nonexistent")).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_put_to_rest_is_named_and_stays() {
+        let tools = tempfile::tempdir().unwrap();
+        let (slot, dir, mut child) = killed(DIRECTORY_PREFIX);
+        let left = slot.clean_up(&script(tools.path(), "exit 0")).unwrap_err();
+        assert!(left.contains(&format!("process {}", child.id())), "{left}");
+        let failed = slot.clean_up(&script(tools.path(), "echo no way >&2; exit 1")).unwrap_err();
+        assert!(failed.contains("no way"), "{failed}");
+        assert!(dir.path().exists());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // A directory that cannot be a daemon's is never touched.
+        let (slot, dir, mut child) = killed("other");
+        slot.clean_up(Path::new("/nonexistent")).unwrap();
+        assert!(dir.path().exists());
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

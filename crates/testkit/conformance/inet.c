@@ -1,0 +1,336 @@
+// Internet and other network sockets, over the loopback interface.
+#include "conformance.h"
+
+#include <arpa/inet.h>
+#include <linux/filter.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/ip_icmp.h>
+#include <netinet/tcp.h>
+#include <netinet/udp.h>
+#include <sys/epoll.h>
+
+#ifndef IPPROTO_MPTCP
+#define IPPROTO_MPTCP 262
+#endif
+
+static int option(int fd, int level, int what) {
+    int value = -1;
+    socklen_t size = sizeof value;
+    NEED(getsockopt(fd, level, what, &value, &size));
+    return value;
+}
+static void set(int fd, int level, int what, int value) { NEED(setsockopt(fd, level, what, &value, sizeof value)); }
+
+struct endpoint {
+    struct sockaddr_storage address;
+    socklen_t size;
+};
+static struct endpoint loopback(int family) {
+    struct endpoint end = { { .ss_family = (sa_family_t)family }, family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6) };
+    if (family == AF_INET) ((struct sockaddr_in *)&end.address)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    else ((struct sockaddr_in6 *)&end.address)->sin6_addr = in6addr_loopback;
+    return end;
+}
+static struct endpoint own(int fd) {
+    struct endpoint end = { .size = sizeof end.address };
+    NEED(getsockname(fd, (struct sockaddr *)&end.address, &end.size));
+    return end;
+}
+static int bound(int family, int type, int protocol) {
+    int fd = socket(family, type | SOCK_CLOEXEC, protocol);
+    if (fd < 0) skip("socket: %s", strerror(errno));
+    struct endpoint end = loopback(family);
+    if (bind(fd, (struct sockaddr *)&end.address, end.size) < 0) skip("bind: %s", strerror(errno));
+    return fd;
+}
+static int connected_to(int fd, int type) {
+    struct endpoint end = own(fd);
+    int client = NEED(socket(end.address.ss_family, type | SOCK_CLOEXEC, 0));
+    NEED(connect(client, (struct sockaddr *)&end.address, end.size));
+    return client;
+}
+static void put(int fd, const char *text) { EQ(send(fd, text, strlen(text), MSG_NOSIGNAL), (ssize_t)strlen(text)); }
+static void expect(int fd, const char *text) {
+    char got[256] = "";
+    struct pollfd wait = { fd, POLLIN, 0 };
+    poll(&wait, 1, 2000);
+    EQ(recv(fd, got, sizeof got - 1, MSG_DONTWAIT), (ssize_t)strlen(text));
+    TEXT(got, text);
+}
+static void serves(int server) {
+    int client = connected_to(server, SOCK_STREAM), served = NEED(accept(server, NULL, NULL));
+    put(client, "question");
+    expect(served, "question");
+    put(served, "answer");
+    expect(client, "answer");
+}
+
+static void listener(int family, int protocol) {
+    int server = bound(family, SOCK_STREAM, protocol);
+    NEED(listen(server, 17));
+    struct endpoint before = own(server);
+    captured();
+    struct endpoint after = own(server);
+    BYTES(&after.address, &before.address, before.size);
+    EQ(option(server, SOL_SOCKET, SO_PROTOCOL), protocol ? protocol : IPPROTO_TCP);
+    serves(server);
+}
+PROGRAM(tcp_listener, "a TCP listener accepts after the restore") { listener(AF_INET, 0); }
+PROGRAM(tcp_listener_v6, "a TCP listener on IPv6") { listener(AF_INET6, 0); }
+PROGRAM(mptcp_listener, "an MPTCP listener, as Go opens them") { listener(AF_INET, IPPROTO_MPTCP); }
+
+PROGRAM(tcp_options, "options of a TCP listener") {
+    int server = bound(AF_INET, SOCK_STREAM, 0);
+    struct { int level, what, value, got; } options[] = {
+        { SOL_SOCKET, SO_REUSEADDR, 1, 0 }, { SOL_SOCKET, SO_KEEPALIVE, 1, 0 }, { IPPROTO_TCP, TCP_NODELAY, 1, 0 },
+        { IPPROTO_TCP, TCP_KEEPIDLE, 77, 0 }, { IPPROTO_TCP, TCP_KEEPINTVL, 11, 0 }, { IPPROTO_TCP, TCP_KEEPCNT, 4, 0 },
+        { IPPROTO_TCP, TCP_DEFER_ACCEPT, 3, 0 }, { IPPROTO_TCP, TCP_FASTOPEN, 5, 0 }, { IPPROTO_TCP, TCP_USER_TIMEOUT, 12345, 0 },
+        { SOL_SOCKET, SO_RCVBUF, 50000, 0 }, { SOL_SOCKET, SO_SNDBUF, 60000, 0 }, { IPPROTO_IP, IP_TOS, 0x10, 0 },
+        { IPPROTO_IP, IP_TTL, 55, 0 }, { SOL_SOCKET, SO_PRIORITY, 5, 0 }, { SOL_SOCKET, SO_MARK, 0x77, 0 },
+        { IPPROTO_IP, IP_FREEBIND, 1, 0 }, { SOL_SOCKET, SO_RCVLOWAT, 3, 0 }, { IPPROTO_TCP, TCP_QUICKACK, 0, 0 },
+        { IPPROTO_TCP, TCP_MAXSEG, 1000, 0 }, { SOL_SOCKET, SO_OOBINLINE, 1, 0 },
+    };
+    enum { COUNT = sizeof options / sizeof *options };
+    for (int i = 0; i < COUNT; i++) set(server, options[i].level, options[i].what, options[i].value);
+    NEED(setsockopt(server, SOL_SOCKET, SO_LINGER, &(struct linger){ 1, 9 }, sizeof(struct linger)));
+    NEED(setsockopt(server, IPPROTO_TCP, TCP_CONGESTION, "reno", 4));
+    NEED(listen(server, 17));
+    for (int i = 0; i < COUNT; i++) options[i].got = option(server, options[i].level, options[i].what);
+    captured();
+    for (int i = 0; i < COUNT; i++) {
+        int got = option(server, options[i].level, options[i].what);
+        if (got != options[i].got) wrong("option %d of level %d: expected %d, got %d", options[i].what, options[i].level, options[i].got, got);
+    }
+    struct linger linger;
+    socklen_t size = sizeof linger;
+    NEED(getsockopt(server, SOL_SOCKET, SO_LINGER, &linger, &size));
+    EQ(linger.l_onoff, 1);
+    EQ(linger.l_linger, 9);
+    char name[16] = "";
+    size = sizeof name;
+    NEED(getsockopt(server, IPPROTO_TCP, TCP_CONGESTION, name, &size));
+    TEXT(name, "reno");
+    serves(server);
+}
+
+PROGRAM(tcp_shared_port, "two listeners on one port (SO_REUSEPORT)") {
+    int first = NEED(socket(AF_INET, SOCK_STREAM, 0)), second = NEED(socket(AF_INET, SOCK_STREAM, 0));
+    struct endpoint end = loopback(AF_INET);
+    set(first, SOL_SOCKET, SO_REUSEPORT, 1);
+    set(second, SOL_SOCKET, SO_REUSEPORT, 1);
+    NEED(bind(first, (struct sockaddr *)&end.address, end.size));
+    end = own(first);
+    NEED(bind(second, (struct sockaddr *)&end.address, end.size));
+    NEED(listen(first, 5));
+    NEED(listen(second, 5));
+    captured();
+    int client = connected_to(first, SOCK_STREAM);
+    struct pollfd wait[2] = { { first, POLLIN, 0 }, { second, POLLIN, 0 } };
+    EQ(poll(wait, 2, 2000), 1);
+    int served = NEED(accept(wait[0].revents ? first : second, NULL, NULL));
+    put(client, "hi");
+    expect(served, "hi");
+}
+
+PROGRAM(tcp_unconnected, "TCP sockets that are neither bound nor connected, or bound only") {
+    int fresh = NEED(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)), only_bound = bound(AF_INET, SOCK_STREAM, 0);
+    set(fresh, IPPROTO_TCP, TCP_NODELAY, 1);
+    struct endpoint before = own(only_bound);
+    captured();
+    EQ(option(fresh, IPPROTO_TCP, TCP_NODELAY), 1);
+    EQ(fcntl(fresh, F_GETFL) & O_NONBLOCK, O_NONBLOCK);
+    struct endpoint after = own(only_bound);
+    BYTES(&after.address, &before.address, before.size);
+    NEED(listen(only_bound, 3));
+    serves(only_bound);
+}
+
+PROGRAM(tcp_waiting, "a listener with a connection that waits to be accepted") {
+    int server = bound(AF_INET, SOCK_STREAM, 0);
+    NEED(listen(server, 17));
+    int client = connected_to(server, SOCK_STREAM);
+    put(client, "early");
+    captured();
+    int served = NEED(accept(server, NULL, NULL));
+    expect(served, "early");
+}
+
+PROGRAM(tcp_connection, "an established connection with both ends in the tree and data on its way") {
+    int server = bound(AF_INET, SOCK_STREAM, 0);
+    NEED(listen(server, 17));
+    int client = connected_to(server, SOCK_STREAM), served = NEED(accept(server, NULL, NULL));
+    put(client, "unread");
+    put(served, "also");
+    rest_ms(20);
+    captured();
+    expect(served, "unread");
+    expect(client, "also");
+    put(client, "more");
+    expect(served, "more");
+    NEED(shutdown(client, SHUT_WR));
+    expect(served, "");
+}
+
+PROGRAM(tcp_ended, "a connection that the other side has closed, with data left") {
+    int server = bound(AF_INET, SOCK_STREAM, 0);
+    NEED(listen(server, 17));
+    int client = connected_to(server, SOCK_STREAM), served = NEED(accept(server, NULL, NULL));
+    put(client, "left");
+    NEED(close(client));
+    rest_ms(20);
+    captured();
+    expect(served, "left");
+    expect(served, "");
+}
+
+PROGRAM(tcp_reset, "a connection that the other side has reset") {
+    int server = bound(AF_INET, SOCK_STREAM, 0);
+    NEED(listen(server, 17));
+    int client = connected_to(server, SOCK_STREAM), served = NEED(accept(server, NULL, NULL));
+    NEED(setsockopt(client, SOL_SOCKET, SO_LINGER, &(struct linger){ 1, 0 }, sizeof(struct linger)));
+    NEED(close(client));
+    rest_ms(20);
+    captured();
+    EQ(option(served, SOL_SOCKET, SO_ERROR), ECONNRESET);
+    char byte;
+    EQ(recv(served, &byte, 1, MSG_DONTWAIT), 0);
+}
+
+PROGRAM(udp, "UDP sockets: bound, connected, with options") {
+    int server = bound(AF_INET, SOCK_DGRAM, 0), v6 = socket(AF_INET6, SOCK_DGRAM, 0);
+    if (v6 < 0) skip("IPv6: %s", strerror(errno));
+    struct endpoint six = loopback(AF_INET6);
+    set(v6, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+    NEED(bind(v6, (struct sockaddr *)&six.address, six.size));
+    set(server, SOL_SOCKET, SO_BROADCAST, 1);
+    set(server, IPPROTO_IP, IP_PKTINFO, 1);
+    set(server, SOL_SOCKET, SO_RCVBUF, 40000);
+    set(v6, IPPROTO_IPV6, IPV6_RECVPKTINFO, 1);
+    int client = connected_to(server, SOCK_DGRAM);
+    struct endpoint before = own(client);
+    captured();
+    struct endpoint after = own(client);
+    BYTES(&after.address, &before.address, before.size);
+    put(client, "datagram");
+    expect(server, "datagram");
+    EQ(option(server, SOL_SOCKET, SO_BROADCAST), 1);
+    EQ(option(server, IPPROTO_IP, IP_PKTINFO), 1);
+    EQ(option(server, SOL_SOCKET, SO_RCVBUF), 80000);
+    EQ(option(v6, IPPROTO_IPV6, IPV6_V6ONLY), 1);
+    EQ(option(v6, IPPROTO_IPV6, IPV6_RECVPKTINFO), 1);
+    int other = connected_to(v6, SOCK_DGRAM);
+    put(other, "six");
+    expect(v6, "six");
+}
+
+PROGRAM(udp_queued, "a UDP socket with datagrams that have not been read, and their senders") {
+    int server = bound(AF_INET, SOCK_DGRAM, 0), client = connected_to(server, SOCK_DGRAM);
+    put(client, "one");
+    put(client, "");
+    put(client, "three");
+    struct endpoint sender = own(client), from = { .size = sizeof from.address };
+    captured();
+    char got[16] = "";
+    EQ(recvfrom(server, got, 15, MSG_DONTWAIT, (struct sockaddr *)&from.address, &from.size), 3);
+    TEXT(got, "one");
+    BYTES(&from.address, &sender.address, sender.size);
+    expect(server, "");
+    expect(server, "three");
+}
+
+PROGRAM(udp_multicast, "membership of a multicast group") {
+    int server = NEED(socket(AF_INET, SOCK_DGRAM, 0)), client = NEED(socket(AF_INET, SOCK_DGRAM, 0));
+    struct sockaddr_in address = { .sin_family = AF_INET };
+    struct ip_mreqn group = { { inet_addr("239.1.2.3") }, { htonl(INADDR_LOOPBACK) }, 1 };
+    NEED(bind(server, (struct sockaddr *)&address, sizeof address));
+    if (setsockopt(server, IPPROTO_IP, IP_ADD_MEMBERSHIP, &group, sizeof group) < 0) skip("multicast: %s", strerror(errno));
+    NEED(setsockopt(client, IPPROTO_IP, IP_MULTICAST_IF, &group, sizeof group));
+    set(client, IPPROTO_IP, IP_MULTICAST_TTL, 3);
+    socklen_t size = sizeof address;
+    NEED(getsockname(server, (struct sockaddr *)&address, &size));
+    captured();
+    address.sin_addr = group.imr_multiaddr;
+    EQ(option(client, IPPROTO_IP, IP_MULTICAST_TTL), 3);
+    EQ(sendto(client, "all", 3, 0, (struct sockaddr *)&address, sizeof address), 3);
+    expect(server, "all");
+}
+
+PROGRAM(socket_filter, "a socket with a BPF filter") {
+    int server = bound(AF_INET, SOCK_DGRAM, 0), client = connected_to(server, SOCK_DGRAM);
+    struct sock_filter code[] = { BPF_STMT(BPF_LD | BPF_B | BPF_ABS, 8), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 'y', 0, 1), BPF_STMT(BPF_RET | BPF_K, 0xffff), BPF_STMT(BPF_RET | BPF_K, 0) };
+    struct sock_fprog filter = { 4, code };
+    NEED(setsockopt(server, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter));
+    captured();
+    put(client, "no");
+    put(client, "yes");
+    expect(server, "yes");
+}
+
+PROGRAM(raw_socket, "a raw ICMP socket with a filter") {
+    int fd = socket(AF_INET, SOCK_RAW, IPPROTO_ICMP);
+    if (fd < 0) skip("raw sockets: %s", strerror(errno));
+    set(fd, SOL_RAW, 1 /* ICMP_FILTER */, (int)~(1u << ICMP_ECHOREPLY));
+    captured();
+    EQ(option(fd, SOL_SOCKET, SO_TYPE), SOCK_RAW);
+    EQ(option(fd, SOL_SOCKET, SO_PROTOCOL), IPPROTO_ICMP);
+    EQ(option(fd, SOL_RAW, 1), (int)~(1u << ICMP_ECHOREPLY));
+}
+
+PROGRAM(packet_socket, "a packet socket bound to an interface") {
+    int fd = socket(AF_PACKET, SOCK_DGRAM, 0);
+    if (fd < 0) skip("packet sockets: %s", strerror(errno));
+    struct sockaddr_ll address = { .sll_family = AF_PACKET, .sll_protocol = htons(0x88b5), .sll_ifindex = 1 }, got;
+    NEED(bind(fd, (struct sockaddr *)&address, sizeof address));
+    captured();
+    socklen_t size = sizeof got;
+    NEED(getsockname(fd, (struct sockaddr *)&got, &size));
+    EQ(got.sll_ifindex, 1);
+    EQ(got.sll_protocol, htons(0x88b5));
+    EQ(option(fd, SOL_SOCKET, SO_TYPE), SOCK_DGRAM);
+}
+
+static void ask_for_links(int fd) {
+    struct { struct nlmsghdr header; struct rtgenmsg general; } request = {
+        { sizeof request, RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, 7, 0 }, { AF_UNSPEC } };
+    EQ(send(fd, &request, sizeof request, 0), (ssize_t)sizeof request);
+}
+static void expect_links(int fd) {
+    static char got[65536];
+    HOLDS(recv(fd, got, sizeof got, MSG_DONTWAIT) > 16);
+    EQ(((struct nlmsghdr *)got)->nlmsg_type, RTM_NEWLINK);
+    EQ(((struct nlmsghdr *)got)->nlmsg_seq, 7);
+}
+PROGRAM(netlink, "a netlink socket: port, groups, still answered") {
+    int fd = NEED(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE));
+    struct sockaddr_nl address = { .nl_family = AF_NETLINK, .nl_groups = RTMGRP_LINK | RTMGRP_IPV4_ROUTE }, before, after;
+    NEED(bind(fd, (struct sockaddr *)&address, sizeof address));
+    socklen_t size = sizeof before;
+    NEED(getsockname(fd, (struct sockaddr *)&before, &size));
+    captured();
+    NEED(getsockname(fd, (struct sockaddr *)&after, &size));
+    BYTES(&after, &before, sizeof after);
+    ask_for_links(fd);
+    expect_links(fd);
+}
+PROGRAM(netlink_queued, "a netlink socket with an answer that has not been read") {
+    int fd = NEED(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE));
+    ask_for_links(fd);
+    captured();
+    expect_links(fd);
+}
+
+PROGRAM(vsock_listener, "a listener on AF_VSOCK") {
+    struct { sa_family_t family; unsigned short reserved; unsigned port, cid; unsigned char zero[4]; } address = { AF_VSOCK, 0, -1u, -1u, { 0 } };
+    int fd = socket(AF_VSOCK, SOCK_STREAM, 0);
+    if (fd < 0) skip("vsock: %s", strerror(errno));
+    if (bind(fd, (struct sockaddr *)&address, sizeof address) < 0) skip("vsock: %s", strerror(errno));
+    NEED(listen(fd, 3));
+    captured();
+    EQ(option(fd, SOL_SOCKET, SO_ACCEPTCONN), 1);
+    EQ(option(fd, SOL_SOCKET, SO_DOMAIN), AF_VSOCK);
+}

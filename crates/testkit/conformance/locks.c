@@ -1,0 +1,108 @@
+// Locks of files. Whether a lock is held is seen by asking from another description or process.
+#include "conformance.h"
+
+#include <sys/file.h>
+
+static int open_file(void) { return NEED(open(AT("file"), O_CREAT | O_RDWR | O_CLOEXEC, 0600)); }
+static struct flock range(short type, off_t start, off_t bytes) {
+    return (struct flock){ .l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = bytes };
+}
+
+PROGRAM(flock_lock, "flock, shared and exclusive; the lock goes with the open file") {
+    int exclusive = open_file(), twin = NEED(dup(exclusive)), other = open_file();
+    NEED(flock(exclusive, LOCK_EX));
+    int second = NEED(open(AT("second"), O_CREAT | O_RDWR | O_CLOEXEC, 0600)), shared = NEED(open(AT("second"), O_RDWR | O_CLOEXEC));
+    NEED(flock(second, LOCK_SH));
+    captured();
+    FAILS(flock(other, LOCK_SH | LOCK_NB), EWOULDBLOCK);
+    NEED(flock(shared, LOCK_SH | LOCK_NB));
+    FAILS(flock(shared, LOCK_EX | LOCK_NB), EWOULDBLOCK);
+    NEED(close(exclusive));
+    FAILS(flock(other, LOCK_SH | LOCK_NB), EWOULDBLOCK);
+    NEED(close(twin));
+    NEED(flock(other, LOCK_EX | LOCK_NB));
+}
+
+PROGRAM(flock_inherited, "flock on an open file that a child shares") {
+    int fd = open_file(), other = open_file();
+    NEED(flock(fd, LOCK_EX));
+    pid_t child = NEED(fork());
+    if (child == 0) { await("go"); await("closed"); NEED(flock(fd, LOCK_UN)); done(); }
+    captured();
+    NEED(close(fd));
+    FAILS(flock(other, LOCK_EX | LOCK_NB), EWOULDBLOCK);
+    mark("closed");
+    reap(child);
+    NEED(flock(other, LOCK_EX | LOCK_NB));
+}
+
+// What another process sees of the locks of this one: the type and start of the first in the way.
+static void expect_lock(int fd, off_t start, short type, pid_t owner) {
+    pid_t child = NEED(fork());
+    if (child == 0) {
+        struct flock ask = range(F_WRLCK, start, 1);
+        NEED(fcntl(fd, F_GETLK, &ask));
+        EQ(ask.l_type, type);
+        if (type != F_UNLCK) EQ(ask.l_pid, owner);
+        done();
+    }
+    reap(child);
+}
+PROGRAM(record_locks, "POSIX record locks, of a process and its child") {
+    int fd = open_file();
+    struct flock read_lock = range(F_RDLCK, 0, 10), write_lock = range(F_WRLCK, 20, 0);
+    NEED(fcntl(fd, F_SETLK, &read_lock));
+    pid_t child = NEED(fork());
+    if (child == 0) {
+        struct flock own = range(F_WRLCK, 12, 4);
+        NEED(fcntl(fd, F_SETLK, &own));
+        mark("child");
+        await("go");
+        await("checked");
+        done();
+    }
+    await("child");
+    NEED(fcntl(fd, F_SETLK, &write_lock));
+    captured();
+    expect_lock(fd, 5, F_RDLCK, getpid());
+    expect_lock(fd, 10, F_UNLCK, 0);
+    expect_lock(fd, 13, F_WRLCK, child);
+    expect_lock(fd, 1000, F_WRLCK, getpid());
+    mark("checked");
+    reap(child);
+    expect_lock(fd, 13, F_UNLCK, 0);
+}
+
+PROGRAM(open_file_locks, "OFD locks") {
+    int fd = open_file(), other = open_file();
+    struct flock lock = range(F_WRLCK, 5, 5), ask = range(F_WRLCK, 0, 0);
+    NEED(fcntl(fd, F_OFD_SETLK, &lock));
+    captured();
+    NEED(fcntl(other, F_OFD_GETLK, &ask));
+    EQ(ask.l_type, F_WRLCK);
+    EQ(ask.l_start, 5);
+    EQ(ask.l_len, 5);
+    EQ(ask.l_pid, -1);
+    NEED(close(fd));
+    NEED(fcntl(other, F_OFD_SETLK, &lock));
+}
+
+PROGRAM(lease, "a lease that another's open breaks") {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGIO);
+    NEED(sigprocmask(SIG_BLOCK, &set, NULL));
+    int fd = open_file();
+    if (fcntl(fd, F_SETLEASE, F_WRLCK) < 0) skip("leases: %s", strerror(errno));
+    captured();
+    EQ(fcntl(fd, F_GETLEASE), F_WRLCK);
+    pid_t child = NEED(fork());
+    if (child == 0) {
+        // The fork's copy of the descriptor keeps no lease from itself: another open file breaks it.
+        FAILS(open(AT("file"), O_RDWR | O_NONBLOCK), EWOULDBLOCK);
+        done();
+    }
+    siginfo_t info;
+    EQ(sigtimedwait(&set, &info, &(struct timespec){ 5, 0 }), SIGIO);
+    reap(child);
+}

@@ -1,0 +1,340 @@
+// Trees of processes: who is whose child, in which group and session, and in what state.
+#include "conformance.h"
+
+PROGRAM(children, "children and grandchildren, their ids and exit statuses") {
+    pid_t top = getpid(), kids[3];
+    for (int i = 0; i < 3; i++) {
+        char name[2][32];
+        snprintf(name[0], sizeof name[0], "child%d", i);
+        snprintf(name[1], sizeof name[1], "grandchild%d", i);
+        kids[i] = NEED(fork());
+        if (kids[i] == 0) {
+            pid_t self = getpid(), grandchild = NEED(fork());
+            if (grandchild == 0) {
+                pid_t self = getpid(), parent = getppid();
+                mark(name[1]);
+                await("go");
+                EQ(getpid(), self);
+                EQ(getppid(), parent);
+                done();
+            }
+            mark(name[0]);
+            await("go");
+            EQ(getpid(), self);
+            EQ(getppid(), top);
+            reap(grandchild);
+            _exit(10 + i);
+        }
+        await(name[0]);
+        await(name[1]);
+    }
+    captured();
+    EQ(getpid(), top);
+    for (int i = 0; i < 3; i++) {
+        int status;
+        EQ(waitpid(kids[i], &status, 0), kids[i]);
+        EQ(status, (10 + i) << 8);
+    }
+    FAILS(wait(NULL), ECHILD);
+}
+
+PROGRAM(executables, "a child that runs another, dynamically linked executable") {
+    pid_t child = NEED(fork());
+    if (child == 0) {
+        execl("/bin/sleep", "sleep", "1000", NULL);
+        _exit(97);
+    }
+    char path[64], exe[256] = "";
+    snprintf(path, sizeof path, "/proc/%d/exe", child);
+    while (strstr(exe, "sleep") == NULL && strstr(exe, "coreutils") == NULL && strstr(exe, "busybox") == NULL) {
+        rest_ms(2);
+        ssize_t got = readlink(path, exe, sizeof exe - 1);
+        exe[got > 0 ? got : 0] = 0;
+    }
+    rest_ms(50);
+    captured();
+    char after[256] = "";
+    NEED(readlink(path, after, sizeof after - 1));
+    TEXT(after, exe);
+    EQ(waitpid(child, NULL, WNOHANG), 0);
+    NEED(kill(child, SIGTERM));
+    int status;
+    EQ(waitpid(child, &status, 0), child);
+    EQ(status, SIGTERM);
+}
+
+PROGRAM(sessions, "a session of a child, with two groups in it") {
+    pid_t leader = NEED(fork());
+    if (leader == 0) {
+        pid_t session = NEED(setsid());
+        pid_t member = NEED(fork());
+        if (member == 0) {
+            NEED(setpgid(0, 0));
+            mark("member");
+            await("go");
+            EQ(getsid(0), session);
+            EQ(getpgid(0), getpid());
+            done();
+        }
+        await("member");
+        mark("leader");
+        await("go");
+        EQ(getsid(0), getpid());
+        EQ(getpgid(0), getpid());
+        EQ(getsid(member), getpid());
+        EQ(getpgid(member), member);
+        reap(member);
+        done();
+    }
+    await("leader");
+    pid_t session = getsid(0);
+    captured();
+    EQ(getsid(0), session);
+    EQ(getsid(leader), leader);
+    reap(leader);
+}
+
+PROGRAM(groups, "process groups within a session") {
+    pid_t first = NEED(fork());
+    if (first == 0) { await("go"); EQ(getpgid(0), getpid()); await("checked"); done(); }
+    NEED(setpgid(first, first));
+    pid_t second = NEED(fork());
+    if (second == 0) { await("go"); await("checked"); done(); }
+    NEED(setpgid(second, first));
+    captured();
+    EQ(getpgid(first), first);
+    EQ(getpgid(second), first);
+    EQ(getpgid(0), getpid());
+    mark("checked");
+    reap(first);
+    reap(second);
+}
+
+PROGRAM(group_without_leader, "a process group whose leader has gone") {
+    pid_t leader = NEED(fork());
+    if (leader == 0) { await("joined"); done(); }
+    NEED(setpgid(leader, leader));
+    pid_t member = NEED(fork());
+    if (member == 0) { await("go"); await("checked"); done(); }
+    NEED(setpgid(member, leader));
+    mark("joined");
+    reap(leader);
+    captured();
+    EQ(getpgid(member), leader);
+    mark("checked");
+    reap(member);
+}
+
+PROGRAM(session_without_leader, "a session whose leader has gone, in a tree with a subreaper") {
+    NEED(prctl(PR_SET_CHILD_SUBREAPER, 1));
+    pid_t leader = NEED(fork());
+    if (leader == 0) {
+        NEED(setsid());
+        if (NEED(fork()) == 0) {
+            mark("member");
+            await("go");
+            await("checked");
+            done();
+        }
+        await("member");
+        done();
+    }
+    reap(leader);
+    captured();
+    char path[64], text[64] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%d/children", getpid());
+    int fd = NEED(open(path, O_RDONLY | O_CLOEXEC));
+    NEED(read(fd, text, sizeof text - 1));
+    close(fd);
+    pid_t member = atoi(text);
+    EQ(getsid(member), leader);
+    mark("checked");
+    reap(member);
+}
+
+PROGRAM(zombies, "children that have ended, by exit and by signal, and are not waited for") {
+    pid_t left = NEED(fork());
+    if (left == 0) { prctl(PR_SET_NAME, "left"); _exit(7); }
+    pid_t killed = NEED(fork());
+    if (killed == 0) for (;;) pause();
+    NEED(kill(killed, SIGTERM));
+    await_state(left, 'Z');
+    await_state(killed, 'Z');
+    captured();
+    EQ(state_of(left), 'Z');
+    int status;
+    EQ(waitpid(left, &status, 0), left);
+    EQ(status, 7 << 8);
+    EQ(waitpid(killed, &status, 0), killed);
+    EQ(status, SIGTERM);
+}
+
+PROGRAM(subreaper, "a subreaper and the orphan that it adopted") {
+    NEED(prctl(PR_SET_CHILD_SUBREAPER, 1));
+    pid_t top = getpid(), middle = NEED(fork());
+    if (middle == 0) {
+        if (NEED(fork()) == 0) {
+            while (getppid() != top) rest_ms(1);
+            mark("orphan");
+            await("go");
+            EQ(getppid(), top);
+            _exit(5);
+        }
+        done();
+    }
+    reap(middle);
+    await("orphan");
+    captured();
+    int flag = 0, status;
+    NEED(prctl(PR_GET_CHILD_SUBREAPER, &flag));
+    EQ(flag, 1);
+    HOLDS(wait(&status) > 0);
+    EQ(status, 5 << 8);
+}
+
+PROGRAM(stopped, "a child stopped by SIGSTOP goes on when it is continued, and not before") {
+    pid_t child = NEED(fork());
+    if (child == 0) { raise(SIGSTOP); mark("continued"); done(); }
+    int status;
+    EQ(waitpid(child, &status, WUNTRACED), child);
+    HOLDS(WIFSTOPPED(status));
+    captured();
+    EQ(state_of(child), 'T');
+    EQ(access(AT("continued"), F_OK), -1);
+    NEED(kill(child, SIGCONT));
+    EQ(waitpid(child, &status, WCONTINUED), child);
+    if (WIFCONTINUED(status)) EQ(waitpid(child, &status, 0), child);
+    EQ(status, 0);
+}
+
+static __thread int own;
+static void *named_thread(void *argument) {
+    long number = (long)argument;
+    char name[16], got[16];
+    snprintf(name, sizeof name, "thread %ld", number);
+    prctl(PR_SET_NAME, name);
+    pid_t tid = (pid_t)syscall(SYS_gettid);
+    own = (int)number + 1000;
+    snprintf(got, sizeof got, "up%ld", number);
+    mark(got);
+    await("go");
+    EQ(syscall(SYS_gettid), tid);
+    EQ(own, number + 1000);
+    prctl(PR_GET_NAME, got);
+    TEXT(got, name);
+    return (void *)(number * 3);
+}
+static void with_threads(long count) {
+    pthread_t threads[64];
+    pthread_attr_t small;
+    pthread_attr_init(&small);
+    pthread_attr_setstacksize(&small, 128 << 10);
+    for (long i = 0; i < count; i++) EQ(pthread_create(&threads[i], &small, named_thread, (void *)i), 0);
+    for (long i = 0; i < count; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "up%ld", i);
+        await(name);
+    }
+    captured();
+    for (long i = 0; i < count; i++) {
+        void *result;
+        EQ(pthread_join(threads[i], &result), 0);
+        EQ((long)result, i * 3);
+    }
+}
+PROGRAM(threads, "threads: ids, names, thread-local storage, joining") { with_threads(5); }
+PROGRAM(many_threads, "64 threads") { with_threads(64); }
+
+static void *sole_thread(void *argument) {
+    (void)argument;
+    await_state(getpid(), 'Z');
+    captured();
+    EQ(state_of(getpid()), 'Z');
+    answer("ok");
+    _exit(0);
+}
+PROGRAM(ended_leader, "a process whose first thread has ended while another goes on") {
+    pthread_t thread;
+    EQ(pthread_create(&thread, NULL, sole_thread, NULL), 0);
+    syscall(SYS_exit, 0);
+}
+
+static long clone_with(unsigned long flags) { return syscall(SYS_clone, flags | SIGCHLD, 0L, 0L, 0L, 0L); }
+PROGRAM(shared_descriptors, "two processes with one table of descriptors") {
+    pid_t child = (pid_t)NEED(clone_with(CLONE_FILES));
+    if (child == 0) { await("go"); EQ(dup2(0, 77), 77); done(); }
+    captured();
+    reap(child);
+    NEED(fcntl(77, F_GETFD));
+}
+PROGRAM(shared_directory, "two processes with one working directory and umask") {
+    pid_t child = (pid_t)NEED(clone_with(CLONE_FS));
+    if (child == 0) { await("go"); NEED(chdir("/proc")); umask(0123); done(); }
+    captured();
+    reap(child);
+    char path[64];
+    TEXT(getcwd(path, sizeof path), "/proc");
+    EQ(umask(0), 0123);
+}
+static volatile int shared_word;
+static int sharing_child(void *argument) {
+    (void)argument;
+    while (shared_word == 0) rest_ms(5);
+    shared_word = 2;
+    _exit(0);
+}
+PROGRAM(shared_address_space, "two processes with one address space") {
+    static char stack[64 << 10] __attribute__((aligned(16)));
+    pid_t child = NEED(clone(sharing_child, stack + sizeof stack, CLONE_VM | SIGCHLD, NULL));
+    captured();
+    shared_word = 1;
+    reap(child);
+    EQ(shared_word, 2);
+}
+PROGRAM(vfork, "a parent that waits in vfork") {
+    pid_t child = vfork();
+    if (child == 0) { mark("ready"); await("go"); _exit(0); }
+    NEED(child);
+    reap(child);
+}
+
+PROGRAM(name, "name, command line, environment and executable") {
+    NEED(prctl(PR_SET_NAME, "another name"));
+    char before[3][4096], after[3][4096];
+    const char *files[3] = { "/proc/self/cmdline", "/proc/self/environ", "/proc/self/auxv" };
+    ssize_t sizes[3];
+    for (int i = 0; i < 3; i++) {
+        int fd = NEED(open(files[i], O_RDONLY | O_CLOEXEC));
+        sizes[i] = NEED(read(fd, before[i], sizeof before[i]));
+        close(fd);
+    }
+    char exe[2][256] = { "", "" }, got[16];
+    NEED(readlink("/proc/self/exe", exe[0], sizeof exe[0] - 1));
+    captured();
+    for (int i = 0; i < 3; i++) {
+        int fd = NEED(open(files[i], O_RDONLY | O_CLOEXEC));
+        EQ(read(fd, after[i], sizeof after[i]), sizes[i]);
+        BYTES(after[i], before[i], (size_t)sizes[i]);
+        close(fd);
+    }
+    NEED(readlink("/proc/self/exe", exe[1], sizeof exe[1] - 1));
+    TEXT(exe[1], exe[0]);
+    prctl(PR_GET_NAME, got);
+    TEXT(got, "another name");
+}
+
+PROGRAM(fork_after, "a fork after the restore: memory is copied on write, ids are new") {
+    size_t bytes = 64 * PAGE;
+    char *memory = map(bytes, READ_WRITE, ANONYMOUS, -1);
+    fill(memory, bytes, 1);
+    captured();
+    pid_t child = NEED(fork());
+    if (child == 0) {
+        check_fill(memory, bytes, 1, "the child's memory");
+        fill(memory, bytes, 2);
+        check_fill(memory, bytes, 2, "the child's own memory");
+        done();
+    }
+    reap(child);
+    check_fill(memory, bytes, 1, "the parent's memory");
+}

@@ -1,0 +1,211 @@
+// Memory that processes share, or that a descriptor names.
+#include "conformance.h"
+
+#include <sys/ipc.h>
+#include <sys/shm.h>
+
+#define BYTES_OF(pages) ((size_t)(pages) * PAGE)
+
+PROGRAM(shared_anonymous, "shared anonymous memory of a parent and its child") {
+    char *memory = map(BYTES_OF(64), READ_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1);
+    fill(memory, BYTES_OF(64), 1);
+    pid_t child = NEED(fork());
+    if (child == 0) {
+        fill(memory + BYTES_OF(8), PAGE, 2);
+        mark("child");
+        await("go");
+        await("written");
+        check_fill(memory + BYTES_OF(9), PAGE, 3, "what the parent wrote");
+        fill(memory + BYTES_OF(10), PAGE, 4);
+        done();
+    }
+    await("child");
+    captured();
+    check_fill(memory, BYTES_OF(8), 1, "the memory");
+    check_fill(memory + BYTES_OF(8), PAGE, 2, "what the child wrote before");
+    fill(memory + BYTES_OF(9), PAGE, 3);
+    mark("written");
+    reap(child);
+    check_fill(memory + BYTES_OF(10), PAGE, 4, "what the child wrote after");
+}
+
+PROGRAM(inherited_memory, "memory inherited copy-on-write: right contents on both sides") {
+    char *memory = map(BYTES_OF(64), READ_WRITE, ANONYMOUS, -1);
+    fill(memory, BYTES_OF(64), 1);
+    pid_t child = NEED(fork());
+    if (child == 0) {
+        fill(memory + BYTES_OF(8), BYTES_OF(4), 2);
+        NEED(madvise(memory + BYTES_OF(20), BYTES_OF(4), MADV_DONTNEED));
+        mark("child");
+        await("go");
+        check_fill(memory, BYTES_OF(8), 1, "the child's inherited memory");
+        check_fill(memory + BYTES_OF(8), BYTES_OF(4), 2, "the child's own memory");
+        check_zero(memory + BYTES_OF(20), BYTES_OF(4), "what the child threw away");
+        fill(memory, BYTES_OF(8), 5);
+        done();
+    }
+    await("child");
+    fill(memory + BYTES_OF(30), PAGE, 6);
+    captured();
+    reap(child);
+    check_fill(memory, BYTES_OF(30), 1, "the parent's memory");
+    check_fill(memory + BYTES_OF(30), PAGE, 6, "the parent's own page");
+}
+
+static long proportional_kb(const void *memory) {
+    FILE *file = NEED(fopen("/proc/self/smaps", "re"));
+    char line[256], start[32];
+    snprintf(start, sizeof start, "%lx-", (unsigned long)memory);
+    bool inside = false;
+    long kb = -1;
+    while (kb < 0 && fgets(line, sizeof line, file)) {
+        if (strncmp(line, start, strlen(start)) == 0) inside = true;
+        if (inside && strncmp(line, "Pss:", 4) == 0) kb = atol(line + 4);
+    }
+    fclose(file);
+    return kb;
+}
+PROGRAM(sharing_kept, "memory inherited copy-on-write still costs the machine only once") {
+    size_t bytes = 8 << 20;
+    char *memory = map(bytes, READ_WRITE, ANONYMOUS, -1);
+    fill(memory, bytes, 1);
+    pid_t children[3];
+    for (int i = 0; i < 3; i++) {
+        children[i] = NEED(fork());
+        if (children[i] == 0) { await("go"); await("checked"); check_fill(memory, bytes, 1, "inherited memory"); done(); }
+    }
+    HOLDS(proportional_kb(memory) <= 3000);
+    captured();
+    WITHIN(proportional_kb(memory), 0, 3000);
+    mark("checked");
+    for (int i = 0; i < 3; i++) reap(children[i]);
+}
+
+PROGRAM(memfd, "a memfd: contents, size, offset, a mapping and a descriptor of the same memory") {
+    int fd = NEED(memfd_create("conformance", MFD_CLOEXEC));
+    NEED(ftruncate(fd, BYTES_OF(20) + 100));
+    char *memory = map(BYTES_OF(20), READ_WRITE, MAP_SHARED, fd), got[16];
+    fill(memory, BYTES_OF(10), 1);
+    EQ(pwrite(fd, "the end", 7, BYTES_OF(20) + 50), 7);
+    EQ(lseek(fd, 123, SEEK_SET), 123);
+    captured();
+    check_fill(memory, BYTES_OF(10), 1, "the memory");
+    check_zero(memory + BYTES_OF(10), BYTES_OF(10), "the hole");
+    EQ(pread(fd, got, 16, BYTES_OF(20) + 50), 16);
+    BYTES(got, "the end", 8);
+    struct stat stat;
+    NEED(fstat(fd, &stat));
+    EQ(stat.st_size, BYTES_OF(20) + 100);
+    EQ(lseek(fd, 0, SEEK_CUR), 123);
+    EQ(pwrite(fd, "shared", 7, PAGE), 7);
+    TEXT(memory + PAGE, "shared");
+    char link[64] = "", path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    NEED(readlink(path, link, sizeof link - 1));
+    TEXT(link, "/memfd:conformance (deleted)");
+}
+
+PROGRAM(memfd_seals, "a memfd with seals, and a writable mapping from before") {
+    int fd = NEED(memfd_create("sealed", MFD_ALLOW_SEALING));
+    NEED(ftruncate(fd, BYTES_OF(4)));
+    char *memory = map(BYTES_OF(4), READ_WRITE, MAP_SHARED, fd);
+    fill(memory, BYTES_OF(4), 1);
+    int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+    NEED(fcntl(fd, F_ADD_SEALS, seals));
+    captured();
+    EQ(fcntl(fd, F_GET_SEALS), seals);
+    check_fill(memory, BYTES_OF(4), 1, "the memory");
+    FAILS(ftruncate(fd, PAGE), EPERM);
+    FAILS(pwrite(fd, "x", 1, 0), EPERM);
+    memory[5] = 9;
+    EQ(memory[5], 9);
+}
+
+PROGRAM(memfd_private, "a private mapping of a memfd, with pages of its own") {
+    int fd = NEED(memfd_create("private", MFD_CLOEXEC));
+    NEED(ftruncate(fd, BYTES_OF(4)));
+    char *shared = map(BYTES_OF(4), READ_WRITE, MAP_SHARED, fd);
+    fill(shared, BYTES_OF(4), 1);
+    char *own = map(BYTES_OF(4), READ_WRITE, MAP_PRIVATE, fd);
+    fill(own + PAGE, PAGE, 2);
+    NEED(munmap(shared, BYTES_OF(4)));
+    NEED(close(fd));
+    captured();
+    check_fill(own, PAGE, 1, "the memfd's page");
+    check_fill(own + PAGE, PAGE, 2, "its own page");
+    check_fill(own + BYTES_OF(2), PAGE, 1 + 2 * PAGE / 8, "another of the memfd's");
+}
+
+PROGRAM(system_v_shared_memory, "System V shared memory, attached in two processes") {
+    int id = NEED(shmget(IPC_PRIVATE, BYTES_OF(8), IPC_CREAT | 0640));
+    char *memory = NEED(shmat(id, NULL, 0));
+    fill(memory, BYTES_OF(8), 1);
+    pid_t child = NEED(fork());
+    if (child == 0) {
+        await("go");
+        await("written");
+        check_fill(memory + PAGE, PAGE, 2, "what the parent wrote");
+        done();
+    }
+    captured();
+    struct shmid_ds state;
+    NEED(shmctl(id, IPC_STAT, &state));
+    EQ(state.shm_segsz, BYTES_OF(8));
+    EQ(state.shm_perm.mode & 0777, 0640);
+    EQ(state.shm_nattch, 2);
+    check_fill(memory, BYTES_OF(8), 1, "the memory");
+    fill(memory + PAGE, PAGE, 2);
+    mark("written");
+    reap(child);
+    NEED(shmctl(id, IPC_RMID, NULL));
+    NEED(shmdt(memory));
+}
+
+PROGRAM(system_v_removed, "System V shared memory that is removed and still attached") {
+    int id = NEED(shmget(IPC_PRIVATE, BYTES_OF(8), IPC_CREAT | 0600));
+    char *memory = NEED(shmat(id, NULL, 0));
+    fill(memory, BYTES_OF(8), 1);
+    NEED(shmctl(id, IPC_RMID, NULL));
+    captured();
+    check_fill(memory, BYTES_OF(8), 1, "the memory");
+}
+
+PROGRAM(posix_shared_memory, "POSIX shared memory (a file in /dev/shm), mapped and open") {
+    char name[64];
+    snprintf(name, sizeof name, "/conformance-%d", getpid());
+    int fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR, 0600);
+    if (fd < 0) skip("shm_open: %s", strerror(errno));
+    NEED(ftruncate(fd, BYTES_OF(8)));
+    char *memory = map(BYTES_OF(8), READ_WRITE, MAP_SHARED, fd), got[8];
+    fill(memory, BYTES_OF(8), 1);
+    captured();
+    check_fill(memory, BYTES_OF(8), 1, "the memory");
+    strcpy(memory, "shared");
+    EQ(pread(fd, got, 7, 0), 7);
+    TEXT(got, "shared");
+    NEED(shm_unlink(name));
+}
+
+PROGRAM(posix_shared_memory_unlinked, "POSIX shared memory whose name has been removed, of two processes") {
+    char name[64];
+    snprintf(name, sizeof name, "/conformance-%d", getpid());
+    int fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR, 0600);
+    if (fd < 0) skip("shm_open: %s", strerror(errno));
+    NEED(shm_unlink(name));
+    NEED(ftruncate(fd, BYTES_OF(8)));
+    char *memory = map(BYTES_OF(8), READ_WRITE, MAP_SHARED, fd);
+    NEED(close(fd));
+    fill(memory, BYTES_OF(8), 1);
+    pid_t child = NEED(fork());
+    if (child == 0) {
+        await("go");
+        await("written");
+        check_fill(memory + PAGE, PAGE, 2, "what the parent wrote");
+        done();
+    }
+    captured();
+    check_fill(memory, BYTES_OF(8), 1, "the memory");
+    fill(memory + PAGE, PAGE, 2);
+    mark("written");
+    reap(child);
+}

@@ -10,12 +10,14 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use super::leftovers;
 use crate::error::{Error, run};
+use crate::wait::eventually_ok;
 
 /// Slots, and so daemons at the same time.
 const SLOTS: u16 = 64;
@@ -23,6 +25,8 @@ const SLOTS: u16 = 64;
 const FIRST_PORT: u16 = 16_000;
 /// Ports of one slot.
 pub(crate) const PORTS: u16 = 250;
+/// How long what `torpor down` has put to rest may take to end.
+const ENDING: Duration = Duration::from_secs(5);
 /// What directories of daemons are called, with random letters behind it.
 pub(crate) const DIRECTORY_PREFIX: &str = "torpor-test";
 
@@ -79,17 +83,19 @@ impl Slot {
     fn clean_up(&self, binary: &Path) -> Result<(), String> {
         let before = self.directory_before();
         let dirs: Vec<&Path> = before.iter().map(PathBuf::as_path).collect();
-        let mut left = leftovers(&self.instance(), &dirs);
+        let left = leftovers(&self.instance(), &dirs);
         let Some(dir) = &before else { return if left.is_empty() { Ok(()) } else { Err(left.join(", ")) } };
         if !left.is_empty() {
             eprintln!("slot {}: putting to rest what a killed test left: {}", self.number, left.join(", "));
             let mut down = Command::new(binary);
             down.arg("down").arg("--config").arg(dir.join("torpor.toml")).stdin(Stdio::null());
             run(&mut down, "run `cargo build -p torpor`").map_err(|error| error.to_string())?;
-            left = leftovers(&self.instance(), &dirs);
-        }
-        if !left.is_empty() {
-            return Err(left.join(", "));
+            // The daemon itself ends behind its answer.
+            let gone = eventually_ok("it is at rest", ENDING, || match leftovers(&self.instance(), &dirs) {
+                some if some.is_empty() => Ok(()),
+                some => Err(some.join(", ")),
+            });
+            gone.map_err(|error| error.to_string())?;
         }
         fs::remove_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))
     }

@@ -3,6 +3,7 @@
 //! - [`zoo`]: real servers as tarballs, built once from the distribution's packages and cached.
 //! - [`client`]: small clients that measure and that prove a server's in-memory state ([`client::Session`]).
 //! - [`native`]: small C programs that check themselves.
+//! - [`conformance`]: one small program per kind of state, captured and restored by an engine.
 //! - [`daemon`]: a `torpor up` of a test's own, and what it leaves behind.
 //! - [`bare`]: the same programs without Torpor, in namespaces of their own: the baseline.
 //! - [`wait`]: waiting on a condition with a deadline. [`skip!`]: skipping a test so that everybody sees it.
@@ -10,6 +11,7 @@
 
 pub mod bare;
 pub mod client;
+pub mod conformance;
 pub mod daemon;
 pub mod error;
 pub mod native;

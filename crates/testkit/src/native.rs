@@ -39,11 +39,18 @@ const FLAGS: &[&str] = &[
 pub fn executable(name: &str) -> Result<PathBuf, Error> {
     let source = SOURCES.iter().find(|(known, _)| *known == name).map(|(_, source)| *source);
     let source = source.ok_or_else(|| Error::Missing { what: format!("C program {name}") })?;
-    let flags = FLAGS.join(" ");
-    let key = key(&[source.as_bytes(), COMMON.as_bytes(), flags.as_bytes()]);
-    cached(&format!("c-{name}"), &key, "", |out| {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(format!("{name}.c"));
-        run(Command::new("gcc").args(FLAGS).arg("-o").arg(out).arg(file), "install the packages gcc and libc6-dev")
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(format!("{name}.c"));
+    compile(&format!("c-{name}"), &file, &[source, COMMON], &[])
+}
+
+/// The executable of the C source `file`, in the cache under `name` and a hash of all that it is made of: `texts`.
+pub(crate) fn compile(name: &str, file: &Path, texts: &[&str], more_flags: &[&str]) -> Result<PathBuf, Error> {
+    let flags = [FLAGS, more_flags].concat();
+    let all_flags = flags.join(" ");
+    let mut parts: Vec<&[u8]> = texts.iter().map(|text| text.as_bytes()).collect();
+    parts.push(all_flags.as_bytes());
+    cached(name, &key(&parts), "", |out| {
+        run(Command::new("gcc").args(&flags).arg("-o").arg(out).arg(file), "install the packages gcc and libc6-dev")
             .map(drop)
     })
 }

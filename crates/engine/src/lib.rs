@@ -9,6 +9,8 @@
 #![forbid(unsafe_code)]
 
 mod aio;
+mod checkpoint;
+mod collect;
 mod memory;
 mod obstacle;
 mod plan;
@@ -24,6 +26,8 @@ mod wait;
 mod wake;
 mod watch;
 
+pub use checkpoint::{Checkpoint, CheckpointError, Checkpointed, IMAGE_NAME, checkpoint};
+pub use collect::CollectError;
 pub use memory::copy::CopyError;
 pub use memory::refill::RefillError;
 pub use obstacle::{Obstacle, Place};

@@ -163,6 +163,16 @@ impl ThreadPlan {
             Some((fd, send, left)) => SocketChange::make(self, fd, send, left),
         }
     }
+
+    /// As [`ThreadPlan::prepare`], but for a thread that stays stopped: a socket's time-out is left for later.
+    pub(crate) fn prepare_quietly(&self, thread: &mut Thread, at: Duration) -> Result<(), TraceError> {
+        let mut plan = *self;
+        if let Some(interrupted) = &mut plan.interrupted {
+            interrupted.timeout =
+                interrupted.timeout.filter(|t| !matches!(t.place, Place::Socket { .. }));
+        }
+        plan.prepare(thread, at).map(drop)
+    }
 }
 
 const fn which(send: bool) -> SocketTimeout {

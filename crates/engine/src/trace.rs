@@ -31,6 +31,8 @@ const CODE: [u8; 32] = [
     0x0f, 0x05, 0xb8, 34, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf7, 0, 0, 0, 0, 0,
     0x0f, 0x05, 0xf3, 0x90, 0xeb, 0xfc, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 ];
+/// Bytes of the code in the vDSO.
+pub(crate) const CODE_BYTES: usize = CODE.len();
 /// From a call's instruction to its loop.
 const PARK_OFFSET: u64 = 2;
 /// From the usual loop to the spinning one.
@@ -208,7 +210,19 @@ impl Process {
         number: u64,
         arguments: &[u64],
     ) -> Result<u64, TraceError> {
-        let Some(thread) = self.threads.first() else {
+        self.call_in(0, park_address, name, number, arguments)
+    }
+
+    /// As [`Process::call`], in its `n`-th thread.
+    pub(crate) fn call_in(
+        &self,
+        n: usize,
+        park_address: u64,
+        name: &'static str,
+        number: u64,
+        arguments: &[u64],
+    ) -> Result<u64, TraceError> {
+        let Some(thread) = self.threads.get(n) else {
             return Err(TraceError::Look(self.pid, io::ErrorKind::NotFound.into()));
         };
         let wrong = |error| TraceError::Registers(thread.tracee.thread(), error);

@@ -88,6 +88,9 @@ pub(crate) enum Command {
     /// List stored images, or store and remove them
     #[command(args_conflicts_with_subcommands = true)]
     Images(ImagesArgs),
+    /// Capture a tree of plain processes into an image, and end it
+    #[command(after_help = CHECKPOINT_HELP)]
+    Checkpoint(CheckpointArgs),
     /// Print completion for a shell
     #[command(after_help = "Example:\n  torpor completion bash > /etc/bash_completion.d/torpor")]
     Completion {
@@ -96,6 +99,29 @@ pub(crate) enum Command {
     },
     /// Print the version of the command, and of the daemon if it runs
     Version(Json),
+}
+
+const CHECKPOINT_HELP: &str = "\
+Examples:
+  torpor checkpoint --pid 4711 --image /srv/image
+  torpor checkpoint --pid 4711 --image /srv/image --leave-running
+
+Exit codes: 0 done, 1 failed, 2 wrong command, 3 refused: it has what cannot be captured, and all of it is listed. Where it
+is not 0, the processes run on.";
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckpointArgs {
+    /// The tree's first process; its children come along
+    #[arg(long)]
+    pub(crate) pid: i32,
+    /// Directory for the image; made if it is missing
+    #[arg(long, value_name = "DIR")]
+    pub(crate) image: PathBuf,
+    /// Let the processes run on
+    #[arg(long)]
+    pub(crate) leave_running: bool,
+    #[command(flatten)]
+    pub(crate) json: Json,
 }
 
 #[derive(Debug, Args)]

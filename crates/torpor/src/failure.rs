@@ -9,7 +9,7 @@
 //! | 4 | a name, port or state is in the way |
 //! | 5 | the machine or kernel lacks what is needed |
 //!
-//! `exec` gives back the command's own status instead.
+//! `exec` gives back the command's own status instead. For `checkpoint` and `restore` 3 means refused.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -18,6 +18,7 @@ use torpor_api::client::ClientError;
 use torpor_api::parse::ParseError;
 use torpor_api::token::TokenError;
 use torpor_api::{ApiError, ErrorKind, error};
+use torpor_engine::CheckpointError;
 use torpor_hub::HubError;
 
 use crate::config::ConfigError;
@@ -67,6 +68,9 @@ pub(crate) enum Failure {
         #[source]
         source: io::Error,
     },
+    /// A tree could not be captured.
+    #[error(transparent)]
+    Checkpoint(#[from] torpor_engine::CheckpointError),
     /// The exec stream broke.
     #[error("the exec stream broke")]
     Frame(#[from] torpor_api::frame::FrameError),
@@ -103,6 +107,7 @@ impl Failure {
             },
             Self::Parse(_) | Self::Config(_) | Self::Usage(_) => 2,
             Self::Hub(HubError::AlreadyRunning { .. }) => 4,
+            Self::Checkpoint(CheckpointError::Refused { .. }) => 3,
             _ => 1,
         }
     }
@@ -126,6 +131,11 @@ impl Failure {
     /// What the user reads: what happened, and what to do.
     pub(crate) fn text(&self) -> String {
         let mut text = format!("torpor: {}\n", error::chain(self));
+        if let Self::Checkpoint(CheckpointError::Refused { obstacles, .. }) = self {
+            for obstacle in obstacles {
+                text.push_str(&format!("  {obstacle}\n"));
+            }
+        }
         if let Some(hint) = self.hint() {
             text.push_str(&format!("  {hint}\n"));
         }

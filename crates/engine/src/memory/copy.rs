@@ -15,7 +15,7 @@ use torpor_linux::vm::{self, Remote};
 use super::layout::{Area, Flags, Treatment};
 
 /// Bytes copied in one call.
-const BATCH_BYTES: usize = 1 << 20;
+pub(crate) const BATCH_BYTES: usize = 1 << 20;
 
 /// Private pages, the zero page and swapped ones told apart (a page that is being migrated counts as swapped).
 const PRIVATE: Filter = Filter {
@@ -81,7 +81,7 @@ impl<'a> PageSink<'a> {
     }
 
     /// Takes pages; gives where they go.
-    fn take(&mut self, pages: &[u8]) -> io::Result<u64> {
+    pub(crate) fn take(&mut self, pages: &[u8]) -> io::Result<u64> {
         if self.waiting.len() + pages.len() > BATCH_BYTES {
             self.flush()?;
         }
@@ -90,7 +90,7 @@ impl<'a> PageSink<'a> {
         Ok(self.offset - pages.len() as u64)
     }
 
-    fn flush(&mut self) -> io::Result<()> {
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.file.write_all_at(&self.waiting, self.offset - self.waiting.len() as u64)?;
         self.waiting.clear();
         Ok(())
@@ -270,7 +270,7 @@ impl Copier {
     }
 }
 
-fn is_zero(page: &[u8]) -> bool {
+pub(crate) fn is_zero(page: &[u8]) -> bool {
     // Compared in blocks that the compiler turns into vector instructions.
     page.chunks_exact(64).all(|block| block == [0; 64])
 }

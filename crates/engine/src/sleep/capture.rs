@@ -3,7 +3,6 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use torpor_image::{HEADER_BYTES, Header, State, checksum};
@@ -16,7 +15,7 @@ use crate::memory::layout::{Flags, areas};
 use crate::plan::{Began, ThreadPlan};
 use crate::step::Step;
 use crate::target::Phase;
-use crate::trace::{Process, TraceError, install_park_loop, stop_all};
+use crate::trace::{Process, install_park_loop, stop_all};
 use crate::wait::since::now;
 use crate::wait::sources::waits;
 use crate::watch::{Waiting, Watch};
@@ -217,18 +216,6 @@ impl Sleep<'_> {
         self.journaled = true;
         self.target.journal.record(phase).map_err(Failure::Journal)?;
         Ok(captured)
-    }
-}
-
-impl ThreadPlan {
-    /// As [`ThreadPlan::prepare`], but for a thread that stays stopped: a socket's time-out is left for later.
-    fn prepare_quietly(&self, thread: &mut crate::trace::Thread, at: Duration) -> Result<(), TraceError> {
-        let mut plan = *self;
-        if let Some(interrupted) = &mut plan.interrupted {
-            interrupted.timeout =
-                interrupted.timeout.filter(|t| !matches!(t.place, crate::wait::restart::Place::Socket { .. }));
-        }
-        plan.prepare(thread, at).map(drop)
     }
 }
 

@@ -67,8 +67,7 @@ impl Tracee {
         let mut found = Vec::new();
         loop {
             let mut batch = [[0_u8; 128]; BATCH];
-            let arguments =
-                PeekArguments { offset: found.len() as u64, flags: u32::from(shared), count: BATCH as i32 };
+            let arguments = PeekArguments { offset: found.len() as u64, flags: u32::from(shared), count: BATCH as i32 };
             let got = ptrace(
                 PTRACE_PEEKSIGINFO,
                 self.thread(),

@@ -1,6 +1,7 @@
 //! What each command does: asks the daemon, prints what comes back.
 
 mod apps;
+mod checkpoint;
 mod exec;
 mod images;
 mod run;
@@ -34,6 +35,7 @@ pub(crate) fn run(cli: Cli) -> Result<i32, Failure> {
             let config = Config::load(args.config.as_deref())?;
             return daemon::up(config).map(|()| 0);
         }
+        Command::Checkpoint(args) => return checkpoint::checkpoint(&args),
         _ => {}
     }
     // Where no daemon runs, these two are the worker themselves, and a worker blocks in its tasks.
@@ -88,7 +90,7 @@ async fn dispatch(cli: Cli) -> Result<i32, Failure> {
             }
         }
         // Handled before the runtime was made.
-        Command::Completion { .. } | Command::Up(_) => {}
+        Command::Completion { .. } | Command::Up(_) | Command::Checkpoint(_) => {}
     }
     Ok(0)
 }

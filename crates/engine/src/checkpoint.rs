@@ -1,0 +1,314 @@
+//! A complete image of a plain process tree: look, stop, collect, write, commit, then end the tree or let it go.
+//!
+//! ```text
+//!            ┌───────────── any error: the tree runs on, nothing stays at DIR ─────────────┐
+//! running ─▶ prepared ─▶ stopped ─▶ copied ─▶ synced ─▶ committed ─▶ released (it runs on, or is gone)
+//! ```
+//!
+//! Nothing of the program is changed before `committed`, and nothing is ended before the image is durable. If this process
+//! is killed, the kernel lets the tree run on: each thread has its own registers but for the short time in which the kernel is
+//! asked on behalf of its process; a thread caught in that would wait for ever, and has to be killed.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use torpor_image::tree::{End, Tree};
+use torpor_image::{HEADER_BYTES, Header, Kind, Needs, checksum};
+
+use crate::collect::{CollectError, Stopped, collect, pids, stop};
+use crate::obstacle::Obstacle;
+use crate::plan::{Began, Memories, ThreadPlan, let_go};
+use crate::step::{Fault, Faults, Step, Timings};
+use crate::trace::TraceError;
+use crate::wait::since::now;
+
+/// Name of the image in its directory.
+pub const IMAGE_NAME: &str = "image";
+
+/// Oldest kernel that restores an image.
+const KERNEL: (u16, u16) = (6, 7);
+
+/// What to capture, and where to.
+pub struct Checkpoint<'a> {
+    /// Root of the tree.
+    pub pid: i32,
+    /// Directory for the image; made if it is missing. An image that is there is replaced once the new one is complete.
+    pub folder: &'a Path,
+    /// Let the tree run on instead of ending it.
+    pub leave_running: bool,
+    /// Told of every step.
+    pub faults: &'a dyn Faults,
+}
+
+/// A tree that was captured.
+#[derive(Debug)]
+pub struct Checkpointed {
+    /// The image.
+    pub image: PathBuf,
+    /// Its processes, those that have ended too.
+    pub processes: usize,
+    /// Their threads.
+    pub threads: usize,
+    /// Bytes of the image's file.
+    pub image_bytes: u64,
+    /// How long each step took.
+    pub timings: Timings,
+}
+
+/// Why a tree was not captured. It runs as before, but for [`CheckpointError::After`].
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// There is no such process.
+    #[error("there is no process {0}")]
+    NotFound(i32),
+    /// It is this process, or one that this process descends from.
+    #[error("process {0} cannot be captured from within")]
+    Own(i32),
+    /// It has what cannot be captured: all of it.
+    #[error("process {pid} ({name}) and its children cannot be captured as they are")]
+    Refused {
+        /// Root of the tree.
+        pid: i32,
+        /// Its name.
+        name: String,
+        /// What is in the way.
+        obstacles: Vec<Obstacle>,
+    },
+    /// Looking at it, holding it or copying it failed.
+    #[error(transparent)]
+    Collect(CollectError),
+    /// It could not be looked at.
+    #[error("looking at process {0}")]
+    Look(i32, #[source] io::Error),
+    /// The image could not be written.
+    #[error("writing {}", .0.display())]
+    Image(PathBuf, #[source] io::Error),
+    /// A test asked for it.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// The image is complete, but the tree could not be ended or let go.
+    #[error("the image is complete, but process {pid} could not be ended or let go")]
+    After {
+        /// A process of the tree.
+        pid: i32,
+        /// Why.
+        #[source]
+        error: Box<CheckpointError>,
+    },
+}
+
+impl From<TraceError> for CheckpointError {
+    fn from(error: TraceError) -> Self {
+        Self::Collect(error.into())
+    }
+}
+
+struct Capture<'a> {
+    request: &'a Checkpoint<'a>,
+    timings: Timings,
+    part: PathBuf,
+    /// The directory was made for this image.
+    made_folder: bool,
+    stopped: Vec<Stopped>,
+    plans: Vec<ThreadPlan>,
+}
+
+/// Captures a tree. Runs on one thread from beginning to end, since tracing belongs to a thread.
+pub fn checkpoint(request: &Checkpoint<'_>) -> Result<Checkpointed, CheckpointError> {
+    let mut capture = Capture {
+        request,
+        timings: Timings::begin(),
+        part: request.folder.join(format!("{IMAGE_NAME}.part")),
+        made_folder: false,
+        stopped: Vec::new(),
+        plans: Vec::new(),
+    };
+    match capture.commit() {
+        Ok((tree, image_bytes)) => capture.finish(&tree, image_bytes),
+        Err(error) => {
+            // Should letting it go fail too, the first error is still the one to know.
+            if let Err(second) = capture.undo() {
+                tracing::error!(pid = request.pid, error = %second, "could not undo a failed capture");
+            }
+            Err(named(request.pid, error))
+        }
+    }
+}
+
+/// Gives a refusal the name of the tree.
+fn named(pid: i32, error: CheckpointError) -> CheckpointError {
+    match error {
+        CheckpointError::Collect(CollectError::Refused(obstacles)) => {
+            CheckpointError::Refused { pid, name: crate::proc::name(pid), obstacles }
+        }
+        error => error,
+    }
+}
+
+impl Capture<'_> {
+    fn reached(&mut self, step: Step) -> Result<(), Fault> {
+        self.timings.reached(step, self.request.faults)
+    }
+
+    /// Everything up to and with the commit.
+    fn commit(&mut self) -> Result<(Tree, u64), CheckpointError> {
+        let root = self.request.pid;
+        let look = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => CheckpointError::NotFound(root),
+            _ => CheckpointError::Look(root, error),
+        };
+        fs::metadata(format!("/proc/{root}/task/{root}")).map_err(look)?;
+        let before = pids(root).map_err(look)?;
+        if before.contains(&(std::process::id() as i32)) {
+            return Err(CheckpointError::Own(root));
+        }
+        let began = Began::take(&before).map_err(look)?;
+        let file = self.open()?;
+        self.reached(Step::Prepared)?;
+
+        self.stopped = stop(root).map_err(CheckpointError::Collect)?;
+        let memories = Memories::default();
+        let at = now();
+        for process in self.stopped.iter_mut().filter_map(|process| process.alive.as_mut()) {
+            for thread in &mut process.threads {
+                let plan = ThreadPlan::of(process.pid, thread, &began, &memories);
+                self.plans.push(plan);
+                // Put right at once: should we die here, it goes on properly.
+                plan.prepare_quietly(thread, at)?;
+            }
+        }
+        self.reached(Step::Stopped)?;
+
+        let collected = collect(&self.stopped, &self.plans, &file, HEADER_BYTES);
+        let (tree, pages_end) = collected.map_err(CheckpointError::Collect)?;
+        let image_bytes = write(&file, &tree, pages_end).map_err(|error| self.wrong(error))?;
+        self.reached(Step::Copied)?;
+
+        file.sync_data().map_err(|error| self.wrong(error))?;
+        self.reached(Step::Synced)?;
+
+        let image = self.image();
+        fs::rename(&self.part, &image).map_err(|error| CheckpointError::Image(image.clone(), error))?;
+        let folder = File::open(self.request.folder).and_then(|folder| folder.sync_all());
+        folder.map_err(|error| CheckpointError::Image(image, error))?;
+        self.reached(Step::Committed)?;
+        Ok((tree, image_bytes))
+    }
+
+    fn image(&self) -> PathBuf {
+        self.request.folder.join(IMAGE_NAME)
+    }
+
+    fn wrong(&self, error: io::Error) -> CheckpointError {
+        CheckpointError::Image(self.part.clone(), error)
+    }
+
+    fn open(&mut self) -> Result<File, CheckpointError> {
+        let folder = self.request.folder;
+        match fs::create_dir(folder) {
+            Ok(()) => self.made_folder = true,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(CheckpointError::Image(folder.to_owned(), error)),
+        }
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        options.open(&self.part).map_err(|error| self.wrong(error))
+    }
+
+    /// The tree runs on, and nothing stays of the image.
+    fn undo(&mut self) -> Result<(), CheckpointError> {
+        let released = self.release();
+        match fs::remove_file(&self.part) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(self.wrong(error)),
+            _ => {}
+        }
+        if self.made_folder {
+            let folder = self.request.folder;
+            fs::remove_dir(folder).map_err(|error| CheckpointError::Image(folder.to_owned(), error))?;
+        }
+        released
+    }
+
+    /// Lets every thread go on as if it had never been stopped.
+    fn release(&mut self) -> Result<(), CheckpointError> {
+        let processes = std::mem::take(&mut self.stopped).into_iter().filter_map(|process| process.alive).collect();
+        for change in let_go(processes, &self.plans)? {
+            change.undo().map_err(|error| CheckpointError::Look(self.request.pid, error))?;
+        }
+        Ok(())
+    }
+
+    /// Ends the tree, or lets it go.
+    fn finish(mut self, tree: &Tree, image_bytes: u64) -> Result<Checkpointed, CheckpointError> {
+        let after = |error| CheckpointError::After { pid: self.request.pid, error: Box::new(error) };
+        if self.request.leave_running {
+            self.release().map_err(after)?;
+        } else {
+            end(std::mem::take(&mut self.stopped))?;
+        }
+        self.reached(Step::Released).map_err(|fault| after(fault.into()))?;
+        let threads = tree.processes.iter().map(|process| match &process.end {
+            End::Alive(life) => life.threads.len(),
+            End::Zombie { .. } => 0,
+        });
+        Ok(Checkpointed {
+            image: self.image(),
+            processes: tree.processes.len(),
+            threads: threads.sum(),
+            image_bytes,
+            timings: self.timings,
+        })
+    }
+}
+
+/// Writes everything but the pages; gives the file's length.
+fn write(file: &File, tree: &Tree, pages_end: u64) -> io::Result<u64> {
+    let state = tree.encode();
+    let first = tree.processes.iter().find_map(|process| process.alive()).and_then(|life| life.threads.first());
+    let header = Header {
+        kind: Kind::Complete,
+        boot: tree.machine.boot,
+        pages_bytes: pages_end - HEADER_BYTES,
+        state_bytes: state.len() as u64,
+        state_checksum: checksum(&state),
+        plan_checksum: checksum(&[]),
+        needs: Needs {
+            kernel: KERNEL,
+            cpu: torpor_linux::cpu::features(),
+            xstate_mask: first.map_or(0, |thread| xstate_mask(&thread.xstate)),
+        },
+        ..Header::default()
+    };
+    file.write_all_at(&state, pages_end)?;
+    file.write_all_at(&header.encode(), 0)?;
+    Ok(pages_end + state.len() as u64)
+}
+
+/// Components that the kernel saves, which it says in bytes that the processor leaves to software.
+fn xstate_mask(xstate: &[u8]) -> u64 {
+    const PLACE: std::ops::Range<usize> = 464..472;
+    xstate.get(PLACE).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
+}
+
+/// Ends every process and waits until none of them runs.
+fn end(stopped: Vec<Stopped>) -> Result<(), CheckpointError> {
+    let alive: Vec<_> = stopped.into_iter().filter_map(|process| process.alive).collect();
+    for process in &alive {
+        let killed = Pid::from_raw(process.pid)
+            .ok_or(rustix::io::Errno::SRCH)
+            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()))
+            .and_then(|pidfd| pidfd_send_signal(&pidfd, Signal::KILL));
+        killed.map_err(|error| CheckpointError::After {
+            pid: process.pid,
+            error: Box::new(CheckpointError::Look(process.pid, error.into())),
+        })?;
+    }
+    for mut process in alive {
+        // The first thread's end is told only when the others' has been taken.
+        while process.threads.pop().is_some() {}
+    }
+    Ok(())
+}

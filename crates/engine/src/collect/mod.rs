@@ -1,0 +1,238 @@
+//! From a running process tree to its description: stopped, collected from outside, let go or ended.
+//!
+//! Nothing of the program is changed. What the kernel tells a process only about itself is asked by remote calls; an
+//! interrupted call is put right in the record, while the program itself goes on with its own.
+
+mod credentials;
+mod descriptors;
+mod mappings;
+mod obstacles;
+mod pages;
+mod process;
+mod remote;
+mod signals;
+mod space;
+mod stop;
+mod thread;
+
+use std::fs;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use torpor_image::tree::{End, Life, Machine, PathState, Process, Tree};
+
+use self::descriptors::Files;
+use self::pages::Copier;
+use self::remote::Remote;
+use self::signals::{OfProcess, OfThread};
+pub(crate) use self::stop::{Stopped, pids, stop};
+use crate::memory::copy::CopyError;
+use crate::memory::layout::Area;
+use crate::obstacle::{Obstacle, Place};
+use crate::plan::ThreadPlan;
+use crate::trace::{self, TraceError};
+
+/// Why a tree could not be collected.
+#[derive(Debug, thiserror::Error)]
+pub enum CollectError {
+    /// It has what cannot be captured.
+    #[error("it cannot be captured as it is")]
+    Refused(Vec<Obstacle>),
+    /// It made new processes faster than they could be stopped.
+    #[error("process {0} and its children make new processes faster than they can be stopped")]
+    Restless(i32),
+    /// Threads could not be held or asked.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// Memory could not be copied.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+}
+
+impl From<Obstacle> for CollectError {
+    fn from(obstacle: Obstacle) -> Self {
+        Self::Refused(vec![obstacle])
+    }
+}
+
+/// Says which process could not be looked at.
+trait Look<T> {
+    fn look(self, pid: i32) -> Result<T, CollectError>;
+}
+
+impl<T> Look<T> for io::Result<T> {
+    fn look(self, pid: i32) -> Result<T, CollectError> {
+        self.map_err(|error| TraceError::Look(pid, error).into())
+    }
+}
+
+/// Describes a stopped tree, whose threads' waits `plans` has, and writes its private memory to `image` from `offset` on.
+/// Gives the tree and where its pages end.
+pub(crate) fn collect(
+    stopped: &[Stopped],
+    plans: &[ThreadPlan],
+    image: &File,
+    offset: u64,
+) -> Result<(Tree, u64), CollectError> {
+    let root = stopped.first().map_or(0, |process| process.pid);
+    let mut obstacles = obstacles::find(stopped).look(root)?;
+    let mut tree = Tree { machine: machine().look(root)?, ..Tree::default() };
+    let now = Duration::from_nanos(tree.machine.monotonic_ns);
+    let mut files = Files::default();
+    for process in stopped {
+        let pid = process.pid;
+        let (group, session) = process::group_and_session(pid).look(pid)?;
+        let end = match &process.alive {
+            Some(alive) => {
+                let found = life(alive, plans, now, &mut files, &mut obstacles)?;
+                let Some(life) = found else { continue };
+                End::Alive(Box::new(life))
+            }
+            None => End::Zombie {
+                status: process::exit_status(pid).look(pid)?,
+                name: thread::name(pid, pid).look(pid)?,
+            },
+        };
+        tree.processes.push(Process { pid, parent: process.parent, group, session, end });
+    }
+    if !obstacles.is_empty() {
+        return Err(CollectError::Refused(obstacles));
+    }
+    tree.files = files.list;
+    let mut copier = Copier::new(image, offset);
+    for process in &mut tree.processes {
+        if let End::Alive(life) = &mut process.end {
+            copier.copy(process.pid, &mut life.space)?;
+        }
+    }
+    Ok((tree, copier.finish()?))
+}
+
+/// Describes a living process; `None` if what is in the way makes that pointless.
+fn life(
+    process: &trace::Process,
+    plans: &[ThreadPlan],
+    now: Duration,
+    files: &mut Files,
+    obstacles: &mut Vec<Obstacle>,
+) -> Result<Option<Life>, CollectError> {
+    let pid = process.pid;
+    let before = obstacles.len();
+    let mappings = mappings::mappings(pid).look(pid)?;
+    let mut statuses = Vec::with_capacity(process.threads.len());
+    for thread in &process.threads {
+        let tid = thread.tracee.thread();
+        let status = credentials::status(pid, tid).look(pid)?;
+        let mut refuse = |what: &str| obstacles.push(Obstacle::new(pid, Place::Thread(tid), what, ""));
+        if status.seccomp == 1 {
+            refuse("strict seccomp mode");
+        }
+        if status.shadow_stack {
+            refuse("a shadow stack");
+        }
+        statuses.push(status);
+    }
+    let descriptors = files.collect(pid, obstacles).look(pid)?;
+    let (cwd, root) = directories(pid, obstacles)?;
+    if obstacles.len() > before {
+        // Nothing is asked of a process that cannot be captured; its memory is looked at all the same.
+        space::space(pid, &mappings, 0, obstacles)?;
+        return Ok(None);
+    }
+    let areas: Vec<Area> = mappings.iter().map(|mapping| mapping.area.clone()).collect();
+    let (answers, of_threads) = ask(process, &areas)?;
+    let mut threads = Vec::with_capacity(process.threads.len());
+    for ((thread, status), answers) in process.threads.iter().zip(statuses.iter().cloned()).zip(of_threads) {
+        let tid = thread.tracee.thread();
+        let found = plans.iter().find(|plan| plan.tid == tid).and_then(|plan| thread::registers(plan, now));
+        let Some((registers, wait)) = found else {
+            let what = "it waits in a call that was interrupted before, and which one cannot be told";
+            obstacles.push(Obstacle::new(pid, Place::Thread(tid), what, "try again later"));
+            continue;
+        };
+        let known = thread::Known { registers, wait, status, answers };
+        threads.push(thread::record(pid, thread, known).look(pid)?);
+    }
+    let pending = match process.threads.first() {
+        Some(leader) => signals::pending(leader, true).look(pid)?,
+        None => Vec::new(),
+    };
+    Ok(Some(Life {
+        space: space::space(pid, &mappings, answers.heap_end, obstacles)?,
+        threads,
+        descriptors,
+        cwd,
+        root,
+        umask: statuses.first().map_or(0, |status| status.umask),
+        limits: process::limits(pid).look(pid)?,
+        oom_score_adjustment: process::number(pid, "oom_score_adj").look(pid)?,
+        actions: answers.actions,
+        pending,
+        interval_timers: answers.interval_timers,
+        posix_timers: answers.posix_timers,
+        dumpable: answers.dumpable,
+        subreaper: answers.subreaper,
+        no_huge_pages: answers.no_huge_pages,
+        personality: process::personality(pid).look(pid)?,
+        stopped_by: process.threads.first().and_then(|leader| leader.tracee.group_stop()),
+    }))
+}
+
+/// Asks a process and its threads by remote calls.
+fn ask(process: &trace::Process, areas: &[Area]) -> Result<(OfProcess, Vec<OfThread>), TraceError> {
+    let remote = Remote::begin(process, areas)?;
+    let answers = signals::of_process(&remote).and_then(|of_process| {
+        let threads = (0..process.threads.len()).map(|n| signals::of_thread(&remote, n));
+        Ok((of_process, threads.collect::<Result<_, _>>()?))
+    });
+    remote.end()?;
+    answers
+}
+
+/// Working directory, and root directory if it is not ours.
+fn directories(pid: i32, obstacles: &mut Vec<Obstacle>) -> Result<(PathState, Option<PathState>), CollectError> {
+    let mut directory = |link: &str, what: &str| -> Result<PathState, CollectError> {
+        match space::linked(&format!("/proc/{pid}/{link}")).look(pid)? {
+            Ok(path) => Ok(path),
+            Err(why) => {
+                obstacles.push(Obstacle::new(pid, Place::Process, format!("its {what} {why}"), ""));
+                Ok(PathState::default())
+            }
+        }
+    };
+    let cwd = directory("cwd", "working directory")?;
+    let own = fs::metadata("/").look(pid)?;
+    let theirs = fs::metadata(format!("/proc/{pid}/root")).look(pid)?;
+    let same = (own.dev(), own.ino()) == (theirs.dev(), theirs.ino());
+    Ok((cwd, if same { None } else { Some(directory("root", "root directory")?) }))
+}
+
+/// This machine, now.
+fn machine() -> io::Result<Machine> {
+    use rustix::time::{ClockId, clock_gettime};
+    let clock = |id| {
+        let time = clock_gettime(id);
+        time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+    };
+    Ok(Machine {
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        boot: boot()?,
+        realtime_ns: clock(ClockId::Realtime),
+        monotonic_ns: clock(ClockId::Monotonic),
+        boottime_ns: clock(ClockId::Boottime),
+    })
+}
+
+/// This boot, as the header of an image has it.
+fn boot() -> io::Result<[u64; 2]> {
+    const PATH: &str = "/proc/sys/kernel/random/boot_id";
+    let text = crate::proc::read(PATH)?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let half = |range| digits.get(range).and_then(|digits: &str| u64::from_str_radix(digits, 16).ok());
+    match (half(0..16), half(16..32)) {
+        (Some(first), Some(last)) => Ok([first, last]),
+        _ => Err(crate::proc::unexpected(PATH)),
+    }
+}

@@ -1,0 +1,104 @@
+//! What processes may not be like: shared in ways that a tree cannot say, or in other namespaces.
+
+use std::cmp::Ordering;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+use torpor_linux::kcmp::{Shared, compare};
+
+use super::stop::Stopped;
+use crate::obstacle::{Obstacle, Place};
+
+/// Namespaces of a thread, by their name under `/proc/PID/ns`.
+const NAMESPACES: [(&str, &str); 10] = [
+    ("mnt", "mount"),
+    ("net", "network"),
+    ("ipc", "ipc"),
+    ("uts", "uts"),
+    ("pid", "pid"),
+    ("pid_for_children", "pid (for its children)"),
+    ("user", "user"),
+    ("cgroup", "cgroup"),
+    ("time", "time"),
+    ("time_for_children", "time (for its children)"),
+];
+
+/// Everything of that kind in a stopped tree.
+pub(super) fn find(tree: &[Stopped]) -> io::Result<Vec<Obstacle>> {
+    let mut found = Vec::new();
+    for process in tree.iter().filter_map(|process| process.alive.as_ref()) {
+        namespaces(process.pid, process.threads.iter().map(|thread| thread.tracee.thread()), &mut found)?;
+        for thread in process.threads.iter().skip(1) {
+            let tid = thread.tracee.thread();
+            for (what, name) in [(Shared::Descriptors, "descriptors"), (Shared::Directories, "a working directory")] {
+                if compare(what, process.pid, tid)? != Ordering::Equal {
+                    let what = format!("it has {name} of its own, apart from its process (unshare)");
+                    found.push(Obstacle::new(process.pid, Place::Thread(tid), what, ""));
+                }
+            }
+        }
+    }
+    let pids: Vec<i32> = tree.iter().filter(|process| process.alive.is_some()).map(|process| process.pid).collect();
+    for (what, name) in [
+        (Shared::Memory, "its memory (CLONE_VM, vfork)"),
+        (Shared::Descriptors, "its table of descriptors (CLONE_FILES)"),
+        (Shared::Directories, "its working directory (CLONE_FS)"),
+        (Shared::Semaphores, "undo operations of SysV semaphores (CLONE_SYSVSEM)"),
+    ] {
+        for (one, other) in sharing(what, &pids)? {
+            let what = format!("it shares {name} with process {other}");
+            found.push(Obstacle::new(one, Place::Process, what, ""));
+        }
+    }
+    Ok(found)
+}
+
+/// Pairs of processes that share something of this kind.
+fn sharing(what: Shared, pids: &[i32]) -> io::Result<Vec<(i32, i32)>> {
+    let mut failed = Ok(());
+    let mut sorted = pids.to_vec();
+    sorted.sort_by(|a, b| match compare(what, *a, *b) {
+        Ok(order) => order,
+        Err(error) => {
+            failed = Err(error);
+            a.cmp(b)
+        }
+    });
+    failed?;
+    let mut pairs = Vec::new();
+    for pair in sorted.windows(2) {
+        // A process that has none of it is equal to another that has none.
+        if compare(what, pair[0], pair[1])? == Ordering::Equal && has(what) {
+            pairs.push((pair[0].max(pair[1]), pair[0].min(pair[1])));
+        }
+    }
+    Ok(pairs)
+}
+
+/// Whether being equal means sharing: every process has a memory, but few have operations to undo.
+fn has(what: Shared) -> bool {
+    what != Shared::Semaphores
+}
+
+fn namespaces(pid: i32, tids: impl Iterator<Item = i32>, found: &mut Vec<Obstacle>) -> io::Result<()> {
+    let identity = |path: String| -> io::Result<Option<(u64, u64)>> {
+        match fs::metadata(path) {
+            Ok(metadata) => Ok(Some((metadata.dev(), metadata.ino()))),
+            // A kernel without that kind.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    };
+    for tid in tids {
+        for (file, name) in NAMESPACES {
+            let own = identity(format!("/proc/self/ns/{file}"))?;
+            if identity(format!("/proc/{pid}/task/{tid}/ns/{file}"))? != own {
+                let place = if tid == pid { Place::Process } else { Place::Thread(tid) };
+                let what = format!("it is in another {name} namespace");
+                found.push(Obstacle::new(pid, place, what, "run torpor inside that namespace"));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! Copying the private pages of stopped processes into an image.
+//!
+//! A page that several processes share copy-on-write is written once: it is known by the number of its frame, and the
+//! regions of all of them name the same place in the file.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use torpor_image::tree::{AddressSpace, Area, Backing};
+use torpor_image::{Content, PAGE, REGION_PAGES, Region, checksum};
+use torpor_linux::pagemap::{self, Filter, category};
+use torpor_linux::vm::{self, Remote};
+
+use crate::memory::copy::{BATCH_BYTES, CopyError, PageSink, is_zero};
+
+/// Private pages; the zero page is told apart.
+const PRIVATE: Filter = Filter {
+    all_of: category::FILE,
+    any_of: category::PRESENT | category::SWAPPED,
+    inverted: category::FILE,
+    report: category::PFNZERO,
+};
+/// `PROT_READ`, `PROT_WRITE`.
+const READ: u32 = 1;
+const WRITE: u32 = 2;
+
+/// Copies pages of one process after the other.
+pub(super) struct Copier<'a> {
+    sink: PageSink<'a>,
+    /// Where frames that are shared copy-on-write went, and the checksum of what was in them: the kernel may move pages to
+    /// other frames and use the old ones again while we copy.
+    frames: HashMap<u64, (u64, u64)>,
+    buffer: Vec<u8>,
+}
+
+/// What becomes of a page.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Page {
+    Zero,
+    /// It is written now; the number of its frame if others may share it.
+    Fresh(Option<u64>),
+    /// It was written already.
+    Known(u64),
+}
+
+struct Source {
+    pid: i32,
+    pagemap: File,
+    memory: File,
+}
+
+impl<'a> Copier<'a> {
+    pub(super) fn new(file: &'a File, offset: u64) -> Self {
+        Self { sink: PageSink::new(file, offset), frames: HashMap::new(), buffer: Vec::new() }
+    }
+
+    /// Copies the private pages of `space`, which is process `pid`'s, and names them in its areas.
+    pub(super) fn copy(&mut self, pid: i32, space: &mut AddressSpace) -> Result<(), CopyError> {
+        let read = |error| CopyError::Read(pid, error);
+        let source = Source {
+            pid,
+            pagemap: File::open(format!("/proc/{pid}/pagemap")).map_err(read)?,
+            memory: File::open(format!("/proc/{pid}/mem")).map_err(read)?,
+        };
+        let mut present = Vec::new();
+        for area in &mut space.areas {
+            let private = match area.backing {
+                Backing::Anonymous { droppable, .. } => !droppable,
+                Backing::File { shared, .. } | Backing::Shared { shared, .. } => !shared,
+                Backing::Kernel { .. } => false,
+            };
+            if !private {
+                continue;
+            }
+            pagemap::scan(&source.pagemap, area.start, area.end, PRIVATE, &mut present).map_err(read)?;
+            for run in &present {
+                if run.categories & category::PFNZERO != 0 {
+                    if !matches!(area.backing, Backing::Anonymous { .. }) {
+                        push(area, run.start, (run.end - run.start) / PAGE, Content::Zero);
+                    }
+                    continue;
+                }
+                let mut start = run.start;
+                while start < run.end {
+                    let end = run.end.min(start + BATCH_BYTES as u64);
+                    self.batch(&source, area, start, end)?;
+                    start = end;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies at most [`BATCH_BYTES`].
+    fn batch(&mut self, source: &Source, area: &mut Area, start: u64, end: u64) -> Result<(), CopyError> {
+        let len = (end - start) as usize;
+        let read = |error| CopyError::Read(source.pid, error);
+        if self.buffer.len() < len {
+            self.buffer.resize(len, 0);
+        }
+        source.read(area.protection & READ != 0, start, &mut self.buffer[..len]).map_err(read)?;
+        let mut entries = Vec::with_capacity(len / PAGE as usize);
+        pagemap::entries(&source.pagemap, start, len / PAGE as usize, &mut entries).map_err(read)?;
+        let pages: Vec<Page> =
+            entries.iter().enumerate().map(|(n, entry)| self.page(n, *entry)).collect();
+        let mut first = 0;
+        while first < pages.len() {
+            let last = run_end(&pages, first);
+            let bytes = &self.buffer[first * PAGE as usize..last * PAGE as usize];
+            let content = match pages[first] {
+                Page::Zero => Content::Zero,
+                Page::Known(offset) => Content::Stored { offset, checksum: checksum(bytes) },
+                Page::Fresh(_) => {
+                    let offset = self.sink.take(bytes).map_err(CopyError::Write)?;
+                    for (n, page) in pages[first..last].iter().enumerate() {
+                        if let Page::Fresh(Some(frame)) = page {
+                            let sum = checksum(&bytes[n * PAGE as usize..(n + 1) * PAGE as usize]);
+                            self.frames.insert(*frame, (offset + n as u64 * PAGE, sum));
+                        }
+                    }
+                    Content::Stored { offset, checksum: checksum(bytes) }
+                }
+            };
+            let zero = matches!(content, Content::Zero);
+            // Anonymous memory is zero where nothing is said.
+            if !zero || !matches!(area.backing, Backing::Anonymous { .. }) {
+                push(area, start + first as u64 * PAGE, (last - first) as u64, content);
+            }
+            first = last;
+        }
+        Ok(())
+    }
+
+    fn page(&self, n: usize, entry: pagemap::Entry) -> Page {
+        let bytes = &self.buffer[n * PAGE as usize..(n + 1) * PAGE as usize];
+        if is_zero(bytes) {
+            return Page::Zero;
+        }
+        let frame = entry.frame().filter(|_| !entry.exclusive());
+        match frame.and_then(|frame| self.frames.get(&frame)) {
+            Some((offset, sum)) if *sum == checksum(bytes) => Page::Known(*offset),
+            _ => Page::Fresh(frame),
+        }
+    }
+
+    /// Writes what is left; gives where the pages end.
+    pub(super) fn finish(mut self) -> Result<u64, CopyError> {
+        self.sink.flush().map_err(CopyError::Write)?;
+        Ok(self.sink.offset)
+    }
+}
+
+/// Behind the last page that goes with page `first`.
+fn run_end(pages: &[Page], first: usize) -> usize {
+    let limit = match pages[first] {
+        Page::Zero => pages.len(),
+        _ => pages.len().min(first + REGION_PAGES as usize),
+    };
+    let goes_with = |n: usize| match (pages[first], pages[n]) {
+        (Page::Zero, Page::Zero) | (Page::Fresh(_), Page::Fresh(_)) => true,
+        (Page::Known(begin), Page::Known(offset)) => offset == begin + (n - first) as u64 * PAGE,
+        _ => false,
+    };
+    (first + 1..limit).find(|n| !goes_with(*n)).unwrap_or(limit)
+}
+
+fn push(area: &mut Area, start: u64, pages: u64, content: Content) {
+    let writable = area.protection & WRITE != 0;
+    area.pages.push(Region { start, pages: pages as u32, writable, content });
+}
+
+impl Source {
+    fn read(&self, readable: bool, start: u64, buffer: &mut [u8]) -> io::Result<()> {
+        if readable {
+            return vm::read(self.pid, &[Remote { address: start, len: buffer.len() }], buffer);
+        }
+        self.memory.read_exact_at(buffer, start)
+    }
+}

@@ -1,0 +1,225 @@
+//! Areas, mapped files and layout of a process's address space.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+
+use torpor_image::tree::{AddressSpace, Advice, Area, Backing, Layout, MappedFile, PathState};
+
+use super::mappings::Mapping;
+use super::{CollectError, Look};
+use crate::obstacle::{Obstacle, Place};
+use crate::proc;
+use crate::trace::TraceError;
+
+/// `MADV_*` for the flags that stay with an area.
+const ADVICE: [(&str, i32); 8] = [
+    ("rr", 1),  // MADV_RANDOM
+    ("sr", 2),  // MADV_SEQUENTIAL
+    ("dc", 10), // MADV_DONTFORK
+    ("mg", 12), // MADV_MERGEABLE
+    ("hg", 14), // MADV_HUGEPAGE
+    ("nh", 15), // MADV_NOHUGEPAGE
+    ("dd", 16), // MADV_DONTDUMP
+    ("wf", 18), // MADV_WIPEONFORK
+];
+const MLOCK_ONFAULT: u32 = 1;
+
+/// What a path leads to now.
+pub(super) fn path_state(path: &[u8], metadata: &fs::Metadata) -> PathState {
+    PathState {
+        path: path.to_owned(),
+        device: metadata.dev(),
+        inode: metadata.ino(),
+        mode: metadata.mode(),
+        bytes: metadata.len(),
+        modified_ns: metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec(),
+    }
+}
+
+/// What a link under `/proc/PID` leads to, if it can be reached by its name again; otherwise why not.
+pub(super) fn linked(link: &str) -> std::io::Result<Result<PathState, String>> {
+    let path = fs::read_link(link)?;
+    let metadata = fs::metadata(link)?;
+    let shown = path.display();
+    let there = fs::metadata(&path).ok();
+    Ok(match there {
+        Some(there) if (there.dev(), there.ino()) == (metadata.dev(), metadata.ino()) => {
+            Ok(path_state(path.as_os_str().as_bytes(), &metadata))
+        }
+        Some(_) => Err(format!("{shown} is another file now")),
+        None => Err(format!("{shown} has no name any more")),
+    })
+}
+
+/// Makes the address space of a process from its mappings; areas have no pages yet, and there is one for each mapping but
+/// `[vsyscall]`. What is in the way goes to `obstacles`.
+pub(super) fn space(
+    pid: i32,
+    mappings: &[Mapping],
+    heap_end: u64,
+    obstacles: &mut Vec<Obstacle>,
+) -> Result<AddressSpace, CollectError> {
+    let mut space = AddressSpace { layout: layout(pid, heap_end)?, ..AddressSpace::default() };
+    let mut files = HashMap::new();
+    for mapping in mappings.iter().filter(|mapping| mapping.area.name != "[vsyscall]") {
+        let place = Place::Memory(mapping.area.start, mapping.area.end);
+        let backing = match refused(mapping) {
+            Some((what, remedy)) => Err((what.to_owned(), remedy)),
+            None => backing(pid, mapping, &mut space, &mut files)?,
+        };
+        match backing {
+            Ok(backing) => space.areas.push(area(mapping, backing)),
+            Err((what, remedy)) => {
+                let what = if mapping.area.name.is_empty() { what } else { format!("{what}: {}", mapping.area.name) };
+                obstacles.push(Obstacle::new(pid, place, what, remedy));
+            }
+        }
+    }
+    let exe = format!("/proc/{pid}/exe");
+    match linked(&exe).look(pid)? {
+        Ok(path) => space.executable = file(&mut space, path),
+        Err(why) => obstacles.push(Obstacle::new(pid, Place::Process, format!("its executable {why}"), "")),
+    }
+    Ok(space)
+}
+
+/// Place of a file in the space's list.
+fn file(space: &mut AddressSpace, path: PathState) -> u32 {
+    let known = space.files.iter().position(|file| file.path == path);
+    let place = known.unwrap_or_else(|| {
+        space.files.push(MappedFile { path });
+        space.files.len() - 1
+    });
+    place as u32
+}
+
+/// Kinds of memory that cannot be captured.
+fn refused(mapping: &Mapping) -> Option<(&'static str, &'static str)> {
+    let name = mapping.area.name.as_str();
+    let kernels = mapping.is_kernels();
+    if mapping.has("um") || mapping.has("uw") || mapping.has("ui") {
+        Some(("memory registered with a userfaultfd", "end what uses userfaultfd"))
+    } else if mapping.has("ht") {
+        Some(("huge pages of a pool (hugetlb)", "use transparent huge pages instead"))
+    } else if mapping.has("ss") {
+        Some(("a shadow stack", "start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"))
+    } else if name.starts_with("/[aio]") {
+        Some(("asynchronous disk I/O (io_setup)", "start it without native AIO"))
+    } else if name.starts_with("anon_inode:[io_uring]") {
+        Some(("io_uring", "start it with io_uring off"))
+    } else if name.starts_with("anon_inode:") {
+        Some(("memory of a kernel object", ""))
+    } else if name == "[uprobes]" {
+        Some(("a probe is set in it", "end the tracer that set it"))
+    } else if !kernels && mapping.has("sl") {
+        Some(("sealed memory (mseal)", ""))
+    } else if !kernels && (mapping.has("io") || mapping.has("pf")) {
+        Some(("memory of a device", ""))
+    } else {
+        None
+    }
+}
+
+type Found<T> = Result<T, (String, &'static str)>;
+
+fn backing(
+    pid: i32,
+    mapping: &Mapping,
+    space: &mut AddressSpace,
+    files: &mut HashMap<((u32, u32), u64), Result<u32, String>>,
+) -> Result<Found<Backing>, CollectError> {
+    let crate::memory::layout::Area { start, end, access, name } = &mapping.area;
+    if mapping.is_kernels() {
+        return Ok(Ok(Backing::Kernel { name: name.clone() }));
+    }
+    if mapping.inode == 0 {
+        return Ok(Ok(Backing::Anonymous {
+            grows_down: mapping.has("gd"),
+            droppable: mapping.has("dp"),
+            no_reserve: mapping.has("nr") && !mapping.has("dp"),
+        }));
+    }
+    if let Some(what) = shared_kind(name) {
+        return Ok(Err((what.to_owned(), "")));
+    }
+    let key = (mapping.device, mapping.inode);
+    let found = match files.get(&key) {
+        Some(found) => found.clone(),
+        None => {
+            let found = linked(&format!("/proc/{pid}/map_files/{start:x}-{end:x}")).look(pid)?;
+            let found = found.map(|path| file(space, path));
+            files.insert(key, found.clone());
+            found
+        }
+    };
+    Ok(match found {
+        Ok(file) => Ok(Backing::File {
+            file,
+            offset: mapping.offset,
+            shared: access.shared,
+            may_write: access.shared && mapping.has("mw"),
+        }),
+        Err(why) => Err((format!("a mapped file that cannot be opened again ({why})"), "")),
+    })
+}
+
+fn shared_kind(name: &str) -> Option<&'static str> {
+    if name.starts_with("/dev/zero (deleted)") || name.starts_with("[anon_shmem:") {
+        Some("shared anonymous memory")
+    } else if name.starts_with("/memfd:") {
+        Some("memory of a memfd")
+    } else if name.starts_with("/SYSV") {
+        Some("SysV shared memory")
+    } else {
+        None
+    }
+}
+
+fn area(mapping: &Mapping, backing: Backing) -> Area {
+    let kernels = matches!(backing, Backing::Kernel { .. });
+    let droppable = matches!(backing, Backing::Anonymous { droppable: true, .. });
+    // MAP_DROPPABLE brings these itself.
+    let implied = |flag: &str| droppable && (flag == "dd" || flag == "wf");
+    let advice = ADVICE.iter().filter(|(flag, _)| !kernels && mapping.has(flag) && !implied(flag));
+    let locked = mapping.has("lo").then(|| if mapping.has("lf") { MLOCK_ONFAULT } else { 0 });
+    let name = mapping.area.name.strip_prefix("[anon:").and_then(|name| name.strip_suffix(']'));
+    Area {
+        start: mapping.area.start,
+        end: mapping.area.end,
+        protection: mapping.protection(),
+        backing,
+        advice: Advice {
+            madvise: advice.map(|(_, value)| *value).collect(),
+            locked: locked.filter(|_| !kernels),
+            name: name.unwrap_or_default().as_bytes().to_owned(),
+        },
+        key: mapping.key,
+        pages: Vec::new(),
+    }
+}
+
+fn layout(pid: i32, heap_end: u64) -> Result<Layout, CollectError> {
+    let look = |error| TraceError::Look(pid, error);
+    let path = format!("/proc/{pid}/stat");
+    let text = proc::read(&path).map_err(look)?;
+    let fields = text.rfind(')').and_then(|end| text.get(end + 2..)).ok_or_else(|| look(proc::unexpected(&path)))?;
+    // The first of these is field 3.
+    let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
+    let field = |n: usize| {
+        let value = fields.get(n - 3).and_then(|field| field.parse::<u64>().ok());
+        value.ok_or_else(|| look(proc::unexpected(&path)))
+    };
+    let auxiliary = fs::read(format!("/proc/{pid}/auxv")).map_err(look)?;
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
+    Ok(Layout {
+        code: (field(26)?, field(27)?),
+        data: (field(45)?, field(46)?),
+        heap: (field(47)?, heap_end),
+        stack: field(28)?,
+        arguments: (field(48)?, field(49)?),
+        environment: (field(50)?, field(51)?),
+        auxiliary: auxiliary.chunks_exact(8).map(word).collect(),
+    })
+}

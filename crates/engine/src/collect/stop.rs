@@ -1,0 +1,199 @@
+//! Stopping a whole process tree that no cgroup freezes.
+//!
+//! Every thread is seized and interrupted; then it is looked for children and threads that have appeared, until a whole
+//! round finds nothing new: a parent that is stopped makes no more of them.
+
+use std::collections::HashMap;
+use std::io;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use torpor_linux::ptrace::{Seized, StopError};
+
+use super::CollectError;
+use crate::obstacle::{Obstacle, Place};
+use crate::proc;
+use crate::trace::{Process, Thread, TraceError};
+
+/// How long a thread may wait in the kernel uninterruptibly (a page from disk, `vfork`) before it is refused.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// Between two looks; the kernel offers no event.
+const PAUSE: Duration = Duration::from_micros(200);
+/// Rounds before a tree that grows faster than it can be stopped is given up.
+const ROUNDS: usize = 1000;
+
+/// A process of a stopped tree.
+#[derive(Debug)]
+pub(crate) struct Stopped {
+    pub(crate) pid: i32,
+    /// Parent in the tree; 0: outside.
+    pub(crate) parent: i32,
+    /// Its threads, the leader first; `None`: it has ended.
+    pub(crate) alive: Option<Process>,
+}
+
+/// Processes of the tree below `root`, as they are now: parents before their children.
+pub(crate) fn pids(root: i32) -> io::Result<Vec<i32>> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(pid) = found.get(next).copied() {
+        next += 1;
+        found.extend(children(pid)?);
+    }
+    Ok(found)
+}
+
+fn children(pid: i32) -> io::Result<Vec<i32>> {
+    let mut found = Vec::new();
+    for tid in gone_is_none(proc::threads(pid))? {
+        let Some(text) = gone(proc::read(&format!("/proc/{pid}/task/{tid}/children")))? else { continue };
+        found.extend(text.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+    }
+    Ok(found)
+}
+
+/// `None` where the process or thread has gone.
+fn gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn gone_is_none(result: io::Result<Vec<i32>>) -> io::Result<Vec<i32>> {
+    gone(result).map(Option::unwrap_or_default)
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+}
+
+#[derive(Default)]
+struct Tree {
+    /// Parents before their children.
+    order: Vec<i32>,
+    parents: HashMap<i32, i32>,
+    /// By process.
+    threads: HashMap<i32, Vec<Thread>>,
+}
+
+/// Stops every thread of the tree below `root`.
+pub(crate) fn stop(root: i32) -> Result<Vec<Stopped>, CollectError> {
+    let look = |pid| move |error| CollectError::from(TraceError::Look(pid, error));
+    proc::stat(&format!("/proc/{root}/stat")).map_err(look(root))?;
+    let mut tree = Tree { order: vec![root], ..Tree::default() };
+    tree.parents.insert(root, 0);
+    for _ in 0..ROUNDS {
+        let mut settled = true;
+        let mut next = 0;
+        while let Some(pid) = tree.order.get(next).copied() {
+            next += 1;
+            settled &= !tree.stop_threads(pid)?;
+            for child in children(pid).map_err(look(pid))? {
+                if tree.parents.insert(child, pid).is_none() {
+                    tree.order.push(child);
+                    settled = false;
+                }
+            }
+        }
+        if settled {
+            return tree.finish();
+        }
+    }
+    Err(CollectError::Restless(root))
+}
+
+impl Tree {
+    /// Stops those of a process's threads that are not stopped yet; `true` if there was one.
+    fn stop_threads(&mut self, pid: i32) -> Result<bool, CollectError> {
+        let mut found = false;
+        for tid in gone_is_none(proc::threads(pid)).map_err(|error| TraceError::Look(pid, error))? {
+            let known = self.threads.get(&pid).is_some_and(|known| known.iter().any(|t| t.tracee.thread() == tid));
+            if known {
+                continue;
+            }
+            if let Some(thread) = stop_thread(pid, tid)? {
+                self.threads.entry(pid).or_default().push(thread);
+                found = true;
+            }
+        }
+        Ok(found)
+    }
+
+    fn finish(mut self) -> Result<Vec<Stopped>, CollectError> {
+        let mut stopped = Vec::with_capacity(self.order.len());
+        for pid in &self.order {
+            let look = |error| TraceError::Look(*pid, error);
+            // A process that ended while others were being stopped may have been reaped.
+            let Some(stat) = gone(proc::stat(&format!("/proc/{pid}/stat"))).map_err(look)? else { continue };
+            let mut threads = self.threads.remove(pid).unwrap_or_default();
+            threads.sort_by_key(|thread| (thread.tracee.thread() != *pid, thread.tracee.thread()));
+            let alive = match threads.first() {
+                None => None,
+                Some(leader) if leader.tracee.thread() == *pid => {
+                    Some(Process { pid: *pid, start_ticks: stat.start_ticks, threads })
+                }
+                Some(_) => {
+                    let what = "its first thread has ended while others live on";
+                    return Err(Obstacle::new(*pid, Place::Process, what, "").into());
+                }
+            };
+            stopped.push(Stopped { pid: *pid, parent: self.parents.get(pid).copied().unwrap_or(0), alive });
+        }
+        let there: Vec<i32> = stopped.iter().map(|process| process.pid).collect();
+        for process in &mut stopped {
+            if !there.contains(&process.parent) {
+                process.parent = 0;
+            }
+        }
+        Ok(stopped)
+    }
+}
+
+/// Stops a thread; `None` if it has ended.
+fn stop_thread(pid: i32, tid: i32) -> Result<Option<Thread>, CollectError> {
+    let begun = Instant::now();
+    let path = format!("/proc/{pid}/task/{tid}/stat");
+    loop {
+        let Some(stat) = gone(proc::stat(&path)).map_err(|error| TraceError::Look(pid, error))? else {
+            return Ok(None);
+        };
+        match stat.state {
+            'Z' | 'X' => return Ok(None),
+            'D' if begun.elapsed() > PATIENCE => {
+                return Err(TraceError::Uninterruptible { pid, tid, name: proc::name(pid) }.into());
+            }
+            'D' => std::thread::sleep(PAUSE),
+            _ => break,
+        }
+    }
+    let seized = match Seized::seize(tid) {
+        Ok(seized) => seized,
+        Err(error) if is_gone(&error) => return Ok(None),
+        Err(error) => return Err(why_not(pid, tid, error)),
+    };
+    match seized.stopped() {
+        Ok(tracee) => {
+            let wrong = |error| TraceError::Registers(tid, error);
+            let registers = tracee.registers().map_err(wrong)?;
+            let signal_mask = tracee.signal_mask().map_err(wrong)?;
+            Ok(Some(Thread { registers, signal_mask, tracee }))
+        }
+        Err(StopError::Ended(_)) => Ok(None),
+        Err(error) => Err(TraceError::from(error).into()),
+    }
+}
+
+/// Why attaching was refused, in terms of who stands in the way.
+fn why_not(pid: i32, tid: i32, error: io::Error) -> CollectError {
+    let tracer = proc::read(&format!("/proc/{pid}/task/{tid}/status"))
+        .ok()
+        .and_then(|status| proc::field(&status, "TracerPid")?.parse::<i32>().ok())
+        .unwrap_or(0);
+    if tracer == 0 {
+        return TraceError::Attach(tid, error).into();
+    }
+    let what = format!("process {tracer} ({}) traces it", proc::name(tracer));
+    Obstacle::new(pid, Place::Thread(tid), what, "end the debugger or tracer").into()
+}

@@ -1,0 +1,167 @@
+//! Real programs are captured: what their images say, and that they run on.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use torpor_engine::{Checkpoint, CheckpointError, Checkpointed, Fault, Faults, NoFaults, Step, checkpoint};
+use torpor_image::tree::{Backing, End, Life, Tree};
+use torpor_image::{Content, HEADER_BYTES, Header, Kind, checksum};
+
+/// A program that answers lines with lines.
+struct Program {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Program {
+    fn python(source: &str) -> Self {
+        // Descriptors of whoever runs the tests are not the program's.
+        let close = "for f in /proc/self/fd/*; do n=${f##*/}; [ $n -gt 2 ] && eval \"exec $n>&-\"; done; exec \"$@\"";
+        let mut command = Command::new("bash");
+        let mut child = command.args(["-c", close, "bash", "python3", "-c", source]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut program = Self { child, input, output };
+        assert_eq!(program.line(), "ready");
+        program
+    }
+
+    fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    fn ask(&mut self, question: &str) -> String {
+        writeln!(self.input, "{question}").unwrap();
+        self.line()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn capture(pid: i32, folder: &Path, faults: &dyn Faults) -> Result<Checkpointed, CheckpointError> {
+    let done = checkpoint(&Checkpoint { pid, folder, leave_running: true, faults });
+    if let Ok(done) = &done {
+        eprintln!("{:?}", done.timings.steps());
+    }
+    done
+}
+
+fn read(folder: &Path) -> (Vec<u8>, Tree) {
+    let bytes = fs::read(folder.join("image")).unwrap();
+    let header = Header::decode(&bytes[..HEADER_BYTES as usize], bytes.len() as u64).unwrap();
+    assert_eq!(header.kind, Kind::Complete);
+    let state = &bytes[header.state_offset() as usize..header.plan_offset() as usize];
+    assert_eq!(checksum(state), header.state_checksum);
+    let tree = Tree::decode(state, header.pages()).unwrap();
+    (bytes, tree)
+}
+
+fn life(tree: &Tree, n: usize) -> &Life {
+    tree.processes[n].alive().expect("it lives")
+}
+
+/// Memory of a process as its image has it; `None` where nothing is stored.
+fn stored(bytes: &[u8], life: &Life, address: u64, len: usize) -> Option<Vec<u8>> {
+    let mut regions = life.space.areas.iter().flat_map(|area| &area.pages);
+    let region = regions.find(|region| region.start <= address && address < region.start + region.bytes())?;
+    let Content::Stored { offset, checksum: sum } = region.content else { return None };
+    let pages = &bytes[offset as usize..(offset + region.bytes()) as usize];
+    assert_eq!(checksum(pages), sum);
+    let from = (address - region.start) as usize;
+    Some(pages[from..(from + len).min(pages.len())].to_vec())
+}
+
+const ECHO: &str = r#"
+import ctypes, os, sys, threading, time
+buffer = ctypes.create_string_buffer(b"torpor" * 1000)
+threading.Thread(target=lambda: threading.Event().wait(), daemon=True).start()
+print("ready", flush=True)
+for line in sys.stdin:
+    print(hex(ctypes.addressof(buffer)) if line.strip() == "where" else line.strip(), flush=True)
+"#;
+
+#[test]
+fn an_image_has_the_memory_and_the_program_runs_on() {
+    let mut program = Program::python(ECHO);
+    let address = u64::from_str_radix(&program.ask("where")[2..], 16).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..10 {
+        let done = capture(program.pid(), folder.path(), &NoFaults).unwrap();
+        assert_eq!((done.processes, done.threads), (1, 2));
+        let (bytes, tree) = read(folder.path());
+        let life = life(&tree, 0);
+        assert_eq!(stored(&bytes, life, address, 6).unwrap(), b"torpor");
+        assert!(life.space.areas.iter().any(|area| matches!(&area.backing, Backing::Kernel { name } if name == "[vdso]")));
+        assert!(life.threads.iter().all(|thread| thread.xstate.len() >= 576));
+        assert_eq!(program.ask(&format!("round {round}")), format!("round {round}"));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+    // SIGINT is Python's own; SIGPIPE is ignored.
+    let (_, tree) = read(folder.path());
+    let actions = &life(&tree, 0).actions;
+    assert!(actions[1].handler > 1 && actions[12].handler == 1);
+}
+
+struct FailAt(Step);
+
+impl Faults for FailAt {
+    fn reached(&self, step: Step) -> Result<(), Fault> {
+        if step == self.0 { Err(Fault(step)) } else { Ok(()) }
+    }
+}
+
+#[test]
+fn an_error_at_any_step_leaves_it_running_and_nothing_behind() {
+    let mut program = Program::python(ECHO);
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("image");
+    for step in [Step::Prepared, Step::Stopped, Step::Copied, Step::Synced] {
+        let error = capture(program.pid(), &folder, &FailAt(step)).expect_err(step.name());
+        assert!(matches!(error, CheckpointError::Fault(Fault(at)) if at == step), "{error:?}");
+        assert_eq!(program.ask(step.name()), step.name());
+        assert!(!folder.exists(), "{}", step.name());
+    }
+    // An image that was there before stays what it was.
+    capture(program.pid(), &folder, &NoFaults).unwrap();
+    let before = fs::read(folder.join("image")).unwrap();
+    capture(program.pid(), &folder, &FailAt(Step::Synced)).unwrap_err();
+    assert_eq!(fs::read(folder.join("image")).unwrap(), before);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+}
+
+#[test]
+fn without_leave_running_the_tree_ends_once_its_image_is_there() {
+    let program = Program::python("import os, time\nif os.fork(): print('ready', flush=True)\nos.fork()\ntime.sleep(1000)");
+    let folder = tempfile::tempdir().unwrap();
+    // The other fork may still be on its way.
+    let children = || {
+        let path = format!("/proc/{0}/task/{0}/children", program.child.id());
+        fs::read_to_string(path).unwrap().split_whitespace().count()
+    };
+    while children() < 2 {
+        std::thread::yield_now();
+    }
+    let done = checkpoint(&Checkpoint { pid: program.pid(), folder: folder.path(), leave_running: false, faults: &NoFaults });
+    let done = done.unwrap();
+    assert!(done.processes >= 3, "{done:?}");
+    let (_, tree) = read(folder.path());
+    for process in &tree.processes[1..] {
+        assert!(!Path::new(&format!("/proc/{}/exe", process.pid)).exists(), "{}", process.pid);
+        assert!(matches!(process.end, End::Alive(_)));
+    }
+    assert!(!Path::new(&format!("/proc/{}/exe", program.child.id())).exists());
+}

@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use torpor_image::tree::{End, Tree};
 use torpor_image::{HEADER_BYTES, Header, Kind, Needs, checksum};
 
-use crate::collect::{CollectError, Stopped, collect, pids, stop};
+use crate::collect::{CollectError, Stopped, collect, for_record, pids, stop};
 use crate::obstacle::Obstacle;
 use crate::plan::{Began, Memories, ThreadPlan, let_go};
 use crate::step::{Fault, Faults, Step, Timings};
@@ -171,18 +171,19 @@ impl Capture<'_> {
 
         self.stopped = stop(root).map_err(CheckpointError::Collect)?;
         let memories = Memories::default();
-        let at = now();
+        let (at, mut records) = (now(), Vec::new());
         for process in self.stopped.iter_mut().filter_map(|process| process.alive.as_mut()) {
             for thread in &mut process.threads {
                 let plan = ThreadPlan::of(process.pid, thread, &began, &memories);
                 self.plans.push(plan);
+                records.push(for_record(plan, &began));
                 // Put right at once: should we die here, it goes on properly.
                 plan.prepare_quietly(thread, at)?;
             }
         }
         self.reached(Step::Stopped)?;
 
-        let collected = collect(&self.stopped, &self.plans, &file, HEADER_BYTES);
+        let collected = collect(&self.stopped, &records, &file, HEADER_BYTES);
         let (tree, pages_end) = collected.map_err(CheckpointError::Collect)?;
         let image_bytes = write(&file, &tree, pages_end).map_err(|error| self.wrong(error))?;
         self.reached(Step::Copied)?;

@@ -89,15 +89,19 @@ impl ThreadPlan {
             // Freezing and stopping it made it switch twice at most.
             carried.unmoved = voluntary_switches(pid, tid).is_some_and(|now| now <= switches + 2);
         }
-        let interrupted = interrupted(
-            &thread.registers,
-            began.of(tid),
-            now(),
-            carried.as_ref(),
-            &|fd, send| socket_timeout(pid, fd, send),
-            &RemoteMemory(pid),
-        );
-        Self { pid, tid, registers: thread.registers, interrupted }
+        Self::understand(pid, tid, thread.registers, began, carried.as_ref())
+    }
+
+    /// Understands a thread that has these registers, and of which nothing is remembered.
+    pub(crate) fn of_registers(pid: i32, tid: i32, registers: Registers, began: &Began) -> Self {
+        Self::understand(pid, tid, registers, began, None)
+    }
+
+    fn understand(pid: i32, tid: i32, registers: Registers, began: &Began, carried: Option<&Carried>) -> Self {
+        let socket_timeout = |fd, send| socket_timeout(pid, fd, send);
+        let memory = RemoteMemory(pid);
+        let interrupted = interrupted(&registers, began.of(tid), now(), carried, &socket_timeout, &memory);
+        Self { pid, tid, registers, interrupted }
     }
 
     /// Understands a thread as an image has it, whose interrupted call was put right already.

@@ -38,8 +38,6 @@ pub enum Shared {
     Descriptors = 2,
     /// Root and working directory (`CLONE_FS`).
     Directories = 3,
-    /// Undo operations of semaphores (`CLONE_SYSVSEM`).
-    Semaphores = 6,
 }
 
 /// Orders the address spaces of two processes; equal means that they share one (`vfork`, `CLONE_VM`).

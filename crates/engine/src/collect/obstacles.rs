@@ -44,7 +44,6 @@ pub(super) fn find(tree: &[Stopped]) -> io::Result<Vec<Obstacle>> {
         (Shared::Memory, "its memory (CLONE_VM, vfork)"),
         (Shared::Descriptors, "its table of descriptors (CLONE_FILES)"),
         (Shared::Directories, "its working directory (CLONE_FS)"),
-        (Shared::Semaphores, "undo operations of SysV semaphores (CLONE_SYSVSEM)"),
     ] {
         for (one, other) in sharing(what, &pids)? {
             let what = format!("it shares {name} with process {other}");
@@ -68,17 +67,11 @@ fn sharing(what: Shared, pids: &[i32]) -> io::Result<Vec<(i32, i32)>> {
     failed?;
     let mut pairs = Vec::new();
     for pair in sorted.windows(2) {
-        // A process that has none of it is equal to another that has none.
-        if compare(what, pair[0], pair[1])? == Ordering::Equal && has(what) {
+        if compare(what, pair[0], pair[1])? == Ordering::Equal {
             pairs.push((pair[0].max(pair[1]), pair[0].min(pair[1])));
         }
     }
     Ok(pairs)
-}
-
-/// Whether being equal means sharing: every process has a memory, but few have operations to undo.
-fn has(what: Shared) -> bool {
-    what != Shared::Semaphores
 }
 
 fn namespaces(pid: i32, tids: impl Iterator<Item = i32>, found: &mut Vec<Obstacle>) -> io::Result<()> {

@@ -178,7 +178,9 @@ fn stop_thread(pid: i32, tid: i32) -> Result<Option<Thread>, CollectError> {
             let wrong = |error| TraceError::Registers(tid, error);
             let registers = tracee.registers().map_err(wrong)?;
             let signal_mask = tracee.signal_mask().map_err(wrong)?;
-            Ok(Some(Thread { registers, signal_mask, tracee }))
+            let mut thread = Thread { registers, signal_mask, tracee };
+            super::rseq::abort(pid, &mut thread)?;
+            Ok(Some(thread))
         }
         Err(StopError::Ended(_)) => Ok(None),
         Err(error) => Err(TraceError::from(error).into()),

@@ -8,16 +8,53 @@ use rustix::thread::{Pid, sched_getaffinity};
 use torpor_image::tree::{Scheduling, SeccompFilter, Thread, Wait, WaitPlace};
 use torpor_linux::registers::{Registers, restart};
 use torpor_linux::scheduling;
+use torpor_linux::vm;
 
 use super::credentials::Status;
 use super::signals::{self, OfThread};
-use crate::plan::ThreadPlan;
+use crate::plan::{Began, ThreadPlan};
 use crate::proc;
 use crate::trace;
 use crate::wait::restart::{Interrupted, Place, number as nr};
 
 /// Filters of one thread at most.
 const FILTERS: usize = 64;
+
+/// The plan that a thread's record is made from. In a call that the kernel was restarting already (it was stopped before, by
+/// us or by `SIGSTOP`) the registers no longer say which one it is, but the code before it does.
+pub(crate) fn for_record(plan: ThreadPlan, began: &Began) -> ThreadPlan {
+    if !is_unknown(&plan) {
+        return plan;
+    }
+    let mut code = [0; 16];
+    let place = plan.registers.instruction().wrapping_sub(code.len() as u64);
+    let range = vm::Remote { address: place, len: code.len() };
+    let number = vm::read(plan.pid, &[range], &mut code).ok().and_then(|()| number_in(&code));
+    number.map_or(plan, |number| {
+        let mut registers = plan.registers;
+        registers.set_call(Some(number));
+        ThreadPlan::of_registers(plan.pid, plan.tid, registers, began)
+    })
+}
+
+fn is_unknown(plan: &ThreadPlan) -> bool {
+    plan.interrupted.is_none()
+        && plan.registers.call() == Some(nr::RESTART_SYSCALL)
+        && plan.registers.result() == -restart::ERESTART_RESTARTBLOCK
+}
+
+/// The number of the call at the end of `code`, if it is one that can be restarted: `mov eax, number`, not far before
+/// `syscall`.
+fn number_in(code: &[u8; 16]) -> Option<u64> {
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    const MOVE: u8 = 0xb8;
+    let before = code.strip_suffix(&SYSCALL)?;
+    let found = before.windows(5).rev().find_map(|window| match window {
+        [MOVE, number @ ..] => number.try_into().ok().map(u32::from_le_bytes),
+        _ => None,
+    })?;
+    [nr::POLL, nr::NANOSLEEP, nr::FUTEX, nr::CLOCK_NANOSLEEP].into_iter().find(|known| *known == u64::from(found))
+}
 
 /// Registers as the record has them, and the time-out that goes with them.
 ///
@@ -26,9 +63,7 @@ const FILTERS: usize = 64;
 pub(super) fn registers(plan: &ThreadPlan, now: Duration) -> Option<(Registers, Option<Wait>)> {
     let mut registers = plan.registers;
     let Some(interrupted) = &plan.interrupted else {
-        let unknown = registers.call() == Some(nr::RESTART_SYSCALL)
-            && registers.result() == -restart::ERESTART_RESTARTBLOCK;
-        return (!unknown).then_some((registers, None));
+        return (!is_unknown(plan)).then_some((registers, None));
     };
     if registers.call() == Some(nr::RESTART_SYSCALL) {
         registers.set_call(Some(interrupted.number));
@@ -188,6 +223,20 @@ fn parse_cpus(text: &str) -> Option<Vec<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_restarted_call_is_known_by_the_code_before_it() {
+        let code = |number: u8, gap: usize| {
+            let mut code = [0x90; 16];
+            code[14..].copy_from_slice(&[0x0f, 0x05]);
+            code[14 - gap - 5..14 - gap].copy_from_slice(&[0xb8, number, 0, 0, 0]);
+            code
+        };
+        assert_eq!(number_in(&code(230, 0)), Some(nr::CLOCK_NANOSLEEP));
+        assert_eq!(number_in(&code(7, 3)), Some(nr::POLL));
+        assert_eq!(number_in(&code(1, 0)), None);
+        assert_eq!(number_in(&[0x90; 16]), None);
+    }
 
     #[test]
     fn processors_are_read_as_a_bit_set() {

@@ -17,6 +17,7 @@ mod plan;
 mod probe;
 mod proc;
 mod recover;
+mod restore;
 mod sleep;
 mod step;
 mod target;
@@ -33,6 +34,9 @@ pub use memory::refill::RefillError;
 pub use obstacle::{Obstacle, Place};
 pub use plan::Memories;
 pub use probe::probe;
+pub use restore::{
+    CompileError, Restore, RestoreError, RestoreFault, RestoreFaults, RestoreStep, RestoreTimings, Restored, compile, restore,
+};
 pub use recover::{RecoverError, Recovered, recover};
 pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep, obstacles};
 pub use step::{Fault, Faults, NoFaults, Step, Timings};

@@ -128,5 +128,8 @@ fn children_go_on_with_their_own_list_and_die_with_the_tracer() {
     let status = ended(pid);
     assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL, "{status:#x}");
     let gone = || std::fs::read_to_string(format!("/proc/{child}/stat")).map_or(true, |stat| stat.contains(") Z "));
-    assert!((0..1000).any(|_| gone() || { std::thread::yield_now(); false }));
+    assert!((0..1000).any(|_| gone() || {
+        std::thread::yield_now();
+        false
+    }));
 }

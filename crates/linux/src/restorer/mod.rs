@@ -26,7 +26,7 @@ mod newborn;
 use std::arch::global_asm;
 
 pub use launch::{Launch, LaunchError, launch};
-pub use newborn::{Halt, Newborn, Stop, adopt};
+pub use newborn::{Halt, Newborn, Stop, adopt, destroy};
 
 /// Bytes at the beginning of the blob for the interpreter: a page.
 pub const CODE_BYTES: usize = 4096;

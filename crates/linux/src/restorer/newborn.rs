@@ -3,8 +3,7 @@
 use std::io;
 
 use super::CALL_OFFSET;
-use crate::ptrace::{self, Tracee};
-use crate::registers::Registers;
+use crate::ptrace::{self, CallError, Tracee};
 
 /// A traced thread under construction. Dropping it leaves it as it is: it dies with the tracer, or is killed.
 #[derive(Debug)]
@@ -30,6 +29,9 @@ pub enum Halt {
     /// It stopped for something else.
     #[error("thread {0} stopped with wait status {1:#x} while it was built")]
     Other(i32, i32),
+    /// A call of ours was not made.
+    #[error("a call in thread {0}")]
+    Call(i32, #[source] CallError),
     /// The kernel refused.
     #[error("{1} for thread {0}")]
     Trace(i32, &'static str, #[source] io::Error),
@@ -56,6 +58,30 @@ pub fn adopt(thread: i32, seed: bool, without_filters: bool) -> Result<Newborn, 
             .map_err(|error| Halt::Trace(thread, "setting options", error))?;
     }
     Ok(newborn)
+}
+
+/// Kills a process that is being built, or one of whose parents was, and waits for its end; parents come before their
+/// children. A process that is neither our child nor our tracee is left alone.
+pub fn destroy(process: i32, threads: &[i32]) {
+    let look = |thread: i32| {
+        let mut status = 0;
+        // SAFETY: `status` outlives the call.
+        let found = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL | libc::WNOHANG) };
+        (found, status)
+    };
+    loop {
+        match look(process) {
+            (found, _) if found < 0 => return,
+            (found, status) if found > 0 && !libc::WIFSTOPPED(status) => return,
+            // SAFETY: takes numbers; the process is ours, so its id is not another's.
+            _ => unsafe { libc::kill(process, libc::SIGKILL) },
+        };
+        // The leader's end is told when those of its threads have been taken.
+        for thread in threads {
+            look(*thread);
+        }
+        std::thread::yield_now();
+    }
 }
 
 impl Newborn {
@@ -94,9 +120,8 @@ impl Newborn {
     pub fn call(&self, blob: u64, number: i64, arguments: &[u64]) -> Result<i64, Halt> {
         let thread = self.tracee().thread();
         let wrong = |what| move |error| Halt::Trace(thread, what, error);
-        let mut words = [0; crate::registers::WORDS];
-        words.copy_from_slice(self.tracee().registers().map_err(wrong("reading registers"))?.words());
-        let calling = Registers::from_words(words).calling(blob + CALL_OFFSET, number as u64, arguments);
+        let registers = self.tracee().registers().map_err(wrong("reading registers"))?;
+        let calling = registers.calling(blob + CALL_OFFSET, number as u64, arguments);
         self.tracee().set_registers(&calling).map_err(wrong("setting registers"))?;
         self.resume(libc::PTRACE_SINGLESTEP, "stepping")?;
         let status = ptrace::wait(thread).map_err(wrong("waiting"))?;
@@ -107,6 +132,37 @@ impl Newborn {
             return Err(Halt::Other(thread, status));
         }
         Ok(self.tracee().registers().map_err(wrong("reading registers"))?.result())
+    }
+
+    /// As [`Newborn::call`], without the signal of a single step, which would reset what is done on `SIGTRAP` where that is
+    /// ignored. The kernel restarts nothing from the stop that this ends in.
+    pub fn quiet_call(&self, blob: u64, number: i64, arguments: &[u64]) -> Result<i64, Halt> {
+        let thread = self.tracee().thread();
+        let registers = self.tracee().registers();
+        let registers = registers.map_err(|error| Halt::Trace(thread, "reading registers", error))?;
+        let calling = registers.calling(blob + CALL_OFFSET, number as u64, arguments);
+        self.tracee().set_registers(&calling).map_err(|error| Halt::Trace(thread, "setting registers", error))?;
+        self.tracee().make_call().map_err(|error| Halt::Call(thread, error))?;
+        let registers = self.tracee().registers();
+        Ok(registers.map_err(|error| Halt::Trace(thread, "reading registers", error))?.result())
+    }
+
+    /// Lets it run to its end, by `signal` if that is not 0; gives its wait status.
+    pub fn end(mut self, signal: i32) -> Result<i32, Halt> {
+        let thread = self.tracee().thread();
+        let wrong = |what| move |error| Halt::Trace(thread, what, error);
+        if signal != 0 {
+            self.tracee().set_signal_mask(0).map_err(wrong("unblocking signals"))?;
+        }
+        ptrace::ptrace(libc::PTRACE_CONT, thread, 0, signal as usize).map_err(wrong("resuming"))?;
+        let status = ptrace::wait(thread).map_err(wrong("waiting"))?;
+        if libc::WIFSTOPPED(status) {
+            return Err(Halt::Other(thread, status));
+        }
+        if let Some(tracee) = self.0.take() {
+            tracee.forget();
+        }
+        Ok(status)
     }
 
     /// Address of its vDSO as the kernel placed it, while it is stopped in the interpreter.

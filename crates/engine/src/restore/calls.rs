@@ -1,0 +1,67 @@
+//! Numbers (x86-64) and names of the system calls in a plan.
+
+macro_rules! calls {
+    ($($constant:ident = $number:literal, $name:literal;)*) => {
+        $(pub(super) const $constant: i64 = $number;)*
+
+        /// Name of a call, for people.
+        pub(super) fn name(number: u32) -> &'static str {
+            match i64::from(number) {
+                $($number => $name,)*
+                _ => "a call",
+            }
+        }
+    };
+}
+
+calls! {
+    MMAP = 9, "mmap";
+    MPROTECT = 10, "mprotect";
+    MUNMAP = 11, "munmap";
+    RT_SIGACTION = 13, "rt_sigaction";
+    MREMAP = 25, "mremap";
+    MADVISE = 28, "madvise";
+    SHMAT = 30, "shmat";
+    SETITIMER = 38, "setitimer";
+    WAIT4 = 61, "wait4";
+    FCNTL = 72, "fcntl";
+    FCHDIR = 81, "fchdir";
+    UMASK = 95, "umask";
+    SETPGID = 109, "setpgid";
+    SETSID = 112, "setsid";
+    SETGROUPS = 116, "setgroups";
+    SETRESUID = 117, "setresuid";
+    SETRESGID = 119, "setresgid";
+    SETFSUID = 122, "setfsuid";
+    SETFSGID = 123, "setfsgid";
+    CAPSET = 126, "capset";
+    RT_SIGTIMEDWAIT = 128, "rt_sigtimedwait";
+    RT_SIGQUEUEINFO = 129, "rt_sigqueueinfo";
+    SIGALTSTACK = 131, "sigaltstack";
+    PERSONALITY = 135, "personality";
+    PRCTL = 157, "prctl";
+    CHROOT = 161, "chroot";
+    SCHED_SETAFFINITY = 203, "sched_setaffinity";
+    SET_TID_ADDRESS = 218, "set_tid_address";
+    TIMER_CREATE = 222, "timer_create";
+    TIMER_SETTIME = 223, "timer_settime";
+    TIMER_DELETE = 226, "timer_delete";
+    EXIT_GROUP = 231, "exit_group";
+    EPOLL_CTL = 233, "epoll_ctl";
+    IOPRIO_SET = 251, "ioprio_set";
+    SET_ROBUST_LIST = 273, "set_robust_list";
+    DUP3 = 292, "dup3";
+    PREADV = 295, "preadv";
+    RT_TGSIGQUEUEINFO = 297, "rt_tgsigqueueinfo";
+    PRLIMIT64 = 302, "prlimit64";
+    SCHED_SETATTR = 314, "sched_setattr";
+    SECCOMP = 317, "seccomp";
+    MLOCK2 = 325, "mlock2";
+    PKEY_MPROTECT = 329, "pkey_mprotect";
+    PKEY_ALLOC = 330, "pkey_alloc";
+    PKEY_FREE = 331, "pkey_free";
+    RSEQ = 334, "rseq";
+    PIDFD_OPEN = 434, "pidfd_open";
+    CLONE3 = 435, "clone3";
+    CLOSE_RANGE = 436, "close_range";
+}

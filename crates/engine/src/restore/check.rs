@@ -1,0 +1,132 @@
+//! What is checked before anything is started: the machine, process ids, pages.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process, test_kill_process_group};
+use torpor_image::tree::{End, Tree};
+use torpor_image::{Content, FormatError, Needs, Region, checksum};
+
+use super::RestoreError;
+use super::plan::{Kind, Plan};
+
+/// Bytes of pages that are read in one go.
+const BATCH_BYTES: usize = 1 << 20;
+
+/// What of the machine is in the way.
+pub(super) fn machine(needs: &Needs, tree: &Tree) -> Vec<String> {
+    let mut found = Vec::new();
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy();
+    let mut parts = release.split(['.', '-']).map_while(|part| part.parse::<u16>().ok());
+    let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    if version < needs.kernel {
+        let (major, minor) = needs.kernel;
+        found.push(format!("it needs Linux {major}.{minor} or newer, and this is {release}"));
+    }
+    if release != tree.machine.kernel {
+        // Programs have addresses within the vDSO, which is another with every kernel.
+        found.push(format!("it was captured on Linux {}, and this is {release}", tree.machine.kernel));
+    }
+    let features = torpor_linux::cpu::features();
+    let missing: Vec<String> = needs
+        .cpu
+        .iter()
+        .zip(features)
+        .enumerate()
+        .filter(|(_, (wanted, here))| *wanted & !here != 0)
+        .map(|(n, (wanted, here))| format!("word {n}: {:#x}", wanted & !here))
+        .collect();
+    if !missing.is_empty() {
+        found.push(format!("this processor lacks features that the programs may use ({})", missing.join(", ")));
+    }
+    found
+}
+
+/// Process and thread ids that are taken.
+pub(super) fn ids(plan: &Plan) -> Vec<String> {
+    let taken = |id: i32| {
+        let Some(pid) = Pid::from_raw(id) else { return false };
+        test_kill_process(pid) != Err(Errno::SRCH) || test_kill_process_group(pid) != Err(Errno::SRCH)
+    };
+    let ids: BTreeSet<i32> = plan.tasks.iter().map(|task| task.tid).filter(|id| taken(*id)).collect();
+    ids.into_iter()
+        .map(|id| match crate::proc::name(id) {
+            name if name.is_empty() => format!("process id {id} is taken"),
+            name => format!("process id {id} is taken by {name}"),
+        })
+        .collect()
+}
+
+/// The plan's tasks are those of the tree.
+pub(super) fn tasks(tree: &Tree, plan: &Plan) -> bool {
+    let wanted: usize = tree
+        .processes
+        .iter()
+        .map(|process| match &process.end {
+            End::Alive(life) => life.threads.len(),
+            End::Zombie { .. } => 1,
+        })
+        .sum();
+    let mut counted = 0;
+    let fits = plan.tasks.iter().all(|task| {
+        let Some(process) = tree.processes.get(task.process as usize) else { return false };
+        counted += usize::from(task.kind != Kind::Helper);
+        match (task.kind, &process.end) {
+            (Kind::Thread(n), End::Alive(life)) => {
+                life.threads.get(n as usize).is_some_and(|thread| thread.tid == task.tid)
+            }
+            (Kind::Zombie, End::Zombie { .. }) => process.pid == task.tid,
+            (kind, _) => kind == Kind::Helper,
+        }
+    });
+    fits && counted == wanted && plan.tasks.first().is_some_and(|task| task.tid == tree.processes[0].pid)
+}
+
+/// Every stored region of processes matches its checksum. Those of shared memory are read by whoever makes it.
+pub(super) fn pages(path: &Path, image: &File, tree: &Tree) -> Result<u64, RestoreError> {
+    let mut regions: Vec<(u64, &Region, u64)> = tree
+        .processes
+        .iter()
+        .filter_map(|process| process.alive())
+        .flat_map(|life| &life.space.areas)
+        .flat_map(|area| &area.pages)
+        .filter_map(|region| match region.content {
+            Content::Stored { offset, checksum } => Some((offset, region, checksum)),
+            Content::Zero => None,
+        })
+        .collect();
+    regions.sort_unstable_by_key(|(offset, region, _)| (*offset, region.start));
+    let mut buffer = vec![0; BATCH_BYTES.min(regions.iter().map(|(_, region, _)| region.bytes() as usize).sum())];
+    let mut held = 0..0_u64;
+    let mut bytes = 0;
+    for (n, (offset, region, sum)) in regions.iter().enumerate() {
+        let end = offset + region.bytes();
+        if *offset < held.start || end > held.end {
+            let mut last = end;
+            for (next, other, _) in &regions[n + 1..] {
+                if *next > last || next + other.bytes() - offset > BATCH_BYTES as u64 {
+                    break;
+                }
+                last = last.max(next + other.bytes());
+            }
+            let wanted = (last - offset) as usize;
+            if buffer.len() < wanted {
+                buffer.resize(wanted, 0);
+            }
+            image
+                .read_exact_at(&mut buffer[..wanted], *offset)
+                .map_err(|error| RestoreError::Read(path.to_owned(), error))?;
+            held = *offset..last;
+        }
+        let at = (offset - held.start) as usize;
+        if checksum(&buffer[at..at + region.bytes() as usize]) != *sum {
+            return Err(RestoreError::Format(path.to_owned(), FormatError::Checksum("a region")));
+        }
+        bytes += region.bytes();
+    }
+    Ok(bytes)
+}

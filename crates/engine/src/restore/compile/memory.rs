@@ -1,0 +1,303 @@
+//! Steps that build an address space.
+//!
+//! The seed's memory goes first, then the kernel's own areas move to their places by way of the room before the blob, then
+//! everything is mapped. An area whose stored pages the program itself may not write is mapped writable, filled and
+//! protected. Pages are read from the image straight into place. Pages of zeros are nothing in anonymous memory; over a
+//! file they are read from behind the end of the blob's data, which is a hole.
+
+use torpor_image::tree::{Area, Backing, Layout, Life, SharedMemoryKind, Tree};
+use torpor_image::{Content, PAGE, Region};
+
+use super::super::calls;
+use super::super::staged::{Access, Staged};
+use super::build::{Argument, Builder, Steps};
+use super::{CompileError, HOLE_OFFSET};
+
+const WRITE: u32 = 2;
+const MAP_SHARED: u64 = 1;
+const MAP_PRIVATE: u64 = 2;
+const MAP_DROPPABLE: u64 = 8;
+const MAP_ANONYMOUS: u64 = 0x20;
+const MAP_GROWSDOWN: u64 = 0x100;
+const MAP_NORESERVE: u64 = 0x4000;
+const MAP_FIXED_NOREPLACE: u64 = 0x10_0000;
+const MREMAP_MAYMOVE_FIXED: u64 = 3;
+/// Lowest address that may be mapped, and the end of user memory with four levels of page tables.
+const LOWEST: u64 = 0x1_0000;
+const HIGHEST: u64 = 0x7fff_ffff_f000;
+/// `struct iovec`s of one call, and bytes.
+const IOV_MAX: usize = 1024;
+const READ_MAX: u64 = 1 << 30;
+
+/// Addresses that are free in every address space of the tree.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// Where the kernel's areas are put meanwhile.
+    pub(super) start: u64,
+    /// Address of the blob, behind them.
+    pub(super) address: u64,
+    /// Behind the blob.
+    pub(super) end: u64,
+}
+
+/// Bytes of the kernel's own areas.
+pub(super) fn kernel_bytes(life: &Life) -> u64 {
+    life.space.areas.iter().filter(|area| is_kernel(area)).map(|area| area.end - area.start).sum()
+}
+
+fn is_kernel(area: &Area) -> bool {
+    matches!(area.backing, Backing::Kernel { .. })
+}
+
+/// Steps that make `life`'s memory.
+pub(super) fn space(
+    tree: &Tree,
+    pid: i32,
+    life: &Life,
+    staged: &Staged<'_>,
+    room: Room,
+    builder: &mut Builder,
+    steps: &mut Steps,
+) -> Result<(), CompileError> {
+    replace_seed(life, room, steps);
+    keys(life, steps);
+    for area in &life.space.areas {
+        if !is_kernel(area) {
+            map(tree, pid, life, area, staged, builder, steps)?;
+        }
+    }
+    fill(life, staged, builder, steps);
+    for area in &life.space.areas {
+        let (start, bytes) = (Argument::Value(area.start), Argument::Value(area.end - area.start));
+        let protection = u64::from(area.protection).into();
+        if area.key != 0 {
+            steps.call(calls::PKEY_MPROTECT, &[start, bytes, protection, u64::from(area.key).into()]);
+        } else if mapped_writable(area) {
+            steps.call(calls::MPROTECT, &[start, bytes, protection]);
+        }
+        if let Some(flags) = area.advice.locked {
+            // Pages that cannot be locked now are locked when they are touched: what counts is the area's flag.
+            steps.any(calls::MLOCK2, &[start, bytes, u64::from(flags).into()]);
+        }
+    }
+    layout(&life.space.layout, executable(life, staged), builder, steps);
+    Ok(())
+}
+
+fn executable(life: &Life, staged: &Staged<'_>) -> i32 {
+    staged.path(&life.space.files[life.space.executable as usize].path, Access::Read)
+}
+
+fn replace_seed(life: &Life, room: Room, steps: &mut Steps) {
+    let kernel = || life.space.areas.iter().filter(|area| is_kernel(area));
+    let vdso = kernel().find(|area| matches!(&area.backing, Backing::Kernel { name } if name == "[vdso]"));
+    // The kernel places its areas with the same distances every time.
+    let base = vdso.map_or(0, |area| area.start);
+    let flags = Argument::Value(MREMAP_MAYMOVE_FIXED);
+    let mut place = room.start;
+    for area in kernel() {
+        let bytes = Argument::Value(area.end - area.start);
+        let from = area.start.wrapping_sub(base);
+        steps.from_vdso(calls::MREMAP, place, &[from.into(), bytes, bytes, flags, place.into()]);
+        place += area.end - area.start;
+    }
+    // The room itself may hold nothing else: the seed is far from it.
+    steps.call(calls::MUNMAP, &[LOWEST.into(), (room.start - LOWEST).into()]);
+    steps.call(calls::MUNMAP, &[room.end.into(), (HIGHEST - room.end).into()]);
+    let mut place = room.start;
+    for area in kernel() {
+        let bytes = Argument::Value(area.end - area.start);
+        steps.exact(calls::MREMAP, area.start, &[place.into(), bytes, bytes, flags, area.start.into()]);
+        place += area.end - area.start;
+    }
+}
+
+/// Allocates the protection keys that areas have; those between are given back.
+fn keys(life: &Life, steps: &mut Steps) {
+    let used = |key: u32| life.space.areas.iter().any(|area| area.key == key);
+    let highest = life.space.areas.iter().map(|area| area.key).max().unwrap_or(0);
+    for key in 1..=u64::from(highest) {
+        steps.exact(calls::PKEY_ALLOC, key, &[0_u64.into(), 0_u64.into()]);
+    }
+    for key in (1..=highest).filter(|key| !used(*key)) {
+        steps.call(calls::PKEY_FREE, &[u64::from(key).into()]);
+    }
+}
+
+fn has_contents(area: &Area) -> bool {
+    let over_file = !matches!(area.backing, Backing::Anonymous { .. });
+    area.pages.iter().any(|region| over_file || matches!(region.content, Content::Stored { .. }))
+}
+
+fn mapped_writable(area: &Area) -> bool {
+    area.protection & WRITE == 0 && has_contents(area)
+}
+
+fn map(
+    tree: &Tree,
+    pid: i32,
+    life: &Life,
+    area: &Area,
+    staged: &Staged<'_>,
+    builder: &mut Builder,
+    steps: &mut Steps,
+) -> Result<(), CompileError> {
+    let bytes = area.end - area.start;
+    let protection = area.protection | if mapped_writable(area) { WRITE } else { 0 };
+    let kind = |shared: bool| if shared { MAP_SHARED } else { MAP_PRIVATE };
+    let (flags, fd, offset) = match area.backing {
+        Backing::Anonymous { grows_down, droppable, no_reserve } => {
+            let kind = if droppable { MAP_DROPPABLE } else { MAP_PRIVATE };
+            let down = if grows_down { MAP_GROWSDOWN } else { 0 };
+            let reserve = if no_reserve { MAP_NORESERVE } else { 0 };
+            (kind | MAP_ANONYMOUS | down | reserve, -1, 0)
+        }
+        Backing::File { file, offset, shared, may_write } => {
+            let access = if shared && may_write { Access::ReadWrite } else { Access::Read };
+            (kind(shared), staged.path(&life.space.files[file as usize].path, access), offset)
+        }
+        Backing::Shared { memory, offset, shared, .. } => {
+            let about = &tree.memories[memory as usize];
+            if let SharedMemoryKind::SystemV { id, .. } = about.kind {
+                return attach(pid, area, id, offset, about.bytes, steps);
+            }
+            (kind(shared), staged.memory(memory), offset)
+        }
+        Backing::Kernel { .. } => return Ok(()),
+    };
+    let flags = flags | MAP_FIXED_NOREPLACE;
+    let arguments =
+        [area.start.into(), bytes.into(), u64::from(protection).into(), flags.into(), fd.into(), offset.into()];
+    steps.exact(calls::MMAP, area.start, &arguments);
+    for advice in &area.advice.madvise {
+        steps.call(calls::MADVISE, &[area.start.into(), bytes.into(), (*advice).into()]);
+    }
+    if !area.advice.name.is_empty() {
+        const PR_SET_VMA: u64 = 0x5356_4d41;
+        let name = builder.bytes(&[&area.advice.name[..], &[0]].concat());
+        // Only for people; kernels without CONFIG_ANON_VMA_NAME have no names.
+        steps.any(calls::PRCTL, &[PR_SET_VMA.into(), 0_u64.into(), area.start.into(), bytes.into(), name]);
+    }
+    Ok(())
+}
+
+/// Attaches SysV shared memory, which is always mapped from its beginning; what the program unmapped of it goes again.
+fn attach(pid: i32, area: &Area, id: i32, offset: u64, bytes: u64, steps: &mut Steps) -> Result<(), CompileError> {
+    const SHM_RDONLY: u64 = 0o10000;
+    const SHM_EXEC: u64 = 0o100_000;
+    if offset != 0 || area.end - area.start != bytes.next_multiple_of(PAGE) {
+        return Err(CompileError::PartOfSegment { pid, start: area.start });
+    }
+    let read_only = if area.protection & WRITE == 0 { SHM_RDONLY } else { 0 };
+    let execute = if area.protection & 4 != 0 { SHM_EXEC } else { 0 };
+    steps.exact(calls::SHMAT, area.start, &[id.into(), area.start.into(), (read_only | execute).into()]);
+    if area.protection & 1 == 0 {
+        let arguments = [area.start.into(), (area.end - area.start).into(), u64::from(area.protection).into()];
+        steps.call(calls::MPROTECT, &arguments);
+    }
+    Ok(())
+}
+
+/// A run of the image's bytes and where they go.
+#[derive(Debug, Default)]
+struct Run {
+    offset: u64,
+    bytes: u64,
+    places: Vec<(u64, u64)>,
+}
+
+impl Run {
+    /// Takes `bytes` at `offset` of the file for `address`, if they go on where this run ends.
+    fn take(&mut self, offset: u64, address: u64, bytes: u64) -> bool {
+        if self.bytes == 0 {
+            *self = Self { offset, bytes, places: vec![(address, bytes)] };
+            return true;
+        }
+        if offset != self.offset + self.bytes || self.bytes + bytes > READ_MAX {
+            return false;
+        }
+        let full = self.places.len() == IOV_MAX;
+        match self.places.last_mut() {
+            Some((start, len)) if *start + *len == address => *len += bytes,
+            _ if full => return false,
+            _ => self.places.push((address, bytes)),
+        }
+        self.bytes += bytes;
+        true
+    }
+
+    fn read(&self, fd: i32, builder: &mut Builder, steps: &mut Steps) {
+        if self.bytes == 0 {
+            return;
+        }
+        let words: Vec<u64> = self.places.iter().flat_map(|(address, bytes)| [*address, *bytes]).collect();
+        let places = builder.numbers(&words);
+        let arguments = [fd.into(), places, (self.places.len() as u64).into(), self.offset.into(), Argument::Value(0)];
+        steps.exact(calls::PREADV, self.bytes, &arguments);
+    }
+}
+
+fn fill(life: &Life, staged: &Staged<'_>, builder: &mut Builder, steps: &mut Steps) {
+    let mut stored: Vec<(u64, &Region)> = Vec::new();
+    let mut zeros = Run::default();
+    for area in &life.space.areas {
+        for region in &area.pages {
+            match region.content {
+                Content::Stored { offset, .. } => stored.push((offset, region)),
+                Content::Zero if matches!(area.backing, Backing::Anonymous { .. }) => {}
+                Content::Zero => {
+                    let mut done = 0;
+                    while done < region.bytes() {
+                        let bytes = (region.bytes() - done).min(READ_MAX);
+                        let at = HOLE_OFFSET + zeros.bytes;
+                        if !zeros.take(at, region.start + done, bytes) {
+                            zeros.read(staged.blob(), builder, steps);
+                            zeros = Run::default();
+                            zeros.take(HOLE_OFFSET, region.start + done, bytes);
+                        }
+                        done += bytes;
+                    }
+                }
+            }
+        }
+    }
+    zeros.read(staged.blob(), builder, steps);
+    stored.sort_unstable_by_key(|(offset, region)| (*offset, region.start));
+    let mut run = Run::default();
+    for (offset, region) in stored {
+        if !run.take(offset, region.start, region.bytes()) {
+            run.read(staged.image(), builder, steps);
+            run = Run::default();
+            run.take(offset, region.start, region.bytes());
+        }
+    }
+    run.read(staged.image(), builder, steps);
+}
+
+fn layout(layout: &Layout, executable: i32, builder: &mut Builder, steps: &mut Steps) {
+    const PR_SET_MM: u64 = 35;
+    const PR_SET_MM_MAP: u64 = 14;
+    let auxiliary = builder.numbers(&layout.auxiliary);
+    let bytes = size_of_val(layout.auxiliary.as_slice()) as u64;
+    let Layout { code, data, heap, stack, arguments, environment, .. } = layout;
+    let numbers = [
+        code.0,
+        code.1,
+        data.0,
+        data.1,
+        heap.0,
+        heap.1,
+        *stack,
+        arguments.0,
+        arguments.1,
+        environment.0,
+        environment.1,
+    ];
+    let mut words: Vec<Argument> = numbers.iter().map(|number| Argument::Value(*number)).collect();
+    words.push(auxiliary);
+    // Two numbers of four bytes: bytes of the auxiliary vector, the executable's descriptor.
+    words.push(Argument::Value(bytes | (executable as u64) << 32));
+    let size = Argument::Value(words.len() as u64 * 8);
+    let place = builder.words(&words);
+    steps.call(calls::PRCTL, &[PR_SET_MM.into(), PR_SET_MM_MAP.into(), place, size, 0_u64.into()]);
+}

@@ -1,0 +1,417 @@
+//! From a tree to the plan of its restore: pure.
+//!
+//! ```text
+//! task              steps
+//! ────              ─────
+//! process           children of before setsid, setsid, children, own group │1│ join a group │2│ helpers' ends │ memory,
+//!                   descriptors, directories, signal actions, threads, limits, timers, credentials, pending signals │3│
+//! thread            its own attributes, filters, credentials, pending signals │3│
+//! zombie            as a process until its group, then its end
+//! helper            a session or group for others │1│ │2│ its end
+//! ```
+//! The numbers are barriers, at which the restorer waits for all; 1 and 2 are there only where they are needed.
+
+mod build;
+mod memory;
+mod order;
+mod process;
+mod thread;
+
+use torpor_image::checksum;
+use torpor_image::tree::{End, Life, Process, Tree};
+use torpor_linux::restorer::CODE_BYTES;
+
+use self::build::{Builder, Steps};
+use self::memory::Room;
+use self::order::{Group, Helper, Maker, Order};
+use super::calls;
+use super::plan::{Kind, Plan, Task, key};
+use super::staged::Staged;
+
+/// Where in the blob's file zeros are read.
+pub(super) const HOLE_OFFSET: u64 = 1 << 40;
+
+/// All processes are there.
+pub(super) const BORN: u64 = 1;
+/// All have joined their groups.
+pub(super) const JOINED: u64 = 2;
+/// The end of the steps.
+pub(super) const DONE: u64 = 3;
+
+/// Where the blob may lie: above what programs are linked at, below where the kernel places mappings.
+const ROOM: std::ops::Range<u64> = 0x10_0000_0000..0x2000_0000_0000;
+/// Distance of the blob from everything else.
+const MARGIN: u64 = 4 << 20;
+/// First guess of what the data takes.
+const RESERVE: u64 = 1 << 20;
+
+/// Why a tree cannot be restored.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// There is nothing.
+    #[error("the tree has no living process")]
+    Empty,
+    /// How it came into its session cannot be done again.
+    #[error("process {pid} is in session {session}, whose leader has ended or is not among its ancestors")]
+    Session {
+        /// Process.
+        pid: i32,
+        /// Session.
+        session: i32,
+    },
+    /// Nobody in its session can make its group.
+    #[error("process {pid} is in group {group}, whose leader has ended, and nobody in its session can make the group")]
+    Group {
+        /// Process.
+        pid: i32,
+        /// Group.
+        group: i32,
+    },
+    /// A System V segment that is mapped in part.
+    #[error("process {pid} maps a part of a System V segment at {start:#x}")]
+    PartOfSegment {
+        /// Process.
+        pid: i32,
+        /// First byte.
+        start: u64,
+    },
+    /// A signal that the restorer itself uses.
+    #[error("a SIGTRAP waits for process {0}")]
+    Trap(i32),
+    /// Too many timers were made before.
+    #[error("process {0} has a timer with a number that this kernel cannot be brought to")]
+    Timer(i32),
+    /// Address spaces without a common gap.
+    #[error("there is no address that is free in all processes")]
+    NoRoom,
+    /// Descriptors up to the highest number.
+    #[error("there are no free descriptor numbers")]
+    NoNumbers,
+}
+
+/// Makes the plan of a tree's restore: what an image carries so that restoring is doing and not thinking.
+pub fn compile(tree: &Tree) -> Result<Vec<u8>, CompileError> {
+    plan(tree, key(checksum(&tree.encode()))).map(|plan| plan.encode())
+}
+
+/// Makes the plan; `key` says which tree it is for.
+pub(super) fn plan(tree: &Tree, key: u64) -> Result<Plan, CompileError> {
+    if tree.processes.first().and_then(Process::alive).is_none() {
+        return Err(CompileError::Empty);
+    }
+    check(tree)?;
+    let staged = Staged::of(tree).ok_or(CompileError::NoNumbers)?;
+    let order = Order::of(tree)?;
+    let mut reserve = RESERVE;
+    loop {
+        let room = room(tree, reserve)?;
+        let mut compiler = Compiler::new(tree, &staged, &order, room);
+        let tasks = compiler.tasks()?;
+        if compiler.builder.len() <= reserve {
+            let address = room.address + CODE_BYTES as u64;
+            let firsts: Vec<u64> = tasks.iter().map(|task| task.first).collect();
+            let data = compiler.builder.finish(address, &firsts);
+            let place = |offset: u64| address + offset;
+            let limits = |task: &Task| if task.limits == u64::MAX { 0 } else { place(task.limits) };
+            let tasks = tasks
+                .into_iter()
+                .map(|task| Task { first: place(task.first), end: place(task.end), limits: limits(&task), ..task })
+                .collect();
+            return Ok(Plan { key, address: room.address, first_fd: staged.first, tasks, data });
+        }
+        reserve = compiler.builder.len().next_power_of_two();
+    }
+}
+
+/// What no step could do.
+fn check(tree: &Tree) -> Result<(), CompileError> {
+    const SIGTRAP: i32 = 5;
+    /// Timers that are made and removed to come to a number.
+    const TIMERS: i32 = 10_000;
+    for process in &tree.processes {
+        let Some(life) = process.alive() else { continue };
+        let pending = life.threads.iter().flat_map(|thread| &thread.pending).chain(&life.pending);
+        if pending.into_iter().any(|signal| process::signal_number(&signal.info) == SIGTRAP) {
+            return Err(CompileError::Trap(process.pid));
+        }
+        if !exact_timer_ids(tree) && life.posix_timers.iter().any(|timer| timer.id > TIMERS) {
+            return Err(CompileError::Timer(process.pid));
+        }
+    }
+    Ok(())
+}
+
+/// Kernels since 6.16 give a timer the number that it is asked for.
+fn exact_timer_ids(tree: &Tree) -> bool {
+    let mut parts = tree.machine.kernel.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    version >= (6, 16)
+}
+
+/// A gap in all address spaces for the kernel's areas and a blob with `reserve` bytes of data.
+fn room(tree: &Tree, reserve: u64) -> Result<Room, CompileError> {
+    let lives = || tree.processes.iter().filter_map(Process::alive);
+    let kernel = lives().map(memory::kernel_bytes).max().unwrap_or(0);
+    let wanted = kernel + CODE_BYTES as u64 + reserve;
+    let mut areas: Vec<(u64, u64)> =
+        lives().flat_map(|life| &life.space.areas).map(|area| (area.start, area.end)).collect();
+    areas.sort_unstable();
+    let mut start = ROOM.start;
+    for (from, to) in areas {
+        if from >= start + wanted + MARGIN {
+            break;
+        }
+        start = start.max((to + MARGIN).next_multiple_of(MARGIN));
+    }
+    if start + wanted > ROOM.end {
+        return Err(CompileError::NoRoom);
+    }
+    let address = start + kernel;
+    Ok(Room { start, address, end: address + CODE_BYTES as u64 + reserve })
+}
+
+/// What is compiled and where it has got to.
+struct Compiler<'t> {
+    tree: &'t Tree,
+    staged: &'t Staged<'t>,
+    order: &'t Order,
+    room: Room,
+    builder: Builder,
+    claimed: process::Claimed,
+    /// Number of the task of each process and of each helper.
+    processes: Vec<usize>,
+    helpers: Vec<usize>,
+}
+
+impl<'t> Compiler<'t> {
+    fn new(tree: &'t Tree, staged: &'t Staged<'t>, order: &'t Order, room: Room) -> Self {
+        // Helpers of sessions come before those whom they make; helpers of groups last.
+        let mut next = 0;
+        let mut processes = Vec::with_capacity(tree.processes.len());
+        let mut helpers = vec![usize::MAX; order.helpers.len()];
+        for (process, maker) in tree.processes.iter().zip(&order.makers) {
+            if let Maker::Helper { by } = *maker
+                && helpers[by] == usize::MAX
+            {
+                helpers[by] = next;
+                next += 1;
+            }
+            processes.push(next);
+            next += process.alive().map_or(1, |life| life.threads.len());
+        }
+        for helper in helpers.iter_mut().filter(|helper| **helper == usize::MAX) {
+            *helper = next;
+            next += 1;
+        }
+        let claimed = process::Claimed::new(tree);
+        Self { tree, staged, order, room, builder: Builder::default(), claimed, processes, helpers }
+    }
+
+    /// The lists of all tasks, with offsets for addresses.
+    fn tasks(&mut self) -> Result<Vec<Task>, CompileError> {
+        let count = self.processes.len() + self.helpers.len();
+        let mut tasks: Vec<(usize, Task)> = Vec::with_capacity(count);
+        for (n, process) in self.tree.processes.iter().enumerate() {
+            let number = self.processes[n];
+            let mut steps = Steps::default();
+            self.birth(n, process, &mut steps);
+            let (kind, limits) = match &process.end {
+                End::Zombie { status, name } => {
+                    self.end(*status, name, &mut steps);
+                    (Kind::Zombie, u64::MAX)
+                }
+                End::Alive(life) => {
+                    let limits = self.life(n, process, life, &mut steps)?;
+                    for (t, thread) in life.threads.iter().enumerate().skip(1) {
+                        let mut own = Steps::default();
+                        self.thread(process, life, t, &mut own);
+                        own.stop(DONE);
+                        let task = self.task(thread.tid, n, Kind::Thread(t as u32), number, &own, u64::MAX);
+                        tasks.push((number + t, task));
+                    }
+                    (Kind::Thread(0), limits)
+                }
+            };
+            let maker = match self.order.makers[n] {
+                Maker::Launch => 0,
+                Maker::Parent { by, .. } | Maker::Sibling { by } => self.processes[by],
+                Maker::Helper { by } => self.helpers[by],
+            };
+            tasks.push((number, self.task(process.pid, n, kind, maker, &steps, limits)));
+        }
+        for (h, helper) in self.order.helpers.iter().enumerate() {
+            let steps = self.helper(h, *helper);
+            let (process, maker) = (helper.parent, self.processes[helper.parent]);
+            tasks.push((self.helpers[h], self.task(helper.pid, process, Kind::Helper, maker, &steps, u64::MAX)));
+        }
+        tasks.sort_unstable_by_key(|(number, _)| *number);
+        Ok(tasks.into_iter().map(|(_, task)| task).collect())
+    }
+
+    fn task(&mut self, tid: i32, process: usize, kind: Kind, maker: usize, steps: &Steps, limits: u64) -> Task {
+        let (first, end) = self.builder.list(steps);
+        Task { tid, process: process as u32, kind, maker: maker as u32, first, end, limits }
+    }
+
+    fn several(&self) -> bool {
+        self.tree.processes.len() + self.order.helpers.len() > 1
+    }
+
+    /// Makes process `child` of the tree.
+    fn fork(&mut self, child: usize, sibling: bool, steps: &mut Steps) {
+        const CLONE_PARENT: u64 = 0x8000;
+        const SIGCHLD: u64 = 17;
+        let pid = self.tree.processes[child].pid;
+        let (flags, signal) = if sibling { (CLONE_PARENT, 0) } else { (0, SIGCHLD) };
+        self.clone(pid, flags, signal, self.processes[child], steps);
+    }
+
+    fn clone(&mut self, id: i32, flags: u64, signal: u64, task: usize, steps: &mut Steps) {
+        /// The child is traced as its maker is.
+        const CLONE_PTRACE: u64 = 0x2000;
+        let ids = self.builder.numbers(&[id as u64]);
+        let mut words = [0.into(); 11];
+        words[0] = (flags | CLONE_PTRACE).into();
+        words[4] = signal.into();
+        words[8] = ids;
+        words[9] = 1_u64.into();
+        let place = self.builder.words(&words);
+        steps.child(id, place, task);
+    }
+
+    /// Session, children, group.
+    fn birth(&mut self, n: usize, process: &Process, steps: &mut Steps) {
+        const SIGCHLD: u64 = 17;
+        const WALL: u64 = 0x4000_0000;
+        let makers = self.order.makers.iter().enumerate();
+        let (mut early, mut late) = (Vec::new(), Vec::new());
+        for (child, maker) in makers {
+            match *maker {
+                Maker::Parent { by, early: true } if by == n => early.push(child),
+                Maker::Parent { by, early: false } if by == n => late.push((child, false)),
+                Maker::Sibling { by } if by == n => late.push((child, true)),
+                _ => {}
+            }
+        }
+        for child in early {
+            self.fork(child, false, steps);
+        }
+        if process.session == process.pid {
+            steps.exact(calls::SETSID, process.pid as u64, &[]);
+        }
+        for (child, sibling) in late {
+            self.fork(child, sibling, steps);
+        }
+        let own: Vec<(usize, i32)> = self
+            .order
+            .helpers
+            .iter()
+            .enumerate()
+            .filter(|(_, helper)| helper.parent == n)
+            .map(|(h, helper)| (h, helper.pid))
+            .collect();
+        for (h, pid) in &own {
+            self.clone(*pid, 0, SIGCHLD, self.helpers[*h], steps);
+        }
+        let group = self.order.groups[n];
+        if group == Group::Own {
+            steps.call(calls::SETPGID, &[0_u64.into(), 0_u64.into()]);
+        }
+        if self.several() {
+            steps.stop(BORN);
+        }
+        if let Group::Join(group) = group {
+            steps.call(calls::SETPGID, &[0_u64.into(), group.into()]);
+        }
+        if !self.order.helpers.is_empty() {
+            steps.stop(JOINED);
+        }
+        for (_, pid) in &own {
+            steps.exact(calls::WAIT4, *pid as u64, &[(*pid).into(), 0_u64.into(), WALL.into(), 0_u64.into()]);
+        }
+        let zombies = self.tree.processes.iter().any(|child| child.parent == process.pid && child.alive().is_none());
+        if process.alive().is_some() && (zombies || !own.is_empty()) {
+            // The children's ends were reported long ago.
+            let set = self.builder.numbers(&[1 << (SIGCHLD - 1)]);
+            let now = self.builder.numbers(&[0, 0]);
+            steps.any(calls::RT_SIGTIMEDWAIT, &[set, 0_u64.into(), now, 8_u64.into()]);
+        }
+    }
+
+    /// A zombie's end: it exits, or stops so that the restorer kills it.
+    fn end(&mut self, status: i32, name: &[u8], steps: &mut Steps) {
+        const PR_SET_NAME: u64 = 15;
+        const RLIMIT_CORE: u64 = 4;
+        let name = self.builder.bytes(&[name, &[0]].concat());
+        steps.call(calls::PRCTL, &[PR_SET_NAME.into(), name]);
+        if status & 0x7f == 0 {
+            steps.call(calls::EXIT_GROUP, &[((status >> 8) & 0xff).into()]);
+        } else {
+            let none = self.builder.numbers(&[0, 0]);
+            steps.call(calls::PRLIMIT64, &[0_u64.into(), RLIMIT_CORE.into(), none, 0_u64.into()]);
+            steps.stop(DONE);
+        }
+    }
+
+    fn helper(&mut self, h: usize, helper: Helper) -> Steps {
+        let mut steps = Steps::default();
+        if helper.session {
+            steps.exact(calls::SETSID, helper.pid as u64, &[]);
+        } else {
+            steps.call(calls::SETPGID, &[0_u64.into(), 0_u64.into()]);
+        }
+        let makers = self.order.makers.iter().enumerate();
+        let children: Vec<usize> =
+            makers.filter(|(_, maker)| **maker == Maker::Helper { by: h }).map(|(child, _)| child).collect();
+        for child in children {
+            self.fork(child, true, &mut steps);
+        }
+        steps.stop(BORN);
+        steps.stop(JOINED);
+        steps.call(calls::EXIT_GROUP, &[0_u64.into()]);
+        steps
+    }
+
+    /// Everything of a living process; gives the offset of its limits.
+    fn life(&mut self, n: usize, process: &Process, life: &Life, steps: &mut Steps) -> Result<u64, CompileError> {
+        /// `CLONE_VM|FS|FILES|SIGHAND|THREAD|SYSVSEM`.
+        const THREAD: u64 = 0x5_0f00;
+        let pid = process.pid;
+        let builder = &mut self.builder;
+        memory::space(self.tree, pid, life, self.staged, self.room, builder, steps)?;
+        process::descriptors(self.tree, pid, life, self.staged, &mut self.claimed, builder, steps);
+        process::surroundings(life, self.staged, builder, steps);
+        process::close_inherited(self.staged, steps);
+        process::actions(life, builder, steps);
+        let common = thread::common_filters(life);
+        thread::filters(&life.threads[0].seccomp[..common], builder, steps);
+        for (t, other) in life.threads.iter().enumerate().skip(1) {
+            self.clone(other.tid, THREAD, 0, self.processes[n] + t, steps);
+        }
+        process::pending(process, life, &mut self.builder, steps);
+        let limits = process::limits(life, &mut self.builder, steps);
+        process::timers(life, exact_timer_ids(self.tree), &mut self.builder, steps);
+        self.thread(process, life, 0, steps);
+        if life.threads.len() == 1 {
+            const PR_SET_DUMPABLE: u64 = 4;
+            let dumpable = u64::from(life.dumpable == 1);
+            steps.call(calls::PRCTL, &[PR_SET_DUMPABLE.into(), dumpable.into()]);
+        }
+        steps.stop(DONE);
+        Ok(match limits {
+            build::Argument::Data(place) => place,
+            build::Argument::Value(_) => u64::MAX,
+        })
+    }
+
+    fn thread(&mut self, process: &Process, life: &Life, t: usize, steps: &mut Steps) {
+        let thread = &life.threads[t];
+        let builder = &mut self.builder;
+        let common = thread::common_filters(life);
+        thread::attributes(thread, builder, steps);
+        thread::filters(&thread.seccomp[common..], builder, steps);
+        thread::credentials(thread, builder, steps);
+        // Who has no parent in the tree has lost it.
+        thread::last(process.pid, thread, process.parent != 0, builder, steps);
+    }
+}

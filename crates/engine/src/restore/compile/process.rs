@@ -1,0 +1,231 @@
+//! Steps for what threads of a process have in common: descriptors, directories, limits, signals, timers.
+
+use std::collections::HashMap;
+
+use torpor_image::tree::{FileKind, Life, LockKind, Process, Tree};
+
+use super::super::calls;
+use super::super::staged::{Access, Staged};
+use super::build::{Argument, Builder, Steps};
+
+const O_CLOEXEC: u64 = 0o2_000_000;
+
+/// Descriptors that one process sets up for all that have them.
+#[derive(Debug, Default)]
+pub(super) struct Claimed {
+    epolls: Vec<bool>,
+}
+
+impl Claimed {
+    pub(super) fn new(tree: &Tree) -> Self {
+        Self { epolls: vec![false; tree.files.len()] }
+    }
+}
+
+/// Puts the table of descriptors together and closes what was inherited.
+pub(super) fn descriptors(
+    tree: &Tree,
+    pid: i32,
+    life: &Life,
+    staged: &Staged<'_>,
+    claimed: &mut Claimed,
+    builder: &mut Builder,
+    steps: &mut Steps,
+) {
+    let places: HashMap<i32, u32> = life.descriptors.iter().map(|found| (found.fd, found.file)).collect();
+    let mut epolls = Vec::new();
+    for found in &life.descriptors {
+        if let FileKind::Epoll { members } = &tree.files[found.file as usize].kind
+            && !std::mem::replace(&mut claimed.epolls[found.file as usize], true)
+        {
+            epolls.push((found.file, members));
+        }
+    }
+    let add = |file: u32, member: &torpor_image::tree::EpollMember, builder: &mut Builder, steps: &mut Steps| {
+        const EPOLL_CTL_ADD: u64 = 1;
+        let mut event = [0; 12];
+        event[..4].copy_from_slice(&member.events.to_ne_bytes());
+        event[4..].copy_from_slice(&member.data.to_ne_bytes());
+        let event = builder.bytes(&event);
+        steps.call(calls::EPOLL_CTL, &[staged.file(file).into(), EPOLL_CTL_ADD.into(), member.fd.into(), event]);
+    };
+    // Registered under a number that now is another file's, or nobody's: there for a moment.
+    let strange = |member: &torpor_image::tree::EpollMember| places.get(&member.fd) != Some(&member.file);
+    for (file, members) in &epolls {
+        for member in members.iter().filter(|member| strange(member)) {
+            steps.able(calls::DUP3, &[staged.file(member.file).into(), member.fd.into(), 0_u64.into()]);
+            add(*file, member, builder, steps);
+            let number = Argument::from(member.fd);
+            steps.call(calls::CLOSE_RANGE, &[number, number, 0_u64.into()]);
+        }
+    }
+    let mut processes: HashMap<u32, i32> = HashMap::new();
+    for found in &life.descriptors {
+        let flags = Argument::Value(if found.close_on_exec { O_CLOEXEC } else { 0 });
+        let file = &tree.files[found.file as usize];
+        let from = match file.kind {
+            FileKind::Process { pid } => match processes.get(&found.file) {
+                Some(first) => *first,
+                None => {
+                    // A new number: ours is put there by dup3 afterwards.
+                    let place = staged.file(found.file);
+                    const PIDFD_NONBLOCK: u32 = 0o4000;
+                    let lowest = lowest_free(life, found.fd, &processes);
+                    steps.exact(
+                        calls::PIDFD_OPEN,
+                        lowest as u64,
+                        &[pid.into(), u64::from(file.flags & PIDFD_NONBLOCK).into()],
+                    );
+                    steps.exact(calls::DUP3, place as u64, &[lowest.into(), place.into(), 0_u64.into()]);
+                    steps.call(calls::CLOSE_RANGE, &[lowest.into(), lowest.into(), 0_u64.into()]);
+                    processes.insert(found.file, place);
+                    place
+                }
+            },
+            _ => staged.file(found.file),
+        };
+        steps.exact(calls::DUP3, found.fd as u64, &[from.into(), found.fd.into(), flags]);
+    }
+    for (file, members) in &epolls {
+        for member in members.iter().filter(|member| !strange(member)) {
+            add(*file, member, builder, steps);
+        }
+    }
+    locks(tree, pid, life, builder, steps);
+}
+
+/// The number that the kernel gives when the descriptors below `fd` are in their places.
+fn lowest_free(life: &Life, fd: i32, _opened: &HashMap<u32, i32>) -> i32 {
+    let mut lowest = 0;
+    for found in life.descriptors.iter().take_while(|found| found.fd < fd) {
+        if found.fd != lowest {
+            break;
+        }
+        lowest += 1;
+    }
+    lowest
+}
+
+/// POSIX locks belong to the process: it takes them itself.
+fn locks(tree: &Tree, pid: i32, life: &Life, builder: &mut Builder, steps: &mut Steps) {
+    const F_SETLK: u64 = 6;
+    for found in &life.descriptors {
+        for lock in &tree.files[found.file as usize].locks {
+            if lock.kind != LockKind::Posix || lock.pid != pid {
+                continue;
+            }
+            // struct flock: type and whence (2 bytes each), start, length, pid.
+            let place = builder.numbers(&[lock.mode as u16 as u64, lock.start, lock.bytes, 0]);
+            steps.call(calls::FCNTL, &[found.fd.into(), F_SETLK.into(), place]);
+        }
+    }
+}
+
+/// Closes everything that was inherited.
+pub(super) fn close_inherited(staged: &Staged<'_>, steps: &mut Steps) {
+    steps.call(calls::CLOSE_RANGE, &[staged.first.into(), staged.blob().into(), 0_u64.into()]);
+}
+
+/// Directories, mask, personality, memory attributes.
+pub(super) fn surroundings(life: &Life, staged: &Staged<'_>, builder: &mut Builder, steps: &mut Steps) {
+    const PR_SET_CHILD_SUBREAPER: u64 = 36;
+    const PR_SET_THP_DISABLE: u64 = 41;
+    if let Some(root) = &life.root {
+        let here = builder.bytes(b".\0");
+        steps.call(calls::FCHDIR, &[staged.path(root, Access::Place).into()]);
+        steps.call(calls::CHROOT, &[here]);
+    }
+    steps.call(calls::FCHDIR, &[staged.path(&life.cwd, Access::Place).into()]);
+    steps.any(calls::UMASK, &[u64::from(life.umask).into()]);
+    steps.able(calls::PERSONALITY, &[u64::from(life.personality).into()]);
+    if life.subreaper {
+        steps.call(calls::PRCTL, &[PR_SET_CHILD_SUBREAPER.into(), 1_u64.into()]);
+    }
+    if life.no_huge_pages {
+        steps.call(calls::PRCTL, &[PR_SET_THP_DISABLE.into(), 1_u64.into(), 0_u64.into(), 0_u64.into(), 0_u64.into()]);
+    }
+}
+
+/// Limits; gives the place of their table, which the restorer may lower to what it may set.
+pub(super) fn limits(life: &Life, builder: &mut Builder, steps: &mut Steps) -> Argument {
+    let mut numbers = vec![u64::MAX; super::super::plan::LIMITS_BYTES / 8];
+    for (n, limit) in life.limits.iter().enumerate() {
+        (numbers[2 * n], numbers[2 * n + 1]) = (limit.soft, limit.hard);
+    }
+    let table = builder.numbers(&numbers);
+    let Argument::Data(place) = table else { return table };
+    for n in 0..life.limits.len() as u64 {
+        steps.call(calls::PRLIMIT64, &[0_u64.into(), n.into(), Argument::Data(place + 16 * n), 0_u64.into()]);
+    }
+    table
+}
+
+/// What is done on signals. All are at their default before.
+pub(super) fn actions(life: &Life, builder: &mut Builder, steps: &mut Steps) {
+    for (n, action) in life.actions.iter().enumerate() {
+        let signal = n as u64 + 1;
+        if *action == torpor_image::tree::Action::default() || matches!(signal, 9 | 19) {
+            continue;
+        }
+        let place = builder.numbers(&[action.handler, action.flags, action.restorer, action.mask]);
+        steps.call(calls::RT_SIGACTION, &[signal.into(), place, 0_u64.into(), 8_u64.into()]);
+    }
+}
+
+/// Timers, armed last: what is left of them begins to run.
+pub(super) fn timers(life: &Life, exact_ids: bool, builder: &mut Builder, steps: &mut Steps) {
+    const PR_TIMER_CREATE_RESTORE_IDS: u64 = 77;
+    let choose = exact_ids && !life.posix_timers.is_empty();
+    if choose {
+        let on = [PR_TIMER_CREATE_RESTORE_IDS.into(), 1_u64.into(), 0_u64.into(), 0_u64.into(), 0_u64.into()];
+        steps.call(calls::PRCTL, &on);
+    }
+    let mut next = 0;
+    for timer in &life.posix_timers {
+        // struct sigevent: value, signal and kind (4 bytes each), thread.
+        let kind = u64::from(timer.signal as u32) | u64::from(timer.notify as u32) << 32;
+        let event = builder.numbers(&[timer.value, kind, u64::from(timer.thread as u32), 0, 0, 0, 0, 0]);
+        let id = builder.numbers(&[timer.id as u32 as u64]);
+        let create = [timer.clock.into(), event, id];
+        if !choose {
+            // Ids are counted up: what comes before is made and goes again.
+            for gone in next..timer.id {
+                steps.call(calls::TIMER_CREATE, &create);
+                steps.call(calls::TIMER_DELETE, &[gone.into()]);
+            }
+            next = timer.id + 1;
+        }
+        steps.call(calls::TIMER_CREATE, &create);
+        let left = timer.timer;
+        if left.left_ns != 0 {
+            const SECOND: u64 = 1_000_000_000;
+            let [interval, value] = [left.interval_ns, left.left_ns].map(|ns| [ns / SECOND, ns % SECOND]);
+            let place = builder.numbers(&[interval, value].concat());
+            steps.call(calls::TIMER_SETTIME, &[timer.id.into(), 0_u64.into(), place, 0_u64.into()]);
+        }
+    }
+    if choose {
+        let off = [PR_TIMER_CREATE_RESTORE_IDS.into(), 0_u64.into(), 0_u64.into(), 0_u64.into(), 0_u64.into()];
+        steps.call(calls::PRCTL, &off);
+    }
+    for (which, timer) in life.interval_timers.iter().enumerate().filter(|(_, timer)| timer.left_ns != 0) {
+        let [interval, value] =
+            [timer.interval_ns, timer.left_ns].map(|ns| ns.div_ceil(1000)).map(|us| [us / 1_000_000, us % 1_000_000]);
+        let place = builder.numbers(&[interval, value].concat());
+        steps.call(calls::SETITIMER, &[(which as u64).into(), place, 0_u64.into()]);
+    }
+}
+
+/// Signals that wait for any thread.
+pub(super) fn pending(process: &Process, life: &Life, builder: &mut Builder, steps: &mut Steps) {
+    for signal in &life.pending {
+        let number = signal_number(&signal.info);
+        let info = builder.bytes(&signal.info);
+        steps.call(calls::RT_SIGQUEUEINFO, &[process.pid.into(), number.into(), info]);
+    }
+}
+
+/// The signal of a `siginfo_t`.
+pub(super) fn signal_number(info: &[u8]) -> i32 {
+    info.first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes))
+}

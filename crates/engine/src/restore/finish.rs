@@ -1,0 +1,194 @@
+//! The last touches from outside, when every thread stands at the end of its steps.
+//!
+//! What a thread is given here it has when it runs its first own instruction: registers, vector registers, its mask of
+//! signals. Its stop is one for a signal, so that the kernel itself restarts an interrupted call when it is let go, or runs
+//! a handler first if a signal waits. The blob goes by a call of the last thread that stands in it.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use torpor_image::tree::{Life, Thread, Tree, WaitPlace};
+use torpor_image::{Content, PAGE};
+use torpor_linux::registers::{Registers, SYSCALL_BYTES, WORDS, restart};
+use torpor_linux::restorer::{Halt, Newborn};
+use torpor_linux::vm;
+
+use super::calls;
+use super::error::RestoreError;
+use super::plan::{Kind, Plan};
+use super::run::{Building, name};
+
+/// `SIG_IGN`, and `SIGTRAP`'s place in the table of actions.
+const IGNORE: u64 = 1;
+const TRAP: usize = 4;
+/// `rseq_cs` in `struct rseq`.
+const RSEQ_CS: u64 = 8;
+
+fn set(pid: i32, what: &'static str) -> impl FnOnce(io::Error) -> RestoreError {
+    move |error| RestoreError::Set { pid, what, error }
+}
+
+/// Gives every thread its own state; nothing of the restorer is in the tree after this.
+pub(super) fn finish(
+    building: &Building<'_>,
+    tree: &Tree,
+    plan: &Plan,
+    image: &File,
+    warnings: &mut Vec<String>,
+) -> Result<(), RestoreError> {
+    for (n, task) in plan.tasks.iter().enumerate() {
+        let Some(process) = tree.processes.get(task.process as usize) else { continue };
+        let (Kind::Thread(0), Some(life)) = (task.kind, process.alive()) else { continue };
+        // A process's threads follow its leader.
+        let newborns: Vec<&Newborn> = building.newborns[n..n + life.threads.len()].iter().flatten().collect();
+        let halt = |error: Halt| RestoreError::Halt { pid: process.pid, name: name(process), error };
+        write_memory(process.pid, life, image)?;
+        score(process.pid, life, warnings)?;
+        let Some((leader, others)) = newborns.split_first() else { continue };
+        remove_blob(leader, life, plan).map_err(halt)?;
+        let quiet = ignores_trap(life);
+        for (newborn, thread) in std::iter::once(leader).chain(others).zip(&life.threads) {
+            give(newborn, thread, quiet && thread.tid == process.pid)?;
+        }
+    }
+    Ok(())
+}
+
+fn ignores_trap(life: &Life) -> bool {
+    life.actions.get(TRAP).is_some_and(|action| action.handler == IGNORE)
+}
+
+/// Time-outs where the kernel reads them, and critical sections that threads were in, which registering has cleared.
+fn write_memory(pid: i32, life: &Life, image: &File) -> Result<(), RestoreError> {
+    let mut parts: Vec<(u64, [u8; 16], usize)> = Vec::new();
+    for thread in &life.threads {
+        if let Some(wait) = thread.wait {
+            let (seconds, rest) = (wait.left_ns / 1_000_000_000, wait.left_ns % 1_000_000_000);
+            let pair = |small: u64| {
+                let mut bytes = [0; 16];
+                bytes[..8].copy_from_slice(&seconds.to_ne_bytes());
+                bytes[8..].copy_from_slice(&small.to_ne_bytes());
+                bytes
+            };
+            match wait.place {
+                WaitPlace::Timespec(address) => parts.push((address, pair(rest), 16)),
+                WaitPlace::Timeval(address) => parts.push((address, pair(rest / 1000), 16)),
+                WaitPlace::Milliseconds(_) => {}
+            }
+        }
+        if let Some((address, ..)) = thread.rseq
+            && let Some(offset) = stored_at(life, address + RSEQ_CS)
+        {
+            let mut bytes = [0; 16];
+            image.read_exact_at(&mut bytes[..8], offset).map_err(set(pid, "reading the rseq area"))?;
+            if bytes != [0; 16] {
+                parts.push((address + RSEQ_CS, bytes, 8));
+            }
+        }
+    }
+    for chunk in parts.chunks(vm::MAX_RANGES) {
+        let slices: Vec<(u64, &[u8])> = chunk.iter().map(|(at, bytes, len)| (*at, &bytes[..*len])).collect();
+        vm::write(pid, &slices).map_err(set(pid, "writing the memory"))?;
+    }
+    Ok(())
+}
+
+/// Where in the image the word at `address` is stored.
+fn stored_at(life: &Life, address: u64) -> Option<u64> {
+    let after = life.space.areas.partition_point(|area| area.end <= address);
+    let area = life.space.areas.get(after).filter(|area| area.start <= address)?;
+    let after = area.pages.partition_point(|region| region.start + u64::from(region.pages) * PAGE <= address);
+    let region = area.pages.get(after).filter(|region| region.start <= address)?;
+    match region.content {
+        Content::Stored { offset, .. } => Some(offset + (address - region.start)),
+        Content::Zero => None,
+    }
+}
+
+/// `oom_score_adj`; ours is inherited.
+fn score(pid: i32, life: &Life, warnings: &mut Vec<String>) -> Result<(), RestoreError> {
+    let path = format!("/proc/{pid}/oom_score_adj");
+    let wanted = life.oom_score_adjustment.to_string();
+    let found = fs::read_to_string(&path).map_err(set(pid, "reading oom_score_adj"))?;
+    if found.trim() == wanted {
+        return Ok(());
+    }
+    match fs::write(&path, &wanted) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            warnings.push(format!(
+                "process {pid}: oom_score_adj stays {} instead of {wanted}: CAP_SYS_RESOURCE is missing",
+                found.trim()
+            ));
+            Ok(())
+        }
+        other => other.map_err(set(pid, "setting oom_score_adj")),
+    }
+}
+
+/// The last calls in a process, of which the very last removes the code that makes them.
+fn remove_blob(leader: &Newborn, life: &Life, plan: &Plan) -> Result<(), Halt> {
+    const PR_SET_DUMPABLE: u64 = 4;
+    /// `SUID_DUMP_USER`.
+    const USER: u8 = 1;
+    if life.threads.len() > 1 {
+        // Threads that changed their ids have reset it.
+        let dumpable = u64::from(life.dumpable == USER);
+        sure(leader, calls::PRCTL, leader.call(plan.address, calls::PRCTL, &[PR_SET_DUMPABLE, dumpable])?)?;
+    }
+    let blob = [plan.address, plan.blob_bytes()];
+    if !ignores_trap(life) {
+        return sure(leader, calls::MUNMAP, leader.call(plan.address, calls::MUNMAP, &blob)?);
+    }
+    // The blob's data still holds what the steps used.
+    let action = action_place(plan, leader);
+    if let Some(action) = action {
+        let arguments = [TRAP as u64 + 1, action, 0, 8];
+        sure(leader, calls::RT_SIGACTION, leader.quiet_call(plan.address, calls::RT_SIGACTION, &arguments)?)?;
+    }
+    sure(leader, calls::MUNMAP, leader.quiet_call(plan.address, calls::MUNMAP, &blob)?)
+}
+
+/// Where the steps of the leader have the action for `SIGTRAP`.
+fn action_place(plan: &Plan, leader: &Newborn) -> Option<u64> {
+    let task = plan.tasks.iter().find(|task| task.tid == leader.tracee().thread())?;
+    let steps = (task.first..task.end).step_by(torpor_linux::restorer::STEP_BYTES);
+    let mut found = steps
+        .filter_map(|at| plan.step(at))
+        .filter(|step| i64::from(step.number) == calls::RT_SIGACTION && step.arguments[0] == TRAP as u64 + 1);
+    found.next().map(|step| step.arguments[1])
+}
+
+fn sure(newborn: &Newborn, call: i64, answer: i64) -> Result<(), Halt> {
+    if answer == 0 {
+        return Ok(());
+    }
+    let error = io::Error::from_raw_os_error(i32::try_from(-answer).unwrap_or(0));
+    Err(Halt::Trace(newborn.tracee().thread(), calls::name(call as u32), error))
+}
+
+/// Registers and mask. `quiet`: the kernel will not look whether a call is to be restarted, so we do.
+fn give(newborn: &Newborn, thread: &Thread, quiet: bool) -> Result<(), RestoreError> {
+    let tid = thread.tid;
+    let mut words = [0; WORDS];
+    words.copy_from_slice(&thread.registers);
+    if let Some(wait) = thread.wait
+        && let WaitPlace::Milliseconds(register) = wait.place
+        && let Some(word) = words.get_mut(usize::from(register))
+    {
+        *word = wait.left_ns.div_ceil(1_000_000);
+    }
+    let mut registers = Registers::from_words(words);
+    if quiet
+        && let Some(call) = registers.call()
+        && matches!(-registers.result(), restart::ERESTARTSYS..=restart::ERESTARTNOHAND)
+    {
+        registers.set_result(call as i64);
+        registers.set_instruction(registers.instruction() - SYSCALL_BYTES);
+        registers.set_call(None);
+    }
+    let tracee = newborn.tracee();
+    tracee.set_xstate(&thread.xstate).map_err(set(tid, "setting the vector registers"))?;
+    tracee.set_registers(&registers).map_err(set(tid, "setting the registers"))?;
+    tracee.set_signal_mask(thread.signal_mask).map_err(set(tid, "setting the signal mask"))
+}

@@ -11,6 +11,7 @@
 mod aio;
 mod checkpoint;
 mod collect;
+mod files;
 mod memory;
 mod obstacle;
 mod plan;

@@ -2,12 +2,14 @@
 //!
 //! Sources: `socket(7)`, `unix(7)`, `recvmsg(2)`.
 
+mod filter;
 mod message;
 mod option;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
+pub use filter::{attach_filter, attached_filter};
 pub use message::{Peeked, Sent, peek, send};
 pub use option::{PLAIN, Plain, get, set};
 
@@ -82,6 +84,46 @@ pub fn unsent(socket: impl AsFd) -> io::Result<u32> {
     Ok(bytes.unsigned_abs())
 }
 
+/// Who is at the other end of a unix socket (`SO_PEERCRED`): process, user, group. `None` if nobody was.
+pub fn peer_credentials(socket: impl AsFd) -> io::Result<Option<(i32, u32, u32)>> {
+    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `len` bytes to `who`, which is three numbers and as long.
+    check(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut who).cast(), &raw mut len) })?;
+    Ok((who.uid != u32::MAX).then_some((who.pid, who.uid, who.gid)))
+}
+
+/// Multicast groups that a netlink socket listens to, ascending.
+pub fn netlink_groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
+    const WORDS: usize = 128;
+    let mut bits = [0_u32; WORDS];
+    let mut len = size_of_val(&bits) as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `len` bytes to `bits`, which has as many.
+    check(unsafe {
+        libc::getsockopt(fd, libc::SOL_NETLINK, libc::NETLINK_LIST_MEMBERSHIPS, bits.as_mut_ptr().cast(), &raw mut len)
+    })?;
+    let groups =
+        (0..bits.len() as u32 * u32::BITS).filter(|n| bits[(n / u32::BITS) as usize] >> (n % u32::BITS) & 1 == 1);
+    Ok(groups.map(|n| n + 1).collect())
+}
+
+/// State of a TCP (or MPTCP) socket as `include/net/tcp_states.h` numbers it; of a listening one: connections that wait to
+/// be accepted, and how many may.
+pub fn tcp_state(socket: impl AsFd) -> io::Result<(u8, u32, u32)> {
+    const INFO_BYTES: usize = 104;
+    // `tcpi_unacked` and `tcpi_sacked`, behind eight bytes and four numbers.
+    const QUEUED: usize = 24;
+    let mut info = [0_u8; INFO_BYTES];
+    let mut len = INFO_BYTES as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `len` bytes to `info`, which has as many.
+    check(unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut len) })?;
+    let number = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
+    Ok((info[0], number(QUEUED), number(QUEUED + 4)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,5 +142,8 @@ mod tests {
         assert!(unix_file(&a).unwrap().is_none());
         rustix::io::write(&b, b"abc").unwrap();
         assert!(unsent(&b).unwrap() > 0);
+        assert_eq!(peer_credentials(&a).unwrap().map(|who| who.0), Some(std::process::id() as i32));
+        assert_eq!(tcp_state(&listener).unwrap().0, 10);
+        assert!(tcp_state(&listener).unwrap().2 > 0);
     }
 }

@@ -81,6 +81,7 @@ pub const PLAIN: &[Plain] = &[
     late(SOCKET, SO_BUF_LOCK),
     late(SOCKET, libc::SO_RCVLOWAT),
     late(SOCKET, libc::SO_PEEK_OFF),
+    late(SOCKET, libc::SO_LOCK_FILTER),
     plain(IP, libc::IP_TTL),
     plain(IP, libc::IP_HDRINCL),
     plain(IP, libc::IP_RECVOPTS),

@@ -1,0 +1,236 @@
+//! Taking: the flow, and what kind each open file is.
+
+use std::io;
+
+use rustix::fs::FileType;
+use torpor_image::tree::{FileId, FileKind, OpenFile, Owner, SharedMemory};
+use torpor_linux::fcntl;
+
+use super::list::{CLOSE_ON_EXEC, Descriptors, Item, List, PATH_ONLY, raise_limit};
+use super::memory::Memories;
+use super::options::Defaults;
+use super::pipe::Pipes;
+use super::unix::{self, Sockets};
+use super::{CollectError, Collected, Request};
+use super::{epoll, event, inet, inotify, netlink, path};
+use crate::memory::copy::PageSink;
+use crate::{Obstacle, Place};
+
+/// Why an open file cannot be described.
+#[derive(Debug)]
+pub(super) enum Why {
+    /// It cannot go into an image.
+    Refused {
+        /// What it is, and what is wrong with it.
+        what: String,
+        /// What could be done; may be empty.
+        remedy: String,
+    },
+    /// It leads out of the tree, so that only whoever restores can give it.
+    Outside {
+        /// As above.
+        what: String,
+        /// As above.
+        remedy: String,
+    },
+    /// The kernel would not tell.
+    Failed(io::Error),
+    /// The image could not be written.
+    Write(io::Error),
+}
+
+impl From<io::Error> for Why {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<rustix::io::Errno> for Why {
+    fn from(error: rustix::io::Errno) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl Why {
+    pub(super) fn refused(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Refused { what: what.into(), remedy: remedy.into() }
+    }
+
+    pub(super) fn outside(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Outside { what: what.into(), remedy: remedy.into() }
+    }
+}
+
+/// A description, or why there is none.
+pub(super) type Described<T> = Result<T, Why>;
+
+/// What describing one file may ask about all of them.
+pub(super) struct Context<'a, 'b> {
+    pub(super) list: &'a List,
+    pub(super) request: &'a Request<'a>,
+    pub(super) pipes: Pipes,
+    pub(super) memories: Memories<'a, 'b>,
+    pub(super) sockets: Sockets,
+    pub(super) defaults: Defaults,
+}
+
+/// Takes the open files and shared memory of a stopped tree; the pages go to `sink`, which the caller flushes.
+pub(crate) fn collect(request: &Request<'_>, sink: &mut PageSink<'_>) -> Result<Collected, CollectError> {
+    raise_limit();
+    let mut list = List::default();
+    let mut descriptors = Descriptors::new();
+    for (n, pid) in request.processes.iter().enumerate() {
+        let inside = request.ids.get(pid).copied().unwrap_or(*pid);
+        descriptors.insert(*pid, list.descriptors(*pid, inside, n == 0)?);
+    }
+    describe_all(request, list, descriptors, sink)
+}
+
+/// Everything behind the descriptors that were listed.
+pub(super) fn describe_all(
+    request: &Request<'_>,
+    mut list: List,
+    descriptors: Descriptors,
+    sink: &mut PageSink<'_>,
+) -> Result<Collected, CollectError> {
+    let mut obstacles = Vec::new();
+    let sockets = unix::queues(&mut list, &mut obstacles)?;
+    let mut context = Context {
+        list: &list,
+        request,
+        pipes: Pipes::default(),
+        memories: Memories::new(sink).map_err(|source| failed(&list, 0, source))?,
+        sockets,
+        defaults: Defaults::default(),
+    };
+    let mut files = Vec::with_capacity(list.items.len());
+    for (n, item) in list.items.iter().enumerate() {
+        match describe(&mut context, n as FileId, item) {
+            Ok(file) => files.push(file),
+            Err(Why::Refused { what, remedy } | Why::Outside { what, remedy }) => {
+                obstacles.push(obstacle(item, &what, &remedy));
+            }
+            Err(Why::Failed(source)) => return Err(failed(&list, n, source)),
+            Err(Why::Write(source)) => return Err(CollectError::Write(source)),
+        }
+    }
+    let areas = context.memories.areas(&list, request.areas, &mut obstacles)?;
+    if !obstacles.is_empty() {
+        return Err(CollectError::Refused(obstacles));
+    }
+    let memories: Vec<SharedMemory> = context.memories.finish();
+    Ok(Collected { files, pipes: context.pipes.finish(), memories, descriptors, areas })
+}
+
+fn failed(list: &List, n: usize, source: io::Error) -> CollectError {
+    match list.items.get(n) {
+        Some(item) => CollectError::Look { pid: item.holder.pid, what: place_text(item), source },
+        None => CollectError::Look { pid: 0, what: "shared memory".to_owned(), source },
+    }
+}
+
+fn place_text(item: &Item) -> String {
+    format!("descriptor {} ({})", item.holder.fd, item.name())
+}
+
+/// What is in the way, in the words of [`Obstacle`].
+pub(super) fn obstacle(item: &Item, what: &str, remedy: &str) -> Obstacle {
+    let holder = item.holder;
+    let what = if holder.in_flight { format!("a descriptor in flight there: {what}") } else { what.to_owned() };
+    Obstacle::new(holder.pid, Place::Descriptor(holder.fd), what, remedy)
+}
+
+fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<OpenFile> {
+    let kind = match kind(context, id, item) {
+        Err(Why::Outside { .. }) if item.standard => FileKind::Outside { name: item.name() },
+        other => other?,
+    };
+    let outside = matches!(kind, FileKind::Outside { .. });
+    let path_only = item.info.flags & PATH_ONLY != 0;
+    let owner = if outside || path_only { Owner::default() } else { owner(context, item)? };
+    let locks = if outside { Vec::new() } else { item.locks.clone() };
+    Ok(OpenFile { kind, flags: item.info.flags & !CLOSE_ON_EXEC, position: item.info.position, owner, locks })
+}
+
+fn owner(context: &Context<'_, '_>, item: &Item) -> Described<Owner> {
+    const GROUP: i32 = 2;
+    let owner = fcntl::owner(&item.fd)?;
+    let signal = fcntl::signal(&item.fd)?;
+    let id = match (owner.id, context.request.ids.get(&owner.id)) {
+        (0, _) => 0,
+        (_, Some(inside)) => *inside,
+        // The group of a leader that has ended.
+        (group, None) if owner.kind == GROUP => group,
+        (other, None) => {
+            let what = format!("its signals go to process {other}, outside of the tree");
+            return Err(Why::refused(what, "checkpoint a tree that contains that process"));
+        }
+    };
+    Ok(Owner { kind: owner.kind, id, signal })
+}
+
+fn kind(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<FileKind> {
+    if item.info.flags & PATH_ONLY != 0 {
+        return path::describe(item);
+    }
+    if let Some(anonymous) = item.link.strip_prefix(b"anon_inode:") {
+        return match anonymous {
+            b"[eventfd]" => event::counter(item),
+            b"[signalfd]" => event::signals(item),
+            b"[timerfd]" => event::timer(item),
+            b"[pidfd]" => event::process(context, item),
+            b"[eventpoll]" => epoll::describe(context, item),
+            b"inotify" => inotify::describe(item),
+            other => Err(anonymous_object(&String::from_utf8_lossy(other))),
+        };
+    }
+    match FileType::from_raw_mode(item.stat.st_mode) {
+        FileType::RegularFile if context.memories.holds(item) => {
+            Ok(FileKind::Memory { memory: context.memories.take(item)? })
+        }
+        FileType::RegularFile | FileType::Directory | FileType::Symlink => path::describe(item),
+        FileType::CharacterDevice | FileType::BlockDevice => path::device(item),
+        FileType::Fifo => context.pipes.describe(context.list, item),
+        FileType::Socket => socket(context, id, item),
+        _ => Err(Why::refused(format!("{} is of a kind that is not known here", item.name()), "")),
+    }
+}
+
+fn socket(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<FileKind> {
+    const UNIX: i32 = 1;
+    const INET: i32 = 2;
+    const INET6: i32 = 10;
+    const NETLINK: i32 = 16;
+    let kind = super::options::kind(&item.fd)?;
+    match kind.0 {
+        UNIX => unix::describe(context, id, item, kind),
+        INET | INET6 => inet::describe(context, item, kind),
+        NETLINK => netlink::describe(context, item, kind),
+        family => {
+            let name = match family {
+                17 => "a packet socket",
+                38 => "a socket of the kernel's cryptography (AF_ALG)",
+                40 => "a vsock socket",
+                44 => "an XDP socket",
+                _ => "a socket",
+            };
+            Err(Why::refused(format!("{name} (family {family}) is not taken yet"), "close it before the checkpoint"))
+        }
+    }
+}
+
+/// Names what other people know under the name of its inode.
+fn anonymous_object(name: &str) -> Why {
+    let (what, remedy) = match name.trim_matches(['[', ']']) {
+        "io_uring" => ("io_uring", "start the program with io_uring off"),
+        "perf_event" => ("a performance counter", "stop profiling"),
+        "userfaultfd" => ("userfaultfd: the program serves page faults itself", ""),
+        "fanotify" => ("fanotify", "close it before the checkpoint"),
+        "seccomp notify" => ("a seccomp supervisor's descriptor", ""),
+        "landlock-ruleset" => ("a landlock ruleset", "close it before the checkpoint"),
+        "kvm-vm" | "kvm-vcpu:0" => ("a virtual machine", ""),
+        other if other.starts_with("bpf") => ("a BPF object", "close it before the checkpoint"),
+        _ => ("a kernel object that is not known here", ""),
+    };
+    Why::refused(format!("{what} (anon_inode:{name})"), remedy)
+}

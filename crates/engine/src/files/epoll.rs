@@ -1,0 +1,93 @@
+//! `epoll(7)`: which open files are watched.
+//!
+//! A registration is of a number and the open file that was behind it then; the kernel tells which of the tree's files it
+//! is (`kcmp(2)`). It is made again by a process, with the number it had. What an edge-triggered registration has told
+//! already, it may tell once more.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::event::epoll::{self, CreateFlags};
+use torpor_image::tree::{EpollMember, FileId, FileKind, OpenFile};
+use torpor_linux::kcmp::{self, EpollSlot};
+
+use super::MakeError;
+use super::collect::{Context, Described, Why};
+use super::list::{Item, List};
+use crate::proc;
+
+/// A line of fdinfo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Line {
+    fd: i32,
+    events: u32,
+    data: u64,
+    device: u64,
+    inode: u64,
+}
+
+/// `tfd:        5 events:       19 data:                5  pos:0 ino:2d sdev:f`
+fn line(text: &str) -> Option<Line> {
+    let mut words = text.split(|c: char| c.is_ascii_whitespace() || c == ':').filter(|word| !word.is_empty());
+    let mut value = |key: &str| if words.next()? == key { words.next() } else { None };
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    let fd = value("tfd")?.parse().ok()?;
+    let events = hex(value("events")?)? as u32;
+    let data = hex(value("data")?)?;
+    value("pos")?;
+    let inode = hex(value("ino")?)?;
+    let kernel_device = hex(value("sdev")?)?;
+    // The kernel's own form of a device number: 20 bits for the minor one.
+    let device = rustix::fs::makedev((kernel_device >> 20) as u32, (kernel_device & 0xf_ffff) as u32);
+    Some(Line { fd, events, data, device, inode })
+}
+
+pub(super) fn describe(context: &Context<'_, '_>, item: &Item) -> Described<FileKind> {
+    let mut members = Vec::new();
+    let mut seen: HashMap<i32, u32> = HashMap::new();
+    for text in item.info.text.lines().filter(|line| line.trim_start().starts_with("tfd:")) {
+        let line = line(text).ok_or_else(|| proc::unexpected("fdinfo (tfd)"))?;
+        let occurrence = seen.entry(line.fd).or_default();
+        let slot = EpollSlot {
+            epoll: item.fd.as_raw_fd().unsigned_abs(),
+            target: line.fd.unsigned_abs(),
+            occurrence: *occurrence,
+        };
+        *occurrence += 1;
+        let Some(file) = find(context.list, &line, slot)? else {
+            let what =
+                format!("an epoll descriptor watches what was descriptor {}, which the tree has not open", line.fd);
+            return Err(Why::refused(what, "let the program remove what it closes from its epoll descriptors"));
+        };
+        members.push(EpollMember { fd: line.fd, file, events: line.events, data: line.data });
+    }
+    Ok(FileKind::Epoll { members })
+}
+
+fn find(list: &List, line: &Line, slot: EpollSlot) -> std::io::Result<Option<FileId>> {
+    let own = std::process::id() as i32;
+    let watched = |file: &FileId| kcmp::is_watched((own, list.item(*file).fd.as_raw_fd()), own, slot);
+    for file in list.same_object((line.device, line.inode)) {
+        if watched(file)? {
+            return Ok(Some(*file));
+        }
+    }
+    Ok(None)
+}
+
+pub(super) fn make(_file: &OpenFile) -> Result<OwnedFd, MakeError> {
+    epoll::create(CreateFlags::CLOEXEC).map_err(MakeError::at("making", "an epoll descriptor"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read() {
+        let found = line("tfd:        5 events: 80002019 data: ffff000000000005  pos:0 ino:2d sdev:800013").unwrap();
+        assert_eq!((found.fd, found.events, found.data), (5, 0x8000_2019, 0xffff_0000_0000_0005));
+        assert_eq!((found.inode, found.device), (0x2d, rustix::fs::makedev(8, 0x13)));
+        assert!(line("tfd: 5 events: 19").is_none());
+    }
+}

@@ -1,0 +1,228 @@
+//! Internet sockets: TCP that listens or is not connected, UDP, raw.
+//!
+//! A connection that is established, on its way, or waits to be accepted is refused: without the socket itself (parked) its
+//! peer would see a reset.
+//!
+//! All addresses are bound before the first socket listens or connects, because a listener keeps others from its port.
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::ioctl_fionread;
+use rustix::net::{listen, sockopt};
+use torpor_image::tree::{FileKind, InetSocket, InetState, Message, OpenFile};
+use torpor_linux::socket;
+
+use super::collect::{Context, Described, Why};
+use super::list::Item;
+use super::options::{self, Kind, fresh};
+use super::{MakeError, datagram, locks, queue};
+
+const INET: i32 = 2;
+const STREAM: i32 = 1;
+const DATAGRAM: i32 = 2;
+const TCP: i32 = 6;
+pub(super) const UDP: i32 = 17;
+const MPTCP: i32 = 262;
+
+const ESTABLISHED: u8 = 1;
+const SYN_SENT: u8 = 2;
+const CLOSED: u8 = 7;
+const LISTEN: u8 = 10;
+
+/// Port of a `sockaddr_in` or `sockaddr_in6`.
+fn port(address: &[u8]) -> u16 {
+    address.get(2..4).map_or(0, |port| u16::from_be_bytes([port[0], port[1]]))
+}
+
+/// An address, for people.
+fn text(address: &[u8]) -> String {
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+    let bytes = |range| address.get(range);
+    let ip = if address.len() >= 28 {
+        bytes(8..24).and_then(|ip| <[u8; 16]>::try_from(ip).ok()).map(|ip| IpAddr::V6(Ipv6Addr::from(ip)))
+    } else {
+        bytes(4..8).and_then(|ip| <[u8; 4]>::try_from(ip).ok()).map(|ip| IpAddr::V4(Ipv4Addr::from(ip)))
+    };
+    ip.map_or_else(|| "no address".to_owned(), |ip| SocketAddr::new(ip, port(address)).to_string())
+}
+
+fn name(kind: Kind) -> &'static str {
+    match (kind.1, kind.2) {
+        (STREAM, TCP) => "a TCP socket",
+        (STREAM, MPTCP) => "an MPTCP socket",
+        (DATAGRAM, UDP) => "a UDP socket",
+        (DATAGRAM, _) => "a ping socket",
+        (3, _) => "a raw socket",
+        _ => "a socket",
+    }
+}
+
+pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -> Described<FileKind> {
+    let local = socket::local_address(&item.fd)?;
+    let remote = socket::remote_address(&item.fd)?.unwrap_or_default();
+    if sockopt::socket_cookie(&item.fd).is_err() {
+        return Err(Why::refused(format!("{} that the kernel does not describe", name(kind)), ""));
+    }
+    let mut shut = 0;
+    let (state, queue) = match kind.1 {
+        STREAM if kind.2 == TCP || kind.2 == MPTCP => (stream(item, kind, &local, &remote)?, Vec::new()),
+        DATAGRAM if kind.2 == UDP => {
+            shut = shut_of(item)?;
+            (InetState::Idle, datagrams(item, &local)?)
+        }
+        DATAGRAM | 3 => {
+            if ioctl_fionread(&item.fd).is_ok_and(|bytes| bytes > 0) || polled(&item.fd)?.contains(PollFlags::IN) {
+                let what = format!("{} with packets that the program has not read", name(kind));
+                return Err(Why::refused(what, "try again when it has"));
+            }
+            (InetState::Idle, Vec::new())
+        }
+        _ => {
+            let what = format!("{} of type {} and protocol {}", name(kind), kind.1, kind.2);
+            return Err(Why::refused(what, "close it before the checkpoint"));
+        }
+    };
+    // A raw socket's port is its protocol.
+    let bound = if kind.1 == 3 {
+        local.get(4..).is_some_and(|rest| rest.iter().any(|byte| *byte != 0))
+    } else {
+        port(&local) != 0
+    };
+    Ok(FileKind::Inet(Box::new(InetSocket {
+        kind,
+        local: if bound { local } else { Vec::new() },
+        remote,
+        state,
+        options: context.defaults.options(&item.fd, kind)?,
+        queue,
+        shut,
+    })))
+}
+
+fn polled(fd: &OwnedFd) -> rustix::io::Result<PollFlags> {
+    let mut polled = [PollFd::new(fd, PollFlags::IN | PollFlags::RDHUP)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    Ok(polled[0].revents())
+}
+
+fn shut_of(item: &Item) -> Described<u8> {
+    let events = polled(&item.fd)?;
+    if events.contains(PollFlags::ERR) {
+        let what = "a UDP socket with an error that the program has not seen";
+        return Err(Why::refused(what, "try again when it has"));
+    }
+    // Only both directions together, or reading alone, can be told from outside.
+    Ok(match (events.contains(PollFlags::HUP), events.contains(PollFlags::RDHUP)) {
+        (true, _) => 3,
+        (false, true) => 1,
+        (false, false) => 0,
+    })
+}
+
+fn stream(item: &Item, kind: Kind, local: &[u8], remote: &[u8]) -> Described<InetState> {
+    let (number, queued, backlog) = socket::tcp_state(&item.fd)?;
+    let listens = sockopt::socket_acceptconn(&item.fd)?;
+    let name = name(kind);
+    match number {
+        LISTEN if listens && queued == 0 => Ok(InetState::Listening { backlog }),
+        LISTEN if listens => {
+            let what = format!("{name} on {}, at which {queued} connections wait to be accepted", text(local));
+            Err(Why::refused(what, "try again when the program has accepted them"))
+        }
+        CLOSED if polled(&item.fd)?.contains(PollFlags::RDHUP) => {
+            let what = format!("{name} whose connection has ended, and which the program has not closed");
+            Err(Why::refused(what, "try again when it has"))
+        }
+        CLOSED if polled(&item.fd)?.contains(PollFlags::ERR) => {
+            let what = format!("{name} with an error that the program has not seen");
+            Err(Why::refused(what, "try again when it has"))
+        }
+        CLOSED => Ok(InetState::Idle),
+        SYN_SENT => {
+            let what = format!("{name} that is connecting to {}", text(remote));
+            Err(Why::outside(what, "try again when it is connected, and has been closed"))
+        }
+        state => {
+            let how = if state == ESTABLISHED { "connected to" } else { "in the middle of closing its connection to" };
+            let what = format!("{name} on {} {how} {}", text(local), text(remote));
+            Err(Why::outside(what, "connections cannot be captured yet: close it, or try again when it has ended"))
+        }
+    }
+}
+
+fn datagrams(item: &Item, local: &[u8]) -> Described<Vec<Message>> {
+    let found = queue::messages(&item.fd, false)?;
+    if !found.is_empty() && port(local) == 0 {
+        return Err(Why::refused("a UDP socket without an address, at which datagrams wait", ""));
+    }
+    let message =
+        |one: queue::Waiting| Message { bytes: one.bytes, files: Vec::new(), from: one.from, credentials: None };
+    Ok(found.into_iter().map(message).collect())
+}
+
+/// First half of making: the socket with its address.
+pub(super) fn make(socket: &InetSocket) -> Result<OwnedFd, MakeError> {
+    let name = shown(socket);
+    let fd = fresh(socket.kind).map_err(MakeError::at("making", &*name))?;
+    options::set_early(&fd, &socket.options, &name)?;
+    if !socket.local.is_empty() {
+        let stream = socket.kind.1 == STREAM;
+        let reuse = sockopt::socket_reuseaddr(&fd).map_err(MakeError::at("looking at", &*name))?;
+        // Connections that the old socket had may linger (TIME_WAIT); they are in nobody's way.
+        let set = |value| sockopt::set_socket_reuseaddr(&fd, value).map_err(MakeError::at("preparing", &*name));
+        if stream {
+            set(true)?;
+        }
+        socket::bind(&fd, &socket.local).map_err(MakeError::at("binding", &*name))?;
+        if stream && socket.kind.2 == TCP {
+            set(reuse)?;
+        }
+    }
+    Ok(fd)
+}
+
+fn shown(socket: &InetSocket) -> String {
+    if socket.local.is_empty() {
+        name(socket.kind).to_owned()
+    } else {
+        format!("{} on {}", name(socket.kind), text(&socket.local))
+    }
+}
+
+/// Second half: what it does with its address.
+pub(super) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile) -> Result<(), MakeError> {
+    let name = shown(socket);
+    match &socket.state {
+        InetState::Listening { backlog } => {
+            listen(fd, (*backlog).min(i32::MAX as u32) as i32).map_err(MakeError::at("listening on", &*name))?;
+        }
+        InetState::Idle => {
+            if !socket.queue.is_empty() {
+                datagram::fill(fd, socket).map_err(MakeError::at("filling", &*name))?;
+            }
+            if !socket.remote.is_empty() {
+                socket::connect(fd, &socket.remote).map_err(MakeError::at("connecting", &*name))?;
+            }
+            let how = match socket.shut & 3 {
+                1 => Some(rustix::net::Shutdown::Read),
+                2 => Some(rustix::net::Shutdown::Write),
+                3 => Some(rustix::net::Shutdown::Both),
+                _ => None,
+            };
+            if let Some(how) = how {
+                rustix::net::shutdown(fd, how).map_err(MakeError::at("shutting", &*name))?;
+            }
+        }
+        InetState::Established { .. } | InetState::Closed => {
+            return Err(MakeError::at("making a connection of", name)(rustix::io::Errno::OPNOTSUPP));
+        }
+    }
+    options::set_late(fd, &socket.options, &name)?;
+    locks::set_flags(fd, file, &name)
+}
+
+/// It is IPv4's family.
+pub(super) fn is_v4(address: &[u8]) -> bool {
+    address.first_chunk().is_some_and(|family| i32::from(u16::from_ne_bytes(*family)) == INET)
+}

@@ -1,0 +1,216 @@
+//! The open files behind descriptors, each once.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+
+use rustix::fs::{Stat, fstat};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource, getrlimit, pidfd_getfd, pidfd_open, setrlimit};
+use torpor_image::tree::{Descriptor, FileId, FileLock};
+use torpor_linux::kcmp;
+
+use super::{CollectError, locks};
+use crate::proc;
+
+/// `O_CLOEXEC`, which `fdinfo` shows among the flags although it is the descriptor's own.
+pub(super) const CLOSE_ON_EXEC: u32 = 0o2_000_000;
+/// `O_PATH`.
+pub(super) const PATH_ONLY: u32 = 0o10_000_000;
+
+/// Where an open file was found first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Holder {
+    pub(super) pid: i32,
+    /// Descriptor; of a file that is in flight: the socket that it waits in.
+    pub(super) fd: i32,
+    pub(super) in_flight: bool,
+}
+
+/// What `/proc/PID/fdinfo/FD` tells of every file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Info {
+    pub(super) position: u64,
+    /// With [`CLOSE_ON_EXEC`].
+    pub(super) flags: u32,
+    /// All lines.
+    pub(super) text: String,
+}
+
+/// An open file of the tree.
+#[derive(Debug)]
+pub(super) struct Item {
+    /// A duplicate of ours.
+    pub(super) fd: OwnedFd,
+    pub(super) holder: Holder,
+    /// What `/proc/PID/fd/FD` leads to.
+    pub(super) link: Vec<u8>,
+    pub(super) info: Info,
+    pub(super) stat: Stat,
+    pub(super) locks: Vec<FileLock>,
+    /// It is standard input, output or error of the tree's root.
+    pub(super) standard: bool,
+}
+
+/// All open files of the tree.
+#[derive(Debug, Default)]
+pub(super) struct List {
+    pub(super) items: Vec<Item>,
+    /// By device and inode; in each, ordered by the kernel's order of open files.
+    objects: HashMap<(u64, u64), Vec<FileId>>,
+}
+
+impl Info {
+    fn parse(text: String) -> Option<Self> {
+        let position = proc::field(&text, "pos")?.parse::<i64>().ok()?;
+        let flags = u32::from_str_radix(proc::field(&text, "flags")?, 8).ok()?;
+        Some(Self { position: u64::try_from(position).unwrap_or(0), flags, text })
+    }
+
+    pub(super) fn read(pid: i32, fd: i32) -> io::Result<Self> {
+        let path = format!("/proc/{pid}/fdinfo/{fd}");
+        Self::parse(proc::read(&path)?).ok_or_else(|| proc::unexpected(&path))
+    }
+
+    /// The value behind `key:`.
+    pub(super) fn field(&self, key: &str) -> io::Result<&str> {
+        proc::field(&self.text, key).ok_or_else(|| proc::unexpected(&format!("fdinfo ({key})")))
+    }
+}
+
+impl Item {
+    /// Device and inode.
+    pub(super) fn object(&self) -> (u64, u64) {
+        (self.stat.st_dev, self.stat.st_ino)
+    }
+
+    /// Its link, for people.
+    pub(super) fn name(&self) -> String {
+        String::from_utf8_lossy(&self.link).into_owned()
+    }
+}
+
+impl List {
+    pub(super) fn item(&self, file: FileId) -> &Item {
+        &self.items[file as usize]
+    }
+
+    /// Open files of the same device and inode.
+    pub(super) fn same_object(&self, object: (u64, u64)) -> &[FileId] {
+        self.objects.get(&object).map_or(&[], Vec::as_slice)
+    }
+
+    /// Takes a duplicate of an open file, which may be known already.
+    pub(super) fn add(&mut self, fd: OwnedFd, holder: Holder, info: Option<&Info>) -> io::Result<FileId> {
+        let own = std::process::id() as i32;
+        let stat = fstat(&fd)?;
+        let known = self.objects.entry((stat.st_dev, stat.st_ino)).or_default();
+        let items = &self.items;
+        let mut failure = None;
+        let place = known.binary_search_by(|other| {
+            let other = items[*other as usize].fd.as_raw_fd();
+            kcmp::open_files((own, other), (own, fd.as_raw_fd())).unwrap_or_else(|error| {
+                failure = Some(error);
+                Ordering::Equal
+            })
+        });
+        match (failure, place) {
+            (Some(error), _) => Err(error),
+            (None, Ok(found)) => Ok(known[found]),
+            (None, Err(place)) => {
+                let id = self.items.len() as FileId;
+                known.insert(place, id);
+                let info = match info {
+                    Some(info) => info.clone(),
+                    None => Info::read(own, fd.as_raw_fd())?,
+                };
+                let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?.into_os_string().into_vec();
+                self.items.push(Item { fd, holder, link, info, stat, locks: Vec::new(), standard: false });
+                Ok(id)
+            }
+        }
+    }
+
+    /// The descriptors of process `pid`; `inside` is its id in the tree's pid namespace.
+    pub(super) fn descriptors(&mut self, pid: i32, inside: i32, root: bool) -> Result<Vec<Descriptor>, CollectError> {
+        let numbers = numbers(pid).map_err(|source| look(pid, "the descriptors", source))?;
+        self.descriptors_among(pid, inside, root, &numbers)
+    }
+
+    /// As [`Self::descriptors`], of these numbers, which ascend.
+    pub(super) fn descriptors_among(
+        &mut self,
+        pid: i32,
+        inside: i32,
+        root: bool,
+        numbers: &[i32],
+    ) -> Result<Vec<Descriptor>, CollectError> {
+        let handle = Pid::from_raw(pid).ok_or(Errno::SRCH).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
+        let handle = handle.map_err(|error| look(pid, "the descriptors", error.into()))?;
+        let mut found = Vec::with_capacity(numbers.len());
+        for fd in numbers {
+            let failed = |source| look(pid, &format!("descriptor {fd}"), source);
+            let duplicate =
+                pidfd_getfd(&handle, *fd, PidfdGetfdFlags::empty()).map_err(|error| failed(error.into()))?;
+            let info = Info::read(pid, *fd).map_err(failed)?;
+            let holder = Holder { pid, fd: *fd, in_flight: false };
+            let file = self.add(duplicate, holder, Some(&info)).map_err(failed)?;
+            let item = &mut self.items[file as usize];
+            item.standard |= root && *fd <= 2;
+            for lock in locks::parse(&info.text, inside).ok_or_else(|| failed(proc::unexpected("a lock")))? {
+                if !item.locks.contains(&lock) {
+                    item.locks.push(lock);
+                }
+            }
+            found.push(Descriptor { fd: *fd, file, close_on_exec: info.flags & CLOSE_ON_EXEC != 0 });
+        }
+        Ok(found)
+    }
+}
+
+fn look(pid: i32, what: &str, source: io::Error) -> CollectError {
+    CollectError::Look { pid, what: what.to_owned(), source }
+}
+
+fn numbers(pid: i32) -> io::Result<Vec<i32>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
+        found.extend(entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()));
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// Lets this process have as many descriptors as it may: one for every open file of the tree.
+pub(super) fn raise_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // Where it cannot be raised, running out of descriptors is the error that tells.
+    let _ = setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit });
+}
+
+/// By process.
+pub(super) type Descriptors = BTreeMap<i32, Vec<Descriptor>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn the_same_open_file_is_found_once() {
+        let own = std::process::id() as i32;
+        let file = std::fs::File::open("/proc/self/maps").unwrap();
+        let (same, other) = (file.try_clone().unwrap(), std::fs::File::open("/proc/self/maps").unwrap());
+        let mut numbers: Vec<i32> = [&file, &same, &other].iter().map(|file| file.as_fd().as_raw_fd()).collect();
+        numbers.sort_unstable();
+        let mut list = List::default();
+        let found = list.descriptors_among(own, own, false, &numbers).unwrap();
+        let id = |wanted: &std::fs::File| found.iter().find(|one| one.fd == wanted.as_raw_fd()).unwrap().file;
+        assert_eq!(id(&file), id(&same));
+        assert_ne!(id(&file), id(&other));
+        assert!(found.iter().all(|one| one.close_on_exec));
+        assert_eq!(list.items.len(), 2);
+    }
+}

@@ -1,0 +1,155 @@
+//! Making: the order, and what each kind of open file is made from.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, seek};
+use torpor_image::tree::{FileId, FileKind, OpenFile, PipeId, Tree};
+use torpor_linux::fcntl;
+
+use super::list::{PATH_ONLY, raise_limit};
+use super::memory::{self, MadeMemory};
+use super::path::ASYNC;
+use super::pipe::{self, MadePipe, reopen};
+use super::{Given, Made, MakeError, epoll, event, inet, inotify, locks, netlink, path, unix};
+
+/// Makes the open files and shared memory of `tree`, whose pages are in `image`. `given` are descriptors that came from
+/// outside or were kept: they are taken as they are.
+///
+/// What is open behind a descriptor is made once; if anything fails, dropping what was made takes it away again (names of
+/// unix sockets stay as files, as they did when the program ended).
+pub(crate) fn make(tree: &Tree, image: &File, given: Given) -> Result<Made, MakeError> {
+    raise_limit();
+    let same_boot = torpor_image_boot().is_none_or(|boot| boot == tree.machine.boot);
+    let mut files: Vec<Option<OwnedFd>> = tree.files.iter().map(|_| None).collect();
+    for (id, fd) in given {
+        if let Some(place) = files.get_mut(id as usize) {
+            *place = Some(fd);
+        }
+    }
+    let mut memories = Vec::with_capacity(tree.memories.len());
+    for memory in &tree.memories {
+        memories.push(memory::make(memory, image)?);
+    }
+    let mut pipes = pipes(tree)?;
+    let kept: Vec<bool> = files.iter().map(Option::is_some).collect();
+    // Addresses first: a listener keeps others from its port.
+    for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
+        files[id] = match &file.kind {
+            FileKind::Unix(_) | FileKind::Process { .. } => None,
+            FileKind::Inet(socket) => Some(inet::make(socket)?),
+            _ => Some(one(tree, file, same_boot, &memories, &mut pipes)?),
+        };
+    }
+    let making = unix::make(&tree.files, &mut files)?;
+    unix::fill(making, &tree.files, &files)?;
+    for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
+        let Some(fd) = &files[id] else { continue };
+        if let FileKind::Inet(socket) = &file.kind {
+            inet::finish(fd, socket, file)?;
+        }
+        locks::take(fd.as_fd(), file, &name(file))?;
+    }
+    Ok(Made { files, memories: memories.into_iter().map(|memory| memory.fd).collect() })
+}
+
+fn torpor_image_boot() -> Option<[u64; 2]> {
+    crate::collect::boot().ok()
+}
+
+/// What an open file is called in errors.
+fn name(file: &OpenFile) -> String {
+    match &file.kind {
+        FileKind::Path(state) | FileKind::Fifo { path: state, .. } => path::text(state),
+        FileKind::Memory { .. } => "a file without a name".to_owned(),
+        FileKind::Outside { name } => name.clone(),
+        _ => "a descriptor".to_owned(),
+    }
+}
+
+fn pipes(tree: &Tree) -> Result<HashMap<PipeId, MadePipe>, MakeError> {
+    let mut made = HashMap::new();
+    for (id, behind) in pipe::by_pipe(&tree.files) {
+        let files: Vec<&OpenFile> = behind.iter().map(|file| &tree.files[*file as usize]).collect();
+        if let Some(pipe) = tree.pipes.get(id as usize) {
+            made.insert(id, pipe::make(pipe, &files)?);
+        }
+    }
+    Ok(made)
+}
+
+fn one(
+    tree: &Tree,
+    file: &OpenFile,
+    same_boot: bool,
+    memories: &[MadeMemory],
+    pipes: &mut HashMap<PipeId, MadePipe>,
+) -> Result<OwnedFd, MakeError> {
+    match &file.kind {
+        FileKind::Path(state) => path::make(state, file, same_boot),
+        FileKind::Pipe { pipe, .. } | FileKind::Fifo { pipe, .. } => match pipes.get_mut(pipe) {
+            Some(pipe) => pipe.open(file),
+            None => Err(MakeError::Missing("a pipe".to_owned())),
+        },
+        FileKind::Event { count, semaphore } => event::make_counter(*count, *semaphore, file),
+        FileKind::Epoll { .. } => epoll::make(file),
+        FileKind::Signal { mask } => event::make_signals(*mask, file),
+        FileKind::Timer { .. } => event::make_timer(file, &tree.machine, same_boot),
+        FileKind::Inotify { watches } => inotify::make(watches, file, same_boot),
+        FileKind::Memory { memory } => {
+            const NAME: &str = "a file without a name";
+            let memory = memories.get(*memory as usize).ok_or_else(|| MakeError::Missing(NAME.to_owned()))?;
+            let flags = path::reopened(file.flags);
+            let fd = reopen(memory.fd.as_fd(), flags).map_err(MakeError::at("opening", NAME))?;
+            seek(&fd, SeekFrom::Start(file.position)).map_err(MakeError::at("finding the position in", NAME))?;
+            Ok(fd)
+        }
+        FileKind::Netlink { kind, port, groups, options } => netlink::make(*kind, *port, groups, options, file),
+        FileKind::Outside { name } => Err(MakeError::Missing(name.clone())),
+        FileKind::Process { .. } | FileKind::Unix(_) | FileKind::Inet(_) => {
+            Err(MakeError::Missing("a descriptor".to_owned()))
+        }
+    }
+}
+
+impl Made {
+    /// What needs the processes: called when they are there and have mapped their memory, before they run. Owners are
+    /// processes by their ids in the caller's pid namespace.
+    pub(crate) fn finish(&self, tree: &Tree) -> Result<(), MakeError> {
+        for (memory, fd) in tree.memories.iter().zip(&self.memories) {
+            memory::seal(memory, fd.as_fd())?;
+        }
+        for (id, file) in tree.files.iter().enumerate() {
+            let Some(fd) = self.files.get(id).and_then(Option::as_ref) else { continue };
+            if file.flags & PATH_ONLY != 0 || matches!(file.kind, FileKind::Outside { .. }) {
+                continue;
+            }
+            let name = name(file);
+            finish_one(fd.as_fd(), file, &name)?;
+            locks::take_leases(fd.as_fd(), file, &name)?;
+        }
+        Ok(())
+    }
+
+    /// The descriptor of an open file.
+    pub(crate) fn file(&self, id: FileId) -> Option<BorrowedFd<'_>> {
+        self.files.get(id as usize)?.as_ref().map(AsFd::as_fd)
+    }
+}
+
+fn finish_one(fd: BorrowedFd<'_>, file: &OpenFile, name: &str) -> Result<(), MakeError> {
+    let owner = file.owner;
+    if owner.id != 0 {
+        let wanted = fcntl::Owner { kind: owner.kind, id: owner.id };
+        fcntl::set_owner(fd, wanted).map_err(MakeError::at("setting the owner of", name))?;
+    }
+    if owner.signal != 0 {
+        fcntl::set_signal(fd, owner.signal).map_err(MakeError::at("setting the signal of", name))?;
+    }
+    if file.flags & ASYNC != 0 {
+        let flags = fcntl_getfl(fd).map_err(MakeError::at("looking at", name))?;
+        fcntl_setfl(fd, flags | OFlags::from_bits_retain(ASYNC)).map_err(MakeError::at("setting flags of", name))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,311 @@
+//! Files that live by being open or mapped: memfds, shared anonymous memory, deleted files.
+//!
+//! All of them are files of the kernel's, known by device and inode; several descriptors and mappings may lead to one. Its
+//! contents go into the image as pages, holes left out, and come back into a file of the same kind.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{
+    FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, Stat, Uid, fchmod, fchown, fcntl_add_seals,
+    fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, open, seek, unlink,
+};
+use rustix::io::Errno;
+use torpor_image::tree::{MemoryId, PathState, SharedMemory, SharedMemoryKind};
+use torpor_image::{Content, FormatError, PAGE, REGION_PAGES, Region, checksum};
+use torpor_linux::vm;
+
+use super::collect::{Described, Why};
+use super::list::{Item, List};
+use super::{CollectError, MakeError, SharedArea, path};
+use crate::memory::copy::{BATCH_BYTES, PageSink, is_zero};
+use crate::{Obstacle, Place};
+
+const HUGE_PAGES: i64 = 0x9584_58f6;
+/// Bytes of `memfd:` in the name, and what is behind a file without a name.
+const MEMFD: &[u8] = b"/memfd:";
+const GONE: &[u8] = b" (deleted)";
+
+/// Files that were found, by device and inode.
+pub(super) struct Memories<'a, 'b> {
+    sink: &'a mut PageSink<'b>,
+    /// Device of the kernel's own tmpfs, on which memfds and shared memory are.
+    kernels: u64,
+    found: Vec<SharedMemory>,
+    known: HashMap<(u64, u64), MemoryId>,
+}
+
+impl<'a, 'b> Memories<'a, 'b> {
+    pub(super) fn new(sink: &'a mut PageSink<'b>) -> std::io::Result<Self> {
+        let probe = memfd_create("torpor", MemfdFlags::CLOEXEC)?;
+        Ok(Self { sink, kernels: fstat(&probe)?.st_dev, found: Vec::new(), known: HashMap::new() })
+    }
+
+    pub(super) fn finish(self) -> Vec<SharedMemory> {
+        self.found
+    }
+
+    /// The file lives by being open.
+    pub(super) fn holds(&self, item: &Item) -> bool {
+        item.stat.st_dev == self.kernels || (item.stat.st_nlink == 0 && item.link.ends_with(GONE))
+    }
+
+    /// The memory behind an open file.
+    pub(super) fn take(&mut self, item: &Item) -> Described<MemoryId> {
+        if let Some(known) = self.known.get(&item.object()) {
+            return Ok(*known);
+        }
+        self.add(item.fd.as_fd(), &item.link, &item.stat)
+    }
+
+    /// The memory behind each mapping; those of the tree's descriptors are found again.
+    pub(super) fn areas(
+        &mut self,
+        list: &List,
+        areas: &[SharedArea],
+        obstacles: &mut Vec<Obstacle>,
+    ) -> Result<Vec<MemoryId>, CollectError> {
+        let mut found = Vec::with_capacity(areas.len());
+        for area in areas {
+            let failed = |source| CollectError::Look {
+                pid: area.pid,
+                what: format!("memory {:#x}-{:#x} ({})", area.start, area.end, area.name),
+                source,
+            };
+            match self.area(list, area) {
+                Ok(memory) => found.push(memory),
+                Err(Why::Refused { what, remedy } | Why::Outside { what, remedy }) => {
+                    let place = Place::Memory(area.start, area.end);
+                    obstacles.push(Obstacle::new(area.pid, place, what, remedy));
+                }
+                Err(Why::Failed(source)) => return Err(failed(source)),
+                Err(Why::Write(source)) => return Err(CollectError::Write(source)),
+            }
+        }
+        Ok(found)
+    }
+
+    fn area(&mut self, list: &List, area: &SharedArea) -> Described<MemoryId> {
+        let link = format!("/proc/{}/map_files/{:x}-{:x}", area.pid, area.start, area.end);
+        let stat = rustix::fs::stat(&*link)?;
+        let object = (stat.st_dev, stat.st_ino);
+        if let Some(known) = self.known.get(&object) {
+            return Ok(*known);
+        }
+        let name = fs::read_link(&link)?;
+        let name = std::os::unix::ffi::OsStrExt::as_bytes(name.as_os_str());
+        if name.starts_with(b"/SYSV") {
+            return Err(Why::refused("System V shared memory is not taken yet", ""));
+        }
+        if let Some(file) = list.same_object(object).first() {
+            let item = list.item(*file);
+            return self.add(item.fd.as_fd(), &item.link, &item.stat);
+        }
+        if stat.st_dev != self.kernels && stat.st_nlink > 0 {
+            let what = format!("{} is mapped, and cannot be found under its name", area.name);
+            return Err(Why::refused(what, "let the program map it again"));
+        }
+        let opened = File::open(&link)?;
+        self.add(opened.as_fd(), name, &stat)
+    }
+
+    fn add(&mut self, fd: BorrowedFd<'_>, name: &[u8], stat: &Stat) -> Described<MemoryId> {
+        let name = name.strip_suffix(GONE).unwrap_or(name);
+        let shown = String::from_utf8_lossy(name).into_owned();
+        if fstatfs(fd)?.f_type as i64 == HUGE_PAGES {
+            return Err(Why::refused(format!("{shown} is of huge pages, which are not taken yet"), ""));
+        }
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Why::refused(format!("{shown} has been deleted"), "let the program close it"));
+        }
+        let owner = (stat.st_uid, stat.st_gid);
+        let kind = if stat.st_dev != self.kernels {
+            SharedMemoryKind::Deleted { state: path::state(name, stat), owner }
+        } else if let Some(name) = name.strip_prefix(MEMFD) {
+            let seals = fcntl_get_seals(fd)?.bits();
+            SharedMemoryKind::Memfd { name: name.to_vec(), seals, flags: 0, mode: stat.st_mode & 0o7777, owner }
+        } else if name == b"/dev/zero" {
+            SharedMemoryKind::Anonymous
+        } else {
+            return Err(Why::refused(format!("{shown}: memory of the kernel's that is not known here"), ""));
+        };
+        let bytes = stat.st_size as u64;
+        let pages = store(fd, bytes, self.sink)?;
+        let id = self.found.len() as MemoryId;
+        self.found.push(SharedMemory { kind, bytes, pages });
+        self.known.insert((stat.st_dev, stat.st_ino), id);
+        Ok(id)
+    }
+}
+
+/// Copies a file's contents to the image.
+fn store(fd: BorrowedFd<'_>, bytes: u64, sink: &mut PageSink<'_>) -> Described<Vec<Region>> {
+    // A descriptor of our own, readable and with its own position.
+    let file = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    let mut regions = Vec::new();
+    let mut buffer = vec![0; BATCH_BYTES];
+    let mut at = 0;
+    while at < bytes {
+        let data = match seek(&file, SeekFrom::Data(at)) {
+            Ok(data) => data / PAGE * PAGE,
+            Err(Errno::NXIO) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let hole = seek(&file, SeekFrom::Hole(data))?;
+        // It may have shrunk.
+        let end = hole.min(bytes).max(data + 1).next_multiple_of(PAGE);
+        let mut start = data;
+        while start < end {
+            let len = (end - start).min(BATCH_BYTES as u64) as usize;
+            let part = &mut buffer[..len];
+            part.fill(0);
+            read_all(&file, part, start)?;
+            push(&mut regions, part, start, sink)?;
+            start += len as u64;
+        }
+        at = end;
+    }
+    Ok(regions)
+}
+
+/// Reads until `buffer` is full or the file ends.
+fn read_all(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<()> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match file.read_at(&mut buffer[done..], start + done as u64)? {
+            0 => break,
+            read => done += read,
+        }
+    }
+    Ok(())
+}
+
+/// Stores the pages of `bytes` that are not zero.
+fn push(regions: &mut Vec<Region>, bytes: &[u8], start: u64, sink: &mut PageSink<'_>) -> Described<()> {
+    let page = |n: usize| &bytes[n * PAGE as usize..(n + 1) * PAGE as usize];
+    let count = bytes.len() / PAGE as usize;
+    let mut first = 0;
+    while first < count {
+        if is_zero(page(first)) {
+            first += 1;
+            continue;
+        }
+        let limit = count.min(first + REGION_PAGES as usize);
+        let end = (first + 1..limit).find(|n| is_zero(page(*n))).unwrap_or(limit);
+        let part = &bytes[first * PAGE as usize..end * PAGE as usize];
+        let offset = sink.take(part).map_err(Why::Write)?;
+        regions.push(Region {
+            start: start + first as u64 * PAGE,
+            pages: (end - first) as u32,
+            writable: true,
+            content: Content::Stored { offset, checksum: checksum(part) },
+        });
+        first = end;
+    }
+    Ok(())
+}
+
+/// Memory that was made.
+#[derive(Debug)]
+pub(super) struct MadeMemory {
+    /// Open for reading and writing.
+    pub(super) fd: OwnedFd,
+}
+
+/// Makes a file of this kind with its contents; seals are for [`seal`].
+pub(super) fn make(memory: &SharedMemory, image: &File) -> Result<MadeMemory, MakeError> {
+    let (fd, name) = match &memory.kind {
+        SharedMemoryKind::Anonymous => {
+            const NAME: &str = "shared memory";
+            let fd = vm::shared_anonymous(memory.bytes).map_err(MakeError::at("making", NAME))?;
+            (fd, NAME.to_owned())
+        }
+        SharedMemoryKind::Memfd { name, mode, owner, .. } => {
+            let shown = format!("memfd {}", String::from_utf8_lossy(name));
+            let fd = memfd_create(&name[..], MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+            let fd = fd.map_err(MakeError::at("making", &*shown))?;
+            owned(&fd, *owner, *mode, &shown)?;
+            ftruncate(&fd, memory.bytes).map_err(MakeError::at("setting the length of", &*shown))?;
+            (fd, shown)
+        }
+        SharedMemoryKind::SystemV { .. } => {
+            return Err(MakeError::at("making", "System V shared memory")(Errno::OPNOTSUPP));
+        }
+        SharedMemoryKind::Deleted { state, owner } => {
+            let shown = path::text(state);
+            let fd = without_name(state).map_err(MakeError::at("making", &*shown))?;
+            owned(&fd, *owner, state.mode & 0o7777, &shown)?;
+            ftruncate(&fd, memory.bytes).map_err(MakeError::at("setting the length of", &*shown))?;
+            (fd, shown)
+        }
+    };
+    let file = File::from(fd);
+    fill(&file, memory, image, &name)?;
+    Ok(MadeMemory { fd: file.into() })
+}
+
+fn owned(fd: &OwnedFd, owner: (u32, u32), mode: u32, name: &str) -> Result<(), MakeError> {
+    let (user, group) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
+    fchown(fd, Some(user), Some(group)).map_err(MakeError::at("giving its owner to", name))?;
+    fchmod(fd, Mode::from_raw_mode(mode)).map_err(MakeError::at("setting the mode of", name))
+}
+
+/// A new file without a name in the directory where the deleted one was, or in the nearest above it that is there.
+fn without_name(state: &PathState) -> rustix::io::Result<OwnedFd> {
+    let whole = path::path_of(&state.path);
+    let mut last = Errno::NOENT;
+    for directory in whole.ancestors().skip(1) {
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        match open(directory, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(fd) => return Ok(fd),
+            Err(Errno::OPNOTSUPP | Errno::ISDIR) => return made_and_deleted(directory),
+            Err(error @ (Errno::NOENT | Errno::NOTDIR)) => last = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last)
+}
+
+/// For file systems that cannot make files without a name.
+fn made_and_deleted(directory: &std::path::Path) -> rustix::io::Result<OwnedFd> {
+    const ATTEMPTS: u32 = 100;
+    for n in 0..ATTEMPTS {
+        let path = directory.join(format!(".torpor-{}-{n}", std::process::id()));
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match open(&path, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(fd) => {
+                unlink(&path)?;
+                return Ok(fd);
+            }
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Errno::EXIST)
+}
+
+/// Writes the stored pages into `file`, after checking them.
+fn fill(file: &File, memory: &SharedMemory, image: &File, name: &str) -> Result<(), MakeError> {
+    let mut buffer = vec![0; (u64::from(REGION_PAGES) * PAGE) as usize];
+    for region in &memory.pages {
+        let Content::Stored { offset, checksum: wanted } = region.content else { continue };
+        let buffer = &mut buffer[..region.bytes() as usize];
+        image.read_exact_at(buffer, offset).map_err(MakeError::Read)?;
+        if checksum(buffer) != wanted {
+            return Err(MakeError::Damaged { what: name.to_owned(), source: FormatError::Checksum("a region") });
+        }
+        // The last page may be longer than the file.
+        let len = region.bytes().min(memory.bytes.saturating_sub(region.start)) as usize;
+        file.write_all_at(&buffer[..len], region.start).map_err(MakeError::at("filling", name))?;
+    }
+    Ok(())
+}
+
+/// Sets a memfd's seals; called when everything that maps it is mapped.
+pub(super) fn seal(memory: &SharedMemory, fd: BorrowedFd<'_>) -> Result<(), MakeError> {
+    let SharedMemoryKind::Memfd { seals, name, .. } = &memory.kind else { return Ok(()) };
+    let shown = || format!("memfd {}", String::from_utf8_lossy(name));
+    fcntl_add_seals(fd, SealFlags::from_bits_retain(*seals)).map_err(|error| MakeError::at("sealing", shown())(error))
+}

@@ -1,0 +1,103 @@
+//! Open files of a process tree: taken into its image, and made again from it.
+//!
+//! # Taking
+//! Everything is asked of a duplicate of the descriptor (`pidfd_getfd`), in this process: the same open file, so that
+//! `/proc/self/fdinfo`, `F_GETFL`, `getsockopt` and peeking tell what the program has. Nothing is taken out of anything:
+//! pipes are copied with `tee`, sockets looked at with `MSG_PEEK` at an offset that is put back afterwards. The processes
+//! are stopped while this goes on; what others do meanwhile to what they share with them is theirs.
+//!
+//! ```text
+//! list       every descriptor of every process; the same open file is found once (kcmp)
+//! queues     messages in unix sockets; descriptors in flight join the list, and their queues in turn
+//! describe   each open file by its kind, now that it can name the others
+//! ```
+//!
+//! What cannot be taken is refused, all of it at once and before anything is changed ([`CollectError::Refused`]).
+//!
+//! # Making
+//! [`make`] opens each file once in the calling thread's namespaces, so that the restored processes only place
+//! duplicates. Three things are left for later, because they need the processes: members of epoll descriptors, POSIX
+//! locks and process descriptors are theirs to make; who is told by `SIGIO`, leases, and seals against new writable
+//! mappings are set by [`Made::finish`] when the processes are there and have mapped their memory.
+//!
+//! Files with a name must be what they were: same device, inode and type, and for regular files same length and time of
+//! change.
+
+mod collect;
+mod datagram;
+mod epoll;
+mod error;
+mod event;
+mod inet;
+mod inotify;
+mod list;
+mod locks;
+mod make;
+mod memory;
+mod netlink;
+mod options;
+mod path;
+mod pipe;
+mod queue;
+mod unix;
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+use torpor_image::tree::{Descriptor, FileId, MemoryId, OpenFile, Pipe, SharedMemory};
+
+pub(crate) use self::collect::collect;
+pub use self::error::{CollectError, MakeError};
+pub(crate) use self::make::make;
+
+/// Whose open files to take.
+#[derive(Debug)]
+pub(crate) struct Request<'a> {
+    /// Living processes of the tree, stopped; the root first. Machine's ids.
+    pub(crate) processes: &'a [i32],
+    /// Every process (those that have ended too) and thread of the tree: the machine's id, and the id in the tree's pid
+    /// namespace.
+    pub(crate) ids: &'a BTreeMap<i32, i32>,
+    /// Mappings of shared memory and of files without a name, private ones too.
+    pub(crate) areas: &'a [SharedArea],
+}
+
+/// A mapping of something that is not a file with a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SharedArea {
+    /// Process that has it.
+    pub(crate) pid: i32,
+    /// First byte.
+    pub(crate) start: u64,
+    /// Behind the last byte.
+    pub(crate) end: u64,
+    /// Its name in `/proc/PID/maps`.
+    pub(crate) name: String,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(crate) struct Collected {
+    /// For [`torpor_image::tree::Tree::files`].
+    pub(crate) files: Vec<OpenFile>,
+    /// For [`torpor_image::tree::Tree::pipes`].
+    pub(crate) pipes: Vec<Pipe>,
+    /// For [`torpor_image::tree::Tree::memories`]; the pages are in the sink.
+    pub(crate) memories: Vec<SharedMemory>,
+    /// By the machine's process id, ascending numbers.
+    pub(crate) descriptors: BTreeMap<i32, Vec<Descriptor>>,
+    /// What each of [`Request::areas`] maps.
+    pub(crate) areas: Vec<MemoryId>,
+}
+
+/// Open files that were made.
+#[derive(Debug)]
+pub(crate) struct Made {
+    /// By [`FileId`]; `None` for process descriptors, which the processes open themselves.
+    pub(crate) files: Vec<Option<OwnedFd>>,
+    /// By [`MemoryId`], open for reading and writing, for mapping.
+    pub(crate) memories: Vec<OwnedFd>,
+}
+
+/// Descriptors from outside of the tree, for [`torpor_image::tree::FileKind::Outside`] and parked ones.
+pub(crate) type Given = BTreeMap<FileId, OwnedFd>;

@@ -1,0 +1,72 @@
+//! Netlink sockets that only ask, or listen to what the kernel announces.
+//!
+//! Those of other protocols (netfilter's queues, audit, connectors) have state in the kernel that cannot be seen.
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use torpor_image::tree::{FileKind, OpenFile, SocketOption};
+use torpor_linux::socket;
+
+use super::collect::{Context, Described, Why};
+use super::list::Item;
+use super::options::{self, Kind, fresh};
+use super::{MakeError, locks};
+
+const FAMILY: i32 = 16;
+const ROUTE: i32 = 0;
+const SOCK_DIAG: i32 = 4;
+const KOBJECT_UEVENT: i32 = 15;
+const GENERIC: i32 = 16;
+/// Groups of the address; those above would need a subscription each.
+const ADDRESS_GROUPS: u32 = 32;
+
+pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -> Described<FileKind> {
+    if ![ROUTE, SOCK_DIAG, KOBJECT_UEVENT, GENERIC].contains(&kind.2) {
+        let what = format!("a netlink socket of protocol {}, whose state in the kernel cannot be seen", kind.2);
+        return Err(Why::refused(what, "close it before the checkpoint"));
+    }
+    let mut polled = [PollFd::new(&item.fd, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    if !polled[0].revents().is_empty() {
+        let what = "a netlink socket with messages that the program has not read";
+        return Err(Why::refused(what, "try again when it has"));
+    }
+    // Family, padding, port id, groups 1 to 32.
+    let address = socket::local_address(&item.fd)?;
+    let word = |at: usize| address.get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, u32::from_ne_bytes);
+    let memberships = socket::netlink_groups(&item.fd)?;
+    if memberships.iter().any(|group| *group > ADDRESS_GROUPS) {
+        return Err(Why::refused("a netlink socket that listens to groups above 32", "close it before the checkpoint"));
+    }
+    Ok(FileKind::Netlink {
+        kind: (kind.1, kind.2),
+        port: word(4),
+        groups: memberships,
+        options: context.defaults.options(&item.fd, kind)?,
+    })
+}
+
+pub(super) fn make(
+    kind: (i32, i32),
+    port: u32,
+    groups: &[u32],
+    options: &[SocketOption],
+    file: &OpenFile,
+) -> Result<OwnedFd, MakeError> {
+    const NAME: &str = "a netlink socket";
+    let fd = fresh((FAMILY, kind.0, kind.1)).map_err(MakeError::at("making", NAME))?;
+    options::set_early(&fd, options, NAME)?;
+    if port != 0 || !groups.is_empty() {
+        let bits =
+            groups.iter().fold(0_u32, |bits, group| bits | 1_u32.checked_shl(group.wrapping_sub(1)).unwrap_or(0));
+        let mut address = (FAMILY as u16).to_ne_bytes().to_vec();
+        address.extend_from_slice(&[0, 0]);
+        address.extend_from_slice(&port.to_ne_bytes());
+        address.extend_from_slice(&bits.to_ne_bytes());
+        socket::bind(&fd, &address).map_err(MakeError::at("binding", NAME))?;
+    }
+    options::set_late(&fd, options, NAME)?;
+    locks::set_flags(&fd, file, NAME)?;
+    Ok(fd)
+}

@@ -1,0 +1,173 @@
+//! Options of sockets.
+//!
+//! A socket's options go into the image where they differ from those of a fresh socket of its kind.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with, sockopt};
+use torpor_image::tree::SocketOption;
+use torpor_linux::socket::{self, PLAIN, Plain};
+
+use super::MakeError;
+use super::collect::{Described, Why};
+
+const SOCKET: i32 = 1;
+const IP: i32 = 0;
+const TCP: i32 = 6;
+const UDP: i32 = 17;
+const IPV6: i32 = 41;
+const RAW: i32 = 255;
+const NETLINK: i32 = 270;
+const MPTCP: i32 = 262;
+const SEND_BUFFER: i32 = 7;
+const RECEIVE_BUFFER: i32 = 8;
+const PEEK_OFFSET: i32 = 42;
+const BUFFER_LOCK: i32 = 72;
+const FILTER: i32 = 26;
+
+/// Family, type, protocol.
+pub(super) type Kind = (i32, i32, i32);
+/// Values by place in [`PLAIN`].
+type Values = Vec<Option<Vec<u8>>>;
+
+/// Options of fresh sockets, by kind.
+#[derive(Debug, Default)]
+pub(super) struct Defaults(HashMap<Kind, Values>);
+
+/// What kind of socket it is, as given to `socket(2)`.
+pub(super) fn kind(fd: impl AsFd) -> rustix::io::Result<Kind> {
+    let fd = fd.as_fd();
+    let protocol = sockopt::socket_protocol(fd)?.map_or(0, |protocol| protocol.as_raw().get() as i32);
+    let family = i32::from(sockopt::socket_domain(fd)?.as_raw());
+    Ok((family, sockopt::socket_type(fd)?.as_raw() as i32, protocol))
+}
+
+/// A new socket of this kind.
+pub(super) fn fresh(kind: Kind) -> rustix::io::Result<OwnedFd> {
+    let family = AddressFamily::from_raw(kind.0 as _);
+    let protocol = std::num::NonZeroU32::new(kind.2.unsigned_abs()).map(Protocol::from_raw);
+    socket_with(family, SocketType::from_raw(kind.1 as _), SocketFlags::CLOEXEC, protocol)
+}
+
+fn applies(option: &Plain, (family, _, protocol): Kind) -> bool {
+    const INET: i32 = 2;
+    const INET6: i32 = 10;
+    match option.level {
+        SOCKET => true,
+        IP => family == INET || family == INET6,
+        IPV6 => family == INET6,
+        TCP => protocol == TCP || protocol == MPTCP,
+        UDP => protocol == UDP,
+        RAW => family == INET && protocol != TCP && protocol != UDP && protocol != MPTCP,
+        NETLINK => family == 16,
+        _ => false,
+    }
+}
+
+fn values(fd: impl AsFd, kind: Kind) -> Values {
+    let fd = fd.as_fd();
+    // Kernels and kinds differ in what they know; what cannot be read was never set.
+    PLAIN.iter().map(|option| applies(option, kind).then(|| socket::get(fd, option).ok()).flatten()).collect()
+}
+
+impl Defaults {
+    /// The options of `fd` that are not a fresh socket's.
+    pub(super) fn options(&mut self, fd: impl AsFd, kind: Kind) -> Described<Vec<SocketOption>> {
+        let fd = fd.as_fd();
+        let fresh = match self.0.entry(kind) {
+            std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
+            std::collections::hash_map::Entry::Vacant(place) => place.insert(values(fresh(kind)?, kind)),
+        };
+        let found = values(fd, kind);
+        let number = |name| {
+            let place = PLAIN.iter().position(|option| (option.level, option.get) == (SOCKET, name))?;
+            found[place].as_deref()?.try_into().ok().map(i32::from_ne_bytes)
+        };
+        let locked = number(BUFFER_LOCK).unwrap_or(0);
+        let mut options = Vec::new();
+        for ((option, value), usual) in PLAIN.iter().zip(&found).zip(fresh.iter()) {
+            let Some(value) = value.as_ref().filter(|value| usual.as_ref() != Some(value)) else { continue };
+            // The kernel itself adapts the buffers of TCP sockets that the program has not set.
+            let adapts = kind.2 == TCP || kind.2 == MPTCP;
+            let own = match (option.level, option.get) {
+                (SOCKET, SEND_BUFFER) => !adapts || locked & 1 != 0,
+                (SOCKET, RECEIVE_BUFFER) => !adapts || locked & 2 != 0,
+                _ => true,
+            };
+            if own {
+                options.push(SocketOption { level: option.level, name: option.get, value: value.clone() });
+            }
+        }
+        match socket::attached_filter(fd) {
+            Ok(Some(code)) => options.push(SocketOption { level: SOCKET, name: FILTER, value: code }),
+            Ok(None) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                return Err(Why::refused("a socket with a filter in eBPF, which cannot be read", ""));
+            }
+            // Kinds that take no filters.
+            Err(_) => {}
+        }
+        Ok(options)
+    }
+}
+
+fn apply(fd: impl AsFd, options: &[SocketOption], late: bool, name: &str) -> Result<(), MakeError> {
+    let fd = fd.as_fd();
+    for wanted in options {
+        let failed = || MakeError::at("setting an option of", format!("{name} ({} {})", wanted.level, wanted.name));
+        if (wanted.level, wanted.name) == (SOCKET, FILTER) {
+            if late {
+                socket::attach_filter(fd, &wanted.value).map_err(failed())?;
+            }
+            continue;
+        }
+        let option = Plain::find(wanted.level, wanted.name);
+        let option = option.ok_or_else(|| failed()(rustix::io::Errno::NOPROTOOPT.into()))?;
+        if option.late == late {
+            socket::set(fd, option, &wanted.value).map_err(failed())?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets the options that count from the beginning: before an address is bound.
+pub(super) fn set_early(fd: impl AsFd, options: &[SocketOption], name: &str) -> Result<(), MakeError> {
+    apply(fd, options, false, name)
+}
+
+/// Sets those that would be in the way of making the socket; the filter before what locks it.
+pub(super) fn set_late(fd: impl AsFd, options: &[SocketOption], name: &str) -> Result<(), MakeError> {
+    let (filters, others): (Vec<_>, Vec<_>) = options.iter().cloned().partition(|option| option.name == FILTER);
+    apply(fd.as_fd(), &filters, true, name)?;
+    apply(fd.as_fd(), &others, true, name)
+}
+
+fn socket_option(name: i32) -> &'static Plain {
+    Plain::find(SOCKET, name).expect("the list has it")
+}
+
+/// Where peeking begins (`SO_PEEK_OFF`); -1: not used.
+pub(super) fn peek_offset(fd: impl AsFd) -> std::io::Result<Vec<u8>> {
+    socket::get(fd, socket_option(PEEK_OFFSET))
+}
+
+pub(super) fn set_peek_offset(fd: impl AsFd, value: &[u8]) -> std::io::Result<()> {
+    socket::set(fd, socket_option(PEEK_OFFSET), value)
+}
+
+/// A send buffer that takes all that a queue had; gives what undoes it.
+pub(super) fn widen(fd: impl AsFd) -> std::io::Result<[Vec<u8>; 2]> {
+    const WIDE_BYTES: i32 = 1 << 30;
+    let fd = fd.as_fd();
+    let (size, lock) = (socket_option(SEND_BUFFER), socket_option(BUFFER_LOCK));
+    let before = [socket::get(fd, size)?, socket::get(fd, lock)?];
+    socket::set(fd, size, &WIDE_BYTES.to_ne_bytes())?;
+    Ok(before)
+}
+
+pub(super) fn narrow(fd: impl AsFd, before: &[Vec<u8>; 2]) -> std::io::Result<()> {
+    let fd = fd.as_fd();
+    socket::set(fd, socket_option(SEND_BUFFER), &before[0])?;
+    socket::set(fd, socket_option(BUFFER_LOCK), &before[1])
+}

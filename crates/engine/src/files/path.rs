@@ -1,0 +1,216 @@
+//! Files with a name: regular files, directories, devices, and what is open with `O_PATH` only.
+
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags, SeekFrom, Stat, fstat, fstatfs, major};
+use rustix::fs::{minor, openat2, seek};
+use torpor_image::tree::{FileKind, OpenFile, PathState};
+
+use super::MakeError;
+use super::collect::{Described, Why};
+use super::list::Item;
+
+/// Set in the flags of files made with `O_TMPFILE`, beside `O_DIRECTORY`.
+const TEMPORARY: u32 = 0o20_000_000;
+const DIRECTORY: u32 = 0o200_000;
+/// `O_ASYNC`: set when it is known who is to be told.
+pub(super) const ASYNC: u32 = 0o20_000;
+
+/// File systems whose files are made up when they are opened: numbers and times say nothing.
+const MADE_UP: [i64; 8] = [
+    PROC_SUPER_MAGIC as i64,
+    0x6265_6572, // sysfs
+    0x0027_e0eb, // cgroup
+    0x6367_7270, // cgroup2
+    0x6462_6720, // debugfs
+    0x7472_6163, // tracefs
+    0x7363_6673, // securityfs
+    0x6165_676c, // pstore
+];
+/// File systems of kernel objects that are not files: what they are, and their number.
+const OBJECTS: [(i64, &str); 5] = [
+    (0x6e73_6673, "a namespace's descriptor"),
+    (0x1980_0202, "a POSIX message queue"),
+    (0xcafe_4a11, "a pinned BPF object"),
+    (0x9584_58f6, "memory of huge pages"),
+    (0x5346_544e, "a file of NTFS"),
+];
+/// Devices without state: null, zero, full, random, urandom.
+const PLAIN_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
+/// Terminals: virtual and serial ones, `/dev/tty` and `/dev/console`, slaves of pseudo-terminals.
+const TERMINALS: [u32; 12] = [4, 5, 136, 137, 138, 139, 140, 141, 142, 143, 204, 229];
+
+pub(super) fn path_of(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+/// What is at a path, for the image.
+pub(super) fn state(path: &[u8], stat: &Stat) -> PathState {
+    let device = matches!(FileType::from_raw_mode(stat.st_mode), FileType::CharacterDevice | FileType::BlockDevice);
+    PathState {
+        path: path.to_vec(),
+        device: stat.st_dev,
+        inode: stat.st_ino,
+        mode: stat.st_mode,
+        bytes: if device { stat.st_rdev } else { stat.st_size as u64 },
+        modified_ns: stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64),
+    }
+}
+
+/// A file that has its name still.
+pub(super) fn describe(item: &Item) -> Described<FileKind> {
+    let system = fstatfs(&item.fd)?.f_type as i64;
+    if let Some((_, what)) = OBJECTS.iter().find(|(kind, _)| *kind == system) {
+        return Err(Why::refused(
+            format!("{what} ({}) is not taken yet", item.name()),
+            "close it before the checkpoint",
+        ));
+    }
+    if system == PROC_SUPER_MAGIC as i64 && of_process(&item.link) {
+        let what = format!("{} belongs to a process and cannot be opened before it is there", item.name());
+        return Err(Why::refused(what, "close it before the checkpoint"));
+    }
+    has_name(item)?;
+    Ok(FileKind::Path(state(&item.link, &item.stat)))
+}
+
+/// A device node.
+pub(super) fn device(item: &Item) -> Described<FileKind> {
+    let number = (major(item.stat.st_rdev), minor(item.stat.st_rdev));
+    let character = FileType::from_raw_mode(item.stat.st_mode) == FileType::CharacterDevice;
+    if character && PLAIN_DEVICES.contains(&number) {
+        return describe(item);
+    }
+    if character && TERMINALS.contains(&number.0) {
+        let remedy =
+            "only standard input, output and error may be terminals; redirect it, or start the program with setsid";
+        return Err(Why::outside(format!("terminal {}", item.name()), remedy));
+    }
+    let (kind, name) = (if character { "character" } else { "block" }, item.name());
+    let what = format!("{kind} device {}:{} ({name}) may have state that cannot be seen", number.0, number.1);
+    Err(Why::refused(what, "close it before the checkpoint"))
+}
+
+/// `/proc/123/…`, `/proc/self` and `/proc/net` being links to such.
+fn of_process(path: &[u8]) -> bool {
+    let mut parts = path.split(|byte| *byte == b'/').skip(2);
+    parts.next().is_some_and(|part| !part.is_empty() && part.iter().all(u8::is_ascii_digit))
+}
+
+/// The file's name leads to it.
+fn has_name(item: &Item) -> Described<()> {
+    let name = item.name();
+    match open_name(&item.link) {
+        Ok(found) if same(&fstat(&found)?, &item.stat) => return Ok(()),
+        Ok(_) => {
+            let what = format!("{name} is another file now (replaced, or mounted over)");
+            return Err(Why::refused(what, "let the program open it again"));
+        }
+        Err(_) => {}
+    }
+    let what = if FileType::from_raw_mode(item.stat.st_mode) == FileType::Directory {
+        format!("directory {name}, which cannot be made again")
+    } else if item.stat.st_nlink > 0 {
+        format!("{name} has lost the name that it was opened by, but has another one")
+    } else {
+        format!("{name} cannot be found under its name")
+    };
+    Err(Why::refused(what, "let the program close it"))
+}
+
+fn same(a: &Stat, b: &Stat) -> bool {
+    (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
+}
+
+/// Opens what is at a path, which holds no symbolic links, to look at it.
+pub(super) fn open_name(path: &[u8]) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat2(CWD, path_of(path), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+}
+
+/// What differs between what was at a path and what is there.
+pub(super) fn difference(was: &PathState, is: &Stat, made_up: bool, same_boot: bool) -> Option<&'static str> {
+    let kind = FileType::from_raw_mode(is.st_mode);
+    let now = state(&was.path, is);
+    if kind != FileType::from_raw_mode(was.mode) {
+        return Some("it is of another kind");
+    }
+    if made_up {
+        return None;
+    }
+    match kind {
+        FileType::CharacterDevice | FileType::BlockDevice => (was.bytes != now.bytes).then_some("it is another device"),
+        // Numbers of devices are given anew at every boot.
+        _ if was.inode != now.inode || (same_boot && was.device != now.device) => Some("it is another file"),
+        FileType::RegularFile if was.bytes != now.bytes => Some("its length has changed"),
+        FileType::RegularFile if was.modified_ns != now.modified_ns => Some("it has been written to"),
+        _ => None,
+    }
+}
+
+/// The path, for people.
+pub(super) fn text(state: &PathState) -> String {
+    String::from_utf8_lossy(&state.path).into_owned()
+}
+
+/// Whether a file lives on a file system that makes its files up.
+pub(super) fn is_made_up(fd: &OwnedFd) -> rustix::io::Result<bool> {
+    Ok(MADE_UP.contains(&(fstatfs(fd)?.f_type as i64)))
+}
+
+/// Flags to open a file with that is there: as it was open, without what made it (`O_TMPFILE`).
+pub(super) fn reopened(flags: u32) -> u32 {
+    let made = if flags & TEMPORARY != 0 { TEMPORARY | DIRECTORY } else { 0 };
+    flags & !(ASYNC | made)
+}
+
+/// Opens a file that has a name, as it was open.
+pub(super) fn make(state: &PathState, file: &OpenFile, same_boot: bool) -> Result<OwnedFd, MakeError> {
+    let flags = OFlags::from_bits_retain(reopened(file.flags)) | OFlags::CLOEXEC;
+    let flags = if flags.contains(OFlags::PATH) { flags } else { flags | OFlags::NOCTTY };
+    let opened = openat2(CWD, path_of(&state.path), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+    let opened = opened.map_err(MakeError::at("opening", text(state)))?;
+    let look = |error| MakeError::at("looking at", text(state))(error);
+    let (stat, made_up) = (fstat(&opened).map_err(look)?, is_made_up(&opened).map_err(look)?);
+    if let Some(how) = difference(state, &stat, made_up, same_boot) {
+        return Err(MakeError::Changed { path: text(state), how });
+    }
+    if file.position != 0 && !flags.contains(OFlags::PATH) {
+        seek(&opened, SeekFrom::Start(file.position)).map_err(MakeError::at("finding the position in", text(state)))?;
+    }
+    Ok(opened)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_processes_are_told_from_the_machines() {
+        assert!(of_process(b"/proc/123/maps") && of_process(b"/proc/1"));
+        assert!(!of_process(b"/proc/meminfo") && !of_process(b"/proc") && !of_process(b"/proc/"));
+    }
+
+    #[test]
+    fn differences_are_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let stat = fstat(&file).unwrap();
+        let was = state(b"/x", &stat);
+        assert_eq!(difference(&was, &stat, false, true), None);
+        let other = |change: fn(&mut PathState)| {
+            let mut was = was.clone();
+            change(&mut was);
+            was
+        };
+        assert!(difference(&other(|was| was.inode += 1), &stat, false, true).is_some());
+        assert!(difference(&other(|was| was.device += 1), &stat, false, true).is_some());
+        assert!(difference(&other(|was| was.device += 1), &stat, false, false).is_none());
+        assert!(difference(&other(|was| was.bytes += 1), &stat, false, true).is_some());
+        assert!(difference(&other(|was| was.modified_ns += 1), &stat, false, true).is_some());
+        assert!(difference(&other(|was| was.modified_ns += 1), &stat, true, true).is_none());
+        assert!(difference(&other(|was| was.mode = 0o40_755), &stat, true, true).is_some());
+    }
+}

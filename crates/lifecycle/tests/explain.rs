@@ -189,3 +189,16 @@ stopped: by request
 ",
     );
 }
+
+#[test]
+fn a_program_that_cannot_be_run_ends_with_a_status_and_another_failure_does_not() {
+    let mut told = Told::new(Policy::default());
+    told.at(0, [ask(Request::Start), Event::StartFailed("no space".into())]);
+    assert_eq!(told.app.last_exit(), None);
+    let reason: Text = "program `httpd` not found".into();
+    let failure = StartFailure { reason: reason.clone(), status: Some(127) };
+    told.at(5, [ask(Request::Start), Event::StartFailed(failure)]);
+    let (exit, at) = told.app.last_exit().unwrap();
+    assert_eq!((exit, *at), (&Exit::NotRun(127, reason), Millis(5)));
+    assert_eq!(exit.to_string(), "program `httpd` not found (status 127)");
+}

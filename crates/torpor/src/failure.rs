@@ -8,6 +8,7 @@
 //! | 3 | no such app, image or event |
 //! | 4 | a name, port or state is in the way |
 //! | 5 | the machine or kernel lacks what is needed |
+//! | 126, 127 | an app's program, or a command in it, cannot be executed, or is not there |
 //!
 //! `exec` gives back the command's own status instead. For `checkpoint` and `restore` 3 means refused.
 
@@ -98,6 +99,8 @@ impl Failure {
     pub(crate) fn code(&self) -> i32 {
         match self {
             Self::PipeClosed => 0,
+            Self::Client(ClientError::Refused(ApiError { exit_status: Some(status), .. }))
+            | Self::Api(ApiError { exit_status: Some(status), .. }) => *status,
             Self::Client(ClientError::Refused(error)) | Self::Api(error) => match error.kind {
                 ErrorKind::Invalid => 2,
                 ErrorKind::NotFound => 3,

@@ -17,8 +17,10 @@ use crate::worker::ExecRequest;
 pub const NAME_LENGTH: usize = 63;
 /// Longest host name that Linux takes, in bytes.
 pub const HOSTNAME_LENGTH: usize = 64;
-/// Longest reference or image name, in bytes.
+/// Longest reference to an image in a registry or archive, in bytes.
 pub const REFERENCE_LENGTH: usize = 512;
+/// Longest name of a stored image, in bytes: it is part of a file's name there.
+pub const IMAGE_NAME_LENGTH: usize = 128;
 /// Longest path, in bytes (`PATH_MAX` without its zero).
 pub const PATH_LENGTH: usize = 4095;
 /// Longest single argument or setting, in bytes (`MAX_ARG_STRLEN` without its zero).
@@ -199,7 +201,7 @@ pub fn name(name: &str) -> Result<(), String> {
 pub fn image_name(name: &str) -> Result<(), String> {
     let byte = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:@".contains(&byte);
     let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    if name.len() <= REFERENCE_LENGTH
+    if name.len() <= IMAGE_NAME_LENGTH
         && name.bytes().all(byte)
         && ends(name.chars().next())
         && ends(name.chars().next_back())
@@ -208,7 +210,8 @@ pub fn image_name(name: &str) -> Result<(), String> {
     {
         return Ok(());
     }
-    Err(format!("`{}` is not a name for an image: letters, digits and . _ - / : @ between", shown(name)))
+    let most = IMAGE_NAME_LENGTH;
+    Err(format!("`{}` is not a name for an image: at most {most} letters, digits and . _ - / : @ between", shown(name)))
 }
 
 /// At most the first hundred characters, control characters escaped: for error messages about hostile text.

@@ -305,3 +305,11 @@ fn the_page_shows_a_description_that_works_and_every_key() {
         assert!(keys(&shown).contains(&key), "{key} is not in docs/reference/spec.md");
     }
 }
+
+#[test]
+fn names_of_images_are_as_long_as_the_store_takes() {
+    let name = "a".repeat(validate::IMAGE_NAME_LENGTH);
+    assert_eq!(validate::image_name(&name), Ok(()));
+    let refused = validate::image_name(&format!("{name}a")).unwrap_err();
+    assert!(refused.contains("at most 128"), "{refused}");
+}

@@ -53,7 +53,7 @@ pub mod view;
 pub use digest::{Digest, LayerDigest};
 pub use error::{ArchiveError, Error, ImageError, RegistryError};
 pub use image::{Image, ImageConfig};
-pub use limits::Limits;
+pub use limits::{Limits, MAX_IMAGE_NAME_BYTES};
 pub use progress::{Progress, ProgressFn, no_progress};
 pub use registry::default_auth_file;
 pub use store::{Collected, Store, StoredImage};

@@ -58,7 +58,7 @@ pub(crate) const MAX_INDEX_DEPTH: usize = 4;
 /// Entries of one index, or of a `docker save` manifest.
 pub(crate) const MAX_INDEX_ENTRIES: usize = 1024;
 /// Bytes of the name of an image.
-pub(crate) const MAX_IMAGE_NAME_BYTES: usize = 128;
+pub const MAX_IMAGE_NAME_BYTES: usize = 128;
 /// Bytes of a file that names registries' credentials.
 pub(crate) const MAX_AUTH_FILE_BYTES: u64 = 1 << 20;
 /// Bytes between two reports of progress.

@@ -13,6 +13,9 @@ use torpor_rootfs::{Image, ProgressFn};
 
 use crate::shared::Shared;
 
+// What the hub lets through is never refused by the store.
+const _: () = assert!(torpor_api::validate::IMAGE_NAME_LENGTH <= torpor_rootfs::MAX_IMAGE_NAME_BYTES);
+
 /// Layers that were fetched for an app stay for this long, if it is not made meanwhile.
 const PROMISED_STAYS: Duration = Duration::from_secs(3600);
 

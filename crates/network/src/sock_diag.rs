@@ -287,14 +287,6 @@ fn parse(answer: &[u8]) -> Option<Socket> {
     })
 }
 
-/// Accepts and closes dead connections at the head of `listener`'s queue, and says how many.
-///
-/// Does nothing unless *all* that is queued is dead: `accept` takes from the head, and a connection that is alive
-/// could not be put back. The rest is as with [`drain`].
-pub fn drain_dead(listener: BorrowedFd<'_>, seen: &AcceptQueue) -> io::Result<u32> {
-    if seen.alive().next().is_some() { Ok(0) } else { drain(listener, seen.dead()) }
-}
-
 /// Accepts and closes the first `count` connections of `listener`'s queue, and says how many there were.
 ///
 /// The queue is first in, first out: when no more are taken than were seen in an [`AcceptQueue`], one that arrives

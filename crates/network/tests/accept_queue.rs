@@ -12,7 +12,12 @@ use std::time::{Duration, Instant};
 use common::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
-use torpor_network::sock_diag::{AcceptQueue, SockDiag, TcpState, drain_dead, set_backlog};
+use torpor_network::sock_diag::{AcceptQueue, SockDiag, TcpState, drain, set_backlog};
+
+/// Takes the dead ones from the head of the queue; none if one that is alive is among them: it could not be put back.
+fn drain_dead(listener: impl AsFd, seen: &AcceptQueue) -> std::io::Result<u32> {
+    if seen.alive().next().is_some() { Ok(0) } else { drain(listener.as_fd(), seen.dead()) }
+}
 
 struct Listener {
     space: Space,

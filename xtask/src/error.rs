@@ -1,95 +1,65 @@
-//! What can go wrong in a developer command.
+//! What can go wrong in a developer command: mostly what can in a test, so most of it is the testkit's.
 
 use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
+pub(crate) use torpor_testkit::error::chain;
+
+/// What the machine lacks where a program cannot be started.
+const HINT: &str = "it is missing, or not in PATH";
+
 /// Errors of developer commands.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// A file.
-    #[error("cannot {step} {}", path.display())]
-    File {
-        step: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// A program could not be started.
-    #[error("cannot run `{program}`")]
-    Spawn {
-        program: String,
-        #[source]
-        source: io::Error,
-    },
-    /// A program failed.
-    #[error("`{command}` ended with {status}: {stderr}")]
-    Command { command: String, status: String, stderr: String },
-    /// A server could not be asked.
-    #[error("{server}: cannot {step}")]
-    Network {
-        server: String,
-        step: &'static str,
-        #[source]
-        source: io::Error,
-    },
-    /// Something did not happen in time.
-    #[error("after {seconds} s still not: {what}")]
-    Deadline { what: String, seconds: u64 },
+    /// Files, programs, servers.
+    #[error(transparent)]
+    Testkit(#[from] torpor_testkit::Error),
     /// There is no such program to measure.
     #[error("no program `{name}` to measure; there are {known}")]
     Unknown { name: String, known: String },
     /// A peer is not installed.
     #[error("{what} is missing: {hint}")]
     Missing { what: String, hint: &'static str },
-    /// The programs could not be made.
-    #[error(transparent)]
-    Testkit(#[from] torpor_testkit::Error),
     /// A result could not be written.
     #[error("writing the result")]
     Encode(#[from] serde_json::Error),
 }
 
 impl Error {
-    /// A closure for `map_err`.
+    /// A closure for `map_err`: `step` on `path` failed.
     pub(crate) fn file(step: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
-        let path = path.into();
-        move |source| Self::File { step, path, source }
+        let error = torpor_testkit::Error::file(step, path);
+        move |source| error(source).into()
     }
 
-    /// A closure for `map_err`.
+    /// A closure for `map_err`: `step` with `server` failed.
     pub(crate) fn network(
         server: &dyn std::fmt::Display,
         step: &'static str,
     ) -> impl FnOnce(io::Error) -> Self + use<> {
-        let server = server.to_string();
-        move |source| Self::Network { server, step, source }
+        let error = torpor_testkit::Error::network(server.to_string(), step);
+        move |source| error(source).into()
     }
-}
 
-/// An error with its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(&format!(": {cause}"));
-        source = cause.source();
+    /// A closure for `map_err`: `program` could not be started.
+    pub(crate) fn spawn(program: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let program = program.into();
+        move |source| torpor_testkit::Error::Spawn { program, hint: HINT, source }.into()
     }
-    text
+
+    /// A failed program, with other words than those that it wrote to standard error; another error stays as it is.
+    pub(crate) fn with_stderr(self, words: impl FnOnce() -> String) -> Self {
+        match self {
+            Self::Testkit(torpor_testkit::Error::Command { command, status, .. }) => {
+                torpor_testkit::Error::Command { command, status, stderr: words() }.into()
+            }
+            other => other,
+        }
+    }
 }
 
 /// Runs `command` to its end; its output if it succeeded.
 pub(crate) fn run(command: &mut Command) -> Result<Output, Error> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let output = command.stdin(Stdio::null()).output().map_err(|source| Error::Spawn { program, source })?;
-    if output.status.success() {
-        return Ok(output);
-    }
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    let skip = stderr.chars().count().saturating_sub(2000);
-    Err(Error::Command {
-        command: format!("{command:?}"),
-        status: output.status.to_string(),
-        stderr: stderr.chars().skip(skip).collect::<String>().trim().to_owned(),
-    })
+    Ok(torpor_testkit::error::run(command.stdin(Stdio::null()), HINT)?)
 }

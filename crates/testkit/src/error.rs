@@ -78,13 +78,13 @@ pub enum Error {
 
 impl Error {
     /// A closure for `map_err`: `step` on `path` failed.
-    pub(crate) fn file(step: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+    pub fn file(step: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { step, path, source }
     }
 
     /// A closure for `map_err`: `step` with `server` failed.
-    pub(crate) fn network(server: impl Into<String>, step: &'static str) -> impl FnOnce(io::Error) -> Self {
+    pub fn network(server: impl Into<String>, step: &'static str) -> impl FnOnce(io::Error) -> Self {
         let server = server.into();
         move |source| Self::Network { server, step, source }
     }
@@ -96,8 +96,22 @@ impl Error {
     }
 }
 
+/// An error with its causes, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    text
+}
+
 /// Runs `command` to its end; its output if it succeeded. `hint` says what to install where it is missing.
-pub(crate) fn run(command: &mut Command, hint: &'static str) -> Result<Output, Error> {
+///
+/// # Errors
+/// Where it cannot be started or fails, with the end of what it wrote to standard error.
+pub fn run(command: &mut Command, hint: &'static str) -> Result<Output, Error> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|source| Error::Spawn { program, hint, source })?;
     if output.status.success() {
@@ -108,6 +122,6 @@ pub(crate) fn run(command: &mut Command, hint: &'static str) -> Result<Output, E
     Err(Error::Command {
         command: format!("{command:?}"),
         status: output.status.to_string(),
-        stderr: stderr.chars().skip(skip).collect(),
+        stderr: stderr.chars().skip(skip).collect::<String>().trim().to_owned(),
     })
 }

@@ -36,7 +36,7 @@ pub(crate) fn measure(daemon: &mut Daemon, runs: usize, samples: &mut Samples) -
     run(Command::new("tar").arg("-cf").arg(&tarball).arg("-C").arg(dir.path()).arg("bin"))?;
     let plain_port = free_port()?;
     let plain = Command::new(&binary).arg(plain_port.to_string()).stdin(Stdio::null()).spawn();
-    let _plain = Plain(plain.map_err(|source| Error::Spawn { program: binary.display().to_string(), source })?);
+    let _plain = Plain(plain.map_err(Error::spawn(binary.display().to_string()))?);
     let port = free_port()?;
     daemon.load("cost", &tarball)?;
     let settings = ["--no-sleep".to_owned(), "-p".to_owned(), format!("{port}:{PORT}/udp")];
@@ -83,7 +83,8 @@ fn connect(port: u16) -> Result<UdpSocket, Error> {
     let begun = Instant::now();
     while ask(&socket, b"ping").is_err() {
         if begun.elapsed() > TIMEOUT {
-            return Err(Error::Deadline { what: format!("{address} answers"), seconds: TIMEOUT.as_secs() });
+            let (what, seconds) = (format!("{address} answers"), TIMEOUT.as_secs());
+            return Err(torpor_testkit::Error::Deadline { what, seconds, last: String::new() }.into());
         }
         std::thread::sleep(Duration::from_millis(5));
     }

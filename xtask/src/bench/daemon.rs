@@ -46,7 +46,7 @@ impl Daemon {
         let mut command = Command::new(program);
         command.arg("up").arg("--config").arg(&path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let spawned = command.spawn();
-        let child = spawned.map_err(|source| Error::Spawn { program: program.display().to_string(), source })?;
+        let child = spawned.map_err(Error::spawn(program.display().to_string()))?;
         let mut daemon = Self { program: program.to_owned(), child, dir, instance, apps: Vec::new() };
         let begun = Instant::now();
         while let Err(error) = daemon.call(&["ps", "--json"]) {

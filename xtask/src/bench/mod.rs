@@ -6,7 +6,7 @@ mod client;
 mod cost;
 mod daemon;
 mod density;
-mod machine;
+pub(crate) mod machine;
 mod peers;
 mod program;
 mod report;
@@ -18,6 +18,7 @@ use std::process::Command;
 use clap::Subcommand;
 use torpor_testkit::zoo::target_dir;
 
+pub(crate) use self::peers::criu_binary;
 use crate::error::{Error, run as run_command};
 
 /// Which benchmark.
@@ -46,7 +47,7 @@ pub(crate) fn run(bench: Bench) -> Result<(), Error> {
 }
 
 /// Where results are written.
-fn results() -> PathBuf {
+pub(crate) fn results() -> PathBuf {
     target_dir().join("bench")
 }
 
@@ -57,14 +58,14 @@ fn list() -> Result<(), Error> {
         match std::fs::read_to_string(&path) {
             Ok(text) => println!("\nlast result, {}:\n{}", path.display(), report::Report::parse(&text)?.table()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(source) => return Err(Error::File { step: "read", path, source }),
+            Err(error) => return Err(Error::file("read", path)(error)),
         }
     }
     Ok(())
 }
 
 /// The binary that `TORPOR_BIN` names, or the release binary, built if it is not up to date.
-fn release_binary() -> Result<PathBuf, Error> {
+pub(crate) fn release_binary() -> Result<PathBuf, Error> {
     if let Some(path) = std::env::var_os("TORPOR_BIN") {
         return Ok(path.into());
     }

@@ -5,6 +5,7 @@ use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
 
+use torpor_testkit::error::chain;
 use torpor_testkit::zoo;
 
 fn main() -> ExitCode {
@@ -18,11 +19,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let mut cause: Option<&dyn Error> = Some(&*error);
-            while let Some(error) = cause {
-                eprintln!("zoo: {error}");
-                cause = error.source();
-            }
+            eprintln!("zoo: {}", chain(&*error));
             ExitCode::FAILURE
         }
     }

@@ -39,12 +39,7 @@ impl Criu {
         let mut command = self.netns.command(&self.binary);
         command.arg(what).args(["-v1", "-o", "log", "-D"]).arg(&self.images).args(arguments);
         let log = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
-        run(&mut command).map(drop).map_err(|error| match error {
-            Error::Command { command, status, .. } => {
-                Error::Command { command, status, stderr: log(self.images.join("log")) }
-            }
-            other => other,
-        })
+        run(&mut command).map(drop).map_err(|error| error.with_stderr(|| log(self.images.join("log"))))
     }
 }
 

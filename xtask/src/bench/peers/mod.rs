@@ -47,7 +47,7 @@ pub(crate) fn peers(program: &Program, dir: &Path) -> Vec<Box<dyn Peer>> {
 }
 
 /// CRIU: one of its own under `/opt/criu`, or the system's.
-fn criu_binary() -> Result<PathBuf, Error> {
+pub(crate) fn criu_binary() -> Result<PathBuf, Error> {
     let hint = "install the package criu (4.0 or newer for kernels from 6.13 on)";
     for path in ["/opt/criu/bin/criu", "/usr/sbin/criu", "/usr/bin/criu"] {
         if Path::new(path).exists() {
@@ -114,7 +114,7 @@ impl Netns {
         let mut command = self.command("setsid");
         command.arg("chroot").arg(root).args(&program.zoo.command);
         command.env_clear().envs(ENVIRONMENT);
-        let child = command.spawn().map_err(|source| Error::Spawn { program: "nsenter".to_owned(), source })?;
+        let child = command.spawn().map_err(Error::spawn("nsenter"))?;
         // Every program on the way becomes the next: the id stays.
         Ok(child.id())
     }

@@ -74,13 +74,14 @@ impl Runc {
     fn detached(&self, what: &str, arguments: &[&str]) -> Result<(), Error> {
         let mut command = self.command(what);
         command.arg("--detach").arg("--bundle").arg(&self.bundle).args(arguments).arg(&self.id);
-        let status = command.status().map_err(|source| Error::Spawn { program: "runc".to_owned(), source })?;
+        let status = command.status().map_err(Error::spawn("runc"))?;
         if status.success() {
             return Ok(());
         }
         let log = self.images.join("work/restore.log");
         let stderr = fs::read_to_string(log).unwrap_or_default();
-        Err(Error::Command { command: format!("{command:?}"), status: status.to_string(), stderr })
+        let (command, status) = (format!("{command:?}"), status.to_string());
+        Err(torpor_testkit::Error::Command { command, status, stderr }.into())
     }
 }
 
@@ -99,13 +100,12 @@ impl Peer for Runc {
         }
         let mut command = self.command("checkpoint");
         command.arg("--image-path").arg(&self.images).arg("--work-path").arg(self.images.join("work")).arg(&self.id);
-        run(&mut command).map(drop).map_err(|error| match error {
-            Error::Command { command, status, .. } => {
+        run(&mut command).map(drop).map_err(|error| {
+            error.with_stderr(|| {
                 let log = fs::read_to_string(self.images.join("work/dump.log")).unwrap_or_default();
                 let errors: Vec<&str> = log.lines().filter(|line| line.contains("Error")).collect();
-                Error::Command { command, status, stderr: errors.join("; ") }
-            }
-            other => other,
+                errors.join("; ")
+            })
         })
     }
 

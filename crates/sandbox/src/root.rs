@@ -357,13 +357,19 @@ fn furnish_volumes(spec: &SandboxSpec, root: &Root, taken: &Taken, base: u32) ->
     Ok(())
 }
 
+/// Before Linux 6.15 only what is mounted somewhere can be cloned: so a cover's first place gets the cover itself.
 fn mask(root: &Root, taken: &Taken) -> Result<(), SetupError> {
+    let (mut mask_used, mut null_used) = (false, false);
     for path in MASKED {
         let Some(target) = root.existing(path)? else { continue };
         let stat = rustix::fs::fstat(&target).doing(|| format!("examining {path}"))?;
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        let cover = if is_directory { &taken.mask } else { &taken.null };
-        attach(&clone_mount(cover.as_fd(), Path::new(""), false)?, target.as_fd(), path)?;
+        let (cover, used) = if is_directory { (&taken.mask, &mut mask_used) } else { (&taken.null, &mut null_used) };
+        if std::mem::replace(used, true) {
+            attach(&clone_mount(cover.as_fd(), Path::new(""), false)?, target.as_fd(), path)?;
+        } else {
+            attach(cover, target.as_fd(), path)?;
+        }
     }
     for path in READ_ONLY {
         if root.existing(path)?.is_none() {

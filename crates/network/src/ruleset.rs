@@ -67,6 +67,7 @@ const CHAINS: [(&str, &str); 12] = [
 ///   only name servers are reached there. Addresses of the pools that no app has do not leave the machine.
 /// - `forward`: `guard` holds interfaces on which only we have switched forwarding on; between them nothing is
 ///   forwarded, as before.
+/// - ICMP and ICMPv6 go by number: `nft` looks their names up in `/etc/protocols`, which small systems lack.
 const RULES: &str = "\
 publish meta l4proto { tcp, udp } dnat ip to ip daddr . meta l4proto . th dport map @at4
 publish meta l4proto { tcp, udp } dnat ip to meta l4proto . th dport map @any4
@@ -104,13 +105,13 @@ forward iifname APPS goto from_app
 forward meta nfproto ipv4 iifname @guard4 oifname @guard4 drop
 forward meta nfproto ipv6 iifname @guard6 oifname @guard6 drop
 counted iifname != APPS return
-counted meta l4proto { icmp, ipv6-icmp } return
+counted meta l4proto { 1, 58 } return
 counted tcp flags & (fin | syn | rst | psh) == 0 meta length <= 100 return
 counted iifname . ip daddr @ignore4 return
 counted iifname . ip6 daddr @ignore6 return
 counted iifname @activity
 count oifname != APPS return
-count meta l4proto { icmp, ipv6-icmp } return
+count meta l4proto { 1, 58 } return
 count tcp flags & (fin | syn | rst | psh) == 0 meta length <= 100 return
 count oifname . ip saddr @ignore4 return
 count oifname . ip6 saddr @ignore6 return

@@ -154,10 +154,15 @@ fn doctor_tells_what_the_machine_offers() {
     let mut daemon = daemon;
     daemon.term().unwrap();
     let mut command = Command::new(binary().unwrap());
-    let output = command.args(["doctor", "--json", "--config"]).arg(config).output().unwrap();
+    let output = command.args(["doctor", "--json", "--config"]).arg(&config).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let alone: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(alone.as_array().unwrap().len() > 10, "{alone}");
+    assert_eq!(alone.as_array().unwrap().len(), checks.len(), "{alone}");
+    // And where a worker could not start.
+    let mut command = Command::new(binary().unwrap());
+    let output = command.env("PATH", "/nowhere").args(["doctor", "--config"]).arg(config).output().unwrap();
+    assert_eq!(output.status.code(), Some(5), "{}", said(&output));
+    assert!(said(&output).contains("MISSING  nft program"), "{}", said(&output));
     daemon.up().unwrap();
 }
 

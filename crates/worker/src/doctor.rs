@@ -1,12 +1,45 @@
 //! `torpor doctor`: what this machine and kernel offer and lack, gathered from every part.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use torpor_api::error::ApiError;
+use torpor_api::error::{ApiError, chain};
 use torpor_api::view::{Check, CheckOutcome};
 use torpor_linux::probe::{Outcome, Probe};
+use torpor_sandbox::cgroup::Hierarchies;
+use torpor_sandbox::{Launcher, SandboxError};
 
+use crate::config::WorkerConfig;
 use crate::shared::Shared;
+
+/// What a worker with this configuration would find, without one: where a worker cannot start, this says why. Leaves
+/// nothing behind (where no cgroup v2 is mounted, its mount).
+///
+/// # Errors
+/// Where looking itself fails.
+pub async fn doctor(config: WorkerConfig) -> Result<Vec<Check>, ApiError> {
+    let sandbox = tokio::task::spawn_blocking(move || {
+        // The place may not be there yet; what holds for it holds where it will be made.
+        let directory = config.data_dir.ancestors().find(|place| place.is_dir()).unwrap_or(Path::new("/"));
+        let mut probes = match launcher(&config) {
+            Ok(launcher) => torpor_sandbox::probe(Some(&launcher), directory),
+            Err(error) => {
+                let mut probes = torpor_sandbox::probe(None, directory);
+                probes.push(Probe::new("cgroups", Outcome::Missing, chain(&error), "apps cannot be started"));
+                probes
+            }
+        };
+        (probes, config)
+    });
+    let (mut probes, config) = sandbox.await.map_err(|error| ApiError::internal(&error))?;
+    probes.extend(torpor_network::probe(&config.network).await);
+    probes.extend(torpor_engine::probe());
+    Ok(probes.into_iter().map(check).collect())
+}
+
+fn launcher(config: &WorkerConfig) -> Result<Launcher, SandboxError> {
+    Launcher::new(&config.program, Hierarchies::detect(&config.run_dir.join("cgroup2"))?)
+}
 
 /// Asks every part.
 pub(crate) async fn checks(shared: &Arc<Shared>) -> Result<Vec<Check>, ApiError> {

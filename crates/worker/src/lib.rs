@@ -27,6 +27,7 @@ mod shared;
 mod worker;
 
 pub use config::{LogConfig, WorkerConfig};
+pub use doctor::doctor;
 pub use faults::FaultSyntax;
 pub use port::port;
 pub use worker::{OpenError, Worker};

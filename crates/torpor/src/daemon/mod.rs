@@ -63,7 +63,7 @@ pub(crate) async fn down(config: Config) -> Result<(), Failure> {
 /// `torpor doctor` where no daemon runs.
 pub(crate) async fn doctor(config: &Config) -> Result<Vec<Check>, Failure> {
     only_root("doctor")?;
-    Ok(worker::open(config).await?.doctor().await?)
+    Ok(worker::doctor(config).await?)
 }
 
 fn options(config: &Config) -> HubOptions {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use torpor_api::view::Check;
 use torpor_api::worker::WorkerPort;
 use torpor_api::{ApiError, ErrorKind, error::chain};
 use torpor_network::NetworkConfig;
@@ -9,8 +10,8 @@ use torpor_worker::{LogConfig, OpenError, Worker, WorkerConfig};
 
 use crate::config::Config;
 
-/// Opens the worker of this machine.
-pub(super) async fn open(config: &Config) -> Result<Arc<dyn WorkerPort>, ApiError> {
+/// The worker's part of the configuration.
+fn settings(config: &Config) -> Result<WorkerConfig, ApiError> {
     let program = std::env::current_exe().map_err(|error| ApiError::internal(&error))?;
     let network = NetworkConfig {
         instance: config.instance.clone(),
@@ -19,7 +20,7 @@ pub(super) async fn open(config: &Config) -> Result<Arc<dyn WorkerPort>, ApiErro
         run_dir: config.run_dir.clone(),
         mtu_bytes: config.network.mtu_bytes,
     };
-    let config = WorkerConfig {
+    Ok(WorkerConfig {
         instance: config.instance.clone(),
         data_dir: config.data_dir.clone(),
         run_dir: config.run_dir.clone(),
@@ -27,8 +28,17 @@ pub(super) async fn open(config: &Config) -> Result<Arc<dyn WorkerPort>, ApiErro
         program,
         logs: LogConfig { file_bytes: config.logs.size.0, files: config.logs.files },
         cached_image_bytes: config.memory.cached_images.0,
-    };
-    match Worker::open(config).await {
+    })
+}
+
+/// What this machine offers to a worker that need not be able to start.
+pub(super) async fn doctor(config: &Config) -> Result<Vec<Check>, ApiError> {
+    torpor_worker::doctor(settings(config)?).await
+}
+
+/// Opens the worker of this machine.
+pub(super) async fn open(config: &Config) -> Result<Arc<dyn WorkerPort>, ApiError> {
+    match Worker::open(settings(config)?).await {
         Ok(worker) => Ok(torpor_worker::port(worker)),
         Err(error @ OpenError::Running(_)) => Err(ApiError::new(ErrorKind::Conflict, chain(&error))
             .with_hint("use the one that runs, or give this one its own instance, data_dir and run_dir")),

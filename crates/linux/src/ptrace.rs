@@ -170,12 +170,20 @@ impl Tracee {
 
     fn next_call_stop(&self) -> Result<(), CallError> {
         const CALL_STOP: libc::c_int = libc::SIGTRAP | 0x80;
-        ptrace(libc::PTRACE_SYSCALL, self.thread(), 0, 0).map_err(|e| CallError::Resume(self.thread(), e))?;
-        let status = wait(self.thread()).map_err(|e| CallError::Resume(self.thread(), e))?;
-        if !libc::WIFSTOPPED(status) {
-            return Err(CallError::Ended(self.thread()));
+        loop {
+            ptrace(libc::PTRACE_SYSCALL, self.thread(), 0, 0).map_err(|e| CallError::Resume(self.thread(), e))?;
+            let status = wait(self.thread()).map_err(|e| CallError::Resume(self.thread(), e))?;
+            if !libc::WIFSTOPPED(status) {
+                return Err(CallError::Ended(self.thread()));
+            }
+            if libc::WSTOPSIG(status) == CALL_STOP {
+                return Ok(());
+            }
+            // Under job control being attached to and being asked to stop are told one after the other.
+            if status >> 16 != libc::PTRACE_EVENT_STOP {
+                return Err(CallError::Other(self.thread(), status));
+            }
         }
-        if libc::WSTOPSIG(status) == CALL_STOP { Ok(()) } else { Err(CallError::Other(self.thread(), status)) }
     }
 
     /// Lets it go.

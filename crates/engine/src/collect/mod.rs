@@ -136,6 +136,10 @@ fn life(
         }
         statuses.push(status);
     }
+    if !mappings.iter().any(|mapping| mapping.area.name == "[vdso]") {
+        // Calls are made in it.
+        obstacles.push(Obstacle::new(pid, Place::Process, "it has unmapped its vDSO", ""));
+    }
     let descriptors = files.collect(pid, obstacles).look(pid)?;
     let (cwd, root) = directories(pid, obstacles)?;
     if obstacles.len() > before {

@@ -100,9 +100,16 @@ impl<'a> Copier<'a> {
         if self.buffer.len() < len {
             self.buffer.resize(len, 0);
         }
-        source.read(area.protection & READ != 0, start, &mut self.buffer[..len]).map_err(read)?;
         let mut entries = Vec::with_capacity(len / PAGE as usize);
         pagemap::entries(&source.pagemap, start, len / PAGE as usize, &mut entries).map_err(read)?;
+        let readable = area.protection & READ != 0;
+        let mut from = 0;
+        for run in entries.chunk_by(|a, b| a.exclusive() == b.exclusive()) {
+            let to = from + run.len() * PAGE as usize;
+            let quick = readable && run.first().is_some_and(|entry| entry.exclusive());
+            source.read(quick, start + from as u64, &mut self.buffer[from..to]).map_err(read)?;
+            from = to;
+        }
         let pages: Vec<Page> =
             entries.iter().enumerate().map(|(n, entry)| self.page(n, *entry)).collect();
         let mut first = 0;
@@ -172,8 +179,10 @@ fn push(area: &mut Area, start: u64, pages: u64, content: Content) {
 }
 
 impl Source {
-    fn read(&self, readable: bool, start: u64, buffer: &mut [u8]) -> io::Result<()> {
-        if readable {
+    /// `quick`: by `process_vm_readv`, which pins pages. What is shared copy-on-write would be copied apart by that, and
+    /// what the process itself may not read is not given; `/proc/PID/mem` does both.
+    fn read(&self, quick: bool, start: u64, buffer: &mut [u8]) -> io::Result<()> {
+        if quick {
             return vm::read(self.pid, &[Remote { address: start, len: buffer.len() }], buffer);
         }
         self.memory.read_exact_at(buffer, start)

@@ -15,7 +15,7 @@ const AREA_BYTES: usize = 16;
 const SEQUENCE_BYTES: usize = 32;
 
 /// Moves a thread that was stopped in a restartable sequence to its abort handler.
-pub(super) fn abort(pid: i32, thread: &mut Thread) -> Result<(), TraceError> {
+pub(super) fn abort(thread: &mut Thread) -> Result<(), TraceError> {
     let tid = thread.tracee.thread();
     let Ok(Some(rseq)) = thread.tracee.rseq() else {
         // None, or a kernel that does not tell and would not be able to restore it either.
@@ -23,7 +23,7 @@ pub(super) fn abort(pid: i32, thread: &mut Thread) -> Result<(), TraceError> {
     };
     let read = |address, len| -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; len];
-        vm::read(pid, &[Remote { address, len }], &mut bytes)?;
+        vm::read(tid, &[Remote { address, len }], &mut bytes)?;
         Ok(bytes)
     };
     let area = read(rseq.address, AREA_BYTES).map_err(|error| TraceError::Registers(tid, error))?;

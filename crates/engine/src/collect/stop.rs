@@ -162,7 +162,8 @@ fn stop_thread(pid: i32, tid: i32) -> Result<Option<Thread>, CollectError> {
         match stat.state {
             'Z' | 'X' => return Ok(None),
             'D' if begun.elapsed() > PATIENCE => {
-                return Err(TraceError::Uninterruptible { pid, tid, name: proc::name(pid) }.into());
+                let what = "it waits in the kernel and cannot be stopped (vfork, or disk I/O)";
+                return Err(Obstacle::new(pid, Place::Thread(tid), what, "try again later").into());
             }
             'D' => std::thread::sleep(PAUSE),
             _ => break,
@@ -179,7 +180,7 @@ fn stop_thread(pid: i32, tid: i32) -> Result<Option<Thread>, CollectError> {
             let registers = tracee.registers().map_err(wrong)?;
             let signal_mask = tracee.signal_mask().map_err(wrong)?;
             let mut thread = Thread { registers, signal_mask, tracee };
-            super::rseq::abort(pid, &mut thread)?;
+            super::rseq::abort(&mut thread)?;
             Ok(Some(thread))
         }
         Err(StopError::Ended(_)) => Ok(None),

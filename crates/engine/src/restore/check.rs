@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process, test_kill_process_group};
@@ -46,13 +47,25 @@ pub(super) fn machine(needs: &Needs, tree: &Tree) -> Vec<String> {
     found
 }
 
+/// How long ids of processes that have ended are waited for: their parents, or init, are about to take note of it.
+const ENDED_WAIT: Duration = Duration::from_secs(3);
+const ENDED_LOOK: Duration = Duration::from_millis(1);
+
 /// Process and thread ids that are taken.
 pub(super) fn ids(plan: &Plan) -> Vec<String> {
-    let taken = |id: i32| {
-        let Some(pid) = Pid::from_raw(id) else { return false };
+    let taken = |id: &i32| {
+        let Some(pid) = Pid::from_raw(*id) else { return false };
         test_kill_process(pid) != Err(Errno::SRCH) || test_kill_process_group(pid) != Err(Errno::SRCH)
     };
-    let ids: BTreeSet<i32> = plan.tasks.iter().map(|task| task.tid).filter(|id| taken(*id)).collect();
+    let ended =
+        |id: &i32| crate::proc::stat(&format!("/proc/{id}/stat")).map_or(true, |stat| matches!(stat.state, 'Z' | 'X'));
+    let mut ids: BTreeSet<i32> = plan.tasks.iter().map(|task| task.tid).filter(taken).collect();
+    let begun = Instant::now();
+    while !ids.is_empty() && ids.iter().all(ended) && begun.elapsed() < ENDED_WAIT {
+        // There is no event for it.
+        std::thread::sleep(ENDED_LOOK);
+        ids.retain(taken);
+    }
     ids.into_iter()
         .map(|id| match crate::proc::name(id) {
             name if name.is_empty() => format!("process id {id} is taken"),

@@ -7,8 +7,8 @@ use torpor_image::FormatError;
 use torpor_linux::restorer::{Halt, LaunchError};
 
 use super::compile::CompileError;
-use super::made::MakeError;
 use super::step::RestoreFault;
+use crate::files::MakeError;
 
 /// Why a tree was not restored. Nothing of it is left, and its image is as it was.
 #[derive(Debug, thiserror::Error)]

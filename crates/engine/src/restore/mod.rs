@@ -24,7 +24,6 @@ mod check;
 mod compile;
 mod error;
 mod finish;
-mod made;
 mod open;
 mod plan;
 mod run;
@@ -48,7 +47,7 @@ use self::open::Opened;
 use self::plan::Plan;
 use self::run::Building;
 use self::staged::Staged;
-use made::{self as files, Given};
+use crate::files::{self, Given};
 
 /// What to restore.
 pub struct Restore<'a> {

@@ -13,9 +13,9 @@ use torpor_linux::restorer::{CODE_BYTES, interpreter, seed};
 
 use super::RestoreError;
 use super::compile::HOLE_OFFSET;
-use super::made::Made;
 use super::plan::Plan;
 use super::staged::{Access, Staged};
+use crate::files::Made;
 
 /// Everything that is inherited, in the order of [`Staged`].
 pub(super) struct Opened {

@@ -1,7 +1,8 @@
-//! Developer commands: `cargo xtask bench`, `cargo xtask tidy`.
+//! Developer commands: `cargo xtask bench`, `cargo xtask conformance`, `cargo xtask tidy`.
 #![forbid(unsafe_code)]
 
 mod bench;
+mod conformance;
 mod error;
 mod tidy;
 
@@ -22,12 +23,14 @@ enum Command {
     /// Measure; needs root. A table on standard output, JSON in target/bench/NAME.json
     #[command(subcommand)]
     Bench(bench::Bench),
+    Conformance(conformance::Options),
     Tidy(tidy::Args),
 }
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(bench) => bench::run(bench),
+        Command::Conformance(options) => conformance::run(&options),
         Command::Tidy(args) => return tidy::run(&args),
     };
     match done {

@@ -255,8 +255,9 @@ static struct program *programs;
 
 int main(int argc, char **argv) {
     if (argc != 2 || !getcwd(home, sizeof home)) return 95;
-    // A tree of its own; its leader already where the runner has made it so.
+    // A session of its own, and nothing from whoever started it.
     setsid();
+    close_range(3, ~0U, 0);
     for (struct program *program = programs; program; program = program->next) {
         if (strcmp(program->name, argv[1]) != 0) continue;
         program->run();

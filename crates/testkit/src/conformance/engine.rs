@@ -108,9 +108,10 @@ impl Criu {
         if code == Some(0) {
             return Ok(Step::Done);
         }
-        // The first error is the cause; the rest follow from it.
+        // The first error is the cause; the rest follow from it. That it cannot raise its own limit is none.
         let log = fs::read_to_string(&log).unwrap_or_default();
-        let cause = log.lines().chain(said.lines()).find(|line| line.contains("Error (")).unwrap_or(said.trim());
+        let is_cause = |line: &&str| line.contains("Error (") && !line.contains("RLIMIT_NOFILE for self");
+        let cause = log.lines().chain(said.lines()).find(is_cause).unwrap_or(said.trim());
         let cause = cause.split_once("Error (").map_or(cause, |(_, cause)| cause);
         let cause = cause.split_once("): ").map_or(cause, |(_, cause)| cause).trim();
         let cause = if cause.is_empty() { "no reason given" } else { cause };

@@ -19,8 +19,9 @@ use torpor_image::tree::{End, Tree};
 use torpor_image::{HEADER_BYTES, Header, Kind, Needs, checksum};
 
 use crate::collect::{CollectError, Stopped, collect, for_record, pids, stop};
-use crate::obstacle::Obstacle;
+use crate::obstacle::{Obstacle, Place};
 use crate::plan::{Began, Memories, ThreadPlan, let_go};
+use crate::restore::{CompileError, compile};
 use crate::step::{Fault, Faults, Step, Timings};
 use crate::trace::TraceError;
 use crate::wait::since::now;
@@ -185,7 +186,8 @@ impl Capture<'_> {
 
         let collected = collect(&self.stopped, &records, &file, HEADER_BYTES);
         let (tree, pages_end) = collected.map_err(CheckpointError::Collect)?;
-        let image_bytes = write(&file, &tree, pages_end).map_err(|error| self.wrong(error))?;
+        let plan = compile(&tree).map_err(|error| self.cannot_be_restored(&error))?;
+        let image_bytes = write(&file, &tree, &plan, pages_end).map_err(|error| self.wrong(error))?;
         self.reached(Step::Copied)?;
 
         file.sync_data().map_err(|error| self.wrong(error))?;
@@ -205,6 +207,12 @@ impl Capture<'_> {
 
     fn wrong(&self, error: io::Error) -> CheckpointError {
         CheckpointError::Image(self.part.clone(), error)
+    }
+
+    /// What cannot be restored is not captured.
+    fn cannot_be_restored(&self, error: &CompileError) -> CheckpointError {
+        let obstacle = Obstacle::new(self.request.pid, Place::Process, error.to_string(), "");
+        CheckpointError::Collect(obstacle.into())
     }
 
     fn open(&mut self) -> Result<File, CheckpointError> {
@@ -266,7 +274,7 @@ impl Capture<'_> {
 }
 
 /// Writes everything but the pages; gives the file's length.
-fn write(file: &File, tree: &Tree, pages_end: u64) -> io::Result<u64> {
+fn write(file: &File, tree: &Tree, plan: &[u8], pages_end: u64) -> io::Result<u64> {
     let state = tree.encode();
     let first = tree.processes.iter().find_map(|process| process.alive()).and_then(|life| life.threads.first());
     let header = Header {
@@ -275,7 +283,8 @@ fn write(file: &File, tree: &Tree, pages_end: u64) -> io::Result<u64> {
         pages_bytes: pages_end - HEADER_BYTES,
         state_bytes: state.len() as u64,
         state_checksum: checksum(&state),
-        plan_checksum: checksum(&[]),
+        plan_bytes: plan.len() as u64,
+        plan_checksum: checksum(plan),
         needs: Needs {
             kernel: KERNEL,
             cpu: torpor_linux::cpu::features(),
@@ -283,9 +292,10 @@ fn write(file: &File, tree: &Tree, pages_end: u64) -> io::Result<u64> {
         },
         ..Header::default()
     };
-    file.write_all_at(&state, pages_end)?;
+    file.write_all_at(&state, header.state_offset())?;
+    file.write_all_at(plan, header.plan_offset())?;
     file.write_all_at(&header.encode(), 0)?;
-    Ok(pages_end + state.len() as u64)
+    Ok(header.plan_offset() + header.plan_bytes)
 }
 
 /// Components that the kernel saves, which it says in bytes that the processor leaves to software.

@@ -4,7 +4,6 @@
 //! interrupted call is put right in the record, while the program itself goes on with its own.
 
 mod credentials;
-mod descriptors;
 mod mappings;
 mod obstacles;
 mod pages;
@@ -22,14 +21,14 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-use torpor_image::tree::{End, Life, Machine, PathState, Process, Tree};
+use torpor_image::tree::{Backing, End, Life, Machine, PathState, Process, Tree};
 
-use self::descriptors::Files;
 use self::pages::Copier;
 use self::remote::Remote;
 use self::signals::{OfProcess, OfThread};
 pub(crate) use self::stop::{Stopped, pids, stop};
 pub(crate) use self::thread::for_record;
+use crate::files::{self, SharedArea};
 use crate::memory::copy::CopyError;
 use crate::memory::layout::Area;
 use crate::obstacle::{Obstacle, Place};
@@ -51,6 +50,9 @@ pub enum CollectError {
     /// Memory could not be copied.
     #[error(transparent)]
     Copy(#[from] CopyError),
+    /// Open files could not be taken.
+    #[error(transparent)]
+    Files(#[from] files::CollectError),
 }
 
 impl From<Obstacle> for CollectError {
@@ -82,13 +84,13 @@ pub(crate) fn collect(
     let mut obstacles = obstacles::find(stopped).look(root)?;
     let mut tree = Tree { machine: machine().look(root)?, ..Tree::default() };
     let now = Duration::from_nanos(tree.machine.monotonic_ns);
-    let mut files = Files::default();
+    let mut shared = Vec::new();
     for process in stopped {
         let pid = process.pid;
         let (group, session) = process::group_and_session(pid).look(pid)?;
         let end = match &process.alive {
             Some(alive) => {
-                let found = life(alive, plans, now, &mut files, &mut obstacles)?;
+                let found = life(alive, plans, now, &mut shared, &mut obstacles)?;
                 let Some(life) = found else { continue };
                 End::Alive(Box::new(life))
             }
@@ -99,11 +101,11 @@ pub(crate) fn collect(
         };
         tree.processes.push(Process { pid, parent: process.parent, group, session, end });
     }
+    let mut copier = Copier::new(image, offset);
+    open_files(stopped, &shared, &mut tree, &mut copier, &mut obstacles)?;
     if !obstacles.is_empty() {
         return Err(CollectError::Refused(obstacles));
     }
-    tree.files = files.list;
-    let mut copier = Copier::new(image, offset);
     for process in &mut tree.processes {
         if let End::Alive(life) = &mut process.end {
             copier.copy(process.pid, &mut life.space)?;
@@ -112,12 +114,48 @@ pub(crate) fn collect(
     Ok((tree, copier.finish()?))
 }
 
+/// Puts open files and shared memory into the tree.
+fn open_files(
+    stopped: &[Stopped],
+    shared: &[SharedArea],
+    tree: &mut Tree,
+    copier: &mut Copier<'_>,
+    obstacles: &mut Vec<Obstacle>,
+) -> Result<(), CollectError> {
+    let alive = || stopped.iter().filter_map(|process| process.alive.as_ref());
+    let processes: Vec<i32> = alive().map(|process| process.pid).collect();
+    let threads = alive().flat_map(|process| &process.threads).map(|thread| thread.tracee.thread());
+    let ids = stopped.iter().map(|process| process.pid).chain(threads).map(|id| (id, id)).collect();
+    let request = files::Request { processes: &processes, ids: &ids, areas: shared };
+    let mut found = match files::collect(&request, copier.sink()) {
+        Ok(found) => found,
+        Err(files::CollectError::Refused(more)) => {
+            obstacles.extend(more);
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    for process in &mut tree.processes {
+        let End::Alive(life) = &mut process.end else { continue };
+        life.descriptors = found.descriptors.remove(&process.pid).unwrap_or_default();
+        for area in &mut life.space.areas {
+            if let Backing::Shared { memory, .. } = &mut area.backing {
+                *memory = found.areas.get(*memory as usize).copied().unwrap_or(*memory);
+            }
+        }
+    }
+    tree.files = found.files;
+    tree.pipes = found.pipes;
+    tree.memories = found.memories;
+    Ok(())
+}
+
 /// Describes a living process; `None` if what is in the way makes that pointless.
 fn life(
     process: &trace::Process,
     plans: &[ThreadPlan],
     now: Duration,
-    files: &mut Files,
+    shared: &mut Vec<SharedArea>,
     obstacles: &mut Vec<Obstacle>,
 ) -> Result<Option<Life>, CollectError> {
     let pid = process.pid;
@@ -140,11 +178,10 @@ fn life(
         // Calls are made in it.
         obstacles.push(Obstacle::new(pid, Place::Process, "it has unmapped its vDSO", ""));
     }
-    let descriptors = files.collect(pid, obstacles).look(pid)?;
     let (cwd, root) = directories(pid, obstacles)?;
     if obstacles.len() > before {
         // Nothing is asked of a process that cannot be captured; its memory is looked at all the same.
-        space::space(pid, &mappings, 0, obstacles)?;
+        space::space(pid, &mappings, 0, shared, obstacles)?;
         return Ok(None);
     }
     let areas: Vec<Area> = mappings.iter().map(|mapping| mapping.area.clone()).collect();
@@ -166,9 +203,9 @@ fn life(
         None => Vec::new(),
     };
     Ok(Some(Life {
-        space: space::space(pid, &mappings, answers.heap_end, obstacles)?,
+        space: space::space(pid, &mappings, answers.heap_end, shared, obstacles)?,
         threads,
-        descriptors,
+        descriptors: Vec::new(),
         cwd,
         root,
         umask: statuses.first().map_or(0, |status| status.umask),

@@ -56,6 +56,11 @@ impl<'a> Copier<'a> {
         Self { sink: PageSink::new(file, offset), frames: HashMap::new(), buffer: Vec::new() }
     }
 
+    /// Where pages of other kinds go too.
+    pub(super) const fn sink(&mut self) -> &mut PageSink<'a> {
+        &mut self.sink
+    }
+
     /// Copies the private pages of `space`, which is process `pid`'s, and names them in its areas.
     pub(super) fn copy(&mut self, pid: i32, space: &mut AddressSpace) -> Result<(), CopyError> {
         let read = |error| CopyError::Read(pid, error);

@@ -9,6 +9,7 @@ use torpor_image::tree::{AddressSpace, Advice, Area, Backing, Layout, MappedFile
 
 use super::mappings::Mapping;
 use super::{CollectError, Look};
+use crate::files::SharedArea;
 use crate::obstacle::{Obstacle, Place};
 use crate::proc;
 use crate::trace::TraceError;
@@ -54,11 +55,13 @@ pub(super) fn linked(link: &str) -> std::io::Result<Result<PathState, String>> {
 }
 
 /// Makes the address space of a process from its mappings; areas have no pages yet, and there is one for each mapping but
-/// `[vsyscall]`. What is in the way goes to `obstacles`.
+/// `[vsyscall]`. What is neither private nor a file with a name goes to `shared`, and its area names its place there for
+/// the time being. What is in the way goes to `obstacles`.
 pub(super) fn space(
     pid: i32,
     mappings: &[Mapping],
     heap_end: u64,
+    shared: &mut Vec<SharedArea>,
     obstacles: &mut Vec<Obstacle>,
 ) -> Result<AddressSpace, CollectError> {
     let mut space = AddressSpace { layout: layout(pid, heap_end)?, ..AddressSpace::default() };
@@ -66,16 +69,15 @@ pub(super) fn space(
     for mapping in mappings.iter().filter(|mapping| mapping.area.name != "[vsyscall]") {
         let place = Place::Memory(mapping.area.start, mapping.area.end);
         let backing = match refused(mapping) {
-            Some((what, remedy)) => Err((what.to_owned(), remedy)),
-            None => backing(pid, mapping, &mut space, &mut files)?,
-        };
-        match backing {
-            Ok(backing) => space.areas.push(area(mapping, backing)),
-            Err((what, remedy)) => {
-                let what = if mapping.area.name.is_empty() { what } else { format!("{what}: {}", mapping.area.name) };
+            Some((what, remedy)) => {
+                let name = &mapping.area.name;
+                let what = if name.is_empty() { what.to_owned() } else { format!("{what}: {name}") };
                 obstacles.push(Obstacle::new(pid, place, what, remedy));
+                continue;
             }
-        }
+            None => backing(pid, mapping, &mut space, &mut files, shared)?,
+        };
+        space.areas.push(area(mapping, backing));
     }
     let exe = format!("/proc/{pid}/exe");
     match linked(&exe).look(pid)? {
@@ -105,6 +107,8 @@ fn refused(mapping: &Mapping) -> Option<(&'static str, &'static str)> {
         Some(("huge pages of a pool (hugetlb)", "use transparent huge pages instead"))
     } else if mapping.has("ss") {
         Some(("a shadow stack", "start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"))
+    } else if name.starts_with("/secretmem") {
+        Some(("secret memory (memfd_secret)", ""))
     } else if name.starts_with("/[aio]") {
         Some(("asynchronous disk I/O (io_setup)", "start it without native AIO"))
     } else if name.starts_with("anon_inode:[io_uring]") {
@@ -122,59 +126,45 @@ fn refused(mapping: &Mapping) -> Option<(&'static str, &'static str)> {
     }
 }
 
-type Found<T> = Result<T, (String, &'static str)>;
+/// Files that are mapped, by device and inode: places in the space's list, or `None` for those without a name.
+type Known = HashMap<((u32, u32), u64), Option<u32>>;
 
 fn backing(
     pid: i32,
     mapping: &Mapping,
     space: &mut AddressSpace,
-    files: &mut HashMap<((u32, u32), u64), Result<u32, String>>,
-) -> Result<Found<Backing>, CollectError> {
+    files: &mut Known,
+    shared: &mut Vec<SharedArea>,
+) -> Result<Backing, CollectError> {
     let crate::memory::layout::Area { start, end, access, name } = &mapping.area;
     if mapping.is_kernels() {
-        return Ok(Ok(Backing::Kernel { name: name.clone() }));
+        return Ok(Backing::Kernel { name: name.clone() });
     }
     if mapping.inode == 0 {
-        return Ok(Ok(Backing::Anonymous {
+        return Ok(Backing::Anonymous {
             grows_down: mapping.has("gd"),
             droppable: mapping.has("dp"),
             no_reserve: mapping.has("nr") && !mapping.has("dp"),
-        }));
+        });
     }
-    if let Some(what) = shared_kind(name) {
-        return Ok(Err((what.to_owned(), "")));
-    }
+    let (offset, may_write) = (mapping.offset, access.shared && mapping.has("mw"));
     let key = (mapping.device, mapping.inode);
     let found = match files.get(&key) {
-        Some(found) => found.clone(),
+        Some(found) => *found,
         None => {
             let found = linked(&format!("/proc/{pid}/map_files/{start:x}-{end:x}")).look(pid)?;
-            let found = found.map(|path| file(space, path));
-            files.insert(key, found.clone());
+            let found = found.ok().map(|path| file(space, path));
+            files.insert(key, found);
             found
         }
     };
     Ok(match found {
-        Ok(file) => Ok(Backing::File {
-            file,
-            offset: mapping.offset,
-            shared: access.shared,
-            may_write: access.shared && mapping.has("mw"),
-        }),
-        Err(why) => Err((format!("a mapped file that cannot be opened again ({why})"), "")),
+        Some(file) => Backing::File { file, offset, shared: access.shared, may_write },
+        None => {
+            shared.push(SharedArea { pid, start: *start, end: *end, name: name.clone() });
+            Backing::Shared { memory: shared.len() as u32 - 1, offset, shared: access.shared, may_write }
+        }
     })
-}
-
-fn shared_kind(name: &str) -> Option<&'static str> {
-    if name.starts_with("/dev/zero (deleted)") || name.starts_with("[anon_shmem:") {
-        Some("shared anonymous memory")
-    } else if name.starts_with("/memfd:") {
-        Some("memory of a memfd")
-    } else if name.starts_with("/SYSV") {
-        Some("SysV shared memory")
-    } else {
-        None
-    }
 }
 
 fn area(mapping: &Mapping, backing: Backing) -> Area {

@@ -91,6 +91,9 @@ pub(crate) enum Command {
     /// Capture a tree of plain processes into an image, and end it
     #[command(after_help = CHECKPOINT_HELP)]
     Checkpoint(CheckpointArgs),
+    /// Bring a tree of plain processes back from its image
+    #[command(after_help = RESTORE_HELP)]
+    Restore(RestoreArgs),
     /// Print completion for a shell
     #[command(after_help = "Example:\n  torpor completion bash > /etc/bash_completion.d/torpor")]
     Completion {
@@ -120,6 +123,30 @@ pub(crate) struct CheckpointArgs {
     /// Let the processes run on
     #[arg(long)]
     pub(crate) leave_running: bool,
+    #[command(flatten)]
+    pub(crate) json: Json,
+}
+
+const RESTORE_HELP: &str = "\
+Examples:
+  torpor restore --image /srv/image
+  torpor restore --image /srv/image --detach --json
+
+The processes have the ids that they had. The root is a child of this command, which waits for its end; its standard
+streams are this command's if they came from outside of the tree. With --detach the command comes back when they run.
+
+Exit codes: what the root ends with, or 128 and the number of the signal that killed it; with --detach 0. 1 failed, 2 wrong
+command, 3 refused: a process id is taken, a file has changed, or this machine is not like the other. Where it is not
+restored, nothing of it is left, and the image is as it was.";
+
+#[derive(Debug, Args)]
+pub(crate) struct RestoreArgs {
+    /// Directory of the image
+    #[arg(long, value_name = "DIR")]
+    pub(crate) image: PathBuf,
+    /// Come back when the processes run
+    #[arg(long)]
+    pub(crate) detach: bool,
     #[command(flatten)]
     pub(crate) json: Json,
 }

@@ -19,7 +19,7 @@ use torpor_api::client::ClientError;
 use torpor_api::parse::ParseError;
 use torpor_api::token::TokenError;
 use torpor_api::{ApiError, ErrorKind, error};
-use torpor_engine::CheckpointError;
+use torpor_engine::{CheckpointError, RestoreError};
 use torpor_hub::HubError;
 
 use crate::config::ConfigError;
@@ -72,6 +72,9 @@ pub(crate) enum Failure {
     /// A tree could not be captured.
     #[error(transparent)]
     Checkpoint(#[from] torpor_engine::CheckpointError),
+    /// A tree could not be restored.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
     /// The exec stream broke.
     #[error("the exec stream broke")]
     Frame(#[from] torpor_api::frame::FrameError),
@@ -111,6 +114,7 @@ impl Failure {
             Self::Parse(_) | Self::Config(_) | Self::Usage(_) => 2,
             Self::Hub(HubError::AlreadyRunning { .. }) => 4,
             Self::Checkpoint(CheckpointError::Refused { .. }) => 3,
+            Self::Restore(error) if error.is_refusal() => 3,
             _ => 1,
         }
     }

@@ -78,3 +78,16 @@ pub enum RestoreError {
     #[error(transparent)]
     Fault(#[from] RestoreFault),
 }
+
+impl RestoreError {
+    /// It was refused before anything was started, because of what the image needs and does not find here.
+    pub fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused(_)
+                | Self::Compile(_)
+                | Self::Files(MakeError::Changed { .. } | MakeError::Missing(_))
+                | Self::Dozing(_)
+        )
+    }
+}

@@ -4,6 +4,7 @@ mod apps;
 mod checkpoint;
 mod exec;
 mod images;
+mod restore;
 mod run;
 mod streams;
 mod system;
@@ -36,6 +37,7 @@ pub(crate) fn run(cli: Cli) -> Result<i32, Failure> {
             return daemon::up(config).map(|()| 0);
         }
         Command::Checkpoint(args) => return checkpoint::checkpoint(&args),
+        Command::Restore(args) => return restore::restore(&args),
         _ => {}
     }
     // Where no daemon runs, these two are the worker themselves, and a worker blocks in its tasks.
@@ -90,7 +92,7 @@ async fn dispatch(cli: Cli) -> Result<i32, Failure> {
             }
         }
         // Handled before the runtime was made.
-        Command::Completion { .. } | Command::Up(_) | Command::Checkpoint(_) => {}
+        Command::Completion { .. } | Command::Up(_) | Command::Checkpoint(_) | Command::Restore(_) => {}
     }
     Ok(0)
 }

@@ -20,6 +20,8 @@ pub mod category {
     pub const SWAPPED: u64 = 1 << 4;
     /// The zero page.
     pub const PFNZERO: u64 = 1 << 5;
+    /// A guard (`MADV_GUARD_INSTALL`); Linux 6.15 or newer.
+    pub const GUARD: u64 = 1 << 8;
 }
 
 /// `struct page_region`: a run of pages with the same categories.

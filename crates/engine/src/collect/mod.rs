@@ -4,6 +4,7 @@
 //! interrupted call is put right in the record, while the program itself goes on with its own.
 
 mod credentials;
+mod guards;
 mod mappings;
 mod obstacles;
 mod pages;

@@ -10,17 +10,18 @@ use std::os::unix::fs::FileExt;
 
 use torpor_image::tree::{AddressSpace, Area, Backing};
 use torpor_image::{Content, PAGE, REGION_PAGES, Region, checksum};
-use torpor_linux::pagemap::{self, Filter, category};
+use torpor_linux::pagemap::{self, Filter, PageRegion, category};
 use torpor_linux::vm::{self, Remote};
 
+use super::guards;
 use crate::memory::copy::{BATCH_BYTES, CopyError, PageSink, is_zero};
 
-/// Private pages; the zero page is told apart.
+/// Private pages; the zero page and guards are told apart.
 const PRIVATE: Filter = Filter {
     all_of: category::FILE,
     any_of: category::PRESENT | category::SWAPPED,
     inverted: category::FILE,
-    report: category::PFNZERO,
+    report: category::PFNZERO | category::GUARD,
 };
 /// `PROT_READ`, `PROT_WRITE`.
 const READ: u32 = 1;
@@ -51,6 +52,20 @@ struct Source {
     memory: File,
 }
 
+/// Private pages of an area.
+fn present(pagemap: &File, area: &Area) -> io::Result<Vec<PageRegion>> {
+    let mut found = Vec::new();
+    match pagemap::scan(pagemap, area.start, area.end, PRIVATE, &mut found) {
+        // A kernel before 6.15 does not know guards.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
+            let without = Filter { report: category::PFNZERO, ..PRIVATE };
+            pagemap::scan(pagemap, area.start, area.end, without, &mut found)?;
+        }
+        other => other?,
+    }
+    Ok(found)
+}
+
 impl<'a> Copier<'a> {
     pub(super) fn new(file: &'a File, offset: u64) -> Self {
         Self { sink: PageSink::new(file, offset), frames: HashMap::new(), buffer: Vec::new() }
@@ -69,31 +84,40 @@ impl<'a> Copier<'a> {
             pagemap: File::open(format!("/proc/{pid}/pagemap")).map_err(read)?,
             memory: File::open(format!("/proc/{pid}/mem")).map_err(read)?,
         };
-        let mut present = Vec::new();
-        for area in &mut space.areas {
+        for mut area in std::mem::take(&mut space.areas) {
             let private = match area.backing {
                 Backing::Anonymous { droppable, .. } => !droppable,
                 Backing::File { shared, .. } | Backing::Shared { shared, .. } => !shared,
                 Backing::Kernel { .. } => false,
             };
-            if !private {
-                continue;
-            }
-            pagemap::scan(&source.pagemap, area.start, area.end, PRIVATE, &mut present).map_err(read)?;
-            for run in &present {
-                if run.categories & category::PFNZERO != 0 {
-                    if !matches!(area.backing, Backing::Anonymous { .. }) {
-                        push(area, run.start, (run.end - run.start) / PAGE, Content::Zero);
+            let mut guards = Vec::new();
+            if private {
+                for run in present(&source.pagemap, &area).map_err(read)? {
+                    if run.categories & category::GUARD != 0 {
+                        guards.push(run.start..run.end);
+                    } else {
+                        self.run(&source, &mut area, run)?;
                     }
-                    continue;
-                }
-                let mut start = run.start;
-                while start < run.end {
-                    let end = run.end.min(start + BATCH_BYTES as u64);
-                    self.batch(&source, area, start, end)?;
-                    start = end;
                 }
             }
+            space.areas.extend(guards::split(area, &guards));
+        }
+        Ok(())
+    }
+
+    /// Copies a run of pages of the same kind.
+    fn run(&mut self, source: &Source, area: &mut Area, run: PageRegion) -> Result<(), CopyError> {
+        if run.categories & category::PFNZERO != 0 {
+            if !matches!(area.backing, Backing::Anonymous { .. }) {
+                push(area, run.start, (run.end - run.start) / PAGE, Content::Zero);
+            }
+            return Ok(());
+        }
+        let mut start = run.start;
+        while start < run.end {
+            let end = run.end.min(start + BATCH_BYTES as u64);
+            self.batch(source, area, start, end)?;
+            start = end;
         }
         Ok(())
     }

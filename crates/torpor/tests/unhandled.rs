@@ -102,7 +102,8 @@ fn reads_go_on(wait: &str) {
     say(&format!("diskreader {wait}: {before} reads, slept {slept} times; {why:?}"));
     let log = daemon.ok(&["logs", "reader"]).unwrap();
     assert!(!log.contains("WRONG"), "{log}");
-    assert!(slept + why.values().sum::<u32>() > 0 && before > 0);
+    // By an eventfd that is soon ready it is kept awake; the others must have slept while reads were under way.
+    assert!(slept > 0 || wait == "eventfd", "it never slept: {why:?}");
 }
 
 #[test]

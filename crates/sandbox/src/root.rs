@@ -293,10 +293,7 @@ fn furnish(spec: &SandboxSpec, root: &Root, taken: &Taken, base: u32) -> Result<
     attach(&sys, root.system_directory("sys")?.as_fd(), "/sys")?;
     attach(&taken.dev, root.system_directory("dev")?.as_fd(), "/dev")?;
 
-    let tty = (base + TTY_GROUP).to_string();
-    let terminals = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", tty.as_str())];
-    let no_exec = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    let terminals = new_file_system("devpts", &terminals, no_exec)?;
+    let terminals = terminals(base)?;
     own(&terminals, ".", base)?;
     attach(&terminals, at("/dev/pts")?.as_fd(), "/dev/pts")?;
     let owner = base.to_string();
@@ -316,6 +313,19 @@ fn furnish(spec: &SandboxSpec, root: &Root, taken: &Taken, base: u32) -> Result<
     furnish_volumes(spec, root, taken, base)?;
     mask(root, taken)?;
     Ok(ping_groups)
+}
+
+/// Terminals, which belong to the group `tty`. Older kernels (6.12, say) take no group above `i32::MAX`, that of the apps
+/// after some 30,000: there, terminals belong to the group of whoever opens them.
+fn terminals(base: u32) -> Result<OwnedFd, SetupError> {
+    let group = base + TTY_GROUP;
+    let tty = group.to_string();
+    let options = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", tty.as_str())];
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    match new_file_system("devpts", &options, attributes) {
+        Err(_) if i32::try_from(group).is_err() => new_file_system("devpts", &options[..2], attributes),
+        made => made,
+    }
 }
 
 fn furnish_cgroups(root: &Root, taken: &Taken) -> Result<(), SetupError> {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::memory::layout::Area;
 use crate::proc;
+use crate::wait::restart::Memory;
 
 /// How long the app is held frozen for it; a busy disk is tried again at the next sleep.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -20,6 +21,15 @@ const PAUSE: Duration = Duration::from_micros(200);
 /// A process with these areas can have such I/O under way: one is the ring that its completions go to.
 pub(crate) fn used(areas: &[Area]) -> bool {
     areas.iter().any(|area| area.name.starts_with("/[aio]"))
+}
+
+/// Whether the ring at `context` (what `io_setup(2)` gave) holds answers that nobody has taken. A thread that waits in
+/// `io_getevents(2)` for answers that came while it was frozen would never be woken: it is not the descriptors that tell.
+pub(crate) fn answered(memory: &dyn Memory, context: u64) -> io::Result<bool> {
+    // The kernel's struct aio_ring: id, length, head, tail.
+    let mut ring = [0; 16];
+    memory.read(context, &mut ring)?;
+    Ok(ring[8..12] != ring[12..16])
 }
 
 /// Waits until nothing is under way; `false` if something still is.
@@ -45,6 +55,22 @@ fn in_flight(diskstats: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    struct Ring([u32; 4]);
+
+    impl Memory for Ring {
+        fn read(&self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
+            let bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            buffer.copy_from_slice(&bytes[address as usize..][..buffer.len()]);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_ring_holds_answers_from_its_head_to_its_tail() {
+        assert!(!answered(&Ring([9, 128, 5, 5]), 0).unwrap());
+        assert!(answered(&Ring([9, 128, 5, 7]), 0).unwrap());
+    }
 
     #[test]
     fn requests_of_all_devices_count() {

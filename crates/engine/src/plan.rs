@@ -12,7 +12,9 @@ use torpor_linux::vm::{self, Remote};
 use crate::proc;
 use crate::timers::Deadline;
 use crate::trace::{Process, Thread, TraceError};
-use crate::wait::restart::{Carried, Interrupted, Memory, Place, Resume, interrupted, resume, waits_still};
+use crate::wait::restart::{
+    Carried, Interrupted, Memory, Place, Resume, interrupted, number as nr, resume, waits_still,
+};
 use crate::wait::since::{SchedulerClock, now};
 
 /// A process's memory, read from outside.
@@ -128,6 +130,12 @@ impl ThreadPlan {
         self.interrupted.is_none() && !waits_still(&self.registers)
     }
 
+    /// Where it waits for disk I/O of its own (`io_getevents(2)`): the ring that the answers come to.
+    pub(crate) fn waits_for_disk(&self) -> Option<u64> {
+        let waits = matches!(self.interrupted?.number, nr::IO_GETEVENTS | nr::IO_PGETEVENTS);
+        waits.then(|| self.registers.argument(0))
+    }
+
     /// It must be touched before it goes on later than when it was stopped.
     pub(crate) fn adjusts(&self) -> bool {
         let timeout = self.interrupted.and_then(|interrupted| interrupted.timeout);
@@ -172,8 +180,7 @@ impl ThreadPlan {
     pub(crate) fn prepare_quietly(&self, thread: &mut Thread, at: Duration) -> Result<(), TraceError> {
         let mut plan = *self;
         if let Some(interrupted) = &mut plan.interrupted {
-            interrupted.timeout =
-                interrupted.timeout.filter(|t| !matches!(t.place, Place::Socket { .. }));
+            interrupted.timeout = interrupted.timeout.filter(|t| !matches!(t.place, Place::Socket { .. }));
         }
         plan.prepare(thread, at).map(drop)
     }

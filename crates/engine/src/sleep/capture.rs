@@ -88,8 +88,8 @@ impl Sleep<'_> {
         let mut spaces: Vec<i32> = Vec::new();
         for process in &self.processes {
             let areas = areas(process.pid).map_err(Failure::Look)?;
-            if crate::aio::used(&areas) && !crate::aio::drained().map_err(Failure::Look)? {
-                return Err(Stop::Aborted(format!("disk I/O under way (io_submit, process {})", process.pid)));
+            if crate::aio::used(&areas) {
+                self.drain(process.pid)?;
             }
             let park_address = install_park_loop(process.pid, &areas)?;
             let copied = if shares_with(process.pid, &spaces)? {
@@ -134,6 +134,21 @@ impl Sleep<'_> {
         let image_bytes = pages_end + encoded.len() as u64;
         let kept_bytes = kept_pages * torpor_image::PAGE;
         Ok(Captured { state, drops, watch, image_bytes, kept_bytes })
+    }
+
+    /// Sees to it that no disk I/O of the program's is under way, and that no thread waits for some that is over.
+    fn drain(&self, pid: i32) -> Result<(), Stop> {
+        if !crate::aio::drained().map_err(Failure::Look)? {
+            return Err(Stop::Aborted(format!("disk I/O under way (io_submit, process {pid})")));
+        }
+        for plan in self.plans.iter().filter(|plan| plan.pid == pid) {
+            let Some(context) = plan.waits_for_disk() else { continue };
+            if crate::aio::answered(&crate::plan::RemoteMemory(pid), context).map_err(Failure::Look)? {
+                let tid = plan.tid;
+                return Err(Stop::Aborted(format!("disk I/O that thread {tid} of process {pid} waits for has ended")));
+            }
+        }
+        Ok(())
     }
 
     fn process_state(

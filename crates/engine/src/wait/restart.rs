@@ -41,6 +41,7 @@ pub(crate) mod number {
     pub(crate) const RT_SIGTIMEDWAIT: u64 = 128;
     pub(crate) const FUTEX: u64 = 202;
     pub(crate) const IO_GETEVENTS: u64 = 208;
+    pub(crate) const IO_PGETEVENTS: u64 = 333;
     pub(crate) const RESTART_SYSCALL: u64 = 219;
     pub(crate) const SEMTIMEDOP: u64 = 220;
     pub(crate) const TIMER_GETTIME: u64 = 224;

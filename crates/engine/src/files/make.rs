@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, seek};
-use torpor_image::tree::{FileId, FileKind, OpenFile, PipeId, Tree};
+use torpor_image::tree::{FileKind, OpenFile, PipeId, Tree};
 use torpor_linux::fcntl;
 
 use super::list::{PATH_ONLY, raise_limit};
@@ -133,7 +133,8 @@ impl Made {
     }
 
     /// The descriptor of an open file.
-    pub(crate) fn file(&self, id: FileId) -> Option<BorrowedFd<'_>> {
+    #[cfg(test)]
+    pub(crate) fn file(&self, id: torpor_image::tree::FileId) -> Option<BorrowedFd<'_>> {
         self.files.get(id as usize)?.as_ref().map(AsFd::as_fd)
     }
 }

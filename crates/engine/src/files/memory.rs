@@ -114,7 +114,7 @@ impl<'a, 'b> Memories<'a, 'b> {
     fn add(&mut self, fd: BorrowedFd<'_>, name: &[u8], stat: &Stat) -> Described<MemoryId> {
         let name = name.strip_suffix(GONE).unwrap_or(name);
         let shown = String::from_utf8_lossy(name).into_owned();
-        if fstatfs(fd)?.f_type as i64 == HUGE_PAGES {
+        if fstatfs(fd)?.f_type == HUGE_PAGES {
             return Err(Why::refused(format!("{shown} is of huge pages, which are not taken yet"), ""));
         }
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {

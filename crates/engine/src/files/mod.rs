@@ -39,6 +39,8 @@ mod options;
 mod path;
 mod pipe;
 mod queue;
+#[cfg(test)]
+mod tests;
 mod unix;
 
 use std::collections::BTreeMap;

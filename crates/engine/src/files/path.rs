@@ -21,7 +21,7 @@ pub(super) const ASYNC: u32 = 0o20_000;
 
 /// File systems whose files are made up when they are opened: numbers and times say nothing.
 const MADE_UP: [i64; 8] = [
-    PROC_SUPER_MAGIC as i64,
+    PROC_SUPER_MAGIC,
     0x6265_6572, // sysfs
     0x0027_e0eb, // cgroup
     0x6367_7270, // cgroup2
@@ -40,6 +40,8 @@ const OBJECTS: [(i64, &str); 5] = [
 ];
 /// Devices without state: null, zero, full, random, urandom.
 const PLAIN_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
+/// `/dev/ptmx`.
+const PTY_MASTER: (u32, u32) = (5, 2);
 /// Terminals: virtual and serial ones, `/dev/tty` and `/dev/console`, slaves of pseudo-terminals.
 const TERMINALS: [u32; 12] = [4, 5, 136, 137, 138, 139, 140, 141, 142, 143, 204, 229];
 
@@ -62,14 +64,14 @@ pub(super) fn state(path: &[u8], stat: &Stat) -> PathState {
 
 /// A file that has its name still.
 pub(super) fn describe(item: &Item) -> Described<FileKind> {
-    let system = fstatfs(&item.fd)?.f_type as i64;
+    let system = fstatfs(&item.fd)?.f_type;
     if let Some((_, what)) = OBJECTS.iter().find(|(kind, _)| *kind == system) {
         return Err(Why::refused(
             format!("{what} ({}) is not taken yet", item.name()),
             "close it before the checkpoint",
         ));
     }
-    if system == PROC_SUPER_MAGIC as i64 && of_process(&item.link) {
+    if system == PROC_SUPER_MAGIC && of_process(&item.link) {
         let what = format!("{} belongs to a process and cannot be opened before it is there", item.name());
         return Err(Why::refused(what, "close it before the checkpoint"));
     }
@@ -83,6 +85,10 @@ pub(super) fn device(item: &Item) -> Described<FileKind> {
     let character = FileType::from_raw_mode(item.stat.st_mode) == FileType::CharacterDevice;
     if character && PLAIN_DEVICES.contains(&number) {
         return describe(item);
+    }
+    if character && number == PTY_MASTER {
+        let what = format!("the master of a pseudo-terminal ({}) is not taken yet", item.name());
+        return Err(Why::refused(what, "checkpoint the program inside of the terminal, not the one that made it"));
     }
     if character && TERMINALS.contains(&number.0) {
         let remedy =
@@ -158,7 +164,7 @@ pub(super) fn text(state: &PathState) -> String {
 
 /// Whether a file lives on a file system that makes its files up.
 pub(super) fn is_made_up(fd: &OwnedFd) -> rustix::io::Result<bool> {
-    Ok(MADE_UP.contains(&(fstatfs(fd)?.f_type as i64)))
+    Ok(MADE_UP.contains(&fstatfs(fd)?.f_type))
 }
 
 /// Flags to open a file with that is there: as it was open, without what made it (`O_TMPFILE`).

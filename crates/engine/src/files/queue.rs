@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionread;
-use torpor_linux::socket::{Peeked, peek};
+use torpor_linux::socket::{Peeked, before_last_piece, peek};
 
 use super::options::{peek_offset, set_peek_offset};
 
@@ -61,13 +61,8 @@ pub(super) fn stream(fd: impl AsFd) -> io::Result<Vec<Waiting>> {
 /// Descriptors come with the last of the pieces that one reading gave: finds where that piece begins.
 fn split(fd: impl AsFd, offset: usize, message: Peeked, found: &mut Vec<Waiting>) -> io::Result<()> {
     let fd = fd.as_fd();
-    // A reading of `most` bytes gives the descriptors, one of `least` bytes does not.
-    let (mut least, mut most) = (0, message.bytes.len());
-    while most - least > 1 {
-        let middle = usize::midpoint(least, most);
-        let with = at(fd, offset, middle)?.is_some_and(|part| !part.files.is_empty());
-        if with { most = middle } else { least = middle }
-    }
+    set_offset(fd, offset)?;
+    let least = before_last_piece(fd, message.bytes.len())?.min(message.bytes.len());
     let (before, piece) = message.bytes.split_at(least);
     if !before.is_empty() {
         let credentials = message.credentials;
@@ -107,8 +102,7 @@ pub(super) fn messages(fd: impl AsFd, ended: bool) -> io::Result<Vec<Waiting>> {
 
 fn at(fd: impl AsFd, offset: usize, bytes: usize) -> io::Result<Option<Peeked>> {
     let fd = fd.as_fd();
-    let place = i32::try_from(offset).map_err(io::Error::other)?;
-    set_peek_offset(fd, &place.to_ne_bytes())?;
+    set_offset(fd, offset)?;
     let peeked = peek(fd, bytes)?;
     match &peeked {
         Some(message) if message.cut => {
@@ -116,6 +110,11 @@ fn at(fd: impl AsFd, offset: usize, bytes: usize) -> io::Result<Option<Peeked>> 
         }
         _ => Ok(peeked),
     }
+}
+
+fn set_offset(fd: impl AsFd, offset: usize) -> io::Result<()> {
+    let place = i32::try_from(offset).map_err(io::Error::other)?;
+    set_peek_offset(fd, &place.to_ne_bytes())
 }
 
 /// Does something and puts the peek offset back.

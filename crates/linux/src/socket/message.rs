@@ -77,6 +77,49 @@ pub fn peek(socket: impl AsFd, most_bytes: usize) -> io::Result<Option<Peeked>> 
     Ok(Some(Peeked { bytes, from, ..peeked }))
 }
 
+/// Of `bytes` bytes that wait in a unix stream socket from its peek offset on: how many lie before the piece that the last of
+/// them belongs to. Looking does not tell where one sent piece ends and the next begins, but the kernel copies piece by
+/// piece, and stops before one for which there is no memory.
+pub fn before_last_piece(socket: impl AsFd, bytes: usize) -> io::Result<usize> {
+    const PAGE: usize = 4096;
+    let Some(before) = bytes.checked_sub(1) else { return Ok(0) };
+    let readable = before.next_multiple_of(PAGE);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping without access, at a place that the kernel chooses; nothing else lies there.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), readable + PAGE, libc::PROT_NONE, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let answer = peek_against_wall(socket, start.cast(), readable, bytes);
+    // SAFETY: the mapping made above, whose address nobody has kept.
+    unsafe { libc::munmap(start, readable + PAGE) };
+    answer
+}
+
+/// Peeks `bytes` bytes, of which all but the last one have memory: up to `start + readable`.
+fn peek_against_wall(socket: impl AsFd, start: *mut u8, readable: usize, bytes: usize) -> io::Result<usize> {
+    if readable > 0 {
+        // SAFETY: the first `readable` bytes of the caller's own mapping.
+        check(unsafe { libc::mprotect(start.cast(), readable, libc::PROT_READ | libc::PROT_WRITE) })?;
+    }
+    // SAFETY: still inside of the mapping, which has a page behind `readable`; `bytes - 1` is at most `readable`.
+    let first = unsafe { start.add(readable + 1 - bytes) };
+    let mut part = libc::iovec { iov_base: first.cast(), iov_len: bytes };
+    // SAFETY: all zero is a valid msghdr: null pointers with lengths of zero.
+    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: the kernel writes to the mapping only; where it has no access it stops with what it has, or with EFAULT.
+    match unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut header, flags) } {
+        before if before >= 0 => Ok(before as usize),
+        _ => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::EFAULT) => Ok(0),
+            error => Err(error),
+        },
+    }
+}
+
 /// Reads the control messages of a filled header.
 fn take_control(header: &libc::msghdr, peeked: &mut Peeked) {
     // SAFETY: the kernel has filled the control buffer that `header` names with whole messages, and set its length; the
@@ -186,6 +229,16 @@ mod tests {
             assert_eq!((peeked.bytes.as_slice(), peeked.files.len(), peeked.cut), (&b"abc"[..], 2, false));
             assert_eq!(peeked.credentials, None);
         }
+    }
+
+    #[test]
+    fn pieces_are_told_apart() {
+        let (a, b) = UnixStream::pair().unwrap();
+        for (part, before) in [(&b"x"[..], 0), (b"abc", 1), (&[7; 5000], 4), (b"end", 5004)] {
+            send(&a, &Sent { bytes: part, ..Sent::default() }).unwrap();
+            assert_eq!(before_last_piece(&b, before + part.len()).unwrap(), before);
+        }
+        assert_eq!(before_last_piece(&b, 0).unwrap(), 0);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 pub use filter::{attach_filter, attached_filter};
-pub use message::{Peeked, Sent, peek, send};
+pub use message::{Peeked, Sent, before_last_piece, peek, send};
 pub use option::{PLAIN, Plain, get, set};
 
 /// Bytes of the longest address (`sockaddr_storage`).

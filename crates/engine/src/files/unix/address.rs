@@ -177,3 +177,8 @@ fn bind_at(fd: &OwnedFd, name: &[u8], state: &PathState, shown: &str) -> Result<
     }
     chmod(place, Mode::from_raw_mode(state.mode & 0o7777)).map_err(MakeError::at("setting the mode of", shown))
 }
+
+#[cfg(test)]
+pub(in crate::files) fn as_user_for_tests<T: Send>(user: u32, group: u32, work: impl FnOnce() -> T + Send) -> T {
+    as_user(Some((0, user, group)), || Ok(work())).unwrap()
+}

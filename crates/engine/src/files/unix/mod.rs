@@ -28,6 +28,8 @@ use super::options::{self, Kind};
 use super::{CollectError, path, queue};
 use crate::Obstacle;
 
+#[cfg(test)]
+pub(super) use self::address::as_user_for_tests;
 pub(super) use self::make::{fill, make};
 
 const UNIX: i32 = 1;

@@ -1,0 +1,379 @@
+//! Files, pipes, and descriptors that are numbers.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::fs::{FlockOperation, MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, flock};
+use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_gettime,
+    timerfd_settime,
+};
+use torpor_image::tree::{FileKind, LockKind};
+
+use super::super::MakeError;
+use super::{Given, make, refusal, round, take};
+
+fn seconds(tv_sec: i64) -> Timespec {
+    Timespec { tv_sec, tv_nsec: 0 }
+}
+
+#[test]
+fn files_keep_flags_position_and_sharing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a file");
+    fs::write(&path, b"0123456789").unwrap();
+    let mut file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    file.seek(SeekFrom::Start(4)).unwrap();
+    let same = file.try_clone().unwrap();
+    let appending = OpenOptions::new().append(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&path).unwrap();
+    let only_path =
+        OpenOptions::new().read(true).custom_flags(OFlags::PATH.bits() as i32).open(directory.path()).unwrap();
+    let listing = File::open(directory.path()).unwrap();
+    let null = OpenOptions::new().write(true).open("/dev/null").unwrap();
+    let renamed = directory.path().join("renamed");
+    fs::rename(&path, &renamed).unwrap();
+    let flags: Vec<OFlags> = [&file, &appending, &only_path].iter().map(|file| fcntl_getfl(file).unwrap()).collect();
+
+    let made = round([file, same, appending, only_path, listing, null].map(OwnedFd::from).into());
+    let mut made = made.into_iter().map(File::from);
+    let (mut file, mut same, mut appending) = (made.next().unwrap(), made.next().unwrap(), made.next().unwrap());
+    assert_eq!(fcntl_getfl(&file).unwrap(), flags[0]);
+    assert_eq!(fcntl_getfl(&appending).unwrap(), flags[1]);
+    assert_eq!(fcntl_getfl(made.next().unwrap()).unwrap(), flags[2]);
+    assert_eq!(fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap(), renamed);
+    let mut two = [0; 2];
+    file.read_exact(&mut two).unwrap();
+    same.read_exact(&mut two).unwrap();
+    assert_eq!(&two, b"67");
+    appending.write_all(b"end").unwrap();
+    assert_eq!(fs::read(&renamed).unwrap(), b"0123456789end");
+}
+
+#[test]
+fn files_that_have_changed_are_refused_when_made() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("f");
+    type Change = (fn(&std::path::Path), &'static str);
+    let changes: [Change; 4] = [
+        (|path| fs::write(path, b"longer").unwrap(), "its length has changed"),
+        (
+            |path| File::options().write(true).open(path).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap(),
+            "it has been written to",
+        ),
+        (
+            |path| {
+                fs::write(path.with_extension("new"), b"").unwrap();
+                fs::rename(path.with_extension("new"), path).unwrap();
+            },
+            "it is another file",
+        ),
+        (
+            |path| {
+                fs::remove_file(path).unwrap();
+                fs::create_dir(path).unwrap();
+            },
+            "it is of another kind",
+        ),
+    ];
+    for (change, expected) in changes {
+        fs::write(&path, b"").unwrap();
+        let taken = take(&[File::open(&path).unwrap().into()]).unwrap();
+        change(&path);
+        match make(&taken.tree, &taken.image, Given::new()) {
+            Err(MakeError::Changed { how, .. }) => assert_eq!(how, expected),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn deleted_files_come_back_with_what_was_in_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("gone");
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+    file.write_all_at(b"beginning", 0).unwrap();
+    file.write_all_at(&[7; 100_000], 5 << 20).unwrap();
+    file.set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
+    std::os::unix::fs::fchown(&file, Some(1234), Some(4321)).unwrap();
+    let mut reader = File::open(&path).unwrap();
+    reader.seek(SeekFrom::Start(3)).unwrap();
+    fs::remove_file(&path).unwrap();
+
+    let mut made = round(vec![file.into(), reader.into()]).into_iter().map(File::from);
+    let (file, mut reader) = (made.next().unwrap(), made.next().unwrap());
+    let meta = file.metadata().unwrap();
+    assert_eq!((meta.len(), meta.nlink(), meta.mode() & 0o7777), ((5 << 20) + 100_000, 0, 0o640));
+    assert_eq!((meta.uid(), meta.gid()), (1234, 4321));
+    assert_eq!(reader.metadata().unwrap().ino(), meta.ino());
+    assert!(meta.blocks() < 1000, "holes are kept: {}", meta.blocks());
+    let mut six = [0; 6];
+    reader.read_exact(&mut six).unwrap();
+    assert_eq!(&six, b"inning");
+    let mut tail = vec![0; 100_000];
+    file.read_exact_at(&mut tail, 5 << 20).unwrap();
+    assert!(tail.iter().all(|byte| *byte == 7));
+    file.write_all_at(b"B", 0).unwrap();
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_damaged_image_is_not_restored() {
+    let file = tempfile::tempfile().unwrap();
+    file.write_all_at(b"contents", 0).unwrap();
+    let taken = take(&[file.into()]).unwrap();
+    taken.image.write_all_at(b"x", 4096).unwrap();
+    assert!(matches!(make(&taken.tree, &taken.image, Given::new()), Err(MakeError::Damaged { .. })));
+}
+
+#[test]
+fn memfds_keep_contents_seals_and_names() {
+    let memory = rustix::fs::memfd_create("some memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    let memory = File::from(memory);
+    memory.set_len(3 << 20).unwrap();
+    memory.write_all_at(b"hello", 2 << 20).unwrap();
+    fcntl_add_seals(&memory, SealFlags::GROW | SealFlags::WRITE).unwrap();
+    let plain = rustix::fs::memfd_create("plain", MemfdFlags::CLOEXEC).unwrap();
+    let seals = [fcntl_get_seals(&memory).unwrap(), fcntl_get_seals(&plain).unwrap()];
+    let made = round(vec![memory.into(), plain]);
+    assert_eq!([fcntl_get_seals(&made[0]).unwrap(), fcntl_get_seals(&made[1]).unwrap()], seals);
+    let name = fs::read_link(format!("/proc/self/fd/{}", made[0].as_raw_fd())).unwrap();
+    assert_eq!(name.to_str(), Some("/memfd:some memory (deleted)"));
+    let memory = File::from(made.into_iter().next().unwrap());
+    let mut five = [0; 5];
+    memory.read_exact_at(&mut five, 2 << 20).unwrap();
+    assert_eq!((&five, memory.metadata().unwrap().len()), (b"hello", 3 << 20));
+    assert!(memory.write_all_at(b"x", 0).is_err());
+}
+
+#[test]
+fn pipes_keep_what_is_in_them() {
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+    fcntl_setpipe_size(&write, 256 << 10).unwrap();
+    for n in 0..30_u8 {
+        rustix::io::write(&write, &vec![n; 5000]).unwrap();
+    }
+    let made = round(vec![read, write]);
+    assert_eq!(fcntl_getpipe_size(&made[0]).unwrap(), 256 << 10);
+    let mut found = vec![0; 30 * 5000];
+    File::from(made[0].try_clone().unwrap()).read_exact(&mut found).unwrap();
+    assert!(found.chunks(5000).enumerate().all(|(n, part)| part.iter().all(|byte| *byte == n as u8)));
+    rustix::io::write(&made[1], b"more").unwrap();
+    let mut four = [0; 4];
+    assert_eq!(rustix::io::read(&made[0], &mut four), Ok(4));
+    assert_eq!(rustix::io::read(&made[0], &mut four), Err(rustix::io::Errno::AGAIN));
+}
+
+#[test]
+fn packets_in_pipes_stay_apart() {
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::DIRECT).unwrap();
+    for packet in [&b"one"[..], b"second", b"3"] {
+        rustix::io::write(&write, packet).unwrap();
+    }
+    let made = round(vec![read, write]);
+    let mut buffer = [0; 100];
+    for length in [3, 6, 1] {
+        assert_eq!(rustix::io::read(&made[0], &mut buffer), Ok(length));
+    }
+}
+
+#[test]
+fn a_pipe_without_its_other_end_has_ended() {
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+    rustix::io::write(&write, b"last").unwrap();
+    drop(write);
+    let made = round(vec![read]);
+    let mut buffer = [0; 100];
+    assert_eq!(rustix::io::read(&made[0], &mut buffer), Ok(4));
+    assert_eq!(rustix::io::read(&made[0], &mut buffer), Ok(0));
+}
+
+#[test]
+fn a_pipe_to_a_process_outside_is_refused() {
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+    let text = refusal(&[write]);
+    assert!(text.contains("is read by a process outside of the tree"), "{text}");
+    drop(read);
+}
+
+#[test]
+fn fifos_keep_what_is_in_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let reader = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&path).unwrap();
+    let mut writer = OpenOptions::new().write(true).open(&path).unwrap();
+    writer.write_all(b"through a name").unwrap();
+    let made = round(vec![reader.into(), writer.into()]);
+    let mut buffer = [0; 100];
+    assert_eq!(rustix::io::read(&made[0], &mut buffer), Ok(14));
+    drop(made);
+    let alone = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&path).unwrap();
+    round(vec![alone.into()]);
+}
+
+#[test]
+fn counters_and_masks_and_clocks() {
+    let counter = eventfd(5, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK).unwrap();
+    let signals = torpor_linux::notify::signal_descriptor(1 << 11, 0o4000).unwrap();
+    let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).unwrap();
+    let value = Itimerspec { it_interval: seconds(7), it_value: seconds(1000) };
+    timerfd_settime(&timer, TimerfdTimerFlags::empty(), &value).unwrap();
+    let absolute = timerfd_create(TimerfdClockId::Realtime, TimerfdFlags::CLOEXEC).unwrap();
+    let then = rustix::time::clock_gettime(rustix::time::ClockId::Realtime).tv_sec + 500;
+    let value = Itimerspec { it_interval: seconds(0), it_value: seconds(then) };
+    timerfd_settime(&absolute, TimerfdTimerFlags::ABSTIME, &value).unwrap();
+    let fired = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC).unwrap();
+    let value = Itimerspec { it_interval: seconds(0), it_value: Timespec { tv_sec: 0, tv_nsec: 1 } };
+    timerfd_settime(&fired, TimerfdTimerFlags::empty(), &value).unwrap();
+    let mut ready = [rustix::event::PollFd::new(&fired, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut ready, None).unwrap();
+
+    let made = round(vec![counter, signals, timer, absolute, fired]);
+    let mut eight = [0; 8];
+    for _ in 0..5 {
+        rustix::io::read(&made[0], &mut eight).unwrap();
+        assert_eq!(u64::from_ne_bytes(eight), 1);
+    }
+    assert_eq!(rustix::io::read(&made[0], &mut eight), Err(rustix::io::Errno::AGAIN));
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", made[1].as_raw_fd())).unwrap();
+    assert!(info.contains("sigmask:\t0000000000000800"), "{info}");
+    let left = timerfd_gettime(&made[2]).unwrap();
+    assert_eq!((left.it_interval.tv_sec, left.it_value.tv_sec), (7, 999));
+    let left = timerfd_gettime(&made[3]).unwrap().it_value.tv_sec;
+    assert!((498..=500).contains(&left), "{left}");
+    rustix::io::read(&made[4], &mut eight).unwrap();
+    assert_eq!(u64::from_ne_bytes(eight), 1);
+}
+
+#[test]
+fn epoll_knows_its_members() {
+    let watcher = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let (a, b) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+    let c = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    epoll::add(&watcher, &a, epoll::EventData::new_u64(77), epoll::EventFlags::IN | epoll::EventFlags::ET).unwrap();
+    epoll::add(&watcher, &c, epoll::EventData::new_u64(78), epoll::EventFlags::IN).unwrap();
+    let numbers = [a.as_raw_fd(), c.as_raw_fd()];
+    let fds = vec![watcher, a, b, c];
+    let taken = take(&fds).unwrap();
+    let FileKind::Epoll { members } = &taken.tree.files[taken.files[0] as usize].kind else { panic!() };
+    let mut found: Vec<_> = members.iter().map(|member| (member.fd, member.file, member.data)).collect();
+    found.sort_unstable_by_key(|member| member.2);
+    assert_eq!(found, [(numbers[0], taken.files[1], 77), (numbers[1], taken.files[3], 78)]);
+    // A watched file that nobody has open under a number of the tree.
+    assert!(
+        refusal(&[fds[0].try_clone().unwrap(), fds[1].try_clone().unwrap(), fds[2].try_clone().unwrap()])
+            .contains("which the tree has not open")
+    );
+}
+
+#[test]
+fn inotify_keeps_its_numbers() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("f");
+    fs::write(&file, b"").unwrap();
+    let watcher = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+    let first = inotify::add_watch(&watcher, directory.path(), WatchFlags::CREATE).unwrap();
+    inotify::remove_watch(&watcher, first).unwrap();
+    let mut buffer = [0; 4096];
+    rustix::io::read(&watcher, &mut buffer).unwrap();
+    let one = inotify::add_watch(&watcher, directory.path(), WatchFlags::CREATE).unwrap();
+    let two = inotify::add_watch(&watcher, &file, WatchFlags::MODIFY).unwrap();
+    assert_eq!((one, two), (2, 3));
+    let made = round(vec![watcher]);
+    fs::write(&file, b"x").unwrap();
+    let length = rustix::io::read(&made[0], &mut buffer).unwrap();
+    assert!(length >= 16);
+    assert_eq!(i32::from_ne_bytes(buffer[..4].try_into().unwrap()), two);
+    fs::write(directory.path().join("new"), b"").unwrap();
+    assert!(refusal(&made).contains("events that the program has not read"));
+}
+
+#[test]
+fn locks_are_taken_again() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let locked = File::options().read(true).write(true).open(file.path()).unwrap();
+    flock(&locked, FlockOperation::LockExclusive).unwrap();
+    torpor_linux::fcntl::set_open_file_lock(&locked, 1, 10, 5).unwrap();
+    let own = tempfile::tempfile().unwrap();
+    rustix::fs::fcntl_lock(&own, FlockOperation::LockShared).unwrap();
+    let leased = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+    let lease = File::open(&leased).unwrap();
+    torpor_linux::fcntl::set_lease(&lease, 0).unwrap();
+    let taken = take(&[own.into()]).unwrap();
+    let kinds: Vec<LockKind> = taken.tree.files[0].locks.iter().map(|lock| lock.kind).collect();
+    assert!(kinds.contains(&LockKind::Posix), "{kinds:?}");
+    let made = round(vec![locked.into(), lease.into()]);
+    let other = File::options().read(true).write(true).open(file.path()).unwrap();
+    assert!(flock(&other, FlockOperation::NonBlockingLockShared).is_err());
+    assert!(torpor_linux::fcntl::set_open_file_lock(&other, 1, 12, 1).is_err());
+    torpor_linux::fcntl::set_open_file_lock(&other, 1, 15, 1).unwrap();
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", made[1].as_raw_fd())).unwrap();
+    assert!(info.contains("LEASE"), "{info}");
+}
+
+#[test]
+fn owners_and_signals_are_set_again() {
+    use torpor_linux::fcntl;
+    let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
+    let owner = fcntl::Owner { kind: 1, id: std::process::id() as i32 };
+    fcntl::set_owner(&a, owner).unwrap();
+    // SIGURG: ignored where it is not asked for.
+    fcntl::set_signal(&a, 23).unwrap();
+    rustix::fs::fcntl_setfl(&a, OFlags::from_bits_retain(0o20000)).unwrap();
+    let made = round(vec![a.into(), b.into()]);
+    assert_eq!((fcntl::owner(&made[0]).unwrap(), fcntl::signal(&made[0]).unwrap()), (owner, 23));
+    assert!(fcntl_getfl(&made[0]).unwrap().bits() & 0o20000 != 0);
+}
+
+#[test]
+fn what_cannot_be_taken_is_named() {
+    let own =
+        rustix::process::pidfd_open(rustix::process::getppid().unwrap(), rustix::process::PidfdFlags::empty()).unwrap();
+    assert!(refusal(&[own]).contains("outside of the tree"));
+    let namespace = File::open("/proc/self/ns/net").unwrap();
+    assert!(refusal(&[namespace.into()]).contains("a namespace's descriptor"));
+    let maps = File::open("/proc/self/maps").unwrap();
+    assert!(refusal(&[maps.into()]).contains("belongs to a process"));
+    let terminal = rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::CLOEXEC).unwrap();
+    let text = refusal(&[terminal]);
+    assert!(text.contains("the master of a pseudo-terminal"), "{text}");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("linked");
+    let file = File::create(&path).unwrap();
+    fs::hard_link(&path, directory.path().join("other")).unwrap();
+    fs::remove_file(&path).unwrap();
+    assert!(refusal(&[file.into()]).contains("has another one"));
+}
+
+#[test]
+fn pidfds_of_the_tree_are_left_to_the_processes() {
+    let own = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()).unwrap();
+    let taken = take(&[own]).unwrap();
+    assert_eq!(taken.tree.files[0].kind, FileKind::Process { pid: std::process::id() as i32 });
+    assert!(taken.make().file(0).is_none());
+}
+
+#[test]
+fn taking_ten_thousand_descriptors_is_not_quadratic() {
+    let file = tempfile::tempfile().unwrap();
+    super::super::list::raise_limit();
+    let fds: Vec<OwnedFd> = (0..3000)
+        .map(|n| {
+            if n % 2 == 0 {
+                eventfd(n, EventfdFlags::CLOEXEC).unwrap()
+            } else {
+                file.as_fd().try_clone_to_owned().unwrap()
+            }
+        })
+        .collect();
+    let begun = std::time::Instant::now();
+    let taken = take(&fds).unwrap();
+    assert_eq!(taken.tree.files.len(), 1501);
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}

@@ -1,0 +1,122 @@
+//! Internet and netlink sockets.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use torpor_linux::socket;
+
+use super::super::options::fresh;
+use super::{refusal, round};
+
+#[test]
+fn listeners_listen_again_with_their_options() {
+    for kind in [6, 262] {
+        for (family, address) in [(2, "127.0.0.1:0"), (10, "[::1]:0")] {
+            let fd = fresh((family, 1, kind)).unwrap();
+            sockopt::set_socket_reuseaddr(&fd, true).unwrap();
+            let address: SocketAddr = address.parse().unwrap();
+            rustix::net::bind(&fd, &address).unwrap();
+            sockopt::set_socket_keepalive(&fd, true).unwrap();
+            rustix::net::listen(&fd, 37).unwrap();
+            if kind == 6 {
+                sockopt::set_tcp_nodelay(&fd, true).unwrap();
+                sockopt::set_tcp_keepidle(&fd, std::time::Duration::from_secs(99)).unwrap();
+                sockopt::set_socket_recv_buffer_size(&fd, 300_000).unwrap();
+            }
+            let port = TcpListener::from(fd.try_clone().unwrap()).local_addr().unwrap();
+            let made = round(vec![fd]).remove(0);
+            assert_eq!(socket::tcp_state(&made).unwrap().2, 37);
+            assert!(sockopt::socket_keepalive(&made).unwrap() && sockopt::socket_reuseaddr(&made).unwrap());
+            assert_eq!(sockopt::socket_protocol(&made).unwrap().unwrap().as_raw().get(), kind as u32);
+            if kind == 6 {
+                assert_eq!(sockopt::tcp_keepidle(&made).unwrap().as_secs(), 99);
+                assert_eq!(sockopt::socket_recv_buffer_size(&made).unwrap(), 600_000);
+            }
+            let listener = TcpListener::from(made);
+            assert_eq!(listener.local_addr().unwrap(), port);
+            let mut client = TcpStream::connect(port).unwrap();
+            let (mut server, _) = listener.accept().unwrap();
+            client.write_all(b"x").unwrap();
+            server.read_exact(&mut [0]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn connections_are_refused_by_name() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let text = refusal(&[listener.try_clone().unwrap().into()]);
+    assert!(text.contains("at which 1 connections wait to be accepted"), "{text}");
+    let (server, _) = listener.accept().unwrap();
+    let text = refusal(&[client.try_clone().unwrap().into()]);
+    assert!(text.contains("a TCP socket on 127.0.0.1:") && text.contains("connected to 127.0.0.1:"), "{text}");
+    drop(server);
+    assert!(refusal(&[client.into()]).contains("in the middle of closing"));
+}
+
+#[test]
+fn sockets_that_do_nothing_yet() {
+    let fd = fresh((2, 1, 6)).unwrap();
+    rustix::net::bind(&fd, &"127.0.0.1:0".parse::<SocketAddr>().unwrap()).unwrap();
+    let before = socket::local_address(&fd).unwrap();
+    let idle = fresh((10, 1, 6)).unwrap();
+    let raw = fresh((2, 3, 1)).unwrap();
+    let made = round(vec![fd, idle, raw]);
+    assert_eq!(socket::local_address(&made[0]).unwrap(), before);
+    assert_eq!(sockopt::socket_domain(&made[1]).unwrap(), AddressFamily::INET6);
+    assert_eq!(sockopt::socket_type(&made[2]).unwrap(), SocketType::RAW);
+}
+
+#[test]
+fn datagrams_wait_with_their_senders() {
+    for (any, local) in [("127.0.0.1:0", "127.0.0.1:0"), ("[::1]:0", "[::1]:0"), ("0.0.0.0:0", "127.0.0.1:0")] {
+        let receiver = UdpSocket::bind(any).unwrap();
+        let port = receiver.local_addr().unwrap().port();
+        let sender = UdpSocket::bind(local).unwrap();
+        let to = SocketAddr::new(sender.local_addr().unwrap().ip(), port);
+        for part in [&b"one"[..], b"", &[9; 30_000], b"two"] {
+            sender.send_to(part, to).unwrap();
+        }
+        let from = sender.local_addr().unwrap();
+        let made = round(vec![receiver.into()]).remove(0);
+        let receiver = UdpSocket::from(made);
+        assert_eq!(receiver.local_addr().unwrap().port(), port);
+        let mut buffer = vec![0; 65536];
+        for length in [3, 0, 30_000, 3] {
+            assert_eq!(receiver.recv_from(&mut buffer).unwrap(), (length, from));
+        }
+    }
+}
+
+#[test]
+fn connected_datagram_sockets_stay_connected() {
+    let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.connect(server.local_addr().unwrap()).unwrap();
+    let made = round(vec![OwnedFd::from(client)]).remove(0);
+    let client = UdpSocket::from(made);
+    client.send(b"hello").unwrap();
+    let mut buffer = [0; 10];
+    let (length, from) = server.recv_from(&mut buffer).unwrap();
+    assert_eq!((length, from), (5, client.local_addr().unwrap()));
+}
+
+#[test]
+fn netlink_sockets_keep_their_ports_and_groups() {
+    let fd = fresh((16, 3, 0)).unwrap();
+    let mut address = 16_u16.to_ne_bytes().to_vec();
+    address.extend_from_slice(&[0; 6]);
+    address.extend_from_slice(&0b101_u32.to_ne_bytes());
+    socket::bind(&fd, &address).unwrap();
+    let before = socket::local_address(&fd).unwrap();
+    let made = round(vec![fd]).remove(0);
+    assert_eq!(socket::local_address(&made).unwrap(), before);
+    assert_eq!(socket::netlink_groups(&made).unwrap(), [1, 3]);
+    let other = fresh((16, 3, 12)).unwrap();
+    assert!(refusal(&[other]).contains("a netlink socket of protocol 12"));
+    let packets = fresh((17, 2, 0)).unwrap();
+    assert!(refusal(&[packets]).contains("a packet socket"));
+}

@@ -12,6 +12,7 @@ mod aio;
 mod checkpoint;
 mod collect;
 mod files;
+mod image_file;
 mod memory;
 mod obstacle;
 mod plan;
@@ -30,6 +31,8 @@ mod watch;
 
 pub use checkpoint::{Checkpoint, CheckpointError, Checkpointed, IMAGE_NAME, checkpoint};
 pub use collect::CollectError;
+pub use image_file::{Contents, ImageError, ImageFile, MemoryDifference, Verified, compare_memory};
+pub use files::{CollectError as FilesError, MakeError};
 pub use memory::copy::CopyError;
 pub use memory::refill::RefillError;
 pub use obstacle::{Obstacle, Place};

@@ -155,7 +155,9 @@ PROGRAM(epoll_members, "epoll on sockets, eventfd, timerfd, signalfd and inotify
     NEED(sigprocmask(SIG_BLOCK, &set, NULL));
     int signals = NEED(signalfd(-1, &set, 0));
     NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
-    NEED(inotify_add_watch(notify, home, IN_CREATE));
+    NEED(mkdir(AT("inside"), 0755));
+    NEED(inotify_add_watch(notify, AT("inside"), IN_CREATE));
+    watch(epoll, notify, EPOLLIN, 4);
     watch(epoll, event, EPOLLIN, 1);
     watch(epoll, timer, EPOLLIN, 2);
     watch(epoll, signals, EPOLLIN, 3);
@@ -168,6 +170,9 @@ PROGRAM(epoll_members, "epoll on sockets, eventfd, timerfd, signalfd and inotify
     NEED(kill(getpid(), SIGUSR1));
     expect_event(epoll, EPOLLIN, 3);
     NEED(epoll_ctl(epoll, EPOLL_CTL_DEL, signals, NULL));
+    mark("inside/new");
+    expect_event(epoll, EPOLLIN, 4);
+    NEED(close(notify));
     uint64_t one = 1;
     EQ(write(event, &one, 8), 8);
     expect_event(epoll, EPOLLIN, 1);

@@ -88,6 +88,9 @@ pub(crate) enum Command {
     /// List stored images, or store and remove them
     #[command(args_conflicts_with_subcommands = true)]
     Images(ImagesArgs),
+    /// Look into images of processes
+    #[command(subcommand, after_help = IMAGE_HELP)]
+    Image(ImageCommand),
     /// Capture a tree of plain processes into an image, and end it
     #[command(after_help = CHECKPOINT_HELP)]
     Checkpoint(CheckpointArgs),
@@ -102,6 +105,42 @@ pub(crate) enum Command {
     },
     /// Print the version of the command, and of the daemon if it runs
     Version(Json),
+}
+
+const IMAGE_HELP: &str = "\
+An image is a file, or the directory that torpor checkpoint has made; those of sleeping apps are in the data directory.
+
+Examples:
+  torpor image inspect /srv/image
+  torpor image verify /srv/image /var/lib/torpor/apps/*/*.image
+  torpor image diff /srv/before /srv/after";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Tell what an image holds: processes, threads, memory, descriptors, sizes
+    Inspect {
+        /// File or directory
+        image: PathBuf,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Check every byte of images; exit code 1 at the first damage
+    Verify {
+        /// Files or directories
+        #[arg(required = true)]
+        images: Vec<PathBuf>,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Tell how the second image differs from the first
+    Diff {
+        /// File or directory
+        first: PathBuf,
+        /// File or directory
+        second: PathBuf,
+        #[command(flatten)]
+        json: Json,
+    },
 }
 
 const CHECKPOINT_HELP: &str = "\

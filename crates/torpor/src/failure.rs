@@ -69,6 +69,9 @@ pub(crate) enum Failure {
         #[source]
         source: io::Error,
     },
+    /// An image could not be looked into.
+    #[error(transparent)]
+    Image(#[from] torpor_engine::ImageError),
     /// A tree could not be captured.
     #[error(transparent)]
     Checkpoint(#[from] torpor_engine::CheckpointError),

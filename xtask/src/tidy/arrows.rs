@@ -10,7 +10,7 @@ use super::tree::Tree;
 /// Folder of a crate → crates of ours that it may name. Lower lines never name higher ones.
 const ARROWS: [(&str, &[&str]); 14] = [
     ("xtask", &["api", "linux", "testkit"]),
-    ("torpor", &["api", "hub", "keeper", "network", "sandbox", "worker"]),
+    ("torpor", &["api", "engine", "hub", "image", "keeper", "network", "sandbox", "worker"]),
     ("worker", &["api", "engine", "image", "keeper", "lifecycle", "linux", "network", "rootfs", "sandbox"]),
     ("hub", &["api", "lifecycle"]),
     ("testkit", &["api", "linux"]),

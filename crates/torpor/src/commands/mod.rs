@@ -3,6 +3,7 @@
 mod apps;
 mod checkpoint;
 mod exec;
+mod image;
 mod images;
 mod restore;
 mod run;
@@ -37,6 +38,7 @@ pub(crate) fn run(cli: Cli) -> Result<i32, Failure> {
             return daemon::up(config).map(|()| 0);
         }
         Command::Checkpoint(args) => return checkpoint::checkpoint(&args),
+        Command::Image(command) => return image::image(&command),
         Command::Restore(args) => return restore::restore(&args),
         _ => {}
     }
@@ -92,7 +94,11 @@ async fn dispatch(cli: Cli) -> Result<i32, Failure> {
             }
         }
         // Handled before the runtime was made.
-        Command::Completion { .. } | Command::Up(_) | Command::Checkpoint(_) | Command::Restore(_) => {}
+        Command::Completion { .. }
+        | Command::Up(_)
+        | Command::Checkpoint(_)
+        | Command::Image(_)
+        | Command::Restore(_) => {}
     }
     Ok(0)
 }

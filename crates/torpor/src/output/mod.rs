@@ -1,12 +1,15 @@
 //! What users read. Every function is pure: values and the time in, text out.
 
+mod descriptors;
 mod doctor;
 mod explain;
+mod image;
 mod tables;
 mod units;
 
 pub(crate) use doctor::checks;
 pub(crate) use explain::explanation;
+pub(crate) use image::{ImageDifference, ImageView, VerifiedView, difference, inspected, verified};
 pub(crate) use tables::{detail, event, images, log_line, ps, stats, status_line};
 
 /// One row of cells.

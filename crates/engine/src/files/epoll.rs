@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::event::epoll::{self, CreateFlags};
+use rustix::fs::FileType;
 use torpor_image::tree::{EpollMember, FileId, FileKind, OpenFile};
 use torpor_linux::kcmp::{self, EpollSlot};
 
@@ -66,8 +67,15 @@ pub(super) fn describe(context: &Context<'_, '_>, item: &Item) -> Described<File
 
 fn find(list: &List, line: &Line, slot: EpollSlot) -> std::io::Result<Option<FileId>> {
     let own = std::process::id() as i32;
+    let candidates = list.same_object((line.device, line.inode));
+    // A socket has one open file only; asking the kernel takes the longer, the more is watched.
+    if let [only] = candidates
+        && FileType::from_raw_mode(list.item(*only).stat.st_mode) == FileType::Socket
+    {
+        return Ok(Some(*only));
+    }
     let watched = |file: &FileId| kcmp::is_watched((own, list.item(*file).fd.as_raw_fd()), own, slot);
-    for file in list.same_object((line.device, line.inode)) {
+    for file in candidates {
         if watched(file)? {
             return Ok(Some(*file));
         }

@@ -6,7 +6,7 @@
 //!    by now.
 //! 3. Ends are shut or closed, clients that wait to be accepted connect, and what would have been in the way is set.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -31,6 +31,8 @@ pub(in crate::files) struct Making {
     partners: HashMap<FileId, OwnedFd>,
     /// Sockets that were made together.
     pairs: HashMap<FileId, FileId>,
+    /// Sockets that were kept, with all that is in them.
+    kept: HashSet<FileId>,
 }
 
 fn unix(files: &[OpenFile], id: FileId) -> Option<&UnixSocket> {
@@ -71,9 +73,10 @@ fn peer<'a>(
 
 /// Makes the tree's unix sockets, still without what waits in them.
 pub(in crate::files) fn make(files: &[OpenFile], made: &mut Files) -> Result<Making, MakeError> {
-    let mut making = Making::default();
+    let kept = sockets(files).map(|(id, _)| id).filter(|id| made[*id as usize].is_some()).collect();
+    let mut making = Making { kept, ..Making::default() };
     for (id, socket) in sockets(files) {
-        if matches!(socket.state, UnixState::Listening { .. }) {
+        if matches!(socket.state, UnixState::Listening { .. }) && made[id as usize].is_none() {
             made[id as usize] = Some(making.listener(socket)?);
         }
     }
@@ -85,7 +88,8 @@ pub(in crate::files) fn make(files: &[OpenFile], made: &mut Files) -> Result<Mak
             Some((other, theirs))
                 if socket.kind != DATAGRAM || (theirs.name.is_empty() && made[other as usize].is_none()) =>
             {
-                if other == id {
+                // A kept socket has its peer already.
+                if other == id || made[other as usize].is_some() {
                     return Err(not_a_peer(socket));
                 }
                 let (one, two) = making.pair(files, made, socket, theirs)?;
@@ -183,6 +187,8 @@ fn listener_named<'a>(files: &[OpenFile], made: &'a Files, socket: &UnixSocket) 
 /// Fills queues and sets what remains.
 pub(in crate::files) fn fill(mut making: Making, files: &[OpenFile], made: &Files) -> Result<(), MakeError> {
     making.connect_pairs_anew(files, made)?;
+    let kept = std::mem::take(&mut making.kept);
+    let sockets = |files| sockets(files).filter(|(id, _)| !kept.contains(id));
     for (id, socket) in sockets(files) {
         if !socket.queue.is_empty() {
             making.queue(files, made, id, socket).map_err(MakeError::at("filling", text(socket)))?;

@@ -146,6 +146,10 @@ fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described
         other => other?,
     };
     let outside = matches!(kind, FileKind::Outside { .. });
+    if item.unknown_lock {
+        let what = format!("{} has a lease that is being broken, or a lock that is not known here", item.name());
+        return Err(Why::refused(what, "try again"));
+    }
     let path_only = item.info.flags & PATH_ONLY != 0;
     let owner = if outside || path_only { Owner::default() } else { owner(context, item)? };
     let locks = if outside { Vec::new() } else { item.locks.clone() };

@@ -16,7 +16,7 @@ use torpor_linux::socket;
 use super::collect::{Context, Described, Why};
 use super::list::Item;
 use super::options::{self, Kind, fresh};
-use super::{MakeError, datagram, locks, queue};
+use super::{MakeError, datagram, locks, multicast, queue};
 
 const INET: i32 = 2;
 const STREAM: i32 = 1;
@@ -83,6 +83,10 @@ pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -
             return Err(Why::refused(what, "close it before the checkpoint"));
         }
     };
+    let mut options = context.defaults.options(&item.fd, kind)?;
+    if kind.1 != STREAM {
+        options.extend(multicast::joined(&item.fd, kind)?);
+    }
     // A raw socket's port is its protocol.
     let bound = if kind.1 == 3 {
         local.get(4..).is_some_and(|rest| rest.iter().any(|byte| *byte != 0))
@@ -94,7 +98,7 @@ pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -
         local: if bound { local } else { Vec::new() },
         remote,
         state,
-        options: context.defaults.options(&item.fd, kind)?,
+        options,
         queue,
         shut,
     })))

@@ -50,6 +50,8 @@ pub(super) struct Item {
     pub(super) info: Info,
     pub(super) stat: Stat,
     pub(super) locks: Vec<FileLock>,
+    /// It has a lock of a kind that is not known, or a lease that must be given up.
+    pub(super) unknown_lock: bool,
     /// It is standard input, output or error of the tree's root.
     pub(super) standard: bool,
 }
@@ -127,7 +129,16 @@ impl List {
                     None => Info::read(own, fd.as_raw_fd())?,
                 };
                 let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?.into_os_string().into_vec();
-                self.items.push(Item { fd, holder, link, info, stat, locks: Vec::new(), standard: false });
+                self.items.push(Item {
+                    fd,
+                    holder,
+                    link,
+                    info,
+                    stat,
+                    locks: Vec::new(),
+                    unknown_lock: false,
+                    standard: false,
+                });
                 Ok(id)
             }
         }
@@ -159,12 +170,16 @@ impl List {
             let file = self.add(duplicate, holder, Some(&info)).map_err(failed)?;
             let item = &mut self.items[file as usize];
             item.standard |= root && *fd <= 2;
-            for lock in locks::parse(&info.text, inside).ok_or_else(|| failed(proc::unexpected("a lock")))? {
+            found.push(Descriptor { fd: *fd, file, close_on_exec: info.flags & CLOSE_ON_EXEC != 0 });
+            let Some(found_locks) = locks::parse(&info.text, inside) else {
+                item.unknown_lock = true;
+                continue;
+            };
+            for lock in found_locks {
                 if !item.locks.contains(&lock) {
                     item.locks.push(lock);
                 }
             }
-            found.push(Descriptor { fd: *fd, file, close_on_exec: info.flags & CLOSE_ON_EXEC != 0 });
         }
         Ok(found)
     }

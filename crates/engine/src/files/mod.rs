@@ -34,6 +34,7 @@ mod list;
 mod locks;
 mod make;
 mod memory;
+mod multicast;
 mod netlink;
 mod options;
 mod path;

@@ -9,8 +9,8 @@ use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with,
 use torpor_image::tree::SocketOption;
 use torpor_linux::socket::{self, PLAIN, Plain};
 
-use super::MakeError;
 use super::collect::{Described, Why};
+use super::{MakeError, multicast};
 
 const SOCKET: i32 = 1;
 const IP: i32 = 0;
@@ -116,6 +116,12 @@ fn apply(fd: impl AsFd, options: &[SocketOption], late: bool, name: &str) -> Res
     let fd = fd.as_fd();
     for wanted in options {
         let failed = || MakeError::at("setting an option of", format!("{name} ({} {})", wanted.level, wanted.name));
+        if wanted.name == multicast::JOIN && wanted.level != SOCKET {
+            if !late {
+                multicast::join(fd, wanted).map_err(failed())?;
+            }
+            continue;
+        }
         if (wanted.level, wanted.name) == (SOCKET, FILTER) {
             if late {
                 socket::attach_filter(fd, &wanted.value).map_err(failed())?;

@@ -19,6 +19,9 @@ const LIMITS: usize = 16;
 /// More than any processor's XSAVE area.
 const XSTATE_BYTES: usize = 64 << 10;
 
+/// `AF_INET`, `AF_INET6`.
+const INET_FAMILIES: [i32; 2] = [2, 10];
+
 type Checked = Result<(), FormatError>;
 
 fn sure(holds: bool, what: &'static str) -> Checked {
@@ -105,12 +108,13 @@ impl Tree {
                     match &socket.state {
                         UnixState::Connected { peer } => self.file(*peer)?,
                         UnixState::Listening { waiting, .. } => waiting.iter().try_for_each(|file| self.file(*file))?,
-                        UnixState::Idle | UnixState::Lost => {}
+                        UnixState::Idle | UnixState::Lost { .. } => {}
                     }
                     let flying = socket.queue.iter().flat_map(|message| &message.files);
                     flying.copied().try_for_each(|file| self.file(file))?;
                 }
                 FileKind::Inet(socket) => {
+                    sure(INET_FAMILIES.contains(&socket.kind.0), "family of a socket")?;
                     sure(socket.queue.iter().all(|message| message.files.is_empty()), "a descriptor in flight")?;
                 }
                 _ => {}

@@ -92,7 +92,10 @@ pub enum UnixState {
         peer: FileId,
     },
     /// Was connected to a socket that has been closed.
-    Lost,
+    Lost {
+        /// It was closed before it had read everything, and the program has not been told (`ECONNRESET`).
+        reset: bool,
+    },
 }
 
 /// A message that waits in a socket.

@@ -4,6 +4,7 @@
 
 mod filter;
 mod message;
+mod multicast;
 mod option;
 
 use std::io;
@@ -11,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 pub use filter::{attach_filter, attached_filter};
 pub use message::{Peeked, Sent, before_last_piece, peek, send};
+pub use multicast::{REQUEST_BYTES, group_request, join, membership};
 pub use option::{PLAIN, Plain, get, set};
 
 /// Bytes of the longest address (`sockaddr_storage`).

@@ -104,7 +104,7 @@ fn unix(tree: &Tree, socket: &UnixSocket) -> String {
             Some((pid, fd)) => words.push_str(&format!(", connected to {fd} of process {pid}")),
             None => words.push_str(", connected"),
         },
-        UnixState::Lost => words.push_str(", its other end is outside or gone"),
+        UnixState::Lost { .. } => words.push_str(", its other end is gone"),
     }
     if !socket.queue.is_empty() {
         words.push_str(&format!(", {} messages unread", socket.queue.len()));

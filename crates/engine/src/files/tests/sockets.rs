@@ -120,3 +120,24 @@ fn netlink_sockets_keep_their_ports_and_groups() {
     let packets = fresh((17, 2, 0)).unwrap();
     assert!(refusal(&[packets]).contains("a packet socket"));
 }
+
+#[test]
+fn groups_are_joined_again() {
+    let group = "239.9.8.7".parse().unwrap();
+    let receiver = UdpSocket::bind("0.0.0.0:0").unwrap();
+    receiver.join_multicast_v4(&group, &std::net::Ipv4Addr::LOCALHOST).unwrap();
+    let port = receiver.local_addr().unwrap().port();
+    let made = round(vec![receiver.into()]).remove(0);
+    let receiver = UdpSocket::from(made);
+    receiver.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+    let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+    sockopt::set_ip_multicast_if(&sender, &std::net::Ipv4Addr::LOCALHOST).unwrap();
+    sender.send_to(b"to all", (group, port)).unwrap();
+    let mut buffer = [0; 10];
+    assert_eq!(receiver.recv(&mut buffer).unwrap(), 6);
+    // Left, it must not be found.
+    receiver.leave_multicast_v4(&group, &std::net::Ipv4Addr::LOCALHOST).unwrap();
+    let taken = super::take(&[receiver.into()]).unwrap();
+    let torpor_image::tree::FileKind::Inet(socket) = &taken.tree.files[0].kind else { panic!() };
+    assert!(socket.options.iter().all(|option| option.name != super::super::multicast::JOIN), "{:?}", socket.options);
+}

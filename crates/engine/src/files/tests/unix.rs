@@ -87,6 +87,15 @@ fn a_closed_or_shut_end_stays_so() {
     assert!(a.write_all(b"x").is_err());
 
     let (a, b) = UnixStream::pair().unwrap();
+    (&b).write_all(b"x").unwrap();
+    (&a).write_all(b"never read").unwrap();
+    drop(b);
+    let mut a = UnixStream::from(round(vec![a.into()]).remove(0));
+    assert_eq!(a.read(&mut [0; 4]).unwrap(), 1);
+    assert_eq!(a.read(&mut [0; 4]).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(a.read(&mut [0; 4]).unwrap(), 0);
+
+    let (a, b) = UnixStream::pair().unwrap();
     a.shutdown(Shutdown::Write).unwrap();
     let made = round(vec![a.into(), b.into()]);
     let (a, mut b) = (UnixStream::from(made[0].try_clone().unwrap()), UnixStream::from(made[1].try_clone().unwrap()));

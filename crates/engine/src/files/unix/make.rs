@@ -96,7 +96,7 @@ pub(in crate::files) fn make(files: &[OpenFile], made: &mut Files) -> Result<Mak
                 (made[id as usize], made[other as usize]) = (Some(one), Some(two));
                 making.pairs.extend([(id, other), (other, id)]);
             }
-            None if matches!(socket.state, UnixState::Lost) => {
+            None if matches!(socket.state, UnixState::Lost { .. }) => {
                 let partner = UnixSocket { name: Vec::new(), path: None, options: Vec::new(), ..socket.clone() };
                 let (one, two) = making.pair(files, made, socket, &partner)?;
                 made[id as usize] = Some(one);
@@ -194,6 +194,12 @@ pub(in crate::files) fn fill(mut making: Making, files: &[OpenFile], made: &File
             making.queue(files, made, id, socket).map_err(MakeError::at("filling", text(socket)))?;
         }
     }
+    for (id, socket) in sockets(files) {
+        if let (UnixState::Lost { reset: true }, Some(fd)) = (&socket.state, &made[id as usize]) {
+            // What its partner has not read when it is closed makes the error.
+            send(fd, &Sent { bytes: &[0], ..Sent::default() }).map_err(MakeError::at("resetting", text(socket)))?;
+        }
+    }
     making.partners.clear();
     for (id, socket) in sockets(files) {
         let Some(fd) = made[id as usize].as_ref() else { continue };
@@ -233,7 +239,7 @@ impl Making {
                     let (to, _kept) = reach(target.1, &target.0.name).map_err(failed())?;
                     socket::connect(fd, &to).map_err(failed())?;
                 }
-                UnixState::Lost => {
+                UnixState::Lost { .. } => {
                     let lost = fresh(kind_of(socket)).map_err(io::Error::from).map_err(failed())?;
                     // Named by the kernel.
                     address(&[]).map_err(io::Error::from).and_then(|any| socket::bind(&lost, &any)).map_err(failed())?;

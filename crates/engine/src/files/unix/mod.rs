@@ -16,6 +16,7 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::fstat;
 use rustix::net::sockopt;
 use torpor_image::tree::{FileId, FileKind, Message, PathState, UnixSocket, UnixState};
@@ -172,7 +173,14 @@ fn state(context: &Context<'_, '_>, item: &Item, kind: Kind, entry: &Entry) -> D
     let listener = context.sockets.waiting.get(&inode).copied();
     match (entry.peer, listener) {
         (None, _) => Ok(UnixState::Idle),
-        (Some(0), None) if kind.1 == DATAGRAM || entry.shut & 3 == 3 => Ok(UnixState::Lost),
+        (Some(0), None) if kind.1 == DATAGRAM || entry.shut & 3 == 3 => {
+            let reset = has_error(item)?;
+            if reset && kind.1 == DATAGRAM {
+                let what = "a unix socket with an error that the program has not seen";
+                return Err(Why::refused(what, "try again when it has"));
+            }
+            Ok(UnixState::Lost { reset })
+        }
         (Some(0), None) => Err(outside("connected to a socket that is in flight")),
         // Waits to be accepted.
         (Some(0), Some(listener)) => match in_tree(listener) {
@@ -184,6 +192,13 @@ fn state(context: &Context<'_, '_>, item: &Item, kind: Kind, entry: &Entry) -> D
             None => Err(outside("connected to a process outside of the tree")),
         },
     }
+}
+
+/// An error waits to be told; asking for it by `SO_ERROR` would take it.
+fn has_error(item: &Item) -> Described<bool> {
+    let mut polled = [PollFd::new(&item.fd, PollFlags::empty())];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    Ok(polled[0].revents().contains(PollFlags::ERR))
 }
 
 fn outside(how: &str) -> Why {

@@ -22,7 +22,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-use torpor_image::tree::{Backing, End, Life, Machine, PathState, Process, Tree};
+use torpor_image::tree::{Backing, End, Life, Machine, PathState, Process, Switches, Tree};
 
 use self::pages::Copier;
 use self::remote::Remote;
@@ -173,6 +173,9 @@ fn life(
         if status.shadow_stack {
             refuse("a shadow stack");
         }
+        if thread.tracee.dispatches_calls().look(pid)? {
+            refuse("it handles its own system calls (PR_SET_SYSCALL_USER_DISPATCH)");
+        }
         statuses.push(status);
     }
     if !mappings.iter().any(|mapping| mapping.area.name == "[vdso]") {
@@ -187,6 +190,9 @@ fn life(
     }
     let areas: Vec<Area> = mappings.iter().map(|mapping| mapping.area.clone()).collect();
     let (answers, of_threads) = ask(process, &areas)?;
+    if answers.descriptor_table {
+        obstacles.push(Obstacle::new(pid, Place::Process, "it has a local descriptor table (modify_ldt)", ""));
+    }
     let mut threads = Vec::with_capacity(process.threads.len());
     for ((thread, status), answers) in process.threads.iter().zip(statuses.iter().cloned()).zip(of_threads) {
         let tid = thread.tracee.thread();
@@ -196,6 +202,10 @@ fn life(
             obstacles.push(Obstacle::new(pid, Place::Thread(tid), what, "try again later"));
             continue;
         };
+        if answers.memory_policy {
+            let what = "it prefers some of the machine's memory (set_mempolicy)";
+            obstacles.push(Obstacle::new(pid, Place::Thread(tid), what, "start it without numactl"));
+        }
         let known = thread::Known { registers, wait, status, answers };
         threads.push(thread::record(pid, thread, known).look(pid)?);
     }
@@ -219,7 +229,11 @@ fn life(
         dumpable: answers.dumpable,
         subreaper: answers.subreaper,
         no_huge_pages: answers.no_huge_pages,
-        personality: process::personality(pid).look(pid)?,
+        personality: process::hexadecimal(pid, "personality").look(pid)?,
+        switches: Switches {
+            coredump_filter: process::hexadecimal(pid, "coredump_filter").look(pid)?,
+            ..answers.switches
+        },
         stopped_by: process.threads.first().and_then(|leader| leader.tracee.group_stop()),
     }))
 }

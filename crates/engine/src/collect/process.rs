@@ -68,9 +68,9 @@ pub(super) fn number(pid: i32, file: &str) -> io::Result<i32> {
     proc::read(&path)?.trim().parse().map_err(|_| proc::unexpected(&path))
 }
 
-/// `personality(2)`.
-pub(super) fn personality(pid: i32) -> io::Result<u32> {
-    let path = format!("/proc/{pid}/personality");
+/// A hexadecimal number in a file of its own under `/proc/PID`.
+pub(super) fn hexadecimal(pid: i32, file: &str) -> io::Result<u32> {
+    let path = format!("/proc/{pid}/{file}");
     u32::from_str_radix(proc::read(&path)?.trim(), 16).map_err(|_| proc::unexpected(&path))
 }
 
@@ -87,7 +87,7 @@ mod tests {
         let (group, _) = group_and_session(pid).unwrap();
         assert_eq!(group, rustix::process::getpgrp().as_raw_nonzero().get());
         number(pid, "oom_score_adj").unwrap();
-        assert_eq!(personality(pid).unwrap(), 0);
+        assert_eq!(hexadecimal(pid, "personality").unwrap(), 0);
         assert!(parse_limits("Max cpu time unlimited").is_none());
     }
 }

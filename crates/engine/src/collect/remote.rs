@@ -3,10 +3,11 @@
 //! The calls are made from the code that `trace` puts into the vDSO's unused tail, and answers go to a page that is mapped
 //! for it and unmapped again; [`Remote::end`] gives every thread its registers and mask back and takes the code out.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use torpor_linux::pagemap;
 use torpor_linux::vm;
 
 use crate::memory::layout::Area;
@@ -25,6 +26,8 @@ pub(super) struct Remote<'a> {
     code: u64,
     scratch: u64,
     vdso: Vec<Area>,
+    /// New mappings are locked into memory (`mlockall(MCL_FUTURE)`).
+    locks_mappings: bool,
 }
 
 impl<'a> Remote<'a> {
@@ -33,7 +36,7 @@ impl<'a> Remote<'a> {
         let vdso: Vec<Area> = areas.iter().filter(|area| area.name == "[vdso]").cloned().collect();
         let code = park_place(process.pid, &vdso)?;
         let park_address = install_park_loop(process.pid, &vdso)?;
-        let mut remote = Self { process, park_address, code, scratch: 0, vdso };
+        let mut remote = Self { process, park_address, code, scratch: 0, vdso, locks_mappings: false };
         match remote.prepare() {
             Ok(()) => Ok(remote),
             Err(error) => {
@@ -53,6 +56,12 @@ impl<'a> Remote<'a> {
         const PRIVATE_ANONYMOUS: u64 = 0x22;
         let arguments = [0, SCRATCH as u64, READ_WRITE, PRIVATE_ANONYMOUS, u64::MAX, 0];
         self.scratch = self.call(0, "mmap", MMAP, &arguments)?;
+        let look = |error| TraceError::Look(self.process.pid, error);
+        let pagemap = File::open(format!("/proc/{}/pagemap", self.process.pid)).map_err(look)?;
+        let mut entries = Vec::new();
+        pagemap::entries(&pagemap, self.scratch, 1, &mut entries).map_err(look)?;
+        // Nothing has touched it, so only being locked can have brought it there.
+        self.locks_mappings = entries.iter().any(|entry| entry.present());
         Ok(())
     }
 
@@ -70,6 +79,11 @@ impl<'a> Remote<'a> {
     /// Address of the page for answers.
     pub(super) const fn scratch(&self) -> u64 {
         self.scratch
+    }
+
+    /// New mappings are locked into memory (`mlockall(MCL_FUTURE)`); not seen where only touched pages are (`MCL_ONFAULT`).
+    pub(super) const fn locks_mappings(&self) -> bool {
+        self.locks_mappings
     }
 
     /// Reads `N` bytes of the page for answers from `offset` on.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 
-use torpor_image::tree::{Action, IntervalTimer, PendingSignal, PosixTimer, SignalStack};
+use torpor_image::tree::{Action, IntervalTimer, PendingSignal, PosixTimer, SignalStack, Switches};
 
 use super::remote::{Remote, SCRATCH};
 use crate::proc;
@@ -13,7 +13,13 @@ use crate::wait::restart::number as nr;
 const RT_SIGACTION: u64 = 13;
 const BRK: u64 = 12;
 const SIGALTSTACK: u64 = 131;
+const MODIFY_LDT: u64 = 154;
 const PRCTL: u64 = 157;
+const GET_MEMPOLICY: u64 = 239;
+const MEMBARRIER: u64 = 324;
+/// `MEMBARRIER_CMD_GET_REGISTRATIONS`.
+const GET_REGISTRATIONS: u64 = 1 << 9;
+const MCE_KILL_DEFAULT: u64 = 2;
 const TIMER_GETOVERRUN: u64 = 225;
 const SIGNALS: usize = 64;
 const SIGKILL: usize = 9;
@@ -28,7 +34,11 @@ mod option {
     pub(super) const GET_TIMERSLACK: u64 = 30;
     pub(super) const GET_CHILD_SUBREAPER: u64 = 37;
     pub(super) const GET_TID_ADDRESS: u64 = 40;
+    pub(super) const GET_TSC: u64 = 25;
+    pub(super) const MCE_KILL_GET: u64 = 34;
     pub(super) const GET_THP_DISABLE: u64 = 42;
+    pub(super) const GET_MDWE: u64 = 66;
+    pub(super) const GET_MEMORY_MERGE: u64 = 68;
 }
 
 /// What a process has, by its own answers.
@@ -41,6 +51,9 @@ pub(super) struct OfProcess {
     pub(super) subreaper: bool,
     pub(super) no_huge_pages: bool,
     pub(super) heap_end: u64,
+    pub(super) switches: Switches,
+    /// It has a local descriptor table (`modify_ldt(2)`).
+    pub(super) descriptor_table: bool,
 }
 
 /// What a thread has, by its own answers.
@@ -51,6 +64,10 @@ pub(super) struct OfThread {
     pub(super) timer_slack_ns: u64,
     pub(super) clear_tid_address: u64,
     pub(super) parent_death_signal: i32,
+    pub(super) time_stamp_counter: u8,
+    pub(super) memory_error_policy: u8,
+    /// It prefers some of the machine's memory (`set_mempolicy(2)`).
+    pub(super) memory_policy: bool,
 }
 
 fn word(bytes: &[u8], n: usize) -> u64 {
@@ -73,6 +90,16 @@ pub(super) fn of_process(remote: &Remote<'_>) -> Result<OfProcess, TraceError> {
         subreaper,
         no_huge_pages: prctl(option::GET_THP_DISABLE, 0)? != 0,
         heap_end: remote.call(0, "brk", BRK, &[0])?,
+        switches: Switches {
+            // Read from outside.
+            coredump_filter: 0,
+            // Kernels that lack one of these cannot have it switched on.
+            deny_write_execute: prctl(option::GET_MDWE, 0).unwrap_or(0) as u32,
+            merge_memory: prctl(option::GET_MEMORY_MERGE, 0).unwrap_or(0) != 0,
+            lock_future: remote.locks_mappings(),
+            barriers: remote.call(0, "membarrier", MEMBARRIER, &[GET_REGISTRATIONS, 0, 0]).unwrap_or(0) as u32,
+        },
+        descriptor_table: remote.call(0, "modify_ldt", MODIFY_LDT, &[0, scratch, 8]).unwrap_or(0) != 0,
     })
 }
 
@@ -85,7 +112,10 @@ pub(super) fn of_thread(remote: &Remote<'_>, n: usize) -> Result<OfThread, Trace
     prctl(option::GET_PDEATHSIG, scratch + 24)?;
     // Kernels without CONFIG_CHECKPOINT_RESTORE do not tell it.
     let tells_address = prctl(option::GET_TID_ADDRESS, scratch + 32).is_ok();
-    let answer: [u8; 40] = remote.answer(0)?;
+    prctl(option::GET_TSC, scratch + 40)?;
+    // Kernels without CONFIG_NUMA have none.
+    let tells_policy = remote.call(n, "get_mempolicy", GET_MEMPOLICY, &[scratch + 48, 0, 0, 0, 0]).is_ok();
+    let answer: [u8; 56] = remote.answer(0)?;
     Ok(OfThread {
         signal_stack: SignalStack {
             address: word(&answer, 0),
@@ -97,6 +127,9 @@ pub(super) fn of_thread(remote: &Remote<'_>, n: usize) -> Result<OfThread, Trace
         clear_tid_address: if tells_address { word(&answer, 4) } else { 0 },
         securebits: prctl(option::GET_SECUREBITS, 0)? as u32,
         timer_slack_ns: prctl(option::GET_TIMERSLACK, 0)?,
+        time_stamp_counter: word(&answer, 5) as u8,
+        memory_error_policy: prctl(option::MCE_KILL_GET, 0).unwrap_or(MCE_KILL_DEFAULT) as u8,
+        memory_policy: tells_policy && word(&answer, 6) as u32 != 0,
     })
 }
 

@@ -139,6 +139,8 @@ pub(super) fn record(pid: i32, thread: &trace::Thread, known: Known) -> io::Resu
         parent_death_signal: answers.parent_death_signal,
         scheduling: scheduling_of(tid)?,
         timer_slack_ns: answers.timer_slack_ns,
+        time_stamp_counter: answers.time_stamp_counter,
+        memory_error_policy: answers.memory_error_policy,
     })
 }
 

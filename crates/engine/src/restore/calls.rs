@@ -39,6 +39,7 @@ calls! {
     RT_SIGQUEUEINFO = 129, "rt_sigqueueinfo";
     SIGALTSTACK = 131, "sigaltstack";
     PERSONALITY = 135, "personality";
+    MLOCKALL = 151, "mlockall";
     PRCTL = 157, "prctl";
     CHROOT = 161, "chroot";
     SCHED_SETAFFINITY = 203, "sched_setaffinity";
@@ -56,6 +57,7 @@ calls! {
     PRLIMIT64 = 302, "prlimit64";
     SCHED_SETATTR = 314, "sched_setattr";
     SECCOMP = 317, "seccomp";
+    MEMBARRIER = 324, "membarrier";
     MLOCK2 = 325, "mlock2";
     PKEY_MPROTECT = 329, "pkey_mprotect";
     PKEY_ALLOC = 330, "pkey_alloc";

@@ -45,6 +45,7 @@ pub(super) fn finish(
         let halt = |error: Halt| RestoreError::Halt { pid: process.pid, name: name(process), error };
         write_memory(process.pid, life, image)?;
         score(process.pid, life, warnings)?;
+        coredump_filter(process.pid, life)?;
         let Some((leader, others)) = newborns.split_first() else { continue };
         remove_blob(leader, life, plan).map_err(halt)?;
         let quiet = ignores_trap(life);
@@ -124,6 +125,17 @@ fn score(pid: i32, life: &Life, warnings: &mut Vec<String>) -> Result<(), Restor
         }
         other => other.map_err(set(pid, "setting oom_score_adj")),
     }
+}
+
+/// What core dumps hold; ours is inherited.
+fn coredump_filter(pid: i32, life: &Life) -> Result<(), RestoreError> {
+    let path = format!("/proc/{pid}/coredump_filter");
+    let wanted = life.switches.coredump_filter;
+    let found = fs::read_to_string(&path).map_err(set(pid, "reading coredump_filter"))?;
+    if u32::from_str_radix(found.trim(), 16) == Ok(wanted) {
+        return Ok(());
+    }
+    fs::write(&path, format!("{wanted:#x}")).map_err(set(pid, "setting coredump_filter"))
 }
 
 /// The last calls in a process, of which the very last removes the code that makes them.

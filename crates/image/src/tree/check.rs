@@ -3,10 +3,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use super::{
-    AddressSpace, Area, Backing, End, FileId, FileKind, Life, PipeId, Process, Thread, Tree,
-    UnixState,
-};
+use super::{AddressSpace, Area, Backing, End, FileId, FileKind, Life, PipeId, Process, Thread, Tree, UnixState};
 use crate::state::{ADDRESS_END, REGISTER_WORDS};
 use crate::{FormatError, PAGE, Region};
 
@@ -196,6 +193,8 @@ mod tests {
                 io_priority: 0,
             },
             timer_slack_ns: 50_000,
+            time_stamp_counter: 1,
+            memory_error_policy: 2,
         };
         let life = Life {
             threads: vec![thread],
@@ -215,6 +214,7 @@ mod tests {
             no_huge_pages: false,
             personality: 0,
             stopped_by: None,
+            switches: crate::tree::Switches::default(),
         };
         let process = Process { pid: 5, parent: 0, group: 5, session: 5, end: End::Alive(Box::new(life)) };
         let file = OpenFile {

@@ -25,7 +25,7 @@ pub use self::file::{
 pub use self::memory::{
     AddressSpace, Advice, Area, Backing, Layout, MappedFile, MemoryId, SharedMemory, SharedMemoryKind,
 };
-pub use self::process::{End, Life, Limit, Process, Scheduling, Thread};
+pub use self::process::{End, Life, Limit, Process, Scheduling, Switches, Thread};
 pub use self::signal::{Action, IntervalTimer, PendingSignal, PosixTimer, SignalStack, Wait, WaitPlace};
 pub use self::socket::{InetSocket, InetState, Message, SocketOption, UnixSocket, UnixState};
 

@@ -73,6 +73,23 @@ pub struct Life {
     pub personality: u32,
     /// It is job-control stopped (`T`), by this signal.
     pub stopped_by: Option<i32>,
+    /// What else it has switched on.
+    pub switches: Switches,
+}
+
+/// What a process switches on for its memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Switches {
+    /// `/proc/PID/coredump_filter`.
+    pub coredump_filter: u32,
+    /// `PR_SET_MDWE`: its flags.
+    pub deny_write_execute: u32,
+    /// `PR_SET_MEMORY_MERGE`.
+    pub merge_memory: bool,
+    /// `mlockall(MCL_FUTURE)`.
+    pub lock_future: bool,
+    /// `membarrier(2)`: the commands that it has registered with.
+    pub barriers: u32,
 }
 
 /// A soft and a hard limit; `u64::MAX` is infinity.
@@ -122,6 +139,10 @@ pub struct Thread {
     pub scheduling: Scheduling,
     /// `PR_SET_TIMERSLACK`, nanoseconds.
     pub timer_slack_ns: u64,
+    /// `PR_SET_TSC`: 1 where it may read the time-stamp counter, as all may.
+    pub time_stamp_counter: u8,
+    /// `PR_MCE_KILL`: late 0, early 1, default 2.
+    pub memory_error_policy: u8,
 }
 
 /// How a thread is scheduled.

@@ -18,6 +18,7 @@ const PTRACE_PEEKSIGINFO: libc::c_uint = 0x4209;
 const PTRACE_SECCOMP_GET_FILTER: libc::c_uint = 0x420c;
 const PTRACE_SECCOMP_GET_METADATA: libc::c_uint = 0x420d;
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
+const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
 /// `BPF_MAXINSNS`.
 const FILTER_MAX: usize = 4096;
 
@@ -86,6 +87,18 @@ impl Tracee {
         let mut found = Rseq::default();
         ptrace(PTRACE_GET_RSEQ_CONFIGURATION, self.thread(), size_of::<Rseq>(), (&raw mut found) as usize)?;
         Ok((found.address != 0).then_some(found))
+    }
+
+    /// Whether its system calls come back to it as signals (`PR_SET_SYSCALL_USER_DISPATCH`).
+    pub fn dispatches_calls(&self) -> io::Result<bool> {
+        // Mode, selector, offset, length.
+        let mut found = [0_u64; 4];
+        let (bytes, place) = (size_of_val(&found), found.as_mut_ptr() as usize);
+        match ptrace(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, self.thread(), bytes, place) {
+            // A kernel before 6.4 does not tell.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => Ok(false),
+            other => other.map(|_| found[0] != 0),
+        }
     }
 
     /// Its `n`-th seccomp filter, the oldest being 0: `SECCOMP_FILTER_FLAG_*` and instructions. `None`: it has no more.

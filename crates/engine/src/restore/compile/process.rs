@@ -14,11 +14,12 @@ const O_CLOEXEC: u64 = 0o2_000_000;
 #[derive(Debug, Default)]
 pub(super) struct Claimed {
     epolls: Vec<bool>,
+    notified: Vec<bool>,
 }
 
 impl Claimed {
     pub(super) fn new(tree: &Tree) -> Self {
-        Self { epolls: vec![false; tree.files.len()] }
+        Self { epolls: vec![false; tree.files.len()], notified: vec![false; tree.files.len()] }
     }
 }
 
@@ -70,7 +71,7 @@ pub(super) fn descriptors(
                     // A new number: ours is put there by dup3 afterwards.
                     let place = staged.file(found.file);
                     const PIDFD_NONBLOCK: u32 = 0o4000;
-                    let lowest = lowest_free(life, found.fd, &processes);
+                    let lowest = lowest_free(life, found.fd);
                     steps.exact(
                         calls::PIDFD_OPEN,
                         lowest as u64,
@@ -91,11 +92,24 @@ pub(super) fn descriptors(
             add(*file, member, builder, steps);
         }
     }
+    notified(tree, life, claimed, steps);
     locks(tree, pid, life, builder, steps);
 }
 
+/// `O_ASYNC`, by the number that signals are to name. Nobody is told before the owner is set.
+fn notified(tree: &Tree, life: &Life, claimed: &mut Claimed, steps: &mut Steps) {
+    const F_SETFL: u64 = 4;
+    const O_ASYNC: u32 = 0o20_000;
+    for found in &life.descriptors {
+        let flags = tree.files[found.file as usize].flags;
+        if flags & O_ASYNC != 0 && !std::mem::replace(&mut claimed.notified[found.file as usize], true) {
+            steps.call(calls::FCNTL, &[found.fd.into(), F_SETFL.into(), u64::from(flags).into()]);
+        }
+    }
+}
+
 /// The number that the kernel gives when the descriptors below `fd` are in their places.
-fn lowest_free(life: &Life, fd: i32, _opened: &HashMap<u32, i32>) -> i32 {
+fn lowest_free(life: &Life, fd: i32) -> i32 {
     let mut lowest = 0;
     for found in life.descriptors.iter().take_while(|found| found.fd < fd) {
         if found.fd != lowest {
@@ -143,6 +157,30 @@ pub(super) fn surroundings(life: &Life, staged: &Staged<'_>, builder: &mut Build
     }
     if life.no_huge_pages {
         steps.call(calls::PRCTL, &[PR_SET_THP_DISABLE.into(), 1_u64.into(), 0_u64.into(), 0_u64.into(), 0_u64.into()]);
+    }
+    switches(life, steps);
+}
+
+/// What else it has switched on for its memory, which is mapped by now.
+fn switches(life: &Life, steps: &mut Steps) {
+    const PR_SET_MDWE: u64 = 65;
+    const PR_SET_MEMORY_MERGE: u64 = 67;
+    let found = &life.switches;
+    let mut set = |option: u64, value: u64| {
+        steps.call(calls::PRCTL, &[option.into(), value.into(), 0_u64.into(), 0_u64.into(), 0_u64.into()]);
+    };
+    if found.merge_memory {
+        set(PR_SET_MEMORY_MERGE, 1);
+    }
+    if found.deny_write_execute != 0 {
+        set(PR_SET_MDWE, found.deny_write_execute.into());
+    }
+    if found.lock_future {
+        const MCL_FUTURE: u64 = 2;
+        steps.call(calls::MLOCKALL, &[MCL_FUTURE.into()]);
+    }
+    for command in (0..u32::BITS).map(|bit| 1 << bit).filter(|command| found.barriers & command != 0) {
+        steps.call(calls::MEMBARRIER, &[u64::from(command).into(), 0_u64.into(), 0_u64.into()]);
     }
 }
 

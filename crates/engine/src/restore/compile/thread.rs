@@ -51,6 +51,18 @@ pub(super) fn attributes(thread: &Thread, builder: &mut Builder, steps: &mut Ste
         steps.call(calls::SIGALTSTACK, &[place, 0_u64.into()]);
     }
     steps.call(calls::PRCTL, &[PR_SET_TIMERSLACK.into(), thread.timer_slack_ns.into()]);
+    const PR_SET_TSC: u64 = 26;
+    const ENABLED: u8 = 1;
+    if thread.time_stamp_counter != ENABLED {
+        steps.call(calls::PRCTL, &[PR_SET_TSC.into(), u64::from(thread.time_stamp_counter).into()]);
+    }
+    const PR_MCE_KILL: u64 = 33;
+    const PR_MCE_KILL_SET: u64 = 1;
+    const DEFAULT: u8 = 2;
+    if thread.memory_error_policy != DEFAULT {
+        let policy = u64::from(thread.memory_error_policy).into();
+        steps.call(calls::PRCTL, &[PR_MCE_KILL.into(), PR_MCE_KILL_SET.into(), policy, 0_u64.into(), 0_u64.into()]);
+    }
     scheduling(thread, builder, steps);
 }
 

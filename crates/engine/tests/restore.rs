@@ -3,7 +3,9 @@
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, WaitOptions, waitpid};
-use torpor_engine::{Checkpoint, NoFaults, Restore, Restored, checkpoint, restore};
+use torpor_engine::{
+    Checkpoint, NoFaults, Restore, RestoreError, RestoreFault, RestoreStep, Restored, checkpoint, restore,
+};
 
 /// A program without the descriptors of whoever runs the tests.
 fn start(line: &str) -> Child {
@@ -48,15 +50,143 @@ fn checks_itself(line: &str) {
 
 #[test]
 fn python_goes_on() {
-    checks_itself("python3 -c 'import time,sys\nd={i:str(i)*3 for i in range(100000)}\nt=time.time()\nwhile time.time()<t+2.0: time.sleep(0.01)\nsys.exit(7 if all(d[i]==str(i)*3 for i in d) else 1)'");
+    checks_itself(
+        "python3 -c 'import time,sys\nd={i:str(i)*3 for i in range(100000)}\nt=time.time()\nwhile time.time()<t+2.0: time.sleep(0.01)\nsys.exit(7 if all(d[i]==str(i)*3 for i in d) else 1)'",
+    );
 }
 
 #[test]
 fn threads_go_on() {
-    checks_itself("python3 -c 'import time,sys,threading\nn=[0]*8\nstop=[]\ndef work(k):\n  while not stop:\n    n[k]+=1\n    time.sleep(0.001)\nts=[threading.Thread(target=work,args=(k,)) for k in range(8)]\n[t.start() for t in ts]\ntime.sleep(1.5)\nb=n[:]\ntime.sleep(0.5)\nok=all(x<y for x,y in zip(b,n))\nstop.append(1)\n[t.join() for t in ts]\nsys.exit(7 if ok else 1)'");
+    checks_itself(
+        "python3 -c 'import time,sys,threading\nn=[0]*8\nstop=[]\ndef work(k):\n  while not stop:\n    n[k]+=1\n    time.sleep(0.001)\nts=[threading.Thread(target=work,args=(k,)) for k in range(8)]\n[t.start() for t in ts]\ntime.sleep(1.5)\nb=n[:]\ntime.sleep(0.5)\nok=all(x<y for x,y in zip(b,n))\nstop.append(1)\n[t.join() for t in ts]\nsys.exit(7 if ok else 1)'",
+    );
 }
 
 #[test]
 fn trees_go_on() {
-    checks_itself("python3 -c 'import os,sys,time\nr=[]\nfor k in range(5):\n  p=os.fork()\n  if p==0:\n    if k==1: os.setsid()\n    if k==2: os.setpgid(0,0)\n    if k==3: os._exit(5)\n    if k==4: os.kill(os.getpid(),15)\n    g=os.fork()\n    if g==0:\n      time.sleep(1.5); os._exit(3)\n    s=os.getsid(0); q=os.getpgid(0)\n    a=os.waitpid(g,0)[1]>>8\n    os._exit(10+a+k if (s,q)==(os.getsid(0),os.getpgid(0)) else 99)\n  r.append(p)\ntime.sleep(1.5)\nst=[os.waitpid(p,0)[1] for p in r]\nsys.exit(7 if st==[13<<8,14<<8,15<<8,5<<8,15] else 1)'");
+    checks_itself(
+        "python3 -c 'import os,sys,time\nr=[]\nfor k in range(5):\n  p=os.fork()\n  if p==0:\n    if k==1: os.setsid()\n    if k==2: os.setpgid(0,0)\n    if k==3: os._exit(5)\n    if k==4: os.kill(os.getpid(),15)\n    g=os.fork()\n    if g==0:\n      time.sleep(1.5); os._exit(3)\n    s=os.getsid(0); q=os.getpgid(0)\n    a=os.waitpid(g,0)[1]>>8\n    os._exit(10+a+k if (s,q)==(os.getsid(0),os.getpgid(0)) else 99)\n  r.append(p)\ntime.sleep(1.5)\nst=[os.waitpid(p,0)[1] for p in r]\nsys.exit(7 if st==[13<<8,14<<8,15<<8,5<<8,15] else 1)'",
+    );
+}
+
+const STEPS: [&str; 8] = ["read", "checked", "opened", "launched", "born", "verified", "built", "finished"];
+
+/// A tree with threads, a child and a zombie, as an image.
+fn imaged(folder: &std::path::Path) -> (std::path::PathBuf, Vec<i32>) {
+    let mut child = start(
+        "python3 -c 'import os,time,threading\nif os.fork()==0:\n  time.sleep(99)\nif os.fork()==0:\n  os._exit(1)\nt=threading.Thread(target=time.sleep,args=(99,),daemon=True)\nt.start()\ntime.sleep(99)'",
+    );
+    std::thread::sleep(std::time::Duration::from_millis(900));
+    let pid = child.id() as i32;
+    let done = checkpoint(&Checkpoint { pid, folder: &folder.join("image"), leave_running: false, faults: &NoFaults });
+    let done = done.unwrap_or_else(|error| panic!("{error:#?}"));
+    assert_eq!((done.processes, done.threads), (3, 3), "the program was not ready");
+    let _ = child.wait();
+    (done.image, vec![pid])
+}
+
+/// No process whose command line is the program's.
+fn nothing_left(pid: i32) {
+    let gone = || rustix::process::test_kill_process(Pid::from_raw(pid).unwrap()).is_err();
+    assert!(
+        (0..2000).any(|_| gone() || {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            false
+        }),
+        "{pid} is left"
+    );
+}
+
+fn kill(restored: &Restored) {
+    rustix::process::kill_process_group(Pid::from_raw(restored.pid).unwrap(), rustix::process::Signal::KILL)
+        .or_else(|_| rustix::process::kill_process(Pid::from_raw(restored.pid).unwrap(), rustix::process::Signal::KILL))
+        .unwrap();
+    waitpid(Pid::from_raw(restored.pid), WaitOptions::empty()).unwrap();
+}
+
+#[test]
+fn an_error_at_any_step_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, ids) = imaged(folder.path());
+    let before = std::fs::read(&image).unwrap();
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    for name in STEPS {
+        let descriptors = open();
+        let fault = |step: RestoreStep| if step.name() == name { Err(RestoreFault(step)) } else { Ok(()) };
+        let error = restore(Restore { image: &image, standard: [None, None, None], faults: &fault }).unwrap_err();
+        assert!(matches!(error, RestoreError::Fault(RestoreFault(step)) if step.name() == name), "{name}: {error:?}");
+        ids.iter().for_each(|id| nothing_left(*id));
+        assert!(open() <= descriptors + 1, "{name}: descriptors are left");
+    }
+    assert_eq!(std::fs::read(&image).unwrap(), before);
+    let restored = restore(Restore { image: &image, standard: [None, None, None], faults: &|_| Ok(()) }).unwrap();
+    assert_eq!((restored.processes, restored.threads), (3, 3));
+    // The first one's taken id is the error of a second.
+    let error = restore(Restore { image: &image, standard: [None, None, None], faults: &|_| Ok(()) }).unwrap_err();
+    assert!(error.is_refusal() && error.to_string().contains("is taken by python3"), "{error}");
+    kill(&restored);
+}
+
+/// Not a test of its own: restores `TORPOR_TEST_IMAGE` and is killed at step `TORPOR_TEST_STEP`.
+#[test]
+fn helper_killed_at_a_step() {
+    let (Ok(image), Ok(name)) = (std::env::var("TORPOR_TEST_IMAGE"), std::env::var("TORPOR_TEST_STEP")) else { return };
+    let fault = |step: RestoreStep| {
+        if step.name() == name {
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+        }
+        Ok(())
+    };
+    let _ = restore(Restore { image: std::path::Path::new(&image), standard: [None, None, None], faults: &fault });
+}
+
+#[test]
+fn killing_the_restorer_at_any_step_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, ids) = imaged(folder.path());
+    for name in STEPS {
+        let mut helper = Command::new(std::env::current_exe().unwrap());
+        helper
+            .args(["--exact", "helper_killed_at_a_step"])
+            .env("TORPOR_TEST_IMAGE", &image)
+            .env("TORPOR_TEST_STEP", name);
+        let status = helper.stdout(Stdio::null()).status().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{name}");
+        ids.iter().for_each(|id| nothing_left(*id));
+    }
+    let restored = restore(Restore { image: &image, standard: [None, None, None], faults: &|_| Ok(()) }).unwrap();
+    kill(&restored);
+}
+
+#[test]
+fn a_changed_byte_or_file_is_refused() {
+    use std::os::unix::fs::FileExt;
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("sleeper");
+    std::fs::copy("/bin/sleep", &program).unwrap();
+    let mut child = start(&format!("{} 99", program.display()));
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let pid = child.id() as i32;
+    let done =
+        checkpoint(&Checkpoint { pid, folder: &folder.path().join("image"), leave_running: false, faults: &NoFaults })
+            .unwrap();
+    let _ = child.wait();
+    let again = || restore(Restore { image: &done.image, standard: [None, None, None], faults: &|_| Ok(()) });
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&done.image).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 5000).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], 5000).unwrap();
+    let error = again().unwrap_err();
+    assert!(matches!(error, RestoreError::Format(..)), "{error:?}");
+    nothing_left(pid);
+    file.write_all_at(&byte, 5000).unwrap();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&program)
+        .unwrap()
+        .set_times(std::fs::FileTimes::new().set_modified(std::time::SystemTime::now()))
+        .unwrap();
+    let error = again().unwrap_err();
+    assert!(error.is_refusal() && error.to_string().contains("has been changed"), "{error}");
+    nothing_left(pid);
 }

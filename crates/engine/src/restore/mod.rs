@@ -113,7 +113,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
 
     let given = given(&tree, request.standard);
     let made = files::make(&tree, &file, given)?;
-    let mut opened = Opened::new(&tree, &staged, &plan, made, paths, &file)?;
+    let opened = Opened::new(&tree, &staged, &plan, made, paths, &file)?;
     reached(RestoreStep::Opened)?;
 
     let mut building = Building::launch(&tree, &plan, &opened)?;

@@ -65,6 +65,10 @@ pub(super) fn ids(plan: &Plan) -> Vec<String> {
         // There is no event for it.
         std::thread::sleep(ENDED_LOOK);
         ids.retain(taken);
+        if ids.is_empty() {
+            // The kernel frees a number a moment after the process is gone.
+            std::thread::sleep(ENDED_LOOK);
+        }
     }
     ids.into_iter()
         .map(|id| match crate::proc::name(id) {

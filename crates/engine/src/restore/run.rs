@@ -14,6 +14,9 @@ use super::error::RestoreError;
 use super::open::Opened;
 use super::plan::{Kind, Plan, Task};
 
+/// How often the first process is tried while its number is still taken.
+const LAUNCHES: u32 = 100;
+
 /// A tree that is being built. Dropping it kills what is there.
 pub(super) struct Building<'a> {
     tree: &'a Tree,
@@ -37,7 +40,18 @@ impl<'a> Building<'a> {
     pub(super) fn launch(tree: &'a Tree, plan: &'a Plan, opened: &Opened) -> Result<Self, RestoreError> {
         use std::os::fd::AsFd;
         let pid = plan.tasks[0].tid;
-        launch(&Launch { pid, seed: opened.seed.as_fd(), inherit: &opened.inherited(), first: plan.first_fd })?;
+        let inherit = opened.inherited();
+        let request = Launch { pid, seed: opened.seed.as_fd(), inherit: &inherit, first: plan.first_fd };
+        let mut started = launch(&request);
+        // The kernel frees a number a moment after the process is gone, and we have seen that it is.
+        for _ in 0..LAUNCHES {
+            match &started {
+                Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => std::thread::yield_now(),
+                _ => break,
+            }
+            started = launch(&request);
+        }
+        started?;
         let mut newborns = Vec::new();
         newborns.resize_with(plan.tasks.len(), || None);
         let mut building = Self { tree, plan, newborns, released: false };

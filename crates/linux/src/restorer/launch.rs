@@ -155,6 +155,14 @@ fn prepare(child: &Child<'_>) -> (&'static str, i32) {
         if libc::getppid() != child.parent {
             return ("getppid", libc::ESRCH);
         }
+        // Clearing leaves what is ignored. A kernel's struct sigaction of zeros is the default.
+        let default = [0_u64; 4];
+        for signal in (1..=64).filter(|signal| !matches!(*signal, libc::SIGKILL | libc::SIGSTOP)) {
+            let none = ptr::null_mut::<u64>();
+            if libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), none, size_of::<u64>()) < 0 {
+                return ("rt_sigaction", errno());
+            }
+        }
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) < 0 {
             return ("getrlimit(RLIMIT_NOFILE)", errno());

@@ -379,9 +379,10 @@ impl<'t> Compiler<'t> {
         let pid = process.pid;
         let builder = &mut self.builder;
         memory::space(self.tree, pid, life, self.staged, self.room, builder, steps)?;
-        process::descriptors(self.tree, pid, life, self.staged, &mut self.claimed, builder, steps);
+        process::descriptors(self.tree, life, self.staged, &mut self.claimed, builder, steps);
         process::surroundings(life, self.staged, builder, steps);
         process::close_inherited(self.staged, steps);
+        process::locks(self.tree, pid, life, builder, steps);
         process::actions(life, builder, steps);
         let common = thread::common_filters(life);
         thread::filters(&life.threads[0].seccomp[..common], builder, steps);

@@ -26,7 +26,6 @@ impl Claimed {
 /// Puts the table of descriptors together and closes what was inherited.
 pub(super) fn descriptors(
     tree: &Tree,
-    pid: i32,
     life: &Life,
     staged: &Staged<'_>,
     claimed: &mut Claimed,
@@ -93,7 +92,6 @@ pub(super) fn descriptors(
         }
     }
     notified(tree, life, claimed, steps);
-    locks(tree, pid, life, builder, steps);
 }
 
 /// `O_ASYNC`, by the number that signals are to name. Nobody is told before the owner is set.
@@ -120,8 +118,9 @@ fn lowest_free(life: &Life, fd: i32) -> i32 {
     lowest
 }
 
-/// POSIX locks belong to the process: it takes them itself.
-fn locks(tree: &Tree, pid: i32, life: &Life, builder: &mut Builder, steps: &mut Steps) {
+/// POSIX locks belong to the process: it takes them itself. They go with any descriptor of the file that it closes, so this
+/// is done when nothing is closed any more.
+pub(super) fn locks(tree: &Tree, pid: i32, life: &Life, builder: &mut Builder, steps: &mut Steps) {
     const F_SETLK: u64 = 6;
     for found in &life.descriptors {
         for lock in &tree.files[found.file as usize].locks {

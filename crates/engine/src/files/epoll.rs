@@ -62,6 +62,10 @@ pub(super) fn describe(context: &Context<'_, '_>, item: &Item) -> Described<File
         };
         members.push(EpollMember { fd: line.fd, file, events: line.events, data: line.data });
     }
+    if item.holder.in_flight && !members.is_empty() {
+        // Members are registered by a process that has the descriptor.
+        return Err(Why::refused("an epoll descriptor that no process has", "try again when the program has taken it"));
+    }
     Ok(FileKind::Epoll { members })
 }
 

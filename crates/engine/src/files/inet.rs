@@ -179,7 +179,7 @@ pub(super) fn make(socket: &InetSocket) -> Result<OwnedFd, MakeError> {
             set(true)?;
         }
         socket::bind(&fd, &socket.local).map_err(MakeError::at("binding", &*name))?;
-        if stream && socket.kind.2 == TCP {
+        if stream {
             set(reuse)?;
         }
     }

@@ -37,12 +37,18 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given) -> Result<Made, Make
     // Addresses first: a listener keeps others from its port.
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
         files[id] = match &file.kind {
-            FileKind::Unix(_) | FileKind::Process { .. } => None,
+            FileKind::Unix(_) | FileKind::Process { .. } | FileKind::Inotify { .. } => None,
             FileKind::Inet(socket) => Some(inet::make(socket)?),
             _ => Some(one(tree, file, same_boot, &memories, &mut pipes)?),
         };
     }
     let making = unix::make(&tree.files, &mut files)?;
+    // Behind all that opens and binds, of which the program must not be told; before descriptors go in flight.
+    for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
+        if let FileKind::Inotify { watches } = &file.kind {
+            files[id] = Some(inotify::make(watches, file, same_boot)?);
+        }
+    }
     unix::fill(making, &tree.files, &files)?;
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
         let Some(fd) = &files[id] else { continue };
@@ -96,7 +102,6 @@ fn one(
         FileKind::Epoll { .. } => epoll::make(file),
         FileKind::Signal { mask } => event::make_signals(*mask, file),
         FileKind::Timer { .. } => event::make_timer(file, &tree.machine, same_boot),
-        FileKind::Inotify { watches } => inotify::make(watches, file, same_boot),
         FileKind::Memory { memory } => {
             const NAME: &str = "a file without a name";
             let memory = memories.get(*memory as usize).ok_or_else(|| MakeError::Missing(NAME.to_owned()))?;
@@ -107,7 +112,7 @@ fn one(
         }
         FileKind::Netlink { kind, port, groups, options } => netlink::make(*kind, *port, groups, options, file),
         FileKind::Outside { name } => Err(MakeError::Missing(name.clone())),
-        FileKind::Process { .. } | FileKind::Unix(_) | FileKind::Inet(_) => {
+        FileKind::Process { .. } | FileKind::Unix(_) | FileKind::Inet(_) | FileKind::Inotify { .. } => {
             Err(MakeError::Missing("a descriptor".to_owned()))
         }
     }

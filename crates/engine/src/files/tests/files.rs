@@ -295,6 +295,20 @@ fn inotify_keeps_its_numbers() {
 }
 
 #[test]
+fn inotify_is_not_told_of_the_restore() {
+    let directory = tempfile::tempdir().unwrap();
+    let watcher = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+    let file = File::create(directory.path().join("f")).unwrap();
+    let socket = std::os::unix::net::UnixDatagram::bind(directory.path().join("s")).unwrap();
+    inotify::add_watch(&watcher, directory.path(), WatchFlags::ALL_EVENTS).unwrap();
+    let fds = vec![watcher, file.into(), socket.into()];
+    let taken = take(&fds).unwrap();
+    drop(fds);
+    let made = taken.descriptors();
+    assert_eq!(rustix::io::ioctl_fionread(&made[0]), Ok(0));
+}
+
+#[test]
 fn locks_are_taken_again() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let locked = File::options().read(true).write(true).open(file.path()).unwrap();

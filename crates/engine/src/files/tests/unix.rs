@@ -8,7 +8,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
 use torpor_linux::socket::{self, Sent, peek, send};
 
@@ -71,6 +71,21 @@ fn descriptors_in_flight_arrive() {
     assert_eq!(rustix::io::read(&found.files[1], &mut buffer), Ok(6));
     send(&made[3], &plain(b"y")).unwrap();
     assert_eq!(rustix::io::read(&found.files[1], &mut buffer), Ok(1));
+}
+
+#[test]
+fn what_a_process_must_make_cannot_be_in_flight() {
+    let (a, b) = pair(SocketType::STREAM);
+    let own = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()).unwrap();
+    send(&a, &Sent { bytes: b"x", files: &[own.as_fd()], ..Sent::default() }).unwrap();
+    assert!(refusal(&[a, b]).contains("in which a descriptor of a process waits"));
+    let (a, b) = pair(SocketType::STREAM);
+    let watcher = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    epoll::add(&watcher, &a, epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
+    send(&a, &Sent { bytes: b"x", files: &[watcher.as_fd()], ..Sent::default() }).unwrap();
+    drop(watcher);
+    let text = refusal(&[a, b]);
+    assert!(text.contains("a descriptor in flight there: an epoll descriptor that no process has"), "{text}");
 }
 
 #[test]

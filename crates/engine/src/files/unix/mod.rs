@@ -122,6 +122,12 @@ pub(super) fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item, k
     if name.first().is_some_and(|byte| *byte != 0) && name.last() == Some(&0) {
         name.pop();
     }
+    let queue = context.sockets.queues.remove(&id).unwrap_or_default();
+    let mut flying = queue.iter().flat_map(|message| &message.files).map(|file| context.list.item(*file));
+    if flying.any(|file| file.link == b"anon_inode:[pidfd]") {
+        let what = "a unix socket in which a descriptor of a process waits";
+        return Err(Why::refused(what, "try again when the program has taken it"));
+    }
     let peer_credentials = socket::peer_credentials(&item.fd)?.map(|(pid, user, group)| {
         let inside = context.request.ids.get(&pid).copied().unwrap_or(pid);
         (inside, user, group)
@@ -132,7 +138,7 @@ pub(super) fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item, k
         name,
         state,
         options: context.defaults.options(&item.fd, kind)?,
-        queue: context.sockets.queues.remove(&id).unwrap_or_default(),
+        queue,
         shut: entry.shut & 3,
         peer_credentials,
     })))

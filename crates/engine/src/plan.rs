@@ -207,8 +207,11 @@ pub(crate) struct SocketChange {
     number: u64,
 }
 
-/// How often it is looked whether the thread has begun its call, before we put the option back in any case.
+/// How often it is looked without a pause whether the thread has begun its call, before the option is put back.
 const LOOKS: u32 = 1000;
+/// How long a thread may wait for a CPU meanwhile: others keep it busy, or its app is over its CPU limit. With the option
+/// back too early, its call would begin with the whole time-out.
+const CPU_PATIENCE: Duration = Duration::from_secs(1);
 
 impl SocketChange {
     fn make(plan: &ThreadPlan, fd: i32, send: bool, left: Duration) -> Result<Option<Self>, TraceError> {
@@ -226,15 +229,22 @@ impl SocketChange {
     pub(crate) fn undo(self) -> io::Result<Option<(i32, u64)>> {
         let path = format!("/proc/{}/task/{}", self.pid, self.tid);
         let mut begun = None;
-        for _ in 0..LOOKS {
-            // `number args…` while it waits in a call, `running` otherwise. There is no event to wait for.
-            let call = proc::read(&format!("{path}/syscall"));
-            let number = call.ok().and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
-            if number == Some(self.number) {
+        let mut looks = 0;
+        let started = now();
+        // `number args…` while it waits in a call, `running` while it has a CPU or waits for one. There is no event to wait for.
+        while let Ok(call) = proc::read(&format!("{path}/syscall")) {
+            if call.split(' ').next().and_then(|number| number.parse().ok()) == Some(self.number) {
                 begun = voluntary_switches(self.pid, self.tid).map(|switches| (self.tid, switches));
                 break;
             }
-            std::thread::yield_now();
+            looks += 1;
+            if looks < LOOKS {
+                std::thread::yield_now();
+            } else if call.starts_with("running") && now().saturating_sub(started) < CPU_PATIENCE {
+                std::thread::sleep(Duration::from_millis(1));
+            } else {
+                break;
+            }
         }
         sockopt::set_socket_timeout(&self.socket, which(self.send), Some(self.before))?;
         Ok(begun)

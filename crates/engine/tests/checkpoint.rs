@@ -1,4 +1,5 @@
 //! Real programs are captured: what their images say, and that they run on.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -21,7 +22,13 @@ impl Program {
         // Descriptors of whoever runs the tests are not the program's.
         let close = "for f in /proc/self/fd/*; do n=${f##*/}; [ $n -gt 2 ] && eval \"exec $n>&-\"; done; exec \"$@\"";
         let mut command = Command::new("bash");
-        let mut child = command.args(["-c", close, "bash", "python3", "-c", source]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = command
+            .args(["-c", close, "bash", "python3", "-c", source])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let input = child.stdin.take().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         let mut program = Self { child, input, output };
@@ -105,7 +112,9 @@ fn an_image_has_the_memory_and_the_program_runs_on() {
         let (bytes, tree) = read(folder.path());
         let life = life(&tree, 0);
         assert_eq!(stored(&bytes, life, address, 6).unwrap(), b"torpor");
-        assert!(life.space.areas.iter().any(|area| matches!(&area.backing, Backing::Kernel { name } if name == "[vdso]")));
+        assert!(
+            life.space.areas.iter().any(|area| matches!(&area.backing, Backing::Kernel { name } if name == "[vdso]"))
+        );
         assert!(life.threads.iter().all(|thread| thread.xstate.len() >= 576));
         assert_eq!(program.ask(&format!("round {round}")), format!("round {round}"));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
@@ -145,7 +154,8 @@ fn an_error_at_any_step_leaves_it_running_and_nothing_behind() {
 
 #[test]
 fn without_leave_running_the_tree_ends_once_its_image_is_there() {
-    let program = Program::python("import os, time\nif os.fork(): print('ready', flush=True)\nos.fork()\ntime.sleep(1000)");
+    let program =
+        Program::python("import os, time\nif os.fork(): print('ready', flush=True)\nos.fork()\ntime.sleep(1000)");
     let folder = tempfile::tempdir().unwrap();
     // The other fork may still be on its way.
     let children = || {
@@ -155,7 +165,8 @@ fn without_leave_running_the_tree_ends_once_its_image_is_there() {
     while children() < 2 {
         std::thread::yield_now();
     }
-    let done = checkpoint(&Checkpoint { pid: program.pid(), folder: folder.path(), leave_running: false, faults: &NoFaults });
+    let done =
+        checkpoint(&Checkpoint { pid: program.pid(), folder: folder.path(), leave_running: false, faults: &NoFaults });
     let done = done.unwrap();
     assert!(done.processes >= 3, "{done:?}");
     let (_, tree) = read(folder.path());

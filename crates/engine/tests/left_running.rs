@@ -1,5 +1,6 @@
 //! Every program of the conformance suite is captured and left running: it finds itself as it was, or was refused and never
 //! touched. Every image that comes of it can be read.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
 use std::path::Path;

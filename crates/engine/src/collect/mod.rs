@@ -95,10 +95,9 @@ pub(crate) fn collect(
                 let Some(life) = found else { continue };
                 End::Alive(Box::new(life))
             }
-            None => End::Zombie {
-                status: process::exit_status(pid).look(pid)?,
-                name: thread::name(pid, pid).look(pid)?,
-            },
+            None => {
+                End::Zombie { status: process::exit_status(pid).look(pid)?, name: thread::name(pid, pid).look(pid)? }
+            }
         };
         tree.processes.push(Process { pid, parent: process.parent, group, session, end });
     }

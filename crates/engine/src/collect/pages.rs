@@ -139,8 +139,7 @@ impl<'a> Copier<'a> {
             source.read(quick, start + from as u64, &mut self.buffer[from..to]).map_err(read)?;
             from = to;
         }
-        let pages: Vec<Page> =
-            entries.iter().enumerate().map(|(n, entry)| self.page(n, *entry)).collect();
+        let pages: Vec<Page> = entries.iter().enumerate().map(|(n, entry)| self.page(n, *entry)).collect();
         let mut first = 0;
         while first < pages.len() {
             let last = run_end(&pages, first);

@@ -66,13 +66,7 @@ impl<'a> Remote<'a> {
     }
 
     /// Makes a call in thread `n` of the process.
-    pub(super) fn call(
-        &self,
-        n: usize,
-        name: &'static str,
-        number: u64,
-        arguments: &[u64],
-    ) -> Result<u64, TraceError> {
+    pub(super) fn call(&self, n: usize, name: &'static str, number: u64, arguments: &[u64]) -> Result<u64, TraceError> {
         self.process.call_in(n, self.park_address, name, number, arguments)
     }
 

@@ -148,7 +148,12 @@ fn actions(remote: &Remote<'_>) -> Result<Vec<Action>, TraceError> {
                 return Action::default();
             }
             let action = &answers[(signal - 1) * ACTION_BYTES..signal * ACTION_BYTES];
-            Action { handler: word(action, 0), flags: word(action, 1), restorer: word(action, 2), mask: word(action, 3) }
+            Action {
+                handler: word(action, 0),
+                flags: word(action, 1),
+                restorer: word(action, 2),
+                mask: word(action, 3),
+            }
         })
         .collect())
 }

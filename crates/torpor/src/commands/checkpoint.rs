@@ -24,12 +24,8 @@ struct Outcome {
 
 /// Captures a tree; gives the exit code.
 pub(super) fn checkpoint(args: &CheckpointArgs) -> Result<i32, Failure> {
-    let request = Checkpoint {
-        pid: args.pid,
-        folder: &args.image,
-        leave_running: args.leave_running,
-        faults: &NoFaults,
-    };
+    let request =
+        Checkpoint { pid: args.pid, folder: &args.image, leave_running: args.leave_running, faults: &NoFaults };
     let done = torpor_engine::checkpoint(&request)?;
     let outcome = Outcome {
         image: done.image.display().to_string(),

@@ -20,8 +20,8 @@ use crate::proc;
 
 /// Highest number of a watch: below it, so many calls are made in a second.
 const MAX_WATCH: i32 = 1 << 20;
-/// `IN_MASK_ADD`, which would join the mask of a watch that is there.
-const FIRST: u32 = 1;
+/// The first number that the kernel gives.
+const FIRST: i32 = 1;
 
 /// A line of fdinfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,7 +119,7 @@ pub(super) fn make(watches: &[InotifyWatch], file: &OpenFile, same_boot: bool) -
     let fd = inotify::init(CreateFlags::CLOEXEC).map_err(MakeError::at("making", NAME))?;
     for watch in watches {
         let name = path::text(&watch.path);
-        if !(FIRST as i32..=MAX_WATCH).contains(&watch.watch) {
+        if !(FIRST..=MAX_WATCH).contains(&watch.watch) {
             return Err(MakeError::at("watching", name)(Errno::RANGE));
         }
         let found = path::open_name(&watch.path.path).map_err(MakeError::at("opening", &*name))?;

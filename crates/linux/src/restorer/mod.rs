@@ -91,6 +91,9 @@ impl Step {
 
 global_asm!(
     ".pushsection .rodata.torpor_restorer,\"a\",@progbits",
+    // Other parts of the program refer to these when the compiler takes functions apart.
+    ".globl torpor_interpreter, torpor_interpreter_end, torpor_seed, torpor_seed_end",
+    ".hidden torpor_interpreter, torpor_interpreter_end, torpor_seed, torpor_seed_end",
     ".balign 16",
     "torpor_interpreter:",
     "  jmp 20f",

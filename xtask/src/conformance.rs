@@ -156,12 +156,36 @@ fn reasons(refusal: &str) -> String {
     if found.is_empty() { brief(refusal) } else { brief(&found.join("; ")) }
 }
 
+/// Text in one line, without numbers and directories that are others with every run.
 fn brief(text: &str) -> String {
-    let line = text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
+    let words = text.split_whitespace().map(|word| match word.split_once("/var/tmp/torpor-conformance-") {
+        Some((before, after)) => format!("{before}…{}", after.split_once("/home").map_or("", |(_, rest)| rest)),
+        None => word.to_owned(),
+    });
+    let line = steady(&words.collect::<Vec<_>>().join(" ").replace('|', "\\|"));
     if line.chars().count() <= REASON_CHARS {
         return line;
     }
     format!("{} …", line.chars().take(REASON_CHARS).collect::<String>().trim_end())
+}
+
+/// Numbers of four digits and more become `N`: ids, inodes, addresses.
+fn steady(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(|c: char| c.is_ascii_digit()) {
+        out.push_str(&rest[..at]);
+        let number = rest[at..].strip_prefix("0x").map_or(&rest[at..], |hex| hex);
+        let end = number.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(number.len());
+        let (number, after) = number.split_at(end);
+        if number.len() < 4 {
+            out.push_str(&rest[at..rest.len() - after.len()])
+        } else {
+            out.push('N')
+        }
+        rest = after;
+    }
+    out + rest
 }
 
 fn summary(rows: &[Row], engine: &str) -> String {
@@ -228,6 +252,12 @@ mod tests {
                        process 8 (a), descriptor 3: an io_uring (close it)\n  process 8 (a): traced by 3\n";
         assert_eq!(reasons(refusal), "an io_uring (close it); traced by 3");
         assert_eq!(reasons("a | b\n c"), "a \\| b c");
+    }
+
+    #[test]
+    fn what_changes_with_every_run_is_left_out() {
+        assert_eq!(brief("a/var/tmp/torpor-conformance-x1/home/file (deleted)"), "a…/file (deleted)");
+        assert_eq!(brief("socket 4ea159 of 12716 at 0x7f66 is 42"), "socket N of N at N is 42");
     }
 
     #[test]

@@ -1,0 +1,369 @@
+//! The conformance suite under `torpor checkpoint` and `torpor restore`: what each program must say.
+//!
+//! The list is the truth in both directions: a program that stops being well fails here, and one that begins to be must be
+//! entered. `refused` names words that the refusal must contain; `wrong` names a fault that is known and has no other place
+//! to stand, as nothing may be restored wrongly. Every program is captured twice: once ended and restored, once left running.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use torpor_testkit::conformance::{Mode, Torpor, Verdict, captured, program, programs};
+use torpor_testkit::skip::skipped;
+
+/// What is expected of a program.
+#[derive(Clone, Copy, Debug)]
+enum Expected {
+    /// It finds everything as it was.
+    Ok,
+    /// It is refused before anything is touched, with these words among others.
+    Refused(&'static str),
+    /// It is captured and restored, and this is not as it was: a known fault. Left running it must be well.
+    Wrong(&'static str),
+}
+
+fn check(name: &str, expected: Expected) {
+    let program = program(name).unwrap();
+    let torpor = Torpor { program: Path::new(env!("CARGO_BIN_EXE_torpor")).to_owned() };
+    for mode in [Mode::Restored, Mode::LeftRunning] {
+        let verdict = captured(&program, &torpor, mode).unwrap_or_else(|error| panic!("{name}: {error}"));
+        match (&verdict, expected) {
+            (Verdict::Skipped(why), _) => return skipped(module_path!(), &format!("{name}: {why}")),
+            (Verdict::Ok, Expected::Ok) => {}
+            (Verdict::Refused(why), Expected::Refused(words)) if why.contains(words) => {}
+            (Verdict::Failed { stage: "restored", .. }, Expected::Wrong(what)) => {
+                eprintln!("KNOWN FAULT {name}: {what}: {verdict}");
+            }
+            (Verdict::Ok, Expected::Wrong(_)) if mode == Mode::LeftRunning => {}
+            _ => panic!("{name} ({}), {mode:?}: expected {expected:?}, got {verdict}", program.what),
+        }
+    }
+}
+
+macro_rules! expected {
+    (ok) => {
+        Expected::Ok
+    };
+    (refused $words:literal) => {
+        Expected::Refused($words)
+    };
+    (wrong $what:literal) => {
+        Expected::Wrong($what)
+    };
+}
+
+macro_rules! conformance {
+    ($($name:ident: $expected:ident $($words:literal)?,)*) => {
+        const LISTED: &[&str] = &[$(stringify!($name),)*];
+        $(
+            #[test]
+            fn $name() {
+                check(stringify!($name), expected!($expected $($words)?));
+            }
+        )*
+    };
+}
+
+#[test]
+fn every_program_is_in_the_list() {
+    let listed: BTreeSet<&str> = LISTED.iter().copied().collect();
+    let there: BTreeSet<&str> = programs().iter().map(|program| program.name).collect();
+    assert_eq!(listed, there);
+}
+
+conformance! {
+    // processes.c
+    children: ok,
+    executables: ok,
+    sessions: ok,
+    groups: ok,
+    group_without_leader: ok,
+    session_without_leader: ok,
+    zombies: ok,
+    subreaper: ok,
+    stopped: ok,
+    threads: ok,
+    many_threads: ok,
+    ended_leader: refused "its first thread has ended while others live on",
+    shared_descriptors: refused "it shares its table of descriptors",
+    shared_directory: refused "it shares its working directory",
+    shared_address_space: refused "it shares its memory",
+    vfork: refused "it waits in the kernel and cannot be stopped",
+    name: ok,
+    fork_after: ok,
+    // credentials.c
+    user_ids: ok,
+    unprivileged: ok,
+    capabilities: ok,
+    kept_capabilities: ok,
+    securebits: ok,
+    no_new_privileges: ok,
+    thread_ids: ok,
+    seccomp: ok,
+    seccomp_filters: ok,
+    seccomp_thread: ok,
+    seccomp_strict: refused "strict seccomp mode",
+    seccomp_notify: refused "a seccomp supervisor's descriptor",
+    landlock: wrong "landlock leaves no trace outside of the process",
+    session_keyring: wrong "a session keyring ends with its processes",
+    // context.c
+    working_directory: ok,
+    working_directory_deleted: refused "has no name any more",
+    root_directory: ok,
+    file_mode_mask: ok,
+    limits: ok,
+    limit_below_descriptors: ok,
+    scheduling: ok,
+    realtime: ok,
+    affinity: ok,
+    timer_slack: ok,
+    oom_score: ok,
+    coredump_filter: ok,
+    not_dumpable: ok,
+    parent_death_signal: ok,
+    no_huge_pages: ok,
+    personality: ok,
+    deny_write_execute: ok,
+    merge_memory: ok,
+    time_stamp_counter: ok,
+    membarrier: ok,
+    memory_policy: refused "it prefers some of the machine's memory",
+    memory_policy_of_area: wrong "mbind: the policy of an area",
+    syscall_dispatch: refused "it handles its own system calls",
+    local_descriptor_table: refused "it has a local descriptor table",
+    segment_base: ok,
+    speculation: ok,
+    memory_error_policy: ok,
+    io_flusher: ok,
+    clocks: ok,
+    // namespaces.c
+    host_name: refused "it is in another uts namespace",
+    ipc_namespace: refused "it is in another ipc namespace",
+    mount_namespace: refused "it is in another mount namespace",
+    network_namespace: refused "it is in another network namespace",
+    pid_namespace: refused "it is in another pid",
+    user_namespace: refused "it is in another user namespace",
+    cgroup_namespace: refused "it is in another cgroup namespace",
+    time_namespace: refused "it is in another time",
+    namespace_descriptor: refused "a namespace's descriptor",
+    // signals.c
+    handlers: ok,
+    signal_masks: wrong "SIGPIPE is ignored, as in whoever restores",
+    alternate_stack: ok,
+    inside_handler: ok,
+    pending_of_process: ok,
+    pending_of_thread: ok,
+    pending_of_child: ok,
+    ignored_child: ok,
+    // timers.c
+    interval_timers: ok,
+    interval_timer_fires: ok,
+    processor_timer_fires: ok,
+    posix_timers: ok,
+    posix_timer_fires: ok,
+    timer_meanwhile: ok,
+    thread_timer: ok,
+    timer_overrun: wrong "overruns while a timer's signal waits",
+    // futexes.c
+    robust_futex: ok,
+    contended_mutex: ok,
+    priority_inheritance: ok,
+    condition_variable: ok,
+    join: ok,
+    rseq: ok,
+    // registers.c
+    sse: ok,
+    avx: ok,
+    avx512: ok,
+    general_registers: ok,
+    x87: ok,
+    protection_key_rights: ok,
+    // blocked.c
+    blocked_nanosleep: ok,
+    blocked_clock_nanosleep: ok,
+    blocked_sleep_until: ok,
+    blocked_poll: ok,
+    blocked_ppoll: ok,
+    blocked_select: ok,
+    blocked_pselect: ok,
+    blocked_epoll_wait: ok,
+    blocked_epoll_pwait2: ok,
+    blocked_futex: ok,
+    blocked_futex_until: ok,
+    blocked_futex_waitv: ok,
+    blocked_sigtimedwait: ok,
+    blocked_receive_timeout: wrong "SO_RCVTIMEO begins again",
+    blocked_semtimedop: ok,
+    blocked_io_getevents: refused "asynchronous disk I/O",
+    blocked_read: ok,
+    blocked_write: ok,
+    blocked_receive: ok,
+    blocked_poll_infinite: ok,
+    blocked_epoll_infinite: ok,
+    blocked_eventfd: ok,
+    blocked_timerfd: ok,
+    blocked_sigsuspend: ok,
+    blocked_pause: ok,
+    blocked_wait: ok,
+    blocked_accept: ok,
+    blocked_flock: ok,
+    blocked_record_lock: ok,
+    blocked_message_queue: ok,
+    // memory.c
+    anonymous_memory: ok,
+    discarded_memory: ok,
+    file_memory: ok,
+    shared_file_memory: ok,
+    shared_read_only_file: ok,
+    deleted_file_memory: ok,
+    deleted_executable: refused "has no name any more",
+    growing_stack: ok,
+    growing_area: ok,
+    heap: ok,
+    protections: ok,
+    advice: ok,
+    locked_memory: ok,
+    locked_future: ok,
+    huge_pages_advised: ok,
+    huge_page_file_system: ok,
+    droppable_memory: ok,
+    named_memory: ok,
+    guard_pages: ok,
+    sealed_memory: refused "sealed memory",
+    reserved_memory: ok,
+    many_areas: ok,
+    zero_device_memory: ok,
+    secret_memory: refused "secret memory",
+    virtual_object: ok,
+    no_virtual_object: refused "it has unmapped its vDSO",
+    soft_limit_of_memory: ok,
+    // shared.c
+    shared_anonymous: ok,
+    inherited_memory: ok,
+    sharing_kept: wrong "what was shared copy-on-write is there once for each process",
+    memfd: ok,
+    memfd_seals: ok,
+    memfd_private: ok,
+    system_v_shared_memory: refused "System V shared memory is not taken yet",
+    system_v_removed: refused "System V shared memory is not taken yet",
+    posix_shared_memory: ok,
+    posix_shared_memory_unlinked: ok,
+    // files.c
+    file: ok,
+    shared_offset: ok,
+    deleted_file: ok,
+    deleted_twice: ok,
+    deleted_with_other_name: refused "(deleted) has lost the name that it was opened by",
+    unnamed_file: ok,
+    renamed_file: ok,
+    replaced_file: ok,
+    path_descriptor: ok,
+    directory: ok,
+    deleted_directory: refused "(deleted), which cannot be made again",
+    devices: ok,
+    proc_files: refused "belongs to a process and cannot be opened before it is there",
+    proc_file_of_child: refused "belongs to a process and cannot be opened before it is there",
+    memory_file: refused "belongs to a process and cannot be opened before it is there",
+    close_on_exec: ok,
+    high_descriptors: ok,
+    many_descriptors: ok,
+    closed_streams: ok,
+    signal_owner: ok,
+    directory_notification: wrong "F_NOTIFY leaves no trace",
+    terminal: refused "the master of a pseudo-terminal",
+    controlling_terminal: refused "the master of a pseudo-terminal",
+    // locks.c
+    flock_lock: ok,
+    flock_inherited: ok,
+    record_locks: wrong "POSIX locks",
+    open_file_locks: ok,
+    lease: ok,
+    // pipes.c
+    pipe_contents: ok,
+    pipe_full: ok,
+    pipe_packets: ok,
+    pipe_closed: ok,
+    pipe_between: ok,
+    pipe_size: ok,
+    fifo: ok,
+    fifo_deleted: refused "(deleted) cannot be found under its name",
+    // unix.c
+    unix_stream: ok,
+    unix_datagram: ok,
+    unix_packets: ok,
+    unix_much: ok,
+    unix_shutdown: ok,
+    unix_orphan: ok,
+    unix_listener: ok,
+    unix_listener_abstract: ok,
+    unix_listener_waiting: refused "a connection that waits to be accepted, on which data has been sent",
+    unix_listener_abstract_waiting: refused "a connection that waits to be accepted, on which data has been sent",
+    unix_listener_deleted: ok,
+    unix_connection: wrong "SO_PEERCRED names whoever restores",
+    unix_bound_datagram: ok,
+    unix_descriptors: ok,
+    unix_credentials: wrong "the sender of a message that waits",
+    unix_options: ok,
+    unix_outside: refused "a unix socket connected to a process outside of the tree",
+    // inet.c
+    tcp_listener: ok,
+    tcp_listener_v6: ok,
+    mptcp_listener: ok,
+    tcp_options: ok,
+    tcp_shared_port: ok,
+    tcp_unconnected: ok,
+    tcp_waiting: refused "wait to be accepted",
+    tcp_connection: refused "connections cannot be captured yet",
+    tcp_ended: refused "in the middle of closing its connection to",
+    tcp_reset: refused "a TCP socket whose connection has ended, and which the program has not closed",
+    udp: ok,
+    udp_queued: ok,
+    udp_multicast: ok,
+    socket_filter: ok,
+    raw_socket: ok,
+    packet_socket: refused "a packet socket",
+    netlink: ok,
+    netlink_queued: refused "a netlink socket with messages that the program has not read",
+    vsock_listener: refused "a vsock socket",
+    // events.c
+    epoll_level: ok,
+    epoll_edge: ok,
+    epoll_edge_pending: ok,
+    epoll_one_shot: ok,
+    epoll_nested: ok,
+    epoll_closed_member: ok,
+    epoll_reused_number: ok,
+    epoll_shared: ok,
+    epoll_members: ok,
+    event_counter: ok,
+    event_semaphore: ok,
+    signal_descriptor: ok,
+    timer_descriptor: ok,
+    timer_descriptor_ticks: wrong "expirations of a periodic timerfd",
+    inotify: ok,
+    inotify_queued: refused "events that the program has not read",
+    inotify_deleted: refused "whose name cannot be found",
+    process_descriptor: ok,
+    process_descriptor_of_self: ok,
+    process_descriptor_ended: refused "a descriptor of a process that has ended and been waited for",
+    process_descriptor_outside: refused "of process 1, outside of the tree",
+    // kernel.c
+    io_uring: refused "io_uring",
+    userfaultfd: refused "memory registered with a userfaultfd",
+    perf_event: refused "a performance counter",
+    bpf_map: refused "a BPF object",
+    bpf_program: refused "a BPF object",
+    fanotify: refused "fanotify",
+    traced: refused "traces it",
+    tracing: refused "traces it",
+    aio: refused "asynchronous disk I/O",
+    system_v_semaphore: ok,
+    system_v_messages: ok,
+    posix_messages: wrong "messages of a POSIX message queue",
+    landlock_rules: refused "a landlock ruleset",
+    file_system_context: refused "a kernel object that is not known here",
+    detached_mount: refused "mounted over",
+    tunnel: refused "/dev/net/tun",
+    virtual_machine: refused "a virtual machine",
+    fuse_connection: refused "/dev/fuse",
+}

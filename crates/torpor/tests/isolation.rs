@@ -113,7 +113,7 @@ fn an_app_sees_its_own_processes_and_files_and_little_of_the_kernel() {
     for path in ["/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sysrq-trigger"] {
         if std::path::Path::new(path).exists() {
             let said = attempt(&format!("len(open('{path}', 'rb').read())"));
-            assert!(["ok 0", "Read-only file system"].contains(&said.as_str()), "{path}: {said}");
+            assert!(["ok 0", "Read-only file system", "Permission denied"].contains(&said.as_str()), "{path}: {said}");
         }
     }
     assert_eq!(attempt("os.mknod('/tmp/disk', 0o60600, os.makedev(8, 0))"), "Operation not permitted");

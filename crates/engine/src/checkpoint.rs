@@ -243,10 +243,17 @@ impl Capture<'_> {
 
     /// Lets every thread go on as if it had never been stopped.
     fn release(&mut self) -> Result<(), CheckpointError> {
-        let processes = std::mem::take(&mut self.stopped).into_iter().filter_map(|process| process.alive).collect();
+        let processes: Vec<_> =
+            std::mem::take(&mut self.stopped).into_iter().filter_map(|process| process.alive).collect();
+        let threads = processes.iter().flat_map(|process| &process.threads);
+        let under_job_control: Vec<i32> = threads
+            .filter(|thread| thread.tracee.group_stop().is_some())
+            .map(|thread| thread.tracee.thread())
+            .collect();
         for change in let_go(processes, &self.plans)? {
             change.undo().map_err(|error| CheckpointError::Look(self.request.pid, error))?;
         }
+        under_job_control.into_iter().for_each(settle);
         Ok(())
     }
 
@@ -270,6 +277,18 @@ impl Capture<'_> {
             image_bytes,
             timings: self.timings,
         })
+    }
+}
+
+/// Waits until a thread that job control has stopped is stopped again: it wakes up for that when it is let go. There is no
+/// event, and somebody may have continued it meanwhile.
+fn settle(tid: i32) {
+    const LOOKS: u32 = 1000;
+    for _ in 0..LOOKS {
+        if crate::proc::stat(&format!("/proc/{tid}/stat")).map_or(true, |stat| stat.state != 'R') {
+            return;
+        }
+        std::thread::yield_now();
     }
 }
 

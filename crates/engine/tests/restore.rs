@@ -1,4 +1,5 @@
 //! Real processes through an image and back.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::process::{Child, Command, Stdio};
 
@@ -16,10 +17,26 @@ fn start(line: &str) -> Child {
     child.stdin(file()).stdout(file()).stderr(file()).spawn().unwrap()
 }
 
-fn through(mut child: Child) -> Restored {
+/// Until the process has this name: programs that take their time give themselves one.
+fn named(child: &Child, name: &str) {
+    let path = format!("/proc/{}/comm", child.id());
+    let is = || std::fs::read_to_string(&path).is_ok_and(|found| found.trim() == name);
+    let wait = || std::thread::sleep(std::time::Duration::from_millis(5));
+    assert!(
+        (0..4000).any(|_| is() || {
+            wait();
+            false
+        }),
+        "{name} does not come"
+    );
+    // It may still be on its way into the call that it waits in.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+}
+
+fn through(mut child: Child, name: &str) -> Restored {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("image");
-    std::thread::sleep(std::time::Duration::from_millis(700));
+    named(&child, name);
     let pid = child.id() as i32;
     let done = checkpoint(&Checkpoint { pid, folder: &folder, leave_running: false, faults: &NoFaults });
     let done = done.unwrap_or_else(|error| panic!("{error:#?}"));
@@ -38,34 +55,34 @@ fn status(pid: i32) -> Option<i32> {
 
 #[test]
 fn sleep_goes_on() {
-    let restored = through(start("sleep 2"));
+    let restored = through(start("sleep 2"), "sleep");
     assert_eq!(status(restored.pid), Some(0));
 }
 
 /// Runs a C or Python program that ends with status 7 if all is well a while after its restore.
 fn checks_itself(line: &str) {
-    let restored = through(start(line));
+    let restored = through(start(line), "ready");
     assert_eq!(status(restored.pid), Some(7), "{line}");
 }
 
 #[test]
 fn python_goes_on() {
     checks_itself(
-        "python3 -c 'import time,sys\nd={i:str(i)*3 for i in range(100000)}\nt=time.time()\nwhile time.time()<t+2.0: time.sleep(0.01)\nsys.exit(7 if all(d[i]==str(i)*3 for i in d) else 1)'",
+        "python3 -c 'import time,sys\nd={i:str(i)*3 for i in range(100000)}\nt=time.time()\nopen(\"/proc/self/comm\",\"w\").write(\"ready\")\nwhile time.time()<t+2.0: time.sleep(0.01)\nsys.exit(7 if all(d[i]==str(i)*3 for i in d) else 1)'",
     );
 }
 
 #[test]
 fn threads_go_on() {
     checks_itself(
-        "python3 -c 'import time,sys,threading\nn=[0]*8\nstop=[]\ndef work(k):\n  while not stop:\n    n[k]+=1\n    time.sleep(0.001)\nts=[threading.Thread(target=work,args=(k,)) for k in range(8)]\n[t.start() for t in ts]\ntime.sleep(1.5)\nb=n[:]\ntime.sleep(0.5)\nok=all(x<y for x,y in zip(b,n))\nstop.append(1)\n[t.join() for t in ts]\nsys.exit(7 if ok else 1)'",
+        "python3 -c 'import time,sys,threading\nn=[0]*8\nstop=[]\ndef work(k):\n  while not stop:\n    n[k]+=1\n    time.sleep(0.001)\nts=[threading.Thread(target=work,args=(k,)) for k in range(8)]\n[t.start() for t in ts]\nopen(\"/proc/self/comm\",\"w\").write(\"ready\")\ntime.sleep(1.5)\nb=n[:]\ntime.sleep(0.5)\nok=all(x<y for x,y in zip(b,n))\nstop.append(1)\n[t.join() for t in ts]\nsys.exit(7 if ok else 1)'",
     );
 }
 
 #[test]
 fn trees_go_on() {
     checks_itself(
-        "python3 -c 'import os,sys,time\nr=[]\nfor k in range(5):\n  p=os.fork()\n  if p==0:\n    if k==1: os.setsid()\n    if k==2: os.setpgid(0,0)\n    if k==3: os._exit(5)\n    if k==4: os.kill(os.getpid(),15)\n    g=os.fork()\n    if g==0:\n      time.sleep(1.5); os._exit(3)\n    s=os.getsid(0); q=os.getpgid(0)\n    a=os.waitpid(g,0)[1]>>8\n    os._exit(10+a+k if (s,q)==(os.getsid(0),os.getpgid(0)) else 99)\n  r.append(p)\ntime.sleep(1.5)\nst=[os.waitpid(p,0)[1] for p in r]\nsys.exit(7 if st==[13<<8,14<<8,15<<8,5<<8,15] else 1)'",
+        "python3 -c 'import os,sys,time\nr=[]\nfor k in range(5):\n  p=os.fork()\n  if p==0:\n    if k==1: os.setsid()\n    if k==2: os.setpgid(0,0)\n    if k==3: os._exit(5)\n    if k==4: os.kill(os.getpid(),15)\n    g=os.fork()\n    if g==0:\n      time.sleep(1.5); os._exit(3)\n    s=os.getsid(0); q=os.getpgid(0)\n    a=os.waitpid(g,0)[1]>>8\n    os._exit(10+a+k if (s,q)==(os.getsid(0),os.getpgid(0)) else 99)\n  r.append(p)\ntime.sleep(0.3)\nopen(\"/proc/self/comm\",\"w\").write(\"ready\")\ntime.sleep(1.5)\nst=[os.waitpid(p,0)[1] for p in r]\nsys.exit(7 if st==[13<<8,14<<8,15<<8,5<<8,15] else 1)'",
     );
 }
 
@@ -74,9 +91,9 @@ const STEPS: [&str; 8] = ["read", "checked", "opened", "launched", "born", "veri
 /// A tree with threads, a child and a zombie, as an image.
 fn imaged(folder: &std::path::Path) -> (std::path::PathBuf, Vec<i32>) {
     let mut child = start(
-        "python3 -c 'import os,time,threading\nif os.fork()==0:\n  time.sleep(99)\nif os.fork()==0:\n  os._exit(1)\nt=threading.Thread(target=time.sleep,args=(99,),daemon=True)\nt.start()\ntime.sleep(99)'",
+        "python3 -c 'import os,time,threading\nif os.fork()==0:\n  time.sleep(99)\nif os.fork()==0:\n  os._exit(1)\nt=threading.Thread(target=time.sleep,args=(99,),daemon=True)\nt.start()\ntime.sleep(0.2)\nopen(\"/proc/self/comm\",\"w\").write(\"ready\")\ntime.sleep(99)'",
     );
-    std::thread::sleep(std::time::Duration::from_millis(900));
+    named(&child, "ready");
     let pid = child.id() as i32;
     let done = checkpoint(&Checkpoint { pid, folder: &folder.join("image"), leave_running: false, faults: &NoFaults });
     let done = done.unwrap_or_else(|error| panic!("{error:#?}"));
@@ -123,7 +140,7 @@ fn an_error_at_any_step_leaves_nothing() {
     assert_eq!((restored.processes, restored.threads), (3, 3));
     // The first one's taken id is the error of a second.
     let error = restore(Restore { image: &image, standard: [None, None, None], faults: &|_| Ok(()) }).unwrap_err();
-    assert!(error.is_refusal() && error.to_string().contains("is taken by python3"), "{error}");
+    assert!(error.is_refusal() && error.to_string().contains("is taken by ready"), "{error}");
     kill(&restored);
 }
 
@@ -165,7 +182,7 @@ fn a_changed_byte_or_file_is_refused() {
     let program = folder.path().join("sleeper");
     std::fs::copy("/bin/sleep", &program).unwrap();
     let mut child = start(&format!("{} 99", program.display()));
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    named(&child, "sleeper");
     let pid = child.id() as i32;
     let done =
         checkpoint(&Checkpoint { pid, folder: &folder.path().join("image"), leave_running: false, faults: &NoFaults })

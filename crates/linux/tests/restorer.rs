@@ -1,4 +1,5 @@
 //! The seed and the interpreter with lists made by hand.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::File;
 use std::io::Write;

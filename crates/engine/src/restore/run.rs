@@ -179,8 +179,8 @@ impl<'a> Building<'a> {
     /// Until every thread has made all its steps.
     pub(super) fn built(&mut self) -> Result<(), RestoreError> {
         let tasks = &self.plan.tasks;
-        for n in 0..tasks.len() {
-            match tasks[n].kind {
+        for (n, task) in tasks.iter().enumerate() {
+            match task.kind {
                 Kind::Thread(0) => self.wait(n, DONE)?,
                 Kind::Thread(_) => self.adopt(n, false, false)?,
                 Kind::Zombie | Kind::Helper => {}

@@ -71,10 +71,7 @@ impl<'t> Staged<'t> {
             .processes
             .iter()
             .filter_map(|process| process.alive())
-            .flat_map(|life| {
-                let members = life.descriptors.iter().map(|descriptor| descriptor.fd);
-                members
-            })
+            .flat_map(|life| life.descriptors.iter().map(|descriptor| descriptor.fd))
             .collect();
         for file in &tree.files {
             if let torpor_image::tree::FileKind::Epoll { members } = &file.kind {

@@ -58,7 +58,7 @@ pub fn launch(launch: &Launch<'_>) -> Result<(), LaunchError> {
     let mut child =
         Child { parent, seed: launch.seed.as_raw_fd(), first: launch.first, numbers: &numbers, step: "", error: 0 };
     let mut stack = vec![0_u128; STACK_BYTES / size_of::<u128>()];
-    let blocked = u64::MAX & !(1 << (libc::SIGTRAP - 1));
+    let blocked = !(1_u64 << (libc::SIGTRAP - 1));
     let before = mask(blocked);
     let answer = vfork(launch.pid, &mut stack, &mut child);
     mask(before);

@@ -148,7 +148,7 @@ impl Steps {
     }
 
     /// A call that must give `expected`, and whose first argument counts from the vDSO.
-    pub(super) fn from_vdso(&mut self, number: i64, expected: u64, arguments: &[Argument]) {
+    pub(super) fn at_vdso(&mut self, number: i64, expected: u64, arguments: &[Argument]) {
         self.push(number, EXACT | FROM_VDSO, expected as i64, arguments, None);
     }
 

@@ -98,7 +98,7 @@ fn replace_seed(life: &Life, room: Room, steps: &mut Steps) {
     for area in kernel() {
         let bytes = Argument::Value(area.end - area.start);
         let from = area.start.wrapping_sub(base);
-        steps.from_vdso(calls::MREMAP, place, &[from.into(), bytes, bytes, flags, place.into()]);
+        steps.at_vdso(calls::MREMAP, place, &[from.into(), bytes, bytes, flags, place.into()]);
         place += area.end - area.start;
     }
     // The room itself may hold nothing else: the seed is far from it.

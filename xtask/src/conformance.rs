@@ -18,6 +18,8 @@ use crate::error::{Error, run as run_command};
 const DOCUMENT: &str = "docs/compatibility.md";
 const BEGIN: &str = "<!-- conformance: begin (made by `cargo xtask conformance`) -->";
 const END: &str = "<!-- conformance: end -->";
+/// Directory of a program, in that of its run.
+const HOME: &str = "/home";
 /// A reason longer than this is cut in the table.
 const REASON_CHARS: usize = 140;
 
@@ -159,7 +161,7 @@ fn reasons(refusal: &str) -> String {
 /// Text in one line, without numbers and directories that are others with every run.
 fn brief(text: &str) -> String {
     let words = text.split_whitespace().map(|word| match word.split_once("/var/tmp/torpor-conformance-") {
-        Some((before, after)) => format!("{before}…{}", after.split_once("/home").map_or("", |(_, rest)| rest)),
+        Some((before, after)) => format!("{before}…{}", after.split_once(HOME).map_or("", |(_, rest)| rest)),
         None => word.to_owned(),
     });
     let line = steady(&words.collect::<Vec<_>>().join(" ").replace('|', "\\|"));
@@ -256,7 +258,8 @@ mod tests {
 
     #[test]
     fn what_changes_with_every_run_is_left_out() {
-        assert_eq!(brief("a/var/tmp/torpor-conformance-x1/home/file (deleted)"), "a…/file (deleted)");
+        let path = format!("a/var/tmp/torpor-conformance-x1{}/file (deleted)", HOME);
+        assert_eq!(brief(&path), "a…/file (deleted)");
         assert_eq!(brief("socket 4ea159 of 12716 at 0x7f66 is 42"), "socket N of N at N is 42");
     }
 

@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn every_kind_of_damage_is_found() {
         let (file, pages) = image([1, 2]);
-        let whole = std::fs::read(file.path()).unwrap();
+        let whole = fs::read(file.path()).unwrap();
         for (at, words) in [
             (3, "not a Torpor image"),
             (20, "the header"),
@@ -335,12 +335,12 @@ mod tests {
         ] {
             let mut damaged = whole.clone();
             damaged[at] ^= 1;
-            std::fs::write(file.path(), &damaged).unwrap();
+            fs::write(file.path(), &damaged).unwrap();
             let error = ImageFile::open(file.path()).and_then(|image| image.verify(|_| {})).unwrap_err();
             let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
             assert!(format!("{error}: {source}").contains(words), "{at}: {error}: {source}");
         }
-        std::fs::write(file.path(), &whole[..whole.len() - 1]).unwrap();
+        fs::write(file.path(), &whole[..whole.len() - 1]).unwrap();
         assert!(ImageFile::open(file.path()).is_err());
         assert!(ImageFile::open(Path::new("/dev/zero")).is_err());
     }

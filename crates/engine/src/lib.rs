@@ -31,17 +31,18 @@ mod watch;
 
 pub use checkpoint::{Checkpoint, CheckpointError, Checkpointed, IMAGE_NAME, checkpoint};
 pub use collect::CollectError;
-pub use image_file::{Contents, ImageError, ImageFile, MemoryDifference, Verified, compare_memory};
 pub use files::{CollectError as FilesError, MakeError};
+pub use image_file::{Contents, ImageError, ImageFile, MemoryDifference, Verified, compare_memory};
 pub use memory::copy::CopyError;
 pub use memory::refill::RefillError;
 pub use obstacle::{Obstacle, Place};
 pub use plan::Memories;
 pub use probe::probe;
-pub use restore::{
-    CompileError, Restore, RestoreError, RestoreFault, RestoreFaults, RestoreStep, RestoreTimings, Restored, compile, restore,
-};
 pub use recover::{RecoverError, Recovered, recover};
+pub use restore::{
+    CompileError, Restore, RestoreError, RestoreFault, RestoreFaults, RestoreStep, RestoreTimings, Restored, compile,
+    restore,
+};
 pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep, obstacles};
 pub use step::{Fault, Faults, NoFaults, Step, Timings};
 pub use target::{Freezer, Journal, Phase};

@@ -409,3 +409,32 @@ fn a_program_that_cannot_be_run_is_told_of_as_shells_do() {
     let events = place.daemon.ok(&["events", "--app", "app"]).unwrap();
     assert!(events.contains("could not be started: program `/opt/program` not found"), "{events}");
 }
+
+#[test]
+fn an_app_that_nobody_could_find_again_is_not_started() {
+    let place = Place::new();
+    let shared = place.directory("shared");
+    std::fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let volume = format!("{}:/shared", shared.display());
+    let script = "import time\nopen('/shared/ran', 'w').close()\nprint('up')\nwhile True: time.sleep(1000)\n";
+    place.run("app", script, &["--restart", "no", "-v", &volume]);
+    place.wait_log("app", "up");
+    let id = status(&place, "app")["id"].as_str().unwrap().to_owned();
+    place.daemon.ok(&["stop", "-t", "0s", "app"]).unwrap();
+    // A failure before, which has a status of its own.
+    std::fs::remove_file(shared.join("ran")).unwrap();
+    std::fs::remove_dir(&shared).unwrap();
+    place.refused(&["start", "app"], 2);
+    std::fs::create_dir(&shared).unwrap();
+    std::fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    // Its record cannot take the place of a directory.
+    let record = place.daemon.data_dir().with_file_name("run").join("apps").join(&id).join("sandbox.json");
+    std::fs::create_dir(&record).unwrap();
+    let said = place.refused(&["start", "app"], 1);
+    assert!(said.contains("sandbox.json"), "{said}");
+    assert_eq!(place.daemon.state("app").unwrap(), "stopped");
+    assert!(!shared.join("ran").exists(), "its program has run");
+    std::fs::remove_dir(&record).unwrap();
+    place.daemon.ok(&["start", "app"]).unwrap();
+    eventually("it runs", PATIENCE, || shared.join("ran").exists()).unwrap();
+}

@@ -13,10 +13,11 @@ use torpor_engine::{Journal, Phase};
 use torpor_lifecycle::{Event, Policy, RestartPolicy, Share, StartFailure};
 use torpor_network::{Addresses, AppNetwork, NetworkError, Protocol, Published};
 use torpor_sandbox::{
-    EtcFiles, IdRange, Limits, Program, Sandbox, SandboxError, SandboxSpec, Security, TmpfsMount, User, VolumeMount,
+    EtcFiles, IdRange, Limits, Program, Sandbox, SandboxError, SandboxRecord, SandboxSpec, Security, TmpfsMount, User,
+    VolumeMount,
 };
 
-use super::operate::{chain, text};
+use super::operate::chain;
 use super::task::Task;
 use super::{AppFiles, Outcome};
 use crate::config::{FIRST_HOST_ID, IDS_PER_APP};
@@ -55,6 +56,9 @@ pub(crate) enum StartError {
     /// Its sandbox.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
+    /// Its end could not be watched for.
+    #[error("watching its processes")]
+    Watch(#[source] io::Error),
     /// Its network.
     #[error(transparent)]
     Network(#[from] NetworkError),
@@ -169,32 +173,41 @@ impl Task {
             Ok(Started { sandbox, output }) => {
                 // New processes: nothing of the old ones' waits is true of them.
                 self.memories = torpor_engine::Memories::default();
-                if let Err(error) = super::takeover::park_output(&self.shared, &self.record.id, &output) {
-                    tracing::warn!(app = self.record.spec.name, error = %chain(&error), "parking its output");
-                }
                 self.pump_output(output);
-                match self.hold_sandbox(sandbox) {
+                let sandbox = Arc::new(sandbox);
+                match self.hold_sandbox(sandbox.clone()) {
                     Ok(()) => self.tell(Event::Started).await,
-                    Err(error) => self.tell(Event::StartFailed(text(error).into())).await,
+                    Err(error) => {
+                        let name = self.record.spec.name.clone();
+                        let destroyed = blocking(move || {
+                            if let Err(error) = sandbox.destroy() {
+                                tracing::error!(app = name, error = %chain(&error), "taking down its sandbox");
+                            }
+                            Ok(())
+                        });
+                        let failed = destroyed.await.err().unwrap_or(StartError::Watch(error));
+                        self.start_failed(&failed).await;
+                    }
                 }
             }
-            Err(error) => {
-                self.after_exit().await;
-                let fault = error.fault();
-                *self.start_failure.lock().unwrap_or_else(PoisonError::into_inner) = fault;
-                let failure = StartFailure { reason: chain(&error), status: fault.exit_status };
-                self.tell(Event::StartFailed(failure)).await;
-            }
+            Err(error) => self.start_failed(&error).await,
         }
     }
 
+    /// Nothing of it runs.
+    async fn start_failed(&mut self, error: &StartError) {
+        self.after_exit().await;
+        let fault = error.fault();
+        *self.start_failure.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+        let failure = StartFailure { reason: chain(error), status: fault.exit_status };
+        self.tell(Event::StartFailed(failure)).await;
+    }
+
     /// Keeps a running sandbox and watches for its end.
-    pub(super) fn hold_sandbox(&mut self, sandbox: Sandbox) -> io::Result<()> {
-        let record = serde_json::to_vec(sandbox.record()).map_err(io::Error::from)?;
-        crate::files::replace(&self.files.sandbox_record(), &record)?;
+    pub(super) fn hold_sandbox(&mut self, sandbox: Arc<Sandbox>) -> io::Result<()> {
         let init = sandbox.pidfd().try_clone_to_owned()?;
         self.init = Some(torpor_linux::readable::register(init)?);
-        self.sandbox = Some(Arc::new(sandbox));
+        self.sandbox = Some(sandbox);
         Ok(())
     }
 
@@ -264,13 +277,22 @@ async fn start(record: &Arc<AppRecord>, files: &AppFiles, shared: &Arc<Shared>) 
             return Err(error.into());
         }
     }
-    match blocking(move || Ok(prepared.start()?)).await {
-        Ok(sandbox) => Ok(Started { sandbox, output }),
-        Err(error) => {
-            shared.network.detach(record.index).await?;
-            Err(error)
+    let (record, files, shared) = (record.clone(), files.clone(), shared.clone());
+    blocking(move || {
+        // Before its program runs: whatever kills us from here on, the next worker finds its processes and output.
+        write_record(&files, prepared.record())?;
+        if let Err(error) = super::takeover::park_output(&shared, &record.id, &output) {
+            tracing::warn!(app = record.spec.name, error = %chain(&error), "parking its output");
         }
-    }
+        Ok(Started { sandbox: prepared.start()?, output })
+    })
+    .await
+}
+
+fn write_record(files: &AppFiles, record: &SandboxRecord) -> Result<(), StartError> {
+    let path = files.sandbox_record();
+    let written = serde_json::to_vec(record).map_err(io::Error::from);
+    written.and_then(|record| crate::files::replace(&path, &record)).map_err(|error| StartError::Files(path, error))
 }
 
 async fn blocking<T: Send + 'static>(

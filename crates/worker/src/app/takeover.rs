@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use torpor_engine::{Freezer, Recovered, Source, Target, Watch, recover};
@@ -121,7 +122,7 @@ impl Task {
             }
         };
         self.take_over_output();
-        if let Err(error) = self.hold_sandbox(sandbox) {
+        if let Err(error) = self.hold_sandbox(Arc::new(sandbox)) {
             tracing::error!(app = self.record.spec.name, %error, "taking over its sandbox");
         }
         self.settle().await;

@@ -207,6 +207,8 @@ impl Task {
                 let _ = self.outcomes().send(Outcome::Event(Event::Packet(text("its descriptors cannot be watched"))));
             }
         }
+        // One from before a wake that failed must not count twice.
+        self.cached_image = None;
         self.cached_image = Some(self.shared.cached_images.enter(since, &asleep.image, asleep.image_bytes));
         self.asleep = Some(Box::new(asleep));
     }

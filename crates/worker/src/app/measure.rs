@@ -58,7 +58,9 @@ fn open_connections(snmp: &str) -> Option<u32> {
     let mut lines = snmp.lines().filter_map(|line| line.strip_prefix("Tcp:"));
     let (names, values) = (lines.next()?, lines.next()?);
     let place = names.split_ascii_whitespace().position(|name| name == "CurrEstab")?;
-    values.split_ascii_whitespace().nth(place)?.parse().ok()
+    let count: u64 = values.split_ascii_whitespace().nth(place)?.parse().ok()?;
+    // The kernel adds up one count for each CPU while they change, and shows a sum below zero as a huge one.
+    Some(u32::try_from(count.cast_signed().max(0)).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]
@@ -86,5 +88,6 @@ mod tests {
         let text = "Ip: Forwarding\nIp: 1\nTcp: RtoMin CurrEstab InSegs\nTcp: 200 7 9\n";
         assert_eq!(open_connections(text), Some(7));
         assert_eq!(open_connections("Tcp: RtoMin\nTcp: 200\n"), None);
+        assert_eq!(open_connections("Tcp: CurrEstab\nTcp: 18446744073709551615\n"), Some(0));
     }
 }

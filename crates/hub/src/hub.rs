@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
@@ -41,6 +40,17 @@ enum Opening {
     ToRest,
 }
 
+/// How far the apps are put to rest for a teardown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// They do as they are wanted to.
+    None,
+    /// They are being put to rest: that they end is no wish of a user.
+    Begun,
+    /// Every app rests, and what was set up on the machine is removed.
+    Complete,
+}
+
 /// The control plane over one worker.
 pub struct Hub {
     pub(crate) options: HubOptions,
@@ -51,8 +61,7 @@ pub struct Hub {
     pub(crate) events: EventLog,
     /// Why the worker does not know an app, for those that it refused to take over.
     pub(crate) troubles: Mutex<HashMap<String, ApiError>>,
-    /// Every app is being put to rest: that they end is no wish of a user.
-    pub(crate) resting: AtomicBool,
+    rest: Mutex<Rest>,
     /// True once the hub is closing; streams and loops end then.
     pub(crate) closing: watch::Sender<bool>,
     _lock: InstanceLock,
@@ -89,7 +98,7 @@ impl Hub {
             locks: AppLocks::default(),
             events,
             troubles: Mutex::default(),
-            resting: AtomicBool::new(opening == Opening::ToRest),
+            rest: Mutex::new(if opening == Opening::ToRest { Rest::Begun } else { Rest::None }),
             closing,
             _lock: lock,
         });
@@ -103,6 +112,14 @@ impl Hub {
             hub.take_over(row).await;
         }
         Ok(hub)
+    }
+
+    pub(crate) fn rest(&self) -> Rest {
+        *self.rest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_rest(&self, rest: Rest) {
+        *self.rest.lock().unwrap_or_else(PoisonError::into_inner) = rest;
     }
 
     async fn take_over(&self, row: Row) {

@@ -4,7 +4,6 @@
 //! nothing that is wanted and take no lock: a wake must not wait for a slow stop.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use torpor_api::view::{AppStatus, State};
@@ -12,7 +11,7 @@ use torpor_api::worker::{AppRecord, Desired};
 use torpor_api::{ApiError, ErrorKind, events};
 use tracing::{debug, warn};
 
-use crate::hub::Hub;
+use crate::hub::{Hub, Rest};
 use crate::store::{Phase, Row};
 
 impl Hub {
@@ -166,7 +165,7 @@ impl Hub {
 
     async fn try_settle(&self, app: &str) -> Result<(), ApiError> {
         let (row, _guard) = self.locked(app).await?;
-        let resting = self.resting.load(Ordering::Acquire) || *self.closing.borrow();
+        let resting = self.rest() != Rest::None || *self.closing.borrow();
         if row.phase != Phase::Ready || resting {
             return Ok(());
         }
@@ -178,11 +177,9 @@ impl Hub {
 
     /// Rests every app and removes what was set up on the machine. What is wanted stays: the next start brings it back.
     pub async fn teardown(&self) -> Result<(), ApiError> {
-        self.resting.store(true, Ordering::Release);
+        self.set_rest(Rest::Begun);
         let done = self.worker.teardown().await;
-        if done.is_err() {
-            self.resting.store(false, Ordering::Release);
-        }
+        self.set_rest(if done.is_ok() { Rest::Complete } else { Rest::None });
         done
     }
 }

@@ -9,7 +9,6 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Router;
@@ -23,7 +22,7 @@ use tracing::{debug, info, warn};
 
 use crate::error::HubError;
 use crate::http;
-use crate::hub::Hub;
+use crate::hub::{Hub, Rest};
 use crate::instance::private_dir;
 
 /// Connections at the same time on each listener.
@@ -109,10 +108,10 @@ impl Server {
             warn!("some requests were still running and are given up");
         }
         hub.close().await;
-        if hub.resting.load(Ordering::Acquire) {
-            info!("ended; every app rests, and what was set up is removed");
-        } else {
-            info!("ended; apps are left as they are");
+        match hub.rest() {
+            Rest::None => info!("ended; apps are left as they are"),
+            Rest::Begun => warn!("ended in the middle of a teardown; `torpor down` goes on with it"),
+            Rest::Complete => info!("ended; every app rests, and what was set up is removed"),
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use python::Place;
 use support::{PATIENCE, doze, program};
 use torpor_testkit::daemon::{Daemon, binary, leftovers};
-use torpor_testkit::wait::eventually_ok;
+use torpor_testkit::wait::{eventually, eventually_ok};
 
 #[test]
 fn rests_apps_that_a_daemon_left_behind() {
@@ -76,11 +76,13 @@ fn what_a_crash_left_of_an_app_that_was_being_started_goes_too() {
     let mut process = Command::new("sleep").arg("1000").spawn().unwrap();
     std::fs::write(group.join("cgroup.procs"), process.id().to_string()).unwrap();
     let left = daemon.down();
-    let killed = process.try_wait().unwrap().is_some();
+    // A process leaves its group a moment before its parent can wait for it.
+    let killed = eventually("it is killed", PATIENCE, || process.try_wait().unwrap().is_some());
     process.kill().unwrap();
     process.wait().unwrap();
     assert_eq!(left.unwrap(), Vec::<String>::new());
-    assert!(killed && !group.exists());
+    killed.unwrap();
+    assert!(!group.exists());
 }
 
 #[test]

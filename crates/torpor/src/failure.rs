@@ -74,7 +74,7 @@ pub(crate) enum Failure {
     Image(#[from] torpor_engine::ImageError),
     /// A tree could not be captured.
     #[error(transparent)]
-    Checkpoint(#[from] torpor_engine::CheckpointError),
+    Checkpoint(#[from] CheckpointError),
     /// A tree could not be restored.
     #[error(transparent)]
     Restore(#[from] RestoreError),

@@ -21,7 +21,7 @@ pub async fn doctor(config: WorkerConfig) -> Result<Vec<Check>, ApiError> {
     let sandbox = tokio::task::spawn_blocking(move || {
         // The place may not be there yet; what holds for it holds where it will be made.
         let directory = config.data_dir.ancestors().find(|place| place.is_dir()).unwrap_or(Path::new("/"));
-        let mut probes = match launcher(&config) {
+        let probes = match launcher(&config) {
             Ok(launcher) => torpor_sandbox::probe(Some(&launcher), directory),
             Err(error) => {
                 let mut probes = torpor_sandbox::probe(None, directory);

@@ -166,7 +166,7 @@ pub struct Observation {
     pub packets: u64,
     /// CPU of all its processes since its start, in microseconds.
     pub cpu_us: u64,
-    /// Established connections now.
+    /// TCP connections that are open now: established, or closed by the other side alone.
     pub connections: u32,
 }
 

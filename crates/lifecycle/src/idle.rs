@@ -80,7 +80,7 @@ pub enum Blocker {
         /// Its limit.
         limit: Share,
     },
-    /// So many established connections, which its policy counts.
+    /// So many open connections, which its policy counts.
     Connections(u32),
     /// The last capture was refused.
     Refused {
@@ -120,8 +120,8 @@ impl fmt::Display for Blocker {
                 write!(f, "awake for {}, and for {} at least", words(*ago), words(*min_awake))
             }
             Self::Cpu { share, limit } => write!(f, "CPU: {share} of a core, more than {limit}"),
-            Self::Connections(1) => f.write_str("an established connection"),
-            Self::Connections(n) => write!(f, "{n} established connections"),
+            Self::Connections(1) => f.write_str("an open connection"),
+            Self::Connections(n) => write!(f, "{n} open connections"),
             Self::Refused { reasons, again_in: Some(again) } => {
                 write!(f, "it could not be put to sleep, next attempt in {}: {}", words(*again), reasons.join("; "))
             }

@@ -99,7 +99,7 @@ running; it will sleep in 30 s if nobody uses it
 running
   awake: last use 0 ms ago (packets); it is idle after 30 s without
   awake: CPU: 20 % of a core, more than 5 %
-  awake: 2 established connections
+  awake: 2 open connections
 running
   awake: 2 exec sessions
 running

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use torpor_api::error::{ApiError, chain};
 use torpor_api::view::{Check, CheckOutcome};
 use torpor_linux::probe::{Outcome, Probe};
+use torpor_network::NetworkConfig;
 use torpor_sandbox::cgroup::Hierarchies;
 use torpor_sandbox::{Launcher, SandboxError};
 
@@ -31,10 +32,8 @@ pub async fn doctor(config: WorkerConfig) -> Result<Vec<Check>, ApiError> {
         };
         (probes, config)
     });
-    let (mut probes, config) = sandbox.await.map_err(|error| ApiError::internal(&error))?;
-    probes.extend(torpor_network::probe(&config.network).await);
-    probes.extend(torpor_engine::probe());
-    Ok(probes.into_iter().map(check).collect())
+    let (probes, config) = sandbox.await.map_err(|error| ApiError::internal(&error))?;
+    Ok(with_other_parts(probes, &config.network).await)
 }
 
 fn launcher(config: &WorkerConfig) -> Result<Launcher, SandboxError> {
@@ -46,10 +45,15 @@ pub(crate) async fn checks(shared: &Arc<Shared>) -> Result<Vec<Check>, ApiError>
     let parts = shared.clone();
     let sandbox =
         tokio::task::spawn_blocking(move || torpor_sandbox::probe(Some(&parts.launcher), &parts.config.data_dir));
-    let mut probes = sandbox.await.map_err(|error| ApiError::internal(&error))?;
-    probes.extend(torpor_network::probe(&shared.config.network).await);
+    let probes = sandbox.await.map_err(|error| ApiError::internal(&error))?;
+    Ok(with_other_parts(probes, &shared.config.network).await)
+}
+
+/// What the sandbox's part has found, and the network's and the engine's.
+async fn with_other_parts(mut probes: Vec<Probe>, network: &NetworkConfig) -> Vec<Check> {
+    probes.extend(torpor_network::probe(network).await);
     probes.extend(torpor_engine::probe());
-    Ok(probes.into_iter().map(check).collect())
+    probes.into_iter().map(check).collect()
 }
 
 fn check(probe: Probe) -> Check {

@@ -2,19 +2,19 @@
 //! `pidfd_open(2)`.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::OFlags;
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime, timerfd_create,
-    timerfd_settime,
+    timerfd_gettime, timerfd_settime,
 };
 use torpor_image::tree::{FileKind, Machine, OpenFile};
 use torpor_linux::notify;
 
 use super::collect::{Context, Described, Why};
-use super::list::Item;
+use super::list::{Info, Item};
 use super::{MakeError, locks};
 use crate::proc;
 
@@ -40,8 +40,8 @@ pub(super) fn signals(item: &Item) -> Described<FileKind> {
 }
 
 /// `(1, 500000000)`: seconds and nanoseconds.
-fn span(item: &Item, key: &str) -> io::Result<u64> {
-    let text = item.info.field(key)?;
+fn span(info: &Info, key: &str) -> io::Result<u64> {
+    let text = info.field(key)?;
     let parts = text.trim_start_matches('(').trim_end_matches(')').split_once(',');
     let nanoseconds = parts.and_then(|(seconds, rest)| {
         let seconds: u64 = seconds.trim().parse().ok()?;
@@ -51,13 +51,18 @@ fn span(item: &Item, key: &str) -> io::Result<u64> {
 }
 
 pub(super) fn timer(item: &Item) -> Described<FileKind> {
-    let flags = item.info.field("settime flags")?;
+    // A periodic timer that has expired stands still until somebody looks at it; only then are the expirations since
+    // counted, and is it known when the next one is. Looking takes none of them away.
+    timerfd_gettime(&item.fd).map_err(io::Error::from)?;
+    let info = Info::read(std::process::id() as i32, item.fd.as_raw_fd())?;
+    let field = |key: &str| info.field(key);
+    let wrong = |key: &str| proc::unexpected(&format!("fdinfo ({key})"));
     Ok(FileKind::Timer {
-        clock: number(item, "clockid")?,
-        settime_flags: i32::from_str_radix(flags, 8).map_err(|_| proc::unexpected("fdinfo (settime flags)"))?,
-        ticks: number(item, "ticks")?,
-        left_ns: span(item, "it_value")?,
-        interval_ns: span(item, "it_interval")?,
+        clock: field("clockid")?.parse().map_err(|_| wrong("clockid"))?,
+        settime_flags: i32::from_str_radix(field("settime flags")?, 8).map_err(|_| wrong("settime flags"))?,
+        ticks: field("ticks")?.parse().map_err(|_| wrong("ticks"))?,
+        left_ns: span(&info, "it_value")?,
+        interval_ns: span(&info, "it_interval")?,
     })
 }
 

@@ -245,9 +245,14 @@ pub(super) fn timers(life: &Life, exact_ids: bool, builder: &mut Builder, steps:
         let off = [PR_TIMER_CREATE_RESTORE_IDS.into(), 0_u64.into(), 0_u64.into(), 0_u64.into(), 0_u64.into()];
         steps.call(calls::PRCTL, &off);
     }
-    for (which, timer) in life.interval_timers.iter().enumerate().filter(|(_, timer)| timer.left_ns != 0) {
+    for (which, timer) in life.interval_timers.iter().enumerate() {
+        // A periodic one whose signal still waits stands still, with nothing left, until the signal is taken.
+        let left = if timer.left_ns == 0 { timer.interval_ns } else { timer.left_ns };
+        if left == 0 {
+            continue;
+        }
         let [interval, value] =
-            [timer.interval_ns, timer.left_ns].map(|ns| ns.div_ceil(1000)).map(|us| [us / 1_000_000, us % 1_000_000]);
+            [timer.interval_ns, left].map(|ns| ns.div_ceil(1000)).map(|us| [us / 1_000_000, us % 1_000_000]);
         let place = builder.numbers(&[interval, value].concat());
         steps.call(calls::SETITIMER, &[(which as u64).into(), place, 0_u64.into()]);
     }

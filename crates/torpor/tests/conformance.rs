@@ -359,7 +359,7 @@ conformance! {
     aio: refused "asynchronous disk I/O",
     system_v_semaphore: ok,
     system_v_messages: ok,
-    posix_messages: wrong "messages of a POSIX message queue",
+    posix_messages: refused "a POSIX message queue",
     landlock_rules: refused "a landlock ruleset",
     file_system_context: refused "a kernel object that is not known here",
     detached_mount: refused "mounted over",

@@ -190,6 +190,7 @@ fn kind(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<Fil
     }
     match FileType::from_raw_mode(item.stat.st_mode) {
         FileType::RegularFile if context.memories.holds(item) => {
+            path::is_file(item)?;
             Ok(FileKind::Memory { memory: context.memories.take(item)? })
         }
         FileType::RegularFile | FileType::Directory | FileType::Symlink => path::describe(item),

@@ -62,15 +62,22 @@ pub(super) fn state(path: &[u8], stat: &Stat) -> PathState {
     }
 }
 
+/// It is a file, and not an object of the kernel's that looks like one.
+pub(super) fn is_file(item: &Item) -> Described<()> {
+    let system = fstatfs(&item.fd)?.f_type;
+    match OBJECTS.iter().find(|(kind, _)| *kind == system) {
+        None => Ok(()),
+        Some((_, what)) => {
+            let what = format!("{what} ({}) is not taken yet", item.name());
+            Err(Why::refused(what, "close it before the checkpoint"))
+        }
+    }
+}
+
 /// A file that has its name still.
 pub(super) fn describe(item: &Item) -> Described<FileKind> {
+    is_file(item)?;
     let system = fstatfs(&item.fd)?.f_type;
-    if let Some((_, what)) = OBJECTS.iter().find(|(kind, _)| *kind == system) {
-        return Err(Why::refused(
-            format!("{what} ({}) is not taken yet", item.name()),
-            "close it before the checkpoint",
-        ));
-    }
     if system == PROC_SUPER_MAGIC && of_process(&item.link) {
         let what = format!("{} belongs to a process and cannot be opened before it is there", item.name());
         return Err(Why::refused(what, "close it before the checkpoint"));

@@ -20,6 +20,7 @@ pub mod registers;
 pub mod restorer;
 pub mod scheduling;
 pub mod seccomp;
+pub mod shm;
 pub mod socket;
 pub mod spawn;
 pub mod tcp;

@@ -50,6 +50,14 @@ pub enum MakeError {
         /// What differs.
         how: &'static str,
     },
+    /// Something else has its key or id.
+    #[error("{what} {how}")]
+    Taken {
+        /// What is taken.
+        what: String,
+        /// By what.
+        how: String,
+    },
     /// Nobody has given a descriptor that came from outside.
     #[error("{0} came from outside of the tree, and nothing was given for it")]
     Missing(String),

@@ -12,7 +12,7 @@ use super::list::{PATH_ONLY, raise_limit};
 use super::memory::{self, MadeMemory};
 use super::path::ASYNC;
 use super::pipe::{self, MadePipe, reopen};
-use super::{Given, Made, MakeError, epoll, event, inet, inotify, locks, netlink, path, unix};
+use super::{Given, Made, MakeError, epoll, event, inet, inotify, locks, netlink, path, segment, unix};
 
 /// Makes the open files and shared memory of `tree`, whose pages are in `image`. `given` are descriptors that came from
 /// outside or were kept: they are taken as they are.
@@ -30,7 +30,7 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given) -> Result<Made, Make
     }
     let mut memories = Vec::with_capacity(tree.memories.len());
     for memory in &tree.memories {
-        memories.push(memory::make(memory, image)?);
+        memories.push(memory::make(memory, image, same_boot)?);
     }
     let mut pipes = pipes(tree)?;
     let kept: Vec<bool> = files.iter().map(Option::is_some).collect();
@@ -57,7 +57,8 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given) -> Result<Made, Make
         }
         locks::take(fd.as_fd(), file, &name(file))?;
     }
-    Ok(Made { files, memories: memories.into_iter().map(|memory| memory.fd).collect() })
+    let (memories, segments): (Vec<_>, Vec<_>) = memories.into_iter().map(|made| (made.fd, made.segment)).unzip();
+    Ok(Made { files, memories, segments: segments.into_iter().flatten().collect() })
 }
 
 fn torpor_image_boot() -> Option<[u64; 2]> {
@@ -121,7 +122,10 @@ fn one(
 impl Made {
     /// What needs the processes: called when they are there and have mapped their memory, before they run. Owners are
     /// processes by their ids in the caller's pid namespace.
-    pub(crate) fn finish(&self, tree: &Tree) -> Result<(), MakeError> {
+    pub(crate) fn finish(&mut self, tree: &Tree) -> Result<(), MakeError> {
+        for segment in &mut self.segments {
+            segment.attached()?;
+        }
         for (memory, fd) in tree.memories.iter().zip(&self.memories) {
             memory::seal(memory, fd.as_fd())?;
         }
@@ -135,6 +139,11 @@ impl Made {
             locks::take_leases(fd.as_fd(), file, &name)?;
         }
         Ok(())
+    }
+
+    /// The processes run: what would be taken away again if this were dropped stays.
+    pub(crate) fn keep(&mut self) {
+        self.segments.iter_mut().for_each(segment::Segment::keep);
     }
 
     /// The descriptor of an open file.

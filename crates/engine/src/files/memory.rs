@@ -1,4 +1,5 @@
-//! Files that live by being open or mapped: memfds, shared anonymous memory, deleted files.
+//! Files that live by being open or mapped: memfds, shared anonymous memory, deleted files. Segments of System V shared
+//! memory are found and filled here too; the rest of them is in [`segment`].
 //!
 //! All of them are files of the kernel's, known by device and inode; several descriptors and mappings may lead to one. Its
 //! contents go into the image as pages, holes left out, and come back into a file of the same kind.
@@ -19,6 +20,7 @@ use torpor_linux::vm;
 
 use super::collect::{Described, Why};
 use super::list::{Item, List};
+use super::segment::{self, Segment, Segments};
 use super::{CollectError, MakeError, SharedArea, path};
 use crate::memory::copy::{BATCH_BYTES, PageSink, is_zero};
 use crate::{Obstacle, Place};
@@ -35,12 +37,15 @@ pub(super) struct Memories<'a, 'b> {
     kernels: u64,
     found: Vec<SharedMemory>,
     known: HashMap<(u64, u64), MemoryId>,
+    /// Segments, whose numbers are not among those of other files.
+    segments: Segments,
 }
 
 impl<'a, 'b> Memories<'a, 'b> {
     pub(super) fn new(sink: &'a mut PageSink<'b>) -> std::io::Result<Self> {
         let probe = memfd_create("torpor", MemfdFlags::CLOEXEC)?;
-        Ok(Self { sink, kernels: fstat(&probe)?.st_dev, found: Vec::new(), known: HashMap::new() })
+        let kernels = fstat(&probe)?.st_dev;
+        Ok(Self { sink, kernels, found: Vec::new(), known: HashMap::new(), segments: Segments::default() })
     }
 
     pub(super) fn finish(self) -> Vec<SharedMemory> {
@@ -84,6 +89,7 @@ impl<'a, 'b> Memories<'a, 'b> {
                 Err(Why::Write(source)) => return Err(CollectError::Write(source)),
             }
         }
+        obstacles.extend(self.segments.attached_elsewhere());
         Ok(found)
     }
 
@@ -91,13 +97,13 @@ impl<'a, 'b> Memories<'a, 'b> {
         let link = format!("/proc/{}/map_files/{:x}-{:x}", area.pid, area.start, area.end);
         let stat = rustix::fs::stat(&*link)?;
         let object = (stat.st_dev, stat.st_ino);
-        if let Some(known) = self.known.get(&object) {
-            return Ok(*known);
-        }
         let name = fs::read_link(&link)?;
         let name = std::os::unix::ffi::OsStrExt::as_bytes(name.as_os_str());
-        if name.starts_with(b"/SYSV") {
-            return Err(Why::refused("System V shared memory is not taken yet", ""));
+        if stat.st_dev == self.kernels && name.starts_with(b"/SYSV") {
+            return self.segment(area, &link, stat.st_ino as i32);
+        }
+        if let Some(known) = self.known.get(&object) {
+            return Ok(*known);
         }
         if let Some(file) = list.same_object(object).first() {
             let item = list.item(*file);
@@ -109,6 +115,19 @@ impl<'a, 'b> Memories<'a, 'b> {
         }
         let opened = File::open(&link)?;
         self.add(opened.as_fd(), name, &stat)
+    }
+
+    fn segment(&mut self, area: &SharedArea, link: &str, id: i32) -> Described<MemoryId> {
+        if let Some(known) = self.segments.again(id) {
+            return Ok(known);
+        }
+        let (kind, bytes, attached) = segment::describe(id)?;
+        let tail = segment::tail(area, bytes)?;
+        let pages = store(File::open(link)?.as_fd(), bytes, &tail, self.sink)?;
+        let memory = self.found.len() as MemoryId;
+        self.found.push(SharedMemory { kind, bytes, pages });
+        self.segments.add(id, memory, area, attached);
+        Ok(memory)
     }
 
     fn add(&mut self, fd: BorrowedFd<'_>, name: &[u8], stat: &Stat) -> Described<MemoryId> {
@@ -132,7 +151,7 @@ impl<'a, 'b> Memories<'a, 'b> {
             return Err(Why::refused(format!("{shown}: memory of the kernel's that is not known here"), ""));
         };
         let bytes = stat.st_size as u64;
-        let pages = store(fd, bytes, self.sink)?;
+        let pages = store(fd, bytes, &[], self.sink)?;
         let id = self.found.len() as MemoryId;
         self.found.push(SharedMemory { kind, bytes, pages });
         self.known.insert((stat.st_dev, stat.st_ino), id);
@@ -140,8 +159,8 @@ impl<'a, 'b> Memories<'a, 'b> {
     }
 }
 
-/// Copies a file's contents to the image.
-fn store(fd: BorrowedFd<'_>, bytes: u64, sink: &mut PageSink<'_>) -> Described<Vec<Region>> {
+/// Copies a file's contents to the image, and `tail` behind its end.
+fn store(fd: BorrowedFd<'_>, bytes: u64, tail: &[u8], sink: &mut PageSink<'_>) -> Described<Vec<Region>> {
     // A descriptor of our own, readable and with its own position.
     let file = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
     let mut regions = Vec::new();
@@ -162,6 +181,10 @@ fn store(fd: BorrowedFd<'_>, bytes: u64, sink: &mut PageSink<'_>) -> Described<V
             let part = &mut buffer[..len];
             part.fill(0);
             read_all(&file, part, start)?;
+            if let Some(place) = bytes.checked_sub(start).and_then(|from| part.get_mut(from as usize..)) {
+                let len = place.len().min(tail.len());
+                place[..len].copy_from_slice(&tail[..len]);
+            }
             push(&mut regions, part, start, sink)?;
             start += len as u64;
         }
@@ -212,10 +235,12 @@ fn push(regions: &mut Vec<Region>, bytes: &[u8], start: u64, sink: &mut PageSink
 pub(super) struct MadeMemory {
     /// Open for reading and writing.
     pub(super) fd: OwnedFd,
+    /// The segment that it is.
+    pub(super) segment: Option<Segment>,
 }
 
-/// Makes a file of this kind with its contents; seals are for [`seal`].
-pub(super) fn make(memory: &SharedMemory, image: &File) -> Result<MadeMemory, MakeError> {
+/// Makes a file of this kind with its contents; seals are for [`seal`]. `same_boot`: as the image.
+pub(super) fn make(memory: &SharedMemory, image: &File, same_boot: bool) -> Result<MadeMemory, MakeError> {
     let (fd, name) = match &memory.kind {
         SharedMemoryKind::Anonymous => {
             const NAME: &str = "shared memory";
@@ -230,8 +255,13 @@ pub(super) fn make(memory: &SharedMemory, image: &File) -> Result<MadeMemory, Ma
             ftruncate(&fd, memory.bytes).map_err(MakeError::at("setting the length of", &*shown))?;
             (fd, shown)
         }
-        SharedMemoryKind::SystemV { .. } => {
-            return Err(MakeError::at("making", "System V shared memory")(Errno::OPNOTSUPP));
+        SharedMemoryKind::SystemV { id, .. } => {
+            let name = segment::name(*id);
+            let (segment, attached) = Segment::make(memory, same_boot)?;
+            let file = File::from(attached.open().map_err(MakeError::at("opening", &*name))?);
+            segment::clear(&file, memory.bytes).map_err(MakeError::at("emptying", &*name))?;
+            fill(&file, memory, image, &name, |at, tail| attached.write(at, tail))?;
+            return Ok(MadeMemory { fd: file.into(), segment: Some(segment) });
         }
         SharedMemoryKind::Deleted { state, owner } => {
             let shown = path::text(state);
@@ -242,8 +272,8 @@ pub(super) fn make(memory: &SharedMemory, image: &File) -> Result<MadeMemory, Ma
         }
     };
     let file = File::from(fd);
-    fill(&file, memory, image, &name)?;
-    Ok(MadeMemory { fd: file.into() })
+    fill(&file, memory, image, &name, |_, _| Ok(()))?;
+    Ok(MadeMemory { fd: file.into(), segment: None })
 }
 
 fn owned(fd: &OwnedFd, owner: (u32, u32), mode: u32, name: &str) -> Result<(), MakeError> {
@@ -286,8 +316,15 @@ fn made_and_deleted(directory: &std::path::Path) -> rustix::io::Result<OwnedFd> 
     Err(Errno::EXIST)
 }
 
-/// Writes the stored pages into `file`, after checking them.
-fn fill(file: &File, memory: &SharedMemory, image: &File, name: &str) -> Result<(), MakeError> {
+/// Writes the stored pages into `file`, after checking them. `behind` writes what is behind the end of the file in its last
+/// page.
+fn fill(
+    file: &File,
+    memory: &SharedMemory,
+    image: &File,
+    name: &str,
+    mut behind: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
+) -> Result<(), MakeError> {
     let mut buffer = vec![0; (u64::from(REGION_PAGES) * PAGE) as usize];
     for region in &memory.pages {
         let Content::Stored { offset, checksum: wanted } = region.content else { continue };
@@ -299,6 +336,9 @@ fn fill(file: &File, memory: &SharedMemory, image: &File, name: &str) -> Result<
         // The last page may be longer than the file.
         let len = region.bytes().min(memory.bytes.saturating_sub(region.start)) as usize;
         file.write_all_at(&buffer[..len], region.start).map_err(MakeError::at("filling", name))?;
+        if buffer[len..].iter().any(|byte| *byte != 0) {
+            behind(region.start + len as u64, &buffer[len..]).map_err(MakeError::at("filling", name))?;
+        }
     }
     Ok(())
 }

@@ -40,6 +40,7 @@ mod options;
 mod path;
 mod pipe;
 mod queue;
+mod segment;
 #[cfg(test)]
 mod tests;
 mod unix;
@@ -100,6 +101,8 @@ pub(crate) struct Made {
     pub(crate) files: Vec<Option<OwnedFd>>,
     /// By [`MemoryId`], open for reading and writing, for mapping.
     pub(crate) memories: Vec<OwnedFd>,
+    /// System V segments among them.
+    segments: Vec<segment::Segment>,
 }
 
 /// Descriptors from outside of the tree, for [`torpor_image::tree::FileKind::Outside`] and parked ones.

@@ -86,7 +86,7 @@ impl RestoreError {
             self,
             Self::Refused(_)
                 | Self::Compile(_)
-                | Self::Files(MakeError::Changed { .. } | MakeError::Missing(_))
+                | Self::Files(MakeError::Changed { .. } | MakeError::Missing(_) | MakeError::Taken { .. })
                 | Self::Dozing(_)
         )
     }

@@ -113,7 +113,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
 
     let given = given(&tree, request.standard);
     let made = files::make(&tree, &file, given)?;
-    let opened = Opened::new(&tree, &staged, &plan, made, paths, &file)?;
+    let mut opened = Opened::new(&tree, &staged, &plan, made, paths, &file)?;
     reached(RestoreStep::Opened)?;
 
     let mut building = Building::launch(&tree, &plan, &opened)?;
@@ -128,6 +128,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     finish::finish(&building, &tree, &plan, &file, &mut warnings)?;
     reached(RestoreStep::Finished)?;
     building.release()?;
+    opened.made.keep();
     timings.reached(RestoreStep::Running);
     let lives = tree.processes.iter().filter_map(Process::alive);
     Ok(Restored {

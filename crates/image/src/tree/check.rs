@@ -3,7 +3,10 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use super::{AddressSpace, Area, Backing, End, FileId, FileKind, Life, PipeId, Process, Thread, Tree, UnixState};
+use super::{
+    AddressSpace, Area, Backing, End, FileId, FileKind, Life, PipeId, Process, SharedMemoryKind, Thread, Tree,
+    UnixState,
+};
 use crate::state::{ADDRESS_END, REGISTER_WORDS};
 use crate::{FormatError, PAGE, Region};
 
@@ -41,8 +44,13 @@ impl Tree {
             let waiting: usize = pipe.contents.iter().map(Vec::len).sum();
             sure(waiting <= pipe.capacity as usize, "contents of a pipe")?;
         }
+        let mut segments = HashSet::new();
         for memory in &self.memories {
             sure(memory.bytes <= ADDRESS_END, "size of shared memory")?;
+            if let SharedMemoryKind::SystemV { id, mode, .. } = memory.kind {
+                sure(id >= 0 && segments.insert(id), "id of a System V segment")?;
+                sure(mode & !0o3777 == 0 && memory.bytes > 0, "a System V segment")?;
+            }
             regions(&memory.pages, 0..memory.bytes.next_multiple_of(PAGE), pages)?;
         }
         Ok(())

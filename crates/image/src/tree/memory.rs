@@ -156,7 +156,7 @@ pub enum SharedMemoryKind {
         key: i32,
         /// Id.
         id: i32,
-        /// Permission bits.
+        /// Permission bits, `SHM_DEST` (01000), `SHM_LOCKED` (02000).
         mode: u32,
         /// Owner's user and group, and its maker's.
         owners: [u32; 4],

@@ -63,7 +63,7 @@ fn take(fds: &[OwnedFd]) -> Result<Taken, CollectError> {
 
 impl Taken {
     fn make(&self) -> Made {
-        let made = make(&self.tree, &self.image, Given::new()).unwrap();
+        let mut made = make(&self.tree, &self.image, Given::new()).unwrap();
         made.finish(&self.tree).unwrap();
         made
     }

@@ -156,10 +156,12 @@ fn map(
             let access = if shared && may_write { Access::ReadWrite } else { Access::Read };
             (kind(shared), staged.path(&life.space.files[file as usize].path, access), offset)
         }
-        Backing::Shared { memory, offset, shared, .. } => {
+        Backing::Shared { memory, offset, shared, may_write } => {
             let about = &tree.memories[memory as usize];
             if let SharedMemoryKind::SystemV { id, .. } = about.kind {
-                return attach(pid, area, id, offset, about.bytes, steps);
+                attach(pid, area, id, offset, may_write, about.bytes, steps)?;
+                advise(area, builder, steps);
+                return Ok(());
             }
             (kind(shared), staged.memory(memory), offset)
         }
@@ -169,6 +171,12 @@ fn map(
     let arguments =
         [area.start.into(), bytes.into(), u64::from(protection).into(), flags.into(), fd.into(), offset.into()];
     steps.exact(calls::MMAP, area.start, &arguments);
+    advise(area, builder, steps);
+    Ok(())
+}
+
+fn advise(area: &Area, builder: &mut Builder, steps: &mut Steps) {
+    let bytes = area.end - area.start;
     for advice in &area.advice.madvise {
         steps.call(calls::MADVISE, &[area.start.into(), bytes.into(), (*advice).into()]);
     }
@@ -178,20 +186,31 @@ fn map(
         // Only for people; kernels without CONFIG_ANON_VMA_NAME have no names.
         steps.any(calls::PRCTL, &[PR_SET_VMA.into(), 0_u64.into(), area.start.into(), bytes.into(), name]);
     }
-    Ok(())
 }
 
-/// Attaches SysV shared memory, which is always mapped from its beginning; what the program unmapped of it goes again.
-fn attach(pid: i32, area: &Area, id: i32, offset: u64, bytes: u64, steps: &mut Steps) -> Result<(), CompileError> {
+/// Attaches System V shared memory, which is mapped whole or not at all. What it is attached for stays with the mapping
+/// (`may_write`); what the program has protected since is protected again.
+fn attach(
+    pid: i32,
+    area: &Area,
+    id: i32,
+    offset: u64,
+    may_write: bool,
+    bytes: u64,
+    steps: &mut Steps,
+) -> Result<(), CompileError> {
     const SHM_RDONLY: u64 = 0o10000;
     const SHM_EXEC: u64 = 0o100_000;
+    const READ: u32 = 1;
+    const EXECUTE: u32 = 4;
     if offset != 0 || area.end - area.start != bytes.next_multiple_of(PAGE) {
         return Err(CompileError::PartOfSegment { pid, start: area.start });
     }
-    let read_only = if area.protection & WRITE == 0 { SHM_RDONLY } else { 0 };
-    let execute = if area.protection & 4 != 0 { SHM_EXEC } else { 0 };
-    steps.exact(calls::SHMAT, area.start, &[id.into(), area.start.into(), (read_only | execute).into()]);
-    if area.protection & 1 == 0 {
+    let execute = area.protection & EXECUTE;
+    let attached = READ | if may_write { WRITE } else { 0 } | execute;
+    let flags = if may_write { 0 } else { SHM_RDONLY } | if execute != 0 { SHM_EXEC } else { 0 };
+    steps.exact(calls::SHMAT, area.start, &[id.into(), area.start.into(), flags.into()]);
+    if area.protection != attached {
         let arguments = [area.start.into(), (area.end - area.start).into(), u64::from(area.protection).into()];
         steps.call(calls::MPROTECT, &arguments);
     }

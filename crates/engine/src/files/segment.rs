@@ -1,0 +1,202 @@
+//! Segments of System V shared memory.
+//!
+//! A segment belongs to the machine: it outlives its processes until somebody removes it, and its key and id are known to
+//! programs that are not attached. So a checkpoint leaves it where it is, and making it looks first whether it still is
+//! there: on the same boot, with the same key, length and maker, and with nobody attached, it is the same one, and gets the
+//! contents, owner and mode of the image. Otherwise it is made with its key and id, which must be free. Segments that
+//! were removed while they were attached have gone with the processes: they are made, and removed again when all processes
+//! are attached.
+//!
+//! Whoever is attached from outside of the tree would see its memory go back in time: such segments are refused.
+//!
+//! A new segment is removed again if restoring fails. If the restorer is killed, it stays, without anybody attached
+//! (`ipcs -m`); then on the same boot as the image it is found and used, on another it has to be removed (`ipcrm -m ID`).
+//!
+//! Not kept: who attached last, and when (`shm_lpid`, `shm_atime` and the like).
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use torpor_image::PAGE;
+use torpor_image::tree::{MemoryId, SharedMemory, SharedMemoryKind};
+use torpor_linux::shm::{self, Attached, LOCKED, REMOVED};
+
+use super::collect::{Described, Why};
+use super::{MakeError, SharedArea};
+use crate::{Obstacle, Place};
+
+/// Others may make segments between the choice of an id and the call that takes it.
+const ATTEMPTS: u32 = 10;
+
+pub(super) fn name(id: i32) -> String {
+    format!("System V shared memory {id}")
+}
+
+/// Segments that were found, by id.
+#[derive(Debug, Default)]
+pub(super) struct Segments(BTreeMap<i32, Found>);
+
+#[derive(Debug)]
+struct Found {
+    memory: MemoryId,
+    /// The first of its areas.
+    pid: i32,
+    place: Place,
+    /// All mappings of it, and those of the tree.
+    attached: u64,
+    own: u64,
+}
+
+impl Segments {
+    /// One more mapping of a segment that is known.
+    pub(super) fn again(&mut self, id: i32) -> Option<MemoryId> {
+        let found = self.0.get_mut(&id)?;
+        found.own += 1;
+        Some(found.memory)
+    }
+
+    pub(super) fn add(&mut self, id: i32, memory: MemoryId, area: &SharedArea, attached: u64) {
+        let place = Place::Memory(area.start, area.end);
+        self.0.insert(id, Found { memory, pid: area.pid, place, attached, own: 1 });
+    }
+
+    /// Segments that others are attached to as well.
+    pub(super) fn attached_elsewhere(&self) -> impl Iterator<Item = Obstacle> {
+        self.0.iter().filter(|(_, found)| found.attached != found.own).map(|(id, found)| {
+            let what = format!(
+                "{} has {} mappings, {} of them in the tree",
+                name(*id),
+                found.attached,
+                found.own.min(found.attached)
+            );
+            let remedy = "end the others that are attached, or checkpoint a tree that contains them";
+            Obstacle::new(found.pid, found.place.clone(), what, remedy)
+        })
+    }
+}
+
+/// What a segment is, its bytes, and how many mappings of it there are.
+pub(super) fn describe(id: i32) -> Described<(SharedMemoryKind, u64, u64)> {
+    let Some(about) = shm::look(id)? else {
+        return Err(Why::refused(format!("{} is not of this IPC namespace", name(id)), ""));
+    };
+    let ((user, group), (maker, makers)) = (about.owner, about.maker);
+    let owners = [user, group, maker, makers];
+    Ok((SharedMemoryKind::SystemV { key: about.key, id, mode: about.mode, owners }, about.bytes, about.attached))
+}
+
+/// What is in the last page behind the end of the segment: it may be used, and reading the file does not give it.
+pub(super) fn tail(area: &SharedArea, bytes: u64) -> io::Result<Vec<u8>> {
+    let whole = bytes.next_multiple_of(PAGE);
+    if area.end - area.start != whole {
+        // In part: the plan refuses that.
+        return Ok(Vec::new());
+    }
+    let mut tail = vec![0; (whole - bytes) as usize];
+    File::open(format!("/proc/{}/mem", area.pid))?.read_exact_at(&mut tail, area.start + bytes)?;
+    Ok(tail)
+}
+
+/// Makes it all zeros.
+pub(super) fn clear(file: &File, bytes: u64) -> rustix::io::Result<()> {
+    fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes.next_multiple_of(PAGE))
+}
+
+/// A segment that was made or found again.
+#[derive(Debug)]
+pub(super) struct Segment {
+    id: i32,
+    /// It is removed when this is dropped.
+    ours: bool,
+    /// It is removed when the processes are attached.
+    removed: bool,
+}
+
+impl Segment {
+    /// Finds or makes the segment and attaches it here. Its contents are anything.
+    pub(super) fn make(memory: &SharedMemory, same_boot: bool) -> Result<(Self, Attached), MakeError> {
+        let SharedMemoryKind::SystemV { key, id, mode, owners } = memory.kind else {
+            return Err(MakeError::Missing("a System V segment".to_owned()));
+        };
+        let shown = &*name(id);
+        let (owner, maker) = ((owners[0], owners[1]), (owners[2], owners[3]));
+        let mut segment = Self { id, ours: false, removed: mode & REMOVED != 0 };
+        let looked = MakeError::at("looking at", shown);
+        match shm::look(id).map_err(looked)? {
+            Some(there) => {
+                let same = (there.key, there.bytes, there.maker) == (key, memory.bytes, maker);
+                if !same_boot || !same || there.attached > 0 || segment.removed {
+                    return Err(taken(id, &there));
+                }
+            }
+            None => {
+                create(key, id, memory.bytes, maker)?;
+                segment.ours = true;
+            }
+        }
+        let attached = Attached::new(id).map_err(MakeError::at("attaching", shown))?;
+        shm::set(id, owner, mode).map_err(MakeError::at("setting the owner of", shown))?;
+        if mode & LOCKED != 0 {
+            shm::lock(id).map_err(MakeError::at("locking", shown))?;
+        }
+        Ok((segment, attached))
+    }
+
+    /// All processes are attached.
+    pub(super) fn attached(&mut self) -> Result<(), MakeError> {
+        if self.removed && self.ours {
+            shm::remove(self.id).map_err(MakeError::at("removing", name(self.id)))?;
+            self.ours = false;
+        }
+        Ok(())
+    }
+
+    /// It is the program's from now on.
+    pub(super) const fn keep(&mut self) {
+        self.ours = false;
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        if self.ours
+            && let Err(error) = shm::remove(self.id)
+        {
+            tracing::error!(id = self.id, %error, "could not remove a System V segment that was made");
+        }
+    }
+}
+
+fn taken(id: i32, there: &shm::Segment) -> MakeError {
+    let what = format!("{} with key {:#x} and {} bytes", name(id), there.key, there.bytes);
+    let how = match there.attached {
+        0 => "is not the image's; if nobody needs it, ipcrm -m removes it".to_owned(),
+        attached => format!("is attached {attached} times"),
+    };
+    MakeError::Taken { what, how }
+}
+
+/// Makes a segment with this key and id, which are free as far as can be seen.
+fn create(key: i32, id: i32, bytes: u64, maker: (u32, u32)) -> Result<(), MakeError> {
+    let shown = &*name(id);
+    let of_key = || shm::find(key).map_err(MakeError::at("looking for the key of", shown));
+    for _ in 0..ATTEMPTS {
+        if let Some(other) = of_key()? {
+            let what = format!("key {key:#x} of {shown}");
+            return Err(MakeError::Taken { what, how: format!("is that of segment {other} now") });
+        }
+        match shm::make(key, bytes, id, maker) {
+            Ok(made) if made == id => return Ok(()),
+            // Somebody else's has taken the id meanwhile, or has its place.
+            Ok(made) => shm::remove(made).map_err(MakeError::at("removing", name(made)))?,
+            Err(error) if error.raw_os_error() == Some(Errno::EXIST.raw_os_error()) => {}
+            Err(error) => return Err(MakeError::at("making", shown)(error)),
+        }
+    }
+    let how = "cannot have its id again: another segment has its place".to_owned();
+    Err(MakeError::Taken { what: shown.to_owned(), how })
+}

@@ -13,7 +13,7 @@ Exit codes: 0 done, 1 failed, 2 wrong command or description, 3 not found, 4 con
 
 /// Hosts programs that are idle most of the time: they sleep when nobody uses them, and the next packet wakes them.
 #[derive(Debug, Parser)]
-#[command(name = "torpor", disable_version_flag = true, arg_required_else_help = true, after_help = EXIT_CODES)]
+#[command(name = "torpor", version, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) daemon: Daemon,

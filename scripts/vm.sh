@@ -6,7 +6,7 @@
 #   vm.sh start        boots it in the background; returns when it takes commands
 #   vm.sh push FILE…   copies files to the same absolute paths
 #   vm.sh install BIN  installs this torpor program and packaging/torpor.service, as the guide says
-#   vm.sh run COMMAND  runs a command there, as root; its exit status
+#   vm.sh run COMMAND  runs a command there, as root (a test finds what was copied for it); its exit status
 #   vm.sh test PACKAGE [OPTION…]
 #                      builds the package's tests here (options as `--test faults` or `--lib`), copies and runs them there
 #   vm.sh console      shows what the kernel and systemd wrote
@@ -20,6 +20,10 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 dir=${TORPOR_VM_DIR:-/var/tmp/torpor-vm}
 port=${TORPOR_VM_PORT:-10022}
+target=${CARGO_TARGET_DIR:-$here/target}
+cache=${TORPOR_TEST_CACHE:-$target/test-cache}
+# What tests read: without it they look for the programs under test in another place, and would make them.
+environment="export TMPDIR=/var/tmp CARGO_TARGET_DIR='$target' TORPOR_TEST_CACHE='$cache'"
 # How long a boot may take, in seconds.
 patience=600
 
@@ -98,9 +102,8 @@ install_program() {
 
 test_package() {
   [ $# -gt 0 ] || fail "test which package?"
-  local package=$1 target=${CARGO_TARGET_DIR:-$here/target} name built result=0
+  local package=$1 name built result=0
   shift
-  local cache=${TORPOR_TEST_CACHE:-$target/test-cache}
   cd "$here"
   cargo build --quiet --package torpor --package torpor-testkit
   built=$(cargo test --no-run --package "$package" "$@" 2>&1) || fail "$built"
@@ -120,8 +123,7 @@ test_package() {
   fi
   for name in "${binaries[@]}"; do
     echo "vm: $name"
-    remote "cd /var/tmp; export TMPDIR=/var/tmp CARGO_TARGET_DIR='$target' TORPOR_TEST_CACHE='$cache'
-      '$name' --test-threads=2" || result=1
+    remote "cd /var/tmp; $environment; '$name' --test-threads=2" || result=1
   done
   return $result
 }
@@ -142,7 +144,7 @@ case $command in
   start) start ;;
   push) push "$@" ;;
   install) install_program "$@" ;;
-  run) remote "export TMPDIR=/var/tmp; $*" ;;
+  run) remote "$environment; $*" ;;
   test) test_package "$@" ;;
   console) cat "$dir/console" ;;
   stop) stop ;;

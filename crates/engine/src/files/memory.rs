@@ -6,23 +6,22 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, Stat, Uid, fchmod, fchown, fcntl_add_seals,
-    fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, open, seek, unlink,
+    FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, Stat, Uid, fchmod, fchown, fcntl_add_seals, fcntl_get_seals,
+    fstat, fstatfs, ftruncate, memfd_create, open, unlink,
 };
 use rustix::io::Errno;
 use torpor_image::tree::{MemoryId, PathState, SharedMemory, SharedMemoryKind};
-use torpor_image::{Content, FormatError, PAGE, REGION_PAGES, Region, checksum};
 use torpor_linux::vm;
 
 use super::collect::{Described, Why};
+use super::contents::{fill, store};
 use super::list::{Item, List};
 use super::segment::{self, Segment, Segments};
 use super::{CollectError, MakeError, SharedArea, path};
-use crate::memory::copy::{BATCH_BYTES, PageSink, is_zero};
+use crate::memory::copy::PageSink;
 use crate::{Obstacle, Place};
 
 const HUGE_PAGES: i64 = 0x9584_58f6;
@@ -159,77 +158,6 @@ impl<'a, 'b> Memories<'a, 'b> {
     }
 }
 
-/// Copies a file's contents to the image, and `tail` behind its end.
-fn store(fd: BorrowedFd<'_>, bytes: u64, tail: &[u8], sink: &mut PageSink<'_>) -> Described<Vec<Region>> {
-    // A descriptor of our own, readable and with its own position.
-    let file = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
-    let mut regions = Vec::new();
-    let mut buffer = vec![0; BATCH_BYTES];
-    let mut at = 0;
-    while at < bytes {
-        let data = match seek(&file, SeekFrom::Data(at)) {
-            Ok(data) => data / PAGE * PAGE,
-            Err(Errno::NXIO) => break,
-            Err(error) => return Err(error.into()),
-        };
-        let hole = seek(&file, SeekFrom::Hole(data))?;
-        // It may have shrunk.
-        let end = hole.min(bytes).max(data + 1).next_multiple_of(PAGE);
-        let mut start = data;
-        while start < end {
-            let len = (end - start).min(BATCH_BYTES as u64) as usize;
-            let part = &mut buffer[..len];
-            part.fill(0);
-            read_all(&file, part, start)?;
-            if let Some(place) = bytes.checked_sub(start).and_then(|from| part.get_mut(from as usize..)) {
-                let len = place.len().min(tail.len());
-                place[..len].copy_from_slice(&tail[..len]);
-            }
-            push(&mut regions, part, start, sink)?;
-            start += len as u64;
-        }
-        at = end;
-    }
-    Ok(regions)
-}
-
-/// Reads until `buffer` is full or the file ends.
-fn read_all(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<()> {
-    let mut done = 0;
-    while done < buffer.len() {
-        match file.read_at(&mut buffer[done..], start + done as u64)? {
-            0 => break,
-            read => done += read,
-        }
-    }
-    Ok(())
-}
-
-/// Stores the pages of `bytes` that are not zero.
-fn push(regions: &mut Vec<Region>, bytes: &[u8], start: u64, sink: &mut PageSink<'_>) -> Described<()> {
-    let page = |n: usize| &bytes[n * PAGE as usize..(n + 1) * PAGE as usize];
-    let count = bytes.len() / PAGE as usize;
-    let mut first = 0;
-    while first < count {
-        if is_zero(page(first)) {
-            first += 1;
-            continue;
-        }
-        let limit = count.min(first + REGION_PAGES as usize);
-        let end = (first + 1..limit).find(|n| is_zero(page(*n))).unwrap_or(limit);
-        let part = &bytes[first * PAGE as usize..end * PAGE as usize];
-        let offset = sink.take(part).map_err(Why::Write)?;
-        regions.push(Region {
-            start: start + first as u64 * PAGE,
-            pages: (end - first) as u32,
-            writable: true,
-            content: Content::Stored { offset, checksum: checksum(part) },
-        });
-        first = end;
-    }
-    Ok(())
-}
-
 /// Memory that was made.
 #[derive(Debug)]
 pub(super) struct MadeMemory {
@@ -314,33 +242,6 @@ fn made_and_deleted(directory: &std::path::Path) -> rustix::io::Result<OwnedFd> 
         }
     }
     Err(Errno::EXIST)
-}
-
-/// Writes the stored pages into `file`, after checking them. `behind` writes what is behind the end of the file in its last
-/// page.
-fn fill(
-    file: &File,
-    memory: &SharedMemory,
-    image: &File,
-    name: &str,
-    mut behind: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
-) -> Result<(), MakeError> {
-    let mut buffer = vec![0; (u64::from(REGION_PAGES) * PAGE) as usize];
-    for region in &memory.pages {
-        let Content::Stored { offset, checksum: wanted } = region.content else { continue };
-        let buffer = &mut buffer[..region.bytes() as usize];
-        image.read_exact_at(buffer, offset).map_err(MakeError::Read)?;
-        if checksum(buffer) != wanted {
-            return Err(MakeError::Damaged { what: name.to_owned(), source: FormatError::Checksum("a region") });
-        }
-        // The last page may be longer than the file.
-        let len = region.bytes().min(memory.bytes.saturating_sub(region.start)) as usize;
-        file.write_all_at(&buffer[..len], region.start).map_err(MakeError::at("filling", name))?;
-        if buffer[len..].iter().any(|byte| *byte != 0) {
-            behind(region.start + len as u64, &buffer[len..]).map_err(MakeError::at("filling", name))?;
-        }
-    }
-    Ok(())
 }
 
 /// Sets a memfd's seals; called when everything that maps it is mapped.

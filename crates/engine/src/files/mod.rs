@@ -24,6 +24,7 @@
 //! change.
 
 mod collect;
+mod contents;
 mod datagram;
 mod epoll;
 mod error;

@@ -30,8 +30,13 @@ fn ask(redis: &mut Redis, words: &[&str]) -> Result<Value, Error> {
     redis.command(words)
 }
 
-/// A client that knows every value, in bursts with pauses between; gives back what must be there.
-fn bursts(address: SocketAddr, client: u64, done: &AtomicBool) -> Result<(BTreeMap<String, u64>, u64), String> {
+/// A client that knows every value, in bursts with pauses of up to `longest_pause` between; gives back what must be there.
+fn bursts(
+    address: SocketAddr,
+    client: u64,
+    longest_pause: Duration,
+    done: &AtomicBool,
+) -> Result<(BTreeMap<String, u64>, u64), String> {
     let failed = |error: Error| format!("client {client}: {error}");
     let mut redis = Redis::connect(address).map_err(failed)?;
     let mut random = Random::new(client + 1);
@@ -64,8 +69,8 @@ fn bursts(address: SocketAddr, client: u64, done: &AtomicBool) -> Result<(BTreeM
             }
             requests += 1;
         }
-        // The client's own pace, not a wait for anything: often shorter than a capture, often longer than a wake.
-        std::thread::sleep(Duration::from_micros(random.below(25_000)));
+        // The client's own pace, not a wait for anything.
+        std::thread::sleep(longest_pause.mul_f64(random.below(1_000) as f64 / 1e3));
     }
     Ok((expected, requests))
 }
@@ -77,12 +82,16 @@ fn storm() {
     let mut daemon = Daemon::start().unwrap();
     let address = start(&mut daemon, ON_COMMAND);
     let done = AtomicBool::new(false);
+    // Pauses often shorter than a capture and often longer, however slow the machine is.
+    let begin = Instant::now();
+    doze(&daemon, "redis");
+    let longest_pause = begin.elapsed().max(Duration::from_millis(25));
     let begin = Instant::now();
     let results = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
             .map(|client| {
                 let done = &done;
-                scope.spawn(move || bursts(address, client, done))
+                scope.spawn(move || bursts(address, client, longest_pause, done))
             })
             .collect();
         loop {

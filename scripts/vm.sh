@@ -46,7 +46,7 @@ make() {
   running && fail "it runs: stop it first"
   rm -rf "$dir"; mkdir -p "$dir"; chmod 700 "$dir"
   local packages=systemd-sysv,udev,dbus,linux-image-amd64,openssh-server,ca-certificates,nftables,iproute2,procps
-  packages=$packages,curl,kmod,less,e2fsprogs,busybox-static,perl-base,python3-minimal${TORPOR_VM_PACKAGES:+,$TORPOR_VM_PACKAGES}
+  packages=$packages,curl,kmod,less,e2fsprogs,busybox-static,perl-base,python3-minimal,util-linux-extra${TORPOR_VM_PACKAGES:+,$TORPOR_VM_PACKAGES}
   local mirror; mirror=$(archive)
   mmdebstrap --quiet --variant=minbase --include="$packages" "${TORPOR_VM_SUITE:-trixie}" "$dir/root" ${mirror:+"$mirror"}
   ssh-keygen -q -t ed25519 -N '' -C torpor-vm -f "$dir/key"

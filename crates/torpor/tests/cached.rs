@@ -33,7 +33,7 @@ fn image(daemon: &Daemon, app: &str) -> PathBuf {
 /// Bytes of a file that are in the page cache, by mincore(2).
 fn resident(path: &Path) -> u64 {
     let output = Command::new("fincore").args(["--bytes", "--noheadings", "--output", "RES"]).arg(path).output();
-    let output = output.expect("fincore, of the package util-linux");
+    let output = output.expect("fincore, of the package util-linux-extra or util-linux");
     String::from_utf8_lossy(&output.stdout).trim().parse().unwrap_or_else(|_| panic!("{output:?}"))
 }
 

@@ -20,6 +20,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("preforked", include_str!("../c/preforked.c")),
     ("sleepers", include_str!("../c/sleepers.c")),
     ("slowsender", include_str!("../c/slowsender.c")),
+    ("tree", include_str!("../c/tree.c")),
 ];
 const FLAGS: &[&str] = &[
     "-std=gnu17",

@@ -1,6 +1,6 @@
 //! Benchmarks: each prints a table and writes `target/bench/NAME.json`.
 //!
-//! All of them start a `torpor up` of their own (release build) beside whatever runs on the machine, and take it down.
+//! Those of apps start a `torpor up` of their own (release build) beside whatever runs on the machine, and take it down.
 
 mod client;
 mod cost;
@@ -10,6 +10,7 @@ pub(crate) mod machine;
 mod peers;
 mod program;
 mod report;
+mod trees;
 mod wake;
 
 use std::path::PathBuf;
@@ -28,13 +29,16 @@ pub(crate) enum Bench {
     Wake(wake::Options),
     /// Memory of many dozing apps, and the worker's own CPU while all of them sleep
     Density(density::Options),
+    /// Checkpoint and restore of plain process trees, beside CRIU and the pure copying of their memory
+    Trees(trees::Options),
     /// The benchmarks, and the results that are there
     List,
 }
 
-const NAMES: [(&str, &str); 2] = [
+const NAMES: [(&str, &str); 3] = [
     ("wake", "time to first byte asleep and never slept, beside peers; capture; the sandbox's own cost"),
     ("density", "memory of many dozing apps, and the worker's own CPU while all of them sleep"),
+    ("trees", "checkpoint and restore of plain process trees, beside CRIU and the pure copying of their memory"),
 ];
 
 /// Runs a benchmark.
@@ -42,6 +46,7 @@ pub(crate) fn run(bench: Bench) -> Result<(), Error> {
     match bench {
         Bench::Wake(options) => wake::run(&options),
         Bench::Density(options) => density::run(&options),
+        Bench::Trees(options) => trees::run(&options),
         Bench::List => list(),
     }
 }

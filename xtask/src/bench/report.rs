@@ -13,7 +13,7 @@ use crate::error::Error;
 pub(crate) struct Row {
     /// Which program was measured.
     pub(crate) program: String,
-    /// `torpor`, `never-slept`, `runc+criu`, `criu`, `cold-start`, `plain`.
+    /// `torpor`, `never-slept`, `runc+criu`, `criu`, `cold-start`, `plain`, `copy`.
     pub(crate) subject: String,
     /// Level of sleep before the request: `running`, `dozing`, `image` (all of it on disk), `stopped`.
     pub(crate) level: String,

@@ -1,0 +1,220 @@
+//! `torpor checkpoint` and `torpor restore` of plain process trees beside CRIU, in turns so that noise hits both.
+//!
+//! Every sample is of a new tree: started, captured, restored, asked, checked (each thread has run, each word of memory is
+//! as it was), ended. Torpor's image is on the disk when its command comes back, CRIU's is not: `checkpoint` is the
+//! command alone, `durable` with the image's files synced after it. `copy` is what both are measured against: as many
+//! bytes as the tree's memory has, written to a file and synced. Images are restored from the page cache.
+
+mod subject;
+mod tree;
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use self::subject::{Ran, Subject, subjects};
+use self::tree::{Gone, Shape, Tree};
+use super::release_binary;
+use super::report::{Report, Row, Samples};
+use crate::error::{Error, chain};
+
+/// How to measure.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Samples of each shape, one of each subject in turn
+    #[arg(long, default_value_t = 10)]
+    runs: usize,
+    /// Leave out the largest trees
+    #[arg(long)]
+    quick: bool,
+    /// Only these shapes, each as PROCESSESxTHREADSxMEGABYTES: threads of each process, memory of all together
+    #[arg(long, value_delimiter = ',')]
+    shapes: Vec<Shape>,
+    /// Leave out CRIU
+    #[arg(long)]
+    without_peers: bool,
+    /// Show what Torpor's own account says of each step, too
+    #[arg(long)]
+    steps: bool,
+}
+
+/// What is measured unless asked for others: each axis alone, and where they meet.
+const SHAPES: [[usize; 3]; 11] = [
+    [1, 1, 1],
+    [10, 1, 1],
+    [100, 1, 1],
+    [1, 64, 1],
+    [10, 64, 1],
+    [1, 1, 64],
+    [10, 1, 64],
+    [100, 1, 64],
+    [10, 64, 64],
+    [1, 1, 1024],
+    [10, 1, 1024],
+];
+/// From so many megabytes on a tree is large: fewer samples of it are taken, none if it is to be quick.
+const LARGE: usize = 1024;
+const LARGE_RUNS: usize = 3;
+/// What is left of a tree while it sleeps.
+const LEVEL: &str = "image";
+/// A tree whose process ids the machine gave to others meanwhile is tried again.
+const TRIES: usize = 3;
+
+/// Measures, prints, writes.
+pub(crate) fn run(options: &Options) -> Result<(), Error> {
+    let subjects = subjects(release_binary()?, !options.without_peers);
+    // Not below /tmp: that may be a memory file system.
+    let dir = tempfile::Builder::new().prefix("torpor-bench-").tempdir_in("/var/tmp");
+    let dir = dir.map_err(Error::file("make a directory in", "/var/tmp"))?;
+    let shapes = match &options.shapes[..] {
+        [] => SHAPES.map(Shape::from).to_vec(),
+        shapes => shapes.to_vec(),
+    };
+    let mut samples = Samples::default();
+    let mut compared = Vec::new();
+    for shape in shapes.iter().filter(|shape| !options.quick || shape.megabytes < LARGE) {
+        let runs = if shape.megabytes < LARGE { options.runs } else { options.runs.min(LARGE_RUNS) };
+        eprintln!("measuring {shape} …");
+        for round in 0..runs {
+            // Who comes first changes, too.
+            let mut order: Vec<&Subject> = subjects.iter().collect();
+            order.rotate_left(round % subjects.len());
+            for subject in order {
+                sample(subject, shape, dir.path(), options.steps, &mut samples)?;
+            }
+            let ms = copy(&dir.path().join("copy"), shape.megabytes)?;
+            samples.add(&shape.to_string(), "copy", LEVEL, "copy", "ms", ms);
+        }
+        compared.extend(compare(&shape.to_string(), &samples));
+    }
+    Report::new(&samples, compared)?.publish("trees")
+}
+
+fn compare(shape: &str, samples: &Samples) -> Vec<Row> {
+    let faster = ["checkpoint", "durable", "restore", "first_answer", "all_answer"].map(|metric| {
+        let name = format!("{metric}_faster_than_criu");
+        let (own, peer) = (("torpor", LEVEL, metric), ("criu", LEVEL, metric));
+        samples.compared(shape, (&name, "times"), own, peer, |torpor, criu| criu / torpor)
+    });
+    let (own, copy) = (("torpor", LEVEL, "durable"), ("copy", LEVEL, "copy"));
+    let to_copy = samples.compared(shape, ("durable_to_copy", "times"), own, copy, |torpor, copy| torpor / copy);
+    faster.into_iter().chain([to_copy]).flatten().collect()
+}
+
+/// One sample, or loudly none: what goes wrong with one tree is no reason to lose all others.
+fn sample(subject: &Subject, shape: &Shape, dir: &Path, steps: bool, samples: &mut Samples) -> Result<(), Error> {
+    let mut failure = None;
+    for _ in 0..TRIES {
+        match measure(subject, shape, &dir.join("image")) {
+            Ok(sample) => {
+                let mut add = |metric: &str, unit, value| {
+                    samples.add(&shape.to_string(), subject.name(), LEVEL, metric, unit, value);
+                };
+                let mut rows: Vec<_> = sample.values.iter().filter(|value| steps || !value.2).collect();
+                rows.sort_by_key(|value| value.2);
+                rows.into_iter().for_each(|(metric, ms, _)| add(metric, "ms", *ms));
+                add("image", "kB", sample.image_kb);
+                return Ok(());
+            }
+            Err(error) => failure = Some(error),
+        }
+    }
+    if let Some(error) = failure {
+        eprintln!("NOT MEASURED: {} with {shape}: {}", subject.name(), chain(&error));
+    }
+    Ok(())
+}
+
+/// What one capture and restore have given.
+struct Sample {
+    /// Metric, milliseconds, whether it is of a single step.
+    values: Vec<(String, f64, bool)>,
+    image_kb: f64,
+}
+
+fn measure(subject: &Subject, shape: &Shape, image: &Path) -> Result<Sample, Error> {
+    let mut values = Vec::new();
+    let tree = Tree::start(*shape)?;
+    if image.exists() {
+        std::fs::remove_dir_all(image).map_err(Error::file("remove", image))?;
+    }
+    std::fs::create_dir(image).map_err(Error::file("make", image))?;
+
+    let begun = Instant::now();
+    let captured = subject.checkpoint(tree.pid(), image)?;
+    values.push(("checkpoint".to_owned(), ms(begun.elapsed()), false));
+    let image_kb = sync(image)?;
+    values.push(("durable".to_owned(), ms(begun.elapsed()), false));
+    add_account(&captured, "checkpoint", &mut values);
+    if let Some(us) = captured.account["stopped_us"].as_f64() {
+        values.push(("frozen".to_owned(), us / 1e3, false));
+    }
+    let gone: Gone = tree.gone()?;
+
+    let begun = Instant::now();
+    let restoring = subject.restore(image)?;
+    let answers = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| gone.answers(begun));
+        let restored = restoring.wait();
+        let restored_ms = ms(begun.elapsed());
+        // Without a restored tree nobody answers: the failure is told at once.
+        gone.over(restored.is_err());
+        let answers = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok::<_, Error>((restored?, restored_ms, answers?))
+    });
+    let tree = gone.restored();
+    let (restored, restored_ms, (first, all)) = answers?;
+    tree.check()?;
+    values.push(("restore".to_owned(), restored_ms, false));
+    values.push(("first_answer".to_owned(), ms(first), false));
+    values.push(("all_answer".to_owned(), ms(all), false));
+    add_account(&restored, "restore", &mut values);
+    Ok(Sample { values, image_kb })
+}
+
+fn add_account(ran: &Ran, what: &str, values: &mut Vec<(String, f64, bool)>) {
+    for step in ran.account["steps"].as_array().into_iter().flatten() {
+        if let (Some(name), Some(us)) = (step[0].as_str(), step[1].as_f64()) {
+            values.push((format!("{what}_{name}"), us / 1e3, true));
+        }
+    }
+}
+
+/// Syncs every file of an image; its size in kB.
+fn sync(image: &Path) -> Result<f64, Error> {
+    let wrong = Error::file("sync", image);
+    let sync = || -> io::Result<u64> {
+        let mut bytes = 0;
+        for entry in std::fs::read_dir(image)? {
+            let file = File::open(entry?.path())?;
+            file.sync_all()?;
+            bytes += file.metadata()?.len();
+        }
+        File::open(image)?.sync_all()?;
+        Ok(bytes)
+    };
+    Ok(sync().map_err(wrong)? as f64 / 1024.0)
+}
+
+/// Milliseconds to write so many bytes of memory to a new file and sync it.
+fn copy(path: &Path, megabytes: usize) -> Result<f64, Error> {
+    // What it is does not matter, but that every page is there.
+    let memory = vec![0xa5_u8; megabytes << 20];
+    let begun = Instant::now();
+    let write = || -> io::Result<()> {
+        let mut file = File::create(path)?;
+        memory.chunks(1 << 20).try_for_each(|chunk| file.write_all(chunk))?;
+        file.sync_data()
+    };
+    write().map_err(Error::file("write", path))?;
+    let copied = ms(begun.elapsed());
+    std::fs::remove_file(path).map_err(Error::file("remove", path))?;
+    Ok(copied)
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1e6
+}

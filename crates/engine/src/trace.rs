@@ -34,7 +34,7 @@ const CODE: [u8; 32] = [
 /// Bytes of the code in the vDSO.
 pub(crate) const CODE_BYTES: usize = CODE.len();
 /// From a call's instruction to its loop.
-const PARK_OFFSET: u64 = 2;
+pub(crate) const PARK_OFFSET: u64 = 2;
 /// From the usual loop to the spinning one.
 const SPIN_OFFSET: u64 = 16;
 

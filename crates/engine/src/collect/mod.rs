@@ -5,6 +5,7 @@
 
 mod credentials;
 mod guards;
+mod landing;
 mod mappings;
 mod obstacles;
 mod pages;

@@ -1,31 +1,34 @@
 //! Remote calls in a stopped process: what the kernel tells a process only about itself.
 //!
-//! The calls are made from the code that `trace` puts into the vDSO's unused tail, and answers go to a page that is mapped
-//! for it and unmapped again; [`Remote::end`] gives every thread its registers and mask back and takes the code out.
+//! One thread calls at a time, from the [`landing`] in the vDSO's unused tail, which lets it go on as it was if we die.
+//! Answers go to a page that is mapped for it and unmapped again; [`Remote::end`] takes the code out. The order matters:
+//! a thread's registers lead to the landing before its signals are blocked, and until they are unblocked again.
 
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::unix::fs::FileExt;
+use std::cell::Cell;
+use std::fs::File;
 
 use torpor_linux::pagemap;
 use torpor_linux::vm;
 
+use super::landing;
 use crate::memory::layout::Area;
-use crate::trace::{CODE_BYTES, Process, TraceError, install_park_loop, park_place};
+use crate::trace::{PARK_OFFSET, Process, TraceError};
 
 /// Bytes of the page for answers.
 pub(super) const SCRATCH: usize = 4096;
 
 const MMAP: u64 = 9;
 const MUNMAP: u64 = 11;
+const GETPID: u64 = 39;
 
 /// A process that remote calls are made in.
 pub(super) struct Remote<'a> {
     pub(super) process: &'a Process,
-    park_address: u64,
-    code: u64,
+    /// Where the landing is.
+    place: u64,
+    /// The thread that calls.
+    caller: Cell<Option<usize>>,
     scratch: u64,
-    vdso: Vec<Area>,
     /// New mappings are locked into memory (`mlockall(MCL_FUTURE)`).
     locks_mappings: bool,
 }
@@ -33,10 +36,8 @@ pub(super) struct Remote<'a> {
 impl<'a> Remote<'a> {
     /// Makes calls possible in `process`, whose areas are `areas`.
     pub(super) fn begin(process: &'a Process, areas: &[Area]) -> Result<Self, TraceError> {
-        let vdso: Vec<Area> = areas.iter().filter(|area| area.name == "[vdso]").cloned().collect();
-        let code = park_place(process.pid, &vdso)?;
-        let park_address = install_park_loop(process.pid, &vdso)?;
-        let mut remote = Self { process, park_address, code, scratch: 0, vdso, locks_mappings: false };
+        let place = landing::place(process.pid, areas)?;
+        let mut remote = Self { process, place, caller: Cell::new(None), scratch: 0, locks_mappings: false };
         match remote.prepare() {
             Ok(()) => Ok(remote),
             Err(error) => {
@@ -48,10 +49,6 @@ impl<'a> Remote<'a> {
     }
 
     fn prepare(&mut self) -> Result<(), TraceError> {
-        for thread in &self.process.threads {
-            let wrong = |error| TraceError::Registers(thread.tracee.thread(), error);
-            thread.tracee.set_signal_mask(u64::MAX).map_err(wrong)?;
-        }
         const READ_WRITE: u64 = 3;
         const PRIVATE_ANONYMOUS: u64 = 0x22;
         let arguments = [0, SCRATCH as u64, READ_WRITE, PRIVATE_ANONYMOUS, u64::MAX, 0];
@@ -67,7 +64,29 @@ impl<'a> Remote<'a> {
 
     /// Makes a call in thread `n` of the process.
     pub(super) fn call(&self, n: usize, name: &'static str, number: u64, arguments: &[u64]) -> Result<u64, TraceError> {
-        self.process.call_in(n, self.park_address, name, number, arguments)
+        if self.caller.get() != Some(n) {
+            self.leave()?;
+            self.enter(n)?;
+        }
+        self.process.call_in(n, self.place + PARK_OFFSET, name, number, arguments)
+    }
+
+    /// Makes the `n`-th thread the one that calls.
+    fn enter(&self, n: usize) -> Result<(), TraceError> {
+        let Some(thread) = self.process.threads.get(n) else { return Ok(()) };
+        let wrong = |error| TraceError::Registers(thread.tracee.thread(), error);
+        landing::put(self.process.pid, self.place, thread)?;
+        self.caller.set(Some(n));
+        thread.tracee.set_registers(&thread.registers.calling(self.place, GETPID, &[])).map_err(wrong)?;
+        thread.tracee.set_signal_mask(u64::MAX).map_err(wrong)
+    }
+
+    /// Gives the thread that calls its mask and registers back.
+    fn leave(&self) -> Result<(), TraceError> {
+        let Some(thread) = self.caller.take().and_then(|n| self.process.threads.get(n)) else { return Ok(()) };
+        let wrong = |error| TraceError::Registers(thread.tracee.thread(), error);
+        let unblocked = thread.tracee.set_signal_mask(thread.signal_mask).map_err(wrong);
+        unblocked.and(thread.restore())
     }
 
     /// Address of the page for answers.
@@ -99,17 +118,9 @@ impl<'a> Remote<'a> {
             result = self.call(0, "munmap", MUNMAP, &[self.scratch, SCRATCH as u64]).map(drop);
             self.scratch = 0;
         }
-        for thread in &self.process.threads {
-            let wrong = |error| TraceError::Registers(thread.tracee.thread(), error);
-            let back = thread.restore().and_then(|()| thread.tracee.set_signal_mask(thread.signal_mask).map_err(wrong));
-            result = result.and(back);
-        }
-        result.and(self.take_code_out().map_err(|error| TraceError::Look(self.process.pid, error)))
-    }
-
-    fn take_code_out(&self) -> io::Result<()> {
-        debug_assert!(!self.vdso.is_empty());
-        let memory = OpenOptions::new().write(true).open(format!("/proc/{}/mem", self.process.pid))?;
-        memory.write_all_at(&[0; CODE_BYTES], self.code)
+        result = result.and(self.leave());
+        // A thread that could not be given its registers needs the code.
+        result?;
+        landing::take_out(self.process.pid, self.place).map_err(|error| TraceError::Look(self.process.pid, error))
     }
 }

@@ -154,6 +154,19 @@ impl Tree {
 /// Stops a thread; `None` if it has ended.
 fn stop_thread(pid: i32, tid: i32) -> Result<Option<Thread>, CollectError> {
     let begun = Instant::now();
+    loop {
+        match stop_once(pid, tid, begun)? {
+            // Somebody died while it made a call for them: it is on its way back.
+            Some(thread) if super::landing::holds(pid, thread.registers.instruction()) => {
+                drop(thread);
+                std::thread::yield_now();
+            }
+            other => return Ok(other),
+        }
+    }
+}
+
+fn stop_once(pid: i32, tid: i32, begun: Instant) -> Result<Option<Thread>, CollectError> {
     let path = format!("/proc/{pid}/task/{tid}/stat");
     loop {
         let Some(stat) = gone(proc::stat(&path)).map_err(|error| TraceError::Look(pid, error))? else {

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Nothing of the program is changed before `committed`, and nothing is ended before the image is durable. If this process
-//! is killed, the kernel lets the tree run on: each thread has its own registers but for the short time in which the kernel is
-//! asked on behalf of its process; a thread caught in that would wait for ever, and has to be killed.
+//! is killed, the kernel lets the tree run on: each thread has its own registers, but for the one that just asks the kernel
+//! on our behalf, which then finds back to them by itself (see `collect::landing`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -90,8 +90,9 @@ pub enum CheckpointError {
     /// A test asked for it.
     #[error(transparent)]
     Fault(#[from] Fault),
-    /// The image is complete, but the tree could not be ended or let go.
-    #[error("the image is complete, but process {pid} could not be ended or let go")]
+    /// The image is there and complete, but its name may not last through a power cut, or the tree could not be ended or
+    /// let go.
+    #[error("the image is complete, but what comes after it failed for process {pid}")]
     After {
         /// A process of the tree.
         pid: i32,
@@ -195,9 +196,11 @@ impl Capture<'_> {
 
         let image = self.image();
         fs::rename(&self.part, &image).map_err(|error| CheckpointError::Image(image.clone(), error))?;
+        // From here on the image is there, whatever else fails.
+        let after = |error| CheckpointError::After { pid: root, error: Box::new(error) };
         let folder = File::open(self.request.folder).and_then(|folder| folder.sync_all());
-        folder.map_err(|error| CheckpointError::Image(image, error))?;
-        self.reached(Step::Committed)?;
+        folder.map_err(|error| after(CheckpointError::Image(image, error)))?;
+        self.reached(Step::Committed).map_err(|fault| after(fault.into()))?;
         Ok((tree, image_bytes))
     }
 
@@ -227,14 +230,14 @@ impl Capture<'_> {
         options.open(&self.part).map_err(|error| self.wrong(error))
     }
 
-    /// The tree runs on, and nothing stays of the image.
+    /// The tree runs on, and nothing stays of an image that was not committed.
     fn undo(&mut self) -> Result<(), CheckpointError> {
         let released = self.release();
         match fs::remove_file(&self.part) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(self.wrong(error)),
             _ => {}
         }
-        if self.made_folder {
+        if self.made_folder && !self.image().exists() {
             let folder = self.request.folder;
             fs::remove_dir(folder).map_err(|error| CheckpointError::Image(folder.to_owned(), error))?;
         }

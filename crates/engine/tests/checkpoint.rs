@@ -153,6 +153,22 @@ fn an_error_at_any_step_leaves_it_running_and_nothing_behind() {
 }
 
 #[test]
+fn an_error_after_the_commit_says_that_the_image_is_there() {
+    let mut program = Program::python(ECHO);
+    let parent = tempfile::tempdir().unwrap();
+    for step in [Step::Committed, Step::Released] {
+        let folder = parent.path().join(step.name());
+        let error = capture(program.pid(), &folder, &FailAt(step)).expect_err(step.name());
+        let CheckpointError::After { pid, error } = error else { panic!("{error:?}") };
+        assert_eq!(pid, program.pid());
+        assert!(matches!(*error, CheckpointError::Fault(Fault(at)) if at == step), "{error:?}");
+        assert_eq!(program.ask(step.name()), step.name());
+        assert!(read(&folder).1.processes[0].alive().is_some());
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+    }
+}
+
+#[test]
 fn without_leave_running_the_tree_ends_once_its_image_is_there() {
     let program =
         Program::python("import os, time\nif os.fork(): print('ready', flush=True)\nos.fork()\ntime.sleep(1000)");

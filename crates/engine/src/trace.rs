@@ -4,7 +4,8 @@
 //! When the tracing thread dies, its tracees go on from their registers (or stay in the freezer). So before memory is
 //! dropped, every thread's registers are set to a *park loop*: code in the unused tail of the process's vDSO that never
 //! ends, with all signals blocked. Remote calls start at the instruction before the loop and fall into it. Whatever
-//! happens to us, no instruction of the program runs while its memory is incomplete.
+//! happens to us, no instruction of the program runs while its memory is incomplete. A capture that leaves memory alone
+//! has its calls made elsewhere, from where threads go on by themselves (`collect::landing`).
 //!
 //! There are two loops. The usual one waits in `pause`. A thread with seccomp filters of its own, which might kill it for
 //! that, spins instead.

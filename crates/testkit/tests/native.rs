@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -140,4 +140,24 @@ fn slowsender_sends_every_byte_both_ways() {
         assert_eq!(native::download(at(port), |_| calls += 1).unwrap(), bytes);
         assert!(calls > 100);
     }
+}
+
+#[test]
+fn every_thread_of_a_tree_answers_and_its_memory_is_checked() {
+    let ask = |socket: &UdpSocket, what: &[u8]| {
+        let mut answer = [0; 64];
+        let length = socket.send(what).and_then(|_| socket.recv(&mut answer))?;
+        Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
+    };
+    let port = port();
+    let running = Running::start("tree", &["3".into(), "2".into(), "3".into(), port.to_string()]);
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.connect(at(port)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let network = |error| torpor_testkit::Error::network("tree", "ask")(error);
+    assert_eq!(soon("tree answers", || ask(&socket, b"p").map_err(network)), "1");
+    assert_eq!(ask(&socket, b"a").map_err(network).unwrap(), "6");
+    assert_eq!(ask(&socket, b"s").map_err(network).unwrap(), "6");
+    damage(running.0.id());
+    assert_eq!(ask(&socket, b"s").map_err(network).unwrap(), "wrong memory");
 }

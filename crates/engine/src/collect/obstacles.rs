@@ -83,10 +83,11 @@ fn namespaces(pid: i32, tids: impl Iterator<Item = i32>, found: &mut Vec<Obstacl
             Err(error) => Err(error),
         }
     };
+    let own = NAMESPACES.map(|(file, _)| identity(format!("/proc/self/ns/{file}")));
+    let own = own.into_iter().collect::<io::Result<Vec<_>>>()?;
     for tid in tids {
-        for (file, name) in NAMESPACES {
-            let own = identity(format!("/proc/self/ns/{file}"))?;
-            if identity(format!("/proc/{pid}/task/{tid}/ns/{file}"))? != own {
+        for ((file, name), own) in NAMESPACES.into_iter().zip(&own) {
+            if identity(format!("/proc/{pid}/task/{tid}/ns/{file}"))? != *own {
                 let place = if tid == pid { Place::Process } else { Place::Thread(tid) };
                 let what = format!("it is in another {name} namespace");
                 found.push(Obstacle::new(pid, place, what, "run torpor inside that namespace"));

@@ -79,14 +79,18 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
         let runs = if shape.megabytes < LARGE { options.runs } else { options.runs.min(LARGE_RUNS) };
         eprintln!("measuring {shape} …");
         for round in 0..runs {
-            // Who comes first changes, too.
-            let mut order: Vec<&Subject> = subjects.iter().collect();
-            order.rotate_left(round % subjects.len());
+            // Who comes first changes, too. Nobody is the copy.
+            let mut order: Vec<Option<&Subject>> = subjects.iter().map(Some).chain([None]).collect();
+            let by = round % order.len();
+            order.rotate_left(by);
             for subject in order {
-                sample(subject, shape, dir.path(), options.steps, &mut samples)?;
+                if let Some(subject) = subject {
+                    sample(subject, shape, dir.path(), options.steps, &mut samples)?;
+                } else {
+                    let ms = copy(&dir.path().join("copy"), shape.megabytes)?;
+                    samples.add(&shape.to_string(), "copy", LEVEL, "copy", "ms", ms);
+                }
             }
-            let ms = copy(&dir.path().join("copy"), shape.megabytes)?;
-            samples.add(&shape.to_string(), "copy", LEVEL, "copy", "ms", ms);
         }
         compared.extend(compare(&shape.to_string(), &samples));
     }

@@ -11,7 +11,9 @@
 mod aio;
 mod checkpoint;
 mod collect;
+mod deepen;
 mod files;
+mod home;
 mod image_file;
 mod memory;
 mod obstacle;
@@ -31,7 +33,9 @@ mod watch;
 
 pub use checkpoint::{Checkpoint, CheckpointError, Checkpointed, IMAGE_NAME, checkpoint};
 pub use collect::CollectError;
+pub use deepen::{Deepen, DeepenError, Deepened, Warm, deepen};
 pub use files::{CollectError as FilesError, MakeError};
+pub use home::Home;
 pub use image_file::{Contents, ImageError, ImageFile, MemoryDifference, Verified, compare_memory};
 pub use memory::copy::CopyError;
 pub use memory::refill::RefillError;
@@ -45,7 +49,7 @@ pub use restore::{
 };
 pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep, obstacles};
 pub use step::{Fault, Faults, NoFaults, Step, Timings};
-pub use target::{Freezer, Journal, Phase};
+pub use target::{Freezer, Journal, Parking, Phase};
 pub use timers::Deadline;
 pub use trace::TraceError;
 pub use wake::{WakeError, Woken, wake};

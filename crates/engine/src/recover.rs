@@ -14,6 +14,7 @@ use std::time::Duration;
 use torpor_image::{FormatError, State};
 use torpor_linux::registers::Registers;
 
+use crate::deepen::Warm;
 use crate::memory::refill::refill;
 use crate::plan::{Began, Memories, ThreadPlan, let_go};
 use crate::sleep::{Asleep, Failure, Target};
@@ -33,6 +34,8 @@ pub enum Recovered {
     Running,
     /// It dozes on.
     Dozing(Box<Asleep>),
+    /// It is warm: nothing is left of its processes.
+    Warm(Warm),
 }
 
 /// Why it could not be brought to a known state. It stays frozen.
@@ -74,6 +77,13 @@ pub fn recover(
                     Ok(Recovered::Running)
                 }
             }
+        }
+        Phase::Ending { generation, wake_at } | Phase::Warm { generation, wake_at } => {
+            target.freezer.end_processes().map_err(Failure::End)?;
+            target.journal.record(Phase::Warm { generation, wake_at }).map_err(Failure::Journal)?;
+            let image_bytes = std::fs::metadata(image).map_err(|e| Failure::Image(image.to_owned(), e))?.len();
+            let image = image.to_owned();
+            Ok(Recovered::Warm(Warm { image, generation, image_bytes, wake_at, warnings: Vec::new() }))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The named steps of falling asleep and of waking: where time is measured, and where tests make things fail.
+//! The named steps of falling asleep, of waking and of deepening: where time is measured, and where tests make things fail.
 
 use std::time::Instant;
 
@@ -37,11 +37,33 @@ pub enum Step {
     Adjusted,
     /// Running.
     Thawed,
+    /// Deepening: what can be seen from outside is not in the way; nothing has been touched.
+    Examined,
+    /// Memory is back in place; still frozen.
+    Resident,
+    /// The journal says `Awake`.
+    Roused,
+    /// Every thread is in a trace stop, and the app is not frozen any more.
+    Held,
+    /// Everything is described, and memory is copied.
+    Collected,
+    /// The complete image is on disk under its temporary name.
+    Written,
+    /// The open files are parked.
+    Kept,
+    /// The complete image has its name, durably.
+    Named,
+    /// The journal says `Ending`: the point of no return.
+    Ending,
+    /// Every process has ended.
+    Ended,
+    /// The journal says `Warm`.
+    Warm,
 }
 
 impl Step {
     /// All steps, in order.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 27] = [
         Self::Prepared,
         Self::Frozen,
         Self::Stopped,
@@ -58,6 +80,17 @@ impl Step {
         Self::Awake,
         Self::Adjusted,
         Self::Thawed,
+        Self::Examined,
+        Self::Resident,
+        Self::Roused,
+        Self::Held,
+        Self::Collected,
+        Self::Written,
+        Self::Kept,
+        Self::Named,
+        Self::Ending,
+        Self::Ended,
+        Self::Warm,
     ];
 
     /// Its name in phases, faults and documents.
@@ -79,6 +112,17 @@ impl Step {
             Self::Awake => "awake",
             Self::Adjusted => "adjusted",
             Self::Thawed => "thawed",
+            Self::Examined => "examined",
+            Self::Resident => "resident",
+            Self::Roused => "roused",
+            Self::Held => "held",
+            Self::Collected => "collected",
+            Self::Written => "written",
+            Self::Kept => "kept",
+            Self::Named => "named",
+            Self::Ending => "ending",
+            Self::Ended => "ended",
+            Self::Warm => "warm",
         }
     }
 }

@@ -1,7 +1,10 @@
 //! What the engine needs of whoever runs the app: a way to freeze it, and a journal.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
+
+use torpor_image::tree::FileId;
 
 /// Freezes and thaws all processes of an app at once (the cgroup v2 freezer).
 pub trait Freezer: Send + Sync {
@@ -13,6 +16,12 @@ pub trait Freezer: Send + Sync {
     fn is_freezing(&self) -> io::Result<bool>;
     /// Process ids (thread group leaders) in it.
     fn processes(&self) -> io::Result<Vec<i32>>;
+    /// Ends every process of the app, while what they lived in stays: marks it first, so that the end of the initial process
+    /// is not taken for the app's. Returns when no process is left. May be called again.
+    fn end_processes(&self) -> io::Result<()>;
+    /// Takes back the mark of [`Freezer::end_processes`]: the processes have been built again. Called before they are
+    /// thawed.
+    fn processes_are_back(&self) -> io::Result<()>;
 }
 
 /// How far an app is, for whoever comes after a crash. Written before the step that it announces.
@@ -32,10 +41,32 @@ pub enum Phase {
         /// When a timer must wake it, by `CLOCK_MONOTONIC`.
         wake_at: Option<Duration>,
     },
+    /// Its complete image is the truth, and its processes are being ended.
+    Ending {
+        /// Generation of the image.
+        generation: u64,
+        /// When a timer must wake it, by `CLOCK_MONOTONIC`.
+        wake_at: Option<Duration>,
+    },
+    /// Its processes are gone; the complete image and the parked files are what is left. Also while processes are built
+    /// again, until they are complete.
+    Warm {
+        /// Generation of the image.
+        generation: u64,
+        /// When a timer must wake it, by `CLOCK_MONOTONIC`.
+        wake_at: Option<Duration>,
+    },
 }
 
 /// Keeps an app's phase across a crash of the worker (not of the machine).
 pub trait Journal: Send + Sync {
     /// Replaces the phase, all or nothing.
     fn record(&self, phase: Phase) -> io::Result<()>;
+}
+
+/// Holds the open files of a warm app, outside of the worker.
+pub trait Parking: Send + Sync {
+    /// Holds duplicates of these descriptors, by their place in the image's list of files, in place of all that it held of
+    /// this app; all or nothing.
+    fn park(&self, files: &[(FileId, BorrowedFd<'_>)]) -> io::Result<()>;
 }

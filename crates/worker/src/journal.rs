@@ -46,6 +46,8 @@ fn encode(phase: Phase) -> [u8; BYTES] {
         Phase::Awake => (0, 0, None),
         Phase::Dropping { generation } => (1, generation, None),
         Phase::Dozing { generation, wake_at } => (2, generation, wake_at),
+        Phase::Ending { generation, wake_at } => (3, generation, wake_at),
+        Phase::Warm { generation, wake_at } => (4, generation, wake_at),
     };
     let wake_at = wake_at.map_or(0, |at: Duration| at.as_nanos() as u64);
     let words: [u64; 4] = [MAGIC, kind, generation, wake_at];
@@ -64,13 +66,13 @@ fn decode(bytes: &[u8; BYTES]) -> Option<Phase> {
         return None;
     }
     let (generation, wake_at) = (word(2)?, word(3)?);
+    let wake_at = (wake_at != 0).then(|| Duration::from_nanos(wake_at));
     match word(1)? {
         0 => Some(Phase::Awake),
         1 => Some(Phase::Dropping { generation }),
-        2 => {
-            let wake_at = (wake_at != 0).then(|| Duration::from_nanos(wake_at));
-            Some(Phase::Dozing { generation, wake_at })
-        }
+        2 => Some(Phase::Dozing { generation, wake_at }),
+        3 => Some(Phase::Ending { generation, wake_at }),
+        4 => Some(Phase::Warm { generation, wake_at }),
         _ => None,
     }
 }
@@ -88,6 +90,8 @@ mod tests {
             Phase::Dozing { generation: 7, wake_at: Some(Duration::from_millis(1500)) },
             Phase::Dropping { generation: u64::MAX },
             Phase::Dozing { generation: 8, wake_at: None },
+            Phase::Ending { generation: 9, wake_at: Some(Duration::from_nanos(1)) },
+            Phase::Warm { generation: 9, wake_at: None },
             Phase::Awake,
         ] {
             PhaseFile::open(&path).unwrap().record(phase).unwrap();

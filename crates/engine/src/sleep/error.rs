@@ -59,6 +59,9 @@ pub enum Failure {
     /// Memory did not come back.
     #[error(transparent)]
     Refill(#[from] crate::RefillError),
+    /// Ending its processes.
+    #[error("ending its processes")]
+    End(#[source] io::Error),
     /// A test asked for it.
     #[error(transparent)]
     Fault(#[from] Fault),

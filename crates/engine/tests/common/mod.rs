@@ -62,6 +62,14 @@ impl Freezer for Group {
     fn processes(&self) -> io::Result<Vec<i32>> {
         Ok(fs::read_to_string(self.0.join("cgroup.procs"))?.lines().map(|pid| pid.parse().unwrap()).collect())
     }
+
+    fn end_processes(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn processes_are_back(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 impl Drop for Group {

@@ -47,6 +47,18 @@ pub struct Tree {
     pub pipes: Vec<Pipe>,
     /// Memory that is shared, or that a descriptor names.
     pub memories: Vec<SharedMemory>,
+    /// Namespaces that it is restored into.
+    pub namespaces: Namespaces,
+}
+
+/// Namespaces of the home that a tree is restored into, beside those that are entered for it: each root enters these
+/// itself, before anything else. A tree of plain processes has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Namespaces {
+    /// A user namespace. Ids in the tree are those inside.
+    pub user: bool,
+    /// A time namespace.
+    pub time: bool,
 }
 
 /// What a machine must have for its programs to go on.

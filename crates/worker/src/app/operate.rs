@@ -47,6 +47,14 @@ impl Freezer for SandboxFreezer<'_> {
     fn processes(&self) -> io::Result<Vec<i32>> {
         self.0.cgroup().processes().map_err(io::Error::other)
     }
+
+    fn end_processes(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn processes_are_back(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// The journal, which also tells the task of the commit.

@@ -194,6 +194,10 @@ impl Task {
                 };
                 self.tell(Event::Packet(cause.into())).await;
             }
+            Ok(Recovered::Warm(_)) => {
+                // Nothing puts an app there yet.
+                tracing::error!(app = self.record.spec.name, "found warm, which this version cannot wake");
+            }
             Err(reason) => {
                 // Never run it with wrong memory.
                 tracing::error!(app = self.record.spec.name, %reason, "its memory cannot be brought back");
@@ -221,9 +225,10 @@ impl Task {
         };
         let generation = match phase {
             torpor_engine::Phase::Awake => 0,
-            torpor_engine::Phase::Dropping { generation } | torpor_engine::Phase::Dozing { generation, .. } => {
-                generation
-            }
+            torpor_engine::Phase::Dropping { generation }
+            | torpor_engine::Phase::Dozing { generation, .. }
+            | torpor_engine::Phase::Ending { generation, .. }
+            | torpor_engine::Phase::Warm { generation, .. } => generation,
         };
         let target = Target {
             app: self.app_number(),

@@ -1,0 +1,22 @@
+//! Where an app's processes live: namespaces that its init keeps alive, and cgroups.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+/// The home of an app, which lasts while the app has no processes.
+#[derive(Debug)]
+pub struct Home {
+    /// The sandbox's init, process 1 of the app's pid namespace and no part of its tree: a process descriptor, which also
+    /// names its namespaces.
+    pub init: OwnedFd,
+    /// Init's id on the machine.
+    pub init_pid: i32,
+    /// The initial process's id inside.
+    pub initial: i32,
+    /// Directory of the app's cgroup v2.
+    pub cgroup: PathBuf,
+    /// Files `tasks` of its cgroups v1.
+    pub tasks: Vec<PathBuf>,
+    /// The app has a user namespace, which its processes enter themselves.
+    pub user_namespace: bool,
+}

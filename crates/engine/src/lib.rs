@@ -24,6 +24,7 @@ mod recover;
 mod restore;
 mod sleep;
 mod step;
+mod stored;
 mod target;
 mod timers;
 mod trace;
@@ -49,6 +50,7 @@ pub use restore::{
 };
 pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep, obstacles};
 pub use step::{Fault, Faults, NoFaults, Step, Timings};
+pub use stored::{Reopened, Stored, StoredError};
 pub use target::{Freezer, Journal, Parking, Phase};
 pub use timers::Deadline;
 pub use trace::TraceError;

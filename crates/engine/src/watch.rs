@@ -9,7 +9,7 @@
 //! count, only what comes.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -55,6 +55,11 @@ impl Watch {
         Self { epoll, sources }
     }
 
+    /// One that nothing is registered with.
+    pub fn none() -> io::Result<Self> {
+        Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)?, sources: Vec::new() })
+    }
+
     /// What is watched.
     pub fn sources(&self) -> &[Source] {
         &self.sources
@@ -83,6 +88,23 @@ impl Watch {
             let events = PollFlags::from_bits_truncate(source.events as u16);
             if poll(&mut [PollFd::new(&duplicate, events)], Some(&zero))? > 0 {
                 return Ok(Some(source.clone()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// As [`Watch::ready_now`], for an app without processes whose open files these are: they are told apart by what they
+    /// are, where that says which one it is; else all of a kind are looked at.
+    pub fn ready_among<'a>(&self, files: impl IntoIterator<Item = &'a OwnedFd>) -> io::Result<Option<Source>> {
+        let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        for file in files {
+            let what = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+            let what = what.to_string_lossy();
+            for source in self.sources.iter().filter(|source| source.what == what) {
+                let events = PollFlags::from_bits_truncate(source.events as u16);
+                if poll(&mut [PollFd::new(file, events)], Some(&zero))? > 0 {
+                    return Ok(Some(source.clone()));
+                }
             }
         }
         Ok(None)
@@ -157,12 +179,16 @@ impl Watch {
             Err(rustix::io::Errno::BADF) => return Ok(()),
             Err(error) => return Err(io::Error::from(error).into()),
         };
+        Ok(self.register(duplicate.as_fd(), source)?)
+    }
+
+    pub(crate) fn register(&mut self, file: BorrowedFd<'_>, source: Source) -> io::Result<()> {
         let data = EventData::new_u64(self.sources.len() as u64);
         let events = EventFlags::from_bits_retain(source.events) | EventFlags::ET;
-        match epoll::add(&self.epoll, &duplicate, data, events) {
+        match epoll::add(&self.epoll, file, data, events) {
             // Regular files are always ready and never awaited; the same file twice needs no second registration.
             Err(rustix::io::Errno::PERM | rustix::io::Errno::EXIST) => Ok(()),
-            Err(error) => Err(io::Error::from(error).into()),
+            Err(error) => Err(error.into()),
             Ok(()) => {
                 self.sources.push(source);
                 Ok(())

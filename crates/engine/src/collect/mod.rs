@@ -280,6 +280,7 @@ fn machine() -> io::Result<Machine> {
         realtime_ns: clock(ClockId::Realtime),
         monotonic_ns: clock(ClockId::Monotonic),
         boottime_ns: clock(ClockId::Boottime),
+        wake_after_ns: None,
     })
 }
 

@@ -186,6 +186,13 @@ pub(super) fn make(socket: &InetSocket) -> Result<OwnedFd, MakeError> {
     Ok(fd)
 }
 
+/// Both halves: a socket that others reach, alone.
+pub(crate) fn make_listener(socket: &InetSocket, file: &OpenFile) -> Result<OwnedFd, MakeError> {
+    let fd = make(socket)?;
+    finish(&fd, socket, file)?;
+    Ok(fd)
+}
+
 fn shown(socket: &InetSocket) -> String {
     if socket.local.is_empty() {
         name(socket.kind).to_owned()

@@ -53,6 +53,7 @@ use torpor_image::tree::{Descriptor, FileId, MemoryId, OpenFile, Pipe, SharedMem
 
 pub(crate) use self::collect::collect;
 pub use self::error::{CollectError, MakeError};
+pub(crate) use self::inet::make_listener;
 pub(crate) use self::make::make;
 
 /// Whose open files to take.

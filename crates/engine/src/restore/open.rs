@@ -9,7 +9,7 @@ use std::path::Path;
 
 use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, fstat, ftruncate, memfd_create, open};
 use torpor_image::tree::{PathState, Tree};
-use torpor_linux::restorer::{CODE_BYTES, interpreter, seed};
+use torpor_linux::restorer::{CODE_BYTES, SPARE_NUMBERS, interpreter, seed};
 
 use super::RestoreError;
 use super::compile::HOLE_OFFSET;
@@ -112,7 +112,7 @@ impl Opened {
             blob,
             seed: seed.map_err(|error| RestoreError::Own("making the seed", error))?,
         };
-        let taken = staged.first..staged.first + staged.count() as i32 + 1;
+        let taken = staged.first..staged.first + staged.count() as i32 + SPARE_NUMBERS;
         for fd in opened.own() {
             if taken.contains(&fd.as_raw_fd()) {
                 let moved = rustix::io::fcntl_dupfd_cloexec(&*fd, taken.end);

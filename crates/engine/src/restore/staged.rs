@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 
 use torpor_image::tree::{Backing, PathState, Tree};
+use torpor_linux::restorer::SPARE_NUMBERS;
 
 /// How a path is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,7 +81,7 @@ impl<'t> Staged<'t> {
         }
         used.sort_unstable();
         used.dedup();
-        let wanted = i32::try_from(self.count()).ok()?.checked_add(1)?;
+        let wanted = i32::try_from(self.count()).ok()?.checked_add(SPARE_NUMBERS)?;
         let mut first = 3;
         for fd in used {
             if fd >= first {

@@ -4,19 +4,24 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
+use super::raw::{call, clone};
+
 /// What is started.
 #[derive(Debug)]
 pub struct Launch<'a> {
-    /// Its process id in this pid namespace.
+    /// Its process id in the pid namespace that it is started in.
     pub pid: i32,
     /// The seed's executable.
     pub seed: BorrowedFd<'a>,
     /// What it inherits; nothing else.
     pub inherit: &'a [BorrowedFd<'a>],
     /// Number of the first of them; they follow each other. The caller has none of them itself at these numbers or at
-    /// the one behind.
+    /// the [`SPARE_NUMBERS`] behind.
     pub first: i32,
 }
+
+/// Descriptor numbers behind the inherited ones that the seed uses until it is executed.
+pub const SPARE_NUMBERS: i32 = 2;
 
 /// Why it could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -31,18 +36,67 @@ pub struct LaunchError {
     pub error: io::Error,
 }
 
-/// What the child needs, and where it says what failed. It shares our memory until exec.
-struct Child<'a> {
-    parent: libc::pid_t,
-    seed: i32,
-    first: i32,
-    numbers: &'a [i32],
-    step: &'static str,
-    error: i32,
+/// What a child needs until exec, and where it says what failed. It shares our memory.
+#[derive(Debug)]
+pub(super) struct Child {
+    pub(super) seed: i32,
+    pub(super) first: i32,
+    pub(super) numbers: Vec<i32>,
+    /// Waits for a byte here before it executes the seed; otherwise it is traced by its parent.
+    pub(super) gate: Option<i32>,
+    /// Its parent, whose death it dies of while it is not traced.
+    pub(super) parent: Option<libc::pid_t>,
+    pub(super) failed: Failed,
 }
 
-/// Bytes of stack for the child, until exec.
-const STACK_BYTES: usize = 32 << 10;
+/// The step that failed in a child, and its error.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Failed {
+    pub(super) step: &'static str,
+    pub(super) error: i32,
+}
+
+impl Failed {
+    /// The error, if there was one.
+    pub(super) fn of(self, pid: i32) -> Result<(), LaunchError> {
+        match self.error {
+            0 => Ok(()),
+            error => Err(LaunchError { step: self.step, pid, error: io::Error::from_raw_os_error(error) }),
+        }
+    }
+}
+
+/// A stack for a child, until exec.
+#[derive(Debug)]
+pub(super) struct Stack(Vec<u128>);
+
+impl Stack {
+    const BYTES: usize = 32 << 10;
+
+    pub(super) fn new() -> Self {
+        Self(vec![0; Self::BYTES / size_of::<u128>()])
+    }
+
+    pub(super) fn place(&mut self) -> (u64, u64) {
+        (self.0.as_mut_ptr() as u64, size_of_val(self.0.as_slice()) as u64)
+    }
+}
+
+/// The child begins with default actions where we have handlers.
+pub(super) const CLEAR_SIGNAL_ACTIONS: u64 = 1 << 32;
+
+impl Child {
+    pub(super) fn new(launch: &Launch<'_>) -> Self {
+        Self {
+            seed: launch.seed.as_raw_fd(),
+            first: launch.first,
+            numbers: launch.inherit.iter().map(AsRawFd::as_raw_fd).collect(),
+            gate: None,
+            parent: None,
+            failed: Failed::default(),
+        }
+    }
+}
 
 /// Starts the seed as a child of the calling thread, which traces it, and comes back when it is about to be executed: it
 /// will then stop by itself. Signals are blocked in it but `SIGTRAP`, all actions are the default ones.
@@ -52,27 +106,68 @@ const STACK_BYTES: usize = 32 << 10;
 /// # Errors
 /// `EEXIST` if the pid is taken; `EPERM` without CAP_CHECKPOINT_RESTORE.
 pub fn launch(launch: &Launch<'_>) -> Result<(), LaunchError> {
-    let numbers: Vec<i32> = launch.inherit.iter().map(AsRawFd::as_raw_fd).collect();
     // SAFETY: getpid has no preconditions.
     let parent = unsafe { libc::getpid() };
-    let mut child =
-        Child { parent, seed: launch.seed.as_raw_fd(), first: launch.first, numbers: &numbers, step: "", error: 0 };
-    let mut stack = vec![0_u128; STACK_BYTES / size_of::<u128>()];
-    let blocked = !(1_u64 << (libc::SIGTRAP - 1));
-    let before = mask(blocked);
-    let answer = vfork(launch.pid, &mut stack, &mut child);
-    mask(before);
-    let failed = |step, error| LaunchError { step, pid: launch.pid, error };
+    let mut child = Child { parent: Some(parent), ..Child::new(launch) };
+    let mut stack = Stack::new();
+    let (stack, stack_size) = stack.place();
+    let ids = [launch.pid];
+    let arguments = libc::clone_args {
+        flags: (libc::CLONE_VM | libc::CLONE_VFORK) as u64 | CLEAR_SIGNAL_ACTIONS,
+        exit_signal: libc::SIGCHLD as u64,
+        stack,
+        stack_size,
+        set_tid: ids.as_ptr() as u64,
+        set_tid_size: 1,
+        ..NO_ARGUMENTS
+    };
+    let blocked = Blocked::all();
+    // SAFETY: all places outlive the call, since this thread goes on only when the child has left our memory (CLONE_VFORK).
+    // `run` never returns and makes system calls only; signals are blocked.
+    let answer = unsafe { clone(&arguments, run, ptr::from_mut(&mut child).cast()) };
+    drop(blocked);
     if answer < 0 {
-        return Err(failed("clone3", io::Error::from_raw_os_error(-answer as i32)));
+        let error = io::Error::from_raw_os_error(-answer as i32);
+        return Err(LaunchError { step: "clone3", pid: launch.pid, error });
     }
-    if child.error == 0 {
-        return Ok(());
+    child.failed.of(launch.pid).inspect_err(|_| {
+        let mut status = 0;
+        // SAFETY: the child is ours and has ended; `status` outlives the call.
+        unsafe { libc::waitpid(launch.pid, &raw mut status, libc::__WALL) };
+    })
+}
+
+/// For `..` in literals.
+pub(super) const NO_ARGUMENTS: libc::clone_args = libc::clone_args {
+    flags: 0,
+    pidfd: 0,
+    child_tid: 0,
+    parent_tid: 0,
+    exit_signal: 0,
+    stack: 0,
+    stack_size: 0,
+    tls: 0,
+    set_tid: 0,
+    set_tid_size: 0,
+    cgroup: 0,
+};
+
+/// As long as it is there, all signals but `SIGTRAP` are blocked in the calling thread, and in what it clones for good.
+#[derive(Debug)]
+pub(super) struct Blocked {
+    before: u64,
+}
+
+impl Blocked {
+    pub(super) fn all() -> Self {
+        Self { before: mask(!(1_u64 << (libc::SIGTRAP - 1))) }
     }
-    let mut status = 0;
-    // SAFETY: the child is ours and has ended; `status` outlives the call.
-    unsafe { libc::waitpid(launch.pid, &raw mut status, libc::__WALL) };
-    Err(failed(child.step, io::Error::from_raw_os_error(child.error)))
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        mask(self.before);
+    }
 }
 
 /// Sets the calling thread's mask of blocked signals and gives the one before.
@@ -85,113 +180,95 @@ fn mask(new: u64) -> u64 {
     old
 }
 
-/// Runs `child` in a new process that shares our memory, while this thread waits until it has executed the seed or ended.
-fn vfork(pid: i32, stack: &mut [u128], child: &mut Child<'_>) -> i64 {
-    const CLEAR_SIGNAL_ACTIONS: u64 = 1 << 32;
-    let ids = [pid];
-    let arguments = libc::clone_args {
-        flags: (libc::CLONE_VM | libc::CLONE_VFORK) as u64 | CLEAR_SIGNAL_ACTIONS,
-        pidfd: 0,
-        child_tid: 0,
-        parent_tid: 0,
-        exit_signal: libc::SIGCHLD as u64,
-        stack: stack.as_mut_ptr() as u64,
-        stack_size: size_of_val(stack) as u64,
-        tls: 0,
-        set_tid: ids.as_ptr() as u64,
-        set_tid_size: 1,
-        cgroup: 0,
-    };
-    let answer;
-    // SAFETY: `arguments`, `ids`, `stack` and `child` outlive the call, since this thread goes on only when the child has
-    // left our memory (CLONE_VFORK). The child runs on `stack`, which nothing else uses, calls `run`, which never returns
-    // and makes system calls only, and runs no signal handler (all are blocked or default). Its stack pointer is
-    // 16-byte aligned before the call, as the convention wants.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "xor ebp, ebp",
-            "mov rdi, r12",
-            "call r13",
-            "ud2",
-            "2:",
-            inlateout("rax") libc::SYS_clone3 => answer,
-            in("rdi") &raw const arguments,
-            in("rsi") size_of::<libc::clone_args>(),
-            in("r12") ptr::from_mut(child),
-            in("r13") run as extern "C" fn(*mut Child<'_>) -> !,
-            lateout("rcx") _,
-            lateout("r11") _,
-        );
-    }
-    answer
+/// The child until exec: system calls only, no allocation, no panic.
+pub(super) extern "C" fn run(child: *mut u8) -> ! {
+    // SAFETY: whoever clones passes a valid `Child` that nobody else touches before this process has left our memory.
+    let child = unsafe { &mut *child.cast::<Child>() };
+    child.failed = prepare(child);
+    leave()
 }
 
-/// The child until exec: system calls only, no allocation, no panic.
-extern "C" fn run(child: *mut Child<'_>) -> ! {
-    // SAFETY: `vfork` passes a valid pointer and its thread does not run meanwhile.
-    let child = unsafe { &mut *child };
-    let (step, error) = prepare(child);
-    child.step = step;
-    child.error = error;
+/// Ends a child.
+pub(super) fn leave() -> ! {
     loop {
         // SAFETY: ends this process alone: it is not a thread of ours.
-        unsafe { libc::syscall(libc::SYS_exit_group, 127) };
+        unsafe { call(libc::SYS_exit_group, [127, 0, 0, 0, 0, 0]) };
     }
 }
 
 /// Comes back only if something failed.
-fn prepare(child: &Child<'_>) -> (&'static str, i32) {
-    // SAFETY: all calls take numbers or pointers to memory that outlives them. They change only this process's own
-    // descriptors, limits and attributes, since nothing but memory is shared; `errno` is the waiting thread's, who does not
-    // look at it before it goes on.
-    unsafe {
-        let errno = || *libc::__errno_location();
-        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
-            return ("prctl(PR_SET_PDEATHSIG)", errno());
+fn prepare(child: &Child) -> Failed {
+    let step = |step: &'static str, number: i64, arguments: [u64; 6]| {
+        // SAFETY: all calls take numbers or pointers to memory that outlives them. They change only this process's own
+        // descriptors, limits and attributes, since nothing but memory is shared.
+        match unsafe { call(number, arguments) } {
+            answer if answer < 0 => Err(Failed { step, error: -answer as i32 }),
+            answer => Ok(answer),
         }
-        if libc::getppid() != child.parent {
-            return ("getppid", libc::ESRCH);
+    };
+    let all = || {
+        if let Some(parent) = child.parent {
+            let death = [libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0, 0, 0, 0];
+            step("prctl(PR_SET_PDEATHSIG)", libc::SYS_prctl, death)?;
+            if step("getppid", libc::SYS_getppid, [0; 6])? != i64::from(parent) {
+                return Err(Failed { step: "getppid", error: libc::ESRCH });
+            }
         }
         // Clearing leaves what is ignored. A kernel's struct sigaction of zeros is the default.
         let default = [0_u64; 4];
-        for signal in (1..=64).filter(|signal| !matches!(*signal, libc::SIGKILL | libc::SIGSTOP)) {
-            let none = ptr::null_mut::<u64>();
-            if libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), none, size_of::<u64>()) < 0 {
-                return ("rt_sigaction", errno());
-            }
+        for signal in (1..=64_u64).filter(|signal| !matches!(*signal as i32, libc::SIGKILL | libc::SIGSTOP)) {
+            let arguments = [signal, default.as_ptr() as u64, 0, size_of::<u64>() as u64, 0, 0];
+            step("rt_sigaction", libc::SYS_rt_sigaction, arguments)?;
         }
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) < 0 {
-            return ("getrlimit(RLIMIT_NOFILE)", errno());
-        }
+        let files = u64::from(libc::RLIMIT_NOFILE);
+        let place = &raw mut limit as u64;
+        step("getrlimit(RLIMIT_NOFILE)", libc::SYS_prlimit64, [0, files, 0, place, 0, 0])?;
         limit.rlim_cur = limit.rlim_max;
-        if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) < 0 {
-            return ("setrlimit(RLIMIT_NOFILE)", errno());
-        }
-        let mut next = child.first;
-        for number in child.numbers {
-            if libc::dup3(*number, next, 0) < 0 {
-                return ("dup3", errno());
+        step("setrlimit(RLIMIT_NOFILE)", libc::SYS_prlimit64, [0, files, &raw const limit as u64, 0, 0, 0])?;
+        let seed = descriptors(child, step)?;
+        if child.gate.is_some() {
+            let mut byte = 0_u8;
+            // Nothing to read: whoever was to trace us has gone.
+            if step("read", libc::SYS_read, [seed + 1, &raw mut byte as u64, 1, 0, 0, 0])? != 1 {
+                return Err(Failed { step: "read", error: libc::ESRCH });
             }
-            next += 1;
-        }
-        if libc::dup3(child.seed, next, libc::O_CLOEXEC) < 0 {
-            return ("dup3", errno());
-        }
-        let close = |from: i32, to: u32| libc::syscall(libc::SYS_close_range, from, to, 0);
-        if (child.first > 0 && close(0, child.first as u32 - 1) < 0) || close(next + 1, u32::MAX) < 0 {
-            return ("close_range", errno());
-        }
-        if libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) < 0 {
-            return ("ptrace(PTRACE_TRACEME)", errno());
+        } else {
+            step("ptrace(PTRACE_TRACEME)", libc::SYS_ptrace, [u64::from(libc::PTRACE_TRACEME), 0, 0, 0, 0, 0])?;
         }
         let arguments = [c"torpor-restore".as_ptr(), ptr::null()];
         let environment = [ptr::null::<libc::c_char>()];
-        let path = c"".as_ptr();
-        libc::syscall(libc::SYS_execveat, next, path, arguments.as_ptr(), environment.as_ptr(), libc::AT_EMPTY_PATH);
-        ("execveat", errno())
+        let (words, none) = (arguments.as_ptr() as u64, environment.as_ptr() as u64);
+        let path = c"".as_ptr() as u64;
+        step("execveat", libc::SYS_execveat, [seed, path, words, none, libc::AT_EMPTY_PATH as u64, 0])
+    };
+    match all() {
+        Ok(_) => Failed { step: "execveat", error: libc::EIO },
+        Err(failed) => failed,
     }
+}
+
+/// Puts what it inherits in its place, the seed and the gate behind, and closes the rest; gives the seed's number.
+fn descriptors(
+    child: &Child,
+    step: impl Fn(&'static str, i64, [u64; 6]) -> Result<i64, Failed>,
+) -> Result<u64, Failed> {
+    let first = child.first as u64;
+    let mut next = first;
+    for number in &child.numbers {
+        step("dup3", libc::SYS_dup3, [*number as u64, next, 0, 0, 0, 0])?;
+        next += 1;
+    }
+    let closed = libc::O_CLOEXEC as u64;
+    step("dup3", libc::SYS_dup3, [child.seed as u64, next, closed, 0, 0, 0])?;
+    let mut last = next;
+    if let Some(gate) = child.gate {
+        last += 1;
+        step("dup3", libc::SYS_dup3, [gate as u64, last, closed, 0, 0, 0])?;
+    }
+    if first > 0 {
+        step("close_range", libc::SYS_close_range, [0, first - 1, 0, 0, 0, 0])?;
+    }
+    step("close_range", libc::SYS_close_range, [last + 1, u64::from(u32::MAX), 0, 0, 0, 0])?;
+    Ok(next)
 }

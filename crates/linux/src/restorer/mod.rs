@@ -20,12 +20,15 @@
 //! The code is assembled into this crate's read-only data and copied from there: it is position-independent, and never
 //! runs where it lies.
 
+mod enter;
 mod launch;
 mod newborn;
+mod raw;
 
 use std::arch::global_asm;
 
-pub use launch::{Launch, LaunchError, launch};
+pub use enter::{Entered, Inside, enter, enter_for_children};
+pub use launch::{Launch, LaunchError, SPARE_NUMBERS, launch};
 pub use newborn::{Halt, Newborn, Stop, adopt, destroy};
 
 /// Bytes at the beginning of the blob for the interpreter: a page.

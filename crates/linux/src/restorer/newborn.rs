@@ -85,6 +85,10 @@ pub fn destroy(process: i32, threads: &[i32]) {
 }
 
 impl Newborn {
+    pub(super) const fn stopped_at_birth(tracee: Tracee) -> Self {
+        Self(Some(tracee))
+    }
+
     /// The traced thread.
     pub fn tracee(&self) -> &Tracee {
         self.0.as_ref().expect("only detaching takes it, and consumes this")

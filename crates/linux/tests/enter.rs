@@ -1,0 +1,233 @@
+//! The seed in namespaces of another process, with lists made by hand.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use torpor_linux::restorer::{
+    CODE_BYTES, EXACT, Entered, Inside, Launch, LaunchError, STOP, Step, enter, enter_for_children, interpreter, seed,
+};
+
+const BLOB: u64 = 0x20_0000_0000;
+const DATA: u64 = BLOB + CODE_BYTES as u64;
+const FIRST: i32 = 700;
+const ROOT: i32 = 77;
+
+/// Waits for something that takes a moment.
+fn soon(what: &str, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Namespaces with an init that does nothing but reap.
+struct Namespaces {
+    unshare: Child,
+    init: i32,
+}
+
+impl Namespaces {
+    fn new() -> Self {
+        // The kernel reaps for whom ignores the ends of its children.
+        let line =
+            "import os, signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nos.execvp('sleep', ['sleep', '600'])";
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--net", "--ipc", "--uts", "--mount", "--fork", "--kill-child", "python3", "-c", line]);
+        let unshare = command.spawn().unwrap();
+        let path = format!("/proc/{0}/task/{0}/children", unshare.id());
+        let mut init = 0;
+        soon("init does not come", || {
+            init = fs::read_to_string(&path).unwrap().trim().parse().unwrap_or(0);
+            fs::read_to_string(format!("/proc/{init}/comm")).is_ok_and(|name| name.trim() == "sleep")
+        });
+        Self { unshare, init }
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_raw(self.init).unwrap(), Signal::KILL);
+        let _ = self.unshare.wait();
+    }
+}
+
+/// A group in v2, and one in a v1 hierarchy if there is any.
+struct Groups {
+    v2: PathBuf,
+    v1: Option<PathBuf>,
+}
+
+impl Groups {
+    fn new(name: &str) -> Self {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let point = |line: &str| PathBuf::from(line.split(' ').nth(4).unwrap());
+        let find = |kind: &str| mounts.lines().find(|line| line.contains(kind)).map(point);
+        let name = format!("torpor-linux-{}-{name}", std::process::id());
+        let v2 = find(" - cgroup2 ").expect("a cgroup v2 mount").join(&name);
+        let freezer = mounts.lines().find(|line| line.contains(" - cgroup ") && line.ends_with("freezer")).map(point);
+        let v1 = freezer.map(|mount| mount.join(&name));
+        fs::create_dir(&v2).unwrap();
+        match &v1 {
+            Some(path) => fs::create_dir(path).unwrap(),
+            None => eprintln!("SKIPPED: there is no v1 hierarchy to enter"),
+        }
+        Self { v2, v1 }
+    }
+
+    fn processes(&self) -> String {
+        fs::read_to_string(self.v2.join("cgroup.procs")).unwrap()
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        let _ = fs::write(self.v2.join("cgroup.kill"), "1");
+        for path in [Some(&self.v2), self.v1.as_ref()].into_iter().flatten() {
+            let removed = (0..2000).any(|_| {
+                std::thread::sleep(Duration::from_millis(1));
+                fs::remove_dir(path).is_ok()
+            });
+            if !removed {
+                eprintln!("{} stays", path.display());
+            }
+        }
+    }
+}
+
+fn step(number: i64, expected: i64) -> Step {
+    Step { number: number as u32, flags: EXACT, expected, arguments: [0; 6] }
+}
+
+fn memory(name: &str, bytes: &[u8]) -> OwnedFd {
+    let fd = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
+    File::from(fd.try_clone().unwrap()).write_all(bytes).unwrap();
+    fd
+}
+
+/// Its id, its parent's, and a barrier.
+fn files() -> (OwnedFd, OwnedFd) {
+    let steps = [
+        step(libc::SYS_getpid, i64::from(ROOT)),
+        step(libc::SYS_getppid, 1),
+        Step { number: STOP, flags: 0, expected: 5, arguments: [0; 6] },
+    ];
+    let mut data: Vec<u8> = steps.iter().flat_map(Step::encode).collect();
+    data.resize(4096, 0);
+    let mut code = interpreter().to_vec();
+    code.resize(CODE_BYTES, 0);
+    (memory("blob", &[code, data].concat()), memory("seed", &seed(BLOB, FIRST, 4096, DATA)))
+}
+
+fn entered(init: i32, v2: &Path, v1: Option<&Path>, pid: i32) -> Result<Entered, LaunchError> {
+    let init = pidfd_open(Pid::from_raw(init).unwrap(), PidfdFlags::empty()).unwrap();
+    let v2 = File::open(v2).unwrap();
+    let tasks = v1.map(|path| File::options().write(true).open(path.join("tasks")).unwrap());
+    let tasks: Vec<_> = tasks.iter().map(AsFd::as_fd).collect();
+    let (blob, seed) = files();
+    enter_for_children(init.as_fd()).unwrap();
+    let launch = Launch { pid, seed: seed.as_fd(), inherit: &[blob.as_fd()], first: FIRST };
+    enter(&launch, &Inside { init: init.as_fd(), cgroup: v2.as_fd(), tasks: &tasks, spare: 900 })
+}
+
+#[test]
+fn the_seed_is_a_child_of_the_namespaces_init() {
+    let (namespaces, groups) = (Namespaces::new(), Groups::new("inside"));
+    let result = std::thread::scope(|scope| {
+        let work = || {
+            let begun = Instant::now();
+            let entered = entered(namespaces.init, &groups.v2, groups.v1.as_deref(), ROOT).unwrap();
+            let host = entered.pid();
+            assert_eq!(groups.processes().trim(), host.to_string());
+            let taken = self::entered(namespaces.init, &groups.v2, None, ROOT).unwrap_err();
+            assert_eq!((taken.step, taken.error.kind()), ("clone3", std::io::ErrorKind::AlreadyExists));
+            let newborn = entered.execute(true).unwrap();
+            newborn.go_on().unwrap();
+            let stop = newborn.stopped().unwrap();
+            eprintln!("{:?}", begun.elapsed());
+            assert!(!stop.failed, "{stop:?}");
+            let status = fs::read_to_string(format!("/proc/{host}/status")).unwrap();
+            let ids = format!("NSpid:\t{host}\t{ROOT}");
+            assert!(status.contains(&ids), "{status}");
+            let same = |name: &str| {
+                let of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/{name}")).unwrap();
+                of(host) == of(namespaces.init) && of(host) != of(std::process::id() as i32)
+            };
+            assert!(["pid", "net", "ipc", "uts", "mnt"].into_iter().all(same));
+            let cgroups = fs::read_to_string(format!("/proc/{host}/cgroup")).unwrap();
+            let own = groups.v2.file_name().unwrap().to_str().unwrap();
+            let wanted = 1 + usize::from(groups.v1.is_some());
+            assert_eq!(cgroups.lines().filter(|line| line.ends_with(own)).count(), wanted, "{cgroups}");
+            let open: Vec<_> =
+                fs::read_dir(format!("/proc/{host}/fd")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            assert_eq!(open, ["700"]);
+            host
+        };
+        scope.spawn(work).join()
+    });
+    let host = result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    // The tracing thread has ended.
+    soon("the seed outlives its tracer", || !Path::new(&format!("/proc/{host}")).exists());
+    assert_eq!(groups.processes(), "");
+}
+
+#[test]
+fn dropping_it_before_it_is_executed_ends_it() {
+    let (namespaces, groups) = (Namespaces::new(), Groups::new("dropped"));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..50 {
+                drop(entered(namespaces.init, &groups.v2, None, ROOT).unwrap());
+                soon("its id stays taken", || groups.processes().is_empty());
+                soon("its id is still taken", || {
+                    let path = format!("/proc/{0}/task/{0}/children", namespaces.init);
+                    fs::read_to_string(path).unwrap().is_empty()
+                });
+            }
+        });
+    });
+}
+
+/// Not a test of its own: enters and is killed at a point.
+#[test]
+fn helper_killed_at_a_point() {
+    let Ok(words) = std::env::var("TORPOR_TEST_ENTER") else { return };
+    let words: Vec<&str> = words.split(' ').collect();
+    let entered = entered(words[0].parse().unwrap(), Path::new(words[1]), None, ROOT).unwrap();
+    let end = || kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+    if words[2] == "entered" {
+        end();
+    }
+    let newborn = entered.execute(false).unwrap();
+    if words[2] == "executed" {
+        end();
+    }
+    newborn.go_on().unwrap();
+    newborn.stopped().unwrap();
+    end();
+}
+
+#[test]
+fn it_dies_with_us() {
+    let (namespaces, groups) = (Namespaces::new(), Groups::new("killed"));
+    for point in ["entered", "executed", "stopped"] {
+        let mut helper = Command::new(std::env::current_exe().unwrap());
+        helper.args(["--exact", "helper_killed_at_a_point"]);
+        helper.env("TORPOR_TEST_ENTER", format!("{} {} {point}", namespaces.init, groups.v2.display()));
+        let status = helper.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+        assert_eq!(status.signal(), Some(9), "{point}");
+        soon(point, || groups.processes().is_empty());
+        soon(point, || {
+            let path = format!("/proc/{0}/task/{0}/children", namespaces.init);
+            fs::read_to_string(path).unwrap().is_empty()
+        });
+    }
+}

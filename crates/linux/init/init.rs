@@ -1,8 +1,10 @@
 //! The init of a sandbox: pid 1 of its pid namespace, so that no program of the app is.
 //!
 //! It reaps every orphan. When the app's initial process ends it writes that process's wait status (four bytes, as
-//! `wait4(2)` gives it) to descriptor 0, a file outside the sandbox, and exits; the kernel then kills whatever is left
-//! in the pid namespace. Started as `init PID` with every signal blocked, no capability and no other descriptor, by a
+//! `wait4(2)` gives it) and the number 1 (four bytes) to the beginning of descriptor 0, a file outside the sandbox, and
+//! exits; the kernel then kills whatever is left in the pid namespace. While the byte at offset 8 of that file is not 0,
+//! the app's processes are put away on purpose: init then goes on, with nothing but its namespaces to hold, until there
+//! are processes again. Started as `init PID` with every signal blocked, no capability and no other descriptor, by a
 //! process that has made the executable unreadable, so that the kernel keeps its memory from everyone inside.
 //!
 //! Freestanding: no libc, no heap, no writable data. One page of text and one of stack are all that it touches.
@@ -14,14 +16,22 @@ use core::arch::{asm, global_asm};
 /// `__WALL`: children of every kind, also those made without SIGCHLD.
 const WALL: usize = 0x4000_0000;
 const EINTR: isize = -4;
+/// There is no child at all.
+const ECHILD: isize = -10;
+/// The set of signals that holds just SIGCHLD. Even here, where its action is the default, it stays pending while blocked.
+const CHILD_ENDED: u64 = 1 << 16;
+/// Where in descriptor 0 the mark is.
+const MARK: usize = 8;
 /// `PR_SET_NAME`.
 const SET_NAME: usize = 15;
 
 #[cfg(target_arch = "x86_64")]
 mod arch {
     use super::*;
-    pub const WRITE: usize = 1;
+    pub const PREAD: usize = 17;
+    pub const PWRITE: usize = 18;
     pub const WAIT4: usize = 61;
+    pub const SIGNAL_WAIT: usize = 128;
     pub const EXIT_GROUP: usize = 231;
     pub const PRCTL: usize = 157;
 
@@ -52,8 +62,10 @@ mod arch {
 #[cfg(target_arch = "aarch64")]
 mod arch {
     use super::*;
-    pub const WRITE: usize = 64;
+    pub const PREAD: usize = 67;
+    pub const PWRITE: usize = 68;
     pub const WAIT4: usize = 260;
+    pub const SIGNAL_WAIT: usize = 137;
     pub const EXIT_GROUP: usize = 94;
     pub const PRCTL: usize = 167;
 
@@ -112,19 +124,33 @@ unsafe extern "C" fn main(stack: *const usize) -> ! {
     // SAFETY: reads a string that ends in zero. Only for whoever looks at a list of processes.
     unsafe { arch::call(arch::PRCTL, SET_NAME, &raw const name as usize, 0, 0) };
     loop {
-        let mut status: u32 = 0;
-        let place = &raw mut status as usize;
-        // SAFETY: `status` outlives the call, which writes four bytes to it.
+        // The status, and that there is one.
+        let mut note = [0_u32, 1];
+        let place = &raw mut note as usize;
+        // SAFETY: `note` outlives the call, which writes four bytes to its beginning.
         let pid = unsafe { arch::call(arch::WAIT4, usize::MAX, place, WALL, 0) };
-        if pid == initial {
-            // SAFETY: reads the four bytes of `status`. A failure leaves the file empty, which its reader understands.
-            unsafe { arch::call(arch::WRITE, 0, place, 4, 0) };
+        if pid == initial && !put_away() {
+            // SAFETY: reads the eight bytes of `note`. A failure leaves the file empty, which its reader understands.
+            unsafe { arch::call(arch::PWRITE, 0, place, size_of_val(&note), 0) };
             exit(0);
         }
-        if pid < 0 && pid != EINTR {
+        if pid == ECHILD {
+            let signals = CHILD_ENDED;
+            // SAFETY: reads the eight bytes of `signals`; the null pointers ask for no details and no time limit. A child
+            // that has ended since the call above has left its signal pending.
+            unsafe { arch::call(arch::SIGNAL_WAIT, &raw const signals as usize, 0, 0, size_of::<u64>()) };
+        } else if pid < 0 && pid != EINTR {
             exit(1);
         }
     }
+}
+
+/// Whether the app's processes are ended on purpose.
+fn put_away() -> bool {
+    let mut mark = 0_u8;
+    // SAFETY: `mark` outlives the call, which writes one byte to it at most. A file that ends before has no mark.
+    unsafe { arch::call(arch::PREAD, 0, &raw mut mark as usize, 1, MARK) };
+    mark != 0
 }
 
 #[panic_handler]

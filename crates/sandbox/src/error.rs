@@ -62,6 +62,9 @@ pub enum SandboxError {
     /// The processes of a record are gone.
     #[error("init of sandbox {id} (pid {pid}) is no longer there")]
     Gone { id: String, pid: i32 },
+    /// Its init is of a version that ends with the initial process, come what may.
+    #[error("sandbox {id} was made by an older version: its init cannot be without processes, start the app anew")]
+    Outdated { id: String },
     /// A cgroup refuses.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
@@ -119,6 +122,14 @@ pub enum CgroupError {
         #[source]
         source: io::Error,
     },
+}
+
+impl CgroupError {
+    /// Whether it says that the group is not there (any more).
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self, Self::File { source, .. }
+            if matches!(source.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)))
+    }
 }
 
 /// Why a step in a set-up process failed; travels to the worker as data.

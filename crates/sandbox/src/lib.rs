@@ -26,6 +26,7 @@ mod sandbox;
 mod seccomp;
 mod setup;
 mod spec;
+mod status;
 
 pub use capabilities::Capabilities;
 pub use error::{CgroupError, SandboxError, SetupError};

@@ -71,14 +71,31 @@ impl Identity {
 
     /// A descriptor for exactly this process; none if it is gone.
     pub(crate) fn open(&self) -> std::io::Result<Option<OwnedFd>> {
-        let Some(pid) = Pid::from_raw(self.pid) else { return Ok(None) };
         // First the descriptor, then the check: whatever has the pid later has another start time.
-        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
-            Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => return Ok(None),
-            other => other?,
-        };
+        let Some(pidfd) = open(self.pid)? else { return Ok(None) };
         Ok((Self::of(self.pid)?.as_ref() == Some(self)).then_some(pidfd))
     }
+}
+
+/// A descriptor for whatever process has this pid; none if there is none.
+pub(crate) fn open(pid: i32) -> std::io::Result<Option<OwnedFd>> {
+    let Some(pid) = Pid::from_raw(pid) else { return Ok(None) };
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => Ok(None),
+        other => Ok(Some(other?)),
+    }
+}
+
+/// The ids of a process (`NSpid` in `/proc/PID/status`), from the worker's pid namespace to its own; none if it is gone.
+pub(crate) fn ids(pid: i32) -> std::io::Result<Option<Vec<i32>>> {
+    let text = match std::fs::read(format!("/proc/{pid}/status")) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
+        other => other?,
+    };
+    // The name before it may hold any byte but a line's end.
+    let line = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"));
+    let line = line.and_then(|line| std::str::from_utf8(line).ok()).unwrap_or_default();
+    Ok(line.split_ascii_whitespace().map(|id| id.parse().ok()).collect())
 }
 
 /// Waits until the process of a pidfd has ended; false after `within`. None waits without end.
@@ -110,6 +127,13 @@ mod tests {
             Identity { pid: own.pid, start_ticks: own.start_ticks, boot: "another".into() }.open().unwrap().is_none()
         );
         assert!(Identity { pid: 0, ..own }.open().unwrap().is_none());
+    }
+
+    #[test]
+    fn ids_of_ourselves_and_of_nobody() {
+        let own = std::process::id().cast_signed();
+        assert_eq!(ids(own).unwrap().unwrap().first(), Some(&own));
+        assert_eq!(ids(i32::MAX).unwrap(), None);
     }
 
     #[test]

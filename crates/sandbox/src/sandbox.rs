@@ -7,18 +7,22 @@
 //!      └───────────────────┴──── destroy ────────┘  └─ after a crash of the worker
 //! ```
 //!
+//! A running sandbox may be without processes: [`Sandbox::end_processes`] ends them on purpose, and what holds its
+//! namespaces then is init alone. [`Sandbox::processes_are_back`] is said once there are others in their place. In between,
+//! and in the worker that adopts it then, it has no initial process; everything else is as ever.
+//!
 //! `prepare` and `start` either succeed or leave nothing behind. The worker writes [`Prepared::record`] down before it
 //! calls `start`; a crash before that ends the processes by themselves, and [`destroy_leftovers`] removes the rest.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 use serde::{Deserialize, Serialize};
 use torpor_linux::spawn::send_signal;
@@ -29,16 +33,15 @@ use crate::channel::{Channel, to_file};
 use crate::confine::Confinement;
 use crate::error::{CgroupError, SandboxError, While};
 use crate::launcher::{Launcher, SETUP_COMMAND};
-use crate::process::{ExitStatus, Identity, wait_for_end};
+use crate::process::{ExitStatus, Identity, ids, open, wait_for_end};
 use crate::setup::{Begin, FromSetup, Request, ToSetup};
 use crate::spec::{IdRange, SandboxSpec};
+use crate::status;
 
 /// How long a set-up process may take for one answer.
 pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 /// How long killed processes may take to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
-/// Pause between looks at a lock.
-const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
 /// Everything needed to take a sandbox over: plain data, to be written down by the worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,8 +58,11 @@ pub struct SandboxRecord {
     pub ids: Option<IdRange>,
     /// Its init.
     pub init: Identity,
-    /// The app's initial process.
-    pub initial: Identity,
+    /// The app's initial process when the sandbox was made; another one may have taken its place. None: there was none.
+    pub initial: Option<Identity>,
+    /// The initial process's id inside, which never changes; 0 in records of versions that did not know it.
+    #[serde(default)]
+    pub initial_inside: i32,
     pub(crate) confinement: Confinement,
 }
 
@@ -66,19 +72,8 @@ impl SandboxRecord {
     /// # Errors
     /// When the status file cannot be read.
     pub fn exit_status(&self) -> Result<ExitStatus, SandboxError> {
-        let path = status_path(&self.run_dir);
-        let mut bytes = Vec::new();
-        match File::open(&path).and_then(|file| file.take(4).read_to_end(&mut bytes)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(ExitStatus::Unknown),
-            other => other.whilst(|| format!("reading the exit status in {}", path.display()))?,
-        };
-        let status = bytes.try_into().map(|bytes| ExitStatus::from_wait(i32::from_ne_bytes(bytes)));
-        Ok(status.unwrap_or(ExitStatus::Unknown))
+        status::exit_status(&self.run_dir)
     }
-}
-
-fn status_path(run_dir: &Path) -> PathBuf {
-    run_dir.join("status")
 }
 
 /// A sandbox whose program has not started. Dropping it removes everything.
@@ -97,8 +92,16 @@ pub struct Prepared {
 pub struct Sandbox {
     record: SandboxRecord,
     init: OwnedFd,
-    initial: Option<OwnedFd>,
+    initial: Mutex<Option<Initial>>,
     cgroup: Cgroup,
+}
+
+/// The app's initial process.
+#[derive(Debug)]
+struct Initial {
+    /// As the worker's pid namespace numbers it.
+    pid: i32,
+    pidfd: OwnedFd,
 }
 
 impl Sandbox {
@@ -108,7 +111,7 @@ impl Sandbox {
     /// What could not be made; nothing is left behind then.
     pub fn prepare(launcher: &Launcher, spec: &SandboxSpec, stdio: [OwnedFd; 3]) -> Result<Prepared, SandboxError> {
         spec.check()?;
-        let status = take_status_file(spec)?;
+        let status = status::take(&spec.run_dir, &spec.id)?;
         let prepared = prepare(launcher, spec, &stdio, &status);
         drop(status);
         // The program's ends belong to it alone now: ours would keep its pipes open.
@@ -124,17 +127,24 @@ impl Sandbox {
     /// # Errors
     /// `Gone` if its init is no longer there; [`SandboxRecord::exit_status`] then says how its program ended.
     pub fn adopt(hierarchies: &Hierarchies, record: SandboxRecord) -> Result<Self, SandboxError> {
-        let open = |identity: &Identity| identity.open().whilst(|| format!("opening process {}", identity.pid));
-        let Some(init) = open(&record.init)? else {
+        let held = |identity: &Identity| identity.open().whilst(|| format!("opening process {}", identity.pid));
+        let Some(init) = held(&record.init)? else {
             return Err(SandboxError::Gone { id: record.id, pid: record.init.pid });
         };
         // Nobody may have reaped it yet.
         if wait_for_end(&init, Some(Duration::ZERO)).whilst(|| format!("examining process {}", record.init.pid))? {
             return Err(SandboxError::Gone { id: record.id, pid: record.init.pid });
         }
-        let initial = open(&record.initial)?;
+        let recorded = match &record.initial {
+            Some(identity) => held(identity)?.map(|pidfd| Initial { pid: identity.pid, pidfd }),
+            None => None,
+        };
         let cgroup = Cgroup::at(hierarchies, &record.cgroup_parent, &record.id);
-        Ok(Self { init, initial, cgroup, record })
+        let initial = match recorded {
+            None => find_initial(&record, &cgroup)?,
+            recorded => recorded,
+        };
+        Ok(Self { init, initial: Mutex::new(initial), cgroup, record })
     }
 
     /// What to write down to adopt it later.
@@ -152,9 +162,24 @@ impl Sandbox {
         self.record.init.pid
     }
 
-    /// The pid of the app's initial process.
-    pub fn initial_pid(&self) -> i32 {
-        self.record.initial.pid
+    /// The pid of the app's initial process; none while there are no processes.
+    pub fn initial_pid(&self) -> Option<i32> {
+        self.initial().as_ref().map(|initial| initial.pid)
+    }
+
+    /// The initial process's id as its own pid namespace numbers it, whether it is there or not.
+    pub fn initial_inside(&self) -> i32 {
+        self.record.initial_inside
+    }
+
+    /// Whether its processes live in a user namespace of their own.
+    pub fn has_user_namespace(&self) -> bool {
+        self.record.ids.is_some()
+    }
+
+    fn initial(&self) -> MutexGuard<'_, Option<Initial>> {
+        // Whoever held it has not left it half changed: it is only ever replaced.
+        self.initial.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Readable once the initial process has ended and everything else was killed.
@@ -183,8 +208,7 @@ impl Sandbox {
     /// # Errors
     /// When the status file cannot be read.
     pub fn wait(&self, within: Option<Duration>) -> Result<Option<ExitStatus>, SandboxError> {
-        let ended = wait_for_end(&self.init, within).whilst(|| format!("waiting for sandbox {}", self.record.id))?;
-        if ended { self.record.exit_status().map(Some) } else { Ok(None) }
+        if self.has_ended(within)? { self.record.exit_status().map(Some) } else { Ok(None) }
     }
 
     /// Sends a signal to the initial process. Fine if it has ended.
@@ -192,8 +216,58 @@ impl Sandbox {
     /// # Errors
     /// For a number that is no signal.
     pub fn signal(&self, signal: i32) -> Result<(), SandboxError> {
-        let Some(initial) = &self.initial else { return Ok(()) };
-        deliver(initial.as_fd(), signal, self.record.initial.pid)
+        let initial = self.initial();
+        let Some(initial) = initial.as_ref() else { return Ok(()) };
+        deliver(initial.pidfd.as_fd(), signal, initial.pid)
+    }
+
+    /// Ends all processes on purpose, frozen ones too, and returns once none is in the group, which is thawed then. Init
+    /// and all that it holds stay. May be called again. Processes that are traced stay zombies, their ids taken, until
+    /// their tracers have waited for them.
+    ///
+    /// # Errors
+    /// `Gone` if the app has ended by itself; `Outdated` for a sandbox that an older version made.
+    pub fn end_processes(&self) -> Result<(), SandboxError> {
+        let record = &self.record;
+        if record.initial_inside == 0 {
+            return Err(SandboxError::Outdated { id: record.id.clone() });
+        }
+        status::mark(&record.run_dir, true)?;
+        self.cgroup.kill()?;
+        self.cgroup.thaw()?;
+        *self.initial() = None;
+        if self.has_ended(Some(Duration::ZERO))? {
+            return Err(SandboxError::Gone { id: record.id.clone(), pid: record.init.pid });
+        }
+        Ok(())
+    }
+
+    /// There is an initial process again, with the id that it has always had: its end is the app's end from now on. To be
+    /// called while it is frozen. If it has been killed since it was made, the sandbox ends as if it had been killed now.
+    ///
+    /// # Errors
+    /// When the status file or the group cannot be used.
+    pub fn processes_are_back(&self) -> Result<(), SandboxError> {
+        let found = find_initial(&self.record, &self.cgroup)?;
+        status::mark(&self.record.run_dir, false)?;
+        // Only now: had it ended a moment before, init would have thought nothing of it.
+        let alive = match &found {
+            Some(initial) => !wait_for_end(&initial.pidfd, Some(Duration::ZERO))
+                .whilst(|| format!("examining process {}", initial.pid))?,
+            None => false,
+        };
+        *self.initial() = found;
+        if alive { Ok(()) } else { self.end_init() }
+    }
+
+    /// Ends init where nobody but us can tell that the initial process was killed.
+    fn end_init(&self) -> Result<(), SandboxError> {
+        status::tell_killed(&self.record.run_dir)?;
+        deliver(self.init.as_fd(), libc::SIGKILL, self.record.init.pid)
+    }
+
+    fn has_ended(&self, within: Option<Duration>) -> Result<bool, SandboxError> {
+        wait_for_end(&self.init, within).whilst(|| format!("waiting for the end of sandbox {}", self.record.id))
     }
 
     /// Kills every process, frozen ones too, and returns once they have ended.
@@ -204,17 +278,20 @@ impl Sandbox {
         // The initial process first: init then writes down how it ended, and exits.
         self.signal(libc::SIGKILL)?;
         self.cgroup.kill()?;
-        let waiting = || format!("waiting for the end of sandbox {}", self.record.id);
-        if !wait_for_end(&self.init, Some(KILL_DEADLINE)).whilst(waiting)? {
+        if status::is_marked(&self.record.run_dir)? {
+            // Init thinks nothing of it.
+            self.end_init()?;
+        }
+        if !self.has_ended(Some(KILL_DEADLINE))? {
             deliver(self.init.as_fd(), libc::SIGKILL, self.record.init.pid)?;
-            if !wait_for_end(&self.init, Some(KILL_DEADLINE)).whilst(waiting)? {
+            if !self.has_ended(Some(KILL_DEADLINE))? {
                 return Err(SandboxError::StillThere { id: self.record.id.clone(), after: KILL_DEADLINE });
             }
         }
         // Where this process has inherited it as the reaper of orphans, it must not stay a zombie.
         match waitid(WaitId::PidFd(self.init.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
             Ok(_) | Err(rustix::io::Errno::CHILD) => Ok(()),
-            Err(error) => Err(error).whilst(waiting),
+            Err(error) => Err(error).whilst(|| format!("reaping init of sandbox {}", self.record.id)),
         }
     }
 
@@ -311,6 +388,34 @@ pub(crate) fn answer(
     }
 }
 
+/// The process in the group whose id inside is the recorded one; none if there is none.
+fn find_initial(record: &SandboxRecord, cgroup: &Cgroup) -> Result<Option<Initial>, SandboxError> {
+    let ids_of = |pid| ids(pid).whilst(|| format!("reading the ids of process {pid}"));
+    // Processes may be in namespaces below: what counts is what they are called where init is 1.
+    let Some(depth) = ids_of(record.init.pid)?.map(|ids| ids.len()).filter(|_| record.initial_inside != 0) else {
+        return Ok(None);
+    };
+    let is_it = |pid: i32| -> Result<bool, SandboxError> {
+        Ok(ids_of(pid)?.is_some_and(|ids| ids.get(depth - 1) == Some(&record.initial_inside)))
+    };
+    let pids = match cgroup.processes() {
+        Err(error) if error.is_gone() => return Ok(None),
+        pids => pids?,
+    };
+    for pid in pids {
+        if !is_it(pid)? {
+            continue;
+        }
+        // Its pid may have become another's before the descriptor was opened, but not after.
+        if let Some(pidfd) = open(pid).whilst(|| format!("opening process {pid}"))?
+            && is_it(pid)?
+        {
+            return Ok(Some(Initial { pid, pidfd }));
+        }
+    }
+    Ok(None)
+}
+
 fn open_netns(init: &Identity) -> Result<OwnedFd, SandboxError> {
     let path = format!("/proc/{}/ns/net", init.pid);
     rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).whilst(|| format!("opening {path}"))
@@ -357,7 +462,7 @@ fn prepare(
         }
     };
     let netns = open_netns(&record.init);
-    let sandbox = Sandbox { record, init, initial: Some(initial), cgroup };
+    let sandbox = Sandbox { record, init, initial: Mutex::new(Some(initial)), cgroup };
     match netns {
         Ok(netns) => Ok(Prepared { sandbox: Some(sandbox), channel, setup, netns, unenforced }),
         Err(error) => {
@@ -368,46 +473,11 @@ fn prepare(
     }
 }
 
-/// The status file, empty, locked. The lock lives as long as any process that has inherited the descriptor: the set-up
-/// process, then init.
-fn take_status_file(spec: &SandboxSpec) -> Result<File, SandboxError> {
-    let path = status_path(&spec.run_dir);
-    let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(&path);
-    let file = file.whilst(|| format!("making {}", path.display()))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Err(rustix::io::Errno::WOULDBLOCK) => return Err(SandboxError::InUse { id: spec.id.clone() }),
-        other => other.whilst(|| format!("locking {}", path.display()))?,
-    }
-    file.set_len(0).whilst(|| format!("emptying {}", path.display()))?;
-    Ok(file)
-}
-
-/// Waits until no process holds the status file any more: the last one of the sandbox has ended.
-fn wait_for_last(run_dir: &Path, id: &str) -> Result<(), SandboxError> {
-    let path = status_path(run_dir);
-    let file = match File::open(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other.whilst(|| format!("opening {}", path.display()))?,
-    };
-    let started = Instant::now();
-    // There is no event for a lock that also knows a deadline.
-    while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        if error != rustix::io::Errno::WOULDBLOCK {
-            return Err(error).whilst(|| format!("locking {}", path.display()));
-        }
-        if started.elapsed() > KILL_DEADLINE {
-            return Err(SandboxError::StillThere { id: id.to_owned(), after: KILL_DEADLINE });
-        }
-        std::thread::sleep(LOCK_PAUSE);
-    }
-    Ok(())
-}
-
 fn take_ready(
     channel: &Channel,
     setup: &mut Child,
     spec: &SandboxSpec,
-) -> Result<(SandboxRecord, OwnedFd, OwnedFd), SandboxError> {
+) -> Result<(SandboxRecord, OwnedFd, Initial), SandboxError> {
     let unfit = |what| SandboxError::SetupAnswer { id: spec.id.clone(), what };
     let (message, descriptors) = answer(channel, setup, &spec.id)?;
     let (init_pid, initial_pid) = match message {
@@ -421,6 +491,8 @@ fn take_ready(
         let found = Identity::of(pid).whilst(|| format!("identifying process {pid}"))?;
         found.ok_or_else(|| SandboxError::Gone { id: spec.id.clone(), pid })
     };
+    let inside = ids(initial_pid).whilst(|| format!("reading the ids of process {initial_pid}"))?;
+    let initial_inside = inside.and_then(|ids| ids.last().copied()).ok_or_else(|| unfit("no initial process"))?;
     let record = SandboxRecord {
         id: spec.id.clone(),
         cgroup_parent: spec.cgroup_parent.clone(),
@@ -428,14 +500,15 @@ fn take_ready(
         hostname: spec.hostname.clone(),
         ids: spec.ids,
         init: identify(init_pid)?,
-        initial: identify(initial_pid)?,
+        initial: Some(identify(initial_pid)?),
+        initial_inside,
         confinement: Confinement {
             capabilities: Capabilities::resolve(&spec.security)?,
             seccomp: spec.security.seccomp,
             no_new_privs: spec.security.no_new_privs,
         },
     };
-    Ok((record, init, initial))
+    Ok((record, init, Initial { pid: initial_pid, pidfd: initial }))
 }
 
 /// Removes what a failed `prepare` has made; says what it could not.
@@ -457,13 +530,13 @@ pub fn destroy_leftovers(
 ) -> Result<(), SandboxError> {
     let cgroup = Cgroup::at(hierarchies, cgroup_parent, id);
     cgroup.kill()?;
-    wait_for_last(run_dir, id)?;
+    status::wait_for_last(run_dir, id)?;
     remove(&cgroup, run_dir)
 }
 
 fn remove(cgroup: &Cgroup, run_dir: &Path) -> Result<(), SandboxError> {
     let groups = cgroup.remove();
-    let (status, place) = (status_path(run_dir), run_dir.join("root"));
+    let (status, place) = (status::path(run_dir), run_dir.join("root"));
     for (path, removed) in [(&status, fs::remove_file(&status)), (&place, fs::remove_dir(&place))] {
         match removed {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

@@ -443,7 +443,7 @@ fn a_new_process_takes_over() {
             // The set-up process sees that its worker has gone and undoes everything but directories.
             let gone = (0..500).any(|_| {
                 std::thread::sleep(Duration::from_millis(10));
-                !Path::new(&format!("/proc/{}", record.initial.pid)).exists()
+                !Path::new(&format!("/proc/{}", record.initial.as_ref().unwrap().pid)).exists()
             });
             assert!(gone, "processes that were never started end by themselves");
             torpor_sandbox::destroy_leftovers(hierarchies, &app.spec.cgroup_parent, &app.spec.id, &app.spec.run_dir)

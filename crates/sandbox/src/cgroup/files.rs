@@ -13,12 +13,6 @@ fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupE
     move |source| CgroupError::File { doing, path: path.to_owned(), source }
 }
 
-/// Whether the error says that the group is not there (any more).
-pub(super) fn is_gone(error: &CgroupError) -> bool {
-    matches!(error, CgroupError::File { source, .. }
-        if matches!(source.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)))
-}
-
 /// Makes the directory of a group unless it is there.
 pub(super) fn make_directory(path: &Path) -> Result<(), CgroupError> {
     match fs::create_dir(path) {

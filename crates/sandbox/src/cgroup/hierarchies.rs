@@ -8,7 +8,7 @@ use procfs::FromRead;
 use procfs::process::{MountInfo, MountInfos};
 use rustix::mount::MountFlags;
 
-use super::files::{is_gone, make_directory, read, write};
+use super::files::{make_directory, read, write};
 use super::{Cgroup, groups_below, remove_group};
 use crate::error::CgroupError;
 use crate::spec::check_name;
@@ -252,7 +252,7 @@ fn mount_core(private: &Path) -> Result<PathBuf, CgroupError> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     match read(&private.join("cgroup.controllers")) {
         Ok(_) => return Ok(private.to_owned()),
-        Err(error) if is_gone(&error) => {}
+        Err(error) if error.is_gone() => {}
         Err(error) => return Err(error),
     }
     rustix::mount::mount("cgroup2", private, "cgroup2", flags, None).map_err(|error| failed(error.into()))?;

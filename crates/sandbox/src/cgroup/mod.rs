@@ -55,8 +55,8 @@ pub struct Cgroup {
     core: PathBuf,
     /// Its groups in v1 hierarchies, each with what that hierarchy controls.
     legacy: Vec<(BTreeSet<String>, PathBuf)>,
-    /// `cgroup.procs` of v1 groups that it shares with others.
-    shared_procs: Vec<PathBuf>,
+    /// v1 groups that it shares with others.
+    shared: Vec<PathBuf>,
 }
 
 impl Cgroup {
@@ -104,15 +104,15 @@ impl Cgroup {
     }
 
     fn place(hierarchies: &Hierarchies, parent: &str, id: &str, own: impl Fn(&BTreeSet<String>) -> bool) -> Self {
-        let (mut legacy, mut shared_procs) = (Vec::new(), Vec::new());
+        let (mut legacy, mut shared) = (Vec::new(), Vec::new());
         for hierarchy in &hierarchies.legacy {
             if own(&hierarchy.controllers) && !hierarchy.needs_set_up() {
                 legacy.push((hierarchy.controllers.clone(), hierarchy.mount.join(parent).join(id)));
             } else {
-                shared_procs.push(hierarchy.shared(parent).join("cgroup.procs"));
+                shared.push(hierarchy.shared(parent));
             }
         }
-        Self { core: hierarchies.core.join(parent).join(id), legacy, shared_procs }
+        Self { core: hierarchies.core.join(parent).join(id), legacy, shared }
     }
 
     fn directories(&self) -> impl Iterator<Item = &Path> {
@@ -131,8 +131,15 @@ impl Cgroup {
 
     /// The files to which a process's id is written to put it in, in order.
     pub fn procs_files(&self) -> Vec<PathBuf> {
-        let own = self.directories().map(|path| path.join("cgroup.procs"));
-        self.shared_procs.iter().cloned().chain(own).collect()
+        let shared = self.shared.iter().map(PathBuf::as_path);
+        shared.chain(self.directories()).map(|path| path.join("cgroup.procs")).collect()
+    }
+
+    /// The `tasks` files of v1 groups: a process of one thread that writes `0` there is in within microseconds, where
+    /// `cgroup.procs` makes it wait for all processors.
+    pub fn tasks_files(&self) -> Vec<PathBuf> {
+        let own = self.legacy.iter().map(|(_, path)| path.join("tasks"));
+        self.shared.iter().map(|path| path.join("tasks")).chain(own).collect()
     }
 
     /// What programs inside may see of it: where under `/sys/fs/cgroup`, and which directory.
@@ -257,7 +264,7 @@ impl Cgroup {
         match killed {
             Ok(true) => Ok(()),
             Ok(false) => Err(CgroupError::NotEmpty { path: self.core.clone(), after: KILL_DEADLINE }),
-            Err(error) if files::is_gone(&error) => Ok(()),
+            Err(error) if error.is_gone() => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -332,7 +339,7 @@ fn remove_group(path: &Path) -> Result<(), CgroupError> {
     let events = path.join("cgroup.events");
     // Only v2 has them. Whether they come in time or not, removing tells.
     match wait_for_event(&events, "populated 0", REMOVE_DEADLINE) {
-        Err(error) if !files::is_gone(&error) => return Err(error),
+        Err(error) if !error.is_gone() => return Err(error),
         _ => {}
     }
     loop {

@@ -54,7 +54,7 @@ impl Task {
             name: self.record.spec.name.clone(),
             state: state(phase),
             since: clock::wall(self.app.since()),
-            pid: self.sandbox.as_ref().map(|sandbox| sandbox.initial_pid()),
+            pid: self.sandbox.as_ref().and_then(|sandbox| sandbox.initial_pid()),
             addresses,
             ports: self.record.spec.ports.iter().map(port).collect(),
             memory_bytes: self.memory_bytes(),

@@ -1,0 +1,187 @@
+//! Sandboxes without processes, for real: what ends them, what brings them back. Needs root, busybox and nsenter.
+#![allow(clippy::unwrap_used, reason = "the test fails")]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{Machine, PATIENCE, Running, null, pipe};
+use torpor_sandbox::{ExecIo, ExitStatus, Sandbox, SandboxError, SandboxRecord, exec};
+
+/// Puts a process into the sandbox as a wake does: a child of init, in the app's groups, with the initial process's id.
+fn bring_back(sandbox: &Sandbox) -> i32 {
+    let enter: Vec<String> =
+        sandbox.cgroup().procs_files().iter().map(|path| format!("echo $$ > {};", path.display())).collect();
+    // The shell's end makes the sleeper init's child.
+    let script = format!(
+        "{} echo {} > /proc/sys/kernel/ns_last_pid; sleep 1000 &",
+        enter.concat(),
+        sandbox.initial_inside() - 1
+    );
+    // The numbers in `cgroup.procs` are the writer's namespace's, as `$$` is.
+    let pid = sandbox.init_pid().to_string();
+    let status = Command::new("nsenter")
+        .args(["-t", &pid, "-p", "sh", "-c", &script])
+        .stdout(null())
+        .status()
+        .expect("these tests need nsenter (util-linux)");
+    assert!(status.success());
+    let pids = sandbox.cgroup().processes().unwrap();
+    assert_eq!(pids.len(), 1, "{pids:?}");
+    pids[0]
+}
+
+fn started<'a>(app: &'a common::App<'_>) -> Running<'a> {
+    let mut running = app.start().unwrap();
+    running.expect_line("up");
+    running
+}
+
+const TREE: &str = "sleep 1000 & (sleep 1000 &); echo up; while :; do sleep 1000; done";
+
+/// User and system time of a process, in clock ticks.
+fn cpu_ticks(pid: i32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn processes_end_and_come_back() {
+    let machine = Machine::new();
+    for ids in [true, false] {
+        let mut app = machine.app(TREE);
+        if !ids {
+            app.spec.ids = None;
+        }
+        let running = started(&app);
+        let sandbox = &running.sandbox;
+        assert_eq!((sandbox.initial_inside(), sandbox.has_user_namespace()), (2, ids));
+        let init = format!("/proc/{}", sandbox.init_pid());
+        let namespace = |name: &str| fs::read_link(format!("{init}/ns/{name}")).unwrap();
+        let before = (namespace("net"), namespace("mnt"));
+        for frozen in [true, false, true] {
+            let first = sandbox.initial_pid().unwrap();
+            if frozen {
+                sandbox.cgroup().freeze(PATIENCE).unwrap();
+            }
+            sandbox.end_processes().unwrap();
+            assert!(!sandbox.cgroup().is_populated().unwrap());
+            assert!(!fs::read_to_string(sandbox.cgroup().core().join("cgroup.freeze")).unwrap().contains('1'));
+            assert_eq!(sandbox.initial_pid(), None);
+            sandbox.signal(9).unwrap();
+            // Twice is as good as once.
+            sandbox.end_processes().unwrap();
+            assert_eq!(sandbox.wait(Some(Duration::from_millis(20))).unwrap(), None, "init lives");
+            // All have been reaped, and init sleeps.
+            let asked = Instant::now();
+            while Path::new(&format!("/proc/{first}")).exists() {
+                assert!(asked.elapsed() < PATIENCE, "init does not reap");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let ticks = cpu_ticks(sandbox.init_pid());
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(cpu_ticks(sandbox.init_pid()) <= ticks + 1, "init does not wait");
+            assert!(fs::read_to_string(format!("{init}/stat")).unwrap().contains(") S "));
+
+            let back = bring_back(sandbox);
+            sandbox.processes_are_back().unwrap();
+            assert_eq!(sandbox.initial_pid(), Some(back));
+            assert_eq!(sandbox.exit_status().unwrap(), None);
+        }
+        assert_eq!(before, (namespace("net"), namespace("mnt")));
+        sandbox.signal(15).unwrap();
+        assert_eq!(sandbox.wait(Some(PATIENCE)).unwrap(), Some(ExitStatus::Signaled(15)));
+        sandbox.destroy().unwrap();
+        app.assert_nothing_left();
+    }
+}
+
+#[test]
+fn without_processes_everything_else_works() {
+    let machine = Machine::new();
+    let app = machine.app(TREE);
+    let running = started(&app);
+    let sandbox = &running.sandbox;
+    sandbox.end_processes().unwrap();
+    let (mut output, theirs) = pipe();
+    let io = ExecIo::Files([null(), theirs.try_clone().unwrap(), theirs]);
+    let child = exec(&machine.launcher, sandbox, &common::program("hostname; exit 3"), io).unwrap();
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut output, &mut text).unwrap();
+    assert_eq!((text.as_str(), child.wait().unwrap()), ("web\n", ExitStatus::Exited(3)));
+    assert_eq!(sandbox.exit_status().unwrap(), None);
+    sandbox.netns().unwrap();
+    let started = Instant::now();
+    sandbox.kill().unwrap();
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert_eq!(sandbox.exit_status().unwrap(), Some(ExitStatus::Signaled(9)));
+    sandbox.destroy().unwrap();
+    sandbox.destroy().unwrap();
+    app.assert_nothing_left();
+    // Straight to its removal.
+    let running = common::App::start(&app).unwrap();
+    running.sandbox.end_processes().unwrap();
+    running.sandbox.destroy().unwrap();
+    app.assert_nothing_left();
+}
+
+#[test]
+fn a_new_worker_adopts_whatever_is_there() {
+    let machine = Machine::new();
+    let app = machine.app(TREE);
+    let running = started(&app);
+    let hierarchies = machine.launcher.hierarchies();
+    // As a file has it.
+    let record: SandboxRecord = serde_json::from_slice(&serde_json::to_vec(running.sandbox.record()).unwrap()).unwrap();
+    running.sandbox.end_processes().unwrap();
+    let adopted = Sandbox::adopt(hierarchies, record.clone()).unwrap();
+    assert_eq!((adopted.initial_pid(), adopted.exit_status().unwrap()), (None, None));
+    let back = bring_back(&adopted);
+    let adopted = Sandbox::adopt(hierarchies, record.clone()).unwrap();
+    assert_eq!(adopted.initial_pid(), Some(back), "found while the mark is still there");
+    // A worker that died before it said so: it is not there for good.
+    adopted.end_processes().unwrap();
+    assert_eq!(adopted.exit_status().unwrap(), None);
+    let back = bring_back(&adopted);
+    adopted.processes_are_back().unwrap();
+    let adopted = Sandbox::adopt(hierarchies, record.clone()).unwrap();
+    assert_eq!(adopted.initial_pid(), Some(back));
+    // What an older version wrote down.
+    let mut old = serde_json::to_value(&record).unwrap();
+    old.as_object_mut().unwrap().remove("initial_inside");
+    let old = Sandbox::adopt(hierarchies, serde_json::from_value(old).unwrap()).unwrap();
+    assert!(matches!(old.end_processes(), Err(SandboxError::Outdated { .. })));
+    assert_eq!((old.initial_pid(), old.exit_status().unwrap()), (None, None));
+    adopted.signal(9).unwrap();
+    assert_eq!(adopted.wait(Some(PATIENCE)).unwrap(), Some(ExitStatus::Signaled(9)));
+    assert!(matches!(adopted.end_processes(), Err(SandboxError::Gone { .. })));
+    assert!(matches!(Sandbox::adopt(hierarchies, record), Err(SandboxError::Gone { .. })));
+    adopted.destroy().unwrap();
+    app.assert_nothing_left();
+}
+
+#[test]
+fn an_initial_process_that_dies_before_it_is_back_ends_the_app() {
+    let machine = Machine::new();
+    for whole_tree in [true, false] {
+        let app = machine.app(TREE);
+        let running = started(&app);
+        let sandbox = &running.sandbox;
+        sandbox.end_processes().unwrap();
+        let back = bring_back(sandbox);
+        if whole_tree {
+            sandbox.cgroup().kill().unwrap();
+        } else {
+            let pid = rustix::process::Pid::from_raw(back).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        }
+        sandbox.processes_are_back().unwrap();
+        assert_eq!(sandbox.wait(Some(PATIENCE)).unwrap(), Some(ExitStatus::Signaled(9)));
+        sandbox.destroy().unwrap();
+        app.assert_nothing_left();
+    }
+}

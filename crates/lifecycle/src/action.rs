@@ -22,14 +22,23 @@ pub enum Action {
     /// Give up the capture if it has not committed, and thaw. Its outcome comes as of any capture. After a restart of
     /// the daemon: undo what the old one left.
     AbortCapture,
-    /// Fill its memory and thaw it: leads to `Woken` or `WakeFailed`.
+    /// Take it from dozing to warm: leads to `DeepenCommitted` and then `Deepened` or `DeepenFailed`, or before the
+    /// commit to `DeepenAborted` or `DeepenRefused`.
+    BeginDeepen {
+        /// Why.
+        cause: SleepCause,
+    },
+    /// Give up the deepening if it has not committed. Its outcome comes as of any deepening.
+    AbortDeepen,
+    /// Let it run again from the level where it is, dozing or warm: leads to `Woken` or `WakeFailed`.
     BeginWake {
         /// Why.
         cause: WakeCause,
     },
     /// Send its initial process the signal that asks it to end.
     Terminate,
-    /// Kill all its processes.
+    /// Kill all its processes, and end its sandbox: leads to `Exited`, also where no process (warm) or not even a
+    /// sandbox ([`Found::Stored`](crate::Found::Stored)) is left.
     Kill,
     /// Its image is not needed any more. Nothing to do where there is none.
     DiscardImage,
@@ -65,6 +74,12 @@ pub enum Note {
     FallingAsleep(SleepCause),
     /// It dozes.
     Dozing,
+    /// It is being taken from dozing to warm.
+    GoingWarm(SleepCause),
+    /// It is warm.
+    Warm,
+    /// It cannot go warm: it dozes on, or runs.
+    WarmRefused(Vec<Text>, Retry),
     /// Its capture was given up.
     SleepAborted(WakeCause),
     /// It cannot be captured.
@@ -95,6 +110,9 @@ impl Note {
             Self::StartFailed(_) => "start-failed",
             Self::FallingAsleep(_) => "falling-asleep",
             Self::Dozing => "dozing",
+            Self::GoingWarm(_) => "going-warm",
+            Self::Warm => "warm",
+            Self::WarmRefused(..) => "warm-refused",
             Self::SleepAborted(_) => "sleep-aborted",
             Self::SleepRefused(..) => "sleep-refused",
             Self::Woken(..) => "woken",
@@ -116,6 +134,9 @@ impl fmt::Display for Note {
             Self::StartFailed(reason) => write!(f, "could not be started: {reason}"),
             Self::FallingAsleep(cause) => write!(f, "falling asleep: {cause}"),
             Self::Dozing => f.write_str("dozing"),
+            Self::GoingWarm(cause) => write!(f, "going warm: {cause}"),
+            Self::Warm => f.write_str("warm"),
+            Self::WarmRefused(reasons, _) => write!(f, "cannot go warm: {}", reasons.join("; ")),
             Self::SleepAborted(cause) => write!(f, "stays awake: {cause}"),
             Self::SleepRefused(reasons, _) => write!(f, "cannot sleep: {}", reasons.join("; ")),
             Self::Woken(cause, slept) => write!(f, "woken by {cause} after {}", words(*slept)),
@@ -169,6 +190,9 @@ pub enum Refusal {
     /// It cannot be captured now.
     #[error("it cannot be put to sleep: {}", .0.join("; "))]
     SleepRefused(Vec<Text>),
+    /// It cannot go warm now.
+    #[error("it cannot go warm: {}", .0.join("; "))]
+    WarmRefused(Vec<Text>),
     /// It cannot be put to sleep while it starts, wakes or is being thawed.
     #[error("it cannot be put to sleep while it is {0}")]
     Busy(&'static str),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::action::{Action, Note, Refusal};
 use crate::event::{Event, Exit, Found, SleepCause, Text, Ticket, WakeCause};
 use crate::idle::Use;
-use crate::phase::{Asleep, Awake, Ending, Next, Phase, StartedBy, StopReason};
+use crate::phase::{Asleep, Awake, DeepenStage, Ending, Next, Phase, StartedBy, StopReason, Warmed};
 use crate::policy::Policy;
 use crate::time::Millis;
 use crate::watch::Watch;
@@ -36,6 +36,8 @@ pub struct App {
     pub(crate) holds_image: bool,
     pub(crate) used: (Millis, Use),
     pub(crate) refused: Option<Refused>,
+    /// The last deepening that was refused, if none has succeeded since.
+    pub(crate) deep_refused: Option<Refused>,
     pub(crate) started_at: Option<Millis>,
     /// Unasked ends in a row, for the delay of the next restart.
     pub(crate) failures: u32,
@@ -51,6 +53,8 @@ pub struct App {
 pub struct Counts {
     /// Sleeps completed.
     pub sleeps: u64,
+    /// Of these, the ones that went on to warm.
+    pub warm_sleeps: u64,
     /// Captures aborted by traffic.
     pub aborted_sleeps: u64,
     /// Wakes completed.
@@ -72,7 +76,15 @@ pub(crate) enum Goal {
     Awake,
     Exec,
     Asleep,
+    Warm,
     Ended,
+}
+
+impl Goal {
+    /// It waits for a sleep, of whatever depth.
+    pub(crate) fn is_sleep(self) -> bool {
+        matches!(self, Self::Asleep | Self::Warm)
+    }
 }
 
 /// An order to end.
@@ -82,7 +94,7 @@ pub(crate) struct Stop {
     pub(crate) next: Next,
 }
 
-/// A capture that was refused.
+/// A capture or deepening that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) reasons: Vec<Text>,
@@ -108,6 +120,7 @@ impl App {
             holds_image: false,
             used: (now, Use::Unwatched),
             refused: None,
+            deep_refused: None,
             started_at: None,
             failures: 0,
             last_exit: None,
@@ -135,6 +148,7 @@ impl App {
             Event::Packet(source) => self.rouse(WakeCause::Packet(source)),
             Event::TimerFired => self.timer_fired(),
             Event::Observed(seen) => self.observed(seen),
+            Event::Deepen(cause) => self.deepen_for(cause),
             Event::TakenOver(found) => self.taken_over(found),
             outcome => self.outcome(outcome),
         }
@@ -183,6 +197,10 @@ impl App {
             | Event::CaptureRefused { .. }
             | Event::Dozed { .. }
             | Event::DropFailed(_)
+            | Event::Deepened { .. }
+            | Event::DeepenAborted(_)
+            | Event::DeepenRefused { .. }
+            | Event::DeepenFailed(_)
             | Event::Woken
                 if self.exited.is_some() =>
             {
@@ -195,6 +213,11 @@ impl App {
             Event::CaptureRefused { reasons, retry } => self.capture_refused(reasons, retry),
             Event::Dozed { next_timer } => self.dozed(next_timer),
             Event::DropFailed(reason) => self.drop_failed(reason),
+            Event::DeepenCommitted => self.deepen_committed(),
+            Event::Deepened { next_timer } => self.deepened(next_timer),
+            Event::DeepenAborted(by) => self.deepen_aborted(by),
+            Event::DeepenRefused { reasons, retry, dozes } => self.deepen_refused(reasons, retry, dozes),
+            Event::DeepenFailed(reason) => self.deepen_failed(reason),
             Event::Woken => self.woken(),
             Event::WakeFailed(failure) => self.wake_failed(failure),
             Event::Exited(exit) if self.phase.is_operation() => self.exited_midway(exit),
@@ -214,8 +237,14 @@ impl App {
                 matches!(event, Event::CaptureCommitted | Event::CaptureAborted(_) | Event::CaptureRefused { .. })
             }
             Phase::Dropping { .. } => matches!(event, Event::Dozed { .. } | Event::DropFailed(_)),
+            Phase::Deepening { stage: DeepenStage::Committed { .. }, .. } => {
+                matches!(event, Event::Deepened { .. } | Event::DeepenFailed(_))
+            }
+            Phase::Deepening { .. } => {
+                matches!(event, Event::DeepenCommitted | Event::DeepenAborted(_) | Event::DeepenRefused { .. })
+            }
             Phase::Waking { .. } => matches!(event, Event::Woken | Event::WakeFailed(_)),
-            Phase::Running(_) | Phase::Dozing(_) | Phase::Stopping { .. } => false,
+            Phase::Running(_) | Phase::Dozing(_) | Phase::Warm(_) | Phase::Stopping { .. } => false,
         }
     }
 
@@ -226,9 +255,14 @@ impl App {
         match &self.phase {
             _ if !due => {}
             Phase::Running(_) => self.look(),
-            Phase::Dozing(asleep) => {
-                let cause = asleep.retry.as_ref().map_or(WakeCause::Timer, |retry| retry.cause.clone());
-                self.begin_wake(cause, asleep.clone());
+            Phase::Dozing(asleep) | Phase::Warm(asleep) => {
+                let asleep = asleep.clone();
+                if asleep.deadline().is_some_and(|at| at <= self.now) {
+                    let cause = asleep.retry.as_ref().map_or(WakeCause::Timer, |retry| retry.cause.clone());
+                    self.begin_wake(cause, asleep);
+                } else {
+                    self.begin_deepen(SleepCause::Dozed(self.now.since(asleep.since)), asleep);
+                }
             }
             Phase::Stopping { ending, next } => {
                 let (ending, next) = (*ending, next.clone());
@@ -249,7 +283,8 @@ impl App {
     fn deadline(&self) -> Option<Millis> {
         match &self.phase {
             Phase::Running(awake) => awake.look_at,
-            Phase::Dozing(asleep) => asleep.deadline(),
+            Phase::Dozing(asleep) => asleep.deadline().into_iter().chain(self.warm_at()).min(),
+            Phase::Warm(asleep) => asleep.deadline(),
             Phase::Stopping { ending, .. } => Some(ending.deadline()),
             Phase::Backoff { until } => Some(*until),
             Phase::Stopped { .. }
@@ -257,6 +292,7 @@ impl App {
             | Phase::Capturing { .. }
             | Phase::Aborting { .. }
             | Phase::Dropping { .. }
+            | Phase::Deepening { .. }
             | Phase::Waking { .. } => None,
         }
     }
@@ -279,22 +315,24 @@ impl App {
         if !matches!(found, Found::Gone(_)) {
             self.emit(Note::TakenOver);
         }
-        let asleep = Asleep { since: self.now, cause: SleepCause::TakenOver, next_timer: None, retry: None };
+        let cause = SleepCause::TakenOver;
+        let asleep = Asleep { since: self.now, cause, warm: None, next_timer: None, retry: None };
         match found {
             Found::Running => {
                 // What a wake that was confirmed left behind.
                 self.act(Action::DiscardImage);
                 self.run();
             }
-            Found::Dozing { next_timer } => {
+            Found::Dozing { next_timer } | Found::Warm { next_timer } | Found::Stored { next_timer } => {
                 self.holds_image = true;
-                self.enter(Phase::Dozing(Asleep { next_timer, ..asleep }));
+                let warm = (!matches!(found, Found::Dozing { .. })).then_some(Warmed { since: self.now, cause });
+                self.enter(Asleep { next_timer, warm, ..asleep }.phase());
                 if self.pinned {
                     self.rouse(WakeCause::Pin);
                 }
             }
             Found::MidCapture => {
-                self.enter(Phase::Aborting { cause: SleepCause::TakenOver, by: WakeCause::Recovery });
+                self.enter(Phase::Aborting { cause, by: WakeCause::Recovery });
                 self.act(Action::AbortCapture);
             }
             Found::MidDropOrWake => {

@@ -19,6 +19,7 @@ impl App {
         self.started_at = Some(self.now);
         self.used = (self.now, Use::Start);
         self.refused = None;
+        self.deep_refused = None;
         self.emit(Note::Started);
         self.run();
     }
@@ -60,10 +61,14 @@ impl App {
     /// It ended during an operation, whose outcome is awaited: two operations never overlap.
     pub(crate) fn exited_midway(&mut self, exit: Exit) {
         self.exited = Some(exit);
-        if let Phase::Capturing { cause } = &self.phase {
-            let cause = *cause;
-            self.act(Action::AbortCapture);
-            self.enter(Phase::Aborting { cause, by: WakeCause::Recovery });
+        match &self.phase {
+            Phase::Capturing { cause } => {
+                let cause = *cause;
+                self.act(Action::AbortCapture);
+                self.enter(Phase::Aborting { cause, by: WakeCause::Recovery });
+            }
+            Phase::Deepening { .. } => self.abort_deepen(WakeCause::Recovery),
+            _ => {}
         }
     }
 
@@ -81,7 +86,7 @@ impl App {
         }
         self.last_exit = Some((exit.clone(), self.now));
         self.emit(Note::Exited(exit.clone()));
-        self.answer(|goal| goal == Goal::Asleep, &Err(Refusal::Ended(exit.clone())));
+        self.answer(Goal::is_sleep, &Err(Refusal::Ended(exit.clone())));
         self.answer(|goal| goal == Goal::Ended, &Ok(()));
         match next {
             Some(Next::Stay) => self.enter(Phase::Stopped { why: StopReason::Asked }),

@@ -54,11 +54,37 @@ pub enum Event {
     /// [`Action::BeginCapture`](crate::Action::BeginCapture): dropping memory failed after the commit. It is frozen,
     /// with an unknown part of its memory.
     DropFailed(Text),
+    /// The machine needs memory: it is to go warm if it dozes and nothing speaks against it. Elsewhere nothing happens.
+    Deepen(SleepCause),
+    /// [`Action::BeginDeepen`](crate::Action::BeginDeepen): the image is durable; no way back but a wake.
+    DeepenCommitted,
+    /// [`Action::BeginDeepen`](crate::Action::BeginDeepen): its processes have ended; it is warm. Its image of the
+    /// doze may go.
+    Deepened {
+        /// As in [`Event::Dozed`].
+        next_timer: Option<Millis>,
+    },
+    /// [`Action::BeginDeepen`](crate::Action::BeginDeepen): it was given up before the commit, because of traffic that
+    /// the engine saw or by [`Action::AbortDeepen`](crate::Action::AbortDeepen), and it runs.
+    DeepenAborted(WakeCause),
+    /// [`Action::BeginDeepen`](crate::Action::BeginDeepen): it cannot go warm, or writing failed.
+    DeepenRefused {
+        /// Every reason found, with process and object.
+        reasons: Vec<Text>,
+        /// Whether trying again can help.
+        retry: Retry,
+        /// It dozes as before and nothing was touched; otherwise it runs.
+        dozes: bool,
+    },
+    /// [`Action::BeginDeepen`](crate::Action::BeginDeepen): ending its processes failed after the commit. The image is
+    /// whole; a wake ends what is left of them first.
+    DeepenFailed(Text),
     /// [`Action::BeginWake`](crate::Action::BeginWake): it runs, with all its memory.
     Woken,
-    /// [`Action::BeginWake`](crate::Action::BeginWake): it does not run; it is frozen as before.
+    /// [`Action::BeginWake`](crate::Action::BeginWake): it does not run; it is where it was before.
     WakeFailed(WakeFailure),
-    /// Its initial process ended, and all others with it.
+    /// Its initial process ended, and all others with it. While it is warm: its sandbox has gone, and it cannot be made
+    /// again.
     Exited(Exit),
     /// First event after a restart of the daemon, for an app that was running or asleep before.
     TakenOver(Found),
@@ -71,8 +97,11 @@ pub enum Request {
     Start,
     /// To be awake. Refused when stopped. Answered once it runs.
     Wake,
-    /// To sleep now. Answered once it dozes.
-    Sleep,
+    /// To sleep now. Answered once it is at this level or at a deeper one.
+    Sleep {
+        /// How deep.
+        level: Level,
+    },
     /// To run a command in it. The answer grants a session, which lasts until [`Event::ExecEnded`].
     Exec,
     /// To end: SIGTERM, and after `grace` SIGKILL. Answered once it has ended.
@@ -85,6 +114,24 @@ pub enum Request {
         /// As in a stop.
         grace: Duration,
     },
+}
+
+/// A level of sleep, the lightest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// Frozen in place, memory in an image.
+    Dozing,
+    /// An image, parked descriptors and a sandbox without processes.
+    Warm,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Dozing => "dozing",
+            Self::Warm => "warm",
+        })
+    }
 }
 
 /// Whether trying a refused capture again can help.
@@ -105,11 +152,15 @@ pub enum WakeFailure {
     Damaged(Text),
 }
 
-/// Why it sleeps.
+/// Why it sleeps, or went deeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SleepCause {
     /// Nobody used it for so long.
     Idle(Duration),
+    /// It dozed for so long (a cause of going warm).
+    Dozed(Duration),
+    /// The machine runs short of memory (a cause of going warm).
+    Memory,
     /// Someone asked.
     Command,
     /// From before the daemon was restarted.
@@ -120,13 +171,15 @@ impl fmt::Display for SleepCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Idle(span) => write!(f, "idle for {}", words(*span)),
+            Self::Dozed(span) => write!(f, "dozed for {}", words(*span)),
+            Self::Memory => f.write_str("memory is short"),
             Self::Command => f.write_str("command"),
             Self::TakenOver => f.write_str("found so when the worker started"),
         }
     }
 }
 
-/// Why it wakes, or why its capture is aborted.
+/// Why it wakes, or why its capture or deepening is aborted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WakeCause {
     /// Something that it waits for became ready, in words: `packet for tcp 80`.
@@ -231,6 +284,16 @@ pub enum Found {
     Running,
     /// It is frozen, its memory dropped, its image durable.
     Dozing {
+        /// As in [`Event::Dozed`].
+        next_timer: Option<Millis>,
+    },
+    /// It is warm: its sandbox without processes, its image and what was parked.
+    Warm {
+        /// As in [`Event::Dozed`].
+        next_timer: Option<Millis>,
+    },
+    /// It is warm, but after a reboot only its image is left.
+    Stored {
         /// As in [`Event::Dozed`].
         next_timer: Option<Millis>,
     },

@@ -1,7 +1,7 @@
 //! Why an app is where it is, in words: the part of `torpor explain` that needs no kernel.
 
 use crate::app::App;
-use crate::phase::{Ending, Next, Phase, StartedBy, StopReason};
+use crate::phase::{Asleep, DeepenStage, Ending, Next, Phase, StartedBy, StopReason, Warmed};
 use crate::time::{Millis, words};
 
 /// An app's state in words.
@@ -13,6 +13,10 @@ pub struct Account {
     pub keeps_awake: Vec<String>,
     /// When it will sleep if nothing happens.
     pub sleeps_at: Option<Millis>,
+    /// What keeps it from going from dozing to warm now, beside time, a line each; empty where it does not doze.
+    pub keeps_dozing: Vec<String>,
+    /// When it will go warm if nothing happens.
+    pub warm_at: Option<Millis>,
     /// When it will wake by itself.
     pub wakes_at: Option<Millis>,
     /// Why the last capture was refused, if none has succeeded since.
@@ -28,7 +32,12 @@ impl App {
             why: at_now.why(),
             keeps_awake: at_now.blockers().iter().map(ToString::to_string).collect(),
             sleeps_at: at_now.sleeps_at(),
-            wakes_at: if let Phase::Dozing(asleep) = &at_now.phase { asleep.deadline() } else { None },
+            keeps_dozing: at_now.keeps_dozing(),
+            warm_at: at_now.warm_at(),
+            wakes_at: match &at_now.phase {
+                Phase::Dozing(asleep) | Phase::Warm(asleep) => asleep.deadline(),
+                _ => None,
+            },
             refusals: at_now.refused.iter().flat_map(|refused| &refused.reasons).map(ToString::to_string).collect(),
         }
     }
@@ -53,23 +62,15 @@ impl App {
             Phase::Dropping { cause, wake: Some(wake) } => {
                 format!("falling asleep ({cause}), and will wake at once: {wake}")
             }
-            Phase::Dozing(asleep) => match (&asleep.retry, asleep.next_timer) {
-                (Some(retry), _) => format!(
-                    "dozing: waking it ({}) failed, next attempt in {}: {}",
-                    retry.cause,
-                    words(retry.at.since(now)),
-                    retry.reason
-                ),
-                (None, Some(at)) => {
-                    format!(
-                        "dozing for {}: {}; a timer wakes it in {}",
-                        words(now.since(asleep.since)),
-                        asleep.cause,
-                        words(at.since(now))
-                    )
-                }
-                (None, None) => format!("dozing for {}: {}", words(now.since(asleep.since)), asleep.cause),
-            },
+            Phase::Dozing(asleep) | Phase::Warm(asleep) => self.why_asleep(asleep),
+            Phase::Deepening { cause, stage: DeepenStage::Abortable, .. } => format!("going warm: {cause}"),
+            Phase::Deepening { stage: DeepenStage::Aborting(by), .. } => format!("going warm is given up: {by}"),
+            Phase::Deepening { cause, stage: DeepenStage::Committed { wake: None }, .. } => {
+                format!("going warm, its image is durable: {cause}")
+            }
+            Phase::Deepening { cause, stage: DeepenStage::Committed { wake: Some(wake) }, .. } => {
+                format!("going warm ({cause}), and will wake at once: {wake}")
+            }
             Phase::Waking { cause, .. } => format!("waking: {cause}"),
             Phase::Stopping { next: Next::Lost(reason), .. } => format!("lost, its image is damaged: {reason}"),
             Phase::Stopping { ending: Ending::Asked { kill_at }, next } => {
@@ -83,5 +84,35 @@ impl App {
                 format!("{}; its restart policy starts it again in {}", ended(), words(until.since(now)))
             }
         }
+    }
+
+    fn why_asleep(&self, asleep: &Asleep) -> String {
+        let now = self.now;
+        let level = asleep.level();
+        if let Some(retry) = &asleep.retry {
+            let again_in = words(retry.at.since(now));
+            return format!(
+                "{level}: waking it ({}) failed, next attempt in {again_in}: {}",
+                retry.cause, retry.reason
+            );
+        }
+        let slept = words(now.since(asleep.since));
+        let mut why = match &asleep.warm {
+            None => format!("dozing for {slept}: {}", asleep.cause),
+            Some(warm) if warm.cause == asleep.cause && warm.since == asleep.since => {
+                format!("warm for {slept}: {}", asleep.cause)
+            }
+            Some(Warmed { since, cause }) => {
+                format!("warm for {} ({cause}), asleep for {slept}: {}", words(now.since(*since)), asleep.cause)
+            }
+        };
+        let wakes_at = asleep.next_timer;
+        if let Some(at) = self.warm_at().filter(|at| wakes_at.is_none_or(|wakes_at| *at < wakes_at)) {
+            why += &format!("; it goes warm in {}", words(at.since(now)));
+        }
+        if let Some(at) = wakes_at {
+            why += &format!("; a timer wakes it in {}", words(at.since(now)));
+        }
+        why
     }
 }

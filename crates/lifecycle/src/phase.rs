@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::event::{Exit, SleepCause, Text, WakeCause};
+use crate::event::{Exit, Level, SleepCause, Text, WakeCause};
 use crate::time::Millis;
 use crate::watch::Watch;
 
@@ -42,7 +42,18 @@ pub enum Phase {
     },
     /// Frozen in place, memory in the image.
     Dozing(Asleep),
-    /// Memory is being filled again.
+    /// It is being taken from dozing to warm.
+    Deepening {
+        /// Why.
+        cause: SleepCause,
+        /// The sleep that it deepens.
+        asleep: Asleep,
+        /// How far that is.
+        stage: DeepenStage,
+    },
+    /// No processes: its image, its sandbox, and what is parked.
+    Warm(Asleep),
+    /// It is made to run again.
     Waking {
         /// Why.
         cause: WakeCause,
@@ -74,6 +85,8 @@ impl Phase {
             Self::Aborting { .. } => "staying awake",
             Self::Dropping { .. } => "dropping memory",
             Self::Dozing(_) => "dozing",
+            Self::Deepening { .. } => "going warm",
+            Self::Warm(_) => "warm",
             Self::Waking { .. } => "waking",
             Self::Stopping { .. } => "stopping",
             Self::Backoff { .. } => "waiting to restart",
@@ -88,6 +101,7 @@ impl Phase {
                 | Self::Capturing { .. }
                 | Self::Aborting { .. }
                 | Self::Dropping { .. }
+                | Self::Deepening { .. }
                 | Self::Waking { .. }
         )
     }
@@ -136,21 +150,59 @@ pub struct Awake {
     pub(crate) watch: Watch,
 }
 
+/// How far a deepening is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeepenStage {
+    /// Anything that needs it awake stops it.
+    Abortable,
+    /// It is to be given up for this; the commit may still win the race.
+    Aborting(WakeCause),
+    /// The image is durable and its processes are being ended: no way back but a wake.
+    Committed {
+        /// A wake that came too late to abort; it follows at once.
+        wake: Option<WakeCause>,
+    },
+}
+
 /// A sleeping app.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asleep {
-    /// Since when.
+    /// Since when, at whatever level.
     pub since: Millis,
     /// Why.
     pub cause: SleepCause,
+    /// That it is warm, not dozing.
+    pub warm: Option<Warmed>,
     /// When it wakes for a timer of its own.
     pub next_timer: Option<Millis>,
     /// A wake that failed and will be tried again.
     pub retry: Option<WakeRetry>,
 }
 
+/// When and why a sleep went from dozing to warm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Warmed {
+    /// Since when it is warm.
+    pub since: Millis,
+    /// Why.
+    pub cause: SleepCause,
+}
+
 impl Asleep {
-    /// When something is to be done: the retry of a wake stands in for the timer.
+    /// How deep it sleeps.
+    pub fn level(&self) -> Level {
+        if self.warm.is_some() { Level::Warm } else { Level::Dozing }
+    }
+
+    /// The phase of this sleep while nothing is done to it.
+    pub(crate) fn phase(self) -> Phase {
+        match self.level() {
+            Level::Dozing => Phase::Dozing(self),
+            Level::Warm => Phase::Warm(self),
+        }
+    }
+
+    /// When it is to wake: the retry of a wake stands in for the timer.
     pub(crate) fn deadline(&self) -> Option<Millis> {
         self.retry.as_ref().map_or(self.next_timer, |retry| Some(retry.at))
     }

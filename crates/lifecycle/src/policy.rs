@@ -10,6 +10,8 @@ pub struct Policy {
     pub sleep: bool,
     /// Without use for this long it is idle.
     pub idle_after: Duration,
+    /// Goes from dozing to warm after so long; none: only on command, or when memory is short.
+    pub warm_after: Option<Duration>,
     /// Stays awake at least this long after a start or wake.
     pub min_awake: Duration,
     /// More CPU than this keeps it awake.
@@ -25,6 +27,7 @@ impl Default for Policy {
         Self {
             sleep: true,
             idle_after: Duration::from_secs(30),
+            warm_after: Some(Duration::from_secs(600)),
             min_awake: Duration::from_secs(2),
             cpu_limit: Share(500),
             with_connections: true,
@@ -95,7 +98,7 @@ impl Backoff {
 pub const RESTART_DELAY: Backoff = Backoff { first: Duration::from_millis(250), most: Duration::from_secs(60) };
 /// An app that lived this long since its start begins again with the first restart delay.
 pub const RAN_WELL: Duration = Duration::from_secs(60);
-/// Between a refused capture and the next attempt that nobody asked for.
+/// Between a refused capture or deepening and the next attempt that nobody asked for.
 pub const CAPTURE_RETRY: Backoff = Backoff { first: Duration::from_secs(10), most: Duration::from_secs(600) };
 /// Between a failed wake of an intact image and the next attempt.
 pub const WAKE_RETRY: Backoff = Backoff { first: Duration::from_millis(100), most: Duration::from_secs(30) };

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::action::{Action, Refusal};
 use crate::app::{App, Goal, MAX_WAITING, Stop, Waiting};
-use crate::event::{Event, Request, SleepCause, Ticket, WakeCause};
-use crate::phase::{Ending, Next, Phase, StartedBy, StopReason};
+use crate::event::{Event, Level, Request, SleepCause, Ticket, WakeCause};
+use crate::phase::{DeepenStage, Ending, Next, Phase, StartedBy, StopReason};
 
 impl App {
     pub(crate) fn request(&mut self, ticket: Ticket, request: Request) {
@@ -18,7 +18,7 @@ impl App {
             Request::Start => self.request_start(ticket),
             Request::Wake => self.request_awake(ticket, Goal::Awake, WakeCause::Command),
             Request::Exec => self.request_exec(ticket),
-            Request::Sleep => self.request_sleep(ticket),
+            Request::Sleep { level } => self.request_sleep(ticket, level),
             Request::Stop { grace } => self.request_end(ticket, Goal::Ended, grace, Next::Stay),
             Request::Restart { grace } => self.request_end(ticket, Goal::Awake, grace, Next::Start),
         };
@@ -105,19 +105,35 @@ impl App {
         answer
     }
 
-    fn request_sleep(&mut self, ticket: Ticket) -> Option<Result<(), Refusal>> {
+    fn request_sleep(&mut self, ticket: Ticket, level: Level) -> Option<Result<(), Refusal>> {
+        let goal = if level == Level::Warm { Goal::Warm } else { Goal::Asleep };
         match &self.phase {
             Phase::Running(_) if self.pinned => Some(Err(Refusal::Pinned)),
             Phase::Running(_) if self.exec_sessions > 0 => Some(Err(Refusal::ExecSessions(self.exec_sessions))),
             Phase::Running(_) => {
                 self.refused = None;
-                let waits = self.wait(ticket, Goal::Asleep);
+                let waits = self.wait(ticket, goal);
                 self.begin_capture(SleepCause::Command);
                 waits
             }
-            Phase::Capturing { .. } | Phase::Dropping { .. } => self.wait(ticket, Goal::Asleep),
-            Phase::Dozing(_) => Some(Ok(())),
-            Phase::Aborting { by, .. } => Some(Err(Refusal::SleepAborted(by.clone()))),
+            Phase::Capturing { .. } | Phase::Dropping { .. } => self.wait(ticket, goal),
+            Phase::Dozing(asleep) if level > asleep.level() => {
+                if let Some(retry) = &asleep.retry {
+                    return Some(Err(Refusal::SleepAborted(retry.cause.clone())));
+                }
+                self.deep_refused = None;
+                let asleep = asleep.clone();
+                let waits = self.wait(ticket, goal);
+                self.begin_deepen(SleepCause::Command, asleep);
+                waits
+            }
+            Phase::Dozing(_) | Phase::Warm(_) => Some(Ok(())),
+            Phase::Deepening { stage: DeepenStage::Abortable | DeepenStage::Committed { .. }, .. } => {
+                self.wait(ticket, goal)
+            }
+            Phase::Deepening { stage: DeepenStage::Aborting(by), .. } | Phase::Aborting { by, .. } => {
+                Some(Err(Refusal::SleepAborted(by.clone())))
+            }
             Phase::Starting { .. } | Phase::Waking { .. } => Some(Err(Refusal::Busy(self.phase.name()))),
             Phase::Stopped { why } => Some(Err(Refusal::Stopped(why.clone()))),
             Phase::Stopping { .. } => Some(Err(Refusal::BeingStopped)),

@@ -5,7 +5,7 @@ use crate::app::{App, Goal, Refused};
 use crate::event::{Retry, SleepCause, Text, WakeCause, WakeFailure};
 use crate::idle::Use;
 use crate::phase::{Asleep, Next, Phase, WakeRetry};
-use crate::policy::{CAPTURE_RETRY, WAKE_RETRY};
+use crate::policy::WAKE_RETRY;
 use crate::time::Millis;
 
 impl App {
@@ -34,7 +34,8 @@ impl App {
             Phase::Dropping { wake, .. } => {
                 wake.get_or_insert(cause);
             }
-            Phase::Dozing(asleep) => {
+            Phase::Deepening { .. } => self.abort_deepen(cause),
+            Phase::Dozing(asleep) | Phase::Warm(asleep) => {
                 // What failed a moment ago is not hurried by every packet, but by people.
                 if asleep.retry.is_none() || !matches!(cause, WakeCause::Packet(_)) {
                     let asleep = asleep.clone();
@@ -78,7 +79,7 @@ impl App {
         }
         self.note_use(&by);
         self.emit(Note::SleepAborted(by.clone()));
-        self.answer(|goal| goal == Goal::Asleep, &Err(Refusal::SleepAborted(by)));
+        self.answer(Goal::is_sleep, &Err(Refusal::SleepAborted(by)));
         self.run();
     }
 
@@ -89,14 +90,9 @@ impl App {
 
     /// The last refusal counts for `explain` and for the next attempt; the app goes on as it can.
     fn remember_refusal(&mut self, reasons: Vec<Text>, retry: Retry) {
-        let times = self.refused.as_ref().map_or(0, |refused| refused.times);
-        let again_at = match retry {
-            Retry::Later => Some(self.now + CAPTURE_RETRY.delay(times)),
-            Retry::Pointless => None,
-        };
         self.emit(Note::SleepRefused(reasons.clone(), retry));
-        self.answer(|goal| goal == Goal::Asleep, &Err(Refusal::SleepRefused(reasons.clone())));
-        self.refused = Some(Refused { reasons, again_at, times: times.saturating_add(1) });
+        self.answer(Goal::is_sleep, &Err(Refusal::SleepRefused(reasons.clone())));
+        self.refused = Some(Refused::after(self.refused.as_ref(), reasons, retry, self.now));
     }
 
     pub(crate) fn dozed(&mut self, next_timer: Option<Millis>) {
@@ -106,9 +102,16 @@ impl App {
         self.refused = None;
         self.emit(Note::Dozing);
         self.answer(|goal| goal == Goal::Asleep, &Ok(()));
-        let asleep = Asleep { since: self.now, cause, next_timer, retry: None };
+        let asleep = Asleep { since: self.now, cause, warm: None, next_timer, retry: None };
         match wake {
-            Some(wake) => self.begin_wake(wake, asleep),
+            Some(wake) => {
+                self.answer(|goal| goal == Goal::Warm, &Err(Refusal::SleepAborted(wake.clone())));
+                self.begin_wake(wake, asleep);
+            }
+            None if self.waiting.iter().any(|waiting| waiting.goal == Goal::Warm) => {
+                self.deep_refused = None;
+                self.begin_deepen(SleepCause::Command, asleep);
+            }
             None => self.enter(Phase::Dozing(asleep)),
         }
     }
@@ -118,7 +121,7 @@ impl App {
         let Phase::Dropping { cause, wake } = &self.phase else { return };
         let (cause, wake) = (*cause, wake.clone().unwrap_or(WakeCause::Recovery));
         self.remember_refusal(vec![reason], Retry::Later);
-        self.begin_wake(wake, Asleep { since: self.now, cause, next_timer: None, retry: None });
+        self.begin_wake(wake, Asleep { since: self.now, cause, warm: None, next_timer: None, retry: None });
     }
 
     pub(crate) fn begin_wake(&mut self, cause: WakeCause, asleep: Asleep) {
@@ -128,7 +131,13 @@ impl App {
 
     pub(crate) fn woken(&mut self) {
         let Phase::Waking { cause, asleep } = &self.phase else { return };
-        let (cause, slept) = (cause.clone(), self.now.since(asleep.since));
+        let (cause, since) = (cause.clone(), asleep.since);
+        self.woken_by(cause, since);
+    }
+
+    /// It runs, after a sleep that began at `since`.
+    pub(crate) fn woken_by(&mut self, cause: WakeCause, since: Millis) {
+        let slept = self.now.since(since);
         self.counts.wakes += 1;
         self.holds_image = false;
         self.act(Action::DiscardImage);
@@ -169,7 +178,7 @@ impl App {
         self.emit(Note::WakeFailed(reason.clone(), Some(delay)));
         self.refuse_wakers(&Refusal::WakeFailed(reason.clone()));
         asleep.retry = Some(WakeRetry { at: self.now + delay, cause, reason, failures: failures.saturating_add(1) });
-        self.enter(Phase::Dozing(asleep));
+        self.enter(asleep.phase());
     }
 
     /// Answers those who wait for a running app that they will not get it.

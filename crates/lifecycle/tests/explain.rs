@@ -6,7 +6,7 @@ use torpor_lifecycle::*;
 
 /// One account, as lines.
 fn account(app: &App, now: u64) -> String {
-    let Account { why, keeps_awake, sleeps_at, wakes_at, refusals } = app.explain(Millis(now));
+    let Account { why, keeps_awake, sleeps_at, wakes_at, refusals, keeps_dozing, warm_at } = app.explain(Millis(now));
     let mut text = format!("{why}\n");
     for line in keeps_awake {
         text += &format!("  awake: {line}\n");
@@ -14,7 +14,10 @@ fn account(app: &App, now: u64) -> String {
     for line in refusals {
         text += &format!("  refused: {line}\n");
     }
-    for (name, time) in [("sleeps", sleeps_at), ("wakes", wakes_at)] {
+    for line in keeps_dozing {
+        text += &format!("  dozes: {line}\n");
+    }
+    for (name, time) in [("sleeps", sleeps_at), ("warm", warm_at), ("wakes", wakes_at)] {
         if let Some(Millis(time)) = time {
             text += &format!("  {name} at {time}\n");
         }
@@ -85,7 +88,7 @@ fn a_day_of_an_app() {
         .at(56_001, [Event::CaptureCommitted])
         .at(56_002, [Event::Dozed { next_timer: Some(Millis(146_002)) }])
         .at(100_000, [Event::Packet("packet for tcp 80".into())])
-        .at(100_001, [Event::Woken, ask(Request::Sleep)])
+        .at(100_001, [Event::Woken, ask(Request::Sleep { level: Level::Dozing })])
         .at(100_002, [Event::Packet("packet for tcp 80".into())]);
     told.expect(
         "
@@ -128,6 +131,7 @@ falling asleep: idle for 46 s
 falling asleep, its image is durable: idle for 46 s
   refused: pid 12: pages pinned by io_uring at 7f00
 dozing for 0 ms: idle for 46 s; a timer wakes it in 1 min 30 s
+  warm at 656002
   wakes at 146002
 waking: packet for tcp 80
 falling asleep: command
@@ -138,10 +142,17 @@ staying awake: packet for tcp 80
 
 #[test]
 fn ends_of_an_app() {
-    let mut told = Told::new(Policy::default());
+    let mut told = Told::new(Policy { warm_after: Some(Duration::from_secs(10_800)), ..Policy::default() });
     told.at(0, [ask(Request::Start), Event::StartFailed("/usr/sbin/httpd: no such file".into())])
         .at(1_000, [ask(Request::Start), Event::Started])
-        .at(2_000, [ask(Request::Sleep), Event::CaptureCommitted, Event::Packet("packet for tcp 80".into())])
+        .at(
+            2_000,
+            [
+                ask(Request::Sleep { level: Level::Dozing }),
+                Event::CaptureCommitted,
+                Event::Packet("packet for tcp 80".into()),
+            ],
+        )
         .at(3_000, [Event::Dozed { next_timer: None }])
         .at(3_001, [Event::WakeFailed(WakeFailure::Passing("out of memory".into()))])
         .at(3_101, [Event::TimerFired])
@@ -154,7 +165,16 @@ fn ends_of_an_app() {
         .at(15_000, [Event::Started, Event::Exited(Exit::MemoryLimit(64 << 20))])
         .at(16_000, [Event::TimerFired, Event::Started, Event::Exited(Exit::Status(0))]);
     let dozed = Event::Dozed { next_timer: None };
-    told.at(17_000, [ask(Request::Start), Event::Started, ask(Request::Sleep), Event::CaptureCommitted, dozed]);
+    told.at(
+        17_000,
+        [
+            ask(Request::Start),
+            Event::Started,
+            ask(Request::Sleep { level: Level::Dozing }),
+            Event::CaptureCommitted,
+            dozed,
+        ],
+    );
     told.tell(7_217_000);
     told.at(7_217_000, [ask(Request::Stop { grace: Duration::from_secs(10) })])
         .at(7_217_001, [Event::Woken])
@@ -171,6 +191,7 @@ running; it will sleep in 30 s if nobody uses it
 falling asleep (command), and will wake at once: packet for tcp 80
 waking: packet for tcp 80
 dozing: waking it (packet for tcp 80) failed, next attempt in 100 ms: out of memory
+  dozes: it is to be awake (packet for tcp 80), and waking it is tried again
   wakes at 3101
 waking: packet for tcp 80
 lost, its image is damaged: page 7: wrong checksum
@@ -181,8 +202,10 @@ killed; its processes have not ended yet
 starting by request
 killed by the memory limit (64 MiB); its restart policy starts it again in 250 ms
 stopped: exited with status 0; its restart policy leaves it so
-dozing for 0 ms: command
-dozing for 2 h: command
+dozing for 0 ms: command; it goes warm in 3 h
+  warm at 10817000
+dozing for 2 h: command; it goes warm in 1 h
+  warm at 10817000
 waking: stop
 asked to end; it is killed in 10 s
 stopped: by request
@@ -201,4 +224,85 @@ fn a_program_that_cannot_be_run_ends_with_a_status_and_another_failure_does_not(
     let (exit, at) = told.app.last_exit().unwrap();
     assert_eq!((exit, *at), (&Exit::NotRun(127, reason), Millis(5)));
     assert_eq!(exit.to_string(), "program `httpd` not found (status 127)");
+}
+
+#[test]
+fn down_to_warm_and_back() {
+    let mut told = Told::new(Policy::default());
+    let dozed = Event::Dozed { next_timer: None };
+    let refused =
+        |retry| Event::DeepenRefused { reasons: vec!["pid 12: a pipe of another app".into()], retry, dozes: true };
+    let warm = || ask(Request::Sleep { level: Level::Warm });
+    told.text.clear();
+    let doze = ask(Request::Sleep { level: Level::Dozing });
+    told.at(1_000, [ask(Request::Start), Event::Started, doze, Event::CaptureCommitted, dozed])
+        .at(401_000, [])
+        .at(601_000, [Event::TimerFired])
+        .at(601_001, [refused(Retry::Later)])
+        .at(611_001, [Event::TimerFired, refused(Retry::Pointless)])
+        .at(700_000, [warm()])
+        .at(700_001, [Event::DeepenCommitted])
+        .at(700_002, [Event::Packet("packet for tcp 80".into())])
+        .at(
+            700_003,
+            [Event::Deepened { next_timer: None }, Event::WakeFailed(WakeFailure::Passing("no memory".into()))],
+        )
+        .at(700_103, [Event::TimerFired, Event::Woken, warm(), Event::CaptureCommitted])
+        .at(700_200, [Event::Dozed { next_timer: None }, Event::DeepenCommitted])
+        .at(700_300, [Event::Deepened { next_timer: Some(Millis(999_000)) }])
+        .at(900_300, [])
+        .at(900_400, [ask(Request::Wake), Event::Woken, warm(), Event::CaptureCommitted])
+        .at(900_500, [Event::Dozed { next_timer: None }, Event::Packet("packet for tcp 80".into())]);
+    told.expect(
+        "
+dozing for 0 ms: command; it goes warm in 10 min
+  warm at 601000
+dozing for 6 min 40 s: command; it goes warm in 3 min 20 s
+  warm at 601000
+going warm: dozed for 10 min
+dozing for 10 min: command; it goes warm in 10 s
+  dozes: it could not go warm, next attempt in 10 s at the earliest: pid 12: a pipe of another app
+  warm at 611001
+dozing for 10 min 10 s: command
+  dozes: it cannot go warm until it is started afresh: pid 12: a pipe of another app
+going warm: command
+going warm, its image is durable: command
+going warm (command), and will wake at once: packet for tcp 80
+warm: waking it (packet for tcp 80) failed, next attempt in 100 ms: no memory
+  wakes at 700103
+falling asleep, its image is durable: command
+going warm, its image is durable: command
+warm for 0 ms (command), asleep for 100 ms: command; a timer wakes it in 4 min 58 s
+  wakes at 999000
+warm for 3 min 20 s (command), asleep for 3 min 20 s: command; a timer wakes it in 1 min 38 s
+  wakes at 999000
+falling asleep, its image is durable: command
+going warm is given up: packet for tcp 80
+",
+    );
+}
+
+#[test]
+fn why_it_does_not_go_warm_and_what_was_found() {
+    let asleep = |policy| {
+        let mut told = Told::new(policy);
+        told.text.clear();
+        told.at(0, [Event::TakenOver(Found::Dozing { next_timer: None })]);
+        told.text
+    };
+    let text = asleep(Policy { warm_after: None, ..Policy::default() });
+    let text = text + &asleep(Policy { sleep: false, ..Policy::default() });
+    let mut told = Told::new(Policy::default());
+    told.text = text;
+    told.at(5, [Event::TakenOver(Found::Stored { next_timer: None })]).at(60_005, []);
+    told.expect(
+        "
+dozing for 0 ms: found so when the worker started
+  dozes: its policy, `warm_after`: it goes warm only on command or when memory is short
+dozing for 0 ms: found so when the worker started
+  dozes: its idle policy: it goes warm only on command or when memory is short
+warm for 0 ms: found so when the worker started
+warm for 1 min: found so when the worker started
+",
+    );
 }

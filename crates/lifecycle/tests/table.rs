@@ -2,42 +2,50 @@
 //!
 //! Adding a phase or an event does not compile until [`column`] or [`row`] knows it, and then fails until the table
 //! says what is to happen. A cell reads: the phase that follows (`=` the same), what the owner has to do, in order
-//! (`s`pawn, `c`apture, `a`bort, `w`ake, `t`erminate, `k`ill, `d`iscard image, set it aside `q`, `o`bserve), then
+//! (`s`pawn, `c`apture, `a`bort, dee`p`en, a`b`ort that, `w`ake, `t`erminate, `k`ill, `d`iscard image, set it aside `q`, `o`bserve), then
 //! `+` answered, `-` refused, `~` waits; `!` reported as impossible.
 use std::time::Duration;
 
 use torpor_lifecycle::*;
 
-const COLUMNS: usize = 10;
-const ROWS: usize = 24;
+const COLUMNS: usize = 14;
+const ROWS: usize = 32;
 
 #[rustfmt::skip]
 const TABLE: [(&str, [&str; COLUMNS]); ROWS] = [
-    // event          Stopped     Starting    Running     Capturing   Aborting    Dropping    Dozing      Waking      Stopping    Backoff
-    ("start",        ["Star s ~", "= ~",      "= +",      "Abrt a ~", "= ~",      "= ~",      "Wake w ~", "= ~",      "= ~",      "Star s ~"]),
-    ("wake",         ["= -",      "= ~",      "= +",      "Abrt a ~", "= ~",      "= ~",      "Wake w ~", "= ~",      "= -",      "= -"]),
-    ("sleep",        ["= -",      "= -",      "Capt c ~", "= ~",      "= -",      "= ~",      "= +",      "= -",      "= -",      "= -"]),
-    ("exec",         ["= -",      "= ~",      "= +",      "Abrt a ~", "= ~",      "= ~",      "Wake w ~", "= ~",      "= -",      "= -"]),
-    ("stop",         ["= +",      "= ~",      "End t ~",  "Abrt a ~", "= ~",      "= ~",      "Wake w ~", "= ~",      "= ~",      "Stop +"]),
-    ("restart",      ["Star s ~", "= ~",      "End t ~",  "Abrt a ~", "= ~",      "= ~",      "Wake w ~", "= ~",      "= ~",      "Star s ~"]),
-    ("pin",          ["=",        "=",        "=",        "Abrt a",   "=",        "=",        "Wake w",   "=",        "=",        "="]),
-    ("unpin",        ["=",        "=",        "=",        "=",        "=",        "=",        "=",        "=",        "=",        "="]),
-    ("exec-ended",   ["= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "= !"]),
-    ("packet",       ["=",        "=",        "=",        "Abrt a",   "=",        "=",        "Wake w",   "=",        "=",        "="]),
-    ("timer",        ["=",        "=",        "= o",      "=",        "=",        "=",        "=",        "=",        "= k",      "Star s"]),
-    ("observed",     ["=",        "=",        "=",        "=",        "=",        "=",        "=",        "=",        "=",        "="]),
-    ("started",      ["= !",      "Run o",    "= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "= !"]),
-    ("start-failed", ["= !",      "Stop",     "= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "= !"]),
-    ("committed",    ["= !",      "= !",      "= !",      "Drop",     "Drop",     "= !",      "= !",      "= !",      "= !",      "= !"]),
-    ("dozed",        ["= !",      "= !",      "= !",      "= !",      "= !",      "Doze",     "= !",      "= !",      "= !",      "= !"]),
-    ("aborted",      ["= !",      "= !",      "= !",      "Run o",    "Run o",    "= !",      "= !",      "= !",      "= !",      "= !"]),
-    ("refused",      ["= !",      "= !",      "= !",      "Run o",    "Run o",    "= !",      "= !",      "= !",      "= !",      "= !"]),
-    ("drop-failed",  ["= !",      "= !",      "= !",      "= !",      "= !",      "Wake w",   "= !",      "= !",      "= !",      "= !"]),
-    ("woken",        ["= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "Run do",   "= !",      "= !"]),
-    ("wake-failed",  ["= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "Doze",     "= !",      "= !"]),
-    ("damaged",      ["= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "End qk",   "= !",      "= !"]),
-    ("exited",       ["= !",      "=",        "Back",     "Abrt a",   "=",        "=",        "Back d",   "=",        "Stop",     "= !"]),
-    ("taken-over",   ["Run do",   "= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "= !",      "= !"]),
+    // event              Stopped     Starting Running     Capturing   Aborting Dropping  Dozing      Waking    Stopping Backoff     Deepening   DAborting DCommitted Warm
+    ("start",            ["Star s ~", "= ~",   "= +",      "Abrt a ~", "= ~",   "= ~",    "Wake w ~", "= ~",    "= ~",   "Star s ~", "DAbt b ~", "= ~",    "= ~",     "Wake w ~"]),
+    ("wake",             ["= -",      "= ~",   "= +",      "Abrt a ~", "= ~",   "= ~",    "Wake w ~", "= ~",    "= -",   "= -",      "DAbt b ~", "= ~",    "= ~",     "Wake w ~"]),
+    ("sleep",            ["= -",      "= -",   "Capt c ~", "= ~",      "= -",   "= ~",    "= +",      "= -",    "= -",   "= -",      "= ~",      "= -",    "= ~",     "= +"]),
+    ("exec",             ["= -",      "= ~",   "= +",      "Abrt a ~", "= ~",   "= ~",    "Wake w ~", "= ~",    "= -",   "= -",      "DAbt b ~", "= ~",    "= ~",     "Wake w ~"]),
+    ("stop",             ["= +",      "= ~",   "End t ~",  "Abrt a ~", "= ~",   "= ~",    "Wake w ~", "= ~",    "= ~",   "Stop +",   "DAbt b ~", "= ~",    "= ~",     "Wake w ~"]),
+    ("restart",          ["Star s ~", "= ~",   "End t ~",  "Abrt a ~", "= ~",   "= ~",    "Wake w ~", "= ~",    "= ~",   "Star s ~", "DAbt b ~", "= ~",    "= ~",     "Wake w ~"]),
+    ("pin",              ["=",        "=",     "=",        "Abrt a",   "=",     "=",      "Wake w",   "=",      "=",     "=",        "DAbt b",   "=",      "=",       "Wake w"]),
+    ("unpin",            ["=",        "=",     "=",        "=",        "=",     "=",      "=",        "=",      "=",     "=",        "=",        "=",      "=",       "="]),
+    ("exec-ended",       ["= !",      "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "= !",    "= !",   "= !",      "= !",      "= !",    "= !",     "= !"]),
+    ("packet",           ["=",        "=",     "=",        "Abrt a",   "=",     "=",      "Wake w",   "=",      "=",     "=",        "DAbt b",   "=",      "=",       "Wake w"]),
+    ("timer",            ["=",        "=",     "= o",      "=",        "=",     "=",      "=",        "=",      "= k",   "Star s",   "=",        "=",      "=",       "="]),
+    ("observed",         ["=",        "=",     "=",        "=",        "=",     "=",      "=",        "=",      "=",     "=",        "=",        "=",      "=",       "="]),
+    ("started",          ["= !",      "Run o", "= !",      "= !",      "= !",   "= !",    "= !",      "= !",    "= !",   "= !",      "= !",      "= !",    "= !",     "= !"]),
+    ("start-failed",     ["= !",      "Stop",  "= !",      "= !",      "= !",   "= !",    "= !",      "= !",    "= !",   "= !",      "= !",      "= !",    "= !",     "= !"]),
+    ("committed",        ["= !",      "= !",   "= !",      "Drop",     "Drop",  "= !",    "= !",      "= !",    "= !",   "= !",      "= !",      "= !",    "= !",     "= !"]),
+    ("dozed",            ["= !",      "= !",   "= !",      "= !",      "= !",   "Doze",   "= !",      "= !",    "= !",   "= !",      "= !",      "= !",    "= !",     "= !"]),
+    ("aborted",          ["= !",      "= !",   "= !",      "Run o",    "Run o", "= !",    "= !",      "= !",    "= !",   "= !",      "= !",      "= !",    "= !",     "= !"]),
+    ("refused",          ["= !",      "= !",   "= !",      "Run o",    "Run o", "= !",    "= !",      "= !",    "= !",   "= !",      "= !",      "= !",    "= !",     "= !"]),
+    ("drop-failed",      ["= !",      "= !",   "= !",      "= !",      "= !",   "Wake w", "= !",      "= !",    "= !",   "= !",      "= !",      "= !",    "= !",     "= !"]),
+    ("woken",            ["= !",      "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "Run do", "= !",   "= !",      "= !",      "= !",    "= !",     "= !"]),
+    ("wake-failed",      ["= !",      "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "Doze",   "= !",   "= !",      "= !",      "= !",    "= !",     "= !"]),
+    ("damaged",          ["= !",      "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "End qk", "= !",   "= !",      "= !",      "= !",    "= !",     "= !"]),
+    ("exited",           ["= !",      "=",     "Back",     "Abrt a",   "=",     "=",      "Back d",   "=",      "Stop",  "= !",      "DAbt b",   "=",      "=",       "Back d"]),
+    ("taken-over",       ["Run do",   "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "= !",    "= !",   "= !",      "= !",      "= !",    "= !",     "= !"]),
+    ("sleep-warm",       ["= -",      "= -",   "Capt c ~", "= ~",      "= -",   "= ~",    "Deep p ~", "= -",    "= -",   "= -",      "= ~",      "= -",    "= ~",     "= +"]),
+    ("deepen",           ["=",        "=",     "=",        "=",        "=",     "=",      "Deep p",   "=",      "=",     "=",        "=",        "=",      "=",       "="]),
+    ("deepen-committed", ["= !",      "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "= !",    "= !",   "= !",      "DCom",     "DCom",   "= !",     "= !"]),
+    ("deepened",         ["= !",      "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "= !",    "= !",   "= !",      "= !",      "= !",    "Warm",    "= !"]),
+    ("deepen-aborted",   ["= !",      "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "= !",    "= !",   "= !",      "Run do",   "Run do", "= !",     "= !"]),
+    ("stays-dozing",     ["= !",      "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "= !",    "= !",   "= !",      "Doze",     "Wake w", "= !",     "= !"]),
+    ("deepen-refused",   ["= !",      "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "= !",    "= !",   "= !",      "Run do",   "Run do", "= !",     "= !"]),
+    ("deepen-failed",    ["= !",      "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "= !",    "= !",   "= !",      "= !",      "= !",    "Wake w",  "= !"]),
 ];
 
 /// Column of a phase, and its short name.
@@ -53,6 +61,10 @@ fn column(phase: &Phase) -> (usize, &'static str) {
         Phase::Waking { .. } => (7, "Wake"),
         Phase::Stopping { .. } => (8, "End"),
         Phase::Backoff { .. } => (9, "Back"),
+        Phase::Deepening { stage: DeepenStage::Abortable, .. } => (10, "Deep"),
+        Phase::Deepening { stage: DeepenStage::Aborting(_), .. } => (11, "DAbt"),
+        Phase::Deepening { stage: DeepenStage::Committed { .. }, .. } => (12, "DCom"),
+        Phase::Warm(_) => (13, "Warm"),
     }
 }
 
@@ -61,7 +73,7 @@ fn row(event: &Event) -> usize {
     match event {
         Event::Request(_, Request::Start) => 0,
         Event::Request(_, Request::Wake) => 1,
-        Event::Request(_, Request::Sleep) => 2,
+        Event::Request(_, Request::Sleep { level: Level::Dozing }) => 2,
         Event::Request(_, Request::Exec) => 3,
         Event::Request(_, Request::Stop { .. }) => 4,
         Event::Request(_, Request::Restart { .. }) => 5,
@@ -83,6 +95,14 @@ fn row(event: &Event) -> usize {
         Event::WakeFailed(WakeFailure::Damaged(_)) => 21,
         Event::Exited(_) => 22,
         Event::TakenOver(_) => 23,
+        Event::Request(_, Request::Sleep { level: Level::Warm }) => 24,
+        Event::Deepen(_) => 25,
+        Event::DeepenCommitted => 26,
+        Event::Deepened { .. } => 27,
+        Event::DeepenAborted(_) => 28,
+        Event::DeepenRefused { dozes: true, .. } => 29,
+        Event::DeepenRefused { dozes: false, .. } => 30,
+        Event::DeepenFailed(_) => 31,
     }
 }
 
@@ -96,7 +116,7 @@ fn events() -> Vec<Event> {
     vec![
         ask(Request::Start),
         ask(Request::Wake),
-        ask(Request::Sleep),
+        ask(Request::Sleep { level: Level::Dozing }),
         ask(Request::Exec),
         ask(Request::Stop { grace: grace() }),
         ask(Request::Restart { grace: grace() }),
@@ -118,6 +138,14 @@ fn events() -> Vec<Event> {
         Event::WakeFailed(WakeFailure::Damaged("checksum".into())),
         Event::Exited(Exit::Status(1)),
         Event::TakenOver(Found::Running),
+        ask(Request::Sleep { level: Level::Warm }),
+        Event::Deepen(SleepCause::Memory),
+        Event::DeepenCommitted,
+        Event::Deepened { next_timer: None },
+        Event::DeepenAborted(WakeCause::Packet("packet for tcp 80".into())),
+        Event::DeepenRefused { reasons: vec!["io_uring".into()], retry: Retry::Later, dozes: true },
+        Event::DeepenRefused { reasons: vec!["disk full".into()], retry: Retry::Later, dozes: false },
+        Event::DeepenFailed("kill".into()),
     ]
 }
 
@@ -125,7 +153,11 @@ fn events() -> Vec<Event> {
 fn apps() -> Vec<App> {
     let ask = |n, request| Event::Request(Ticket(n), request);
     let start = [ask(1, Request::Start), Event::Started];
-    let sleep = ask(2, Request::Sleep);
+    let sleep = ask(2, Request::Sleep { level: Level::Dozing });
+    let deep = |then: &[Event]| {
+        let doze = [sleep.clone(), Event::CaptureCommitted, Event::Dozed { next_timer: None }];
+        [&start[..], &doze, &[Event::Deepen(SleepCause::Memory)], then].concat()
+    };
     let paths: [Vec<Event>; COLUMNS] = [
         vec![],
         vec![start[0].clone()],
@@ -134,10 +166,17 @@ fn apps() -> Vec<App> {
         [&start[..], &[sleep.clone(), Event::Packet("packet for tcp 80".into())]].concat(),
         [&start[..], &[sleep.clone(), Event::CaptureCommitted]].concat(),
         [&start[..], &[sleep.clone(), Event::CaptureCommitted, Event::Dozed { next_timer: None }]].concat(),
-        [&start[..], &[sleep, Event::CaptureCommitted, Event::Dozed { next_timer: None }, ask(3, Request::Wake)]]
-            .concat(),
+        [
+            &start[..],
+            &[sleep.clone(), Event::CaptureCommitted, Event::Dozed { next_timer: None }, ask(3, Request::Wake)],
+        ]
+        .concat(),
         [&start[..], &[ask(4, Request::Stop { grace: grace() })]].concat(),
         [&start[..], &[Event::Exited(Exit::Status(1))]].concat(),
+        deep(&[]),
+        deep(&[Event::Packet("packet for tcp 80".into())]),
+        deep(&[Event::DeepenCommitted]),
+        deep(&[Event::DeepenCommitted, Event::Deepened { next_timer: None }]),
     ];
     let lead = |path: &Vec<Event>| {
         let mut app = App::new(Policy::default(), false, Millis(1_000));
@@ -158,6 +197,8 @@ fn cell(before: &Phase, after: &Phase, event: &Event, actions: &[Action]) -> Str
             Action::Spawn => Some('s'),
             Action::BeginCapture { .. } => Some('c'),
             Action::AbortCapture => Some('a'),
+            Action::BeginDeepen { .. } => Some('p'),
+            Action::AbortDeepen => Some('b'),
             Action::BeginWake { .. } => Some('w'),
             Action::Terminate => Some('t'),
             Action::Kill => Some('k'),

@@ -12,7 +12,7 @@ use torpor_api::view::{AppStatus, Check, Event, Explanation, State, Stats, Store
 use torpor_api::worker::{
     AppRecord, BoxStream, Desired, ExecRequest, ExecSession, LogLine, LogRequest, Progress, Resolved, WorkerPort,
 };
-use torpor_lifecycle::{Refusal, Request};
+use torpor_lifecycle::{Level, Refusal, Request};
 
 use crate::app::{AppFiles, AppHandle, Order};
 use crate::worker::Worker;
@@ -34,6 +34,7 @@ fn refused(name: &str, refusal: &Refusal) -> ApiError {
         | Refusal::ExecSessions(_)
         | Refusal::SleepAborted(_)
         | Refusal::SleepRefused(_)
+        | Refusal::WarmRefused(_)
         | Refusal::Busy(_) => ErrorKind::Conflict,
     };
     let error = ApiError::new(kind, format!("{name}: {refusal}"));
@@ -41,7 +42,9 @@ fn refused(name: &str, refusal: &Refusal) -> ApiError {
         Refusal::Stopped(_) => error.with_hint(format!("start it with `torpor start {name}`")),
         Refusal::Pinned => error.with_hint(format!("let it sleep again with `torpor unpin {name}`")),
         Refusal::Ended(_) => error.with_hint(format!("see `torpor logs {name}`")),
-        Refusal::SleepRefused(_) | Refusal::SleepAborted(_) => error.with_hint(format!("see `torpor explain {name}`")),
+        Refusal::SleepRefused(_) | Refusal::WarmRefused(_) | Refusal::SleepAborted(_) => {
+            error.with_hint(format!("see `torpor explain {name}`"))
+        }
         _ => error,
     }
 }
@@ -133,7 +136,7 @@ impl WorkerPort for Worker {
     }
 
     async fn sleep(&self, id: &str) -> Result<(), ApiError> {
-        self.request(id, Request::Sleep).await
+        self.request(id, Request::Sleep { level: Level::Dozing }).await
     }
 
     async fn wake(&self, id: &str) -> Result<(), ApiError> {

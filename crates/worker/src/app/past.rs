@@ -21,6 +21,7 @@ use crate::clock;
 #[serde(default)]
 pub(super) struct Past {
     sleeps: u64,
+    warm_sleeps: u64,
     aborted_sleeps: u64,
     wakes: u64,
     restarts: u32,
@@ -81,8 +82,8 @@ impl Past {
     }
 
     pub(super) fn counts(&self) -> Counts {
-        let Self { sleeps, aborted_sleeps, wakes, restarts, .. } = *self;
-        Counts { sleeps, aborted_sleeps, wakes, restarts }
+        let Self { sleeps, warm_sleeps, aborted_sleeps, wakes, restarts, .. } = *self;
+        Counts { sleeps, warm_sleeps, aborted_sleeps, wakes, restarts }
     }
 
     /// An end before this boot is told with the time of the boot: the clock begins there.
@@ -104,6 +105,8 @@ impl Task {
             Note::Started
                 | Note::StartFailed(_)
                 | Note::Dozing
+                | Note::Warm
+                | Note::WarmRefused(..)
                 | Note::SleepAborted(_)
                 | Note::SleepRefused(..)
                 | Note::Woken(..)
@@ -112,9 +115,10 @@ impl Task {
         if !changes {
             return;
         }
-        let Counts { sleeps, aborted_sleeps, wakes, restarts } = self.app.counts();
+        let Counts { sleeps, warm_sleeps, aborted_sleeps, wakes, restarts } = self.app.counts();
         let past = Past {
             sleeps,
+            warm_sleeps,
             aborted_sleeps,
             wakes,
             restarts,

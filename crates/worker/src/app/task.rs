@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use torpor_api::view::{AppStatus, Explanation, Stats};
 use torpor_api::worker::AppRecord;
 use torpor_engine::{Abort, Asleep, Memories};
-use torpor_lifecycle::{Action, App, Event, Note, Phase, Refusal, Request, StopReason, Ticket};
+use torpor_lifecycle::{Action, App, Event, Note, Phase, Refusal, Request, Retry, StopReason, Ticket};
 use torpor_sandbox::Sandbox;
 
 use super::history::History;
@@ -253,6 +253,12 @@ impl Task {
                     abort.ask();
                 }
             }
+            Action::BeginDeepen { .. } => {
+                let reasons = vec!["going warm is not available yet".into()];
+                return Some(Event::DeepenRefused { reasons, retry: Retry::Pointless, dozes: true });
+            }
+            // The outcome came with the beginning.
+            Action::AbortDeepen => {}
             Action::BeginWake { cause } => return Some(self.wake(&cause)),
             Action::Terminate => self.terminate(),
             Action::Kill => self.kill(),

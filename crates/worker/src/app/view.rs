@@ -13,7 +13,8 @@ const fn state(phase: &Phase) -> State {
         Phase::Starting { .. } => State::Starting,
         Phase::Running(_) | Phase::Aborting { .. } => State::Running,
         Phase::Capturing { .. } | Phase::Dropping { .. } => State::FallingAsleep,
-        Phase::Dozing(_) => State::Dozing,
+        // Until users know of going warm: nothing goes there yet.
+        Phase::Dozing(_) | Phase::Deepening { .. } | Phase::Warm(_) => State::Dozing,
         Phase::Waking { .. } => State::Waking,
         Phase::Stopping { .. } => State::Stopping,
         Phase::Backoff { .. } => State::Restarting,

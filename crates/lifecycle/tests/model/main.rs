@@ -1,16 +1,20 @@
 //! Random lives of an app in a model of its owner and the kernel, which checks every action against what is true there.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use proptest::prelude::*;
 use torpor_lifecycle::*;
+
+mod script;
+
+use script::*;
 
 /// What the owner is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Op {
     Spawn,
     Capture { committed: bool },
+    Deepen { committed: bool },
     Wake,
 }
 
@@ -23,6 +27,8 @@ struct World {
     alive: bool,
     /// Frozen, and its memory is only in the image.
     dropped: bool,
+    /// No processes, only the sandbox.
+    warm: bool,
     image: bool,
     damaged: bool,
     terminated: bool,
@@ -41,74 +47,6 @@ struct World {
     log: Vec<String>,
 }
 
-/// Something that the world does.
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    Ask(Request),
-    Packet,
-    Pin(bool),
-    ExecEnd,
-    /// The operation under way comes to this one of its outcomes.
-    Outcome(u8),
-    Exit(u8),
-    /// Time passes, and timers ring.
-    Pass(u64),
-    /// Counters are read, after so many packets and so much CPU.
-    Look(u64, u64),
-}
-
-const GRACE: Duration = Duration::from_secs(5);
-
-fn requests() -> impl Strategy<Value = Request> {
-    prop_oneof![
-        3 => Just(Request::Start),
-        3 => Just(Request::Wake),
-        4 => Just(Request::Sleep),
-        2 => Just(Request::Exec),
-        1 => Just(Request::Stop { grace: GRACE }),
-        1 => Just(Request::Restart { grace: GRACE }),
-    ]
-}
-
-fn steps() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        6 => requests().prop_map(Step::Ask),
-        2 => Just(Step::Packet),
-        1 => any::<bool>().prop_map(Step::Pin),
-        2 => Just(Step::ExecEnd),
-        8 => any::<u8>().prop_map(Step::Outcome),
-        1 => any::<u8>().prop_map(Step::Exit),
-        3 => (0_u64..20_000).prop_map(Step::Pass),
-        3 => (0_u64..2, 0_u64..2_000_000).prop_map(|(packets, cpu)| Step::Look(packets, cpu)),
-    ]
-}
-
-fn policies() -> impl Strategy<Value = Policy> {
-    let restart = prop_oneof![Just(RestartPolicy::No), Just(RestartPolicy::OnFailure), Just(RestartPolicy::Always)];
-    (any::<bool>(), 0_u64..60_000, 0_u64..5_000, any::<bool>(), restart).prop_map(
-        |(sleep, idle_after, min_awake, with_connections, restart)| Policy {
-            sleep,
-            idle_after: Duration::from_millis(idle_after),
-            min_awake: Duration::from_millis(min_awake),
-            with_connections,
-            restart,
-            ..Policy::default()
-        },
-    )
-}
-
-fn found() -> impl Strategy<Value = Option<Found>> {
-    prop_oneof![
-        5 => Just(None),
-        1 => Just(Some(Found::Running)),
-        1 => (0_u64..90_000).prop_map(|at| Some(Found::Dozing { next_timer: Some(Millis(at)) })),
-        1 => Just(Some(Found::Dozing { next_timer: None })),
-        1 => Just(Some(Found::MidCapture)),
-        1 => Just(Some(Found::MidDropOrWake)),
-        1 => Just(Some(Found::Gone(Exit::Unknown))),
-    ]
-}
-
 impl World {
     fn new(policy: Policy, pinned: bool, found: Option<Found>) -> Self {
         let mut world = Self {
@@ -117,6 +55,7 @@ impl World {
             op: None,
             alive: false,
             dropped: false,
+            warm: false,
             image: false,
             damaged: false,
             terminated: false,
@@ -134,7 +73,8 @@ impl World {
         };
         if let Some(found) = found {
             world.alive = !matches!(found, Found::Gone(_));
-            world.dropped = matches!(found, Found::Dozing { .. } | Found::MidDropOrWake);
+            world.warm = matches!(found, Found::Warm { .. } | Found::Stored { .. });
+            world.dropped = world.warm || matches!(found, Found::Dozing { .. } | Found::MidDropOrWake);
             // A running one may have an image left from its last wake, a dead one from its last sleep.
             world.image = found != Found::MidCapture;
             world.op = (found == Found::MidCapture).then_some(Op::Capture { committed: false });
@@ -173,6 +113,14 @@ impl World {
             }
             Action::AbortCapture => {
                 assert_eq!(self.op, Some(Op::Capture { committed: false }), "abort\n{}", at());
+            }
+            Action::BeginDeepen { .. } => {
+                assert!(self.op.is_none() && self.alive && self.dropped && !self.warm, "deepen\n{}", at());
+                assert!(self.image && !self.pinned && self.sessions == 0, "deepen\n{}", at());
+                self.op = Some(Op::Deepen { committed: false });
+            }
+            Action::AbortDeepen => {
+                assert_eq!(self.op, Some(Op::Deepen { committed: false }), "abort\n{}", at());
             }
             Action::BeginWake { .. } => {
                 assert!(self.op.is_none() && self.alive && self.image && !self.damaged, "wake\n{}", at());
@@ -217,7 +165,7 @@ impl World {
         }
         let kept = match request {
             Request::Start | Request::Wake | Request::Exec | Request::Restart { .. } => self.running(),
-            Request::Sleep => self.dropped && self.op.is_none(),
+            Request::Sleep { level } => self.dropped && self.op.is_none() && (level == Level::Dozing || self.warm),
             Request::Stop { .. } => !self.alive && self.op.is_none(),
         };
         // A program that has ended a moment ago, before it was started again, keeps a stop's promise too.
@@ -236,7 +184,9 @@ impl World {
         assert_eq!(self.app.phase().is_operation(), self.op.is_some(), "{}", at());
         assert_eq!(self.app.exec_sessions(), self.sessions, "{}", at());
         match self.app.phase() {
-            Phase::Dozing(asleep) => {
+            Phase::Dozing(asleep) | Phase::Warm(asleep) => {
+                assert_eq!(self.warm, matches!(self.app.phase(), Phase::Warm(_)), "{}", at());
+                assert_eq!(self.warm, asleep.level() == Level::Warm, "{}", at());
                 assert!(self.alive && self.dropped && self.image && !self.damaged, "{}", at());
                 if asleep.retry.is_none() {
                     assert!(!self.roused && !self.pinned && self.sessions == 0, "sleeps in use\n{}", at());
@@ -244,7 +194,8 @@ impl World {
                 } else {
                     assert!(self.timer.is_some(), "a retry without a timer\n{}", at());
                 }
-                assert_eq!(self.timer.is_some(), asleep.next_timer.is_some() || asleep.retry.is_some(), "{}", at());
+                let timer = asleep.next_timer.is_some() || asleep.retry.is_some() || self.app.warm_at().is_some();
+                assert_eq!(self.timer.is_some(), timer, "{}", at());
             }
             Phase::Stopped { .. } => {
                 assert!(!self.alive && !self.image && self.timer.is_none() && self.open.is_empty(), "{}", at());
@@ -293,6 +244,7 @@ impl World {
     fn exit(&mut self, exit: Exit) {
         self.alive = false;
         self.dropped = false;
+        self.warm = false;
         self.terminated = false;
         self.killed = false;
         self.damaged = false;
@@ -340,6 +292,34 @@ impl World {
                     Event::Dozed { next_timer }
                 });
             }
+            Some(Op::Deepen { committed: false }) => match choice % 6 {
+                0 | 1 => {
+                    self.op = Some(Op::Deepen { committed: true });
+                    self.warm = self.alive;
+                    self.send(Event::DeepenCommitted);
+                }
+                2 => {
+                    self.op = None;
+                    self.dropped = false;
+                    self.send(Event::DeepenAborted(WakeCause::Packet("packet for tcp 80".into())));
+                }
+                kind => {
+                    self.op = None;
+                    let dozes = kind != 3;
+                    self.dropped = self.alive && dozes;
+                    let retry = if choice > 127 { Retry::Later } else { Retry::Pointless };
+                    self.send(Event::DeepenRefused { reasons: vec!["a pipe".into()], retry, dozes });
+                }
+            },
+            Some(Op::Deepen { committed: true }) => {
+                self.op = None;
+                let next_timer = (choice % 3 == 1).then(|| Millis(self.now + u64::from(choice) * 300));
+                self.send(if choice % 8 == 7 {
+                    Event::DeepenFailed("kill".into())
+                } else {
+                    Event::Deepened { next_timer }
+                });
+            }
             Some(Op::Wake) => {
                 self.op = None;
                 match choice % 4 {
@@ -351,6 +331,7 @@ impl World {
                     }
                     _ => {
                         self.dropped = false;
+                        self.warm = false;
                         self.send(Event::Woken);
                     }
                 }
@@ -376,6 +357,7 @@ impl World {
                 self.send(Event::ExecEnded);
             }
             Step::ExecEnd => {}
+            Step::Short => self.send(Event::Deepen(SleepCause::Memory)),
             Step::Outcome(choice) => self.outcome(choice),
             Step::Exit(choice) if self.alive && self.op != Some(Op::Spawn) => self.exit(match choice % 4 {
                 0 => Exit::Status(0),
@@ -405,18 +387,22 @@ impl World {
                 _ if self.op.is_some() => self.outcome(0),
                 Phase::Stopping { .. } => self.exit(Exit::Status(0)),
                 Phase::Backoff { .. } => self.ring(),
-                Phase::Dozing(asleep) if asleep.retry.is_some() => self.ring(),
+                Phase::Dozing(asleep) | Phase::Warm(asleep) if asleep.retry.is_some() => self.ring(),
                 _ => return,
             }
         }
         panic!("never settles\n{}", self.log.join("\n"));
     }
 
-    /// Nobody uses it: time passes until it dozes, or until nothing would change any more.
+    /// Nobody uses it: time passes until it sleeps as deep as it will, or until nothing would change any more.
     fn leave_alone(&mut self) {
         for _ in 0..2_000 {
             match self.app.phase() {
-                Phase::Dozing(asleep) if asleep.deadline_for_test().is_none() => return,
+                Phase::Dozing(asleep) | Phase::Warm(asleep)
+                    if asleep.deadline_for_test().is_none() && self.app.warm_at().is_none() =>
+                {
+                    return;
+                }
                 _ if self.op.is_some() => self.outcome(0),
                 _ if self.looks > 0 => self.look(),
                 _ if self.timer.is_some() => self.ring(),
@@ -469,8 +455,14 @@ proptest! {
         }
         world.leave_alone();
         let refused = world.app.blockers().iter().any(|it| matches!(it, Blocker::Refused { again_in: None, .. }));
-        let dozes = matches!(world.app.phase(), Phase::Dozing(_));
-        prop_assert_eq!(dozes, sleeps && !refused, "{}", world.log.join("\n"));
+        let asleep = matches!(world.app.phase(), Phase::Dozing(_) | Phase::Warm(_));
+        prop_assert_eq!(asleep, sleeps && !refused, "{}", world.log.join("\n"));
+        let account = world.app.explain(Millis(world.now));
+        if matches!(world.app.phase(), Phase::Dozing(_)) {
+            prop_assert!(!account.keeps_dozing.is_empty(), "dozes for no reason\n{}", world.log.join("\n"));
+        } else {
+            prop_assert!(account.keeps_dozing.is_empty() && account.warm_at.is_none());
+        }
 
         world.ask(Request::Wake);
         world.settle();
@@ -479,12 +471,12 @@ proptest! {
 
     /// A packet in any sleeping phase: it runs without anybody's help, even when waking fails at first.
     #[test]
-    fn a_packet_is_never_lost(before in 0_usize..4, fails in 0_usize..6) {
+    fn a_packet_is_never_lost(before in 0_usize..6, fails in 0_usize..6, warm in any::<bool>()) {
         let mut world = World::new(Policy::default(), false, None);
         world.ask(Request::Start);
         world.outcome(0);
-        world.ask(Request::Sleep);
-        for n in 0..4 {
+        world.ask(Request::Sleep { level: if warm { Level::Warm } else { Level::Dozing } });
+        for n in 0..6 {
             if n == before {
                 world.step(Step::Packet);
             }
@@ -505,7 +497,7 @@ proptest! {
 
     /// Events that no owner would send in that order: no panic, no timer in the past, at most one answer each.
     #[test]
-    fn nonsense_does_no_harm(script in prop::collection::vec((0_u8..26, 0_u64..50_000, any::<bool>()), 0..120)) {
+    fn nonsense_does_no_harm(script in prop::collection::vec((0_u8..36, 0_u64..50_000, any::<bool>()), 0..120)) {
         let mut app = App::new(Policy::default(), false, Millis(0));
         let mut answered = std::collections::BTreeSet::new();
         for (number, (kind, time, flag)) in script.into_iter().enumerate() {
@@ -513,7 +505,7 @@ proptest! {
             let event = match kind {
                 0 => ask(Request::Start),
                 1 => ask(Request::Wake),
-                2 | 24 => ask(Request::Sleep),
+                2 | 24 => ask(Request::Sleep { level: Level::Dozing }),
                 3 => ask(Request::Exec),
                 4 => ask(Request::Stop { grace: GRACE }),
                 5 => ask(Request::Restart { grace: GRACE }),
@@ -533,6 +525,13 @@ proptest! {
                 19 => Event::WakeFailed(WakeFailure::Passing("reason".into())),
                 20 => Event::WakeFailed(WakeFailure::Damaged("reason".into())),
                 21 => Event::Exited(Exit::Status(i32::from(flag))),
+                26 | 27 => ask(Request::Sleep { level: Level::Warm }),
+                28 => Event::Deepen(SleepCause::Memory),
+                29 | 30 => Event::DeepenCommitted,
+                31 | 32 => Event::Deepened { next_timer: flag.then_some(Millis(time)) },
+                33 => Event::DeepenAborted(WakeCause::Timer),
+                34 => Event::DeepenRefused { reasons: Vec::new(), retry: Retry::Later, dozes: flag },
+                35 => Event::DeepenFailed("reason".into()),
                 _ => Event::TakenOver(if flag { Found::MidCapture } else { Found::MidDropOrWake }),
             };
             // Time goes backwards as well: the latest counts.

@@ -4,108 +4,10 @@ use std::time::Duration;
 
 use torpor_lifecycle::*;
 
-const START: u64 = 1_000;
+mod life;
+mod warm;
 
-/// An app and what it last asked for.
-struct Life {
-    app: App,
-    said: Vec<Action>,
-    timer: Option<u64>,
-    tickets: u64,
-}
-
-impl Life {
-    fn new(policy: Policy) -> Self {
-        Self { app: App::new(policy, false, Millis(START)), said: Vec::new(), timer: None, tickets: 0 }
-    }
-
-    fn running(policy: Policy) -> Self {
-        let mut life = Self::new(policy);
-        life.ask(START, Request::Start);
-        life.at(START, Event::Started);
-        life
-    }
-
-    fn dozing(policy: Policy) -> Self {
-        let mut life = Self::running(policy);
-        life.fall_asleep(START, None);
-        life
-    }
-
-    fn fall_asleep(&mut self, time: u64, next_timer: Option<u64>) {
-        self.ask(time, Request::Sleep);
-        self.at(time, Event::CaptureCommitted);
-        self.at(time, Event::Dozed { next_timer: next_timer.map(Millis) });
-        assert!(matches!(self.app.phase(), Phase::Dozing(_)), "{:?}", self.said);
-    }
-
-    fn at(&mut self, time: u64, event: Event) -> &mut Self {
-        if event == Event::TimerFired {
-            self.timer = None;
-        }
-        self.said = self.app.handle(event, Millis(time));
-        for action in &self.said {
-            match action {
-                Action::SetTimer(at) => self.timer = Some(at.0),
-                Action::ClearTimer => self.timer = None,
-                _ => {}
-            }
-        }
-        self
-    }
-
-    fn ask(&mut self, time: u64, request: Request) -> &mut Self {
-        self.tickets += 1;
-        self.at(time, Event::Request(Ticket(self.tickets), request))
-    }
-
-    fn observe(&mut self, time: u64, packets: u64, cpu_us: u64, connections: u32) -> &mut Self {
-        self.at(time, Event::Observed(Observation { packets, cpu_us, connections }))
-    }
-
-    fn said(&self, action: &Action) -> bool {
-        self.said.contains(action)
-    }
-
-    fn replies(&self) -> Vec<Result<(), Refusal>> {
-        let reply = |action: &Action| if let Action::Reply(_, answer) = action { Some(answer.clone()) } else { None };
-        self.said.iter().filter_map(reply).collect()
-    }
-
-    fn captures(&self) -> Option<SleepCause> {
-        self.said.iter().find_map(|it| if let Action::BeginCapture { cause } = it { Some(*cause) } else { None })
-    }
-
-    /// Rings every timer and answers every look with these counters until `end` or until it falls asleep; says when.
-    fn live(&mut self, end: u64, counters: impl Fn(u64) -> Observation) -> Option<u64> {
-        while let Some(time) = self.timer.filter(|time| *time <= end) {
-            self.at(time, Event::TimerFired);
-            if self.said(&Action::Observe) {
-                self.at(time, Event::Observed(counters(time)));
-            }
-            if self.captures().is_some() {
-                return Some(time);
-            }
-        }
-        None
-    }
-}
-
-fn packet() -> Event {
-    Event::Packet("packet for tcp 80".into())
-}
-
-fn stop() -> Request {
-    Request::Stop { grace: Duration::from_secs(10) }
-}
-
-fn quiet(_: u64) -> Observation {
-    Observation::default()
-}
-
-fn cause() -> WakeCause {
-    WakeCause::Packet("packet for tcp 80".into())
-}
+use life::*;
 
 #[test]
 fn sleeps_exactly_when_it_becomes_idle() {
@@ -214,12 +116,18 @@ fn a_packet_during_a_wake_by_timer_is_use() {
 #[test]
 fn sleeping_costs_nothing() {
     let mut life = Life::running(Policy::default());
-    life.ask(START, Request::Sleep);
+    life.ask(START, Request::Sleep { level: Level::Dozing });
     assert!(life.said(&Action::ClearTimer));
     life.at(START, Event::CaptureCommitted).at(START, Event::Dozed { next_timer: None });
-    assert_eq!(life.timer, None);
+    assert_eq!(life.timer, Some(START + 600_000), "only for going warm");
     life.observe(50_000, 5, 5, 5);
     assert_eq!(life.said, []);
+    life.go_warm(60_000, None);
+    assert_eq!(life.timer, None);
+    life.observe(70_000, 5, 5, 5);
+    assert_eq!(life.said, []);
+    let policy = Policy { warm_after: None, ..Policy::default() };
+    assert_eq!(Life::dozing(policy).timer, None);
 }
 
 #[test]
@@ -240,20 +148,20 @@ fn requests_that_arrive_together_wake_once() {
 #[test]
 fn a_packet_aborts_until_the_commit_and_wakes_after_it() {
     let mut before = Life::running(Policy::default());
-    before.ask(2_000, Request::Sleep).at(2_000, packet());
+    before.ask(2_000, Request::Sleep { level: Level::Dozing }).at(2_000, packet());
     assert!(before.said(&Action::AbortCapture));
     before.at(2_001, Event::CaptureAborted(WakeCause::Command));
     assert_eq!(before.replies(), [Err(Refusal::SleepAborted(cause()))], "who came first is named");
     assert_eq!(before.app.counts().aborted_sleeps, 1);
 
     let mut race = Life::running(Policy::default());
-    race.ask(2_000, Request::Sleep).at(2_000, packet()).at(2_001, Event::CaptureCommitted);
+    race.ask(2_000, Request::Sleep { level: Level::Dozing }).at(2_000, packet()).at(2_001, Event::CaptureCommitted);
     race.at(2_002, Event::Dozed { next_timer: None });
     assert!(race.said(&Action::BeginWake { cause: cause() }));
     assert_eq!(race.replies(), [Ok(())], "it did sleep");
 
     let mut after = Life::running(Policy::default());
-    after.ask(2_000, Request::Sleep).at(2_000, Event::CaptureCommitted).at(2_001, packet());
+    after.ask(2_000, Request::Sleep { level: Level::Dozing }).at(2_000, Event::CaptureCommitted).at(2_001, packet());
     assert_eq!(after.said, []);
     after.at(2_002, Event::Dozed { next_timer: None });
     assert!(after.said(&Action::BeginWake { cause: cause() }));
@@ -262,13 +170,13 @@ fn a_packet_aborts_until_the_commit_and_wakes_after_it() {
 #[test]
 fn by_hand_wins_over_idleness_but_not_over_pins_and_sessions() {
     let mut life = Life::running(Policy { with_connections: false, ..Policy::default() });
-    life.observe(START, 5, 5_000_000, 9).ask(START, Request::Sleep);
+    life.observe(START, 5, 5_000_000, 9).ask(START, Request::Sleep { level: Level::Dozing });
     assert_eq!(life.captures(), Some(SleepCause::Command));
 
     let mut life = Life::running(Policy::default());
-    life.at(START, Event::Pinned(true)).ask(START, Request::Sleep);
+    life.at(START, Event::Pinned(true)).ask(START, Request::Sleep { level: Level::Dozing });
     assert_eq!(life.replies(), [Err(Refusal::Pinned)]);
-    life.at(START, Event::Pinned(false)).ask(START, Request::Exec).ask(START, Request::Sleep);
+    life.at(START, Event::Pinned(false)).ask(START, Request::Exec).ask(START, Request::Sleep { level: Level::Dozing });
     assert_eq!(life.replies(), [Err(Refusal::ExecSessions(1))]);
 }
 
@@ -278,17 +186,13 @@ fn exec_and_pin_undo_a_sleep() {
         [(Event::Pinned(true), WakeCause::Pin), (Event::Request(Ticket(9), Request::Exec), WakeCause::Exec)]
     {
         let mut falling = Life::running(Policy::default());
-        falling.ask(START, Request::Sleep).at(START, event.clone());
+        falling.ask(START, Request::Sleep { level: Level::Dozing }).at(START, event.clone());
         assert!(falling.said(&Action::AbortCapture));
         let mut asleep = Life::dozing(Policy::default());
         asleep.at(START, event);
         assert!(asleep.said(&Action::BeginWake { cause }));
         assert_eq!(asleep.app.exec_sessions(), 0, "granted once it runs");
     }
-}
-
-fn refuse(life: &mut Life, time: u64, retry: Retry) {
-    life.at(time, Event::CaptureRefused { reasons: vec!["pid 7: io_uring".into()], retry });
 }
 
 #[test]
@@ -303,7 +207,7 @@ fn refused_captures_back_off() {
     }
     // By hand at once, and from the beginning.
     refuse(&mut life, last, Retry::Later);
-    life.ask(last, Request::Sleep);
+    life.ask(last, Request::Sleep { level: Level::Dozing });
     assert_eq!(life.captures(), Some(SleepCause::Command));
     refuse(&mut life, last, Retry::Later);
     assert_eq!(life.replies(), [Err(Refusal::SleepRefused(vec!["pid 7: io_uring".into()]))]);
@@ -483,7 +387,7 @@ fn an_end_while_asleep_discards_the_image_first() {
 #[test]
 fn an_end_during_a_capture_waits_for_its_outcome() {
     let mut life = Life::running(Policy::default());
-    life.ask(2_000, Request::Sleep).at(2_000, Event::Exited(Exit::Status(3)));
+    life.ask(2_000, Request::Sleep { level: Level::Dozing }).at(2_000, Event::Exited(Exit::Status(3)));
     assert_eq!(life.said, [Action::AbortCapture]);
     life.at(2_001, Event::CaptureRefused { reasons: vec!["no such process".into()], retry: Retry::Later });
     assert_eq!(life.replies(), [Err(Refusal::Ended(Exit::Status(3)))]);
@@ -554,14 +458,18 @@ fn users_see_every_turn() {
         }
     };
     let ask = |request| Event::Request(Ticket(7), request);
-    let doze = [ask(Request::Sleep), Event::CaptureCommitted, Event::Dozed { next_timer: None }];
+    let doze =
+        [ask(Request::Sleep { level: Level::Dozing }), Event::CaptureCommitted, Event::Dozed { next_timer: None }];
     let refused = Event::CaptureRefused { reasons: Vec::new(), retry: Retry::Later };
     tell(&mut life, &[ask(Request::Start), Event::StartFailed("no such file".into())]);
     tell(&mut life, &[ask(Request::Start), Event::Started]);
     tell(&mut life, &doze);
     tell(&mut life, &[packet(), Event::WakeFailed(WakeFailure::Passing("no memory".into())), ask(Request::Wake)]);
-    tell(&mut life, &[Event::Woken, ask(Request::Sleep), packet(), Event::CaptureAborted(cause())]);
-    tell(&mut life, &[ask(Request::Sleep), refused]);
+    tell(
+        &mut life,
+        &[Event::Woken, ask(Request::Sleep { level: Level::Dozing }), packet(), Event::CaptureAborted(cause())],
+    );
+    tell(&mut life, &[ask(Request::Sleep { level: Level::Dozing }), refused]);
     tell(&mut life, &doze);
     tell(
         &mut life,
@@ -574,7 +482,7 @@ fn users_see_every_turn() {
         "start-failed started falling-asleep dozing wake-failed woken falling-asleep sleep-aborted falling-asleep \
          sleep-refused falling-asleep dozing lost exited restarting started stopping killed exited"
     );
-    assert_eq!(life.app.counts(), Counts { sleeps: 2, aborted_sleeps: 1, wakes: 1, restarts: 0 });
+    assert_eq!(life.app.counts(), Counts { sleeps: 2, aborted_sleeps: 1, wakes: 1, ..Counts::default() });
     assert_eq!(life.app.since(), Millis(5_000));
 
     let mut taken = Life::new(Policy::default());
@@ -588,14 +496,20 @@ fn users_see_every_turn() {
 #[test]
 fn traffic_that_the_engine_saw_is_use() {
     let mut life = Life::running(Policy::default());
-    life.ask(50_000, Request::Sleep).at(50_001, Event::CaptureAborted(cause()));
+    life.ask(50_000, Request::Sleep { level: Level::Dozing }).at(50_001, Event::CaptureAborted(cause()));
     assert_eq!(life.replies(), [Err(Refusal::SleepAborted(cause()))]);
     assert_eq!(life.live(u64::MAX, quiet), Some(80_001));
 }
 
 #[test]
 fn an_end_after_a_take_over_discards_the_image() {
-    for found in [Found::Dozing { next_timer: None }, Found::MidDropOrWake] {
+    let none = None;
+    for found in [
+        Found::Dozing { next_timer: none },
+        Found::Warm { next_timer: none },
+        Found::Stored { next_timer: none },
+        Found::MidDropOrWake,
+    ] {
         let mut life = Life::new(Policy::default());
         life.at(START, Event::TakenOver(found.clone())).at(START, Event::Exited(Exit::Signal(9)));
         if found == Found::MidDropOrWake {
@@ -619,7 +533,9 @@ fn a_start_is_kept_through_what_came_before_it() {
     assert_eq!(life.replies(), [Ok(())]);
     // After an end whose operation is not over.
     let mut life = Life::running(Policy { restart: RestartPolicy::No, ..Policy::default() });
-    life.ask(2_000, Request::Sleep).at(2_000, Event::Exited(Exit::Status(0))).ask(2_000, Request::Start);
+    life.ask(2_000, Request::Sleep { level: Level::Dozing })
+        .at(2_000, Event::Exited(Exit::Status(0)))
+        .ask(2_000, Request::Start);
     life.at(2_001, Event::CaptureAborted(WakeCause::Recovery));
     assert!(life.said(&Action::Spawn));
 }

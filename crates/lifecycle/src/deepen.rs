@@ -1,0 +1,166 @@
+//! From dozing to warm: when by itself, aborts, what arrives in between, failures.
+
+use crate::action::{Action, Note, Refusal};
+use crate::app::{App, Goal, Refused};
+use crate::event::{Retry, SleepCause, Text, WakeCause};
+use crate::phase::{Asleep, DeepenStage, Phase, Warmed};
+use crate::policy::CAPTURE_RETRY;
+use crate::time::{Millis, words};
+
+impl Refused {
+    /// A refusal now, after an earlier one in a row.
+    pub(crate) fn after(earlier: Option<&Self>, reasons: Vec<Text>, retry: Retry, now: Millis) -> Self {
+        let times = earlier.map_or(0, |refused| refused.times);
+        let again_at = match retry {
+            Retry::Later => Some(now + CAPTURE_RETRY.delay(times)),
+            Retry::Pointless => None,
+        };
+        Self { reasons, again_at, times: times.saturating_add(1) }
+    }
+
+    /// It still holds at `now`.
+    fn holds(&self, now: Millis) -> bool {
+        self.again_at.is_none_or(|at| now < at)
+    }
+}
+
+impl App {
+    /// When it goes warm if nothing happens; none if something other than time keeps it at dozing, or it does not doze.
+    pub fn warm_at(&self) -> Option<Millis> {
+        let Phase::Dozing(asleep) = &self.phase else { return None };
+        let warm_after = self.policy.warm_after.filter(|_| self.policy.sleep && asleep.retry.is_none())?;
+        let again_at = match &self.deep_refused {
+            Some(refused) => refused.again_at?,
+            None => Millis::default(),
+        };
+        Some((asleep.since + warm_after).max(again_at))
+    }
+
+    /// What keeps it at dozing, beside time, a line each; empty if nothing does or it does not doze.
+    pub(crate) fn keeps_dozing(&self) -> Vec<String> {
+        let Phase::Dozing(asleep) = &self.phase else { return Vec::new() };
+        let mut found = Vec::new();
+        if !self.policy.sleep {
+            found.push("its idle policy: it goes warm only on command or when memory is short".to_owned());
+        } else if self.policy.warm_after.is_none() {
+            found.push("its policy, `warm_after`: it goes warm only on command or when memory is short".to_owned());
+        }
+        if let Some(retry) = &asleep.retry {
+            found.push(format!("it is to be awake ({}), and waking it is tried again", retry.cause));
+        }
+        if let Some(Refused { reasons, again_at, .. }) = self.deep_refused.as_ref().filter(|it| it.holds(self.now)) {
+            let reasons = reasons.join("; ");
+            found.push(match again_at {
+                Some(at) => {
+                    format!(
+                        "it could not go warm, next attempt in {} at the earliest: {reasons}",
+                        words(at.since(self.now))
+                    )
+                }
+                None => format!("it cannot go warm until it is started afresh: {reasons}"),
+            });
+        }
+        found
+    }
+
+    /// The machine wants memory. What was refused a moment ago is not tried again for it.
+    pub(crate) fn deepen_for(&mut self, cause: SleepCause) {
+        let Phase::Dozing(asleep) = &self.phase else { return };
+        let refused = self.deep_refused.as_ref().is_some_and(|refused| refused.holds(self.now));
+        if asleep.retry.is_none() && !refused {
+            let asleep = asleep.clone();
+            self.begin_deepen(cause, asleep);
+        }
+    }
+
+    pub(crate) fn begin_deepen(&mut self, cause: SleepCause, asleep: Asleep) {
+        debug_assert!(!self.pinned && self.exec_sessions == 0 && asleep.retry.is_none());
+        self.enter(Phase::Deepening { cause, asleep, stage: DeepenStage::Abortable });
+        self.act(Action::BeginDeepen { cause });
+        self.emit(Note::GoingWarm(cause));
+    }
+
+    /// Something needs it awake, or it has ended, in the middle of a deepening.
+    pub(crate) fn abort_deepen(&mut self, by: WakeCause) {
+        let Phase::Deepening { stage, .. } = &mut self.phase else { return };
+        match stage {
+            DeepenStage::Abortable => {
+                *stage = DeepenStage::Aborting(by);
+                self.act(Action::AbortDeepen);
+            }
+            DeepenStage::Aborting(_) => {}
+            DeepenStage::Committed { wake } => {
+                wake.get_or_insert(by);
+            }
+        }
+    }
+
+    /// The image is durable: from here on there is no way back but a wake.
+    pub(crate) fn deepen_committed(&mut self) {
+        if let Phase::Deepening { stage, .. } = &mut self.phase {
+            let wake = if let DeepenStage::Aborting(by) = stage { Some(by.clone()) } else { None };
+            *stage = DeepenStage::Committed { wake };
+        }
+    }
+
+    pub(crate) fn deepened(&mut self, next_timer: Option<Millis>) {
+        let Some((cause, asleep, wake)) = self.deepening() else { return };
+        self.counts.warm_sleeps += 1;
+        self.deep_refused = None;
+        self.emit(Note::Warm);
+        self.answer(Goal::is_sleep, &Ok(()));
+        let warm = Some(Warmed { since: self.now, cause });
+        let asleep = Asleep { warm, next_timer, ..asleep };
+        match wake {
+            Some(wake) => self.begin_wake(wake, asleep),
+            None => self.enter(Phase::Warm(asleep)),
+        }
+    }
+
+    /// It runs: to users this is a wake, from the sleep that was to be deepened.
+    pub(crate) fn deepen_aborted(&mut self, by: WakeCause) {
+        let Some((_, asleep, wake)) = self.deepening() else { return };
+        // Who asked first is named; without a request the engine says what it saw.
+        let by = wake.unwrap_or(by);
+        self.answer(Goal::is_sleep, &Err(Refusal::SleepAborted(by.clone())));
+        self.woken_by(by, asleep.since);
+    }
+
+    pub(crate) fn deepen_refused(&mut self, reasons: Vec<Text>, retry: Retry, dozes: bool) {
+        let Some((_, asleep, wake)) = self.deepening() else { return };
+        self.remember_deep_refusal(reasons, retry, dozes);
+        match wake {
+            Some(wake) if dozes => self.begin_wake(wake, asleep),
+            None if dozes => self.enter(Phase::Dozing(asleep)),
+            wake => self.woken_by(wake.unwrap_or(WakeCause::Recovery), asleep.since),
+        }
+    }
+
+    /// What is left of its processes is unknown, but the image is whole: wakes at once.
+    pub(crate) fn deepen_failed(&mut self, reason: Text) {
+        let Some((cause, asleep, wake)) = self.deepening() else { return };
+        self.remember_deep_refusal(vec![reason], Retry::Later, false);
+        let warm = Some(Warmed { since: self.now, cause });
+        self.begin_wake(wake.unwrap_or(WakeCause::Recovery), Asleep { warm, next_timer: None, ..asleep });
+    }
+
+    /// The deepening under way: why, of which sleep, and what wants it awake meanwhile.
+    fn deepening(&self) -> Option<(SleepCause, Asleep, Option<WakeCause>)> {
+        let Phase::Deepening { cause, asleep, stage } = &self.phase else { return None };
+        let wake = match stage {
+            DeepenStage::Abortable => None,
+            DeepenStage::Aborting(by) => Some(by.clone()),
+            DeepenStage::Committed { wake } => wake.clone(),
+        };
+        Some((*cause, asleep.clone(), wake))
+    }
+
+    /// The last refusal counts for `explain` and for the next attempt.
+    fn remember_deep_refusal(&mut self, reasons: Vec<Text>, retry: Retry, dozes: bool) {
+        self.emit(Note::WarmRefused(reasons.clone(), retry));
+        let refusal = Err(Refusal::WarmRefused(reasons.clone()));
+        self.answer(|goal| goal == Goal::Warm, &refusal);
+        self.answer(|goal| goal == Goal::Asleep, if dozes { &Ok(()) } else { &refusal });
+        self.deep_refused = Some(Refused::after(self.deep_refused.as_ref(), reasons, retry, self.now));
+    }
+}

@@ -22,6 +22,7 @@ mod probe;
 mod proc;
 mod recover;
 mod restore;
+mod revive;
 mod sleep;
 mod step;
 mod stored;
@@ -44,12 +45,10 @@ pub use obstacle::{Obstacle, Place};
 pub use plan::Memories;
 pub use probe::probe;
 pub use recover::{RecoverError, Recovered, recover};
-pub use restore::{
-    CompileError, Restore, RestoreError, RestoreFault, RestoreFaults, RestoreStep, RestoreTimings, Restored, compile,
-    restore,
-};
+pub use restore::{CompileError, Restore, RestoreError, RestoreFaults, RestoreStep, Restored, compile, restore};
+pub use revive::{Revive, ReviveError, Revived, revive};
 pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep, obstacles};
-pub use step::{Fault, Faults, NoFaults, Step, Timings};
+pub use step::{Fault, Faults, Named, NoFaults, Step, Timings};
 pub use stored::{Reopened, Stored, StoredError};
 pub use target::{Freezer, Journal, Parking, Phase};
 pub use timers::Deadline;

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use crate::restore::RestoreStep;
+
 /// A point that has been reached. The order is the order of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Step {
@@ -127,15 +129,32 @@ impl Step {
     }
 }
 
+/// A step that has a name.
+pub trait Named {
+    /// Its name in phases, faults and documents.
+    fn name(&self) -> &'static str;
+}
+
+impl Named for Step {
+    fn name(&self) -> &'static str {
+        Self::name(*self)
+    }
+}
+
 /// An error that a test asked for at a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("fault asked for at step {}", .0.name())]
-pub struct Fault(pub Step);
+pub struct Fault<S: Named = Step>(pub S);
 
 /// Told of every step; a fault makes the operation fail right there.
 pub trait Faults: Send + Sync {
     /// Called when `step` has been reached.
     fn reached(&self, step: Step) -> Result<(), Fault>;
+
+    /// Called when `step` of building processes again has been reached, but for the last.
+    fn rebuilt(&self, _step: RestoreStep) -> Result<(), Fault<RestoreStep>> {
+        Ok(())
+    }
 }
 
 /// No faults.
@@ -150,27 +169,37 @@ impl Faults for NoFaults {
 
 /// How long each step took.
 #[derive(Clone, Debug)]
-pub struct Timings {
+pub struct Timings<S = Step> {
     begun: Instant,
     last: Instant,
-    steps: Vec<(Step, u64)>,
+    steps: Vec<(S, u64)>,
 }
 
 impl Timings {
+    pub(crate) fn reached(&mut self, step: Step, faults: &dyn Faults) -> Result<(), Fault> {
+        self.mark(step);
+        faults.reached(step)
+    }
+}
+
+impl<S: Copy + Ord> Timings<S> {
+    /// Nothing is reached yet.
     pub(crate) fn begin() -> Self {
+        /// Room for those of one operation.
+        const STEPS: usize = 16;
         let now = Instant::now();
-        Self { begun: now, last: now, steps: Vec::with_capacity(Step::ALL.len()) }
+        Self { begun: now, last: now, steps: Vec::with_capacity(STEPS) }
     }
 
-    pub(crate) fn reached(&mut self, step: Step, faults: &dyn Faults) -> Result<(), Fault> {
+    /// `step` has been reached.
+    pub(crate) fn mark(&mut self, step: S) {
         let now = Instant::now();
         self.steps.push((step, now.duration_since(self.last).as_micros() as u64));
         self.last = now;
-        faults.reached(step)
     }
 
     /// Each step with the microseconds since the one before.
-    pub fn steps(&self) -> &[(Step, u64)] {
+    pub fn steps(&self) -> &[(S, u64)] {
         &self.steps
     }
 
@@ -180,7 +209,7 @@ impl Timings {
     }
 
     /// From the end of `from` to the end of `to`, microseconds; 0 if `to` was not reached.
-    pub fn between_us(&self, from: Step, to: Step) -> u64 {
+    pub fn between_us(&self, from: S, to: S) -> u64 {
         self.steps.iter().filter(|(step, _)| *step > from && *step <= to).map(|(_, us)| us).sum()
     }
 }

@@ -4,9 +4,7 @@
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, WaitOptions, waitpid};
-use torpor_engine::{
-    Checkpoint, NoFaults, Restore, RestoreError, RestoreFault, RestoreStep, Restored, checkpoint, restore,
-};
+use torpor_engine::{Checkpoint, Fault, NoFaults, Restore, RestoreError, RestoreStep, Restored, checkpoint, restore};
 
 /// A program without the descriptors of whoever runs the tests.
 fn start(line: &str) -> Child {
@@ -130,9 +128,9 @@ fn an_error_at_any_step_leaves_nothing() {
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     for name in STEPS {
         let descriptors = open();
-        let fault = |step: RestoreStep| if step.name() == name { Err(RestoreFault(step)) } else { Ok(()) };
+        let fault = |step: RestoreStep| if step.name() == name { Err(Fault(step)) } else { Ok(()) };
         let error = restore(Restore { image: &image, standard: [None, None, None], faults: &fault }).unwrap_err();
-        assert!(matches!(error, RestoreError::Fault(RestoreFault(step)) if step.name() == name), "{name}: {error:?}");
+        assert!(matches!(error, RestoreError::Fault(Fault(step)) if step.name() == name), "{name}: {error:?}");
         ids.iter().for_each(|id| nothing_left(*id));
         assert!(open() <= descriptors + 1, "{name}: descriptors are left");
     }

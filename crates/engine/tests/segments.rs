@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use torpor_engine::{
-    Checkpoint, CheckpointError, NoFaults, Restore, RestoreError, RestoreFault, RestoreStep, Restored, checkpoint,
-    restore,
+    Checkpoint, CheckpointError, Fault, NoFaults, Restore, RestoreError, RestoreStep, Restored, checkpoint, restore,
 };
 use torpor_linux::shm::{self, Attached};
 use torpor_testkit::skip;
@@ -132,7 +131,7 @@ fn a_segment_that_is_gone_is_made_again() {
     let (key, id) = (program.key, program.id);
     let image = program.capture().unwrap();
     shm::remove(id).unwrap();
-    let fault = |step| if step == RestoreStep::Finished { Err(RestoreFault(step)) } else { Ok(()) };
+    let fault = |step| if step == RestoreStep::Finished { Err(Fault(step)) } else { Ok(()) };
     restore(Restore { image: &image, standard: [None, None, None], faults: &fault }).unwrap_err();
     assert_eq!(shm::look(id).unwrap(), None, "a restore that failed leaves a segment");
 

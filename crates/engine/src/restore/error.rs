@@ -7,8 +7,9 @@ use torpor_image::FormatError;
 use torpor_linux::restorer::{Halt, LaunchError};
 
 use super::compile::CompileError;
-use super::step::RestoreFault;
+use super::step::RestoreStep;
 use crate::files::MakeError;
+use crate::step::Fault;
 
 /// Why a tree was not restored. Nothing of it is left, and its image is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +77,7 @@ pub enum RestoreError {
     Own(&'static str, #[source] io::Error),
     /// A test asked for it.
     #[error(transparent)]
-    Fault(#[from] RestoreFault),
+    Fault(#[from] Fault<RestoreStep>),
 }
 
 impl RestoreError {

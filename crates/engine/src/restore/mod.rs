@@ -41,13 +41,14 @@ use torpor_image::{FormatError, HEADER_BYTES, Header, Kind, checksum};
 
 pub use compile::{CompileError, compile};
 pub use error::RestoreError;
-pub use step::{RestoreFault, RestoreFaults, RestoreStep, RestoreTimings};
+pub use step::{RestoreFaults, RestoreStep};
 
 use self::open::Opened;
 use self::plan::Plan;
 use self::run::Building;
 use self::staged::Staged;
 use crate::files::{self, Given};
+use crate::step::Timings;
 
 /// What to restore.
 pub struct Restore<'a> {
@@ -73,7 +74,7 @@ pub struct Restored {
     /// What is not as it was, and why.
     pub warnings: Vec<String>,
     /// How long each step took.
-    pub timings: RestoreTimings,
+    pub timings: Timings<RestoreStep>,
 }
 
 /// An image that was read.
@@ -89,9 +90,9 @@ struct Loaded {
 /// # Errors
 /// See [`RestoreError`]: nothing of the tree is left then.
 pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
-    let mut timings = RestoreTimings::begin();
+    let mut timings = Timings::begin();
     let mut reached = |step| {
-        timings.reached(step);
+        timings.mark(step);
         (request.faults)(step)
     };
     let Loaded { file, tree, mut plan, needs } = load(request.image)?;
@@ -129,7 +130,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     reached(RestoreStep::Finished)?;
     building.release()?;
     opened.made.keep();
-    timings.reached(RestoreStep::Running);
+    timings.mark(RestoreStep::Running);
     let lives = tree.processes.iter().filter_map(Process::alive);
     Ok(Restored {
         pid: tree.processes[0].pid,

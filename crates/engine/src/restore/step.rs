@@ -1,6 +1,6 @@
 //! The named steps of a restore: where time is measured, and where tests make things fail.
 
-use std::time::Instant;
+use crate::step::{Fault, Named};
 
 /// A point that has been reached. The order is the order of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,15 +19,21 @@ pub enum RestoreStep {
     Verified,
     /// Every process and thread has made all its steps.
     Built,
+    /// An app's processes: they are frozen.
+    Frozen,
     /// Every thread has its own registers, and nothing of the restorer is left in them.
     Finished,
+    /// An app's processes: no longer traced, still frozen.
+    Released,
+    /// An app's processes: the journal says `Awake`.
+    Awake,
     /// The tree runs.
     Running,
 }
 
 impl RestoreStep {
     /// All steps, in order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::Read,
         Self::Checked,
         Self::Opened,
@@ -35,7 +41,10 @@ impl RestoreStep {
         Self::Born,
         Self::Verified,
         Self::Built,
+        Self::Frozen,
         Self::Finished,
+        Self::Released,
+        Self::Awake,
         Self::Running,
     ];
 
@@ -49,47 +58,20 @@ impl RestoreStep {
             Self::Born => "born",
             Self::Verified => "verified",
             Self::Built => "built",
+            Self::Frozen => "frozen",
             Self::Finished => "finished",
+            Self::Released => "released",
+            Self::Awake => "awake",
             Self::Running => "running",
         }
     }
 }
 
-/// An error that a test asked for at a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("fault asked for at step {}", .0.name())]
-pub struct RestoreFault(pub RestoreStep);
+impl Named for RestoreStep {
+    fn name(&self) -> &'static str {
+        Self::name(*self)
+    }
+}
 
 /// Told of every step but the last; a fault makes the restore fail right there.
-pub type RestoreFaults<'a> = &'a dyn Fn(RestoreStep) -> Result<(), RestoreFault>;
-
-/// How long each step took.
-#[derive(Clone, Debug)]
-pub struct RestoreTimings {
-    begun: Instant,
-    last: Instant,
-    steps: Vec<(RestoreStep, u64)>,
-}
-
-impl RestoreTimings {
-    pub(super) fn begin() -> Self {
-        let now = Instant::now();
-        Self { begun: now, last: now, steps: Vec::with_capacity(RestoreStep::ALL.len()) }
-    }
-
-    pub(super) fn reached(&mut self, step: RestoreStep) {
-        let now = Instant::now();
-        self.steps.push((step, now.duration_since(self.last).as_micros() as u64));
-        self.last = now;
-    }
-
-    /// Each step with the microseconds since the one before.
-    pub fn steps(&self) -> &[(RestoreStep, u64)] {
-        &self.steps
-    }
-
-    /// From the beginning to the last step, microseconds.
-    pub fn total_us(&self) -> u64 {
-        self.last.duration_since(self.begun).as_micros() as u64
-    }
-}
+pub type RestoreFaults<'a> = &'a dyn Fn(RestoreStep) -> Result<(), Fault<RestoreStep>>;

@@ -33,6 +33,12 @@ pub const RESTARTING: &str = "restarting";
 pub const FALLING_ASLEEP: &str = "falling-asleep";
 /// Its memory is in an image; it sleeps (worker).
 pub const DOZING: &str = "dozing";
+/// It dozes and is being taken to warm (worker).
+pub const GOING_WARM: &str = "going-warm";
+/// Its processes have ended; it sleeps as an image (worker).
+pub const WARM: &str = "warm";
+/// It was not taken to warm, with the reason (worker).
+pub const WARM_REFUSED: &str = "warm-refused";
 /// Traffic stopped a capture before its commit (worker).
 pub const SLEEP_ABORTED: &str = "sleep-aborted";
 /// It was not put to sleep, with the reason (worker).
@@ -45,7 +51,7 @@ pub const WAKE_FAILED: &str = "wake-failed";
 pub const LOST: &str = "lost";
 
 /// All of them.
-pub const ALL: [&str; 20] = [
+pub const ALL: [&str; 23] = [
     CREATED,
     REMOVED,
     PINNED,
@@ -61,6 +67,9 @@ pub const ALL: [&str; 20] = [
     RESTARTING,
     FALLING_ASLEEP,
     DOZING,
+    GOING_WARM,
+    WARM,
+    WARM_REFUSED,
     SLEEP_ABORTED,
     SLEEP_REFUSED,
     WOKEN,

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::units::{Bytes, Span};
+use crate::units::{Bytes, Patience, Span};
 
 /// An app: what to run, on which files, with which ports, limits and policies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -203,6 +203,8 @@ pub struct Idle {
     pub sleep: bool,
     /// No packets for this long makes the app idle.
     pub after: Span,
+    /// Go from dozing to warm after this long asleep, or `never` (then only on command, or when memory is short).
+    pub warm_after: Patience,
     /// Stay awake at least this long after start or wake.
     pub min_awake: Span,
     /// More CPU than this share of one core, over `after`, keeps it awake (percent, 0 to 100).
@@ -223,6 +225,7 @@ impl Default for Idle {
         Self {
             sleep: true,
             after: Span::from_secs(30),
+            warm_after: Patience::After(Span::from_secs(600)),
             min_awake: Span::from_secs(2),
             cpu_percent: 5.0,
             with_connections: true,

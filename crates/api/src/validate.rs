@@ -420,6 +420,9 @@ fn idle(idle: &Idle, problems: &mut Problems) {
         }
     };
     span("idle.after", idle.after, LEAST_IDLE);
+    if let Some(warm_after) = idle.warm_after.span() {
+        span("idle.warm_after", warm_after, Span::from_secs(0));
+    }
     span("idle.min_awake", idle.min_awake, Span::from_secs(0));
     if let Some(over) = idle.timers_over {
         span("idle.timers_over", over, Span(Duration::from_millis(1)));

@@ -21,12 +21,27 @@ pub enum State {
     FallingAsleep,
     /// Frozen in place, its memory in an image.
     Dozing,
-    /// Getting its memory back.
+    /// Being taken from dozing to warm; a packet stops that.
+    GoingWarm,
+    /// Its processes have ended: an image on disk, parked descriptors, a sandbox without processes.
+    Warm,
+    /// Getting its memory, or its processes, back.
     Waking,
     /// Told to end.
     Stopping,
     /// Ended, and waiting to be started again by its restart policy.
     Restarting,
+}
+
+/// How deep an app sleeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    /// Frozen in place, its memory in an image.
+    #[default]
+    Dozing,
+    /// Its processes ended, all of them in an image.
+    Warm,
 }
 
 /// How the initial process ended, and why.
@@ -124,6 +139,13 @@ pub struct Explanation {
     /// When it will sleep if nothing happens.
     #[schema(value_type = Option<String>)]
     pub sleeps_at: Option<Timestamp>,
+    /// What keeps it at dozing now, beside time; empty if nothing does or it does not doze.
+    #[serde(default)]
+    pub keeps_dozing: Vec<String>,
+    /// When it will go from dozing to warm if nothing happens.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub warm_at: Option<Timestamp>,
     /// When a timer will wake it.
     #[schema(value_type = Option<String>)]
     pub wakes_at: Option<Timestamp>,
@@ -164,6 +186,9 @@ pub struct Stats {
     pub packets: u64,
     /// Sleeps completed.
     pub sleeps: u64,
+    /// Of these, the ones that went on to warm.
+    #[serde(default)]
+    pub warm_sleeps: u64,
     /// Captures aborted by traffic.
     pub aborted_sleeps: u64,
     /// Wakes.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::ApiError;
 use crate::spec::Source;
 use crate::units::Span;
-use crate::view::AppStatus;
+use crate::view::{AppStatus, Level};
 use crate::worker::Progress;
 
 /// Prefix of every path of this version of the API.
@@ -66,6 +66,15 @@ pub struct ProgressQuery {
 pub struct RemoveQuery {
     /// Kill it first if it runs.
     pub force: bool,
+}
+
+/// Query of `sleep`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[serde(default, deny_unknown_fields)]
+pub struct SleepQuery {
+    /// How deep; default `dozing`. One that is asleep deeper stays so.
+    #[param(inline)]
+    pub level: Level,
 }
 
 /// Query of `stop` and `restart`.

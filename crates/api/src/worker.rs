@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::error::ApiError;
 use crate::spec::{AppSpec, Source};
-use crate::view::{AppStatus, Check, Event, Explanation, Stats, StoredImage};
+use crate::view::{AppStatus, Check, Event, Explanation, Level, Stats, StoredImage};
 
 /// A boxed stream.
 pub type BoxStream<T> = Pin<Box<dyn Stream<Item = T> + Send>>;
@@ -153,8 +153,8 @@ pub trait WorkerPort: Send + Sync + 'static {
     async fn start(&self, id: &str) -> Result<(), ApiError>;
     /// Asks it to end, and kills it after `grace`.
     async fn stop(&self, id: &str, grace: std::time::Duration) -> Result<(), ApiError>;
-    /// Puts it to sleep now; returns once it dozes, or says why not.
-    async fn sleep(&self, id: &str) -> Result<(), ApiError>;
+    /// Puts it to sleep now; returns once it sleeps so deep or deeper, or says why not.
+    async fn sleep(&self, id: &str, level: Level) -> Result<(), ApiError>;
     /// Wakes it; returns once it runs.
     async fn wake(&self, id: &str) -> Result<(), ApiError>;
     /// Keeps it awake, or no longer.

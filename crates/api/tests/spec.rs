@@ -8,7 +8,7 @@ use serde_json::json;
 use torpor_api::document;
 use torpor_api::parse::{self, SourceHint};
 use torpor_api::spec::{AppSpec, Idle, Port, Protocol, Source, Tmpfs, Volume};
-use torpor_api::units::{Bytes, Span};
+use torpor_api::units::{Bytes, Patience, Span};
 use torpor_api::validate;
 
 const FULL: &str = r#"
@@ -51,6 +51,7 @@ processes = 100
 
 [idle]
 after = "1m30s"
+warm_after = "never"
 wake_on = "data"
 ignore = ["10.0.0.0/8", "fd00::/8"]
 
@@ -67,12 +68,14 @@ fn toml_goes_round() {
     let spec = document::spec_from_toml(FULL).unwrap();
     assert_eq!(spec.tmpfs, [Tmpfs { path: "/run".into(), size: Bytes(64 << 20) }]);
     assert_eq!(spec.idle.after, Span::from_secs(90));
+    assert_eq!(spec.idle.warm_after, Patience::Never);
     let text = toml::to_string(&spec).unwrap();
     assert_eq!(document::spec_from_toml(&text).unwrap(), spec);
     let json = serde_json::to_value(&spec).unwrap();
     assert_eq!(serde_json::from_value::<AppSpec>(json).unwrap(), spec);
     let least = "name = 'a'\nsource = { stored = { name = 'debian:13' } }";
     let spec = document::spec_from_toml(least).unwrap();
+    assert_eq!(spec.idle.warm_after, Patience::After(Span::from_secs(600)));
     assert_eq!(document::spec_from_toml(&toml::to_string(&spec).unwrap()).unwrap(), spec);
 }
 
@@ -226,6 +229,7 @@ fn every_problem_is_named() {
     spec.limits.processes = Some(0);
     spec.idle.cpu_percent = 101.0;
     spec.idle.after = Span::from_secs(0);
+    spec.idle.warm_after = Patience::After(Span::from_secs(400 * 24 * 3600));
     spec.volumes.push(Volume { host: "/x".into(), app: "/run/".into(), read_only: false });
     spec.volumes.push(Volume { host: "x".into(), app: "/".into(), read_only: false });
     spec.tmpfs[0].size = Bytes(0);
@@ -244,6 +248,7 @@ fn every_problem_is_named() {
         "limits.processes",
         "idle.cpu_percent",
         "idle.after",
+        "idle.warm_after",
         "tmpfs.path",
         "volumes.host",
         "volumes.app",

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use torpor_api::view::{AppStatus, State};
+use torpor_api::view::{AppStatus, Level, State};
 use torpor_api::worker::{AppRecord, Desired};
 use torpor_api::{ApiError, ErrorKind, events};
 use tracing::{debug, warn};
@@ -93,9 +93,9 @@ impl Hub {
     }
 
     /// Puts an app to sleep.
-    pub(crate) async fn sleep(&self, app: &str) -> Result<AppStatus, ApiError> {
+    pub(crate) async fn sleep(&self, app: &str, level: Level) -> Result<AppStatus, ApiError> {
         let id = self.row(app).await?.record.id;
-        self.worker.sleep(&id).await?;
+        self.worker.sleep(&id, level).await?;
         self.worker.status(&id).await
     }
 

@@ -10,7 +10,7 @@ use fake::{FakeWorker, Running, app, refusal};
 use torpor_api::ErrorKind;
 use torpor_api::client::AppAction;
 use torpor_api::units::Span;
-use torpor_api::view::State;
+use torpor_api::view::{Level, State};
 use torpor_api::wire::{EventQuery, ImageRequest, LogQuery};
 use torpor_api::worker::Desired;
 
@@ -38,11 +38,12 @@ async fn an_app_lives() {
     assert_eq!(detail.spec.idle.after, Span::from_secs(77), "the daemon's default is filled in");
     assert_eq!(client.inspect(&made.id).await.unwrap(), detail, "an id finds it too");
     assert_eq!(client.apps().await.unwrap(), std::slice::from_ref(&made));
-    assert_eq!(client.act("web", AppAction::Sleep).await.unwrap().state, State::Dozing);
+    assert_eq!(client.sleep("web", Level::Dozing).await.unwrap().state, State::Dozing);
+    assert_eq!(client.sleep("web", Level::Warm).await.unwrap().state, State::Warm);
     assert_eq!(client.act("web", AppAction::Wake).await.unwrap().state, State::Running);
     assert!(client.act("web", AppAction::Pin).await.unwrap().pinned);
     assert!(!client.act("web", AppAction::Unpin).await.unwrap().pinned);
-    assert_eq!(client.stats("web").await.unwrap().sleeps, 1);
+    assert_eq!(client.stats("web").await.unwrap().sleeps, 2);
     assert_eq!(client.all_stats().await.unwrap().len(), 1);
     assert_eq!(client.explain("web").await.unwrap().why, "because");
     assert_eq!(client.restart("web", Some(Span::from_secs(1))).await.unwrap().state, State::Running);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use torpor_api::spec::{Port, Tmpfs, Volume};
-use torpor_api::units::{Bytes, Span};
+use torpor_api::units::{Bytes, Patience, Span};
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 failed, 2 wrong command or description, 3 not found, 4 conflict, 5 unsupported by the machine. \
@@ -63,7 +63,8 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  torpor exec web -- ls -l /srv\n  torpor exec -it web -- /bin/sh")]
     Exec(ExecArgs),
     /// Put an app to sleep now
-    Sleep(Named),
+    #[command(after_help = "Examples:\n  torpor sleep web\n  torpor sleep --level warm web")]
+    Sleep(SleepArgs),
     /// Wake an app
     Wake(Named),
     /// Start a stopped app
@@ -294,6 +295,9 @@ pub(crate) struct RunArgs {
     /// Sleep after this long without packets
     #[arg(long, value_name = "TIME")]
     pub(crate) idle_after: Option<Span>,
+    /// Go from dozing to warm after this long asleep, or never
+    #[arg(long, value_name = "TIME")]
+    pub(crate) warm_after: Option<Patience>,
     /// Stay awake at least this long
     #[arg(long, value_name = "TIME")]
     pub(crate) min_awake: Option<Span>,
@@ -401,6 +405,25 @@ pub(crate) struct ExecArgs {
     /// Program and arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SleepArgs {
+    /// Name or id of the app
+    pub(crate) app: String,
+    /// How deep; one that sleeps deeper already stays so
+    #[arg(long, value_enum, default_value_t = LevelArg::Dozing)]
+    pub(crate) level: LevelArg,
+    #[command(flatten)]
+    pub(crate) json: Json,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum LevelArg {
+    /// Frozen in place, its memory in an image: awake again in half a millisecond
+    Dozing,
+    /// Its processes ended, all of them in an image: takes the least memory
+    Warm,
 }
 
 #[derive(Debug, Args)]
@@ -514,6 +537,10 @@ mod tests {
             "torpor ps --json",
             "torpor logs -f -n 3 web",
             "torpor exec -it web -- /bin/sh -c true",
+            "torpor sleep web",
+            "torpor sleep --level warm web --json",
+            "torpor run app.tar --warm-after 5m",
+            "torpor run app.tar --warm-after never --no-sleep",
             "torpor exec web ls -l",
             "torpor stop -t 3s web",
             "torpor rm -f web db",
@@ -552,6 +579,8 @@ mod tests {
             "torpor run app.tar -p 80",
             "torpor run app.tar --memory lots",
             "torpor run app.tar --restart maybe",
+            "torpor run app.tar --warm-after later",
+            "torpor sleep web --level cold",
             "torpor run --oci-layout --docker-archive x",
             "torpor exec web",
             "torpor rm",

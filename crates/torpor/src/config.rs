@@ -9,7 +9,8 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use torpor_api::ApiError;
 use torpor_api::spec::Idle;
-use torpor_api::units::Bytes;
+use torpor_api::units::{Amount, Bytes, Span};
+use torpor_api::validate::LONGEST_SPAN;
 
 /// The file that is read where `--config` is not given, if it is there.
 pub(crate) const DEFAULT_FILE: &str = "/etc/torpor/torpor.toml";
@@ -33,6 +34,7 @@ pub(crate) struct Config {
     pub(crate) network: Network,
     pub(crate) logs: Logs,
     pub(crate) memory: Memory,
+    pub(crate) images: Images,
     /// Idle policy of apps that say nothing of their own.
     pub(crate) idle: Idle,
     pub(crate) log: Log,
@@ -76,6 +78,22 @@ pub(crate) struct Logs {
 pub(crate) struct Memory {
     /// Most of dozing apps' images that may stay in the page cache; 0: none.
     pub(crate) cached_images: Bytes,
+    /// More of the machine's memory in use than this: dozing apps go warm …
+    pub(crate) high_watermark: Amount,
+    /// … until it is no more than this.
+    pub(crate) low_watermark: Amount,
+    /// Most memory of all apps together before dozing ones go warm; absent: none.
+    pub(crate) limit: Option<Bytes>,
+    /// An app dozes at least this long before it goes warm for want of memory.
+    pub(crate) min_dozing: Span,
+}
+
+/// Images of sleeping apps.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Images {
+    /// Most that they may take on disk together; absent: a tenth of the file system of `data_dir`, and 1 GiB at least.
+    pub(crate) max_bytes: Option<Amount>,
 }
 
 /// The daemon's own log, on standard error.
@@ -106,6 +124,7 @@ impl Default for Config {
             network: Network::default(),
             logs: Logs::default(),
             memory: Memory::default(),
+            images: Images::default(),
             idle: Idle::default(),
             log: Log::default(),
         }
@@ -130,7 +149,13 @@ impl Default for Logs {
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { cached_images: Bytes(32 << 20) }
+        Self {
+            cached_images: Bytes(32 << 20),
+            high_watermark: Amount::Percent(90),
+            low_watermark: Amount::Percent(80),
+            limit: None,
+            min_dozing: Span::from_secs(10),
+        }
     }
 }
 
@@ -216,6 +241,22 @@ impl Config {
         if self.logs.size.0 < LEAST_LOG_BYTES {
             return wrong("logs.size", format!("{} is less than {LEAST_LOG_BYTES} bytes", self.logs.size));
         }
+        let Memory { high_watermark: high, low_watermark: low, limit, min_dozing, .. } = &self.memory;
+        match (high, low) {
+            (Amount::Percent(high), Amount::Percent(low)) if low > high => {
+                return wrong("memory.low_watermark", format!("{low}% is more than memory.high_watermark, {high}%"));
+            }
+            (Amount::Size(high), Amount::Size(low)) if low > high => {
+                return wrong("memory.low_watermark", format!("{low} is more than memory.high_watermark, {high}"));
+            }
+            _ => {}
+        }
+        if *limit == Some(Bytes(0)) {
+            return wrong("memory.limit", "0 leaves nothing for apps; leave it out for none".to_owned());
+        }
+        if *min_dozing > LONGEST_SPAN {
+            return wrong("memory.min_dozing", format!("{min_dozing} is more than {LONGEST_SPAN}"));
+        }
         if let Err(problem) = tracing_subscriber::EnvFilter::try_new(&self.log.level) {
             return wrong("log.level", format!("`{}`: {problem}", self.log.level));
         }
@@ -264,6 +305,12 @@ mod tests {
             ("[api]\ntoken_file = '/t'", "token_file"),
             ("[logs]\nfiles = 0", "between"),
             ("[memory]\ncached_images = 'much'", "not a size"),
+            ("[memory]\nhigh_watermark = '110%'", "not a size or percentage"),
+            ("[memory]\nhigh_watermark = '70%'", "memory.low_watermark"),
+            ("[memory]\nhigh_watermark = '1G'\nlow_watermark = '2G'", "memory.low_watermark"),
+            ("[memory]\nlimit = 0", "memory.limit"),
+            ("[memory]\nmin_dozing = '9999d'", "memory.min_dozing"),
+            ("[images]\nmax_bytes = 'all'", "not a size or percentage"),
             ("[log]\nlevel = 'loud=what=ever'", "log.level"),
             ("[idle]\nafter = '1ms'", "configuration"),
             ("[network]\nv4_pool = 'x'", "v4_pool"),

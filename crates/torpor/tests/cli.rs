@@ -56,6 +56,9 @@ async fn a_day_with_torpor() {
     let (out, _) = expect(&running, &["ps", "--json"], 0).await;
     assert_eq!(serde_json::from_str::<serde_json::Value>(&out).unwrap()[0]["name"], "web");
     assert_eq!(expect(&running, &["sleep", "web"], 0).await.0, "web is dozing, on *:8080->80/tcp\n");
+    assert_eq!(expect(&running, &["sleep", "--level", "warm", "web"], 0).await.0, "web is warm, on *:8080->80/tcp\n");
+    let (out, _) = expect(&running, &["ps", "--json"], 0).await;
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&out).unwrap()[0]["state"], "warm");
     expect(&running, &["wake", "web"], 0).await;
     expect(&running, &["pin", "web"], 0).await;
     expect(&running, &["unpin", "web"], 0).await;

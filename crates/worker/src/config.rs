@@ -1,7 +1,9 @@
 //! What a worker is told when it starts: typed, complete, never changed.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use torpor_api::units::Amount;
 use torpor_network::NetworkConfig;
 
 /// Settings of a worker. The binary makes it from its configuration file, where every default is.
@@ -21,6 +23,24 @@ pub struct WorkerConfig {
     pub logs: LogConfig,
     /// Most bytes of dozing apps' images that may stay in the page cache; 0 keeps none there.
     pub cached_image_bytes: u64,
+    /// When dozing apps go warm for want of memory.
+    pub memory: MemoryConfig,
+    /// Most that images of sleeping apps may take on disk together; none: a tenth of the file system of the data
+    /// directory, and 1 GiB at least.
+    pub image_limit: Option<Amount>,
+}
+
+/// When dozing apps go warm for want of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryConfig {
+    /// More of the machine's memory in use than this …
+    pub high: Amount,
+    /// … until it is no more than this.
+    pub low: Amount,
+    /// Most memory of all apps together, in bytes.
+    pub limit_bytes: Option<u64>,
+    /// An app dozes at least this long before.
+    pub min_dozing: Duration,
 }
 
 /// How much of an app's output is kept.

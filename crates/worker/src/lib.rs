@@ -26,7 +26,7 @@ mod probes;
 mod shared;
 mod worker;
 
-pub use config::{LogConfig, WorkerConfig};
+pub use config::{LogConfig, MemoryConfig, WorkerConfig};
 pub use doctor::doctor;
 pub use faults::FaultSyntax;
 pub use port::port;

@@ -8,11 +8,11 @@ use futures_util::StreamExt;
 use tokio::sync::{mpsc, oneshot};
 use torpor_api::error::{ApiError, ErrorKind, chain};
 use torpor_api::spec::Source;
-use torpor_api::view::{AppStatus, Check, Event, Explanation, State, Stats, StoredImage};
+use torpor_api::view::{AppStatus, Check, Event, Explanation, Level, State, Stats, StoredImage};
 use torpor_api::worker::{
     AppRecord, BoxStream, Desired, ExecRequest, ExecSession, LogLine, LogRequest, Progress, Resolved, WorkerPort,
 };
-use torpor_lifecycle::{Level, Refusal, Request};
+use torpor_lifecycle::{Refusal, Request};
 
 use crate::app::{AppFiles, AppHandle, Order};
 use crate::worker::Worker;
@@ -135,8 +135,12 @@ impl WorkerPort for Worker {
         self.request(id, Request::Stop { grace }).await
     }
 
-    async fn sleep(&self, id: &str) -> Result<(), ApiError> {
-        self.request(id, Request::Sleep { level: Level::Dozing }).await
+    async fn sleep(&self, id: &str, level: Level) -> Result<(), ApiError> {
+        let level = match level {
+            Level::Dozing => torpor_lifecycle::Level::Dozing,
+            Level::Warm => torpor_lifecycle::Level::Warm,
+        };
+        self.request(id, Request::Sleep { level }).await
     }
 
     async fn wake(&self, id: &str) -> Result<(), ApiError> {

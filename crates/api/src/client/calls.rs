@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Client, ClientError, Lines, segment, with_query};
 use crate::units::Span;
-use crate::view::{AppDetail, AppStatus, Check, Event, Explanation, Stats, StoredImage};
+use crate::view::{AppDetail, AppStatus, Check, Event, Explanation, Level, Stats, StoredImage};
 use crate::wire::{EventQuery, ImageRequest, LogQuery, Version, WorkLine};
 use crate::worker::{LogLine, Progress};
 
@@ -15,8 +15,6 @@ use crate::worker::{LogLine, Progress};
 pub enum AppAction {
     /// Start it.
     Start,
-    /// Put it to sleep.
-    Sleep,
     /// Wake it.
     Wake,
     /// Keep it awake.
@@ -30,7 +28,6 @@ impl AppAction {
     pub fn path(self) -> &'static str {
         match self {
             Self::Start => "start",
-            Self::Sleep => "sleep",
             Self::Wake => "wake",
             Self::Pin => "pin",
             Self::Unpin => "unpin",
@@ -110,6 +107,16 @@ impl Client {
     /// Does something to an app; returns how it is then.
     pub async fn act(&self, app: &str, action: AppAction) -> Result<AppStatus, ClientError> {
         let path = format!("/v1/apps/{}/{}", segment(app), action.path());
+        self.call(Method::POST, &path, None::<&()>).await
+    }
+
+    /// Puts an app to sleep, so deep; returns how it is then.
+    pub async fn sleep(&self, app: &str, level: Level) -> Result<AppStatus, ClientError> {
+        let level = match level {
+            Level::Dozing => "dozing",
+            Level::Warm => "warm",
+        };
+        let path = with_query(&format!("/v1/apps/{}/sleep", segment(app)), &[("level", level.to_owned())]);
         self.call(Method::POST, &path, None::<&()>).await
     }
 

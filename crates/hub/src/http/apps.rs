@@ -7,7 +7,7 @@ use serde_json::Value;
 use torpor_api::spec::AppSpec;
 use torpor_api::units::Span;
 use torpor_api::view::{AppDetail, AppStatus, Explanation, Stats};
-use torpor_api::wire::{NDJSON, ProgressQuery, RemoveQuery, StopQuery, WorkLine};
+use torpor_api::wire::{NDJSON, ProgressQuery, RemoveQuery, SleepQuery, StopQuery, WorkLine};
 use torpor_api::{ApiError, ErrorKind};
 
 use super::App;
@@ -119,11 +119,12 @@ fn grace(query: StopQuery) -> Result<Span, Failure> {
 }
 
 /// Puts an app to sleep.
-#[utoipa::path(post, path = "/v1/apps/{name}/sleep", tag = "apps", params(("name" = String, Path, description = "Name or id.")),
-    responses((status = 200, body = AppStatus, description = "Asleep."),
+#[utoipa::path(post, path = "/v1/apps/{name}/sleep", tag = "apps",
+    params(("name" = String, Path, description = "Name or id."), SleepQuery),
+    responses((status = 200, body = AppStatus, description = "Asleep, so deep or deeper."),
         (status = "default", body = ApiError, description = "Why not.")))]
-pub(super) async fn sleep(State(hub): State<App>, Named(app): Named) -> Changed {
-    change(hub, app, |hub, app| async move { hub.sleep(&app).await }).await
+pub(super) async fn sleep(State(hub): State<App>, Named(app): Named, Params(query): Params<SleepQuery>) -> Changed {
+    change(hub, app, move |hub, app| async move { hub.sleep(&app, query.level).await }).await
 }
 
 /// Wakes an app.

@@ -17,7 +17,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_stream::wrappers::BroadcastStream;
 use torpor_api::client::{Client, Endpoint};
 use torpor_api::spec::Source;
-use torpor_api::view::{AppStatus, Check, CheckOutcome, Event, Explanation, State, Stats, StoredImage};
+use torpor_api::view::{AppStatus, Check, CheckOutcome, Event, Explanation, Level, State, Stats, StoredImage};
 use torpor_api::worker::{
     AppRecord, BoxStream, Desired, ExecRequest, ExecSession, LogLine, LogRequest, Progress, Resolved, WorkerPort,
 };
@@ -158,9 +158,9 @@ impl WorkerPort for FakeWorker {
         Ok(())
     }
 
-    async fn sleep(&self, id: &str) -> Result<(), ApiError> {
+    async fn sleep(&self, id: &str, level: Level) -> Result<(), ApiError> {
         self.change("sleep", id, |app| {
-            app.state = State::Dozing;
+            app.state = if level == Level::Warm { State::Warm } else { State::Dozing };
             app.sleeps += 1;
         })
     }
@@ -190,6 +190,8 @@ impl WorkerPort for FakeWorker {
             why: "because".to_owned(),
             keeps_awake: Vec::new(),
             sleeps_at: None,
+            keeps_dozing: Vec::new(),
+            warm_at: None,
             wakes_at: None,
             refusals: Vec::new(),
             wake_sources: Vec::new(),
@@ -213,6 +215,7 @@ impl WorkerPort for FakeWorker {
             cpu_us: 1,
             packets: 0,
             sleeps,
+            warm_sleeps: 0,
             aborted_sleeps: 0,
             wakes: 0,
         })

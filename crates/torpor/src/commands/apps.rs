@@ -2,11 +2,21 @@
 
 use jiff::Timestamp;
 use torpor_api::client::Client;
+use torpor_api::view::Level;
 
 use super::{print, show};
-use crate::cli::{MaybeNamed, Named, RmArgs};
+use crate::cli::{LevelArg, MaybeNamed, Named, RmArgs};
 use crate::failure::Failure;
 use crate::output;
+
+impl From<LevelArg> for Level {
+    fn from(arg: LevelArg) -> Self {
+        match arg {
+            LevelArg::Dozing => Self::Dozing,
+            LevelArg::Warm => Self::Warm,
+        }
+    }
+}
 
 pub(super) async fn ps(client: &Client, json: bool) -> Result<(), Failure> {
     let apps = client.apps().await?;

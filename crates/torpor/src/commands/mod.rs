@@ -69,7 +69,10 @@ async fn dispatch(cli: Cli) -> Result<i32, Failure> {
         Command::Inspect(args) => apps::inspect(&connect(&daemon)?, &args).await?,
         Command::Stats(args) => apps::stats(&connect(&daemon)?, &args).await?,
         Command::Explain(args) => apps::explain(&connect(&daemon)?, &args).await?,
-        Command::Sleep(args) => act(&daemon, &args, AppAction::Sleep).await?,
+        Command::Sleep(args) => {
+            let status = connect(&daemon)?.sleep(&args.app, args.level.into()).await?;
+            show(args.json.json, &status, output::status_line)?;
+        }
         Command::Wake(args) => act(&daemon, &args, AppAction::Wake).await?,
         Command::Start(args) => act(&daemon, &args, AppAction::Start).await?,
         Command::Pin(args) => act(&daemon, &args, AppAction::Pin).await?,

@@ -133,6 +133,7 @@ fn lay_over(
     }
     let mut idle = top.table("idle")?;
     idle.set("after", args.idle_after)?;
+    idle.set("warm_after", args.warm_after)?;
     idle.set("min_awake", args.min_awake)?;
     idle.set("cpu_percent", args.idle_cpu)?;
     idle.set("timers_over", args.timers_over)?;
@@ -248,6 +249,8 @@ mod tests {
             "--memory",
             "64M",
             "--no-sleep",
+            "--warm-after",
+            "never",
             "--wake-on",
             "data",
             "--ignore",
@@ -274,7 +277,7 @@ mod tests {
             "volumes": [{"host": format!("{root}/data"), "app": "/data", "read_only": true}],
             "limits": {"memory": "64M"},
             "restart": "always",
-            "idle": {"sleep": false, "wake_on": "data", "ignore": ["10.0.0.7/32"]},
+            "idle": {"sleep": false, "warm_after": "never", "wake_on": "data", "ignore": ["10.0.0.7/32"]},
             "security": {"user_namespace": false, "cap_drop": ["all"]},
             "network": {"join": ["back"]},
         });

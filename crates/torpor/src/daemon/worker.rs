@@ -6,7 +6,7 @@ use torpor_api::view::Check;
 use torpor_api::worker::WorkerPort;
 use torpor_api::{ApiError, ErrorKind, error::chain};
 use torpor_network::NetworkConfig;
-use torpor_worker::{LogConfig, OpenError, Worker, WorkerConfig};
+use torpor_worker::{LogConfig, MemoryConfig, OpenError, Worker, WorkerConfig};
 
 use crate::config::Config;
 
@@ -28,6 +28,13 @@ fn settings(config: &Config) -> Result<WorkerConfig, ApiError> {
         program,
         logs: LogConfig { file_bytes: config.logs.size.0, files: config.logs.files },
         cached_image_bytes: config.memory.cached_images.0,
+        memory: MemoryConfig {
+            high: config.memory.high_watermark,
+            low: config.memory.low_watermark,
+            limit_bytes: config.memory.limit.map(|limit| limit.0),
+            min_dozing: config.memory.min_dozing.0,
+        },
+        image_limit: config.images.max_bytes,
     })
 }
 

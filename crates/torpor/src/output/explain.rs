@@ -23,6 +23,10 @@ pub(crate) fn explanation(told: &Explanation, now: Timestamp) -> String {
     if let Some(at) = told.sleeps_at {
         item("will sleep", &[format!("{}, if nothing happens", when(at, now))]);
     }
+    item("stays dozing", &told.keeps_dozing);
+    if let Some(at) = told.warm_at {
+        item("will go warm", &[format!("{}, if nothing happens", when(at, now))]);
+    }
     if let Some(at) = told.wakes_at {
         item("timer wakes it", &[when(at, now)]);
     }
@@ -89,6 +93,8 @@ mod tests {
             why: "packets came in".to_owned(),
             keeps_awake: vec!["2 packets in the last 30s".to_owned(), "an exec session".to_owned()],
             sleeps_at: Some(at("2026-01-02T00:00:20Z")),
+            keeps_dozing: vec!["it could not go warm: python[12]: a pipe".to_owned()],
+            warm_at: Some(at("2026-01-02T00:10:00Z")),
             wakes_at: None,
             refusals: vec!["python[12]: io_uring at 0x7f00".to_owned()],
             wake_sources: vec!["tcp 80".to_owned()],
@@ -101,6 +107,8 @@ web is running for 2m: packets came in
 kept awake by   2 packets in the last 30s
                 an exec session
 will sleep      in 20s, if nothing happens
+stays dozing    it could not go warm: python[12]: a pipe
+will go warm    in 10m, if nothing happens
 cannot sleep    python[12]: io_uring at 0x7f00
 woken by        tcp 80
 

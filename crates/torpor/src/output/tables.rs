@@ -15,6 +15,8 @@ pub(super) fn state(state: State) -> &'static str {
         State::Running => "running",
         State::FallingAsleep => "falling asleep",
         State::Dozing => "dozing",
+        State::GoingWarm => "going warm",
+        State::Warm => "warm",
         State::Waking => "waking",
         State::Stopping => "stopping",
         State::Restarting => "restarting",
@@ -110,6 +112,7 @@ pub(crate) fn stats(stats: &[Stats]) -> String {
                 micros(app.cpu_us),
                 app.packets.to_string(),
                 app.sleeps.to_string(),
+                app.warm_sleeps.to_string(),
                 app.aborted_sleeps.to_string(),
                 app.wakes.to_string(),
             ]
@@ -117,7 +120,7 @@ pub(crate) fn stats(stats: &[Stats]) -> String {
         .collect();
     let head = [
         "NAME", "STATE", ">PROCS", ">THREADS", ">PRIVATE", ">SHARED", ">TABLES", ">KERNEL", ">IMAGE", ">CPU",
-        ">PACKETS", ">SLEEPS", ">ABORTED", ">WAKES",
+        ">PACKETS", ">SLEEPS", ">WARM", ">ABORTED", ">WAKES",
     ];
     table(&head, &rows)
 }
@@ -219,12 +222,13 @@ job       stopped (exited with status 7)   2m        -      12         0  -     
             cpu_us: 12_345,
             packets: 7,
             sleeps: 3,
+            warm_sleeps: 1,
             aborted_sleeps: 1,
             wakes: 2,
         };
         let expected = "\
-NAME  STATE   PROCS  THREADS   PRIVATE  SHARED    TABLES  KERNEL    IMAGE      CPU  PACKETS  SLEEPS  ABORTED  WAKES
-web   dozing      1        2  36.0 KiB     0 B  56.0 KiB       -  1.4 MiB  12.3 ms        7       3        1      2
+NAME  STATE   PROCS  THREADS   PRIVATE  SHARED    TABLES  KERNEL    IMAGE      CPU  PACKETS  SLEEPS  WARM  ABORTED  WAKES
+web   dozing      1        2  36.0 KiB     0 B  56.0 KiB       -  1.4 MiB  12.3 ms        7       3     1        1      2
 ";
         assert_eq!(super::stats(&[stats]), expected);
     }

@@ -103,7 +103,7 @@ pub(crate) fn policy(spec: &AppSpec) -> Policy {
     Policy {
         sleep: spec.idle.sleep,
         idle_after: spec.idle.after.0,
-        warm_after: None,
+        warm_after: spec.idle.warm_after.span().map(|span| span.0),
         min_awake: spec.idle.min_awake.0,
         cpu_limit: Share::from_percent(spec.idle.cpu_percent),
         with_connections: spec.idle.with_connections,

@@ -13,8 +13,9 @@ const fn state(phase: &Phase) -> State {
         Phase::Starting { .. } => State::Starting,
         Phase::Running(_) | Phase::Aborting { .. } => State::Running,
         Phase::Capturing { .. } | Phase::Dropping { .. } => State::FallingAsleep,
-        // Until users know of going warm: nothing goes there yet.
-        Phase::Dozing(_) | Phase::Deepening { .. } | Phase::Warm(_) => State::Dozing,
+        Phase::Dozing(_) => State::Dozing,
+        Phase::Deepening { .. } => State::GoingWarm,
+        Phase::Warm(_) => State::Warm,
         Phase::Waking { .. } => State::Waking,
         Phase::Stopping { .. } => State::Stopping,
         Phase::Backoff { .. } => State::Restarting,
@@ -91,6 +92,8 @@ impl Task {
             why: account.why,
             keeps_awake: account.keeps_awake,
             sleeps_at: account.sleeps_at.map(clock::wall),
+            keeps_dozing: account.keeps_dozing,
+            warm_at: account.warm_at.map(clock::wall),
             wakes_at: account.wakes_at.map(clock::wall),
             refusals,
             wake_sources: sources
@@ -124,6 +127,7 @@ impl Task {
             cpu_us: cgroup.and_then(|cgroup| cgroup.cpu_us().ok()).unwrap_or(0),
             packets: self.shared.packets(self.record.index).unwrap_or(0),
             sleeps: counts.sleeps,
+            warm_sleeps: counts.warm_sleeps,
             aborted_sleeps: counts.aborted_sleeps,
             wakes: counts.wakes,
         }

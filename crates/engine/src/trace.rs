@@ -211,14 +211,14 @@ impl Process {
         number: u64,
         arguments: &[u64],
     ) -> Result<u64, TraceError> {
-        self.call_in(0, park_address, name, number, arguments)
+        self.call_at(0, park_address - PARK_OFFSET, name, number, arguments)
     }
 
-    /// As [`Process::call`], in its `n`-th thread.
-    pub(crate) fn call_in(
+    /// As [`Process::call`], in its `n`-th thread by the instruction at `place`.
+    pub(crate) fn call_at(
         &self,
         n: usize,
-        park_address: u64,
+        place: u64,
         name: &'static str,
         number: u64,
         arguments: &[u64],
@@ -227,7 +227,7 @@ impl Process {
             return Err(TraceError::Look(self.pid, io::ErrorKind::NotFound.into()));
         };
         let wrong = |error| TraceError::Registers(thread.tracee.thread(), error);
-        let calling = thread.registers.calling(park_address - PARK_OFFSET, number, arguments);
+        let calling = thread.registers.calling(place, number, arguments);
         thread.tracee.set_registers(&calling).map_err(wrong)?;
         thread.tracee.make_call()?;
         let result = thread.tracee.registers().map_err(wrong)?.result();

@@ -10,12 +10,14 @@ use std::time::Duration;
 use torpor_engine::{Checkpoint, NoFaults, checkpoint};
 use torpor_linux::ptrace::Seized;
 
-/// Threads that compute, sleep, wait and read, and one that looks whether all get on.
+/// Threads that compute, sleep, wait and read, and one that looks whether all get on. None takes a signal, for as many as
+/// the argument says there is a handler that ends all.
 const SOURCE: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -45,7 +47,10 @@ static void *reads(void *a) { char c; for (;; count[3]++) if (read(ends[0], &c, 
 static void *writes(void *a) {
     for (;; count[4]++) { if (nanosleep(&PAUSE, 0)) _exit(14); if (write(ends[1], "x", 1) != 1) _exit(15); }
 }
-int main(void) {
+static void takes(int signal) { _exit(30); }
+int main(int argc, char **argv) {
+    const int signals[] = {SIGURG, SIGWINCH, SIGCHLD, SIGPIPE, SIGHUP, SIGUSR1, SIGUSR2, SIGALRM};
+    for (int i = 0; i < atoi(argv[1]); i++) signal(signals[i], takes);
     void *(*all[5])(void *) = {compute, sleeps, waits, reads, writes};
     unsigned long before[5] = {0}; pthread_t thread;
     if (pipe(ends)) return 1;
@@ -61,14 +66,14 @@ int main(void) {
 struct Program(Child);
 
 impl Program {
-    fn start(folder: &Path) -> Self {
+    fn start(folder: &Path, handlers: u32) -> Self {
         let (source, program) = (folder.join("a.c"), folder.join("a"));
         fs::write(&source, SOURCE).unwrap();
         let built = Command::new("gcc").args(["-O2", "-pthread", "-o"]).arg(&program).arg(&source).status().unwrap();
         assert!(built.success());
         let close = "for f in /proc/self/fd/*; do n=${f##*/}; [ $n -gt 2 ] && eval \"exec $n>&-\"; done; exec \"$@\"";
         let mut command = Command::new("bash");
-        command.args(["-c", close, "bash"]).arg(&program);
+        command.args(["-c", close, "bash"]).arg(&program).arg(handlers.to_string());
         let file = || Stdio::from(fs::File::open("/etc/passwd").unwrap());
         let child = command.stdin(file()).stdout(file()).stderr(file()).spawn().unwrap();
         let threads = || fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().count();
@@ -125,8 +130,17 @@ fn capturing(pid: u32, folder: &Path) -> (Child, i32) {
 
 #[test]
 fn a_program_outlives_whoever_captures_it() {
+    outlives(1);
+}
+
+#[test]
+fn one_that_takes_all_signals_does_too() {
+    outlives(8);
+}
+
+fn outlives(handlers: u32) {
     let folder = tempfile::tempdir().unwrap();
-    let mut program = Program::start(folder.path());
+    let mut program = Program::start(folder.path(), handlers);
     let pid = program.0.id();
     // After each so many system calls of the one who captures; 1 for all of them.
     let every: usize = std::env::var("TORPOR_TEST_EVERY").map_or(23, |every| every.parse().unwrap());

@@ -21,6 +21,7 @@ pub use state::{Rseq, Siginfo};
 pub struct Seized {
     thread: libc::pid_t,
     attached: bool,
+    unfiltered: bool,
     not_send: PhantomData<*const ()>,
 }
 
@@ -53,13 +54,14 @@ impl Seized {
     pub fn seize(thread: i32) -> io::Result<Self> {
         let plain = libc::PTRACE_O_TRACESYSGOOD as usize;
         let without_seccomp = plain | libc::PTRACE_O_SUSPEND_SECCOMP as usize;
-        match ptrace(libc::PTRACE_SEIZE, thread, 0, without_seccomp) {
+        let unfiltered = match ptrace(libc::PTRACE_SEIZE, thread, 0, without_seccomp) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EPERM)) => {
                 ptrace(libc::PTRACE_SEIZE, thread, 0, plain)?;
+                false
             }
-            other => drop(other?),
-        }
-        let seized = Self { thread, attached: true, not_send: PhantomData };
+            other => other.map(|_| true)?,
+        };
+        let seized = Self { thread, attached: true, unfiltered, not_send: PhantomData };
         ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
         Ok(seized)
     }
@@ -124,6 +126,11 @@ impl Tracee {
         self.1
     }
 
+    /// Its seccomp filters do not apply for now.
+    pub const fn is_unfiltered(&self) -> bool {
+        self.0.unfiltered
+    }
+
     /// Its general registers.
     pub fn registers(&self) -> io::Result<Registers> {
         let mut words = MaybeUninit::<[u64; WORDS]>::uninit();
@@ -186,6 +193,26 @@ impl Tracee {
         }
     }
 
+    /// Lets it run until it stops for `signal`, which does not reach it. All others must be blocked: a stop for one is an
+    /// error, and it is never delivered.
+    pub fn run_until(&self, signal: u32) -> Result<(), CallError> {
+        loop {
+            ptrace(libc::PTRACE_CONT, self.thread(), 0, 0).map_err(|e| CallError::Resume(self.thread(), e))?;
+            let status = wait(self.thread()).map_err(|e| CallError::Resume(self.thread(), e))?;
+            if !libc::WIFSTOPPED(status) {
+                return Err(CallError::Ended(self.thread()));
+            }
+            // As above.
+            if status >> 16 == libc::PTRACE_EVENT_STOP {
+                continue;
+            }
+            if status >> 16 == 0 && libc::WSTOPSIG(status).unsigned_abs() == signal {
+                return Ok(());
+            }
+            return Err(CallError::Other(self.thread(), status));
+        }
+    }
+
     /// Lets it go.
     pub fn detach(self) -> io::Result<()> {
         self.detach_with(0)
@@ -200,7 +227,7 @@ impl Tracee {
 
     /// A child of the calling thread that traces itself, or was born traced, and has been seen to stop.
     pub(crate) fn stopped_child(thread: i32) -> Self {
-        Self(Seized { thread, attached: true, not_send: PhantomData }, None)
+        Self(Seized { thread, attached: true, unfiltered: false, not_send: PhantomData }, None)
     }
 
     /// Leaves it attached.

@@ -26,6 +26,7 @@ pub mod restart {
 pub struct Registers([u64; WORDS]);
 
 // Word positions in `user_regs_struct`.
+const RBX: usize = 5;
 const R10: usize = 7;
 const R9: usize = 8;
 const R8: usize = 9;
@@ -92,6 +93,16 @@ impl Registers {
     /// Sets the address of the next instruction.
     pub fn set_instruction(&mut self, address: u64) {
         self.0[RIP] = address;
+    }
+
+    /// `rbx`, which calls leave alone.
+    pub const fn base(&self) -> u64 {
+        self.0[RBX]
+    }
+
+    /// Sets `rbx`.
+    pub fn set_base(&mut self, value: u64) {
+        self.0[RBX] = value;
     }
 
     /// Stack pointer.

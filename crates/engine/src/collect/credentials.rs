@@ -15,33 +15,60 @@ pub(super) struct Status {
     pub(super) seccomp: u32,
     pub(super) umask: u32,
     pub(super) shadow_stack: bool,
+    /// Process and thread as the thread itself knows them.
+    pub(super) ids: (i32, i32),
+    /// Signals with handlers, and those that are ignored; bit `n - 1` is signal `n`.
+    pub(super) caught: u64,
+    pub(super) ignored: u64,
 }
+
+/// Lines that every kernel has.
+const NEEDED: usize = 12;
 
 /// Reads it.
 pub(super) fn status(pid: i32, tid: i32) -> io::Result<Status> {
     let path = format!("/proc/{pid}/task/{tid}/status");
-    parse(&proc::read(&path)?).ok_or_else(|| proc::unexpected(&path))
+    parse(&proc::read(&path)?, pid, tid).ok_or_else(|| proc::unexpected(&path))
 }
 
-fn parse(text: &str) -> Option<Status> {
-    let numbers = |key| -> Option<Vec<u32>> {
-        proc::field(text, key)?.split_ascii_whitespace().map(|id| id.parse().ok()).collect()
-    };
-    let set = |key| u64::from_str_radix(proc::field(text, key)?, 16).ok();
-    let small = |key| proc::field(text, key).and_then(|value| value.parse::<u32>().ok());
-    Some(Status {
-        credentials: Credentials {
-            users: numbers("Uid")?.try_into().ok()?,
-            groups: numbers("Gid")?.try_into().ok()?,
-            supplementary: numbers("Groups")?,
-            capabilities: [set("CapInh")?, set("CapPrm")?, set("CapEff")?, set("CapBnd")?, set("CapAmb")?],
-            securebits: 0,
-        },
-        no_new_privileges: small("NoNewPrivs")? != 0,
-        seccomp: small("Seccomp").unwrap_or(0),
-        umask: u32::from_str_radix(proc::field(text, "Umask")?, 8).ok()?,
-        shadow_stack: proc::field(text, "x86_Thread_features").is_some_and(|features| features.contains("shstk")),
-    })
+fn parse(text: &str, pid: i32, tid: i32) -> Option<Status> {
+    let numbers =
+        |value: &str| -> Option<Vec<u32>> { value.split_ascii_whitespace().map(|id| id.parse().ok()).collect() };
+    let set = |value: &str| u64::from_str_radix(value, 16).ok();
+    let innermost = |value: &str| value.split_ascii_whitespace().next_back()?.parse().ok();
+    // Kernels without PID namespaces do not tell the ids within.
+    let mut status = Status { ids: (pid, tid), ..Status::default() };
+    let credentials = &mut status.credentials;
+    let mut needed = 0;
+    for (key, value) in text.lines().filter_map(|line| line.split_once(':')) {
+        let value = value.trim_ascii();
+        needed += 1;
+        match key {
+            "Umask" => status.umask = u32::from_str_radix(value, 8).ok()?,
+            "Uid" => credentials.users = numbers(value)?.try_into().ok()?,
+            "Gid" => credentials.groups = numbers(value)?.try_into().ok()?,
+            "Groups" => credentials.supplementary = numbers(value)?,
+            "SigIgn" => status.ignored = set(value)?,
+            "SigCgt" => status.caught = set(value)?,
+            "CapInh" => credentials.capabilities[0] = set(value)?,
+            "CapPrm" => credentials.capabilities[1] = set(value)?,
+            "CapEff" => credentials.capabilities[2] = set(value)?,
+            "CapBnd" => credentials.capabilities[3] = set(value)?,
+            "CapAmb" => credentials.capabilities[4] = set(value)?,
+            "NoNewPrivs" => status.no_new_privileges = value != "0",
+            _ => {
+                needed -= 1;
+                match key {
+                    "NStgid" => status.ids.0 = innermost(value)?,
+                    "NSpid" => status.ids.1 = innermost(value)?,
+                    "Seccomp" => status.seccomp = value.parse().ok()?,
+                    "x86_Thread_features" => status.shadow_stack = value.contains("shstk"),
+                    _ => {}
+                }
+            }
+        }
+    }
+    (needed == NEEDED).then_some(status)
 }
 
 #[cfg(test)]
@@ -52,5 +79,9 @@ mod tests {
         let status = super::status(pid, pid).unwrap();
         assert_eq!(status.credentials.users[1], rustix::process::geteuid().as_raw());
         assert!(!status.shadow_stack);
+        assert_eq!(status.ids, (pid, pid));
+        // The standard library ignores SIGPIPE.
+        assert_eq!((status.ignored >> 12 & 1, status.caught >> 12 & 1), (1, 0));
+        assert!(super::parse("Uid: 0 0 0 0", 1, 1).is_none());
     }
 }

@@ -10,6 +10,7 @@ mod mappings;
 mod obstacles;
 mod pages;
 mod process;
+mod questions;
 mod remote;
 mod rseq;
 mod signals;
@@ -189,7 +190,7 @@ fn life(
         return Ok(None);
     }
     let areas: Vec<Area> = mappings.iter().map(|mapping| mapping.area.clone()).collect();
-    let (answers, of_threads) = ask(process, &areas)?;
+    let (answers, of_threads) = ask(process, &statuses, &areas)?;
     if answers.descriptor_table {
         obstacles.push(Obstacle::new(pid, Place::Process, "it has a local descriptor table (modify_ldt)", ""));
     }
@@ -239,11 +240,16 @@ fn life(
 }
 
 /// Asks a process and its threads by remote calls.
-fn ask(process: &trace::Process, areas: &[Area]) -> Result<(OfProcess, Vec<OfThread>), TraceError> {
-    let remote = Remote::begin(process, areas)?;
-    let answers = signals::of_process(&remote).and_then(|of_process| {
-        let threads = (0..process.threads.len()).map(|n| signals::of_thread(&remote, n));
-        Ok((of_process, threads.collect::<Result<_, _>>()?))
+fn ask(
+    process: &trace::Process,
+    statuses: &[credentials::Status],
+    areas: &[Area],
+) -> Result<(OfProcess, Vec<OfThread>), TraceError> {
+    let remote = Remote::begin(process, statuses, areas)?;
+    let answers = signals::of_process(&remote).and_then(|(of_process, first)| {
+        let others = (1..process.threads.len()).map(|n| signals::of_thread(&remote, n));
+        let threads: Result<_, _> = std::iter::once(Ok(first)).chain(others).collect();
+        Ok((of_process, threads?))
     });
     remote.end()?;
     answers

@@ -1,43 +1,83 @@
 //! Remote calls in a stopped process: what the kernel tells a process only about itself.
 //!
 //! One thread calls at a time, from the [`landing`] in the vDSO's unused tail, which lets it go on as it was if we die.
-//! Answers go to a page that is mapped for it and unmapped again; [`Remote::end`] takes the code out. The order matters:
-//! a thread's registers lead to the landing before its signals are blocked, and until they are unblocked again.
+//! It makes all calls of a list and then stops, by a signal that means nothing to its program (see there).
+//! Calls and answers are in pages that are mapped for it and unmapped again; [`Remote::end`] takes the code out. The order
+//! matters: a thread's registers lead to the landing before its signals are blocked, and until they are unblocked again.
 
 use std::cell::Cell;
 use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 
 use torpor_linux::pagemap;
-use torpor_linux::vm;
+use torpor_linux::ptrace::CallError;
+use torpor_linux::registers::Registers;
 
-use super::landing;
+use super::credentials::Status;
+use super::landing::{self, CALL_WORDS};
+use super::questions::{Answers, Questions};
 use crate::memory::layout::Area;
-use crate::trace::{PARK_OFFSET, Process, TraceError};
-
-/// Bytes of the page for answers.
-pub(super) const SCRATCH: usize = 4096;
+use crate::trace::{Process, Thread, TraceError};
 
 const MMAP: u64 = 9;
 const MUNMAP: u64 = 11;
 const GETPID: u64 = 39;
+/// Bytes of the pages for answers, and behind them those for a list of calls.
+const ANSWERS: usize = 4096;
+const LIST: usize = 3 * 4096;
+/// Ends a list; also the answer of a call that has not been made.
+const NONE: i64 = i64::MIN;
+/// What a program may take no notice of, those first that mean the least.
+const SIGNALS: [u32; 8] = [
+    23, // SIGURG
+    28, // SIGWINCH
+    17, // SIGCHLD
+    13, // SIGPIPE
+    1,  // SIGHUP
+    10, // SIGUSR1
+    12, // SIGUSR2
+    14, // SIGALRM
+];
+/// Those of them that it ignores unless it says otherwise.
+const MEANINGLESS: u64 = bit(23) | bit(28) | bit(17);
+
+const fn bit(signal: u32) -> u64 {
+    1 << (signal - 1)
+}
 
 /// A process that remote calls are made in.
 pub(super) struct Remote<'a> {
     pub(super) process: &'a Process,
+    statuses: &'a [Status],
+    /// `/proc/PID/mem`.
+    memory: File,
     /// Where the landing is.
     place: u64,
     /// The thread that calls.
     caller: Cell<Option<usize>>,
+    /// What makes threads stop after their calls; `None`: there is no such signal.
+    signal: Option<u32>,
     scratch: u64,
     /// New mappings are locked into memory (`mlockall(MCL_FUTURE)`).
     locks_mappings: bool,
 }
 
 impl<'a> Remote<'a> {
-    /// Makes calls possible in `process`, whose areas are `areas`.
-    pub(super) fn begin(process: &'a Process, areas: &[Area]) -> Result<Self, TraceError> {
-        let place = landing::place(process.pid, areas)?;
-        let mut remote = Self { process, place, caller: Cell::new(None), scratch: 0, locks_mappings: false };
+    /// Makes calls possible in `process`, whose areas are `areas`, and whose threads `statuses` are of.
+    pub(super) fn begin(process: &'a Process, statuses: &'a [Status], areas: &[Area]) -> Result<Self, TraceError> {
+        let look = |error| TraceError::Look(process.pid, error);
+        let memory = File::options().read(true).write(true).open(format!("/proc/{}/mem", process.pid)).map_err(look)?;
+        let mut remote = Self {
+            process,
+            statuses,
+            place: landing::place(process.pid, &memory, areas)?,
+            memory,
+            caller: Cell::new(None),
+            signal: signal(&process.threads, statuses),
+            scratch: 0,
+            locks_mappings: false,
+        };
         match remote.prepare() {
             Ok(()) => Ok(remote),
             Err(error) => {
@@ -51,9 +91,9 @@ impl<'a> Remote<'a> {
     fn prepare(&mut self) -> Result<(), TraceError> {
         const READ_WRITE: u64 = 3;
         const PRIVATE_ANONYMOUS: u64 = 0x22;
-        let arguments = [0, SCRATCH as u64, READ_WRITE, PRIVATE_ANONYMOUS, u64::MAX, 0];
+        let arguments = [0, (ANSWERS + LIST) as u64, READ_WRITE, PRIVATE_ANONYMOUS, u64::MAX, 0];
         self.scratch = self.call(0, "mmap", MMAP, &arguments)?;
-        let look = |error| TraceError::Look(self.process.pid, error);
+        let look = |error| self.wrong(error);
         let pagemap = File::open(format!("/proc/{}/pagemap", self.process.pid)).map_err(look)?;
         let mut entries = Vec::new();
         pagemap::entries(&pagemap, self.scratch, 1, &mut entries).map_err(look)?;
@@ -62,23 +102,98 @@ impl<'a> Remote<'a> {
         Ok(())
     }
 
+    fn wrong(&self, error: io::Error) -> TraceError {
+        TraceError::Look(self.process.pid, error)
+    }
+
+    fn thread(&self, n: usize) -> Result<&Thread, TraceError> {
+        self.process.threads.get(n).ok_or_else(|| self.wrong(io::ErrorKind::NotFound.into()))
+    }
+
     /// Makes a call in thread `n` of the process.
-    pub(super) fn call(&self, n: usize, name: &'static str, number: u64, arguments: &[u64]) -> Result<u64, TraceError> {
-        if self.caller.get() != Some(n) {
-            self.leave()?;
-            self.enter(n)?;
+    fn call(&self, n: usize, name: &'static str, number: u64, arguments: &[u64]) -> Result<u64, TraceError> {
+        self.enter(n)?;
+        let Some(signal) = self.signal else {
+            return self.process.call_at(n, self.place, name, number, arguments);
+        };
+        let answer = self.run(n, signal, self.thread(n)?.registers.calling(self.place, number, arguments))?.base();
+        let error = Answers::error(answer as i64);
+        error.map_or(Ok(answer), |error| Err(TraceError::Call { pid: self.process.pid, call: name, error }))
+    }
+
+    /// Lets thread `n` run from these registers to the end of the landing's calls; gives those that it has there.
+    fn run(&self, n: usize, signal: u32, registers: Registers) -> Result<Registers, TraceError> {
+        let thread = self.thread(n)?;
+        let wrong = |error| TraceError::Registers(thread.tracee.thread(), error);
+        thread.tracee.set_registers(&registers).map_err(wrong)?;
+        loop {
+            thread.tracee.run_until(signal)?;
+            let found = thread.tracee.registers().map_err(wrong)?;
+            if found.instruction() == self.place + landing::END {
+                return Ok(found);
+            }
+            // Somebody else's, of which the program would not have heard either.
         }
-        self.process.call_in(n, self.place + PARK_OFFSET, name, number, arguments)
+    }
+
+    /// An empty list.
+    pub(super) const fn questions(&self) -> Questions {
+        Questions::new(self.scratch, ANSWERS, LIST / (CALL_WORDS * 8) - 1)
+    }
+
+    /// Makes the calls of a list in thread `n`.
+    pub(super) fn ask(&self, n: usize, questions: Questions) -> Result<Answers, TraceError> {
+        let calls = questions.calls();
+        let mut results = Vec::with_capacity(calls.len());
+        if let Some(signal) = self.signal {
+            self.enter(n)?;
+            let place = self.scratch + ANSWERS as u64;
+            let mut list: Vec<u8> = Vec::with_capacity((calls.len() + 1) * CALL_WORDS * 8);
+            for call in calls {
+                let words = [call.number].into_iter().chain(call.arguments).chain([NONE as u64]);
+                list.extend(words.flat_map(u64::to_ne_bytes));
+            }
+            list.extend(NONE.to_ne_bytes());
+            self.memory.write_all_at(&list, place).map_err(|error| self.wrong(error))?;
+            let mut registers = self.thread(n)?.registers.calling(self.place + landing::LIST, 0, &[]);
+            registers.set_base(place);
+            self.run(n, signal, registers)?;
+            self.memory.read_exact_at(&mut list, place).map_err(|error| self.wrong(error))?;
+            let last = |call: &[u8]| call.last_chunk().map_or(NONE, |word| i64::from_ne_bytes(*word));
+            results.extend(list.chunks_exact(CALL_WORDS * 8).map(last));
+            if results.contains(&NONE) {
+                let ended = CallError::Other(self.thread(n)?.tracee.thread(), 0);
+                return Err(ended.into());
+            }
+        } else {
+            for call in calls {
+                results.push(match self.call(n, call.name, call.number, &call.arguments) {
+                    Ok(answer) => answer as i64,
+                    Err(TraceError::Call { error, .. }) => -i64::from(error.raw_os_error().unwrap_or(0)),
+                    Err(error) => return Err(error),
+                });
+            }
+        }
+        let mut bytes = vec![0; questions.bytes()];
+        self.memory.read_exact_at(&mut bytes, self.scratch).map_err(|error| self.wrong(error))?;
+        Ok(questions.answered(self.process.pid, results, bytes))
     }
 
     /// Makes the `n`-th thread the one that calls.
     fn enter(&self, n: usize) -> Result<(), TraceError> {
-        let Some(thread) = self.process.threads.get(n) else { return Ok(()) };
+        if self.caller.get() == Some(n) {
+            return Ok(());
+        }
+        self.leave()?;
+        let thread = self.thread(n)?;
         let wrong = |error| TraceError::Registers(thread.tracee.thread(), error);
-        landing::put(self.process.pid, self.place, thread)?;
+        let ids = self.statuses.get(n).map(|status| status.ids);
+        let stop = self.signal.zip(ids);
+        let stop = stop.map(|(signal, (process, thread))| landing::Stop { process, thread, signal });
+        landing::put(&self.memory, self.place, thread, stop).map_err(|error| self.wrong(error))?;
         self.caller.set(Some(n));
         thread.tracee.set_registers(&thread.registers.calling(self.place, GETPID, &[])).map_err(wrong)?;
-        thread.tracee.set_signal_mask(u64::MAX).map_err(wrong)
+        thread.tracee.set_signal_mask(!self.signal.map_or(0, bit)).map_err(wrong)
     }
 
     /// Gives the thread that calls its mask and registers back.
@@ -89,22 +204,9 @@ impl<'a> Remote<'a> {
         unblocked.and(thread.restore())
     }
 
-    /// Address of the page for answers.
-    pub(super) const fn scratch(&self) -> u64 {
-        self.scratch
-    }
-
     /// New mappings are locked into memory (`mlockall(MCL_FUTURE)`); not seen where only touched pages are (`MCL_ONFAULT`).
     pub(super) const fn locks_mappings(&self) -> bool {
         self.locks_mappings
-    }
-
-    /// Reads `N` bytes of the page for answers from `offset` on.
-    pub(super) fn answer<const N: usize>(&self, offset: usize) -> Result<[u8; N], TraceError> {
-        let mut bytes = [0; N];
-        let range = vm::Remote { address: self.scratch + offset as u64, len: N };
-        vm::read(self.process.pid, &[range], &mut bytes).map_err(|error| TraceError::Look(self.process.pid, error))?;
-        Ok(bytes)
     }
 
     /// Gives everything back.
@@ -115,12 +217,38 @@ impl<'a> Remote<'a> {
     fn give_back(&mut self) -> Result<(), TraceError> {
         let mut result = Ok(());
         if self.scratch != 0 {
-            result = self.call(0, "munmap", MUNMAP, &[self.scratch, SCRATCH as u64]).map(drop);
+            result = self.call(0, "munmap", MUNMAP, &[self.scratch, (ANSWERS + LIST) as u64]).map(drop);
             self.scratch = 0;
         }
         result = result.and(self.leave());
         // A thread that could not be given its registers needs the code.
         result?;
-        landing::take_out(self.process.pid, self.place).map_err(|error| TraceError::Look(self.process.pid, error))
+        landing::take_out(&self.memory, self.place).map_err(|error| self.wrong(error))
+    }
+}
+
+/// A signal that the program ignores and none of its threads waits for. None where its filters could keep a thread from
+/// sending it.
+fn signal(threads: &[Thread], statuses: &[Status]) -> Option<u32> {
+    if threads.iter().zip(statuses).any(|(thread, status)| status.seccomp != 0 && !thread.tracee.is_unfiltered()) {
+        return None;
+    }
+    let blocked = threads.iter().fold(0, |all, thread| all | thread.signal_mask);
+    let (caught, ignored) = statuses.first().map(|status| (status.caught, status.ignored))?;
+    let ignored = (ignored | MEANINGLESS) & !caught & !blocked;
+    SIGNALS.into_iter().find(|signal| ignored & bit(*signal) != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_that_the_program_takes_is_not_chosen() {
+        let status = |caught: u64, ignored: u64| Status { caught, ignored, ..Status::default() };
+        assert_eq!(signal(&[], &[status(0, 0)]), Some(23));
+        assert_eq!(signal(&[], &[status(bit(23) | bit(28), 0)]), Some(17));
+        assert_eq!(signal(&[], &[status(MEANINGLESS, bit(10))]), Some(10));
+        assert_eq!(signal(&[], &[status(MEANINGLESS, 0)]), None);
     }
 }

@@ -5,7 +5,8 @@ use std::io;
 
 use torpor_image::tree::{Action, IntervalTimer, PendingSignal, PosixTimer, SignalStack, Switches};
 
-use super::remote::{Remote, SCRATCH};
+use super::questions::{Answers, Asked, Place, Questions};
+use super::remote::Remote;
 use crate::proc;
 use crate::trace::TraceError;
 use crate::wait::restart::number as nr;
@@ -21,11 +22,13 @@ const MEMBARRIER: u64 = 324;
 const GET_REGISTRATIONS: u64 = 1 << 9;
 const MCE_KILL_DEFAULT: u64 = 2;
 const TIMER_GETOVERRUN: u64 = 225;
-const SIGNALS: usize = 64;
-const SIGKILL: usize = 9;
-const SIGSTOP: usize = 19;
+const SIGNALS: u64 = 64;
+const SIGKILL: u64 = 9;
+const SIGSTOP: u64 = 19;
 /// Bytes of the kernel's `struct sigaction`.
 const ACTION_BYTES: usize = 32;
+/// Bytes of `struct itimerval` and `struct itimerspec`.
+const TIMER_BYTES: usize = 32;
 
 mod option {
     pub(super) const GET_PDEATHSIG: u64 = 2;
@@ -70,107 +73,151 @@ pub(super) struct OfThread {
     pub(super) memory_policy: bool,
 }
 
-fn word(bytes: &[u8], n: usize) -> u64 {
-    bytes.get(n * 8..n * 8 + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_ne_bytes)
-}
-
-/// Asks the process.
-pub(super) fn of_process(remote: &Remote<'_>) -> Result<OfProcess, TraceError> {
-    let prctl = |option, argument| remote.call(0, "prctl", PRCTL, &[option, argument, 0, 0, 0]);
-    let scratch = remote.scratch();
-    let subreaper = {
-        prctl(option::GET_CHILD_SUBREAPER, scratch)?;
-        i32::from_ne_bytes(remote.answer(0)?) != 0
-    };
-    Ok(OfProcess {
-        actions: actions(remote)?,
-        interval_timers: [interval_timer(remote, 0)?, interval_timer(remote, 1)?, interval_timer(remote, 2)?],
+/// Asks the process, and its first thread.
+pub(super) fn of_process(remote: &Remote<'_>) -> Result<(OfProcess, OfThread), TraceError> {
+    let mut list = remote.questions();
+    let first = AskedOfThread::ask(&mut list);
+    let mut prctl = |option, argument| list.ask("prctl", PRCTL, &[option, argument, 0, 0, 0]);
+    let dumpable = prctl(option::GET_DUMPABLE, 0);
+    let no_huge_pages = prctl(option::GET_THP_DISABLE, 0);
+    let deny_write_execute = prctl(option::GET_MDWE, 0);
+    let merge_memory = prctl(option::GET_MEMORY_MERGE, 0);
+    let subreaper = list.place(4);
+    let asked = list.ask("prctl", PRCTL, &[option::GET_CHILD_SUBREAPER, subreaper.address, 0, 0, 0]);
+    let heap_end = list.ask("brk", BRK, &[0]);
+    let barriers = list.ask("membarrier", MEMBARRIER, &[GET_REGISTRATIONS, 0, 0]);
+    let place = list.place(8);
+    let descriptor_table = list.ask("modify_ldt", MODIFY_LDT, &[0, place.address, 8]);
+    let interval_timers = [0, 1, 2].map(|which| {
+        let place = list.place(TIMER_BYTES);
+        (place, list.ask("getitimer", nr::GETITIMER, &[which, place.address]))
+    });
+    let actions = ask_actions(&mut list);
+    let answers = remote.ask(0, list)?;
+    answers.check(asked)?;
+    let mut timers = [IntervalTimer::default(); 3];
+    for (timer, (place, asked)) in timers.iter_mut().zip(interval_timers) {
+        answers.check(asked)?;
+        *timer = self::timer(&answers, place, 1000);
+    }
+    let process = OfProcess {
+        actions: actions.into_iter().map(|asked| action(&answers, asked)).collect::<Result<_, _>>()?,
+        interval_timers: timers,
         posix_timers: posix_timers(remote)?,
-        dumpable: prctl(option::GET_DUMPABLE, 0)? as u8,
-        subreaper,
-        no_huge_pages: prctl(option::GET_THP_DISABLE, 0)? != 0,
-        heap_end: remote.call(0, "brk", BRK, &[0])?,
+        dumpable: answers.result(dumpable)? as u8,
+        subreaper: answers.word(subreaper, 0) as i32 != 0,
+        no_huge_pages: answers.result(no_huge_pages)? != 0,
+        heap_end: answers.result(heap_end)?,
         switches: Switches {
             // Read from outside.
             coredump_filter: 0,
             // Kernels that lack one of these cannot have it switched on.
-            deny_write_execute: prctl(option::GET_MDWE, 0).unwrap_or(0) as u32,
-            merge_memory: prctl(option::GET_MEMORY_MERGE, 0).unwrap_or(0) != 0,
+            deny_write_execute: answers.result(deny_write_execute).unwrap_or(0) as u32,
+            merge_memory: answers.result(merge_memory).unwrap_or(0) != 0,
             lock_future: remote.locks_mappings(),
-            barriers: remote.call(0, "membarrier", MEMBARRIER, &[GET_REGISTRATIONS, 0, 0]).unwrap_or(0) as u32,
+            barriers: answers.result(barriers).unwrap_or(0) as u32,
         },
-        descriptor_table: remote.call(0, "modify_ldt", MODIFY_LDT, &[0, scratch, 8]).unwrap_or(0) != 0,
-    })
+        descriptor_table: answers.result(descriptor_table).unwrap_or(0) != 0,
+    };
+    Ok((process, first.answered(&answers)?))
 }
 
 /// Asks the process's `n`-th thread.
 pub(super) fn of_thread(remote: &Remote<'_>, n: usize) -> Result<OfThread, TraceError> {
-    const SS_ONSTACK: i32 = 1;
-    let scratch = remote.scratch();
-    let prctl = |option, argument| remote.call(n, "prctl", PRCTL, &[option, argument, 0, 0, 0]);
-    remote.call(n, "sigaltstack", SIGALTSTACK, &[0, scratch])?;
-    prctl(option::GET_PDEATHSIG, scratch + 24)?;
-    // Kernels without CONFIG_CHECKPOINT_RESTORE do not tell it.
-    let tells_address = prctl(option::GET_TID_ADDRESS, scratch + 32).is_ok();
-    prctl(option::GET_TSC, scratch + 40)?;
-    // Kernels without CONFIG_NUMA have none.
-    let tells_policy = remote.call(n, "get_mempolicy", GET_MEMPOLICY, &[scratch + 48, 0, 0, 0, 0]).is_ok();
-    let answer: [u8; 56] = remote.answer(0)?;
-    Ok(OfThread {
-        signal_stack: SignalStack {
-            address: word(&answer, 0),
-            // Whether the thread is on it just now follows from its stack pointer.
-            flags: word(&answer, 1) as i32 & !SS_ONSTACK,
-            bytes: word(&answer, 2),
-        },
-        parent_death_signal: word(&answer, 3) as i32,
-        clear_tid_address: if tells_address { word(&answer, 4) } else { 0 },
-        securebits: prctl(option::GET_SECUREBITS, 0)? as u32,
-        timer_slack_ns: prctl(option::GET_TIMERSLACK, 0)?,
-        time_stamp_counter: word(&answer, 5) as u8,
-        memory_error_policy: prctl(option::MCE_KILL_GET, 0).unwrap_or(MCE_KILL_DEFAULT) as u8,
-        memory_policy: tells_policy && word(&answer, 6) as u32 != 0,
-    })
+    let mut list = remote.questions();
+    let asked = AskedOfThread::ask(&mut list);
+    asked.answered(&remote.ask(n, list)?)
 }
 
-fn actions(remote: &Remote<'_>) -> Result<Vec<Action>, TraceError> {
-    const MASK_BYTES: u64 = 8;
-    const _: () = assert!(SIGNALS * ACTION_BYTES <= SCRATCH);
-    let asked = |signal: usize| signal != SIGKILL && signal != SIGSTOP;
-    for signal in (1..=SIGNALS).filter(|signal| asked(*signal)) {
-        let place = remote.scratch() + ((signal - 1) * ACTION_BYTES) as u64;
-        remote.call(0, "rt_sigaction", RT_SIGACTION, &[signal as u64, 0, place, MASK_BYTES])?;
+/// What a thread is asked.
+struct AskedOfThread {
+    signal_stack: (Place, Asked),
+    death_signal: (Place, Asked),
+    clear_tid: (Place, Asked),
+    time_stamps: (Place, Asked),
+    memory_policy: (Place, Asked),
+    securebits: Asked,
+    timer_slack: Asked,
+    memory_errors: Asked,
+}
+
+impl AskedOfThread {
+    fn ask(list: &mut Questions) -> Self {
+        let mut written = |bytes, name, number, arguments: &dyn Fn(u64) -> [u64; 5]| {
+            let place = list.place(bytes);
+            (place, list.ask(name, number, &arguments(place.address)))
+        };
+        let signal_stack = written(24, "sigaltstack", SIGALTSTACK, &|place| [0, place, 0, 0, 0]);
+        let mut prctl = |option| written(8, "prctl", PRCTL, &|place| [option, place, 0, 0, 0]);
+        let death_signal = prctl(option::GET_PDEATHSIG);
+        let clear_tid = prctl(option::GET_TID_ADDRESS);
+        let time_stamps = prctl(option::GET_TSC);
+        let memory_policy = written(8, "get_mempolicy", GET_MEMPOLICY, &|place| [place, 0, 0, 0, 0]);
+        let mut prctl = |option| list.ask("prctl", PRCTL, &[option, 0, 0, 0, 0]);
+        Self {
+            signal_stack,
+            death_signal,
+            clear_tid,
+            time_stamps,
+            memory_policy,
+            securebits: prctl(option::GET_SECUREBITS),
+            timer_slack: prctl(option::GET_TIMERSLACK),
+            memory_errors: prctl(option::MCE_KILL_GET),
+        }
     }
-    let answers: [u8; SIGNALS * ACTION_BYTES] = remote.answer(0)?;
-    Ok((1..=SIGNALS)
-        .map(|signal| {
-            if !asked(signal) {
-                return Action::default();
-            }
-            let action = &answers[(signal - 1) * ACTION_BYTES..signal * ACTION_BYTES];
-            Action {
-                handler: word(action, 0),
-                flags: word(action, 1),
-                restorer: word(action, 2),
-                mask: word(action, 3),
-            }
+
+    fn answered(&self, answers: &Answers) -> Result<OfThread, TraceError> {
+        const SS_ONSTACK: i32 = 1;
+        for (_, asked) in [self.signal_stack, self.death_signal, self.time_stamps] {
+            answers.check(asked)?;
+        }
+        let stack = |n| answers.word(self.signal_stack.0, n);
+        // Kernels without CONFIG_CHECKPOINT_RESTORE do not tell the address, those without CONFIG_NUMA have no policies.
+        let told = |(place, asked)| answers.result(asked).map_or(0, |_| answers.word(place, 0));
+        Ok(OfThread {
+            signal_stack: SignalStack {
+                address: stack(0),
+                // Whether the thread is on it just now follows from its stack pointer.
+                flags: stack(1) as i32 & !SS_ONSTACK,
+                bytes: stack(2),
+            },
+            parent_death_signal: answers.word(self.death_signal.0, 0) as i32,
+            clear_tid_address: told(self.clear_tid),
+            securebits: answers.result(self.securebits)? as u32,
+            timer_slack_ns: answers.result(self.timer_slack)?,
+            time_stamp_counter: answers.word(self.time_stamps.0, 0) as u8,
+            memory_error_policy: answers.result(self.memory_errors).unwrap_or(MCE_KILL_DEFAULT) as u8,
+            memory_policy: told(self.memory_policy) as u32 != 0,
         })
-        .collect())
+    }
+}
+
+/// Asks for the action of every signal that can have one.
+fn ask_actions(list: &mut Questions) -> Vec<Option<(Place, Asked)>> {
+    const MASK_BYTES: u64 = 8;
+    let mut ask = |signal| {
+        let place = list.place(ACTION_BYTES);
+        (place, list.ask("rt_sigaction", RT_SIGACTION, &[signal, 0, place.address, MASK_BYTES]))
+    };
+    (1..=SIGNALS).map(|signal| (signal != SIGKILL && signal != SIGSTOP).then(|| ask(signal))).collect()
+}
+
+fn action(answers: &Answers, asked: Option<(Place, Asked)>) -> Result<Action, TraceError> {
+    let Some((place, asked)) = asked else { return Ok(Action::default()) };
+    answers.check(asked)?;
+    let word = |n| answers.word(place, n);
+    Ok(Action { handler: word(0), flags: word(1), restorer: word(2), mask: word(3) })
 }
 
 /// The answer of `getitimer` and `timer_gettime`: interval and what is left, the second number in units of nanoseconds.
-fn timer(remote: &Remote<'_>, unit: u64) -> Result<IntervalTimer, TraceError> {
-    let answer: [u8; 32] = remote.answer(0)?;
-    let time = |n| word(&answer, n).saturating_mul(1_000_000_000).saturating_add(word(&answer, n + 1) * unit);
-    Ok(IntervalTimer { interval_ns: time(0), left_ns: time(2) })
-}
-
-fn interval_timer(remote: &Remote<'_>, which: u64) -> Result<IntervalTimer, TraceError> {
-    remote.call(0, "getitimer", nr::GETITIMER, &[which, remote.scratch()])?;
-    timer(remote, 1000)
+fn timer(answers: &Answers, place: Place, unit: u64) -> IntervalTimer {
+    let word = |n| answers.word(place, n);
+    let time = |n| word(n).saturating_mul(1_000_000_000).saturating_add(word(n + 1) * unit);
+    IntervalTimer { interval_ns: time(0), left_ns: time(2) }
 }
 
 fn posix_timers(remote: &Remote<'_>) -> Result<Vec<PosixTimer>, TraceError> {
+    const AT_ONCE: usize = 50;
     let pid = remote.process.pid;
     let path = format!("/proc/{pid}/timers");
     let look = |error| TraceError::Look(pid, error);
@@ -182,11 +229,20 @@ fn posix_timers(remote: &Remote<'_>) -> Result<Vec<PosixTimer>, TraceError> {
     };
     let mut timers = parse_timers(&text).ok_or_else(|| look(proc::unexpected(&path)))?;
     timers.sort_by_key(|timer| timer.id);
-    for found in &mut timers {
-        let id = found.id as u64;
-        remote.call(0, "timer_gettime", nr::TIMER_GETTIME, &[id, remote.scratch()])?;
-        found.timer = timer(remote, 1)?;
-        found.overrun = remote.call(0, "timer_getoverrun", TIMER_GETOVERRUN, &[id])? as i32;
+    for some in timers.chunks_mut(AT_ONCE) {
+        let mut list = remote.questions();
+        let mut asked = Vec::with_capacity(some.len());
+        for found in some.iter() {
+            let (id, place) = (found.id as u64, list.place(TIMER_BYTES));
+            let time = list.ask("timer_gettime", nr::TIMER_GETTIME, &[id, place.address]);
+            asked.push((place, time, list.ask("timer_getoverrun", TIMER_GETOVERRUN, &[id])));
+        }
+        let answers = remote.ask(0, list)?;
+        for (found, (place, time, overrun)) in some.iter_mut().zip(asked) {
+            answers.check(time)?;
+            found.timer = timer(&answers, place, 1);
+            found.overrun = answers.result(overrun)? as i32;
+        }
     }
     Ok(timers)
 }

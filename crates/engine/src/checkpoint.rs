@@ -188,7 +188,7 @@ impl Capture<'_> {
         let collected = collect(&self.stopped, &records, &file, HEADER_BYTES);
         let (tree, pages_end) = collected.map_err(CheckpointError::Collect)?;
         let plan = compile(&tree).map_err(|error| self.cannot_be_restored(&error))?;
-        let image_bytes = write(&file, &tree, &plan, pages_end).map_err(|error| self.wrong(error))?;
+        let image_bytes = write(&file, &tree, &plan, pages_end, (0, 0)).map_err(|error| self.wrong(error))?;
         self.reached(Step::Copied)?;
 
         file.sync_data().map_err(|error| self.wrong(error))?;
@@ -295,12 +295,20 @@ fn settle(tid: i32) {
     }
 }
 
-/// Writes everything but the pages; gives the file's length.
-fn write(file: &File, tree: &Tree, plan: &[u8], pages_end: u64) -> io::Result<u64> {
+/// Writes everything but the pages of an image of this app and generation; gives the file's length.
+pub(crate) fn write(
+    file: &File,
+    tree: &Tree,
+    plan: &[u8],
+    pages_end: u64,
+    (app, generation): (u64, u64),
+) -> io::Result<u64> {
     let state = tree.encode();
     let first = tree.processes.iter().find_map(|process| process.alive()).and_then(|life| life.threads.first());
     let header = Header {
         kind: Kind::Complete,
+        app,
+        generation,
         boot: tree.machine.boot,
         pages_bytes: pages_end - HEADER_BYTES,
         state_bytes: state.len() as u64,
@@ -312,7 +320,6 @@ fn write(file: &File, tree: &Tree, plan: &[u8], pages_end: u64) -> io::Result<u6
             cpu: torpor_linux::cpu::features(),
             xstate_mask: first.map_or(0, |thread| xstate_mask(&thread.xstate)),
         },
-        ..Header::default()
     };
     file.write_all_at(&state, header.state_offset())?;
     file.write_all_at(plan, header.plan_offset())?;

@@ -29,6 +29,7 @@ mod stored;
 mod target;
 mod timers;
 mod trace;
+mod view;
 mod wait;
 mod wake;
 mod watch;

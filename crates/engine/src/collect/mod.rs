@@ -4,7 +4,9 @@
 //! interrupted call is put right in the record, while the program itself goes on with its own.
 
 mod credentials;
+mod family;
 mod guards;
+mod inside;
 mod landing;
 mod mappings;
 mod obstacles;
@@ -18,25 +20,26 @@ mod space;
 mod stop;
 mod thread;
 
-use std::fs;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use torpor_image::tree::{Backing, End, Life, Machine, PathState, Process, Switches, Tree};
+use torpor_image::tree::{Backing, End, FileId, Life, Machine, PathState, Process, Switches, Tree};
 
+pub(crate) use self::family::{Member, family, hold, without_leaders};
 use self::pages::Copier;
 use self::remote::Remote;
 use self::signals::{OfProcess, OfThread};
 pub(crate) use self::stop::{Stopped, pids, stop};
 pub(crate) use self::thread::for_record;
 use crate::files::{self, SharedArea};
-use crate::memory::copy::CopyError;
+use crate::memory::copy::{CopyError, PageSink};
 use crate::memory::layout::Area;
 use crate::obstacle::{Obstacle, Place};
 use crate::plan::ThreadPlan;
 use crate::trace::{self, TraceError};
+use crate::view::{View, identity};
 
 /// Why a tree could not be collected.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +59,29 @@ pub enum CollectError {
     /// Open files could not be taken.
     #[error(transparent)]
     Files(#[from] files::CollectError),
+    /// It was given up.
+    #[error("given up")]
+    Stopped,
+}
+
+/// What was collected.
+#[derive(Debug)]
+pub(crate) struct Collected {
+    pub(crate) tree: Tree,
+    /// Where its pages end in the image.
+    pub(crate) pages_end: u64,
+    /// An app's open files that can be kept.
+    pub(crate) kept: Vec<(FileId, OwnedFd)>,
+    /// What only comes back if it is kept, in words.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// How a tree is collected.
+pub(crate) struct Manner<'a> {
+    /// Where it is looked at from.
+    pub(crate) view: &'a View,
+    /// Asked between pages; `false` ends it with [`CollectError::Stopped`].
+    pub(crate) go_on: &'a (dyn Fn() -> bool + Sync),
 }
 
 impl From<Obstacle> for CollectError {
@@ -83,8 +109,23 @@ pub(crate) fn collect(
     image: &File,
     offset: u64,
 ) -> Result<(Tree, u64), CollectError> {
+    let manner = Manner { view: &View::machine(), go_on: &|| true };
+    collect_as(&manner, stopped, plans, image, offset).map(|collected| (collected.tree, collected.pages_end))
+}
+
+/// As [`collect`], of any tree.
+pub(crate) fn collect_as(
+    manner: &Manner<'_>,
+    stopped: &[Stopped],
+    plans: &[ThreadPlan],
+    image: &File,
+    offset: u64,
+) -> Result<Collected, CollectError> {
     let root = stopped.first().map_or(0, |process| process.pid);
-    let mut obstacles = obstacles::find(stopped).look(root)?;
+    let threads = |process: &trace::Process| process.threads.iter().map(|thread| thread.tracee.thread()).collect();
+    let alive = stopped.iter().filter_map(|process| process.alive.as_ref());
+    let found: Vec<(i32, Vec<i32>)> = alive.map(|process| (process.pid, threads(process))).collect();
+    let mut obstacles = obstacles::find(manner.view, &found).look(root)?;
     let mut tree = Tree { machine: machine().look(root)?, ..Tree::default() };
     let now = Duration::from_nanos(tree.machine.monotonic_ns);
     let mut shared = Vec::new();
@@ -93,7 +134,7 @@ pub(crate) fn collect(
         let (group, session) = process::group_and_session(pid).look(pid)?;
         let end = match &process.alive {
             Some(alive) => {
-                let found = life(alive, plans, now, &mut shared, &mut obstacles)?;
+                let found = life(manner.view, alive, plans, now, &mut shared, &mut obstacles)?;
                 let Some(life) = found else { continue };
                 End::Alive(Box::new(life))
             }
@@ -103,8 +144,8 @@ pub(crate) fn collect(
         };
         tree.processes.push(Process { pid, parent: process.parent, group, session, end });
     }
-    let mut copier = Copier::new(image, offset);
-    open_files(stopped, &shared, &mut tree, &mut copier, &mut obstacles)?;
+    let mut copier = Copier::new(image, offset, manner.go_on);
+    let (kept, warnings) = open_files(manner, &found, stopped, &shared, &mut tree, &mut copier, &mut obstacles)?;
     if !obstacles.is_empty() {
         return Err(CollectError::Refused(obstacles));
     }
@@ -113,28 +154,46 @@ pub(crate) fn collect(
             copier.copy(process.pid, &mut life.space)?;
         }
     }
-    Ok((tree, copier.finish()?))
+    let pages_end = copier.finish()?.ok_or(CollectError::Stopped)?;
+    inside::translate(&mut tree, manner.view).look(root)?;
+    Ok(Collected { tree, pages_end, kept, warnings })
 }
 
-/// Puts open files and shared memory into the tree.
+/// See [`Collected::kept`] and [`Collected::warnings`].
+type Kept = (Vec<(FileId, OwnedFd)>, Vec<String>);
+
+/// Puts open files and shared memory into the tree; gives the files that can be kept, and warnings.
 fn open_files(
+    manner: &Manner<'_>,
+    alive: &[(i32, Vec<i32>)],
     stopped: &[Stopped],
     shared: &[SharedArea],
     tree: &mut Tree,
     copier: &mut Copier<'_>,
     obstacles: &mut Vec<Obstacle>,
-) -> Result<(), CollectError> {
-    let alive = || stopped.iter().filter_map(|process| process.alive.as_ref());
-    let processes: Vec<i32> = alive().map(|process| process.pid).collect();
-    let threads = alive().flat_map(|process| &process.threads).map(|thread| thread.tracee.thread());
-    let ids = stopped.iter().map(|process| process.pid).chain(threads).map(|id| (id, id)).collect();
-    let request = files::Request { processes: &processes, ids: &ids, areas: shared };
-    let mut found = match files::collect(&request, copier.sink()) {
+) -> Result<Kept, CollectError> {
+    let processes: Vec<i32> = alive.iter().map(|(pid, _)| *pid).collect();
+    let threads = alive.iter().flat_map(|(_, threads)| threads.iter().copied());
+    let ids = stopped.iter().map(|process| process.pid).chain(threads);
+    let ids = ids.filter_map(|id| Some((id, manner.view.id(id)?))).collect();
+    let request = files::Request {
+        processes: &processes,
+        ids: &ids,
+        areas: shared,
+        view: manner.view,
+        look_only: false,
+        go_on: manner.go_on,
+    };
+    let root = processes.first().copied().unwrap_or(0);
+    let sink = copier.sink();
+    let found = manner.view.within(|| files::collect(&request, sink)).look(root)?;
+    let mut found = match found {
         Ok(found) => found,
         Err(files::CollectError::Refused(more)) => {
             obstacles.extend(more);
-            return Ok(());
+            return Ok(Default::default());
         }
+        Err(files::CollectError::Stopped) => return Err(CollectError::Stopped),
         Err(error) => return Err(error.into()),
     };
     for process in &mut tree.processes {
@@ -149,11 +208,81 @@ fn open_files(
     tree.files = found.files;
     tree.pipes = found.pipes;
     tree.memories = found.memories;
-    Ok(())
+    Ok((found.kept, found.warnings))
+}
+
+/// What can be learned of a living process without touching it.
+struct Looked {
+    mappings: Vec<mappings::Mapping>,
+    /// By thread.
+    statuses: Vec<credentials::Status>,
+    cwd: PathState,
+    root: Option<PathState>,
+}
+
+/// Looks at a process with these threads.
+fn look(view: &View, pid: i32, threads: &[i32], obstacles: &mut Vec<Obstacle>) -> Result<Looked, CollectError> {
+    let mappings = mappings::mappings(pid).look(pid)?;
+    let mut statuses = Vec::with_capacity(threads.len());
+    for tid in threads {
+        let status = credentials::status(pid, *tid).look(pid)?;
+        let mut refuse = |what: &str| obstacles.push(Obstacle::new(pid, Place::Thread(*tid), what, ""));
+        if status.seccomp == 1 {
+            refuse("strict seccomp mode");
+        }
+        if status.shadow_stack {
+            refuse("a shadow stack");
+        }
+        statuses.push(status);
+    }
+    if !mappings.iter().any(|mapping| mapping.area.name == "[vdso]") {
+        // Calls are made in it.
+        obstacles.push(Obstacle::new(pid, Place::Process, "it has unmapped its vDSO", ""));
+    }
+    if view.keeps_files() && process::has_terminal(pid).look(pid)? {
+        // It would be hung up when its session's leader ends.
+        let what = "it has a controlling terminal";
+        obstacles.push(Obstacle::new(pid, Place::Process, what, "start it without one (setsid)"));
+    }
+    let (cwd, root) = directories(view, pid, obstacles)?;
+    Ok(Looked { mappings, statuses, cwd, root })
+}
+
+/// Everything that can be seen to be in the way of capturing these processes of an app, which may be frozen and without
+/// their memory. Nothing is touched.
+pub(crate) fn examine(view: &View, family: &[Member]) -> Result<Vec<Obstacle>, CollectError> {
+    let mut found = Vec::new();
+    for member in family.iter().filter(|member| !member.ended) {
+        let mut threads = crate::proc::threads(member.pid).look(member.pid)?;
+        threads.sort_by_key(|tid| (*tid != member.pid, *tid));
+        found.push((member.pid, threads));
+    }
+    let root = found.first().map_or(0, |(pid, _)| *pid);
+    let mut obstacles = obstacles::find(view, &found).look(root)?;
+    let mut shared = Vec::new();
+    for (pid, threads) in &found {
+        let looked = look(view, *pid, threads, &mut obstacles)?;
+        space::space(view, *pid, &looked.mappings, 0, &mut shared, &mut obstacles)?;
+    }
+    let processes: Vec<i32> = found.iter().map(|(pid, _)| *pid).collect();
+    let threads = found.iter().flat_map(|(_, threads)| threads.iter().copied());
+    let ids = family.iter().map(|member| member.pid).chain(threads);
+    let ids = ids.filter_map(|id| Some((id, view.id(id)?))).collect();
+    let request =
+        files::Request { processes: &processes, ids: &ids, areas: &shared, view, look_only: true, go_on: &|| true };
+    let nowhere = File::open("/dev/null").look(root)?;
+    let looked = view.within(|| files::collect(&request, &mut PageSink::new(&nowhere, 0))).look(root)?;
+    match looked {
+        Ok(_) => {}
+        Err(files::CollectError::Refused(more)) => obstacles.extend(more),
+        Err(error) => return Err(error.into()),
+    }
+    Ok(obstacles)
 }
 
 /// Describes a living process; `None` if what is in the way makes that pointless.
 fn life(
+    view: &View,
     process: &trace::Process,
     plans: &[ThreadPlan],
     now: Duration,
@@ -162,31 +291,17 @@ fn life(
 ) -> Result<Option<Life>, CollectError> {
     let pid = process.pid;
     let before = obstacles.len();
-    let mappings = mappings::mappings(pid).look(pid)?;
-    let mut statuses = Vec::with_capacity(process.threads.len());
+    let tids: Vec<i32> = process.threads.iter().map(|thread| thread.tracee.thread()).collect();
+    let Looked { mappings, statuses, cwd, root } = look(view, pid, &tids, obstacles)?;
     for thread in &process.threads {
-        let tid = thread.tracee.thread();
-        let status = credentials::status(pid, tid).look(pid)?;
-        let mut refuse = |what: &str| obstacles.push(Obstacle::new(pid, Place::Thread(tid), what, ""));
-        if status.seccomp == 1 {
-            refuse("strict seccomp mode");
-        }
-        if status.shadow_stack {
-            refuse("a shadow stack");
-        }
         if thread.tracee.dispatches_calls().look(pid)? {
-            refuse("it handles its own system calls (PR_SET_SYSCALL_USER_DISPATCH)");
+            let what = "it handles its own system calls (PR_SET_SYSCALL_USER_DISPATCH)";
+            obstacles.push(Obstacle::new(pid, Place::Thread(thread.tracee.thread()), what, ""));
         }
-        statuses.push(status);
     }
-    if !mappings.iter().any(|mapping| mapping.area.name == "[vdso]") {
-        // Calls are made in it.
-        obstacles.push(Obstacle::new(pid, Place::Process, "it has unmapped its vDSO", ""));
-    }
-    let (cwd, root) = directories(pid, obstacles)?;
     if obstacles.len() > before {
         // Nothing is asked of a process that cannot be captured; its memory is looked at all the same.
-        space::space(pid, &mappings, 0, shared, obstacles)?;
+        space::space(view, pid, &mappings, 0, shared, obstacles)?;
         return Ok(None);
     }
     let areas: Vec<Area> = mappings.iter().map(|mapping| mapping.area.clone()).collect();
@@ -215,7 +330,7 @@ fn life(
         None => Vec::new(),
     };
     Ok(Some(Life {
-        space: space::space(pid, &mappings, answers.heap_end, shared, obstacles)?,
+        space: space::space(view, pid, &mappings, answers.heap_end, shared, obstacles)?,
         threads,
         descriptors: Vec::new(),
         cwd,
@@ -256,9 +371,13 @@ fn ask(
 }
 
 /// Working directory, and root directory if it is not ours.
-fn directories(pid: i32, obstacles: &mut Vec<Obstacle>) -> Result<(PathState, Option<PathState>), CollectError> {
+fn directories(
+    view: &View,
+    pid: i32,
+    obstacles: &mut Vec<Obstacle>,
+) -> Result<(PathState, Option<PathState>), CollectError> {
     let mut directory = |link: &str, what: &str| -> Result<PathState, CollectError> {
-        match space::linked(&format!("/proc/{pid}/{link}")).look(pid)? {
+        match space::linked(view, &format!("/proc/{pid}/{link}")).look(pid)? {
             Ok(path) => Ok(path),
             Err(why) => {
                 obstacles.push(Obstacle::new(pid, Place::Process, format!("its {what} {why}"), ""));
@@ -267,9 +386,8 @@ fn directories(pid: i32, obstacles: &mut Vec<Obstacle>) -> Result<(PathState, Op
         }
     };
     let cwd = directory("cwd", "working directory")?;
-    let own = fs::metadata("/").look(pid)?;
-    let theirs = fs::metadata(format!("/proc/{pid}/root")).look(pid)?;
-    let same = (own.dev(), own.ino()) == (theirs.dev(), theirs.ino());
+    let usual = identity(&format!("{}/root", view.reference())).look(pid)?;
+    let same = usual == identity(&format!("/proc/{pid}/root")).look(pid)?;
     Ok((cwd, if same { None } else { Some(directory("root", "root directory")?) }))
 }
 

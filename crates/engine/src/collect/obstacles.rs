@@ -7,8 +7,8 @@ use std::os::unix::fs::MetadataExt;
 
 use torpor_linux::kcmp::{Shared, compare};
 
-use super::stop::Stopped;
 use crate::obstacle::{Obstacle, Place};
+use crate::view::View;
 
 /// Namespaces of a thread, by their name under `/proc/PID/ns`.
 const NAMESPACES: [(&str, &str); 10] = [
@@ -24,22 +24,22 @@ const NAMESPACES: [(&str, &str); 10] = [
     ("time_for_children", "time (for its children)"),
 ];
 
-/// Everything of that kind in a stopped tree.
-pub(super) fn find(tree: &[Stopped]) -> io::Result<Vec<Obstacle>> {
+/// Everything of that kind in a tree: processes with their threads.
+pub(super) fn find(view: &View, tree: &[(i32, Vec<i32>)]) -> io::Result<Vec<Obstacle>> {
     let mut found = Vec::new();
-    for process in tree.iter().filter_map(|process| process.alive.as_ref()) {
-        namespaces(process.pid, process.threads.iter().map(|thread| thread.tracee.thread()), &mut found)?;
-        for thread in process.threads.iter().skip(1) {
-            let tid = thread.tracee.thread();
+    for (pid, threads) in tree {
+        let pid = *pid;
+        namespaces(view, pid, threads, &mut found)?;
+        for tid in threads.iter().filter(|tid| **tid != pid).copied() {
             for (what, name) in [(Shared::Descriptors, "descriptors"), (Shared::Directories, "a working directory")] {
-                if compare(what, process.pid, tid)? != Ordering::Equal {
+                if compare(what, pid, tid)? != Ordering::Equal {
                     let what = format!("it has {name} of its own, apart from its process (unshare)");
-                    found.push(Obstacle::new(process.pid, Place::Thread(tid), what, ""));
+                    found.push(Obstacle::new(pid, Place::Thread(tid), what, ""));
                 }
             }
         }
     }
-    let pids: Vec<i32> = tree.iter().filter(|process| process.alive.is_some()).map(|process| process.pid).collect();
+    let pids: Vec<i32> = tree.iter().map(|(pid, _)| *pid).collect();
     for (what, name) in [
         (Shared::Memory, "its memory (CLONE_VM, vfork)"),
         (Shared::Descriptors, "its table of descriptors (CLONE_FILES)"),
@@ -74,7 +74,7 @@ fn sharing(what: Shared, pids: &[i32]) -> io::Result<Vec<(i32, i32)>> {
     Ok(pairs)
 }
 
-fn namespaces(pid: i32, tids: impl Iterator<Item = i32>, found: &mut Vec<Obstacle>) -> io::Result<()> {
+fn namespaces(view: &View, pid: i32, tids: &[i32], found: &mut Vec<Obstacle>) -> io::Result<()> {
     let identity = |path: String| -> io::Result<Option<(u64, u64)>> {
         match fs::metadata(path) {
             Ok(metadata) => Ok(Some((metadata.dev(), metadata.ino()))),
@@ -83,14 +83,15 @@ fn namespaces(pid: i32, tids: impl Iterator<Item = i32>, found: &mut Vec<Obstacl
             Err(error) => Err(error),
         }
     };
-    let own = NAMESPACES.map(|(file, _)| identity(format!("/proc/self/ns/{file}")));
+    let own = NAMESPACES.map(|(file, _)| identity(format!("{}/ns/{file}", view.reference())));
     let own = own.into_iter().collect::<io::Result<Vec<_>>>()?;
-    for tid in tids {
+    let remedy = if view.keeps_files() { "" } else { "run torpor inside that namespace" };
+    for tid in tids.iter().copied() {
         for ((file, name), own) in NAMESPACES.into_iter().zip(&own) {
             if identity(format!("/proc/{pid}/task/{tid}/ns/{file}"))? != *own {
                 let place = if tid == pid { Place::Process } else { Place::Thread(tid) };
                 let what = format!("it is in another {name} namespace");
-                found.push(Obstacle::new(pid, place, what, "run torpor inside that namespace"));
+                found.push(Obstacle::new(pid, place, what, remedy));
             }
         }
     }

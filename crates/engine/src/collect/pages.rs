@@ -34,6 +34,9 @@ pub(super) struct Copier<'a> {
     /// other frames and use the old ones again while we copy.
     frames: HashMap<u64, (u64, u64)>,
     buffer: Vec<u8>,
+    go_on: &'a dyn Fn() -> bool,
+    /// It was given up.
+    stopped: bool,
 }
 
 /// What becomes of a page.
@@ -67,8 +70,9 @@ fn present(pagemap: &File, area: &Area) -> io::Result<Vec<PageRegion>> {
 }
 
 impl<'a> Copier<'a> {
-    pub(super) fn new(file: &'a File, offset: u64) -> Self {
-        Self { sink: PageSink::new(file, offset), frames: HashMap::new(), buffer: Vec::new() }
+    pub(super) fn new(file: &'a File, offset: u64, go_on: &'a dyn Fn() -> bool) -> Self {
+        let sink = PageSink::new(file, offset);
+        Self { sink, frames: HashMap::new(), buffer: Vec::new(), go_on, stopped: false }
     }
 
     /// Where pages of other kinds go too.
@@ -114,7 +118,8 @@ impl<'a> Copier<'a> {
             return Ok(());
         }
         let mut start = run.start;
-        while start < run.end {
+        while start < run.end && !self.stopped {
+            self.stopped = !(self.go_on)();
             let end = run.end.min(start + BATCH_BYTES as u64);
             self.batch(source, area, start, end)?;
             start = end;
@@ -180,10 +185,10 @@ impl<'a> Copier<'a> {
         }
     }
 
-    /// Writes what is left; gives where the pages end.
-    pub(super) fn finish(mut self) -> Result<u64, CopyError> {
+    /// Writes what is left; gives where the pages end, unless it was given up.
+    pub(super) fn finish(mut self) -> Result<Option<u64>, CopyError> {
         self.sink.flush().map_err(CopyError::Write)?;
-        Ok(self.sink.offset)
+        Ok((!self.stopped).then_some(self.sink.offset))
     }
 }
 

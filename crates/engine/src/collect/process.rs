@@ -55,6 +55,16 @@ pub(super) fn group_and_session(pid: i32) -> io::Result<(i32, i32)> {
     }
 }
 
+/// It has a controlling terminal.
+pub(super) fn has_terminal(pid: i32) -> io::Result<bool> {
+    let path = format!("/proc/{pid}/stat");
+    let text = proc::read(&path)?;
+    // Behind the name: state, parent, group, session, terminal.
+    let fields = text.rfind(')').and_then(|end| text.get(end + 2..)).unwrap_or_default();
+    let terminal = fields.split_ascii_whitespace().nth(4).ok_or_else(|| proc::unexpected(&path))?;
+    Ok(terminal != "0")
+}
+
 /// Status of a process that has ended and has not been asked for, as `waitpid` will give it.
 pub(super) fn exit_status(pid: i32) -> io::Result<i32> {
     let path = format!("/proc/{pid}/stat");

@@ -13,6 +13,7 @@ use crate::files::SharedArea;
 use crate::obstacle::{Obstacle, Place};
 use crate::proc;
 use crate::trace::TraceError;
+use crate::view::View;
 
 /// `MADV_*` for the flags that stay with an area.
 const ADVICE: [(&str, i32); 8] = [
@@ -40,13 +41,13 @@ pub(super) fn path_state(path: &[u8], metadata: &fs::Metadata) -> PathState {
 }
 
 /// What a link under `/proc/PID` leads to, if it can be reached by its name again; otherwise why not.
-pub(super) fn linked(link: &str) -> std::io::Result<Result<PathState, String>> {
+pub(super) fn linked(view: &View, link: &str) -> std::io::Result<Result<PathState, String>> {
     let path = fs::read_link(link)?;
     let metadata = fs::metadata(link)?;
     let shown = path.display();
-    let there = fs::metadata(&path).ok();
+    let there = view.stat(path.as_os_str().as_bytes()).ok();
     Ok(match there {
-        Some(there) if (there.dev(), there.ino()) == (metadata.dev(), metadata.ino()) => {
+        Some(there) if (there.st_dev, there.st_ino) == (metadata.dev(), metadata.ino()) => {
             Ok(path_state(path.as_os_str().as_bytes(), &metadata))
         }
         Some(_) => Err(format!("{shown} is another file now")),
@@ -58,6 +59,7 @@ pub(super) fn linked(link: &str) -> std::io::Result<Result<PathState, String>> {
 /// `[vsyscall]`. What is neither private nor a file with a name goes to `shared`, and its area names its place there for
 /// the time being. What is in the way goes to `obstacles`.
 pub(super) fn space(
+    view: &View,
     pid: i32,
     mappings: &[Mapping],
     heap_end: u64,
@@ -75,12 +77,12 @@ pub(super) fn space(
                 obstacles.push(Obstacle::new(pid, place, what, remedy));
                 continue;
             }
-            None => backing(pid, mapping, &mut space, &mut files, shared)?,
+            None => backing(view, pid, mapping, &mut space, &mut files, shared)?,
         };
         space.areas.push(area(mapping, backing));
     }
     let exe = format!("/proc/{pid}/exe");
-    match linked(&exe).look(pid)? {
+    match linked(view, &exe).look(pid)? {
         Ok(path) => space.executable = file(&mut space, path),
         Err(why) => obstacles.push(Obstacle::new(pid, Place::Process, format!("its executable {why}"), "")),
     }
@@ -130,6 +132,7 @@ fn refused(mapping: &Mapping) -> Option<(&'static str, &'static str)> {
 type Known = HashMap<((u32, u32), u64), Option<u32>>;
 
 fn backing(
+    view: &View,
     pid: i32,
     mapping: &Mapping,
     space: &mut AddressSpace,
@@ -152,7 +155,7 @@ fn backing(
     let found = match files.get(&key) {
         Some(found) => *found,
         None => {
-            let found = linked(&format!("/proc/{pid}/map_files/{start:x}-{end:x}")).look(pid)?;
+            let found = linked(view, &format!("/proc/{pid}/map_files/{start:x}-{end:x}")).look(pid)?;
             let found = found.ok().map(|path| file(space, path));
             files.insert(key, found);
             found

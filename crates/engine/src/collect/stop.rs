@@ -43,7 +43,7 @@ pub(crate) fn pids(root: i32) -> io::Result<Vec<i32>> {
     Ok(found)
 }
 
-fn children(pid: i32) -> io::Result<Vec<i32>> {
+pub(super) fn children(pid: i32) -> io::Result<Vec<i32>> {
     let mut found = Vec::new();
     for tid in gone_is_none(proc::threads(pid))? {
         let Some(text) = gone(proc::read(&format!("/proc/{pid}/task/{tid}/children")))? else { continue };

@@ -8,16 +8,33 @@
 //!                                                     journal: Warm
 //! ```
 
-mod error;
+//!
+//! Everything up to `resident` leaves the app dozing: its dozing image is the truth, and memory may be refilled twice. From
+//! `roused` on it counts as awake, though none of its instructions runs: every thread is in the freezer or in a trace stop, and a
+//! crash lets it run on by itself, as after a wake. Anything that it waits for, and any error, ends this, and it runs. Before
+//! `ending` it is frozen again, so that nothing of it runs if we die behind that; from there on the complete image is the
+//! truth, and a crash leaves an app whose processes are still to be ended ([`crate::recover`]).
+//!
+//! System V segments that went into the image are removed with the processes. A crash may leave them, without anybody
+//! attached; then they are used again.
 
+mod capture;
+mod end;
+mod error;
+mod rouse;
+
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use torpor_image::tree::FileId;
+
 pub use self::error::DeepenError;
+use crate::collect::Stopped;
 use crate::home::Home;
 use crate::plan::Memories;
-use crate::sleep::{Abort, Asleep, Target};
-use crate::step::Timings;
+use crate::sleep::{Abort, Asleep, Stop, Target};
+use crate::step::{Fault, Step, Timings};
 use crate::target::Parking;
 
 /// How an app is to become warm.
@@ -61,7 +78,70 @@ pub struct Deepened {
 }
 
 /// Makes a dozing app warm. Runs on one thread from beginning to end, since tracing belongs to a thread.
-pub fn deepen(_target: &Target<'_>, _asleep: &Asleep, _request: &Deepen<'_>) -> Deepened {
-    let refused = DeepenError::Dozing(vec!["this version cannot end its processes".to_owned()]);
-    Deepened { result: Err(refused), timings: Timings::begin(), memories: None }
+pub fn deepen(target: &Target<'_>, asleep: &Asleep, request: &Deepen<'_>) -> Deepened {
+    let mut part = request.image.clone().into_os_string();
+    part.push(".part");
+    let mut deepening = Deepening {
+        target,
+        asleep,
+        request,
+        timings: Timings::begin(),
+        part: part.into(),
+        stopped: Vec::new(),
+        parked: false,
+        journaled: false,
+        memories: None,
+    };
+    let result = deepening.run();
+    Deepened { result, timings: deepening.timings, memories: deepening.memories }
+}
+
+struct Deepening<'a> {
+    target: &'a Target<'a>,
+    asleep: &'a Asleep,
+    request: &'a Deepen<'a>,
+    timings: Timings,
+    part: PathBuf,
+    /// Processes whose threads are in trace stops.
+    stopped: Vec<Stopped>,
+    /// Files may have been parked.
+    parked: bool,
+    /// The journal may say that its processes are being ended.
+    journaled: bool,
+    memories: Option<Memories>,
+}
+
+/// What the part that can be given up has made.
+struct Captured {
+    image_bytes: u64,
+    /// System V segments in the image.
+    segments: Vec<i32>,
+    warnings: Vec<String>,
+    /// Duplicates of what was parked.
+    _kept: Vec<(FileId, OwnedFd)>,
+}
+
+impl Deepening<'_> {
+    fn run(&mut self) -> Result<Warm, DeepenError> {
+        let family = self.examine()?;
+        self.rouse()?;
+        match self.capture(&family) {
+            Ok(captured) => self.end(captured),
+            Err(Stop::Failed(error)) if self.ending() => Err(DeepenError::Ending(Box::new(error))),
+            Err(stop) => Err(DeepenError::Awake(self.give_up(stop))),
+        }
+    }
+
+    fn reached(&mut self, step: Step) -> Result<(), Fault> {
+        self.timings.reached(step, self.target.faults)
+    }
+
+    fn at(&self) -> Step {
+        self.timings.steps().last().map_or(Step::Examined, |(step, _)| *step)
+    }
+
+    /// The complete image is the truth.
+    fn ending(&self) -> bool {
+        self.at() >= Step::Ending
+    }
 }

@@ -6,12 +6,12 @@ use rustix::fs::FileType;
 use torpor_image::tree::{FileId, FileKind, OpenFile, Owner, SharedMemory};
 use torpor_linux::fcntl;
 
-use super::list::{CLOSE_ON_EXEC, Descriptors, Item, List, PATH_ONLY, raise_limit};
+use super::list::{CLOSE_ON_EXEC, Descriptors, Holder, Item, List, PATH_ONLY, raise_limit};
 use super::memory::Memories;
 use super::options::Defaults;
 use super::pipe::Pipes;
 use super::unix::{self, Sockets};
-use super::{CollectError, Collected, Request};
+use super::{CollectError, Collected, Request, keep};
 use super::{epoll, event, inet, inotify, netlink, path};
 use crate::memory::copy::PageSink;
 use crate::{Obstacle, Place};
@@ -26,6 +26,13 @@ pub(super) enum Why {
         /// What could be done; may be empty.
         remedy: String,
     },
+    /// It cannot be described, but the open file itself can be kept: an app's is, a plain tree's is refused.
+    Kept {
+        /// As above.
+        what: String,
+        /// As above.
+        remedy: String,
+    },
     /// It leads out of the tree, so that only whoever restores can give it.
     Outside {
         /// As above.
@@ -37,6 +44,8 @@ pub(super) enum Why {
     Failed(io::Error),
     /// The image could not be written.
     Write(io::Error),
+    /// It was given up.
+    Stopped,
 }
 
 impl From<io::Error> for Why {
@@ -56,6 +65,10 @@ impl Why {
         Self::Refused { what: what.into(), remedy: remedy.into() }
     }
 
+    pub(super) fn kept(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Kept { what: what.into(), remedy: remedy.into() }
+    }
+
     pub(super) fn outside(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::Outside { what: what.into(), remedy: remedy.into() }
     }
@@ -72,6 +85,8 @@ pub(super) struct Context<'a, 'b> {
     pub(super) memories: Memories<'a, 'b>,
     pub(super) sockets: Sockets,
     pub(super) defaults: Defaults,
+    /// See [`Collected::warnings`].
+    pub(super) warnings: Vec<String>,
 }
 
 /// Takes the open files and shared memory of a stopped tree; the pages go to `sink`, which the caller flushes.
@@ -94,32 +109,49 @@ pub(super) fn describe_all(
     sink: &mut PageSink<'_>,
 ) -> Result<Collected, CollectError> {
     let mut obstacles = Vec::new();
-    let sockets = unix::queues(&mut list, &mut obstacles)?;
+    let sockets = unix::queues(&mut list, request.view, &mut obstacles)?;
+    let flying = sockets.flying();
     let mut context = Context {
         list: &list,
         request,
         pipes: Pipes::default(),
-        memories: Memories::new(sink).map_err(|source| failed(&list, 0, source))?,
+        memories: Memories::new(sink, request).map_err(|source| failed(&list, 0, source))?,
         sockets,
         defaults: Defaults::default(),
+        warnings: Vec::new(),
     };
     let mut files = Vec::with_capacity(list.items.len());
     for (n, item) in list.items.iter().enumerate() {
         match describe(&mut context, n as FileId, item) {
             Ok(file) => files.push(file),
-            Err(Why::Refused { what, remedy } | Why::Outside { what, remedy }) => {
+            Err(Why::Refused { what, remedy } | Why::Kept { what, remedy } | Why::Outside { what, remedy }) => {
                 obstacles.push(obstacle(item, &what, &remedy));
+                files.push(nothing());
             }
             Err(Why::Failed(source)) => return Err(failed(&list, n, source)),
             Err(Why::Write(source)) => return Err(CollectError::Write(source)),
+            Err(Why::Stopped) => return Err(CollectError::Stopped),
         }
     }
     let areas = context.memories.areas(&list, request.areas, &mut obstacles)?;
+    let Context { pipes, memories, warnings, .. } = context;
+    let (pipes, memories): (_, Vec<SharedMemory>) = (pipes.finish(), memories.finish());
+    let mut kept = Vec::new();
+    if request.view.keeps_files() {
+        let lost = keep::lost(&files, &memories, &areas);
+        obstacles.extend(keep::flying(&list, &flying, &lost));
+        kept = keep::duplicates(list, &lost);
+    }
     if !obstacles.is_empty() {
         return Err(CollectError::Refused(obstacles));
     }
-    let memories: Vec<SharedMemory> = context.memories.finish();
-    Ok(Collected { files, pipes: context.pipes.finish(), memories, descriptors, areas })
+    Ok(Collected { files, pipes, memories, descriptors, areas, kept, warnings })
+}
+
+/// In the place of a file that cannot be described.
+fn nothing() -> OpenFile {
+    let kind = FileKind::Outside { name: String::new() };
+    OpenFile { kind, flags: 0, position: 0, owner: Owner::default(), locks: Vec::new() }
 }
 
 fn failed(list: &List, n: usize, source: io::Error) -> CollectError {
@@ -141,11 +173,17 @@ pub(super) fn obstacle(item: &Item, what: &str, remedy: &str) -> Obstacle {
 }
 
 fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<OpenFile> {
+    let keeps = context.request.view.keeps_files();
     let kind = match kind(context, id, item) {
         Err(Why::Outside { .. }) if item.standard => FileKind::Outside { name: item.name() },
+        Err(Why::Outside { what, .. } | Why::Kept { what, .. }) if keeps => {
+            let Holder { pid, fd, .. } = item.holder;
+            context.warnings.push(format!("{what} (descriptor {fd} of process {pid}, {})", crate::proc::name(pid)));
+            FileKind::Outside { name: what }
+        }
         other => other?,
     };
-    let outside = matches!(kind, FileKind::Outside { .. });
+    let outside = matches!(kind, FileKind::Outside { .. }) && !keeps;
     if item.unknown_lock {
         let what = format!("{} has a lease that is being broken, or a lock that is not known here", item.name());
         return Err(Why::refused(what, "try again"));
@@ -163,6 +201,11 @@ fn owner(context: &Context<'_, '_>, item: &Item) -> Described<Owner> {
     let id = match (owner.id, context.request.ids.get(&owner.id)) {
         (0, _) => 0,
         (_, Some(inside)) => *inside,
+        (machine, None) if context.request.view.keeps_files() => match context.request.view.id(machine) {
+            Some(group) => group,
+            // Whoever that is stays its owner as long as the file is kept.
+            None => return Ok(Owner::default()),
+        },
         // The group of a leader that has ended.
         (group, None) if owner.kind == GROUP => group,
         (other, None) => {
@@ -175,7 +218,7 @@ fn owner(context: &Context<'_, '_>, item: &Item) -> Described<Owner> {
 
 fn kind(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<FileKind> {
     if item.info.flags & PATH_ONLY != 0 {
-        return path::describe(item);
+        return path::describe(context.request.view, item);
     }
     if let Some(anonymous) = item.link.strip_prefix(b"anon_inode:") {
         return match anonymous {
@@ -184,7 +227,7 @@ fn kind(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<Fil
             b"[timerfd]" => event::timer(item),
             b"[pidfd]" => event::process(context, item),
             b"[eventpoll]" => epoll::describe(context, item),
-            b"inotify" => inotify::describe(item),
+            b"inotify" => inotify::describe(context.request.view, item),
             other => Err(anonymous_object(&String::from_utf8_lossy(other))),
         };
     }
@@ -193,9 +236,9 @@ fn kind(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<Fil
             path::is_file(item)?;
             Ok(FileKind::Memory { memory: context.memories.take(item)? })
         }
-        FileType::RegularFile | FileType::Directory | FileType::Symlink => path::describe(item),
-        FileType::CharacterDevice | FileType::BlockDevice => path::device(item),
-        FileType::Fifo => context.pipes.describe(context.list, item),
+        FileType::RegularFile | FileType::Directory | FileType::Symlink => path::describe(context.request.view, item),
+        FileType::CharacterDevice | FileType::BlockDevice => path::device(context.request.view, item),
+        FileType::Fifo => context.pipes.describe(context.request.view, context.list, item),
         FileType::Socket => socket(context, id, item),
         _ => Err(Why::refused(format!("{} is of a kind that is not known here", item.name()), "")),
     }
@@ -212,30 +255,33 @@ fn socket(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<F
         INET | INET6 => inet::describe(context, item, kind),
         NETLINK => netlink::describe(context, item, kind),
         family => {
-            let name = match family {
-                17 => "a packet socket",
-                38 => "a socket of the kernel's cryptography (AF_ALG)",
-                40 => "a vsock socket",
-                44 => "an XDP socket",
-                _ => "a socket",
+            let (name, can_be_kept) = match family {
+                17 => ("a packet socket", true),
+                38 => ("a socket of the kernel's cryptography (AF_ALG)", true),
+                40 => ("a vsock socket", true),
+                44 => ("an XDP socket", false),
+                _ => ("a socket", false),
             };
-            Err(Why::refused(format!("{name} (family {family}) is not taken yet"), "close it before the checkpoint"))
+            let (what, remedy) =
+                (format!("{name} (family {family}) is not taken yet"), "close it before the checkpoint");
+            Err(if can_be_kept { Why::kept(what, remedy) } else { Why::refused(what, remedy) })
         }
     }
 }
 
 /// Names what other people know under the name of its inode.
 fn anonymous_object(name: &str) -> Why {
-    let (what, remedy) = match name.trim_matches(['[', ']']) {
-        "io_uring" => ("io_uring", "start the program with io_uring off"),
-        "perf_event" => ("a performance counter", "stop profiling"),
-        "userfaultfd" => ("userfaultfd: the program serves page faults itself", ""),
-        "fanotify" => ("fanotify", "close it before the checkpoint"),
-        "seccomp notify" => ("a seccomp supervisor's descriptor", ""),
-        "landlock-ruleset" => ("a landlock ruleset", "close it before the checkpoint"),
-        "kvm-vm" | "kvm-vcpu:0" => ("a virtual machine", ""),
-        other if other.starts_with("bpf") => ("a BPF object", "close it before the checkpoint"),
-        _ => ("a kernel object that is not known here", ""),
+    let (what, remedy, can_be_kept) = match name.trim_matches(['[', ']']) {
+        "io_uring" => ("io_uring", "start the program with io_uring off", false),
+        "perf_event" => ("a performance counter", "stop profiling", false),
+        "userfaultfd" => ("userfaultfd: the program serves page faults itself", "", false),
+        "fanotify" => ("fanotify", "close it before the checkpoint", true),
+        "seccomp notify" => ("a seccomp supervisor's descriptor", "", false),
+        "landlock-ruleset" => ("a landlock ruleset", "close it before the checkpoint", true),
+        "kvm-vm" | "kvm-vcpu:0" => ("a virtual machine", "", false),
+        other if other.starts_with("bpf") => ("a BPF object", "close it before the checkpoint", true),
+        _ => ("a kernel object that is not known here", "", false),
     };
-    Why::refused(format!("{what} (anon_inode:{name})"), remedy)
+    let what = format!("{what} (anon_inode:{name})");
+    if can_be_kept { Why::kept(what, remedy) } else { Why::refused(what, remedy) }
 }

@@ -14,7 +14,13 @@ use super::collect::{Described, Why};
 use crate::memory::copy::{BATCH_BYTES, PageSink, is_zero};
 
 /// Copies a file's contents to the image, and `tail` behind its end.
-pub(super) fn store(fd: BorrowedFd<'_>, bytes: u64, tail: &[u8], sink: &mut PageSink<'_>) -> Described<Vec<Region>> {
+pub(super) fn store(
+    fd: BorrowedFd<'_>,
+    bytes: u64,
+    tail: &[u8],
+    sink: &mut PageSink<'_>,
+    go_on: &dyn Fn() -> bool,
+) -> Described<Vec<Region>> {
     // A descriptor of our own, readable and with its own position.
     let file = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
     let mut regions = Vec::new();
@@ -31,6 +37,9 @@ pub(super) fn store(fd: BorrowedFd<'_>, bytes: u64, tail: &[u8], sink: &mut Page
         let end = hole.min(bytes).max(data + 1).next_multiple_of(PAGE);
         let mut start = data;
         while start < end {
+            if !go_on() {
+                return Err(Why::Stopped);
+            }
             let len = (end - start).min(BATCH_BYTES as u64) as usize;
             let part = &mut buffer[..len];
             part.fill(0);

@@ -43,7 +43,8 @@ fn line(text: &str) -> Option<Line> {
     Some(Line { fd, events, data, device, inode })
 }
 
-pub(super) fn describe(context: &Context<'_, '_>, item: &Item) -> Described<FileKind> {
+pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item) -> Described<FileKind> {
+    let keeps = context.request.view.keeps_files();
     let mut members = Vec::new();
     let mut seen: HashMap<i32, u32> = HashMap::new();
     for text in item.info.text.lines().filter(|line| line.trim_start().starts_with("tfd:")) {
@@ -56,13 +57,19 @@ pub(super) fn describe(context: &Context<'_, '_>, item: &Item) -> Described<File
         };
         *occurrence += 1;
         let Some(file) = find(context.list, &line, slot)? else {
+            if keeps {
+                // The kept descriptor goes on watching it.
+                let what = format!("an epoll descriptor that watches what was descriptor {}", line.fd);
+                context.warnings.push(format!("{what} (process {})", item.holder.pid));
+                continue;
+            }
             let what =
                 format!("an epoll descriptor watches what was descriptor {}, which the tree has not open", line.fd);
             return Err(Why::refused(what, "let the program remove what it closes from its epoll descriptors"));
         };
         members.push(EpollMember { fd: line.fd, file, events: line.events, data: line.data });
     }
-    if item.holder.in_flight && !members.is_empty() {
+    if item.holder.in_flight && !members.is_empty() && !keeps {
         // Members are registered by a process that has the descriptor.
         return Err(Why::refused("an epoll descriptor that no process has", "try again when the program has taken it"));
     }

@@ -26,6 +26,9 @@ pub enum CollectError {
     /// The image could not be written.
     #[error("writing the image")]
     Write(#[source] io::Error),
+    /// It was given up.
+    #[error("given up")]
+    Stopped,
 }
 
 /// Why an open file could not be made.

@@ -72,11 +72,11 @@ pub(super) fn process(context: &Context<'_, '_>, item: &Item) -> Described<FileK
         Some(inside) => Ok(FileKind::Process { pid: *inside }),
         None if pid <= 0 => {
             let what = "a descriptor of a process that has ended and been waited for";
-            Err(Why::refused(what, "let the program close it"))
+            Err(Why::kept(what, "let the program close it"))
         }
         None => {
             let what = format!("a descriptor of process {pid}, outside of the tree");
-            Err(Why::refused(what, "checkpoint a tree that contains that process"))
+            Err(Why::kept(what, "checkpoint a tree that contains that process"))
         }
     }
 }

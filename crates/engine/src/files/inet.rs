@@ -62,7 +62,7 @@ pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -
     let local = socket::local_address(&item.fd)?;
     let remote = socket::remote_address(&item.fd)?.unwrap_or_default();
     if sockopt::socket_cookie(&item.fd).is_err() {
-        return Err(Why::refused(format!("{} that the kernel does not describe", name(kind)), ""));
+        return Err(Why::kept(format!("{} that the kernel does not describe", name(kind)), ""));
     }
     let mut shut = 0;
     let (state, queue) = match kind.1 {
@@ -74,13 +74,13 @@ pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -
         DATAGRAM | 3 => {
             if ioctl_fionread(&item.fd).is_ok_and(|bytes| bytes > 0) || polled(&item.fd)?.contains(PollFlags::IN) {
                 let what = format!("{} with packets that the program has not read", name(kind));
-                return Err(Why::refused(what, "try again when it has"));
+                return Err(Why::kept(what, "try again when it has"));
             }
             (InetState::Idle, Vec::new())
         }
         _ => {
             let what = format!("{} of type {} and protocol {}", name(kind), kind.1, kind.2);
-            return Err(Why::refused(what, "close it before the checkpoint"));
+            return Err(Why::kept(what, "close it before the checkpoint"));
         }
     };
     let mut options = context.defaults.options(&item.fd, kind)?;
@@ -114,7 +114,7 @@ fn shut_of(item: &Item) -> Described<u8> {
     let events = polled(&item.fd)?;
     if events.contains(PollFlags::ERR) {
         let what = "a UDP socket with an error that the program has not seen";
-        return Err(Why::refused(what, "try again when it has"));
+        return Err(Why::kept(what, "try again when it has"));
     }
     // Only both directions together, or reading alone, can be told from outside.
     Ok(match (events.contains(PollFlags::HUP), events.contains(PollFlags::RDHUP)) {
@@ -132,15 +132,15 @@ fn stream(item: &Item, kind: Kind, local: &[u8], remote: &[u8]) -> Described<Ine
         LISTEN if listens && queued == 0 => Ok(InetState::Listening { backlog }),
         LISTEN if listens => {
             let what = format!("{name} on {}, at which {queued} connections wait to be accepted", text(local));
-            Err(Why::refused(what, "try again when the program has accepted them"))
+            Err(Why::kept(what, "try again when the program has accepted them"))
         }
         CLOSED if polled(&item.fd)?.contains(PollFlags::RDHUP) => {
             let what = format!("{name} whose connection has ended, and which the program has not closed");
-            Err(Why::refused(what, "try again when it has"))
+            Err(Why::kept(what, "try again when it has"))
         }
         CLOSED if polled(&item.fd)?.contains(PollFlags::ERR) => {
             let what = format!("{name} with an error that the program has not seen");
-            Err(Why::refused(what, "try again when it has"))
+            Err(Why::kept(what, "try again when it has"))
         }
         CLOSED => Ok(InetState::Idle),
         SYN_SENT => {
@@ -158,7 +158,7 @@ fn stream(item: &Item, kind: Kind, local: &[u8], remote: &[u8]) -> Described<Ine
 fn datagrams(item: &Item, local: &[u8]) -> Described<Vec<Message>> {
     let found = queue::messages(&item.fd, false)?;
     if !found.is_empty() && port(local) == 0 {
-        return Err(Why::refused("a UDP socket without an address, at which datagrams wait", ""));
+        return Err(Why::kept("a UDP socket without an address, at which datagrams wait", ""));
     }
     let message =
         |one: queue::Waiting| Message { bytes: one.bytes, files: Vec::new(), from: one.from, credentials: None };

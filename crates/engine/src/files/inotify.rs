@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::fs::{Mode, OFlags, fcntl_setfl, fstat, open};
+use rustix::fs::{OFlags, fcntl_setfl, fstat};
 use rustix::io::{Errno, ioctl_fionread};
 use torpor_image::tree::{FileKind, InotifyWatch, OpenFile};
 use torpor_linux::handle;
@@ -16,7 +16,7 @@ use super::MakeError;
 use super::collect::{Described, Why};
 use super::list::Item;
 use super::path::{self, ASYNC};
-use crate::proc;
+use crate::view::View;
 
 /// Highest number of a watch: below it, so many calls are made in a second.
 const MAX_WATCH: i32 = 1 << 20;
@@ -51,37 +51,36 @@ fn line(text: &str) -> Option<Line> {
     })
 }
 
-pub(super) fn describe(item: &Item) -> Described<FileKind> {
+pub(super) fn describe(view: &View, item: &Item) -> Described<FileKind> {
     let unread = ioctl_fionread(&item.fd)?;
     if unread > 0 {
         let what = format!("inotify with {unread} bytes of events that the program has not read");
-        return Err(Why::refused(what, "try again when it has"));
+        return Err(Why::kept(what, "try again when it has"));
     }
     let mut watches = Vec::new();
     for text in item.info.text.lines().filter(|line| line.starts_with("inotify ")) {
         let Some(line) = line(text) else {
             let what = "inotify on a file system that cannot open files by their handles";
-            return Err(Why::refused(what, ""));
+            return Err(Why::kept(what, ""));
         };
-        watches.push(watch(&line)?);
+        watches.push(watch(view, &line)?);
     }
     watches.sort_unstable_by_key(|watch| watch.watch);
     Ok(FileKind::Inotify { watches })
 }
 
-fn watch(line: &Line) -> Described<InotifyWatch> {
+fn watch(view: &View, line: &Line) -> Described<InotifyWatch> {
     let lost = |how: &str| {
         let (major, minor) = line.device;
         let what = format!("inotify watches inode {} of device {major}:{minor}, {how}", line.inode);
-        Why::refused(what, "let the program remove that watch")
+        Why::kept(what, "let the program remove that watch")
     };
-    for mount in mounts(line.device)? {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let Ok(mount) = open(path::path_of(&mount), flags, Mode::empty()) else { continue };
+    for mount in mounts(view, line.device)? {
+        let Ok(mount) = view.open_as(&mount, OFlags::RDONLY | OFlags::DIRECTORY) else { continue };
         let Ok(file) = handle::open(&mount, line.handle_kind, &line.handle) else { continue };
         let stat = fstat(&file)?;
         let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?.into_os_string().into_vec();
-        let there = path::open_name(&name).and_then(fstat);
+        let there = view.stat(&name);
         if there.is_ok_and(|there| (there.st_dev, there.st_ino) == (stat.st_dev, stat.st_ino)) {
             return Ok(InotifyWatch { watch: line.watch, mask: line.mask, path: path::state(&name, &stat) });
         }
@@ -89,10 +88,10 @@ fn watch(line: &Line) -> Described<InotifyWatch> {
     Err(lost("whose name cannot be found"))
 }
 
-/// Where a device is mounted: the places that are in `/proc/self/mountinfo`.
-fn mounts(device: (u32, u32)) -> std::io::Result<Vec<Vec<u8>>> {
+/// Where a device is mounted: the places that are in `mountinfo`.
+fn mounts(view: &View, device: (u32, u32)) -> std::io::Result<Vec<Vec<u8>>> {
     let wanted = format!("{}:{}", device.0, device.1);
-    let text = proc::read("/proc/self/mountinfo")?;
+    let text = view.mounts()?;
     let lines = text.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(2);
         (fields.next()? == wanted).then(|| fields.nth(1))?

@@ -131,7 +131,9 @@ impl Made {
         }
         for (id, file) in tree.files.iter().enumerate() {
             let Some(fd) = self.files.get(id).and_then(Option::as_ref) else { continue };
-            if file.flags & PATH_ONLY != 0 || matches!(file.kind, FileKind::Outside { .. }) {
+            // What came from outside is left as it is; what was an app's own and was kept has its owner again.
+            let outside = matches!(file.kind, FileKind::Outside { .. }) && file.owner.id == 0 && file.locks.is_empty();
+            if file.flags & PATH_ONLY != 0 || outside {
                 continue;
             }
             let name = name(file);

@@ -13,6 +13,7 @@ use rustix::fs::{
     fstat, fstatfs, ftruncate, memfd_create, open, unlink,
 };
 use rustix::io::Errno;
+use torpor_image::Region;
 use torpor_image::tree::{MemoryId, PathState, SharedMemory, SharedMemoryKind};
 use torpor_linux::vm;
 
@@ -20,7 +21,7 @@ use super::collect::{Described, Why};
 use super::contents::{fill, store};
 use super::list::{Item, List};
 use super::segment::{self, Segment, Segments};
-use super::{CollectError, MakeError, SharedArea, path};
+use super::{CollectError, MakeError, Request, SharedArea, path};
 use crate::memory::copy::PageSink;
 use crate::{Obstacle, Place};
 
@@ -38,13 +39,14 @@ pub(super) struct Memories<'a, 'b> {
     known: HashMap<(u64, u64), MemoryId>,
     /// Segments, whose numbers are not among those of other files.
     segments: Segments,
+    request: &'a Request<'a>,
 }
 
 impl<'a, 'b> Memories<'a, 'b> {
-    pub(super) fn new(sink: &'a mut PageSink<'b>) -> std::io::Result<Self> {
+    pub(super) fn new(sink: &'a mut PageSink<'b>, request: &'a Request<'a>) -> std::io::Result<Self> {
         let probe = memfd_create("torpor", MemfdFlags::CLOEXEC)?;
         let kernels = fstat(&probe)?.st_dev;
-        Ok(Self { sink, kernels, found: Vec::new(), known: HashMap::new(), segments: Segments::default() })
+        Ok(Self { sink, kernels, found: Vec::new(), known: HashMap::new(), segments: Segments::default(), request })
     }
 
     pub(super) fn finish(self) -> Vec<SharedMemory> {
@@ -80,12 +82,13 @@ impl<'a, 'b> Memories<'a, 'b> {
             };
             match self.area(list, area) {
                 Ok(memory) => found.push(memory),
-                Err(Why::Refused { what, remedy } | Why::Outside { what, remedy }) => {
+                Err(Why::Refused { what, remedy } | Why::Kept { what, remedy } | Why::Outside { what, remedy }) => {
                     let place = Place::Memory(area.start, area.end);
                     obstacles.push(Obstacle::new(area.pid, place, what, remedy));
                 }
                 Err(Why::Failed(source)) => return Err(failed(source)),
                 Err(Why::Write(source)) => return Err(CollectError::Write(source)),
+                Err(Why::Stopped) => return Err(CollectError::Stopped),
             }
         }
         obstacles.extend(self.segments.attached_elsewhere());
@@ -116,13 +119,21 @@ impl<'a, 'b> Memories<'a, 'b> {
         self.add(opened.as_fd(), name, &stat)
     }
 
+    fn store(&mut self, fd: BorrowedFd<'_>, bytes: u64, tail: &[u8]) -> Described<Vec<Region>> {
+        if self.request.look_only {
+            return Ok(Vec::new());
+        }
+        store(fd, bytes, tail, self.sink, self.request.go_on)
+    }
+
     fn segment(&mut self, area: &SharedArea, link: &str, id: i32) -> Described<MemoryId> {
         if let Some(known) = self.segments.again(id) {
             return Ok(known);
         }
         let (kind, bytes, attached) = segment::describe(id)?;
-        let tail = segment::tail(area, bytes)?;
-        let pages = store(File::open(link)?.as_fd(), bytes, &tail, self.sink)?;
+        let file = File::open(link)?;
+        let tail = if self.request.look_only { Vec::new() } else { segment::tail(area, bytes)? };
+        let pages = self.store(file.as_fd(), bytes, &tail)?;
         let memory = self.found.len() as MemoryId;
         self.found.push(SharedMemory { kind, bytes, pages });
         self.segments.add(id, memory, area, attached);
@@ -150,7 +161,7 @@ impl<'a, 'b> Memories<'a, 'b> {
             return Err(Why::refused(format!("{shown}: memory of the kernel's that is not known here"), ""));
         };
         let bytes = stat.st_size as u64;
-        let pages = store(fd, bytes, &[], self.sink)?;
+        let pages = self.store(fd, bytes, &[])?;
         let id = self.found.len() as MemoryId;
         self.found.push(SharedMemory { kind, bytes, pages });
         self.known.insert((stat.st_dev, stat.st_ino), id);

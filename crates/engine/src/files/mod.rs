@@ -31,6 +31,7 @@ mod error;
 mod event;
 mod inet;
 mod inotify;
+mod keep;
 mod list;
 mod locks;
 mod make;
@@ -51,13 +52,14 @@ use std::os::fd::OwnedFd;
 
 use torpor_image::tree::{Descriptor, FileId, MemoryId, OpenFile, Pipe, SharedMemory};
 
+use crate::view::View;
+
 pub(crate) use self::collect::collect;
 pub use self::error::{CollectError, MakeError};
 pub(crate) use self::inet::make_listener;
 pub(crate) use self::make::make;
 
 /// Whose open files to take.
-#[derive(Debug)]
 pub(crate) struct Request<'a> {
     /// Living processes of the tree, stopped; the root first. Machine's ids.
     pub(crate) processes: &'a [i32],
@@ -66,6 +68,12 @@ pub(crate) struct Request<'a> {
     pub(crate) ids: &'a BTreeMap<i32, i32>,
     /// Mappings of shared memory and of files without a name, private ones too.
     pub(crate) areas: &'a [SharedArea],
+    /// Where it is looked at from.
+    pub(crate) view: &'a View,
+    /// What is in the way is looked for, and contents are left alone.
+    pub(crate) look_only: bool,
+    /// Asked for every [`crate::memory::copy::BATCH_BYTES`]; `false` ends it with [`CollectError::Stopped`].
+    pub(crate) go_on: &'a (dyn Fn() -> bool + Sync),
 }
 
 /// A mapping of something that is not a file with a name.
@@ -94,6 +102,10 @@ pub(crate) struct Collected {
     pub(crate) descriptors: BTreeMap<i32, Vec<Descriptor>>,
     /// What each of [`Request::areas`] maps.
     pub(crate) areas: Vec<MemoryId>,
+    /// Duplicates of an app's open files that can be kept while it has no processes.
+    pub(crate) kept: Vec<(FileId, OwnedFd)>,
+    /// What only comes back if it is kept, in words.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Open files that were made.

@@ -37,7 +37,7 @@ pub(super) fn joined(fd: &OwnedFd, kind: Kind) -> Described<Vec<SocketOption>> {
             Ok(Some(true)) => options.push(SocketOption { level, name: JOIN, value: request.to_vec() }),
             Ok(Some(false)) => {
                 let what = "a socket that takes a multicast group from certain sources only";
-                return Err(Why::refused(what, "close it before the checkpoint"));
+                return Err(Why::kept(what, "close it before the checkpoint"));
             }
             Err(error) => return Err(error.into()),
         }

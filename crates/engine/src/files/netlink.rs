@@ -24,20 +24,20 @@ const ADDRESS_GROUPS: u32 = 32;
 pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -> Described<FileKind> {
     if ![ROUTE, SOCK_DIAG, KOBJECT_UEVENT, GENERIC].contains(&kind.2) {
         let what = format!("a netlink socket of protocol {}, whose state in the kernel cannot be seen", kind.2);
-        return Err(Why::refused(what, "close it before the checkpoint"));
+        return Err(Why::kept(what, "close it before the checkpoint"));
     }
     let mut polled = [PollFd::new(&item.fd, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
     if !polled[0].revents().is_empty() {
         let what = "a netlink socket with messages that the program has not read";
-        return Err(Why::refused(what, "try again when it has"));
+        return Err(Why::kept(what, "try again when it has"));
     }
     // Family, padding, port id, groups 1 to 32.
     let address = socket::local_address(&item.fd)?;
     let word = |at: usize| address.get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, u32::from_ne_bytes);
     let memberships = socket::netlink_groups(&item.fd)?;
     if memberships.iter().any(|group| *group > ADDRESS_GROUPS) {
-        return Err(Why::refused("a netlink socket that listens to groups above 32", "close it before the checkpoint"));
+        return Err(Why::kept("a netlink socket that listens to groups above 32", "close it before the checkpoint"));
     }
     Ok(FileKind::Netlink {
         kind: (kind.1, kind.2),

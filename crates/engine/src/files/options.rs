@@ -103,7 +103,7 @@ impl Defaults {
             Ok(Some(code)) => options.push(SocketOption { level: SOCKET, name: FILTER, value: code }),
             Ok(None) => {}
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                return Err(Why::refused("a socket with a filter in eBPF, which cannot be read", ""));
+                return Err(Why::kept("a socket with a filter in eBPF, which cannot be read", ""));
             }
             // Kinds that take no filters.
             Err(_) => {}

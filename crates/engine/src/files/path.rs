@@ -1,7 +1,7 @@
 //! Files with a name: regular files, directories, devices, and what is open with `O_PATH` only.
 
 use std::ffi::OsStr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -12,6 +12,7 @@ use torpor_image::tree::{FileKind, OpenFile, PathState};
 use super::MakeError;
 use super::collect::{Described, Why};
 use super::list::Item;
+use crate::view::View;
 
 /// Set in the flags of files made with `O_TMPFILE`, beside `O_DIRECTORY`.
 const TEMPORARY: u32 = 0o20_000_000;
@@ -30,16 +31,19 @@ const MADE_UP: [i64; 8] = [
     0x7363_6673, // securityfs
     0x6165_676c, // pstore
 ];
+const MESSAGE_QUEUES: i64 = 0x1980_0202;
 /// File systems of kernel objects that are not files: what they are, and their number.
 const OBJECTS: [(i64, &str); 5] = [
     (0x6e73_6673, "a namespace's descriptor"),
-    (0x1980_0202, "a POSIX message queue"),
+    (MESSAGE_QUEUES, "a POSIX message queue"),
     (0xcafe_4a11, "a pinned BPF object"),
     (0x9584_58f6, "memory of huge pages"),
     (0x5346_544e, "a file of NTFS"),
 ];
 /// Devices without state: null, zero, full, random, urandom.
 const PLAIN_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
+/// Devices whose state belongs to the open file alone: tun, fuse.
+const KEPT_DEVICES: [(u32, u32); 2] = [(10, 200), (10, 229)];
 /// `/dev/ptmx`.
 const PTY_MASTER: (u32, u32) = (5, 2);
 /// Terminals: virtual and serial ones, `/dev/tty` and `/dev/console`, slaves of pseudo-terminals.
@@ -69,33 +73,49 @@ pub(super) fn is_file(item: &Item) -> Described<()> {
         None => Ok(()),
         Some((_, what)) => {
             let what = format!("{what} ({}) is not taken yet", item.name());
-            Err(Why::refused(what, "close it before the checkpoint"))
+            const REMEDY: &str = "close it before the checkpoint";
+            // A queue tells one process when a message comes, by its id.
+            Err(if system == MESSAGE_QUEUES && notifies(item)? {
+                Why::refused(format!("{what}, and its process wants to be told of messages"), REMEDY)
+            } else {
+                Why::kept(what, REMEDY)
+            })
         }
     }
 }
 
+/// Somebody is to be told of messages in a queue (`mq_notify(3)`): `QSIZE:0 NOTIFY:0 SIGNO:0 NOTIFY_PID:0`.
+fn notifies(item: &Item) -> Described<bool> {
+    let file = std::fs::File::open(format!("/proc/self/fd/{}", item.fd.as_raw_fd()))?;
+    let mut text = [0; 128];
+    let read = std::os::unix::fs::FileExt::read_at(&file, &mut text, 0)?;
+    let text = String::from_utf8_lossy(&text[..read]).into_owned();
+    let whom = text.split_ascii_whitespace().find_map(|word| word.strip_prefix("NOTIFY_PID:"));
+    Ok(whom != Some("0"))
+}
+
 /// A file that has its name still.
-pub(super) fn describe(item: &Item) -> Described<FileKind> {
+pub(super) fn describe(view: &View, item: &Item) -> Described<FileKind> {
     is_file(item)?;
     let system = fstatfs(&item.fd)?.f_type;
     if system == PROC_SUPER_MAGIC && of_process(&item.link) {
         let what = format!("{} belongs to a process and cannot be opened before it is there", item.name());
         return Err(Why::refused(what, "close it before the checkpoint"));
     }
-    has_name(item)?;
+    has_name(view, item)?;
     Ok(FileKind::Path(state(&item.link, &item.stat)))
 }
 
 /// A device node.
-pub(super) fn device(item: &Item) -> Described<FileKind> {
+pub(super) fn device(view: &View, item: &Item) -> Described<FileKind> {
     let number = (major(item.stat.st_rdev), minor(item.stat.st_rdev));
     let character = FileType::from_raw_mode(item.stat.st_mode) == FileType::CharacterDevice;
     if character && PLAIN_DEVICES.contains(&number) {
-        return describe(item);
+        return describe(view, item);
     }
     if character && number == PTY_MASTER {
         let what = format!("the master of a pseudo-terminal ({}) is not taken yet", item.name());
-        return Err(Why::refused(what, "checkpoint the program inside of the terminal, not the one that made it"));
+        return Err(Why::kept(what, "checkpoint the program inside of the terminal, not the one that made it"));
     }
     if character && TERMINALS.contains(&number.0) {
         let remedy =
@@ -104,7 +124,9 @@ pub(super) fn device(item: &Item) -> Described<FileKind> {
     }
     let (kind, name) = (if character { "character" } else { "block" }, item.name());
     let what = format!("{kind} device {}:{} ({name}) may have state that cannot be seen", number.0, number.1);
-    Err(Why::refused(what, "close it before the checkpoint"))
+    const REMEDY: &str = "close it before the checkpoint";
+    let can_be_kept = character && KEPT_DEVICES.contains(&number);
+    Err(if can_be_kept { Why::kept(what, REMEDY) } else { Why::refused(what, REMEDY) })
 }
 
 /// `/proc/123/…`, `/proc/self` and `/proc/net` being links to such.
@@ -114,13 +136,13 @@ fn of_process(path: &[u8]) -> bool {
 }
 
 /// The file's name leads to it.
-fn has_name(item: &Item) -> Described<()> {
+fn has_name(view: &View, item: &Item) -> Described<()> {
     let name = item.name();
-    match open_name(&item.link) {
-        Ok(found) if same(&fstat(&found)?, &item.stat) => return Ok(()),
+    match view.stat(&item.link) {
+        Ok(found) if same(&found, &item.stat) => return Ok(()),
         Ok(_) => {
             let what = format!("{name} is another file now (replaced, or mounted over)");
-            return Err(Why::refused(what, "let the program open it again"));
+            return Err(Why::kept(what, "let the program open it again"));
         }
         Err(_) => {}
     }
@@ -131,7 +153,7 @@ fn has_name(item: &Item) -> Described<()> {
     } else {
         format!("{name} cannot be found under its name")
     };
-    Err(Why::refused(what, "let the program close it"))
+    Err(Why::kept(what, "let the program close it"))
 }
 
 fn same(a: &Stat, b: &Stat) -> bool {
@@ -140,8 +162,7 @@ fn same(a: &Stat, b: &Stat) -> bool {
 
 /// Opens what is at a path, which holds no symbolic links, to look at it.
 pub(super) fn open_name(path: &[u8]) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat2(CWD, path_of(path), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+    View::machine().open(path)
 }
 
 /// What differs between what was at a path and what is there.

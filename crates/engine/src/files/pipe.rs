@@ -18,6 +18,7 @@ use super::MakeError;
 use super::collect::{Described, Why};
 use super::list::{Item, List};
 use super::path::{self, ASYNC};
+use crate::view::View;
 
 const ACCESS: u32 = 3;
 const READ_WRITE: u32 = 2;
@@ -48,14 +49,14 @@ impl Pipes {
     }
 
     /// A pipe's or FIFO's end.
-    pub(super) fn describe(&mut self, list: &List, item: &Item) -> Described<FileKind> {
+    pub(super) fn describe(&mut self, view: &View, list: &List, item: &Item) -> Described<FileKind> {
         let fifo = item.link.starts_with(b"/");
         if item.info.flags & NOTIFICATIONS != 0 && !fifo {
-            return Err(Why::refused("a pipe for notifications of the kernel", "close it before the checkpoint"));
+            return Err(Why::kept("a pipe for notifications of the kernel", "close it before the checkpoint"));
         }
         let ends: Vec<&Item> = list.same_object(item.object()).iter().map(|file| list.item(*file)).collect();
         within(&ends, item)?;
-        let path = if fifo { Some(path::describe(item)?) } else { None };
+        let path = if fifo { Some(path::describe(view, item)?) } else { None };
         let pipe = match self.known.get(&item.object()) {
             Some(known) => *known,
             None => {
@@ -122,7 +123,7 @@ fn contents(pipe: &OwnedFd, capacity: usize) -> Described<Vec<Vec<u8>>> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     if let Err(error) = fcntl_setpipe_size(&write, capacity) {
         let what = format!("a pipe of {capacity} bytes cannot be copied ({error})");
-        return Err(Why::refused(what, "raise fs.pipe-max-size, or run with CAP_SYS_RESOURCE"));
+        return Err(Why::kept(what, "raise fs.pipe-max-size, or run with CAP_SYS_RESOURCE"));
     }
     match tee(pipe, &write, usize::MAX >> 1, SpliceFlags::NONBLOCK) {
         Ok(_) | Err(Errno::AGAIN) => {}

@@ -4,12 +4,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use torpor_image::{HEADER_BYTES, Header, State, checksum};
 
-use super::error::{Failure, Stop, describe};
+use super::error::{Failure, Stop};
 use super::obstacles::pins;
-use super::{Captured, Sleep};
+use super::{Captured, Sleep, events};
 use crate::memory::copy::{PageSink, copy};
 use crate::memory::layout::{Flags, areas};
 use crate::plan::{Began, ThreadPlan};
@@ -181,45 +180,12 @@ impl Sleep<'_> {
 
     /// Waits until the image is on disk, but no longer than until something happens.
     fn sync(&self, file: File, watch: &Watch) -> Result<(), Stop> {
-        let wrong = |error| Failure::Image(self.part.clone(), error);
-        let done = eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| wrong(e.into()))?;
-        let tell = done.try_clone().map_err(wrong)?;
-        let syncing = std::thread::Builder::new().name("image-sync".to_owned()).spawn(move || {
-            let result = file.sync_data();
-            // The reader holds the other duplicate; a counter of one cannot overflow.
-            let _ = rustix::io::write(&tell, &1_u64.to_ne_bytes());
-            result
-        });
-        let syncing = syncing.map_err(wrong)?;
-        let abort = &self.request.abort.0.1;
-        loop {
-            let mut fds = [
-                PollFd::new(&done, PollFlags::IN),
-                PollFd::new(watch, PollFlags::IN),
-                PollFd::new(abort, PollFlags::IN),
-            ];
-            match poll(&mut fds, None) {
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(wrong(error.into()).into()),
-                Ok(_) => {}
-            }
-            self.check_events(watch)?;
-            if !fds[0].revents().is_empty() {
-                break;
-            }
-        }
-        let result = syncing.join().unwrap_or_else(|_| Err(io::Error::other("the syncing thread panicked")));
-        result.map_err(|error| wrong(error).into())
+        let happened = events::sync(file, watch, self.request.abort);
+        given_up(happened.map_err(|error| Failure::Image(self.part.clone(), error))?)
     }
 
     fn check_events(&self, watch: &Watch) -> Result<(), Stop> {
-        if self.request.abort.asked() {
-            return Err(Stop::Aborted("asked to".to_owned()));
-        }
-        match watch.fired().map_err(Failure::Look)? {
-            Some(source) => Err(Stop::Aborted(describe(&source))),
-            None => Ok(()),
-        }
+        given_up(events::happened(watch, self.request.abort).map_err(Failure::Look)?)
     }
 
     /// Makes the image current. The last look at the descriptors comes just before.
@@ -232,6 +198,11 @@ impl Sleep<'_> {
         self.target.journal.record(phase).map_err(Failure::Journal)?;
         Ok(captured)
     }
+}
+
+/// What has happened ends it.
+fn given_up(by: Option<String>) -> Result<(), Stop> {
+    by.map_or(Ok(()), |by| Err(Stop::Aborted(by)))
 }
 
 /// What can be known while the app still runs.

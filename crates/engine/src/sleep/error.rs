@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::collect::CollectError;
 use crate::memory::copy::CopyError;
 use crate::step::{Fault, Step};
 use crate::trace::TraceError;
@@ -59,6 +60,12 @@ pub enum Failure {
     /// Memory did not come back.
     #[error(transparent)]
     Refill(#[from] crate::RefillError),
+    /// Describing its processes.
+    #[error(transparent)]
+    Collect(Box<CollectError>),
+    /// Keeping its open files.
+    #[error("keeping its open files")]
+    Park(#[source] io::Error),
     /// Ending its processes.
     #[error("ending its processes")]
     End(#[source] io::Error),
@@ -68,7 +75,7 @@ pub enum Failure {
 }
 
 /// Why the first part ended.
-pub(super) enum Stop {
+pub(crate) enum Stop {
     Aborted(String),
     Refused(String),
     Failed(Failure),

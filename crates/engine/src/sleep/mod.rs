@@ -16,6 +16,7 @@
 mod capture;
 mod drop_memory;
 mod error;
+pub(crate) mod events;
 mod obstacles;
 
 use std::fs;
@@ -29,7 +30,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use torpor_image::State;
 
-use self::error::Stop;
+pub(crate) use self::error::Stop;
 pub use self::error::{Failure, SleepError};
 pub use self::obstacles::obstacles;
 use crate::memory::copy::Range;
@@ -217,7 +218,7 @@ impl Sleep<'_> {
     }
 }
 
-fn remove_if_there(path: &Path) -> io::Result<()> {
+pub(crate) fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -225,6 +226,6 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
 }
 
 /// What is remembered of the threads' waits.
-fn carried(plans: &[ThreadPlan]) -> std::collections::HashMap<i32, crate::wait::restart::Carried> {
+pub(crate) fn carried(plans: &[ThreadPlan]) -> std::collections::HashMap<i32, crate::wait::restart::Carried> {
     plans.iter().filter_map(|plan| Some((plan.tid, plan.carried()?))).collect()
 }

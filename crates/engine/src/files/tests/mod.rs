@@ -30,7 +30,14 @@ fn collect_own(fds: &[OwnedFd], image: &std::fs::File) -> Result<(Collected, Vec
     let mut list = List::default();
     let found = list.descriptors_among(own, own, false, &numbers)?;
     let ids = BTreeMap::from([(own, own)]);
-    let request = Request { processes: &[own], ids: &ids, areas: &[] };
+    let request = Request {
+        processes: &[own],
+        ids: &ids,
+        areas: &[],
+        view: &crate::view::View::machine(),
+        look_only: false,
+        go_on: &|| true,
+    };
     let file = |fd: &OwnedFd| found.iter().find(|one| one.fd == fd.as_raw_fd()).unwrap().file;
     let files = fds.iter().map(file).collect();
     let mut sink = PageSink::new(image, HEADER_BYTES);

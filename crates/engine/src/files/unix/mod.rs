@@ -11,7 +11,7 @@ mod address;
 mod diag;
 mod make;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
@@ -28,6 +28,7 @@ use super::list::{Holder, Item, List, PATH_ONLY};
 use super::options::{self, Kind};
 use super::{CollectError, path, queue};
 use crate::Obstacle;
+use crate::view::View;
 
 #[cfg(test)]
 pub(super) use self::address::as_user_for_tests;
@@ -53,7 +54,7 @@ fn is_socket(item: &Item) -> bool {
 }
 
 /// Looks into every unix socket of the list; descriptors in flight join it.
-pub(super) fn queues(list: &mut List, obstacles: &mut Vec<Obstacle>) -> Result<Sockets, CollectError> {
+pub(super) fn queues(list: &mut List, view: &View, obstacles: &mut Vec<Obstacle>) -> Result<Sockets, CollectError> {
     let mut sockets = Sockets::default();
     let mut n = 0;
     while let Some(item) = list.items.get(n) {
@@ -83,7 +84,7 @@ pub(super) fn queues(list: &mut List, obstacles: &mut Vec<Obstacle>) -> Result<S
         };
         let found = found.map_err(failed)?;
         let holder = Holder { in_flight: true, ..item.holder };
-        if found.iter().any(|message| message.credentials.is_some_and(|who| who.0 == 0)) {
+        if !view.keeps_files() && found.iter().any(|message| message.credentials.is_some_and(|who| who.0 == 0)) {
             obstacles.push(obstacle(item, "a message waits there whose sender is outside of the pid namespace", ""));
         }
         let mut messages = Vec::with_capacity(found.len());
@@ -92,7 +93,8 @@ pub(super) fn queues(list: &mut List, obstacles: &mut Vec<Obstacle>) -> Result<S
             for fd in message.files {
                 files.push(list.add(fd, holder, None).map_err(failed)?);
             }
-            let (bytes, credentials) = (message.bytes, message.credentials);
+            let inside = |(pid, user, group)| (view.id(pid).unwrap_or(0), view.user(user), view.group(group));
+            let (bytes, credentials) = (message.bytes, message.credentials.map(inside));
             let from = if message.from.len() > FAMILY_BYTES { message.from } else { Vec::new() };
             messages.push(Message { bytes, files, from, credentials });
         }
@@ -102,6 +104,11 @@ pub(super) fn queues(list: &mut List, obstacles: &mut Vec<Obstacle>) -> Result<S
 }
 
 impl Sockets {
+    /// Files that wait in sockets.
+    pub(super) fn flying(&self) -> HashSet<FileId> {
+        self.queues.values().flatten().flat_map(|message| &message.files).copied().collect()
+    }
+
     fn read() -> std::io::Result<Self> {
         let list = diag::list()?;
         let pairs = list.iter().flat_map(|(inode, entry)| entry.waiting.iter().map(move |client| (*client, *inode)));
@@ -124,17 +131,18 @@ pub(super) fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item, k
     }
     let queue = context.sockets.queues.remove(&id).unwrap_or_default();
     let mut flying = queue.iter().flat_map(|message| &message.files).map(|file| context.list.item(*file));
-    if flying.any(|file| file.link == b"anon_inode:[pidfd]") {
+    if !context.request.view.keeps_files() && flying.any(|file| file.link == b"anon_inode:[pidfd]") {
         let what = "a unix socket in which a descriptor of a process waits";
         return Err(Why::refused(what, "try again when the program has taken it"));
     }
+    let view = context.request.view;
     let peer_credentials = socket::peer_credentials(&item.fd)?.map(|(pid, user, group)| {
-        let inside = context.request.ids.get(&pid).copied().unwrap_or(pid);
-        (inside, user, group)
+        let inside = context.request.ids.get(&pid).copied();
+        (inside.or_else(|| view.id(pid)).unwrap_or(0), view.user(user), view.group(group))
     });
     Ok(FileKind::Unix(Box::new(UnixSocket {
         kind: kind.1,
-        path: if name.first().is_some_and(|byte| *byte != 0) { file(item)? } else { None },
+        path: if name.first().is_some_and(|byte| *byte != 0) { file(view, item)? } else { None },
         name,
         state,
         options: context.defaults.options(&item.fd, kind)?,
@@ -145,11 +153,11 @@ pub(super) fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item, k
 }
 
 /// The file of a socket that is bound to one, if its name still leads there.
-fn file(item: &Item) -> Described<Option<PathState>> {
+fn file(view: &View, item: &Item) -> Described<Option<PathState>> {
     let Some(file) = socket::unix_file(&item.fd)? else { return Ok(None) };
     let stat = fstat(&file)?;
     let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?.into_os_string().into_vec();
-    let there = path::open_name(&name).and_then(fstat);
+    let there = view.stat(&name);
     let same = there.is_ok_and(|there| (there.st_dev, there.st_ino) == (stat.st_dev, stat.st_ino));
     Ok(same.then(|| path::state(&name, &stat)))
 }
@@ -183,7 +191,7 @@ fn state(context: &Context<'_, '_>, item: &Item, kind: Kind, entry: &Entry) -> D
             let reset = has_error(item)?;
             if reset && kind.1 == DATAGRAM {
                 let what = "a unix socket with an error that the program has not seen";
-                return Err(Why::refused(what, "try again when it has"));
+                return Err(Why::kept(what, "try again when it has"));
             }
             Ok(UnixState::Lost { reset })
         }

@@ -1,0 +1,148 @@
+//! The part that can be given up: hold, describe, write, park, name. Its end is the commit.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use torpor_image::HEADER_BYTES;
+use torpor_image::tree::{SharedMemoryKind, Tree};
+
+use super::rouse::{all, why};
+use super::{Captured, Deepening};
+use crate::checkpoint::write;
+use crate::collect::{Collected, Manner, Member, collect_as, for_record, hold};
+use crate::plan::{Began, ThreadPlan};
+use crate::restore::compile;
+use crate::sleep::{Failure, Stop, events};
+use crate::step::Step;
+use crate::target::Phase;
+use crate::view::View;
+use crate::wait::since::now;
+
+impl Deepening<'_> {
+    /// Everything from the journal's `Awake` to the commit.
+    pub(super) fn capture(&mut self, family: &[Member]) -> Result<Captured, Stop> {
+        self.reached(Step::Roused)?;
+        self.check_events()?;
+        let records = self.hold(family)?;
+        self.target.freezer.thaw().map_err(Failure::Freeze)?;
+        self.reached(Step::Held)?;
+
+        let file = self.open()?;
+        let Written { tree, kept, warnings, image_bytes } = self.collect(family, &records, &file)?;
+        self.reached(Step::Collected)?;
+        let happened = events::sync(file, &self.asleep.watch, self.request.abort);
+        given_up(happened.map_err(|error| Failure::Image(self.part.clone(), error))?)?;
+        self.reached(Step::Written)?;
+
+        self.parked = true;
+        let files: Vec<_> = kept.iter().map(|(id, fd)| (*id, std::os::fd::AsFd::as_fd(fd))).collect();
+        self.request.parking.park(&files).map_err(Failure::Park)?;
+        self.reached(Step::Kept)?;
+        self.check_events()?;
+        self.name()?;
+        self.reached(Step::Named)?;
+        self.commit()?;
+        let segments = segments(&tree);
+        Ok(Captured { image_bytes, segments, warnings, _kept: kept })
+    }
+
+    /// Holds every thread; gives what the image says of their waits.
+    fn hold(&mut self, family: &[Member]) -> Result<Vec<ThreadPlan>, Stop> {
+        self.stopped = hold(family).map_err(|error| why(error, None))?;
+        let (began, at) = (Began::just_now(), now());
+        let mut records = Vec::with_capacity(self.asleep.plans.len());
+        for process in self.stopped.iter_mut().filter_map(|one| one.alive.as_mut()) {
+            for thread in &mut process.threads {
+                let tid = thread.tracee.thread();
+                let Some(plan) = self.asleep.plans.iter().find(|plan| plan.tid == tid) else {
+                    return Err(Stop::Aborted(format!("thread {tid} of process {} is new", process.pid)));
+                };
+                records.push(for_record(*plan, &began));
+                // Put right at once: should we die here, it goes on properly.
+                plan.prepare_quietly(thread, at)?;
+            }
+        }
+        Ok(records)
+    }
+
+    fn open(&self) -> Result<File, Failure> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        options.open(&self.part).map_err(|error| Failure::Image(self.part.clone(), error))
+    }
+
+    /// Describes it, copies its memory and writes the image.
+    fn collect(&self, family: &[Member], records: &[ThreadPlan], file: &File) -> Result<Written, Stop> {
+        let view = View::of(self.request.home, &all(family)).map_err(Failure::Look)?;
+        let by = Mutex::new(None);
+        let go_on = || match events::happened(&self.asleep.watch, self.request.abort) {
+            Ok(None) => true,
+            Ok(Some(what)) => {
+                *by.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(what);
+                false
+            }
+            // Asked again, and told, behind the copy.
+            Err(_) => true,
+        };
+        let manner = Manner { view: &view, go_on: &go_on };
+        let collected = collect_as(&manner, &self.stopped, records, file, HEADER_BYTES);
+        let by = by.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let Collected { mut tree, pages_end, kept, warnings } = collected.map_err(|error| why(error, by))?;
+        let captured = Duration::from_nanos(tree.machine.monotonic_ns);
+        let left = self.asleep.wake_at.map(|at| at.saturating_sub(captured));
+        tree.machine.wake_after_ns = left.map(|left| left.as_nanos() as u64);
+        tree.namespaces.user = self.request.home.user_namespace;
+        let plan = compile(&tree).map_err(|error| Stop::Refused(error.to_string()))?;
+        let image_bytes = write(file, &tree, &plan, pages_end, (self.target.app, self.request.generation))
+            .map_err(|error| Failure::Image(self.part.clone(), error))?;
+        Ok(Written { tree, kept, warnings, image_bytes })
+    }
+
+    /// Gives the image its name, which lasts.
+    fn name(&self) -> Result<(), Failure> {
+        let image = &self.request.image;
+        let wrong = |error| Failure::Image(image.clone(), error);
+        fs::rename(&self.part, image).map_err(wrong)?;
+        let folder = image.parent().ok_or(std::io::ErrorKind::InvalidInput.into()).map_err(wrong)?;
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(wrong)
+    }
+
+    /// From here on the image is the truth. It is frozen first: were we to die, nothing of it would run.
+    fn commit(&mut self) -> Result<(), Stop> {
+        self.target.freezer.freeze().map_err(Failure::Freeze)?;
+        // The last look at what it waits for.
+        self.check_events()?;
+        self.journaled = true;
+        let phase = Phase::Ending { generation: self.request.generation, wake_at: self.asleep.wake_at };
+        self.target.journal.record(phase).map_err(Failure::Journal)?;
+        Ok(self.reached(Step::Ending)?)
+    }
+
+    fn check_events(&self) -> Result<(), Stop> {
+        given_up(events::happened(&self.asleep.watch, self.request.abort).map_err(Failure::Look)?)
+    }
+}
+
+/// An image that is written but for its name.
+struct Written {
+    tree: Tree,
+    kept: Vec<(torpor_image::tree::FileId, std::os::fd::OwnedFd)>,
+    warnings: Vec<String>,
+    image_bytes: u64,
+}
+
+/// What has happened ends it.
+fn given_up(by: Option<String>) -> Result<(), Stop> {
+    by.map_or(Ok(()), |by| Err(Stop::Aborted(by)))
+}
+
+/// Ids of the System V segments in a tree.
+fn segments(tree: &Tree) -> Vec<i32> {
+    let id = |kind: &SharedMemoryKind| match kind {
+        SharedMemoryKind::SystemV { id, .. } => Some(*id),
+        _ => None,
+    };
+    tree.memories.iter().filter_map(|memory| id(&memory.kind)).collect()
+}

@@ -1,0 +1,136 @@
+//! While it dozes: what is in the way, and memory back in place. And how it is given up later: it runs.
+
+use super::{DeepenError, Deepening};
+use crate::collect::{CollectError, Member, examine, family, without_leaders};
+use crate::memory::refill::{RefillError, refill};
+use crate::plan::{Memories, let_go};
+use crate::recover::RecoverError;
+use crate::sleep::{Failure, SleepError, Stop, carried, remove_if_there};
+use crate::step::Step;
+use crate::target::Phase;
+use crate::trace::{Process, stop_all};
+use crate::view::View;
+use crate::wake::{WakeError, open};
+
+/// An error with its causes, for people.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}
+
+/// Nothing was touched.
+fn dozes(error: &dyn std::error::Error) -> DeepenError {
+    DeepenError::Dozing(vec![chain(error)])
+}
+
+impl Deepening<'_> {
+    /// Looks for what is in the way; touches nothing.
+    pub(super) fn examine(&mut self) -> Result<Vec<Member>, DeepenError> {
+        let mut pids = self.target.freezer.processes().map_err(|error| dozes(&error))?;
+        pids.sort_unstable();
+        if !self.asleep.state.processes.iter().map(|process| process.pid).eq(pids.iter().copied()) {
+            return Err(DeepenError::Dozing(vec!["its processes are not those that fell asleep".to_owned()]));
+        }
+        let mut obstacles = Vec::new();
+        let family = family(self.request.home, &pids, &mut obstacles).map_err(|error| dozes(&error))?;
+        let found = View::of(self.request.home, &all(&family)).map_err(|error| dozes(&error)).and_then(|view| {
+            obstacles.extend(without_leaders(&family).map_err(|error| dozes(&error))?);
+            examine(&view, &family).map_err(|error| dozes(&error))
+        })?;
+        obstacles.extend(found);
+        if !obstacles.is_empty() {
+            return Err(DeepenError::Dozing(obstacles.iter().map(ToString::to_string).collect()));
+        }
+        self.reached(Step::Examined).map_err(|fault| dozes(&fault))?;
+        Ok(family)
+    }
+
+    /// Brings memory back. It stays frozen.
+    pub(super) fn rouse(&mut self) -> Result<(), DeepenError> {
+        match self.bring_back() {
+            Ok(()) => {}
+            Err(error) if error.is_lost() => return Err(DeepenError::Lost(Box::new(RecoverError::Image(error)))),
+            Err(error) => return Err(dozes(&error)),
+        }
+        self.reached(Step::Resident).map_err(|fault| dozes(&fault))?;
+        self.target.journal.record(Phase::Awake).map_err(|error| dozes(&Failure::Journal(error)))
+    }
+
+    fn bring_back(&self) -> Result<(), WakeError> {
+        let (image, _) = open(self.target, &self.asleep.image, self.asleep.generation)?;
+        let mut buffer = Vec::new();
+        let refilled = self.asleep.state.processes.iter().try_for_each(|process| refill(&image, process, &mut buffer));
+        refilled.map_err(|error: RefillError| WakeError::Refill(error))
+    }
+
+    /// Lets it run, as if it had just been woken.
+    pub(super) fn give_up(&mut self, stop: Stop) -> SleepError {
+        let at = self.at();
+        let undone = self.undo();
+        let error = match stop {
+            Stop::Aborted(by) => SleepError::Aborted(by),
+            Stop::Refused(why) => SleepError::Refused(why),
+            Stop::Failed(error) => SleepError::Failed { at, error: Box::new(error) },
+        };
+        match undone {
+            Ok(()) => error,
+            Err(failure) => SleepError::Failed { at, error: Box::new(failure) },
+        }
+    }
+
+    fn undo(&mut self) -> Result<(), Failure> {
+        if self.journaled {
+            // Before anything of it runs: no image must be put under a program that has run on.
+            self.target.journal.record(Phase::Awake).map_err(Failure::Journal)?;
+        }
+        let released = self.held().and_then(|held| Ok(let_go(held, &self.asleep.plans)?));
+        // Whatever fails from here on, it is thawed.
+        let thawed = self.target.freezer.thaw().map_err(Failure::Freeze);
+        let unparked = if self.parked { self.request.parking.park(&[]).map_err(Failure::Park) } else { Ok(()) };
+        for path in [&self.part, &self.request.image, &self.asleep.image] {
+            remove_if_there(path).map_err(|error| Failure::Image(path.clone(), error))?;
+        }
+        thawed?;
+        unparked?;
+        let mut switches = std::collections::HashMap::new();
+        for change in released? {
+            switches.extend(change.undo().map_err(Failure::Look)?);
+        }
+        let timers = self.asleep.memories.timers.clone();
+        self.memories = Some(Memories { waits: carried(&self.asleep.plans), timers, switches });
+        Ok(())
+    }
+
+    /// Its processes, held; those that were not held yet are, so that their time-outs can be put right.
+    fn held(&mut self) -> Result<Vec<Process>, Failure> {
+        let held: Vec<Process> = std::mem::take(&mut self.stopped).into_iter().filter_map(|one| one.alive).collect();
+        if !held.is_empty() {
+            return Ok(held);
+        }
+        let pids: Vec<i32> = self.asleep.state.processes.iter().map(|process| process.pid).collect();
+        Ok(stop_all(&pids)?)
+    }
+}
+
+/// The machine's ids of a family.
+pub(super) fn all(family: &[Member]) -> Vec<i32> {
+    family.iter().map(|member| member.pid).collect()
+}
+
+/// Why collecting ended; `by` says what it was given up for.
+pub(super) fn why(error: CollectError, by: Option<String>) -> Stop {
+    match error {
+        CollectError::Stopped => Stop::Aborted(by.unwrap_or_else(|| "asked to".to_owned())),
+        CollectError::Refused(obstacles) => {
+            Stop::Refused(obstacles.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+        }
+        CollectError::Trace(error) => Failure::Trace(error).into(),
+        error => Stop::Failed(Failure::Collect(Box::new(error))),
+    }
+}

@@ -1,0 +1,313 @@
+//! An app in a sandbox of its own, without a worker: what the engine needs of one is done here.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use torpor_engine::{
+    Abort, Asleep, Deepen, Deepened, Faults, Freezer, Home, Journal, Memories, NoFaults, Parking, Phase, Request, Step,
+    Target, deepen, fall_asleep,
+};
+use torpor_sandbox::cgroup::Hierarchies;
+use torpor_sandbox::{EtcFiles, IdRange, Launcher, Limits, Program, Sandbox, SandboxSpec, Security, User};
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+const FREEZE: Duration = Duration::from_secs(5);
+
+/// The freezer of a sandbox.
+pub struct Group<'a>(pub &'a Sandbox);
+
+impl Freezer for Group<'_> {
+    fn freeze(&self) -> io::Result<()> {
+        self.0.cgroup().freeze(FREEZE).map_err(io::Error::other)
+    }
+
+    fn thaw(&self) -> io::Result<()> {
+        self.0.cgroup().thaw().map_err(io::Error::other)
+    }
+
+    fn is_freezing(&self) -> io::Result<bool> {
+        Ok(fs::read_to_string(self.0.cgroup().core().join("cgroup.freeze"))?.trim() == "1")
+    }
+
+    fn processes(&self) -> io::Result<Vec<i32>> {
+        self.0.cgroup().processes().map_err(io::Error::other)
+    }
+
+    fn end_processes(&self) -> io::Result<()> {
+        self.0.end_processes().map_err(io::Error::other)
+    }
+
+    fn processes_are_back(&self) -> io::Result<()> {
+        self.0.processes_are_back().map_err(io::Error::other)
+    }
+}
+
+/// A journal in memory.
+pub struct Memory(Mutex<Phase>);
+
+impl Journal for Memory {
+    fn record(&self, phase: Phase) -> io::Result<()> {
+        *self.0.lock().unwrap() = phase;
+        Ok(())
+    }
+}
+
+/// A keeper in memory.
+#[derive(Default)]
+pub struct Kept(pub Mutex<BTreeMap<u32, OwnedFd>>);
+
+impl Parking for Kept {
+    fn park(&self, files: &[(u32, BorrowedFd<'_>)]) -> io::Result<()> {
+        let files = files.iter().map(|(id, fd)| Ok((*id, fd.try_clone_to_owned()?)));
+        *self.0.lock().unwrap() = files.collect::<io::Result<_>>()?;
+        Ok(())
+    }
+}
+
+/// What is to run, and where.
+pub struct Recipe {
+    pub command: Vec<String>,
+    /// Of the image's `/etc/passwd`: user and group.
+    pub user: (u32, u32),
+}
+
+impl Recipe {
+    /// A program of the zoo.
+    pub fn zoo(program: &torpor_testkit::zoo::Program, root: &Path) -> Self {
+        let passwd = fs::read_to_string(root.join("etc/passwd")).unwrap_or_default();
+        let found = program.user.and_then(|user| {
+            let line = passwd.lines().find(|line| line.starts_with(&format!("{user}:")))?;
+            let mut ids = line.split(':').skip(2).map(|id| id.parse().unwrap());
+            Some((ids.next()?, ids.next()?))
+        });
+        assert!(program.user.is_none() || found.is_some(), "no user {:?}", program.user);
+        Self { command: program.command.clone(), user: found.unwrap_or_default() }
+    }
+}
+
+/// An app.
+pub struct App {
+    pub sandbox: Sandbox,
+    pub journal: Memory,
+    pub kept: Kept,
+    pub home: Home,
+    pub memories: Memories,
+    pub generation: u64,
+    hierarchies: Hierarchies,
+    parent: String,
+    folder: tempfile::TempDir,
+}
+
+/// Unpacks a tarball.
+pub fn unpack(tarball: &Path, root: &Path) {
+    fs::create_dir_all(root).unwrap();
+    let status = Command::new("tar").args(["--numeric-owner", "-xpf"]).arg(tarball).arg("-C").arg(root).status();
+    assert!(status.unwrap().success());
+}
+
+impl App {
+    /// Starts a program of the zoo.
+    pub fn of_zoo(name: &str) -> Self {
+        let zoo = torpor_testkit::zoo::Zoo::open().unwrap();
+        let program = zoo.program(name);
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("layer");
+        unpack(&program.tarball, &root);
+        Self::start(folder, &Recipe::zoo(program, &root))
+    }
+
+    /// Starts `recipe`, whose files are in `folder/layer`.
+    pub fn start(folder: tempfile::TempDir, recipe: &Recipe) -> Self {
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        for name in ["upper", "work", "run", "images"] {
+            DirBuilder::new().mode(0o700).create(folder.path().join(name)).unwrap();
+        }
+        let hierarchies = Hierarchies::detect(&folder.path().join("cgroup2")).unwrap();
+        let launcher = Launcher::new(&std::env::current_exe().unwrap(), hierarchies.clone()).unwrap();
+        let parent = format!("torpor-engine-warm-{}-{n}", std::process::id());
+        let spec = SandboxSpec {
+            id: "app".to_owned(),
+            cgroup_parent: parent.clone(),
+            layers: vec![folder.path().join("layer")],
+            upper: folder.path().join("upper"),
+            work: folder.path().join("work"),
+            run_dir: folder.path().join("run"),
+            hostname: "warm".to_owned(),
+            ids: Some(IdRange { base: 65_536 * (2000 + (std::process::id() % 500) * 50 + n) }),
+            volumes: Vec::new(),
+            tmpfs: Vec::new(),
+            limits: Limits::default(),
+            security: Security::default(),
+            read_only: false,
+            program: Program {
+                command: recipe.command.clone(),
+                env: Vec::new(),
+                user: User { uid: recipe.user.0, gid: recipe.user.1, ..User::default() },
+                cwd: "/".into(),
+            },
+            etc: EtcFiles { hosts: Some("127.0.0.1 localhost\n".to_owned()), ..EtcFiles::default() },
+        };
+        let file = || -> OwnedFd {
+            fs::File::options().append(true).create(true).open(folder.path().join("log")).unwrap().into()
+        };
+        let null: OwnedFd = fs::File::options().read(true).write(true).open("/dev/null").unwrap().into();
+        let prepared = Sandbox::prepare(&launcher, &spec, [null, file(), file()]).unwrap();
+        within(prepared.netns(), || {
+            assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+        });
+        let sandbox = prepared.start().unwrap();
+        let home = Home {
+            init: sandbox.pidfd().try_clone_to_owned().unwrap(),
+            init_pid: sandbox.init_pid(),
+            initial: sandbox.initial_inside(),
+            cgroup: sandbox.cgroup().core().to_owned(),
+            tasks: sandbox.cgroup().tasks_files(),
+            user_namespace: sandbox.has_user_namespace(),
+        };
+        Self {
+            sandbox,
+            journal: Memory(Mutex::new(Phase::Awake)),
+            kept: Kept::default(),
+            home,
+            memories: Memories::default(),
+            generation: 0,
+            hierarchies,
+            parent,
+            folder,
+        }
+    }
+
+    /// Does something in its network.
+    pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        within(self.sandbox.netns().unwrap().as_fd(), work)
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    pub fn image(&self, generation: u64) -> PathBuf {
+        self.folder.path().join("images").join(format!("{generation}.image"))
+    }
+
+    /// Names of the files beside images.
+    pub fn images(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder.path().join("images")).unwrap();
+        let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    pub fn phase(&self) -> Phase {
+        *self.journal.0.lock().unwrap()
+    }
+
+    /// Does something with its target.
+    pub fn with_target<T>(&self, faults: &dyn Faults, work: impl FnOnce(&Target<'_>) -> T) -> T {
+        let group = Group(&self.sandbox);
+        work(&Target { app: 7, boot: boot(), freezer: &group, journal: &self.journal, faults })
+    }
+
+    /// Puts it to sleep; tries again for some time where it has work to do.
+    pub fn doze(&mut self) -> Asleep {
+        let begun = std::time::Instant::now();
+        loop {
+            self.generation += 1;
+            let abort = Abort::new().unwrap();
+            let request = Request {
+                image: self.image(self.generation),
+                generation: self.generation,
+                timers_over: Duration::from_secs(30),
+                single_sockets: false,
+                abort: &abort,
+                memories: &self.memories,
+            };
+            let attempt = self.with_target(&NoFaults, |target| fall_asleep(target, &request));
+            if let Some(memories) = attempt.memories {
+                self.memories = memories;
+            }
+            match attempt.result {
+                Ok(asleep) => return asleep,
+                Err(error) => assert!(begun.elapsed() < Duration::from_secs(20), "{error:?}; {}", self.log()),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Deepens its sleep.
+    pub fn deepen(&mut self, asleep: &Asleep, faults: &dyn Faults) -> Deepened {
+        self.deepen_with(asleep, faults, &Abort::new().unwrap())
+    }
+
+    pub fn deepen_with(&mut self, asleep: &Asleep, faults: &dyn Faults, abort: &Abort) -> Deepened {
+        self.generation += 1;
+        let generation = self.generation;
+        let request =
+            Deepen { home: &self.home, image: self.image(generation), generation, abort, parking: &self.kept };
+        let deepened = self.with_target(faults, |target| deepen(target, asleep, &request));
+        eprintln!("deepen {:?} {:?}", deepened.timings.steps(), deepened.result.as_ref().err());
+        if let Some(memories) = &deepened.memories {
+            self.memories = memories.clone();
+        }
+        deepened
+    }
+
+    /// Duplicates of what is kept.
+    pub fn given(&self) -> BTreeMap<u32, OwnedFd> {
+        let kept = self.kept.0.lock().unwrap();
+        kept.iter().map(|(id, fd)| (*id, fd.try_clone().unwrap())).collect()
+    }
+
+    pub fn init_lives(&self) -> bool {
+        self.sandbox.exit_status().unwrap().is_none()
+    }
+
+    pub fn processes(&self) -> Vec<i32> {
+        self.sandbox.cgroup().processes().unwrap()
+    }
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        let destroyed = self.sandbox.destroy().and_then(|()| Ok(self.hierarchies.remove_parent(&self.parent)?));
+        if let Err(error) = destroyed {
+            eprintln!("the sandbox is not removed: {error:?}");
+        }
+    }
+}
+
+/// This boot, as images have it.
+fn boot() -> [u64; 2] {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    [0, 16].map(|at| u64::from_str_radix(&digits[at..at + 16], 16).unwrap())
+}
+
+/// Does something in a network namespace.
+pub fn within<T: Send>(network: BorrowedFd<'_>, work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            move_into_link_name_space(network, Some(LinkNameSpaceType::Network)).unwrap();
+            work()
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Fails at a step.
+pub struct FailAt(pub Step);
+
+impl Faults for FailAt {
+    fn reached(&self, step: Step) -> Result<(), torpor_engine::Fault> {
+        if step == self.0 { Err(torpor_engine::Fault(step)) } else { Ok(()) }
+    }
+}

@@ -14,6 +14,9 @@ use rustix::thread::UnshareFlags;
 /// The init of sandboxes: a static executable of less than a page, see `init/init.rs`.
 pub static SANDBOX_INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sandbox-init"));
 
+/// `CLONE_INTO_CGROUP`.
+const INTO_CGROUP: u64 = 1 << 33;
+
 /// On which side of [`fork`] the caller finds itself.
 #[derive(Debug)]
 pub enum Forked {
@@ -46,6 +49,21 @@ fn check(answer: libc::c_long) -> io::Result<libc::c_long> {
 /// # Errors
 /// `EINVAL` in a process with several threads; what `clone3` says otherwise.
 pub fn fork(namespaces: UnshareFlags, child_of: ChildOf) -> io::Result<Forked> {
+    fork_into(namespaces, child_of, None, None)
+}
+
+/// The same, into the cgroup v2 whose directory is `group` (`CLONE_INTO_CGROUP`), without the wait for all processors that
+/// a later move takes; with the number `id` in its pid namespace (`set_tid`), which does not count for the next number.
+///
+/// # Errors
+/// As [`fork`]; `EACCES` where the caller may not move processes there, `EAGAIN` where its limit of processes is reached;
+/// `EEXIST` for a number that is taken, `EPERM` where the caller may not choose.
+pub fn fork_into(
+    namespaces: UnshareFlags,
+    child_of: ChildOf,
+    group: Option<BorrowedFd<'_>>,
+    id: Option<Pid>,
+) -> io::Result<Forked> {
     // SAFETY: only checks (CLONE_THREAD alone changes nothing): fails with EINVAL unless there is a single thread.
     check(unsafe { libc::syscall(libc::SYS_unshare, libc::CLONE_THREAD) })?;
     let mut pidfd: RawFd = -1;
@@ -54,8 +72,10 @@ pub fn fork(namespaces: UnshareFlags, child_of: ChildOf) -> io::Result<Forked> {
         // With CLONE_PARENT the signal is the caller's own and must not be given.
         ChildOf::Parent => (libc::CLONE_PARENT, 0),
     };
+    let ids = id.map(|id| [id.as_raw_nonzero().get()]);
+    let into = if group.is_some() { INTO_CGROUP } else { 0 };
     let mut arguments = libc::clone_args {
-        flags: u64::from(namespaces.bits()) | (libc::CLONE_PIDFD | parent) as u64,
+        flags: u64::from(namespaces.bits()) | (libc::CLONE_PIDFD | parent) as u64 | into,
         pidfd: &raw mut pidfd as u64,
         child_tid: 0,
         parent_tid: 0,
@@ -63,12 +83,12 @@ pub fn fork(namespaces: UnshareFlags, child_of: ChildOf) -> io::Result<Forked> {
         stack: 0,
         stack_size: 0,
         tls: 0,
-        set_tid: 0,
-        set_tid_size: 0,
-        cgroup: 0,
+        set_tid: ids.as_ref().map_or(0, |ids| ids.as_ptr() as u64),
+        set_tid_size: ids.map_or(0, |ids| ids.len() as u64),
+        cgroup: group.map_or(0, |group| group.as_raw_fd() as u64),
     };
     // SAFETY: without CLONE_VM this is a fork: the child has a copy of the memory, the stack too. There is one thread
-    // (checked above), so no lock is left held by a thread that the child lacks. `arguments` and `pidfd` outlive the call.
+    // (checked above), so no lock is left held by a thread that the child lacks. `arguments`, `pidfd` and `ids` outlive it.
     let pid = check(unsafe { libc::syscall(libc::SYS_clone3, &raw mut arguments, size_of::<libc::clone_args>()) })?;
     match Pid::from_raw(pid as c_int) {
         None => Ok(Forked::Child),

@@ -36,6 +36,12 @@ pub(crate) struct Message<T> {
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
+impl From<OwnedFd> for Channel {
+    fn from(end: OwnedFd) -> Self {
+        Self(end)
+    }
+}
+
 impl Channel {
     /// Both ends; neither survives `execve`.
     pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {

@@ -38,6 +38,9 @@ pub enum SandboxError {
     /// An environment word without a name.
     #[error("environment `{word}` is not NAME=value")]
     Environment { word: String },
+    /// An id that cannot be an initial process's.
+    #[error("{id} cannot be the id of an initial process inside")]
+    Initial { id: i32 },
     /// A user or group outside the user namespace.
     #[error("user or group id {id} is beyond {most}, the last one of the sandbox")]
     User { id: u32, most: u32 },

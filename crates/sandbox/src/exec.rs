@@ -1,11 +1,13 @@
 //! Running a further program in a sandbox.
 //!
-//! A fresh copy of this program enters the namespaces of init (by pidfd, all at once), makes the process that becomes the
-//! program as a child of *its* parent, the worker, and ends. The new process enters the app's cgroup and gives up the
-//! same privileges as the initial one did. It is not dumpable until it is the program: programs of the app run beside it
-//! and could otherwise look at the worker's code and descriptors.
+//! A fresh copy of this program makes, in the app's cgroup and pid namespace, the process that becomes the program, as a
+//! child of *its* parent, the worker; reports how that fares, and ends. The new process enters the other namespaces of init
+//! (by pidfd, all at once), makes its terminal there, and gives up the same privileges as the initial one did. It is not
+//! dumpable until it is the program: programs of the app run beside it and could otherwise look at the worker's code and
+//! descriptors.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, Uid, makedev};
@@ -14,17 +16,18 @@ use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces};
 use serde::{Deserialize, Serialize};
-use torpor_linux::spawn::{ChildOf, Forked, fork};
+use torpor_linux::spawn::{ChildOf, Forked, fork, fork_into};
 
 use crate::channel::{Channel, from_file, to_file};
 use crate::confine::{Confinement, confine};
 use crate::error::{Doing, SandboxError, SetupError, While};
 use crate::first::{Entrances, become_root, take_stdio};
 use crate::launcher::{EXEC_COMMAND, Launcher};
+use crate::prepare::answer;
 use crate::process::{ExitStatus, wait_for_end};
 use crate::program::become_program;
-use crate::sandbox::{Sandbox, answer, deliver};
-use crate::setup::{FromSetup, Report, begin_process, fail, give_stdio, outcome};
+use crate::sandbox::{Sandbox, deliver};
+use crate::setup::{FromSetup, Report, begin_process, fail, give_stdio, open_group, outcome};
 use crate::spec::Program;
 
 /// Where the program reads and writes.
@@ -52,7 +55,12 @@ struct Order {
     confinement: Confinement,
     /// The user namespace's first id; none: there is no user namespace.
     base: Option<u32>,
-    app_procs: Vec<std::path::PathBuf>,
+    /// The sandbox has a time namespace.
+    clocks: bool,
+    /// The app's group in v2.
+    core: PathBuf,
+    /// `tasks` of its groups in v1.
+    tasks: Vec<PathBuf>,
     terminal: Option<(u16, u16)>,
 }
 
@@ -72,7 +80,9 @@ pub fn exec(launcher: &Launcher, sandbox: &Sandbox, program: &Program, io: ExecI
         hostname: record.hostname.clone(),
         confinement: record.confinement,
         base: record.ids.map(|ids| ids.base),
-        app_procs: sandbox.cgroup().procs_files(),
+        clocks: record.clocks.is_some(),
+        core: sandbox.cgroup().core().to_owned(),
+        tasks: sandbox.cgroup().tasks_files(),
         terminal,
     };
     let file = to_file(&order).whilst(|| "writing the order to memory".to_owned())?;
@@ -88,24 +98,30 @@ pub fn exec(launcher: &Launcher, sandbox: &Sandbox, program: &Program, io: ExecI
 
 fn await_program(channel: &Channel, helper: &mut std::process::Child, id: &str) -> Result<ExecChild, SandboxError> {
     let unfit = |what| SandboxError::SetupAnswer { id: id.to_owned(), what };
-    let (message, descriptors) = answer(channel, helper, id)?;
-    let pid = match message {
-        FromSetup::Made { pid } => pid,
-        FromSetup::Failed(error) => return Err(error.into()),
-        _ => return Err(unfit("no process")),
+    let (mut process, mut terminal) = (None, None);
+    let outcome = loop {
+        let (message, descriptors) = match answer(channel, helper, id) {
+            Ok(answer) => answer,
+            Err(error) => break Err(error),
+        };
+        match (message, descriptors.into_iter().next()) {
+            (FromSetup::Made { pid }, Some(pidfd)) => process = Some((pid, pidfd)),
+            (FromSetup::Terminal, Some(ours)) => terminal = Some(ours),
+            (FromSetup::Started, None) => break Ok(()),
+            (FromSetup::Failed(error), None) => break Err(error.into()),
+            _ => break Err(unfit("neither started nor failed")),
+        }
     };
-    let mut descriptors = descriptors.into_iter();
-    let pidfd = descriptors.next().ok_or_else(|| unfit("no descriptor"))?;
-    let child = ExecChild { pid, pidfd, terminal: descriptors.next() };
-    match answer(channel, helper, id) {
-        Ok((FromSetup::Started, _)) => Ok(child),
-        other => {
+    let Some((pid, pidfd)) = process else {
+        return Err(outcome.err().unwrap_or_else(|| unfit("no process")));
+    };
+    let child = ExecChild { pid, pidfd, terminal };
+    match outcome {
+        Ok(()) => Ok(child),
+        Err(error) => {
             child.signal(libc::SIGKILL)?;
             child.wait()?;
-            match other? {
-                (FromSetup::Failed(error), _) => Err(error.into()),
-                _ => Err(unfit("neither started nor failed")),
-            }
+            Err(error)
         }
     }
 }
@@ -192,8 +208,6 @@ fn run(channel: &Channel) -> Result<(), SetupError> {
     let mut descriptors = message.descriptors.into_iter();
     let order: Order = from_file(descriptors.next().ok_or_else(lost)?).doing(|| "reading the order".to_owned())?;
     let init = descriptors.next().ok_or_else(lost)?;
-    let mut groups = Entrances::open(&order.app_procs)?;
-
     let stdio = match order.terminal {
         Some(_) => None,
         None => {
@@ -202,41 +216,39 @@ fn run(channel: &Channel) -> Result<(), SetupError> {
             Some(stdio)
         }
     };
-    enter_sandbox(&init, order.base.is_some())?;
-    drop(init);
-    let (stdio, terminal) = match (stdio, order.terminal) {
-        (Some(stdio), _) => (stdio, None),
-        (None, Some((columns, rows))) => {
-            let (master, slave) = open_terminal(columns, rows, order.program.user.uid)?;
-            let copy = || slave.try_clone().doing(|| "copying the terminal".to_owned());
-            ([copy()?, copy()?, slave], Some(master))
-        }
-        (None, None) => return Err(lost()),
-    };
+    std::fs::write("/proc/self/oom_score_adj", "0").doing(|| "setting oom_score_adj".to_owned())?;
+    let group = open_group(&order.core)?;
+    move_into_thread_name_spaces(init.as_fd(), ThreadNameSpaceType::PROCESS_ID)
+        .doing(|| "entering the pid namespace".to_owned())?;
     let report = Report::new()?;
-    let forked = fork(UnshareFlags::empty(), ChildOf::Parent).doing(|| "making the process".to_owned())?;
-    let Forked::Parent { pid, pidfd } = forked else {
-        drop((report.reader, terminal.as_ref()));
-        let error = become_it(&order, &stdio, &mut groups);
+    let forked = fork_into(UnshareFlags::empty(), ChildOf::Parent, Some(group.as_fd()), None);
+    let (forked, late) = match forked {
+        // An app that has as many processes as it may still gets this one: moving is not limited.
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
+            (fork(UnshareFlags::empty(), ChildOf::Parent), Some(order.core.join("cgroup.procs")))
+        }
+        forked => (forked, None),
+    };
+    let Forked::Parent { pid, pidfd } = forked.doing(|| "making the process".to_owned())? else {
+        drop(report.reader);
+        let error = become_it(&order, late.as_slice(), &init, stdio.as_ref(), channel);
         fail(report.writer, &error)
     };
     drop((report.writer, stdio));
-    let mut files = vec![pidfd.as_fd()];
-    files.extend(terminal.as_ref().map(AsFd::as_fd));
     let made = FromSetup::Made { pid: pid.as_raw_nonzero().get() };
-    channel.send(&made, &files).doing(|| "telling the worker".to_owned())?;
+    channel.send(&made, &[pidfd.as_fd()]).doing(|| "telling the worker".to_owned())?;
     outcome(report.reader)
 }
 
-fn enter_sandbox(init: &OwnedFd, user: bool) -> Result<(), SetupError> {
-    std::fs::write("/proc/self/oom_score_adj", "0").doing(|| "setting oom_score_adj".to_owned())?;
+/// Enters all namespaces of init but the pid namespace, in which this process already is.
+fn enter_sandbox(init: &OwnedFd, user: bool, clocks: bool) -> Result<(), SetupError> {
     let mut kinds = ThreadNameSpaceType::MOUNT
         | ThreadNameSpaceType::CONTROL_GROUP
         | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
         | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION
-        | ThreadNameSpaceType::PROCESS_ID
         | ThreadNameSpaceType::NETWORK;
     kinds.set(ThreadNameSpaceType::USER, user);
+    kinds.set(ThreadNameSpaceType::TIME, clocks);
     move_into_thread_name_spaces(init.as_fd(), kinds).doing(|| "entering the sandbox".to_owned())?;
     if user { become_root() } else { crate::confine::hide_memory() }
 }
@@ -264,13 +276,23 @@ fn open_terminal(columns: u16, rows: u16, owner: u32) -> Result<(OwnedFd, OwnedF
 
 const DEVPTS_MAGIC: u64 = 0x1cd1;
 
-fn become_it(order: &Order, stdio: &[OwnedFd; 3], groups: &mut Entrances) -> SetupError {
+/// The new process, until it is the program. `late` is where it enters the app's group in v2, if it was not made there.
+fn become_it(
+    order: &Order,
+    late: &[PathBuf],
+    init: &OwnedFd,
+    stdio: Option<&[OwnedFd; 3]>,
+    channel: &Channel,
+) -> SetupError {
     let prepared = (|| {
-        groups.enter()?;
+        Entrances::open(&order.tasks)?.enter()?;
+        Entrances::open(late)?.enter()?;
+        enter_sandbox(init, order.base.is_some(), order.clocks)?;
         rustix::process::setsid().doing(|| "making a session".to_owned())?;
-        take_stdio(stdio)?;
-        if order.terminal.is_some() {
-            rustix::process::ioctl_tiocsctty(&stdio[0]).doing(|| "taking the terminal".to_owned())?;
+        match (stdio, order.terminal) {
+            (Some(stdio), _) => take_stdio(stdio)?,
+            (None, Some(size)) => take_terminal(size, order.program.user.uid, channel)?,
+            (None, None) => return Err(SetupError::Protocol { what: "nowhere to write".to_owned() }),
         }
         rustix::process::chdir(&order.program.cwd).map_err(|error| SetupError::WorkingDirectory {
             path: order.program.cwd.display().to_string(),
@@ -285,4 +307,14 @@ fn become_it(order: &Order, stdio: &[OwnedFd; 3], groups: &mut Entrances) -> Set
         }
         Err(error) => error,
     }
+}
+
+/// Makes a terminal the controlling one of this process's session and its input and output; its other side goes to the
+/// worker.
+fn take_terminal((columns, rows): (u16, u16), owner: u32, channel: &Channel) -> Result<(), SetupError> {
+    let (master, slave) = open_terminal(columns, rows, owner)?;
+    channel.send(&FromSetup::Terminal, &[master.as_fd()]).doing(|| "giving the terminal to the worker".to_owned())?;
+    let copy = || slave.try_clone().doing(|| "copying the terminal".to_owned());
+    take_stdio(&[copy()?, copy()?, copy()?])?;
+    rustix::process::ioctl_tiocsctty(&slave).doing(|| "taking the terminal".to_owned())
 }

@@ -1,7 +1,9 @@
 //! The first process of a sandbox, and its child, which becomes the app.
 //!
-//! Everything is charged to the app's cgroup while it is built. Then the first process moves to the support group: it
-//! must be able to reap and to exit while the app is frozen.
+//! Until the builder is done it waits, in namespaces of its own but with the machine's mounts. With what the builder has
+//! made come both into the sandbox. The first process is in the support group from its beginning: it must be able to reap
+//! and to exit while the app is frozen. Its child is made in the app's group, which only the machine's root may: so before
+//! either has become root of the user namespace.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -12,22 +14,28 @@ use std::path::PathBuf;
 use rustix::process::{Gid, Uid, set_parent_process_death_signal};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use torpor_linux::spawn::{
-    ChildOf, Forked, close_on_exec_from, execve_file, fork, no_address_randomisation, reset_signals,
+    ChildOf, Forked, close_on_exec_from, execve_file, fork_into, no_address_randomisation, reset_signals,
 };
 
+use crate::build::Rooms;
+use crate::channel::Channel;
 use crate::confine::{Confinement, confine, give_up_everything, hide_memory};
 use crate::error::{Doing, SetupError};
 use crate::program::become_program;
-use crate::root;
-use crate::setup::{Begin, Files, Namespaces, Report, die_with_parent, enter, exit, fail, leave};
-use crate::spec::{ID_COUNT, SandboxSpec};
+use crate::setup::{Begin, Files, Report, die_with_parent, enter, exit, fail, leave};
+use crate::spec::{Clocks, SandboxSpec};
+
+/// The offsets of the time namespace that this process's next program gets.
+const CLOCKS: &str = "/proc/self/timens_offsets";
+const NANOSECONDS: i64 = 1_000_000_000;
 
 /// Everything that the first process needs, taken over by fork.
 pub(crate) struct Plan<'a> {
     pub(crate) spec: &'a SandboxSpec,
     pub(crate) begin: &'a Begin,
     pub(crate) files: &'a Files,
-    pub(crate) namespaces: &'a Namespaces,
+    /// The app's group in v2.
+    pub(crate) core: &'a OwnedFd,
     pub(crate) confinement: Confinement,
 }
 
@@ -60,7 +68,7 @@ pub(crate) fn pipes() -> Result<(ParentEnds, ChildEnds), SetupError> {
     ))
 }
 
-/// Files of `cgroup.procs`, opened while they can be reached and with the privileges of then.
+/// Files `tasks` or `cgroup.procs`, opened while they can be reached and with the privileges of then.
 pub(crate) struct Entrances(Vec<(PathBuf, File)>);
 
 impl Entrances {
@@ -72,7 +80,7 @@ impl Entrances {
         paths.iter().map(open).collect::<Result<_, SetupError>>().map(Self)
     }
 
-    /// Moves the calling process in.
+    /// Moves the calling process, of one thread, in.
     pub(crate) fn enter(&mut self) -> Result<(), SetupError> {
         self.0.iter_mut().try_for_each(|(path, file)| {
             file.write_all(b"0").doing(|| format!("entering the cgroup of {}", path.display()))
@@ -81,50 +89,61 @@ impl Entrances {
 }
 
 /// What the first process does. Ends as init.
-pub(crate) fn run(plan: &Plan<'_>, pipes: ChildEnds) -> ! {
+pub(crate) fn run(plan: &Plan<'_>, pipes: ChildEnds, link: Channel) -> ! {
     let made = (|| {
         die_with_parent()?;
-        let mut app_groups = Entrances::open(&plan.begin.app_procs)?;
-        let mut support_groups = Entrances::open(&plan.begin.support_procs)?;
-        app_groups.enter()?;
-        build(plan)?;
-        support_groups.enter()?;
-        let forked = fork(UnshareFlags::empty(), ChildOf::Caller).doing(|| "making the app's process".to_owned())?;
-        Ok((forked, app_groups))
+        let rooms = await_rooms(&link)?;
+        if let Some(empty) = plan.begin.empty {
+            empty.clocks.map_or(Ok(()), |clocks| set_clocks(&clocks))?;
+            return Ok((rooms, None, empty.initial));
+        }
+        let forked = fork_into(UnshareFlags::empty(), ChildOf::Caller, Some(plan.core.as_fd()), None);
+        match forked.doing(|| "making the app's process".to_owned())? {
+            Forked::Child => Ok((rooms, Some(()), 0)),
+            Forked::Parent { pid, .. } => Ok((rooms, None, pid.as_raw_nonzero().get())),
+        }
     })();
+    // Of this, both processes have a copy.
+    drop(link);
     match made {
         Err(error) => fail(pipes.first, &error),
-        Ok((Forked::Child, mut app_groups)) => {
+        Ok((rooms, Some(()), _)) => {
             drop(pipes.first);
-            let error = become_app(plan, &mut app_groups, &pipes.app_ready, &pipes.go);
+            let error = become_app(plan, &rooms, &pipes.app_ready, &pipes.go);
             fail(pipes.app, &error)
         }
-        Ok((Forked::Parent { pid, .. }, _)) => {
-            let error = become_init(&plan.files.status, &plan.files.init, pid.as_raw_nonzero().get());
+        Ok((rooms, None, initial)) => {
+            let error = become_init(plan, &rooms, initial);
             fail(pipes.first, &error)
         }
     }
 }
 
-fn build(plan: &Plan<'_>) -> Result<(), SetupError> {
-    let namespaces = plan.namespaces;
-    enter(&namespaces.net, LinkNameSpaceType::Network, "network")?;
-    enter(&namespaces.ipc, LinkNameSpaceType::InterProcessCommunication, "ipc")?;
-    enter(&namespaces.uts, LinkNameSpaceType::HostNameAndNISDomainName, "uts")?;
-    // The daemon may be protected from the kernel's killer; its apps are not.
-    std::fs::write("/proc/self/oom_score_adj", "0").doing(|| "setting oom_score_adj".to_owned())?;
-    leave(UnshareFlags::NEWCGROUP)?;
-    rustix::system::sethostname(plan.spec.hostname.as_bytes()).doing(|| "setting the host name".to_owned())?;
-    let mut ping_groups = root::build(plan.spec, namespaces.user.as_ref().map(OwnedFd::as_fd), &plan.begin.visible)?;
-    if let Some(user) = &namespaces.user {
-        enter(user, LinkNameSpaceType::User, "user")?;
-        become_root()?;
-        // A copy of the mounts, owned by the user namespace and locked together.
-        leave(UnshareFlags::NEWNS)?;
-    }
-    let last = if plan.spec.ids.is_some() { ID_COUNT - 1 } else { i32::MAX.unsigned_abs() };
-    ping_groups.write_all(format!("0 {last}").as_bytes()).doing(|| "letting all groups ping".to_owned())?;
-    hide_memory()
+/// Waits until the builder is done. If nobody is left to say so, there is nobody to tell either.
+fn await_rooms(link: &Channel) -> Result<Rooms, SetupError> {
+    let Some(message) = link.receive::<()>(None).doing(|| "waiting for the builder".to_owned())? else { exit(1) };
+    let [mounts, cgroups]: [OwnedFd; 2] = message
+        .descriptors
+        .try_into()
+        .map_err(|_| SetupError::Protocol { what: "the builder's work did not come".to_owned() })?;
+    Ok(Rooms { mounts, cgroups })
+}
+
+/// A time namespace for whoever this process becomes by exec. Needs the machine's `/proc`, and its root's id.
+fn set_clocks(clocks: &Clocks) -> Result<(), SetupError> {
+    leave(UnshareFlags::NEWTIME)?;
+    let line = |clock: &str, offset: i64| {
+        format!("{clock} {} {}\n", offset.div_euclid(NANOSECONDS), offset.rem_euclid(NANOSECONDS))
+    };
+    let offsets = line("monotonic", clocks.monotonic_ns) + &line("boottime", clocks.boottime_ns);
+    std::fs::write(CLOCKS, offsets).doing(|| format!("writing {CLOCKS}"))
+}
+
+/// Enters what the builder has made, as root of the user namespace, where there is one.
+fn come_in(plan: &Plan<'_>, rooms: &Rooms) -> Result<(), SetupError> {
+    enter(&rooms.cgroups, LinkNameSpaceType::ControlGroup, "cgroup")?;
+    enter(&rooms.mounts, LinkNameSpaceType::Mount, "mount")?;
+    if plan.spec.ids.is_some() { become_root() } else { hide_memory() }
 }
 
 /// Becomes root of the user namespace that this process has entered.
@@ -144,10 +163,11 @@ pub(crate) fn take_stdio(stdio: &[OwnedFd; 3]) -> Result<(), SetupError> {
         .doing(|| "taking standard input and output".to_owned())
 }
 
-fn become_app(plan: &Plan<'_>, groups: &mut Entrances, ready: &OwnedFd, go: &OwnedFd) -> SetupError {
+fn become_app(plan: &Plan<'_>, rooms: &Rooms, ready: &OwnedFd, go: &OwnedFd) -> SetupError {
     let program = &plan.spec.program;
     let prepared = (|| {
-        groups.enter()?;
+        Entrances::open(&plan.begin.app_tasks)?.enter()?;
+        come_in(plan, rooms)?;
         rustix::process::setsid().doing(|| "making a session".to_owned())?;
         take_stdio(&plan.files.stdio)?;
         rustix::process::chdir(&program.cwd).map_err(|error| SetupError::WorkingDirectory {
@@ -170,9 +190,10 @@ fn become_app(plan: &Plan<'_>, groups: &mut Entrances, ready: &OwnedFd, go: &Own
 }
 
 /// Becomes init: no privileges, every signal blocked, the status file as its only descriptor.
-fn become_init(status: &OwnedFd, image: &OwnedFd, initial: i32) -> SetupError {
+fn become_init(plan: &Plan<'_>, rooms: &Rooms, initial: i32) -> SetupError {
     let prepared = (|| {
-        rustix::stdio::dup2_stdin(status).doing(|| "taking the status file".to_owned())?;
+        come_in(plan, rooms)?;
+        rustix::stdio::dup2_stdin(&plan.files.status).doing(|| "taking the status file".to_owned())?;
         close_on_exec_from(1).doing(|| "closing descriptors".to_owned())?;
         rustix::process::setsid().doing(|| "making a session".to_owned())?;
         set_parent_process_death_signal(None).doing(|| "leaving the set-up process".to_owned())?;
@@ -185,6 +206,6 @@ fn become_init(status: &OwnedFd, image: &OwnedFd, initial: i32) -> SetupError {
     }
     let number = CString::new(initial.to_string()).unwrap_or_default();
     let arguments = [c"init".to_owned(), number];
-    let error = execve_file(image, &arguments, &[]);
+    let error = execve_file(&plan.files.init, &arguments, &[]);
     SetupError::System { doing: "starting init".to_owned(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
 }

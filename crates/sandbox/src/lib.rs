@@ -9,6 +9,7 @@
 //! before it makes any thread.
 #![forbid(unsafe_code)]
 
+mod build;
 mod capabilities;
 pub mod cgroup;
 mod channel;
@@ -18,6 +19,7 @@ mod exec;
 mod first;
 mod launcher;
 mod mounts;
+mod prepare;
 mod probe;
 mod process;
 mod program;
@@ -32,8 +34,11 @@ pub use capabilities::Capabilities;
 pub use error::{CgroupError, SandboxError, SetupError};
 pub use exec::{ExecChild, ExecIo, exec, exec_main, resize_terminal};
 pub use launcher::{EXEC_COMMAND, Launcher, SETUP_COMMAND};
+pub use prepare::Prepared;
 pub use probe::probe;
 pub use process::{ExitStatus, Identity};
-pub use sandbox::{Prepared, Sandbox, SandboxRecord, destroy_leftovers};
+pub use sandbox::{Sandbox, SandboxRecord, destroy_leftovers};
 pub use setup::setup_main;
-pub use spec::{EtcFiles, ID_COUNT, IdRange, Limits, Program, SandboxSpec, Security, TmpfsMount, User, VolumeMount};
+pub use spec::{
+    Clocks, EtcFiles, ID_COUNT, IdRange, Limits, Program, SandboxSpec, Security, TmpfsMount, User, VolumeMount,
+};

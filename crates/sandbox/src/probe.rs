@@ -10,7 +10,7 @@ use torpor_linux::probe::{Outcome, Probe};
 use crate::cgroup::Hierarchies;
 use crate::error::{SandboxError, While};
 use crate::launcher::{Launcher, SETUP_COMMAND};
-use crate::sandbox::answer;
+use crate::prepare::answer;
 use crate::setup::{FromSetup, Request};
 
 /// The oldest kernel that has everything: appended overlay layers, PAGEMAP_SCAN.

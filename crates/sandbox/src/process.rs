@@ -88,14 +88,57 @@ pub(crate) fn open(pid: i32) -> std::io::Result<Option<OwnedFd>> {
 
 /// The ids of a process (`NSpid` in `/proc/PID/status`), from the worker's pid namespace to its own; none if it is gone.
 pub(crate) fn ids(pid: i32) -> std::io::Result<Option<Vec<i32>>> {
-    let text = match std::fs::read(format!("/proc/{pid}/status")) {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
-        other => other?,
-    };
+    status_numbers(pid, "NSpid:")
+}
+
+/// Whether somebody traces a process: then it stays a zombie until its tracer has seen its end.
+fn is_traced(pid: i32) -> std::io::Result<bool> {
+    Ok(status_numbers(pid, "TracerPid:")?.is_some_and(|tracer| tracer.first() != Some(&0)))
+}
+
+/// The numbers of a line in `/proc/PID/status`; none if the process is gone.
+fn status_numbers(pid: i32, name: &str) -> std::io::Result<Option<Vec<i32>>> {
+    let Some(text) = read_if_there(&format!("/proc/{pid}/status"))? else { return Ok(None) };
     // The name before it may hold any byte but a line's end.
-    let line = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"));
-    let line = line.and_then(|line| std::str::from_utf8(line).ok()).unwrap_or_default();
-    Ok(line.split_ascii_whitespace().map(|id| id.parse().ok()).collect())
+    let line = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(name.as_bytes()));
+    Ok(line.and_then(numbers))
+}
+
+fn numbers(text: &[u8]) -> Option<Vec<i32>> {
+    std::str::from_utf8(text).ok()?.split_ascii_whitespace().map(|number| number.parse().ok()).collect()
+}
+
+fn read_if_there(path: &str) -> std::io::Result<Option<Vec<u8>>> {
+    match std::fs::read(path) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// Waits until `parent` has reaped every child that has ended and that nobody traces; at most so long.
+pub(crate) fn wait_for_reaping(parent: i32, within: Duration) -> std::io::Result<()> {
+    let started = Instant::now();
+    while started.elapsed() < within {
+        let children = read_if_there(&format!("/proc/{parent}/task/{parent}/children"))?.unwrap_or_default();
+        let mut left = None;
+        for child in numbers(&children).unwrap_or_default() {
+            if let Some(pidfd) = open(child)?
+                && !is_traced(child)?
+                && wait_for_end(&pidfd, Some(Duration::ZERO))?
+            {
+                left = Some(pidfd);
+                break;
+            }
+        }
+        let Some(zombie) = left else { return Ok(()) };
+        // Kernels before 6.9 do not tell: so look again soon.
+        let soon = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        match poll(&mut [PollFd::from_borrowed_fd(zombie.as_fd(), PollFlags::empty())], Some(&soon)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Waits until the process of a pidfd has ended; false after `within`. None waits without end.

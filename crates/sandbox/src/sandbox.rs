@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!            prepare                 start              (program ends)
+//!         prepare_empty
 //!   nothing ─────────▶ [Prepared] ─────────▶ [Sandbox] ────────────────▶ exit_status() is some
 //!      ▲                   │ drop, error         │  ▲ adopt(record)
 //!      └───────────────────┴──── destroy ────────┘  └─ after a crash of the worker
@@ -17,8 +18,8 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -27,19 +28,20 @@ use rustix::process::{WaitId, WaitIdOptions, waitid};
 use serde::{Deserialize, Serialize};
 use torpor_linux::spawn::send_signal;
 
-use crate::capabilities::Capabilities;
 use crate::cgroup::{Cgroup, Hierarchies};
-use crate::channel::{Channel, to_file};
 use crate::confine::Confinement;
-use crate::error::{CgroupError, SandboxError, While};
-use crate::launcher::{Launcher, SETUP_COMMAND};
-use crate::process::{ExitStatus, Identity, ids, open, wait_for_end};
-use crate::setup::{Begin, FromSetup, Request, ToSetup};
-use crate::spec::{IdRange, SandboxSpec};
+use crate::error::{SandboxError, While};
+use crate::launcher::Launcher;
+use crate::prepare::{Prepared, prepare};
+use crate::process::{ExitStatus, Identity, ids, open, wait_for_end, wait_for_reaping};
+use crate::setup::Empty;
+use crate::spec::{Clocks, IdRange, SandboxSpec};
 use crate::status;
 
-/// How long a set-up process may take for one answer.
-pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+/// The lowest id of an initial process: 1 is init's.
+const FIRST_INITIAL: i32 = 2;
+/// How long init may take to reap before that is left to it.
+const REAP_PATIENCE: Duration = Duration::from_secs(1);
 /// How long killed processes may take to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -63,6 +65,9 @@ pub struct SandboxRecord {
     /// The initial process's id inside, which never changes; 0 in records of versions that did not know it.
     #[serde(default)]
     pub initial_inside: i32,
+    /// Its time namespace; none: the machine's.
+    #[serde(default)]
+    pub clocks: Option<Clocks>,
     pub(crate) confinement: Confinement,
 }
 
@@ -76,32 +81,21 @@ impl SandboxRecord {
     }
 }
 
-/// A sandbox whose program has not started. Dropping it removes everything.
-#[derive(Debug)]
-pub struct Prepared {
-    /// None once started.
-    sandbox: Option<Sandbox>,
-    channel: Channel,
-    setup: Child,
-    netns: OwnedFd,
-    unenforced: Vec<CgroupError>,
-}
-
 /// A running sandbox, or one whose program has ended.
 #[derive(Debug)]
 pub struct Sandbox {
-    record: SandboxRecord,
-    init: OwnedFd,
-    initial: Mutex<Option<Initial>>,
-    cgroup: Cgroup,
+    pub(crate) record: SandboxRecord,
+    pub(crate) init: OwnedFd,
+    pub(crate) initial: Mutex<Option<Initial>>,
+    pub(crate) cgroup: Cgroup,
 }
 
 /// The app's initial process.
 #[derive(Debug)]
-struct Initial {
+pub(crate) struct Initial {
     /// As the worker's pid namespace numbers it.
-    pid: i32,
-    pidfd: OwnedFd,
+    pub(crate) pid: i32,
+    pub(crate) pidfd: OwnedFd,
 }
 
 impl Sandbox {
@@ -111,15 +105,30 @@ impl Sandbox {
     /// What could not be made; nothing is left behind then.
     pub fn prepare(launcher: &Launcher, spec: &SandboxSpec, stdio: [OwnedFd; 3]) -> Result<Prepared, SandboxError> {
         spec.check()?;
-        let status = status::take(&spec.run_dir, &spec.id)?;
-        let prepared = prepare(launcher, spec, &stdio, &status);
-        drop(status);
-        // The program's ends belong to it alone now: ours would keep its pipes open.
-        drop(stdio);
-        if prepared.is_err() {
-            clear(launcher.hierarchies(), spec);
+        prepare(launcher, spec, stdio, None)
+    }
+
+    /// Makes everything but a process of the app, for processes that come later and have ended before, perhaps before a
+    /// reboot: their initial one's id inside is `initial_inside`. `clocks` makes a time namespace, in which their clocks go on
+    /// from where they were; init holds it, `exec` joins it. [`Prepared::start`] then starts nothing; until
+    /// [`Sandbox::processes_are_back`] the sandbox is as after [`Sandbox::end_processes`].
+    ///
+    /// # Errors
+    /// What could not be made; nothing is left behind then.
+    pub fn prepare_empty(
+        launcher: &Launcher,
+        spec: &SandboxSpec,
+        initial_inside: i32,
+        clocks: Option<Clocks>,
+    ) -> Result<Prepared, SandboxError> {
+        spec.check()?;
+        if initial_inside < FIRST_INITIAL {
+            return Err(SandboxError::Initial { id: initial_inside });
         }
-        prepared
+        let null = || File::options().read(true).write(true).open("/dev/null").map(OwnedFd::from);
+        let stdio = || Ok::<_, io::Error>([null()?, null()?, null()?]);
+        let stdio = stdio().whilst(|| "opening /dev/null".to_owned())?;
+        prepare(launcher, spec, stdio, Some(Empty { initial: initial_inside, clocks }))
     }
 
     /// Takes over a sandbox that an earlier worker made.
@@ -127,16 +136,22 @@ impl Sandbox {
     /// # Errors
     /// `Gone` if its init is no longer there; [`SandboxRecord::exit_status`] then says how its program ended.
     pub fn adopt(hierarchies: &Hierarchies, record: SandboxRecord) -> Result<Self, SandboxError> {
+        let has_ended = |pidfd: &OwnedFd, pid| {
+            // Nobody may have reaped it yet.
+            wait_for_end(pidfd, Some(Duration::ZERO)).whilst(|| format!("examining process {pid}"))
+        };
         let held = |identity: &Identity| identity.open().whilst(|| format!("opening process {}", identity.pid));
         let Some(init) = held(&record.init)? else {
             return Err(SandboxError::Gone { id: record.id, pid: record.init.pid });
         };
-        // Nobody may have reaped it yet.
-        if wait_for_end(&init, Some(Duration::ZERO)).whilst(|| format!("examining process {}", record.init.pid))? {
+        if has_ended(&init, record.init.pid)? {
             return Err(SandboxError::Gone { id: record.id, pid: record.init.pid });
         }
         let recorded = match &record.initial {
-            Some(identity) => held(identity)?.map(|pidfd| Initial { pid: identity.pid, pidfd }),
+            Some(identity) => match held(identity)? {
+                Some(pidfd) if !has_ended(&pidfd, identity.pid)? => Some(Initial { pid: identity.pid, pidfd }),
+                _ => None,
+            },
             None => None,
         };
         let cgroup = Cgroup::at(hierarchies, &record.cgroup_parent, &record.id);
@@ -175,6 +190,11 @@ impl Sandbox {
     /// Whether its processes live in a user namespace of their own.
     pub fn has_user_namespace(&self) -> bool {
         self.record.ids.is_some()
+    }
+
+    /// Whether its processes live in a time namespace of their own.
+    pub fn has_time_namespace(&self) -> bool {
+        self.record.clocks.is_some()
     }
 
     fn initial(&self) -> MutexGuard<'_, Option<Initial>> {
@@ -222,8 +242,8 @@ impl Sandbox {
     }
 
     /// Ends all processes on purpose, frozen ones too, and returns once none is in the group, which is thawed then. Init
-    /// and all that it holds stay. May be called again. Processes that are traced stay zombies, their ids taken, until
-    /// their tracers have waited for them.
+    /// and all that it holds stay. May be called again. The ids of the processes are free then, but for those that are
+    /// traced: these stay zombies until their tracers have waited for them.
     ///
     /// # Errors
     /// `Gone` if the app has ended by itself; `Outdated` for a sandbox that an older version made.
@@ -233,9 +253,11 @@ impl Sandbox {
             return Err(SandboxError::Outdated { id: record.id.clone() });
         }
         status::mark(&record.run_dir, true)?;
-        self.cgroup.kill()?;
-        self.cgroup.thaw()?;
+        self.cgroup.end_processes()?;
         *self.initial() = None;
+        // Their ids are wanted again.
+        wait_for_reaping(record.init.pid, REAP_PATIENCE)
+            .whilst(|| format!("waiting for init of sandbox {} to reap", record.id))?;
         if self.has_ended(Some(Duration::ZERO))? {
             return Err(SandboxError::Gone { id: record.id.clone(), pid: record.init.pid });
         }
@@ -307,84 +329,11 @@ impl Sandbox {
     }
 }
 
-impl Prepared {
-    /// The network namespace, to be connected before the start.
-    pub fn netns(&self) -> BorrowedFd<'_> {
-        self.netns.as_fd()
-    }
-
-    /// What to write down before the start.
-    pub fn record(&self) -> &SandboxRecord {
-        &self.sandbox.as_ref().expect("only start, which consumes self, takes it").record
-    }
-
-    /// Limits that were asked for and that this machine cannot enforce.
-    pub fn unenforced(&self) -> &[CgroupError] {
-        &self.unenforced
-    }
-
-    /// Starts the program; returns once it runs.
-    ///
-    /// # Errors
-    /// Why it does not; nothing is left behind then.
-    pub fn start(mut self) -> Result<Sandbox, SandboxError> {
-        let id = self.record().id.clone();
-        // A set-up process that has died meanwhile is reported by the answer that does not come.
-        let _dead = self.channel.send(&ToSetup::Go, &[]);
-        match answer(&self.channel, &mut self.setup, &id)?.0 {
-            FromSetup::Started => {
-                self.setup.wait().whilst(|| format!("waiting for the set-up process of {id}"))?;
-                Ok(self.sandbox.take().expect("nobody else takes it"))
-            }
-            FromSetup::Failed(error) => Err(error.into()),
-            _ => Err(SandboxError::SetupAnswer { id, what: "not the start" }),
-        }
-    }
-}
-
-impl Drop for Prepared {
-    fn drop(&mut self) {
-        let Some(sandbox) = self.sandbox.take() else { return };
-        reap(&mut self.setup, &sandbox.record.id);
-        if let Err(error) = sandbox.destroy() {
-            tracing::warn!(id = sandbox.record.id, %error, "removing a sandbox that did not start");
-        }
-    }
-}
-
-/// Ends a set-up process, if it has not ended.
-fn reap(setup: &mut Child, id: &str) {
-    // Killing a child that has ended and not been waited for does nothing.
-    if let Err(error) = setup.kill().and_then(|()| setup.wait().map(drop)) {
-        tracing::warn!(id, %error, "ending a set-up process");
-    }
-}
-
 /// Sends a signal; fine if the process has ended.
 pub(crate) fn deliver(pidfd: BorrowedFd<'_>, signal: i32, pid: i32) -> Result<(), SandboxError> {
     match send_signal(pidfd, signal) {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
         other => other.whilst(|| format!("sending signal {signal} to process {pid}")),
-    }
-}
-
-/// The next answer of a set-up process, and the descriptors that came with it.
-pub(crate) fn answer(
-    channel: &Channel,
-    setup: &mut Child,
-    id: &str,
-) -> Result<(FromSetup, Vec<OwnedFd>), SandboxError> {
-    match channel.receive(Some(ANSWER_DEADLINE)) {
-        Ok(Some(message)) => Ok((message.body, message.descriptors)),
-        Ok(None) => {
-            let status = setup.wait().whilst(|| format!("waiting for the set-up process of {id}"))?;
-            Err(SandboxError::SetupDied { id: id.to_owned(), status })
-        }
-        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-            reap(setup, id);
-            Err(SandboxError::SetupSilent { id: id.to_owned(), after: ANSWER_DEADLINE })
-        }
-        Err(error) => Err(error).whilst(|| format!("hearing from the set-up process of {id}")),
     }
 }
 
@@ -416,106 +365,9 @@ fn find_initial(record: &SandboxRecord, cgroup: &Cgroup) -> Result<Option<Initia
     Ok(None)
 }
 
-fn open_netns(init: &Identity) -> Result<OwnedFd, SandboxError> {
+pub(crate) fn open_netns(init: &Identity) -> Result<OwnedFd, SandboxError> {
     let path = format!("/proc/{}/ns/net", init.pid);
     rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).whilst(|| format!("opening {path}"))
-}
-
-fn prepare(
-    launcher: &Launcher,
-    spec: &SandboxSpec,
-    stdio: &[OwnedFd; 3],
-    status: &File,
-) -> Result<Prepared, SandboxError> {
-    let place = spec.run_dir.join("root");
-    if let Err(error) = fs::create_dir(&place)
-        && error.kind() != io::ErrorKind::AlreadyExists
-    {
-        return Err(error).whilst(|| format!("making {}", place.display()));
-    }
-    let hierarchies = launcher.hierarchies();
-    let (cgroup, unenforced) =
-        Cgroup::create(hierarchies, &spec.cgroup_parent, &spec.id, &spec.limits, spec.ids.is_none())?;
-
-    let (channel, mut setup) = launcher.spawn(SETUP_COMMAND)?;
-    let begin = Begin {
-        app_procs: cgroup.procs_files(),
-        support_procs: hierarchies.support_procs_files(&spec.cgroup_parent),
-        core: cgroup.core().to_owned(),
-        visible: cgroup.visible(),
-    };
-    let made = (|| {
-        let file = to_file(spec).whilst(|| "writing the spec to memory".to_owned())?;
-        let [input, output, errors] = stdio;
-        let files =
-            [file.as_fd(), input.as_fd(), output.as_fd(), errors.as_fd(), status.as_fd(), launcher.init().as_fd()];
-        channel
-            .send(&Request::SetUp(begin), &files)
-            .whilst(|| format!("instructing the set-up process of {}", spec.id))?;
-        take_ready(&channel, &mut setup, spec)
-    })();
-    let (record, init, initial) = match made {
-        Ok(made) => made,
-        Err(error) => {
-            reap(&mut setup, &spec.id);
-            return Err(error);
-        }
-    };
-    let netns = open_netns(&record.init);
-    let sandbox = Sandbox { record, init, initial: Mutex::new(Some(initial)), cgroup };
-    match netns {
-        Ok(netns) => Ok(Prepared { sandbox: Some(sandbox), channel, setup, netns, unenforced }),
-        Err(error) => {
-            reap(&mut setup, &spec.id);
-            sandbox.destroy()?;
-            Err(error)
-        }
-    }
-}
-
-fn take_ready(
-    channel: &Channel,
-    setup: &mut Child,
-    spec: &SandboxSpec,
-) -> Result<(SandboxRecord, OwnedFd, Initial), SandboxError> {
-    let unfit = |what| SandboxError::SetupAnswer { id: spec.id.clone(), what };
-    let (message, descriptors) = answer(channel, setup, &spec.id)?;
-    let (init_pid, initial_pid) = match message {
-        FromSetup::Ready { init, initial } => (init, initial),
-        FromSetup::Failed(error) => return Err(error.into()),
-        _ => return Err(unfit("not ready")),
-    };
-    let [init, initial]: [OwnedFd; 2] = descriptors.try_into().map_err(|_| unfit("other descriptors"))?;
-    // Both wait for us, so neither pid can be another's.
-    let identify = |pid| {
-        let found = Identity::of(pid).whilst(|| format!("identifying process {pid}"))?;
-        found.ok_or_else(|| SandboxError::Gone { id: spec.id.clone(), pid })
-    };
-    let inside = ids(initial_pid).whilst(|| format!("reading the ids of process {initial_pid}"))?;
-    let initial_inside = inside.and_then(|ids| ids.last().copied()).ok_or_else(|| unfit("no initial process"))?;
-    let record = SandboxRecord {
-        id: spec.id.clone(),
-        cgroup_parent: spec.cgroup_parent.clone(),
-        run_dir: spec.run_dir.clone(),
-        hostname: spec.hostname.clone(),
-        ids: spec.ids,
-        init: identify(init_pid)?,
-        initial: Some(identify(initial_pid)?),
-        initial_inside,
-        confinement: Confinement {
-            capabilities: Capabilities::resolve(&spec.security)?,
-            seccomp: spec.security.seccomp,
-            no_new_privs: spec.security.no_new_privs,
-        },
-    };
-    Ok((record, init, Initial { pid: initial_pid, pidfd: initial }))
-}
-
-/// Removes what a failed `prepare` has made; says what it could not.
-fn clear(hierarchies: &Hierarchies, spec: &SandboxSpec) {
-    if let Err(error) = destroy_leftovers(hierarchies, &spec.cgroup_parent, &spec.id, &spec.run_dir) {
-        tracing::warn!(id = spec.id, %error, "removing a sandbox that was not made");
-    }
 }
 
 /// Kills and removes whatever there is of a sandbox that nobody has a record of. Fine if there is nothing.
@@ -530,8 +382,25 @@ pub fn destroy_leftovers(
 ) -> Result<(), SandboxError> {
     let cgroup = Cgroup::at(hierarchies, cgroup_parent, id);
     cgroup.kill()?;
+    if status::is_marked(run_dir)? {
+        end_waiting_init(hierarchies, cgroup_parent, run_dir)?;
+    }
     status::wait_for_last(run_dir, id)?;
     remove(&cgroup, run_dir)
+}
+
+/// Kills the init that waits for processes and has the status file in `run_dir` as its descriptor 0, if there is one.
+fn end_waiting_init(hierarchies: &Hierarchies, cgroup_parent: &str, run_dir: &Path) -> Result<(), SandboxError> {
+    let path = status::path(run_dir);
+    let file = fs::metadata(&path).whilst(|| format!("examining {}", path.display()))?;
+    for pid in hierarchies.support_processes(cgroup_parent)? {
+        let Some(pidfd) = open(pid).whilst(|| format!("opening process {pid}"))? else { continue };
+        let Ok(input) = fs::metadata(format!("/proc/{pid}/fd/0")) else { continue };
+        if (input.dev(), input.ino()) == (file.dev(), file.ino()) {
+            deliver(pidfd.as_fd(), libc::SIGKILL, pid)?;
+        }
+    }
+    Ok(())
 }
 
 fn remove(cgroup: &Cgroup, run_dir: &Path) -> Result<(), SandboxError> {

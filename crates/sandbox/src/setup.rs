@@ -1,17 +1,25 @@
 //! The set-up process: a fresh, single-threaded copy of this program that makes a sandbox and ends.
 //!
 //! ```text
-//! worker ──spec, stdio──▶ set-up ─┬─ holder   made for its namespaces (user, net, ipc, uts); ends at once
-//!        ◀─Ready, pidfds─         └─ first    pid 1: builds the root, enters the user namespace, becomes init
-//!        ──Go──────────▶              └─ app  gives up privileges, waits for Go, becomes the program
-//!        ◀─Started or Failed─
+//! worker ──spec, stdio──▶ set-up ─┬─ first    pid 1 in new namespaces, all of the user namespace's: waits, becomes init
+//!        ◀─Ready, pidfds─         │    └─ app  gives up privileges, waits for Go, becomes the program
+//!        ──Go──────────▶          └─ builder  the machine's root: mounts everything, /proc of first's pid namespace too;
+//!        ◀─Started or Failed─                 leaves a locked copy of it to first, and ends before app is made
 //! ```
 //!
-//! `first` reports on one pipe, `app` on another; both close on exec, so their end without a word is success. If the
-//! worker goes away before `Started`, or anything fails, the set-up process kills `first`, and the kernel everything
-//! below it. If the set-up process is killed, `first` is killed with it while it builds (parent-death signal), and `app`
-//! sees the end of the pipe on which it waits. In every case the namespaces end with their processes, and with them all
-//! mounts; directories and cgroups are the worker's to remove.
+//! Everything of the sandbox belongs to its user namespace, so that whoever brings processes back from inside of it may
+//! choose their ids; but what is mounted was mounted, and locked, by the machine's root.
+//!
+//! `builder` says how it went; `first` reports on one pipe, `app` on another; both close on exec, so their end without a
+//! word is success. If the worker goes away before `Started`, or anything fails, the set-up process kills `builder` and
+//! `first`, and the kernel everything below it. If the set-up process is killed, `first` and `builder` see the end of the
+//! sockets on which they wait, or are killed with it while they work (parent-death signal), and `app` sees the end of the
+//! pipe on which it waits. In every case the namespaces end with their processes, and with them all mounts; directories
+//! and cgroups are the worker's to remove.
+//!
+//! Processes enter v2 groups by being made in them, and v1 groups by `tasks` while they have one thread: `cgroup.procs`
+//! makes its writer wait for all processors, some 20 ms for each hierarchy. A sandbox without processes
+//! ([`Empty`]) is made in the same way, without `app`.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -23,27 +31,41 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_open, set_parent_process_death_signal, waitid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
-use torpor_linux::spawn::{ChildOf, Forked, close_on_exec_from, fork, unshare};
+use torpor_linux::spawn::{ChildOf, Forked, close_on_exec_from, fork, fork_into, unshare};
 
+use crate::build::{Site, build, namespace_of};
 use crate::capabilities::Capabilities;
 use crate::channel::{Channel, from_file};
 use crate::confine::{Confinement, hide_memory};
 use crate::error::{Doing, SetupError};
-use crate::first;
+use crate::first::{self, Entrances};
 use crate::mounts::{clone_host, map_ids};
-use crate::spec::{ID_COUNT, IdRange, SandboxSpec};
+use crate::spec::{Clocks, ID_COUNT, IdRange, SandboxSpec};
 
 /// The first message to the set-up process; with it come [`Files`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Begin {
-    /// Where a process's id is written to put it into the app's cgroups.
-    pub(crate) app_procs: Vec<PathBuf>,
-    /// Where to put it into the support group.
-    pub(crate) support_procs: Vec<PathBuf>,
+    /// `tasks` of the app's v1 groups.
+    pub(crate) app_tasks: Vec<PathBuf>,
+    /// `tasks` of the support group in v1.
+    pub(crate) support_tasks: Vec<PathBuf>,
     /// The app's own group in v2.
     pub(crate) core: PathBuf,
+    /// The support group in v2.
+    pub(crate) support: PathBuf,
     /// What the app sees of its groups.
     pub(crate) visible: Vec<(String, PathBuf)>,
+    /// There is no program to start.
+    pub(crate) empty: Option<Empty>,
+}
+
+/// A sandbox whose processes come later.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Empty {
+    /// What the initial process will be called inside.
+    pub(crate) initial: i32,
+    /// A time namespace, which init holds.
+    pub(crate) clocks: Option<Clocks>,
 }
 
 /// What a set-up process is asked to do.
@@ -65,18 +87,20 @@ pub(crate) enum ToSetup {
 /// What the set-up process says to the worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum FromSetup {
-    /// The app waits to become its program. Comes with pidfds of init and of the app.
+    /// The app waits to become its program. Comes with pidfds of init and, where there is one, of the app.
     Ready {
         /// Init, as the set-up process's pid namespace numbers it.
         init: i32,
         /// The app's initial process.
-        initial: i32,
+        initial: Option<i32>,
     },
-    /// `exec` has made its process, a child of the worker. Comes with its pidfd and, if asked for, its terminal.
+    /// `exec` has made its process, a child of the worker. Comes with its pidfd.
     Made {
         /// As the worker's pid namespace numbers it.
         pid: i32,
     },
+    /// The process that `exec` has made has a terminal. Comes with the worker's side of it; before or after `Made`.
+    Terminal,
     /// The program runs.
     Started,
     /// It does not, and all processes are gone.
@@ -97,16 +121,6 @@ impl Files {
         let [spec, stdin, stdout, stderr, status, init]: [OwnedFd; 6] = descriptors.try_into().ok()?;
         Some(Self { spec, stdio: [stdin, stdout, stderr], status, init })
     }
-}
-
-/// The namespaces that exist before the first process of the sandbox does.
-#[derive(Debug)]
-pub(crate) struct Namespaces {
-    /// None: the machine's.
-    pub(crate) user: Option<OwnedFd>,
-    pub(crate) net: OwnedFd,
-    pub(crate) ipc: OwnedFd,
-    pub(crate) uts: OwnedFd,
 }
 
 /// A pipe whose reader learns how its writer fared: an error in JSON, or its end without a word.
@@ -149,17 +163,6 @@ pub(crate) fn outcome(reader: OwnedFd) -> Result<(), SetupError> {
     }))
 }
 
-/// Writes this process's or another's id into `cgroup.procs` files.
-pub(crate) fn enter_cgroups(files: &[PathBuf], pid: i32) -> Result<(), SetupError> {
-    files.iter().try_for_each(|path| {
-        File::options()
-            .write(true)
-            .open(path)
-            .and_then(|mut file| file.write_all(pid.to_string().as_bytes()))
-            .doing(|| format!("entering the cgroup of {}", path.display()))
-    })
-}
-
 /// What a process of its own does at the very start: no memory to look at, no descriptor to leak.
 pub(crate) fn begin_process() -> Result<Channel, SetupError> {
     hide_memory()?;
@@ -198,34 +201,64 @@ fn set_up(channel: &Channel) -> Result<(), SetupError> {
     let mut files = Files::new(message.descriptors).ok_or_else(|| lost("the worker sent other descriptors"))?;
     let spec_file = files.spec.as_fd().try_clone_to_owned().doing(|| "taking the spec".to_owned())?;
     let spec: SandboxSpec = from_file(spec_file).doing(|| "reading the spec".to_owned())?;
-    enter_cgroups(&begin.support_procs, 0)?;
+    Entrances::open(&begin.support_tasks)?.enter()?;
     give_stdio(&mut files.stdio, spec.ids.map_or(0, |ids| ids.base) + spec.program.user.uid)?;
+    // The daemon may be protected from the kernel's killer; its apps are not.
+    std::fs::write("/proc/self/oom_score_adj", "0").doing(|| "setting oom_score_adj".to_owned())?;
 
-    let namespaces = make_namespaces(spec.ids)?;
     let capabilities =
         Capabilities::resolve(&spec.security).map_err(|error| SetupError::Protocol { what: error.to_string() })?;
     let confinement =
         Confinement { capabilities, seccomp: spec.security.seccomp, no_new_privs: spec.security.no_new_privs };
-    let plan = first::Plan { spec: &spec, begin: &begin, files: &files, namespaces: &namespaces, confinement };
+    let (core, support) = (open_group(&begin.core)?, open_group(&begin.support)?);
+    let plan = first::Plan { spec: &spec, begin: &begin, files: &files, core: &core, confinement };
+    let (link, theirs) = Channel::pair().doing(|| "making a socket pair".to_owned())?;
     let (ends, child_ends) = first::pipes()?;
-    let forked = fork(UnshareFlags::NEWPID | UnshareFlags::NEWNS, ChildOf::Caller);
-    let Forked::Parent { pid, pidfd } = forked.doing(|| "making the first process".to_owned())? else {
-        drop(ends);
-        first::run(&plan, child_ends);
+    let mut kinds =
+        UnshareFlags::NEWPID | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS | UnshareFlags::NEWNS;
+    kinds.set(UnshareFlags::NEWUSER, spec.ids.is_some());
+    let forked = fork_into(kinds, ChildOf::Caller, Some(support.as_fd()), None);
+    let Forked::Parent { pid, pidfd } = forked.doing(|| format!("making the first process and {kinds:?}"))? else {
+        drop((ends, link));
+        first::run(&plan, child_ends, theirs.into());
     };
-    drop(child_ends);
-    let started = await_start(channel, &begin, pid, pidfd.as_fd(), ends);
+    drop((child_ends, theirs));
+    let started = furnish(&plan, &link, pid, &pidfd).and_then(|()| match begin.empty {
+        None => await_start(channel, &begin, pid, pidfd.as_fd(), ends),
+        Some(_) => await_init(channel, pid, pidfd.as_fd(), ends),
+    });
     if started.is_err() {
         end(pid, &pidfd)?;
     }
     started
 }
 
+/// Opens the directory of a group in v2, to make processes in it.
+pub(crate) fn open_group(path: &std::path::Path) -> Result<OwnedFd, SetupError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).doing(|| format!("opening {}", path.display()))
+}
+
+/// Has everything built that the first process is to see, and hands it over.
+fn furnish(plan: &first::Plan<'_>, link: &Channel, first: Pid, pidfd: &OwnedFd) -> Result<(), SetupError> {
+    let user = match plan.spec.ids {
+        Some(ids) => {
+            write_maps(first, ids)?;
+            Some(namespace_of(first, "user")?)
+        }
+        None => None,
+    };
+    let site = Site { spec: plan.spec, begin: plan.begin, first: pidfd, user: user.as_ref(), group: plan.core };
+    let rooms = build(&site)?;
+    // A first process that has died is reported by the pipes that end.
+    let _dead = link.send(&(), &[rooms.mounts.as_fd(), rooms.cgroups.as_fd()]);
+    Ok(())
+}
+
 /// Sees `directory` with other owners, for a moment, mounted nowhere.
 fn try_id_mapping(directory: &std::path::Path) -> Result<(), SetupError> {
-    let namespaces = make_namespaces(Some(IdRange { base: ID_COUNT }))?;
-    let clone = clone_host(directory, false)?;
-    namespaces.user.map_or(Ok(()), |user| map_ids(&clone, user.as_fd(), false, directory))
+    let user = user_namespace(IdRange { base: ID_COUNT })?;
+    map_ids(&clone_host(directory, false)?, user.as_fd(), false, directory)
 }
 
 /// From a living first process to a running program.
@@ -246,14 +279,26 @@ fn await_start(
     }
     let initial = only_process(&begin.core)?;
     let app = pidfd_open(initial, rustix::process::PidfdFlags::empty()).doing(|| "opening the app".to_owned())?;
-    let ready = FromSetup::Ready { init: init.as_raw_nonzero().get(), initial: initial.as_raw_nonzero().get() };
+    let initial = Some(initial.as_raw_nonzero().get());
+    let ready = FromSetup::Ready { init: init.as_raw_nonzero().get(), initial };
     channel.send(&ready, &[pidfd, app.as_fd()]).doing(|| "telling the worker".to_owned())?;
-    let go = channel.receive::<ToSetup>(None).doing(|| "waiting for the worker".to_owned())?;
-    if go.is_none() {
-        return Err(SetupError::Protocol { what: "the worker went away before the start".to_owned() });
-    }
+    await_go(channel)?;
     rustix::io::write(&ends.go, b"!").doing(|| "letting the app go".to_owned())?;
     outcome(ends.app)
+}
+
+/// From a living first process to an init that waits for processes.
+fn await_init(channel: &Channel, init: Pid, pidfd: BorrowedFd<'_>, ends: first::ParentEnds) -> Result<(), SetupError> {
+    outcome(ends.first)?;
+    let ready = FromSetup::Ready { init: init.as_raw_nonzero().get(), initial: None };
+    channel.send(&ready, &[pidfd]).doing(|| "telling the worker".to_owned())?;
+    await_go(channel)
+}
+
+fn await_go(channel: &Channel) -> Result<(), SetupError> {
+    let go = channel.receive::<ToSetup>(None).doing(|| "waiting for the worker".to_owned())?;
+    let gone = || SetupError::Protocol { what: "the worker went away before the start".to_owned() };
+    go.map(drop).ok_or_else(gone)
 }
 
 /// The app's process as this process's pid namespace numbers it: the only one in its cgroup.
@@ -269,8 +314,8 @@ fn only_process(core: &std::path::Path) -> Result<Pid, SetupError> {
     }
 }
 
-/// Kills the first process, and with it its pid namespace, and waits for its end.
-fn end(pid: Pid, pidfd: &OwnedFd) -> Result<(), SetupError> {
+/// Kills a child, with the first process its pid namespace, too, and waits for its end.
+pub(crate) fn end(pid: Pid, pidfd: &OwnedFd) -> Result<(), SetupError> {
     match rustix::process::pidfd_send_signal(pidfd, Signal::KILL) {
         Ok(()) | Err(rustix::io::Errno::SRCH) => {}
         Err(error) => return Err(error).doing(|| format!("killing process {}", pid.as_raw_nonzero())),
@@ -292,12 +337,18 @@ pub(crate) fn give_stdio(stdio: &mut [OwnedFd; 3], owner: u32) -> Result<(), Set
     Ok(())
 }
 
-/// Makes the user namespace and those that it must own, by a process that ends at once.
-fn make_namespaces(ids: Option<IdRange>) -> Result<Namespaces, SetupError> {
-    let mut kinds = UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
-    kinds.set(UnshareFlags::NEWUSER, ids.is_some());
+/// Says which of the machine's ids a process's new user namespace has.
+fn write_maps(process: Pid, ids: IdRange) -> Result<(), SetupError> {
+    ["uid_map", "gid_map"].iter().try_for_each(|name| {
+        let path = format!("/proc/{}/{name}", process.as_raw_nonzero());
+        std::fs::write(&path, format!("0 {} {ID_COUNT}\n", ids.base)).doing(|| format!("writing {path}"))
+    })
+}
+
+/// Makes a user namespace, by a process that ends at once.
+fn user_namespace(ids: IdRange) -> Result<OwnedFd, SetupError> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).doing(|| "making a pipe".to_owned())?;
-    let forked = fork(kinds, ChildOf::Caller).doing(|| format!("making namespaces {kinds:?}"))?;
+    let forked = fork(UnshareFlags::NEWUSER, ChildOf::Caller).doing(|| "making a user namespace".to_owned())?;
     let Forked::Parent { pid, pidfd } = forked else {
         // Waits until its parent has what it wants, or is gone.
         drop(writer);
@@ -305,22 +356,7 @@ fn make_namespaces(ids: Option<IdRange>) -> Result<Namespaces, SetupError> {
         exit(0);
     };
     drop(reader);
-    let process = pid.as_raw_nonzero();
-    let open = |name: &str| {
-        let path = format!("/proc/{process}/ns/{name}");
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        rustix::fs::open(&path, flags, Mode::empty()).doing(|| format!("opening {path}"))
-    };
-    let made = (|| {
-        if let Some(ids) = ids {
-            for name in ["uid_map", "gid_map"] {
-                let path = format!("/proc/{process}/{name}");
-                std::fs::write(&path, format!("0 {} {ID_COUNT}\n", ids.base)).doing(|| format!("writing {path}"))?;
-            }
-        }
-        let user = ids.map(|_| open("user")).transpose()?;
-        Ok(Namespaces { user, net: open("net")?, ipc: open("ipc")?, uts: open("uts")? })
-    })();
+    let made = write_maps(pid, ids).and_then(|()| namespace_of(pid, "user"));
     drop(writer);
     end(pid, &pidfd)?;
     made

@@ -58,6 +58,15 @@ pub struct IdRange {
     pub base: u32,
 }
 
+/// What the clocks of a sandbox show beyond the machine's, in nanoseconds; may be negative.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Clocks {
+    /// `CLOCK_MONOTONIC` and its kin.
+    pub monotonic_ns: i64,
+    /// `CLOCK_BOOTTIME`.
+    pub boottime_ns: i64,
+}
+
 /// A directory or file of the machine, seen inside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeMount {

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::{Machine, PATIENCE, Running, null, pipe};
-use torpor_sandbox::{ExecIo, ExitStatus, Sandbox, SandboxError, SandboxRecord, exec};
+use torpor_sandbox::{Clocks, ExecIo, ExitStatus, Sandbox, SandboxError, SandboxRecord, destroy_leftovers, exec};
 
 /// Puts a process into the sandbox as a wake does: a child of init, in the app's groups, with the initial process's id.
 fn bring_back(sandbox: &Sandbox) -> i32 {
@@ -107,12 +107,7 @@ fn without_processes_everything_else_works() {
     let running = started(&app);
     let sandbox = &running.sandbox;
     sandbox.end_processes().unwrap();
-    let (mut output, theirs) = pipe();
-    let io = ExecIo::Files([null(), theirs.try_clone().unwrap(), theirs]);
-    let child = exec(&machine.launcher, sandbox, &common::program("hostname; exit 3"), io).unwrap();
-    let mut text = String::new();
-    std::io::Read::read_to_string(&mut output, &mut text).unwrap();
-    assert_eq!((text.as_str(), child.wait().unwrap()), ("web\n", ExitStatus::Exited(3)));
+    assert_eq!(run(&machine, sandbox, "hostname"), "web\n");
     assert_eq!(sandbox.exit_status().unwrap(), None);
     sandbox.netns().unwrap();
     let started = Instant::now();
@@ -161,6 +156,84 @@ fn a_new_worker_adopts_whatever_is_there() {
     assert!(matches!(adopted.end_processes(), Err(SandboxError::Gone { .. })));
     assert!(matches!(Sandbox::adopt(hierarchies, record), Err(SandboxError::Gone { .. })));
     adopted.destroy().unwrap();
+    app.assert_nothing_left();
+}
+
+/// Runs a script in a sandbox to its end: what it wrote.
+fn run(machine: &Machine, sandbox: &Sandbox, script: &str) -> String {
+    let (mut output, theirs) = pipe();
+    let io = ExecIo::Files([null(), theirs.try_clone().unwrap(), theirs]);
+    let child = exec(&machine.launcher, sandbox, &common::program(script), io).unwrap();
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut output, &mut text).unwrap();
+    child.wait().unwrap();
+    text
+}
+
+/// Seconds of CLOCK_MONOTONIC and CLOCK_BOOTTIME.
+const CLOCKS: &str =
+    r#"perl -e 'for (1, 7) { $b = "\0" x 16; syscall(228, $_, $b); print((unpack "qq", $b)[0], " ") }'"#;
+
+#[test]
+fn an_empty_sandbox_is_made_and_filled_later() {
+    let machine = Machine::new();
+    for (ids, clocks) in [(true, true), (false, true), (true, false)] {
+        let mut app = machine.app("false");
+        if !ids {
+            app.spec.ids = None;
+        }
+        let clocks = clocks.then_some(Clocks { monotonic_ns: 1_000_000_500_000_000, boottime_ns: -1_500_000_000 });
+        let prepared = Sandbox::prepare_empty(&machine.launcher, &app.spec, 41, clocks).unwrap();
+        // As the network does it.
+        let own = fs::read_link("/proc/self/ns/net").unwrap();
+        assert_ne!(own, fs::read_link(format!("/proc/{}/ns/net", prepared.record().init.pid)).unwrap());
+        rustix::fs::fstat(prepared.netns()).unwrap();
+        let record: SandboxRecord = serde_json::from_slice(&serde_json::to_vec(prepared.record()).unwrap()).unwrap();
+        let sandbox = prepared.start().unwrap();
+        assert_eq!((sandbox.initial_pid(), sandbox.initial_inside()), (None, 41));
+        assert_eq!((sandbox.has_time_namespace(), sandbox.exit_status().unwrap()), (clocks.is_some(), None));
+        assert!(!sandbox.cgroup().is_populated().unwrap());
+        let now = |clock| rustix::time::clock_gettime(clock).tv_sec;
+        let before = (now(rustix::time::ClockId::Monotonic), now(rustix::time::ClockId::Boottime));
+        let text = run(&machine, &sandbox, CLOCKS);
+        let read: Vec<i64> = text.split_whitespace().map(|word| word.parse().unwrap()).collect();
+        let offsets = if clocks.is_some() { (1_000_000, -2) } else { (0, 0) };
+        let passed = (read[0] - before.0 - offsets.0, read[1] - before.1 - offsets.1);
+        assert!((0..30).contains(&passed.0) && (0..30).contains(&passed.1), "{passed:?}: {text}");
+        assert!(run(&machine, &sandbox, "hostname; id -u; ls /proc/1/ns; cat /proc/1/comm").starts_with("web\n0\n"));
+
+        let back = bring_back(&sandbox);
+        sandbox.processes_are_back().unwrap();
+        assert_eq!(sandbox.initial_pid(), Some(back));
+        let sandbox = Sandbox::adopt(machine.launcher.hierarchies(), record).unwrap();
+        assert_eq!(sandbox.initial_pid(), Some(back));
+        sandbox.signal(15).unwrap();
+        assert_eq!(sandbox.wait(Some(PATIENCE)).unwrap(), Some(ExitStatus::Signaled(15)));
+        sandbox.destroy().unwrap();
+        app.assert_nothing_left();
+        // Never started.
+        drop(Sandbox::prepare_empty(&machine.launcher, &app.spec, 2, clocks).unwrap());
+        app.assert_nothing_left();
+        assert!(matches!(
+            Sandbox::prepare_empty(&machine.launcher, &app.spec, 1, clocks),
+            Err(SandboxError::Initial { id: 1 })
+        ));
+        // Nobody has a record of it.
+        let sandbox = Sandbox::prepare_empty(&machine.launcher, &app.spec, 2, clocks).unwrap().start().unwrap();
+        let spec = &app.spec;
+        destroy_leftovers(machine.launcher.hierarchies(), &spec.cgroup_parent, &spec.id, &spec.run_dir).unwrap();
+        assert_eq!(sandbox.wait(Some(PATIENCE)).unwrap(), Some(ExitStatus::Unknown));
+        app.assert_nothing_left();
+    }
+}
+
+#[test]
+fn clocks_that_cannot_be_are_an_error() {
+    let machine = Machine::new();
+    let app = machine.app("false");
+    let clocks = Some(Clocks { monotonic_ns: i64::MIN, boottime_ns: 0 });
+    let error = Sandbox::prepare_empty(&machine.launcher, &app.spec, 2, clocks).unwrap_err();
+    assert!(error.to_string().contains("timens_offsets"), "{error}");
     app.assert_nothing_left();
 }
 

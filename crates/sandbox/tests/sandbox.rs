@@ -144,6 +144,47 @@ fn kernel_files_are_masked_and_read_only() {
     }
 }
 
+/// The user namespace that owns a namespace: `ioctl(NS_GET_USERNS)`.
+const OWNER: &str = "open F, $ARGV[0]; $n = ioctl(F, 0xb701, 0); print $n ? readlink \"/proc/self/fd/$n\" : $!";
+
+#[test]
+fn every_namespace_belongs_to_the_user_namespace() {
+    let machine = Machine::new();
+    let app = machine.app("echo up; exec sleep 1000");
+    let mut running = app.start().unwrap();
+    running.expect_line("up");
+    let (init, initial) = (running.sandbox.init_pid(), running.sandbox.initial_pid().unwrap());
+    let user = fs::read_link(format!("/proc/{init}/ns/user")).unwrap();
+    assert_ne!(user, fs::read_link("/proc/self/ns/user").unwrap());
+    for name in ["pid", "mnt", "net", "ipc", "uts", "cgroup"] {
+        let path = format!("/proc/{init}/ns/{name}");
+        assert_eq!(fs::read_link(&path).unwrap(), fs::read_link(format!("/proc/{initial}/ns/{name}")).unwrap());
+        let owner = Command::new("perl").args(["-e", OWNER, &path]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&owner.stdout), user.to_string_lossy(), "{name}");
+    }
+    // So whoever comes from inside may choose ids.
+    let choose = "echo 50 > /proc/sys/kernel/ns_last_pid";
+    let chosen = Command::new("nsenter").args(["-U", "-p", "-t", &init.to_string(), "sh", "-c", choose]).status();
+    assert!(chosen.unwrap().success());
+    running.sandbox.destroy().unwrap();
+}
+
+#[test]
+fn not_even_an_administrator_inside_takes_a_mask_away() {
+    let machine = Machine::new();
+    let mut app = machine.app(
+        "for f in /proc/kcore /proc/sys /proc /sys/firmware; do umount -l $f && echo lost $f; done
+         mkdir /tmp/p; mount -t proc proc /tmp/p && echo new proc; mount -o remount,rw /proc/sys && echo lost read-only
+         mount --bind /proc /tmp/p && ls /tmp/p/sys | xargs echo below:
+         echo 5 > /proc/sys/kernel/ns_last_pid && echo lost ids; mount -t tmpfs x /tmp/p && echo done",
+    );
+    app.spec.security.cap_add = vec!["ALL".into()];
+    app.spec.security.seccomp = false;
+    let text = app.run().0;
+    assert!(text.ends_with("done\n"), "it may mount: {text}");
+    assert!(!text.contains("lost") && !text.contains("new proc") && !text.contains("below"), "{text}");
+}
+
 #[test]
 fn two_sandboxes_do_not_see_each_other() {
     let machine = Machine::new();

@@ -21,6 +21,16 @@ pub(super) fn make_directory(path: &Path) -> Result<(), CgroupError> {
     }
 }
 
+/// Makes the directory of a group anew, unless it is in use: an old one may have been killed.
+pub(super) fn renew_directory(path: &Path) -> Result<(), CgroupError> {
+    match fs::remove_dir(path) {
+        Ok(()) => {}
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EBUSY | libc::ENOTEMPTY)) => {}
+        Err(error) => return Err(failed("renewing cgroup", path)(error)),
+    }
+    make_directory(path)
+}
+
 /// Writes a control file, in one call as the kernel wants it, without ever creating one.
 pub(super) fn write(path: &Path, text: &str) -> Result<(), CgroupError> {
     let write = |text: &str| File::options().write(true).open(path)?.write_all(text.as_bytes());
@@ -30,6 +40,13 @@ pub(super) fn write(path: &Path, text: &str) -> Result<(), CgroupError> {
 /// The whole content.
 pub(super) fn read(path: &Path) -> Result<String, CgroupError> {
     fs::read_to_string(path).map_err(failed("reading cgroup file", path))
+}
+
+/// The process ids in a `cgroup.procs` file.
+pub(super) fn read_processes(path: &Path) -> Result<Vec<i32>, CgroupError> {
+    let process =
+        |line: &str| line.parse().map_err(|_| CgroupError::Content { path: path.to_owned(), text: line.to_owned() });
+    read(path)?.lines().map(process).collect()
 }
 
 /// The number in a file; none if the file is not there or says `max`.

@@ -8,7 +8,7 @@ use procfs::FromRead;
 use procfs::process::{MountInfo, MountInfos};
 use rustix::mount::MountFlags;
 
-use super::files::{make_directory, read, write};
+use super::files::{self, make_directory, read, write};
 use super::{Cgroup, groups_below, remove_group};
 use crate::error::CgroupError;
 use crate::spec::check_name;
@@ -166,10 +166,27 @@ impl Hierarchies {
         Ok(missing)
     }
 
-    /// The files to which a process's id is written to put it into the support group.
-    pub(crate) fn support_procs_files(&self, parent: &str) -> Vec<PathBuf> {
+    /// The directory of the support group in v2.
+    pub(crate) fn support_group(&self, parent: &str) -> PathBuf {
+        self.core.join(parent).join(SUPPORT)
+    }
+
+    /// The processes in it: inits, the keeper, perhaps the worker.
+    pub(crate) fn support_processes(&self, parent: &str) -> Result<Vec<i32>, CgroupError> {
+        match files::read_processes(&self.support_group(parent).join("cgroup.procs")) {
+            Err(error) if error.is_gone() => Ok(Vec::new()),
+            found => found,
+        }
+    }
+
+    /// The `tasks` files of the support group in v1.
+    pub(crate) fn support_tasks_files(&self, parent: &str) -> Vec<PathBuf> {
+        self.legacy.iter().map(|hierarchy| hierarchy.shared(parent).join("tasks")).collect()
+    }
+
+    fn support_procs_files(&self, parent: &str) -> Vec<PathBuf> {
         let legacy = self.legacy.iter().map(|hierarchy| hierarchy.shared(parent));
-        legacy.chain([self.core.join(parent).join(SUPPORT)]).map(|path| path.join("cgroup.procs")).collect()
+        legacy.chain([self.support_group(parent)]).map(|path| path.join("cgroup.procs")).collect()
     }
 
     /// Makes the support group of `parent` and gives the files to which a process's id is written to put it there, outside

@@ -16,18 +16,28 @@ mod hierarchies;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use torpor_linux::spawn::send_signal;
 
 use self::files::{read, read_number, wait_for_event, write};
 pub use self::hierarchies::Hierarchies;
 use crate::error::CgroupError;
+use crate::process;
 use crate::spec::Limits;
 
 /// Period of CPU limits, in microseconds.
 const CPU_PERIOD_US: u64 = 100_000;
 /// How long killed processes may take to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
+/// How long processes may take to freeze before they are ended all the same.
+const FREEZE_PATIENCE: Duration = Duration::from_secs(1);
+/// So many processes are ended at a time: each takes a descriptor.
+const DESCRIPTORS: usize = 256;
+/// After this, signalled processes that have not ended are looked for again.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// How long a group whose processes are ending may refuse to go away.
 const REMOVE_DEADLINE: Duration = Duration::from_secs(10);
 /// Pause between attempts to remove it where no event tells: in v1, and while the kernel still sees a process that has ended.
@@ -60,7 +70,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes the groups (or takes them as they are) and sets the limits. `devices` guards device nodes where v1 can.
+    /// Makes the groups (or takes those that still have processes as they are) and sets the limits. `devices` guards device nodes where v1 can.
     /// Limits that this machine cannot enforce come back beside the groups.
     ///
     /// # Errors
@@ -87,7 +97,7 @@ impl Cgroup {
             wanted.iter().any(|&controller| controllers.contains(controller))
         });
         for path in cgroup.directories() {
-            files::make_directory(path)?;
+            files::renew_directory(path)?;
         }
         cgroup.limit(limits)?;
         if guards_devices {
@@ -254,7 +264,52 @@ impl Cgroup {
         Ok(read(&self.core.join("cgroup.events"))?.lines().any(|line| line == "populated 1"))
     }
 
-    /// Kills every process, frozen ones too, and returns once they have ended. Fine if the group is gone.
+    /// Ends every process, frozen and traced ones too, and returns once none is left, thawed: the group is to be used again.
+    ///
+    /// By signals, after it has been frozen. After a `cgroup.kill` the kernel (since 6.14, and 6.6 and 6.12 with their
+    /// corrections) also kills every process that is made in the group with `CLONE_INTO_CGROUP` later: it compares the
+    /// group's count of kills with that of its maker's group.
+    ///
+    /// # Errors
+    /// `NotEmpty` if that takes more than ten seconds; when the group is gone.
+    pub fn end_processes(&self) -> Result<(), CgroupError> {
+        let started = Instant::now();
+        // Nothing more is born, so one look finds all; a process that cannot freeze now is found by the next one.
+        self.freeze(FREEZE_PATIENCE).or_else(|error| match error {
+            CgroupError::NotFrozen { .. } => Ok(()),
+            error => Err(error),
+        })?;
+        loop {
+            self.signal_all()?;
+            if wait_for_event(&self.core.join("cgroup.events"), "populated 0", LOOK_AGAIN)? {
+                return self.thaw();
+            }
+            if started.elapsed() > KILL_DEADLINE {
+                return Err(CgroupError::NotEmpty { path: self.core.clone(), after: KILL_DEADLINE });
+            }
+        }
+    }
+
+    /// Sends SIGKILL to every process that is there now.
+    fn signal_all(&self) -> Result<(), CgroupError> {
+        let failed = |source| CgroupError::File { doing: "ending the processes of", path: self.core.clone(), source };
+        for pids in self.processes()?.chunks(DESCRIPTORS) {
+            let open = |&pid: &i32| Some(process::open(pid).transpose()?.map(|pidfd| (pid, pidfd)));
+            let held: Vec<(i32, OwnedFd)> = pids.iter().filter_map(open).collect::<io::Result<_>>().map_err(failed)?;
+            // Whoever has the pid of one that has ended meanwhile is not in the group, or the descriptor is of the dead one.
+            let still = self.processes()?;
+            for (_, pidfd) in held.iter().filter(|(pid, _)| still.contains(pid)) {
+                match send_signal(pidfd.as_fd(), libc::SIGKILL) {
+                    Err(error) if error.raw_os_error() != Some(libc::ESRCH) => return Err(failed(error)),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills every process, frozen ones too, and returns once they have ended; the group is good for nothing but its removal
+    /// afterwards ([`Cgroup::end_processes`]). Fine if the group is gone.
     ///
     /// # Errors
     /// `NotEmpty` if that takes more than ten seconds.
@@ -274,10 +329,7 @@ impl Cgroup {
     /// # Errors
     /// When the group is gone.
     pub fn processes(&self) -> Result<Vec<i32>, CgroupError> {
-        let path = self.core.join("cgroup.procs");
-        let number =
-            |line: &str| line.parse().map_err(|_| CgroupError::Content { path: path.clone(), text: line.to_owned() });
-        read(&path)?.lines().map(number).collect()
+        files::read_processes(&self.core.join("cgroup.procs"))
     }
 
     /// Memory charged to it, page cache and kernel memory included, in bytes; none where nothing counts it.

@@ -1,0 +1,243 @@
+//! Making a sandbox: the worker's side of the conversation with a set-up process.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::Child;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crate::capabilities::Capabilities;
+use crate::cgroup::{Cgroup, Hierarchies};
+use crate::channel::{Channel, to_file};
+use crate::confine::Confinement;
+use crate::error::{CgroupError, SandboxError, While};
+use crate::launcher::{Launcher, SETUP_COMMAND};
+use crate::process::{Identity, ids};
+use crate::sandbox::{Initial, Sandbox, SandboxRecord, destroy_leftovers, open_netns};
+use crate::setup::{Begin, Empty, FromSetup, Request, ToSetup};
+use crate::spec::SandboxSpec;
+use crate::status;
+
+/// How long a set-up process may take for one answer.
+pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+
+/// A sandbox whose program has not started. Dropping it removes everything.
+#[derive(Debug)]
+pub struct Prepared {
+    /// None once started.
+    sandbox: Option<Sandbox>,
+    channel: Channel,
+    setup: Child,
+    netns: OwnedFd,
+    unenforced: Vec<CgroupError>,
+}
+
+impl Prepared {
+    /// The network namespace, to be connected before the start.
+    pub fn netns(&self) -> BorrowedFd<'_> {
+        self.netns.as_fd()
+    }
+
+    /// What to write down before the start.
+    pub fn record(&self) -> &SandboxRecord {
+        &self.sandbox.as_ref().expect("only start, which consumes self, takes it").record
+    }
+
+    /// Limits that were asked for and that this machine cannot enforce.
+    pub fn unenforced(&self) -> &[CgroupError] {
+        &self.unenforced
+    }
+
+    /// Starts the program, if there is one; returns once it runs.
+    ///
+    /// # Errors
+    /// Why it does not; nothing is left behind then.
+    pub fn start(mut self) -> Result<Sandbox, SandboxError> {
+        let id = self.record().id.clone();
+        // A set-up process that has died meanwhile is reported by the answer that does not come.
+        let _dead = self.channel.send(&ToSetup::Go, &[]);
+        match answer(&self.channel, &mut self.setup, &id)?.0 {
+            FromSetup::Started => {
+                self.setup.wait().whilst(|| format!("waiting for the set-up process of {id}"))?;
+                Ok(self.sandbox.take().expect("nobody else takes it"))
+            }
+            FromSetup::Failed(error) => Err(error.into()),
+            _ => Err(SandboxError::SetupAnswer { id, what: "not the start" }),
+        }
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        let Some(sandbox) = self.sandbox.take() else { return };
+        reap(&mut self.setup, &sandbox.record.id);
+        if let Err(error) = sandbox.destroy() {
+            tracing::warn!(id = sandbox.record.id, %error, "removing a sandbox that did not start");
+        }
+    }
+}
+
+/// Ends a set-up process, if it has not ended.
+fn reap(setup: &mut Child, id: &str) {
+    // Killing a child that has ended and not been waited for does nothing.
+    if let Err(error) = setup.kill().and_then(|()| setup.wait().map(drop)) {
+        tracing::warn!(id, %error, "ending a set-up process");
+    }
+}
+
+/// The next answer of a set-up process, and the descriptors that came with it.
+pub(crate) fn answer(
+    channel: &Channel,
+    setup: &mut Child,
+    id: &str,
+) -> Result<(FromSetup, Vec<OwnedFd>), SandboxError> {
+    match channel.receive(Some(ANSWER_DEADLINE)) {
+        Ok(Some(message)) => Ok((message.body, message.descriptors)),
+        Ok(None) => {
+            let status = setup.wait().whilst(|| format!("waiting for the set-up process of {id}"))?;
+            Err(SandboxError::SetupDied { id: id.to_owned(), status })
+        }
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            reap(setup, id);
+            Err(SandboxError::SetupSilent { id: id.to_owned(), after: ANSWER_DEADLINE })
+        }
+        Err(error) => Err(error).whilst(|| format!("hearing from the set-up process of {id}")),
+    }
+}
+
+/// Makes a sandbox up to its start, with `stdio` for its program, or an empty one.
+pub(crate) fn prepare(
+    launcher: &Launcher,
+    spec: &SandboxSpec,
+    stdio: [OwnedFd; 3],
+    empty: Option<Empty>,
+) -> Result<Prepared, SandboxError> {
+    let status = status::take(&spec.run_dir, &spec.id)?;
+    let prepared = prepare_with(launcher, spec, &stdio, &status, empty);
+    drop(status);
+    // The program's ends belong to it alone now: ours would keep its pipes open.
+    drop(stdio);
+    if prepared.is_err() {
+        clear(launcher.hierarchies(), spec);
+    }
+    prepared
+}
+
+fn prepare_with(
+    launcher: &Launcher,
+    spec: &SandboxSpec,
+    stdio: &[OwnedFd; 3],
+    status: &File,
+    empty: Option<Empty>,
+) -> Result<Prepared, SandboxError> {
+    if empty.is_some() {
+        status::mark(&spec.run_dir, true)?;
+    }
+    let place = spec.run_dir.join("root");
+    if let Err(error) = fs::create_dir(&place)
+        && error.kind() != io::ErrorKind::AlreadyExists
+    {
+        return Err(error).whilst(|| format!("making {}", place.display()));
+    }
+    let hierarchies = launcher.hierarchies();
+    let (cgroup, unenforced) =
+        Cgroup::create(hierarchies, &spec.cgroup_parent, &spec.id, &spec.limits, spec.ids.is_none())?;
+
+    let (channel, mut setup) = launcher.spawn(SETUP_COMMAND)?;
+    let begin = Begin {
+        app_tasks: cgroup.tasks_files(),
+        support_tasks: hierarchies.support_tasks_files(&spec.cgroup_parent),
+        core: cgroup.core().to_owned(),
+        support: hierarchies.support_group(&spec.cgroup_parent),
+        visible: cgroup.visible(),
+        empty,
+    };
+    let made = (|| {
+        let file = to_file(spec).whilst(|| "writing the spec to memory".to_owned())?;
+        let [input, output, errors] = stdio;
+        let files =
+            [file.as_fd(), input.as_fd(), output.as_fd(), errors.as_fd(), status.as_fd(), launcher.init().as_fd()];
+        channel
+            .send(&Request::SetUp(begin), &files)
+            .whilst(|| format!("instructing the set-up process of {}", spec.id))?;
+        take_ready(&channel, &mut setup, spec, empty)
+    })();
+    let (record, init, initial) = match made {
+        Ok(made) => made,
+        Err(error) => {
+            reap(&mut setup, &spec.id);
+            return Err(error);
+        }
+    };
+    let netns = open_netns(&record.init);
+    let sandbox = Sandbox { record, init, initial: Mutex::new(initial), cgroup };
+    match netns {
+        Ok(netns) => Ok(Prepared { sandbox: Some(sandbox), channel, setup, netns, unenforced }),
+        Err(error) => {
+            reap(&mut setup, &spec.id);
+            sandbox.destroy()?;
+            Err(error)
+        }
+    }
+}
+
+fn take_ready(
+    channel: &Channel,
+    setup: &mut Child,
+    spec: &SandboxSpec,
+    empty: Option<Empty>,
+) -> Result<(SandboxRecord, OwnedFd, Option<Initial>), SandboxError> {
+    let unfit = |what| SandboxError::SetupAnswer { id: spec.id.clone(), what };
+    let (message, descriptors) = answer(channel, setup, &spec.id)?;
+    let (init_pid, initial_pid) = match message {
+        FromSetup::Ready { init, initial } => (init, initial),
+        FromSetup::Failed(error) => return Err(error.into()),
+        _ => return Err(unfit("not ready")),
+    };
+    let mut descriptors = descriptors.into_iter();
+    let init = descriptors.next().ok_or_else(|| unfit("no init"))?;
+    let initial = match (initial_pid, descriptors.next()) {
+        (Some(pid), Some(pidfd)) => Some(Initial { pid, pidfd }),
+        (None, None) => None,
+        _ => return Err(unfit("other descriptors")),
+    };
+    // Both wait for us, so neither pid can be another's.
+    let identify = |pid| {
+        let found = Identity::of(pid).whilst(|| format!("identifying process {pid}"))?;
+        found.ok_or_else(|| SandboxError::Gone { id: spec.id.clone(), pid })
+    };
+    let inside = |pid| {
+        let ids = ids(pid).whilst(|| format!("reading the ids of process {pid}"))?;
+        ids.and_then(|ids| ids.last().copied()).ok_or_else(|| unfit("no initial process"))
+    };
+    let initial_inside = match (&initial, empty) {
+        (Some(initial), None) => inside(initial.pid)?,
+        (None, Some(empty)) => empty.initial,
+        _ => return Err(unfit("not what was asked for")),
+    };
+    let record = SandboxRecord {
+        id: spec.id.clone(),
+        cgroup_parent: spec.cgroup_parent.clone(),
+        run_dir: spec.run_dir.clone(),
+        hostname: spec.hostname.clone(),
+        ids: spec.ids,
+        init: identify(init_pid)?,
+        initial: initial.as_ref().map(|initial| identify(initial.pid)).transpose()?,
+        initial_inside,
+        clocks: empty.and_then(|empty| empty.clocks),
+        confinement: Confinement {
+            capabilities: Capabilities::resolve(&spec.security)?,
+            seccomp: spec.security.seccomp,
+            no_new_privs: spec.security.no_new_privs,
+        },
+    };
+    Ok((record, init, initial))
+}
+
+/// Removes what a failed `prepare` has made; says what it could not.
+fn clear(hierarchies: &Hierarchies, spec: &SandboxSpec) {
+    if let Err(error) = destroy_leftovers(hierarchies, &spec.cgroup_parent, &spec.id, &spec.run_dir) {
+        tracing::warn!(id = spec.id, %error, "removing a sandbox that was not made");
+    }
+}

@@ -168,6 +168,9 @@ pub enum SetupError {
     /// A system call failed and the kernel explained itself.
     #[error("{doing}: {} (kernel: {log})", reason(*errno))]
     Kernel { doing: String, errno: i32, log: String },
+    /// A process was killed as soon as it was made.
+    #[error("a process was killed as soon as it was made in its cgroup")]
+    Killed,
     /// A message between the set-up processes does not fit.
     #[error("the set-up processes lost each other: {what}")]
     Protocol { what: String },

@@ -23,7 +23,7 @@ use crate::confine::{Confinement, confine};
 use crate::error::{Doing, SandboxError, SetupError, While};
 use crate::first::{Entrances, become_root, take_stdio};
 use crate::launcher::{EXEC_COMMAND, Launcher};
-use crate::prepare::answer;
+use crate::prepare::{answer, support_files};
 use crate::process::{ExitStatus, wait_for_end};
 use crate::program::become_program;
 use crate::sandbox::{Sandbox, deliver};
@@ -57,6 +57,8 @@ struct Order {
     base: Option<u32>,
     /// The sandbox has a time namespace.
     clocks: bool,
+    /// What the exec process enters of the support group.
+    support_files: Vec<PathBuf>,
     /// The app's group in v2.
     core: PathBuf,
     /// `tasks` of its groups in v1.
@@ -81,6 +83,7 @@ pub fn exec(launcher: &Launcher, sandbox: &Sandbox, program: &Program, io: ExecI
         confinement: record.confinement,
         base: record.ids.map(|ids| ids.base),
         clocks: record.clocks.is_some(),
+        support_files: support_files(launcher, &record.cgroup_parent)?,
         core: sandbox.cgroup().core().to_owned(),
         tasks: sandbox.cgroup().tasks_files(),
         terminal,
@@ -217,6 +220,7 @@ fn run(channel: &Channel) -> Result<(), SetupError> {
         }
     };
     std::fs::write("/proc/self/oom_score_adj", "0").doing(|| "setting oom_score_adj".to_owned())?;
+    Entrances::open(&order.support_files)?.enter()?;
     let group = open_group(&order.core)?;
     move_into_thread_name_spaces(init.as_fd(), ThreadNameSpaceType::PROCESS_ID)
         .doing(|| "entering the pid namespace".to_owned())?;

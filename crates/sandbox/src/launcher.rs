@@ -6,15 +6,18 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use torpor_linux::mount::{MountChange, change_mount};
 use torpor_linux::spawn::SANDBOX_INIT;
 
-use crate::cgroup::Hierarchies;
+use crate::cgroup::{Hierarchies, make_group, remove_group};
 use crate::channel::Channel;
-use crate::error::{Doing, SandboxError, While};
+use crate::error::{Doing, SandboxError, SetupError, While};
 use crate::mounts::clone_host;
+use crate::prepare::answer;
+use crate::setup::{FromSetup, Request};
 
 /// The hidden subcommand that must call [`setup_main`](crate::setup_main).
 pub const SETUP_COMMAND: &str = "sandbox-setup";
@@ -30,6 +33,8 @@ pub struct Launcher {
     /// Init's executable, in memory.
     init: OwnedFd,
     hierarchies: Hierarchies,
+    /// Whether processes can be made in v2 groups from where this process is; none: not tried yet.
+    into_groups: Mutex<Option<bool>>,
 }
 
 impl Launcher {
@@ -41,7 +46,12 @@ impl Launcher {
         let program = clone_host(binary, false)?;
         let change = MountChange { read_only: true, no_suid: true, ..MountChange::default() };
         change_mount(&program, change).doing(|| format!("protecting {}", binary.display()))?;
-        Ok(Self { program, init: init_image().whilst(|| "writing init to memory".to_owned())?, hierarchies })
+        Ok(Self {
+            program,
+            init: init_image().whilst(|| "writing init to memory".to_owned())?,
+            hierarchies,
+            into_groups: Mutex::new(None),
+        })
     }
 
     /// The machine's cgroup hierarchies.
@@ -51,6 +61,40 @@ impl Launcher {
 
     pub(crate) fn init(&self) -> &OwnedFd {
         &self.init
+    }
+
+    /// Whether a process that is made in another v2 group from where this process is (`CLONE_INTO_CGROUP`) lives. Not if this
+    /// process's group has ever been killed by `cgroup.kill`: the kernel (6.14, and what has its correction) then takes the
+    /// new process for one that was being made at that time. Tried once, with a group for the purpose.
+    ///
+    /// # Errors
+    /// When it cannot be tried.
+    pub fn makes_in_groups(&self) -> Result<bool, SandboxError> {
+        let mut known = self.into_groups.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = *known {
+            return Ok(known);
+        }
+        let group = self.hierarchies.core().join(format!("torpor-probe-{}", std::process::id()));
+        make_group(&group)?;
+        let tried = self.try_group(&group);
+        remove_group(&group)?;
+        let tried = tried?;
+        *known = Some(tried);
+        Ok(tried)
+    }
+
+    fn try_group(&self, group: &Path) -> Result<bool, SandboxError> {
+        let (channel, mut child) = self.spawn(SETUP_COMMAND)?;
+        let request = Request::TryGroup(group.to_owned());
+        channel.send(&request, &[]).whilst(|| "asking a set-up process".to_owned())?;
+        let answered = answer(&channel, &mut child, "probe");
+        child.wait().whilst(|| "waiting for a set-up process".to_owned())?;
+        match answered?.0 {
+            FromSetup::Started => Ok(true),
+            FromSetup::Failed(SetupError::Killed) => Ok(false),
+            FromSetup::Failed(error) => Err(error.into()),
+            _ => Err(SandboxError::SetupAnswer { id: "probe".to_owned(), what: "not tried" }),
+        }
     }
 
     /// Starts a fresh copy of this program with one end of a channel.

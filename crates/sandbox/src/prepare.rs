@@ -147,7 +147,7 @@ fn prepare_with(
     let (channel, mut setup) = launcher.spawn(SETUP_COMMAND)?;
     let begin = Begin {
         app_tasks: cgroup.tasks_files(),
-        support_tasks: hierarchies.support_tasks_files(&spec.cgroup_parent),
+        support_files: support_files(launcher, &spec.cgroup_parent)?,
         core: cgroup.core().to_owned(),
         support: hierarchies.support_group(&spec.cgroup_parent),
         visible: cgroup.visible(),
@@ -180,6 +180,15 @@ fn prepare_with(
             Err(error)
         }
     }
+}
+
+/// What a set-up or exec process enters of the support group before it makes others.
+pub(crate) fn support_files(launcher: &Launcher, parent: &str) -> Result<Vec<std::path::PathBuf>, SandboxError> {
+    let mut files = launcher.hierarchies().support_tasks_files(parent);
+    if !launcher.makes_in_groups()? {
+        files.push(launcher.hierarchies().support_group(parent).join("cgroup.procs"));
+    }
+    Ok(files)
 }
 
 fn take_ready(

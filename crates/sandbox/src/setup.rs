@@ -18,7 +18,8 @@
 //! and cgroups are the worker's to remove.
 //!
 //! Processes enter v2 groups by being made in them, and v1 groups by `tasks` while they have one thread: `cgroup.procs`
-//! makes its writer wait for all processors, some 20 ms for each hierarchy. A sandbox without processes
+//! makes its writer wait for all processors, some 20 ms for each hierarchy (where the worker's group has been killed once,
+//! the set-up process moves in this way all the same: [`Launcher::makes_in_groups`](crate::Launcher::makes_in_groups)). A sandbox without processes
 //! ([`Empty`]) is made in the same way, without `app`.
 
 use std::fs::File;
@@ -47,8 +48,9 @@ use crate::spec::{Clocks, ID_COUNT, IdRange, SandboxSpec};
 pub(crate) struct Begin {
     /// `tasks` of the app's v1 groups.
     pub(crate) app_tasks: Vec<PathBuf>,
-    /// `tasks` of the support group in v1.
-    pub(crate) support_tasks: Vec<PathBuf>,
+    /// What of the support group the set-up process enters: `tasks` in v1; `cgroup.procs` in v2 where it could not make
+    /// processes in groups otherwise.
+    pub(crate) support_files: Vec<PathBuf>,
     /// The app's own group in v2.
     pub(crate) core: PathBuf,
     /// The support group in v2.
@@ -75,6 +77,8 @@ pub(crate) enum Request {
     SetUp(Begin),
     /// Try whether a directory can be seen with other owners; `Started` if so.
     TryIdMapping(PathBuf),
+    /// Try whether a process made in this v2 group lives; `Started` if so, `Killed` if not.
+    TryGroup(PathBuf),
 }
 
 /// What the worker says to its set-up process later.
@@ -197,11 +201,12 @@ fn set_up(channel: &Channel) -> Result<(), SetupError> {
     let begin = match message.body {
         Request::SetUp(begin) => begin,
         Request::TryIdMapping(directory) => return try_id_mapping(&directory),
+        Request::TryGroup(group) => return try_group(&group),
     };
     let mut files = Files::new(message.descriptors).ok_or_else(|| lost("the worker sent other descriptors"))?;
     let spec_file = files.spec.as_fd().try_clone_to_owned().doing(|| "taking the spec".to_owned())?;
     let spec: SandboxSpec = from_file(spec_file).doing(|| "reading the spec".to_owned())?;
-    Entrances::open(&begin.support_tasks)?.enter()?;
+    Entrances::open(&begin.support_files)?.enter()?;
     give_stdio(&mut files.stdio, spec.ids.map_or(0, |ids| ids.base) + spec.program.user.uid)?;
     // The daemon may be protected from the kernel's killer; its apps are not.
     std::fs::write("/proc/self/oom_score_adj", "0").doing(|| "setting oom_score_adj".to_owned())?;
@@ -259,6 +264,17 @@ fn furnish(plan: &first::Plan<'_>, link: &Channel, first: Pid, pidfd: &OwnedFd) 
 fn try_id_mapping(directory: &std::path::Path) -> Result<(), SetupError> {
     let user = user_namespace(IdRange { base: ID_COUNT })?;
     map_ids(&clone_host(directory, false)?, user.as_fd(), false, directory)
+}
+
+/// Makes a process in `group`, for a moment.
+fn try_group(group: &std::path::Path) -> Result<(), SetupError> {
+    let directory = open_group(group)?;
+    let forked = fork_into(UnshareFlags::empty(), ChildOf::Caller, Some(directory.as_fd()), None);
+    let Forked::Parent { pidfd, .. } = forked.doing(|| format!("making a process in {}", group.display()))? else {
+        exit(0)
+    };
+    let ended = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED).doing(|| "waiting for it".to_owned())?;
+    if ended.is_some_and(|status| status.exit_status() == Some(0)) { Ok(()) } else { Err(SetupError::Killed) }
 }
 
 /// From a living first process to a running program.

@@ -258,3 +258,38 @@ fn an_initial_process_that_dies_before_it_is_back_ends_the_app() {
         app.assert_nothing_left();
     }
 }
+
+/// In a group that was killed once: as a service that its manager killed, and started again.
+#[test]
+#[ignore = "run by a_worker_in_a_killed_group in a process of its own"]
+fn in_a_killed_group() {
+    let Ok(group) = std::env::var("TORPOR_TEST_GROUP") else { return };
+    fs::write(format!("{group}/cgroup.procs"), "0").unwrap();
+    let machine = Machine::new();
+    let app = machine.app(TREE);
+    let running = started(&app);
+    assert_eq!(run(&machine, &running.sandbox, "hostname"), "web\n");
+    running.sandbox.end_processes().unwrap();
+    assert_eq!(run(&machine, &running.sandbox, "hostname"), "web\n");
+    running.sandbox.destroy().unwrap();
+    // Newer kernels may have learnt it.
+    println!("makes processes in groups: {}", machine.launcher.makes_in_groups().unwrap());
+}
+
+#[test]
+fn a_worker_in_a_killed_group() {
+    let machine = Machine::new();
+    assert!(machine.launcher.makes_in_groups().unwrap());
+    let group = machine.launcher.hierarchies().core().join(format!("torpor-test-killed-{}", std::process::id()));
+    fs::create_dir(&group).unwrap();
+    fs::write(group.join("cgroup.kill"), "1").unwrap();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "in_a_killed_group", "--nocapture"])
+        .env("TORPOR_TEST_GROUP", &group)
+        .output()
+        .unwrap();
+    fs::remove_dir(&group).unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    println!("{text}");
+}

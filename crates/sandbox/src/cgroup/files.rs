@@ -14,7 +14,7 @@ fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupE
 }
 
 /// Makes the directory of a group unless it is there.
-pub(super) fn make_directory(path: &Path) -> Result<(), CgroupError> {
+pub(crate) fn make_directory(path: &Path) -> Result<(), CgroupError> {
     match fs::create_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other.map_err(failed("making cgroup", path)),

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use torpor_linux::spawn::send_signal;
 
+pub(crate) use self::files::make_directory as make_group;
 use self::files::{read, read_number, wait_for_event, write};
 pub use self::hierarchies::Hierarchies;
 use crate::error::CgroupError;
@@ -386,7 +387,7 @@ impl Cgroup {
 }
 
 /// Removes the directory of a group once its last process has ended; says who is in it where that does not come.
-fn remove_group(path: &Path) -> Result<(), CgroupError> {
+pub(crate) fn remove_group(path: &Path) -> Result<(), CgroupError> {
     let started = Instant::now();
     let events = path.join("cgroup.events");
     // Only v2 has them. Whether they come in time or not, removing tells.

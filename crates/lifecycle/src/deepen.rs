@@ -63,11 +63,23 @@ impl App {
         found
     }
 
+    /// From when on it goes warm where [`Event::Deepen`](crate::Event::Deepen) says so; none while it does not, whatever time
+    /// passes.
+    pub fn deepens_from(&self) -> Option<Millis> {
+        let Phase::Dozing(asleep) = &self.phase else { return None };
+        if asleep.retry.is_some() {
+            return None;
+        }
+        match &self.deep_refused {
+            Some(refused) => refused.again_at.map(|at| at.max(asleep.since)),
+            None => Some(asleep.since),
+        }
+    }
+
     /// The machine wants memory. What was refused a moment ago is not tried again for it.
     pub(crate) fn deepen_for(&mut self, cause: SleepCause) {
         let Phase::Dozing(asleep) = &self.phase else { return };
-        let refused = self.deep_refused.as_ref().is_some_and(|refused| refused.holds(self.now));
-        if asleep.retry.is_none() && !refused {
+        if self.deepens_from().is_some_and(|from| from <= self.now) {
             let asleep = asleep.clone();
             self.begin_deepen(cause, asleep);
         }

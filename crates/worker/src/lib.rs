@@ -22,8 +22,10 @@ mod images;
 mod journal;
 mod logs;
 mod port;
+mod pressure;
 mod probes;
 mod shared;
+mod space;
 mod worker;
 
 pub use config::{LogConfig, MemoryConfig, WorkerConfig};

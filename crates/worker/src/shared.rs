@@ -15,6 +15,8 @@ use crate::config::WorkerConfig;
 use crate::events::Events;
 use crate::faults::WorkerFaults;
 use crate::images::Promised;
+use crate::pressure::Dozers;
+use crate::space::ImageSpace;
 
 /// Counts of packets are read for all apps at once, and used for this long.
 const PACKETS_FRESH: Duration = Duration::from_millis(100);
@@ -30,6 +32,8 @@ pub(crate) struct Shared {
     pub(crate) faults: WorkerFaults,
     pub(crate) promised: Promised,
     pub(crate) cached_images: CachedImages,
+    pub(crate) image_space: ImageSpace,
+    pub(crate) dozers: Dozers,
     /// This boot of the machine, as images name it.
     pub(crate) boot: [u64; 2],
     pub(crate) packets: Mutex<Option<(Instant, HashMap<u32, u64>)>>,

@@ -17,7 +17,9 @@ use crate::app::{AppFiles, AppHandle};
 use crate::config::WorkerConfig;
 use crate::events::Events;
 use crate::faults::{FaultSyntax, WorkerFaults};
+use crate::pressure::Dozers;
 use crate::shared::{Shared, boot_id};
+use crate::space::ImageSpace;
 
 /// Why a worker cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +60,8 @@ pub enum OpenError {
 pub struct Worker {
     pub(crate) shared: Arc<Shared>,
     apps: Mutex<HashMap<String, AppHandle>>,
+    /// Ended with us.
+    _tasks: tokio::task::JoinSet<()>,
     /// Held as long as we live: one worker per run directory.
     _lock: std::fs::File,
 }
@@ -87,6 +91,8 @@ impl Worker {
             }
         };
         let network = Network::open(config.network.clone()).await.map_err(OpenError::Network)?;
+        let image_space =
+            ImageSpace::of(&config).map_err(|error| OpenError::Directory(config.data_dir.clone(), error))?;
         let cached_images = crate::cached::CachedImages::new(config.cached_image_bytes);
         let shared = Shared {
             boot: boot_id().map_err(OpenError::Boot)?,
@@ -99,9 +105,14 @@ impl Worker {
             faults,
             promised: crate::images::Promised::default(),
             cached_images,
+            image_space,
+            dozers: Dozers::default(),
             packets: Mutex::default(),
         };
-        Ok(Arc::new(Self { shared: Arc::new(shared), apps: Mutex::default(), _lock: lock }))
+        let shared = Arc::new(shared);
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(crate::pressure::manage(shared.clone()));
+        Ok(Arc::new(Self { shared, apps: Mutex::default(), _tasks: tasks, _lock: lock }))
     }
 
     fn apps(&self) -> std::sync::MutexGuard<'_, HashMap<String, AppHandle>> {

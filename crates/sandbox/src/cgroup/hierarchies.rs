@@ -8,7 +8,7 @@ use procfs::FromRead;
 use procfs::process::{MountInfo, MountInfos};
 use rustix::mount::MountFlags;
 
-use super::files::{self, make_directory, read, write};
+use super::files::{self, make_directory, read, read_field, read_number, write};
 use super::{Cgroup, groups_below, remove_group};
 use crate::error::CgroupError;
 use crate::spec::check_name;
@@ -225,6 +225,36 @@ impl Hierarchies {
         }
         ids.remove(SUPPORT);
         Ok(ids)
+    }
+
+    /// Has the memory of the groups of all apps of a worker counted together, without a count for each app.
+    ///
+    /// # Errors
+    /// Where no hierarchy counts memory.
+    pub fn count_memory(&self) -> Result<(), CgroupError> {
+        match self.version_of("memory") {
+            Some("v1") => Ok(()),
+            Some(_) => enable(&self.core, "memory"),
+            None => {
+                let why = "the kernel offers no `memory` controller in any mounted hierarchy".to_owned();
+                Err(CgroupError::NoController { limit: "memory", why })
+            }
+        }
+    }
+
+    /// Memory of all apps below `parent`, in bytes, without cached files that nobody has used lately; none where it is not
+    /// counted.
+    ///
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn memory_bytes(&self, parent: &str) -> Result<Option<u64>, CgroupError> {
+        let (group, usage, idle_files) = match self.legacy_with("memory") {
+            Some(hierarchy) => (hierarchy.mount.join(parent), "memory.usage_in_bytes", "total_inactive_file"),
+            None => (self.core.join(parent), "memory.current", "inactive_file"),
+        };
+        let Some(usage) = read_number(&group.join(usage))? else { return Ok(None) };
+        let idle_files = read_field(&group.join("memory.stat"), idle_files)?.unwrap_or(0);
+        Ok(Some(usage.saturating_sub(idle_files)))
     }
 
     /// Kills and removes the group of an app that nobody has a record of: left by a crash while it was being started.

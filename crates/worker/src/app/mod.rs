@@ -13,6 +13,7 @@
 
 mod files;
 mod history;
+mod known;
 mod labels;
 mod measure;
 mod operate;

@@ -14,6 +14,7 @@ use torpor_lifecycle::{Action, App, Event, Note, Phase, Refusal, Request, Retry,
 use torpor_sandbox::Sandbox;
 
 use super::history::History;
+use super::known::Known;
 use super::past::Past;
 use super::start::Fault;
 use super::{AppFiles, Outcome};
@@ -44,6 +45,8 @@ pub(crate) enum Order {
     Stats(oneshot::Sender<Stats>),
     /// The sandbox, to run a command in; `None` when it has none.
     Sandbox(oneshot::Sender<Option<Arc<Sandbox>>>),
+    /// Go warm if it can, for memory is short. The sender is dropped when that has come to its end, or is not to be.
+    Deepen(oneshot::Sender<()>),
     /// End the task; the app is stopped.
     End(oneshot::Sender<()>),
 }
@@ -91,6 +94,8 @@ pub(crate) struct Task {
     /// Readers of its output.
     pub(crate) pumps: tokio::task::JoinSet<()>,
     pub(crate) sleep_cause: String,
+    /// What the worker knows of its sleep.
+    pub(super) known: Known,
     outcomes: mpsc::UnboundedSender<Outcome>,
     tickets: HashMap<Ticket, oneshot::Sender<Result<(), Refusal>>>,
     next_ticket: u64,
@@ -120,7 +125,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         files: files.clone(),
         log: log.clone(),
         start_failure: start_failure.clone(),
-        orders,
+        orders: orders.clone(),
     };
     let past = Past::read(&files);
     let app = App::new(super::start::policy(&record.spec), record.pinned, clock::now());
@@ -150,6 +155,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         refill_buffer: Vec::new(),
         pumps: tokio::task::JoinSet::new(),
         sleep_cause: String::new(),
+        known: Known::new(orders.downgrade()),
         outcomes,
         tickets: HashMap::new(),
         next_ticket: 0,
@@ -228,6 +234,7 @@ impl Task {
             Order::Status(answer) => drop(answer.send(self.status())),
             Order::Explain(answer) => drop(answer.send(self.explain())),
             Order::Stats(answer) => drop(answer.send(self.stats())),
+            Order::Deepen(done) => self.deepen_for_memory(done).await,
             Order::Sandbox(answer) => drop(answer.send(self.sandbox.clone())),
             Order::End(_) => {}
         }
@@ -241,12 +248,16 @@ impl Task {
                 events.extend(self.perform(action).await);
             }
         }
+        self.let_know();
     }
 
     /// Performs one action; gives the event that it leads to, if that is known at once.
     async fn perform(&mut self, action: Action) -> Option<Event> {
         match action {
             Action::Spawn => self.begin_start(),
+            Action::BeginCapture { .. } | Action::BeginDeepen { .. } if self.shared.image_space.is_full() => {
+                return Some(self.no_space(&action));
+            }
             Action::BeginCapture { cause } => self.begin_capture(cause),
             Action::AbortCapture => {
                 if let Some(abort) = &self.abort {

@@ -1,0 +1,102 @@
+//! What the worker knows of an app's sleep: that it could go warm when memory is short, and what its images take on disk.
+//!
+//! Set behind each event, off the way to a first answer, from the state machine alone.
+
+use std::time::SystemTime;
+
+use tokio::sync::{mpsc, oneshot};
+use torpor_lifecycle::{Action, Event, Level, Millis, Phase, Retry, SleepCause};
+
+use super::task::{Order, Task};
+use crate::pressure::{Dozer, Dozing};
+use crate::space::{Held, images_in};
+
+/// What the worker was told last.
+#[derive(Debug)]
+pub(super) struct Known {
+    /// The way to our own task; weak, or it would never end.
+    orders: mpsc::WeakSender<Order>,
+    /// Since when it could go warm, and the entry that says so.
+    dozing: Option<(Millis, Dozing)>,
+    /// Which sleep, the space that its images take, and when the newest was written.
+    images: Option<((Millis, Level), Held, SystemTime)>,
+    /// Whoever waits for the end of a deepening.
+    deepening: Option<oneshot::Sender<()>>,
+}
+
+impl Known {
+    pub(super) const fn new(orders: mpsc::WeakSender<Order>) -> Self {
+        Self { orders, dozing: None, images: None, deepening: None }
+    }
+}
+
+impl Task {
+    /// Tells the worker what has changed.
+    pub(super) fn let_know(&mut self) {
+        let phase = self.app.phase();
+        match phase {
+            Phase::Dozing(asleep) | Phase::Warm(asleep) => {
+                let sleep = (asleep.since, asleep.level());
+                if self.known.images.as_ref().is_none_or(|(known, ..)| *known != sleep) {
+                    self.hold_image_space(sleep);
+                }
+            }
+            // Its image is still there, or a new one is not yet.
+            Phase::Capturing { .. }
+            | Phase::Aborting { .. }
+            | Phase::Dropping { .. }
+            | Phase::Deepening { .. }
+            | Phase::Waking { .. } => {}
+            Phase::Stopped { .. }
+            | Phase::Starting { .. }
+            | Phase::Running(_)
+            | Phase::Stopping { .. }
+            | Phase::Backoff { .. } => self.known.images = None,
+        }
+        let from = self.app.deepens_from();
+        if self.known.dozing.as_ref().map(|(from, _)| *from) != from {
+            self.known.dozing = None;
+            self.known.dozing = from.map(|from| (from, self.enter_dozing(from)));
+        }
+        if !matches!(self.app.phase(), Phase::Deepening { .. }) {
+            self.known.deepening = None;
+        }
+    }
+
+    fn hold_image_space(&mut self, sleep: (Millis, Level)) {
+        let (bytes, written) = images_in(&self.files.data).unwrap_or_else(|error| {
+            tracing::warn!(app = self.record.spec.name, %error, "measuring its image");
+            (0, None)
+        });
+        let written = written.unwrap_or_else(SystemTime::now);
+        self.known.images = Some((sleep, self.shared.image_space.hold(bytes), written));
+    }
+
+    fn enter_dozing(&self, from: Millis) -> Dozing {
+        let asleep_since = if let Phase::Dozing(asleep) = self.app.phase() { asleep.since } else { from };
+        // As the image says it, so that a restart of the worker changes no order.
+        let images = self.known.images.as_ref().map(|(_, held, written)| (held.bytes(), *written));
+        let (bytes, since) = images.unwrap_or_else(|| (0, SystemTime::now()));
+        self.shared.dozers.enter(Dozer {
+            since,
+            from: from.max(asleep_since + self.shared.config.memory.min_dozing),
+            bytes,
+            orders: self.known.orders.clone(),
+        })
+    }
+
+    /// Memory is short.
+    pub(super) async fn deepen_for_memory(&mut self, done: oneshot::Sender<()>) {
+        self.known.deepening = Some(done);
+        self.tell(Event::Deepen(SleepCause::Memory)).await;
+    }
+
+    /// Refuses to write another image.
+    pub(super) fn no_space(&self, action: &Action) -> Event {
+        let reasons = vec![self.shared.image_space.words().into()];
+        match action {
+            Action::BeginDeepen { .. } => Event::DeepenRefused { reasons, retry: Retry::Later, dozes: true },
+            _ => Event::CaptureRefused { reasons, retry: Retry::Later },
+        }
+    }
+}

@@ -34,8 +34,9 @@ use self::signals::{OfProcess, OfThread};
 pub(crate) use self::stop::{Stopped, pids, stop};
 pub(crate) use self::thread::for_record;
 use crate::files::{self, SharedArea};
-use crate::memory::copy::{CopyError, PageSink};
+use crate::memory::copy::CopyError;
 use crate::memory::layout::Area;
+use crate::memory::sink::PageSink;
 use crate::obstacle::{Obstacle, Place};
 use crate::plan::ThreadPlan;
 use crate::trace::{self, TraceError};
@@ -82,6 +83,8 @@ pub(crate) struct Manner<'a> {
     pub(crate) view: &'a View,
     /// Asked between pages; `false` ends it with [`CollectError::Stopped`].
     pub(crate) go_on: &'a (dyn Fn() -> bool + Sync),
+    /// Most of a large image need not be in the page cache afterwards.
+    pub(crate) past_cache: bool,
 }
 
 impl From<Obstacle> for CollectError {
@@ -109,7 +112,7 @@ pub(crate) fn collect(
     image: &File,
     offset: u64,
 ) -> Result<(Tree, u64), CollectError> {
-    let manner = Manner { view: &View::machine(), go_on: &|| true };
+    let manner = Manner { view: &View::machine(), go_on: &|| true, past_cache: true };
     collect_as(&manner, stopped, plans, image, offset).map(|collected| (collected.tree, collected.pages_end))
 }
 
@@ -144,7 +147,8 @@ pub(crate) fn collect_as(
         };
         tree.processes.push(Process { pid, parent: process.parent, group, session, end });
     }
-    let mut copier = Copier::new(image, offset, manner.go_on);
+    let sink = if manner.past_cache { PageSink::direct(image, offset) } else { PageSink::new(image, offset) };
+    let mut copier = Copier::new(sink, manner.go_on);
     let (kept, warnings) = open_files(manner, &found, stopped, &shared, &mut tree, &mut copier, &mut obstacles)?;
     if !obstacles.is_empty() {
         return Err(CollectError::Refused(obstacles));

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use torpor_image::tree::{AddressSpace, Area, Backing};
@@ -14,7 +15,8 @@ use torpor_linux::pagemap::{self, Filter, PageRegion, category};
 use torpor_linux::vm::{self, Remote};
 
 use super::guards;
-use crate::memory::copy::{BATCH_BYTES, CopyError, PageSink, is_zero};
+use crate::memory::copy::CopyError;
+use crate::memory::sink::{BATCH_BYTES, PageSink, is_zero};
 
 /// Private pages; the zero page and guards are told apart.
 const PRIVATE: Filter = Filter {
@@ -33,7 +35,6 @@ pub(super) struct Copier<'a> {
     /// Where frames that are shared copy-on-write went, and the checksum of what was in them: the kernel may move pages to
     /// other frames and use the old ones again while we copy.
     frames: HashMap<u64, (u64, u64)>,
-    buffer: Vec<u8>,
     go_on: &'a dyn Fn() -> bool,
     /// It was given up.
     stopped: bool,
@@ -70,9 +71,8 @@ fn present(pagemap: &File, area: &Area) -> io::Result<Vec<PageRegion>> {
 }
 
 impl<'a> Copier<'a> {
-    pub(super) fn new(file: &'a File, offset: u64, go_on: &'a dyn Fn() -> bool) -> Self {
-        let sink = PageSink::new(file, offset);
-        Self { sink, frames: HashMap::new(), buffer: Vec::new(), go_on, stopped: false }
+    pub(super) fn new(sink: PageSink<'a>, go_on: &'a dyn Fn() -> bool) -> Self {
+        Self { sink, frames: HashMap::new(), go_on, stopped: false }
     }
 
     /// Where pages of other kinds go too.
@@ -112,9 +112,7 @@ impl<'a> Copier<'a> {
     /// Copies a run of pages of the same kind.
     fn run(&mut self, source: &Source, area: &mut Area, run: PageRegion) -> Result<(), CopyError> {
         if run.categories & category::PFNZERO != 0 {
-            if !matches!(area.backing, Backing::Anonymous { .. }) {
-                push(area, run.start, (run.end - run.start) / PAGE, Content::Zero);
-            }
+            push(area, run.start, 0..((run.end - run.start) / PAGE) as usize, Content::Zero);
             return Ok(());
         }
         let mut start = run.start;
@@ -131,50 +129,46 @@ impl<'a> Copier<'a> {
     fn batch(&mut self, source: &Source, area: &mut Area, start: u64, end: u64) -> Result<(), CopyError> {
         let len = (end - start) as usize;
         let read = |error| CopyError::Read(source.pid, error);
-        if self.buffer.len() < len {
-            self.buffer.resize(len, 0);
-        }
         let mut entries = Vec::with_capacity(len / PAGE as usize);
         pagemap::entries(&source.pagemap, start, len / PAGE as usize, &mut entries).map_err(read)?;
         let readable = area.protection & READ != 0;
+        let room = self.sink.room(len).map_err(CopyError::Write)?;
         let mut from = 0;
         for run in entries.chunk_by(|a, b| a.exclusive() == b.exclusive()) {
             let to = from + run.len() * PAGE as usize;
             let quick = readable && run.first().is_some_and(|entry| entry.exclusive());
-            source.read(quick, start + from as u64, &mut self.buffer[from..to]).map_err(read)?;
+            source.read(quick, start + from as u64, &mut room[from..to]).map_err(read)?;
             from = to;
+        }
+        if entries.iter().all(|entry| entry.exclusive()) {
+            self.sink.keep_all(entries.len(), |pages, content| push(area, start, pages, content));
+            return Ok(());
         }
         let pages: Vec<Page> = entries.iter().enumerate().map(|(n, entry)| self.page(n, *entry)).collect();
         let mut first = 0;
         while first < pages.len() {
             let last = run_end(&pages, first);
-            let bytes = &self.buffer[first * PAGE as usize..last * PAGE as usize];
             let content = match pages[first] {
                 Page::Zero => Content::Zero,
-                Page::Known(offset) => Content::Stored { offset, checksum: checksum(bytes) },
+                Page::Known(offset) => Content::Stored { offset, checksum: checksum(self.sink.pages(first..last)) },
                 Page::Fresh(_) => {
-                    let offset = self.sink.take(bytes).map_err(CopyError::Write)?;
-                    for (n, page) in pages[first..last].iter().enumerate() {
+                    for (n, page) in (first..).zip(&pages[first..last]) {
                         if let Page::Fresh(Some(frame)) = page {
-                            let sum = checksum(&bytes[n * PAGE as usize..(n + 1) * PAGE as usize]);
-                            self.frames.insert(*frame, (offset + n as u64 * PAGE, sum));
+                            let offset = self.sink.offset + (n - first) as u64 * PAGE;
+                            self.frames.insert(*frame, (offset, checksum(self.sink.pages(n..n + 1))));
                         }
                     }
-                    Content::Stored { offset, checksum: checksum(bytes) }
+                    self.sink.keep(first..last)
                 }
             };
-            let zero = matches!(content, Content::Zero);
-            // Anonymous memory is zero where nothing is said.
-            if !zero || !matches!(area.backing, Backing::Anonymous { .. }) {
-                push(area, start + first as u64 * PAGE, (last - first) as u64, content);
-            }
+            push(area, start, first..last, content);
             first = last;
         }
         Ok(())
     }
 
     fn page(&self, n: usize, entry: pagemap::Entry) -> Page {
-        let bytes = &self.buffer[n * PAGE as usize..(n + 1) * PAGE as usize];
+        let bytes = self.sink.pages(n..n + 1);
         if is_zero(bytes) {
             return Page::Zero;
         }
@@ -206,9 +200,14 @@ fn run_end(pages: &[Page], first: usize) -> usize {
     (first + 1..limit).find(|n| !goes_with(*n)).unwrap_or(limit)
 }
 
-fn push(area: &mut Area, start: u64, pages: u64, content: Content) {
-    let writable = area.protection & WRITE != 0;
-    area.pages.push(Region { start, pages: pages as u32, writable, content });
+/// Names pages of a part of the area that begins at `start`.
+fn push(area: &mut Area, start: u64, pages: Range<usize>, content: Content) {
+    // Anonymous memory is zero where nothing is said.
+    if content == Content::Zero && matches!(area.backing, Backing::Anonymous { .. }) {
+        return;
+    }
+    let (start, pages) = (start + pages.start as u64 * PAGE, pages.len() as u32);
+    area.pages.push(Region { start, pages, writable: area.protection & WRITE != 0, content });
 }
 
 impl Source {

@@ -86,7 +86,7 @@ impl Deepening<'_> {
             // Asked again, and told, behind the copy.
             Err(_) => true,
         };
-        let manner = Manner { view: &view, go_on: &go_on };
+        let manner = Manner { view: &view, go_on: &go_on, past_cache: false };
         let collected = collect_as(&manner, &self.stopped, records, file, HEADER_BYTES);
         let by = by.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         let Collected { mut tree, pages_end, kept, warnings } = collected.map_err(|error| why(error, by))?;

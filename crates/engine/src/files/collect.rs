@@ -13,7 +13,7 @@ use super::pipe::Pipes;
 use super::unix::{self, Sockets};
 use super::{CollectError, Collected, Request, keep};
 use super::{epoll, event, inet, inotify, netlink, path};
-use crate::memory::copy::PageSink;
+use crate::memory::sink::PageSink;
 use crate::{Obstacle, Place};
 
 /// Why an open file cannot be described.

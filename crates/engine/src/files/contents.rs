@@ -11,7 +11,7 @@ use torpor_image::{Content, FormatError, PAGE, REGION_PAGES, Region, checksum};
 
 use super::MakeError;
 use super::collect::{Described, Why};
-use crate::memory::copy::{BATCH_BYTES, PageSink, is_zero};
+use crate::memory::sink::{BATCH_BYTES, PageSink};
 
 /// Copies a file's contents to the image, and `tail` behind its end.
 pub(super) fn store(
@@ -24,7 +24,6 @@ pub(super) fn store(
     // A descriptor of our own, readable and with its own position.
     let file = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
     let mut regions = Vec::new();
-    let mut buffer = vec![0; BATCH_BYTES];
     let mut at = 0;
     while at < bytes {
         let data = match seek(&file, SeekFrom::Data(at)) {
@@ -41,14 +40,19 @@ pub(super) fn store(
                 return Err(Why::Stopped);
             }
             let len = (end - start).min(BATCH_BYTES as u64) as usize;
-            let part = &mut buffer[..len];
-            part.fill(0);
-            read_all(&file, part, start)?;
+            let part = sink.room(len).map_err(Why::Write)?;
+            let read = read_all(&file, part, start)?;
+            part[read..].fill(0);
             if let Some(place) = bytes.checked_sub(start).and_then(|from| part.get_mut(from as usize..)) {
                 let len = place.len().min(tail.len());
                 place[..len].copy_from_slice(&tail[..len]);
             }
-            push(&mut regions, part, start, sink)?;
+            sink.keep_all(len / PAGE as usize, |pages, content| {
+                if matches!(content, Content::Stored { .. }) {
+                    let (start, pages) = (start + pages.start as u64 * PAGE, pages.len() as u32);
+                    regions.push(Region { start, pages, writable: true, content });
+                }
+            });
             start += len as u64;
         }
         at = end;
@@ -56,8 +60,8 @@ pub(super) fn store(
     Ok(regions)
 }
 
-/// Reads until `buffer` is full or the file ends.
-fn read_all(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<()> {
+/// Reads until `buffer` is full or the file ends; gives how much.
+fn read_all(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {
         match file.read_at(&mut buffer[done..], start + done as u64)? {
@@ -65,32 +69,7 @@ fn read_all(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<()> {
             read => done += read,
         }
     }
-    Ok(())
-}
-
-/// Stores the pages of `bytes` that are not zero.
-fn push(regions: &mut Vec<Region>, bytes: &[u8], start: u64, sink: &mut PageSink<'_>) -> Described<()> {
-    let page = |n: usize| &bytes[n * PAGE as usize..(n + 1) * PAGE as usize];
-    let count = bytes.len() / PAGE as usize;
-    let mut first = 0;
-    while first < count {
-        if is_zero(page(first)) {
-            first += 1;
-            continue;
-        }
-        let limit = count.min(first + REGION_PAGES as usize);
-        let end = (first + 1..limit).find(|n| is_zero(page(*n))).unwrap_or(limit);
-        let part = &bytes[first * PAGE as usize..end * PAGE as usize];
-        let offset = sink.take(part).map_err(Why::Write)?;
-        regions.push(Region {
-            start: start + first as u64 * PAGE,
-            pages: (end - first) as u32,
-            writable: true,
-            content: Content::Stored { offset, checksum: checksum(part) },
-        });
-        first = end;
-    }
-    Ok(())
+    Ok(done)
 }
 
 /// Writes the stored pages into `file`, after checking them. `behind` writes what is behind the end of the file in its last

@@ -22,7 +22,7 @@ use super::contents::{fill, store};
 use super::list::{Item, List};
 use super::segment::{self, Segment, Segments};
 use super::{CollectError, MakeError, Request, SharedArea, path};
-use crate::memory::copy::PageSink;
+use crate::memory::sink::PageSink;
 use crate::{Obstacle, Place};
 
 const HUGE_PAGES: i64 = 0x9584_58f6;

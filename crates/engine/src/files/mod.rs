@@ -72,7 +72,7 @@ pub(crate) struct Request<'a> {
     pub(crate) view: &'a View,
     /// What is in the way is looked for, and contents are left alone.
     pub(crate) look_only: bool,
-    /// Asked for every [`crate::memory::copy::BATCH_BYTES`]; `false` ends it with [`CollectError::Stopped`].
+    /// Asked for every [`crate::memory::sink::BATCH_BYTES`]; `false` ends it with [`CollectError::Stopped`].
     pub(crate) go_on: &'a (dyn Fn() -> bool + Sync),
 }
 

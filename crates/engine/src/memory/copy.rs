@@ -8,14 +8,12 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use torpor_image::{Content, PAGE, REGION_PAGES, Region, checksum};
+use torpor_image::{PAGE, Region};
 use torpor_linux::pagemap::{self, Filter, PageRegion, category};
 use torpor_linux::vm::{self, Remote};
 
 use super::layout::{Area, Flags, Treatment};
-
-/// Bytes copied in one call.
-pub(crate) const BATCH_BYTES: usize = 1 << 20;
+use super::sink::{BATCH_BYTES, PageSink};
 
 /// Private pages, the zero page and swapped ones told apart (a page that is being migrated counts as swapped).
 const PRIVATE: Filter = Filter {
@@ -66,37 +64,6 @@ pub(crate) struct Copied {
     pub(crate) kept_pages: u64,
 }
 
-/// Writes pages one behind the other, many at a time.
-pub(crate) struct PageSink<'a> {
-    file: &'a File,
-    /// Where the next page goes.
-    pub(crate) offset: u64,
-    /// Pages that end at `offset` and have not been written yet.
-    waiting: Vec<u8>,
-}
-
-impl<'a> PageSink<'a> {
-    pub(crate) const fn new(file: &'a File, offset: u64) -> Self {
-        Self { file, offset, waiting: Vec::new() }
-    }
-
-    /// Takes pages; gives where they go.
-    pub(crate) fn take(&mut self, pages: &[u8]) -> io::Result<u64> {
-        if self.waiting.len() + pages.len() > BATCH_BYTES {
-            self.flush()?;
-        }
-        self.waiting.extend_from_slice(pages);
-        self.offset += pages.len() as u64;
-        Ok(self.offset - pages.len() as u64)
-    }
-
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
-        self.file.write_all_at(&self.waiting, self.offset - self.waiting.len() as u64)?;
-        self.waiting.clear();
-        Ok(())
-    }
-}
-
 /// Copies the memory of frozen process `pid`, which has these areas, to `sink`. `go_on` is asked at the beginning and then at most every two
 /// [`BATCH_BYTES`]; `false` ends the copy with `Ok(None)`.
 pub(crate) fn copy(
@@ -111,7 +78,6 @@ pub(crate) fn copy(
         pid,
         pagemap: File::open(format!("/proc/{pid}/pagemap")).map_err(read)?,
         memory: None,
-        buffer: Vec::new(),
         copied: Copied::default(),
         unasked_bytes: BATCH_BYTES,
     };
@@ -149,7 +115,6 @@ struct Copier {
     pagemap: File,
     /// `/proc/PID/mem`, for areas that the process itself may not read.
     memory: Option<File>,
-    buffer: Vec<u8>,
     copied: Copied,
     /// Copied since it was asked whether to go on.
     unasked_bytes: usize,
@@ -228,49 +193,23 @@ impl Copier {
     /// Copies at most [`BATCH_BYTES`], leaving out pages of zeros.
     fn batch(&mut self, area: &Area, range: Range, sink: &mut PageSink<'_>) -> Result<(), CopyError> {
         let len = (range.end - range.start) as usize;
-        if self.buffer.len() < len {
-            self.buffer.resize(len, 0);
-        }
-        self.read(area, range).map_err(|error| CopyError::Read(self.pid, error))?;
-        let mut page = 0;
-        let pages = len / PAGE as usize;
-        while page < pages {
-            let zero = is_zero(self.page(page));
-            let limit = if zero { pages } else { pages.min(page + REGION_PAGES as usize) };
-            let end = (page + 1..limit).find(|n| is_zero(self.page(*n)) != zero).unwrap_or(limit);
-            let start = range.start + page as u64 * PAGE;
-            let content = if zero {
-                Content::Zero
-            } else {
-                let bytes = &self.buffer[page * PAGE as usize..end * PAGE as usize];
-                let offset = sink.take(bytes).map_err(CopyError::Write)?;
-                Content::Stored { offset, checksum: checksum(bytes) }
-            };
-            let region = Region { start, pages: (end - page) as u32, writable: area.access.write, content };
+        let room = sink.room(len).map_err(CopyError::Write)?;
+        self.read(area, range.start, room).map_err(|error| CopyError::Read(self.pid, error))?;
+        sink.keep_all(len / PAGE as usize, |pages, content| {
+            let start = range.start + pages.start as u64 * PAGE;
+            let region = Region { start, pages: pages.len() as u32, writable: area.access.write, content };
             self.copied.regions.push(region);
-            page = end;
-        }
+        });
         Ok(())
     }
 
-    fn page(&self, n: usize) -> &[u8] {
-        &self.buffer[n * PAGE as usize..(n + 1) * PAGE as usize]
-    }
-
-    fn read(&mut self, area: &Area, range: Range) -> io::Result<()> {
-        let len = (range.end - range.start) as usize;
-        let buffer = &mut self.buffer[..len];
+    fn read(&mut self, area: &Area, address: u64, buffer: &mut [u8]) -> io::Result<()> {
         if area.access.read {
-            return vm::read(self.pid, &[Remote { address: range.start, len }], buffer);
+            return vm::read(self.pid, &[Remote { address, len: buffer.len() }], buffer);
         }
         if self.memory.is_none() {
             self.memory = Some(File::open(format!("/proc/{}/mem", self.pid))?);
         }
-        self.memory.as_ref().map_or(Ok(()), |memory| memory.read_exact_at(buffer, range.start))
+        self.memory.as_ref().map_or(Ok(()), |memory| memory.read_exact_at(buffer, address))
     }
-}
-
-pub(crate) fn is_zero(page: &[u8]) -> bool {
-    // Compared in blocks that the compiler turns into vector instructions.
-    page.chunks_exact(64).all(|block| block == [0; 64])
 }

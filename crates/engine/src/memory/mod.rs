@@ -3,3 +3,4 @@
 pub(crate) mod copy;
 pub(crate) mod layout;
 pub(crate) mod refill;
+pub(crate) mod sink;

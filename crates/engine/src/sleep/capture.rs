@@ -9,8 +9,9 @@ use torpor_image::{HEADER_BYTES, Header, State, checksum};
 use super::error::{Failure, Stop};
 use super::obstacles::pins;
 use super::{Captured, Sleep, events};
-use crate::memory::copy::{PageSink, copy};
+use crate::memory::copy::copy;
 use crate::memory::layout::{Flags, areas};
+use crate::memory::sink::PageSink;
 use crate::plan::{Began, ThreadPlan};
 use crate::step::Step;
 use crate::target::Phase;
@@ -124,6 +125,7 @@ impl Sleep<'_> {
             ..Header::default()
         };
         let pages_end = sink.offset;
+        drop(sink);
         file.write_all_at(&encoded, pages_end).map_err(wrong)?;
         file.write_all_at(&header.encode(), 0).map_err(wrong)?;
         self.reached(Step::Copied)?;

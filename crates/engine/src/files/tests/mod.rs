@@ -13,7 +13,7 @@ use torpor_image::tree::{FileId, Machine, Tree};
 use super::collect::describe_all;
 use super::list::{Descriptors, List};
 use super::{CollectError, Collected, Given, Made, Request, make};
-use crate::memory::copy::PageSink;
+use crate::memory::sink::PageSink;
 
 /// What was taken, and where its pages are.
 struct Taken {

@@ -22,8 +22,8 @@ pub enum Action {
     /// Give up the capture if it has not committed, and thaw. Its outcome comes as of any capture. After a restart of
     /// the daemon: undo what the old one left.
     AbortCapture,
-    /// Take it from dozing to warm: leads to `DeepenCommitted` and then `Deepened` or `DeepenFailed`, or before the
-    /// commit to `DeepenAborted` or `DeepenRefused`.
+    /// Take it from dozing to warm: leads to `DeepenCommitted` and then `Deepened`, or before the commit to
+    /// `DeepenAborted` or `DeepenRefused`, or any time to `DeepenFailed`.
     BeginDeepen {
         /// Why.
         cause: SleepCause,

@@ -241,7 +241,13 @@ impl App {
                 matches!(event, Event::Deepened { .. } | Event::DeepenFailed(_))
             }
             Phase::Deepening { .. } => {
-                matches!(event, Event::DeepenCommitted | Event::DeepenAborted(_) | Event::DeepenRefused { .. })
+                matches!(
+                    event,
+                    Event::DeepenCommitted
+                        | Event::DeepenAborted(_)
+                        | Event::DeepenRefused { .. }
+                        | Event::DeepenFailed(_)
+                )
             }
             Phase::Waking { .. } => matches!(event, Event::Woken | Event::WakeFailed(_)),
             Phase::Running(_) | Phase::Dozing(_) | Phase::Warm(_) | Phase::Stopping { .. } => false,

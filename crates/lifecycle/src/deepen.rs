@@ -148,11 +148,12 @@ impl App {
         }
     }
 
-    /// What is left of its processes is unknown, but the image is whole: wakes at once.
+    /// What is left of it is unknown, but the image of its level is whole: wakes at once, from there.
     pub(crate) fn deepen_failed(&mut self, reason: Text) {
         let Some((cause, asleep, wake)) = self.deepening() else { return };
+        let committed = matches!(&self.phase, Phase::Deepening { stage: DeepenStage::Committed { .. }, .. });
         self.remember_deep_refusal(vec![reason], Retry::Later, false);
-        let warm = Some(Warmed { since: self.now, cause });
+        let warm = committed.then_some(Warmed { since: self.now, cause });
         self.begin_wake(wake.unwrap_or(WakeCause::Recovery), Asleep { warm, next_timer: None, ..asleep });
     }
 

@@ -76,8 +76,9 @@ pub enum Event {
         /// It dozes as before and nothing was touched; otherwise it runs.
         dozes: bool,
     },
-    /// [`Action::BeginDeepen`](crate::Action::BeginDeepen): ending its processes failed after the commit. The image is
-    /// whole; a wake ends what is left of them first.
+    /// [`Action::BeginDeepen`](crate::Action::BeginDeepen): it neither runs nor sleeps. After the commit: ending its
+    /// processes failed; the image is whole, and a wake ends what is left of them first. Before it: it is frozen with an
+    /// unknown part of its memory, and a wake brings it back or finds it lost.
     DeepenFailed(Text),
     /// [`Action::BeginWake`](crate::Action::BeginWake): it runs, with all its memory.
     Woken,

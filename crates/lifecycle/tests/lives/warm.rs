@@ -222,6 +222,18 @@ fn ending_that_fails_after_the_commit_wakes_from_the_image() {
 }
 
 #[test]
+fn a_deepening_that_leaves_neither_a_running_nor_a_sleeping_app_wakes_from_where_it_was() {
+    let mut life = Life::dozing(Policy::default());
+    life.at(2_000, Event::Deepen(SleepCause::Memory)).at(2_001, Event::DeepenFailed("a part of its memory".into()));
+    assert!(life.said(&Action::BeginWake { cause: WakeCause::Recovery }) && !life.said(&Action::DiscardImage));
+    let mut passing = Life { app: life.app.clone(), said: Vec::new(), timer: None, tickets: 50 };
+    passing.at(2_002, Event::WakeFailed(WakeFailure::Passing("busy".into())));
+    assert!(matches!(passing.app.phase(), Phase::Dozing(_)), "its image of the doze is still the truth");
+    life.at(2_002, Event::WakeFailed(WakeFailure::Damaged("its memory".into())));
+    assert!(life.said(&Action::SetImageAside) && life.said(&Action::Kill));
+}
+
+#[test]
 fn an_end_during_a_deepening_waits_for_its_outcome() {
     let mut life = Life::dozing(Policy::default());
     life.ask(2_000, Request::Sleep { level: Level::Warm }).at(2_000, Event::Exited(Exit::Signal(9)));

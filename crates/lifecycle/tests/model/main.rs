@@ -292,7 +292,7 @@ impl World {
                     Event::Dozed { next_timer }
                 });
             }
-            Some(Op::Deepen { committed: false }) => match choice % 6 {
+            Some(Op::Deepen { committed: false }) => match choice % 7 {
                 0 | 1 => {
                     self.op = Some(Op::Deepen { committed: true });
                     self.warm = self.alive;
@@ -302,6 +302,10 @@ impl World {
                     self.op = None;
                     self.dropped = false;
                     self.send(Event::DeepenAborted(WakeCause::Packet("packet for tcp 80".into())));
+                }
+                6 => {
+                    self.op = None;
+                    self.send(Event::DeepenFailed("ptrace".into()));
                 }
                 kind => {
                     self.op = None;

@@ -11,12 +11,10 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use torpor_image::tree::Tree;
-use torpor_image::{Content, FormatError, HEADER_BYTES, Header, Kind, PAGE, REGION_PAGES, Region, State, checksum};
+use torpor_image::{Content, FormatError, Header, Kind, PAGE, REGION_PAGES, Region, State, checksum};
 
 use crate::checkpoint::IMAGE_NAME;
-
-/// More than any tree's state or plan: what is read into memory at once.
-const MOST_STATE_BYTES: u64 = 1 << 30;
+use crate::header;
 
 /// Why an image could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -79,12 +77,10 @@ impl ImageFile {
         if !kind.is_file() {
             return Err(read(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
         }
-        let file = File::open(&path).map_err(read)?;
+        let format = |error| ImageError::Format(path.clone(), error);
+        let (file, header) = header::open(&path).map_err(|error| error.either(read, format))?;
         let metadata = file.metadata().map_err(read)?;
         let bytes = metadata.len();
-        let mut header = vec![0; bytes.min(HEADER_BYTES) as usize];
-        file.read_exact_at(&mut header, 0).map_err(read)?;
-        let header = Header::decode(&header, bytes).map_err(|error| ImageError::Format(path.clone(), error))?;
         let modified = metadata.modified().map_err(read)?;
         Ok(Self { path, file, header, bytes, modified })
     }
@@ -117,8 +113,7 @@ impl ImageFile {
         let bytes = self.part(self.header.state_offset(), self.header.state_bytes, "length of the state")?;
         let read = || match self.header.kind {
             Kind::Dozing => State::decode(&bytes, &self.header).map(Contents::Dozing),
-            Kind::Complete if checksum(&bytes) != self.header.state_checksum => Err(FormatError::Checksum("the state")),
-            Kind::Complete => Tree::decode(&bytes, self.header.pages()).map(|tree| Contents::Complete(Box::new(tree))),
+            Kind::Complete => Tree::read(&bytes, &self.header).map(|tree| Contents::Complete(Box::new(tree))),
         };
         read().map_err(|error| self.format(error))
     }
@@ -164,7 +159,7 @@ impl ImageFile {
     }
 
     fn part(&self, offset: u64, length: u64, what: &'static str) -> Result<Vec<u8>, ImageError> {
-        if length > MOST_STATE_BYTES {
+        if length > header::MOST_STATE_BYTES {
             return Err(self.format(FormatError::Invalid(what)));
         }
         let mut bytes = vec![0; length as usize];
@@ -284,7 +279,7 @@ fn pages(regions: &[&Region]) -> BTreeMap<u64, Option<u64>> {
 mod tests {
     use super::*;
     use std::io::Write;
-    use torpor_image::{Process, Thread};
+    use torpor_image::{HEADER_BYTES, Process, Thread};
 
     /// An image of one dozing process with three pages: two stored, one zero.
     fn image(bytes: [u8; 2]) -> (tempfile::NamedTempFile, u64) {

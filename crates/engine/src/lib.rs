@@ -13,6 +13,7 @@ mod checkpoint;
 mod collect;
 mod deepen;
 mod files;
+mod header;
 mod home;
 mod image_file;
 mod memory;

@@ -5,12 +5,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use torpor_image::{FormatError, HEADER_BYTES, Header, Kind};
+use torpor_image::{FormatError, Header, Kind};
 use torpor_linux::ptrace::Seized;
 
+use crate::header;
 use crate::memory::refill::{RefillError, refill};
 use crate::plan::{Memories, SocketChange, ThreadPlan};
 use crate::sleep::{Asleep, Failure, Target};
@@ -109,12 +109,7 @@ fn try_wake(
 pub(crate) fn open(target: &Target<'_>, path: &Path, generation: u64) -> Result<(File, Header), WakeError> {
     let wrong = |error| WakeError::Image(path.to_owned(), error);
     let damaged = |error| WakeError::Damaged(path.to_owned(), error);
-    let image = File::open(path).map_err(wrong)?;
-    let length = image.metadata().map_err(wrong)?.len();
-    let mut bytes = [0; HEADER_BYTES as usize];
-    let known = length.min(HEADER_BYTES) as usize;
-    image.read_exact_at(&mut bytes[..known], 0).map_err(wrong)?;
-    let header = Header::decode(&bytes[..known], length).map_err(damaged)?;
+    let (image, header) = header::open(path).map_err(|error| error.either(wrong, damaged))?;
     if header.kind != Kind::Dozing {
         return Err(damaged(FormatError::Invalid("it is not one of a dozing app")));
     }

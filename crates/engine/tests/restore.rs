@@ -203,6 +203,6 @@ fn a_changed_byte_or_file_is_refused() {
         .set_times(std::fs::FileTimes::new().set_modified(std::time::SystemTime::now()))
         .unwrap();
     let error = again().unwrap_err();
-    assert!(error.is_refusal() && error.to_string().contains("has been changed"), "{error}");
+    assert!(error.is_refusal() && error.to_string().contains("has been written to"), "{error}");
     nothing_left(pid);
 }

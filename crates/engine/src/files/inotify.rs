@@ -15,7 +15,7 @@ use torpor_linux::handle;
 use super::MakeError;
 use super::collect::{Described, Why};
 use super::list::Item;
-use super::path::{self, ASYNC};
+use super::path::{self, ASYNC, Around};
 use crate::view::View;
 
 /// Highest number of a watch: below it, so many calls are made in a second.
@@ -113,7 +113,7 @@ fn unescape(text: &str) -> Vec<u8> {
     found
 }
 
-pub(super) fn make(watches: &[InotifyWatch], file: &OpenFile, same_boot: bool) -> Result<OwnedFd, MakeError> {
+pub(super) fn make(watches: &[InotifyWatch], file: &OpenFile, around: Around<'_>) -> Result<OwnedFd, MakeError> {
     const NAME: &str = "an inotify descriptor";
     let fd = inotify::init(CreateFlags::CLOEXEC).map_err(MakeError::at("making", NAME))?;
     for watch in watches {
@@ -121,13 +121,13 @@ pub(super) fn make(watches: &[InotifyWatch], file: &OpenFile, same_boot: bool) -
         if !(FIRST..=MAX_WATCH).contains(&watch.watch) {
             return Err(MakeError::at("watching", name)(Errno::RANGE));
         }
-        let found = path::open_name(&watch.path.path).map_err(MakeError::at("opening", &*name))?;
+        let found = around.root.look(&watch.path.path).map_err(MakeError::at("opening", &*name))?;
         let stat = fstat(&found).map_err(MakeError::at("looking at", &*name))?;
         // What changes in it is what the program watches for.
         let was = torpor_image::tree::PathState { bytes: stat.st_size as u64, ..watch.path.clone() };
         let was = torpor_image::tree::PathState { modified_ns: path::state(&[], &stat).modified_ns, ..was };
         let made_up = path::is_made_up(&found).map_err(MakeError::at("looking at", &*name))?;
-        if let Some(how) = path::difference(&was, &stat, made_up, same_boot) {
+        if let Some(how) = path::difference(&was, &stat, made_up, around.same_boot) {
             return Err(MakeError::Changed { path: name, how });
         }
         // By its descriptor: no other file can take its place in between.

@@ -10,7 +10,7 @@ use torpor_linux::fcntl;
 
 use super::list::{PATH_ONLY, raise_limit};
 use super::memory::{self, MadeMemory};
-use super::path::ASYNC;
+use super::path::{ASYNC, Around};
 use super::pipe::{self, MadePipe, reopen};
 use super::{Given, Made, MakeError, epoll, event, inet, inotify, locks, netlink, path, segment, unix};
 
@@ -19,9 +19,8 @@ use super::{Given, Made, MakeError, epoll, event, inet, inotify, locks, netlink,
 ///
 /// What is open behind a descriptor is made once; if anything fails, dropping what was made takes it away again (names of
 /// unix sockets stay as files, as they did when the program ended).
-pub(crate) fn make(tree: &Tree, image: &File, given: Given) -> Result<Made, MakeError> {
+pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) -> Result<Made, MakeError> {
     raise_limit();
-    let same_boot = torpor_image_boot().is_none_or(|boot| boot == tree.machine.boot);
     let mut files: Vec<Option<OwnedFd>> = tree.files.iter().map(|_| None).collect();
     for (id, fd) in given {
         if let Some(place) = files.get_mut(id as usize) {
@@ -30,23 +29,23 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given) -> Result<Made, Make
     }
     let mut memories = Vec::with_capacity(tree.memories.len());
     for memory in &tree.memories {
-        memories.push(memory::make(memory, image, same_boot)?);
+        memories.push(memory::make(memory, image, around)?);
     }
-    let mut pipes = pipes(tree)?;
     let kept: Vec<bool> = files.iter().map(Option::is_some).collect();
+    let mut pipes = pipes(tree, &kept, around)?;
     // Addresses first: a listener keeps others from its port.
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
         files[id] = match &file.kind {
             FileKind::Unix(_) | FileKind::Process { .. } | FileKind::Inotify { .. } => None,
             FileKind::Inet(socket) => Some(inet::make(socket)?),
-            _ => Some(one(tree, file, same_boot, &memories, &mut pipes)?),
+            _ => Some(one(tree, file, around, &memories, &mut pipes)?),
         };
     }
-    let making = unix::make(&tree.files, &mut files)?;
+    let making = unix::make(&tree.files, &mut files, around.root)?;
     // Behind all that opens and binds, of which the program must not be told; before descriptors go in flight.
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
         if let FileKind::Inotify { watches } = &file.kind {
-            files[id] = Some(inotify::make(watches, file, same_boot)?);
+            files[id] = Some(inotify::make(watches, file, around)?);
         }
     }
     unix::fill(making, &tree.files, &files)?;
@@ -61,10 +60,6 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given) -> Result<Made, Make
     Ok(Made { files, memories, segments: segments.into_iter().flatten().collect() })
 }
 
-fn torpor_image_boot() -> Option<[u64; 2]> {
-    crate::collect::boot().ok()
-}
-
 /// What an open file is called in errors.
 fn name(file: &OpenFile) -> String {
     match &file.kind {
@@ -75,12 +70,15 @@ fn name(file: &OpenFile) -> String {
     }
 }
 
-fn pipes(tree: &Tree) -> Result<HashMap<PipeId, MadePipe>, MakeError> {
+fn pipes(tree: &Tree, kept: &[bool], around: Around<'_>) -> Result<HashMap<PipeId, MadePipe>, MakeError> {
     let mut made = HashMap::new();
     for (id, behind) in pipe::by_pipe(&tree.files) {
+        if behind.iter().all(|file| kept[*file as usize]) {
+            continue;
+        }
         let files: Vec<&OpenFile> = behind.iter().map(|file| &tree.files[*file as usize]).collect();
         if let Some(pipe) = tree.pipes.get(id as usize) {
-            made.insert(id, pipe::make(pipe, &files)?);
+            made.insert(id, pipe::make(pipe, &files, around.root)?);
         }
     }
     Ok(made)
@@ -89,12 +87,12 @@ fn pipes(tree: &Tree) -> Result<HashMap<PipeId, MadePipe>, MakeError> {
 fn one(
     tree: &Tree,
     file: &OpenFile,
-    same_boot: bool,
+    around: Around<'_>,
     memories: &[MadeMemory],
     pipes: &mut HashMap<PipeId, MadePipe>,
 ) -> Result<OwnedFd, MakeError> {
     match &file.kind {
-        FileKind::Path(state) => path::make(state, file, same_boot),
+        FileKind::Path(state) => path::make(state, file, around),
         FileKind::Pipe { pipe, .. } | FileKind::Fifo { pipe, .. } => match pipes.get_mut(pipe) {
             Some(pipe) => pipe.open(file),
             None => Err(MakeError::Missing("a pipe".to_owned())),
@@ -102,7 +100,7 @@ fn one(
         FileKind::Event { count, semaphore } => event::make_counter(*count, *semaphore, file),
         FileKind::Epoll { .. } => epoll::make(file),
         FileKind::Signal { mask } => event::make_signals(*mask, file),
-        FileKind::Timer { .. } => event::make_timer(file, &tree.machine, same_boot),
+        FileKind::Timer { .. } => event::make_timer(file, &tree.machine, around.same_boot),
         FileKind::Memory { memory } => {
             const NAME: &str = "a file without a name";
             let memory = memories.get(*memory as usize).ok_or_else(|| MakeError::Missing(NAME.to_owned()))?;
@@ -120,9 +118,9 @@ fn one(
 }
 
 impl Made {
-    /// What needs the processes: called when they are there and have mapped their memory, before they run. Owners are
-    /// processes by their ids in the caller's pid namespace.
-    pub(crate) fn finish(&mut self, tree: &Tree) -> Result<(), MakeError> {
+    /// What needs the processes: called when they are there and have mapped their memory, before they run. `machine` gives
+    /// the id in the caller's pid namespace of who has an id in the tree.
+    pub(crate) fn finish(&mut self, tree: &Tree, machine: impl Fn(i32) -> i32) -> Result<(), MakeError> {
         for segment in &mut self.segments {
             segment.attached()?;
         }
@@ -137,7 +135,7 @@ impl Made {
                 continue;
             }
             let name = name(file);
-            finish_one(fd.as_fd(), file, &name)?;
+            finish_one(fd.as_fd(), file, &name, &machine)?;
             locks::take_leases(fd.as_fd(), file, &name)?;
         }
         Ok(())
@@ -155,10 +153,10 @@ impl Made {
     }
 }
 
-fn finish_one(fd: BorrowedFd<'_>, file: &OpenFile, name: &str) -> Result<(), MakeError> {
+fn finish_one(fd: BorrowedFd<'_>, file: &OpenFile, name: &str, machine: &impl Fn(i32) -> i32) -> Result<(), MakeError> {
     let owner = file.owner;
     if owner.id != 0 {
-        let wanted = fcntl::Owner { kind: owner.kind, id: owner.id };
+        let wanted = fcntl::Owner { kind: owner.kind, id: machine(owner.id) };
         fcntl::set_owner(fd, wanted).map_err(MakeError::at("setting the owner of", name))?;
     }
     if owner.signal != 0 {

@@ -7,10 +7,11 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{
-    FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, Stat, Uid, fchmod, fchown, fcntl_add_seals, fcntl_get_seals,
-    fstat, fstatfs, ftruncate, memfd_create, open, unlink,
+    AtFlags, FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, Stat, Uid, fchmod, fchown, fcntl_add_seals,
+    fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, openat, unlinkat,
 };
 use rustix::io::Errno;
 use torpor_image::Region;
@@ -20,6 +21,7 @@ use torpor_linux::vm;
 use super::collect::{Described, Why};
 use super::contents::{fill, store};
 use super::list::{Item, List};
+use super::path::{Around, Root};
 use super::segment::{self, Segment, Segments};
 use super::{CollectError, MakeError, Request, SharedArea, path};
 use crate::memory::sink::PageSink;
@@ -100,7 +102,7 @@ impl<'a, 'b> Memories<'a, 'b> {
         let stat = rustix::fs::stat(&*link)?;
         let object = (stat.st_dev, stat.st_ino);
         let name = fs::read_link(&link)?;
-        let name = std::os::unix::ffi::OsStrExt::as_bytes(name.as_os_str());
+        let name = name.as_os_str().as_bytes();
         if stat.st_dev == self.kernels && name.starts_with(b"/SYSV") {
             return self.segment(area, &link, stat.st_ino as i32);
         }
@@ -178,8 +180,8 @@ pub(super) struct MadeMemory {
     pub(super) segment: Option<Segment>,
 }
 
-/// Makes a file of this kind with its contents; seals are for [`seal`]. `same_boot`: as the image.
-pub(super) fn make(memory: &SharedMemory, image: &File, same_boot: bool) -> Result<MadeMemory, MakeError> {
+/// Makes a file of this kind with its contents; seals are for [`seal`]. `around`: where the tree lives.
+pub(super) fn make(memory: &SharedMemory, image: &File, around: Around<'_>) -> Result<MadeMemory, MakeError> {
     let (fd, name) = match &memory.kind {
         SharedMemoryKind::Anonymous => {
             const NAME: &str = "shared memory";
@@ -196,7 +198,7 @@ pub(super) fn make(memory: &SharedMemory, image: &File, same_boot: bool) -> Resu
         }
         SharedMemoryKind::SystemV { id, .. } => {
             let name = segment::name(*id);
-            let (segment, attached) = Segment::make(memory, same_boot)?;
+            let (segment, attached) = Segment::make(memory, around.same_boot)?;
             let file = File::from(attached.open().map_err(MakeError::at("opening", &*name))?);
             segment::clear(&file, memory.bytes).map_err(MakeError::at("emptying", &*name))?;
             fill(&file, memory, image, &name, |at, tail| attached.write(at, tail))?;
@@ -204,7 +206,7 @@ pub(super) fn make(memory: &SharedMemory, image: &File, same_boot: bool) -> Resu
         }
         SharedMemoryKind::Deleted { state, owner } => {
             let shown = path::text(state);
-            let fd = without_name(state).map_err(MakeError::at("making", &*shown))?;
+            let fd = without_name(state, around.root).map_err(MakeError::at("making", &*shown))?;
             owned(&fd, *owner, state.mode & 0o7777, &shown)?;
             ftruncate(&fd, memory.bytes).map_err(MakeError::at("setting the length of", &*shown))?;
             (fd, shown)
@@ -222,30 +224,35 @@ fn owned(fd: &OwnedFd, owner: (u32, u32), mode: u32, name: &str) -> Result<(), M
 }
 
 /// A new file without a name in the directory where the deleted one was, or in the nearest above it that is there.
-fn without_name(state: &PathState) -> rustix::io::Result<OwnedFd> {
+fn without_name(state: &PathState, root: Root<'_>) -> rustix::io::Result<OwnedFd> {
     let whole = path::path_of(&state.path);
     let mut last = Errno::NOENT;
     for directory in whole.ancestors().skip(1) {
-        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-        match open(directory, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(fd) => return Ok(fd),
-            Err(Errno::OPNOTSUPP | Errno::ISDIR) => return made_and_deleted(directory),
+        let place = OFlags::PATH | OFlags::DIRECTORY;
+        let opened = root.open(directory.as_os_str().as_bytes(), place).and_then(|directory| {
+            let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+            match openat(&directory, ".", flags, Mode::RUSR | Mode::WUSR) {
+                Err(Errno::OPNOTSUPP | Errno::ISDIR) => made_and_deleted(&directory),
+                other => other,
+            }
+        });
+        match opened {
             Err(error @ (Errno::NOENT | Errno::NOTDIR)) => last = error,
-            Err(error) => return Err(error),
+            other => return other,
         }
     }
     Err(last)
 }
 
 /// For file systems that cannot make files without a name.
-fn made_and_deleted(directory: &std::path::Path) -> rustix::io::Result<OwnedFd> {
+fn made_and_deleted(directory: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     const ATTEMPTS: u32 = 100;
     for n in 0..ATTEMPTS {
-        let path = directory.join(format!(".torpor-{}-{n}", std::process::id()));
+        let name = format!(".torpor-{}-{n}", std::process::id());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match open(&path, flags, Mode::RUSR | Mode::WUSR) {
+        match openat(directory, &name, flags, Mode::RUSR | Mode::WUSR) {
             Ok(fd) => {
-                unlink(&path)?;
+                unlinkat(directory, &name, AtFlags::empty())?;
                 return Ok(fd);
             }
             Err(Errno::EXIST) => {}

@@ -1,7 +1,7 @@
 //! Files with a name: regular files, directories, devices, and what is open with `O_PATH` only.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -48,6 +48,41 @@ const KEPT_DEVICES: [(u32, u32); 2] = [(10, 200), (10, 229)];
 const PTY_MASTER: (u32, u32) = (5, 2);
 /// Terminals: virtual and serial ones, `/dev/tty` and `/dev/console`, slaves of pseudo-terminals.
 const TERMINALS: [u32; 12] = [4, 5, 136, 137, 138, 139, 140, 141, 142, 143, 204, 229];
+
+/// Where the tree's paths begin.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Root<'a> {
+    /// At our own root.
+    Own,
+    /// At this directory, from which nothing leads out.
+    At(BorrowedFd<'a>),
+}
+
+impl Root<'_> {
+    /// Opens a path that holds no symbolic links.
+    pub(crate) fn open(self, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let (directory, within) = match self {
+            Self::Own => (CWD, ResolveFlags::empty()),
+            Self::At(root) => (root, ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS),
+        };
+        let flags = flags | OFlags::CLOEXEC;
+        openat2(directory, path_of(path), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | within)
+    }
+
+    /// Opens a path to look at it.
+    pub(super) fn look(self, path: &[u8]) -> rustix::io::Result<OwnedFd> {
+        self.open(path, OFlags::PATH | OFlags::NOFOLLOW)
+    }
+}
+
+/// Where and when a tree's files are opened again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Around<'a> {
+    /// Where its paths begin.
+    pub(crate) root: Root<'a>,
+    /// The machine has not been started anew since the image was made.
+    pub(crate) same_boot: bool,
+}
 
 pub(super) fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
@@ -162,11 +197,11 @@ fn same(a: &Stat, b: &Stat) -> bool {
 
 /// Opens what is at a path, which holds no symbolic links, to look at it.
 pub(super) fn open_name(path: &[u8]) -> rustix::io::Result<OwnedFd> {
-    View::machine().open(path)
+    Root::Own.look(path)
 }
 
 /// What differs between what was at a path and what is there.
-pub(super) fn difference(was: &PathState, is: &Stat, made_up: bool, same_boot: bool) -> Option<&'static str> {
+pub(crate) fn difference(was: &PathState, is: &Stat, made_up: bool, same_boot: bool) -> Option<&'static str> {
     let kind = FileType::from_raw_mode(is.st_mode);
     let now = state(&was.path, is);
     if kind != FileType::from_raw_mode(was.mode) {
@@ -191,7 +226,7 @@ pub(super) fn text(state: &PathState) -> String {
 }
 
 /// Whether a file lives on a file system that makes its files up.
-pub(super) fn is_made_up(fd: &OwnedFd) -> rustix::io::Result<bool> {
+pub(crate) fn is_made_up(fd: &OwnedFd) -> rustix::io::Result<bool> {
     Ok(MADE_UP.contains(&fstatfs(fd)?.f_type))
 }
 
@@ -202,14 +237,14 @@ pub(super) fn reopened(flags: u32) -> u32 {
 }
 
 /// Opens a file that has a name, as it was open.
-pub(super) fn make(state: &PathState, file: &OpenFile, same_boot: bool) -> Result<OwnedFd, MakeError> {
-    let flags = OFlags::from_bits_retain(reopened(file.flags)) | OFlags::CLOEXEC;
+pub(super) fn make(state: &PathState, file: &OpenFile, around: Around<'_>) -> Result<OwnedFd, MakeError> {
+    let flags = OFlags::from_bits_retain(reopened(file.flags));
     let flags = if flags.contains(OFlags::PATH) { flags } else { flags | OFlags::NOCTTY };
-    let opened = openat2(CWD, path_of(&state.path), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+    let opened = around.root.open(&state.path, flags);
     let opened = opened.map_err(MakeError::at("opening", text(state)))?;
     let look = |error| MakeError::at("looking at", text(state))(error);
     let (stat, made_up) = (fstat(&opened).map_err(look)?, is_made_up(&opened).map_err(look)?);
-    if let Some(how) = difference(state, &stat, made_up, same_boot) {
+    if let Some(how) = difference(state, &stat, made_up, around.same_boot) {
         return Err(MakeError::Changed { path: text(state), how });
     }
     if file.position != 0 && !flags.contains(OFlags::PATH) {

@@ -17,7 +17,7 @@ use torpor_image::tree::{FileId, FileKind, OpenFile, Pipe, PipeEnd, PipeId};
 use super::MakeError;
 use super::collect::{Described, Why};
 use super::list::{Item, List};
-use super::path::{self, ASYNC};
+use super::path::{self, ASYNC, Root};
 use crate::view::View;
 
 const ACCESS: u32 = 3;
@@ -150,7 +150,7 @@ pub(super) struct MadePipe {
 }
 
 /// Makes a pipe with its contents, behind `files`.
-pub(super) fn make(pipe: &Pipe, files: &[&OpenFile]) -> Result<MadePipe, MakeError> {
+pub(super) fn make(pipe: &Pipe, files: &[&OpenFile], root: Root<'_>) -> Result<MadePipe, MakeError> {
     let fifo = files.iter().find_map(|file| match &file.kind {
         FileKind::Fifo { path, .. } => Some(path),
         _ => None,
@@ -160,12 +160,8 @@ pub(super) fn make(pipe: &Pipe, files: &[&OpenFile]) -> Result<MadePipe, MakeErr
         None => pipe_with(PipeFlags::CLOEXEC).map_err(MakeError::at("making", &*name))?,
         Some(state) => {
             // Opened for both, so that no opening waits.
-            let both = rustix::fs::open(
-                path::path_of(&state.path),
-                OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-                Mode::empty(),
-            )
-            .map_err(MakeError::at("opening", &*name))?;
+            let both = root.open(&state.path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW);
+            let both = both.map_err(MakeError::at("opening", &*name))?;
             let found = fstat(&both).map_err(MakeError::at("looking at", &*name))?;
             if FileType::from_raw_mode(found.st_mode) != FileType::Fifo || found.st_ino != state.inode {
                 return Err(MakeError::Changed { path: name, how: "it is another file" });

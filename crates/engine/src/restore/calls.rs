@@ -2,10 +2,10 @@
 
 macro_rules! calls {
     ($($constant:ident = $number:literal, $name:literal;)*) => {
-        $(pub(super) const $constant: i64 = $number;)*
+        $(pub(crate) const $constant: i64 = $number;)*
 
         /// Name of a call, for people.
-        pub(super) fn name(number: u32) -> &'static str {
+        pub(crate) fn name(number: u32) -> &'static str {
             match i64::from(number) {
                 $($number => $name,)*
                 _ => "a call",
@@ -55,6 +55,7 @@ calls! {
     PREADV = 295, "preadv";
     RT_TGSIGQUEUEINFO = 297, "rt_tgsigqueueinfo";
     PRLIMIT64 = 302, "prlimit64";
+    SETNS = 308, "setns";
     SCHED_SETATTR = 314, "sched_setattr";
     SECCOMP = 317, "seccomp";
     MEMBARRIER = 324, "membarrier";

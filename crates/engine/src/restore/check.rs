@@ -18,7 +18,7 @@ use super::plan::{Kind, Plan};
 const BATCH_BYTES: usize = 1 << 20;
 
 /// What of the machine is in the way.
-pub(super) fn machine(needs: &Needs, tree: &Tree) -> Vec<String> {
+pub(crate) fn machine(needs: &Needs, tree: &Tree) -> Vec<String> {
     let mut found = Vec::new();
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy();
@@ -52,7 +52,7 @@ const ENDED_WAIT: Duration = Duration::from_secs(3);
 const ENDED_LOOK: Duration = Duration::from_millis(1);
 
 /// Process and thread ids that are taken.
-pub(super) fn ids(plan: &Plan) -> Vec<String> {
+pub(crate) fn ids(plan: &Plan) -> Vec<String> {
     let taken = |id: &i32| {
         let Some(pid) = Pid::from_raw(*id) else { return false };
         test_kill_process(pid) != Err(Errno::SRCH) || test_kill_process_group(pid) != Err(Errno::SRCH)
@@ -79,7 +79,7 @@ pub(super) fn ids(plan: &Plan) -> Vec<String> {
 }
 
 /// The plan's tasks are those of the tree.
-pub(super) fn tasks(tree: &Tree, plan: &Plan) -> bool {
+pub(crate) fn tasks(tree: &Tree, plan: &Plan) -> bool {
     let wanted: usize = tree
         .processes
         .iter()
@@ -104,7 +104,7 @@ pub(super) fn tasks(tree: &Tree, plan: &Plan) -> bool {
 }
 
 /// Every stored region of processes matches its checksum. Those of shared memory are read by whoever makes it.
-pub(super) fn pages(path: &Path, image: &File, tree: &Tree) -> Result<u64, RestoreError> {
+pub(crate) fn pages(path: &Path, image: &File, tree: &Tree) -> Result<u64, RestoreError> {
     let mut regions: Vec<(u64, &Region, u64)> = tree
         .processes
         .iter()

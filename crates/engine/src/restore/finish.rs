@@ -7,8 +7,9 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
-use torpor_image::tree::{Life, Thread, Tree, WaitPlace};
+use torpor_image::tree::{Life, Process, Thread, Wait, WaitPlace};
 use torpor_image::{Content, PAGE};
 use torpor_linux::registers::{Registers, SYSCALL_BYTES, WORDS, restart};
 use torpor_linux::restorer::{Halt, Newborn};
@@ -29,31 +30,52 @@ fn set(pid: i32, what: &'static str) -> impl FnOnce(io::Error) -> RestoreError {
     move |error| RestoreError::Set { pid, what, error }
 }
 
-/// Gives every thread its own state; nothing of the restorer is in the tree after this.
-pub(super) fn finish(
-    building: &Building<'_>,
-    tree: &Tree,
-    plan: &Plan,
-    image: &File,
-    warnings: &mut Vec<String>,
-) -> Result<(), RestoreError> {
-    for (n, task) in plan.tasks.iter().enumerate() {
-        let Some(process) = tree.processes.get(task.process as usize) else { continue };
-        let (Kind::Thread(0), Some(life)) = (task.kind, process.alive()) else { continue };
-        // A process's threads follow its leader.
-        let newborns: Vec<&Newborn> = building.newborns[n..n + life.threads.len()].iter().flatten().collect();
+/// What of every living process is set from outside while it is still being built.
+pub(crate) fn attributes(building: &Building<'_>, warnings: &mut Vec<String>) -> Result<(), RestoreError> {
+    for (n, process, life) in leaders(building) {
+        score(building.id(n), process.pid, life, warnings)?;
+        coredump_filter(building.id(n), life)?;
+    }
+    Ok(())
+}
+
+/// Removes what the restorer has in every process; `passed` is by how much less is left of waits.
+pub(crate) fn clear(building: &Building<'_>, plan: &Plan, image: &File, passed: Duration) -> Result<(), RestoreError> {
+    for (n, process, life) in leaders(building) {
         let halt = |error: Halt| RestoreError::Halt { pid: process.pid, name: name(process), error };
-        write_memory(process.pid, life, image)?;
-        score(process.pid, life, warnings)?;
-        coredump_filter(process.pid, life)?;
-        let Some((leader, others)) = newborns.split_first() else { continue };
-        remove_blob(leader, life, plan).map_err(halt)?;
+        write_memory(building.id(n), life, image, passed)?;
+        let Some(leader) = &building.newborns[n] else { continue };
+        remove_blob(leader, n, life, plan).map_err(halt)?;
+    }
+    Ok(())
+}
+
+/// Gives every thread its registers and its mask; nothing of the restorer is in the tree after this.
+pub(crate) fn give_all(building: &Building<'_>, passed: Duration) -> Result<(), RestoreError> {
+    for (n, process, life) in leaders(building) {
         let quiet = ignores_trap(life);
-        for (newborn, thread) in std::iter::once(leader).chain(others).zip(&life.threads) {
-            give(newborn, thread, quiet && thread.tid == process.pid)?;
+        // A process's threads follow its leader.
+        let newborns = building.newborns[n..n + life.threads.len()].iter().flatten();
+        for (newborn, thread) in newborns.zip(&life.threads) {
+            give(newborn, thread, quiet && thread.tid == process.pid, passed)?;
         }
     }
     Ok(())
+}
+
+/// The tasks of living processes' first threads.
+fn leaders<'a>(building: &Building<'a>) -> impl Iterator<Item = (usize, &'a Process, &'a Life)> {
+    let tree = building.tree();
+    let first = building.tasks().iter().enumerate().filter(|(_, task)| task.kind == Kind::Thread(0));
+    first.filter_map(|(n, task)| {
+        let process = tree.processes.get(task.process as usize)?;
+        Some((n, process, process.alive()?))
+    })
+}
+
+/// What is left of a wait when `passed` of it has gone, nanoseconds.
+fn left_ns(wait: &Wait, passed: Duration) -> u64 {
+    wait.left_ns.saturating_sub(u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX))
 }
 
 fn ignores_trap(life: &Life) -> bool {
@@ -61,11 +83,12 @@ fn ignores_trap(life: &Life) -> bool {
 }
 
 /// Time-outs where the kernel reads them, and critical sections that threads were in, which registering has cleared.
-fn write_memory(pid: i32, life: &Life, image: &File) -> Result<(), RestoreError> {
+fn write_memory(pid: i32, life: &Life, image: &File, passed: Duration) -> Result<(), RestoreError> {
     let mut parts: Vec<(u64, [u8; 16], usize)> = Vec::new();
     for thread in &life.threads {
         if let Some(wait) = thread.wait {
-            let (seconds, rest) = (wait.left_ns / 1_000_000_000, wait.left_ns % 1_000_000_000);
+            let left = left_ns(&wait, passed);
+            let (seconds, rest) = (left / 1_000_000_000, left % 1_000_000_000);
             let pair = |small: u64| {
                 let mut bytes = [0; 16];
                 bytes[..8].copy_from_slice(&seconds.to_ne_bytes());
@@ -108,8 +131,8 @@ fn stored_at(life: &Life, address: u64) -> Option<u64> {
 }
 
 /// `oom_score_adj`; ours is inherited.
-fn score(pid: i32, life: &Life, warnings: &mut Vec<String>) -> Result<(), RestoreError> {
-    let path = format!("/proc/{pid}/oom_score_adj");
+fn score(id: i32, pid: i32, life: &Life, warnings: &mut Vec<String>) -> Result<(), RestoreError> {
+    let path = format!("/proc/{id}/oom_score_adj");
     let wanted = life.oom_score_adjustment.to_string();
     let found = fs::read_to_string(&path).map_err(set(pid, "reading oom_score_adj"))?;
     if found.trim() == wanted {
@@ -139,7 +162,7 @@ fn coredump_filter(pid: i32, life: &Life) -> Result<(), RestoreError> {
 }
 
 /// The last calls in a process, of which the very last removes the code that makes them.
-fn remove_blob(leader: &Newborn, life: &Life, plan: &Plan) -> Result<(), Halt> {
+fn remove_blob(leader: &Newborn, n: usize, life: &Life, plan: &Plan) -> Result<(), Halt> {
     const PR_SET_DUMPABLE: u64 = 4;
     /// `SUID_DUMP_USER`.
     const USER: u8 = 1;
@@ -153,7 +176,7 @@ fn remove_blob(leader: &Newborn, life: &Life, plan: &Plan) -> Result<(), Halt> {
         return sure(leader, calls::MUNMAP, leader.call(plan.address, calls::MUNMAP, &blob)?);
     }
     // The blob's data still holds what the steps used.
-    let action = action_place(plan, leader);
+    let action = action_place(plan, n);
     if let Some(action) = action {
         let arguments = [TRAP as u64 + 1, action, 0, 8];
         sure(leader, calls::RT_SIGACTION, leader.quiet_call(plan.address, calls::RT_SIGACTION, &arguments)?)?;
@@ -162,11 +185,10 @@ fn remove_blob(leader: &Newborn, life: &Life, plan: &Plan) -> Result<(), Halt> {
 }
 
 /// Where the steps of the leader have the action for `SIGTRAP`.
-fn action_place(plan: &Plan, leader: &Newborn) -> Option<u64> {
-    let task = plan.tasks.iter().find(|task| task.tid == leader.tracee().thread())?;
-    let steps = (task.first..task.end).step_by(torpor_linux::restorer::STEP_BYTES);
-    let mut found = steps
-        .filter_map(|at| plan.step(at))
+fn action_place(plan: &Plan, n: usize) -> Option<u64> {
+    let mut found = plan
+        .steps(&plan.tasks[n])
+        .map(|(_, step)| step)
         .filter(|step| i64::from(step.number) == calls::RT_SIGACTION && step.arguments[0] == TRAP as u64 + 1);
     found.next().map(|step| step.arguments[1])
 }
@@ -180,7 +202,7 @@ fn sure(newborn: &Newborn, call: i64, answer: i64) -> Result<(), Halt> {
 }
 
 /// Registers and mask. `quiet`: the kernel will not look whether a call is to be restarted, so we do.
-fn give(newborn: &Newborn, thread: &Thread, quiet: bool) -> Result<(), RestoreError> {
+fn give(newborn: &Newborn, thread: &Thread, quiet: bool, passed: Duration) -> Result<(), RestoreError> {
     let tid = thread.tid;
     let mut words = [0; WORDS];
     words.copy_from_slice(&thread.registers);
@@ -188,7 +210,7 @@ fn give(newborn: &Newborn, thread: &Thread, quiet: bool) -> Result<(), RestoreEr
         && let WaitPlace::Milliseconds(register) = wait.place
         && let Some(word) = words.get_mut(usize::from(register))
     {
-        *word = wait.left_ns.div_ceil(1_000_000);
+        *word = left_ns(&wait, passed).div_ceil(1_000_000);
     }
     let mut registers = Registers::from_words(words);
     if quiet

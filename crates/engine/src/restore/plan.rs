@@ -19,15 +19,15 @@ use torpor_linux::restorer::{CODE_BYTES, STEP_BYTES, Step, interpreter};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TORPLAN\n");
 /// Counts changes of the form or of what the steps do.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const HEADER_BYTES: usize = 48;
 const TASK_BYTES: usize = 40;
 /// Bytes of a process's table of limits.
-pub(super) const LIMITS_BYTES: usize = 16 * 16;
+pub(crate) const LIMITS_BYTES: usize = 16 * 16;
 
 /// What a task is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// Thread number so and so of its process.
     Thread(u32),
     /// A process that has ended.
@@ -38,66 +38,85 @@ pub(super) enum Kind {
 
 /// One list of steps and who runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Task {
-    pub(super) tid: i32,
+pub(crate) struct Task {
+    pub(crate) tid: i32,
     /// Place of its process in the tree; of a helper: of its parent.
-    pub(super) process: u32,
-    pub(super) kind: Kind,
+    pub(crate) process: u32,
+    pub(crate) kind: Kind,
     /// Number of the task that makes it, before it in the list; the first is made by the restorer.
-    pub(super) maker: u32,
+    pub(crate) maker: u32,
     /// Address of its first step.
-    pub(super) first: u64,
+    pub(crate) first: u64,
     /// Address behind its last step.
-    pub(super) end: u64,
+    pub(crate) end: u64,
     /// Address of the limits of its process, or 0.
-    pub(super) limits: u64,
+    pub(crate) limits: u64,
 }
 
 /// A plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
-    pub(super) key: u64,
+pub(crate) struct Plan {
+    pub(crate) key: u64,
     /// Address of the blob.
-    pub(super) address: u64,
+    pub(crate) address: u64,
     /// Number of the first inherited descriptor.
-    pub(super) first_fd: i32,
+    pub(crate) first_fd: i32,
     /// Tasks, parents before children, leaders before their threads.
-    pub(super) tasks: Vec<Task>,
+    pub(crate) tasks: Vec<Task>,
     /// Data of the blob.
-    pub(super) data: Vec<u8>,
+    pub(crate) data: Vec<u8>,
 }
 
 /// What a plan for the tree with this checksum has as its key.
-pub(super) fn key(state_checksum: u64) -> u64 {
+pub(crate) fn key(state_checksum: u64) -> u64 {
     let words = [state_checksum, checksum(interpreter()), VERSION];
     checksum(&words.map(u64::to_le_bytes).concat())
 }
 
 impl Plan {
     /// Address of the data.
-    pub(super) fn data_address(&self) -> u64 {
+    pub(crate) fn data_address(&self) -> u64 {
         self.address + CODE_BYTES as u64
     }
 
     /// Bytes of the blob in memory.
-    pub(super) fn blob_bytes(&self) -> u64 {
+    pub(crate) fn blob_bytes(&self) -> u64 {
         (CODE_BYTES + self.data.len()) as u64
     }
 
     /// The step at `address`, if there is one.
-    pub(super) fn step(&self, address: u64) -> Option<Step> {
+    pub(crate) fn step(&self, address: u64) -> Option<Step> {
         let at = address.checked_sub(self.data_address())? as usize;
         let bytes = self.data.get(at..at.checked_add(STEP_BYTES)?)?;
         Some(Step::decode(bytes.try_into().ok()?))
     }
 
+    /// The steps of a task, with their addresses.
+    pub(crate) fn steps(&self, task: &Task) -> impl Iterator<Item = (u64, Step)> {
+        let addresses = (task.first..task.end).step_by(STEP_BYTES);
+        addresses.filter_map(|address| Some((address, self.step(address)?)))
+    }
+
+    /// Changes the step at `address`.
+    pub(crate) fn set_step(&mut self, address: u64, step: &Step) {
+        if let Some(place) = self.bytes(address, STEP_BYTES) {
+            place.copy_from_slice(&step.encode());
+        }
+    }
+
+    /// Data of the blob at `address`, if it is all there.
+    pub(crate) fn bytes(&mut self, address: u64, len: usize) -> Option<&mut [u8]> {
+        let at = address.checked_sub(self.data_address())? as usize;
+        self.data.get_mut(at..at.checked_add(len)?)
+    }
+
     /// A process's table of limits.
-    pub(super) fn limits(&mut self, task: &Task) -> Option<&mut [u8]> {
+    pub(crate) fn limits(&mut self, task: &Task) -> Option<&mut [u8]> {
         let at = task.limits.checked_sub(self.address + CODE_BYTES as u64)? as usize;
         self.data.get_mut(at..at.checked_add(LIMITS_BYTES)?)
     }
 
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEADER_BYTES + self.tasks.len() * TASK_BYTES + self.data.len());
         let header =
             [MAGIC, self.key, self.address, self.first_fd as u64, self.data.len() as u64, self.tasks.len() as u64];
@@ -120,7 +139,7 @@ impl Plan {
     }
 
     /// Reads a plan with this key; `None` if it is none, another's or damaged.
-    pub(super) fn decode(bytes: &[u8], key: u64) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8], key: u64) -> Option<Self> {
         let word = |at: usize| {
             let bytes = bytes.get(at..at.checked_add(8)?)?;
             Some(u64::from_le_bytes(bytes.try_into().ok()?))

@@ -3,10 +3,14 @@
 //! Waits are for one thread after the other, makers before what they make: nobody's way to its next stop depends on a
 //! later one, so the order costs nothing, and everything that can run does.
 
+use std::collections::HashSet;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, test_kill_process};
 use torpor_image::tree::{End, Process, Tree};
-use torpor_linux::restorer::{Launch, Newborn, adopt, destroy, launch};
+use torpor_linux::restorer::{self, Births, Launch, Newborn, adopt, destroy, destroy_all, launch};
 
 use super::calls;
 use super::compile::{BORN, DONE, JOINED};
@@ -14,20 +18,38 @@ use super::error::RestoreError;
 use super::open::Opened;
 use super::plan::{Kind, Plan, Task};
 
+/// The first process of a pid namespace.
+const INIT: i32 = 1;
+/// How long ids may be taken by what is ending.
+const ENDING: Duration = Duration::from_secs(1);
 /// How often the first process is tried while its number is still taken.
 const LAUNCHES: u32 = 100;
 
 /// A tree that is being built. Dropping it kills what is there.
-pub(super) struct Building<'a> {
+pub(crate) struct Building<'a> {
     tree: &'a Tree,
     plan: &'a Plan,
     /// By number of the task; `None` if it is not there yet, or has ended.
-    pub(super) newborns: Vec<Option<Newborn>>,
+    pub(crate) newborns: Vec<Option<Newborn>>,
+    /// Ids in our pid namespace, by number of the task; 0 if it has not been there.
+    ids: Vec<i32>,
+    /// Of a tree in another pid namespace: who has been born.
+    births: Option<Births>,
     /// The tree is let go, and not ours to kill any more.
-    pub(super) released: bool,
+    pub(crate) released: bool,
 }
 
-pub(super) fn name(process: &Process) -> String {
+/// Where a tree in an app's home begins.
+pub(crate) struct Inside<'a> {
+    /// The home's init.
+    pub(crate) init: BorrowedFd<'a>,
+    /// Directory of its cgroup v2.
+    pub(crate) cgroup: BorrowedFd<'a>,
+    /// Files `tasks` of its cgroups v1.
+    pub(crate) tasks: &'a [BorrowedFd<'a>],
+}
+
+pub(crate) fn name(process: &Process) -> String {
     let name = match &process.end {
         End::Alive(life) => &life.threads[0].name,
         End::Zombie { name, .. } => name,
@@ -38,7 +60,6 @@ pub(super) fn name(process: &Process) -> String {
 impl<'a> Building<'a> {
     /// Starts the first process.
     pub(super) fn launch(tree: &'a Tree, plan: &'a Plan, opened: &Opened) -> Result<Self, RestoreError> {
-        use std::os::fd::AsFd;
         let pid = plan.tasks[0].tid;
         let inherit = opened.inherited();
         let request = Launch { pid, seed: opened.seed.as_fd(), inherit: &inherit, first: plan.first_fd };
@@ -52,20 +73,72 @@ impl<'a> Building<'a> {
             started = launch(&request);
         }
         started?;
-        let mut newborns = Vec::new();
-        newborns.resize_with(plan.tasks.len(), || None);
-        let mut building = Self { tree, plan, newborns, released: false };
-        let alive = tree.processes.iter().filter_map(Process::alive);
-        let filters = alive.flat_map(|life| &life.threads).any(|thread| !thread.seccomp.is_empty());
-        building.adopt(0, true, filters)?;
+        let mut building = Self::begin(tree, plan);
+        building.ids = plan.tasks.iter().map(|task| task.tid).collect();
+        building.adopt(0, true)?;
         Ok(building)
     }
 
-    pub(super) fn tasks(&self) -> &'a [Task] {
+    /// Starts the first process in an app's home. The calling thread's children are made in the home's pid namespace, and it
+    /// has no other children or tracees.
+    pub(crate) fn launch_inside(
+        tree: &'a Tree,
+        plan: &'a Plan,
+        opened: &Opened,
+        inside: &Inside<'_>,
+    ) -> Result<Self, RestoreError> {
+        let Inside { init, cgroup, tasks } = *inside;
+        let inherit = opened.inherited();
+        let request =
+            Launch { pid: plan.tasks[0].tid, seed: opened.seed.as_fd(), inherit: &inherit, first: plan.first_fd };
+        let used: HashSet<i32> = plan.tasks.iter().map(|task| task.tid).collect();
+        let spare = (INIT + 1..).find(|id| !used.contains(id)).unwrap_or(i32::MAX);
+        let place = restorer::Inside { init, cgroup, tasks, spare };
+        let begun = Instant::now();
+        let entered = loop {
+            match restorer::enter(&request, &place) {
+                // What was there before may still be ending: init has not asked for it yet.
+                Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists && begun.elapsed() < ENDING => {
+                    std::thread::yield_now();
+                }
+                other => break other?,
+            }
+        };
+        let mut building = Self::begin(tree, plan);
+        building.ids[0] = entered.pid();
+        let first = entered.execute(building.filters())?;
+        building.births = Some(Births::of(&first));
+        building.newborns[0] = Some(first);
+        building.go_on(0)?;
+        Ok(building)
+    }
+
+    fn begin(tree: &'a Tree, plan: &'a Plan) -> Self {
+        let mut newborns = Vec::new();
+        newborns.resize_with(plan.tasks.len(), || None);
+        Self { tree, plan, newborns, ids: vec![0; plan.tasks.len()], births: None, released: false }
+    }
+
+    /// Some thread has seccomp filters.
+    fn filters(&self) -> bool {
+        self.tree.threads().any(|thread| !thread.seccomp.is_empty())
+    }
+
+    /// The id in our pid namespace of a task.
+    pub(crate) fn id(&self, n: usize) -> i32 {
+        self.ids[n]
+    }
+
+    /// The id in our pid namespace of who has this one in the tree; 0 if it is nobody's.
+    pub(crate) fn id_of(&self, inside: i32) -> i32 {
+        self.plan.tasks.iter().position(|task| task.tid == inside).map_or(0, |n| self.ids[n])
+    }
+
+    pub(crate) fn tasks(&self) -> &'a [Task] {
         &self.plan.tasks
     }
 
-    pub(super) fn tree(&self) -> &'a Tree {
+    pub(crate) fn tree(&self) -> &'a Tree {
         self.tree
     }
 
@@ -73,21 +146,26 @@ impl<'a> Building<'a> {
         &self.tree.processes[task.process as usize]
     }
 
-    fn halt(&self, task: &Task) -> impl FnOnce(torpor_linux::restorer::Halt) -> RestoreError + use<> {
+    fn halt(&self, task: &Task) -> impl FnOnce(restorer::Halt) -> RestoreError + use<> {
         let process = self.process(task);
         let (pid, name) = (process.pid, name(process));
         move |error| RestoreError::Halt { pid, name, error }
     }
 
-    fn adopt(&mut self, n: usize, seed: bool, filters: bool) -> Result<(), RestoreError> {
-        let task = &self.plan.tasks[n];
-        let newborn = adopt(task.tid, seed, filters).map_err(self.halt(task))?;
+    fn adopt(&mut self, n: usize, seed: bool) -> Result<(), RestoreError> {
+        let (task, plan) = (&self.plan.tasks[n], self.plan);
+        let newborn = match &mut self.births {
+            None => adopt(task.tid, seed, self.filters()),
+            // The step that makes a task names its list.
+            Some(births) => births.born(|step| plan.step(step).is_some_and(|step| step.arguments[2] == task.first)),
+        };
+        let newborn = newborn.map_err(self.halt(task))?;
+        self.ids[n] = newborn.tracee().thread();
         self.newborns[n] = Some(newborn);
         self.go_on(n)
     }
 
     fn newborn(&self, n: usize) -> Result<&Newborn, RestoreError> {
-        let missing = || RestoreError::Own("a task of the plan is not there", io::ErrorKind::NotFound.into());
         self.newborns[n].as_ref().ok_or_else(missing)
     }
 
@@ -96,9 +174,14 @@ impl<'a> Building<'a> {
     }
 
     /// Waits until task `n` is at a barrier.
-    fn wait(&self, n: usize, barrier: u64) -> Result<(), RestoreError> {
+    fn wait(&mut self, n: usize, barrier: u64) -> Result<(), RestoreError> {
         let task = &self.plan.tasks[n];
-        let stop = self.newborn(n)?.stopped().map_err(self.halt(task))?;
+        let newborn = self.newborns[n].as_ref().ok_or_else(missing)?;
+        let stop = match &mut self.births {
+            None => newborn.stopped(),
+            Some(births) => births.stopped(newborn),
+        };
+        let stop = stop.map_err(self.halt(task))?;
         let step = self.plan.step(stop.step);
         if !stop.failed && step.is_some_and(|step| step.expected as u64 == barrier) {
             return Ok(());
@@ -120,7 +203,7 @@ impl<'a> Building<'a> {
 
     /// Until all processes are there, in their sessions and groups, and those that have ended have. The others run on
     /// towards the end of their steps.
-    pub(super) fn born(&mut self) -> Result<(), RestoreError> {
+    pub(crate) fn born(&mut self) -> Result<(), RestoreError> {
         let leaders = self.leaders();
         if leaders.len() == 1 {
             return Ok(());
@@ -131,7 +214,7 @@ impl<'a> Building<'a> {
             if !std::mem::replace(&mut at_barrier[maker], true) {
                 self.wait(maker, BORN)?;
             }
-            self.adopt(*n, false, false)?;
+            self.adopt(*n, false)?;
         }
         for n in &leaders {
             if !at_barrier[*n] {
@@ -170,19 +253,19 @@ impl<'a> Building<'a> {
         let Some(newborn) = self.newborns[n].take() else { return Ok(()) };
         let found = newborn.end(signal).map_err(self.halt(task))?;
         if found != status & !DUMPED {
-            let error = torpor_linux::restorer::Halt::Ended(task.tid, found);
+            let error = restorer::Halt::Ended(task.tid, found);
             return Err(self.halt(task)(error));
         }
         Ok(())
     }
 
     /// Until every thread has made all its steps.
-    pub(super) fn built(&mut self) -> Result<(), RestoreError> {
+    pub(crate) fn built(&mut self) -> Result<(), RestoreError> {
         let tasks = &self.plan.tasks;
         for (n, task) in tasks.iter().enumerate() {
             match task.kind {
                 Kind::Thread(0) => self.wait(n, DONE)?,
-                Kind::Thread(_) => self.adopt(n, false, false)?,
+                Kind::Thread(_) => self.adopt(n, false)?,
                 Kind::Zombie | Kind::Helper => {}
             }
         }
@@ -193,8 +276,26 @@ impl<'a> Building<'a> {
     }
 }
 
+impl Building<'_> {
+    /// The calling thread has no children or tracees but these.
+    fn destroy_inside(&self) {
+        let there: Vec<i32> = self.newborns.iter().flatten().map(|newborn| newborn.tracee().thread()).collect();
+        let ended = destroy_all(&there);
+        // They are their parents' now, and in the end init's, which asks for all.
+        let begun = Instant::now();
+        let is_there = |id: &i32| Pid::from_raw(*id).is_some_and(|id| test_kill_process(id).is_ok());
+        while begun.elapsed() < ENDING && ended.iter().chain(&self.ids).any(is_there) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn missing() -> RestoreError {
+    RestoreError::Own("a task of the plan is not there", io::ErrorKind::NotFound.into())
+}
+
 /// The call of a step, for people.
-fn describe(step: &torpor_linux::restorer::Step) -> String {
+fn describe(step: &restorer::Step) -> String {
     const NAMED: usize = 4;
     let arguments: Vec<String> = step.arguments[..NAMED]
         .iter()
@@ -211,9 +312,13 @@ impl Drop for Building<'_> {
         if self.released {
             return;
         }
+        if self.births.is_some() {
+            self.destroy_inside();
+            return;
+        }
         // Whose parents are gone comes to us to be waited for.
         let before = rustix::process::child_subreaper().unwrap_or(None);
-        let own = rustix::process::Pid::from_raw(1);
+        let own = Pid::from_raw(1);
         if let Err(error) = rustix::process::set_child_subreaper(own) {
             tracing::warn!(%error, "cannot wait for all processes of a failed restore");
         }

@@ -3,16 +3,16 @@
 //! The restorer opens everything itself and hands it down by inheritance: the seed has these descriptors and nothing else,
 //! every fork has copies, and each process puts its own table together from them by `dup3` before it closes them all. So no
 //! descriptor is sent, and what is shared is shared by itself. The order is a function of the tree: its open files, its
-//! shared memory, files and directories by path, the image, the blob.
+//! shared memory, files and directories by path, the home's init if the tree enters namespaces, the image, the blob.
 
 use std::collections::HashMap;
 
-use torpor_image::tree::{Backing, PathState, Tree};
+use torpor_image::tree::{Backing, Namespaces, PathState, Tree};
 use torpor_linux::restorer::SPARE_NUMBERS;
 
 /// How a path is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Access {
+pub(crate) enum Access {
     /// For reading and mapping.
     Read,
     /// For mapping where it may be written.
@@ -23,23 +23,26 @@ pub(super) enum Access {
 
 /// What is inherited.
 #[derive(Debug)]
-pub(super) struct Staged<'t> {
+pub(crate) struct Staged<'t> {
     /// Number of the first.
-    pub(super) first: i32,
+    pub(crate) first: i32,
     files: usize,
     memories: usize,
+    /// The descriptor of the home's init is among them.
+    home: bool,
     /// Paths to open.
-    pub(super) paths: Vec<(&'t PathState, Access)>,
+    pub(crate) paths: Vec<(&'t PathState, Access)>,
     places: HashMap<(&'t [u8], u64, u64, Access), usize>,
 }
 
 impl<'t> Staged<'t> {
     /// For this tree; `None` if there is no room for their numbers.
-    pub(super) fn of(tree: &'t Tree) -> Option<Self> {
+    pub(crate) fn of(tree: &'t Tree) -> Option<Self> {
         let mut staged = Self {
             first: 0,
             files: tree.files.len(),
             memories: tree.memories.len(),
+            home: tree.namespaces != Namespaces::default(),
             paths: Vec::new(),
             places: HashMap::new(),
         };
@@ -95,33 +98,38 @@ impl<'t> Staged<'t> {
     }
 
     /// How many there are.
-    pub(super) fn count(&self) -> usize {
-        self.files + self.memories + self.paths.len() + 2
+    pub(crate) fn count(&self) -> usize {
+        self.files + self.memories + self.paths.len() + usize::from(self.home) + 2
     }
 
     fn number(&self, place: usize) -> i32 {
         self.first + place as i32
     }
 
-    pub(super) fn file(&self, file: u32) -> i32 {
+    pub(crate) fn file(&self, file: u32) -> i32 {
         self.number(file as usize)
     }
 
-    pub(super) fn memory(&self, memory: u32) -> i32 {
+    pub(crate) fn memory(&self, memory: u32) -> i32 {
         self.number(self.files + memory as usize)
     }
 
     /// One of the paths that [`Self::of`] found.
-    pub(super) fn path(&self, path: &PathState, access: Access) -> i32 {
+    pub(crate) fn path(&self, path: &PathState, access: Access) -> i32 {
         let place = self.places[&(path.path.as_slice(), path.device, path.inode, access)];
         self.number(self.files + self.memories + place)
     }
 
-    pub(super) fn image(&self) -> i32 {
+    /// The home's init, if the tree enters namespaces by itself.
+    pub(crate) fn home(&self) -> Option<i32> {
+        self.home.then(|| self.number(self.count() - 3))
+    }
+
+    pub(crate) fn image(&self) -> i32 {
         self.number(self.count() - 2)
     }
 
-    pub(super) fn blob(&self) -> i32 {
+    pub(crate) fn blob(&self) -> i32 {
         self.number(self.count() - 1)
     }
 }

@@ -1,6 +1,8 @@
 //! A cgroup with a program in it, for tests of the engine alone. Needs root and a cgroup v2 mount.
 #![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
 
+pub mod home;
+
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -25,6 +27,15 @@ impl Group {
         let path = Path::new(mount.split(' ').nth(4).unwrap()).join(name);
         fs::create_dir(&path).unwrap();
         Self(path)
+    }
+
+    /// One that is there, and is whoever made it's to remove.
+    pub fn at(path: &Path) -> std::mem::ManuallyDrop<Self> {
+        std::mem::ManuallyDrop::new(Self(path.to_owned()))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
     }
 
     fn set_frozen(&self, frozen: &str) -> io::Result<()> {

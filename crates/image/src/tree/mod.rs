@@ -29,7 +29,7 @@ pub use self::process::{End, Life, Limit, Process, Scheduling, Switches, Thread}
 pub use self::signal::{Action, IntervalTimer, PendingSignal, PosixTimer, SignalStack, Wait, WaitPlace};
 pub use self::socket::{InetSocket, InetState, Message, SocketOption, UnixSocket, UnixState};
 
-use crate::FormatError;
+use crate::{FormatError, Header, checksum};
 
 /// A path or a name, as the kernel has it: any bytes but zero.
 pub type Bytes = Vec<u8>;
@@ -82,6 +82,19 @@ impl Tree {
     /// The tree as bytes.
     pub fn encode(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("a tree in memory can always be written to memory")
+    }
+
+    /// Reads and checks the tree of an image with this header.
+    pub fn read(bytes: &[u8], header: &Header) -> Result<Self, FormatError> {
+        if checksum(bytes) != header.state_checksum {
+            return Err(FormatError::Checksum("the state"));
+        }
+        Self::decode(bytes, header.pages())
+    }
+
+    /// All threads of its living processes.
+    pub fn threads(&self) -> impl Iterator<Item = &Thread> {
+        self.processes.iter().filter_map(|process| process.alive()).flat_map(|life| &life.threads)
     }
 
     /// Reads and checks a tree; `pages` says which part of the file its pages may lie in.

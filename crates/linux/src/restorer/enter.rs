@@ -11,6 +11,11 @@
 //! enters a pid namespace for its children only; P does it for R. The user namespace is left for the seed to enter: here it
 //! would change what we may do with our own memory.
 //!
+//! # Killed cgroups
+//! Since Linux 6.14 the kernel kills what is cloned into a cgroup when `cgroup.kill` was once written there (it compares the
+//! count of kills with that of the parent's own cgroup). P is then made again in our cgroup and moves by itself, which takes the
+//! kernel up to 20 ms more.
+//!
 //! # If we die
 //! Before R is seized, the gate's only writers are ours and R's own, which it closes: it reads the end and ends. Afterwards it
 //! is killed (`PTRACE_O_EXITKILL`). P ends by itself.
@@ -20,11 +25,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::launch::{
-    Blocked, CLEAR_SIGNAL_ACTIONS, Child, Failed, Launch, LaunchError, NO_ARGUMENTS, Stack, leave, run,
+    Blocked, CLEAR_SIGNAL_ACTIONS, Child, Failed, Launch, LaunchError, NO_ARGUMENTS, SPARE_NUMBERS, Stack, leave, run,
 };
 use super::newborn::Newborn;
 use super::raw::{call, clone};
@@ -35,7 +42,7 @@ use crate::ptrace::{self, Tracee};
 pub struct Inside<'a> {
     /// A descriptor of the init process: its namespaces are entered, all but the user namespace.
     pub init: BorrowedFd<'a>,
-    /// The directory of the v2 cgroup, which must not be frozen.
+    /// The directory of the v2 cgroup, which must not be frozen and should never have been killed.
     pub cgroup: BorrowedFd<'a>,
     /// `tasks` of v1 cgroups, open for writing.
     pub tasks: &'a [BorrowedFd<'a>],
@@ -92,12 +99,16 @@ struct Passage<'a> {
 pub fn enter(launch: &Launch<'_>, inside: &Inside<'_>) -> Result<Entered, LaunchError> {
     let failed = |step| move |error: io::Error| LaunchError { step, pid: launch.pid, error };
     let (gate, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed("pipe")(error.into()))?;
+    // Out of the way of what R inherits.
+    let behind = launch.first + launch.inherit.len() as i32 + SPARE_NUMBERS;
+    let gate = fcntl_dupfd_cloexec(gate, behind).map_err(|error| failed("fcntl(F_DUPFD)")(error.into()))?;
     let mut child = Box::new(Child { gate: Some(gate.as_raw_fd()), ..Child::new(launch) });
     let (mut stack, mut passage_stack) = (Stack::new(), Stack::new());
     let (ids, spare) = ([launch.pid], [inside.spare]);
     let mut process: libc::c_int = -1;
     let (root_stack, root_stack_size) = stack.place();
     let tasks: Vec<i32> = inside.tasks.iter().map(AsRawFd::as_raw_fd).collect();
+    let moving: Vec<i32>;
     let mut passage = Passage {
         init: inside.init.as_raw_fd(),
         tasks: &tasks,
@@ -115,29 +126,41 @@ pub fn enter(launch: &Launch<'_>, inside: &Inside<'_>) -> Result<Entered, Launch
         answer: 0,
         failed: Failed::default(),
     };
-    let (stack_place, stack_size) = passage_stack.place();
-    let arguments = libc::clone_args {
-        flags: (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES) as u64 | CLEAR_SIGNAL_ACTIONS | INTO_CGROUP,
-        stack: stack_place,
-        stack_size,
-        set_tid: spare.as_ptr() as u64,
-        set_tid_size: 1,
-        cgroup: inside.cgroup.as_raw_fd() as u64,
-        ..NO_ARGUMENTS
+    let mut pass_through = |passage: &mut Passage<'_>, into: u64| {
+        let (stack, stack_size) = passage_stack.place();
+        let arguments = libc::clone_args {
+            flags: (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES) as u64 | CLEAR_SIGNAL_ACTIONS | into,
+            stack,
+            stack_size,
+            set_tid: spare.as_ptr() as u64,
+            set_tid_size: 1,
+            cgroup: inside.cgroup.as_raw_fd() as u64,
+            ..NO_ARGUMENTS
+        };
+        let blocked = Blocked::all();
+        // SAFETY: this thread goes on only when P has left our memory (CLONE_VFORK), and all places outlive that. `pass`
+        // never returns and makes system calls only; signals are blocked. What R uses (`child`, `stack`) is kept by
+        // `Entered` until R has left our memory, too.
+        let passed = unsafe { clone(&arguments, pass, ptr::from_mut(passage).cast()) };
+        drop(blocked);
+        if passed < 0 {
+            return Err(failed("clone3")(io::Error::from_raw_os_error(-passed as i32)));
+        }
+        ptrace::wait(passed as i32).map_err(failed("waiting"))
     };
-    let blocked = Blocked::all();
-    // SAFETY: this thread goes on only when P has left our memory (CLONE_VFORK), and all places outlive that. `pass` never
-    // returns and makes system calls only; signals are blocked. What R uses (`child`, `stack`) is kept by `Entered` until
-    // R has left our memory, too.
-    let passed = unsafe { clone(&arguments, pass, ptr::from_mut(&mut passage).cast()) };
-    drop(blocked);
-    if passed < 0 {
-        return Err(failed("clone3")(io::Error::from_raw_os_error(-passed as i32)));
+    let status = pass_through(&mut passage, INTO_CGROUP)?;
+    if libc::WIFSIGNALED(status) && passage.answer == 0 {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let procs = openat(inside.cgroup, "cgroup.procs", flags, Mode::empty());
+        let procs = procs.map_err(|error| failed("opening cgroup.procs")(error.into()))?;
+        moving = tasks.iter().copied().chain([procs.as_raw_fd()]).collect();
+        passage.tasks = &moving;
+        pass_through(&mut passage, 0)?;
     }
-    let mut status = 0;
-    // SAFETY: the child is ours and has ended; `status` outlives the call.
-    unsafe { libc::waitpid(passed as i32, &raw mut status, libc::__WALL) };
     passage.failed.of(launch.pid)?;
+    if process < 0 {
+        return Err(failed("clone3")(io::Error::other("it was killed on the way")));
+    }
     // SAFETY: P shared our descriptors, and CLONE_PIDFD made this one, which nobody else knows.
     let process = unsafe { OwnedFd::from_raw_fd(process) };
     let mut entered =
@@ -206,7 +229,11 @@ impl Entered {
         let seized = ptrace::ptrace(libc::PTRACE_SEIZE, self.pid, 0, options as usize);
         seized.map_err(failed("ptrace(PTRACE_SEIZE)"))?;
         self.seized = true;
-        rustix::io::write(&self.gate, b"!").map_err(|error| failed("opening the gate")(error.into()))?;
+        match rustix::io::write(&self.gate, b"!") {
+            // It has ended, and waiting says why.
+            Ok(_) | Err(Errno::PIPE) => {}
+            Err(error) => return Err(failed("opening the gate")(error.into())),
+        }
         let status = ptrace::wait(self.pid).map_err(failed("waiting"))?;
         if status >> 8 == libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8 {
             self.gone = true;
@@ -229,7 +256,7 @@ impl Drop for Entered {
         // A process that has ended uses no memory of ours: its descriptor tells.
         let ended = loop {
             match poll(&mut [PollFd::new(&self.process, PollFlags::IN)], None) {
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 other => break other,
             }
         };

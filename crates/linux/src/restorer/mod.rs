@@ -29,7 +29,7 @@ use std::arch::global_asm;
 
 pub use enter::{Entered, Inside, enter, enter_for_children};
 pub use launch::{Launch, LaunchError, SPARE_NUMBERS, launch};
-pub use newborn::{Halt, Newborn, Stop, adopt, destroy};
+pub use newborn::{Births, Halt, Newborn, Stop, adopt, destroy, destroy_all};
 
 /// Bytes at the beginning of the blob for the interpreter: a page.
 pub const CODE_BYTES: usize = 4096;

@@ -1,5 +1,6 @@
 //! Threads that are being built: traced by us from their first instruction, killed if we die.
 
+use std::collections::BTreeMap;
 use std::io;
 
 use super::CALL_OFFSET;
@@ -60,6 +61,88 @@ pub fn adopt(thread: i32, seed: bool, without_filters: bool) -> Result<Newborn, 
     Ok(newborn)
 }
 
+/// What the calling thread traces, where ids are not known beforehand: newborns are known by the step that made them.
+#[derive(Debug, Default)]
+pub struct Births {
+    /// Threads that are known, each with a stop that was seen while others were waited for.
+    known: BTreeMap<i32, Option<libc::c_int>>,
+    /// Those that were seen before they were asked for, with the address of the step.
+    early: Vec<(u64, Newborn)>,
+}
+
+impl Births {
+    /// Begins with the first one, which has made nothing yet. The calling thread has no other children and tracees.
+    pub fn of(first: &Newborn) -> Self {
+        Self { known: BTreeMap::from([(first.tracee().thread(), None)]), early: Vec::new() }
+    }
+
+    /// Waits for the newborn that was made by a step of which this holds; it is in its first stop. It must have been made.
+    pub fn born(&mut self, by: impl Fn(u64) -> bool) -> Result<Newborn, Halt> {
+        if let Some(place) = self.early.iter().position(|(step, _)| by(*step)) {
+            return Ok(self.early.swap_remove(place).1);
+        }
+        loop {
+            let mut status = 0;
+            // SAFETY: `status` outlives the call.
+            let thread = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };
+            let wrong = |what| move |error| Halt::Trace(thread, what, error);
+            if thread < 0 {
+                let error = io::Error::last_os_error();
+                if error.kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                return Err(Halt::Trace(0, "waiting for a newborn", error));
+            }
+            if let Some(seen) = self.known.get_mut(&thread) {
+                *seen = Some(status);
+                continue;
+            }
+            if !libc::WIFSTOPPED(status) {
+                return Err(Halt::Ended(thread, status));
+            }
+            self.known.insert(thread, None);
+            let newborn = Newborn(Some(Tracee::stopped_child(thread)));
+            // Its registers are its maker's still.
+            let step = newborn.tracee().registers().map_err(wrong("reading registers"))?.words()[RBX];
+            if by(step) {
+                return Ok(newborn);
+            }
+            self.early.push((step, newborn));
+        }
+    }
+
+    /// As [`Newborn::stopped`], for one of these.
+    pub fn stopped(&mut self, newborn: &Newborn) -> Result<Stop, Halt> {
+        match self.known.get_mut(&newborn.tracee().thread()).and_then(Option::take) {
+            Some(status) => newborn.stop(status),
+            None => newborn.stopped(),
+        }
+    }
+}
+
+/// Kills everything that the calling thread traces and every child of its own, of which `threads` are known, and waits for
+/// their ends. Gives the ids of all that have ended.
+pub fn destroy_all(threads: &[i32]) -> Vec<i32> {
+    // SAFETY: takes numbers; they are of our children and tracees that nobody has waited for, so they are not others'.
+    let kill = |thread: i32| unsafe { libc::kill(thread, libc::SIGKILL) };
+    for thread in threads {
+        kill(*thread);
+    }
+    let mut ended = Vec::new();
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` outlives the call.
+        match unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL | libc::__WNOTHREAD) } {
+            found if found > 0 && libc::WIFSTOPPED(status) => {
+                kill(found);
+            }
+            found if found > 0 => ended.push(found),
+            _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+            _ => return ended,
+        }
+    }
+}
+
 /// Kills a process that is being built, or one of whose parents was, and waits for its end; parents come before their
 /// children. A process that is neither our child nor our tracee is left alone.
 pub fn destroy(process: i32, threads: &[i32]) {
@@ -107,7 +190,12 @@ impl Newborn {
     /// Waits until it stops by itself, at a barrier or a step that failed.
     pub fn stopped(&self) -> Result<Stop, Halt> {
         let thread = self.tracee().thread();
-        let status = ptrace::wait(thread).map_err(|error| Halt::Trace(thread, "waiting", error))?;
+        self.stop(ptrace::wait(thread).map_err(|error| Halt::Trace(thread, "waiting", error))?)
+    }
+
+    /// The stop that this wait status tells of.
+    fn stop(&self, status: libc::c_int) -> Result<Stop, Halt> {
+        let thread = self.tracee().thread();
         if !libc::WIFSTOPPED(status) {
             return Err(Halt::Ended(thread, status));
         }

@@ -17,7 +17,7 @@ use rustix::time::{
 use torpor_image::tree::{FileKind, LockKind};
 
 use super::super::MakeError;
-use super::{Given, make, refusal, round, take};
+use super::{Given, HERE, make, refusal, round, take};
 
 fn seconds(tv_sec: i64) -> Timespec {
     Timespec { tv_sec, tv_nsec: 0 }
@@ -85,7 +85,7 @@ fn files_that_have_changed_are_refused_when_made() {
         fs::write(&path, b"").unwrap();
         let taken = take(&[File::open(&path).unwrap().into()]).unwrap();
         change(&path);
-        match make(&taken.tree, &taken.image, Given::new()) {
+        match make(&taken.tree, &taken.image, Given::new(), HERE) {
             Err(MakeError::Changed { how, .. }) => assert_eq!(how, expected),
             other => panic!("{other:?}"),
         }
@@ -128,7 +128,7 @@ fn a_damaged_image_is_not_restored() {
     file.write_all_at(b"contents", 0).unwrap();
     let taken = take(&[file.into()]).unwrap();
     taken.image.write_all_at(b"x", 4096).unwrap();
-    assert!(matches!(make(&taken.tree, &taken.image, Given::new()), Err(MakeError::Damaged { .. })));
+    assert!(matches!(make(&taken.tree, &taken.image, Given::new(), HERE), Err(MakeError::Damaged { .. })));
 }
 
 #[test]

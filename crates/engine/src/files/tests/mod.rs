@@ -12,8 +12,10 @@ use torpor_image::tree::{FileId, Machine, Tree};
 
 use super::collect::describe_all;
 use super::list::{Descriptors, List};
-use super::{CollectError, Collected, Given, Made, Request, make};
+use super::{Around, CollectError, Collected, Given, Made, Request, Root, make};
 use crate::memory::sink::PageSink;
+
+const HERE: Around<'static> = Around { root: Root::Own, same_boot: true };
 
 /// What was taken, and where its pages are.
 struct Taken {
@@ -70,8 +72,8 @@ fn take(fds: &[OwnedFd]) -> Result<Taken, CollectError> {
 
 impl Taken {
     fn make(&self) -> Made {
-        let mut made = make(&self.tree, &self.image, Given::new()).unwrap();
-        made.finish(&self.tree).unwrap();
+        let mut made = make(&self.tree, &self.image, Given::new(), HERE).unwrap();
+        made.finish(&self.tree, |id| id).unwrap();
         made
     }
 

@@ -12,12 +12,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::{FileType, Gid, Mode, Uid, chmod, chown, fstat, mkdir, unlink};
 use rustix::io::Errno;
-use rustix::process::{chdir, chroot};
+use rustix::process::{chdir, chroot, fchdir};
 use rustix::thread::{CapabilitiesSecureBits, set_capabilities_secure_bits, set_thread_res_gid, set_thread_res_uid};
 use torpor_image::tree::{PathState, UnixSocket};
 use torpor_linux::{socket, thread};
 
-use super::super::{MakeError, path};
+use super::super::MakeError;
+use super::super::path::{self, Root};
 
 const FAMILY: u16 = 1;
 /// Bytes of the longest name, with the zero behind it.
@@ -85,11 +86,21 @@ pub(super) fn as_user<T: Send>(
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     directory: Option<PathBuf>,
+    /// Where the tree's paths begin, if not at our own root.
+    root: Option<OwnedFd>,
 }
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 impl Scratch {
+    pub(super) fn new(root: Root<'_>) -> io::Result<Self> {
+        let root = match root {
+            Root::Own => None,
+            Root::At(directory) => Some(directory.try_clone_to_owned()?),
+        };
+        Ok(Self { directory: None, root })
+    }
+
     fn directory(&mut self) -> io::Result<PathBuf> {
         if let Some(directory) = &self.directory {
             return Ok(directory.clone());
@@ -129,7 +140,7 @@ impl Scratch {
         let name = text(socket);
         match &socket.path {
             _ if socket.name.is_empty() => Ok(()),
-            Some(state) => bind_at(fd, &socket.name, state, &name),
+            Some(state) => bind_at(fd, &socket.name, state, &name, self.root.as_ref()),
             None => self.bind(fd, &socket.name).map_err(MakeError::at("binding", name)),
         }
     }
@@ -144,8 +155,21 @@ impl Drop for Scratch {
     }
 }
 
-/// Binds to a file anew: the old one goes, the new one gets its mode and owner.
-fn bind_at(fd: &OwnedFd, name: &[u8], state: &PathState, shown: &str) -> Result<(), MakeError> {
+/// Binds to a file anew below `root`, or our own root.
+fn bind_at(fd: &OwnedFd, name: &[u8], state: &PathState, shown: &str, root: Option<&OwnedFd>) -> Result<(), MakeError> {
+    let bound = aside(|| {
+        thread::own_directories()?;
+        if let Some(root) = root {
+            fchdir(root)?;
+            chroot(".")?;
+        }
+        Ok(bind_anew(fd, name, state, shown))
+    });
+    bound.map_err(MakeError::at("binding", shown))?
+}
+
+/// In a thread whose directories are its own: the old file goes, the new one gets its mode and owner.
+fn bind_anew(fd: &OwnedFd, name: &[u8], state: &PathState, shown: &str) -> Result<(), MakeError> {
     let changed = |how| MakeError::Changed { path: path::text(state), how };
     let place = path::path_of(&state.path);
     let base = state.path.strip_suffix(name).ok_or_else(|| changed("it was moved since it was bound"))?;
@@ -162,13 +186,10 @@ fn bind_at(fd: &OwnedFd, name: &[u8], state: &PathState, shown: &str) -> Result<
         Err(error) => return Err(MakeError::at("opening", shown)(error)),
     };
     let bound = address(name).map_err(io::Error::from).and_then(|address| {
-        aside(|| {
-            thread::own_directories()?;
-            if !base.is_empty() {
-                chdir(std::ffi::OsStr::from_bytes(base))?;
-            }
-            socket::bind(fd, &address)
-        })
+        if !base.is_empty() {
+            chdir(std::ffi::OsStr::from_bytes(base))?;
+        }
+        socket::bind(fd, &address)
     });
     bound.map_err(MakeError::at("binding", shown))?;
     if let Some(stat) = before {

@@ -16,6 +16,7 @@ use torpor_image::tree::{FileId, FileKind, Message, OpenFile, UnixSocket, UnixSt
 use torpor_linux::socket::{self, Sent, send};
 
 use super::super::options::{self, fresh};
+use super::super::path::Root;
 use super::super::{MakeError, locks};
 use super::address::{Scratch, address, as_user, reach, text};
 use super::{DATAGRAM, UNIX};
@@ -72,9 +73,10 @@ fn peer<'a>(
 }
 
 /// Makes the tree's unix sockets, still without what waits in them.
-pub(in crate::files) fn make(files: &[OpenFile], made: &mut Files) -> Result<Making, MakeError> {
+pub(in crate::files) fn make(files: &[OpenFile], made: &mut Files, root: Root<'_>) -> Result<Making, MakeError> {
     let kept = sockets(files).map(|(id, _)| id).filter(|id| made[*id as usize].is_some()).collect();
-    let mut making = Making { kept, ..Making::default() };
+    let scratch = Scratch::new(root).map_err(MakeError::at("keeping", "the root directory"))?;
+    let mut making = Making { scratch, kept, ..Making::default() };
     for (id, socket) in sockets(files) {
         if matches!(socket.state, UnixState::Listening { .. }) && made[id as usize].is_none() {
             made[id as usize] = Some(making.listener(socket)?);

@@ -28,6 +28,9 @@ use super::calls;
 use super::plan::{Kind, Plan, Task, key};
 use super::staged::Staged;
 
+/// The child's parent is its maker's.
+const CLONE_PARENT: u64 = 0x8000;
+
 /// Where in the blob's file zeros are read.
 pub(super) const HOLE_OFFSET: u64 = 1 << 40;
 
@@ -214,6 +217,9 @@ impl<'t> Compiler<'t> {
         for (n, process) in self.tree.processes.iter().enumerate() {
             let number = self.processes[n];
             let mut steps = Steps::default();
+            if n == 0 {
+                self.enter(&mut steps);
+            }
             self.birth(n, process, &mut steps);
             let (kind, limits) = match &process.end {
                 End::Zombie { status, name } => {
@@ -241,7 +247,8 @@ impl<'t> Compiler<'t> {
         }
         for (h, helper) in self.order.helpers.iter().enumerate() {
             let steps = self.helper(h, *helper);
-            let (process, maker) = (helper.parent, self.processes[helper.parent]);
+            let process = helper.parent.unwrap_or(0);
+            let maker = self.processes[process];
             tasks.push((self.helpers[h], self.task(helper.pid, process, Kind::Helper, maker, &steps, u64::MAX)));
         }
         tasks.sort_unstable_by_key(|(number, _)| *number);
@@ -259,7 +266,6 @@ impl<'t> Compiler<'t> {
 
     /// Makes process `child` of the tree.
     fn fork(&mut self, child: usize, sibling: bool, steps: &mut Steps) {
-        const CLONE_PARENT: u64 = 0x8000;
         const SIGCHLD: u64 = 17;
         let pid = self.tree.processes[child].pid;
         let (flags, signal) = if sibling { (CLONE_PARENT, 0) } else { (0, SIGCHLD) };
@@ -277,6 +283,25 @@ impl<'t> Compiler<'t> {
         words[9] = 1_u64.into();
         let place = self.builder.words(&words);
         steps.child(id, place, task);
+    }
+
+    /// Enters the namespaces of the home that are not entered for it.
+    fn enter(&mut self, steps: &mut Steps) {
+        const CLONE_NEWTIME: u64 = 0x80;
+        const CLONE_NEWUSER: u64 = 0x1000_0000;
+        let Some(home) = self.staged.home() else { return };
+        if self.tree.namespaces.time {
+            steps.call(calls::SETNS, &[home.into(), CLONE_NEWTIME.into()]);
+        }
+        if self.tree.namespaces.user {
+            // In it no limit can be raised any more.
+            process::highest_limits(self.tree, &mut self.builder, steps);
+            steps.call(calls::SETNS, &[home.into(), CLONE_NEWUSER.into()]);
+            steps.call(calls::SETGROUPS, &[0_u64.into(), 0_u64.into()]);
+            for call in [calls::SETRESGID, calls::SETRESUID] {
+                steps.call(call, &[0_u64.into(), 0_u64.into(), 0_u64.into()]);
+            }
+        }
     }
 
     /// Session, children, group.
@@ -307,11 +332,16 @@ impl<'t> Compiler<'t> {
             .helpers
             .iter()
             .enumerate()
-            .filter(|(_, helper)| helper.parent == n)
+            .filter(|(_, helper)| helper.parent == Some(n))
             .map(|(h, helper)| (h, helper.pid))
             .collect();
         for (h, pid) in &own {
             self.clone(*pid, 0, SIGCHLD, self.helpers[*h], steps);
+        }
+        if n == 0 {
+            for (h, helper) in self.order.helpers.iter().enumerate().filter(|(_, helper)| helper.parent.is_none()) {
+                self.clone(helper.pid, CLONE_PARENT, 0, self.helpers[h], steps);
+            }
         }
         let group = self.order.groups[n];
         if group == Group::Own {

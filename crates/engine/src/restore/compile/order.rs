@@ -40,8 +40,8 @@ pub(super) enum Maker {
 pub(super) struct Helper {
     /// Its id.
     pub(super) pid: i32,
-    /// Its parent, which waits for its end.
-    pub(super) parent: usize,
+    /// Its parent, which waits for its end; `None`: the root's parent, and the root makes it.
+    pub(super) parent: Option<usize>,
     /// It makes a session; otherwise a group.
     pub(super) session: bool,
 }
@@ -90,7 +90,7 @@ impl Order {
                         .position(|other| other.session == process.session && other.parent == process.parent);
                     match (sibling, parent) {
                         (Some(by), _) => Maker::Sibling { by },
-                        (None, Some(parent)) if !places.contains_key(&process.session) => {
+                        (None, parent) if process.session > 0 && !places.contains_key(&process.session) => {
                             let helper = *helpers.entry(process.session).or_insert_with(|| {
                                 order.helpers.push(Helper { pid: process.session, parent, session: true });
                                 order.helpers.len() - 1
@@ -140,7 +140,7 @@ impl Order {
                     tree.processes.iter().position(|other| other.alive().is_some() && other.session == process.session);
                 let parent = parent.ok_or(CompileError::Group { pid: process.pid, group })?;
                 helpers.entry(group).or_insert_with(|| {
-                    self.helpers.push(Helper { pid: group, parent, session: false });
+                    self.helpers.push(Helper { pid: group, parent: Some(parent), session: false });
                     self.helpers.len() - 1
                 });
                 Group::Join(group)
@@ -194,15 +194,23 @@ mod tests {
     #[test]
     fn a_session_without_leader_has_a_helper() {
         let order = Order::of(&tree(&[(10, 0, 10, 10), (12, 10, 11, 11), (13, 10, 13, 11)])).unwrap();
-        assert_eq!(order.helpers, [Helper { pid: 11, parent: 0, session: true }]);
+        assert_eq!(order.helpers, [Helper { pid: 11, parent: Some(0), session: true }]);
         assert_eq!(order.makers[1..], [Maker::Helper { by: 0 }, Maker::Sibling { by: 1 }]);
         assert_eq!(order.groups[1..], [Group::Join(11), Group::Own]);
+    }
+
+    #[test]
+    fn a_daemon_whose_maker_has_ended_has_a_helper_beside_the_root() {
+        let order = Order::of(&tree(&[(10, 0, 10, 10), (12, 0, 11, 11), (13, 12, 11, 11)])).unwrap();
+        assert_eq!(order.helpers, [Helper { pid: 11, parent: None, session: true }]);
+        assert_eq!(order.makers[1..], [Maker::Helper { by: 0 }, late(1)]);
+        assert_eq!(order.groups[1..], [Group::Join(11), Group::Join(11)]);
     }
 
     #[test]
     fn foreign_sessions_and_groups_are_the_restorers() {
         let order = Order::of(&tree(&[(10, 0, 7, 5), (11, 10, 7, 5), (12, 10, 12, 5)])).unwrap();
         assert_eq!(order.groups, [Group::Inherited, Group::Inherited, Group::Own]);
-        assert!(Order::of(&tree(&[(10, 0, 7, 5), (11, 10, 8, 8), (12, 0, 9, 9)])).is_err());
+        assert!(Order::of(&tree(&[(10, 0, 7, 5), (11, 10, 8, 8), (12, 0, 9, 8)])).is_err());
     }
 }

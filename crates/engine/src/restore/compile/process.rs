@@ -47,6 +47,12 @@ pub(super) fn descriptors(
         event[..4].copy_from_slice(&member.events.to_ne_bytes());
         event[4..].copy_from_slice(&member.data.to_ne_bytes());
         let event = builder.bytes(&event);
+        if matches!(tree.files[member.file as usize].kind, FileKind::Signal { .. }) {
+            // A descriptor that was kept tells the process that has ended.
+            const EPOLL_CTL_DEL: u64 = 2;
+            let arguments = [staged.file(file).into(), EPOLL_CTL_DEL.into(), member.fd.into(), 0_u64.into()];
+            steps.any(calls::EPOLL_CTL, &arguments);
+        }
         steps.call(calls::EPOLL_CTL, &[staged.file(file).into(), EPOLL_CTL_ADD.into(), member.fd.into(), event]);
     };
     // Registered under a number that now is another file's, or nobody's: there for a moment.
@@ -195,6 +201,17 @@ pub(super) fn limits(life: &Life, builder: &mut Builder, steps: &mut Steps) -> A
         steps.call(calls::PRLIMIT64, &[0_u64.into(), n.into(), Argument::Data(place + 16 * n), 0_u64.into()]);
     }
     table
+}
+
+/// The highest hard limits of all processes, as far as they can be set.
+pub(super) fn highest_limits(tree: &Tree, builder: &mut Builder, steps: &mut Steps) {
+    let lives = || tree.processes.iter().filter_map(Process::alive);
+    let count = lives().map(|life| life.limits.len()).max().unwrap_or(0);
+    for n in 0..count {
+        let hard = lives().filter_map(|life| Some(life.limits.get(n)?.hard)).max().unwrap_or(u64::MAX);
+        let place = builder.numbers(&[hard, hard]);
+        steps.any(calls::PRLIMIT64, &[0_u64.into(), (n as u64).into(), place, 0_u64.into()]);
+    }
 }
 
 /// What is done on signals. All are at their default before.

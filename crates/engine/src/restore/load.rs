@@ -1,0 +1,53 @@
+//! Reading a complete image: state and plan.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use torpor_image::tree::Tree;
+use torpor_image::{FormatError, Header, Kind, checksum};
+
+use super::compile::{self, CompileError};
+use super::plan::{self, Plan};
+use super::{RestoreError, check};
+use crate::header;
+
+/// An image that was read.
+pub(crate) struct Loaded {
+    /// Its file.
+    pub(crate) file: File,
+    /// Its header.
+    pub(crate) header: Header,
+    /// Its state.
+    pub(crate) tree: Tree,
+    /// Its plan, or one made anew.
+    pub(crate) plan: Plan,
+}
+
+/// Reads the complete image at `path`.
+pub(crate) fn load(path: &Path) -> Result<Loaded, RestoreError> {
+    let wrong = |error| RestoreError::Read(path.to_owned(), error);
+    let format = |error| RestoreError::Format(path.to_owned(), error);
+    let (file, header) = header::open(path).map_err(|error| error.either(wrong, format))?;
+    if header.kind != Kind::Complete {
+        return Err(RestoreError::Dozing(path.to_owned()));
+    }
+    let length = header.state_bytes.saturating_add(header.plan_bytes);
+    if length > header::MOST_STATE_BYTES {
+        return Err(format(FormatError::Invalid("length of the state")));
+    }
+    let mut body = vec![0; length as usize];
+    file.read_exact_at(&mut body, header.state_offset()).map_err(wrong)?;
+    let (state, plan) = body.split_at(header.state_bytes as usize);
+    let tree = Tree::read(state, &header).map_err(format)?;
+    if tree.processes.is_empty() {
+        return Err(CompileError::Empty.into());
+    }
+    let key = plan::key(header.state_checksum);
+    let stored = (checksum(plan) == header.plan_checksum).then(|| Plan::decode(plan, key)).flatten();
+    let plan = match stored.filter(|plan| check::tasks(&tree, plan)) {
+        Some(plan) => plan,
+        None => compile::plan(&tree, key)?,
+    };
+    Ok(Loaded { file, header, tree, plan })
+}

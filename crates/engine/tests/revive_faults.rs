@@ -1,0 +1,130 @@
+//! Building an app's processes again fails at every step in turn, by an error and by our death.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use common::home::{Lived, Place, WARM, boot, imaged, soon};
+use common::{Group, Memory};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use torpor_engine::{
+    Fault, Faults, Freezer, Home, NoFaults, Phase, RestoreError, RestoreStep, Revive, ReviveError, Step, Target, revive,
+};
+
+/// One at a time: descriptors are counted.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Fails at a step.
+struct At(RestoreStep);
+
+impl Faults for At {
+    fn reached(&self, _step: Step) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn rebuilt(&self, step: RestoreStep) -> Result<(), Fault<RestoreStep>> {
+        if step == self.0 { Err(Fault(step)) } else { Ok(()) }
+    }
+}
+
+/// A tree with threads, a child and a zombie.
+const TREE: &str = "python3 -c 'import os,time,threading\nif os.fork()==0:\n  time.sleep(99)\nif os.fork()==0:\n  os._exit(1)\nt=threading.Thread(target=time.sleep,args=(99,),daemon=True)\nt.start()\ntime.sleep(0.2)\nopen(\"/proc/self/comm\",\"w\").write(\"ready\")\ntime.sleep(99)'";
+
+#[test]
+fn an_error_at_any_step_leaves_nothing() {
+    let _turn = TURN.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let (image, pid) = imaged(TREE, "ready", folder.path());
+    let before = fs::read(&image).unwrap();
+    let place = Place::new(pid);
+    let open = || fs::read_dir("/proc/self/fd").unwrap().count();
+    for step in RestoreStep::ALL.into_iter().filter(|step| *step < RestoreStep::Awake) {
+        let descriptors = open();
+        let outcome = place.revive(&image, BTreeMap::new(), &At(step));
+        let error = outcome.result.unwrap_err();
+        let asked = matches!(&error, ReviveError::Restore(RestoreError::Fault(Fault(at))) if *at == step);
+        assert!(asked, "{}: {error:?}", step.name());
+        assert_eq!(outcome.phase, WARM, "{}", step.name());
+        assert!(place.is_empty(), "{}", step.name());
+        assert!(open() <= descriptors + 1, "{}: descriptors are left", step.name());
+    }
+    assert_eq!(fs::read(&image).unwrap(), before);
+    let outcome = place.revive(&image, BTreeMap::new(), &At(RestoreStep::Awake));
+    assert!(outcome.result.unwrap_err().is_awake());
+    assert_eq!((outcome.phase, place.group.processes().unwrap().len()), (Phase::Awake, 2));
+    place.group.end_processes().unwrap();
+    soon("zombies are left", || place.is_empty());
+    let outcome = place.revive(&image, BTreeMap::new(), &NoFaults);
+    assert_eq!(outcome.result.unwrap().warnings, [""; 0]);
+    assert_eq!(place.group.processes().unwrap().len(), 2);
+}
+
+/// Kills us at a step.
+struct KilledAt(String);
+
+impl Faults for KilledAt {
+    fn reached(&self, _step: Step) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn rebuilt(&self, step: RestoreStep) -> Result<(), Fault<RestoreStep>> {
+        if step.name() == self.0 {
+            kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+        }
+        Ok(())
+    }
+}
+
+/// Not a test of its own: revives an image and is killed at a step.
+#[test]
+fn helper_killed_at_a_step() {
+    let Ok(words) = std::env::var("TORPOR_TEST_REVIVE") else { return };
+    let words: Vec<&str> = words.split(' ').collect();
+    let (init_pid, initial) = (words[0].parse().unwrap(), words[1].parse().unwrap());
+    let group = Group::at(Path::new(words[2]));
+    let home = Home {
+        init: pidfd_open(Pid::from_raw(init_pid).unwrap(), PidfdFlags::empty()).unwrap(),
+        init_pid,
+        initial,
+        cgroup: group.path().to_owned(),
+        tasks: Vec::new(),
+        user_namespace: false,
+    };
+    let (group, journal) = (Lived(std::mem::ManuallyDrop::into_inner(group)), Memory::new());
+    let faults = KilledAt(words[4].to_owned());
+    let target = Target { app: 0, boot: boot(), freezer: &group, journal: &journal, faults: &faults };
+    let request = Revive { home: &home, image: Path::new(words[3]), generation: 0, given: BTreeMap::new() };
+    let (result, _) = revive(&target, request);
+    panic!("{result:?}");
+}
+
+#[test]
+fn killing_us_at_any_step_leaves_nothing_that_runs() {
+    let _turn = TURN.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let (image, pid) = imaged(TREE, "ready", folder.path());
+    let place = Place::new(pid);
+    for step in RestoreStep::ALL.into_iter().filter(|step| *step < RestoreStep::Running) {
+        let name = step.name();
+        let mut helper = Command::new(std::env::current_exe().unwrap());
+        let group = place.group.0.path().display().to_string();
+        let words = format!("{} {pid} {group} {} {name}", place.home.init_pid, image.display());
+        helper.args(["--exact", "helper_killed_at_a_step"]).env("TORPOR_TEST_REVIVE", words);
+        let status = helper.stdout(Stdio::null()).status().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{name}");
+        if step >= RestoreStep::Released {
+            // Complete, and frozen: whoever recovers ends them, or thaws them if the journal says so.
+            assert_eq!(place.group.processes().unwrap().len(), 2, "{name}");
+            assert!(place.group.0.is_frozen(), "{name}");
+            place.group.end_processes().unwrap();
+        }
+        soon(name, || place.is_empty());
+    }
+    let outcome = place.revive(&image, BTreeMap::new(), &NoFaults);
+    outcome.result.unwrap_or_else(|error| panic!("{error:#?}"));
+}

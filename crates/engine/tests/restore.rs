@@ -153,7 +153,8 @@ fn helper_killed_at_a_step() {
         }
         Ok(())
     };
-    let _ = restore(Restore { image: std::path::Path::new(&image), standard: [None, None, None], faults: &fault });
+    let result = restore(Restore { image: std::path::Path::new(&image), standard: [None, None, None], faults: &fault });
+    eprintln!("{result:?}");
 }
 
 #[test]

@@ -73,7 +73,7 @@ pub struct RemoveQuery {
 #[serde(default, deny_unknown_fields)]
 pub struct SleepQuery {
     /// How deep; default `dozing`. One that is asleep deeper stays so.
-    #[param(inline)]
+    #[param(inline, required = false)]
     pub level: Level,
 }
 

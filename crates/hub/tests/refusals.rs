@@ -197,6 +197,8 @@ async fn http_errors_have_our_shape() {
         ("GET /v1/events?folow=true", "", "400"),
         ("GET /v1/apps/%FF", "", "400"),
         ("POST /v1/apps/none/stop?grace=2d", "", "400"),
+        ("POST /v1/apps/none/sleep?level=cold", "", "400"),
+        ("POST /v1/apps/none/sleep?level=warm", "", "404"),
         ("POST /v1/apps/none/exec", "{}", "400"),
     ] {
         let length = body.len();
@@ -229,6 +231,10 @@ async fn the_description_names_every_path() {
     let paths = description["paths"].as_object().unwrap();
     assert_eq!(paths.len(), 20, "{:?}", paths.keys());
     assert!(paths["/v1/apps"]["post"]["requestBody"].is_object());
+    let sleep = paths["/v1/apps/{name}/sleep"]["post"]["parameters"].as_array().unwrap();
+    let level = sleep.iter().find(|parameter| parameter["name"] == "level").unwrap();
+    assert_eq!(level["schema"]["enum"], serde_json::json!(["dozing", "warm"]), "{level}");
+    assert_eq!(level["required"], false);
     let mut ids = std::collections::BTreeSet::new();
     for (path, methods) in paths {
         for (method, operation) in methods.as_object().unwrap() {

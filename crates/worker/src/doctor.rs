@@ -53,6 +53,7 @@ pub(crate) async fn checks(shared: &Arc<Shared>) -> Result<Vec<Check>, ApiError>
 async fn with_other_parts(mut probes: Vec<Probe>, network: &NetworkConfig) -> Vec<Check> {
     probes.extend(torpor_network::probe(network).await);
     probes.extend(torpor_engine::probe());
+    probes.push(crate::pressure::probe());
     probes.into_iter().map(check).collect()
 }
 

@@ -23,6 +23,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot};
 use torpor_lifecycle::Millis;
+use torpor_linux::probe::{Outcome, Probe};
 
 use crate::app::Order;
 use crate::clock;
@@ -37,7 +38,9 @@ const ONE_APP: Duration = Duration::from_secs(60);
 const LIMIT_TENTHS: u64 = 9;
 /// What an app's image may be of the memory that is available: one part in so many.
 const IMAGE_PART: u64 = 2;
-/// When the kernel tells of stalls: some task waited for memory 100 ms in 2 s. Shorter windows are for the privileged alone.
+/// Where the kernel tells of stalls.
+const PRESSURE: &str = "/proc/pressure/memory";
+/// That some task waited for memory for 100 ms of 2 s. Shorter windows are for the privileged alone.
 const STALL: &str = "some 100000 2000000";
 
 /// When an app fell asleep; the second part tells those of one moment apart.
@@ -249,10 +252,20 @@ fn meminfo(text: &str) -> Option<(u64, u64)> {
 
 /// Has the kernel tell of stalls.
 fn stalls() -> io::Result<AsyncFd<OwnedFd>> {
-    let mut file = File::options().read(true).write(true).open("/proc/pressure/memory")?;
+    let mut file = File::options().read(true).write(true).open(PRESSURE)?;
     // With the zero at the end, as psi(7) has it.
     file.write_all(format!("{STALL}\0").as_bytes())?;
     torpor_linux::readable::register_priority(file.into())
+}
+
+/// Whether the kernel tells of stalls.
+pub(crate) fn probe() -> Probe {
+    let meaning = "memory that runs short is noticed within some seconds, not at once: boot with psi=1, or with a kernel that \
+                   has CONFIG_PSI";
+    match File::options().read(true).write(true).open(PRESSURE) {
+        Ok(_) => Probe::new("stalls for memory", Outcome::Ok, PRESSURE, meaning),
+        Err(error) => Probe::new("stalls for memory", Outcome::Degraded, format!("{PRESSURE}: {error}"), meaning),
+    }
 }
 
 /// Waits for a stall; for ever where the kernel tells of none.
@@ -364,14 +377,14 @@ mod tests {
 
     #[tokio::test]
     async fn the_kernel_takes_the_trigger_where_it_has_one() {
-        match std::fs::metadata("/proc/pressure/memory") {
+        match std::fs::metadata(PRESSURE) {
             Ok(_) => {
                 let stalls = stalls().unwrap();
                 let stalled = tokio::time::timeout(Duration::from_millis(10), stalled(Some(&stalls))).await;
                 // This machine may be short of memory in this very moment.
                 let _ = stalled;
             }
-            Err(error) => eprintln!("SKIPPED: no /proc/pressure/memory: {error}"),
+            Err(error) => eprintln!("SKIPPED: no {PRESSURE}: {error}"),
         }
     }
 }

@@ -171,7 +171,7 @@ impl Capture<'_> {
         let file = self.open()?;
         self.reached(Step::Prepared)?;
 
-        self.stopped = stop(root).map_err(CheckpointError::Collect)?;
+        self.stopped = stop(root, &before).map_err(CheckpointError::Collect)?;
         let memories = Memories::default();
         let (at, mut records) = (now(), Vec::new());
         for process in self.stopped.iter_mut().filter_map(|process| process.alive.as_mut()) {

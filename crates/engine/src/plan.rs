@@ -54,7 +54,7 @@ impl Began {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(error),
             };
-            for tid in threads {
+            for tid in threads.into_iter().filter(|tid| waits_for_a_time(*pid, *tid)) {
                 if let Ok(ran) = clock.last_ran(*pid, tid) {
                     last_ran.insert(tid, ran);
                 }
@@ -71,6 +71,17 @@ impl Began {
     fn of(&self, tid: i32) -> Duration {
         self.last_ran.get(&tid).copied().unwrap_or(self.taken)
     }
+}
+
+/// A thread may be in a wait whose end depends on when it began. One that begins such a wait later is taken to have begun it
+/// when it was last looked.
+fn waits_for_a_time(pid: i32, tid: i32) -> bool {
+    let Ok(call) = proc::read(&format!("/proc/{pid}/task/{tid}/syscall")) else { return true };
+    let mut words = call.split_ascii_whitespace();
+    let number = words.next().and_then(|number| number.parse().ok());
+    // The fourth argument is its time, or where it is.
+    let endless = words.nth(3) == Some("0x0");
+    number != Some(nr::FUTEX) || !endless
 }
 
 /// A thread as it was stopped.

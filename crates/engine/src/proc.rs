@@ -2,12 +2,22 @@
 //!
 //! Source: `proc(5)`. A process may end between any two reads; callers see `NotFound` or `ESRCH` then.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 
-/// `path`'s contents; files under `/proc` have no length to reserve for.
+/// `path`'s contents; files under `/proc` have no length to ask for.
 pub(crate) fn read(path: &str) -> io::Result<String> {
-    let bytes = fs::read(path)?;
+    let mut file = File::open(path)?;
+    let mut bytes = Vec::new();
+    let mut part = [0; 4096];
+    loop {
+        match file.read(&mut part) {
+            Ok(0) => break,
+            Ok(read) => bytes.extend_from_slice(&part[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
     // Names of programs and files may hold any bytes; what is parsed here is ASCII.
     Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }

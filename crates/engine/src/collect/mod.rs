@@ -20,6 +20,7 @@ mod space;
 mod stop;
 mod thread;
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -313,10 +314,13 @@ fn life(
     if answers.descriptor_table {
         obstacles.push(Obstacle::new(pid, Place::Process, "it has a local descriptor table (modify_ldt)", ""));
     }
+    let plans: HashMap<i32, &ThreadPlan> =
+        plans.iter().filter(|plan| plan.pid == pid).map(|plan| (plan.tid, plan)).collect();
+    let online = thread::online().look(pid)?;
     let mut threads = Vec::with_capacity(process.threads.len());
     for ((thread, status), answers) in process.threads.iter().zip(statuses.iter().cloned()).zip(of_threads) {
         let tid = thread.tracee.thread();
-        let found = plans.iter().find(|plan| plan.tid == tid).and_then(|plan| thread::registers(plan, now));
+        let found = plans.get(&tid).and_then(|plan| thread::registers(plan, now));
         let Some((registers, wait)) = found else {
             let what = "it waits in a call that was interrupted before, and which one cannot be told";
             obstacles.push(Obstacle::new(pid, Place::Thread(tid), what, "try again later"));
@@ -326,8 +330,8 @@ fn life(
             let what = "it prefers some of the machine's memory (set_mempolicy)";
             obstacles.push(Obstacle::new(pid, Place::Thread(tid), what, "start it without numactl"));
         }
-        let known = thread::Known { registers, wait, status, answers };
-        threads.push(thread::record(pid, thread, known).look(pid)?);
+        let known = thread::Known { registers, wait, status, answers, online: &online };
+        threads.push(thread::record(thread, known).look(pid)?);
     }
     let pending = match process.threads.first() {
         Some(leader) => signals::pending(leader, true).look(pid)?,

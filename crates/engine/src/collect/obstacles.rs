@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 use torpor_linux::kcmp::{Shared, compare};
 
@@ -23,6 +23,10 @@ const NAMESPACES: [(&str, &str); 10] = [
     ("time", "time"),
     ("time_for_children", "time (for its children)"),
 ];
+
+/// Those that a thread has in common with its process: the kernel changes them only for a process with one thread, or that
+/// of mounts for one with directories of its own, which is refused.
+const OF_PROCESS: [&str; 4] = ["mnt", "pid", "user", "time"];
 
 /// Everything of that kind in a tree: processes with their threads.
 pub(super) fn find(view: &View, tree: &[(i32, Vec<i32>)]) -> io::Result<Vec<Obstacle>> {
@@ -75,9 +79,10 @@ fn sharing(what: Shared, pids: &[i32]) -> io::Result<Vec<(i32, i32)>> {
 }
 
 fn namespaces(view: &View, pid: i32, tids: &[i32], found: &mut Vec<Obstacle>) -> io::Result<()> {
-    let identity = |path: String| -> io::Result<Option<(u64, u64)>> {
-        match fs::metadata(path) {
-            Ok(metadata) => Ok(Some((metadata.dev(), metadata.ino()))),
+    // `net:[4026531840]`, which is cheaper to read than what it leads to.
+    let identity = |path: String| -> io::Result<Option<PathBuf>> {
+        match fs::read_link(path) {
+            Ok(link) => Ok(Some(link)),
             // A kernel without that kind.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -88,6 +93,9 @@ fn namespaces(view: &View, pid: i32, tids: &[i32], found: &mut Vec<Obstacle>) ->
     let remedy = if view.keeps_files() { "" } else { "run torpor inside that namespace" };
     for tid in tids.iter().copied() {
         for ((file, name), own) in NAMESPACES.into_iter().zip(&own) {
+            if tid != pid && OF_PROCESS.contains(&file) {
+                continue;
+            }
             if identity(format!("/proc/{pid}/task/{tid}/ns/{file}"))? != *own {
                 let place = if tid == pid { Place::Process } else { Place::Thread(tid) };
                 let what = format!("it is in another {name} namespace");

@@ -27,12 +27,15 @@ const SIGKILL: u64 = 9;
 const SIGSTOP: u64 = 19;
 /// Bytes of the kernel's `struct sigaction`.
 const ACTION_BYTES: usize = 32;
+/// Bytes of a thread's name, with the zero behind it.
+const NAME_BYTES: usize = 16;
 /// Bytes of `struct itimerval` and `struct itimerspec`.
 const TIMER_BYTES: usize = 32;
 
 mod option {
     pub(super) const GET_PDEATHSIG: u64 = 2;
     pub(super) const GET_DUMPABLE: u64 = 3;
+    pub(super) const GET_NAME: u64 = 16;
     pub(super) const GET_SECUREBITS: u64 = 27;
     pub(super) const GET_TIMERSLACK: u64 = 30;
     pub(super) const GET_CHILD_SUBREAPER: u64 = 37;
@@ -62,6 +65,8 @@ pub(super) struct OfProcess {
 /// What a thread has, by its own answers.
 #[derive(Debug, Default)]
 pub(super) struct OfThread {
+    /// `comm`, which may hold any bytes.
+    pub(super) name: Vec<u8>,
     pub(super) signal_stack: SignalStack,
     pub(super) securebits: u32,
     pub(super) timer_slack_ns: u64,
@@ -131,6 +136,7 @@ pub(super) fn of_thread(remote: &Remote<'_>, n: usize) -> Result<OfThread, Trace
 
 /// What a thread is asked.
 struct AskedOfThread {
+    name: (Place, Asked),
     signal_stack: (Place, Asked),
     death_signal: (Place, Asked),
     clear_tid: (Place, Asked),
@@ -148,6 +154,7 @@ impl AskedOfThread {
             (place, list.ask(name, number, &arguments(place.address)))
         };
         let signal_stack = written(24, "sigaltstack", SIGALTSTACK, &|place| [0, place, 0, 0, 0]);
+        let name = written(NAME_BYTES, "prctl", PRCTL, &|place| [option::GET_NAME, place, 0, 0, 0]);
         let mut prctl = |option| written(8, "prctl", PRCTL, &|place| [option, place, 0, 0, 0]);
         let death_signal = prctl(option::GET_PDEATHSIG);
         let clear_tid = prctl(option::GET_TID_ADDRESS);
@@ -155,6 +162,7 @@ impl AskedOfThread {
         let memory_policy = written(8, "get_mempolicy", GET_MEMPOLICY, &|place| [place, 0, 0, 0, 0]);
         let mut prctl = |option| list.ask("prctl", PRCTL, &[option, 0, 0, 0, 0]);
         Self {
+            name,
             signal_stack,
             death_signal,
             clear_tid,
@@ -168,13 +176,16 @@ impl AskedOfThread {
 
     fn answered(&self, answers: &Answers) -> Result<OfThread, TraceError> {
         const SS_ONSTACK: i32 = 1;
-        for (_, asked) in [self.signal_stack, self.death_signal, self.time_stamps] {
+        for (_, asked) in [self.name, self.signal_stack, self.death_signal, self.time_stamps] {
             answers.check(asked)?;
         }
         let stack = |n| answers.word(self.signal_stack.0, n);
         // Kernels without CONFIG_CHECKPOINT_RESTORE do not tell the address, those without CONFIG_NUMA have no policies.
         let told = |(place, asked)| answers.result(asked).map_or(0, |_| answers.word(place, 0));
+        let name = [0, 1].map(|n| answers.word(self.name.0, n).to_ne_bytes());
+        let name = name.as_flattened().split(|byte| *byte == 0).next().unwrap_or_default();
         Ok(OfThread {
+            name: name.to_vec(),
             signal_stack: SignalStack {
                 address: stack(0),
                 // Whether the thread is on it just now follows from its stack pointer.

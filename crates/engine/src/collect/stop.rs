@@ -3,7 +3,7 @@
 //! Every thread is seized and interrupted; then it is looked for children and threads that have appeared, until a whole
 //! round finds nothing new: a parent that is stopped makes no more of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -78,22 +78,25 @@ struct Tree {
     threads: HashMap<i32, Vec<Thread>>,
 }
 
-/// Stops every thread of the tree below `root`.
-pub(crate) fn stop(root: i32) -> Result<Vec<Stopped>, CollectError> {
+/// Stops every thread of the tree below `root`. `before` is what was seen of it just now.
+pub(crate) fn stop(root: i32, before: &[i32]) -> Result<Vec<Stopped>, CollectError> {
     let look = |pid| move |error| CollectError::from(TraceError::Look(pid, error));
     proc::stat(&format!("/proc/{root}/stat")).map_err(look(root))?;
     let mut tree = Tree { order: vec![root], ..Tree::default() };
     tree.parents.insert(root, 0);
+    // All at once: while one stops, the others are asked. Who is found here and is not of the tree any more is let go
+    // again below.
+    tree.stop_threads(before)?;
     for _ in 0..ROUNDS {
         let mut settled = true;
         let mut next = 0;
         while let Some(pid) = tree.order.get(next).copied() {
             next += 1;
-            settled &= !tree.stop_threads(pid)?;
+            settled &= !tree.stop_threads(&[pid])?;
             for child in children(pid).map_err(look(pid))? {
                 if tree.parents.insert(child, pid).is_none() {
                     tree.order.push(child);
-                    settled = false;
+                    settled &= tree.threads.contains_key(&child);
                 }
             }
         }
@@ -105,15 +108,22 @@ pub(crate) fn stop(root: i32) -> Result<Vec<Stopped>, CollectError> {
 }
 
 impl Tree {
-    /// Stops those of a process's threads that are not stopped yet; `true` if there was one.
-    fn stop_threads(&mut self, pid: i32) -> Result<bool, CollectError> {
-        let mut found = false;
-        for tid in gone_is_none(proc::threads(pid)).map_err(|error| TraceError::Look(pid, error))? {
-            let known = self.threads.get(&pid).is_some_and(|known| known.iter().any(|t| t.tracee.thread() == tid));
-            if known {
-                continue;
+    /// Stops those threads of these processes that are not stopped yet; `true` if there was one.
+    fn stop_threads(&mut self, pids: &[i32]) -> Result<bool, CollectError> {
+        let mut asked = Vec::new();
+        for pid in pids {
+            let known: HashSet<i32> = self.threads.get(pid).into_iter().flatten().map(|t| t.tracee.thread()).collect();
+            for tid in gone_is_none(proc::threads(*pid)).map_err(|error| TraceError::Look(*pid, error))? {
+                if !known.contains(&tid)
+                    && let Some(seized) = seize(*pid, tid)?
+                {
+                    asked.push((*pid, tid, seized));
+                }
             }
-            if let Some(thread) = stop_thread(pid, tid)? {
+        }
+        let mut found = false;
+        for (pid, tid, seized) in asked {
+            if let Some(thread) = stop_thread(pid, tid, seized)? {
                 self.threads.entry(pid).or_default().push(thread);
                 found = true;
             }
@@ -122,6 +132,8 @@ impl Tree {
     }
 
     fn finish(mut self) -> Result<Vec<Stopped>, CollectError> {
+        // Those that were of the tree before it was stopped, and are not any more.
+        self.threads.retain(|pid, _| self.parents.contains_key(pid));
         let mut stopped = Vec::with_capacity(self.order.len());
         for pid in &self.order {
             let look = |error| TraceError::Look(*pid, error);
@@ -151,42 +163,52 @@ impl Tree {
     }
 }
 
-/// Stops a thread; `None` if it has ended.
-fn stop_thread(pid: i32, tid: i32) -> Result<Option<Thread>, CollectError> {
+/// Asks a thread to stop; `None` if it has ended.
+fn seize(pid: i32, tid: i32) -> Result<Option<Seized>, CollectError> {
     let begun = Instant::now();
     loop {
-        match stop_once(pid, tid, begun)? {
-            // Somebody died while it made a call for them: it is on its way back.
-            Some(thread) if super::landing::holds(pid, thread.registers.instruction()) => {
-                drop(thread);
-                std::thread::yield_now();
+        match state(pid, tid)? {
+            None => return Ok(None),
+            Some('D') if begun.elapsed() > PATIENCE => {
+                let what = "it waits in the kernel and cannot be stopped (vfork, or disk I/O)";
+                return Err(Obstacle::new(pid, Place::Thread(tid), what, "try again later").into());
             }
-            other => return Ok(other),
+            Some('D') => std::thread::sleep(PAUSE),
+            Some(_) => break,
+        }
+    }
+    match Seized::seize(tid) {
+        Ok(seized) => Ok(Some(seized)),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(why_not(pid, tid, error)),
+    }
+}
+
+/// What a thread does; `None`: it has ended.
+fn state(pid: i32, tid: i32) -> Result<Option<char>, CollectError> {
+    let stat = gone(proc::stat(&format!("/proc/{pid}/task/{tid}/stat")));
+    let state = stat.map_err(|error| TraceError::Look(pid, error))?.map(|stat| stat.state);
+    Ok(state.filter(|state| !matches!(state, 'Z' | 'X')))
+}
+
+/// Waits until a thread has stopped; `None` if it has ended.
+fn stop_thread(pid: i32, tid: i32, mut seized: Seized) -> Result<Option<Thread>, CollectError> {
+    loop {
+        let Some(thread) = stopped(tid, seized)? else { return Ok(None) };
+        if !super::landing::holds(pid, thread.registers.instruction()) {
+            return Ok(Some(thread));
+        }
+        // Somebody died while it made a call for them: it is on its way back.
+        drop(thread);
+        std::thread::yield_now();
+        match seize(pid, tid)? {
+            Some(again) => seized = again,
+            None => return Ok(None),
         }
     }
 }
 
-fn stop_once(pid: i32, tid: i32, begun: Instant) -> Result<Option<Thread>, CollectError> {
-    let path = format!("/proc/{pid}/task/{tid}/stat");
-    loop {
-        let Some(stat) = gone(proc::stat(&path)).map_err(|error| TraceError::Look(pid, error))? else {
-            return Ok(None);
-        };
-        match stat.state {
-            'Z' | 'X' => return Ok(None),
-            'D' if begun.elapsed() > PATIENCE => {
-                let what = "it waits in the kernel and cannot be stopped (vfork, or disk I/O)";
-                return Err(Obstacle::new(pid, Place::Thread(tid), what, "try again later").into());
-            }
-            'D' => std::thread::sleep(PAUSE),
-            _ => break,
-        }
-    }
-    let seized = match Seized::seize(tid) {
-        Ok(seized) => seized,
-        Err(error) if is_gone(&error) => return Ok(None),
-        Err(error) => return Err(why_not(pid, tid, error)),
-    };
+fn stopped(tid: i32, seized: Seized) -> Result<Option<Thread>, CollectError> {
     match seized.stopped() {
         Ok(tracee) => {
             let wrong = |error| TraceError::Registers(tid, error);

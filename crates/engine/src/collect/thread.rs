@@ -108,16 +108,18 @@ fn below_the_stack(registers: &mut Registers, n: usize) -> WaitPlace {
 }
 
 /// What was learned of a thread by other means.
-pub(super) struct Known {
+pub(super) struct Known<'a> {
     pub(super) registers: Registers,
     pub(super) wait: Option<Wait>,
     pub(super) status: Status,
     pub(super) answers: OfThread,
+    /// The machine's processors.
+    pub(super) online: &'a [u64],
 }
 
 /// Makes the record of a stopped thread of process `pid`.
-pub(super) fn record(pid: i32, thread: &trace::Thread, known: Known) -> io::Result<Thread> {
-    let Known { registers, wait, status, answers } = known;
+pub(super) fn record(thread: &trace::Thread, known: Known<'_>) -> io::Result<Thread> {
+    let Known { registers, wait, status, answers, online } = known;
     let tid = thread.tracee.thread();
     let mut credentials = status.credentials;
     credentials.securebits = answers.securebits;
@@ -129,7 +131,7 @@ pub(super) fn record(pid: i32, thread: &trace::Thread, known: Known) -> io::Resu
         signal_mask: thread.signal_mask,
         signal_stack: answers.signal_stack,
         pending: signals::pending(thread, false)?,
-        name: name(pid, tid)?,
+        name: answers.name,
         robust_list: scheduling::robust_list(tid)?,
         clear_tid_address: answers.clear_tid_address,
         rseq: rseq(thread)?,
@@ -137,7 +139,7 @@ pub(super) fn record(pid: i32, thread: &trace::Thread, known: Known) -> io::Resu
         no_new_privileges: status.no_new_privileges,
         seccomp: filters(thread, status.seccomp)?,
         parent_death_signal: answers.parent_death_signal,
-        scheduling: scheduling_of(tid)?,
+        scheduling: scheduling_of(tid, online)?,
         timer_slack_ns: answers.timer_slack_ns,
         time_stamp_counter: answers.time_stamp_counter,
         memory_error_policy: answers.memory_error_policy,
@@ -178,7 +180,7 @@ fn filters(thread: &trace::Thread, mode: u32) -> io::Result<Vec<SeccompFilter>> 
     Ok(found)
 }
 
-fn scheduling_of(tid: i32) -> io::Result<Scheduling> {
+fn scheduling_of(tid: i32, online: &[u64]) -> io::Result<Scheduling> {
     let found = scheduling::attributes(tid)?;
     let allowed = sched_getaffinity(Pid::from_raw(tid))?;
     let mut processors = vec![0_u64; rustix::thread::CpuSet::MAX_CPU / 64];
@@ -188,7 +190,7 @@ fn scheduling_of(tid: i32) -> io::Result<Scheduling> {
     while processors.last() == Some(&0) {
         processors.pop();
     }
-    if processors == online()? {
+    if processors == online {
         processors.clear();
     }
     Ok(Scheduling {
@@ -202,7 +204,7 @@ fn scheduling_of(tid: i32) -> io::Result<Scheduling> {
 }
 
 /// The machine's processors, as a bit set.
-fn online() -> io::Result<Vec<u64>> {
+pub(super) fn online() -> io::Result<Vec<u64>> {
     const PATH: &str = "/sys/devices/system/cpu/online";
     parse_cpus(proc::read(PATH)?.trim()).ok_or_else(|| proc::unexpected(PATH))
 }

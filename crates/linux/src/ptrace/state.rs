@@ -47,11 +47,13 @@ struct PeekArguments {
 impl Tracee {
     /// Its floating-point and vector registers: the XSAVE area in standard format, as long as the kernel gives it.
     pub fn xstate(&self) -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; XSTATE_MAX];
-        let mut place = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let mut bytes = Vec::<u8>::with_capacity(XSTATE_MAX);
+        let mut place = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: XSTATE_MAX };
         ptrace(libc::PTRACE_GETREGSET, self.thread(), NT_X86_XSTATE, (&raw mut place) as usize)?;
-        bytes.truncate(place.iov_len);
-        Ok(bytes)
+        // SAFETY: the kernel has written `iov_len` bytes, no more than there is room for.
+        unsafe { bytes.set_len(place.iov_len.min(XSTATE_MAX)) };
+        // Only as much memory as it needs.
+        Ok(bytes.as_slice().to_vec())
     }
 
     /// Sets them; `bytes` must be as long as [`Tracee::xstate`] gives them on this machine.

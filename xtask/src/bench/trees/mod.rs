@@ -2,14 +2,17 @@
 //!
 //! Every sample is of a new tree: started, captured, restored, asked, checked (each thread has run, each word of memory is
 //! as it was), ended. Torpor's image is on the disk when its command comes back, CRIU's is not: `checkpoint` is the
-//! command alone, `durable` with the image's files synced after it. `copy` is what both are measured against: as many
-//! bytes as the tree's memory has, written to a file and synced. Images are restored from the page cache.
+//! command alone, `durable` with the image's files synced after it. The pure copying that both are measured against reads
+//! every page of the stopped tree's private memory, writes it to a new file and syncs that, in turns: `copy` through the
+//! page cache, `direct` past it. Torpor writes large images the second way, so its `durable` is compared with that.
+//! Images are restored from the page cache as far as they are in it.
 
+mod copy;
 mod subject;
 mod tree;
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -87,8 +90,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
                 if let Some(subject) = subject {
                     sample(subject, shape, dir.path(), options.steps, &mut samples)?;
                 } else {
-                    let ms = copy(&dir.path().join("copy"), shape.megabytes)?;
-                    samples.add(&shape.to_string(), "copy", LEVEL, "copy", "ms", ms);
+                    let tree = Tree::start(*shape)?;
+                    for (metric, direct) in [("copy", false), ("direct", true)] {
+                        let ms = copy::copy(tree.pid(), &dir.path().join("copy"), direct)?;
+                        samples.add(&shape.to_string(), "copy", LEVEL, metric, "ms", ms);
+                    }
                 }
             }
         }
@@ -103,9 +109,11 @@ fn compare(shape: &str, samples: &Samples) -> Vec<Row> {
         let (own, peer) = (("torpor", LEVEL, metric), ("criu", LEVEL, metric));
         samples.compared(shape, (&name, "times"), own, peer, |torpor, criu| criu / torpor)
     });
-    let (own, copy) = (("torpor", LEVEL, "durable"), ("copy", LEVEL, "copy"));
-    let to_copy = samples.compared(shape, ("durable_to_copy", "times"), own, copy, |torpor, copy| torpor / copy);
-    faster.into_iter().chain([to_copy]).flatten().collect()
+    let to_copy = ["copy", "direct"].map(|metric| {
+        let (own, copy) = (("torpor", LEVEL, "durable"), ("copy", LEVEL, metric));
+        samples.compared(shape, (&format!("durable_to_{metric}"), "times"), own, copy, |torpor, copy| torpor / copy)
+    });
+    faster.into_iter().chain(to_copy).flatten().collect()
 }
 
 /// One sample, or loudly none: what goes wrong with one tree is no reason to lose all others.
@@ -201,22 +209,6 @@ fn sync(image: &Path) -> Result<f64, Error> {
         Ok(bytes)
     };
     Ok(sync().map_err(wrong)? as f64 / 1024.0)
-}
-
-/// Milliseconds to write so many bytes of memory to a new file and sync it.
-fn copy(path: &Path, megabytes: usize) -> Result<f64, Error> {
-    // What it is does not matter, but that every page is there.
-    let memory = vec![0xa5_u8; megabytes << 20];
-    let begun = Instant::now();
-    let write = || -> io::Result<()> {
-        let mut file = File::create(path)?;
-        memory.chunks(1 << 20).try_for_each(|chunk| file.write_all(chunk))?;
-        file.sync_data()
-    };
-    write().map_err(Error::file("write", path))?;
-    let copied = ms(begun.elapsed());
-    std::fs::remove_file(path).map_err(Error::file("remove", path))?;
-    Ok(copied)
 }
 
 fn ms(time: Duration) -> f64 {

@@ -1,0 +1,102 @@
+//! The pure copying of a tree's memory: every private page that is there, read from outside, written, synced.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Instant;
+
+use rustix::fs::OFlags;
+use rustix::process::{Pid, Signal, kill_process_group};
+use torpor_linux::pagemap::{self, Filter, PAGE, category};
+use torpor_linux::vm::{self, Remote};
+
+use super::ms;
+use crate::error::Error;
+
+/// Bytes that are read and written at once.
+const BATCH: u64 = 1 << 20;
+/// Private pages.
+const PRIVATE: Filter =
+    Filter { all_of: category::FILE, any_of: category::PRESENT, inverted: category::FILE, report: 0 };
+
+/// Milliseconds for the tree of process group `group`, which is stopped meanwhile. `direct`: past the page cache.
+pub(super) fn copy(group: u32, path: &Path, direct: bool) -> Result<f64, Error> {
+    let wrong = Error::file("copy memory to", path);
+    let signal = |signal| -> io::Result<()> {
+        let group = Pid::from_raw(group.cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(kill_process_group(group, signal)?)
+    };
+    let timed = || -> io::Result<f64> {
+        let processes = processes(group)?;
+        signal(Signal::STOP)?;
+        let begun = Instant::now();
+        let copied = write(&processes, path, direct);
+        let copied = copied.map(|()| ms(begun.elapsed()));
+        signal(Signal::CONT)?;
+        fs::remove_file(path)?;
+        copied
+    };
+    timed().map_err(wrong)
+}
+
+/// The processes of a group.
+fn processes(group: u32) -> io::Result<Vec<i32>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        let group_of = Pid::from_raw(pid).and_then(|pid| rustix::process::getpgid(Some(pid)).ok());
+        if group_of.is_some_and(|of| of.as_raw_nonzero().get().unsigned_abs() == group) {
+            found.push(pid);
+        }
+    }
+    Ok(found)
+}
+
+fn write(processes: &[i32], path: &Path, direct: bool) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    if direct {
+        options.custom_flags(OFlags::DIRECT.bits().cast_signed());
+    }
+    let file = options.open(path)?;
+    let mut buffer = vec![0; (BATCH + PAGE) as usize];
+    let start = buffer.as_ptr().align_offset(PAGE as usize);
+    let buffer = &mut buffer[start..start + BATCH as usize];
+    // Where the next byte goes in the file, and how many before it are in the buffer.
+    let (mut offset, mut used) = (0, 0);
+    let mut regions = Vec::new();
+    for pid in processes {
+        let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+        for (from, to) in areas(*pid)? {
+            pagemap::scan(&pagemap, from, to, PRIVATE, &mut regions)?;
+            for region in &regions {
+                let mut from = region.start;
+                while from < region.end {
+                    if used == buffer.len() {
+                        file.write_all_at(buffer, offset - BATCH)?;
+                        used = 0;
+                    }
+                    let len = ((region.end - from) as usize).min(buffer.len() - used);
+                    vm::read(*pid, &[Remote { address: from, len }], &mut buffer[used..used + len])?;
+                    (from, offset, used) = (from + len as u64, offset + len as u64, used + len);
+                }
+            }
+        }
+    }
+    file.write_all_at(&buffer[..used], offset - used as u64)?;
+    file.sync_data()
+}
+
+/// Private areas that may be read, without the kernel's own.
+fn areas(pid: i32) -> io::Result<Vec<(u64, u64)>> {
+    let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let area = |line: &str| {
+        let (range, rest) = line.split_once(' ')?;
+        let (from, to) = range.split_once('-')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        let wanted = rest.starts_with('r') && rest.as_bytes().get(3) == Some(&b'p') && !line.contains("[v");
+        Some((number(from)?, number(to)?)).filter(|_| wanted)
+    };
+    Ok(text.lines().filter_map(area).collect())
+}

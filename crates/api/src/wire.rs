@@ -54,6 +54,7 @@ pub struct Version {
 
 /// Query of `POST /v1/apps` and `POST /v1/images`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProgressQuery {
     /// Answer with a stream of lines instead of one body at the end.
@@ -62,6 +63,7 @@ pub struct ProgressQuery {
 
 /// Query of `DELETE /v1/apps/{name}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(default, deny_unknown_fields)]
 pub struct RemoveQuery {
     /// Kill it first if it runs.
@@ -70,15 +72,18 @@ pub struct RemoveQuery {
 
 /// Query of `sleep`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(default, deny_unknown_fields)]
 pub struct SleepQuery {
     /// How deep; default `dozing`. One that is asleep deeper stays so.
-    #[param(inline, required = false)]
-    pub level: Level,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(inline)]
+    pub level: Option<Level>,
 }
 
 /// Query of `stop` and `restart`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(default, deny_unknown_fields)]
 pub struct StopQuery {
     /// How long it may take to end before it is killed; default 10s.
@@ -96,6 +101,7 @@ impl StopQuery {
 
 /// Query of `GET /v1/apps/{name}/logs`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogQuery {
     /// Only the last so many lines.
@@ -107,6 +113,7 @@ pub struct LogQuery {
 
 /// Query of `GET /v1/events`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(default, deny_unknown_fields)]
 pub struct EventQuery {
     /// Only events after this sequence number.

@@ -124,7 +124,7 @@ fn grace(query: StopQuery) -> Result<Span, Failure> {
     responses((status = 200, body = AppStatus, description = "Asleep, so deep or deeper."),
         (status = "default", body = ApiError, description = "Why not.")))]
 pub(super) async fn sleep(State(hub): State<App>, Named(app): Named, Params(query): Params<SleepQuery>) -> Changed {
-    change(hub, app, move |hub, app| async move { hub.sleep(&app, query.level).await }).await
+    change(hub, app, move |hub, app| async move { hub.sleep(&app, query.level.unwrap_or_default()).await }).await
 }
 
 /// Wakes an app.

@@ -135,6 +135,9 @@ pub(crate) fn collect_as(
     let mut shared = Vec::new();
     for process in stopped {
         let pid = process.pid;
+        if !(manner.go_on)() {
+            return Err(CollectError::Stopped);
+        }
         let (group, session) = process::group_and_session(pid).look(pid)?;
         let end = match &process.alive {
             Some(alive) => {

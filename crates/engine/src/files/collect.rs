@@ -122,6 +122,9 @@ pub(super) fn describe_all(
     };
     let mut files = Vec::with_capacity(list.items.len());
     for (n, item) in list.items.iter().enumerate() {
+        if !(request.go_on)() {
+            return Err(CollectError::Stopped);
+        }
         match describe(&mut context, n as FileId, item) {
             Ok(file) => files.push(file),
             Err(Why::Refused { what, remedy } | Why::Kept { what, remedy } | Why::Outside { what, remedy }) => {
@@ -177,8 +180,12 @@ fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described
     let kind = match kind(context, id, item) {
         Err(Why::Outside { .. }) if item.standard => FileKind::Outside { name: item.name() },
         Err(Why::Outside { what, .. } | Why::Kept { what, .. }) if keeps => {
-            let Holder { pid, fd, .. } = item.holder;
-            context.warnings.push(format!("{what} (descriptor {fd} of process {pid}, {})", crate::proc::name(pid)));
+            // Standard input and output are given by whoever starts it after a reboot.
+            if !item.standard {
+                let Holder { pid, fd, .. } = item.holder;
+                let name = crate::proc::name(pid);
+                context.warnings.push(format!("{what} (descriptor {fd} of process {pid}, {name})"));
+            }
             FileKind::Outside { name: what }
         }
         other => other?,

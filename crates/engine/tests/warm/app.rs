@@ -13,13 +13,15 @@ use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use torpor_engine::{
-    Abort, Asleep, Deepen, Deepened, Faults, Freezer, Home, Journal, Memories, NoFaults, Parking, Phase, Request, Step,
-    Target, deepen, fall_asleep,
+    Abort, Asleep, Deepen, Deepened, Faults, Freezer, Home, Journal, Memories, NoFaults, Parking, Phase, Request,
+    Revive, SleepError, Step, Target, Warm, deepen, fall_asleep, revive,
 };
 use torpor_sandbox::cgroup::Hierarchies;
 use torpor_sandbox::{EtcFiles, IdRange, Launcher, Limits, Program, Sandbox, SandboxSpec, Security, User};
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
+/// How long an app may have work to do.
+const PATIENCE: Duration = Duration::from_secs(20);
 const FREEZE: Duration = Duration::from_secs(5);
 
 /// The freezer of a sandbox.
@@ -78,6 +80,8 @@ pub struct Recipe {
     pub command: Vec<String>,
     /// Of the image's `/etc/passwd`: user and group.
     pub user: (u32, u32),
+    pub cwd: PathBuf,
+    pub security: Security,
 }
 
 impl Recipe {
@@ -90,7 +94,12 @@ impl Recipe {
             Some((ids.next()?, ids.next()?))
         });
         assert!(program.user.is_none() || found.is_some(), "no user {:?}", program.user);
-        Self { command: program.command.clone(), user: found.unwrap_or_default() }
+        Self {
+            command: program.command.clone(),
+            user: found.unwrap_or_default(),
+            cwd: "/".into(),
+            security: Security::default(),
+        }
     }
 }
 
@@ -146,13 +155,13 @@ impl App {
             volumes: Vec::new(),
             tmpfs: Vec::new(),
             limits: Limits::default(),
-            security: Security::default(),
+            security: recipe.security.clone(),
             read_only: false,
             program: Program {
                 command: recipe.command.clone(),
                 env: Vec::new(),
                 user: User { uid: recipe.user.0, gid: recipe.user.1, ..User::default() },
-                cwd: "/".into(),
+                cwd: recipe.cwd.clone(),
             },
             etc: EtcFiles { hosts: Some("127.0.0.1 localhost\n".to_owned()), ..EtcFiles::default() },
         };
@@ -188,7 +197,8 @@ impl App {
 
     /// Does something in its network.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        within(self.sandbox.netns().unwrap().as_fd(), work)
+        let network = self.sandbox.netns().unwrap_or_else(|error| panic!("{error}; {}", self.log()));
+        within(network.as_fd(), work)
     }
 
     pub fn log(&self) -> String {
@@ -219,6 +229,10 @@ impl App {
 
     /// Puts it to sleep; tries again for some time where it has work to do.
     pub fn doze(&mut self) -> Asleep {
+        self.try_doze().unwrap_or_else(|error| panic!("{error:?}; {}", self.log()))
+    }
+
+    pub fn try_doze(&mut self) -> Result<Asleep, SleepError> {
         let begun = std::time::Instant::now();
         loop {
             self.generation += 1;
@@ -236,11 +250,21 @@ impl App {
                 self.memories = memories;
             }
             match attempt.result {
-                Ok(asleep) => return asleep,
-                Err(error) => assert!(begun.elapsed() < Duration::from_secs(20), "{error:?}; {}", self.log()),
+                Err(SleepError::Aborted(_)) if begun.elapsed() < PATIENCE => {}
+                other => return other,
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Builds its processes again and lets them run.
+    pub fn revive(&mut self, warm: &Warm) -> Result<(), String> {
+        let request = Revive { home: &self.home, image: &warm.image, generation: warm.generation, given: self.given() };
+        let (revived, timings) = self.with_target(&NoFaults, |target| revive(target, request));
+        eprintln!("revive {:?} {:?}", timings.steps(), revived.as_ref().err());
+        let revived = revived.map_err(|error| chain(&error))?;
+        self.memories = revived.memories;
+        Ok(())
     }
 
     /// Deepens its sleep.
@@ -310,4 +334,15 @@ impl Faults for FailAt {
     fn reached(&self, step: Step) -> Result<(), torpor_engine::Fault> {
         if step == self.0 { Err(torpor_engine::Fault(step)) } else { Ok(()) }
     }
+}
+
+/// An error with its causes.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        text.push_str(&format!(": {error}"));
+        next = error.source();
+    }
+    text
 }

@@ -16,6 +16,7 @@ pub const TESTS: &[super::Test] = &[
     ("lighttpd_leaves_an_image_and_its_files", lighttpd_leaves_an_image_and_its_files),
     ("an_error_at_any_step_leaves_it_where_it_is_or_should_be", an_error_at_any_step),
     ("a_connection_ends_it", a_connection_ends_it),
+    ("the_zoo", the_zoo),
 ];
 
 /// Connects to a port of the app's, once it listens.
@@ -150,4 +151,33 @@ fn a_connection_ends_it() {
     let error = app.deepen_with(&asleep, &NoFaults, &abort).result.unwrap_err();
     assert!(matches!(error, DeepenError::Awake(SleepError::Aborted(_))), "{error:?}");
     assert_eq!(count(&app), before + 2);
+}
+
+/// Programs of many processes and threads, with connections open.
+fn the_zoo() {
+    let zoo = torpor_testkit::zoo::Zoo::open().unwrap();
+    for program in zoo.programs().iter().filter(|program| program.name != "postfix") {
+        let name = program.name;
+        let mut app = App::of_zoo(name);
+        let stream = match program.ports[0].1 {
+            torpor_testkit::zoo::Transport::Tcp => Some(connect(&app, program.ports[0].0)),
+            torpor_testkit::zoo::Transport::Udp => {
+                std::thread::sleep(Duration::from_secs(3));
+                None
+            }
+        };
+        std::thread::sleep(Duration::from_secs(1));
+        let asleep = app.doze();
+        match app.deepen(&asleep, &NoFaults).result {
+            Ok(warm) => {
+                let tree = tree(&app, warm.generation);
+                let threads = tree.processes.iter().filter_map(|p| p.alive()).map(|life| life.threads.len());
+                let threads: usize = threads.sum();
+                eprintln!("{name}: {} processes, {threads} threads, {} bytes", tree.processes.len(), warm.image_bytes);
+                eprintln!("{name}: {:?}", warm.warnings);
+            }
+            Err(error) => eprintln!("{name}: {error}"),
+        }
+        drop(stream);
+    }
 }

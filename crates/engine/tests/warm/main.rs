@@ -5,7 +5,9 @@
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "a test")]
 
 mod app;
+mod conformance;
 mod deepening;
+mod reviving;
 
 use std::panic::catch_unwind;
 
@@ -18,7 +20,7 @@ fn main() {
         _ => {}
     }
     assert!(rustix::process::geteuid().is_root(), "these tests need root");
-    let tests: Vec<Test> = deepening::TESTS.to_vec();
+    let tests: Vec<Test> = [deepening::TESTS, reviving::TESTS, conformance::TESTS].concat();
     let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let mut failed = Vec::new();
     for (name, test) in tests {

@@ -1,0 +1,134 @@
+//! Every program of the conformance suite as an app: it dozes, becomes warm and is built again, then checks itself. What
+//! cannot be deepened dozes on, or runs on, and must find itself as it was, too.
+//!
+//! `TORPOR_CONFORMANCE_ONLY` chooses programs by a part of their names.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use torpor_engine::{DeepenError, NoFaults, wake};
+use torpor_sandbox::Security;
+use torpor_testkit::conformance::{Program, programs};
+
+use super::app::{App, Recipe, chain};
+
+pub const TESTS: &[super::Test] = &[("every_program_of_the_suite", every_program)];
+
+const AT_ONCE: usize = 3;
+const WITHIN: Duration = Duration::from_secs(40);
+
+/// What became of a program.
+enum Verdict {
+    Ok,
+    /// It dozed on, or was let run.
+    NotWarm(String),
+    Skipped(String),
+    Wrong(String),
+}
+
+fn every_program() {
+    let only = std::env::var("TORPOR_CONFORMANCE_ONLY").unwrap_or_default();
+    let all: Vec<_> = programs().into_iter().filter(|program| program.name.contains(&only)).collect();
+    let next = AtomicUsize::new(0);
+    let [fine, not_warm, skipped, wrong] = [(); 4].map(|()| Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some(program) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let (list, why) = match one(program) {
+                        Verdict::Ok => (&fine, String::new()),
+                        Verdict::NotWarm(why) => (&not_warm, why),
+                        Verdict::Skipped(why) => (&skipped, why),
+                        Verdict::Wrong(why) => (&wrong, why),
+                    };
+                    list.lock().unwrap().push(format!("{}: {why}", program.name));
+                }
+            });
+        }
+    });
+    let [fine, not_warm, skipped, wrong] = [fine, not_warm, skipped, wrong].map(|list| list.into_inner().unwrap());
+    println!("{} programs: {} were warm and came back", all.len(), fine.len());
+    println!("{} not warm:\n  {}", not_warm.len(), not_warm.join("\n  "));
+    println!("SKIPPED {}:\n  {}", skipped.len(), skipped.join("\n  "));
+    assert!(wrong.is_empty(), "{} wrong:\n  {}", wrong.len(), wrong.join("\n  "));
+}
+
+/// Reads a file of the program's, once it is there.
+fn await_file(home: &Path, names: &[&str]) -> Result<(usize, String), String> {
+    let begun = Instant::now();
+    loop {
+        for (n, name) in names.iter().enumerate() {
+            if let Ok(text) = fs::read_to_string(home.join(name)) {
+                return Ok((n, text));
+            }
+        }
+        if begun.elapsed() > WITHIN {
+            return Err(format!("none of {names:?} in time"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn one(program: &Program) -> Verdict {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let layer = folder.path().join("layer");
+    for name in ["", "home", "tmp", "etc"] {
+        fs::create_dir(layer.join(name)).unwrap();
+    }
+    for name in ["home", "tmp"] {
+        fs::set_permissions(layer.join(name), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    }
+    fs::copy(program.executable().unwrap(), layer.join("program")).unwrap();
+    let recipe = Recipe {
+        command: vec!["/program".to_owned(), program.name.to_owned()],
+        user: (0, 0),
+        cwd: "/home".into(),
+        security: Security { cap_add: vec!["ALL".to_owned()], seccomp: false, ..Security::default() },
+    };
+    let mut app = App::start(folder, &recipe);
+    let home = Path::new(&format!("/proc/{}/root/home", app.home.init_pid)).to_owned();
+    match await_file(&home, &["result", "ready"]) {
+        Ok((0, answer)) => return verdict(&answer, "at set-up", Verdict::Ok),
+        Ok(_) => {}
+        Err(why) => return Verdict::Wrong(format!("{why}; {}", app.log())),
+    }
+    let asleep = match app.try_doze() {
+        Ok(asleep) => asleep,
+        Err(error) => return finish(&home, "awake", Verdict::NotWarm(format!("it does not doze: {error:?}"))),
+    };
+    match app.deepen(&asleep, &NoFaults).result {
+        Ok(warm) => match app.revive(&warm) {
+            Ok(()) => finish(&home, "built again", Verdict::Ok),
+            Err(why) => Verdict::Wrong(format!("building it again: {why}")),
+        },
+        Err(error @ DeepenError::Dozing(_)) => {
+            let woken = app.with_target(&NoFaults, |target| wake(target, &asleep, &mut Vec::new()).0);
+            woken.unwrap().finish().unwrap();
+            finish(&home, "after it dozed", Verdict::NotWarm(error.to_string()))
+        }
+        Err(error @ DeepenError::Awake(_)) => {
+            finish(&home, "let run", Verdict::NotWarm(format!("awake: {}", chain(&error))))
+        }
+        Err(error) => Verdict::Wrong(chain(&error)),
+    }
+}
+
+/// Lets it check itself.
+fn finish(home: &Path, stage: &str, fine: Verdict) -> Verdict {
+    fs::write(home.join("go"), "").unwrap();
+    match await_file(home, &["result"]) {
+        Ok((_, answer)) => verdict(&answer, stage, fine),
+        Err(why) => Verdict::Wrong(format!("{stage}: {why}")),
+    }
+}
+
+fn verdict(answer: &str, stage: &str, fine: Verdict) -> Verdict {
+    match answer.split_once(": ") {
+        None if answer == "ok" => fine,
+        Some(("skip", why)) => Verdict::Skipped(why.to_owned()),
+        _ => Verdict::Wrong(format!("{stage}: {answer}")),
+    }
+}

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
@@ -23,6 +24,9 @@ use crate::setup::{FromSetup, Request};
 pub const SETUP_COMMAND: &str = "sandbox-setup";
 /// The hidden subcommand that must call [`exec_main`](crate::exec_main).
 pub const EXEC_COMMAND: &str = "sandbox-exec";
+
+/// For the names of groups in which processes are made to try it.
+static PROBES: AtomicU32 = AtomicU32::new(0);
 
 /// Made once per worker.
 #[derive(Debug)]
@@ -74,7 +78,9 @@ impl Launcher {
         if let Some(known) = *known {
             return Ok(known);
         }
-        let group = self.hierarchies.core().join(format!("torpor-probe-{}", std::process::id()));
+        // Tests have several launchers in one process.
+        let number = PROBES.fetch_add(1, Ordering::Relaxed);
+        let group = self.hierarchies.core().join(format!("torpor-probe-{}-{number}", std::process::id()));
         make_group(&group)?;
         let tried = self.try_group(&group);
         remove_group(&group)?;

@@ -381,26 +381,43 @@ pub fn destroy_leftovers(
     run_dir: &Path,
 ) -> Result<(), SandboxError> {
     let cgroup = Cgroup::at(hierarchies, cgroup_parent, id);
+    let inits = inits_of(hierarchies, cgroup_parent, run_dir)?;
     cgroup.kill()?;
-    if status::is_marked(run_dir)? {
-        end_waiting_init(hierarchies, cgroup_parent, run_dir)?;
+    let marked = status::is_marked(run_dir)?;
+    for (pid, init) in inits.iter().filter(|_| marked) {
+        deliver(init.as_fd(), libc::SIGKILL, *pid)?;
     }
     status::wait_for_last(run_dir, id)?;
+    // Whoever ends lets go of the file first and of its mounts later.
+    for (pid, init) in &inits {
+        if !wait_for_end(init, Some(KILL_DEADLINE)).whilst(|| format!("waiting for process {pid}"))? {
+            return Err(SandboxError::StillThere { id: id.to_owned(), after: KILL_DEADLINE });
+        }
+    }
     remove(&cgroup, run_dir)
 }
 
-/// Kills the init that waits for processes and has the status file in `run_dir` as its descriptor 0, if there is one.
-fn end_waiting_init(hierarchies: &Hierarchies, cgroup_parent: &str, run_dir: &Path) -> Result<(), SandboxError> {
+/// The init whose descriptor 0 is the status file in `run_dir`, if there is one.
+fn inits_of(
+    hierarchies: &Hierarchies,
+    cgroup_parent: &str,
+    run_dir: &Path,
+) -> Result<Vec<(i32, OwnedFd)>, SandboxError> {
     let path = status::path(run_dir);
-    let file = fs::metadata(&path).whilst(|| format!("examining {}", path.display()))?;
+    let file = match fs::metadata(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.whilst(|| format!("examining {}", path.display()))?,
+    };
+    let mut found = Vec::new();
     for pid in hierarchies.support_processes(cgroup_parent)? {
         let Some(pidfd) = open(pid).whilst(|| format!("opening process {pid}"))? else { continue };
+        // One that has just ended has no descriptors.
         let Ok(input) = fs::metadata(format!("/proc/{pid}/fd/0")) else { continue };
         if (input.dev(), input.ino()) == (file.dev(), file.ino()) {
-            deliver(pidfd.as_fd(), libc::SIGKILL, pid)?;
+            found.push((pid, pidfd));
         }
     }
-    Ok(())
+    Ok(found)
 }
 
 fn remove(cgroup: &Cgroup, run_dir: &Path) -> Result<(), SandboxError> {

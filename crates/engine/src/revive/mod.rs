@@ -17,6 +17,7 @@
 
 mod adapt;
 mod error;
+mod owners;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -104,7 +105,10 @@ impl Reviving<'_> {
     }
 
     fn build(&mut self, home: &Home, image: &Path, given: Given, loaded: Loaded) -> Result<Revived, ReviveError> {
-        let Loaded { file, header, tree, mut plan } = loaded;
+        let Loaded { file, header, mut tree, mut plan } = loaded;
+        owners::to_the_machines(&mut tree, home, &given)
+            .map_err(|error| ReviveError::Home("reading its user namespace", error))?;
+        let tree = tree;
         let root = directory(Path::new(&format!("/proc/{}/root", home.init_pid)))
             .map_err(|error| ReviveError::Home("opening its root directory", error))?;
         let same_boot = header.boot == self.target.boot;

@@ -7,6 +7,7 @@
 mod app;
 mod conformance;
 mod deepening;
+mod measure;
 mod reviving;
 
 use std::panic::catch_unwind;
@@ -20,7 +21,7 @@ fn main() {
         _ => {}
     }
     assert!(rustix::process::geteuid().is_root(), "these tests need root");
-    let tests: Vec<Test> = [deepening::TESTS, reviving::TESTS, conformance::TESTS].concat();
+    let tests: Vec<Test> = [deepening::TESTS, reviving::TESTS, conformance::TESTS, measure::TESTS].concat();
     let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let mut failed = Vec::new();
     for (name, test) in tests {

@@ -1,0 +1,46 @@
+//! Owners of what is made again: an image has those that the app sees, and we make with the machine's.
+
+use std::io;
+
+use torpor_image::tree::{FileId, FileKind, SharedMemoryKind, Tree};
+
+use crate::files::Given;
+use crate::home::Home;
+use crate::view::IdMap;
+
+/// Translates what [`crate::files::make`] will look at. The plan has been made before, and keeps what the app sees.
+pub(super) fn to_the_machines(tree: &mut Tree, home: &Home, given: &Given) -> io::Result<()> {
+    let socket =
+        |(id, kind): (usize, &FileKind)| matches!(kind, FileKind::Unix(_)) && !given.contains_key(&(id as FileId));
+    let owned = tree.memories.iter().any(|memory| !matches!(memory.kind, SharedMemoryKind::Anonymous))
+        || tree.files.iter().map(|file| &file.kind).enumerate().any(socket);
+    if !tree.namespaces.user || !owned {
+        return Ok(());
+    }
+    let users = IdMap::read(&format!("/proc/{}/uid_map", home.init_pid))?;
+    let groups = IdMap::read(&format!("/proc/{}/gid_map", home.init_pid))?;
+    let pair = |user: &mut u32, group: &mut u32| {
+        *user = users.outside(*user).unwrap_or(*user);
+        *group = groups.outside(*group).unwrap_or(*group);
+    };
+    for memory in &mut tree.memories {
+        match &mut memory.kind {
+            SharedMemoryKind::Memfd { owner, .. } | SharedMemoryKind::Deleted { owner, .. } => {
+                pair(&mut owner.0, &mut owner.1);
+            }
+            SharedMemoryKind::SystemV { owners: [user, group, maker, makers], .. } => {
+                pair(user, group);
+                pair(maker, makers);
+            }
+            SharedMemoryKind::Anonymous => {}
+        }
+    }
+    for file in &mut tree.files {
+        let FileKind::Unix(socket) = &mut file.kind else { continue };
+        let sent = socket.queue.iter_mut().filter_map(|message| message.credentials.as_mut());
+        for (_, user, group) in sent.chain(socket.peer_credentials.as_mut()) {
+            pair(user, group);
+        }
+    }
+    Ok(())
+}

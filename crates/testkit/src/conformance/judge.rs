@@ -7,7 +7,7 @@ use super::{Begun, Engine, Program, Running, Step};
 use crate::error::Error;
 
 /// How long a program may take to check itself.
-const ANSWER_WITHIN: Duration = Duration::from_secs(40);
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(40);
 /// Tries where the machine has given an id to somebody else meanwhile.
 const TRIES: usize = 5;
 
@@ -49,7 +49,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-fn failed(stage: &'static str, why: impl fmt::Display) -> Verdict {
+pub(super) fn failed(stage: &'static str, why: impl fmt::Display) -> Verdict {
     Verdict::Failed { stage, why: why.to_string() }
 }
 
@@ -133,7 +133,7 @@ fn finish(running: &Running, stage: &'static str) -> Verdict {
     }
 }
 
-fn verdict(answer: &str, stage: &'static str) -> Verdict {
+pub(super) fn verdict(answer: &str, stage: &'static str) -> Verdict {
     match answer.split_once(": ") {
         None if answer == "ok" => Verdict::Ok,
         Some(("skip", why)) => Verdict::Skipped(why.to_owned()),

@@ -5,6 +5,7 @@
 //! (`ready`, `go`, `result` in a directory of their own), so the same programs run natively ([`native`]), under Torpor
 //! and under CRIU ([`Engine`]).
 
+mod apps;
 mod engine;
 mod judge;
 mod process;
@@ -12,6 +13,7 @@ mod running;
 
 use std::path::{Path, PathBuf};
 
+pub use self::apps::{Apps, Between};
 pub use self::engine::{Criu, Engine, Step, Torpor};
 pub use self::judge::{Mode, Verdict, captured, native};
 pub use self::running::{Begun, Running};

@@ -1,11 +1,20 @@
 //! What a daemon must have removed from the machine once `torpor down` has ended.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::error::Error;
+use crate::wait::eventually_ok;
 
 /// How deep below a cgroup mount a daemon's own group is looked for: services live a few levels down.
 const CGROUP_DEPTH: u32 = 4;
+/// How long killed processes and their groups may take to go.
+const GONE_WITHIN: Duration = Duration::from_secs(20);
 
 /// One line for each thing of `instance`, or below one of `dirs`, that is still there: cgroups, interfaces, nft tables,
 /// mounts, processes.
@@ -17,10 +26,8 @@ pub fn leftovers(instance: &str, dirs: &[&Path]) -> Vec<String> {
         if dirs.iter().any(|dir| Path::new(point).starts_with(dir)) {
             found.push(format!("mount {point}"));
         }
-        if line.split(" - ").nth(1).is_some_and(|rest| rest.starts_with("cgroup")) {
-            cgroups(Path::new(point), instance, CGROUP_DEPTH, &mut found);
-        }
     }
+    found.extend(groups(instance).iter().map(|path| format!("cgroup {}", path.display())));
     let prefix = format!("{instance}-");
     for name in names(Path::new("/sys/class/net")) {
         if name == instance || name.starts_with(&prefix) {
@@ -44,18 +51,74 @@ fn names(dir: &Path) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-fn cgroups(dir: &Path, instance: &str, depth: u32, found: &mut Vec<String>) {
+fn cgroups(dir: &Path, instance: &str, depth: u32, found: &mut Vec<PathBuf>) {
     for name in names(dir) {
         let path = dir.join(&name);
         if !path.is_dir() {
             continue;
         }
         if name == instance || name.strip_prefix(instance).is_some_and(|rest| rest.starts_with(['-', '.'])) {
-            found.push(format!("cgroup {}", path.display()));
+            found.push(path);
         } else if depth > 1 {
             cgroups(&path, instance, depth - 1, found);
         }
     }
+}
+
+/// The groups of `instance` in every hierarchy.
+fn groups(instance: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    for line in mounts.lines() {
+        let point = line.split(' ').nth(4).unwrap_or_default();
+        if line.split(" - ").nth(1).is_some_and(|rest| rest.starts_with("cgroup")) {
+            cgroups(Path::new(point), instance, CGROUP_DEPTH, &mut found);
+        }
+    }
+    found
+}
+
+/// Takes away what a reboot would: the processes of `instance`, its namespaces with them, its cgroups and its nft table.
+///
+/// # Errors
+/// What stays.
+pub(super) fn power_off(instance: &str) -> Result<(), Error> {
+    let groups = groups(instance);
+    eventually_ok("all its processes are gone", GONE_WITHIN, || {
+        let pids: BTreeSet<i32> = groups.iter().flat_map(|group| members(group)).collect();
+        for pid in pids.iter().filter_map(|pid| Pid::from_raw(*pid)) {
+            // It may have ended just now.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        if pids.is_empty() { Ok(()) } else { Err(format!("{pids:?} are left")) }
+    })?;
+    for group in &groups {
+        remove_groups(group)?;
+    }
+    let delete = Command::new("nft").args(["delete", "table", "inet", instance]).output();
+    delete.map(drop).map_err(|source| Error::Spawn { program: "nft".into(), hint: "install nftables", source })
+}
+
+/// Processes in a group and below it.
+fn members(group: &Path) -> Vec<i32> {
+    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    let own = text.lines().filter_map(|line| line.parse().ok());
+    own.chain(below(group).iter().flat_map(|group| members(group))).collect()
+}
+
+fn below(group: &Path) -> Vec<PathBuf> {
+    names(group).into_iter().map(|name| group.join(name)).filter(|path| path.is_dir()).collect()
+}
+
+fn remove_groups(group: &Path) -> Result<(), Error> {
+    for group in below(group) {
+        remove_groups(&group)?;
+    }
+    // Groups are busy for a moment after their last process.
+    eventually_ok("a cgroup can be removed", GONE_WITHIN, || match fs::remove_dir(group) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{}: {error}", group.display())),
+        _ => Ok(()),
+    })
 }
 
 /// Processes whose command line, root or working directory is below `dirs`, but our own.

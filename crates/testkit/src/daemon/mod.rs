@@ -3,6 +3,7 @@
 //! When the value is dropped, `torpor down` puts everything to rest, and [`leftovers`] looks for what it forgot: that fails
 //! the test. A test that already fails gets the daemon's log printed instead.
 
+mod disk;
 mod leftovers;
 mod slot;
 
@@ -17,6 +18,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 pub use leftovers::leftovers;
+use disk::Disk;
 use slot::Slot;
 
 use crate::client::Session;
@@ -33,6 +35,8 @@ const LOG_CHARS: usize = 20_000;
 #[derive(Debug)]
 pub struct Daemon {
     binary: PathBuf,
+    /// Unmounted before the directory goes.
+    disk: Option<Disk>,
     dir: tempfile::TempDir,
     /// Given back once the directory is gone.
     slot: Slot,
@@ -75,10 +79,19 @@ impl Daemon {
     /// # Errors
     /// As [`Daemon::start`].
     pub fn start_with(tables: &str, environment: &[(&str, &str)]) -> Result<Self, Error> {
-        Self::start_binary(binary()?, tables, environment)
+        Self::start_binary(binary()?, tables, environment, false)
     }
 
-    fn start_binary(binary: PathBuf, tables: &str, environment: &[(&str, &str)]) -> Result<Self, Error> {
+    /// As [`Daemon::start_with`], with the data directory on a disk of its own: [`Daemon::power_off`] loses what was not
+    /// synced.
+    ///
+    /// # Errors
+    /// As [`Daemon::start`], and where there is no such disk.
+    pub fn start_on_disk(tables: &str) -> Result<Self, Error> {
+        Self::start_binary(binary()?, tables, &[], true)
+    }
+
+    fn start_binary(binary: PathBuf, tables: &str, environment: &[(&str, &str)], disk: bool) -> Result<Self, Error> {
         let slot = Slot::take(&binary)?;
         let dir = tempfile::Builder::new().prefix(slot::DIRECTORY_PREFIX).tempdir();
         let dir = dir.map_err(Error::file("make a directory in", std::env::temp_dir()))?;
@@ -93,7 +106,8 @@ impl Daemon {
         let path = dir.path().join("torpor.toml");
         fs::write(&path, config).map_err(Error::file("write", path))?;
         let environment = environment.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
-        let mut daemon = Self { binary, dir, slot, environment, child: None, live: false };
+        let disk = disk.then(|| Disk::new(dir.path().join("disk"), dir.path().join("data"))).transpose()?;
+        let mut daemon = Self { binary, disk, dir, slot, environment, child: None, live: false };
         daemon.up()?;
         Ok(daemon)
     }
@@ -280,6 +294,19 @@ impl Daemon {
         self.signal(Signal::TERM)
     }
 
+    /// Makes it as it is after a power cut: the daemon, its keeper and all apps are gone, with them every namespace, cgroup and
+    /// rule, and what was in the run directory. Only the data directory is left.
+    ///
+    /// # Errors
+    /// Where something cannot be taken away.
+    pub fn power_off(&mut self) -> Result<(), Error> {
+        self.kill9()?;
+        leftovers::power_off(&self.instance())?;
+        let run = self.run_dir();
+        fs::remove_dir_all(&run).map_err(Error::file("remove", &run))?;
+        self.disk.as_ref().map_or(Ok(()), Disk::cut)
+    }
+
     fn signal(&mut self, signal: Signal) -> Result<Option<ExitStatus>, Error> {
         let Some(mut child) = self.child.take() else { return Ok(None) };
         let failed = |source| Error::Spawn { program: "torpor up".into(), hint: "it should be our child", source };
@@ -321,6 +348,7 @@ impl Daemon {
         let ended = if down.is_ok() { self.wait_for_end() } else { self.kill9() };
         down?;
         ended?;
+        self.disk = None;
         Ok(leftovers(&self.instance(), &[self.dir.path()]))
     }
 

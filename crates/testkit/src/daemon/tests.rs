@@ -40,7 +40,7 @@ fn script() -> (tempfile::TempDir, PathBuf) {
 #[test]
 fn starts_kills_restarts_asks_and_cleans_up() {
     let (_dir, path) = script();
-    let mut daemon = Daemon::start_binary(path, "[idle]\nafter = '1s'", &[]).unwrap();
+    let mut daemon = Daemon::start_binary(path, "[idle]\nafter = '1s'", &[], false).unwrap();
     let config: toml::Table = fs::read_to_string(daemon.path("torpor.toml")).unwrap().parse().unwrap();
     assert_eq!(config["instance"].as_str().unwrap(), daemon.instance());
     assert_eq!(config["idle"]["after"].as_str(), Some("1s"));
@@ -64,7 +64,7 @@ fn starts_kills_restarts_asks_and_cleans_up() {
 #[test]
 fn a_daemon_that_ends_at_once_says_why() {
     let (_dir, path) = script();
-    let failed = std::panic::catch_unwind(|| Daemon::start_binary(path, "", &[("FAIL", "1")]).map(drop));
+    let failed = std::panic::catch_unwind(|| Daemon::start_binary(path, "", &[("FAIL", "1")], false).map(drop));
     let error = failed.expect("dropping a daemon that never ran is quiet").unwrap_err();
     assert!(error.to_string().contains("the pool is taken"), "{error}");
 }

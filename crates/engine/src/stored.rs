@@ -27,8 +27,8 @@ pub enum StoredError {
     /// The image cannot be read, or is damaged.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// It is no complete image of this app.
-    #[error("image {} is not a complete one of this app", .0.display())]
+    /// It is not this app's.
+    #[error("image {} belongs to another app", .0.display())]
     Other(PathBuf),
     /// What others reach cannot be made.
     #[error(transparent)]
@@ -57,19 +57,18 @@ pub struct Reopened {
 }
 
 impl Stored {
-    /// Reads the complete image `path` of app number `app`.
+    /// Reads the image `path` of app number `app`; `None` if it is not a complete one.
     ///
     /// # Errors
     /// Where it is damaged, or another's.
-    pub fn open(path: &Path, app: u64) -> Result<Self, StoredError> {
+    pub fn open_complete(path: &Path, app: u64) -> Result<Option<Self>, StoredError> {
         let image = ImageFile::open(path)?;
-        let other = || StoredError::Other(path.to_owned());
-        let Contents::Complete(tree) = image.contents()? else { return Err(other()) };
+        let Contents::Complete(tree) = image.contents()? else { return Ok(None) };
         if image.header().app != app || tree.processes.is_empty() {
-            return Err(other());
+            return Err(StoredError::Other(path.to_owned()));
         }
         let generation = image.header().generation;
-        Ok(Self { path: path.to_owned(), bytes: image.bytes(), generation, tree: *tree })
+        Ok(Some(Self { path: path.to_owned(), bytes: image.bytes(), generation, tree: *tree }))
     }
 
     /// The image.
@@ -92,9 +91,17 @@ impl Stored {
         self.tree.processes[0].pid
     }
 
-    /// `CLOCK_MONOTONIC` and `CLOCK_BOOTTIME` as the program read them last: they must never run backwards for it.
-    pub fn clocks(&self) -> [Duration; 2] {
-        [self.tree.machine.monotonic_ns, self.tree.machine.boottime_ns].map(Duration::from_nanos)
+    /// What `CLOCK_MONOTONIC` and `CLOCK_BOOTTIME` must show beyond the machine's, so that they go on for the program from where
+    /// it read them last; nanoseconds.
+    pub fn clock_offsets_ns(&self) -> [i64; 2] {
+        use rustix::time::{ClockId, clock_gettime};
+        let machine = &self.tree.machine;
+        let then = [machine.monotonic_ns, machine.boottime_ns];
+        let now = [ClockId::Monotonic, ClockId::Boottime].map(clock_gettime);
+        std::array::from_fn(|n| {
+            let now_ns = now[n].tv_sec.saturating_mul(1_000_000_000).saturating_add(now[n].tv_nsec);
+            then[n].cast_signed().saturating_add(machine.clock_offsets_ns[n]).saturating_sub(now_ns)
+        })
     }
 
     /// When a timer must wake it, by `CLOCK_MONOTONIC` of this boot. The time in between counts, as the wall's clock tells it.

@@ -415,6 +415,7 @@ fn machine() -> io::Result<Machine> {
         realtime_ns: clock(ClockId::Realtime),
         monotonic_ns: clock(ClockId::Monotonic),
         boottime_ns: clock(ClockId::Boottime),
+        clock_offsets_ns: [0; 2],
         wake_after_ns: None,
     })
 }

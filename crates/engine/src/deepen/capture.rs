@@ -94,6 +94,8 @@ impl Deepening<'_> {
         let left = self.asleep.wake_at.map(|at| at.saturating_sub(captured));
         tree.machine.wake_after_ns = left.map(|left| left.as_nanos() as u64);
         tree.namespaces.user = self.request.home.user_namespace;
+        (tree.namespaces.time, tree.machine.clock_offsets_ns) =
+            clocks(self.request.home.init_pid).map_err(Failure::Look)?;
         let plan = compile(&tree).map_err(|error| Stop::Refused(error.to_string()))?;
         let image_bytes = write(file, &tree, &plan, pages_end, (self.target.app, self.request.generation))
             .map_err(|error| Failure::Image(self.part.clone(), error))?;
@@ -122,6 +124,30 @@ impl Deepening<'_> {
 
     fn check_events(&self) -> Result<(), Stop> {
         given_up(events::happened(&self.asleep.watch, self.request.abort).map_err(Failure::Look)?)
+    }
+}
+
+/// Whether a process has a time namespace, and what its clocks show beyond the machine's.
+fn clocks(pid: i32) -> std::io::Result<(bool, [i64; 2])> {
+    let namespace = |pid: &str| match fs::read_link(format!("/proc/{pid}/ns/time")) {
+        // A kernel without them.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    };
+    if namespace(&pid.to_string())? == namespace("self")? {
+        return Ok((false, [0; 2]));
+    }
+    let path = format!("/proc/{pid}/timens_offsets");
+    let text = crate::proc::read(&path)?;
+    // `monotonic SECONDS NANOSECONDS`
+    let offset = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        let mut fields = line.split_ascii_whitespace().map(|field| field.parse::<i64>().ok());
+        fields.next()??.checked_mul(1_000_000_000)?.checked_add(fields.next()??)
+    };
+    match (offset("monotonic"), offset("boottime")) {
+        (Some(monotonic), Some(boottime)) => Ok((true, [monotonic, boottime])),
+        _ => Err(crate::proc::unexpected(&path)),
     }
 }
 

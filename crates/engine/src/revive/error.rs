@@ -17,6 +17,9 @@ pub enum ReviveError {
     /// They could not be frozen.
     #[error("freezing its processes")]
     Freeze(#[source] io::Error),
+    /// Its image could not be renamed.
+    #[error("renaming its image")]
+    Image(#[source] io::Error),
     /// The journal could not be written.
     #[error("writing the journal")]
     Journal(#[source] io::Error),

@@ -20,10 +20,10 @@ mod error;
 mod owners;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -61,7 +61,7 @@ pub struct Revive<'a> {
 }
 
 /// An app that runs again.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Revived {
     /// Its initial process, as the machine numbers it.
     pub initial: i32,
@@ -144,7 +144,7 @@ impl Reviving<'_> {
         finish::clear(&building, &plan, &file, passed)?;
         let revived = Revived { initial: building.id(0), memories: memories(&building, &tree, passed), warnings };
 
-        let done = self.let_go(building, passed);
+        let done = self.let_go(building, image, passed);
         if done.as_ref().is_err_and(|error| !error.is_awake()) {
             // They are frozen, and some of them perhaps not ours any more.
             self.end();
@@ -201,7 +201,7 @@ impl Reviving<'_> {
     }
 
     /// From threads that stand at the end of their steps to a running app.
-    fn let_go(&mut self, building: Building<'_>, passed: Duration) -> Result<(), ReviveError> {
+    fn let_go(&mut self, building: Building<'_>, image: &Path, passed: Duration) -> Result<(), ReviveError> {
         let freezer = self.target.freezer;
         freezer.freeze().map_err(ReviveError::Freeze)?;
         self.reached(RestoreStep::Frozen)?;
@@ -211,7 +211,13 @@ impl Reviving<'_> {
         self.reached(RestoreStep::Released)?;
         // Before the journal: a crash in between ends them, which marks it again.
         freezer.processes_are_back().map_err(|error| ReviveError::Home("telling its init", error))?;
-        self.target.journal.record(Phase::Awake).map_err(ReviveError::Journal)?;
+        let woken = woken(image);
+        fs::rename(image, &woken).map_err(ReviveError::Image)?;
+        if let Err(error) = self.target.journal.record(Phase::Awake) {
+            // It sleeps on, and this is its image.
+            fs::rename(woken, image).map_err(ReviveError::Image)?;
+            return Err(ReviveError::Journal(error));
+        }
         let fault = self.reached(RestoreStep::Awake);
         freezer.thaw().map_err(ReviveError::Thaw)?;
         self.timings.mark(RestoreStep::Running);
@@ -225,6 +231,11 @@ impl Reviving<'_> {
             tracing::error!(%error, "cannot end the processes of an app that did not wake");
         }
     }
+}
+
+/// The name of an image whose app runs again: after a power cut it must not be put under files that are newer.
+pub fn woken(image: &Path) -> PathBuf {
+    image.with_extension("image.woken")
 }
 
 fn directory(path: &Path) -> io::Result<OwnedFd> {

@@ -74,6 +74,8 @@ pub struct Machine {
     pub monotonic_ns: u64,
     /// `CLOCK_BOOTTIME` at the capture, nanoseconds.
     pub boottime_ns: u64,
+    /// What `CLOCK_MONOTONIC` and `CLOCK_BOOTTIME` of the programs show beyond these, nanoseconds.
+    pub clock_offsets_ns: [i64; 2],
     /// After how long a timer of an app's own must wake it, nanoseconds.
     pub wake_after_ns: Option<u64>,
 }

@@ -1,15 +1,32 @@
 //! Faults on demand, for tests of crashes: `TORPOR_FAULT=STEP:ACTION[:COUNT]` makes the worker fail (`error`) or kill itself
-//! (`kill`) when an app reaches a step of falling asleep or waking for the COUNT-th time.
+//! (`kill`) when an app reaches a step of falling asleep or waking for the COUNT-th time. Steps of building processes again
+//! begin with `revive-`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{Pid, Signal, getpid, kill_process};
-use torpor_engine::{Fault, Faults, Step};
+use torpor_engine::{Fault, Faults, RestoreStep, Step};
+
+/// A step of either kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AnyStep {
+    Sleep(Step),
+    Revive(RestoreStep),
+}
+
+impl AnyStep {
+    fn named(name: &str) -> Option<Self> {
+        match name.strip_prefix("revive-") {
+            Some(name) => RestoreStep::ALL.into_iter().find(|step| step.name() == name).map(Self::Revive),
+            None => Step::ALL.into_iter().find(|step| step.name() == name).map(Self::Sleep),
+        }
+    }
+}
 
 /// What a test asked for.
 #[derive(Debug)]
 pub(crate) struct RequestedFault {
-    step: Step,
+    step: AnyStep,
     kill: bool,
     countdown: AtomicU32,
 }
@@ -33,8 +50,7 @@ impl WorkerFaults {
 
 fn parse(text: &str) -> Option<RequestedFault> {
     let mut parts = text.split(':');
-    let name = parts.next()?;
-    let step = Step::ALL.into_iter().find(|step| step.name() == name)?;
+    let step = AnyStep::named(parts.next()?)?;
     let kill = match parts.next()? {
         "kill" => true,
         "error" => false,
@@ -44,19 +60,30 @@ fn parse(text: &str) -> Option<RequestedFault> {
     Some(RequestedFault { step, kill, countdown: AtomicU32::new(count) })
 }
 
-impl Faults for WorkerFaults {
-    fn reached(&self, step: Step) -> Result<(), Fault> {
-        let Some(fault) = self.0.as_ref().filter(|fault| fault.step == step) else { return Ok(()) };
+impl WorkerFaults {
+    /// Whether to fail at `step`; does not come back if the worker is to be killed there.
+    fn fails(&self, step: AnyStep) -> bool {
+        let Some(fault) = self.0.as_ref().filter(|fault| fault.step == step) else { return false };
         let left = fault.countdown.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         if left != Ok(1) {
-            return Ok(());
+            return false;
         }
         if fault.kill {
             let own: Pid = getpid();
             // It cannot fail: a process may always signal itself.
             let _ = kill_process(own, Signal::KILL);
         }
-        Err(Fault(step))
+        true
+    }
+}
+
+impl Faults for WorkerFaults {
+    fn reached(&self, step: Step) -> Result<(), Fault> {
+        if self.fails(AnyStep::Sleep(step)) { Err(Fault(step)) } else { Ok(()) }
+    }
+
+    fn rebuilt(&self, step: RestoreStep) -> Result<(), Fault<RestoreStep>> {
+        if self.fails(AnyStep::Revive(step)) { Err(Fault(step)) } else { Ok(()) }
     }
 }
 
@@ -70,6 +97,9 @@ mod tests {
         let outcomes: Vec<bool> = (0..4).map(|_| faults.reached(Step::Dropped).is_err()).collect();
         assert_eq!(outcomes, [false, true, false, false]);
         assert!(faults.reached(Step::Frozen).is_ok());
+        let faults = WorkerFaults(parse("revive-opened:error"));
+        assert!(faults.reached(Step::Opened).is_ok());
+        assert!(faults.rebuilt(RestoreStep::Opened).is_err() && faults.rebuilt(RestoreStep::Opened).is_ok());
         assert!(parse("nowhere:kill").is_none() && parse("frozen:burn").is_none() && parse("frozen").is_none());
     }
 }

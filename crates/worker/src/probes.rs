@@ -6,6 +6,7 @@
 //! many at once, and clients that say nothing, do not use it up. What was set before is put back on waking. A program sees nothing of it, except that a connection without data is
 //! accepted only after [`DEFER_SECONDS`].
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,6 +28,34 @@ const BACKLOG: u32 = 4096;
 
 /// Datagrams and connections looked at for one event; more count as one that wakes.
 const MAX_LOOKS: usize = 4096;
+
+/// Where the sockets of a sleeping app are found.
+#[derive(Debug)]
+pub(crate) enum Sockets<'a> {
+    /// Its processes have them.
+    OfProcesses,
+    /// It has no processes.
+    Parked {
+        /// By the process that had it and its number there.
+        files: &'a HashMap<(i32, i32), OwnedFd>,
+        /// A process in its network namespace.
+        init: i32,
+    },
+}
+
+impl Sockets<'_> {
+    fn get(&self, pid: i32, fd: i32) -> io::Result<OwnedFd> {
+        match self {
+            Self::OfProcesses => duplicate(pid, fd),
+            Self::Parked { files, .. } => files.get(&(pid, fd)).ok_or(io::ErrorKind::NotFound)?.try_clone(),
+        }
+    }
+
+    fn netns(&self, pid: i32) -> io::Result<std::fs::File> {
+        let pid = if let Self::Parked { init, .. } = self { *init } else { pid };
+        std::fs::File::open(format!("/proc/{pid}/ns/net"))
+    }
+}
 
 /// A listener whose option is changed, and what it was before.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -50,10 +79,10 @@ fn is_listener(socket: BorrowedFd<'_>) -> bool {
 }
 
 /// The listeners of a sleeping app as they are; to be kept before [`defer`] changes them.
-pub(crate) fn listeners(watch: &Watch) -> Vec<Deferred> {
+pub(crate) fn listeners(watch: &Watch, sockets: &Sockets<'_>) -> Vec<Deferred> {
     let mut found = Vec::new();
     for source in watch.sources() {
-        match listener_as_is(source) {
+        match listener_as_is(source, sockets) {
             Ok(listener) => found.extend(listener),
             // Without it a mere connection wakes: worse, not wrong.
             Err(error) => tracing::debug!(pid = source.pid, fd = source.fd, %error, "looking for listeners"),
@@ -62,30 +91,30 @@ pub(crate) fn listeners(watch: &Watch) -> Vec<Deferred> {
     found
 }
 
-fn listener_as_is(source: &Source) -> io::Result<Option<Deferred>> {
-    let socket = duplicate(source.pid, source.fd)?;
+fn listener_as_is(source: &Source, sockets: &Sockets<'_>) -> io::Result<Option<Deferred>> {
+    let socket = sockets.get(source.pid, source.fd)?;
     if !is_listener(socket.as_fd()) {
         return Ok(None);
     }
     let before = tcp::defer_accept(&socket)?;
-    let queue = accept_queue(source)?;
+    let queue = accept_queue(source, sockets)?;
     Ok(queue.map(|queue| Deferred { pid: source.pid, fd: source.fd, before, backlog: queue.limit }))
 }
 
 /// Sets listeners so that only data reaches their accept queues, and many connections may be on their way.
-pub(crate) fn defer(listeners: &[Deferred]) {
-    set(listeners, |listener| (DEFER_SECONDS, listener.backlog.max(BACKLOG)));
+pub(crate) fn defer(listeners: &[Deferred], sockets: &Sockets<'_>) {
+    set(listeners, sockets, |listener| (DEFER_SECONDS, listener.backlog.max(BACKLOG)));
 }
 
 /// Puts the listeners back.
-pub(crate) fn undefer(listeners: &[Deferred]) {
-    set(listeners, |listener| (listener.before, listener.backlog));
+pub(crate) fn undefer(listeners: &[Deferred], sockets: &Sockets<'_>) {
+    set(listeners, sockets, |listener| (listener.before, listener.backlog));
 }
 
-fn set(listeners: &[Deferred], values: impl Fn(&Deferred) -> (u32, u32)) {
+fn set(listeners: &[Deferred], sockets: &Sockets<'_>, values: impl Fn(&Deferred) -> (u32, u32)) {
     for listener in listeners {
         let (seconds, backlog) = values(listener);
-        let set = duplicate(listener.pid, listener.fd).and_then(|socket| {
+        let set = sockets.get(listener.pid, listener.fd).and_then(|socket| {
             tcp::set_defer_accept(&socket, seconds)?;
             set_backlog(socket.as_fd(), backlog)
         });
@@ -96,16 +125,16 @@ fn set(listeners: &[Deferred], values: impl Fn(&Deferred) -> (u32, u32)) {
 }
 
 /// What waits at a listening socket.
-fn accept_queue(source: &Source) -> io::Result<Option<AcceptQueue>> {
+fn accept_queue(source: &Source, sockets: &Sockets<'_>) -> io::Result<Option<AcceptQueue>> {
     let inode = source.what.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
     let inode: u64 = inode.and_then(|inode| inode.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
-    let netns = std::fs::File::open(format!("/proc/{}/ns/net", source.pid))?;
+    let netns = sockets.netns(source.pid)?;
     SockDiag::open_in(netns.as_fd())?.accept_queue(inode)
 }
 
 /// Whether an event of `source` is one to wake for. Dead probes and ignored datagrams are taken out of the way.
-pub(crate) fn counts(source: &Source, idle: &Idle) -> bool {
-    match look(source, idle) {
+pub(crate) fn counts(source: &Source, sockets: &Sockets<'_>, idle: &Idle) -> bool {
+    match look(source, sockets, idle) {
         Ok(counts) => counts,
         Err(error) => {
             tracing::debug!(pid = source.pid, fd = source.fd, %error, "looking at a socket; waking for it");
@@ -114,16 +143,16 @@ pub(crate) fn counts(source: &Source, idle: &Idle) -> bool {
     }
 }
 
-fn look(source: &Source, idle: &Idle) -> io::Result<bool> {
+fn look(source: &Source, sockets: &Sockets<'_>, idle: &Idle) -> io::Result<bool> {
     if !source.what.starts_with("socket:") {
         return Ok(true);
     }
-    let socket = duplicate(source.pid, source.fd)?;
+    let socket = sockets.get(source.pid, source.fd)?;
     if !is_internet(socket.as_fd()) {
         return Ok(true);
     }
     if is_listener(socket.as_fd()) {
-        return listener(source, &socket, idle);
+        return listener(source, &socket, sockets, idle);
     }
     if sockopt::socket_type(&socket)? == SocketType::DGRAM {
         return datagrams(&socket, &idle.ignore);
@@ -133,8 +162,8 @@ fn look(source: &Source, idle: &Idle) -> io::Result<bool> {
     Ok(!peer.is_some_and(|peer| ignored(peer.ip(), &idle.ignore)))
 }
 
-fn listener(source: &Source, socket: &OwnedFd, idle: &Idle) -> io::Result<bool> {
-    let Some(queue) = accept_queue(source)? else { return Ok(true) };
+fn listener(source: &Source, socket: &OwnedFd, sockets: &Sockets<'_>, idle: &Idle) -> io::Result<bool> {
+    let Some(queue) = accept_queue(source, sockets)? else { return Ok(true) };
     // One without data in the queue of a listener that defers has waited for the server to speak first.
     if queue.alive().any(|one| !ignored(one.remote.ip(), &idle.ignore)) {
         return Ok(true);

@@ -4,6 +4,7 @@
 //! data_dir/apps/ID/upper  work       its private files            survive a reboot
 //!                 /log …             its output
 //!                 /N.image           the image of sleep N
+//!                 /N.image.woken     the same, while the app that it belonged to runs again
 //!                 /past.json         how often it slept, how it last ended
 //! run_dir/apps/ID/phase              journal of its level          gone after a reboot
 //!                /sandbox.json       how to find its processes again
@@ -58,6 +59,15 @@ impl AppFiles {
         self.data.join(format!("{generation}.image"))
     }
 
+    /// Gives an image its name back that a wake has put aside and that did not come to its end.
+    pub(crate) fn take_back(&self, generation: u64) -> io::Result<()> {
+        let image = self.image(generation);
+        match fs::rename(torpor_engine::woken(&image), &image) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
     /// Generations of the images that lie here, and leftovers of unfinished ones.
     fn images(&self) -> io::Result<Vec<(PathBuf, Option<u64>)>> {
         let mut found = Vec::new();
@@ -67,11 +77,36 @@ impl AppFiles {
             if let Some(generation) = name.strip_suffix(".image") {
                 let generation = generation.parse().ok();
                 found.push((path, generation));
-            } else if name.ends_with(".image.part") {
+            } else if name.ends_with(".image.part") || name.ends_with(".image.woken") {
                 found.push((path, None));
             }
         }
         Ok(found)
+    }
+
+    /// The image with the highest generation, if no wake from it has begun.
+    pub(crate) fn newest_image(&self) -> io::Result<Option<(PathBuf, u64)>> {
+        let mut found: Vec<(PathBuf, u64)> = Vec::new();
+        for (path, generation) in self.images()? {
+            let woken = path.to_string_lossy().strip_suffix(".woken").map(PathBuf::from);
+            let generation_of = |path: &Path| path.file_stem()?.to_str()?.parse::<u64>().ok();
+            match (generation, woken) {
+                (Some(generation), _) => found.push((path, generation)),
+                // The app has run on since.
+                (None, Some(image)) => found.extend(generation_of(&image).map(|generation| (path, generation))),
+                (None, None) => {}
+            }
+        }
+        let newest = found.into_iter().max_by_key(|(_, generation)| *generation);
+        Ok(newest.filter(|(path, _)| path.extension().is_some_and(|extension| extension == "image")))
+    }
+
+    /// Keeps the newest image for inspection, so that it is never used; gives its new name.
+    pub(crate) fn set_newest_aside(&self) -> io::Result<Option<PathBuf>> {
+        let Some((path, _)) = self.newest_image()? else { return Ok(None) };
+        let aside = path.with_extension("damaged");
+        fs::rename(path, &aside)?;
+        Ok(Some(aside))
     }
 
     /// Removes every image but that of `keep`, and says which generation comes next.

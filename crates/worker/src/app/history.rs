@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use jiff::Timestamp;
 use torpor_api::view::{Phase, Transition};
-use torpor_engine::Timings;
+use torpor_engine::{Named, Timings};
 
 /// Transitions kept of each kind.
 const KEPT: usize = 10;
@@ -20,7 +20,12 @@ impl History {
     }
 
     /// Remembers one.
-    pub(crate) fn add(&mut self, cause: String, timings: &Timings, outcome: Option<String>) {
+    pub(crate) fn add<S: Copy + Ord + Named>(
+        &mut self,
+        cause: String,
+        timings: &Timings<S>,
+        outcome: Option<String>,
+    ) {
         let total = i64::try_from(timings.total_us()).unwrap_or(0);
         let at = Timestamp::now().checked_sub(jiff::SignedDuration::from_micros(total)).unwrap_or(Timestamp::MIN);
         let steps = timings.steps().iter();

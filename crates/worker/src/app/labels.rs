@@ -27,6 +27,12 @@ fn socket(line: &str, protocol: &str) -> Option<(String, String)> {
     Some((format!("socket:[{}]", fields.get(9)?), words))
 }
 
+/// Words for the sources of an app without processes, whose network namespace `init` is in.
+pub(super) fn labels_without_processes(init: i32, sources: &[Source]) -> Vec<String> {
+    let sockets = sockets(init);
+    sources.iter().map(|source| plain(&source.what, &sockets)).collect()
+}
+
 fn plain(what: &str, sockets: &HashMap<String, String>) -> String {
     if let Some(words) = sockets.get(what) {
         return words.clone();

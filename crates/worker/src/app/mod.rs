@@ -11,14 +11,18 @@
 //! Nothing else touches an app. Long operations (starting, capturing, large wakes) run on threads of their own and come back
 //! as [`Outcome`]s; the machine sees to it that there is only one at a time.
 
+mod deepen;
 mod files;
 mod history;
 mod known;
 mod labels;
 mod measure;
 mod operate;
+mod parking;
 mod past;
+mod sleeping;
 mod start;
+mod stored;
 mod takeover;
 mod task;
 mod view;
@@ -37,6 +41,8 @@ pub(crate) enum Outcome {
     Committed,
     /// Falling asleep has ended.
     Slept(Box<Attempt>),
+    /// Going warm has ended.
+    Deepened(Box<deepen::Went>),
     /// What the machine is told directly.
     Event(lifecycle::Event),
 }

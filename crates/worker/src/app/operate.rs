@@ -8,11 +8,12 @@ use std::time::SystemTime;
 
 use torpor_api::spec::WakeOn;
 use torpor_engine::{
-    Abort, Asleep, Attempt, Freezer, Journal, Phase, Request, SleepError, Source, Step, Target, fall_asleep, wake,
+    Abort, Attempt, Freezer, Journal, Phase, Request, SleepError, Source, Step, Target, fall_asleep, wake,
 };
 use torpor_lifecycle::{Event, Exit, Observation, Retry, SleepCause, Text, WakeCause, WakeFailure};
 use torpor_sandbox::{ExitStatus, Sandbox};
 
+use super::sleeping::Sleeping;
 use super::task::Task;
 use super::{Outcome, measure};
 use crate::clock;
@@ -49,11 +50,11 @@ impl Freezer for SandboxFreezer<'_> {
     }
 
     fn end_processes(&self) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
+        self.0.end_processes().map_err(io::Error::other)
     }
 
     fn processes_are_back(&self) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
+        self.0.processes_are_back().map_err(io::Error::other)
     }
 }
 
@@ -82,10 +83,14 @@ pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> Text {
     torpor_api::error::chain(error).into()
 }
 
+/// An app's number in images.
+pub(super) fn app_number(id: &str) -> u64 {
+    u64::from_str_radix(id, 16).unwrap_or_default()
+}
+
 impl Task {
-    /// The app's number in images.
     pub(super) fn app_number(&self) -> u64 {
-        u64::from_str_radix(&self.record.id, 16).unwrap_or_default()
+        app_number(&self.record.id)
     }
 
     pub(super) fn begin_capture(&mut self, cause: SleepCause) {
@@ -146,6 +151,7 @@ impl Task {
             Outcome::Committed => self.tell(Event::CaptureCommitted).await,
             Outcome::Spawned(result) => self.spawned(*result).await,
             Outcome::Slept(attempt) => self.slept(*attempt).await,
+            Outcome::Deepened(went) => self.deepened(*went).await,
         }
     }
 
@@ -159,7 +165,7 @@ impl Task {
             Ok(asleep) => {
                 self.sleeps.add(cause, &timings, None);
                 let next_timer = asleep.wake_at.map(clock::millis);
-                self.hold_asleep(asleep, SystemTime::now());
+                self.hold(Sleeping::Dozing(Box::new(asleep)), SystemTime::now());
                 self.tell(Event::Dozed { next_timer }).await;
             }
             Err(error) => {
@@ -190,24 +196,45 @@ impl Task {
     }
 
     /// Keeps what waking takes, and parks what must outlive us. It fell asleep at `since`.
-    pub(super) fn hold_asleep(&mut self, asleep: Asleep, since: SystemTime) {
-        self.labels = super::labels::labels(asleep.watch.sources()).unwrap_or_else(|error| {
-            tracing::debug!(app = self.record.spec.name, %error, "naming what wakes it");
-            Vec::new()
-        });
-        if self.record.spec.idle.wake_on == WakeOn::Data && self.deferred.is_empty() {
-            self.deferred = crate::probes::listeners(&asleep.watch);
+    pub(super) fn hold(&mut self, mut asleep: Sleeping, since: SystemTime) {
+        let init = self.sandbox.as_ref().map_or(0, |sandbox| sandbox.init_pid());
+        match &asleep {
+            Sleeping::Dozing(asleep) => {
+                self.labels = super::labels::labels(asleep.watch.sources()).unwrap_or_else(|error| {
+                    tracing::debug!(app = self.record.spec.name, %error, "naming what wakes it");
+                    Vec::new()
+                });
+            }
+            // Those from when it dozed are better, where there are any.
+            Sleeping::Warm(app) if self.labels.len() != app.watch.sources().len() => {
+                self.labels = super::labels::labels_without_processes(init, app.watch.sources());
+            }
+            Sleeping::Warm(_) => {}
         }
-        let park = super::takeover::park_watch(&self.shared, &self.record.id, &asleep.watch, &self.deferred);
+        if self.looks_at_single_sockets()
+            && let Sleeping::Warm(app) = &mut asleep
+        {
+            match super::parking::parked_files(&self.shared, &self.record.id) {
+                Ok(parked) => app.pick_sockets(parked),
+                // Every event wakes it then.
+                Err(error) => {
+                    tracing::warn!(app = self.record.spec.name, error = %chain(&error), "finding its sockets");
+                }
+            }
+        }
+        if self.record.spec.idle.wake_on == WakeOn::Data && self.deferred.is_empty() {
+            self.deferred = crate::probes::listeners(asleep.watch(), &asleep.sockets(init));
+        }
+        let park = super::parking::park_watch(&self.shared, &self.record.id, asleep.watch(), &self.deferred);
         match park {
-            Ok(()) => crate::probes::defer(&self.deferred),
+            Ok(()) => crate::probes::defer(&self.deferred, &asleep.sockets(init)),
             Err(error) => {
                 // It sleeps on; a new worker would wake it for safety.
                 tracing::warn!(app = self.record.spec.name, error = %chain(&error), "parking its descriptors");
                 self.deferred.clear();
             }
         }
-        let watch = asleep.watch.as_fd().try_clone_to_owned();
+        let watch = asleep.watch().as_fd().try_clone_to_owned();
         match watch.and_then(torpor_linux::readable::register) {
             Ok(watch) => self.watch = Some(watch),
             Err(error) => {
@@ -217,18 +244,22 @@ impl Task {
         }
         // One from before a wake that failed must not count twice.
         self.cached_image = None;
-        self.cached_image = Some(self.shared.cached_images.enter(since, &asleep.image, asleep.image_bytes));
-        self.asleep = Some(Box::new(asleep));
+        self.cached_image = Some(self.shared.cached_images.enter(since, asleep.image(), asleep.image_bytes()));
+        self.asleep_since = since;
+        self.asleep = Some(asleep);
     }
 
     /// Something that the app waits for has happened, or seems to have.
     pub(super) async fn watch_fired(&mut self) {
         let Some(asleep) = &self.asleep else { return };
+        let init = self.sandbox.as_ref().map_or(0, |sandbox| sandbox.init_pid());
         loop {
-            match asleep.watch.fired() {
+            match asleep.watch().fired() {
                 Ok(None) => return,
                 Ok(Some(source)) => {
-                    if !self.looks_at_single_sockets() || crate::probes::counts(&source, &self.record.spec.idle) {
+                    let sockets = asleep.sockets(init);
+                    let single = self.looks_at_single_sockets();
+                    if !single || crate::probes::counts(&source, &sockets, &self.record.spec.idle) {
                         let words = self.words_for(asleep, &source);
                         self.tell(Event::Packet(words.into())).await;
                         return;
@@ -244,8 +275,8 @@ impl Task {
     }
 
     /// What happened, in words.
-    fn words_for(&self, asleep: &Asleep, source: &Source) -> String {
-        let place = asleep.watch.sources().iter().position(|known| known == source);
+    fn words_for(&self, asleep: &Sleeping, source: &Source) -> String {
+        let place = asleep.watch().sources().iter().position(|known| known == source);
         match place.and_then(|place| self.labels.get(place)) {
             Some(label) if ["tcp ", "udp ", "a connection "].iter().any(|kind| label.starts_with(kind)) => {
                 format!("packet for {label}")
@@ -260,15 +291,17 @@ impl Task {
         if let Some(reason) = self.lost.take() {
             return Event::WakeFailed(WakeFailure::Damaged(reason));
         }
-        let Some(asleep) = self.asleep.take() else {
+        let asleep = match self.asleep.take() {
+            Some(Sleeping::Dozing(asleep)) => asleep,
+            Some(Sleeping::Warm(app)) => return self.revive(app, cause),
             // A sleep that failed was undone already: it runs.
-            return Event::Woken;
+            None => return Event::Woken,
         };
         let Some(sandbox) = self.sandbox.clone() else {
             return Event::WakeFailed(WakeFailure::Passing(text("it has no processes")));
         };
         self.watch = None;
-        crate::probes::undefer(&std::mem::take(&mut self.deferred));
+        crate::probes::undefer(&std::mem::take(&mut self.deferred), &crate::probes::Sockets::OfProcesses);
         let app = self.app_number();
         let shared = self.shared.clone();
         let journal = self.journal.clone();
@@ -304,7 +337,7 @@ impl Task {
                     tracing::warn!(app = self.record.spec.name, %reason, "after waking");
                     return Event::Woken;
                 }
-                self.hold_asleep(*asleep, SystemTime::now());
+                self.hold(Sleeping::Dozing(asleep), SystemTime::now());
                 Event::WakeFailed(if lost { WakeFailure::Damaged(reason) } else { WakeFailure::Passing(reason) })
             }
         }
@@ -318,7 +351,7 @@ impl Task {
         let id = self.record.id.clone();
         let finish = move || {
             let memories = woken.finish();
-            if let Err(error) = shared.keeper.drop_key(&super::takeover::watch_key(&id)) {
+            if let Err(error) = super::parking::drop_watch(&shared, &id) {
                 tracing::warn!(app = name, error = %chain(&error), "forgetting its parked descriptors");
             }
             memories
@@ -343,8 +376,8 @@ impl Task {
         let Some(asleep) = self.asleep.take() else { return };
         self.cached_image = None;
         self.watch = None;
-        let aside = asleep.image.with_extension("damaged");
-        match fs::rename(&asleep.image, &aside) {
+        let aside = asleep.image().with_extension("damaged");
+        match fs::rename(asleep.image(), &aside) {
             Ok(()) => tracing::warn!(app = self.record.spec.name, kept = %aside.display(), "damaged image"),
             Err(error) => tracing::warn!(app = self.record.spec.name, %error, "setting its damaged image aside"),
         }
@@ -370,6 +403,7 @@ impl Task {
     /// Its init has ended: all its processes have.
     pub(super) async fn exited(&mut self) {
         let Some(sandbox) = self.sandbox.take() else { return };
+        let was_warm = matches!(self.app.phase(), torpor_lifecycle::Phase::Warm(_));
         self.init = None;
         self.watch = None;
         self.asleep = None;
@@ -392,6 +426,11 @@ impl Task {
             tracing::error!(app = self.record.spec.name, error = %chain(&error), "taking down its sandbox");
         }
         self.after_exit().await;
+        if was_warm && self.house_stored().await.is_some() {
+            // Its init was killed, and with it its sandbox: it had no processes that could have ended.
+            tracing::warn!(app = self.record.spec.name, "its sandbox was gone and was made again");
+            return;
+        }
         let status = match status {
             Ok(status) => status,
             Err(error) => {

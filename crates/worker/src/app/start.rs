@@ -13,7 +13,7 @@ use torpor_engine::{Journal, Phase};
 use torpor_lifecycle::{Event, Policy, RestartPolicy, Share, StartFailure};
 use torpor_network::{Addresses, AppNetwork, NetworkError, Protocol, Published};
 use torpor_sandbox::{
-    EtcFiles, IdRange, Limits, Program, Sandbox, SandboxError, SandboxRecord, SandboxSpec, Security, TmpfsMount, User,
+    EtcFiles, IdRange, Limits, Prepared, Program, Sandbox, SandboxError, SandboxRecord, SandboxSpec, Security, TmpfsMount, User,
     VolumeMount,
 };
 
@@ -62,6 +62,9 @@ pub(crate) enum StartError {
     /// Its network.
     #[error(transparent)]
     Network(#[from] NetworkError),
+    /// What others reach of it could not be made again.
+    #[error(transparent)]
+    Stored(Box<torpor_engine::StoredError>),
 }
 
 /// Whose fault it was that an app could not be started, for the answer to whoever asked.
@@ -238,7 +241,7 @@ impl Task {
         if let Err(error) = self.shared.network.detach(self.record.index).await {
             tracing::warn!(app = name, error = %chain(&error), "taking down its network");
         }
-        if let Err(error) = self.shared.keeper.drop_prefix(&super::takeover::prefix(&self.record.id)) {
+        if let Err(error) = self.shared.keeper.drop_prefix(&super::parking::prefix(&self.record.id)) {
             tracing::warn!(app = name, error = %chain(&error), "forgetting its parked descriptors");
         }
         match fs::remove_file(self.files.sandbox_record()) {
@@ -262,27 +265,12 @@ async fn start(record: &Arc<AppRecord>, files: &AppFiles, shared: &Arc<Shared>) 
     };
     let launching = shared.clone();
     let prepared = blocking(move || Ok(Sandbox::prepare(&launching.launcher, &spec, output_stdio)?)).await?;
-    for limit in prepared.unenforced() {
-        tracing::warn!(app = record.spec.name, error = %chain(limit), "a limit is not enforced");
-    }
-    let attached = shared.network.attach(record.index, prepared.netns(), &network(&record.spec)).await;
-    match attached {
-        Ok(Addresses { .. }) => {}
-        Err(error) => {
-            // Dropping what was prepared takes it down again, which may block.
-            blocking(move || {
-                drop(prepared);
-                Ok(())
-            })
-            .await?;
-            return Err(error.into());
-        }
-    }
+    let prepared = attach(record, shared, prepared).await?;
     let (record, files, shared) = (record.clone(), files.clone(), shared.clone());
     blocking(move || {
         // Before its program runs: whatever kills us from here on, the next worker finds its processes and output.
         write_record(&files, prepared.record())?;
-        if let Err(error) = super::takeover::park_output(&shared, &record.id, &output) {
+        if let Err(error) = super::parking::park_output(&shared, &record.id, &output) {
             tracing::warn!(app = record.spec.name, error = %chain(&error), "parking its output");
         }
         Ok(Started { sandbox: prepared.start()?, output })
@@ -290,13 +278,36 @@ async fn start(record: &Arc<AppRecord>, files: &AppFiles, shared: &Arc<Shared>) 
     .await
 }
 
-fn write_record(files: &AppFiles, record: &SandboxRecord) -> Result<(), StartError> {
+/// Connects a sandbox that is prepared to the network.
+pub(super) async fn attach(
+    record: &Arc<AppRecord>,
+    shared: &Arc<Shared>,
+    prepared: Prepared,
+) -> Result<Prepared, StartError> {
+    for limit in prepared.unenforced() {
+        tracing::warn!(app = record.spec.name, error = %chain(limit), "a limit is not enforced");
+    }
+    match shared.network.attach(record.index, prepared.netns(), &network(&record.spec)).await {
+        Ok(Addresses { .. }) => Ok(prepared),
+        Err(error) => {
+            // Dropping what was prepared takes it down again, which may block.
+            blocking(move || {
+                drop(prepared);
+                Ok(())
+            })
+            .await?;
+            Err(error.into())
+        }
+    }
+}
+
+pub(super) fn write_record(files: &AppFiles, record: &SandboxRecord) -> Result<(), StartError> {
     let path = files.sandbox_record();
     let written = serde_json::to_vec(record).map_err(io::Error::from);
     written.and_then(|record| crate::files::replace(&path, &record)).map_err(|error| StartError::Files(path, error))
 }
 
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StartError> + Send + 'static,
 ) -> Result<T, StartError> {
     match tokio::task::spawn_blocking(work).await {
@@ -306,14 +317,14 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// `/dev/null` and two pipes for the app; their reading ends for us.
-fn stdio() -> io::Result<([OwnedFd; 3], [OwnedFd; 2])> {
+pub(super) fn stdio() -> io::Result<([OwnedFd; 3], [OwnedFd; 2])> {
     let null = fs::File::open("/dev/null")?;
     let (out_read, out_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let (err_read, err_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     Ok(([null.into(), out_write, err_write], [out_read, err_read]))
 }
 
-fn sandbox_spec(record: &AppRecord, files: &AppFiles, shared: &Shared) -> Result<SandboxSpec, StartError> {
+pub(super) fn sandbox_spec(record: &AppRecord, files: &AppFiles, shared: &Shared) -> Result<SandboxSpec, StartError> {
     let (spec, defaults) = (&record.spec, &record.resolved.defaults);
     let command = if spec.command.is_empty() { defaults.command.clone() } else { spec.command.clone() };
     if command.is_empty() {

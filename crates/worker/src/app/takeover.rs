@@ -1,90 +1,21 @@
-//! Across a restart of the worker: what is parked in the keeper, and finding an app again.
+//! Across a restart of the worker: finding an app again.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-use torpor_engine::{Freezer, Recovered, Source, Target, Watch, recover};
+use torpor_engine::{Freezer, Phase, Recovered, Source, Target, Warm, Watch, recover};
 use torpor_lifecycle::{Event, Exit, Found};
 use torpor_sandbox::cgroup::Cgroup;
 use torpor_sandbox::{Sandbox, SandboxRecord};
 
 use super::operate::{SandboxFreezer, chain, exit_of, text};
+use super::parking;
+use super::sleeping::{Sleeping, WarmApp};
 use super::task::Task;
 use crate::clock;
-use crate::probes::Deferred;
-use crate::shared::Shared;
-
-/// Keys of an app's parked descriptors begin with this.
-pub(super) fn prefix(id: &str) -> String {
-    format!("app/{id}/")
-}
-
-/// The epoll descriptor of a sleeping app.
-pub(super) fn watch_key(id: &str) -> String {
-    format!("app/{id}/watch")
-}
-
-fn output_key(id: &str) -> String {
-    format!("app/{id}/output")
-}
-
-/// What is parked with the epoll descriptor.
-#[derive(Serialize, Deserialize)]
-struct Parked {
-    sources: Vec<ParkedSource>,
-    deferred: Vec<Deferred>,
-}
-
-/// [`Source`], in a blob.
-#[derive(Serialize, Deserialize)]
-struct ParkedSource {
-    pid: i32,
-    fd: i32,
-    what: String,
-    awaited: bool,
-    events: u32,
-}
-
-/// Parks the epoll descriptor of a sleeping app, so that events are collected while no worker lives.
-pub(super) fn park_watch(
-    shared: &Shared,
-    id: &str,
-    watch: &Watch,
-    deferred: &[Deferred],
-) -> Result<(), torpor_keeper::Error> {
-    let source = |source: &Source| {
-        let Source { pid, fd, what, awaited, events } = source.clone();
-        ParkedSource { pid, fd, what, awaited, events }
-    };
-    let parked = Parked { sources: watch.sources().iter().map(source).collect(), deferred: deferred.to_vec() };
-    // Numbers and text always serialise. What does not fit is refused by the keeper; then a new worker wakes the app.
-    let blob = serde_json::to_vec(&parked).unwrap_or_default();
-    shared.keeper.put(&watch_key(id), &blob, &[watch.as_fd()])
-}
-
-fn parked_watch(shared: &Shared, id: &str) -> Result<Option<(Watch, Vec<Deferred>)>, torpor_keeper::Error> {
-    let Some(parked) = shared.keeper.get(&watch_key(id))? else { return Ok(None) };
-    let (Some(epoll), Ok(Parked { sources, deferred })) =
-        (parked.fds.into_iter().next(), serde_json::from_slice(&parked.blob))
-    else {
-        return Ok(None);
-    };
-    let source = |source: ParkedSource| {
-        let ParkedSource { pid, fd, what, awaited, events } = source;
-        Source { pid, fd, what, awaited, events }
-    };
-    let sources = sources.into_iter().map(source).collect();
-    Ok(Some((Watch::from_parts(epoll, sources), deferred)))
-}
-
-/// Parks the reading ends of an app's output.
-pub(super) fn park_output(shared: &Shared, id: &str, output: &[OwnedFd; 2]) -> Result<(), torpor_keeper::Error> {
-    let fds: Vec<BorrowedFd<'_>> = output.iter().map(AsFd::as_fd).collect();
-    shared.keeper.put(&output_key(id), b"", &fds)
-}
+use crate::probes::Sockets;
 
 impl Task {
     /// First thing of a task: finds what an earlier worker left of the app.
@@ -92,7 +23,9 @@ impl Task {
         let record = match fs::read(self.files.sandbox_record()) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.nothing_found();
+                if !self.take_up_stored().await {
+                    self.nothing_found();
+                }
                 return;
             }
             Err(error) => {
@@ -117,7 +50,10 @@ impl Task {
                 let limit = self.record.spec.limits.memory.map(|limit| limit.0);
                 let exit = exit_of(record.exit_status().ok(), cgroup.oom_kills().unwrap_or(0), limit);
                 self.take_over_output();
-                self.gone(exit).await;
+                // A warm app has no processes that could have ended: its sandbox is gone, its image is not.
+                if !self.take_up_stored().await {
+                    self.gone(exit).await;
+                }
                 return;
             }
         };
@@ -130,12 +66,8 @@ impl Task {
 
     /// Goes on reading what the app writes, beginning with what it wrote while no worker lived.
     fn take_over_output(&mut self) {
-        match self.shared.keeper.get(&output_key(&self.record.id)) {
-            Ok(Some(parked)) => {
-                if let Ok(output) = <[OwnedFd; 2]>::try_from(parked.fds) {
-                    self.pump_output(output);
-                }
-            }
+        match parking::parked_output(&self.shared, &self.record.id) {
+            Ok(Some(output)) => self.pump_output(output),
             Ok(None) => tracing::warn!(app = self.record.spec.name, "its output was not parked"),
             Err(error) => tracing::warn!(app = self.record.spec.name, error = %chain(&error), "finding its output"),
         }
@@ -170,34 +102,27 @@ impl Task {
     async fn settle(&mut self) {
         let found = tokio::task::block_in_place(|| self.recovered());
         match found {
-            Ok(Recovered::Running) => {
+            Ok((Recovered::Running, _)) => {
                 self.nothing_found();
+                // Whatever is parked of its files, it has itself.
+                self.forget_parked();
+                if let Some(sandbox) = &self.sandbox
+                    && let Err(error) = sandbox.processes_are_back()
+                {
+                    tracing::error!(app = self.record.spec.name, error = %chain(&error), "telling its init");
+                }
                 self.tell(Event::TakenOver(Found::Running)).await;
             }
-            Ok(Recovered::Dozing(asleep)) => {
-                match self.files.clean_images(Some(asleep.generation)) {
-                    Ok(next) => self.generation = next,
-                    Err(error) => tracing::warn!(app = self.record.spec.name, %error, "cleaning up its images"),
-                }
+            Ok((Recovered::Dozing(asleep), _)) => {
+                self.keep_only(asleep.generation);
                 let next_timer = asleep.wake_at.map(clock::millis);
                 // The old worker may have taken an event and died before it had woken the app.
                 let ready = asleep.watch.ready_now();
-                let written = fs::metadata(&asleep.image).and_then(|file| file.modified());
-                // Where the file system tells no time, it counts as the one that sleeps longest.
-                let since = written.unwrap_or(std::time::SystemTime::UNIX_EPOCH);
-                self.hold_asleep(*asleep, since);
+                self.hold_since_written(Sleeping::Dozing(asleep));
                 self.tell(Event::TakenOver(Found::Dozing { next_timer })).await;
-                let cause = match ready {
-                    Ok(None) => return,
-                    Ok(Some(source)) => format!("an event on {} of process {}", source.what, source.pid),
-                    Err(error) => format!("its descriptors cannot be looked at: {error}"),
-                };
-                self.tell(Event::Packet(cause.into())).await;
+                self.wake_if(ready).await;
             }
-            Ok(Recovered::Warm(_)) => {
-                // Nothing puts an app there yet.
-                tracing::error!(app = self.record.spec.name, "found warm, which this version cannot wake");
-            }
+            Ok((Recovered::Warm(warm), watch)) => self.found_warm(warm, watch).await,
             Err(reason) => {
                 // Never run it with wrong memory.
                 tracing::error!(app = self.record.spec.name, %reason, "its memory cannot be brought back");
@@ -208,12 +133,63 @@ impl Task {
         }
     }
 
-    fn recovered(&mut self) -> Result<Recovered, String> {
+    /// Its processes are ended. Without what an earlier worker has watched, nobody knows what came: it is woken.
+    async fn found_warm(&mut self, warm: Warm, watch: Option<Watch>) {
+        self.keep_only(warm.generation);
+        let next_timer = warm.wake_at.map(clock::millis);
+        let lost = watch.is_none();
+        let watch = match watch.map_or_else(Watch::none, Ok) {
+            Ok(watch) => watch,
+            Err(error) => {
+                // Without a descriptor for us there is none for it either.
+                tracing::error!(app = self.record.spec.name, %error, "watching what it waits for");
+                return;
+            }
+        };
+        let ready = match parking::parked_files(&self.shared, &self.record.id) {
+            Ok(files) => watch.ready_among(files.values()),
+            Err(error) => Err(io::Error::other(error)),
+        };
+        self.hold_since_written(Sleeping::Warm(Box::new(WarmApp { warm, watch, sockets: HashMap::new() })));
+        self.tell(Event::TakenOver(Found::Warm { next_timer })).await;
+        if lost {
+            self.tell(Event::Packet(text("what wakes it was lost"))).await;
+        } else {
+            self.wake_if(ready).await;
+        }
+    }
+
+    pub(super) fn keep_only(&mut self, generation: u64) {
+        match self.files.clean_images(Some(generation)) {
+            Ok(next) => self.generation = next,
+            Err(error) => tracing::warn!(app = self.record.spec.name, %error, "cleaning up its images"),
+        }
+    }
+
+    fn hold_since_written(&mut self, asleep: Sleeping) {
+        let written = fs::metadata(asleep.image()).and_then(|file| file.modified());
+        // Where the file system tells no time, it counts as the one that sleeps longest.
+        let since = written.unwrap_or(std::time::SystemTime::UNIX_EPOCH);
+        self.hold(asleep, since);
+    }
+
+    /// The old worker may have taken an event and died before it had woken the app.
+    async fn wake_if(&mut self, ready: io::Result<Option<Source>>) {
+        let cause = match ready {
+            Ok(None) => return,
+            Ok(Some(source)) => format!("an event on {} of process {}", source.what, source.pid),
+            Err(error) => format!("its descriptors cannot be looked at: {error}"),
+        };
+        self.tell(Event::Packet(cause.into())).await;
+    }
+
+    /// What the engine makes of it, and what was watched where that outlives its processes.
+    pub(super) fn recovered(&mut self) -> Result<(Recovered, Option<Watch>), String> {
         let Some(sandbox) = self.sandbox.clone() else { return Err("it has no processes".to_owned()) };
         let freezer = SandboxFreezer(&sandbox);
         let phase = self.journal.read().map_err(|error| text(error).to_string())?;
-        let phase = phase.unwrap_or(torpor_engine::Phase::Awake);
-        let watch = match parked_watch(&self.shared, &self.record.id) {
+        let phase = phase.unwrap_or(Phase::Awake);
+        let mut watch = match parking::parked_watch(&self.shared, &self.record.id) {
             Ok(parked) => parked.map(|(watch, deferred)| {
                 self.deferred = deferred;
                 watch
@@ -223,13 +199,17 @@ impl Task {
                 None
             }
         };
-        let generation = match phase {
-            torpor_engine::Phase::Awake => 0,
-            torpor_engine::Phase::Dropping { generation }
-            | torpor_engine::Phase::Dozing { generation, .. }
-            | torpor_engine::Phase::Ending { generation, .. }
-            | torpor_engine::Phase::Warm { generation, .. } => generation,
+        let (generation, warm) = match phase {
+            Phase::Awake => (0, false),
+            Phase::Dropping { generation } | Phase::Dozing { generation, .. } => (generation, false),
+            Phase::Ending { generation, .. } | Phase::Warm { generation, .. } => (generation, true),
         };
+        let kept = if warm { watch.take() } else { None };
+        let image = self.files.image(generation);
+        if warm {
+            // The old worker may have died on the way to `Awake`.
+            self.files.take_back(generation).map_err(|error| format!("{}: {error}", image.display()))?;
+        }
         let target = Target {
             app: self.app_number(),
             boot: self.shared.boot,
@@ -237,14 +217,14 @@ impl Task {
             journal: &*self.journal,
             faults: &self.shared.faults,
         };
-        let recovered = recover(&target, phase, &self.files.image(generation), watch);
-        if !matches!(recovered, Ok(Recovered::Dozing(_))) {
-            crate::probes::undefer(&std::mem::take(&mut self.deferred));
+        let recovered = recover(&target, phase, &image, watch);
+        if !matches!(recovered, Ok(Recovered::Dozing(_) | Recovered::Warm(_))) {
+            crate::probes::undefer(&std::mem::take(&mut self.deferred), &Sockets::OfProcesses);
         }
         match recovered {
-            Ok(recovered) => Ok(recovered),
+            Ok(recovered) => Ok((recovered, kept)),
             // Nothing to freeze any more: it has ended, which its init will tell.
-            Err(_) if freezer.processes().is_ok_and(|pids| pids.is_empty()) => Ok(Recovered::Running),
+            Err(_) if !warm && freezer.processes().is_ok_and(|pids| pids.is_empty()) => Ok((Recovered::Running, None)),
             Err(error) => Err(chain(&error).to_string()),
         }
     }

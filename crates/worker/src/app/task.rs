@@ -9,13 +9,14 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
 use torpor_api::view::{AppStatus, Explanation, Stats};
 use torpor_api::worker::AppRecord;
-use torpor_engine::{Abort, Asleep, Memories};
-use torpor_lifecycle::{Action, App, Event, Note, Phase, Refusal, Request, Retry, StopReason, Ticket};
+use torpor_engine::{Abort, Memories};
+use torpor_lifecycle::{Action, App, Event, Note, Phase, Refusal, Request, StopReason, Ticket};
 use torpor_sandbox::Sandbox;
 
 use super::history::History;
 use super::known::Known;
 use super::past::Past;
+use super::sleeping::Sleeping;
 use super::start::Fault;
 use super::{AppFiles, Outcome};
 use crate::cached::CachedImage;
@@ -74,7 +75,9 @@ pub(crate) struct Task {
     pub(crate) sandbox: Option<Arc<Sandbox>>,
     /// Readable when the sandbox's init has ended.
     pub(crate) init: Option<AsyncFd<OwnedFd>>,
-    pub(crate) asleep: Option<Box<Asleep>>,
+    pub(crate) asleep: Option<Sleeping>,
+    /// When its image was written.
+    pub(crate) asleep_since: std::time::SystemTime,
     /// Its image, as one that may lie in the page cache; set while it dozes.
     pub(crate) cached_image: Option<CachedImage>,
     /// Words for each of its wake sources.
@@ -142,6 +145,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         sandbox: None,
         init: None,
         asleep: None,
+        asleep_since: std::time::SystemTime::UNIX_EPOCH,
         cached_image: None,
         labels: Vec::new(),
         watch: None,
@@ -259,17 +263,12 @@ impl Task {
                 return Some(self.no_space(&action));
             }
             Action::BeginCapture { cause } => self.begin_capture(cause),
-            Action::AbortCapture => {
+            Action::AbortCapture | Action::AbortDeepen => {
                 if let Some(abort) = &self.abort {
                     abort.ask();
                 }
             }
-            Action::BeginDeepen { .. } => {
-                let reasons = vec!["going warm is not available yet".into()];
-                return Some(Event::DeepenRefused { reasons, retry: Retry::Pointless, dozes: true });
-            }
-            // The outcome came with the beginning.
-            Action::AbortDeepen => {}
+            Action::BeginDeepen { cause } => self.begin_deepen(cause),
             Action::BeginWake { cause } => return Some(self.wake(&cause)),
             Action::Terminate => self.terminate(),
             Action::Kill => self.kill(),

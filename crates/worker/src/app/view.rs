@@ -4,6 +4,7 @@ use torpor_api::view::{AppStatus, Exit as ExitView, Explanation, State, Stats};
 use torpor_lifecycle::{Exit, Phase};
 
 use super::measure;
+use super::sleeping::Sleeping;
 use super::task::Task;
 use crate::clock;
 
@@ -86,7 +87,7 @@ impl Task {
                 Err(error) => tracing::debug!(app = self.record.spec.name, %error, "looking for obstacles to sleep"),
             }
         }
-        let sources = self.asleep.as_ref().map(|asleep| asleep.watch.sources()).unwrap_or_default();
+        let sources = self.asleep.as_ref().map(|asleep| asleep.watch().sources()).unwrap_or_default();
         Explanation {
             status: self.status(),
             why: account.why,
@@ -123,7 +124,7 @@ impl Task {
             shared_bytes: usage.shared_bytes,
             page_table_bytes: usage.page_table_bytes,
             kernel_bytes: cgroup.and_then(|cgroup| cgroup.kernel_bytes().ok().flatten()),
-            image_bytes: self.asleep.as_ref().map(|asleep| asleep.image_bytes),
+            image_bytes: self.asleep.as_ref().map(Sleeping::image_bytes),
             cpu_us: cgroup.and_then(|cgroup| cgroup.cpu_us().ok()).unwrap_or(0),
             packets: self.shared.packets(self.record.index).unwrap_or(0),
             sleeps: counts.sleeps,

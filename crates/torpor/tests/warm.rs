@@ -1,0 +1,265 @@
+//! Apps whose processes are ended while they sleep: real programs come back with their connections open and the state in
+//! their memory, and nothing is lost when something fails at any step on the way there and back.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use support::{PATIENCE, Times, connect, program, rounds, say, stats, step, told};
+use torpor_testkit::client::Session;
+use torpor_testkit::daemon::Daemon;
+use torpor_testkit::native::{self, LineSession};
+use torpor_testkit::wait::{eventually, eventually_ok};
+use torpor_testkit::zoo::Program;
+
+/// Sleeps on command only.
+const ON_COMMAND: &str = "[idle]\nsleep = false\ntimers_over = '10m'";
+/// Rounds of each program: by default, and under `TORPOR_TEST_ALL=1`.
+const CYCLES: (u64, u64) = (6, 50);
+
+/// Puts an app to the level warm; again where it is just at work.
+fn warm(daemon: &Daemon, app: &str) {
+    let mut said = String::new();
+    eventually("it goes warm", PATIENCE, || {
+        let output = daemon.cli(&["sleep", app, "--level", "warm"]).unwrap();
+        said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() || said.contains("aborted"), "{said}\n{}\n{}", told(daemon, app), daemon.log());
+        output.status.success()
+    })
+    .unwrap();
+}
+
+/// Processes in an app's sandbox as the worker sees them.
+fn processes(daemon: &Daemon, app: &str) -> u64 {
+    stats(daemon, app).processes
+}
+
+/// A real program goes warm and is woken by its next packet, on old and new connections.
+fn goes_warm(name: &str) {
+    const APP: &str = "warm";
+    let program = program(name);
+    let mut daemon = Daemon::start().unwrap();
+    let address = start(&mut daemon, &program, APP);
+    let mut open: Vec<Box<dyn Session>> = (0..3).map(|_| connect(&daemon, &program, APP, address)).collect();
+    let before = processes(&daemon, APP);
+    let mut times = Times::default();
+    for cycle in 1..=rounds(CYCLES.0, CYCLES.1) {
+        warm(&daemon, APP);
+        let asleep = stats(&daemon, APP);
+        assert_eq!(asleep.state, "warm", "{}", told(&daemon, APP));
+        assert_eq!((asleep.processes, asleep.private_bytes), (0, 0), "{asleep:?}");
+        let begin = Instant::now();
+        match (cycle % 4) as usize {
+            0 => open[(cycle / 4 % 3) as usize] = connect(&daemon, &program, APP, address),
+            n => drop(step(&daemon, APP, &mut *open[n - 1])),
+        }
+        times.add(begin.elapsed());
+        let woken = stats(&daemon, APP);
+        // A client may have made it start one more.
+        assert_eq!(woken.state, "running", "{}", told(&daemon, APP));
+        assert!(woken.processes >= before.min(2), "{woken:?}: {}", told(&daemon, APP));
+    }
+    for session in &mut open {
+        step(&daemon, APP, &mut **session);
+    }
+    say(&format!("{name}: {before} processes; warm and back, answer in {}", times.words()));
+}
+
+fn start(daemon: &mut Daemon, program: &Program, app: &str) -> SocketAddr {
+    let addresses = daemon.run_program(program, app, ON_COMMAND).unwrap();
+    let answers = eventually_ok(&format!("{app} answers"), PATIENCE, || program.connect(addresses[0]).map(drop));
+    answers.unwrap_or_else(|error| panic!("{}: {error}\n{}\n{}", program.name, told(daemon, app), daemon.log()));
+    addresses[0]
+}
+
+macro_rules! programs {
+    ($($test:ident: $name:literal,)*) => {
+        $(#[test]
+        fn $test() {
+            goes_warm($name);
+        })*
+    };
+}
+
+programs! {
+    lighttpd_goes_warm: "lighttpd",
+    redis_goes_warm: "redis",
+    bind_goes_warm: "bind",
+    postfix_goes_warm: "postfix",
+    postgres_goes_warm: "postgres",
+    mariadb_goes_warm: "mariadb",
+    nginx_goes_warm: "nginx",
+    python_goes_warm: "python",
+    node_goes_warm: "node",
+    go_goes_warm: "go",
+    java_goes_warm: "java",
+}
+
+/// `memcheck` as the app `check`, and a connection to it.
+fn memcheck() -> (Daemon, LineSession) {
+    let mut daemon = Daemon::start_with("[idle]\nsleep = false\n", &[]).unwrap();
+    let memcheck = native::program("memcheck", &["8", "3", "7000", "0"], &[7000]).unwrap();
+    let address = daemon.run_program(&memcheck, "check", "").unwrap()[0];
+    let mut session = None;
+    eventually("memcheck answers", PATIENCE, || {
+        session = LineSession::open(address).ok();
+        session.is_some()
+    })
+    .unwrap();
+    (daemon, session.unwrap())
+}
+
+fn is_dead(daemon: &Daemon) -> bool {
+    !daemon.cli(&["ps"]).is_ok_and(|ps| ps.status.success())
+}
+
+fn restart(daemon: &mut Daemon, fault: Option<&str>) {
+    daemon.term().unwrap();
+    daemon.set_environment("TORPOR_FAULT", fault);
+    daemon.up().unwrap();
+}
+
+#[test]
+fn it_stays_warm_over_restarts_of_the_worker() {
+    let (mut daemon, mut session) = memcheck();
+    for how in ["term", "kill"] {
+        warm(&daemon, "check");
+        if how == "term" {
+            daemon.term().unwrap();
+        } else {
+            daemon.kill9().unwrap();
+        }
+        daemon.up().unwrap();
+        assert_eq!(daemon.state("check").unwrap(), "warm", "{how}: {}", daemon.log());
+        session.step().unwrap_or_else(|error| panic!("{how}: {error}\n{}", daemon.log()));
+        warm(&daemon, "check");
+        // A packet that comes while no worker lives.
+        daemon.kill9().unwrap();
+        let asked = std::thread::spawn(move || session.ask().map(|answer| (answer, session)));
+        daemon.up().unwrap();
+        let (answer, again) = asked.join().unwrap().unwrap_or_else(|error| panic!("{how}: {error}\n{}", daemon.log()));
+        assert!(answer.starts_with("ok "), "{how}: {answer}");
+        session = again;
+    }
+}
+
+/// The worker is killed when it reaches each step of an operation; a request comes while nobody watches.
+fn killed_at(daemon: &mut Daemon, mut session: LineSession, steps: &[&str], wakes: bool) -> LineSession {
+    for step in steps {
+        restart(daemon, Some(&format!("{step}:kill")));
+        if wakes {
+            warm(daemon, "check");
+        }
+        let asked;
+        if wakes {
+            asked = std::thread::spawn(move || session.ask().map(|answer| (answer, session)));
+            eventually(&format!("the worker is killed at {step}"), PATIENCE, || is_dead(daemon)).unwrap();
+            daemon.kill9().unwrap();
+        } else {
+            eventually(&format!("the worker is killed at {step}"), PATIENCE, || {
+                let output = daemon.cli(&["sleep", "check", "--level", "warm"]).unwrap();
+                assert!(!output.status.success(), "{step}: the worker lives on");
+                is_dead(daemon)
+            })
+            .unwrap();
+            daemon.kill9().unwrap();
+            asked = std::thread::spawn(move || session.ask().map(|answer| (answer, session)));
+        }
+        daemon.set_environment("TORPOR_FAULT", None);
+        daemon.up().unwrap();
+        let answered = asked.join().unwrap();
+        let (answer, again) = answered.unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
+        session = again;
+        assert!(answer.starts_with("ok "), "{step}: {answer}");
+        daemon.wait_state("check", "running", PATIENCE).unwrap();
+        warm(daemon, "check");
+        session.step().unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
+    }
+    session
+}
+
+fn failing_at(daemon: &mut Daemon, mut session: LineSession, steps: &[&str]) -> LineSession {
+    for step in steps {
+        restart(daemon, Some(&format!("{step}:error")));
+        let _may_fail = daemon.cli(&["sleep", "check", "--level", "warm"]).unwrap();
+        session.step().unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
+        warm(daemon, "check");
+        session.step().unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
+    }
+    session
+}
+
+/// Steps of `torpor-engine`, in order: from dozing to warm, and back.
+const DEEPENING: [&str; 11] =
+    ["examined", "resident", "roused", "held", "collected", "written", "kept", "named", "ending", "ended", "warm"];
+const REVIVING: [&str; 11] = [
+    "revive-read",
+    "revive-checked",
+    "revive-opened",
+    "revive-launched",
+    "revive-born",
+    "revive-verified",
+    "revive-built",
+    "revive-frozen",
+    "revive-finished",
+    "revive-released",
+    "revive-awake",
+];
+
+#[test]
+fn the_worker_is_killed_at_every_step_of_going_warm() {
+    let (mut daemon, session) = memcheck();
+    killed_at(&mut daemon, session, &DEEPENING, false);
+}
+
+#[test]
+fn the_worker_is_killed_at_every_step_of_coming_back() {
+    let (mut daemon, session) = memcheck();
+    killed_at(&mut daemon, session, &REVIVING, true);
+}
+
+#[test]
+fn an_error_at_every_step_leaves_it_whole() {
+    let (mut daemon, session) = memcheck();
+    let session = failing_at(&mut daemon, session, &DEEPENING);
+    failing_at(&mut daemon, session, &REVIVING);
+}
+
+/// Everything but the data directory is gone: apps are there again, warm, with their ports open and what they remember.
+#[test]
+fn apps_come_back_after_a_power_cut() {
+    let mut daemon = Daemon::start().unwrap();
+    let redis = program("redis");
+    let address = start(&mut daemon, &redis, "redis");
+    let memcheck = native::program("memcheck", &["8", "3", "7000", "0"], &[7000]).unwrap();
+    let check = daemon.run_program(&memcheck, "check", ON_COMMAND).unwrap()[0];
+    let mut session = connect(&daemon, &redis, "redis", address);
+    for _ in 0..3 {
+        step(&daemon, "redis", &mut *session);
+    }
+    let ask = |when: &str, daemon: &Daemon| {
+        let mut line = eventually_ok("memcheck takes a connection", PATIENCE, || LineSession::open(check))
+            .unwrap_or_else(|error| panic!("{when}: {error}\n{}", daemon.log()));
+        line.step().unwrap_or_else(|error| panic!("{when}: {error}\n{}", daemon.log()));
+    };
+    ask("before", &daemon);
+    for round in 0..2 {
+        warm(&daemon, "redis");
+        warm(&daemon, "check");
+        daemon.power_off().unwrap();
+        daemon.up().unwrap();
+        for app in ["redis", "check"] {
+            assert_eq!(daemon.state(app).unwrap(), "warm", "{}\n{}", told(&daemon, app), daemon.log());
+        }
+        ask(&format!("round {round}"), &daemon);
+        // A new connection finds what was told over the old one.
+        let mut again = connect(&daemon, &redis, "redis", address);
+        step(&daemon, "redis", &mut *again);
+        for app in ["redis", "check"] {
+            let stats = stats(&daemon, app);
+            assert_eq!(stats.state, "running", "{}", told(&daemon, app));
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! From dozing to warm, and back: the app's processes are ended, and built again from their image.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use torpor_engine::{
+    Abort, Asleep, Deepen, DeepenError, Deepened, Home, Journal, Phase, Revive, Revived, SleepError, Target, Warm,
+    deepen, revive,
+};
+use torpor_lifecycle::{Event, Retry, SleepCause, WakeCause, WakeFailure};
+use torpor_sandbox::Sandbox;
+
+use super::Outcome;
+use super::operate::{SandboxFreezer, chain, text};
+use super::parking::{self, KeeperParking};
+use super::sleeping::{Sleeping, WarmApp};
+use super::task::Task;
+use crate::clock;
+use crate::journal::PhaseFile;
+use crate::shared::Shared;
+
+/// What became of an app that was to go warm, with what was known of it while it dozed.
+pub(crate) struct Went {
+    asleep: Box<Asleep>,
+    deepened: Deepened,
+}
+
+/// The journal, which also tells the task of the commit.
+struct TellingJournal {
+    file: Arc<PhaseFile>,
+    outcomes: tokio::sync::mpsc::UnboundedSender<Outcome>,
+}
+
+impl Journal for TellingJournal {
+    fn record(&self, phase: Phase) -> std::io::Result<()> {
+        self.file.record(phase)?;
+        if let Phase::Ending { .. } = phase {
+            // The task lives as long as an operation of its own runs.
+            let _ = self.outcomes.send(Outcome::Event(Event::DeepenCommitted));
+        }
+        Ok(())
+    }
+}
+
+/// Everything that going warm needs, to be carried to its thread.
+struct DeepenJob {
+    sandbox: Arc<Sandbox>,
+    home: Home,
+    shared: Arc<Shared>,
+    id: String,
+    app: u64,
+    journal: TellingJournal,
+    image: std::path::PathBuf,
+    generation: u64,
+    abort: Abort,
+    asleep: Box<Asleep>,
+}
+
+/// Where an app's processes live, for the engine.
+pub(super) fn home(sandbox: &Sandbox) -> std::io::Result<Home> {
+    Ok(Home {
+        init: sandbox.pidfd().try_clone_to_owned()?,
+        init_pid: sandbox.init_pid(),
+        initial: sandbox.initial_inside(),
+        cgroup: sandbox.cgroup().core().to_owned(),
+        tasks: sandbox.cgroup().tasks_files(),
+        user_namespace: sandbox.record().ids.is_some(),
+    })
+}
+
+impl DeepenJob {
+    fn run(self) -> Went {
+        let freezer = SandboxFreezer(&self.sandbox);
+        let target = Target {
+            app: self.app,
+            boot: self.shared.boot,
+            freezer: &freezer,
+            journal: &self.journal,
+            faults: &self.shared.faults,
+        };
+        let parking = KeeperParking { shared: &self.shared, id: &self.id };
+        let request = Deepen {
+            home: &self.home,
+            image: self.image,
+            generation: self.generation,
+            abort: &self.abort,
+            parking: &parking,
+        };
+        let deepened = deepen(&target, &self.asleep, &request);
+        Went { asleep: self.asleep, deepened }
+    }
+}
+
+impl Task {
+    pub(super) fn begin_deepen(&mut self, cause: SleepCause) {
+        let outcomes = self.outcomes();
+        let refused = |reason: String| {
+            let event = Event::DeepenRefused { reasons: vec![reason.into()], retry: Retry::Later, dozes: true };
+            // The task itself receives it.
+            let _ = outcomes.send(Outcome::Event(event));
+        };
+        let (Some(Sleeping::Dozing(_)), Some(sandbox)) = (&self.asleep, self.sandbox.clone()) else {
+            return refused("it does not doze".to_owned());
+        };
+        let (home, abort) = match home(&sandbox).and_then(|home| Ok((home, Abort::new()?))) {
+            Ok(made) => made,
+            Err(error) => return refused(error.to_string()),
+        };
+        let Some(Sleeping::Dozing(asleep)) = self.asleep.take() else { return };
+        self.sleep_cause = cause.to_string();
+        // The engine watches from here on.
+        self.watch = None;
+        self.abort = Some(abort.clone());
+        let generation = self.generation;
+        self.generation += 1;
+        let job = DeepenJob {
+            sandbox,
+            home,
+            shared: self.shared.clone(),
+            id: self.record.id.clone(),
+            app: self.app_number(),
+            journal: TellingJournal { file: self.journal.clone(), outcomes: outcomes.clone() },
+            image: self.files.image(generation),
+            generation,
+            abort,
+            asleep,
+        };
+        // A thread of its own: tracing belongs to a thread, and it blocks.
+        let name = format!("deepen-{}", self.record.spec.name);
+        let (jobs, job_of_thread) = std::sync::mpsc::channel::<DeepenJob>();
+        let sender = outcomes.clone();
+        let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            if let Ok(job) = job_of_thread.recv() {
+                let _ = sender.send(Outcome::Deepened(Box::new(job.run())));
+            }
+        });
+        match spawned {
+            // The thread waits for just this.
+            Ok(_) => drop(jobs.send(job)),
+            Err(error) => {
+                self.abort = None;
+                self.hold(Sleeping::Dozing(job.asleep), SystemTime::now());
+                refused(error.to_string());
+            }
+        }
+    }
+
+    /// Going warm has ended.
+    pub(super) async fn deepened(&mut self, Went { asleep, deepened }: Went) {
+        self.abort = None;
+        let Deepened { result, timings, memories } = deepened;
+        let cause = std::mem::take(&mut self.sleep_cause);
+        self.sleeps.add(cause, &timings, result.as_ref().err().map(|error| chain(error).to_string()));
+        let old_image = asleep.image.clone();
+        match result {
+            Ok(warm) => {
+                for warning in &warm.warnings {
+                    tracing::info!(app = self.record.spec.name, %warning, "what a reboot would not bring back");
+                }
+                let next_timer = warm.wake_at.map(clock::millis);
+                let watch = asleep.watch;
+                self.hold(Sleeping::Warm(Box::new(WarmApp { warm, watch, sockets: HashMap::new() })), SystemTime::now());
+                self.remove_image(&old_image);
+                self.tell(Event::Deepened { next_timer }).await;
+            }
+            Err(DeepenError::Dozing(reasons)) => {
+                self.hold(Sleeping::Dozing(asleep), self.asleep_since);
+                let reasons = reasons.into_iter().map(Into::into).collect();
+                self.tell(Event::DeepenRefused { reasons, retry: Retry::Later, dozes: true }).await;
+            }
+            Err(DeepenError::Awake(error)) => {
+                if let Some(memories) = memories {
+                    self.memories = memories;
+                }
+                self.cached_image = None;
+                crate::probes::undefer(&std::mem::take(&mut self.deferred), &crate::probes::Sockets::OfProcesses);
+                self.forget_parked();
+                self.remove_image(&old_image);
+                match error {
+                    SleepError::Aborted(by) => {
+                        self.tell(Event::DeepenAborted(WakeCause::Packet(by.into()))).await;
+                    }
+                    error => {
+                        let reasons = vec![chain(&error)];
+                        self.tell(Event::DeepenRefused { reasons, retry: Retry::Later, dozes: false }).await;
+                    }
+                }
+            }
+            Err(DeepenError::Lost(error)) => {
+                // Frozen, with a part of its memory: never run it so.
+                self.lost = Some(chain(&error));
+                self.tell(Event::DeepenAborted(WakeCause::Recovery)).await;
+            }
+            Err(error) => {
+                // Behind the commit: the image is whole, and what is left of its processes is ended by the next attempt.
+                tracing::error!(app = self.record.spec.name, error = %chain(&error), "ending its processes");
+                self.end_again(asleep.watch).await;
+            }
+        }
+    }
+
+    /// Its image is complete and its processes are not all ended: tries that again, as a new worker would.
+    async fn end_again(&mut self, watch: torpor_engine::Watch) {
+        match tokio::task::block_in_place(|| self.recovered()) {
+            Ok((torpor_engine::Recovered::Warm(warm), _)) => {
+                let next_timer = warm.wake_at.map(clock::millis);
+                let app = WarmApp { warm, watch, sockets: HashMap::new() };
+                self.hold(Sleeping::Warm(Box::new(app)), SystemTime::now());
+                self.tell(Event::Deepened { next_timer }).await;
+            }
+            Ok(_) => self.tell(Event::DeepenAborted(WakeCause::Recovery)).await,
+            Err(reason) => {
+                let reason: torpor_lifecycle::Text = reason.into();
+                self.lost = Some(reason.clone());
+                self.tell(Event::DeepenFailed(reason)).await;
+            }
+        }
+    }
+
+    /// Builds its processes again. The task waits for it, on this thread; others are moved to another one first.
+    pub(super) fn revive(&mut self, app: Box<WarmApp>, cause: &WakeCause) -> Event {
+        let Some(sandbox) = self.sandbox.clone() else {
+            self.asleep = Some(Sleeping::Warm(app));
+            return Event::WakeFailed(WakeFailure::Passing(text("it has no sandbox")));
+        };
+        self.watch = None;
+        let sockets = crate::probes::Sockets::Parked { files: &app.sockets, init: sandbox.init_pid() };
+        crate::probes::undefer(&std::mem::take(&mut self.deferred), &sockets);
+        let (number, shared, journal) = (self.app_number(), self.shared.clone(), self.journal.clone());
+        let id = self.record.id.clone();
+        let prepared = tokio::task::block_in_place(|| {
+            let files = parking::parked_files(&shared, &id).map_err(|error| chain(&error))?;
+            Ok((files, home(&sandbox).map_err(text)?))
+        });
+        let (given, home) = match prepared {
+            Ok(prepared) => prepared,
+            Err(reason) => {
+                self.hold(Sleeping::Warm(app), SystemTime::now());
+                return Event::WakeFailed(WakeFailure::Passing(reason));
+            }
+        };
+        let freezer = SandboxFreezer(&sandbox);
+        let target =
+            Target { app: number, boot: shared.boot, freezer: &freezer, journal: &*journal, faults: &shared.faults };
+        let Warm { image, generation, .. } = &app.warm;
+        let request = Revive { home: &home, image, generation: *generation, given };
+        let (result, timings) = tokio::task::block_in_place(|| revive(&target, request));
+        let outcome = result.as_ref().err().map(|error| chain(error).to_string());
+        self.wakes.add(cause.to_string(), &timings, outcome);
+        match result {
+            Ok(revived) => {
+                self.finish_revival(revived);
+                Event::Woken
+            }
+            Err(error) if error.is_awake() && sandbox.cgroup().thaw().is_ok() => {
+                // Its memory is complete and it is thawed: a detail failed behind that.
+                tracing::warn!(app = self.record.spec.name, reason = %chain(&error), "after waking");
+                self.finish_revival(Revived::default());
+                Event::Woken
+            }
+            Err(error) => {
+                let reason = chain(&error);
+                let lost = error.is_lost();
+                self.hold(Sleeping::Warm(app), SystemTime::now());
+                Event::WakeFailed(if lost { WakeFailure::Damaged(reason) } else { WakeFailure::Passing(reason) })
+            }
+        }
+    }
+
+    /// The small things after a wake, off the path to the first answer: but first of all its files are its own again.
+    fn finish_revival(&mut self, revived: Revived) {
+        self.cached_image = None;
+        self.memories = revived.memories;
+        tokio::task::block_in_place(|| self.forget_parked());
+        // After a power cut it must not be there again: what the program writes from now on is newer.
+        let (folder, name) = (self.files.data.clone(), self.record.spec.name.clone());
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = std::fs::File::open(folder).and_then(|folder| folder.sync_all()) {
+                tracing::warn!(app = name, %error, "syncing its directory");
+            }
+        });
+        for warning in revived.warnings {
+            tracing::warn!(app = self.record.spec.name, %warning, "after waking");
+        }
+    }
+
+    /// Its program runs: what is parked of it is given up.
+    pub(super) fn forget_parked(&self) {
+        for dropped in
+            [parking::drop_files(&self.shared, &self.record.id), parking::drop_watch(&self.shared, &self.record.id)]
+        {
+            if let Err(error) = dropped {
+                let name = &self.record.spec.name;
+                tracing::warn!(app = name, error = %chain(&error), "forgetting its parked descriptors");
+            }
+        }
+    }
+
+    fn remove_image(&self, image: &std::path::Path) {
+        match std::fs::remove_file(image) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(app = self.record.spec.name, image = %image.display(), %error, "removing an old image");
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What of an app outlives its processes and its worker: descriptors in the keeper.
+//!
+//! | key              | descriptors                                  | from                  | until                          |
+//! |------------------|----------------------------------------------|-----------------------|--------------------------------|
+//! | `app/ID/output`  | the reading ends of its output               | its start             | its end                        |
+//! | `app/ID/watch`   | the epoll descriptor that everything it waits for is registered with | it sleeps | it has woken       |
+//! | `app/ID/files`   | its open files, in the order of the blob     | before it goes warm   | it runs again                  |
+//!
+//! A duplicate keeps a socket open that the program closes: so the files are given up as soon as the program runs again, and
+//! a new worker that finds a running app does the same.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use serde::{Deserialize, Serialize};
+use torpor_engine::{Parking, Source, Watch};
+use torpor_keeper::Error;
+
+use crate::probes::Deferred;
+use crate::shared::Shared;
+
+/// Keys of an app's parked descriptors begin with this.
+pub(super) fn prefix(id: &str) -> String {
+    format!("app/{id}/")
+}
+
+fn watch_key(id: &str) -> String {
+    format!("app/{id}/watch")
+}
+
+fn output_key(id: &str) -> String {
+    format!("app/{id}/output")
+}
+
+fn files_key(id: &str) -> String {
+    format!("app/{id}/files")
+}
+
+/// What is parked with the epoll descriptor.
+#[derive(Serialize, Deserialize)]
+struct ParkedWatch {
+    sources: Vec<ParkedSource>,
+    deferred: Vec<Deferred>,
+}
+
+/// [`Source`], in a blob.
+#[derive(Serialize, Deserialize)]
+struct ParkedSource {
+    pid: i32,
+    fd: i32,
+    what: String,
+    awaited: bool,
+    events: u32,
+}
+
+/// Parks the epoll descriptor of a sleeping app, so that events are collected while no worker lives.
+pub(super) fn park_watch(shared: &Shared, id: &str, watch: &Watch, deferred: &[Deferred]) -> Result<(), Error> {
+    let source = |source: &Source| {
+        let Source { pid, fd, what, awaited, events } = source.clone();
+        ParkedSource { pid, fd, what, awaited, events }
+    };
+    let parked = ParkedWatch { sources: watch.sources().iter().map(source).collect(), deferred: deferred.to_vec() };
+    // Numbers and text always serialise. What does not fit is refused by the keeper; then a new worker wakes the app.
+    let blob = serde_json::to_vec(&parked).unwrap_or_default();
+    shared.keeper.put(&watch_key(id), &blob, &[watch.as_fd()])
+}
+
+/// The epoll descriptor that an earlier worker has parked.
+pub(super) fn parked_watch(shared: &Shared, id: &str) -> Result<Option<(Watch, Vec<Deferred>)>, Error> {
+    let Some(parked) = shared.keeper.get(&watch_key(id))? else { return Ok(None) };
+    let (Some(epoll), Ok(ParkedWatch { sources, deferred })) =
+        (parked.fds.into_iter().next(), serde_json::from_slice(&parked.blob))
+    else {
+        return Ok(None);
+    };
+    let source = |source: ParkedSource| {
+        let ParkedSource { pid, fd, what, awaited, events } = source;
+        Source { pid, fd, what, awaited, events }
+    };
+    let sources = sources.into_iter().map(source).collect();
+    Ok(Some((Watch::from_parts(epoll, sources), deferred)))
+}
+
+/// Parks the reading ends of an app's output.
+pub(super) fn park_output(shared: &Shared, id: &str, output: &[OwnedFd; 2]) -> Result<(), Error> {
+    let fds: Vec<BorrowedFd<'_>> = output.iter().map(AsFd::as_fd).collect();
+    shared.keeper.put(&output_key(id), b"", &fds)
+}
+
+/// The reading ends of an app's output; `None` if they are not parked.
+pub(super) fn parked_output(shared: &Shared, id: &str) -> Result<Option<[OwnedFd; 2]>, Error> {
+    let parked = shared.keeper.get(&output_key(id))?;
+    Ok(parked.and_then(|parked| <[OwnedFd; 2]>::try_from(parked.fds).ok()))
+}
+
+/// An app's place for open files in the keeper.
+pub(super) struct KeeperParking<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) id: &'a str,
+}
+
+impl Parking for KeeperParking<'_> {
+    fn park(&self, files: &[(u32, BorrowedFd<'_>)]) -> io::Result<()> {
+        let (ids, fds): (Vec<u32>, Vec<BorrowedFd<'_>>) = files.iter().copied().unzip();
+        let blob = serde_json::to_vec(&ids).map_err(io::Error::other)?;
+        self.shared.keeper.put(&files_key(self.id), &blob, &fds).map_err(io::Error::other)
+    }
+}
+
+/// The parked open files of an app by their place in its image; empty if there are none.
+pub(super) fn parked_files(shared: &Shared, id: &str) -> Result<BTreeMap<u32, OwnedFd>, Error> {
+    let Some(parked) = shared.keeper.get(&files_key(id))? else { return Ok(BTreeMap::new()) };
+    let ids: Vec<u32> = serde_json::from_slice(&parked.blob).unwrap_or_default();
+    if ids.len() != parked.fds.len() {
+        tracing::error!(id, "what the keeper has of an app's files is not what was parked");
+        return Ok(BTreeMap::new());
+    }
+    Ok(ids.into_iter().zip(parked.fds).collect())
+}
+
+/// Gives up an app's parked files: its program has them again.
+pub(super) fn drop_files(shared: &Shared, id: &str) -> Result<(), Error> {
+    shared.keeper.drop_key(&files_key(id)).map(drop)
+}
+
+/// Gives up what wakes it: it is awake.
+pub(super) fn drop_watch(shared: &Shared, id: &str) -> Result<(), Error> {
+    shared.keeper.drop_key(&watch_key(id)).map(drop)
+}

@@ -1,0 +1,80 @@
+//! What is kept of a sleeping app, at whatever level.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use torpor_engine::{Asleep, Warm, Watch};
+
+use crate::probes::Sockets;
+
+/// A sleeping app: everything that waking it takes.
+pub(crate) enum Sleeping {
+    /// Its processes are frozen, their memory is in the image.
+    Dozing(Box<Asleep>),
+    /// It has no processes: all of it is in the image, but for the open files that are parked.
+    Warm(Box<WarmApp>),
+}
+
+/// An app that has no processes.
+#[derive(Debug)]
+pub(crate) struct WarmApp {
+    pub(crate) warm: Warm,
+    /// What wakes it. The descriptors are registered as files, so they count although no process has them.
+    pub(crate) watch: Watch,
+    /// Those of its parked files that wake it, by process and number; only where policy looks at single sockets.
+    pub(crate) sockets: HashMap<(i32, i32), OwnedFd>,
+}
+
+impl WarmApp {
+    /// Picks from its parked files those that wake it: they are told apart by what they are.
+    pub(crate) fn pick_sockets(&mut self, parked: BTreeMap<u32, OwnedFd>) {
+        use std::os::fd::AsRawFd;
+        let name = |fd: &OwnedFd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        let mut by_name: HashMap<String, OwnedFd> = HashMap::new();
+        for fd in parked.into_values() {
+            if let Ok(name) = name(&fd) {
+                by_name.insert(name.to_string_lossy().into_owned(), fd);
+            }
+        }
+        for source in self.watch.sources().iter().filter(|source| source.what.starts_with("socket:")) {
+            if let Some(fd) = by_name.get(&source.what).and_then(|fd| fd.try_clone().ok()) {
+                self.sockets.insert((source.pid, source.fd), fd);
+            }
+        }
+    }
+}
+
+impl Sleeping {
+    /// Where its sockets are found; `init`: a process in its network namespace.
+    pub(crate) fn sockets(&self, init: i32) -> Sockets<'_> {
+        match self {
+            Self::Dozing(_) => Sockets::OfProcesses,
+            Self::Warm(app) => Sockets::Parked { files: &app.sockets, init },
+        }
+    }
+
+    /// What wakes it.
+    pub(crate) fn watch(&self) -> &Watch {
+        match self {
+            Self::Dozing(asleep) => &asleep.watch,
+            Self::Warm(app) => &app.watch,
+        }
+    }
+
+    /// Its image.
+    pub(crate) fn image(&self) -> &Path {
+        match self {
+            Self::Dozing(asleep) => &asleep.image,
+            Self::Warm(app) => &app.warm.image,
+        }
+    }
+
+    /// Bytes of the image's file.
+    pub(crate) fn image_bytes(&self) -> u64 {
+        match self {
+            Self::Dozing(asleep) => asleep.image_bytes,
+            Self::Warm(app) => app.warm.image_bytes,
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! Memory of many dozing apps, all of it counted, and the worker's own CPU while they sleep.
+//! Memory of many sleeping apps, all of it counted, and the worker's own CPU while they sleep.
 //!
 //! What the machine has less of `MemAvailable`, and beside it the page cache that holds images: the kernel counts that as
 //! available, but it is memory that sleeping apps use. On a machine that does other work too, `memory_own` is the better
@@ -24,12 +24,31 @@ pub(crate) struct Options {
     /// How many apps
     #[arg(long, default_value_t = 1000)]
     apps: usize,
+    /// The level that they sleep at
+    #[arg(long, value_enum, default_value_t = Level::Dozing)]
+    level: Level,
     /// How long the worker's CPU is watched, in seconds
     #[arg(long, default_value_t = 30)]
     watch_s: u64,
     /// Apps that are woken at the end, in another order than they were made
     #[arg(long, default_value_t = 100)]
     woken: usize,
+}
+
+/// A level of sleep.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Level {
+    Dozing,
+    Warm,
+}
+
+impl Level {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Dozing => "dozing",
+            Self::Warm => "warm",
+        }
+    }
 }
 
 /// Before memory is read, so that what the kernel frees late is free.
@@ -43,11 +62,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
     let mut daemon = Daemon::start(&release_binary()?, "")?;
     daemon.load("lighttpd", &program.zoo.tarball)?;
     let mut samples = Samples::default();
-    let mut add = |metric: &str, unit, value: f64| samples.add("lighttpd", "torpor", "dozing", metric, unit, value);
+    let level = options.level.name();
+    let mut add = |metric: &str, unit, value: f64| samples.add("lighttpd", "torpor", level, metric, unit, value);
 
     // The first app brings what all share: the program's files in the page cache, tables, slabs.
     let mut ports = Vec::with_capacity(options.apps);
-    make(&mut daemon, 0, &program, &mut ports)?;
+    make(&mut daemon, 0, &program, level, &mut ports)?;
     std::thread::sleep(SETTLE);
     let (empty, begun) = (memory()?, Instant::now());
     let own_before = anonymous_kb(daemon.instance(), daemon.pid())?;
@@ -55,7 +75,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
     let mut count = 0;
     for number in 1..=options.apps {
         let started = Instant::now();
-        if let Err(error) = make(&mut daemon, number, &program, &mut ports) {
+        if let Err(error) = make(&mut daemon, number, &program, level, &mut ports) {
             eprintln!("app {number} could not be made: {}", chain(&error));
             break;
         }
@@ -103,6 +123,7 @@ fn make(
     daemon: &mut Daemon,
     number: usize,
     program: &super::program::Program,
+    level: &str,
     ports: &mut Vec<u16>,
 ) -> Result<(), Error> {
     let (name, port) = (format!("app{number}"), free_port()?);
@@ -111,7 +132,7 @@ fn make(
     let address = (std::net::Ipv4Addr::LOCALHOST, port).into();
     client::first_byte_since(address, program.protocol, Instant::now())?;
     let begun = Instant::now();
-    while let Err(error) = daemon.call(&["sleep", &name]) {
+    while let Err(error) = daemon.call(&["sleep", &name, "--level", level]) {
         if begun.elapsed() > Duration::from_secs(10) {
             return Err(error);
         }

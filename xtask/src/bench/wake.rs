@@ -48,6 +48,8 @@ pub(crate) struct Options {
 const SLEEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Every image stays in the page cache: where it is to be measured without, it is dropped from there by hand.
 const IMAGES_CACHED: &str = "[memory]\ncached_images = \"100G\"\n";
+/// The levels that it sleeps at.
+const LEVELS: [&str; 2] = ["dozing", "warm"];
 /// Steps of falling asleep during which the program is frozen and may still be let go.
 const FROZEN: [&str; 6] = ["frozen", "stopped", "watched", "copied", "synced", "committed"];
 
@@ -70,19 +72,23 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
 }
 
 fn compare(program: &str, samples: &Samples) -> Vec<Row> {
-    let asleep = ("torpor", "dozing", "first_byte");
+    const PEERS: [(&str, &str); 3] = [("runc+criu", "image"), ("criu", "image"), ("cold-start", "stopped")];
     let awake = ("never-slept", "running", "first_byte");
-    let uncached = ("torpor", "dozing", "first_byte_uncached");
-    let added = [
-        samples.compared(program, ("added", "us"), asleep, awake, |a, b| a - b),
-        samples.compared(program, ("added_uncached", "us"), uncached, awake, |a, b| a - b),
-    ];
-    let times = [("runc+criu", "image"), ("criu", "image"), ("cold-start", "stopped")].map(|(peer, level)| {
-        let metric = format!("faster_than_{peer}");
-        let peer = (peer, level, "first_byte");
-        samples.compared(program, (&metric, "times"), asleep, peer, |torpor, peer| peer / torpor)
-    });
-    added.into_iter().chain(times).flatten().collect()
+    let mut rows = Vec::new();
+    for level in LEVELS {
+        // The level that most sleep at has the plain names.
+        let name = |metric: &str| if level == LEVELS[0] { metric.to_owned() } else { format!("{level}_{metric}") };
+        let asleep = ("torpor", level, "first_byte");
+        let uncached = ("torpor", level, "first_byte_uncached");
+        rows.extend(samples.compared(program, (&name("added"), "us"), asleep, awake, |a, b| a - b));
+        rows.extend(samples.compared(program, (&name("added_uncached"), "us"), uncached, awake, |a, b| a - b));
+        for (peer, at) in PEERS {
+            let metric = name(&format!("faster_than_{peer}"));
+            let peer = (peer, at, "first_byte");
+            rows.extend(samples.compared(program, (&metric, "times"), asleep, peer, |torpor, peer| peer / torpor));
+        }
+    }
+    rows
 }
 
 /// The two apps of one program: one sleeps, the other never does.
@@ -102,8 +108,10 @@ fn measure(binary: &Path, program: &Program, options: &Options, samples: &mut Sa
     let gap = Duration::from_millis(options.gap_ms);
     for round in 0..options.runs {
         apps.never_slept(program, gap, samples)?;
-        apps.wake(program, gap, true, samples)?;
-        apps.wake(program, gap, false, samples)?;
+        for level in LEVELS {
+            apps.wake(program, level, gap, true, samples)?;
+            apps.wake(program, level, gap, false, samples)?;
+        }
         if round % options.peers_every == 0 {
             peers.retain_mut(|peer| match ask_peer(program, &mut **peer, gap, samples) {
                 Ok(()) => true,
@@ -152,10 +160,17 @@ impl Apps {
     }
 
     /// One sleep and one wake.
-    fn wake(&self, program: &Program, gap: Duration, cached: bool, samples: &mut Samples) -> Result<(), Error> {
-        let mut add = |metric: String, unit, value| samples.add(program.name, "torpor", "dozing", metric, unit, value);
+    fn wake(
+        &self,
+        program: &Program,
+        level: &'static str,
+        gap: Duration,
+        cached: bool,
+        samples: &mut Samples,
+    ) -> Result<(), Error> {
+        let mut add = |metric: String, unit, value| samples.add(program.name, "torpor", level, metric, unit, value);
         let before = self.memory()?;
-        self.sleep()?;
+        self.sleep(level)?;
         let after = self.memory()?;
         if !cached {
             for image in self.daemon.images(&self.id)? {
@@ -180,7 +195,9 @@ impl Apps {
         for (name, us) in &slept {
             add(format!("sleep_{name}"), "us", *us);
         }
-        add("capture_frozen".to_owned(), "us", FROZEN.iter().filter_map(|name| slept.get(*name)).sum());
+        let dozes = level == LEVELS[0];
+        let steps = slept.iter().filter(|(name, _)| !dozes || FROZEN.contains(&name.as_str())).map(|(_, us)| us);
+        add(if dozes { "capture_frozen" } else { "deepen" }.to_owned(), "us", steps.sum());
         for ((metric, before), after) in ["private", "shared", "image"].into_iter().zip(before).zip(after) {
             if metric != "image" {
                 add(format!("{metric}_before"), "kB", before / 1024.0);
@@ -191,10 +208,10 @@ impl Apps {
     }
 
     /// Puts it to sleep; an attempt that traffic of our own last request disturbed is repeated.
-    fn sleep(&self) -> Result<(), Error> {
+    fn sleep(&self, level: &str) -> Result<(), Error> {
         let begun = Instant::now();
         loop {
-            match self.daemon.call(&["sleep", "sleeper"]) {
+            match self.daemon.call(&["sleep", "sleeper", "--level", level]) {
                 Ok(_) => return Ok(()),
                 Err(error) if begun.elapsed() > SLEEP_TIMEOUT => return Err(error),
                 Err(_) => std::thread::sleep(Duration::from_millis(20)),

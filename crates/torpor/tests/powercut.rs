@@ -77,7 +77,11 @@ fn memory_and_files_belong_together_after_a_power_cut() {
         assert!(after.starts_with("ok "), "round {round}: {after} ({state})\n{}", daemon.log());
         let same = word(&before, "nonce=") == word(&after, "nonce=");
         if warm {
-            assert!(same, "round {round}: it was warm and its memory is gone ({state}): {before} {after}\n{}", daemon.log());
+            assert!(
+                same,
+                "round {round}: it was warm and its memory is gone ({state}): {before} {after}\n{}",
+                daemon.log()
+            );
             assert_eq!(word(&before, "count="), word(&after, "count="));
         }
         assert!(!same || kind != 1, "round {round}: memory of a running app came back");

@@ -61,7 +61,9 @@ impl Apps {
                 apps.verdicts.insert(program.name, verdict);
             }
         }
-        for program in programs.iter().filter(|program| !apps.verdicts.contains_key(program.name)).cloned().collect::<Vec<_>>() {
+        for program in
+            programs.iter().filter(|program| !apps.verdicts.contains_key(program.name)).cloned().collect::<Vec<_>>()
+        {
             match apps.begun(&program) {
                 None => apps.ready.push(program),
                 Some(verdict) => drop(apps.verdicts.insert(program.name, verdict)),

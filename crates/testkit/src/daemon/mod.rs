@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-pub use leftovers::leftovers;
 use disk::Disk;
+pub use leftovers::leftovers;
 use slot::Slot;
 
 use crate::client::Session;

@@ -160,7 +160,10 @@ impl Task {
                 }
                 let next_timer = warm.wake_at.map(clock::millis);
                 let watch = asleep.watch;
-                self.hold(Sleeping::Warm(Box::new(WarmApp { warm, watch, sockets: HashMap::new() })), SystemTime::now());
+                self.hold(
+                    Sleeping::Warm(Box::new(WarmApp { warm, watch, sockets: HashMap::new() })),
+                    SystemTime::now(),
+                );
                 self.remove_image(&old_image);
                 self.tell(Event::Deepened { next_timer }).await;
             }

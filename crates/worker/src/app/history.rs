@@ -20,12 +20,7 @@ impl History {
     }
 
     /// Remembers one.
-    pub(crate) fn add<S: Copy + Ord + Named>(
-        &mut self,
-        cause: String,
-        timings: &Timings<S>,
-        outcome: Option<String>,
-    ) {
+    pub(crate) fn add<S: Copy + Ord + Named>(&mut self, cause: String, timings: &Timings<S>, outcome: Option<String>) {
         let total = i64::try_from(timings.total_us()).unwrap_or(0);
         let at = Timestamp::now().checked_sub(jiff::SignedDuration::from_micros(total)).unwrap_or(Timestamp::MIN);
         let steps = timings.steps().iter();

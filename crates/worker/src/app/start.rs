@@ -13,8 +13,8 @@ use torpor_engine::{Journal, Phase};
 use torpor_lifecycle::{Event, Policy, RestartPolicy, Share, StartFailure};
 use torpor_network::{Addresses, AppNetwork, NetworkError, Protocol, Published};
 use torpor_sandbox::{
-    EtcFiles, IdRange, Limits, Prepared, Program, Sandbox, SandboxError, SandboxRecord, SandboxSpec, Security, TmpfsMount, User,
-    VolumeMount,
+    EtcFiles, IdRange, Limits, Prepared, Program, Sandbox, SandboxError, SandboxRecord, SandboxSpec, Security,
+    TmpfsMount, User, VolumeMount,
 };
 
 use super::operate::chain;

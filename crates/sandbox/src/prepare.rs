@@ -14,7 +14,7 @@ use crate::confine::Confinement;
 use crate::error::{CgroupError, SandboxError, While};
 use crate::launcher::{Launcher, SETUP_COMMAND};
 use crate::process::{Identity, ids};
-use crate::sandbox::{Initial, Sandbox, SandboxRecord, destroy_leftovers, open_netns};
+use crate::sandbox::{Initial, Sandbox, SandboxRecord, depth_of, destroy_leftovers, open_netns};
 use crate::setup::{Begin, Empty, FromSetup, Request, ToSetup};
 use crate::spec::SandboxSpec;
 use crate::status;
@@ -161,9 +161,10 @@ fn prepare_with(
         channel
             .send(&Request::SetUp(begin), &files)
             .whilst(|| format!("instructing the set-up process of {}", spec.id))?;
-        take_ready(&channel, &mut setup, spec, empty)
+        let (record, init, initial) = take_ready(&channel, &mut setup, spec, empty)?;
+        Ok((depth_of(&record.init)?, record, init, initial))
     })();
-    let (record, init, initial) = match made {
+    let (depth, record, init, initial) = match made {
         Ok(made) => made,
         Err(error) => {
             reap(&mut setup, &spec.id);
@@ -171,7 +172,7 @@ fn prepare_with(
         }
     };
     let netns = open_netns(&record.init);
-    let sandbox = Sandbox { record, init, initial: Mutex::new(initial), cgroup };
+    let sandbox = Sandbox { record, init, depth, initial: Mutex::new(initial), cgroup };
     match netns {
         Ok(netns) => Ok(Prepared { sandbox: Some(sandbox), channel, setup, netns, unenforced }),
         Err(error) => {

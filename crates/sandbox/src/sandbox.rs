@@ -86,6 +86,8 @@ impl SandboxRecord {
 pub struct Sandbox {
     pub(crate) record: SandboxRecord,
     pub(crate) init: OwnedFd,
+    /// [`depth_of`] init.
+    pub(crate) depth: usize,
     pub(crate) initial: Mutex<Option<Initial>>,
     pub(crate) cgroup: Cgroup,
 }
@@ -155,11 +157,12 @@ impl Sandbox {
             None => None,
         };
         let cgroup = Cgroup::at(hierarchies, &record.cgroup_parent, &record.id);
+        let depth = depth_of(&record.init)?;
         let initial = match recorded {
-            None => find_initial(&record, &cgroup)?,
+            None => find_initial(&record, depth, &cgroup)?,
             recorded => recorded,
         };
-        Ok(Self { init, initial: Mutex::new(initial), cgroup, record })
+        Ok(Self { init, depth, initial: Mutex::new(initial), cgroup, record })
     }
 
     /// What to write down to adopt it later.
@@ -270,7 +273,7 @@ impl Sandbox {
     /// # Errors
     /// When the status file or the group cannot be used.
     pub fn processes_are_back(&self) -> Result<(), SandboxError> {
-        let found = find_initial(&self.record, &self.cgroup)?;
+        let found = find_initial(&self.record, self.depth, &self.cgroup)?;
         status::mark(&self.record.run_dir, false)?;
         // Only now: had it ended a moment before, init would have thought nothing of it.
         let alive = match &found {
@@ -337,28 +340,28 @@ pub(crate) fn deliver(pidfd: BorrowedFd<'_>, signal: i32, pid: i32) -> Result<()
     }
 }
 
+/// In how many pid namespaces init is, as we see it: processes may be in further ones below, but what counts is what they
+/// are called where init is 1. 0 if it has ended.
+pub(crate) fn depth_of(init: &Identity) -> Result<usize, SandboxError> {
+    let found = ids(init.pid).whilst(|| format!("reading the ids of process {}", init.pid))?;
+    Ok(found.map_or(0, |ids| ids.len()))
+}
+
 /// The process in the group whose id inside is the recorded one; none if there is none.
-fn find_initial(record: &SandboxRecord, cgroup: &Cgroup) -> Result<Option<Initial>, SandboxError> {
-    let ids_of = |pid| ids(pid).whilst(|| format!("reading the ids of process {pid}"));
-    // Processes may be in namespaces below: what counts is what they are called where init is 1.
-    let Some(depth) = ids_of(record.init.pid)?.map(|ids| ids.len()).filter(|_| record.initial_inside != 0) else {
+fn find_initial(record: &SandboxRecord, depth: usize, cgroup: &Cgroup) -> Result<Option<Initial>, SandboxError> {
+    if record.initial_inside == 0 || depth == 0 {
         return Ok(None);
-    };
-    let is_it = |pid: i32| -> Result<bool, SandboxError> {
-        Ok(ids_of(pid)?.is_some_and(|ids| ids.get(depth - 1) == Some(&record.initial_inside)))
-    };
+    }
     let pids = match cgroup.processes() {
         Err(error) if error.is_gone() => return Ok(None),
         pids => pids?,
     };
     for pid in pids {
-        if !is_it(pid)? {
-            continue;
-        }
-        // Its pid may have become another's before the descriptor was opened, but not after.
-        if let Some(pidfd) = open(pid).whilst(|| format!("opening process {pid}"))?
-            && is_it(pid)?
-        {
+        let whilst = || format!("examining process {pid}");
+        // First the descriptor: if it has not ended after the look, it is of the process that was looked at.
+        let Some(pidfd) = open(pid).whilst(whilst)? else { continue };
+        let is_it = ids(pid).whilst(whilst)?.is_some_and(|ids| ids.get(depth - 1) == Some(&record.initial_inside));
+        if is_it && !wait_for_end(&pidfd, Some(Duration::ZERO)).whilst(whilst)? {
             return Ok(Some(Initial { pid, pidfd }));
         }
     }

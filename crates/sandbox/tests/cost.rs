@@ -107,7 +107,7 @@ fn memory() -> BTreeMap<String, i64> {
 
 fn settle() {
     // What is being freed in the background, and what only waits for somebody to want memory.
-    fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+    fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
     std::thread::sleep(Duration::from_secs(2));
 }
 
@@ -157,4 +157,25 @@ fn memory_of_empty_sandboxes() {
     for sandbox in &sandboxes {
         sandbox.destroy().unwrap();
     }
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn coming_back_times() {
+    let machine = Machine::new();
+    let app = machine.app("echo up; exec sleep 1000");
+    let mut running = app.start().unwrap();
+    running.expect_line("up");
+    let sandbox = &running.sandbox;
+    let times = (0..10 * STARTS).map(|_| {
+        let begun = Instant::now();
+        sandbox.processes_are_back().unwrap();
+        begun.elapsed()
+    });
+    println!("median of {}: processes_are_back {:?}", 10 * STARTS, median(times.collect()));
+    sandbox.cgroup().freeze(PATIENCE).unwrap();
+    let begun = Instant::now();
+    sandbox.end_processes().unwrap();
+    println!("end_processes {:?}", begun.elapsed());
+    running.sandbox.destroy().unwrap();
 }

@@ -13,7 +13,8 @@ use crate::proc;
 use crate::timers::Deadline;
 use crate::trace::{Process, Thread, TraceError};
 use crate::wait::restart::{
-    Carried, Interrupted, Memory, Place, Resume, interrupted, number as nr, resume, waits_still,
+    Carried, Interrupted, Memory, Place, Resume, counts_from_its_beginning, interrupted, number as nr, resume,
+    waits_still,
 };
 use crate::wait::since::{SchedulerClock, now};
 
@@ -76,12 +77,16 @@ impl Began {
 /// A thread may be in a wait whose end depends on when it began. One that begins such a wait later is taken to have begun it
 /// when it was last looked.
 fn waits_for_a_time(pid: i32, tid: i32) -> bool {
+    // `202 0x7f… 0x80 …`: number and arguments; `running`.
     let Ok(call) = proc::read(&format!("/proc/{pid}/task/{tid}/syscall")) else { return true };
     let mut words = call.split_ascii_whitespace();
-    let number = words.next().and_then(|number| number.parse().ok());
-    // The fourth argument is its time, or where it is.
-    let endless = words.nth(3) == Some("0x0");
-    number != Some(nr::FUTEX) || !endless
+    let Some(number) = words.next().and_then(|number| number.parse().ok()) else { return true };
+    let argument = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap_or(u64::MAX);
+    let arguments: Vec<u64> = words.take(6).map(argument).collect();
+    counts_from_its_beginning(number, &arguments, |fd| {
+        let link = std::fs::read_link(format!("/proc/{pid}/fd/{}", fd as i32));
+        link.map_or(true, |link| link.as_os_str().as_encoded_bytes().starts_with(b"socket:"))
+    })
 }
 
 /// A thread as it was stopped.

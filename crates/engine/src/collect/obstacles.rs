@@ -31,9 +31,9 @@ const OF_PROCESS: [&str; 4] = ["mnt", "pid", "user", "time"];
 /// Everything of that kind in a tree: processes with their threads.
 pub(super) fn find(view: &View, tree: &[(i32, Vec<i32>)]) -> io::Result<Vec<Obstacle>> {
     let mut found = Vec::new();
+    namespaces(view, tree, &mut found)?;
     for (pid, threads) in tree {
         let pid = *pid;
-        namespaces(view, pid, threads, &mut found)?;
         for tid in threads.iter().filter(|tid| **tid != pid).copied() {
             for (what, name) in [(Shared::Descriptors, "descriptors"), (Shared::Directories, "a working directory")] {
                 if compare(what, pid, tid)? != Ordering::Equal {
@@ -78,25 +78,27 @@ fn sharing(what: Shared, pids: &[i32]) -> io::Result<Vec<(i32, i32)>> {
     Ok(pairs)
 }
 
-fn namespaces(view: &View, pid: i32, tids: &[i32], found: &mut Vec<Obstacle>) -> io::Result<()> {
-    // `net:[4026531840]`, which is cheaper to read than what it leads to.
-    let identity = |path: String| -> io::Result<Option<PathBuf>> {
-        match fs::read_link(path) {
-            Ok(link) => Ok(Some(link)),
-            // A kernel without that kind.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
-    };
-    let own = NAMESPACES.map(|(file, _)| identity(format!("{}/ns/{file}", view.reference())));
+/// What a namespace is known by: `net:[4026531840]`. That is cheaper to read than what it leads to. `None`: a kernel without
+/// that kind.
+fn namespace(path: String) -> io::Result<Option<PathBuf>> {
+    match fs::read_link(path) {
+        Ok(link) => Ok(Some(link)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Threads that are not in the namespaces that they should be in.
+fn namespaces(view: &View, tree: &[(i32, Vec<i32>)], found: &mut Vec<Obstacle>) -> io::Result<()> {
+    let own = NAMESPACES.map(|(file, _)| namespace(format!("{}/ns/{file}", view.reference())));
     let own = own.into_iter().collect::<io::Result<Vec<_>>>()?;
     let remedy = if view.keeps_files() { "" } else { "run torpor inside that namespace" };
-    for tid in tids.iter().copied() {
+    for (pid, tid) in tree.iter().flat_map(|(pid, tids)| tids.iter().map(|tid| (*pid, *tid))) {
         for ((file, name), own) in NAMESPACES.into_iter().zip(&own) {
             if tid != pid && OF_PROCESS.contains(&file) {
                 continue;
             }
-            if identity(format!("/proc/{pid}/task/{tid}/ns/{file}"))? != *own {
+            if namespace(format!("/proc/{pid}/task/{tid}/ns/{file}"))? != *own {
                 let place = if tid == pid { Place::Process } else { Place::Thread(tid) };
                 let what = format!("it is in another {name} namespace");
                 found.push(Obstacle::new(pid, place, what, remedy));

@@ -44,8 +44,13 @@ pub(crate) fn pids(root: i32) -> io::Result<Vec<i32>> {
 }
 
 pub(super) fn children(pid: i32) -> io::Result<Vec<i32>> {
+    children_of(pid, &gone_is_none(proc::threads(pid))?)
+}
+
+/// Children of these threads of a process.
+fn children_of(pid: i32, threads: &[i32]) -> io::Result<Vec<i32>> {
     let mut found = Vec::new();
-    for tid in gone_is_none(proc::threads(pid))? {
+    for tid in threads {
         let Some(text) = gone(proc::read(&format!("/proc/{pid}/task/{tid}/children")))? else { continue };
         found.extend(text.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
     }
@@ -93,7 +98,10 @@ pub(crate) fn stop(root: i32, before: &[i32]) -> Result<Vec<Stopped>, CollectErr
         while let Some(pid) = tree.order.get(next).copied() {
             next += 1;
             settled &= !tree.stop_threads(&[pid])?;
-            for child in children(pid).map_err(look(pid))? {
+            // Those that are not stopped have ended, or will be seen in the next round.
+            let threads: Vec<i32> =
+                tree.threads.get(&pid).into_iter().flatten().map(|thread| thread.tracee.thread()).collect();
+            for child in children_of(pid, &threads).map_err(look(pid))? {
                 if tree.parents.insert(child, pid).is_none() {
                     tree.order.push(child);
                     settled &= tree.threads.contains_key(&child);

@@ -239,6 +239,29 @@ fn limit(
     }
 }
 
+/// Whether the time-out of a call with these arguments can count from when it began, as far as its number tells; `is_socket`
+/// says it of a descriptor. As [`limit`].
+pub(crate) fn counts_from_its_beginning(number: u64, arguments: &[u64], is_socket: impl Fn(u64) -> bool) -> bool {
+    let argument = |n: usize| arguments.get(n).copied().unwrap_or(0);
+    match number {
+        nr::FUTEX => argument(3) != 0,
+        nr::RESTART_SYSCALL
+        | nr::EPOLL_WAIT
+        | nr::EPOLL_PWAIT
+        | nr::EPOLL_PWAIT2
+        | nr::RT_SIGTIMEDWAIT
+        | nr::SEMTIMEDOP
+        | nr::IO_GETEVENTS
+        | nr::POLL
+        | nr::NANOSLEEP
+        | nr::CLOCK_NANOSLEEP
+        | nr::SELECT
+        | nr::PSELECT6
+        | nr::PPOLL => true,
+        _ => socket_call(number).is_some() && is_socket(argument(0)),
+    }
+}
+
 const CLOCK_MONOTONIC: u64 = 1;
 const CLOCK_BOOTTIME: u64 = 7;
 

@@ -45,8 +45,10 @@ fn processes(group: u32) -> io::Result<Vec<i32>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        let group_of = Pid::from_raw(pid).and_then(|pid| rustix::process::getpgid(Some(pid)).ok());
-        if group_of.is_some_and(|of| of.as_raw_nonzero().get().unsigned_abs() == group) {
+        // Behind the name: state, parent, group. It may have ended.
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let behind = stat.rfind(')').and_then(|end| stat.get(end + 2..)).unwrap_or_default();
+        if behind.split_ascii_whitespace().nth(2).and_then(|of| of.parse().ok()) == Some(group) {
             found.push(pid);
         }
     }

@@ -135,7 +135,15 @@ fn entered(init: i32, v2: &Path, v1: Option<&Path>, pid: i32) -> Result<Entered,
     let (blob, seed) = files();
     enter_for_children(init.as_fd()).unwrap();
     let launch = Launch { pid, seed: seed.as_fd(), inherit: &[blob.as_fd()], first: FIRST };
-    enter(&launch, &Inside { init: init.as_fd(), cgroup: v2.as_fd(), tasks: &tasks, spare: 900 })
+    enter(
+        &launch,
+        &Inside {
+            init: init.as_fd(),
+            cgroup: v2.as_fd(),
+            tasks: &tasks,
+            spare: 900 + (std::process::id() % 9000) as i32,
+        },
+    )
 }
 
 #[test]
@@ -144,14 +152,14 @@ fn the_seed_is_a_child_of_the_namespaces_init() {
     let result = std::thread::scope(|scope| {
         let work = || {
             let begun = Instant::now();
-            let entered = entered(namespaces.init, &groups.v2, groups.v1.as_deref(), ROOT).unwrap();
+            let mut entered = entered(namespaces.init, &groups.v2, groups.v1.as_deref(), ROOT).unwrap();
             let host = entered.pid();
             assert_eq!(groups.processes().trim(), host.to_string());
             let taken = self::entered(namespaces.init, &groups.v2, None, ROOT).unwrap_err();
             assert_eq!((taken.step, taken.error.kind()), ("clone3", std::io::ErrorKind::AlreadyExists));
             let newborn = entered.execute(true).unwrap();
-            newborn.go_on().unwrap();
             let stop = newborn.stopped().unwrap();
+            entered.executed();
             eprintln!("{:?}", begun.elapsed());
             assert!(!stop.failed, "{stop:?}");
             let status = fs::read_to_string(format!("/proc/{host}/status")).unwrap();
@@ -201,7 +209,7 @@ fn dropping_it_before_it_is_executed_ends_it() {
 fn helper_killed_at_a_point() {
     let Ok(words) = std::env::var("TORPOR_TEST_ENTER") else { return };
     let words: Vec<&str> = words.split(' ').collect();
-    let entered = entered(words[0].parse().unwrap(), Path::new(words[1]), None, ROOT).unwrap();
+    let mut entered = entered(words[0].parse().unwrap(), Path::new(words[1]), None, ROOT).unwrap();
     let end = || kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
     if words[2] == "entered" {
         end();
@@ -210,7 +218,6 @@ fn helper_killed_at_a_point() {
     if words[2] == "executed" {
         end();
     }
-    newborn.go_on().unwrap();
     newborn.stopped().unwrap();
     end();
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, test_kill_process};
 use torpor_image::tree::{End, Process, Tree};
-use torpor_linux::restorer::{self, Births, Launch, Newborn, adopt, destroy, destroy_all, launch};
+use torpor_linux::restorer::{self, Births, Entered, Launch, Newborn, adopt, destroy, destroy_all, launch};
 
 use super::calls;
 use super::compile::{BORN, DONE, JOINED};
@@ -35,6 +35,8 @@ pub(crate) struct Building<'a> {
     ids: Vec<i32>,
     /// Of a tree in another pid namespace: who has been born.
     births: Option<Births>,
+    /// What the first process uses of ours until it has stopped for the first time.
+    entered: Option<Entered>,
     /// The tree is let go, and not ours to kill any more.
     pub(crate) released: bool,
 }
@@ -92,12 +94,12 @@ impl<'a> Building<'a> {
         let request =
             Launch { pid: plan.tasks[0].tid, seed: opened.seed.as_fd(), inherit: &inherit, first: plan.first_fd };
         let used: HashSet<i32> = plan.tasks.iter().map(|task| task.tid).collect();
-        let spare = (INIT + 1..).find(|id| !used.contains(id)).unwrap_or(i32::MAX);
-        let place = restorer::Inside { init, cgroup, tasks, spare };
+        let mut spares = (INIT + 1..).filter(|id| !used.contains(id));
         let begun = Instant::now();
-        let entered = loop {
-            match restorer::enter(&request, &place) {
-                // What was there before may still be ending: init has not asked for it yet.
+        let mut entered = loop {
+            let spare = spares.next().unwrap_or(i32::MAX);
+            match restorer::enter(&request, &restorer::Inside { init, cgroup, tasks, spare }) {
+                // What was there before may still be ending: whoever has to has not asked for it yet.
                 Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists && begun.elapsed() < ENDING => {
                     std::thread::yield_now();
                 }
@@ -109,14 +111,14 @@ impl<'a> Building<'a> {
         let first = entered.execute(building.filters())?;
         building.births = Some(Births::of(&first));
         building.newborns[0] = Some(first);
-        building.go_on(0)?;
+        building.entered = Some(entered);
         Ok(building)
     }
 
     fn begin(tree: &'a Tree, plan: &'a Plan) -> Self {
         let mut newborns = Vec::new();
         newborns.resize_with(plan.tasks.len(), || None);
-        Self { tree, plan, newborns, ids: vec![0; plan.tasks.len()], births: None, released: false }
+        Self { tree, plan, newborns, ids: vec![0; plan.tasks.len()], births: None, entered: None, released: false }
     }
 
     /// Some thread has seccomp filters.
@@ -181,6 +183,20 @@ impl<'a> Building<'a> {
             None => newborn.stopped(),
             Some(births) => births.stopped(newborn),
         };
+        if n == 0
+            && let Some(entered) = self.entered.take()
+        {
+            match &stop {
+                Err(restorer::Halt::Ended(..)) => {
+                    self.newborns[0] = None;
+                    if let Some(error) = entered.failure() {
+                        return Err(error.into());
+                    }
+                }
+                Err(_) => self.entered = Some(entered),
+                Ok(_) => entered.executed(),
+            }
+        }
         let stop = stop.map_err(self.halt(task))?;
         let step = self.plan.step(stop.step);
         if !stop.failed && step.is_some_and(|step| step.expected as u64 == barrier) {
@@ -281,12 +297,23 @@ impl Building<'_> {
     fn destroy_inside(&self) {
         let there: Vec<i32> = self.newborns.iter().flatten().map(|newborn| newborn.tracee().thread()).collect();
         let ended = destroy_all(&there);
-        // They are their parents' now, and in the end init's, which asks for all.
-        let begun = Instant::now();
-        let is_there = |id: &i32| Pid::from_raw(*id).is_some_and(|id| test_kill_process(id).is_ok());
-        while begun.elapsed() < ENDING && ended.iter().chain(&self.ids).any(is_there) {
-            std::thread::yield_now();
-        }
+        wait_for_ids(ended.into_iter().chain(self.ids.iter().copied()));
+    }
+
+    /// Ids in our pid namespace of all that was there.
+    pub(crate) fn ids(&self) -> Vec<i32> {
+        self.ids.clone()
+    }
+}
+
+/// Waits until what was killed has been asked for: it is its parents', and in the end init's, which asks for all.
+pub(crate) fn wait_for_ids(ids: impl Iterator<Item = i32>) {
+    let begun = Instant::now();
+    let is_there = |id: &i32| Pid::from_raw(*id).is_some_and(|id| test_kill_process(id).is_ok());
+    let mut there: Vec<i32> = ids.filter(is_there).collect();
+    while !there.is_empty() && begun.elapsed() < ENDING {
+        std::thread::yield_now();
+        there.retain(is_there);
     }
 }
 

@@ -39,7 +39,7 @@ use crate::home::Home;
 use crate::plan::Memories;
 use crate::restore::open::{self, Opened};
 use crate::restore::plan::Kind;
-use crate::restore::run::{Building, Inside};
+use crate::restore::run::{Building, Inside, wait_for_ids};
 use crate::restore::staged::Staged;
 use crate::restore::{CompileError, Loaded, RestoreError, RestoreStep, check, finish, load, lower_limits};
 use crate::sleep::Target;
@@ -144,10 +144,11 @@ impl Reviving<'_> {
         finish::clear(&building, &plan, &file, passed)?;
         let revived = Revived { initial: building.id(0), memories: memories(&building, &tree, passed), warnings };
 
+        let ids = building.ids();
         let done = self.let_go(building, image, passed);
         if done.as_ref().is_err_and(|error| !error.is_awake()) {
             // They are frozen, and some of them perhaps not ours any more.
-            self.end();
+            self.end(&ids);
         }
         done?;
         opened.made.keep();
@@ -225,11 +226,14 @@ impl Reviving<'_> {
     }
 
     /// Ends what is left of it in the home.
-    fn end(&self) {
+    fn end(&self, ids: &[i32]) {
         let freezer = self.target.freezer;
         if let Err(error) = freezer.end_processes().and_then(|()| freezer.thaw()) {
             tracing::error!(%error, "cannot end the processes of an app that did not wake");
+            return;
         }
+        // They may be built again at once, with the same ids.
+        wait_for_ids(ids.iter().copied());
     }
 }
 

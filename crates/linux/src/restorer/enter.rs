@@ -55,6 +55,8 @@ pub struct Inside<'a> {
 pub struct Entered {
     /// Its id in our pid namespace.
     pid: i32,
+    /// P, which has ended or is about to; 0 when it has been waited for.
+    passed: i32,
     /// Its id inside, for errors.
     inside: i32,
     process: OwnedFd,
@@ -146,25 +148,36 @@ pub fn enter(launch: &Launch<'_>, inside: &Inside<'_>) -> Result<Entered, Launch
         if passed < 0 {
             return Err(failed("clone3")(io::Error::from_raw_os_error(-passed as i32)));
         }
-        ptrace::wait(passed as i32).map_err(failed("waiting"))
+        Ok(passed as i32)
     };
-    let status = pass_through(&mut passage, INTO_CGROUP)?;
-    if libc::WIFSIGNALED(status) && passage.answer == 0 {
+    let mut passed = pass_through(&mut passage, INTO_CGROUP)?;
+    if passage.answer == 0 && passage.failed.error == 0 {
+        ptrace::wait(passed).map_err(failed("waiting"))?;
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         let procs = openat(inside.cgroup, "cgroup.procs", flags, Mode::empty());
         let procs = procs.map_err(|error| failed("opening cgroup.procs")(error.into()))?;
         moving = tasks.iter().copied().chain([procs.as_raw_fd()]).collect();
         passage.tasks = &moving;
-        pass_through(&mut passage, 0)?;
+        passed = pass_through(&mut passage, 0)?;
     }
-    passage.failed.of(launch.pid)?;
     if process < 0 {
+        ptrace::wait(passed).map_err(failed("waiting"))?;
+        passage.failed.of(launch.pid)?;
         return Err(failed("clone3")(io::Error::other("it was killed on the way")));
     }
     // SAFETY: P shared our descriptors, and CLONE_PIDFD made this one, which nobody else knows.
     let process = unsafe { OwnedFd::from_raw_fd(process) };
-    let mut entered =
-        Entered { pid: 0, inside: launch.pid, process, gate: writer, child, _stack: stack, gone: false, seized: false };
+    let mut entered = Entered {
+        pid: 0,
+        passed,
+        inside: launch.pid,
+        process,
+        gate: writer,
+        child,
+        _stack: stack,
+        gone: false,
+        seized: false,
+    };
     // R has its own copy of the reader.
     drop(gate);
     entered.pid = number(entered.process.as_fd()).map_err(failed("asking for its number"))?;
@@ -201,8 +214,21 @@ extern "C" fn pass(passage: *mut u8) -> ! {
     leave()
 }
 
-/// The number of a process in the pid namespace that `/proc` shows.
+/// The number of a process in our pid namespace.
 fn number(process: BorrowedFd<'_>) -> io::Result<i32> {
+    /// `struct pidfd_info` of its first version, Linux 6.13: mask, id of the cgroup, then `pid` and ten more numbers of 4 bytes.
+    const BYTES: usize = 64;
+    const PID: usize = 16;
+    const PIDFD_GET_INFO: libc::Ioctl = (3 << 30 | BYTES << 16 | 0xff << 8 | 11) as libc::Ioctl;
+    let mut info = [0_u8; BYTES];
+    // PIDFD_INFO_PID
+    info[0] = 1;
+    // SAFETY: the kernel writes as many bytes as the request's number says, and they are there for the whole call.
+    let answer = unsafe { libc::ioctl(process.as_raw_fd(), PIDFD_GET_INFO, info.as_mut_ptr()) };
+    let number = i32::from_ne_bytes([info[PID], info[PID + 1], info[PID + 2], info[PID + 3]]);
+    if answer == 0 && number > 0 {
+        return Ok(number);
+    }
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", process.as_raw_fd()))?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pid:"));
     let number = line.and_then(|number| number.trim().parse().ok()).filter(|number| *number > 0);
@@ -215,17 +241,20 @@ impl Entered {
         self.pid
     }
 
-    /// Traces it from the calling thread, lets it execute the seed and comes back when it has: it is stopped before its first
-    /// instruction. It and all that come from it are killed if the calling thread dies. With `without_filters` seccomp
-    /// filters do not apply while they are traced.
+    /// Traces it from the calling thread and lets it execute the seed, which runs until it stops by itself. It and all that
+    /// come from it are killed if the calling thread dies. With `without_filters` seccomp filters do not apply while they are
+    /// traced.
+    ///
+    /// This must be kept until the first stop of the newborn has been seen ([`Entered::executed`]), or its end
+    /// ([`Entered::failure`]).
     ///
     /// # Errors
-    /// What failed; it has ended then.
-    pub fn execute(mut self, without_filters: bool) -> Result<Newborn, LaunchError> {
+    /// What failed.
+    pub fn execute(&mut self, without_filters: bool) -> Result<Newborn, LaunchError> {
         let inside = self.inside;
         let failed = |step| move |error: io::Error| LaunchError { step, pid: inside, error };
         let filters = if without_filters { libc::PTRACE_O_SUSPEND_SECCOMP } else { 0 };
-        let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD | filters;
+        let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD | filters;
         let seized = ptrace::ptrace(libc::PTRACE_SEIZE, self.pid, 0, options as usize);
         seized.map_err(failed("ptrace(PTRACE_SEIZE)"))?;
         self.seized = true;
@@ -234,21 +263,33 @@ impl Entered {
             Ok(_) | Err(Errno::PIPE) => {}
             Err(error) => return Err(failed("opening the gate")(error.into())),
         }
-        let status = ptrace::wait(self.pid).map_err(failed("waiting"))?;
-        if status >> 8 == libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8 {
-            self.gone = true;
-            return Ok(Newborn::stopped_at_birth(Tracee::stopped_child(self.pid)));
+        self.reap_passed().map_err(failed("waiting"))?;
+        Ok(Newborn::stopped_at_birth(Tracee::stopped_child(self.pid)))
+    }
+
+    fn reap_passed(&mut self) -> io::Result<()> {
+        match std::mem::take(&mut self.passed) {
+            0 => Ok(()),
+            passed => ptrace::wait(passed).map(drop),
         }
-        if !libc::WIFSTOPPED(status) {
-            (self.gone, self.seized) = (true, false);
-            self.child.failed.of(inside)?;
-        }
-        Err(failed("execveat")(io::Error::other(format!("it has wait status {status:#x}"))))
+    }
+
+    /// It has been seen to stop in the seed: nothing of ours is in use any more.
+    pub fn executed(mut self) {
+        self.gone = true;
+    }
+
+    /// Why the seed was not executed, when it has been seen to end.
+    pub fn failure(mut self) -> Option<LaunchError> {
+        self.gone = true;
+        self.child.failed.of(self.inside).err()
     }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
+        // It ends by itself.
+        let _ = self.reap_passed();
         if self.gone {
             return;
         }

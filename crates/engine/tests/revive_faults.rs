@@ -13,7 +13,8 @@ use common::home::{Lived, Place, WARM, boot, imaged, soon};
 use common::{Group, Memory};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use torpor_engine::{
-    Fault, Faults, Freezer, Home, NoFaults, Phase, RestoreError, RestoreStep, Revive, ReviveError, Step, Target, revive,
+    Fault, Faults, Freezer, Home, NoFaults, Phase, RestoreError, RestoreStep, Revive, ReviveError, Step, Target,
+    revive, woken,
 };
 
 /// One at a time: descriptors are counted.
@@ -59,6 +60,8 @@ fn an_error_at_any_step_leaves_nothing() {
     assert_eq!((outcome.phase, place.group.processes().unwrap().len()), (Phase::Awake, 2));
     place.group.end_processes().unwrap();
     soon("zombies are left", || place.is_empty());
+    // It was put aside when the app was about to run.
+    fs::rename(woken(&image), &image).unwrap();
     let outcome = place.revive(&image, BTreeMap::new(), &NoFaults);
     assert_eq!(outcome.result.unwrap().warnings, [""; 0]);
     assert_eq!(place.group.processes().unwrap().len(), 2);
@@ -124,6 +127,9 @@ fn killing_us_at_any_step_leaves_nothing_that_runs() {
             place.group.end_processes().unwrap();
         }
         soon(name, || place.is_empty());
+        if step == RestoreStep::Awake {
+            fs::rename(woken(&image), &image).unwrap();
+        }
     }
     let outcome = place.revive(&image, BTreeMap::new(), &NoFaults);
     outcome.result.unwrap_or_else(|error| panic!("{error:#?}"));

@@ -22,6 +22,8 @@ use super::plan::{Kind, Plan, Task};
 const INIT: i32 = 1;
 /// How long ids may be taken by what is ending.
 const ENDING: Duration = Duration::from_secs(1);
+/// How long a number may be taken after its process is gone.
+const FREED: Duration = Duration::from_millis(1);
 /// How often the first process is tried while its number is still taken.
 const LAUNCHES: u32 = 100;
 
@@ -315,6 +317,8 @@ pub(crate) fn wait_for_ids(ids: impl Iterator<Item = i32>) {
         std::thread::yield_now();
         there.retain(is_there);
     }
+    // The kernel frees a number a moment after the process is gone; there is no event for it.
+    std::thread::sleep(FREED);
 }
 
 fn missing() -> RestoreError {

@@ -34,6 +34,11 @@ fn wait_gone_warm(daemon: &Daemon, apps: &[&str]) {
     let gone = gone_warm(daemon);
     for (n, app) in apps.iter().enumerate() {
         assert_eq!(gone[n], ((*app).to_owned(), "going warm: memory is short".to_owned()), "{gone:?}");
+        eventually_ok(&format!("{app} is warm"), PATIENCE, || match daemon.state(app).unwrap() {
+            state if state == "warm" => Ok(()),
+            state => Err(format!("it is {state}: {}", told(daemon, app))),
+        })
+        .unwrap();
     }
 }
 
@@ -104,4 +109,22 @@ fn no_further_app_sleeps_where_images_take_their_space() {
     doze(&daemon, "b");
     refused(&daemon, "a", "dozing");
     step(&daemon, "b", &mut *sessions[1].1);
+}
+
+/// Each sleep goes on to warm at once, and requests come at any moment of that.
+#[test]
+fn requests_that_come_while_it_goes_warm_are_answered() {
+    let config = "[memory]\nhigh_watermark = '0%'\nlow_watermark = '0%'\nmin_dozing = '0s'\n\
+                  [idle]\nafter = '100ms'\nmin_awake = '0s'\ntimers_over = '10m'\n";
+    let mut daemon = Daemon::start_with(config, &[]).unwrap();
+    let mut session = run(&mut daemon, "web");
+    let number = |key: &str| daemon.json(&["stats", "web"]).unwrap()[key].as_u64().unwrap();
+    for round in 0..support::rounds(40, 400) {
+        // It falls asleep some 400 ms after a request, and goes warm behind that.
+        std::thread::sleep(std::time::Duration::from_millis(350 + round * 37 % 400));
+        step(&daemon, "web", &mut *session);
+    }
+    let (sleeps, warm, wakes) = (number("sleeps"), number("warm_sleeps"), number("wakes"));
+    support::say(&format!("{sleeps} sleeps, {warm} of them warm, {wakes} wakes"));
+    assert!(warm >= 3 && wakes >= warm, "{}", told(&daemon, "web"));
 }

@@ -188,6 +188,8 @@ pub(crate) async fn manage(shared: Arc<Shared>) {
             tokio::select! {
                 () = tokio::time::sleep(LOOK) => {}
                 () = stalled(stalls.as_ref()) => {}
+                // Another one that could be asked.
+                () = shared.dozers.0.1.notified(), if short.any() => {}
             }
         }
     }

@@ -192,8 +192,9 @@ impl Task {
             }
             Err(DeepenError::Lost(error)) => {
                 // Frozen, with a part of its memory: never run it so.
-                self.lost = Some(chain(&error));
-                self.tell(Event::DeepenAborted(WakeCause::Recovery)).await;
+                let reason = chain(&error);
+                self.lost = Some(reason.clone());
+                self.tell(Event::DeepenFailed(reason)).await;
             }
             Err(error) => {
                 // Behind the commit: the image is whole, and what is left of its processes is ended by the next attempt.
@@ -212,7 +213,8 @@ impl Task {
                 self.hold(Sleeping::Warm(Box::new(app)), SystemTime::now());
                 self.tell(Event::Deepened { next_timer }).await;
             }
-            Ok(_) => self.tell(Event::DeepenAborted(WakeCause::Recovery)).await,
+            // There is nothing left to wake then.
+            Ok(_) => self.tell(Event::DeepenFailed(text("its processes were not ended; it runs on"))).await,
             Err(reason) => {
                 let reason: torpor_lifecycle::Text = reason.into();
                 self.lost = Some(reason.clone());

@@ -4,6 +4,7 @@
 //! interrupted call is put right in the record, while the program itself goes on with its own.
 
 mod credentials;
+mod ending;
 mod family;
 mod guards;
 mod inside;
@@ -154,6 +155,8 @@ pub(crate) fn collect_as(
     let sink = if manner.past_cache { PageSink::direct(image, offset) } else { PageSink::new(image, offset) };
     let mut copier = Copier::new(sink, manner.go_on);
     let (kept, warnings) = open_files(manner, &found, stopped, &shared, &mut tree, &mut copier, &mut obstacles)?;
+    obstacles.extend(ending::semaphores(manner.view, root).look(root)?);
+    obstacles.extend(ending::robust_locks(manner.view, &tree));
     if !obstacles.is_empty() {
         return Err(CollectError::Refused(obstacles));
     }
@@ -285,6 +288,7 @@ pub(crate) fn examine(view: &View, family: &[Member]) -> Result<Vec<Obstacle>, C
         Err(files::CollectError::Refused(more)) => obstacles.extend(more),
         Err(error) => return Err(error.into()),
     }
+    obstacles.extend(ending::semaphores(view, root).look(root)?);
     Ok(obstacles)
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use torpor_image::tree::{AddressSpace, Advice, Area, Backing, Layout, MappedFile, PathState};
 
@@ -30,12 +30,13 @@ const MLOCK_ONFAULT: u32 = 1;
 
 /// What a path leads to now.
 pub(super) fn path_state(path: &[u8], metadata: &fs::Metadata) -> PathState {
+    let device = metadata.file_type().is_char_device() || metadata.file_type().is_block_device();
     PathState {
         path: path.to_owned(),
         device: metadata.dev(),
         inode: metadata.ino(),
         mode: metadata.mode(),
-        bytes: metadata.len(),
+        bytes: if device { metadata.rdev() } else { metadata.len() },
         modified_ns: metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec(),
     }
 }
@@ -143,7 +144,8 @@ fn backing(
     if mapping.is_kernels() {
         return Ok(Backing::Kernel { name: name.clone() });
     }
-    if mapping.inode == 0 {
+    // The inode of a System V segment is its id, and the first one of a namespace has the id 0.
+    if mapping.inode == 0 && !name.starts_with("/SYSV") {
         return Ok(Backing::Anonymous {
             grows_down: mapping.has("gd"),
             droppable: mapping.has("dp"),

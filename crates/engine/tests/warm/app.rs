@@ -21,7 +21,7 @@ use torpor_sandbox::{EtcFiles, IdRange, Launcher, Limits, Program, Sandbox, Sand
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 /// How long an app may have work to do.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(10);
 const FREEZE: Duration = Duration::from_secs(5);
 
 /// The freezer of a sandbox.
@@ -205,6 +205,11 @@ impl App {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
+    /// A file of what it is made of.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
     pub fn image(&self, generation: u64) -> PathBuf {
         self.folder.path().join("images").join(format!("{generation}.image"))
     }
@@ -264,6 +269,8 @@ impl App {
         eprintln!("revive {:?} {:?}", timings.steps(), revived.as_ref().err());
         let revived = revived.map_err(|error| chain(&error))?;
         self.memories = revived.memories;
+        // The program has them; were they kept any longer, what it closes would not be closed.
+        self.kept.0.lock().unwrap().clear();
         Ok(())
     }
 

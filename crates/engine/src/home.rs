@@ -19,4 +19,6 @@ pub struct Home {
     pub tasks: Vec<PathBuf>,
     /// The app has a user namespace, which its processes enter themselves.
     pub user_namespace: bool,
+    /// The app has a time namespace, likewise.
+    pub time_namespace: bool,
 }

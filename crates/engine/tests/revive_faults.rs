@@ -97,6 +97,7 @@ fn helper_killed_at_a_step() {
         cgroup: group.path().to_owned(),
         tasks: Vec::new(),
         user_namespace: false,
+        time_namespace: false,
     };
     let (group, journal) = (Lived(std::mem::ManuallyDrop::into_inner(group)), Memory::new());
     let faults = KilledAt(words[4].to_owned());

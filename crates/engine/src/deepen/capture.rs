@@ -94,8 +94,10 @@ impl Deepening<'_> {
         let left = self.asleep.wake_at.map(|at| at.saturating_sub(captured));
         tree.machine.wake_after_ns = left.map(|left| left.as_nanos() as u64);
         tree.namespaces.user = self.request.home.user_namespace;
-        (tree.namespaces.time, tree.machine.clock_offsets_ns) =
-            clocks(self.request.home.init_pid).map_err(Failure::Look)?;
+        if self.request.home.time_namespace {
+            tree.namespaces.time = true;
+            tree.machine.clock_offsets_ns = clock_offsets(self.request.home.init_pid).map_err(Failure::Look)?;
+        }
         let plan = compile(&tree).map_err(|error| Stop::Refused(error.to_string()))?;
         let image_bytes = write(file, &tree, &plan, pages_end, (self.target.app, self.request.generation))
             .map_err(|error| Failure::Image(self.part.clone(), error))?;
@@ -127,16 +129,8 @@ impl Deepening<'_> {
     }
 }
 
-/// Whether a process has a time namespace, and what its clocks show beyond the machine's.
-fn clocks(pid: i32) -> std::io::Result<(bool, [i64; 2])> {
-    let namespace = |pid: &str| match fs::read_link(format!("/proc/{pid}/ns/time")) {
-        // A kernel without them.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        other => other.map(Some),
-    };
-    if namespace(&pid.to_string())? == namespace("self")? {
-        return Ok((false, [0; 2]));
-    }
+/// What the clocks of a process's time namespace show beyond the machine's.
+fn clock_offsets(pid: i32) -> std::io::Result<[i64; 2]> {
     let path = format!("/proc/{pid}/timens_offsets");
     let text = crate::proc::read(&path)?;
     // `monotonic SECONDS NANOSECONDS`
@@ -146,7 +140,7 @@ fn clocks(pid: i32) -> std::io::Result<(bool, [i64; 2])> {
         fields.next()??.checked_mul(1_000_000_000)?.checked_add(fields.next()??)
     };
     match (offset("monotonic"), offset("boottime")) {
-        (Some(monotonic), Some(boottime)) => Ok((true, [monotonic, boottime])),
+        (Some(monotonic), Some(boottime)) => Ok([monotonic, boottime]),
         _ => Err(crate::proc::unexpected(&path)),
     }
 }

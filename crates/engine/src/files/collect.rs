@@ -186,7 +186,7 @@ fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described
                 let name = crate::proc::name(pid);
                 context.warnings.push(format!("{what} (descriptor {fd} of process {pid}, {name})"));
             }
-            FileKind::Outside { name: what }
+            inet::without_peers(context, item)?.unwrap_or(FileKind::Outside { name: what })
         }
         other => other?,
     };

@@ -5,7 +5,9 @@
 //!
 //! All addresses are bound before the first socket listens or connects, because a listener keeps others from its port.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionread;
@@ -104,6 +106,26 @@ pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -
     })))
 }
 
+/// A TCP socket of which only what does not depend on its peers can come back; `None`: it is no such socket.
+pub(super) fn without_peers(context: &mut Context<'_, '_>, item: &Item) -> Described<Option<FileKind>> {
+    const INET6: i32 = 10;
+    const SOCKET: &[u8] = b"socket:";
+    if !item.link.starts_with(SOCKET) {
+        return Ok(None);
+    }
+    let kind = options::kind(&item.fd)?;
+    if !matches!(kind, (INET | INET6, STREAM, TCP | MPTCP)) {
+        return Ok(None);
+    }
+    let (number, _, backlog) = socket::tcp_state(&item.fd)?;
+    let listens = number == LISTEN && sockopt::socket_acceptconn(&item.fd)?;
+    let state = if listens { InetState::Listening { backlog } } else { InetState::Established { repair: None } };
+    let local = if listens { socket::local_address(&item.fd)? } else { Vec::new() };
+    let options = context.defaults.options(&item.fd, kind)?;
+    let socket = InetSocket { kind, local, remote: Vec::new(), state, options, queue: Vec::new(), shut: 0 };
+    Ok(Some(FileKind::Inet(Box::new(socket))))
+}
+
 fn polled(fd: &OwnedFd) -> rustix::io::Result<PollFlags> {
     let mut polled = [PollFd::new(fd, PollFlags::IN | PollFlags::RDHUP)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
@@ -169,6 +191,10 @@ fn datagrams(item: &Item, local: &[u8]) -> Described<Vec<Message>> {
 pub(super) fn make(socket: &InetSocket) -> Result<OwnedFd, MakeError> {
     let name = shown(socket);
     let fd = fresh(socket.kind).map_err(MakeError::at("making", &*name))?;
+    if socket.state == (InetState::Established { repair: None }) {
+        reset(&fd, socket.kind).map_err(MakeError::at("resetting", &*name))?;
+        return Ok(fd);
+    }
     options::set_early(&fd, &socket.options, &name)?;
     if !socket.local.is_empty() {
         let stream = socket.kind.1 == STREAM;
@@ -184,6 +210,20 @@ pub(super) fn make(socket: &InetSocket) -> Result<OwnedFd, MakeError> {
         }
     }
     Ok(fd)
+}
+
+/// Makes a fresh TCP socket one whose peer has reset the connection, as programs know it from networks that fail.
+fn reset(fd: &OwnedFd, kind: Kind) -> rustix::io::Result<()> {
+    let loopback: IpAddr = if kind.0 == INET { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    // Its peer is plain TCP: what it does is all that counts.
+    let peer = fresh((kind.0, STREAM, TCP))?;
+    rustix::net::bind(&peer, &SocketAddr::new(loopback, 0))?;
+    listen(&peer, 1)?;
+    let there = rustix::net::getsockname(&peer)?;
+    rustix::net::connect(fd, &there)?;
+    let accepted = rustix::net::accept(&peer)?;
+    // Closing it now sends a reset.
+    sockopt::set_socket_linger(&accepted, Some(Duration::ZERO))
 }
 
 /// Both halves: a socket that others reach, alone.
@@ -225,6 +265,7 @@ pub(super) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile) -> Resu
                 rustix::net::shutdown(fd, how).map_err(MakeError::at("shutting", &*name))?;
             }
         }
+        InetState::Established { repair: None } => return locks::set_flags(fd, file, &name),
         InetState::Established { .. } | InetState::Closed => {
             return Err(MakeError::at("making a connection of", name)(rustix::io::Errno::OPNOTSUPP));
         }

@@ -51,3 +51,8 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, RestoreError> {
     };
     Ok(Loaded { file, header, tree, plan })
 }
+
+/// Makes the plan of a tree that has been changed since it was read, from the image with this header.
+pub(crate) fn plan_again(tree: &Tree, header: &Header) -> Result<Plan, CompileError> {
+    compile::plan(tree, plan::key(header.state_checksum))
+}

@@ -43,7 +43,7 @@ pub use error::RestoreError;
 pub use step::{RestoreFaults, RestoreStep};
 
 pub(crate) use self::limits::lower_limits;
-pub(crate) use self::load::{Loaded, load};
+pub(crate) use self::load::{Loaded, load, plan_again};
 use self::open::Opened;
 use self::run::Building;
 use self::staged::Staged;

@@ -29,7 +29,7 @@ use std::time::Duration;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 use torpor_image::FormatError;
-use torpor_image::tree::{FileId, FileKind, SharedMemoryKind, Tree};
+use torpor_image::tree::{FileId, FileKind, Machine, SharedMemoryKind, Tree};
 use torpor_linux::registers::Registers;
 use torpor_linux::restorer::enter_for_children;
 
@@ -108,14 +108,27 @@ impl Reviving<'_> {
         let Loaded { file, header, mut tree, mut plan } = loaded;
         owners::to_the_machines(&mut tree, home, &given)
             .map_err(|error| ReviveError::Home("reading its user namespace", error))?;
+        if tree.namespaces.time != home.time_namespace {
+            // Its home was made anew after a reboot, with clocks that go on.
+            tree.namespaces.time = home.time_namespace;
+            plan = crate::restore::plan_again(&tree, &header).map_err(RestoreError::from)?;
+        }
         let tree = tree;
         let root = directory(Path::new(&format!("/proc/{}/root", home.init_pid)))
             .map_err(|error| ReviveError::Home("opening its root directory", error))?;
-        let same_boot = header.boot == self.target.boot;
+        let younger = is_younger(home.init_pid, &tree.machine)
+            .map_err(|error| ReviveError::Home("looking at its init", error))?;
+        // A home that was made since is as one after a reboot: numbers of devices and of kernel objects are others.
+        let same_boot = header.boot == self.target.boot && !younger;
         let around = Around { root: Root::At(root.as_fd()), same_boot };
         let staged = Staged::of(&tree).ok_or(CompileError::NoNumbers).map_err(RestoreError::from)?;
         let paths = self.check(home, &tree, &header.needs, &staged, around)?;
         let mut warnings = Vec::new();
+        let mut given = given;
+        for (id, name) in missing(&tree, &given) {
+            given.insert(id, dead_end().map_err(|error| ReviveError::Home("making an end without another", error))?);
+            warnings.push(format!("{name} is not there any more: the program finds it closed"));
+        }
         lower_limits(&tree, &mut plan, &mut warnings);
         let passed = adapt::passed(&tree.machine, same_boot);
         adapt::to_kept_files(&mut plan, &tree, &staged, &given);
@@ -240,6 +253,30 @@ impl Reviving<'_> {
 /// The name of an image whose app runs again: after a power cut it must not be put under files that are newer.
 pub fn woken(image: &Path) -> PathBuf {
     image.with_extension("image.woken")
+}
+
+/// What came from elsewhere and is not parked any more.
+fn missing(tree: &Tree, given: &Given) -> Vec<(FileId, String)> {
+    let files = (0..).zip(&tree.files).filter(|(id, _)| !given.contains_key(id));
+    files
+        .filter_map(|(id, file)| match &file.kind {
+            FileKind::Outside { name } => Some((id, name.clone())),
+            _ => None,
+        })
+        .collect()
+}
+
+/// A descriptor whose other end is closed: reading gives the end, writing fails.
+fn dead_end() -> io::Result<OwnedFd> {
+    Ok(std::os::unix::net::UnixStream::pair()?.0.into())
+}
+
+/// Whether a process has begun after the capture; only meant for one of the same boot.
+fn is_younger(pid: i32, machine: &Machine) -> io::Result<bool> {
+    /// `USER_HZ`, in which `/proc` tells times.
+    const TICK_NS: u64 = 10_000_000;
+    let start_ticks = crate::proc::stat(&format!("/proc/{pid}/stat"))?.start_ticks;
+    Ok(start_ticks.saturating_mul(TICK_NS) > machine.boottime_ns)
 }
 
 fn directory(path: &Path) -> io::Result<OwnedFd> {

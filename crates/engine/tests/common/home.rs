@@ -86,6 +86,7 @@ impl Place {
             cgroup: group.0.path().to_owned(),
             tasks: Vec::new(),
             user_namespace: false,
+            time_namespace: false,
         };
         Self { unshare, home, group }
     }

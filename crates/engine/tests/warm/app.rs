@@ -181,6 +181,7 @@ impl App {
             cgroup: sandbox.cgroup().core().to_owned(),
             tasks: sandbox.cgroup().tasks_files(),
             user_namespace: sandbox.has_user_namespace(),
+            time_namespace: false,
         };
         Self {
             sandbox,

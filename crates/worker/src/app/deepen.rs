@@ -65,7 +65,8 @@ pub(super) fn home(sandbox: &Sandbox) -> std::io::Result<Home> {
         initial: sandbox.initial_inside(),
         cgroup: sandbox.cgroup().core().to_owned(),
         tasks: sandbox.cgroup().tasks_files(),
-        user_namespace: sandbox.record().ids.is_some(),
+        user_namespace: sandbox.has_user_namespace(),
+        time_namespace: sandbox.has_time_namespace(),
     })
 }
 

@@ -37,10 +37,20 @@ impl Disk {
         run(Command::new("mount").args(["-o", "loop"]).arg(&self.file).arg(&self.place), hint).map(drop)
     }
 
-    /// Cuts the power: what was not synced is lost. It is mounted again then.
+    /// Cuts the power: what was not synced is lost. First of all, since whoever ends would still sync.
     pub(super) fn cut(&self) -> Result<(), Error> {
-        run(Command::new(executable("powercut")?).arg(&self.place), "the kernel's ext4 must know its shutdown")?;
+        run(Command::new(executable("powercut")?).arg(&self.place), "the kernel's ext4 must know its shutdown").map(drop)
+    }
+
+    /// Power again, when nobody is left who had it.
+    pub(super) fn restore(&self) -> Result<(), Error> {
         unmount(&self.place)?;
+        // A namespace that is about to go may still hold the file system: mounting would only find that one again.
+        eventually_ok("nobody holds the disk", BUSY_WITHIN, || {
+            let output = run(Command::new("losetup").arg("-j").arg(&self.file), "the package mount has it")?;
+            let held = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+            if held.is_empty() { Ok(()) } else { Err(Error::answer("losetup", "no loop device", held)) }
+        })?;
         self.mount()
     }
 }

@@ -300,11 +300,12 @@ impl Daemon {
     /// # Errors
     /// Where something cannot be taken away.
     pub fn power_off(&mut self) -> Result<(), Error> {
+        self.disk.as_ref().map_or(Ok(()), Disk::cut)?;
         self.kill9()?;
         leftovers::power_off(&self.instance())?;
         let run = self.run_dir();
         fs::remove_dir_all(&run).map_err(Error::file("remove", &run))?;
-        self.disk.as_ref().map_or(Ok(()), Disk::cut)
+        self.disk.as_ref().map_or(Ok(()), Disk::restore)
     }
 
     fn signal(&mut self, signal: Signal) -> Result<Option<ExitStatus>, Error> {

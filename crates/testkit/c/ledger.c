@@ -15,10 +15,9 @@ static uint64_t entry_of(uint64_t n) { return mix(n * 7 + 1); }
 static void load(void) {
     in_place = NEED(open("/ledger", O_RDWR | O_CREAT | O_CLOEXEC, 0644));
     appended = NEED(open("/ledger.log", O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-    struct stat stat;
-    NEED(fstat(appended, &stat));
-    count = stat.st_size / 8;
-    // After a crash while it ran, files are as far as each came; from there on they agree again.
+    // After a crash while it ran, files are as far as each came, and may end in zeros; from here on they agree again.
+    uint64_t entry;
+    while (pread(appended, &entry, 8, (off_t)count * 8) == 8 && entry == entry_of(count)) count++;
     for (uint64_t n = count > ENTRIES ? count - ENTRIES : 0; n < count; n++) entries[n % ENTRIES] = entry_of(n);
     NEED(pwrite(in_place, entries, sizeof entries, 0));
     NEED(ftruncate(appended, (off_t)count * 8));

@@ -14,7 +14,8 @@ use crate::checkpoint::write;
 use crate::collect::{Collected, Manner, Member, collect_as, for_record, hold};
 use crate::plan::{Began, ThreadPlan};
 use crate::restore::compile;
-use crate::sleep::{Failure, Stop, events};
+use crate::sleep::events::{self, Extent};
+use crate::sleep::{Failure, Stop};
 use crate::step::Step;
 use crate::target::Phase;
 use crate::view::View;
@@ -32,7 +33,8 @@ impl Deepening<'_> {
         let file = self.open()?;
         let Written { tree, kept, warnings, image_bytes } = self.collect(family, &records, &file)?;
         self.reached(Step::Collected)?;
-        let happened = events::sync(file, &self.asleep.watch, self.request.abort);
+        // Memory and files belong together: both are on disk before the image counts.
+        let happened = events::sync(file, Extent::FileSystem, &self.asleep.watch, self.request.abort);
         given_up(happened.map_err(|error| Failure::Image(self.part.clone(), error))?)?;
         self.reached(Step::Written)?;
 

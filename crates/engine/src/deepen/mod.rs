@@ -124,8 +124,11 @@ struct Captured {
 impl Deepening<'_> {
     fn run(&mut self) -> Result<Warm, DeepenError> {
         let family = self.examine()?;
+        let happened = self.sync_files()?;
         self.rouse()?;
-        match self.capture(&family) {
+        // What has happened is told only once: it must run for it.
+        let captured = happened.map_or(Ok(()), |by| Err(Stop::Aborted(by))).and_then(|()| self.capture(&family));
+        match captured {
             Ok(captured) => self.end(captured),
             Err(Stop::Failed(error)) if self.ending() => Err(DeepenError::Ending(Box::new(error))),
             Err(stop) => Err(DeepenError::Awake(self.give_up(stop))),

@@ -1,10 +1,13 @@
 //! While it dozes: what is in the way, and memory back in place. And how it is given up later: it runs.
 
+use std::fs::File;
+
 use super::{DeepenError, Deepening};
 use crate::collect::{CollectError, Member, examine, family, without_leaders};
 use crate::memory::refill::{RefillError, refill};
 use crate::plan::{Memories, let_go};
 use crate::recover::RecoverError;
+use crate::sleep::events::{self, Extent};
 use crate::sleep::{Failure, SleepError, Stop, carried, remove_if_there};
 use crate::step::Step;
 use crate::target::Phase;
@@ -51,6 +54,16 @@ impl Deepening<'_> {
         Ok(family)
     }
 
+    /// Sees to it that the app's files are on disk, which takes long where much was written: while it dozes nobody waits for it.
+    /// Gives what has happened meanwhile.
+    pub(super) fn sync_files(&self) -> Result<Option<String>, DeepenError> {
+        let folder =
+            self.request.image.parent().ok_or_else(|| dozes(&std::io::Error::other("an image without a folder")));
+        let synced = File::open(folder?)
+            .and_then(|folder| events::sync(folder, Extent::FileSystem, &self.asleep.watch, self.request.abort));
+        synced.map_err(|error| dozes(&error))
+    }
+
     /// Brings memory back. It stays frozen.
     pub(super) fn rouse(&mut self) -> Result<(), DeepenError> {
         match self.bring_back() {
@@ -89,11 +102,14 @@ impl Deepening<'_> {
             // Before anything of it runs: no image must be put under a program that has run on.
             self.target.journal.record(Phase::Awake).map_err(Failure::Journal)?;
         }
+        // Nor after a power cut.
+        let unnamed = remove_if_there(&self.request.image);
         let released = self.held().and_then(|held| Ok(let_go(held, &self.asleep.plans)?));
         // Whatever fails from here on, it is thawed.
         let thawed = self.target.freezer.thaw().map_err(Failure::Freeze);
         let unparked = if self.parked { self.request.parking.park(&[]).map_err(Failure::Park) } else { Ok(()) };
-        for path in [&self.part, &self.request.image, &self.asleep.image] {
+        unnamed.map_err(|error| Failure::Image(self.request.image.clone(), error))?;
+        for path in [&self.part, &self.asleep.image] {
             remove_if_there(path).map_err(|error| Failure::Image(path.clone(), error))?;
         }
         thawed?;

@@ -182,7 +182,7 @@ impl Sleep<'_> {
 
     /// Waits until the image is on disk, but no longer than until something happens.
     fn sync(&self, file: File, watch: &Watch) -> Result<(), Stop> {
-        let happened = events::sync(file, watch, self.request.abort);
+        let happened = events::sync(file, events::Extent::File, watch, self.request.abort);
         given_up(happened.map_err(|error| Failure::Image(self.part.clone(), error))?)
     }
 

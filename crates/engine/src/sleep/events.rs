@@ -17,12 +17,24 @@ pub(crate) fn happened(watch: &Watch, abort: &Abort) -> io::Result<Option<String
     Ok(watch.fired()?.as_ref().map(describe))
 }
 
-/// Waits until an image is on disk, but no longer than until something happens, which is given.
-pub(crate) fn sync(file: File, watch: &Watch, abort: &Abort) -> io::Result<Option<String>> {
+/// What is to be on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// The file.
+    File,
+    /// All of its file system: an app's files lie beside its images.
+    FileSystem,
+}
+
+/// Waits until a file, or what is around it, is on disk, but no longer than until something happens, which is given.
+pub(crate) fn sync(file: File, extent: Extent, watch: &Watch, abort: &Abort) -> io::Result<Option<String>> {
     let done = eventfd(0, EventfdFlags::CLOEXEC)?;
     let tell = done.try_clone()?;
     let syncing = std::thread::Builder::new().name("image-sync".to_owned()).spawn(move || {
-        let result = file.sync_data();
+        let result = match extent {
+            Extent::File => file.sync_data(),
+            Extent::FileSystem => rustix::fs::syncfs(&file).map_err(io::Error::from).and_then(|()| file.sync_all()),
+        };
         // The reader holds the other duplicate; a counter of one cannot overflow.
         let _ = rustix::io::write(&tell, &1_u64.to_ne_bytes());
         result

@@ -39,7 +39,8 @@ impl Disk {
 
     /// Cuts the power: what was not synced is lost. First of all, since whoever ends would still sync.
     pub(super) fn cut(&self) -> Result<(), Error> {
-        run(Command::new(executable("powercut")?).arg(&self.place), "the kernel's ext4 must know its shutdown").map(drop)
+        run(Command::new(executable("powercut")?).arg(&self.place), "the kernel's ext4 must know its shutdown")
+            .map(drop)
     }
 
     /// Power again, when nobody is left who had it.

@@ -28,8 +28,15 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
         }
     }
     let mut memories = Vec::with_capacity(tree.memories.len());
-    for memory in &tree.memories {
-        memories.push(memory::make(memory, image, around)?);
+    for (id, memory) in tree.memories.iter().enumerate() {
+        memories.push(match kept_memory(tree, &files, id) {
+            // A file without a name that was kept: its contents are in it.
+            Some(kept) => {
+                let fd = kept.try_clone().map_err(MakeError::at("duplicating", "a file without a name"))?;
+                MadeMemory { fd, segment: None }
+            }
+            None => memory::make(memory, image, around)?,
+        });
     }
     let kept: Vec<bool> = files.iter().map(Option::is_some).collect();
     let mut pipes = pipes(tree, &kept, around)?;
@@ -58,6 +65,12 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
     }
     let (memories, segments): (Vec<_>, Vec<_>) = memories.into_iter().map(|made| (made.fd, made.segment)).unzip();
     Ok(Made { files, memories, segments: segments.into_iter().flatten().collect() })
+}
+
+/// The open file behind a memory, if it was kept.
+fn kept_memory<'a>(tree: &Tree, files: &'a [Option<OwnedFd>], wanted: usize) -> Option<&'a OwnedFd> {
+    let is_it = |kind: &FileKind| matches!(kind, FileKind::Memory { memory } if *memory as usize == wanted);
+    tree.files.iter().zip(files).find_map(|(file, kept)| kept.as_ref().filter(|_| is_it(&file.kind)))
 }
 
 /// What an open file is called in errors.

@@ -15,7 +15,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use torpor_image::tree::{End, Tree};
+use torpor_image::tree::Tree;
 use torpor_image::{HEADER_BYTES, Header, Kind, Needs, checksum};
 
 use crate::collect::{CollectError, Stopped, collect, for_record, pids, stop};
@@ -269,14 +269,10 @@ impl Capture<'_> {
             end(std::mem::take(&mut self.stopped))?;
         }
         self.reached(Step::Released).map_err(|fault| after(fault.into()))?;
-        let threads = tree.processes.iter().map(|process| match &process.end {
-            End::Alive(life) => life.threads.len(),
-            End::Zombie { .. } => 0,
-        });
         Ok(Checkpointed {
             image: self.image(),
             processes: tree.processes.len(),
-            threads: threads.sum(),
+            threads: tree.threads().count(),
             image_bytes,
             timings: self.timings,
         })

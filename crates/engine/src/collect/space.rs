@@ -3,13 +3,12 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
-use torpor_image::tree::{AddressSpace, Advice, Area, Backing, Layout, MappedFile, PathState};
+use torpor_image::tree::{AddressSpace, Advice, Area, Backing, Layout, PathState};
 
 use super::mappings::Mapping;
 use super::{CollectError, Look};
-use crate::files::SharedArea;
+use crate::files::{SharedArea, state};
 use crate::obstacle::{Obstacle, Place};
 use crate::proc;
 use crate::trace::TraceError;
@@ -28,28 +27,15 @@ const ADVICE: [(&str, i32); 8] = [
 ];
 const MLOCK_ONFAULT: u32 = 1;
 
-/// What a path leads to now.
-pub(super) fn path_state(path: &[u8], metadata: &fs::Metadata) -> PathState {
-    let device = metadata.file_type().is_char_device() || metadata.file_type().is_block_device();
-    PathState {
-        path: path.to_owned(),
-        device: metadata.dev(),
-        inode: metadata.ino(),
-        mode: metadata.mode(),
-        bytes: if device { metadata.rdev() } else { metadata.len() },
-        modified_ns: metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec(),
-    }
-}
-
 /// What a link under `/proc/PID` leads to, if it can be reached by its name again; otherwise why not.
 pub(super) fn linked(view: &View, link: &str) -> std::io::Result<Result<PathState, String>> {
     let path = fs::read_link(link)?;
-    let metadata = fs::metadata(link)?;
+    let found = rustix::fs::stat(link)?;
     let shown = path.display();
     let there = view.stat(path.as_os_str().as_bytes()).ok();
     Ok(match there {
-        Some(there) if (there.st_dev, there.st_ino) == (metadata.dev(), metadata.ino()) => {
-            Ok(path_state(path.as_os_str().as_bytes(), &metadata))
+        Some(there) if (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino) => {
+            Ok(state(path.as_os_str().as_bytes(), &found))
         }
         Some(_) => Err(format!("{shown} is another file now")),
         None => Err(format!("{shown} has no name any more")),
@@ -92,9 +78,9 @@ pub(super) fn space(
 
 /// Place of a file in the space's list.
 fn file(space: &mut AddressSpace, path: PathState) -> u32 {
-    let known = space.files.iter().position(|file| file.path == path);
+    let known = space.files.iter().position(|file| *file == path);
     let place = known.unwrap_or_else(|| {
-        space.files.push(MappedFile { path });
+        space.files.push(path);
         space.files.len() - 1
     });
     place as u32

@@ -58,7 +58,7 @@ pub(crate) use self::collect::collect;
 pub use self::error::{CollectError, MakeError};
 pub(crate) use self::inet::make_listener;
 pub(crate) use self::make::make;
-pub(crate) use self::path::{Around, Root, difference, is_made_up};
+pub(crate) use self::path::{Around, Root, difference, is_made_up, state};
 
 /// Whose open files to take.
 pub(crate) struct Request<'a> {

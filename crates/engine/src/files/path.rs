@@ -89,7 +89,7 @@ pub(super) fn path_of(bytes: &[u8]) -> &Path {
 }
 
 /// What is at a path, for the image.
-pub(super) fn state(path: &[u8], stat: &Stat) -> PathState {
+pub(crate) fn state(path: &[u8], stat: &Stat) -> PathState {
     let device = matches!(FileType::from_raw_mode(stat.st_mode), FileType::CharacterDevice | FileType::BlockDevice);
     PathState {
         path: path.to_vec(),

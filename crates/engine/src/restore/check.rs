@@ -80,14 +80,8 @@ pub(crate) fn ids(plan: &Plan) -> Vec<String> {
 
 /// The plan's tasks are those of the tree.
 pub(crate) fn tasks(tree: &Tree, plan: &Plan) -> bool {
-    let wanted: usize = tree
-        .processes
-        .iter()
-        .map(|process| match &process.end {
-            End::Alive(life) => life.threads.len(),
-            End::Zombie { .. } => 1,
-        })
-        .sum();
+    let ended = tree.processes.iter().filter(|process| process.alive().is_none()).count();
+    let wanted = tree.threads().count() + ended;
     let mut counted = 0;
     let fits = plan.tasks.iter().all(|task| {
         let Some(process) = tree.processes.get(task.process as usize) else { return false };

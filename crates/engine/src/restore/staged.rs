@@ -50,10 +50,10 @@ impl<'t> Staged<'t> {
             for area in &life.space.areas {
                 if let Backing::File { file, shared, may_write, .. } = area.backing {
                     let access = if shared && may_write { Access::ReadWrite } else { Access::Read };
-                    staged.add(&life.space.files[file as usize].path, access);
+                    staged.add(&life.space.files[file as usize], access);
                 }
             }
-            staged.add(&life.space.files[life.space.executable as usize].path, Access::Read);
+            staged.add(&life.space.files[life.space.executable as usize], Access::Read);
             staged.add(&life.cwd, Access::Place);
             life.root.iter().for_each(|root| staged.add(root, Access::Place));
         }

@@ -75,7 +75,7 @@ fn lighttpd_leaves_an_image_and_its_files() {
     assert_eq!((root.pid, root.parent, root.group, root.session), (app.home.initial, 0, root.pid, root.pid));
     let life = root.alive().unwrap();
     assert_eq!((life.threads[0].tid, life.threads[0].credentials.users), (root.pid, [33; 4]));
-    let executable = &life.space.files[life.space.executable as usize].path;
+    let executable = &life.space.files[life.space.executable as usize];
     assert_eq!(executable.path, b"/usr/sbin/lighttpd");
     assert_eq!((life.root.as_ref(), life.cwd.path.as_slice()), (None, &b"/"[..]));
     let listener = tree.files.iter().position(|file| match &file.kind {

@@ -173,7 +173,7 @@ mod tests {
         };
         let space = AddressSpace {
             areas: vec![area],
-            files: vec![crate::tree::MappedFile { path: crate::tree::PathState::default() }],
+            files: vec![crate::tree::PathState::default()],
             ..AddressSpace::default()
         };
         let thread = Thread {

@@ -17,7 +17,7 @@ pub struct AddressSpace {
     /// Its areas, by ascending address, without overlap.
     pub areas: Vec<Area>,
     /// Files that `areas` map.
-    pub files: Vec<MappedFile>,
+    pub files: Vec<PathState>,
     /// Where its parts are, for `PR_SET_MM_MAP`.
     pub layout: Layout,
     /// The executable (`/proc/PID/exe`): place in `files`.
@@ -41,13 +41,6 @@ pub struct Layout {
     pub environment: (u64, u64),
     /// Auxiliary vector, as `/proc/PID/auxv` has it.
     pub auxiliary: Vec<u64>,
-}
-
-/// A file that is mapped.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MappedFile {
-    /// Which.
-    pub path: PathState,
 }
 
 /// One mapping.

@@ -191,7 +191,7 @@ fn alive(tree: &Tree, life: &Life) -> ProcessView {
         state: if life.stopped_by.is_some() { "stopped" } else { "alive" },
         name: leader.map(|thread| text(&thread.name)),
         user: leader.map(|thread| thread.credentials.users[1]),
-        executable: executable.map(|file| text(&file.path.path)),
+        executable: executable.map(|file| text(&file.path)),
         threads: life
             .threads
             .iter()

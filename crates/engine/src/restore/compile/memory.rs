@@ -85,7 +85,7 @@ pub(super) fn space(
 }
 
 fn executable(life: &Life, staged: &Staged<'_>) -> i32 {
-    staged.path(&life.space.files[life.space.executable as usize].path, Access::Read)
+    staged.path(&life.space.files[life.space.executable as usize], Access::Read)
 }
 
 fn replace_seed(life: &Life, room: Room, steps: &mut Steps) {
@@ -154,7 +154,7 @@ fn map(
         }
         Backing::File { file, offset, shared, may_write } => {
             let access = if shared && may_write { Access::ReadWrite } else { Access::Read };
-            (kind(shared), staged.path(&life.space.files[file as usize].path, access), offset)
+            (kind(shared), staged.path(&life.space.files[file as usize], access), offset)
         }
         Backing::Shared { memory, offset, shared, may_write } => {
             let about = &tree.memories[memory as usize];

@@ -2,20 +2,23 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use torpor_engine::{
-    Abort, Contents, DeepenError, ImageFile, NoFaults, Phase, Recovered, SleepError, Step, recover, wake,
+    Abort, Contents, DeepenError, Faults, ImageFile, NoFaults, Phase, Recovered, SleepError, Step, recover, wake,
 };
 use torpor_image::Kind;
 use torpor_image::tree::{FileKind, InetState, Tree};
 
-use super::app::{App, FailAt};
+use super::app::{App, FailAt, within};
 
 pub const TESTS: &[super::Test] = &[
     ("lighttpd_leaves_an_image_and_its_files", lighttpd_leaves_an_image_and_its_files),
     ("an_error_at_any_step_leaves_it_where_it_is_or_should_be", an_error_at_any_step),
     ("a_connection_ends_it", a_connection_ends_it),
+    ("an_event_or_a_wish_at_any_step_ends_it", given_up_at_any_step),
     ("the_zoo", the_zoo),
 ];
 
@@ -151,6 +154,43 @@ fn a_connection_ends_it() {
     let error = app.deepen_with(&asleep, &NoFaults, &abort).result.unwrap_err();
     assert!(matches!(error, DeepenError::Awake(SleepError::Aborted(_))), "{error:?}");
     assert_eq!(count(&app), before + 2);
+}
+
+/// At each step that can be given up, a client comes; then somebody asks.
+fn given_up_at_any_step() {
+    struct At<'a>(Step, Abort, Box<dyn Fn() -> Option<TcpStream> + Send + Sync + 'a>, Mutex<Option<TcpStream>>);
+    impl Faults for At<'_> {
+        fn reached(&self, step: Step) -> Result<(), torpor_engine::Fault> {
+            if step == self.0 {
+                *self.3.lock().unwrap() = (self.2)();
+                if self.3.lock().unwrap().is_none() {
+                    self.1.ask();
+                }
+            }
+            Ok(())
+        }
+    }
+    let mut app = App::of_zoo("redis");
+    let mut before = count(&app);
+    let network = app.sandbox.netns().unwrap();
+    let knock = &|| within(network.as_fd(), || TcpStream::connect(("127.0.0.1", 6379))).ok();
+    for step in Step::ALL.into_iter().filter(|step| (Step::Resident..=Step::Named).contains(step)) {
+        for client in [true, false] {
+            let asleep = app.doze();
+            let abort = Abort::new().unwrap();
+            let come = move || if client { knock() } else { None };
+            let faults = At(step, abort.clone(), Box::new(come), Mutex::new(None));
+            let error = app.deepen_with(&asleep, &faults, &abort).result.expect_err(step.name());
+            assert!(matches!(error, DeepenError::Awake(SleepError::Aborted(_))), "{step:?}: {error:?}");
+            assert_eq!((app.phase(), app.images().len()), (Phase::Awake, 0), "{step:?}");
+            let now = match faults.3.into_inner().unwrap() {
+                Some(mut stream) => counted(&mut stream),
+                None => count(&app),
+            };
+            assert_eq!(now, before + 1, "{step:?}");
+            before = now;
+        }
+    }
 }
 
 /// Programs of many processes and threads, with connections open.

@@ -30,6 +30,9 @@ pub enum StoredError {
     /// It is not this app's.
     #[error("image {} belongs to another app", .0.display())]
     Other(PathBuf),
+    /// This machine cannot run it.
+    #[error("it cannot be woken on this machine: {}", .0.join("; "))]
+    Machine(Vec<String>),
     /// What others reach cannot be made.
     #[error(transparent)]
     Make(#[from] MakeError),
@@ -60,12 +63,16 @@ impl Stored {
     /// Reads the image `path` of app number `app`; `None` if it is not a complete one.
     ///
     /// # Errors
-    /// Where it is damaged, or another's.
+    /// Where it is damaged, another's, or of another machine: another kernel, say.
     pub fn open_complete(path: &Path, app: u64) -> Result<Option<Self>, StoredError> {
         let image = ImageFile::open(path)?;
         let Contents::Complete(tree) = image.contents()? else { return Ok(None) };
         if image.header().app != app || tree.processes.is_empty() {
             return Err(StoredError::Other(path.to_owned()));
+        }
+        let wrong = crate::restore::check::machine(&image.header().needs, &tree);
+        if !wrong.is_empty() {
+            return Err(StoredError::Machine(wrong));
         }
         let generation = image.header().generation;
         Ok(Some(Self { path: path.to_owned(), bytes: image.bytes(), generation, tree: *tree }))

@@ -263,3 +263,24 @@ fn apps_come_back_after_a_power_cut() {
         }
     }
 }
+
+/// A warm app has no processes that could end: where its init is killed, its sandbox is made again from the image.
+#[test]
+fn it_outlives_its_init() {
+    let mut daemon = Daemon::start().unwrap();
+    let ledger = native::program("ledger", &["7000"], &[7000]).unwrap();
+    let address = daemon.run_program(&ledger, "ledger", ON_COMMAND).unwrap()[0];
+    let open = |daemon: &Daemon| {
+        let opened = eventually_ok("the ledger answers", PATIENCE, || LineSession::open(address));
+        opened.unwrap_or_else(|error| panic!("{error}\n{}\n{}", told(daemon, "ledger"), daemon.log()))
+    };
+    let before = open(&daemon).tell("add").unwrap();
+    warm(&daemon, "ledger");
+    let id = daemon.json(&["inspect", "ledger"]).unwrap()["status"]["id"].as_str().unwrap().to_owned();
+    let record = std::fs::read(daemon.run_dir().join("apps").join(id).join("sandbox.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    let init = record["init"]["pid"].as_i64().and_then(|pid| rustix::process::Pid::from_raw(pid as i32)).unwrap();
+    rustix::process::kill_process(init, rustix::process::Signal::KILL).unwrap();
+    let after = open(&daemon).ask().unwrap();
+    assert_eq!(before, after, "{}", daemon.log());
+}

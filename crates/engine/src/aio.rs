@@ -9,6 +9,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use torpor_image::tree::{Backing, IO_EVENT_BYTES, io_events};
+
 use crate::memory::layout::Area;
 use crate::proc;
 use crate::wait::restart::Memory;
@@ -20,7 +22,46 @@ const PAUSE: Duration = Duration::from_micros(200);
 
 /// A process with these areas can have such I/O under way: one is the ring that its completions go to.
 pub(crate) fn used(areas: &[Area]) -> bool {
-    areas.iter().any(|area| area.name.starts_with("/[aio]"))
+    areas.iter().any(is_ring)
+}
+
+/// It is the ring of a context, or a part of one, or one that was inherited by a fork and is dead.
+pub(crate) fn is_ring(area: &Area) -> bool {
+    area.name.starts_with("/[aio]")
+}
+
+/// The ring as an image has it; `None` if it is not what the kernel makes.
+pub(crate) fn ring(area: &Area, memory: &dyn Memory) -> io::Result<Option<Backing>> {
+    const MAGIC: u32 = 0xa10a_10a1;
+    let mut header = [0; IO_EVENT_BYTES as usize];
+    memory.read(area.start, &mut header)?;
+    // id, places, head, tail, magic, two words of features, bytes of the header.
+    let mut words = header.chunks_exact(4).map(|word| u32::from_ne_bytes(std::array::from_fn(|n| word[n])));
+    let [_, places, head, tail, magic, _, _, header_bytes] = std::array::from_fn(|_| words.next().unwrap_or(0));
+    let whole = u64::from(places) == io_events(area.end - area.start);
+    let usual = magic == MAGIC && u64::from(header_bytes) == IO_EVENT_BYTES && area.access.shared;
+    if !whole || !usual || head >= places || tail >= places {
+        return Ok(None);
+    }
+    let mut waiting = Vec::new();
+    for (first, end) in pieces(head, tail, places) {
+        let from = waiting.len();
+        waiting.resize(from + ((end - first) as usize) * IO_EVENT_BYTES as usize, 0);
+        memory.read(place(area.start, first), &mut waiting[from..])?;
+    }
+    Ok(Some(Backing::Aio { head, waiting }))
+}
+
+/// Address of a place in the ring at `start`.
+pub(crate) fn place(start: u64, n: u32) -> u64 {
+    start + IO_EVENT_BYTES * (u64::from(n) + 1)
+}
+
+/// The places from `head` to `tail` in a ring of this many, in runs without a turn.
+pub(crate) fn pieces(head: u32, tail: u32, places: u32) -> impl Iterator<Item = (u32, u32)> {
+    let turned = tail < head;
+    let runs = if turned { [(head, places), (0, tail)] } else { [(head, tail), (0, 0)] };
+    runs.into_iter().filter(|(first, end)| first < end)
 }
 
 /// Whether the ring at `context` (what `io_setup(2)` gave) holds answers that nobody has taken. A thread that waits in
@@ -70,6 +111,39 @@ mod tests {
     fn a_ring_holds_answers_from_its_head_to_its_tail() {
         assert!(!answered(&Ring([9, 128, 5, 5]), 0).unwrap());
         assert!(answered(&Ring([9, 128, 5, 7]), 0).unwrap());
+    }
+
+    fn area(access: crate::memory::layout::Access) -> Area {
+        Area { start: 0, end: 4096, access, name: "/[aio] (deleted)".to_owned() }
+    }
+
+    #[test]
+    fn what_waits_in_a_ring_is_read_in_its_order() {
+        let access = crate::memory::layout::Access { read: true, write: true, shared: true };
+        let ring_of = |header: [u32; 8]| {
+            let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            (0..127_u8).for_each(|n| bytes.extend([n; 32]));
+            Bytes(bytes)
+        };
+        let header = [0, 127, 125, 2, 0xa10a_10a1, 1, 0, 32];
+        let found = ring(&area(access), &ring_of(header)).unwrap();
+        let waiting = [125, 126, 0, 1].map(|n| [n; 32]).concat();
+        assert_eq!(found, Some(Backing::Aio { head: 125, waiting }));
+        for (word, value) in [(1, 126), (2, 127), (3, 127), (4, 1), (7, 64)] {
+            let mut header = header;
+            header[word] = value;
+            assert_eq!(ring(&area(access), &ring_of(header)).unwrap(), None);
+        }
+        assert_eq!(ring(&area(crate::memory::layout::Access { shared: false, ..access }), &ring_of(header)).unwrap(), None);
+    }
+
+    struct Bytes(Vec<u8>);
+
+    impl Memory for Bytes {
+        fn read(&self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
+            buffer.copy_from_slice(&self.0[address as usize..][..buffer.len()]);
+            Ok(())
+        }
     }
 
     #[test]

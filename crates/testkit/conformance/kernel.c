@@ -157,6 +157,101 @@ PROGRAM(aio, "an AIO context, with a result that has not been taken") {
     BYTES(to, from, PAGE);
 }
 
+static void take(aio_context_t context, long count, uint64_t data) {
+    for (long i = 0; i < count; i++) {
+        struct io_event event;
+        EQ(syscall(SYS_io_getevents, context, 1L, 1L, &event, &(struct timespec){ 1, 0 }), 1);
+        EQ(event.data, data + (uint64_t)i);
+        EQ(event.res, 0);
+    }
+}
+// Reads nothing, which is done at once.
+static void submit(aio_context_t context, int fd, long count, uint64_t data) {
+    for (long i = 0; i < count; i++) {
+        struct iocb control = { .aio_fildes = (unsigned)fd, .aio_lio_opcode = IOCB_CMD_PREAD, .aio_data = data + (uint64_t)i };
+        struct iocb *list[1] = { &control };
+        EQ(syscall(SYS_io_submit, context, 1L, list), 1);
+    }
+}
+PROGRAM(aio_contexts, "AIO contexts of several sizes and processes, with results behind the turn of their rings") {
+    static const unsigned sizes[] = { 16, 2048, 1, 300, 40 };
+    // The kernel's header: id, places, head, tail.
+    volatile unsigned *rings[5];
+    aio_context_t contexts[5] = { 0 };
+    unsigned places[5], heads[5], tails[5];
+    int fd = NEED(open(AT("file"), O_CREAT | O_RDWR, 0600));
+    pid_t child = NEED(fork());
+    for (int i = 0; i < 5; i++) {
+        NEED(syscall(SYS_io_setup, sizes[i], &contexts[i]));
+        rings[i] = (volatile unsigned *)contexts[i];
+        places[i] = rings[i][1];
+    }
+    // One is gone, and another is in its place in the kernel's table.
+    NEED(syscall(SYS_io_destroy, contexts[2]));
+    contexts[2] = 0;
+    NEED(syscall(SYS_io_setup, 500, &contexts[2]));
+    rings[2] = (volatile unsigned *)contexts[2];
+    places[2] = rings[2][1];
+    for (int i = 0; i < 4; i++) {
+        // Up to just before the turn, and in one up to it exactly.
+        long before = i == 3 ? (long)places[i] : (long)places[i] - 2;
+        for (long n = 0; n < before; n++) {
+            submit(contexts[i], fd, 1, 7);
+            take(contexts[i], 1, 7);
+        }
+        submit(contexts[i], fd, i == 0 ? 4 : i == 1 ? 1000 : i == 2 ? 2 : 0, 100);
+    }
+    for (int i = 0; i < 5; i++) heads[i] = rings[i][2], tails[i] = rings[i][3];
+    HOLDS(tails[0] < heads[0] && tails[1] < heads[1] && tails[2] == 0 && heads[3] == 0);
+    if (child == 0) { mark("child"); await("go"); } else { await("child"); captured(); }
+    for (int i = 0; i < 5; i++) {
+        EQ(rings[i][1], places[i]);
+        EQ(rings[i][2], heads[i]);
+        EQ(rings[i][3], tails[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        // New ones go behind those that wait.
+        long waiting = i == 0 ? 4 : i == 1 ? 1000 : i == 2 ? 2 : 0;
+        submit(contexts[i], fd, 10, 100 + (uint64_t)waiting);
+        take(contexts[i], waiting + 10, 100);
+    }
+    for (int i = 0; i < 5; i++) {
+        for (long n = 0; n < 3; n++) {
+            submit(contexts[i], fd, sizes[i] < 16 ? 1 : 16, 9);
+            take(contexts[i], sizes[i] < 16 ? 1 : 16, 9);
+        }
+        struct io_event event;
+        EQ(syscall(SYS_io_getevents, contexts[i], 0L, 1L, &event, &(struct timespec){ 0, 0 }), 0);
+    }
+    for (int i = 0; i < 5; i++) NEED(syscall(SYS_io_destroy, contexts[i]));
+    FAILS(syscall(SYS_io_submit, contexts[0], 0L, NULL), EINVAL);
+    if (child == 0) done();
+    reap(child);
+}
+PROGRAM(aio_inherited, "the ring of an AIO context that a forked process has inherited") {
+    aio_context_t context = 0;
+    NEED(syscall(SYS_io_setup, 16, &context));
+    pid_t child = NEED(fork());
+    if (child == 0) { mark("child"); await("go"); done(); }
+    await("child");
+    captured();
+    reap(child);
+}
+PROGRAM(aio_poll, "an AIO request that waits for a descriptor") {
+    aio_context_t context = 0;
+    NEED(syscall(SYS_io_setup, 16, &context));
+    int ends[2];
+    NEED(pipe2(ends, O_CLOEXEC));
+    struct iocb control = { .aio_fildes = (unsigned)ends[0], .aio_lio_opcode = IOCB_CMD_POLL, .aio_buf = POLLIN, .aio_data = 3 };
+    struct iocb *list[1] = { &control };
+    EQ(syscall(SYS_io_submit, context, 1L, list), 1);
+    captured();
+    EQ(write(ends[1], "x", 1), 1);
+    struct io_event event;
+    EQ(syscall(SYS_io_getevents, context, 1L, 1L, &event, &(struct timespec){ 1, 0 }), 1);
+    EQ(event.data, 3);
+}
+
 PROGRAM(system_v_semaphore, "a System V semaphore with an undo at the process's end") {
     int id = NEED(semget(IPC_PRIVATE, 2, 0600));
     NEED(semctl(id, 0, SETVAL, 5));

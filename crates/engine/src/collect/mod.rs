@@ -3,6 +3,7 @@
 //! Nothing of the program is changed. What the kernel tells a process only about itself is asked by remote calls; an
 //! interrupted call is put right in the record, while the program itself goes on with its own.
 
+mod contexts;
 mod credentials;
 mod ending;
 mod family;
@@ -317,7 +318,8 @@ fn life(
         return Ok(None);
     }
     let areas: Vec<Area> = mappings.iter().map(|mapping| mapping.area.clone()).collect();
-    let (answers, of_threads) = ask(process, &statuses, &areas)?;
+    let Asked { of_process: answers, of_threads, dead_rings } = ask(process, &statuses, &areas)?;
+    obstacles.extend(contexts::obstacles(pid, &areas, &dead_rings, view.keeps_files()).look(pid)?);
     if answers.descriptor_table {
         obstacles.push(Obstacle::new(pid, Place::Process, "it has a local descriptor table (modify_ldt)", ""));
     }
@@ -369,17 +371,21 @@ fn life(
     }))
 }
 
+/// What a process and its threads have answered.
+struct Asked {
+    of_process: OfProcess,
+    of_threads: Vec<OfThread>,
+    /// See [`contexts::dead`].
+    dead_rings: Vec<(u64, u64)>,
+}
+
 /// Asks a process and its threads by remote calls.
-fn ask(
-    process: &trace::Process,
-    statuses: &[credentials::Status],
-    areas: &[Area],
-) -> Result<(OfProcess, Vec<OfThread>), TraceError> {
+fn ask(process: &trace::Process, statuses: &[credentials::Status], areas: &[Area]) -> Result<Asked, TraceError> {
     let remote = Remote::begin(process, statuses, areas)?;
     let answers = signals::of_process(&remote).and_then(|(of_process, first)| {
         let others = (1..process.threads.len()).map(|n| signals::of_thread(&remote, n));
         let threads: Result<_, _> = std::iter::once(Ok(first)).chain(others).collect();
-        Ok((of_process, threads?))
+        Ok(Asked { of_process, of_threads: threads?, dead_rings: contexts::dead(&remote, areas)? })
     });
     remote.end()?;
     answers

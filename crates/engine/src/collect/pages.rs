@@ -92,7 +92,7 @@ impl<'a> Copier<'a> {
             let private = match area.backing {
                 Backing::Anonymous { droppable, .. } => !droppable,
                 Backing::File { shared, .. } | Backing::Shared { shared, .. } => !shared,
-                Backing::Kernel { .. } => false,
+                Backing::Kernel { .. } | Backing::Aio { .. } => false,
             };
             let mut guards = Vec::new();
             if private {

@@ -8,8 +8,10 @@ use torpor_image::tree::{AddressSpace, Advice, Area, Backing, Layout, PathState}
 
 use super::mappings::Mapping;
 use super::{CollectError, Look};
+use crate::aio;
 use crate::files::{SharedArea, state};
 use crate::obstacle::{Obstacle, Place};
+use crate::plan::RemoteMemory;
 use crate::proc;
 use crate::trace::TraceError;
 use crate::view::View;
@@ -64,6 +66,14 @@ pub(super) fn space(
                 obstacles.push(Obstacle::new(pid, place, what, remedy));
                 continue;
             }
+            None if aio::is_ring(&mapping.area) => match aio::ring(&mapping.area, &RemoteMemory(pid)).look(pid)? {
+                Some(backing) => backing,
+                None => {
+                    let what = "a part of an AIO context's ring, or one that it has written to (io_setup)";
+                    obstacles.push(Obstacle::new(pid, place, what, "start it without native AIO"));
+                    continue;
+                }
+            },
             None => backing(view, pid, mapping, &mut space, &mut files, shared)?,
         };
         space.areas.push(area(mapping, backing));
@@ -98,8 +108,6 @@ fn refused(mapping: &Mapping) -> Option<(&'static str, &'static str)> {
         Some(("a shadow stack", "start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"))
     } else if name.starts_with("/secretmem") {
         Some(("secret memory (memfd_secret)", ""))
-    } else if name.starts_with("/[aio]") {
-        Some(("asynchronous disk I/O (io_setup)", "start it without native AIO"))
     } else if name.starts_with("anon_inode:[io_uring]") {
         Some(("io_uring", "start it with io_uring off"))
     } else if name.starts_with("anon_inode:") {

@@ -44,6 +44,9 @@ calls! {
     CHROOT = 161, "chroot";
     SCHED_SETAFFINITY = 203, "sched_setaffinity";
     SET_TID_ADDRESS = 218, "set_tid_address";
+    IO_SETUP = 206, "io_setup";
+    IO_GETEVENTS = 208, "io_getevents";
+    IO_SUBMIT = 209, "io_submit";
     TIMER_CREATE = 222, "timer_create";
     TIMER_SETTIME = 223, "timer_settime";
     TIMER_DELETE = 226, "timer_delete";

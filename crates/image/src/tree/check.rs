@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::{
-    AddressSpace, Area, Backing, End, FileId, FileKind, Life, PipeId, Process, SharedMemoryKind, Thread, Tree,
-    UnixState,
+    AddressSpace, Area, Backing, End, FileId, FileKind, IO_EVENT_BYTES, Life, PipeId, Process, SharedMemoryKind, Thread,
+    Tree, UnixState, io_events,
 };
 use crate::state::{ADDRESS_END, REGISTER_WORDS};
 use crate::{FormatError, PAGE, Region};
@@ -18,6 +18,8 @@ const SIGINFO_BYTES: usize = 128;
 const LIMITS: usize = 16;
 /// More than any processor's XSAVE area.
 const XSTATE_BYTES: usize = 64 << 10;
+/// More than the kernel's largest ring of an AIO context.
+const AIO_RING_BYTES: u64 = 512 << 20;
 
 /// `AF_INET`, `AF_INET6`.
 const INET_FAMILIES: [i32; 2] = [2, 10];
@@ -94,6 +96,13 @@ impl Tree {
                 }
                 Backing::Shared { memory, offset, .. } => {
                     sure((memory as usize) < self.memories.len() && offset.is_multiple_of(PAGE), "memory of an area")?;
+                }
+                Backing::Aio { head, ref waiting } => {
+                    let (places, bytes) = (io_events(end - start), waiting.len() as u64);
+                    sure(end - start <= AIO_RING_BYTES && area.pages.is_empty(), "ring of an AIO context")?;
+                    sure(u64::from(head) < places, "head of an AIO context's ring")?;
+                    let fit = bytes.is_multiple_of(IO_EVENT_BYTES) && bytes / IO_EVENT_BYTES < places;
+                    sure(fit, "answers of an AIO context")?;
                 }
                 Backing::Anonymous { .. } | Backing::Kernel { .. } => {}
             }

@@ -101,6 +101,21 @@ pub enum Backing {
         /// Name.
         name: String,
     },
+    /// The ring of an AIO context (`io_setup(2)`), whole; its address is the context's id. Nothing is under way.
+    Aio {
+        /// Place of the next answer that the program takes.
+        head: u32,
+        /// Answers that it has not taken yet, `struct io_event`s of [`IO_EVENT_BYTES`], the oldest first.
+        waiting: Bytes,
+    },
+}
+
+/// Bytes of the kernel's `struct io_event`, and of the header of a ring of them.
+pub const IO_EVENT_BYTES: u64 = 32;
+
+/// Places in the ring of an AIO context of this many bytes; one of them is always empty.
+pub const fn io_events(bytes: u64) -> u64 {
+    (bytes / IO_EVENT_BYTES).saturating_sub(1)
 }
 
 /// Flags of an area that stay with it (`madvise(2)`, `mlock(2)`, `prctl(2)`).

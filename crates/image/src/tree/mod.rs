@@ -22,7 +22,9 @@ pub use self::file::{
     Descriptor, EpollMember, FileId, FileKind, FileLock, InotifyWatch, LockKind, OpenFile, Owner, PathState, Pipe,
     PipeEnd, PipeId,
 };
-pub use self::memory::{AddressSpace, Advice, Area, Backing, Layout, MemoryId, SharedMemory, SharedMemoryKind};
+pub use self::memory::{
+    AddressSpace, Advice, Area, Backing, IO_EVENT_BYTES, Layout, MemoryId, SharedMemory, SharedMemoryKind, io_events,
+};
 pub use self::process::{End, Life, Limit, Process, Scheduling, Switches, Thread};
 pub use self::signal::{Action, IntervalTimer, PendingSignal, PosixTimer, SignalStack, Wait, WaitPlace};
 pub use self::socket::{InetSocket, InetState, Message, SocketOption, UnixSocket, UnixState};

@@ -11,20 +11,20 @@ use torpor_image::{Content, PAGE, Region};
 use super::super::calls;
 use super::super::staged::{Access, Staged};
 use super::build::{Argument, Builder, Steps};
-use super::{CompileError, HOLE_OFFSET};
+use super::{CompileError, HOLE_OFFSET, aio};
 
 const WRITE: u32 = 2;
 const MAP_SHARED: u64 = 1;
-const MAP_PRIVATE: u64 = 2;
+pub(super) const MAP_PRIVATE: u64 = 2;
 const MAP_DROPPABLE: u64 = 8;
-const MAP_ANONYMOUS: u64 = 0x20;
+pub(super) const MAP_ANONYMOUS: u64 = 0x20;
 const MAP_GROWSDOWN: u64 = 0x100;
-const MAP_NORESERVE: u64 = 0x4000;
-const MAP_FIXED_NOREPLACE: u64 = 0x10_0000;
-const MREMAP_MAYMOVE_FIXED: u64 = 3;
+pub(super) const MAP_NORESERVE: u64 = 0x4000;
+pub(super) const MAP_FIXED_NOREPLACE: u64 = 0x10_0000;
+pub(super) const MREMAP_MAYMOVE_FIXED: u64 = 3;
 /// Lowest address that may be mapped, and the end of user memory with four levels of page tables.
-const LOWEST: u64 = 0x1_0000;
-const HIGHEST: u64 = 0x7fff_ffff_f000;
+pub(super) const LOWEST: u64 = 0x1_0000;
+pub(super) const HIGHEST: u64 = 0x7fff_ffff_f000;
 /// `struct iovec`s of one call, and bytes.
 const IOV_MAX: usize = 1024;
 const READ_MAX: u64 = 1 << 30;
@@ -45,7 +45,7 @@ pub(super) fn kernel_bytes(life: &Life) -> u64 {
     life.space.areas.iter().filter(|area| is_kernel(area)).map(|area| area.end - area.start).sum()
 }
 
-fn is_kernel(area: &Area) -> bool {
+pub(super) fn is_kernel(area: &Area) -> bool {
     matches!(area.backing, Backing::Kernel { .. })
 }
 
@@ -60,6 +60,7 @@ pub(super) fn space(
     steps: &mut Steps,
 ) -> Result<(), CompileError> {
     replace_seed(life, room, steps);
+    aio::contexts(life, staged, room, builder, steps);
     keys(life, steps);
     for area in &life.space.areas {
         if !is_kernel(area) {
@@ -166,6 +167,11 @@ fn map(
             (kind(shared), staged.memory(memory), offset)
         }
         Backing::Kernel { .. } => return Ok(()),
+        Backing::Aio { .. } => {
+            aio::protect(area, steps);
+            advise(area, builder, steps);
+            return Ok(());
+        }
     };
     let flags = flags | MAP_FIXED_NOREPLACE;
     let arguments =

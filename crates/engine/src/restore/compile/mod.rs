@@ -11,6 +11,7 @@
 //! ```
 //! The numbers are barriers, at which the restorer waits for all; 1 and 2 are there only where they are needed.
 
+mod aio;
 mod build;
 mod memory;
 mod order;

@@ -1,0 +1,49 @@
+//! AIO contexts of a stopped process: whether their rings can be taken as they are.
+
+use std::io;
+
+use super::remote::Remote;
+use crate::aio;
+use crate::memory::layout::Area;
+use crate::obstacle::{Obstacle, Place};
+use crate::trace::TraceError;
+
+const IO_SUBMIT: u64 = 209;
+/// Calls of one list.
+const CALLS: usize = 64;
+
+/// Rings among these areas that are no context's of the process: a forked process inherits the memory, but not the context.
+pub(super) fn dead(remote: &Remote<'_>, areas: &[Area]) -> Result<Vec<(u64, u64)>, TraceError> {
+    let mut dead = Vec::new();
+    let rings: Vec<&Area> = areas.iter().filter(|area| aio::is_ring(area)).collect();
+    for rings in rings.chunks(CALLS) {
+        let mut list = remote.questions();
+        // Of no requests at all.
+        let asked: Vec<_> =
+            rings.iter().map(|ring| list.ask("io_submit", IO_SUBMIT, &[ring.start, 0, 0])).collect();
+        let answers = remote.ask(0, list)?;
+        for (ring, asked) in rings.iter().zip(asked) {
+            match answers.result(asked) {
+                Ok(_) => {}
+                Err(TraceError::Call { error, .. }) if error.kind() == io::ErrorKind::InvalidInput => {
+                    dead.push((ring.start, ring.end));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(dead)
+}
+
+/// What is in the way of taking them. `quiet`: the process has been held since nothing was under way.
+pub(super) fn obstacles(pid: i32, areas: &[Area], dead: &[(u64, u64)], quiet: bool) -> io::Result<Vec<Obstacle>> {
+    let refuse = |(start, end): &(u64, u64)| {
+        let what = "the ring of an AIO context that a process has inherited by fork (io_setup)";
+        Obstacle::new(pid, Place::Memory(*start, *end), what, "start it without native AIO")
+    };
+    let mut found: Vec<Obstacle> = dead.iter().map(refuse).collect();
+    if !quiet && aio::used(areas) && !aio::drained()? {
+        found.push(Obstacle::new(pid, Place::Process, "disk I/O under way (io_submit)", "try again later"));
+    }
+    Ok(found)
+}

@@ -134,7 +134,10 @@ mod tests {
             header[word] = value;
             assert_eq!(ring(&area(access), &ring_of(header)).unwrap(), None);
         }
-        assert_eq!(ring(&area(crate::memory::layout::Access { shared: false, ..access }), &ring_of(header)).unwrap(), None);
+        assert_eq!(
+            ring(&area(crate::memory::layout::Access { shared: false, ..access }), &ring_of(header)).unwrap(),
+            None
+        );
     }
 
     struct Bytes(Vec<u8>);

@@ -1,7 +1,9 @@
 //! AIO contexts of a stopped process: whether their rings can be taken as they are.
 
+use std::collections::HashSet;
 use std::io;
 
+use super::mappings::Mapping;
 use super::remote::Remote;
 use crate::aio;
 use crate::memory::layout::Area;
@@ -19,8 +21,7 @@ pub(super) fn dead(remote: &Remote<'_>, areas: &[Area]) -> Result<Vec<(u64, u64)
     for rings in rings.chunks(CALLS) {
         let mut list = remote.questions();
         // Of no requests at all.
-        let asked: Vec<_> =
-            rings.iter().map(|ring| list.ask("io_submit", IO_SUBMIT, &[ring.start, 0, 0])).collect();
+        let asked: Vec<_> = rings.iter().map(|ring| list.ask("io_submit", IO_SUBMIT, &[ring.start, 0, 0])).collect();
         let answers = remote.ask(0, list)?;
         for (ring, asked) in rings.iter().zip(asked) {
             match answers.result(asked) {
@@ -35,13 +36,21 @@ pub(super) fn dead(remote: &Remote<'_>, areas: &[Area]) -> Result<Vec<(u64, u64)
     Ok(dead)
 }
 
+fn refuse(pid: i32, (start, end): (u64, u64)) -> Obstacle {
+    let what = "the ring of an AIO context that a process has inherited by fork (io_setup)";
+    Obstacle::new(pid, Place::Memory(start, end), what, "start it without native AIO")
+}
+
+/// As far as it can be seen without asking: rings that are in `known`, which is those of other processes of the tree.
+pub(super) fn inherited(pid: i32, mappings: &[Mapping], known: &mut HashSet<u64>) -> Vec<Obstacle> {
+    let rings = mappings.iter().filter(|mapping| aio::is_ring(&mapping.area));
+    let twice = rings.filter(|ring| !known.insert(ring.inode));
+    twice.map(|ring| refuse(pid, (ring.area.start, ring.area.end))).collect()
+}
+
 /// What is in the way of taking them. `quiet`: the process has been held since nothing was under way.
 pub(super) fn obstacles(pid: i32, areas: &[Area], dead: &[(u64, u64)], quiet: bool) -> io::Result<Vec<Obstacle>> {
-    let refuse = |(start, end): &(u64, u64)| {
-        let what = "the ring of an AIO context that a process has inherited by fork (io_setup)";
-        Obstacle::new(pid, Place::Memory(*start, *end), what, "start it without native AIO")
-    };
-    let mut found: Vec<Obstacle> = dead.iter().map(refuse).collect();
+    let mut found: Vec<Obstacle> = dead.iter().map(|ring| refuse(pid, *ring)).collect();
     if !quiet && aio::used(areas) && !aio::drained()? {
         found.push(Obstacle::new(pid, Place::Process, "disk I/O under way (io_submit)", "try again later"));
     }

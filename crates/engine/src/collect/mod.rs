@@ -22,7 +22,7 @@ mod space;
 mod stop;
 mod thread;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -271,9 +271,10 @@ pub(crate) fn examine(view: &View, family: &[Member]) -> Result<Vec<Obstacle>, C
     }
     let root = found.first().map_or(0, |(pid, _)| *pid);
     let mut obstacles = obstacles::find(view, &found).look(root)?;
-    let mut shared = Vec::new();
+    let (mut shared, mut rings) = (Vec::new(), HashSet::new());
     for (pid, threads) in &found {
         let looked = look(view, *pid, threads, &mut obstacles)?;
+        obstacles.extend(contexts::inherited(*pid, &looked.mappings, &mut rings));
         space::space(view, *pid, &looked.mappings, 0, &mut shared, &mut obstacles)?;
     }
     let processes: Vec<i32> = found.iter().map(|(pid, _)| *pid).collect();

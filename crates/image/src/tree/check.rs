@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::{
-    AddressSpace, Area, Backing, End, FileId, FileKind, IO_EVENT_BYTES, Life, PipeId, Process, SharedMemoryKind, Thread,
-    Tree, UnixState, io_events,
+    AddressSpace, Area, Backing, End, FileId, FileKind, IO_EVENT_BYTES, Life, PipeId, Process, SharedMemoryKind,
+    Thread, Tree, UnixState, io_events,
 };
 use crate::state::{ADDRESS_END, REGISTER_WORDS};
 use crate::{FormatError, PAGE, Region};

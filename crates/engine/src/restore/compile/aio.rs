@@ -9,8 +9,8 @@
 
 use std::ops::Range;
 
-use torpor_image::tree::{Area, Backing, IO_EVENT_BYTES, Life, io_events};
 use torpor_image::PAGE;
+use torpor_image::tree::{Area, Backing, IO_EVENT_BYTES, Life, io_events};
 use torpor_linux::restorer::CODE_BYTES;
 
 use super::super::calls;
@@ -73,7 +73,7 @@ pub(super) fn contexts(life: &Life, staged: &Staged<'_>, room: Room, builder: &m
         return;
     }
     let kernel = life.space.areas.iter().filter(|area| is_kernel(area)).map(|area| area.start..area.end);
-    let mut taken: Vec<Range<u64>> = kernel.chain([room.address..room.end]).collect();
+    let mut taken: Vec<Range<u64>> = kernel.chain(std::iter::once(room.address..room.end)).collect();
     // Memory that nobody can touch takes nothing, but counts where address space is limited.
     let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
     let fill = |hole: &Range<u64>, steps: &mut Steps| {

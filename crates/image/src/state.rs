@@ -119,7 +119,7 @@ impl State {
 
     /// Bytes of memory that the image gives back.
     pub fn memory_bytes(&self) -> u64 {
-        self.processes.iter().flat_map(|process| &process.regions).map(Region::bytes).sum()
+        self.processes.iter().flat_map(|process| &process.regions).map(Region::bytes).fold(0, u64::saturating_add)
     }
 }
 

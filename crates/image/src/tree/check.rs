@@ -120,7 +120,10 @@ impl Tree {
                 }
                 FileKind::Unix(socket) => {
                     match &socket.state {
-                        UnixState::Connected { peer } => self.file(*peer)?,
+                        UnixState::Connected { peer } => {
+                            let other = self.files.get(*peer as usize).map(|file| &file.kind);
+                            sure(matches!(other, Some(FileKind::Unix(_))), "the other end of a socket")?;
+                        }
                         UnixState::Listening { waiting, .. } => waiting.iter().try_for_each(|file| self.file(*file))?,
                         UnixState::Idle | UnixState::Lost { .. } => {}
                     }
@@ -141,6 +144,7 @@ impl Tree {
 fn check_thread(thread: &Thread) -> Checked {
     sure(thread.registers.len() == REGISTER_WORDS, "registers")?;
     sure(thread.xstate.len() <= XSTATE_BYTES, "vector registers")?;
+    sure(thread.rseq.is_none_or(|(address, ..)| address < ADDRESS_END), "an rseq area")?;
     sure(thread.pending.iter().all(|signal| signal.info.len() == SIGINFO_BYTES), "a pending signal")
 }
 

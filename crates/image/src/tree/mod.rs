@@ -115,6 +115,6 @@ impl Tree {
         let spaces = self.processes.iter().filter_map(|process| process.alive()).map(|life| &life.space);
         let private = spaces.flat_map(|space| &space.areas).flat_map(|area| &area.pages);
         let shared = self.memories.iter().flat_map(|memory| &memory.pages);
-        private.chain(shared).map(crate::Region::bytes).sum()
+        private.chain(shared).map(crate::Region::bytes).fold(0, u64::saturating_add)
     }
 }

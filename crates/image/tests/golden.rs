@@ -1,0 +1,104 @@
+//! Images as earlier versions wrote them are read as what they were.
+//!
+//! `fixtures/` holds one file per kind and version of the format, each made once and never again. A test that fails here
+//! says that images in the field would no longer be read, or be read as something else: the format has changed, and needs a
+//! new version, beside which the old one is read.
+
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::path::PathBuf;
+
+use torpor_image::tree::{Backing, Tree};
+use torpor_image::{FormatError, HEADER_BYTES, Header, Kind, Region, State, VERSION, checksum};
+
+fn fixture(name: &str) -> Vec<u8> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn open(image: &[u8]) -> (Header, &[u8]) {
+    let header = Header::decode(image, image.len() as u64).unwrap();
+    let state = &image[header.state_offset() as usize..header.plan_offset() as usize];
+    (header, state)
+}
+
+fn check_pages(image: &[u8], header: &Header, regions: &[Region]) {
+    for region in regions {
+        let torpor_image::Content::Stored { offset, checksum: sum } = region.content else { continue };
+        assert!(header.pages().contains(&offset));
+        assert_eq!(checksum(&image[offset as usize..(offset + region.bytes()) as usize]), sum);
+    }
+}
+
+#[test]
+fn a_complete_image_of_version_2_is_what_it_was() {
+    let image = fixture("complete-2.image");
+    let (header, state) = open(&image);
+    assert_eq!(header, common::header(Kind::Complete, state, common::PLAN));
+    let tree = Tree::read(state, &header).unwrap();
+    assert_eq!(tree, common::tree());
+    let areas = tree.processes.iter().filter_map(|process| process.alive()).flat_map(|life| &life.space.areas);
+    let mut stored = 0;
+    for area in areas {
+        stored += area.pages.len();
+        check_pages(&image, &header, &area.pages);
+        assert!(area.pages.is_empty() || matches!(area.backing, Backing::Anonymous { .. }));
+    }
+    tree.memories.iter().for_each(|memory| check_pages(&image, &header, &memory.pages));
+    assert_eq!((stored, tree.memories.len()), (4, 4));
+}
+
+#[test]
+fn dozing_images_of_versions_1_and_2_are_what_they_were() {
+    for (name, version) in [("dozing-1.image", 1), ("dozing-2.image", 2)] {
+        let image = fixture(name);
+        assert_eq!(image[8..12], u32::to_le_bytes(version));
+        let (header, state) = open(&image);
+        assert_eq!(header, common::header(Kind::Dozing, state, &[]), "{name}");
+        let state = State::decode(state, &header).unwrap();
+        assert_eq!(state, common::dozing(), "{name}");
+        check_pages(&image, &header, &state.processes[0].regions);
+    }
+}
+
+#[test]
+fn what_is_written_today_is_what_was_written_then() {
+    assert_eq!(VERSION, 2, "a new version needs its own fixtures");
+    assert!(fixture("complete-2.image") == common::complete_image(), "the complete format has changed");
+    assert!(fixture("dozing-2.image") == common::dozing_image(), "the dozing format has changed");
+}
+
+#[test]
+fn later_versions_are_refused_by_number() {
+    let mut image = fixture("complete-2.image");
+    image[8..12].copy_from_slice(&u32::to_le_bytes(VERSION + 1));
+    assert_eq!(Header::decode(&image, image.len() as u64), Err(FormatError::Version(VERSION + 1)));
+}
+
+/// Writes those fixtures that are not there: `cargo test -p torpor-image --test golden -- --ignored`, once per version.
+#[test]
+#[ignore = "makes fixtures of a new version"]
+fn make_missing_fixtures() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    for (name, image) in [
+        ("complete-2.image", common::complete_image()),
+        ("dozing-2.image", common::dozing_image()),
+        ("dozing-1.image", version_1(&common::dozing_image())),
+    ] {
+        let path = folder.join(name);
+        if !path.exists() {
+            std::fs::write(path, image).unwrap();
+        }
+    }
+}
+
+/// The dozing image as version 1 had it: a shorter header, and the same behind it.
+fn version_1(image: &[u8]) -> Vec<u8> {
+    let mut header = image[..72].to_vec();
+    header[8..12].copy_from_slice(&u32::to_le_bytes(1));
+    header.extend_from_slice(&checksum(&header).to_le_bytes());
+    header.resize(HEADER_BYTES as usize, 0);
+    [&header, &image[HEADER_BYTES as usize..]].concat()
+}

@@ -232,6 +232,38 @@ pub struct StoredImage {
     pub used_by: Vec<String>,
 }
 
+/// An image of an app's processes (`torpor image ls`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct AppImage {
+    /// Name of the app.
+    pub app: String,
+    /// The level that it was made for; absent where its header cannot be read.
+    pub level: Option<Level>,
+    /// Count of the app's sleeps that it was made in.
+    pub generation: u64,
+    /// Size of the file, bytes.
+    pub bytes: u64,
+    /// When it was written.
+    #[schema(value_type = String)]
+    pub written: Timestamp,
+    /// What it is good for.
+    pub standing: ImageStanding,
+    /// The file, on the daemon's machine.
+    pub path: String,
+}
+
+/// What an image of an app's processes is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImageStanding {
+    /// The sleeping app wakes from it: it is the only copy of its memory.
+    InUse,
+    /// The app is on its way into or out of it.
+    Passing,
+    /// Found damaged, and kept to be looked at; nothing uses it.
+    SetAside,
+}
+
 /// One line of `torpor doctor`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Check {

@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::error::ApiError;
 use crate::spec::{AppSpec, Source};
-use crate::view::{AppStatus, Check, Event, Explanation, Level, Stats, StoredImage};
+use crate::view::{AppImage, AppStatus, Check, Event, Explanation, Level, Stats, StoredImage};
 
 /// A boxed stream.
 pub type BoxStream<T> = Pin<Box<dyn Stream<Item = T> + Send>>;
@@ -167,6 +167,10 @@ pub trait WorkerPort: Send + Sync + 'static {
     async fn explain(&self, id: &str) -> Result<Explanation, ApiError>;
     /// What it costs.
     async fn stats(&self, id: &str) -> Result<Stats, ApiError>;
+    /// Images of its processes.
+    async fn app_images(&self, id: &str) -> Result<Vec<AppImage>, ApiError>;
+    /// Removes those of its images that nothing uses, and gives them; refused if there are none.
+    async fn remove_app_images(&self, id: &str) -> Result<Vec<AppImage>, ApiError>;
     /// Runs a command in it, waking it first.
     async fn exec(&self, id: &str, request: ExecRequest) -> Result<ExecSession, ApiError>;
     /// Its output.

@@ -95,6 +95,11 @@ impl ImageFile {
         &self.header
     }
 
+    /// It holds a whole process tree, and not only memory.
+    pub fn is_complete(&self) -> bool {
+        self.header.kind == Kind::Complete
+    }
+
     /// Size of the file, bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use torpor_api::view::{AppStatus, Level, State};
+use torpor_api::view::{AppImage, AppStatus, Level, State};
 use torpor_api::worker::{AppRecord, Desired};
 use torpor_api::{ApiError, ErrorKind, events};
 use tracing::{debug, warn};
@@ -104,6 +104,12 @@ impl Hub {
         let id = self.row(app).await?.record.id;
         self.worker.wake(&id).await?;
         self.worker.status(&id).await
+    }
+
+    /// Removes those of an app's images that nothing uses.
+    pub(crate) async fn remove_app_images(&self, app: &str) -> Result<Vec<AppImage>, ApiError> {
+        let (row, _guard) = self.locked(app).await?;
+        self.worker.remove_app_images(&row.record.id).await
     }
 
     /// Keeps an app awake, or no longer.

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use futures_util::{StreamExt, stream};
-use torpor_api::view::{AppDetail, AppStatus, Exit, Explanation, State, Stats};
+use torpor_api::view::{AppDetail, AppImage, AppStatus, Exit, Explanation, State, Stats};
 use torpor_api::worker::{AppRecord, BoxStream, ExecRequest, ExecSession, LogLine, LogRequest};
 use torpor_api::{ApiError, ErrorKind};
 
@@ -89,6 +89,19 @@ impl Hub {
             }
         }
         Ok(known)
+    }
+
+    /// Images of the processes of all apps; those that the worker does not know are left out.
+    pub(crate) async fn app_images(&self) -> Result<Vec<AppImage>, ApiError> {
+        let mut all = Vec::new();
+        for row in self.store.all_apps().await? {
+            match self.worker.app_images(&row.record.id).await {
+                Ok(images) => all.extend(images),
+                Err(error) if error.kind == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
     }
 
     /// An app's output.

@@ -89,7 +89,7 @@ pub(crate) enum Command {
     /// List stored images, or store and remove them
     #[command(args_conflicts_with_subcommands = true)]
     Images(ImagesArgs),
-    /// Look into images of processes
+    /// List, look into and remove images of processes
     #[command(subcommand, after_help = IMAGE_HELP)]
     Image(ImageCommand),
     /// Capture a tree of plain processes into an image, and end it
@@ -118,6 +118,14 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImageCommand {
+    /// List the images of the apps' processes
+    Ls(Json),
+    /// Remove those images of apps that were set aside; the image that a sleeping app wakes from stays
+    Rm {
+        /// Names or ids of apps
+        #[arg(required = true)]
+        apps: Vec<String>,
+    },
     /// Tell what an image holds: processes, threads, memory, descriptors, sizes
     Inspect {
         /// File or directory

@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use tokio::sync::{mpsc, oneshot};
 use torpor_api::error::{ApiError, ErrorKind, chain};
 use torpor_api::spec::Source;
-use torpor_api::view::{AppStatus, Check, Event, Explanation, Level, State, Stats, StoredImage};
+use torpor_api::view::{AppImage, AppStatus, Check, Event, Explanation, Level, State, Stats, StoredImage};
 use torpor_api::worker::{
     AppRecord, BoxStream, Desired, ExecRequest, ExecSession, LogLine, LogRequest, Progress, Resolved, WorkerPort,
 };
@@ -180,6 +180,14 @@ impl WorkerPort for Worker {
 
     async fn stats(&self, id: &str) -> Result<Stats, ApiError> {
         self.ask(id, Order::Stats).await
+    }
+
+    async fn app_images(&self, id: &str) -> Result<Vec<AppImage>, ApiError> {
+        self.ask(id, Order::Images).await?
+    }
+
+    async fn remove_app_images(&self, id: &str) -> Result<Vec<AppImage>, ApiError> {
+        self.ask(id, Order::RemoveImages).await?
     }
 
     async fn exec(&self, id: &str, request: ExecRequest) -> Result<ExecSession, ApiError> {

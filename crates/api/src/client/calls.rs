@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Client, ClientError, Lines, segment, with_query};
 use crate::units::Span;
-use crate::view::{AppDetail, AppStatus, Check, Event, Explanation, Level, Stats, StoredImage};
+use crate::view::{AppDetail, AppImage, AppStatus, Check, Event, Explanation, Level, Stats, StoredImage};
 use crate::wire::{EventQuery, ImageRequest, LogQuery, Version, WorkLine};
 use crate::worker::{LogLine, Progress};
 
@@ -163,6 +163,16 @@ impl Client {
 
     async fn lines<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<Lines<T>, ClientError> {
         Ok(Lines::new(self.send(Method::GET, path, None, &[]).await?))
+    }
+
+    /// Images of the processes of all apps.
+    pub async fn app_images(&self) -> Result<Vec<AppImage>, ClientError> {
+        self.get("/v1/app-images").await
+    }
+
+    /// Removes those of an app's images that nothing uses; gives them.
+    pub async fn remove_app_images(&self, app: &str) -> Result<Vec<AppImage>, ClientError> {
+        self.call(Method::DELETE, &format!("/v1/apps/{}/images", segment(app)), None::<&()>).await
     }
 
     /// Stored images.

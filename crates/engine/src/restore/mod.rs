@@ -24,6 +24,8 @@ pub(crate) mod check;
 mod compile;
 mod error;
 pub(crate) mod finish;
+#[cfg(test)]
+mod hostile;
 mod limits;
 mod load;
 pub(crate) mod open;

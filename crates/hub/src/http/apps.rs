@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use torpor_api::spec::AppSpec;
 use torpor_api::units::Span;
-use torpor_api::view::{AppDetail, AppStatus, Explanation, Stats};
+use torpor_api::view::{AppDetail, AppImage, AppStatus, Explanation, Stats};
 use torpor_api::wire::{NDJSON, ProgressQuery, RemoveQuery, SleepQuery, StopQuery, WorkLine};
 use torpor_api::{ApiError, ErrorKind};
 
@@ -173,4 +173,24 @@ pub(super) async fn all_stats(State(hub): State<App>) -> Result<axum::Json<Vec<S
         (status = "default", body = ApiError, description = "Why not.")))]
 pub(super) async fn explain(State(hub): State<App>, Named(app): Named) -> Result<axum::Json<Explanation>, Failure> {
     Ok(axum::Json(hub.explain(&app).await?))
+}
+
+/// Images of the processes of all apps.
+#[utoipa::path(get, path = "/v1/app-images", tag = "apps",
+    responses((status = 200, body = Vec<AppImage>, description = "By app; those that run and have none are not there."),
+        (status = "default", body = ApiError, description = "Why not.")))]
+pub(super) async fn all_images(State(hub): State<App>) -> Result<axum::Json<Vec<AppImage>>, Failure> {
+    Ok(axum::Json(hub.app_images().await?))
+}
+
+/// Removes the images of an app's processes that nothing uses: those that were set aside.
+#[utoipa::path(delete, path = "/v1/apps/{name}/images", tag = "apps",
+    params(("name" = String, Path, description = "Name or id.")),
+    responses((status = 200, body = Vec<AppImage>, description = "Removed."),
+        (status = "default", body = ApiError, description = "Why not: the image of a sleeping app is never removed.")))]
+pub(super) async fn remove_images(
+    State(hub): State<App>,
+    Named(app): Named,
+) -> Result<axum::Json<Vec<AppImage>>, Failure> {
+    carried_through(async move { hub.remove_app_images(&app).await }).await.map(axum::Json)
 }

@@ -52,6 +52,8 @@ fn described() -> OpenApiRouter<App> {
         .routes(routes!(apps::stats))
         .routes(routes!(apps::all_stats))
         .routes(routes!(apps::explain))
+        .routes(routes!(apps::all_images))
+        .routes(routes!(apps::remove_images))
         .routes(routes!(streams::logs))
         .routes(routes!(streams::events))
         .routes(routes!(exec::exec))

@@ -17,7 +17,9 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_stream::wrappers::BroadcastStream;
 use torpor_api::client::{Client, Endpoint};
 use torpor_api::spec::Source;
-use torpor_api::view::{AppStatus, Check, CheckOutcome, Event, Explanation, Level, State, Stats, StoredImage};
+use torpor_api::view::{
+    AppImage, AppStatus, Check, CheckOutcome, Event, Explanation, ImageStanding, Level, State, Stats, StoredImage,
+};
 use torpor_api::worker::{
     AppRecord, BoxStream, Desired, ExecRequest, ExecSession, LogLine, LogRequest, Progress, Resolved, WorkerPort,
 };
@@ -219,6 +221,27 @@ impl WorkerPort for FakeWorker {
             aborted_sleeps: 0,
             wakes: 0,
         })
+    }
+
+    async fn app_images(&self, id: &str) -> Result<Vec<AppImage>, ApiError> {
+        self.called("app_images", id)?;
+        let inner = self.inner.lock().unwrap();
+        let app = inner.apps.get(id).ok_or_else(unknown)?;
+        let image = AppImage {
+            app: app.record.spec.name.clone(),
+            level: Some(Level::Warm),
+            generation: app.sleeps,
+            bytes: 4096,
+            written: app.record.created,
+            standing: ImageStanding::InUse,
+            path: format!("/data/apps/{id}/{}.image", app.sleeps),
+        };
+        Ok(if app.state == State::Warm { vec![image] } else { Vec::new() })
+    }
+
+    async fn remove_app_images(&self, id: &str) -> Result<Vec<AppImage>, ApiError> {
+        self.called("remove_app_images", id)?;
+        Err(ApiError::new(ErrorKind::Conflict, "nothing to remove"))
     }
 
     /// `cat` echoes its input; `exit N` ends with that status; `size` prints each new size; anything else prints its arguments.

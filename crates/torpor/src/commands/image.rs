@@ -1,11 +1,12 @@
-//! Looking into images: files, without the daemon.
+//! Images of processes: looked into as files, without the daemon; those of its apps are listed and removed by it.
 
 use std::path::Path;
 
+use torpor_api::client::Client;
 use torpor_api::worker::Progress;
 use torpor_engine::{ImageFile, compare_memory};
 
-use super::show;
+use super::{print, show};
 use crate::cli::ImageCommand;
 use crate::failure::Failure;
 use crate::output::{self, ImageDifference, ImageView, VerifiedView};
@@ -31,8 +32,36 @@ pub(super) fn image(command: &ImageCommand) -> Result<i32, Failure> {
             let difference = ImageDifference::of(&views.0, &views.1, &memory);
             show(json.json, &difference, output::difference)?;
         }
+        // The daemon is asked.
+        ImageCommand::Ls(_) | ImageCommand::Rm { .. } => {}
     }
     Ok(0)
+}
+
+/// Images of the apps' processes.
+pub(super) async fn ls(client: &Client, json: bool) -> Result<(), Failure> {
+    let images = client.app_images().await?;
+    show(json, &images, |images| output::app_images(images, jiff::Timestamp::now()))
+}
+
+/// Removes the images of apps that nothing uses; goes on with the next app where one refuses.
+pub(super) async fn rm(client: &Client, apps: &[String]) -> Result<i32, Failure> {
+    let mut code = 0;
+    for app in apps {
+        match client.remove_app_images(app).await {
+            Ok(removed) => {
+                for image in removed {
+                    let text = format!("image {} of {} is removed\n", image.generation, output::safe(&image.app));
+                    print(text.as_bytes())?;
+                }
+            }
+            Err(error) => {
+                let failed = Failure::from(error).report();
+                code = if code == 0 { failed } else { code };
+            }
+        }
+    }
+    Ok(code)
 }
 
 fn verify(path: &Path) -> Result<VerifiedView, Failure> {

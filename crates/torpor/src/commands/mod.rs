@@ -18,7 +18,7 @@ use serde::Serialize;
 use torpor_api::client::{AppAction, Client, Endpoint};
 use torpor_api::token::Token;
 
-use crate::cli::{Cli, Command, Daemon, ImagesCommand, Named};
+use crate::cli::{Cli, Command, Daemon, ImageCommand, ImagesCommand, Named};
 use crate::config::Config;
 use crate::daemon;
 use crate::failure::Failure;
@@ -38,7 +38,9 @@ pub(crate) fn run(cli: Cli) -> Result<i32, Failure> {
             return daemon::up(config).map(|()| 0);
         }
         Command::Checkpoint(args) => return checkpoint::checkpoint(&args),
-        Command::Image(command) => return image::image(&command),
+        Command::Image(
+            command @ (ImageCommand::Inspect { .. } | ImageCommand::Verify { .. } | ImageCommand::Diff { .. }),
+        ) => return image::image(&command),
         Command::Restore(args) => return restore::restore(&args),
         _ => {}
     }
@@ -96,6 +98,8 @@ async fn dispatch(cli: Cli) -> Result<i32, Failure> {
                 Some(command) => return images::change(&client, command).await,
             }
         }
+        Command::Image(ImageCommand::Ls(json)) => image::ls(&connect(&daemon)?, json.json).await?,
+        Command::Image(ImageCommand::Rm { apps }) => return image::rm(&connect(&daemon)?, &apps).await,
         // Handled before the runtime was made.
         Command::Completion { .. }
         | Command::Up(_)

@@ -10,7 +10,7 @@ mod units;
 pub(crate) use doctor::checks;
 pub(crate) use explain::explanation;
 pub(crate) use image::{ImageDifference, ImageView, VerifiedView, difference, inspected, verified};
-pub(crate) use tables::{detail, event, images, log_line, ps, stats, status_line};
+pub(crate) use tables::{app_images, detail, event, images, log_line, ps, stats, status_line};
 
 /// One row of cells.
 pub(crate) type Cells = Vec<String>;

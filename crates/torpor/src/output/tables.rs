@@ -1,7 +1,7 @@
 //! Lists: apps, numbers, images, events, lines of output.
 
 use jiff::Timestamp;
-use torpor_api::view::{AppDetail, AppStatus, Event, State, Stats, StoredImage};
+use torpor_api::view::{AppDetail, AppImage, AppStatus, Event, ImageStanding, Level, State, Stats, StoredImage};
 use torpor_api::worker::LogLine;
 
 use super::units::{micros, since, size, when};
@@ -142,6 +142,35 @@ pub(crate) fn images(images: &[StoredImage], now: Timestamp) -> String {
         })
         .collect();
     table(&["NAME", "DIGEST", ">SIZE", ">LAYERS", "STORED", "USED BY"], &rows)
+}
+
+/// `torpor image ls`.
+pub(crate) fn app_images(images: &[AppImage], now: Timestamp) -> String {
+    let rows: Vec<Cells> = images
+        .iter()
+        .map(|image| {
+            let level = match image.level {
+                Some(Level::Dozing) => "dozing",
+                Some(Level::Warm) => "warm",
+                None => "?",
+            };
+            let standing = match image.standing {
+                ImageStanding::InUse => "in use",
+                ImageStanding::Passing => "passing",
+                ImageStanding::SetAside => "set aside",
+            };
+            vec![
+                safe(&image.app),
+                level.to_owned(),
+                image.generation.to_string(),
+                size(Some(image.bytes)),
+                when(image.written, now),
+                standing.to_owned(),
+                safe(&image.path),
+            ]
+        })
+        .collect();
+    table(&["APP", "LEVEL", ">GENERATION", ">SIZE", "WRITTEN", "STANDING", "PATH"], &rows)
 }
 
 /// One line of `torpor events`.

@@ -84,6 +84,23 @@ impl AppFiles {
         Ok(found)
     }
 
+    /// Images that a wake may be made from, and those that were set aside (`true`), by generation.
+    pub(crate) fn listed_images(&self) -> io::Result<Vec<(PathBuf, u64, bool)>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.data)? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let split = name.split_once('.').and_then(|(number, kind)| Some((number.parse().ok()?, kind)));
+            match split {
+                Some((generation, "image")) => found.push((path, generation, false)),
+                Some((generation, "damaged")) => found.push((path, generation, true)),
+                _ => {}
+            }
+        }
+        found.sort_by_key(|(_, generation, _)| *generation);
+        Ok(found)
+    }
+
     /// The image with the highest generation, if no wake from it has begun.
     pub(crate) fn newest_image(&self) -> io::Result<Option<(PathBuf, u64)>> {
         let mut found: Vec<(PathBuf, u64)> = Vec::new();

@@ -14,6 +14,7 @@
 mod deepen;
 mod files;
 mod history;
+mod images;
 mod known;
 mod labels;
 mod measure;

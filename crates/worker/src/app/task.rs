@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
-use torpor_api::view::{AppStatus, Explanation, Stats};
+use torpor_api::ApiError;
+use torpor_api::view::{AppImage, AppStatus, Explanation, Stats};
 use torpor_api::worker::AppRecord;
 use torpor_engine::{Abort, Memories};
 use torpor_lifecycle::{Action, App, Event, Note, Phase, Refusal, Request, StopReason, Ticket};
@@ -44,6 +45,10 @@ pub(crate) enum Order {
     Explain(oneshot::Sender<Explanation>),
     /// What it costs.
     Stats(oneshot::Sender<Stats>),
+    /// Images of its processes.
+    Images(oneshot::Sender<Result<Vec<AppImage>, ApiError>>),
+    /// Removes those of them that nothing uses.
+    RemoveImages(oneshot::Sender<Result<Vec<AppImage>, ApiError>>),
     /// The sandbox, to run a command in; `None` when it has none.
     Sandbox(oneshot::Sender<Option<Arc<Sandbox>>>),
     /// Go warm if it can, for memory is short. The sender is dropped when that has come to its end, or is not to be.
@@ -238,6 +243,8 @@ impl Task {
             Order::Status(answer) => drop(answer.send(self.status())),
             Order::Explain(answer) => drop(answer.send(self.explain())),
             Order::Stats(answer) => drop(answer.send(self.stats())),
+            Order::Images(answer) => drop(answer.send(tokio::task::block_in_place(|| self.images()))),
+            Order::RemoveImages(answer) => drop(answer.send(tokio::task::block_in_place(|| self.remove_images()))),
             Order::Deepen(done) => self.deepen_for_memory(done).await,
             Order::Sandbox(answer) => drop(answer.send(self.sandbox.clone())),
             Order::End(_) => {}

@@ -202,6 +202,22 @@ async fn a_teardown_without_a_daemon_starts_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn images_of_processes_are_listed_and_those_in_use_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    let client = &running.client;
+    for (name, port) in [("awake", 1), ("asleep", 2)] {
+        client.create(&app(name, port), |_| ()).await.unwrap();
+    }
+    client.sleep("asleep", Level::Warm).await.unwrap();
+    let images = client.app_images().await.unwrap();
+    assert_eq!(images.iter().map(|image| image.app.as_str()).collect::<Vec<_>>(), ["asleep"]);
+    assert_eq!(refusal(client.remove_app_images("asleep").await.unwrap_err()).kind, ErrorKind::Conflict);
+    assert_eq!(refusal(client.remove_app_images("nobody").await.unwrap_err()).kind, ErrorKind::NotFound);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn images_are_kept_while_apps_name_them() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path(), FakeWorker::new()).await;

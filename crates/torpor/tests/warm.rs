@@ -122,6 +122,36 @@ fn restart(daemon: &mut Daemon, fault: Option<&str>) {
 }
 
 #[test]
+fn the_only_copy_is_listed_and_never_removed() {
+    let (daemon, mut session) = memcheck();
+    let listed = || -> Vec<serde_json::Value> {
+        let output = daemon.cli(&["image", "ls", "--json"]).unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let removed = || daemon.cli(&["image", "rm", "check"]).unwrap();
+    assert_eq!((listed().len(), removed().status.code()), (0, Some(3)));
+    warm(&daemon, "check");
+    let images = listed();
+    assert_eq!(images.len(), 1, "{images:?}");
+    assert_eq!((&images[0]["level"], &images[0]["standing"]), (&"warm".into(), &"in-use".into()));
+    let image = std::path::Path::new(images[0]["path"].as_str().unwrap());
+    assert_eq!(images[0]["bytes"], image.metadata().unwrap().len());
+    let refused = removed();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(4), "{said}");
+    assert!(said.contains("only copy") && said.contains("torpor stop"), "{said}");
+    let aside = image.with_file_name("999.damaged");
+    std::fs::write(&aside, "no image").unwrap();
+    assert_eq!(listed().len(), 2);
+    assert!(removed().status.success());
+    assert!(!aside.exists() && image.exists());
+    assert_eq!(stats(&daemon, "check").state, "warm");
+    step(&daemon, "check", &mut session);
+    assert!(listed().is_empty());
+}
+
+#[test]
 fn it_stays_warm_over_restarts_of_the_worker() {
     let (mut daemon, mut session) = memcheck();
     for how in ["term", "kill"] {

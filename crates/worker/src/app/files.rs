@@ -155,6 +155,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn images_are_listed_by_what_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = AppFiles::new(folder.path(), &folder.path().join("run"), "00ff");
+        files.create().unwrap();
+        for name in ["10.image", "9.damaged", "11.image.part", "8.image.woken", "log", "x.image", "past.json"] {
+            fs::write(files.data.join(name), "x").unwrap();
+        }
+        let found = files.listed_images().unwrap();
+        assert_eq!(found, [(files.data.join("9.damaged"), 9, true), (files.image(10), 10, false)]);
+    }
+
+    #[test]
     fn only_the_image_in_use_stays() {
         let folder = tempfile::tempdir().unwrap();
         let files = AppFiles::new(folder.path(), &folder.path().join("run"), "00ff");

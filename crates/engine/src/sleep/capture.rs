@@ -48,7 +48,10 @@ impl Sleep<'_> {
         }
         self.reached(Step::Stopped)?;
 
-        if let Some(plan) = self.plans.iter().find(|plan| plan.at_work()) {
+        // One that job control has stopped does nothing, wherever it was stopped.
+        let threads = self.processes.iter().flat_map(|process| &process.threads);
+        let mut running = self.plans.iter().zip(threads).filter(|(_, thread)| thread.tracee.group_stop().is_none());
+        if let Some((plan, _)) = running.find(|(plan, _)| plan.at_work()) {
             let (pid, tid) = (plan.pid, plan.tid);
             return Err(Stop::Aborted(format!(
                 "thread {tid} of process {pid} ({}) is at work",

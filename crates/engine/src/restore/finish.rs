@@ -218,7 +218,7 @@ fn give(newborn: &Newborn, thread: &Thread, quiet: bool, passed: Duration) -> Re
         && matches!(-registers.result(), restart::ERESTARTSYS..=restart::ERESTARTNOHAND)
     {
         registers.set_result(call as i64);
-        registers.set_instruction(registers.instruction() - SYSCALL_BYTES);
+        registers.set_instruction(registers.instruction().wrapping_sub(SYSCALL_BYTES));
         registers.set_call(None);
     }
     let tracee = newborn.tracee();

@@ -128,9 +128,13 @@ impl AppFiles {
 
     /// Removes every image but that of `keep`, and says which generation comes next.
     pub(crate) fn clean_images(&self, keep: Option<u64>) -> io::Result<u64> {
+        let number = |path: &Path| path.file_name()?.to_str()?.split_once('.')?.0.parse::<u64>().ok();
         let mut next = 1;
+        for entry in fs::read_dir(&self.data)? {
+            // Those that were set aside, too: what is kept for inspection is never written over.
+            next = next.max(number(&entry?.path()).map_or(0, |generation| generation.saturating_add(1)));
+        }
         for (path, generation) in self.images()? {
-            next = next.max(generation.map_or(0, |generation| generation + 1));
             if generation.is_none() || generation != keep {
                 fs::remove_file(path)?;
             }
@@ -172,12 +176,12 @@ mod tests {
         let files = AppFiles::new(folder.path(), &folder.path().join("run"), "00ff");
         files.create().unwrap();
         assert_eq!(files.clean_images(None).unwrap(), 1);
-        for name in ["3.image", "4.image", "5.image.part", "log"] {
+        for name in ["3.image", "4.image", "5.image.part", "7.image.woken", "8.damaged", "log"] {
             fs::write(files.data.join(name), "x").unwrap();
         }
-        assert_eq!(files.clean_images(Some(3)).unwrap(), 5);
+        assert_eq!(files.clean_images(Some(3)).unwrap(), 9);
         assert!(files.image(3).exists() && files.data.join("log").exists());
-        assert_eq!(fs::read_dir(&files.data).unwrap().count(), 2);
+        assert_eq!(fs::read_dir(&files.data).unwrap().count(), 3);
         files.remove().unwrap();
         files.remove().unwrap();
     }

@@ -140,7 +140,9 @@ impl Reviving<'_> {
             let entered = move_into_thread_name_spaces(home.init.as_fd(), kinds);
             entered.map_err(|error| ReviveError::Home("entering its network and IPC namespaces", error.into()))?;
         }
-        let made = files::make(&tree, &file, given, around).map_err(RestoreError::from)?;
+        let made = owners::as_root_inside(home, || files::make(&tree, &file, given, around))
+            .map_err(|error| ReviveError::Home("taking its owner's place", error))?
+            .map_err(RestoreError::from)?;
         let mut opened = Opened::new(&tree, &staged, &plan, made, paths, &file, Some(home.init.as_fd()))?;
         self.reached(RestoreStep::Opened)?;
 

@@ -2,11 +2,35 @@
 
 use std::io;
 
+use rustix::process::{Gid, Uid};
+use rustix::thread::{
+    CapabilitiesSecureBits, capabilities_secure_bits, set_capabilities_secure_bits, set_thread_res_gid,
+    set_thread_res_uid,
+};
 use torpor_image::tree::{FileId, FileKind, SharedMemoryKind, Tree};
 
 use crate::files::Given;
 use crate::home::Home;
 use crate::view::IdMap;
+
+/// Makes files as root of the app's user namespace would: the machine's root is nobody on its volumes, and may make none there
+/// (`EOVERFLOW`). The calling thread keeps its capabilities, and is as before when `work` is done.
+pub(super) fn as_root_inside<T>(home: &Home, work: impl FnOnce() -> T) -> io::Result<T> {
+    if !home.user_namespace {
+        return Ok(work());
+    }
+    let root = |file: &str| IdMap::read(&format!("/proc/{}/{file}", home.init_pid)).map(|map| map.outside(0));
+    let (Some(user), Some(group)) = (root("uid_map")?, root("gid_map")?) else { return Ok(work()) };
+    let bits = capabilities_secure_bits()?;
+    set_capabilities_secure_bits(bits | CapabilitiesSecureBits::NO_SETUID_FIXUP)?;
+    set_thread_res_gid(None, Gid::from_raw(group), None)?;
+    set_thread_res_uid(None, Uid::from_raw(user), None)?;
+    let done = work();
+    set_thread_res_uid(None, Uid::ROOT, None)?;
+    set_thread_res_gid(None, Gid::ROOT, None)?;
+    set_capabilities_secure_bits(bits)?;
+    Ok(done)
+}
 
 /// Translates what [`crate::files::make`] will look at. The plan has been made before, and keeps what the app sees.
 pub(super) fn to_the_machines(tree: &mut Tree, home: &Home, given: &Given) -> io::Result<()> {

@@ -229,7 +229,7 @@ async fn the_description_names_every_path() {
     assert!(head.contains("200"));
     let description = serde_json::to_value(torpor_hub::openapi()).unwrap();
     let paths = description["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 20, "{:?}", paths.keys());
+    assert_eq!(paths.len(), 22, "{:?}", paths.keys());
     assert!(paths["/v1/apps"]["post"]["requestBody"].is_object());
     let sleep = paths["/v1/apps/{name}/sleep"]["post"]["parameters"].as_array().unwrap();
     let level = sleep.iter().find(|parameter| parameter["name"] == "level").unwrap();

@@ -85,16 +85,7 @@ impl Deepening<'_> {
     /// Lets it run, as if it had just been woken.
     pub(super) fn give_up(&mut self, stop: Stop) -> SleepError {
         let at = self.at();
-        let undone = self.undo();
-        let error = match stop {
-            Stop::Aborted(by) => SleepError::Aborted(by),
-            Stop::Refused(why) => SleepError::Refused(why),
-            Stop::Failed(error) => SleepError::Failed { at, error: Box::new(error) },
-        };
-        match undone {
-            Ok(()) => error,
-            Err(failure) => SleepError::Failed { at, error: Box::new(failure) },
-        }
+        stop.told(at, self.undo())
     }
 
     fn undo(&mut self) -> Result<(), Failure> {

@@ -81,6 +81,17 @@ pub(crate) enum Stop {
     Failed(Failure),
 }
 
+impl Stop {
+    /// The error of a sleep that ended at `at` and was undone; where that failed too, it is what counts.
+    pub(crate) fn told(self, at: Step, undone: Result<(), Failure>) -> SleepError {
+        match (undone, self) {
+            (Err(failure), _) | (Ok(()), Self::Failed(failure)) => SleepError::Failed { at, error: Box::new(failure) },
+            (Ok(()), Self::Aborted(by)) => SleepError::Aborted(by),
+            (Ok(()), Self::Refused(why)) => SleepError::Refused(why),
+        }
+    }
+}
+
 impl<T: Into<Failure>> From<T> for Stop {
     fn from(failure: T) -> Self {
         match failure.into() {

@@ -36,7 +36,7 @@ mod wake;
 mod watch;
 
 pub use checkpoint::{Checkpoint, CheckpointError, Checkpointed, IMAGE_NAME, checkpoint};
-pub use collect::CollectError;
+pub use collect::{CollectError, boot};
 pub use deepen::{Deepen, DeepenError, Deepened, Warm, deepen};
 pub use files::{CollectError as FilesError, MakeError};
 pub use home::Home;

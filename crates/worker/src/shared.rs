@@ -89,12 +89,3 @@ pub(crate) fn layer_digests<C: FromIterator<LayerDigest>>(layers: &[String]) -> 
         |layer: &String| layer.parse().map_err(|source| torpor_rootfs::Error::Image { what: layer.clone(), source });
     layers.iter().map(digest).collect()
 }
-
-/// `/proc/sys/kernel/random/boot_id`, as two numbers.
-pub(crate) fn boot_id() -> std::io::Result<[u64; 2]> {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    let invalid = || std::io::Error::new(std::io::ErrorKind::InvalidData, "boot_id is not a UUID");
-    let number = u128::from_str_radix(&digits, 16).map_err(|_| invalid())?;
-    Ok([(number >> 64) as u64, number as u64])
-}

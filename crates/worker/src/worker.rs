@@ -18,7 +18,7 @@ use crate::config::WorkerConfig;
 use crate::events::Events;
 use crate::faults::{FaultSyntax, WorkerFaults};
 use crate::pressure::Dozers;
-use crate::shared::{Shared, boot_id};
+use crate::shared::Shared;
 use crate::space::ImageSpace;
 
 /// Why a worker cannot start.
@@ -95,7 +95,7 @@ impl Worker {
             ImageSpace::of(&config).map_err(|error| OpenError::Directory(config.data_dir.clone(), error))?;
         let cached_images = crate::cached::CachedImages::new(config.cached_image_bytes);
         let shared = Shared {
-            boot: boot_id().map_err(OpenError::Boot)?,
+            boot: torpor_engine::boot().map_err(OpenError::Boot)?,
             config,
             launcher,
             keeper,

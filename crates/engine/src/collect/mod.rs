@@ -432,7 +432,7 @@ fn machine() -> io::Result<Machine> {
 }
 
 /// This boot, as the header of an image has it.
-pub(crate) fn boot() -> io::Result<[u64; 2]> {
+pub fn boot() -> io::Result<[u64; 2]> {
     const PATH: &str = "/proc/sys/kernel/random/boot_id";
     let text = crate::proc::read(PATH)?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();

@@ -5,42 +5,23 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use torpor_engine::{
-    Abort, Asleep, Deepen, DeepenError, Deepened, Home, Journal, Phase, Revive, Revived, SleepError, Target, Warm,
-    deepen, revive,
+    Abort, Asleep, Deepen, DeepenError, Deepened, Home, Revive, Revived, SleepError, Target, Warm, deepen, revive,
 };
 use torpor_lifecycle::{Event, Retry, SleepCause, WakeCause, WakeFailure};
 use torpor_sandbox::Sandbox;
 
 use super::Outcome;
-use super::operate::{SandboxFreezer, chain, text};
+use super::operate::{SandboxFreezer, TellingJournal, chain, text};
 use super::parking::{self, KeeperParking};
 use super::sleeping::{Sleeping, WarmApp};
 use super::task::Task;
 use crate::clock;
-use crate::journal::PhaseFile;
 use crate::shared::Shared;
 
 /// What became of an app that was to go warm, with what was known of it while it dozed.
 pub(crate) struct Went {
     asleep: Box<Asleep>,
     deepened: Deepened,
-}
-
-/// The journal, which also tells the task of the commit.
-struct TellingJournal {
-    file: Arc<PhaseFile>,
-    outcomes: tokio::sync::mpsc::UnboundedSender<Outcome>,
-}
-
-impl Journal for TellingJournal {
-    fn record(&self, phase: Phase) -> std::io::Result<()> {
-        self.file.record(phase)?;
-        if let Phase::Ending { .. } = phase {
-            // The task lives as long as an operation of its own runs.
-            let _ = self.outcomes.send(Outcome::Event(Event::DeepenCommitted));
-        }
-        Ok(())
-    }
 }
 
 /// Everything that going warm needs, to be carried to its thread.

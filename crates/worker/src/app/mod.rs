@@ -38,8 +38,6 @@ use torpor_lifecycle as lifecycle;
 pub(crate) enum Outcome {
     /// The sandbox stands and the program runs, or why not.
     Spawned(Box<Result<start::Started, start::StartError>>),
-    /// The image is durable.
-    Committed,
     /// Falling asleep has ended.
     Slept(Box<Attempt>),
     /// Going warm has ended.

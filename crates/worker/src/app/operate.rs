@@ -58,19 +58,22 @@ impl Freezer for SandboxFreezer<'_> {
     }
 }
 
-/// The journal, which also tells the task of the commit.
-struct TellingJournal {
-    file: Arc<PhaseFile>,
-    outcomes: tokio::sync::mpsc::UnboundedSender<Outcome>,
+/// The journal, which also tells the task of commits.
+pub(super) struct TellingJournal {
+    pub(super) file: Arc<PhaseFile>,
+    pub(super) outcomes: tokio::sync::mpsc::UnboundedSender<Outcome>,
 }
 
 impl Journal for TellingJournal {
     fn record(&self, phase: Phase) -> io::Result<()> {
         self.file.record(phase)?;
-        if let Phase::Dropping { .. } = phase {
-            // The task lives as long as an operation of its own runs.
-            let _ = self.outcomes.send(Outcome::Committed);
-        }
+        let committed = match phase {
+            Phase::Dropping { .. } => Event::CaptureCommitted,
+            Phase::Ending { .. } => Event::DeepenCommitted,
+            Phase::Awake | Phase::Dozing { .. } | Phase::Warm { .. } => return Ok(()),
+        };
+        // The task lives as long as an operation of its own runs.
+        let _ = self.outcomes.send(Outcome::Event(committed));
         Ok(())
     }
 }
@@ -148,7 +151,6 @@ impl Task {
     pub(super) async fn outcome(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Event(event) => self.tell(event).await,
-            Outcome::Committed => self.tell(Event::CaptureCommitted).await,
             Outcome::Spawned(result) => self.spawned(*result).await,
             Outcome::Slept(attempt) => self.slept(*attempt).await,
             Outcome::Deepened(went) => self.deepened(*went).await,

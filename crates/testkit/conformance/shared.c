@@ -81,6 +81,85 @@ PROGRAM(sharing_kept, "memory inherited copy-on-write still costs the machine on
     for (int i = 0; i < 3; i++) reap(children[i]);
 }
 
+// Private memory of processes, each page counted once.
+static long anonymous_kb(const pid_t *pids, int count) {
+    long kb = 0;
+    for (int i = 0; i < count; i++) {
+        char path[64], line[256];
+        snprintf(path, sizeof path, "/proc/%d/smaps_rollup", (int)pids[i]);
+        FILE *file = NEED(fopen(path, "re"));
+        while (fgets(line, sizeof line, file)) if (strncmp(line, "Pss_Anon:", 9) == 0) kb += atol(line + 9);
+        fclose(file);
+    }
+    return kb;
+}
+PROGRAM(sharing_of_families, "memory that parent, children and grandchildren share, each with pages and areas of its own") {
+    size_t mb = 1 << 20;
+    char *memory = map(8 * mb, READ_WRITE, ANONYMOUS, -1);
+    pid_t *pids = map(PAGE, READ_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1);
+    for (int n = 0; n < 8; n++) fill(memory + n * mb, mb, 1);
+    pids[0] = getpid();
+    if (NEED(fork()) == 0) {
+        pids[1] = getpid();
+        // Two grandchildren share what their parent has written since.
+        fill(memory, mb, 2);
+        for (int i = 2; i < 4; i++) {
+            if (NEED(fork()) == 0) {
+                pids[i] = getpid();
+                if (i == 3) fill(memory + 6 * mb, PAGE, 3);
+                mark(i == 2 ? "second" : "third");
+                await("go");
+                check_fill(memory, mb, 2, "a grandchild's memory of its parent");
+                for (int n = 1; n < 6; n++) check_fill(memory + n * mb, mb, 1, "a grandchild's inherited memory");
+                check_fill(memory + 6 * mb, PAGE, i == 3 ? 3 : 1, "a page of a grandchild");
+                await("checked");
+                done();
+            }
+        }
+        fill(memory, PAGE, 4);
+        mark("first");
+        await("go");
+        check_fill(memory, PAGE, 4, "a page that a child wrote after its forks");
+        fill(memory + mb, PAGE, 9);
+        await("checked");
+        reap(pids[2]);
+        reap(pids[3]);
+        done();
+    }
+    await("first"); await("second"); await("third");
+    // What the parent writes between its forks, only the next child has.
+    fill(memory + 2 * mb, mb, 5);
+    if (NEED(fork()) == 0) {
+        pids[4] = getpid();
+        NEED(madvise(memory + 4 * mb, mb, MADV_DONTNEED));
+        NEED(mprotect(memory + 5 * mb, mb, PROT_READ));
+        NEED(munmap(memory + 7 * mb, mb));
+        mark("fourth");
+        await("go");
+        check_fill(memory, mb, 1, "the second child's inherited memory");
+        check_fill(memory + mb, mb, 1, "the second child's inherited memory");
+        check_fill(memory + 2 * mb, mb, 5, "what its parent wrote before");
+        check_zero(memory + 4 * mb, mb, "what it threw away");
+        check_fill(memory + 5 * mb, mb, 1, "what it may not write");
+        EQ(pipe((int *)(memory + 5 * mb)), -1);
+        FAILS(msync(memory + 7 * mb, PAGE, MS_ASYNC), ENOMEM);
+        await("checked");
+        done();
+    }
+    await("fourth");
+    fill(memory + 3 * mb, PAGE, 6);
+    long before = anonymous_kb(pids, 5);
+    captured();
+    WITHIN(anonymous_kb(pids, 5), 0, before + 600);
+    check_fill(memory, mb, 1, "the parent's memory");
+    check_fill(memory + mb, mb, 1, "the parent's memory");
+    check_fill(memory + 2 * mb, mb, 5, "what it wrote between its forks");
+    check_fill(memory + 3 * mb, PAGE, 6, "a page that it wrote after its forks");
+    mark("checked");
+    reap(pids[1]);
+    reap(pids[4]);
+}
+
 PROGRAM(memfd, "a memfd: contents, size, offset, a mapping and a descriptor of the same memory") {
     int fd = NEED(memfd_create("conformance", MFD_CLOEXEC));
     NEED(ftruncate(fd, BYTES_OF(20) + 100));

@@ -240,7 +240,8 @@ conformance! {
     // shared.c
     shared_anonymous: ok,
     inherited_memory: ok,
-    sharing_kept: wrong "what was shared copy-on-write is there once for each process",
+    sharing_kept: ok,
+    sharing_of_families: ok,
     memfd: ok,
     memfd_seals: ok,
     memfd_private: ok,

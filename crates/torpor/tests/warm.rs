@@ -43,8 +43,9 @@ fn goes_warm(name: &str) {
     let mut daemon = Daemon::start().unwrap();
     let address = start(&mut daemon, &program, APP);
     let mut open: Vec<Box<dyn Session>> = (0..3).map(|_| connect(&daemon, &program, APP, address)).collect();
-    let before = processes(&daemon, APP);
+    let before = stats(&daemon, APP);
     let mut times = Times::default();
+    let mut most_bytes = 0;
     for cycle in 1..=rounds(CYCLES.0, CYCLES.1) {
         warm(&daemon, APP);
         let asleep = stats(&daemon, APP);
@@ -59,12 +60,22 @@ fn goes_warm(name: &str) {
         let woken = stats(&daemon, APP);
         // A client may have made it start one more.
         assert_eq!(woken.state, "running", "{}", told(&daemon, APP));
-        assert!(woken.processes >= before.min(2), "{woken:?}: {}", told(&daemon, APP));
+        assert!(woken.processes >= before.processes.min(2), "{woken:?}: {}", told(&daemon, APP));
+        // What processes shared by fork they share again; they grow a little with their work.
+        let limit = before.private_bytes * 5 / 4 + (4 << 20);
+        assert!(woken.processes != before.processes || woken.private_bytes <= limit, "{before:?}: {woken:?}");
+        most_bytes = woken.private_bytes.max(most_bytes);
     }
     for session in &mut open {
         step(&daemon, APP, &mut **session);
     }
-    say(&format!("{name}: {before} processes; warm and back, answer in {}", times.words()));
+    let (count, kb) = (before.processes, [before.private_bytes, most_bytes].map(|bytes| bytes >> 10));
+    say(&format!(
+        "{name}: {count} processes, {} kB, afterwards up to {} kB; answer in {}",
+        kb[0],
+        kb[1],
+        times.words()
+    ));
 }
 
 fn start(daemon: &mut Daemon, program: &Program, app: &str) -> SocketAddr {

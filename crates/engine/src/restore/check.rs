@@ -110,7 +110,9 @@ pub(crate) fn pages(path: &Path, image: &File, tree: &Tree) -> Result<u64, Resto
             Content::Zero => None,
         })
         .collect();
-    regions.sort_unstable_by_key(|(offset, region, _)| (*offset, region.start));
+    regions.sort_unstable_by_key(|(offset, region, _)| (*offset, region.pages));
+    // What processes share copy-on-write is read once.
+    regions.dedup_by_key(|(offset, region, sum)| (*offset, region.pages, *sum));
     let mut buffer = vec![0; BATCH_BYTES.min(regions.iter().map(|(_, region, _)| region.bytes() as usize).sum())];
     let mut held = 0..0_u64;
     let mut bytes = 0;

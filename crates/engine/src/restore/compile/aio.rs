@@ -16,9 +16,9 @@ use torpor_linux::restorer::CODE_BYTES;
 use super::super::calls;
 use super::super::staged::Staged;
 use super::build::{Argument, Builder, Steps};
+use super::kernel::is_kernel;
 use super::memory::{
-    HIGHEST, LOWEST, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_PRIVATE, MREMAP_MAYMOVE_FIXED, Room,
-    is_kernel,
+    Ground, HIGHEST, LOWEST, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_PRIVATE, MREMAP_MAYMOVE_FIXED,
 };
 use crate::aio::{pieces, place};
 
@@ -66,14 +66,22 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Steps that make all contexts. Nothing is mapped yet but the kernel's areas and the blob.
-pub(super) fn contexts(life: &Life, staged: &Staged<'_>, room: Room, builder: &mut Builder, steps: &mut Steps) {
+/// Steps that make all contexts. Nothing is mapped yet but the kernel's areas, the blob, and what is inherited.
+pub(super) fn contexts(
+    life: &Life,
+    staged: &Staged<'_>,
+    ground: &Ground<'_>,
+    builder: &mut Builder,
+    steps: &mut Steps,
+) {
     let contexts: Vec<Context<'_>> = life.space.areas.iter().filter_map(Context::of).collect();
     if contexts.is_empty() {
         return;
     }
-    let kernel = life.space.areas.iter().filter(|area| is_kernel(area)).map(|area| area.start..area.end);
-    let mut taken: Vec<Range<u64>> = kernel.chain(std::iter::once(room.address..room.end)).collect();
+    let there = |n: usize, area: &Area| is_kernel(area) || ground.kept.areas.contains(&n);
+    let there = life.space.areas.iter().enumerate().filter(|(n, area)| there(*n, area));
+    let blob = ground.room.address..ground.room.end;
+    let mut taken: Vec<Range<u64>> = there.map(|(_, area)| area.start..area.end).chain([blob]).collect();
     // Memory that nobody can touch takes nothing, but counts where address space is limited.
     let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
     let fill = |hole: &Range<u64>, steps: &mut Steps| {

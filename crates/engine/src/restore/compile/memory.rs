@@ -1,16 +1,18 @@
 //! Steps that build an address space.
 //!
-//! The seed's memory goes first, then the kernel's own areas move to their places by way of the room before the blob, then
-//! everything is mapped. An area whose stored pages the program itself may not write is mapped writable, filled and
+//! What was inherited and is not to stay goes first, then the kernel's own areas move to their places, then everything is
+//! mapped that is not there yet. An area whose stored pages the program itself may not write is mapped writable, filled and
 //! protected. Pages are read from the image straight into place. Pages of zeros are nothing in anonymous memory; over a
 //! file they are read from behind the end of the blob's data, which is a hole.
 
 use torpor_image::tree::{Area, Backing, Layout, Life, SharedMemoryKind, Tree};
-use torpor_image::{Content, PAGE, Region};
+use torpor_image::{Content, PAGE};
 
 use super::super::calls;
 use super::super::staged::{Access, Staged};
 use super::build::{Argument, Builder, Steps};
+use super::kernel::{KernelAreas, is_kernel};
+use super::sharing::{self, Kept};
 use super::{CompileError, HOLE_OFFSET, aio};
 
 const WRITE: u32 = 2;
@@ -40,13 +42,11 @@ pub(super) struct Room {
     pub(super) end: u64,
 }
 
-/// Bytes of the kernel's own areas.
-pub(super) fn kernel_bytes(life: &Life) -> u64 {
-    life.space.areas.iter().filter(|area| is_kernel(area)).map(|area| area.end - area.start).sum()
-}
-
-pub(super) fn is_kernel(area: &Area) -> bool {
-    matches!(area.backing, Backing::Kernel { .. })
+/// What is there when a process begins to build its memory.
+pub(super) struct Ground<'a> {
+    pub(super) room: Room,
+    pub(super) kernel: &'a KernelAreas<'a>,
+    pub(super) kept: &'a Kept,
 }
 
 /// Steps that make `life`'s memory.
@@ -55,25 +55,35 @@ pub(super) fn space(
     pid: i32,
     life: &Life,
     staged: &Staged<'_>,
-    room: Room,
+    ground: &Ground<'_>,
     builder: &mut Builder,
     steps: &mut Steps,
 ) -> Result<(), CompileError> {
-    replace_seed(life, room, steps);
-    aio::contexts(life, staged, room, builder, steps);
+    let kept = ground.kept;
+    for gone in &kept.unmapped {
+        steps.call(calls::MUNMAP, &[gone.start.into(), (gone.end - gone.start).into()]);
+    }
+    ground.kernel.settle(pid, life, steps)?;
+    aio::contexts(life, staged, ground, builder, steps);
     keys(life, steps);
-    for area in &life.space.areas {
-        if !is_kernel(area) {
+    for (n, area) in life.space.areas.iter().enumerate() {
+        if kept.areas.contains(&n) {
+            advise(area, builder, steps);
+        } else if !is_kernel(area) {
             map(tree, pid, life, area, staged, builder, steps)?;
         }
     }
-    fill(life, staged, builder, steps);
-    for area in &life.space.areas {
+    for gone in &kept.stale {
+        const MADV_DONTNEED: u64 = 4;
+        steps.call(calls::MADVISE, &[gone.start.into(), (gone.end - gone.start).into(), MADV_DONTNEED.into()]);
+    }
+    fill(life, kept, staged, builder, steps);
+    for (n, area) in life.space.areas.iter().enumerate() {
         let (start, bytes) = (Argument::Value(area.start), Argument::Value(area.end - area.start));
         let protection = u64::from(area.protection).into();
         if area.key != 0 {
             steps.call(calls::PKEY_MPROTECT, &[start, bytes, protection, u64::from(area.key).into()]);
-        } else if mapped_writable(area) {
+        } else if mapped_writable(area) || (kept.areas.contains(&n) && area.protection != sharing::PROTECTION) {
             steps.call(calls::MPROTECT, &[start, bytes, protection]);
         }
         if let Some(flags) = area.advice.locked {
@@ -87,30 +97,6 @@ pub(super) fn space(
 
 fn executable(life: &Life, staged: &Staged<'_>) -> i32 {
     staged.path(&life.space.files[life.space.executable as usize], Access::Read)
-}
-
-fn replace_seed(life: &Life, room: Room, steps: &mut Steps) {
-    let kernel = || life.space.areas.iter().filter(|area| is_kernel(area));
-    let vdso = kernel().find(|area| matches!(&area.backing, Backing::Kernel { name } if name == "[vdso]"));
-    // The kernel places its areas with the same distances every time.
-    let base = vdso.map_or(0, |area| area.start);
-    let flags = Argument::Value(MREMAP_MAYMOVE_FIXED);
-    let mut place = room.start;
-    for area in kernel() {
-        let bytes = Argument::Value(area.end - area.start);
-        let from = area.start.wrapping_sub(base);
-        steps.at_vdso(calls::MREMAP, place, &[from.into(), bytes, bytes, flags, place.into()]);
-        place += area.end - area.start;
-    }
-    // The room itself may hold nothing else: the seed is far from it.
-    steps.call(calls::MUNMAP, &[LOWEST.into(), (room.start - LOWEST).into()]);
-    steps.call(calls::MUNMAP, &[room.end.into(), (HIGHEST - room.end).into()]);
-    let mut place = room.start;
-    for area in kernel() {
-        let bytes = Argument::Value(area.end - area.start);
-        steps.exact(calls::MREMAP, area.start, &[place.into(), bytes, bytes, flags, area.start.into()]);
-        place += area.end - area.start;
-    }
 }
 
 /// Allocates the protection keys that areas have; those between are given back.
@@ -134,6 +120,33 @@ fn mapped_writable(area: &Area) -> bool {
     area.protection & WRITE == 0 && has_contents(area)
 }
 
+/// A private mapping to make.
+pub(super) struct Mapped {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) protection: u32,
+}
+
+impl Mapped {
+    pub(super) fn anonymous(&self, grows_down: bool, no_reserve: bool, steps: &mut Steps) {
+        let down = if grows_down { MAP_GROWSDOWN } else { 0 };
+        let reserve = if no_reserve { MAP_NORESERVE } else { 0 };
+        self.map(MAP_PRIVATE | MAP_ANONYMOUS | down | reserve, -1, 0, steps);
+    }
+
+    /// Of a file.
+    pub(super) fn private(&self, fd: i32, offset: u64, steps: &mut Steps) {
+        self.map(MAP_PRIVATE, fd, offset, steps);
+    }
+
+    fn map(&self, flags: u64, fd: i32, offset: u64, steps: &mut Steps) {
+        let (flags, protection) = (flags | MAP_FIXED_NOREPLACE, u64::from(self.protection));
+        let bytes = self.end - self.start;
+        let arguments = [self.start.into(), bytes.into(), protection.into(), flags.into(), fd.into(), offset.into()];
+        steps.exact(calls::MMAP, self.start, &arguments);
+    }
+}
+
 fn map(
     tree: &Tree,
     pid: i32,
@@ -143,15 +156,15 @@ fn map(
     builder: &mut Builder,
     steps: &mut Steps,
 ) -> Result<(), CompileError> {
-    let bytes = area.end - area.start;
     let protection = area.protection | if mapped_writable(area) { WRITE } else { 0 };
+    let mapped = Mapped { start: area.start, end: area.end, protection };
     let kind = |shared: bool| if shared { MAP_SHARED } else { MAP_PRIVATE };
     let (flags, fd, offset) = match area.backing {
-        Backing::Anonymous { grows_down, droppable, no_reserve } => {
-            let kind = if droppable { MAP_DROPPABLE } else { MAP_PRIVATE };
-            let down = if grows_down { MAP_GROWSDOWN } else { 0 };
-            let reserve = if no_reserve { MAP_NORESERVE } else { 0 };
-            (kind | MAP_ANONYMOUS | down | reserve, -1, 0)
+        Backing::Anonymous { droppable: true, .. } => (MAP_DROPPABLE | MAP_ANONYMOUS, -1, 0),
+        Backing::Anonymous { grows_down, no_reserve, .. } => {
+            mapped.anonymous(grows_down, no_reserve, steps);
+            advise(area, builder, steps);
+            return Ok(());
         }
         Backing::File { file, offset, shared, may_write } => {
             let access = if shared && may_write { Access::ReadWrite } else { Access::Read };
@@ -173,10 +186,7 @@ fn map(
             return Ok(());
         }
     };
-    let flags = flags | MAP_FIXED_NOREPLACE;
-    let arguments =
-        [area.start.into(), bytes.into(), u64::from(protection).into(), flags.into(), fd.into(), offset.into()];
-    steps.exact(calls::MMAP, area.start, &arguments);
+    mapped.map(flags, fd, offset, steps);
     advise(area, builder, steps);
     Ok(())
 }
@@ -262,13 +272,34 @@ impl Run {
     }
 }
 
-fn fill(life: &Life, staged: &Staged<'_>, builder: &mut Builder, steps: &mut Steps) {
-    let mut stored: Vec<(u64, &Region)> = Vec::new();
+/// Reads runs of pages from the image to their places.
+pub(super) fn read(runs: &[sharing::Run], image: i32, builder: &mut Builder, steps: &mut Steps) {
+    let mut sorted: Vec<&sharing::Run> = runs.iter().collect();
+    sorted.sort_unstable_by_key(|run| (run.offset(), run.start));
+    let mut run = Run::default();
+    for next in sorted {
+        let mut done = 0;
+        while done < next.bytes() {
+            let bytes = (next.bytes() - done).min(READ_MAX);
+            let (offset, address) = (next.offset() + done, next.start + done);
+            if !run.take(offset, address, bytes) {
+                run.read(image, builder, steps);
+                run = Run::default();
+                run.take(offset, address, bytes);
+            }
+            done += bytes;
+        }
+    }
+    run.read(image, builder, steps);
+}
+
+fn fill(life: &Life, kept: &Kept, staged: &Staged<'_>, builder: &mut Builder, steps: &mut Steps) {
+    let mut stored: Vec<sharing::Run> = Vec::new();
     let mut zeros = Run::default();
     for area in &life.space.areas {
         for region in &area.pages {
             match region.content {
-                Content::Stored { offset, .. } => stored.push((offset, region)),
+                Content::Stored { offset, .. } => stored.push(sharing::Run::new(region.start, region.bytes(), offset)),
                 Content::Zero if matches!(area.backing, Backing::Anonymous { .. }) => {}
                 Content::Zero => {
                     let mut done = 0;
@@ -287,16 +318,7 @@ fn fill(life: &Life, staged: &Staged<'_>, builder: &mut Builder, steps: &mut Ste
         }
     }
     zeros.read(staged.blob(), builder, steps);
-    stored.sort_unstable_by_key(|(offset, region)| (*offset, region.start));
-    let mut run = Run::default();
-    for (offset, region) in stored {
-        if !run.take(offset, region.start, region.bytes()) {
-            run.read(staged.image(), builder, steps);
-            run = Run::default();
-            run.take(offset, region.start, region.bytes());
-        }
-    }
-    run.read(staged.image(), builder, steps);
+    read(&kept.missing(stored), staged.image(), builder, steps);
 }
 
 fn layout(layout: &Layout, executable: i32, builder: &mut Builder, steps: &mut Steps) {

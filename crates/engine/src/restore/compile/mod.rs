@@ -9,13 +9,16 @@
 //! zombie            as a process until its group, then its end
 //! helper            a session or group for others │1│ │2│ its end
 //! ```
-//! The numbers are barriers, at which the restorer waits for all; 1 and 2 are there only where they are needed.
+//! The numbers are barriers, at which the restorer waits for all; 1 and 2 are there only where they are needed. Who makes
+//! others fills what they are to share copy-on-write before that ([`sharing`]).
 
 mod aio;
 mod build;
+mod kernel;
 mod memory;
 mod order;
 mod process;
+mod sharing;
 mod thread;
 
 use torpor_image::checksum;
@@ -23,8 +26,10 @@ use torpor_image::tree::{End, Life, Process, Tree};
 use torpor_linux::restorer::CODE_BYTES;
 
 use self::build::{Builder, Steps};
-use self::memory::Room;
-use self::order::{Group, Helper, Maker, Order};
+use self::kernel::KernelAreas;
+use self::memory::{Ground, Room};
+use self::order::{Birth, Group, Helper, Maker, Node, Order};
+use self::sharing::Sharing;
 use super::calls;
 use super::plan::{Kind, Plan, Task, key};
 use super::staged::Staged;
@@ -79,6 +84,14 @@ pub enum CompileError {
         /// First byte.
         start: u64,
     },
+    /// An area of the kernel's that is not as in other processes of the tree.
+    #[error("process {pid} has an area of the kernel's at {start:#x} that others have otherwise")]
+    Kernel {
+        /// Process.
+        pid: i32,
+        /// First byte.
+        start: u64,
+    },
     /// A signal that the restorer itself uses.
     #[error("a SIGTRAP waits for process {0}")]
     Trap(i32),
@@ -106,10 +119,11 @@ pub(super) fn plan(tree: &Tree, key: u64) -> Result<Plan, CompileError> {
     check(tree)?;
     let staged = Staged::of(tree).ok_or(CompileError::NoNumbers)?;
     let order = Order::of(tree)?;
+    let sharing = Sharing::of(tree, &order);
     let mut reserve = RESERVE;
     loop {
         let room = room(tree, reserve)?;
-        let mut compiler = Compiler::new(tree, &staged, &order, room);
+        let mut compiler = Compiler::new(tree, &staged, &order, &sharing, room);
         let tasks = compiler.tasks()?;
         if compiler.builder.len() <= reserve {
             let address = room.address + CODE_BYTES as u64;
@@ -155,7 +169,7 @@ fn exact_timer_ids(tree: &Tree) -> bool {
 /// A gap in all address spaces for the kernel's areas and a blob with `reserve` bytes of data.
 fn room(tree: &Tree, reserve: u64) -> Result<Room, CompileError> {
     let lives = || tree.processes.iter().filter_map(Process::alive);
-    let kernel = lives().map(memory::kernel_bytes).max().unwrap_or(0);
+    let kernel = lives().map(kernel::bytes).max().unwrap_or(0);
     let wanted = kernel + CODE_BYTES as u64 + reserve;
     let mut areas: Vec<(u64, u64)> =
         lives().flat_map(|life| &life.space.areas).map(|area| (area.start, area.end)).collect();
@@ -180,6 +194,8 @@ struct Compiler<'t> {
     staged: &'t Staged<'t>,
     order: &'t Order,
     room: Room,
+    kernel: KernelAreas<'t>,
+    sharing: &'t Sharing<'t>,
     builder: Builder,
     claimed: process::Claimed,
     /// Number of the task of each process and of each helper.
@@ -188,7 +204,7 @@ struct Compiler<'t> {
 }
 
 impl<'t> Compiler<'t> {
-    fn new(tree: &'t Tree, staged: &'t Staged<'t>, order: &'t Order, room: Room) -> Self {
+    fn new(tree: &'t Tree, staged: &'t Staged<'t>, order: &'t Order, sharing: &'t Sharing<'t>, room: Room) -> Self {
         // Helpers of sessions come before those whom they make; helpers of groups last.
         let mut next = 0;
         let mut processes = Vec::with_capacity(tree.processes.len());
@@ -208,7 +224,8 @@ impl<'t> Compiler<'t> {
             next += 1;
         }
         let claimed = process::Claimed::new(tree);
-        Self { tree, staged, order, room, builder: Builder::default(), claimed, processes, helpers }
+        let kernel = KernelAreas::of(tree, room);
+        Self { tree, staged, order, room, kernel, sharing, builder: Builder::default(), claimed, processes, helpers }
     }
 
     /// The lists of all tasks, with offsets for addresses.
@@ -265,12 +282,16 @@ impl<'t> Compiler<'t> {
         self.tree.processes.len() + self.order.helpers.len() > 1
     }
 
-    /// Makes process `child` of the tree.
-    fn fork(&mut self, child: usize, sibling: bool, steps: &mut Steps) {
+    /// Makes a process or a helper, which inherits what is then in memory.
+    fn make(&mut self, birth: Birth, steps: &mut Steps) {
         const SIGCHLD: u64 = 17;
-        let pid = self.tree.processes[child].pid;
-        let (flags, signal) = if sibling { (CLONE_PARENT, 0) } else { (0, SIGCHLD) };
-        self.clone(pid, flags, signal, self.processes[child], steps);
+        self.sharing.before(birth.node, self.staged, &mut self.builder, steps);
+        let (id, task) = match birth.node {
+            Node::Process(n) => (self.tree.processes[n].pid, self.processes[n]),
+            Node::Helper(h) => (self.order.helpers[h].pid, self.helpers[h]),
+        };
+        let (flags, signal) = if birth.sibling { (CLONE_PARENT, 0) } else { (0, SIGCHLD) };
+        self.clone(id, flags, signal, task, steps);
     }
 
     fn clone(&mut self, id: i32, flags: u64, signal: u64, task: usize, steps: &mut Steps) {
@@ -309,41 +330,26 @@ impl<'t> Compiler<'t> {
     fn birth(&mut self, n: usize, process: &Process, steps: &mut Steps) {
         const SIGCHLD: u64 = 17;
         const WALL: u64 = 0x4000_0000;
-        let makers = self.order.makers.iter().enumerate();
-        let (mut early, mut late) = (Vec::new(), Vec::new());
-        for (child, maker) in makers {
-            match *maker {
-                Maker::Parent { by, early: true } if by == n => early.push(child),
-                Maker::Parent { by, early: false } if by == n => late.push((child, false)),
-                Maker::Sibling { by } if by == n => late.push((child, true)),
-                _ => {}
-            }
+        if n == 0 {
+            self.kernel.clear_seed(self.room, steps);
         }
-        for child in early {
-            self.fork(child, false, steps);
+        let (early, late) = self.order.births(Node::Process(n));
+        for birth in early {
+            self.make(birth, steps);
         }
         if process.session == process.pid {
             steps.exact(calls::SETSID, process.pid as u64, &[]);
         }
-        for (child, sibling) in late {
-            self.fork(child, sibling, steps);
+        for birth in &late {
+            self.make(*birth, steps);
         }
-        let own: Vec<(usize, i32)> = self
-            .order
-            .helpers
+        let own: Vec<i32> = late
             .iter()
-            .enumerate()
-            .filter(|(_, helper)| helper.parent == Some(n))
-            .map(|(h, helper)| (h, helper.pid))
+            .filter_map(|birth| match birth.node {
+                Node::Helper(h) if !birth.sibling => Some(self.order.helpers[h].pid),
+                _ => None,
+            })
             .collect();
-        for (h, pid) in &own {
-            self.clone(*pid, 0, SIGCHLD, self.helpers[*h], steps);
-        }
-        if n == 0 {
-            for (h, helper) in self.order.helpers.iter().enumerate().filter(|(_, helper)| helper.parent.is_none()) {
-                self.clone(helper.pid, CLONE_PARENT, 0, self.helpers[h], steps);
-            }
-        }
         let group = self.order.groups[n];
         if group == Group::Own {
             steps.call(calls::SETPGID, &[0_u64.into(), 0_u64.into()]);
@@ -357,7 +363,7 @@ impl<'t> Compiler<'t> {
         if !self.order.helpers.is_empty() {
             steps.stop(JOINED);
         }
-        for (_, pid) in &own {
+        for pid in &own {
             steps.exact(calls::WAIT4, *pid as u64, &[(*pid).into(), 0_u64.into(), WALL.into(), 0_u64.into()]);
         }
         let zombies = self.tree.processes.iter().any(|child| child.parent == process.pid && child.alive().is_none());
@@ -391,11 +397,9 @@ impl<'t> Compiler<'t> {
         } else {
             steps.call(calls::SETPGID, &[0_u64.into(), 0_u64.into()]);
         }
-        let makers = self.order.makers.iter().enumerate();
-        let children: Vec<usize> =
-            makers.filter(|(_, maker)| **maker == Maker::Helper { by: h }).map(|(child, _)| child).collect();
-        for child in children {
-            self.fork(child, true, &mut steps);
+        let (_, children) = self.order.births(Node::Helper(h));
+        for birth in children {
+            self.make(birth, &mut steps);
         }
         steps.stop(BORN);
         steps.stop(JOINED);
@@ -409,7 +413,8 @@ impl<'t> Compiler<'t> {
         const THREAD: u64 = 0x5_0f00;
         let pid = process.pid;
         let builder = &mut self.builder;
-        memory::space(self.tree, pid, life, self.staged, self.room, builder, steps)?;
+        let ground = Ground { room: self.room, kernel: &self.kernel, kept: &self.sharing.kept(n, life) };
+        memory::space(self.tree, pid, life, self.staged, &ground, builder, steps)?;
         process::descriptors(self.tree, life, self.staged, &mut self.claimed, builder, steps);
         process::surroundings(life, self.staged, builder, steps);
         process::close_inherited(self.staged, steps);

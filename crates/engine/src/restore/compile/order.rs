@@ -46,6 +46,23 @@ pub(super) struct Helper {
     pub(super) session: bool,
 }
 
+/// Who makes others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Node {
+    /// A process, by its place.
+    Process(usize),
+    /// A helper, by its place.
+    Helper(usize),
+}
+
+/// One that is made by another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Birth {
+    pub(super) node: Node,
+    /// As its maker's parent's child.
+    pub(super) sibling: bool,
+}
+
 /// How a process comes to its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Group {
@@ -113,6 +130,36 @@ impl Order {
         }
         order.groups(tree, &places, &helpers)?;
         Ok(order)
+    }
+
+    /// Whom it makes before it makes its own session, and whom afterwards, in this order.
+    pub(super) fn births(&self, maker: Node) -> (Vec<Birth>, Vec<Birth>) {
+        let (mut early, mut late) = (Vec::new(), Vec::new());
+        for (child, made) in self.makers.iter().enumerate() {
+            let node = Node::Process(child);
+            match (*made, maker) {
+                (Maker::Parent { by, early: true }, Node::Process(n)) if by == n => {
+                    early.push(Birth { node, sibling: false });
+                }
+                (Maker::Parent { by, early: false }, Node::Process(n)) if by == n => {
+                    late.push(Birth { node, sibling: false });
+                }
+                (Maker::Sibling { by }, Node::Process(n)) | (Maker::Helper { by }, Node::Helper(n)) if by == n => {
+                    late.push(Birth { node, sibling: true });
+                }
+                _ => {}
+            }
+        }
+        let Node::Process(n) = maker else { return (early, late) };
+        let helpers = |parent: Option<usize>| {
+            let found = self.helpers.iter().enumerate().filter(move |(_, helper)| helper.parent == parent);
+            found.map(move |(h, _)| Birth { node: Node::Helper(h), sibling: parent.is_none() })
+        };
+        late.extend(helpers(Some(n)));
+        if n == 0 {
+            late.extend(helpers(None));
+        }
+        (early, late)
     }
 
     fn groups(

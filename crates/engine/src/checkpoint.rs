@@ -11,6 +11,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -18,7 +19,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use torpor_image::tree::Tree;
 use torpor_image::{HEADER_BYTES, Header, Kind, Needs, checksum};
 
-use crate::collect::{CollectError, Stopped, collect, for_record, pids, stop};
+use crate::collect::{CollectError, Collected, Stopped, collect, for_record, pids, stop};
+use crate::files::{self, ConnectionLock};
 use crate::obstacle::{Obstacle, Place};
 use crate::plan::{Began, Memories, ThreadPlan, let_go};
 use crate::restore::{CompileError, compile};
@@ -40,6 +42,8 @@ pub struct Checkpoint<'a> {
     pub folder: &'a Path,
     /// Let the tree run on instead of ending it.
     pub leave_running: bool,
+    /// For TCP connections to the outside, whose packets it keeps away until the restore; without it they are refused.
+    pub lock: Option<&'a dyn ConnectionLock>,
     /// Told of every step.
     pub faults: &'a dyn Faults,
 }
@@ -55,6 +59,8 @@ pub struct Checkpointed {
     pub threads: usize,
     /// Bytes of the image's file.
     pub image_bytes: u64,
+    /// Name under which the packets of TCP connections are kept away, if there are any.
+    pub locked: Option<String>,
     /// How long each step took.
     pub timings: Timings,
 }
@@ -87,6 +93,9 @@ pub enum CheckpointError {
     /// The image could not be written.
     #[error("writing {}", .0.display())]
     Image(PathBuf, #[source] io::Error),
+    /// Packets of its TCP connections could not be kept away, or let pass again.
+    #[error("changing which packets of its TCP connections pass")]
+    Lock(#[source] io::Error),
     /// A test asked for it.
     #[error(transparent)]
     Fault(#[from] Fault),
@@ -116,6 +125,8 @@ struct Capture<'a> {
     made_folder: bool,
     stopped: Vec<Stopped>,
     plans: Vec<ThreadPlan>,
+    /// Its TCP connections, to be closed after its end.
+    connections: Vec<OwnedFd>,
 }
 
 /// Captures a tree. Runs on one thread from beginning to end, since tracing belongs to a thread.
@@ -127,6 +138,7 @@ pub fn checkpoint(request: &Checkpoint<'_>) -> Result<Checkpointed, CheckpointEr
         made_folder: false,
         stopped: Vec::new(),
         plans: Vec::new(),
+        connections: Vec::new(),
     };
     match capture.commit() {
         Ok((tree, image_bytes)) => capture.finish(&tree, image_bytes),
@@ -185,8 +197,9 @@ impl Capture<'_> {
         }
         self.reached(Step::Stopped)?;
 
-        let collected = collect(&self.stopped, &records, &file, HEADER_BYTES);
-        let (tree, pages_end) = collected.map_err(CheckpointError::Collect)?;
+        let collected = collect(&self.stopped, &records, &file, HEADER_BYTES, self.request.lock);
+        let Collected { tree, pages_end, connections, .. } = collected.map_err(CheckpointError::Collect)?;
+        self.connections = connections;
         let plan = compile(&tree).map_err(|error| self.cannot_be_restored(&error))?;
         let image_bytes = write(&file, &tree, &plan, pages_end, (0, 0)).map_err(|error| self.wrong(error))?;
         self.reached(Step::Copied)?;
@@ -233,6 +246,9 @@ impl Capture<'_> {
     /// The tree runs on, and nothing stays of an image that was not committed.
     fn undo(&mut self) -> Result<(), CheckpointError> {
         let released = self.release();
+        if let Some(lock) = self.request.lock {
+            lock.release("").map_err(CheckpointError::Lock)?;
+        }
         match fs::remove_file(&self.part) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(self.wrong(error)),
             _ => {}
@@ -263,10 +279,20 @@ impl Capture<'_> {
     /// Ends the tree, or lets it go.
     fn finish(mut self, tree: &Tree, image_bytes: u64) -> Result<Checkpointed, CheckpointError> {
         let after = |error| CheckpointError::After { pid: self.request.pid, error: Box::new(error) };
+        let locked = self.request.lock.filter(|_| !files::outside(tree).is_empty());
+        let mut name = None;
         if self.request.leave_running {
+            // What it sends from now on is its own.
+            locked.map_or(Ok(()), |lock| lock.release("")).map_err(|error| after(CheckpointError::Lock(error)))?;
             self.release().map_err(after)?;
         } else {
             end(std::mem::take(&mut self.stopped))?;
+            if let Some(lock) = locked {
+                let wanted = files::lock_name(&tree.machine);
+                lock.keep(&wanted).map_err(|error| after(CheckpointError::Lock(error)))?;
+                name = Some(wanted);
+            }
+            files::close_silently(std::mem::take(&mut self.connections));
         }
         self.reached(Step::Released).map_err(|fault| after(fault.into()))?;
         Ok(Checkpointed {
@@ -274,6 +300,7 @@ impl Capture<'_> {
             processes: tree.processes.len(),
             threads: tree.threads().count(),
             image_bytes,
+            locked: name,
             timings: self.timings,
         })
     }

@@ -38,7 +38,7 @@ mod watch;
 pub use checkpoint::{Checkpoint, CheckpointError, Checkpointed, IMAGE_NAME, checkpoint};
 pub use collect::{CollectError, boot};
 pub use deepen::{Deepen, DeepenError, Deepened, Warm, deepen};
-pub use files::{CollectError as FilesError, MakeError};
+pub use files::{CollectError as FilesError, ConnectionLock, Ends, MakeError, PASS_MARK};
 pub use home::Home;
 pub use image_file::{Contents, ImageError, ImageFile, MemoryDifference, Verified, compare_memory};
 pub use memory::copy::CopyError;

@@ -60,7 +60,7 @@ impl Drop for Program {
 }
 
 fn capture(pid: i32, folder: &Path, faults: &dyn Faults) -> Result<Checkpointed, CheckpointError> {
-    let done = checkpoint(&Checkpoint { pid, folder, leave_running: true, faults });
+    let done = checkpoint(&Checkpoint { pid, folder, leave_running: true, lock: None, faults });
     if let Ok(done) = &done {
         eprintln!("{:?}", done.timings.steps());
     }
@@ -181,8 +181,13 @@ fn without_leave_running_the_tree_ends_once_its_image_is_there() {
     while children() < 2 {
         std::thread::yield_now();
     }
-    let done =
-        checkpoint(&Checkpoint { pid: program.pid(), folder: folder.path(), leave_running: false, faults: &NoFaults });
+    let done = checkpoint(&Checkpoint {
+        pid: program.pid(),
+        folder: folder.path(),
+        leave_running: false,
+        lock: None,
+        faults: &NoFaults,
+    });
     let done = done.unwrap();
     assert!(done.processes >= 3, "{done:?}");
     let (_, tree) = read(folder.path());

@@ -112,8 +112,13 @@ fn captures() {
     let (Ok(pid), Ok(folder)) = (std::env::var("TORPOR_TEST_PID"), std::env::var("TORPOR_TEST_FOLDER")) else { return };
     println!("\ntid {}", rustix::thread::gettid().as_raw_nonzero());
     stdin().lock().read_line(&mut String::new()).unwrap();
-    let request =
-        Checkpoint { pid: pid.parse().unwrap(), folder: folder.as_ref(), leave_running: true, faults: &NoFaults };
+    let request = Checkpoint {
+        pid: pid.parse().unwrap(),
+        folder: folder.as_ref(),
+        leave_running: true,
+        lock: None,
+        faults: &NoFaults,
+    };
     checkpoint(&request).unwrap();
 }
 
@@ -170,6 +175,7 @@ fn outlives(handlers: u32) {
     std::thread::sleep(Duration::from_secs(5));
     program.check("at last");
     let image = folder.path().join("last");
-    checkpoint(&Checkpoint { pid: pid as i32, folder: &image, leave_running: true, faults: &NoFaults }).unwrap();
+    checkpoint(&Checkpoint { pid: pid as i32, folder: &image, leave_running: true, lock: None, faults: &NoFaults })
+        .unwrap();
     program.check("captured");
 }

@@ -26,7 +26,7 @@ impl Engine for Own {
     }
 
     fn checkpoint(&self, pid: u32, image: &Path, leave_running: bool) -> Result<Step, Error> {
-        let request = Checkpoint { pid: pid as i32, folder: image, leave_running, faults: &NoFaults };
+        let request = Checkpoint { pid: pid as i32, folder: image, leave_running, lock: None, faults: &NoFaults };
         Ok(match checkpoint(&request) {
             Ok(done) => match readable(&done.image) {
                 Ok(()) => Step::Done,

@@ -36,12 +36,13 @@ fn through(mut child: Child, name: &str) -> Restored {
     let folder = folder.path().join("image");
     named(&child, name);
     let pid = child.id() as i32;
-    let done = checkpoint(&Checkpoint { pid, folder: &folder, leave_running: false, faults: &NoFaults });
+    let done = checkpoint(&Checkpoint { pid, folder: &folder, leave_running: false, lock: None, faults: &NoFaults });
     let done = done.unwrap_or_else(|error| panic!("{error:#?}"));
     eprintln!("checkpoint {:?}", done.timings.steps());
     // The tracer that ended it may have been the one to wait for it.
     let _ = child.wait();
-    let restored = restore(Restore { image: &done.image, standard: [None, None, None], faults: &|_| Ok(()) });
+    let restored =
+        restore(Restore { image: &done.image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) });
     let restored = restored.unwrap_or_else(|error| panic!("{error:#?}"));
     eprintln!("{restored:?} {}", restored.timings.total_us());
     restored
@@ -96,7 +97,13 @@ fn imaged(folder: &std::path::Path) -> (std::path::PathBuf, Vec<i32>) {
     );
     named(&child, "ready");
     let pid = child.id() as i32;
-    let done = checkpoint(&Checkpoint { pid, folder: &folder.join("image"), leave_running: false, faults: &NoFaults });
+    let done = checkpoint(&Checkpoint {
+        pid,
+        folder: &folder.join("image"),
+        leave_running: false,
+        lock: None,
+        faults: &NoFaults,
+    });
     let done = done.unwrap_or_else(|error| panic!("{error:#?}"));
     assert_eq!((done.processes, done.threads), (3, 3), "the program was not ready");
     let _ = child.wait();
@@ -133,16 +140,19 @@ fn an_error_at_any_step_leaves_nothing() {
     for name in STEPS {
         let descriptors = open();
         let fault = |step: RestoreStep| if step.name() == name { Err(Fault(step)) } else { Ok(()) };
-        let error = restore(Restore { image: &image, standard: [None, None, None], faults: &fault }).unwrap_err();
+        let error =
+            restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &fault }).unwrap_err();
         assert!(matches!(error, RestoreError::Fault(Fault(step)) if step.name() == name), "{name}: {error:?}");
         ids.iter().for_each(|id| nothing_left(*id));
         assert!(open() <= descriptors + 1, "{name}: descriptors are left");
     }
     assert_eq!(std::fs::read(&image).unwrap(), before);
-    let restored = restore(Restore { image: &image, standard: [None, None, None], faults: &|_| Ok(()) }).unwrap();
+    let restored =
+        restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) }).unwrap();
     assert_eq!((restored.processes, restored.threads), (3, 3));
     // The first one's taken id is the error of a second.
-    let error = restore(Restore { image: &image, standard: [None, None, None], faults: &|_| Ok(()) }).unwrap_err();
+    let error =
+        restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) }).unwrap_err();
     assert!(error.is_refusal() && error.to_string().contains("is taken by ready"), "{error}");
     kill(&restored);
 }
@@ -157,7 +167,12 @@ fn helper_killed_at_a_step() {
         }
         Ok(())
     };
-    let result = restore(Restore { image: std::path::Path::new(&image), standard: [None, None, None], faults: &fault });
+    let result = restore(Restore {
+        image: std::path::Path::new(&image),
+        standard: [None, None, None],
+        lock: None,
+        faults: &fault,
+    });
     eprintln!("{result:?}");
 }
 
@@ -176,7 +191,8 @@ fn killing_the_restorer_at_any_step_leaves_nothing() {
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{name}");
         ids.iter().for_each(|id| nothing_left(*id));
     }
-    let restored = restore(Restore { image: &image, standard: [None, None, None], faults: &|_| Ok(()) }).unwrap();
+    let restored =
+        restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) }).unwrap();
     kill(&restored);
 }
 
@@ -189,11 +205,17 @@ fn a_changed_byte_or_file_is_refused() {
     let mut child = start(&format!("{} 99", program.display()));
     named(&child, "sleeper");
     let pid = child.id() as i32;
-    let done =
-        checkpoint(&Checkpoint { pid, folder: &folder.path().join("image"), leave_running: false, faults: &NoFaults })
-            .unwrap();
+    let done = checkpoint(&Checkpoint {
+        pid,
+        folder: &folder.path().join("image"),
+        leave_running: false,
+        lock: None,
+        faults: &NoFaults,
+    })
+    .unwrap();
     let _ = child.wait();
-    let again = || restore(Restore { image: &done.image, standard: [None, None, None], faults: &|_| Ok(()) });
+    let again =
+        || restore(Restore { image: &done.image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) });
     let file = std::fs::OpenOptions::new().read(true).write(true).open(&done.image).unwrap();
     let mut byte = [0];
     file.read_exact_at(&mut byte, 5000).unwrap();

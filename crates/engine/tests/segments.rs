@@ -80,7 +80,8 @@ impl Program {
 
     fn capture(&mut self) -> Result<PathBuf, CheckpointError> {
         let (pid, folder) = (self.child.id() as i32, self.folder.path().join("image"));
-        let done = checkpoint(&Checkpoint { pid, folder: &folder, leave_running: false, faults: &NoFaults })?;
+        let done =
+            checkpoint(&Checkpoint { pid, folder: &folder, leave_running: false, lock: None, faults: &NoFaults })?;
         // The tracer that ended it may have been the one to wait for it.
         let _ = self.child.wait();
         Ok(done.image)
@@ -108,7 +109,7 @@ impl Program {
 }
 
 fn again(image: &Path) -> Result<Restored, RestoreError> {
-    restore(Restore { image, standard: [None, None, None], faults: &|_| Ok(()) })
+    restore(Restore { image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) })
 }
 
 #[test]
@@ -132,7 +133,7 @@ fn a_segment_that_is_gone_is_made_again() {
     let image = program.capture().unwrap();
     shm::remove(id).unwrap();
     let fault = |step| if step == RestoreStep::Finished { Err(Fault(step)) } else { Ok(()) };
-    restore(Restore { image: &image, standard: [None, None, None], faults: &fault }).unwrap_err();
+    restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &fault }).unwrap_err();
     assert_eq!(shm::look(id).unwrap(), None, "a restore that failed leaves a segment");
 
     let other = shm::make(key, 5000, id + (1 << 15), (0, 0)).unwrap();
@@ -216,7 +217,7 @@ fn postgresql_goes_on() {
     let mut image = None;
     until("the end of the session", || {
         let folder = folder.path().join("image");
-        match checkpoint(&Checkpoint { pid, folder: &folder, leave_running: false, faults: &NoFaults }) {
+        match checkpoint(&Checkpoint { pid, folder: &folder, leave_running: false, lock: None, faults: &NoFaults }) {
             Ok(done) => image = Some(done.image),
             Err(CheckpointError::Refused { .. }) => {}
             Err(error) => panic!("{error:#?}"),

@@ -13,6 +13,32 @@ struct FileHandle {
     handle: [u8; MAX_BYTES],
 }
 
+/// The handle of an open file: its kind and its bytes; `None` where the file system has none.
+///
+/// # Errors
+/// What the kernel says.
+pub fn of(file: impl AsFd) -> io::Result<Option<(i32, Vec<u8>)>> {
+    let mut whole = FileHandle { bytes: MAX_BYTES as u32, kind: 0, handle: [0; MAX_BYTES] };
+    let mut mount: libc::c_int = 0;
+    // SAFETY: the path is an empty string; the kernel writes a `struct file_handle` with at most `bytes` bytes, as many as
+    // there are, to `whole`, and an int to `mount`; both live through the call.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            file.as_fd().as_raw_fd(),
+            c"".as_ptr(),
+            &raw mut whole,
+            &raw mut mount,
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    if answer < 0 {
+        let error = io::Error::last_os_error();
+        return if error.raw_os_error() == Some(libc::EOPNOTSUPP) { Ok(None) } else { Err(error) };
+    }
+    Ok(Some((whole.kind, whole.handle[..(whole.bytes as usize).min(MAX_BYTES)].to_vec())))
+}
+
 /// Opens the file with this handle on the file system that `mount` lies on, with `O_PATH`.
 ///
 /// # Errors
@@ -41,6 +67,18 @@ pub fn open(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_found_by_its_handle_whatever_its_name() {
+        let folder = std::env::temp_dir();
+        let path = folder.join(format!("torpor-handle-{}", std::process::id()));
+        let file = std::fs::File::create(&path).unwrap();
+        let (kind, handle) = of(&file).unwrap().expect("a temporary directory whose file system has handles");
+        let found = open(std::fs::File::open(&folder).unwrap(), kind, &handle).unwrap();
+        let number = |fd: &dyn AsFd| rustix::fs::fstat(fd).unwrap().st_ino;
+        assert_eq!(number(&found), number(&file));
+        std::fs::remove_file(path).unwrap();
+    }
 
     #[test]
     fn handles_that_are_not_handles_are_refused() {

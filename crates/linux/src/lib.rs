@@ -25,4 +25,5 @@ pub mod socket;
 pub mod spawn;
 pub mod tcp;
 pub mod thread;
+pub mod tty;
 pub mod vm;

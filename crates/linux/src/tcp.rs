@@ -1,5 +1,7 @@
 //! Options of TCP sockets that rustix lacks: `tcp(7)`.
 
+pub mod repair;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 

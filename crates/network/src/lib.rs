@@ -13,6 +13,7 @@
 
 mod app;
 mod config;
+mod connections;
 mod conntrack;
 mod error;
 mod link;
@@ -29,6 +30,7 @@ mod sysctl;
 
 pub use app::{AppNetwork, MAX_IGNORED, MAX_JOINED, MAX_PORTS, Protocol, Published};
 pub use config::{APP_INTERFACE, Addresses, GATEWAY_V4, GATEWAY_V6, MAX_INDEX, NetworkConfig};
+pub use connections::HeldConnections;
 pub use error::NetworkError;
 pub use network::Network;
 pub use probe::probe;

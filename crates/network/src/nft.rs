@@ -40,7 +40,8 @@ pub(crate) async fn version() -> Result<String, NetworkError> {
     run("", "tell its version", &["--version"], "").await.map(|text| text.trim().to_owned())
 }
 
-fn search_path() -> OsString {
+/// Where `nft` is looked for.
+pub(crate) fn search_path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(":");
     path.push(SYSTEM_PATH);

@@ -1,11 +1,16 @@
 //! The arguments, their help and their examples.
 
+mod trees;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use torpor_api::spec::{Port, Tmpfs, Volume};
 use torpor_api::units::{Bytes, Patience, Span};
+
+use self::trees::{CHECKPOINT_HELP, RESTORE_HELP};
+pub(crate) use self::trees::{CheckpointArgs, RestoreArgs};
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 failed, 2 wrong command or description, 3 not found, 4 conflict, 5 unsupported by the machine. \
@@ -150,53 +155,6 @@ pub(crate) enum ImageCommand {
         #[command(flatten)]
         json: Json,
     },
-}
-
-const CHECKPOINT_HELP: &str = "\
-Examples:
-  torpor checkpoint --pid 4711 --image /srv/image
-  torpor checkpoint --pid 4711 --image /srv/image --leave-running
-
-Exit codes: 0 done, 1 failed, 2 wrong command, 3 refused: it has what cannot be captured, and all of it is listed. Where it
-is not 0, the processes run on.";
-
-#[derive(Debug, Args)]
-pub(crate) struct CheckpointArgs {
-    /// The tree's first process; its children come along
-    #[arg(long)]
-    pub(crate) pid: i32,
-    /// Directory for the image; made if it is missing
-    #[arg(long, value_name = "DIR")]
-    pub(crate) image: PathBuf,
-    /// Let the processes run on
-    #[arg(long)]
-    pub(crate) leave_running: bool,
-    #[command(flatten)]
-    pub(crate) json: Json,
-}
-
-const RESTORE_HELP: &str = "\
-Examples:
-  torpor restore --image /srv/image
-  torpor restore --image /srv/image --detach --json
-
-The processes have the ids that they had. The root is a child of this command, which waits for its end; its standard
-streams are this command's if they came from outside of the tree. With --detach the command comes back when they run.
-
-Exit codes: what the root ends with, or 128 and the number of the signal that killed it; with --detach 0. 1 failed, 2 wrong
-command, 3 refused: a process id is taken, a file has changed, or this machine is not like the other. Where it is not
-restored, nothing of it is left, and the image is as it was.";
-
-#[derive(Debug, Args)]
-pub(crate) struct RestoreArgs {
-    /// Directory of the image
-    #[arg(long, value_name = "DIR")]
-    pub(crate) image: PathBuf,
-    /// Come back when the processes run
-    #[arg(long)]
-    pub(crate) detach: bool,
-    #[command(flatten)]
-    pub(crate) json: Json,
 }
 
 #[derive(Debug, Args)]

@@ -28,7 +28,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use torpor_image::tree::{Backing, End, FileId, Life, Machine, PathState, Process, Switches, Tree};
+use torpor_image::tree::{Backing, End, FileId, Life, Machine, PathState, Process, Shares, Switches, Tree};
 
 pub(crate) use self::family::{Member, family, hold, without_leaders};
 use self::pages::Copier;
@@ -36,7 +36,7 @@ use self::remote::Remote;
 use self::signals::{OfProcess, OfThread};
 pub(crate) use self::stop::{Stopped, pids, stop};
 pub(crate) use self::thread::for_record;
-use crate::files::{self, SharedArea};
+use crate::files::{self, ConnectionLock, ControllingTerminal, SharedArea};
 use crate::memory::copy::CopyError;
 use crate::memory::layout::Area;
 use crate::memory::sink::PageSink;
@@ -76,6 +76,8 @@ pub(crate) struct Collected {
     pub(crate) pages_end: u64,
     /// An app's open files that can be kept.
     pub(crate) kept: Vec<(FileId, OwnedFd)>,
+    /// TCP connections that are in the image.
+    pub(crate) connections: Vec<OwnedFd>,
     /// What only comes back if it is kept, in words.
     pub(crate) warnings: Vec<String>,
 }
@@ -86,6 +88,8 @@ pub(crate) struct Manner<'a> {
     pub(crate) view: &'a View,
     /// Asked between pages; `false` ends it with [`CollectError::Stopped`].
     pub(crate) go_on: &'a (dyn Fn() -> bool + Sync),
+    /// See [`files::Request::lock`].
+    pub(crate) lock: Option<&'a dyn ConnectionLock>,
     /// Most of a large image need not be in the page cache afterwards.
     pub(crate) past_cache: bool,
 }
@@ -108,15 +112,16 @@ impl<T> Look<T> for io::Result<T> {
 }
 
 /// Describes a stopped tree, whose threads' waits `plans` has, and writes its private memory to `image` from `offset` on.
-/// Gives the tree and where its pages end.
+/// TCP connections to the outside need a lock.
 pub(crate) fn collect(
     stopped: &[Stopped],
     plans: &[ThreadPlan],
     image: &File,
     offset: u64,
-) -> Result<(Tree, u64), CollectError> {
-    let manner = Manner { view: &View::machine(), go_on: &|| true, past_cache: true };
-    collect_as(&manner, stopped, plans, image, offset).map(|collected| (collected.tree, collected.pages_end))
+    lock: Option<&dyn ConnectionLock>,
+) -> Result<Collected, CollectError> {
+    let manner = Manner { view: &View::machine(), go_on: &|| true, lock, past_cache: true };
+    collect_as(&manner, stopped, plans, image, offset)
 }
 
 /// As [`collect`], of any tree.
@@ -155,7 +160,15 @@ pub(crate) fn collect_as(
     }
     let sink = if manner.past_cache { PageSink::direct(image, offset) } else { PageSink::new(image, offset) };
     let mut copier = Copier::new(sink, manner.go_on);
-    let (kept, warnings) = open_files(manner, &found, stopped, &shared, &mut tree, &mut copier, &mut obstacles)?;
+    let parents = stopped.iter().filter(|process| process.alive.is_some()).map(|process| (process.pid, process.parent));
+    let shares = obstacles::shares(&parents.collect(), &mut obstacles).look(root)?;
+    for process in &mut tree.processes {
+        if let (End::Alive(life), Some(shares)) = (&mut process.end, shares.get(&process.pid)) {
+            life.shares = *shares;
+        }
+    }
+    let Beside { kept, connections, warnings } =
+        open_files(manner, &found, stopped, &shared, &mut tree, &mut copier, &mut obstacles)?;
     obstacles.extend(ending::semaphores(manner.view, root).look(root)?);
     obstacles.extend(ending::robust_locks(manner.view, &tree));
     if !obstacles.is_empty() {
@@ -168,13 +181,18 @@ pub(crate) fn collect_as(
     }
     let pages_end = copier.finish()?.ok_or(CollectError::Stopped)?;
     inside::translate(&mut tree, manner.view).look(root)?;
-    Ok(Collected { tree, pages_end, kept, warnings })
+    Ok(Collected { tree, pages_end, kept, connections, warnings })
 }
 
-/// See [`Collected::kept`] and [`Collected::warnings`].
-type Kept = (Vec<(FileId, OwnedFd)>, Vec<String>);
+/// What there is of open files beside the tree; see [`Collected`].
+#[derive(Default)]
+struct Beside {
+    kept: Vec<(FileId, OwnedFd)>,
+    connections: Vec<OwnedFd>,
+    warnings: Vec<String>,
+}
 
-/// Puts open files and shared memory into the tree; gives the files that can be kept, and warnings.
+/// Puts open files and shared memory into the tree.
 fn open_files(
     manner: &Manner<'_>,
     alive: &[(i32, Vec<i32>)],
@@ -183,7 +201,7 @@ fn open_files(
     tree: &mut Tree,
     copier: &mut Copier<'_>,
     obstacles: &mut Vec<Obstacle>,
-) -> Result<Kept, CollectError> {
+) -> Result<Beside, CollectError> {
     let processes: Vec<i32> = alive.iter().map(|(pid, _)| *pid).collect();
     let threads = alive.iter().flat_map(|(_, threads)| threads.iter().copied());
     let ids = stopped.iter().map(|process| process.pid).chain(threads);
@@ -193,6 +211,7 @@ fn open_files(
         ids: &ids,
         areas: shared,
         view: manner.view,
+        lock: manner.lock,
         look_only: false,
         go_on: manner.go_on,
     };
@@ -203,13 +222,15 @@ fn open_files(
         Ok(found) => found,
         Err(files::CollectError::Refused(more)) => {
             obstacles.extend(more);
-            return Ok(Default::default());
+            return Ok(Beside::default());
         }
         Err(files::CollectError::Stopped) => return Err(CollectError::Stopped),
         Err(error) => return Err(error.into()),
     };
+    let terminals = terminals(&found.terminals, tree, obstacles).look(root)?;
     for process in &mut tree.processes {
         let End::Alive(life) = &mut process.end else { continue };
+        life.terminal = terminals.get(&process.pid).copied();
         life.descriptors = found.descriptors.remove(&process.pid).unwrap_or_default();
         for area in &mut life.space.areas {
             if let Backing::Shared { memory, .. } = &mut area.backing {
@@ -220,7 +241,26 @@ fn open_files(
     tree.files = found.files;
     tree.pipes = found.pipes;
     tree.memories = found.memories;
-    Ok((found.kept, found.warnings))
+    Ok(Beside { kept: found.kept, connections: found.connections, warnings: found.warnings })
+}
+
+/// Controlling terminals by the sessions' leaders. Who has given up that of its session is in the way.
+fn terminals(
+    found: &[ControllingTerminal],
+    tree: &Tree,
+    obstacles: &mut Vec<Obstacle>,
+) -> io::Result<HashMap<i32, (FileId, i32)>> {
+    let mut terminals = HashMap::new();
+    for terminal in found {
+        terminals.insert(terminal.session, (terminal.slave, terminal.foreground));
+        for process in tree.processes.iter().filter(|process| process.session == terminal.session) {
+            if process.alive().is_some() && !process::has_terminal(process.pid)? {
+                let what = "it has given up the controlling terminal of its session";
+                obstacles.push(Obstacle::new(process.pid, Place::Process, what, ""));
+            }
+        }
+    }
+    Ok(terminals)
 }
 
 /// What can be learned of a living process without touching it.
@@ -239,9 +279,6 @@ fn look(view: &View, pid: i32, threads: &[i32], obstacles: &mut Vec<Obstacle>) -
     for tid in threads {
         let status = credentials::status(pid, *tid).look(pid)?;
         let mut refuse = |what: &str| obstacles.push(Obstacle::new(pid, Place::Thread(*tid), what, ""));
-        if status.seccomp == 1 {
-            refuse("strict seccomp mode");
-        }
         if status.shadow_stack {
             refuse("a shadow stack");
         }
@@ -271,6 +308,8 @@ pub(crate) fn examine(view: &View, family: &[Member]) -> Result<Vec<Obstacle>, C
     }
     let root = found.first().map_or(0, |(pid, _)| *pid);
     let mut obstacles = obstacles::find(view, &found).look(root)?;
+    let parents = family.iter().filter(|member| !member.ended).map(|member| (member.pid, member.parent));
+    obstacles::shares(&parents.collect(), &mut obstacles).look(root)?;
     let (mut shared, mut rings) = (Vec::new(), HashSet::new());
     for (pid, threads) in &found {
         let looked = look(view, *pid, threads, &mut obstacles)?;
@@ -281,8 +320,15 @@ pub(crate) fn examine(view: &View, family: &[Member]) -> Result<Vec<Obstacle>, C
     let threads = found.iter().flat_map(|(_, threads)| threads.iter().copied());
     let ids = family.iter().map(|member| member.pid).chain(threads);
     let ids = ids.filter_map(|id| Some((id, view.id(id)?))).collect();
-    let request =
-        files::Request { processes: &processes, ids: &ids, areas: &shared, view, look_only: true, go_on: &|| true };
+    let request = files::Request {
+        processes: &processes,
+        ids: &ids,
+        areas: &shared,
+        view,
+        lock: None,
+        look_only: true,
+        go_on: &|| true,
+    };
     let nowhere = File::open("/dev/null").look(root)?;
     let looked = view.within(|| files::collect(&request, &mut PageSink::new(&nowhere, 0))).look(root)?;
     match looked {
@@ -369,6 +415,8 @@ fn life(
             ..answers.switches
         },
         stopped_by: process.threads.first().and_then(|leader| leader.tracee.group_stop()),
+        terminal: None,
+        shares: Shares::default(),
     }))
 }
 

@@ -1,10 +1,12 @@
 //! What processes may not be like: shared in ways that a tree cannot say, or in other namespaces.
 
 use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::PathBuf;
 
+use torpor_image::tree::Shares;
 use torpor_linux::kcmp::{Shared, compare};
 
 use crate::obstacle::{Obstacle, Place};
@@ -44,17 +46,49 @@ pub(super) fn find(view: &View, tree: &[(i32, Vec<i32>)]) -> io::Result<Vec<Obst
         }
     }
     let pids: Vec<i32> = tree.iter().map(|(pid, _)| *pid).collect();
+    for (one, other) in sharing(Shared::Memory, &pids)? {
+        let what = format!("it shares its memory (CLONE_VM, vfork) with process {other}");
+        found.push(Obstacle::new(one, Place::Process, what, ""));
+    }
+    Ok(found)
+}
+
+/// Which processes share with their parents what only threads usually share. `parents` has the parent of each; who shares with
+/// another than its parent goes to `obstacles`.
+pub(super) fn shares(parents: &BTreeMap<i32, i32>, obstacles: &mut Vec<Obstacle>) -> io::Result<BTreeMap<i32, Shares>> {
+    let pids: Vec<i32> = parents.keys().copied().collect();
+    let mut found: BTreeMap<i32, Shares> = BTreeMap::new();
     for (what, name) in [
-        (Shared::Memory, "its memory (CLONE_VM, vfork)"),
         (Shared::Descriptors, "its table of descriptors (CLONE_FILES)"),
         (Shared::Directories, "its working directory (CLONE_FS)"),
     ] {
-        for (one, other) in sharing(what, &pids)? {
-            let what = format!("it shares {name} with process {other}");
-            found.push(Obstacle::new(one, Place::Process, what, ""));
+        let pairs = sharing(what, &pids)?;
+        let all: BTreeSet<i32> = pairs.iter().flat_map(|(one, other)| [*one, *other]).collect();
+        for pid in all.iter().copied() {
+            let with_parent = match parents.get(&pid) {
+                Some(parent) if all.contains(parent) => compare(what, pid, *parent)? == Ordering::Equal,
+                _ => false,
+            };
+            if with_parent {
+                let shares = found.entry(pid).or_default();
+                *(if what == Shared::Descriptors { &mut shares.descriptors } else { &mut shares.directories }) = true;
+                continue;
+            }
+            // It must be where it comes from: everyone else who shares it has it by way of it.
+            let mut others = pairs.iter().filter(|(one, other)| *one == pid || *other == pid);
+            let above = others.any(|(one, other)| !descends(parents, if *one == pid { *other } else { *one }, pid));
+            if above {
+                let what = format!("it shares {name} with a process that is not its parent");
+                obstacles.push(Obstacle::new(pid, Place::Process, what, ""));
+            }
         }
     }
     Ok(found)
+}
+
+/// `pid` is a descendant of `of`.
+fn descends(parents: &BTreeMap<i32, i32>, pid: i32, of: i32) -> bool {
+    std::iter::successors(Some(pid), |pid| parents.get(pid).copied()).skip(1).any(|pid| pid == of)
 }
 
 /// Pairs of processes that share something of this kind.

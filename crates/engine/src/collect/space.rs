@@ -9,7 +9,7 @@ use torpor_image::tree::{AddressSpace, Advice, Area, Backing, Layout, PathState}
 use super::mappings::Mapping;
 use super::{CollectError, Look};
 use crate::aio;
-use crate::files::{SharedArea, state};
+use crate::files::{SharedArea, removed, state};
 use crate::obstacle::{Obstacle, Place};
 use crate::plan::RemoteMemory;
 use crate::proc;
@@ -34,6 +34,9 @@ pub(super) fn linked(view: &View, link: &str) -> std::io::Result<Result<PathStat
     let path = fs::read_link(link)?;
     let found = rustix::fs::stat(link)?;
     let shown = path.display();
+    if let Some(removed) = removed(path.as_os_str().as_bytes(), &found) {
+        return Ok(Ok(removed));
+    }
     let there = view.stat(path.as_os_str().as_bytes()).ok();
     Ok(match there {
         Some(there) if (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino) => {

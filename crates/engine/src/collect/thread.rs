@@ -17,6 +17,8 @@ use crate::proc;
 use crate::trace;
 use crate::wait::restart::{Interrupted, Place, number as nr};
 
+/// `SECCOMP_MODE_STRICT`.
+const STRICT: u32 = 1;
 /// Filters of one thread at most.
 const FILTERS: usize = 64;
 
@@ -142,6 +144,7 @@ pub(super) fn record(thread: &trace::Thread, known: Known<'_>) -> io::Result<Thr
         scheduling: scheduling_of(tid, online)?,
         timer_slack_ns: answers.timer_slack_ns,
         time_stamp_counter: answers.time_stamp_counter,
+        strict: status.seccomp == STRICT,
         memory_error_policy: answers.memory_error_policy,
     })
 }
@@ -164,7 +167,7 @@ fn rseq(thread: &trace::Thread) -> io::Result<Option<(u64, u32, u32, u32)>> {
 
 fn filters(thread: &trace::Thread, mode: u32) -> io::Result<Vec<SeccompFilter>> {
     let mut found = Vec::new();
-    if mode == 0 {
+    if mode == 0 || mode == STRICT {
         return Ok(found);
     }
     for n in 0..FILTERS {

@@ -88,10 +88,10 @@ impl Deepening<'_> {
             // Asked again, and told, behind the copy.
             Err(_) => true,
         };
-        let manner = Manner { view: &view, go_on: &go_on, past_cache: false };
+        let manner = Manner { view: &view, go_on: &go_on, lock: None, past_cache: false };
         let collected = collect_as(&manner, &self.stopped, records, file, HEADER_BYTES);
         let by = by.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let Collected { mut tree, pages_end, kept, warnings } = collected.map_err(|error| why(error, by))?;
+        let Collected { mut tree, pages_end, kept, warnings, .. } = collected.map_err(|error| why(error, by))?;
         let captured = Duration::from_nanos(tree.machine.monotonic_ns);
         let left = self.asleep.wake_at.map(|at| at.saturating_sub(captured));
         tree.machine.wake_after_ns = left.map(|left| left.as_nanos() as u64);

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rustix::fs::FileType;
+use rustix::fs::{FileType, major};
 use torpor_image::tree::{FileId, FileKind, OpenFile, Owner, SharedMemory};
 use torpor_linux::fcntl;
 
@@ -10,6 +10,8 @@ use super::list::{CLOSE_ON_EXEC, Descriptors, Holder, Item, List, PATH_ONLY, rai
 use super::memory::Memories;
 use super::options::Defaults;
 use super::pipe::Pipes;
+use super::tcp::{self, Connections};
+use super::terminal::{self, Terminals};
 use super::unix::{self, Sockets};
 use super::{CollectError, Collected, Request, keep};
 use super::{epoll, event, inet, inotify, netlink, path};
@@ -84,6 +86,8 @@ pub(super) struct Context<'a, 'b> {
     pub(super) pipes: Pipes,
     pub(super) memories: Memories<'a, 'b>,
     pub(super) sockets: Sockets,
+    pub(super) connections: Connections,
+    pub(super) terminals: Terminals,
     pub(super) defaults: Defaults,
     /// See [`Collected::warnings`].
     pub(super) warnings: Vec<String>,
@@ -111,12 +115,16 @@ pub(super) fn describe_all(
     let mut obstacles = Vec::new();
     let sockets = unix::queues(&mut list, request.view, &mut obstacles)?;
     let flying = sockets.flying();
+    let connections = if request.look_only { Connections::default() } else { tcp::take(&list, request.lock)? };
+    let connected = connections.files();
     let mut context = Context {
         list: &list,
         request,
         pipes: Pipes::default(),
         memories: Memories::new(sink, request).map_err(|source| failed(&list, 0, source))?,
         sockets,
+        connections,
+        terminals: if request.view.keeps_files() { Terminals::default() } else { Terminals::of(&list) },
         defaults: Defaults::default(),
         warnings: Vec::new(),
     };
@@ -136,9 +144,22 @@ pub(super) fn describe_all(
             Err(Why::Stopped) => return Err(CollectError::Stopped),
         }
     }
+    for (file, item) in files.iter().zip(&list.items).enumerate().filter_map(|(n, (file, item))| {
+        let several = descriptors.values().filter(|table| table.iter().any(|one| one.file == n as FileId)).count() > 1;
+        (several || flying.contains(&(n as FileId))).then_some((file, item))
+    }) {
+        if matches!(file.kind, FileKind::OfProcess { .. }) {
+            let what = format!("{} is shared by several processes", item.name());
+            obstacles.push(obstacle(item, &what, "close it before the checkpoint"));
+        }
+    }
     let areas = context.memories.areas(&list, request.areas, &mut obstacles)?;
-    let Context { pipes, memories, warnings, .. } = context;
+    let Context { pipes, memories, terminals, warnings, .. } = context;
+    let terminals = terminals.controlling(&mut files);
     let (pipes, memories): (_, Vec<SharedMemory>) = (pipes.finish(), memories.finish());
+    let duplicate = |file: &FileId| list.item(*file).fd.try_clone();
+    let connections: Result<Vec<_>, _> = connected.iter().map(duplicate).collect();
+    let connections = connections.map_err(|source| failed(&list, 0, source))?;
     let mut kept = Vec::new();
     if request.view.keeps_files() {
         let lost = keep::lost(&files, &memories, &areas);
@@ -148,7 +169,7 @@ pub(super) fn describe_all(
     if !obstacles.is_empty() {
         return Err(CollectError::Refused(obstacles));
     }
-    Ok(Collected { files, pipes, memories, descriptors, areas, kept, warnings })
+    Ok(Collected { files, pipes, memories, descriptors, areas, kept, terminals, connections, warnings })
 }
 
 /// In the place of a file that cannot be described.
@@ -225,7 +246,7 @@ fn owner(context: &Context<'_, '_>, item: &Item) -> Described<Owner> {
 
 fn kind(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<FileKind> {
     if item.info.flags & PATH_ONLY != 0 {
-        return path::describe(context.request.view, item);
+        return path::describe(context.request, item);
     }
     if let Some(anonymous) = item.link.strip_prefix(b"anon_inode:") {
         return match anonymous {
@@ -243,9 +264,21 @@ fn kind(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<Fil
             path::is_file(item)?;
             Ok(FileKind::Memory { memory: context.memories.take(item)? })
         }
-        FileType::RegularFile | FileType::Directory | FileType::Symlink => path::describe(context.request.view, item),
-        FileType::CharacterDevice | FileType::BlockDevice => path::device(context.request.view, item),
-        FileType::Fifo => context.pipes.describe(context.request.view, context.list, item),
+        FileType::RegularFile | FileType::Directory | FileType::Symlink => path::describe(context.request, item),
+        FileType::CharacterDevice if path::is_master(item) => {
+            if context.request.view.keeps_files() {
+                return Err(Why::kept(format!("the master of a pseudo-terminal ({})", item.name()), ""));
+            }
+            terminal::master(context, id, item)
+        }
+        FileType::CharacterDevice if terminal::is_slave(major(item.stat.st_rdev)) => {
+            match terminal::slave(context, item)? {
+                Some(slave) => Ok(slave),
+                None => path::device(context.request, item),
+            }
+        }
+        FileType::CharacterDevice | FileType::BlockDevice => path::device(context.request, item),
+        FileType::Fifo => context.pipes.describe(context.request, context.list, item),
         FileType::Socket => socket(context, id, item),
         _ => Err(Why::refused(format!("{} is of a kind that is not known here", item.name()), "")),
     }
@@ -259,7 +292,7 @@ fn socket(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<F
     let kind = super::options::kind(&item.fd)?;
     match kind.0 {
         UNIX => unix::describe(context, id, item, kind),
-        INET | INET6 => inet::describe(context, item, kind),
+        INET | INET6 => inet::describe(context, id, item, kind),
         NETLINK => netlink::describe(context, item, kind),
         family => {
             let (name, can_be_kept) = match family {

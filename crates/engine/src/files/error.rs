@@ -26,6 +26,9 @@ pub enum CollectError {
     /// The image could not be written.
     #[error("writing the image")]
     Write(#[source] io::Error),
+    /// Packets of its connections could not be kept away.
+    #[error("keeping away the packets of its TCP connections")]
+    Lock(#[source] io::Error),
     /// It was given up.
     #[error("given up")]
     Stopped,

@@ -1,7 +1,6 @@
 //! Internet sockets: TCP that listens or is not connected, UDP, raw.
 //!
-//! A connection that is established, on its way, or waits to be accepted is refused: without the socket itself (parked) its
-//! peer would see a reset.
+//! Established connections are [`tcp`]'s. One that is on its way or waits to be accepted is refused.
 //!
 //! All addresses are bound before the first socket listens or connects, because a listener keeps others from its port.
 
@@ -12,13 +11,13 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionread;
 use rustix::net::{listen, sockopt};
-use torpor_image::tree::{FileKind, InetSocket, InetState, Message, OpenFile};
+use torpor_image::tree::{FileId, FileKind, InetSocket, InetState, Message, OpenFile};
 use torpor_linux::socket;
 
 use super::collect::{Context, Described, Why};
 use super::list::Item;
 use super::options::{self, Kind, fresh};
-use super::{MakeError, datagram, locks, multicast, queue};
+use super::{MakeError, datagram, locks, multicast, queue, tcp};
 
 const INET: i32 = 2;
 const STREAM: i32 = 1;
@@ -60,7 +59,7 @@ fn name(kind: Kind) -> &'static str {
     }
 }
 
-pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -> Described<FileKind> {
+pub(super) fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item, kind: Kind) -> Described<FileKind> {
     let local = socket::local_address(&item.fd)?;
     let remote = socket::remote_address(&item.fd)?.unwrap_or_default();
     if sockopt::socket_cookie(&item.fd).is_err() {
@@ -68,7 +67,17 @@ pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -
     }
     let mut shut = 0;
     let (state, queue) = match kind.1 {
-        STREAM if kind.2 == TCP || kind.2 == MPTCP => (stream(item, kind, &local, &remote)?, Vec::new()),
+        STREAM if kind.2 == TCP || kind.2 == MPTCP => {
+            let state = match context.connections.take(id) {
+                Some(connection) => {
+                    let connection = connection?;
+                    shut = tcp::shut_for_reading(&connection, polled(&item.fd)?.contains(PollFlags::RDHUP));
+                    InetState::Established { repair: Some(connection) }
+                }
+                None => stream(item, kind, &local, &remote)?,
+            };
+            (state, Vec::new())
+        }
         DATAGRAM if kind.2 == UDP => {
             shut = shut_of(item)?;
             (InetState::Idle, datagrams(item, &local)?)
@@ -172,7 +181,9 @@ fn stream(item: &Item, kind: Kind, local: &[u8], remote: &[u8]) -> Described<Ine
         state => {
             let how = if state == ESTABLISHED { "connected to" } else { "in the middle of closing its connection to" };
             let what = format!("{name} on {} {how} {}", text(local), text(remote));
-            Err(Why::outside(what, "connections cannot be captured yet: close it, or try again when it has ended"))
+            const REMEDY: &str = "checkpoint a tree that contains both ends, or with --tcp-established, which keeps the peer \
+                                  waiting until the restore";
+            Err(Why::outside(what, if kind.2 == TCP { REMEDY } else { "close it" }))
         }
     }
 }
@@ -191,25 +202,39 @@ fn datagrams(item: &Item, local: &[u8]) -> Described<Vec<Message>> {
 pub(super) fn make(socket: &InetSocket) -> Result<OwnedFd, MakeError> {
     let name = shown(socket);
     let fd = fresh(socket.kind).map_err(MakeError::at("making", &*name))?;
-    if socket.state == (InetState::Established { repair: None }) {
-        reset(&fd, socket.kind).map_err(MakeError::at("resetting", &*name))?;
-        return Ok(fd);
+    match &socket.state {
+        InetState::Established { repair: None } => {
+            reset(&fd, socket.kind).map_err(MakeError::at("resetting", &*name))?;
+            return Ok(fd);
+        }
+        InetState::Established { repair: Some(connection) } => return tcp::make::make(socket, connection, &name),
+        _ => {}
     }
     options::set_early(&fd, &socket.options, &name)?;
     if !socket.local.is_empty() {
-        let stream = socket.kind.1 == STREAM;
-        let reuse = sockopt::socket_reuseaddr(&fd).map_err(MakeError::at("looking at", &*name))?;
+        let bind = || socket::bind(&fd, &socket.local);
         // Connections that the old socket had may linger (TIME_WAIT); they are in nobody's way.
-        let set = |value| sockopt::set_socket_reuseaddr(&fd, value).map_err(MakeError::at("preparing", &*name));
-        if stream {
-            set(true)?;
-        }
-        socket::bind(&fd, &socket.local).map_err(MakeError::at("binding", &*name))?;
-        if stream {
-            set(reuse)?;
+        if socket.kind.1 == STREAM {
+            reusing(&fd, bind, &name, "binding")?;
+        } else {
+            bind().map_err(MakeError::at("binding", &*name))?;
         }
     }
     Ok(fd)
+}
+
+/// Does something with a socket whose port may be in use by connections.
+fn reusing<E: Into<std::io::Error>>(
+    fd: &OwnedFd,
+    work: impl FnOnce() -> Result<(), E>,
+    name: &str,
+    step: &'static str,
+) -> Result<(), MakeError> {
+    let reuse = sockopt::socket_reuseaddr(fd).map_err(MakeError::at("looking at", name))?;
+    let set = |value| sockopt::set_socket_reuseaddr(fd, value).map_err(MakeError::at("preparing", name));
+    set(true)?;
+    work().map_err(MakeError::at(step, name))?;
+    set(reuse)
 }
 
 /// Makes a fresh TCP socket one whose peer has reset the connection, as programs know it from networks that fail.
@@ -233,8 +258,11 @@ pub(crate) fn make_listener(socket: &InetSocket, file: &OpenFile) -> Result<Owne
     Ok(fd)
 }
 
-fn shown(socket: &InetSocket) -> String {
-    if socket.local.is_empty() {
+/// A socket, for people.
+pub(super) fn shown(socket: &InetSocket) -> String {
+    if !socket.remote.is_empty() {
+        format!("{} on {} connected to {}", name(socket.kind), text(&socket.local), text(&socket.remote))
+    } else if socket.local.is_empty() {
         name(socket.kind).to_owned()
     } else {
         format!("{} on {}", name(socket.kind), text(&socket.local))
@@ -246,7 +274,9 @@ pub(super) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile) -> Resu
     let name = shown(socket);
     match &socket.state {
         InetState::Listening { backlog } => {
-            listen(fd, (*backlog).min(i32::MAX as u32) as i32).map_err(MakeError::at("listening on", &*name))?;
+            // Connections of the tree may have its port by now.
+            let backlog = (*backlog).min(i32::MAX as u32) as i32;
+            reusing(fd, || listen(fd, backlog), &name, "listening on")?;
         }
         InetState::Idle => {
             if !socket.queue.is_empty() {
@@ -265,8 +295,9 @@ pub(super) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile) -> Resu
                 rustix::net::shutdown(fd, how).map_err(MakeError::at("shutting", &*name))?;
             }
         }
-        InetState::Established { repair: None } => return locks::set_flags(fd, file, &name),
-        InetState::Established { .. } | InetState::Closed => {
+        // What is left of one that was made waits for the others.
+        InetState::Established { .. } => return locks::set_flags(fd, file, &name),
+        InetState::Closed => {
             return Err(MakeError::at("making a connection of", name)(rustix::io::Errno::OPNOTSUPP));
         }
     }

@@ -22,7 +22,8 @@ pub(super) fn is_memory(file: &OpenFile, memories: &[SharedMemory], mapped: &Has
 /// Files that are not kept.
 pub(super) fn lost(files: &[OpenFile], memories: &[SharedMemory], areas: &[MemoryId]) -> HashSet<FileId> {
     let mapped: HashSet<MemoryId> = areas.iter().copied().collect();
-    let lost = |file: &OpenFile| matches!(file.kind, FileKind::Process { .. }) || is_memory(file, memories, &mapped);
+    let anew = |file: &OpenFile| matches!(file.kind, FileKind::Process { .. } | FileKind::OfProcess { .. });
+    let lost = |file: &OpenFile| anew(file) || is_memory(file, memories, &mapped);
     files.iter().enumerate().filter(|(_, file)| lost(file)).map(|(id, _)| id as FileId).collect()
 }
 

@@ -5,14 +5,14 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, seek};
-use torpor_image::tree::{FileKind, OpenFile, PipeId, Tree};
+use torpor_image::tree::{Connection, FileId, FileKind, InetSocket, InetState, OpenFile, PipeId, Tree};
 use torpor_linux::fcntl;
 
 use super::list::{PATH_ONLY, raise_limit};
 use super::memory::{self, MadeMemory};
 use super::path::{ASYNC, Around};
 use super::pipe::{self, MadePipe, reopen};
-use super::{Given, Made, MakeError, epoll, event, inet, inotify, locks, netlink, path, segment, unix};
+use super::{Given, Made, MakeError, epoll, event, inet, inotify, locks, netlink, path, segment, tcp, terminal, unix};
 
 /// Makes the open files and shared memory of `tree`, whose pages are in `image`. `given` are descriptors that came from
 /// outside or were kept: they are taken as they are.
@@ -43,10 +43,26 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
     // Addresses first: a listener keeps others from its port.
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
         files[id] = match &file.kind {
-            FileKind::Unix(_) | FileKind::Process { .. } | FileKind::Inotify { .. } => None,
+            FileKind::Unix(_) | FileKind::Process { .. } | FileKind::OfProcess { .. } | FileKind::Inotify { .. } => {
+                None
+            }
             FileKind::Inet(socket) => Some(inet::make(socket)?),
+            FileKind::Master(found) => Some(terminal::make(found, file, around)?),
+            FileKind::Slave { .. } => None,
             _ => Some(one(tree, file, around, &memories, &mut pipes)?),
         };
+    }
+    for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
+        if let FileKind::Slave { master } = file.kind
+            && let Some(master) = files.get(master as usize).and_then(Option::as_ref)
+        {
+            files[id] = Some(terminal::make_slave(master, file)?);
+        }
+    }
+    for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
+        if let (FileKind::Master(found), Some(master)) = (&file.kind, &files[id]) {
+            terminal::close_off(master, found)?;
+        }
     }
     let making = unix::make(&tree.files, &mut files, around.root)?;
     // Behind all that opens and binds, of which the program must not be told; before descriptors go in flight.
@@ -63,8 +79,21 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
         }
         locks::take(fd.as_fd(), file, &name(file))?;
     }
+    let connection = |id: &usize| !kept[*id] && connection(&tree.files[*id]).is_some();
+    let connections = (0..files.len()).filter(connection).map(|id| id as FileId).collect();
     let (memories, segments): (Vec<_>, Vec<_>) = memories.into_iter().map(|made| (made.fd, made.segment)).unzip();
-    Ok(Made { files, memories, segments: segments.into_iter().flatten().collect() })
+    Ok(Made { files, memories, segments: segments.into_iter().flatten().collect(), connections })
+}
+
+/// A TCP connection that is made again.
+fn connection(file: &OpenFile) -> Option<(&InetSocket, &Connection)> {
+    match &file.kind {
+        FileKind::Inet(socket) => match &socket.state {
+            InetState::Established { repair: Some(connection) } => Some((socket, connection)),
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 /// The open file behind a memory, if it was kept.
@@ -76,7 +105,9 @@ fn kept_memory<'a>(tree: &Tree, files: &'a [Option<OwnedFd>], wanted: usize) -> 
 /// What an open file is called in errors.
 fn name(file: &OpenFile) -> String {
     match &file.kind {
-        FileKind::Path(state) | FileKind::Fifo { path: state, .. } => path::text(state),
+        FileKind::Path(state) | FileKind::Fifo { path: state, .. } | FileKind::Handle { state, .. } => {
+            path::text(state)
+        }
         FileKind::Memory { .. } => "a file without a name".to_owned(),
         FileKind::Outside { name } => name.clone(),
         _ => "a descriptor".to_owned(),
@@ -124,9 +155,14 @@ fn one(
         }
         FileKind::Netlink { kind, port, groups, options } => netlink::make(*kind, *port, groups, options, file),
         FileKind::Outside { name } => Err(MakeError::Missing(name.clone())),
-        FileKind::Process { .. } | FileKind::Unix(_) | FileKind::Inet(_) | FileKind::Inotify { .. } => {
-            Err(MakeError::Missing("a descriptor".to_owned()))
-        }
+        FileKind::Handle { state, handle } => path::make_by_handle(state, handle, file, around),
+        FileKind::Process { .. }
+        | FileKind::OfProcess { .. }
+        | FileKind::Master(_)
+        | FileKind::Slave { .. }
+        | FileKind::Unix(_)
+        | FileKind::Inet(_)
+        | FileKind::Inotify { .. } => Err(MakeError::Missing("a descriptor".to_owned())),
     }
 }
 
@@ -154,6 +190,23 @@ impl Made {
         Ok(())
     }
 
+    /// The last thing before the processes run: TCP connections go on. Packets of those with ends outside may come again.
+    pub(crate) fn reconnect(&self, tree: &Tree) -> Result<(), MakeError> {
+        let each = |work: &dyn Fn(&OwnedFd, &InetSocket, &Connection, &str) -> Result<(), MakeError>| {
+            self.connections.iter().try_for_each(|id| {
+                let Some(fd) = self.files[*id as usize].as_ref() else { return Ok(()) };
+                let Some((socket, found)) = connection(&tree.files[*id as usize]) else { return Ok(()) };
+                work(fd, socket, found, &inet::shown(socket))
+            })
+        };
+        each(&|fd, socket, _, name| tcp::make::release(fd, socket, name))?;
+        each(&|fd, socket, found, name| tcp::make::go_on(fd, socket, found, name))?;
+        each(&|fd, _, found, _| {
+            tcp::make::settle(fd, found);
+            Ok(())
+        })
+    }
+
     /// The processes run: what would be taken away again if this were dropped stays.
     pub(crate) fn keep(&mut self) {
         self.segments.iter_mut().for_each(segment::Segment::keep);
@@ -161,7 +214,7 @@ impl Made {
 
     /// The descriptor of an open file.
     #[cfg(test)]
-    pub(crate) fn file(&self, id: torpor_image::tree::FileId) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn file(&self, id: FileId) -> Option<BorrowedFd<'_>> {
         self.files.get(id as usize)?.as_ref().map(AsFd::as_fd)
     }
 }

@@ -43,6 +43,8 @@ mod path;
 mod pipe;
 mod queue;
 mod segment;
+mod tcp;
+mod terminal;
 #[cfg(test)]
 mod tests;
 mod unix;
@@ -58,7 +60,9 @@ pub(crate) use self::collect::collect;
 pub use self::error::{CollectError, MakeError};
 pub(crate) use self::inet::make_listener;
 pub(crate) use self::make::make;
-pub(crate) use self::path::{Around, Root, difference, is_made_up, state};
+pub(crate) use self::path::{Around, Root, difference, is_made_up, made_and_removed, removed, state};
+pub use self::tcp::{ConnectionLock, Ends, PASS_MARK};
+pub(crate) use self::tcp::{close_silently, lock_name, outside};
 
 /// Whose open files to take.
 pub(crate) struct Request<'a> {
@@ -71,6 +75,8 @@ pub(crate) struct Request<'a> {
     pub(crate) areas: &'a [SharedArea],
     /// Where it is looked at from.
     pub(crate) view: &'a View,
+    /// For TCP connections to the outside; without it they are refused.
+    pub(crate) lock: Option<&'a dyn ConnectionLock>,
     /// What is in the way is looked for, and contents are left alone.
     pub(crate) look_only: bool,
     /// Asked for every [`crate::memory::sink::BATCH_BYTES`]; `false` ends it with [`CollectError::Stopped`].
@@ -105,8 +111,23 @@ pub(crate) struct Collected {
     pub(crate) areas: Vec<MemoryId>,
     /// Duplicates of an app's open files that can be kept while it has no processes.
     pub(crate) kept: Vec<(FileId, OwnedFd)>,
+    /// Controlling terminals of sessions.
+    pub(crate) terminals: Vec<ControllingTerminal>,
+    /// Duplicates of TCP connections that are in the image.
+    pub(crate) connections: Vec<OwnedFd>,
     /// What only comes back if it is kept, in words.
     pub(crate) warnings: Vec<String>,
+}
+
+/// The terminal of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ControllingTerminal {
+    /// The session, as the machine numbers it.
+    pub(crate) session: i32,
+    /// A slave.
+    pub(crate) slave: FileId,
+    /// Process group in the foreground, as the machine numbers it.
+    pub(crate) foreground: i32,
 }
 
 /// Open files that were made.
@@ -118,6 +139,8 @@ pub(crate) struct Made {
     pub(crate) memories: Vec<OwnedFd>,
     /// System V segments among them.
     segments: Vec<segment::Segment>,
+    /// TCP connections that wait for [`Made::reconnect`].
+    connections: Vec<FileId>,
 }
 
 /// Descriptors from outside of the tree, for [`torpor_image::tree::FileKind::Outside`] and parked ones.

@@ -50,9 +50,17 @@ pub(super) fn fresh(kind: Kind) -> rustix::io::Result<OwnedFd> {
     socket_with(family, SocketType::from_raw(kind.1 as _), SocketFlags::CLOEXEC, protocol)
 }
 
+/// Options for multicast of either level; the kernel keeps other things of TCP connections where they are.
+const MULTICAST: [(i32, std::ops::RangeInclusive<i32>); 4] =
+    [(IP, 32..=34), (IP, 49..=49), (IPV6, 17..=19), (IPV6, 29..=29)];
+
 fn applies(option: &Plain, (family, _, protocol): Kind) -> bool {
     const INET: i32 = 2;
     const INET6: i32 = 10;
+    let stream = protocol == TCP || protocol == MPTCP;
+    if stream && MULTICAST.iter().any(|(level, names)| option.level == *level && names.contains(&option.get)) {
+        return false;
+    }
     match option.level {
         SOCKET => true,
         IP => family == INET || family == INET6,
@@ -160,6 +168,24 @@ pub(super) fn peek_offset(fd: impl AsFd) -> std::io::Result<Vec<u8>> {
 
 pub(super) fn set_peek_offset(fd: impl AsFd, value: &[u8]) -> std::io::Result<()> {
     socket::set(fd, socket_option(PEEK_OFFSET), value)
+}
+
+/// Sizes of a socket's buffers (`SO_SNDBUF`, `SO_RCVBUF`), as they are.
+pub(super) fn buffer_sizes(fd: impl AsFd) -> std::io::Result<(u32, u32)> {
+    let fd = fd.as_fd();
+    let size = |name| -> std::io::Result<u32> {
+        let bytes = socket::get(fd, socket_option(name))?;
+        bytes.try_into().map(u32::from_ne_bytes).map_err(|_| std::io::ErrorKind::InvalidData.into())
+    };
+    Ok((size(SEND_BUFFER)?, size(RECEIVE_BUFFER)?))
+}
+
+/// Sets what [`buffer_sizes`] has read, and leaves it to the kernel to adapt them.
+pub(super) fn set_buffer_sizes(fd: impl AsFd, sizes: (u32, u32)) -> std::io::Result<()> {
+    let fd = fd.as_fd();
+    socket::set(fd, socket_option(SEND_BUFFER), &sizes.0.to_ne_bytes())?;
+    socket::set(fd, socket_option(RECEIVE_BUFFER), &sizes.1.to_ne_bytes())?;
+    socket::set(fd, socket_option(BUFFER_LOCK), &0_i32.to_ne_bytes())
 }
 
 /// A send buffer that takes all that a queue had; gives what undoes it.

@@ -1,18 +1,28 @@
 //! Files with a name: regular files, directories, devices, and what is open with `O_PATH` only.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags, SeekFrom, Stat, fstat, fstatfs, major};
-use rustix::fs::{minor, openat2, seek};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags, SeekFrom, Stat, Uid, chmodat, chownat,
+    fstat, fstatfs, major, minor, mkdirat, mknodat, openat, openat2, seek, unlinkat,
+};
+use rustix::io::Errno;
 use torpor_image::tree::{FileKind, OpenFile, PathState};
+use torpor_linux::handle;
 
-use super::MakeError;
 use super::collect::{Described, Why};
 use super::list::Item;
+use super::pipe::reopen;
+use super::{MakeError, Request};
 use crate::view::View;
+
+/// Behind the link of a file whose name has been removed.
+const GONE: &[u8] = b" (deleted)";
+/// Names that are tried for what is removed at once.
+const ATTEMPTS: u32 = 100;
 
 /// Set in the flags of files made with `O_TMPFILE`, beside `O_DIRECTORY`.
 const TEMPORARY: u32 = 0o20_000_000;
@@ -98,6 +108,7 @@ pub(crate) fn state(path: &[u8], stat: &Stat) -> PathState {
         mode: stat.st_mode,
         bytes: if device { stat.st_rdev } else { stat.st_size as u64 },
         modified_ns: stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64),
+        gone: None,
     }
 }
 
@@ -129,28 +140,156 @@ fn notifies(item: &Item) -> Described<bool> {
     Ok(whom != Some("0"))
 }
 
-/// A file that has its name still.
-pub(super) fn describe(view: &View, item: &Item) -> Described<FileKind> {
+/// A file by its name, or what is left of one that has lost it.
+pub(super) fn describe(request: &Request<'_>, item: &Item) -> Described<FileKind> {
     is_file(item)?;
     let system = fstatfs(&item.fd)?.f_type;
-    if system == PROC_SUPER_MAGIC && of_process(&item.link) {
-        let what = format!("{} belongs to a process and cannot be opened before it is there", item.name());
-        return Err(Why::refused(what, "close it before the checkpoint"));
+    if let Some((process, rest)) = of_process(&item.link).filter(|_| system == PROC_SUPER_MAGIC) {
+        return proc_file(request, item, process, rest);
     }
-    has_name(view, item)?;
-    Ok(FileKind::Path(state(&item.link, &item.stat)))
+    if let Some(state) = removed(&item.link, &item.stat).filter(|_| !MADE_UP.contains(&system)) {
+        return Ok(FileKind::Path(state));
+    }
+    match has_name(request.view, item) {
+        Err(Why::Kept { .. }) if has_another(item) => match handle::of(&item.fd)? {
+            Some(handle) => Ok(FileKind::Handle { state: state(without_mark(&item.link), &item.stat), handle }),
+            None => has_name(request.view, item).map(|()| FileKind::Path(state(&item.link, &item.stat))),
+        },
+        other => other.map(|()| FileKind::Path(state(&item.link, &item.stat))),
+    }
+}
+
+/// It is the master of a pseudo-terminal.
+pub(super) fn is_master(item: &Item) -> bool {
+    FileType::from_raw_mode(item.stat.st_mode) == FileType::CharacterDevice
+        && (major(item.stat.st_rdev), minor(item.stat.st_rdev)) == PTY_MASTER
+        && item.info.flags & OFlags::PATH.bits() == 0
+}
+
+/// A file of `/proc` that belongs to a process: `rest` is the path behind its id.
+fn proc_file(request: &Request<'_>, item: &Item, process: i32, rest: &[u8]) -> Described<FileKind> {
+    let refused = |what: &str, remedy: &str| Err(Why::refused(format!("{} {what}", item.name()), remedy));
+    if !request.ids.values().any(|id| *id == process) {
+        return refused("belongs to a process outside of the tree", "close it before the checkpoint");
+    }
+    // Threads and descriptors are made when the process's files are open.
+    let mut parts = rest.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
+    let later = match (parts.next(), parts.next()) {
+        (Some(b"task"), Some(thread)) => thread != process.to_string().as_bytes(),
+        (Some(b"fdinfo"), number) => number.is_some(),
+        _ => false,
+    };
+    if later {
+        return refused("belongs to what is not there when it would be opened", "close it before the checkpoint");
+    }
+    Ok(FileKind::OfProcess { path: item.link.clone() })
+}
+
+/// A regular file that has another name than the one it was opened by.
+fn has_another(item: &Item) -> bool {
+    FileType::from_raw_mode(item.stat.st_mode) == FileType::RegularFile && item.stat.st_nlink > 0
+}
+
+/// A link's path without the mark of those that have lost their name.
+fn without_mark(link: &[u8]) -> &[u8] {
+    link.strip_suffix(GONE).unwrap_or(link)
+}
+
+/// What is known of a directory or FIFO that has been removed: there is nothing in it, so that another will do.
+pub(crate) fn removed(link: &[u8], stat: &Stat) -> Option<PathState> {
+    let empty = matches!(FileType::from_raw_mode(stat.st_mode), FileType::Directory | FileType::Fifo);
+    let path = link.strip_suffix(GONE).filter(|_| empty && stat.st_nlink == 0)?;
+    Some(PathState { gone: Some((stat.st_uid, stat.st_gid)), ..state(path, stat) })
+}
+
+/// Makes a directory or FIFO that had been removed: by its name if that is free, in its directory or the nearest above it that
+/// is there; opens and removes it.
+pub(crate) fn made_and_removed(
+    state: &PathState,
+    owner: (u32, u32),
+    flags: OFlags,
+    root: Root<'_>,
+) -> rustix::io::Result<OwnedFd> {
+    let whole = path_of(&state.path);
+    let (mode, is_directory) =
+        (Mode::from_raw_mode(state.mode), FileType::from_raw_mode(state.mode) == FileType::Directory);
+    for above in whole.ancestors().skip(1) {
+        let above = match root.open(above.as_os_str().as_bytes(), OFlags::PATH | OFlags::DIRECTORY) {
+            Err(Errno::NOENT | Errno::NOTDIR) => continue,
+            other => other?,
+        };
+        let own = whole.file_name().unwrap_or_default().to_owned();
+        let others = (0..ATTEMPTS).map(|n| format!(".torpor-{}-{n}", std::process::id()).into());
+        for name in std::iter::once(own).chain(others) {
+            let made = if is_directory {
+                mkdirat(&above, &name, Mode::RWXU)
+            } else {
+                mknodat(&above, &name, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+            };
+            match made {
+                Err(Errno::EXIST) => continue,
+                other => other?,
+            }
+            let opened = openat(&above, &name, flags | OFlags::CLOEXEC, Mode::empty());
+            let owned = chownat(
+                &above,
+                &name,
+                Some(Uid::from_raw(owner.0)),
+                Some(Gid::from_raw(owner.1)),
+                AtFlags::SYMLINK_NOFOLLOW,
+            );
+            let allowed = chmodat(&above, &name, mode, AtFlags::empty());
+            unlinkat(&above, &name, if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() })?;
+            owned.and(allowed)?;
+            return opened;
+        }
+        return Err(Errno::EXIST);
+    }
+    Err(Errno::NOENT)
+}
+
+/// Opens a file that has lost the name it was opened by, as it was open.
+pub(super) fn make_by_handle(
+    was: &PathState,
+    handle: &(i32, Vec<u8>),
+    file: &OpenFile,
+    around: Around<'_>,
+) -> Result<OwnedFd, MakeError> {
+    let name = text(was);
+    let mut found = Err(Errno::STALE.into());
+    for above in path_of(&was.path).ancestors().skip(1) {
+        let Ok(above) = around.root.open(above.as_os_str().as_bytes(), OFlags::RDONLY | OFlags::DIRECTORY) else {
+            continue;
+        };
+        found = handle::open(&above, handle.0, &handle.1);
+        if found.is_ok() {
+            break;
+        }
+    }
+    let found = found.map_err(MakeError::at("finding the other name of", &*name))?;
+    let stat = fstat(&found).map_err(MakeError::at("looking at", &*name))?;
+    if let Some(how) = difference(was, &stat, false, around.same_boot) {
+        return Err(MakeError::Changed { path: name, how });
+    }
+    let flags = OFlags::from_bits_retain(reopened(file.flags));
+    if flags.contains(OFlags::PATH) {
+        return Ok(found);
+    }
+    let opened = reopen(found.as_fd(), (flags - OFlags::NOFOLLOW).bits()).map_err(MakeError::at("opening", &*name))?;
+    seek(&opened, SeekFrom::Start(file.position)).map_err(MakeError::at("finding the position in", name))?;
+    Ok(opened)
 }
 
 /// A device node.
-pub(super) fn device(view: &View, item: &Item) -> Described<FileKind> {
+pub(super) fn device(request: &Request<'_>, item: &Item) -> Described<FileKind> {
     let number = (major(item.stat.st_rdev), minor(item.stat.st_rdev));
     let character = FileType::from_raw_mode(item.stat.st_mode) == FileType::CharacterDevice;
     if character && PLAIN_DEVICES.contains(&number) {
-        return describe(view, item);
+        return describe(request, item);
     }
-    if character && number == PTY_MASTER {
-        let what = format!("the master of a pseudo-terminal ({}) is not taken yet", item.name());
-        return Err(Why::kept(what, "checkpoint the program inside of the terminal, not the one that made it"));
+    const TTY: (u32, u32) = (5, 0);
+    if character && number == TTY && !request.view.keeps_files() {
+        return Ok(FileKind::OfProcess { path: item.link.clone() });
     }
     if character && TERMINALS.contains(&number.0) {
         let remedy =
@@ -164,10 +303,12 @@ pub(super) fn device(view: &View, item: &Item) -> Described<FileKind> {
     Err(if can_be_kept { Why::kept(what, REMEDY) } else { Why::refused(what, REMEDY) })
 }
 
-/// `/proc/123/…`, `/proc/self` and `/proc/net` being links to such.
-fn of_process(path: &[u8]) -> bool {
-    let mut parts = path.split(|byte| *byte == b'/').skip(2);
-    parts.next().is_some_and(|part| !part.is_empty() && part.iter().all(u8::is_ascii_digit))
+/// `/proc/123/…`, `/proc/self` and `/proc/net` being links to such: the process, and what follows.
+fn of_process(path: &[u8]) -> Option<(i32, &[u8])> {
+    let path = path.strip_prefix(b"/proc/")?;
+    let end = path.iter().position(|byte| *byte == b'/').unwrap_or(path.len());
+    let (process, rest) = path.split_at(end);
+    Some((std::str::from_utf8(process).ok()?.parse().ok()?, rest))
 }
 
 /// The file's name leads to it.
@@ -240,6 +381,9 @@ pub(super) fn reopened(flags: u32) -> u32 {
 pub(super) fn make(state: &PathState, file: &OpenFile, around: Around<'_>) -> Result<OwnedFd, MakeError> {
     let flags = OFlags::from_bits_retain(reopened(file.flags));
     let flags = if flags.contains(OFlags::PATH) { flags } else { flags | OFlags::NOCTTY };
+    if let Some(owner) = state.gone {
+        return made_and_removed(state, owner, flags, around.root).map_err(MakeError::at("making", text(state)));
+    }
     let opened = around.root.open(&state.path, flags);
     let opened = opened.map_err(MakeError::at("opening", text(state)))?;
     let look = |error| MakeError::at("looking at", text(state))(error);
@@ -259,8 +403,9 @@ mod tests {
 
     #[test]
     fn files_of_processes_are_told_from_the_machines() {
-        assert!(of_process(b"/proc/123/maps") && of_process(b"/proc/1"));
-        assert!(!of_process(b"/proc/meminfo") && !of_process(b"/proc") && !of_process(b"/proc/"));
+        assert_eq!(of_process(b"/proc/123/maps"), Some((123, &b"/maps"[..])));
+        assert_eq!(of_process(b"/proc/1"), Some((1, &b""[..])));
+        assert!([&b"/proc/meminfo"[..], b"/proc", b"/proc/"].iter().all(|path| of_process(path).is_none()));
     }
 
     #[test]

@@ -14,11 +14,10 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, tee};
 use torpor_image::tree::{FileId, FileKind, OpenFile, Pipe, PipeEnd, PipeId};
 
-use super::MakeError;
 use super::collect::{Described, Why};
 use super::list::{Item, List};
 use super::path::{self, ASYNC, Root};
-use crate::view::View;
+use super::{MakeError, Request};
 
 const ACCESS: u32 = 3;
 const READ_WRITE: u32 = 2;
@@ -49,14 +48,14 @@ impl Pipes {
     }
 
     /// A pipe's or FIFO's end.
-    pub(super) fn describe(&mut self, view: &View, list: &List, item: &Item) -> Described<FileKind> {
+    pub(super) fn describe(&mut self, request: &Request<'_>, list: &List, item: &Item) -> Described<FileKind> {
         let fifo = item.link.starts_with(b"/");
         if item.info.flags & NOTIFICATIONS != 0 && !fifo {
             return Err(Why::kept("a pipe for notifications of the kernel", "close it before the checkpoint"));
         }
         let ends: Vec<&Item> = list.same_object(item.object()).iter().map(|file| list.item(*file)).collect();
         within(&ends, item)?;
-        let path = if fifo { Some(path::describe(view, item)?) } else { None };
+        let path = if fifo { Some(path::describe(request, item)?) } else { None };
         let pipe = match self.known.get(&item.object()) {
             Some(known) => *known,
             None => {
@@ -160,10 +159,15 @@ pub(super) fn make(pipe: &Pipe, files: &[&OpenFile], root: Root<'_>) -> Result<M
         None => pipe_with(PipeFlags::CLOEXEC).map_err(MakeError::at("making", &*name))?,
         Some(state) => {
             // Opened for both, so that no opening waits.
-            let both = root.open(&state.path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW);
+            let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW;
+            let both = match state.gone {
+                Some(owner) => path::made_and_removed(state, owner, flags, root),
+                None => root.open(&state.path, flags),
+            };
             let both = both.map_err(MakeError::at("opening", &*name))?;
             let found = fstat(&both).map_err(MakeError::at("looking at", &*name))?;
-            if FileType::from_raw_mode(found.st_mode) != FileType::Fifo || found.st_ino != state.inode {
+            let other = state.gone.is_none() && found.st_ino != state.inode;
+            if FileType::from_raw_mode(found.st_mode) != FileType::Fifo || other {
                 return Err(MakeError::Changed { path: name, how: "it is another file" });
             }
             (rustix::io::fcntl_dupfd_cloexec(&both, 0).map_err(MakeError::at("duplicating", &*name))?, both)

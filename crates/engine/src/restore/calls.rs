@@ -15,10 +15,12 @@ macro_rules! calls {
 }
 
 calls! {
+    LSEEK = 8, "lseek";
     MMAP = 9, "mmap";
     MPROTECT = 10, "mprotect";
     MUNMAP = 11, "munmap";
     RT_SIGACTION = 13, "rt_sigaction";
+    IOCTL = 16, "ioctl";
     MREMAP = 25, "mremap";
     MADVISE = 28, "madvise";
     SHMAT = 30, "shmat";
@@ -54,6 +56,7 @@ calls! {
     EPOLL_CTL = 233, "epoll_ctl";
     IOPRIO_SET = 251, "ioprio_set";
     SET_ROBUST_LIST = 273, "set_robust_list";
+    OPENAT = 257, "openat";
     DUP3 = 292, "dup3";
     PREADV = 295, "preadv";
     RT_TGSIGQUEUEINFO = 297, "rt_tgsigqueueinfo";

@@ -75,6 +75,9 @@ pub enum RestoreError {
     /// What the restorer itself needs could not be made.
     #[error("{0}")]
     Own(&'static str, #[source] io::Error),
+    /// Packets of its TCP connections could not be kept away, or let pass again.
+    #[error("changing which packets of its TCP connections pass")]
+    Lock(#[source] io::Error),
     /// A test asked for it.
     #[error(transparent)]
     Fault(#[from] Fault<RestoreStep>),

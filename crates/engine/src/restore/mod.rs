@@ -49,7 +49,7 @@ pub(crate) use self::load::{Loaded, load, plan_again};
 use self::open::Opened;
 use self::run::Building;
 use self::staged::Staged;
-use crate::files::{self, Around, Given, Root};
+use crate::files::{self, Around, ConnectionLock, Given, Root};
 use crate::step::Timings;
 
 /// What to restore.
@@ -58,6 +58,8 @@ pub struct Restore<'a> {
     pub image: &'a Path,
     /// For standard input, output and error of the tree that came from outside.
     pub standard: [Option<OwnedFd>; 3],
+    /// For TCP connections to the outside, whose packets it keeps away until they are there again.
+    pub lock: Option<&'a dyn ConnectionLock>,
     /// Told of every step.
     pub faults: RestoreFaults<'a>,
 }
@@ -104,6 +106,10 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
         wrong.extend(changed);
         Vec::new()
     });
+    let outside = files::outside(&tree);
+    if !outside.is_empty() && request.lock.is_none() {
+        wrong.push("it has TCP connections to the outside, and nobody to keep their packets away".to_owned());
+    }
     if !wrong.is_empty() {
         return Err(RestoreError::Refused(wrong));
     }
@@ -111,6 +117,8 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     lower_limits(&tree, &mut plan, &mut warnings);
     reached(RestoreStep::Checked)?;
 
+    let lock = request.lock.filter(|_| !outside.is_empty());
+    lock.map_or(Ok(()), |lock| lock.hold(&outside)).map_err(RestoreError::Lock)?;
     let given = given(&tree, request.standard);
     let made = files::make(&tree, &file, given, around)?;
     let mut opened = Opened::new(&tree, &staged, &plan, made, paths, &file, None)?;
@@ -129,6 +137,8 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     finish::clear(&building, &plan, &file, Duration::ZERO)?;
     finish::give_all(&building, Duration::ZERO)?;
     reached(RestoreStep::Finished)?;
+    lock.map_or(Ok(()), |lock| lock.release(&files::lock_name(&tree.machine))).map_err(RestoreError::Lock)?;
+    opened.made.reconnect(&tree)?;
     building.release()?;
     opened.made.keep();
     timings.mark(RestoreStep::Running);

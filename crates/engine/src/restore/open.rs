@@ -12,7 +12,7 @@ use super::RestoreError;
 use super::compile::HOLE_OFFSET;
 use super::plan::Plan;
 use super::staged::{Access, Staged};
-use crate::files::{Around, Made, difference, is_made_up};
+use crate::files::{Around, Made, difference, is_made_up, made_and_removed};
 
 /// Everything that is inherited, in the order of [`Staged`].
 pub(crate) struct Opened {
@@ -47,6 +47,10 @@ fn open_path(path: &PathState, access: Access, around: Around<'_>) -> Result<Own
     };
     let place = matches!(access, Access::Place);
     let flags = if place { flags } else { flags | OFlags::NOCTTY | OFlags::NONBLOCK };
+    if let Some(owner) = path.gone {
+        let made = made_and_removed(path, owner, flags, around.root);
+        return made.map_err(|error| io::Error::from(error).to_string());
+    }
     let fd = around.root.open(&path.path, flags).map_err(|error| io::Error::from(error).to_string())?;
     let stat = fstat(&fd).map_err(|error| io::Error::from(error).to_string())?;
     // A directory in a file system that makes its files up has another number every time.

@@ -125,7 +125,7 @@ impl<'a> Building<'a> {
 
     /// Some thread has seccomp filters.
     fn filters(&self) -> bool {
-        self.tree.threads().any(|thread| !thread.seccomp.is_empty())
+        self.tree.threads().any(|thread| !thread.seccomp.is_empty() || thread.strict)
     }
 
     /// The id in our pid namespace of a task.

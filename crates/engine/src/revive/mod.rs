@@ -156,6 +156,7 @@ impl Reviving<'_> {
         building.built()?;
         self.reached(RestoreStep::Built)?;
         opened.made.finish(&tree, |id| building.id_of(id)).map_err(RestoreError::from)?;
+        opened.made.reconnect(&tree).map_err(RestoreError::from)?;
         finish::clear(&building, &plan, &file, passed)?;
         let revived = Revived { initial: building.id(0), memories: memories(&building, &tree, passed), warnings };
 

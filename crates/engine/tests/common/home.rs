@@ -139,7 +139,13 @@ pub fn imaged(line: &str, name: &str, folder: &Path) -> (PathBuf, i32) {
     let path = format!("/proc/{pid}/comm");
     soon(name, || fs::read_to_string(&path).is_ok_and(|found| found.trim() == name));
     std::thread::sleep(Duration::from_millis(50));
-    let done = checkpoint(&Checkpoint { pid, folder: &folder.join("image"), leave_running: false, faults: &NoFaults });
+    let done = checkpoint(&Checkpoint {
+        pid,
+        folder: &folder.join("image"),
+        leave_running: false,
+        lock: None,
+        faults: &NoFaults,
+    });
     let done = done.unwrap_or_else(|error| panic!("{error:#?}"));
     let _ = child.wait();
     (done.image, pid)

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::{
-    AddressSpace, Area, Backing, End, FileId, FileKind, IO_EVENT_BYTES, Life, PipeId, Process, SharedMemoryKind,
-    Thread, Tree, UnixState, io_events,
+    AddressSpace, Area, Backing, End, FileId, FileKind, IO_EVENT_BYTES, InetState, Life, PipeId, Process,
+    SharedMemoryKind, Thread, Tree, UnixState, io_events,
 };
 use crate::state::{ADDRESS_END, REGISTER_WORDS};
 use crate::{FormatError, PAGE, Region};
@@ -79,6 +79,11 @@ impl Tree {
         sure(descriptors.first().is_none_or(|first| first.fd >= 0), "a descriptor")?;
         sure(descriptors.windows(2).all(|pair| pair[0].fd < pair[1].fd), "order of descriptors")?;
         descriptors.iter().try_for_each(|descriptor| self.file(descriptor.file))?;
+        if let Some((slave, _)) = life.terminal {
+            let is_slave =
+                self.files.get(slave as usize).is_some_and(|file| matches!(file.kind, FileKind::Slave { .. }));
+            sure(is_slave, "a controlling terminal")?;
+        }
         self.space(space, pages)
     }
 
@@ -115,6 +120,10 @@ impl Tree {
             match &file.kind {
                 FileKind::Pipe { pipe, .. } | FileKind::Fifo { pipe, .. } => self.pipe(*pipe)?,
                 FileKind::Epoll { members } => members.iter().try_for_each(|member| self.file(member.file))?,
+                FileKind::Slave { master } => {
+                    let other = self.files.get(*master as usize).map(|file| &file.kind);
+                    sure(matches!(other, Some(FileKind::Master(_))), "the master of a terminal")?;
+                }
                 FileKind::Memory { memory } => {
                     sure((*memory as usize) < self.memories.len(), "place of shared memory")?;
                 }
@@ -133,6 +142,9 @@ impl Tree {
                 FileKind::Inet(socket) => {
                     sure(INET_FAMILIES.contains(&socket.kind.0), "family of a socket")?;
                     sure(socket.queue.iter().all(|message| message.files.is_empty()), "a descriptor in flight")?;
+                    if let InetState::Established { repair: Some(connection) } = &socket.state {
+                        sure(connection.sent as usize <= connection.written.len(), "what a connection has sent")?;
+                    }
                 }
                 _ => {}
             }
@@ -215,6 +227,7 @@ mod tests {
             },
             timer_slack_ns: 50_000,
             time_stamp_counter: 1,
+            strict: false,
             memory_error_policy: 2,
         };
         let life = Life {
@@ -235,6 +248,8 @@ mod tests {
             no_huge_pages: false,
             personality: 0,
             stopped_by: None,
+            terminal: None,
+            shares: crate::tree::Shares::default(),
             switches: crate::tree::Switches::default(),
         };
         let process = Process { pid: 5, parent: 0, group: 5, session: 5, end: End::Alive(Box::new(life)) };

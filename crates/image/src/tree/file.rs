@@ -89,6 +89,8 @@ pub struct PathState {
     pub bytes: u64,
     /// Last change of its contents, nanoseconds since 1970.
     pub modified_ns: i64,
+    /// It has been removed, and nothing is in it (a directory or a FIFO): it is made again and removed, with these owners.
+    pub gone: Option<(u32, u32)>,
 }
 
 /// What is open.
@@ -177,6 +179,52 @@ pub enum FileKind {
         /// What it was, for people: the link in `/proc/PID/fd`.
         name: String,
     },
+    /// A file of `/proc` that belongs to a process or thread of the tree: the process that has it open opens it.
+    OfProcess {
+        /// Its path.
+        path: Bytes,
+    },
+    /// The master of a pseudo-terminal.
+    Master(Box<Terminal>),
+    /// The other end of a pseudo-terminal.
+    Slave {
+        /// Its master.
+        master: FileId,
+    },
+    /// A file that has lost the name it was opened by and has another one.
+    Handle {
+        /// What it was, by its old name.
+        state: PathState,
+        /// Kind and bytes of its handle: `name_to_handle_at(2)`.
+        handle: (i32, Bytes),
+    },
+}
+
+/// A pseudo-terminal.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terminal {
+    /// What is opened to make one: `/dev/ptmx`.
+    pub path: PathState,
+    /// Its number: `/dev/pts/N`.
+    pub number: u32,
+    /// `struct termios2`.
+    pub settings: Bytes,
+    /// Rows, columns, and both in pixels.
+    pub size: [u16; 4],
+    /// Packet mode.
+    pub packets: bool,
+    /// The slave cannot be opened.
+    pub locked: bool,
+    /// Nobody else can open it (`TIOCEXCL`).
+    pub exclusive: bool,
+    /// Permission bits of the slave.
+    pub mode: u32,
+    /// User and group of the slave.
+    pub owner: (u32, u32),
+    /// What was written to the master, and has not been read.
+    pub typed: Bytes,
+    /// What was written to the slave, and has not been read.
+    pub shown: Bytes,
 }
 
 /// Ends of a pipe.

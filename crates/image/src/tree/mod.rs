@@ -20,14 +20,14 @@ use serde::{Deserialize, Serialize};
 pub use self::credentials::{Credentials, SeccompFilter};
 pub use self::file::{
     Descriptor, EpollMember, FileId, FileKind, FileLock, InotifyWatch, LockKind, OpenFile, Owner, PathState, Pipe,
-    PipeEnd, PipeId,
+    PipeEnd, PipeId, Terminal,
 };
 pub use self::memory::{
     AddressSpace, Advice, Area, Backing, IO_EVENT_BYTES, Layout, MemoryId, SharedMemory, SharedMemoryKind, io_events,
 };
-pub use self::process::{End, Life, Limit, Process, Scheduling, Switches, Thread};
+pub use self::process::{End, Life, Limit, Process, Scheduling, Shares, Switches, Thread};
 pub use self::signal::{Action, IntervalTimer, PendingSignal, PosixTimer, SignalStack, Wait, WaitPlace};
-pub use self::socket::{InetSocket, InetState, Message, SocketOption, UnixSocket, UnixState};
+pub use self::socket::{Connection, InetSocket, InetState, Message, SocketOption, UnixSocket, UnixState};
 
 use crate::{FormatError, Header, checksum};
 

@@ -75,6 +75,19 @@ pub struct Life {
     pub stopped_by: Option<i32>,
     /// What else it has switched on.
     pub switches: Switches,
+    /// It leads a session with this controlling terminal: a slave, and the process group in the foreground.
+    pub terminal: Option<(super::FileId, i32)>,
+    /// What it shares with its parent, as a thread would.
+    pub shares: Shares,
+}
+
+/// What processes can share without being threads of one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shares {
+    /// The table of descriptors (`CLONE_FILES`).
+    pub descriptors: bool,
+    /// Working directory, root directory and mask (`CLONE_FS`).
+    pub directories: bool,
 }
 
 /// What a process switches on for its memory.
@@ -141,6 +154,8 @@ pub struct Thread {
     pub timer_slack_ns: u64,
     /// `PR_SET_TSC`: 1 where it may read the time-stamp counter, as all may.
     pub time_stamp_counter: u8,
+    /// Strict seccomp: nothing but `read`, `write`, `exit` and `sigreturn`.
+    pub strict: bool,
     /// `PR_MCE_KILL`: late 0, early 1, default 2.
     pub memory_error_policy: u8,
 }

@@ -47,10 +47,43 @@ pub enum InetState {
     /// An established TCP connection: comes back only if the socket itself is parked, or by `TCP_REPAIR`.
     Established {
         /// What `TCP_REPAIR` needs; absent: only the parked socket will do.
-        repair: Option<Bytes>,
+        repair: Option<Box<Connection>>,
     },
     /// A TCP connection that has ended; reading gives what is left in `queue`, then the end.
     Closed,
+}
+
+/// A TCP connection: what its socket knows of it. Sequence numbers are those behind the queues, without ends of the stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connection {
+    /// The other end is not in the tree: its packets are kept away until this one is there again.
+    pub outside: bool,
+    /// Where its state is: `include/net/tcp_states.h`.
+    pub state: u8,
+    /// Behind what has been received.
+    pub received_to: u32,
+    /// Behind what has been written.
+    pub written_to: u32,
+    /// What has been received and not been read.
+    pub received: Bytes,
+    /// What has been written and not been acknowledged.
+    pub written: Bytes,
+    /// How much of that has been sent.
+    pub sent: u32,
+    /// Largest segment, bytes.
+    pub segment: u32,
+    /// Window scales: the peer's and ours.
+    pub scale: Option<(u8, u8)>,
+    /// Selective acknowledgements.
+    pub selective: bool,
+    /// Timestamps.
+    pub timestamps: bool,
+    /// Their clock.
+    pub timestamp: u32,
+    /// `struct tcp_repair_window`.
+    pub window: [u32; 5],
+    /// `SO_SNDBUF` and `SO_RCVBUF`.
+    pub buffers: (u32, u32),
 }
 
 /// A unix socket.

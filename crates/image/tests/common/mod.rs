@@ -7,11 +7,11 @@
 use std::sync::LazyLock;
 
 use torpor_image::tree::{
-    Action, AddressSpace, Advice, Area, Backing, Credentials, Descriptor, End, EpollMember, FileKind, FileLock,
-    InetSocket, InetState, InotifyWatch, IntervalTimer, Layout, Life, Limit, LockKind, Machine, Message, Namespaces,
-    OpenFile, Owner, PathState, PendingSignal, Pipe, PipeEnd, PosixTimer, Process, Scheduling, SeccompFilter,
-    SharedMemory, SharedMemoryKind, SignalStack, SocketOption, Switches, Thread, Tree, UnixSocket, UnixState, Wait,
-    WaitPlace,
+    Action, AddressSpace, Advice, Area, Backing, Connection, Credentials, Descriptor, End, EpollMember, FileKind,
+    FileLock, InetSocket, InetState, InotifyWatch, IntervalTimer, Layout, Life, Limit, LockKind, Machine, Message,
+    Namespaces, OpenFile, Owner, PathState, PendingSignal, Pipe, PipeEnd, PosixTimer, Process, Scheduling,
+    SeccompFilter, SharedMemory, SharedMemoryKind, Shares, SignalStack, SocketOption, Switches, Terminal, Thread, Tree,
+    UnixSocket, UnixState, Wait, WaitPlace,
 };
 use torpor_image::{Content, HEADER_BYTES, Header, Kind, Needs, PAGE, Region, State, checksum};
 
@@ -36,9 +36,44 @@ fn zero(start: u64, pages: u32) -> Region {
     Region { start, pages, writable: false, content: Content::Zero }
 }
 
+fn connection() -> Connection {
+    Connection {
+        outside: true,
+        state: 8,
+        received_to: 1000,
+        written_to: 2000,
+        received: b"in".to_vec(),
+        written: b"out".to_vec(),
+        sent: 2,
+        segment: 1460,
+        scale: Some((7, 8)),
+        selective: true,
+        timestamps: true,
+        timestamp: 77,
+        window: [1, 2, 3, 4, 5],
+        buffers: (87_380, 131_072),
+    }
+}
+
+fn terminal() -> Terminal {
+    Terminal {
+        path: path("/dev/ptmx"),
+        number: 3,
+        settings: (0..44).collect(),
+        size: [33, 101, 0, 0],
+        packets: true,
+        locked: false,
+        exclusive: true,
+        mode: 0o620,
+        owner: (1000, 5),
+        typed: b"ls".to_vec(),
+        shown: b"$ ".to_vec(),
+    }
+}
+
 fn path(path: &str) -> PathState {
     let path = path.as_bytes().to_vec();
-    PathState { path, device: 0x801, inode: 77, mode: 0o100_644, bytes: 12_345, modified_ns: -5 }
+    PathState { path, device: 0x801, inode: 77, mode: 0o100_644, bytes: 12_345, modified_ns: -5, gone: None }
 }
 
 fn option(name: i32) -> SocketOption {
@@ -93,10 +128,17 @@ fn open_files() -> Vec<OpenFile> {
         unix(UnixState::Lost { reset: true }),
         inet(InetState::Idle),
         inet(InetState::Listening { backlog: 511 }),
-        inet(InetState::Established { repair: Some(vec![1, 2, 3]) }),
+        inet(InetState::Established { repair: Some(Box::new(connection())) }),
         inet(InetState::Closed),
         netlink,
         FileKind::Outside { name: "anon_inode:[fanotify]".to_owned() },
+        FileKind::OfProcess { path: b"/proc/40/status".to_vec() },
+        FileKind::Master(Box::new(terminal())),
+        FileKind::Slave { master: 23 },
+        FileKind::Handle {
+            state: PathState { gone: Some((1000, 100)), ..path("/srv/renamed") },
+            handle: (1, vec![1, 2, 3, 4]),
+        },
     ];
     let lock = |kind, pid| FileLock { kind, mode: 1, pid, start: 10, bytes: 20 };
     let locks = vec![
@@ -182,6 +224,7 @@ fn thread(tid: i32, place: WaitPlace) -> Thread {
         scheduling: Scheduling { policy: 2, priority: 1, flags: 1, nice: -5, processors: vec![3], io_priority: 8199 },
         timer_slack_ns: 50_000,
         time_stamp_counter: 1,
+        strict: true,
         memory_error_policy: 2,
     }
 }
@@ -216,6 +259,8 @@ fn life(threads: Vec<Thread>) -> Life {
         no_huge_pages: true,
         personality: 0x4_0000,
         stopped_by: Some(19),
+        terminal: Some((24, 40)),
+        shares: Shares { descriptors: true, directories: false },
         switches: Switches {
             coredump_filter: 0x33,
             deny_write_execute: 1,

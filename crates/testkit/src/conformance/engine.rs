@@ -69,7 +69,7 @@ impl Engine for Torpor {
 
     fn checkpoint(&self, pid: u32, image: &Path, leave_running: bool) -> Result<Step, Error> {
         let pid = pid.to_string();
-        let mut arguments = vec!["checkpoint", "--pid", &pid];
+        let mut arguments = vec!["checkpoint", "--tcp-established", "--pid", &pid];
         if leave_running {
             arguments.push("--leave-running");
         }

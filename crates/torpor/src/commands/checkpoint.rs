@@ -1,7 +1,11 @@
 //! Capturing trees of plain processes, without the daemon.
 
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use serde::Serialize;
-use torpor_engine::{Checkpoint, NoFaults, Step};
+use torpor_engine::{Checkpoint, ConnectionLock, Ends, NoFaults, PASS_MARK, Step};
+use torpor_network::HeldConnections;
 
 use super::show;
 use crate::cli::CheckpointArgs;
@@ -20,12 +24,48 @@ struct Outcome {
     total_us: u64,
     /// Microseconds of each step.
     steps: Vec<(&'static str, u64)>,
+    /// The nftables table that keeps packets of TCP connections away until the restore.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    locked: Option<String>,
+}
+
+/// Keeps packets away by nftables.
+#[derive(Debug, Default)]
+pub(super) struct Lock(Mutex<Option<HeldConnections>>);
+
+impl Lock {
+    fn held(&self) -> MutexGuard<'_, Option<HeldConnections>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ConnectionLock for Lock {
+    fn hold(&self, connections: &[Ends]) -> io::Result<()> {
+        *self.held() = Some(HeldConnections::hold(connections, PASS_MARK)?);
+        Ok(())
+    }
+
+    fn keep(&self, name: &str) -> io::Result<()> {
+        self.held().as_ref().map_or(Ok(()), |held| held.keep(name))
+    }
+
+    fn release(&self, name: &str) -> io::Result<()> {
+        let held = self.held().take();
+        held.map_or(Ok(()), HeldConnections::release)?;
+        if name.is_empty() { Ok(()) } else { HeldConnections::forget(name) }
+    }
 }
 
 /// Captures a tree; gives the exit code.
 pub(super) fn checkpoint(args: &CheckpointArgs) -> Result<i32, Failure> {
-    let request =
-        Checkpoint { pid: args.pid, folder: &args.image, leave_running: args.leave_running, faults: &NoFaults };
+    let lock = Lock::default();
+    let request = Checkpoint {
+        pid: args.pid,
+        folder: &args.image,
+        leave_running: args.leave_running,
+        lock: args.tcp_established.then_some(&lock as &dyn ConnectionLock),
+        faults: &NoFaults,
+    };
     let done = torpor_engine::checkpoint(&request)?;
     let outcome = Outcome {
         image: done.image.display().to_string(),
@@ -35,10 +75,17 @@ pub(super) fn checkpoint(args: &CheckpointArgs) -> Result<i32, Failure> {
         stopped_us: done.timings.between_us(Step::Prepared, Step::Released),
         total_us: done.timings.total_us(),
         steps: done.timings.steps().iter().map(|(step, us)| (step.name(), *us)).collect(),
+        locked: done.locked,
     };
     show(args.json.json, &outcome, |outcome| {
+        let locked = outcome.locked.as_ref().map_or(String::new(), |table| {
+            format!(
+                "Packets of its TCP connections are kept away until the restore; \
+                 to give them up: nft delete table inet {table}\n"
+            )
+        });
         format!(
-            "{}: {} processes, {} threads, {} kB, stopped for {:.1} ms\n",
+            "{}: {} processes, {} threads, {} kB, stopped for {:.1} ms\n{locked}",
             outcome.image,
             outcome.processes,
             outcome.threads,

@@ -7,6 +7,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 use serde::Serialize;
 use torpor_engine::{IMAGE_NAME, Restore};
 
+use super::checkpoint::Lock;
 use super::show;
 use crate::cli::RestoreArgs;
 use crate::failure::Failure;
@@ -31,7 +32,8 @@ pub(super) fn restore(args: &RestoreArgs) -> Result<i32, Failure> {
     let own = |fd: &dyn AsFd| -> Option<OwnedFd> { fd.as_fd().try_clone_to_owned().ok() };
     let standard = [own(&io::stdin()), own(&io::stdout()), own(&io::stderr())];
     let image = args.image.join(IMAGE_NAME);
-    let done = torpor_engine::restore(Restore { image: &image, standard, faults: &|_| Ok(()) })?;
+    let lock = Lock::default();
+    let done = torpor_engine::restore(Restore { image: &image, standard, lock: Some(&lock), faults: &|_| Ok(()) })?;
     let outcome = Outcome {
         pid: done.pid,
         processes: done.processes,

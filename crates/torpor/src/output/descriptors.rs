@@ -55,6 +55,13 @@ fn kind(tree: &Tree, file: &OpenFile) -> String {
         FileKind::Unix(socket) => unix(tree, socket),
         FileKind::Inet(socket) => inet(socket),
         FileKind::Netlink { kind: (_, protocol), .. } => format!("netlink socket, protocol {protocol}"),
+        FileKind::OfProcess { path } => text(path),
+        FileKind::Master(terminal) => format!("master of terminal {}", terminal.number),
+        FileKind::Slave { master } => match tree.files.get(*master as usize).map(|file| &file.kind) {
+            Some(FileKind::Master(terminal)) => format!("terminal {}", terminal.number),
+            _ => "terminal".to_owned(),
+        },
+        FileKind::Handle { state, .. } => format!("{}, by another name", at(state, file.position)),
         FileKind::Outside { name } => format!("{}, from outside", safe(name)),
     }
 }

@@ -352,17 +352,49 @@ fn what_cannot_be_taken_is_named() {
     assert!(refusal(&[own]).contains("outside of the tree"));
     let namespace = File::open("/proc/self/ns/net").unwrap();
     assert!(refusal(&[namespace.into()]).contains("a namespace's descriptor"));
-    let maps = File::open("/proc/self/maps").unwrap();
-    assert!(refusal(&[maps.into()]).contains("belongs to a process"));
-    let terminal = rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::CLOEXEC).unwrap();
-    let text = refusal(&[terminal]);
-    assert!(text.contains("the master of a pseudo-terminal"), "{text}");
+    let parent = rustix::process::getppid().unwrap().as_raw_nonzero();
+    let maps = File::open(format!("/proc/{parent}/maps")).unwrap();
+    assert!(refusal(&[maps.into()]).contains("belongs to a process outside of the tree"));
+}
+
+#[test]
+fn a_file_is_found_by_its_other_name() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("linked");
-    let file = File::create(&path).unwrap();
+    let mut file = File::create(&path).unwrap();
     fs::hard_link(&path, directory.path().join("other")).unwrap();
     fs::remove_file(&path).unwrap();
-    assert!(refusal(&[file.into()]).contains("has another one"));
+    file.write_all(b"one ").unwrap();
+    let mut made = File::from(round(vec![file.into()]).remove(0));
+    made.write_all(b"two").unwrap();
+    assert_eq!(fs::read(directory.path().join("other")).unwrap(), b"one two");
+}
+
+#[test]
+fn directories_and_fifos_that_were_removed_are_made_and_removed_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (inside, fifo) = (directory.path().join("inside"), directory.path().join("fifo"));
+    fs::create_dir(&inside).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let both = OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
+    let place = File::open(&inside).unwrap();
+    fs::remove_dir(&inside).unwrap();
+    fs::remove_file(&fifo).unwrap();
+    (&both).write_all(b"waits").unwrap();
+    let mut made = round(vec![place.into(), both.into()]);
+    let (both, place) = (File::from(made.pop().unwrap()), File::from(made.pop().unwrap()));
+    assert_eq!(rustix::fs::fstat(&place).unwrap().st_nlink, 0);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    let mut got = [0; 5];
+    (&both).read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"waits");
+}
+
+#[test]
+fn files_of_the_trees_processes_are_left_to_the_processes() {
+    let taken = take(&[File::open("/proc/self/maps").unwrap().into()]).unwrap();
+    assert!(matches!(&taken.tree.files[0].kind, FileKind::OfProcess { path } if path.ends_with(b"/maps")));
+    assert!(taken.make().file(0).is_none());
 }
 
 #[test]
@@ -390,4 +422,37 @@ fn taking_thousands_of_descriptors_is_not_quadratic() {
     let taken = take(&fds).unwrap();
     assert_eq!(taken.tree.files.len(), 1501);
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn terminals_come_back_with_their_numbers_and_what_waits_in_them() {
+    use rustix::pty::{OpenptFlags, openpt};
+    use torpor_linux::tty::{self, Number};
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    tty::set_locked(&master, false).unwrap();
+    let flags = (OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC).bits() as i32;
+    let slave = tty::open_peer(&master, flags).unwrap();
+    let mut settings = tty::settings(&slave).unwrap();
+    // No flags of input and local ones: raw; output processing stays on.
+    settings[0..4].fill(0);
+    settings[12..16].fill(0);
+    tty::set_settings(&slave, &settings).unwrap();
+    tty::set_size(&slave, [11, 22, 0, 0]).unwrap();
+    let (number, mut typed, mut shown) = (tty::number(&master, Number::Pair).unwrap(), [0; 5], [0; 6]);
+    let mut ends = [File::from(master), File::from(slave)];
+    for _ in 0..2 {
+        ends[0].write_all(b"typed").unwrap();
+        ends[1].write_all(b"shown\n").unwrap();
+        let mut made = round(ends.map(OwnedFd::from).into());
+        ends = [made.remove(0).into(), made.remove(0).into()];
+        assert_eq!(tty::number(&ends[0], Number::Pair).unwrap(), number);
+        assert_eq!(tty::settings(&ends[1]).unwrap(), settings);
+        assert_eq!(tty::size(&ends[1]).unwrap(), [11, 22, 0, 0]);
+        ends[1].read_exact(&mut typed).unwrap();
+        assert_eq!(&typed, b"typed");
+        // The line's end has become two when it was shown, and no more since.
+        ends[0].read_exact(&mut shown).unwrap();
+        assert_eq!(&shown, b"shown\r");
+        ends[0].read_exact(&mut shown[..1]).unwrap();
+    }
 }

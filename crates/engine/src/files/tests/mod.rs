@@ -37,6 +37,7 @@ fn collect_own(fds: &[OwnedFd], image: &std::fs::File) -> Result<(Collected, Vec
         ids: &ids,
         areas: &[],
         view: &crate::view::View::machine(),
+        lock: None,
         look_only: false,
         go_on: &|| true,
     };
@@ -74,6 +75,7 @@ impl Taken {
     fn make(&self) -> Made {
         let mut made = make(&self.tree, &self.image, Given::new(), HERE).unwrap();
         made.finish(&self.tree, |id| id).unwrap();
+        made.reconnect(&self.tree).unwrap();
         made
     }
 

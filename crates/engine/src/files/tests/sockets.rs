@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use torpor_linux::socket;
 
 use super::super::options::fresh;
-use super::{refusal, round};
+use super::{refusal, round, take};
 
 #[test]
 fn listeners_listen_again_with_their_options() {
@@ -137,7 +137,89 @@ fn groups_are_joined_again() {
     assert_eq!(receiver.recv(&mut buffer).unwrap(), 6);
     // Left, it must not be found.
     receiver.leave_multicast_v4(&group, &std::net::Ipv4Addr::LOCALHOST).unwrap();
-    let taken = super::take(&[receiver.into()]).unwrap();
+    let taken = take(&[receiver.into()]).unwrap();
     let torpor_image::tree::FileKind::Inet(socket) = &taken.tree.files[0].kind else { panic!() };
     assert!(socket.options.iter().all(|option| option.name != super::super::multicast::JOIN), "{:?}", socket.options);
+}
+
+/// Two ends of a connection over loopback.
+fn connection(address: &str) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(address).unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (client, listener.accept().unwrap().0)
+}
+
+/// Takes connections, closes them without a word, makes them again.
+fn connected_again(streams: Vec<TcpStream>) -> Vec<TcpStream> {
+    let fds: Vec<OwnedFd> = streams.into_iter().map(OwnedFd::from).collect();
+    let taken = take(&fds).unwrap();
+    super::super::close_silently(fds);
+    taken.descriptors().into_iter().map(TcpStream::from).collect()
+}
+
+#[test]
+fn connections_within_the_tree_go_on() {
+    for address in ["127.0.0.1:0", "[::1]:0"] {
+        let (mut client, mut served) = connection(address);
+        client.write_all(b"unread").unwrap();
+        served.write_all(b"also").unwrap();
+        client.set_nodelay(true).unwrap();
+        let ends = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+        let mut made = connected_again(vec![client, served]);
+        let (mut served, mut client) = (made.pop().unwrap(), made.pop().unwrap());
+        assert_eq!((client.local_addr().unwrap(), client.peer_addr().unwrap()), ends);
+        assert!(client.nodelay().unwrap() && !served.nodelay().unwrap());
+        let mut got = [0; 6];
+        served.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"unread");
+        client.read_exact(&mut got[..4]).unwrap();
+        assert_eq!(&got[..4], b"also");
+        client.write_all(b"more").unwrap();
+        drop(client);
+        let mut rest = Vec::new();
+        served.read_to_end(&mut rest).unwrap();
+        assert_eq!(rest, b"more");
+    }
+}
+
+#[test]
+fn a_connection_that_is_full_loses_nothing() {
+    let (mut client, served) = connection("127.0.0.1:0");
+    client.set_nonblocking(true).unwrap();
+    let data: Vec<u8> = (0..64_u32 << 20).map(|n| (n % 251) as u8).collect();
+    let mut written = 0;
+    // Until neither queue takes more.
+    while let Ok(bytes) = client.write(&data[written..]) {
+        written += bytes;
+    }
+    assert!(written > 100_000 && written < data.len());
+    let mut made = connected_again(vec![client, served]);
+    let (mut served, client) = (made.pop().unwrap(), made.pop().unwrap());
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut got = Vec::new();
+    served.read_to_end(&mut got).unwrap();
+    assert!(got == data[..written], "{} of {written} bytes", got.len());
+}
+
+#[test]
+fn half_closed_connections_stay_half_closed() {
+    let (mut client, mut served) = connection("127.0.0.1:0");
+    client.write_all(b"all").unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    while socket::tcp_state(&client).unwrap().0 != 5 {
+        std::thread::yield_now();
+    }
+    served.write_all(b"answer").unwrap();
+    let mut made = connected_again(vec![client, served]);
+    (served, client) = (made.pop().unwrap(), made.pop().unwrap());
+    assert_eq!(socket::tcp_state(&client).unwrap().0, 5);
+    assert_eq!(socket::tcp_state(&served).unwrap().0, 8);
+    let mut got = Vec::new();
+    served.read_to_end(&mut got).unwrap();
+    assert_eq!(got, b"all");
+    served.write_all(b" more").unwrap();
+    drop(served);
+    let mut got = Vec::new();
+    client.read_to_end(&mut got).unwrap();
+    assert_eq!(got, b"answer more");
 }

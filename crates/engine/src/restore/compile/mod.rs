@@ -22,7 +22,7 @@ mod sharing;
 mod thread;
 
 use torpor_image::checksum;
-use torpor_image::tree::{End, Life, Process, Tree};
+use torpor_image::tree::{End, Life, Process, Shares, Tree};
 use torpor_linux::restorer::CODE_BYTES;
 
 use self::build::{Builder, Steps};
@@ -101,6 +101,9 @@ pub enum CompileError {
     /// Address spaces without a common gap.
     #[error("there is no address that is free in all processes")]
     NoRoom,
+    /// It shares with a process that cannot make it.
+    #[error("process {0} shares descriptors or directories with its parent, which cannot make it in its session")]
+    Sharing(i32),
     /// Descriptors up to the highest number.
     #[error("there are no free descriptor numbers")]
     NoNumbers,
@@ -119,6 +122,12 @@ pub(super) fn plan(tree: &Tree, key: u64) -> Result<Plan, CompileError> {
     check(tree)?;
     let staged = Staged::of(tree).ok_or(CompileError::NoNumbers)?;
     let order = Order::of(tree)?;
+    for (process, maker) in tree.processes.iter().zip(&order.makers) {
+        let shares = process.alive().map(|life| life.shares).unwrap_or_default();
+        if shares != Shares::default() && !matches!(maker, Maker::Parent { .. }) {
+            return Err(CompileError::Sharing(process.pid));
+        }
+    }
     let sharing = Sharing::of(tree, &order);
     let mut reserve = RESERVE;
     loop {
@@ -238,7 +247,7 @@ impl<'t> Compiler<'t> {
             if n == 0 {
                 self.enter(&mut steps);
             }
-            self.birth(n, process, &mut steps);
+            self.birth(n, process, &mut steps)?;
             let (kind, limits) = match &process.end {
                 End::Zombie { status, name } => {
                     self.end(*status, name, &mut steps);
@@ -285,12 +294,24 @@ impl<'t> Compiler<'t> {
     /// Makes a process or a helper, which inherits what is then in memory.
     fn make(&mut self, birth: Birth, steps: &mut Steps) {
         const SIGCHLD: u64 = 17;
+        const CLONE_FS: u64 = 0x200;
+        const CLONE_FILES: u64 = 0x400;
         self.sharing.before(birth.node, self.staged, &mut self.builder, steps);
-        let (id, task) = match birth.node {
-            Node::Process(n) => (self.tree.processes[n].pid, self.processes[n]),
-            Node::Helper(h) => (self.order.helpers[h].pid, self.helpers[h]),
+        let (id, task, shares) = match birth.node {
+            Node::Process(n) => {
+                let process = &self.tree.processes[n];
+                let shares = process.alive().map(|life| life.shares).unwrap_or_default();
+                (process.pid, self.processes[n], shares)
+            }
+            Node::Helper(h) => (self.order.helpers[h].pid, self.helpers[h], Shares::default()),
         };
-        let (flags, signal) = if birth.sibling { (CLONE_PARENT, 0) } else { (0, SIGCHLD) };
+        let (mut flags, signal) = if birth.sibling { (CLONE_PARENT, 0) } else { (0, SIGCHLD) };
+        if shares.descriptors {
+            flags |= CLONE_FILES;
+        }
+        if shares.directories {
+            flags |= CLONE_FS;
+        }
         self.clone(id, flags, signal, task, steps);
     }
 
@@ -327,7 +348,7 @@ impl<'t> Compiler<'t> {
     }
 
     /// Session, children, group.
-    fn birth(&mut self, n: usize, process: &Process, steps: &mut Steps) {
+    fn birth(&mut self, n: usize, process: &Process, steps: &mut Steps) -> Result<(), CompileError> {
         const SIGCHLD: u64 = 17;
         const WALL: u64 = 0x4000_0000;
         if n == 0 {
@@ -339,6 +360,12 @@ impl<'t> Compiler<'t> {
         }
         if process.session == process.pid {
             steps.exact(calls::SETSID, process.pid as u64, &[]);
+        }
+        let terminal = process.alive().and_then(|life| life.terminal);
+        if let Some((slave, _)) = terminal {
+            // Its children inherit it.
+            const TIOCSCTTY: u64 = 0x540e;
+            steps.call(calls::IOCTL, &[self.staged.file(slave).into(), TIOCSCTTY.into(), 0_u64.into()]);
         }
         for birth in &late {
             self.make(*birth, steps);
@@ -354,6 +381,10 @@ impl<'t> Compiler<'t> {
         if group == Group::Own {
             steps.call(calls::SETPGID, &[0_u64.into(), 0_u64.into()]);
         }
+        if let Some(life) = process.alive().filter(|life| life.shares.descriptors) {
+            // Its maker puts their table together, and closes what this one needs now.
+            self.place(n, process, life, steps)?;
+        }
         if self.several() {
             steps.stop(BORN);
         }
@@ -362,6 +393,11 @@ impl<'t> Compiler<'t> {
         }
         if !self.order.helpers.is_empty() {
             steps.stop(JOINED);
+        }
+        if let Some((slave, foreground)) = terminal {
+            const TIOCSPGRP: u64 = 0x5410;
+            let group = self.builder.numbers(&[foreground as u32 as u64]);
+            steps.call(calls::IOCTL, &[self.staged.file(slave).into(), TIOCSPGRP.into(), group]);
         }
         for pid in &own {
             steps.exact(calls::WAIT4, *pid as u64, &[(*pid).into(), 0_u64.into(), WALL.into(), 0_u64.into()]);
@@ -373,6 +409,16 @@ impl<'t> Compiler<'t> {
             let now = self.builder.numbers(&[0, 0]);
             steps.any(calls::RT_SIGTIMEDWAIT, &[set, 0_u64.into(), now, 8_u64.into()]);
         }
+        Ok(())
+    }
+
+    /// Its memory, and where it stands.
+    fn place(&mut self, n: usize, process: &Process, life: &Life, steps: &mut Steps) -> Result<(), CompileError> {
+        let builder = &mut self.builder;
+        let ground = Ground { room: self.room, kernel: &self.kernel, kept: &self.sharing.kept(n, life) };
+        memory::space(self.tree, process.pid, life, self.staged, &ground, builder, steps)?;
+        process::surroundings(life, self.staged, builder, steps);
+        Ok(())
     }
 
     /// A zombie's end: it exits, or stops so that the restorer kills it.
@@ -413,12 +459,14 @@ impl<'t> Compiler<'t> {
         const THREAD: u64 = 0x5_0f00;
         let pid = process.pid;
         let builder = &mut self.builder;
-        let ground = Ground { room: self.room, kernel: &self.kernel, kept: &self.sharing.kept(n, life) };
-        memory::space(self.tree, pid, life, self.staged, &ground, builder, steps)?;
-        process::descriptors(self.tree, life, self.staged, &mut self.claimed, builder, steps);
-        process::surroundings(life, self.staged, builder, steps);
-        process::close_inherited(self.staged, steps);
-        process::locks(self.tree, pid, life, builder, steps);
+        if !life.shares.descriptors {
+            let ground = Ground { room: self.room, kernel: &self.kernel, kept: &self.sharing.kept(n, life) };
+            memory::space(self.tree, pid, life, self.staged, &ground, builder, steps)?;
+            process::descriptors(self.tree, life, self.staged, &mut self.claimed, builder, steps);
+            process::surroundings(life, self.staged, builder, steps);
+            process::close_inherited(self.staged, steps);
+            process::locks(self.tree, pid, life, builder, steps);
+        }
         process::actions(life, builder, steps);
         let common = thread::common_filters(life);
         thread::filters(&life.threads[0].seccomp[..common], builder, steps);
@@ -450,5 +498,6 @@ impl<'t> Compiler<'t> {
         thread::credentials(thread, builder, steps);
         // Who has no parent in the tree has lost it.
         thread::last(process.pid, thread, process.parent != 0, builder, steps);
+        thread::strict(thread, steps);
     }
 }

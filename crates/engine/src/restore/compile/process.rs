@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use torpor_image::tree::{FileKind, Life, LockKind, Process, Tree};
+use torpor_image::tree::{FileKind, Life, LockKind, OpenFile, Process, Tree};
 
 use super::super::calls;
 use super::super::staged::{Access, Staged};
@@ -69,19 +69,14 @@ pub(super) fn descriptors(
     for found in &life.descriptors {
         let flags = Argument::Value(if found.close_on_exec { O_CLOEXEC } else { 0 });
         let file = &tree.files[found.file as usize];
-        let from = match file.kind {
-            FileKind::Process { pid } => match processes.get(&found.file) {
+        let from = match &file.kind {
+            kind @ (FileKind::Process { .. } | FileKind::OfProcess { .. }) => match processes.get(&found.file) {
                 Some(first) => *first,
                 None => {
                     // A new number: ours is put there by dup3 afterwards.
                     let place = staged.file(found.file);
-                    const PIDFD_NONBLOCK: u32 = 0o4000;
                     let lowest = lowest_free(life, found.fd);
-                    steps.exact(
-                        calls::PIDFD_OPEN,
-                        lowest as u64,
-                        &[pid.into(), u64::from(file.flags & PIDFD_NONBLOCK).into()],
-                    );
+                    open(kind, file, lowest, builder, steps);
                     steps.exact(calls::DUP3, place as u64, &[lowest.into(), place.into(), 0_u64.into()]);
                     steps.call(calls::CLOSE_RANGE, &[lowest.into(), lowest.into(), 0_u64.into()]);
                     processes.insert(found.file, place);
@@ -98,6 +93,29 @@ pub(super) fn descriptors(
         }
     }
     notified(tree, life, claimed, steps);
+}
+
+/// Opens what only the process itself can, now that all processes are there; the kernel gives it the number `fd`.
+fn open(kind: &FileKind, file: &OpenFile, fd: i32, builder: &mut Builder, steps: &mut Steps) {
+    const PIDFD_NONBLOCK: u32 = 0o4000;
+    const AT_FDCWD: i32 = -100;
+    const O_ASYNC: u32 = 0o20_000;
+    match kind {
+        FileKind::Process { pid } => {
+            let flags = u64::from(file.flags & PIDFD_NONBLOCK);
+            steps.exact(calls::PIDFD_OPEN, fd as u64, &[(*pid).into(), flags.into()]);
+        }
+        FileKind::OfProcess { path } => {
+            let path = builder.bytes(&[path, &b"\0"[..]].concat());
+            let flags = u64::from(file.flags & !O_ASYNC);
+            steps.exact(calls::OPENAT, fd as u64, &[AT_FDCWD.into(), path, flags.into(), 0_u64.into()]);
+            if file.position != 0 {
+                // What it holds is made up anew, and may be shorter by now.
+                steps.any(calls::LSEEK, &[fd.into(), file.position.into(), 0_u64.into()]);
+            }
+        }
+        _ => {}
+    }
 }
 
 /// `O_ASYNC`, by the number that signals are to name. Nobody is told before the owner is set.
@@ -147,8 +165,11 @@ pub(super) fn close_inherited(staged: &Staged<'_>, steps: &mut Steps) {
 
 /// Directories, mask, personality, memory attributes.
 pub(super) fn surroundings(life: &Life, staged: &Staged<'_>, builder: &mut Builder, steps: &mut Steps) {
-    const PR_SET_CHILD_SUBREAPER: u64 = 36;
-    const PR_SET_THP_DISABLE: u64 = 41;
+    if life.shares.directories {
+        // They are its parent's to set.
+        attributes(life, steps);
+        return;
+    }
     if let Some(root) = &life.root {
         let here = builder.bytes(b".\0");
         steps.call(calls::FCHDIR, &[staged.path(root, Access::Place).into()]);
@@ -156,6 +177,13 @@ pub(super) fn surroundings(life: &Life, staged: &Staged<'_>, builder: &mut Build
     }
     steps.call(calls::FCHDIR, &[staged.path(&life.cwd, Access::Place).into()]);
     steps.any(calls::UMASK, &[u64::from(life.umask).into()]);
+    attributes(life, steps);
+}
+
+/// Personality, memory attributes.
+fn attributes(life: &Life, steps: &mut Steps) {
+    const PR_SET_CHILD_SUBREAPER: u64 = 36;
+    const PR_SET_THP_DISABLE: u64 = 41;
     steps.able(calls::PERSONALITY, &[u64::from(life.personality).into()]);
     if life.subreaper {
         steps.call(calls::PRCTL, &[PR_SET_CHILD_SUBREAPER.into(), 1_u64.into()]);

@@ -137,6 +137,15 @@ pub(super) fn credentials(thread: &Thread, builder: &mut Builder, steps: &mut St
     steps.call(calls::CAPSET, &[header, sets]);
 }
 
+/// Strict seccomp, after which nothing is allowed; it does not apply as long as the thread is traced.
+pub(super) fn strict(thread: &Thread, steps: &mut Steps) {
+    const PR_SET_SECCOMP: u64 = 22;
+    const SECCOMP_MODE_STRICT: u64 = 1;
+    if thread.strict {
+        steps.call(calls::PRCTL, &[PR_SET_SECCOMP.into(), SECCOMP_MODE_STRICT.into()]);
+    }
+}
+
 /// What must come after the credentials, and the signals that wait for this thread.
 pub(super) fn last(pid: i32, thread: &Thread, death_signal: bool, builder: &mut Builder, steps: &mut Steps) {
     const PR_SET_PDEATHSIG: u64 = 1;

@@ -260,7 +260,7 @@ fn life(threads: Vec<Thread>) -> Life {
         personality: 0x4_0000,
         stopped_by: Some(19),
         terminal: Some((24, 40)),
-        shares: Shares { descriptors: true, directories: false },
+        shares: Shares::default(),
         switches: Switches {
             coredump_filter: 0x33,
             deny_write_execute: 1,
@@ -275,7 +275,8 @@ fn life(threads: Vec<Thread>) -> Life {
 pub(crate) fn tree() -> Tree {
     let threads = vec![thread(40, WaitPlace::Timespec(0x50_0400)), thread(42, WaitPlace::Milliseconds(12))];
     let process = |pid, parent, end| Process { pid, parent, group: 40, session: 40, end };
-    let child = life(vec![thread(41, WaitPlace::Timeval(0x50_0500))]);
+    let mut child = life(vec![thread(41, WaitPlace::Timeval(0x50_0500))]);
+    child.shares = Shares { descriptors: true, directories: true };
     Tree {
         machine: Machine {
             kernel: "6.18.0-golden".to_owned(),

@@ -182,6 +182,12 @@ fn proc_file(request: &Request<'_>, item: &Item, process: i32, rest: &[u8]) -> D
     if later {
         return refused("belongs to what is not there when it would be opened", "close it before the checkpoint");
     }
+    // While an app's processes are built, its own files are the machine's: only those that all may read can be opened.
+    const READ_BY_ALL: u32 = 0o004;
+    let for_all = item.stat.st_mode & READ_BY_ALL != 0 && item.info.flags & OFlags::RWMODE.bits() == 0;
+    if request.view.keeps_files() && !for_all {
+        return refused("may only be opened by its process", "close it before the checkpoint");
+    }
     Ok(FileKind::OfProcess { path: item.link.clone() })
 }
 

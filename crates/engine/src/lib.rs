@@ -48,7 +48,7 @@ pub use plan::Memories;
 pub use probe::probe;
 pub use recover::{RecoverError, Recovered, recover};
 pub use restore::{CompileError, Restore, RestoreError, RestoreFaults, RestoreStep, Restored, compile, restore};
-pub use revive::{Revive, ReviveError, Revived, revive, woken};
+pub use revive::{Parked, Revive, ReviveError, Revived, revive, woken};
 pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep, obstacles};
 pub use step::{Fault, Faults, Named, NoFaults, Step, Timings};
 pub use stored::{Reopened, Stored, StoredError};

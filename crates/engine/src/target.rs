@@ -1,7 +1,7 @@
 //! What the engine needs of whoever runs the app: a way to freeze it, and a journal.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use torpor_image::tree::FileId;
@@ -10,6 +10,10 @@ use torpor_image::tree::FileId;
 pub trait Freezer: Send + Sync {
     /// Freezes; returns once every process is frozen. A frozen app stays as it is.
     fn freeze(&self) -> io::Result<()>;
+    /// Asks for it and does not wait: whoever stands still now runs no instruction of its own before it is thawed.
+    fn begin_freezing(&self) -> io::Result<()> {
+        self.freeze()
+    }
     /// Thaws.
     fn thaw(&self) -> io::Result<()>;
     /// Freezing was asked for and not taken back.
@@ -19,9 +23,9 @@ pub trait Freezer: Send + Sync {
     /// Ends every process of the app, while what they lived in stays: marks it first, so that the end of the initial process
     /// is not taken for the app's. Returns when no process is left. May be called again.
     fn end_processes(&self) -> io::Result<()>;
-    /// Takes back the mark of [`Freezer::end_processes`]: the processes have been built again. Called before they are
-    /// thawed.
-    fn processes_are_back(&self) -> io::Result<()>;
+    /// Takes back the mark of [`Freezer::end_processes`]: the processes have been built again, the initial one with this id
+    /// and process descriptor. Called before they are thawed.
+    fn processes_are_back(&self, initial: i32, process: OwnedFd) -> io::Result<()>;
 }
 
 /// How far an app is, for whoever comes after a crash. Written before the step that it announces.

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use torpor_linux::restorer::{
-    CODE_BYTES, EXACT, Entered, Inside, Launch, LaunchError, STOP, Step, enter, enter_for_children, interpreter, seed,
+    CODE_BYTES, EXACT, Entered, Inside, Launch, LaunchError, Newborn, STOP, Step, enter, enter_for_children, interpreter, seed,
 };
 
 const BLOB: u64 = 0x20_0000_0000;
 const DATA: u64 = BLOB + CODE_BYTES as u64;
 const FIRST: i32 = 700;
 const ROOT: i32 = 77;
+const INHERITED: usize = 600;
 
 /// Waits for something that takes a moment.
 fn soon(what: &str, mut is: impl FnMut() -> bool) {
@@ -132,18 +133,17 @@ fn entered(init: i32, v2: &Path, v1: Option<&Path>, pid: i32) -> Result<Entered,
     let v2 = File::open(v2).unwrap();
     let tasks = v1.map(|path| File::options().write(true).open(path.join("tasks")).unwrap());
     let tasks: Vec<_> = tasks.iter().map(AsFd::as_fd).collect();
-    let (blob, seed) = files();
     enter_for_children(init.as_fd()).unwrap();
-    let launch = Launch { pid, seed: seed.as_fd(), inherit: &[blob.as_fd()], first: FIRST };
-    enter(
-        &launch,
-        &Inside {
-            init: init.as_fd(),
-            cgroup: v2.as_fd(),
-            tasks: &tasks,
-            spare: 900 + (std::process::id() % 9000) as i32,
-        },
-    )
+    let spare = 900 + (std::process::id() % 9000) as i32;
+    enter(&Inside { init: init.as_fd(), cgroup: v2.as_fd(), tasks: &tasks, pid, spare })
+}
+
+/// With so many descriptors to inherit.
+fn execute(entered: &mut Entered, inherited: usize) -> Newborn {
+    let (blob, seed) = files();
+    let inherit = vec![blob.as_fd(); inherited];
+    let launch = Launch { pid: ROOT, seed: seed.as_fd(), inherit: &inherit, first: FIRST };
+    entered.execute(&launch, true).unwrap()
 }
 
 #[test]
@@ -156,10 +156,11 @@ fn the_seed_is_a_child_of_the_namespaces_init() {
             let host = entered.pid();
             assert_eq!(groups.processes().trim(), host.to_string());
             let taken = self::entered(namespaces.init, &groups.v2, None, ROOT).unwrap_err();
-            assert_eq!((taken.step, taken.error.kind()), ("clone3", std::io::ErrorKind::AlreadyExists));
-            let newborn = entered.execute(true).unwrap();
+            assert_eq!((taken.step, taken.error.kind()), ("clone3", io::ErrorKind::AlreadyExists));
+            // More than go with one message.
+            let newborn = execute(&mut entered, INHERITED);
             let stop = newborn.stopped().unwrap();
-            entered.executed();
+            entered.executed().unwrap();
             eprintln!("{:?}", begun.elapsed());
             assert!(!stop.failed, "{stop:?}");
             let status = fs::read_to_string(format!("/proc/{host}/status")).unwrap();
@@ -174,9 +175,10 @@ fn the_seed_is_a_child_of_the_namespaces_init() {
             let own = groups.v2.file_name().unwrap().to_str().unwrap();
             let wanted = 1 + usize::from(groups.v1.is_some());
             assert_eq!(cgroups.lines().filter(|line| line.ends_with(own)).count(), wanted, "{cgroups}");
-            let open: Vec<_> =
-                fs::read_dir(format!("/proc/{host}/fd")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-            assert_eq!(open, ["700"]);
+            let number = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().to_str().unwrap().parse().unwrap();
+            let mut open: Vec<usize> = fs::read_dir(format!("/proc/{host}/fd")).unwrap().map(number).collect();
+            open.sort_unstable();
+            assert_eq!(open, (FIRST as usize..).take(INHERITED).collect::<Vec<_>>());
             host
         };
         scope.spawn(work).join()
@@ -185,6 +187,45 @@ fn the_seed_is_a_child_of_the_namespaces_init() {
     // The tracing thread has ended.
     soon("the seed outlives its tracer", || !Path::new(&format!("/proc/{host}")).exists());
     assert_eq!(groups.processes(), "");
+}
+
+#[test]
+fn a_killed_group_of_ours_is_no_obstacle() {
+    let (namespaces, ours, theirs) = (Namespaces::new(), Groups::new("killed-ours"), Groups::new("killed-theirs"));
+    for _ in 0..3 {
+        fs::write(ours.v2.join("cgroup.kill"), "1").unwrap();
+    }
+    // Whoever enters is in that group: so a process of its own does.
+    let mut helper = Command::new(std::env::current_exe().unwrap());
+    helper.args(["--exact", "helper_in_a_killed_group", "--nocapture"]);
+    let words = format!("{} {} {}", namespaces.init, theirs.v2.display(), ours.v2.display());
+    let output = helper.env("TORPOR_TEST_KILLED", words).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// Not a test of its own: enters from a group that was killed before, twice; it takes no migration the second time.
+#[test]
+fn helper_in_a_killed_group() {
+    let Ok(words) = std::env::var("TORPOR_TEST_KILLED") else { return };
+    let words: Vec<&str> = words.split(' ').collect();
+    fs::write(Path::new(words[2]).join("cgroup.procs"), "0").unwrap();
+    let theirs = Path::new(words[1]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..2 {
+                let begun = Instant::now();
+                let entered = entered(words[0].parse().unwrap(), theirs, None, ROOT).unwrap();
+                eprintln!("{:?}", begun.elapsed());
+                assert_eq!(fs::read_to_string(theirs.join("cgroup.procs")).unwrap().trim(), entered.pid().to_string());
+                drop(entered);
+                soon("its id is still taken", || {
+                    let path = format!("/proc/{0}/task/{0}/children", words[0]);
+                    fs::read_to_string(path).unwrap().is_empty()
+                });
+            }
+        });
+    });
+    fs::write(Path::new(words[2]).parent().unwrap().join("cgroup.procs"), "0").unwrap();
 }
 
 #[test]
@@ -214,7 +255,7 @@ fn helper_killed_at_a_point() {
     if words[2] == "entered" {
         end();
     }
-    let newborn = entered.execute(false).unwrap();
+    let newborn = execute(&mut entered, 1);
     if words[2] == "executed" {
         end();
     }

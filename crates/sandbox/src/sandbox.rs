@@ -273,7 +273,18 @@ impl Sandbox {
     /// # Errors
     /// When the status file or the group cannot be used.
     pub fn processes_are_back(&self) -> Result<(), SandboxError> {
-        let found = find_initial(&self.record, self.depth, &self.cgroup)?;
+        self.are_back(find_initial(&self.record, self.depth, &self.cgroup)?)
+    }
+
+    /// The same where whoever has made the initial process knows it: by its pid and process descriptor.
+    ///
+    /// # Errors
+    /// When the status file cannot be used.
+    pub fn initial_is_back(&self, pid: i32, pidfd: OwnedFd) -> Result<(), SandboxError> {
+        self.are_back(Some(Initial { pid, pidfd }))
+    }
+
+    fn are_back(&self, found: Option<Initial>) -> Result<(), SandboxError> {
         status::mark(&self.record.run_dir, false)?;
         // Only now: had it ended a moment before, init would have thought nothing of it.
         let alive = match &found {

@@ -46,7 +46,7 @@ pub use step::{RestoreFaults, RestoreStep};
 
 pub(crate) use self::limits::lower_limits;
 pub(crate) use self::load::{Loaded, load, plan_again};
-use self::open::Opened;
+use self::open::{Opened, Starters};
 use self::run::Building;
 use self::staged::Staged;
 use crate::files::{self, Around, ConnectionLock, Given, Root};
@@ -121,7 +121,8 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     lock.map_or(Ok(()), |lock| lock.hold(&outside)).map_err(RestoreError::Lock)?;
     let given = given(&tree, request.standard);
     let made = files::make(&tree, &file, given, around)?;
-    let mut opened = Opened::new(&tree, &staged, &plan, made, paths, &file, None)?;
+    let opened = Opened::new(&tree, Starters::new(&staged, &plan)?, made, paths, &file, None)?;
+    let mut opened = opened.out_of_the_way(&staged)?;
     reached(RestoreStep::Opened)?;
 
     let mut building = Building::launch(&tree, &plan, &opened)?;

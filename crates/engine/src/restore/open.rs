@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, OFlags, fstat, ftruncate, memfd_create};
-use torpor_image::tree::{PathState, Tree};
+use torpor_image::tree::{Namespaces, PathState, Tree};
 use torpor_linux::restorer::{CODE_BYTES, SPARE_NUMBERS, interpreter, seed};
 
 use super::RestoreError;
@@ -76,18 +76,15 @@ fn memory(name: &str, parts: &[&[u8]], run: bool) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-impl Opened {
-    /// Makes the blob and the seed and puts everything together.
-    pub(crate) fn new(
-        tree: &Tree,
-        staged: &Staged<'_>,
-        plan: &Plan,
-        made: Made,
-        paths: Vec<OwnedFd>,
-        image: &File,
-        home: Option<BorrowedFd<'_>>,
-    ) -> Result<Self, RestoreError> {
-        debug_assert_eq!((made.files.len(), made.memories.len()), (tree.files.len(), tree.memories.len()));
+/// The memory files that the seed begins with.
+pub(crate) struct Starters {
+    blob: OwnedFd,
+    seed: OwnedFd,
+}
+
+impl Starters {
+    /// Makes them; the plan is in the blob as it is now.
+    pub(crate) fn new(staged: &Staged<'_>, plan: &Plan) -> Result<Self, RestoreError> {
         let mut code = [0; CODE_BYTES];
         code[..interpreter().len()].copy_from_slice(interpreter());
         let blob = memory("torpor-restore", &[&code, &plan.data], false);
@@ -96,25 +93,38 @@ impl Opened {
         let first = plan.tasks.first().map_or(0, |task| task.first);
         let bytes = seed(plan.address, staged.blob(), plan.data.len() as u64, first);
         let seed = memory("torpor-seed", &[&bytes], true);
+        Ok(Self { blob, seed: seed.map_err(|error| RestoreError::Own("making the seed", error))? })
+    }
+}
+
+impl Opened {
+    /// Puts everything together.
+    pub(crate) fn new(
+        tree: &Tree,
+        starters: Starters,
+        made: Made,
+        paths: Vec<OwnedFd>,
+        image: &File,
+        home: Option<BorrowedFd<'_>>,
+    ) -> Result<Self, RestoreError> {
+        debug_assert_eq!((made.files.len(), made.memories.len()), (tree.files.len(), tree.memories.len()));
         let own = |error| RestoreError::Own("duplicating a descriptor", error);
         let image = image.try_clone().map_err(own)?;
-        let home = home.filter(|_| staged.home().is_some()).map(|home| home.try_clone_to_owned()).transpose();
-        let mut opened = Self {
-            made,
-            paths,
-            home: home.map_err(own)?,
-            image: image.into(),
-            blob,
-            seed: seed.map_err(|error| RestoreError::Own("making the seed", error))?,
-        };
+        let enters = tree.namespaces != Namespaces::default();
+        let home = home.filter(|_| enters).map(|home| home.try_clone_to_owned()).transpose().map_err(own)?;
+        Ok(Self { made, paths, home, image: image.into(), blob: starters.blob, seed: starters.seed })
+    }
+
+    /// For a child that is forked with our descriptors: none of these has a number that it will use itself.
+    pub(crate) fn out_of_the_way(mut self, staged: &Staged<'_>) -> Result<Self, RestoreError> {
         let taken = staged.first..staged.first + staged.count() as i32 + SPARE_NUMBERS;
-        for fd in opened.own() {
+        for fd in self.own() {
             if taken.contains(&fd.as_raw_fd()) {
                 let moved = rustix::io::fcntl_dupfd_cloexec(&*fd, taken.end);
                 *fd = moved.map_err(|error| RestoreError::Own("moving a descriptor", error.into()))?;
             }
         }
-        Ok(opened)
+        Ok(self)
     }
 
     fn own(&mut self) -> impl Iterator<Item = &mut OwnedFd> {

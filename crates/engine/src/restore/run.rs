@@ -3,14 +3,13 @@
 //! Waits are for one thread after the other, makers before what they make: nobody's way to its next stop depends on a
 //! later one, so the order costs nothing, and everything that can run does.
 
-use std::collections::HashSet;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, test_kill_process};
 use torpor_image::tree::{End, Process, Tree};
-use torpor_linux::restorer::{self, Births, Entered, Launch, Newborn, adopt, destroy, destroy_all, launch};
+use torpor_linux::restorer::{self, Births, Entered, Launch, LaunchError, Newborn, adopt, destroy, destroy_all, launch};
 
 use super::calls;
 use super::compile::{BORN, DONE, JOINED};
@@ -39,18 +38,32 @@ pub(crate) struct Building<'a> {
     births: Option<Births>,
     /// What the first process uses of ours until it has stopped for the first time.
     entered: Option<Entered>,
+    /// The first process's descriptor, from then on.
+    pub(crate) first: Option<OwnedFd>,
     /// The tree is let go, and not ours to kill any more.
     pub(crate) released: bool,
 }
 
-/// Where a tree in an app's home begins.
-pub(crate) struct Inside<'a> {
-    /// The home's init.
-    pub(crate) init: BorrowedFd<'a>,
-    /// Directory of its cgroup v2.
-    pub(crate) cgroup: BorrowedFd<'a>,
-    /// Files `tasks` of its cgroups v1.
-    pub(crate) tasks: &'a [BorrowedFd<'a>],
+/// Makes what will be the first process of a tree, with the id `pid` inside. The calling thread's children are made in the
+/// home's pid namespace.
+pub(crate) fn enter(
+    init: BorrowedFd<'_>,
+    cgroup: BorrowedFd<'_>,
+    tasks: &[BorrowedFd<'_>],
+    pid: i32,
+) -> Result<Entered, LaunchError> {
+    let mut spares = (INIT + 1..).filter(|id| *id != pid);
+    let begun = Instant::now();
+    loop {
+        let spare = spares.next().unwrap_or(i32::MAX);
+        match restorer::enter(&restorer::Inside { init, cgroup, tasks, pid, spare }) {
+            // What was there before may still be ending: whoever has to has not asked for it yet.
+            Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists && begun.elapsed() < ENDING => {
+                std::thread::yield_now();
+            }
+            other => return other,
+        }
+    }
 }
 
 pub(crate) fn name(process: &Process) -> String {
@@ -83,34 +96,20 @@ impl<'a> Building<'a> {
         Ok(building)
     }
 
-    /// Starts the first process in an app's home. The calling thread's children are made in the home's pid namespace, and it
-    /// has no other children or tracees.
-    pub(crate) fn launch_inside(
+    /// Lets the first process, which has entered the app's home, begin. The calling thread has no children and no other
+    /// tracees.
+    pub(crate) fn begin_inside(
         tree: &'a Tree,
         plan: &'a Plan,
         opened: &Opened,
-        inside: &Inside<'_>,
+        mut entered: Entered,
     ) -> Result<Self, RestoreError> {
-        let Inside { init, cgroup, tasks } = *inside;
         let inherit = opened.inherited();
         let request =
             Launch { pid: plan.tasks[0].tid, seed: opened.seed.as_fd(), inherit: &inherit, first: plan.first_fd };
-        let used: HashSet<i32> = plan.tasks.iter().map(|task| task.tid).collect();
-        let mut spares = (INIT + 1..).filter(|id| !used.contains(id));
-        let begun = Instant::now();
-        let mut entered = loop {
-            let spare = spares.next().unwrap_or(i32::MAX);
-            match restorer::enter(&request, &restorer::Inside { init, cgroup, tasks, spare }) {
-                // What was there before may still be ending: whoever has to has not asked for it yet.
-                Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists && begun.elapsed() < ENDING => {
-                    std::thread::yield_now();
-                }
-                other => break other?,
-            }
-        };
         let mut building = Self::begin(tree, plan);
         building.ids[0] = entered.pid();
-        let first = entered.execute(building.filters())?;
+        let first = entered.execute(&request, building.filters())?;
         building.births = Some(Births::of(&first));
         building.newborns[0] = Some(first);
         building.entered = Some(entered);
@@ -120,7 +119,7 @@ impl<'a> Building<'a> {
     fn begin(tree: &'a Tree, plan: &'a Plan) -> Self {
         let mut newborns = Vec::new();
         newborns.resize_with(plan.tasks.len(), || None);
-        Self { tree, plan, newborns, ids: vec![0; plan.tasks.len()], births: None, entered: None, released: false }
+        Self { tree, plan, newborns, ids: vec![0; plan.tasks.len()], births: None, entered: None, first: None, released: false }
     }
 
     /// Some thread has seccomp filters.
@@ -196,7 +195,10 @@ impl<'a> Building<'a> {
                     }
                 }
                 Err(_) => self.entered = Some(entered),
-                Ok(_) => entered.executed(),
+                Ok(_) => {
+                    let first = entered.executed();
+                    self.first = Some(first.map_err(|error| RestoreError::Own("duplicating a descriptor", error))?);
+                }
             }
         }
         let stop = stop.map_err(self.halt(task))?;

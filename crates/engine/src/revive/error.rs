@@ -14,6 +14,9 @@ pub enum ReviveError {
     /// Its home could not be entered.
     #[error("{0}")]
     Home(&'static str, #[source] io::Error),
+    /// What is parked could not be had.
+    #[error("fetching its parked files")]
+    Parked(#[source] io::Error),
     /// They could not be frozen.
     #[error("freezing its processes")]
     Freeze(#[source] io::Error),

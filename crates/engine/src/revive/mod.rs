@@ -1,8 +1,9 @@
 //! From warm to running: the app's processes are built again in its home.
 //!
 //! ```text
-//! warm ─▶ read ▶ checked ▶ opened ▶ launched ▶ born ▶ verified ▶ built ▶ frozen ▶ finished ▶ released ▶ awake ─▶ running
-//!         └────────────────────── the journal says Warm: any error or our death leaves it warm ────────┘ journal: Awake
+//! warm ─┬▶ read ▶ checked ─┬▶ opened ▶ launched ▶ born ▶ verified ▶ built ▶ frozen ▶ finished ▶ released ▶ awake ─▶ running
+//!       └▶ home entered ───┘
+//!       └────────────── the journal says Warm: any error or our death leaves it warm ─────────────────┘ journal: Awake
 //! ```
 //! As a restore ([`crate::restore()`]), but for where it happens. The first process is started in the home's namespaces and
 //! cgroups, as a child of its init; ids and paths are those inside, and the tracer knows processes by the machine's ids. Parked
@@ -13,40 +14,46 @@
 //! before the journal says that they do. So whatever fails before that, all that was built is ended, and image and parked
 //! files, of which the processes have duplicates only, are as they were.
 //!
-//! Everything is done by a thread of its own, which enters namespaces and can do nothing else afterwards.
+//! Two threads of its own do it, which enter namespaces and can do nothing else afterwards. One makes the first process, which
+//! waits in the home for what it is to become; it takes the kernel some time and needs nothing of the image. Meanwhile the
+//! other one reads and checks that ([`prepare`]), opens everything, and in the end builds.
 
 mod adapt;
 mod error;
 mod owners;
+mod prepare;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
-use torpor_image::FormatError;
-use torpor_image::tree::{FileId, FileKind, Machine, SharedMemoryKind, Tree};
+use torpor_image::tree::{FileId, FileKind, SharedMemoryKind, Tree};
 use torpor_linux::registers::Registers;
-use torpor_linux::restorer::enter_for_children;
+use torpor_linux::restorer::{Entered, enter_for_children};
 
 pub use self::error::ReviveError;
+use self::prepare::{Prepared, prepare};
 use crate::files::{self, Around, Given, Root};
 use crate::home::Home;
 use crate::plan::Memories;
-use crate::restore::open::{self, Opened};
+use crate::restore::open::Opened;
 use crate::restore::plan::Kind;
-use crate::restore::run::{Building, Inside, wait_for_ids};
-use crate::restore::staged::Staged;
-use crate::restore::{CompileError, Loaded, RestoreError, RestoreStep, check, finish, load, lower_limits};
+use crate::restore::run::{self, Building, wait_for_ids};
+use crate::restore::{RestoreError, RestoreStep, check, finish};
 use crate::sleep::Target;
 use crate::step::Timings;
 use crate::target::Phase;
 use crate::wait::restart::Carried;
 use crate::wait::since::now;
+
+/// An app's parked files, by their place in the image's list of files.
+pub type Parked = BTreeMap<FileId, OwnedFd>;
 
 /// How an app is to be woken.
 pub struct Revive<'a> {
@@ -56,8 +63,8 @@ pub struct Revive<'a> {
     pub image: &'a Path,
     /// Generation of the image.
     pub generation: u64,
-    /// Its parked files, by their place in the image's list of files.
-    pub given: BTreeMap<FileId, OwnedFd>,
+    /// Fetches its parked files.
+    pub given: Box<dyn FnOnce() -> io::Result<Parked> + Send + 'a>,
 }
 
 /// An app that runs again.
@@ -74,15 +81,40 @@ pub struct Revived {
 /// Wakes a warm app. After an error it is warm as before, unless [`ReviveError::is_awake`].
 pub fn revive(target: &Target<'_>, request: Revive<'_>) -> (Result<Revived, ReviveError>, Timings<RestoreStep>) {
     let mut timings = Timings::begin();
+    let (home, image) = (request.home, request.image);
     let result = std::thread::scope(|scope| {
-        let done = scope.spawn(|| Reviving { target, timings: &mut timings }.run(request)).join();
-        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        let entering = scope.spawn(|| enter(target, home));
+        let mut reviving = Reviving { target, home, image, timings: &mut timings };
+        let building = scope.spawn(move || reviving.run(request, entering));
+        building.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     (result, timings)
 }
 
+/// Makes the first process, which waits in the home.
+fn enter(target: &Target<'_>, home: &Home) -> Result<Entered, ReviveError> {
+    let wrong = |what| move |error| ReviveError::Home(what, error);
+    // After a crash it may be frozen still, and so would be whoever enters.
+    if target.freezer.is_freezing().map_err(ReviveError::Freeze)? {
+        target.freezer.thaw().map_err(ReviveError::Freeze)?;
+    }
+    let cgroup = directory(&home.cgroup).map_err(wrong("opening its cgroup"))?;
+    let open = |path| File::options().write(true).open(path);
+    let tasks = home.tasks.iter().map(open).collect::<io::Result<Vec<File>>>();
+    let tasks = tasks.map_err(wrong("opening its cgroups"))?;
+    let tasks: Vec<BorrowedFd<'_>> = tasks.iter().map(AsFd::as_fd).collect();
+    enter_for_children(home.init.as_fd()).map_err(wrong("entering its pid namespace"))?;
+    let entered = run::enter(home.init.as_fd(), cgroup.as_fd(), &tasks, home.initial);
+    Ok(entered.map_err(RestoreError::from)?)
+}
+
+/// The thread that enters. What it has made ends with its handle, if nobody takes it.
+type Entering<'scope> = ScopedJoinHandle<'scope, Result<Entered, ReviveError>>;
+
 struct Reviving<'a> {
     target: &'a Target<'a>,
+    home: &'a Home,
+    image: &'a Path,
     timings: &'a mut Timings<RestoreStep>,
 }
 
@@ -92,66 +124,36 @@ impl Reviving<'_> {
         Ok(self.target.faults.rebuilt(step)?)
     }
 
-    fn run(&mut self, request: Revive<'_>) -> Result<Revived, ReviveError> {
-        let Revive { home, image, generation, given } = request;
-        let loaded = load(image)?;
-        let (about, wanted) = (&loaded.header, (self.target.app, generation));
-        if (about.app, about.generation) != wanted {
-            let error = FormatError::Invalid("it belongs to another app or sleep");
-            return Err(RestoreError::Format(image.to_owned(), error).into());
-        }
-        self.reached(RestoreStep::Read)?;
-        self.build(home, image, given, loaded)
+    fn run(&mut self, request: Revive<'_>, entering: Entering<'_>) -> Result<Revived, ReviveError> {
+        let prepared = prepare(self, request)?;
+        self.build(prepared, entering)
     }
 
-    fn build(&mut self, home: &Home, image: &Path, given: Given, loaded: Loaded) -> Result<Revived, ReviveError> {
-        let Loaded { file, header, mut tree, mut plan } = loaded;
-        owners::to_the_machines(&mut tree, home, &given)
-            .map_err(|error| ReviveError::Home("reading its user namespace", error))?;
-        if tree.namespaces.time != home.time_namespace {
-            // Its home was made anew after a reboot, with clocks that go on.
-            tree.namespaces.time = home.time_namespace;
-            plan = crate::restore::plan_again(&tree, &header).map_err(RestoreError::from)?;
-        }
-        let tree = tree;
-        let root = directory(Path::new(&format!("/proc/{}/root", home.init_pid)))
-            .map_err(|error| ReviveError::Home("opening its root directory", error))?;
-        let younger = is_younger(home.init_pid, &tree.machine)
-            .map_err(|error| ReviveError::Home("looking at its init", error))?;
-        // A home that was made since is as one after a reboot: numbers of devices and of kernel objects are others.
-        let same_boot = header.boot == self.target.boot && !younger;
+    fn build(&mut self, prepared: Prepared, entering: Entering<'_>) -> Result<Revived, ReviveError> {
+        let home = self.home;
+        let Prepared { file, tree, plan, starters, root, paths, given, passed, same_boot, mut warnings } = prepared;
         let around = Around { root: Root::At(root.as_fd()), same_boot };
-        let staged = Staged::of(&tree).ok_or(CompileError::NoNumbers).map_err(RestoreError::from)?;
-        let paths = self.check(home, &tree, &header.needs, &staged, around)?;
-        let mut warnings = Vec::new();
-        let mut given = given;
-        for (id, name) in missing(&tree, &given) {
-            given.insert(id, dead_end().map_err(|error| ReviveError::Home("making an end without another", error))?);
-            warnings.push(format!("{name} is not there any more: the program finds it closed"));
-        }
-        lower_limits(&tree, &mut plan, &mut warnings);
-        let passed = adapt::passed(&tree.machine, same_boot);
-        adapt::to_kept_files(&mut plan, &tree, &staged, &given);
-        adapt::to_the_time(&mut plan, &tree, passed, same_boot);
-        self.reached(RestoreStep::Checked)?;
-
         if makes_in_namespaces(&tree, &given) {
             let kinds = ThreadNameSpaceType::NETWORK | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
             let entered = move_into_thread_name_spaces(home.init.as_fd(), kinds);
             entered.map_err(|error| ReviveError::Home("entering its network and IPC namespaces", error.into()))?;
         }
-        let made = owners::as_root_inside(home, || files::make(&tree, &file, given, around))
+        let makes = !tree.memories.is_empty() || given.len() < tree.files.len();
+        let make = || files::make(&tree, &file, given, around);
+        let made = if makes { owners::as_root_inside(home, make) } else { Ok(make()) };
+        let made = made
             .map_err(|error| ReviveError::Home("taking its owner's place", error))?
             .map_err(RestoreError::from)?;
-        let mut opened = Opened::new(&tree, &staged, &plan, made, paths, &file, Some(home.init.as_fd()))?;
+        let mut opened = Opened::new(&tree, starters, made, paths, &file, Some(home.init.as_fd()))?;
         self.reached(RestoreStep::Opened)?;
 
-        let mut building = self.launch(home, &tree, &plan, &opened)?;
+        let entered = entering.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let mut building = Building::begin_inside(&tree, &plan, &opened, entered)?;
         self.reached(RestoreStep::Launched)?;
         building.born()?;
         self.reached(RestoreStep::Born)?;
         finish::attributes(&building, &mut warnings)?;
-        check::pages(image, &file, &tree)?;
+        check::pages(self.image, &file, &tree)?;
         self.reached(RestoreStep::Verified)?;
         building.built()?;
         self.reached(RestoreStep::Built)?;
@@ -161,7 +163,7 @@ impl Reviving<'_> {
         let revived = Revived { initial: building.id(0), memories: memories(&building, &tree, passed), warnings };
 
         let ids = building.ids();
-        let done = self.let_go(building, image, passed);
+        let done = self.let_go(building, passed);
         if done.as_ref().is_err_and(|error| !error.is_awake()) {
             // They are frozen, and some of them perhaps not ours any more.
             self.end(&ids);
@@ -171,63 +173,21 @@ impl Reviving<'_> {
         Ok(revived)
     }
 
-    /// What is in the way; opens the paths that the tree maps or stands in.
-    fn check(
-        &self,
-        home: &Home,
-        tree: &Tree,
-        needs: &torpor_image::Needs,
-        staged: &Staged<'_>,
-        around: Around<'_>,
-    ) -> Result<Vec<OwnedFd>, RestoreError> {
-        let mut wrong = check::machine(needs, tree);
-        if tree.processes[0].pid != home.initial {
-            wrong.push(format!("its initial process is {}, and not {}", tree.processes[0].pid, home.initial));
-        }
-        if tree.namespaces.user != home.user_namespace {
-            wrong.push("its home has another user namespace".to_owned());
-        }
-        match open::paths(staged, around) {
-            Ok(paths) if wrong.is_empty() => return Ok(paths),
-            Ok(_) => {}
-            Err(changed) => wrong.extend(changed),
-        }
-        Err(RestoreError::Refused(wrong))
-    }
-
-    fn launch<'t>(
-        &self,
-        home: &Home,
-        tree: &'t Tree,
-        plan: &'t crate::restore::plan::Plan,
-        opened: &Opened,
-    ) -> Result<Building<'t>, ReviveError> {
-        let wrong = |what| move |error| ReviveError::Home(what, error);
-        // After a crash it may be frozen still, and so would be whoever enters.
-        if self.target.freezer.is_freezing().map_err(ReviveError::Freeze)? {
-            self.target.freezer.thaw().map_err(ReviveError::Freeze)?;
-        }
-        let cgroup = directory(&home.cgroup).map_err(wrong("opening its cgroup"))?;
-        let open = |path| File::options().write(true).open(path);
-        let tasks = home.tasks.iter().map(open).collect::<io::Result<Vec<File>>>();
-        let tasks = tasks.map_err(wrong("opening its cgroups"))?;
-        let tasks: Vec<BorrowedFd<'_>> = tasks.iter().map(AsFd::as_fd).collect();
-        enter_for_children(home.init.as_fd()).map_err(wrong("entering its pid namespace"))?;
-        let inside = Inside { init: home.init.as_fd(), cgroup: cgroup.as_fd(), tasks: &tasks };
-        Ok(Building::launch_inside(tree, plan, opened, &inside)?)
-    }
-
-    /// From threads that stand at the end of their steps to a running app.
-    fn let_go(&mut self, building: Building<'_>, image: &Path, passed: Duration) -> Result<(), ReviveError> {
-        let freezer = self.target.freezer;
-        freezer.freeze().map_err(ReviveError::Freeze)?;
+/// From threads that stand at the end of their steps to a running app.
+    fn let_go(&mut self, mut building: Building<'_>, passed: Duration) -> Result<(), ReviveError> {
+        let (freezer, image) = (self.target.freezer, self.image);
+        // They all stand still.
+        freezer.begin_freezing().map_err(ReviveError::Freeze)?;
         self.reached(RestoreStep::Frozen)?;
         finish::give_all(&building, passed)?;
         self.reached(RestoreStep::Finished)?;
+        let (initial, process) = (building.id(0), building.first.take());
+        let process = process.ok_or(ReviveError::Home("looking for its initial process", io::ErrorKind::NotFound.into()))?;
         building.release()?;
         self.reached(RestoreStep::Released)?;
         // Before the journal: a crash in between ends them, which marks it again.
-        freezer.processes_are_back().map_err(|error| ReviveError::Home("telling its init", error))?;
+        let back = freezer.processes_are_back(initial, process);
+        back.map_err(|error| ReviveError::Home("telling its init", error))?;
         let woken = woken(image);
         fs::rename(image, &woken).map_err(ReviveError::Image)?;
         if let Err(error) = self.target.journal.record(Phase::Awake) {
@@ -256,30 +216,6 @@ impl Reviving<'_> {
 /// The name of an image whose app runs again: after a power cut it must not be put under files that are newer.
 pub fn woken(image: &Path) -> PathBuf {
     image.with_extension("image.woken")
-}
-
-/// What came from elsewhere and is not parked any more.
-fn missing(tree: &Tree, given: &Given) -> Vec<(FileId, String)> {
-    let files = (0..).zip(&tree.files).filter(|(id, _)| !given.contains_key(id));
-    files
-        .filter_map(|(id, file)| match &file.kind {
-            FileKind::Outside { name } => Some((id, name.clone())),
-            _ => None,
-        })
-        .collect()
-}
-
-/// A descriptor whose other end is closed: reading gives the end, writing fails.
-fn dead_end() -> io::Result<OwnedFd> {
-    Ok(std::os::unix::net::UnixStream::pair()?.0.into())
-}
-
-/// Whether a process has begun after the capture; only meant for one of the same boot.
-fn is_younger(pid: i32, machine: &Machine) -> io::Result<bool> {
-    /// `USER_HZ`, in which `/proc` tells times.
-    const TICK_NS: u64 = 10_000_000;
-    let start_ticks = crate::proc::stat(&format!("/proc/{pid}/stat"))?.start_ticks;
-    Ok(start_ticks.saturating_mul(TICK_NS) > machine.boottime_ns)
 }
 
 fn directory(path: &Path) -> io::Result<OwnedFd> {

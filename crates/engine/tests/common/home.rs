@@ -52,7 +52,7 @@ impl Freezer for Lived {
         Ok(())
     }
 
-    fn processes_are_back(&self) -> io::Result<()> {
+    fn processes_are_back(&self, _: i32, _: OwnedFd) -> io::Result<()> {
         Ok(())
     }
 }
@@ -95,7 +95,7 @@ impl Place {
         let journal = Memory::new();
         journal.0.lock().map(|mut phase| *phase = WARM).unwrap();
         let target = Target { app: 0, boot: boot(), freezer: &self.group, journal: &journal, faults };
-        let request = Revive { home: &self.home, image, generation: 0, given };
+        let request = Revive { home: &self.home, image, generation: 0, given: Box::new(move || Ok(given)) };
         let (result, timings) = revive(&target, request);
         Outcome { result, timings, phase: journal.phase() }
     }

@@ -6,6 +6,7 @@ pub mod home;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
@@ -78,7 +79,7 @@ impl Freezer for Group {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    fn processes_are_back(&self) -> io::Result<()> {
+    fn processes_are_back(&self, _: i32, _: OwnedFd) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }

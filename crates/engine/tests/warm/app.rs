@@ -32,6 +32,10 @@ impl Freezer for Group<'_> {
         self.0.cgroup().freeze(FREEZE).map_err(io::Error::other)
     }
 
+    fn begin_freezing(&self) -> io::Result<()> {
+        self.0.cgroup().freeze_request().map_err(io::Error::other)
+    }
+
     fn thaw(&self) -> io::Result<()> {
         self.0.cgroup().thaw().map_err(io::Error::other)
     }
@@ -48,8 +52,8 @@ impl Freezer for Group<'_> {
         self.0.end_processes().map_err(io::Error::other)
     }
 
-    fn processes_are_back(&self) -> io::Result<()> {
-        self.0.processes_are_back().map_err(io::Error::other)
+    fn processes_are_back(&self, initial: i32, process: OwnedFd) -> io::Result<()> {
+        self.0.initial_is_back(initial, process).map_err(io::Error::other)
     }
 }
 
@@ -265,7 +269,13 @@ impl App {
 
     /// Builds its processes again and lets them run.
     pub fn revive(&mut self, warm: &Warm) -> Result<(), String> {
-        let request = Revive { home: &self.home, image: &warm.image, generation: warm.generation, given: self.given() };
+        let given = self.given();
+        let request = Revive {
+            home: &self.home,
+            image: &warm.image,
+            generation: warm.generation,
+            given: Box::new(move || Ok(given)),
+        };
         let (revived, timings) = self.with_target(&NoFaults, |target| revive(target, request));
         eprintln!("revive {:?} {:?}", timings.steps(), revived.as_ref().err());
         let revived = revived.map_err(|error| chain(&error))?;

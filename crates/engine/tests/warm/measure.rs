@@ -24,6 +24,7 @@ fn lighttpd() {
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
         let begun = Instant::now();
         let (result, timings) = app.with_target(&NoFaults, |target| {
+            let given = Box::new(move || Ok(given));
             revive(target, Revive { home: &app.home, image: &warm.image, generation: warm.generation, given })
         });
         stream.read_exact(&mut [0]).unwrap();

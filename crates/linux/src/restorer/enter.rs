@@ -4,21 +4,23 @@
 //! L, a thread of ours     clones P into the pid namespace and the v2 cgroup, and waits until P has ended
 //!  └▶ P, shares our       enters the v1 cgroups, then the other namespaces; clones R; ends, so that R is init's child
 //!     memory and files
-//!      └▶ R, shares our   puts its descriptors in order and waits at the gate, a pipe: for L to have seized it
-//!         memory          then executes the seed
+//!      └▶ R, shares our   closes our descriptors and waits at the gate, a socket: for L to have seized it, and for its own
+//!         memory          descriptors; then executes the seed
 //! ```
 //! A child's parent must be in its pid namespace for the kernel to hand it to the namespace's init. A process of many threads
 //! enters a pid namespace for its children only; P does it for R. The user namespace is left for the seed to enter: here it
-//! would change what we may do with our own memory.
+//! would change what we may do with our own memory. Nothing of this needs to know what R will become, so it may go on
+//! while others find out.
 //!
 //! # Killed cgroups
-//! Since Linux 6.14 the kernel kills what is cloned into a cgroup when `cgroup.kill` was once written there (it compares the
-//! count of kills with that of the parent's own cgroup). P is then made again in our cgroup and moves by itself, which takes the
-//! kernel up to 20 ms more.
+//! Since Linux 6.14 the kernel kills what is cloned into a cgroup whose count of kills (of times that `cgroup.kill` was
+//! written) is not that of the parent's own cgroup. So where P does not live, the cgroup is killed until it does: it
+//! has no processes. Where that is of no use (its count is the higher one), P is made in our cgroup and moves by itself, which
+//! takes the kernel up to 20 ms.
 //!
 //! # If we die
-//! Before R is seized, the gate's only writers are ours and R's own, which it closes: it reads the end and ends. Afterwards it
-//! is killed (`PTRACE_O_EXITKILL`). P ends by itself.
+//! Before R is seized, the gate's only other end is ours, for R closes what it has of it: it reads the end and ends.
+//! Afterwards it is killed (`PTRACE_O_EXITKILL`). P ends by itself.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -26,13 +28,12 @@ use std::ptr;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags, openat};
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::launch::{
-    Blocked, CLEAR_SIGNAL_ACTIONS, Child, Failed, Launch, LaunchError, NO_ARGUMENTS, SPARE_NUMBERS, Stack, leave, run,
-};
+use super::gate::{self, Waiting};
+use super::launch::{Blocked, CLEAR_SIGNAL_ACTIONS, Failed, Launch, LaunchError, NO_ARGUMENTS, Stack, leave};
 use super::newborn::Newborn;
 use super::raw::{call, clone};
 use crate::ptrace::{self, Tracee};
@@ -42,11 +43,13 @@ use crate::ptrace::{self, Tracee};
 pub struct Inside<'a> {
     /// A descriptor of the init process: its namespaces are entered, all but the user namespace.
     pub init: BorrowedFd<'a>,
-    /// The directory of the v2 cgroup, which must not be frozen and should never have been killed.
+    /// The directory of the v2 cgroup, which must not be frozen and has no processes.
     pub cgroup: BorrowedFd<'a>,
     /// `tasks` of v1 cgroups, open for writing.
     pub tasks: &'a [BorrowedFd<'a>],
-    /// A process id that is free inside; it is free again afterwards.
+    /// The process id that it gets inside.
+    pub pid: i32,
+    /// Another one that is free inside; it is free again afterwards.
     pub spare: i32,
 }
 
@@ -55,16 +58,14 @@ pub struct Inside<'a> {
 pub struct Entered {
     /// Its id in our pid namespace.
     pid: i32,
-    /// P, which has ended or is about to; 0 when it has been waited for.
-    passed: i32,
     /// Its id inside, for errors.
     inside: i32,
     process: OwnedFd,
     gate: OwnedFd,
     /// R runs on these until it has executed the seed or ended.
-    child: Box<Child>,
+    waiting: Box<Waiting>,
     _stack: Stack,
-    /// It has been seen to leave our memory.
+    /// It has left our memory.
     gone: bool,
     /// We trace it.
     seized: bool,
@@ -83,30 +84,65 @@ pub fn enter_for_children(init: BorrowedFd<'_>) -> io::Result<()> {
 /// `CLONE_INTO_CGROUP`.
 const INTO_CGROUP: u64 = 1 << 33;
 
+/// How often a cgroup is killed for P to live there.
+const KILLS: u32 = 8;
+
 /// What P needs. It runs while the calling thread waits.
 struct Passage<'a> {
     init: i32,
     tasks: &'a [i32],
     root: libc::clone_args,
-    child: *mut Child,
+    waiting: *mut Waiting,
     answer: i64,
     failed: Failed,
 }
 
+impl Passage<'_> {
+    /// P was killed before it could do anything.
+    const fn was_killed(&self) -> bool {
+        self.answer == 0 && self.failed.error == 0
+    }
+
+    /// Makes P and waits until it has ended.
+    fn pass(&mut self, inside: &Inside<'_>, into: u64) -> Result<(), LaunchError> {
+        let failed = |step| move |error: io::Error| LaunchError { step, pid: inside.pid, error };
+        let mut stack = Stack::new();
+        let (stack, stack_size) = stack.place();
+        let spare = [inside.spare];
+        let arguments = libc::clone_args {
+            flags: (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES) as u64 | CLEAR_SIGNAL_ACTIONS | into,
+            stack,
+            stack_size,
+            set_tid: spare.as_ptr() as u64,
+            set_tid_size: 1,
+            cgroup: inside.cgroup.as_raw_fd() as u64,
+            ..NO_ARGUMENTS
+        };
+        let blocked = Blocked::all();
+        // SAFETY: this thread goes on only when P has left our memory (CLONE_VFORK), and all places outlive that. `pass`
+        // never returns and makes system calls only; signals are blocked. What R uses (`waiting`, its stack) is kept by
+        // `Entered` until R has left our memory, too.
+        let passed = unsafe { clone(&arguments, pass, ptr::from_mut(self).cast()) };
+        drop(blocked);
+        if passed < 0 {
+            return Err(failed("clone3")(io::Error::from_raw_os_error(-passed as i32)));
+        }
+        ptrace::wait(passed as i32).map(drop).map_err(failed("waiting"))
+    }
+}
+
 /// Starts a process for the seed in the namespaces of `inside.init`, into whose pid namespace the calling thread's children
-/// must be made already ([`enter_for_children`]). Its number is `launch.pid` there, and its parent is the namespace's init.
+/// must be made already ([`enter_for_children`]). Its parent is the namespace's init.
 ///
 /// # Errors
 /// `EEXIST` if a pid is taken.
-pub fn enter(launch: &Launch<'_>, inside: &Inside<'_>) -> Result<Entered, LaunchError> {
-    let failed = |step| move |error: io::Error| LaunchError { step, pid: launch.pid, error };
-    let (gate, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed("pipe")(error.into()))?;
-    // Out of the way of what R inherits.
-    let behind = launch.first + launch.inherit.len() as i32 + SPARE_NUMBERS;
-    let gate = fcntl_dupfd_cloexec(gate, behind).map_err(|error| failed("fcntl(F_DUPFD)")(error.into()))?;
-    let mut child = Box::new(Child { gate: Some(gate.as_raw_fd()), ..Child::new(launch) });
-    let (mut stack, mut passage_stack) = (Stack::new(), Stack::new());
-    let (ids, spare) = ([launch.pid], [inside.spare]);
+pub fn enter(inside: &Inside<'_>) -> Result<Entered, LaunchError> {
+    let failed = |step| move |error: io::Error| LaunchError { step, pid: inside.pid, error };
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let (ours, theirs) = pair.map_err(|error| failed("socketpair")(error.into()))?;
+    let mut waiting = Box::new(Waiting { gate: theirs.as_raw_fd(), ..Waiting::default() });
+    let mut stack = Stack::new();
+    let ids = [inside.pid];
     let mut process: libc::c_int = -1;
     let (root_stack, root_stack_size) = stack.place();
     let tasks: Vec<i32> = inside.tasks.iter().map(AsRawFd::as_raw_fd).collect();
@@ -124,64 +160,57 @@ pub fn enter(launch: &Launch<'_>, inside: &Inside<'_>) -> Result<Entered, Launch
             set_tid_size: 1,
             ..NO_ARGUMENTS
         },
-        child: ptr::from_mut(&mut *child),
+        waiting: ptr::from_mut(&mut *waiting),
         answer: 0,
         failed: Failed::default(),
     };
-    let mut pass_through = |passage: &mut Passage<'_>, into: u64| {
-        let (stack, stack_size) = passage_stack.place();
-        let arguments = libc::clone_args {
-            flags: (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES) as u64 | CLEAR_SIGNAL_ACTIONS | into,
-            stack,
-            stack_size,
-            set_tid: spare.as_ptr() as u64,
-            set_tid_size: 1,
-            cgroup: inside.cgroup.as_raw_fd() as u64,
-            ..NO_ARGUMENTS
-        };
-        let blocked = Blocked::all();
-        // SAFETY: this thread goes on only when P has left our memory (CLONE_VFORK), and all places outlive that. `pass`
-        // never returns and makes system calls only; signals are blocked. What R uses (`child`, `stack`) is kept by
-        // `Entered` until R has left our memory, too.
-        let passed = unsafe { clone(&arguments, pass, ptr::from_mut(passage).cast()) };
-        drop(blocked);
-        if passed < 0 {
-            return Err(failed("clone3")(io::Error::from_raw_os_error(-passed as i32)));
+    passage.pass(inside, INTO_CGROUP)?;
+    for _ in 0..KILLS {
+        if !passage.was_killed() || !kill(inside.cgroup).map_err(failed("killing its cgroup"))? {
+            break;
         }
-        Ok(passed as i32)
-    };
-    let mut passed = pass_through(&mut passage, INTO_CGROUP)?;
-    if passage.answer == 0 && passage.failed.error == 0 {
-        ptrace::wait(passed).map_err(failed("waiting"))?;
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let procs = openat(inside.cgroup, "cgroup.procs", flags, Mode::empty());
+        passage.pass(inside, INTO_CGROUP)?;
+    }
+    if passage.was_killed() {
+        let procs = openat(inside.cgroup, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
         let procs = procs.map_err(|error| failed("opening cgroup.procs")(error.into()))?;
         moving = tasks.iter().copied().chain([procs.as_raw_fd()]).collect();
         passage.tasks = &moving;
-        passed = pass_through(&mut passage, 0)?;
+        passage.pass(inside, 0)?;
     }
     if process < 0 {
-        ptrace::wait(passed).map_err(failed("waiting"))?;
-        passage.failed.of(launch.pid)?;
+        passage.failed.of(inside.pid)?;
         return Err(failed("clone3")(io::Error::other("it was killed on the way")));
     }
     // SAFETY: P shared our descriptors, and CLONE_PIDFD made this one, which nobody else knows.
     let process = unsafe { OwnedFd::from_raw_fd(process) };
     let mut entered = Entered {
         pid: 0,
-        passed,
-        inside: launch.pid,
+        inside: inside.pid,
         process,
-        gate: writer,
-        child,
+        gate: ours,
+        waiting,
         _stack: stack,
         gone: false,
         seized: false,
     };
-    // R has its own copy of the reader.
-    drop(gate);
+    // R has its own copy of its end.
+    drop(theirs);
     entered.pid = number(entered.process.as_fd()).map_err(failed("asking for its number"))?;
     Ok(entered)
+}
+
+/// Counts one more kill of a cgroup without processes; false where it has some, or cannot be killed.
+fn kill(cgroup: BorrowedFd<'_>) -> io::Result<bool> {
+    let file = |name, flags| openat(cgroup, name, flags | OFlags::CLOEXEC, Mode::empty());
+    if rustix::io::read(file("cgroup.procs", OFlags::RDONLY)?, &mut [0_u8; 1])? > 0 {
+        return Ok(false);
+    }
+    match file("cgroup.kill", OFlags::WRONLY) {
+        // Before Linux 5.14, which kills nobody either.
+        Err(Errno::NOENT) => Ok(false),
+        file => Ok(rustix::io::write(file?, b"1").map(|_| true)?),
+    }
 }
 
 /// P: system calls only.
@@ -204,9 +233,9 @@ extern "C" fn pass(passage: *mut u8) -> ! {
         passage.failed = Failed { step: "setns", error: -answer as i32 };
         leave();
     }
-    // SAFETY: R has a stack of its own; it and the `Child` are kept until R has left our memory. `run` never returns and
+    // SAFETY: R has a stack of its own; it and the `Waiting` are kept until R has left our memory. `run` never returns and
     // makes system calls by `call` only; the blocked signals are inherited.
-    let answer = unsafe { clone(&passage.root, run, passage.child.cast()) };
+    let answer = unsafe { clone(&passage.root, gate::run, passage.waiting.cast()) };
     if answer < 0 {
         passage.failed = Failed { step: "clone3", error: -answer as i32 };
     }
@@ -241,16 +270,16 @@ impl Entered {
         self.pid
     }
 
-    /// Traces it from the calling thread and lets it execute the seed, which runs until it stops by itself. It and all that
-    /// come from it are killed if the calling thread dies. With `without_filters` seccomp filters do not apply while they are
-    /// traced.
+    /// Traces it from the calling thread and lets it execute the seed with what it inherits; it runs until it stops by
+    /// itself. It and all that come from it are killed if the calling thread dies. With `without_filters` seccomp filters do
+    /// not apply while they are traced.
     ///
     /// This must be kept until the first stop of the newborn has been seen ([`Entered::executed`]), or its end
     /// ([`Entered::failure`]).
     ///
     /// # Errors
     /// What failed.
-    pub fn execute(&mut self, without_filters: bool) -> Result<Newborn, LaunchError> {
+    pub fn execute(&mut self, launch: &Launch<'_>, without_filters: bool) -> Result<Newborn, LaunchError> {
         let inside = self.inside;
         let failed = |step| move |error: io::Error| LaunchError { step, pid: inside, error };
         let filters = if without_filters { libc::PTRACE_O_SUSPEND_SECCOMP } else { 0 };
@@ -258,38 +287,30 @@ impl Entered {
         let seized = ptrace::ptrace(libc::PTRACE_SEIZE, self.pid, 0, options as usize);
         seized.map_err(failed("ptrace(PTRACE_SEIZE)"))?;
         self.seized = true;
-        match rustix::io::write(&self.gate, b"!") {
+        match gate::open(&self.gate, launch.first, launch.inherit, launch.seed) {
+            Ok(()) => {}
             // It has ended, and waiting says why.
-            Ok(_) | Err(Errno::PIPE) => {}
-            Err(error) => return Err(failed("opening the gate")(error.into())),
+            Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
+            Err(error) => return Err(failed("opening the gate")(error)),
         }
-        self.reap_passed().map_err(failed("waiting"))?;
         Ok(Newborn::stopped_at_birth(Tracee::stopped_child(self.pid)))
     }
 
-    fn reap_passed(&mut self) -> io::Result<()> {
-        match std::mem::take(&mut self.passed) {
-            0 => Ok(()),
-            passed => ptrace::wait(passed).map(drop),
-        }
-    }
-
-    /// It has been seen to stop in the seed: nothing of ours is in use any more.
-    pub fn executed(mut self) {
+    /// It has been seen to stop in the seed: nothing of ours is in use any more. Gives its process descriptor.
+    pub fn executed(mut self) -> io::Result<OwnedFd> {
         self.gone = true;
+        self.process.try_clone()
     }
 
     /// Why the seed was not executed, when it has been seen to end.
     pub fn failure(mut self) -> Option<LaunchError> {
         self.gone = true;
-        self.child.failed.of(self.inside).err()
+        self.waiting.failed.of(self.inside).err()
     }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // It ends by itself.
-        let _ = self.reap_passed();
         if self.gone {
             return;
         }

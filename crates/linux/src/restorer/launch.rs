@@ -1,5 +1,6 @@
 //! Starting the seed: `clone3(2)` with a chosen pid, then exec, traced from its first instruction.
 
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
@@ -38,15 +39,13 @@ pub struct LaunchError {
 
 /// What a child needs until exec, and where it says what failed. It shares our memory.
 #[derive(Debug)]
-pub(super) struct Child {
-    pub(super) seed: i32,
-    pub(super) first: i32,
-    pub(super) numbers: Vec<i32>,
-    /// Waits for a byte here before it executes the seed; otherwise it is traced by its parent.
-    pub(super) gate: Option<i32>,
+struct Child {
+    seed: i32,
+    first: i32,
+    numbers: Vec<i32>,
     /// Its parent, whose death it dies of while it is not traced.
-    pub(super) parent: Option<libc::pid_t>,
-    pub(super) failed: Failed,
+    parent: libc::pid_t,
+    failed: Failed,
 }
 
 /// The step that failed in a child, and its error.
@@ -85,19 +84,6 @@ impl Stack {
 /// The child begins with default actions where we have handlers.
 pub(super) const CLEAR_SIGNAL_ACTIONS: u64 = 1 << 32;
 
-impl Child {
-    pub(super) fn new(launch: &Launch<'_>) -> Self {
-        Self {
-            seed: launch.seed.as_raw_fd(),
-            first: launch.first,
-            numbers: launch.inherit.iter().map(AsRawFd::as_raw_fd).collect(),
-            gate: None,
-            parent: None,
-            failed: Failed::default(),
-        }
-    }
-}
-
 /// Starts the seed as a child of the calling thread, which traces it, and comes back when it is about to be executed: it
 /// will then stop by itself. Signals are blocked in it but `SIGTRAP`, all actions are the default ones.
 ///
@@ -108,7 +94,13 @@ impl Child {
 pub fn launch(launch: &Launch<'_>) -> Result<(), LaunchError> {
     // SAFETY: getpid has no preconditions.
     let parent = unsafe { libc::getpid() };
-    let mut child = Child { parent: Some(parent), ..Child::new(launch) };
+    let mut child = Child {
+        seed: launch.seed.as_raw_fd(),
+        first: launch.first,
+        numbers: launch.inherit.iter().map(AsRawFd::as_raw_fd).collect(),
+        parent,
+        failed: Failed::default(),
+    };
     let mut stack = Stack::new();
     let (stack, stack_size) = stack.place();
     let ids = [launch.pid];
@@ -181,10 +173,13 @@ fn mask(new: u64) -> u64 {
 }
 
 /// The child until exec: system calls only, no allocation, no panic.
-pub(super) extern "C" fn run(child: *mut u8) -> ! {
-    // SAFETY: whoever clones passes a valid `Child` that nobody else touches before this process has left our memory.
+extern "C" fn run(child: *mut u8) -> ! {
+    // SAFETY: `launch` passes a valid `Child` that nobody else touches before this process has left our memory.
     let child = unsafe { &mut *child.cast::<Child>() };
-    child.failed = prepare(child);
+    child.failed = match prepare(child) {
+        Ok(never) => match never {},
+        Err(failed) => failed,
+    };
     leave()
 }
 
@@ -196,79 +191,88 @@ pub(super) fn leave() -> ! {
     }
 }
 
-/// Comes back only if something failed.
-fn prepare(child: &Child) -> Failed {
-    let step = |step: &'static str, number: i64, arguments: [u64; 6]| {
-        // SAFETY: all calls take numbers or pointers to memory that outlives them. They change only this process's own
-        // descriptors, limits and attributes, since nothing but memory is shared.
-        match unsafe { call(number, arguments) } {
-            answer if answer < 0 => Err(Failed { step, error: -answer as i32 }),
-            answer => Ok(answer),
-        }
-    };
-    let all = || {
-        if let Some(parent) = child.parent {
-            let death = [libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0, 0, 0, 0];
-            step("prctl(PR_SET_PDEATHSIG)", libc::SYS_prctl, death)?;
-            if step("getppid", libc::SYS_getppid, [0; 6])? != i64::from(parent) {
-                return Err(Failed { step: "getppid", error: libc::ESRCH });
-            }
-        }
-        // Clearing leaves what is ignored. A kernel's struct sigaction of zeros is the default.
-        let default = [0_u64; 4];
-        for signal in (1..=64_u64).filter(|signal| !matches!(*signal as i32, libc::SIGKILL | libc::SIGSTOP)) {
-            let arguments = [signal, default.as_ptr() as u64, 0, size_of::<u64>() as u64, 0, 0];
-            step("rt_sigaction", libc::SYS_rt_sigaction, arguments)?;
-        }
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        let files = u64::from(libc::RLIMIT_NOFILE);
-        let place = &raw mut limit as u64;
-        step("getrlimit(RLIMIT_NOFILE)", libc::SYS_prlimit64, [0, files, 0, place, 0, 0])?;
-        limit.rlim_cur = limit.rlim_max;
-        step("setrlimit(RLIMIT_NOFILE)", libc::SYS_prlimit64, [0, files, &raw const limit as u64, 0, 0, 0])?;
-        let seed = descriptors(child, step)?;
-        if child.gate.is_some() {
-            let mut byte = 0_u8;
-            // Nothing to read: whoever was to trace us has gone.
-            if step("read", libc::SYS_read, [seed + 1, &raw mut byte as u64, 1, 0, 0, 0])? != 1 {
-                return Err(Failed { step: "read", error: libc::ESRCH });
-            }
-        } else {
-            step("ptrace(PTRACE_TRACEME)", libc::SYS_ptrace, [u64::from(libc::PTRACE_TRACEME), 0, 0, 0, 0, 0])?;
-        }
-        let arguments = [c"torpor-restore".as_ptr(), ptr::null()];
-        let environment = [ptr::null::<libc::c_char>()];
-        let (words, none) = (arguments.as_ptr() as u64, environment.as_ptr() as u64);
-        let path = c"".as_ptr() as u64;
-        step("execveat", libc::SYS_execveat, [seed, path, words, none, libc::AT_EMPTY_PATH as u64, 0])
-    };
-    match all() {
-        Ok(_) => Failed { step: "execveat", error: libc::EIO },
-        Err(failed) => failed,
+/// A call of a child that shares our memory.
+///
+/// # Safety
+/// It takes numbers or pointers to memory that outlives it, and changes only this process's own descriptors, limits and
+/// attributes: nothing but memory is shared.
+pub(super) unsafe fn step(name: &'static str, number: i64, arguments: [u64; 6]) -> Result<i64, Failed> {
+    // SAFETY: as the caller promises.
+    match unsafe { call(number, arguments) } {
+        answer if answer < 0 => Err(Failed { step: name, error: -answer as i32 }),
+        answer => Ok(answer),
     }
 }
 
-/// Puts what it inherits in its place, the seed and the gate behind, and closes the rest; gives the seed's number.
-fn descriptors(
-    child: &Child,
-    step: impl Fn(&'static str, i64, [u64; 6]) -> Result<i64, Failed>,
-) -> Result<u64, Failed> {
+fn prepare(child: &Child) -> Result<Infallible, Failed> {
+    // SAFETY: both take numbers.
+    let father = unsafe {
+        step("prctl(PR_SET_PDEATHSIG)", libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0, 0, 0, 0])?;
+        step("getppid", libc::SYS_getppid, [0; 6])?
+    };
+    if father != i64::from(child.parent) {
+        return Err(Failed { step: "getppid", error: libc::ESRCH });
+    }
+    forget_ours()?;
+    let seed = descriptors(child)?;
+    // SAFETY: takes numbers.
+    unsafe { step("ptrace(PTRACE_TRACEME)", libc::SYS_ptrace, [u64::from(libc::PTRACE_TRACEME), 0, 0, 0, 0, 0])? };
+    execute(seed)
+}
+
+/// Takes away what is ours and lasts: actions for signals, the limit of descriptors.
+pub(super) fn forget_ours() -> Result<(), Failed> {
+    // Cloning has left what is ignored. A kernel's struct sigaction of zeros is the default.
+    let default = [0_u64; 4];
+    for signal in (1..=64_u64).filter(|signal| !matches!(*signal as i32, libc::SIGKILL | libc::SIGSTOP)) {
+        let arguments = [signal, default.as_ptr() as u64, 0, size_of::<u64>() as u64, 0, 0];
+        // SAFETY: reads the action, which outlives the call; actions are not shared.
+        unsafe { step("rt_sigaction", libc::SYS_rt_sigaction, arguments)? };
+    }
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let files = u64::from(libc::RLIMIT_NOFILE);
+    let place = &raw mut limit as u64;
+    // SAFETY: writes the limit, which outlives the call.
+    unsafe { step("getrlimit(RLIMIT_NOFILE)", libc::SYS_prlimit64, [0, files, 0, place, 0, 0])? };
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: reads the limit, which outlives the call.
+    unsafe { step("setrlimit(RLIMIT_NOFILE)", libc::SYS_prlimit64, [0, files, &raw const limit as u64, 0, 0, 0])? };
+    Ok(())
+}
+
+/// Becomes the seed behind this descriptor.
+pub(super) fn execute(seed: u64) -> Result<Infallible, Failed> {
+    let arguments = [c"torpor-restore".as_ptr(), ptr::null()];
+    let environment = [ptr::null::<libc::c_char>()];
+    let (words, none) = (arguments.as_ptr() as u64, environment.as_ptr() as u64);
+    let path = c"".as_ptr() as u64;
+    // SAFETY: both lists end in a null pointer and outlive the call, as does what they point to.
+    unsafe { step("execveat", libc::SYS_execveat, [seed, path, words, none, libc::AT_EMPTY_PATH as u64, 0])? };
+    Err(Failed { step: "execveat", error: libc::EIO })
+}
+
+/// Puts what it inherits in its place, the seed behind, and closes the rest; gives the seed's number.
+fn descriptors(child: &Child) -> Result<u64, Failed> {
     let first = child.first as u64;
     let mut next = first;
+    // SAFETY: of all these: they take numbers, and the table of descriptors is not shared.
     for number in &child.numbers {
-        step("dup3", libc::SYS_dup3, [*number as u64, next, 0, 0, 0, 0])?;
+        unsafe { step("dup3", libc::SYS_dup3, [*number as u64, next, 0, 0, 0, 0])? };
         next += 1;
     }
-    let closed = libc::O_CLOEXEC as u64;
-    step("dup3", libc::SYS_dup3, [child.seed as u64, next, closed, 0, 0, 0])?;
-    let mut last = next;
-    if let Some(gate) = child.gate {
-        last += 1;
-        step("dup3", libc::SYS_dup3, [gate as u64, last, closed, 0, 0, 0])?;
-    }
-    if first > 0 {
-        step("close_range", libc::SYS_close_range, [0, first - 1, 0, 0, 0, 0])?;
-    }
-    step("close_range", libc::SYS_close_range, [last + 1, u64::from(u32::MAX), 0, 0, 0, 0])?;
+    let seed = [child.seed as u64, next, libc::O_CLOEXEC as u64, 0, 0, 0];
+    unsafe { step("dup3", libc::SYS_dup3, seed)? };
+    close_all_but(first, next)?;
     Ok(next)
+}
+
+/// Closes all descriptors but `first..=last`.
+pub(super) fn close_all_but(first: u64, last: u64) -> Result<(), Failed> {
+    if first > 0 {
+        // SAFETY: takes numbers; the table of descriptors is not shared.
+        unsafe { step("close_range", libc::SYS_close_range, [0, first - 1, 0, 0, 0, 0])? };
+    }
+    // SAFETY: as above.
+    unsafe { step("close_range", libc::SYS_close_range, [last + 1, u64::from(u32::MAX), 0, 0, 0, 0])? };
+    Ok(())
 }

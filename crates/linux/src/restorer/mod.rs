@@ -21,6 +21,7 @@
 //! runs where it lies.
 
 mod enter;
+mod gate;
 mod launch;
 mod newborn;
 mod raw;

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use super::{ADDRESS_BYTES, check};
 
 /// Descriptors that one message carries at most (`SCM_MAX_FD`).
-const MAX_FILES: usize = 253;
+pub(crate) const MAX_FILES: usize = 253;
 /// Room for the descriptors and the credentials of a message, with slack for what we do not know.
 const CONTROL_BYTES: usize = 2048;
 /// A descriptor of the sender (`SO_PASSPIDFD`); libc lacks it.

@@ -3,7 +3,7 @@
 //! Sources: `socket(7)`, `unix(7)`, `recvmsg(2)`.
 
 mod filter;
-mod message;
+pub(crate) mod message;
 mod multicast;
 mod option;
 

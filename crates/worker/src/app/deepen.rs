@@ -216,21 +216,18 @@ impl Task {
         crate::probes::undefer(&std::mem::take(&mut self.deferred), &sockets);
         let (number, shared, journal) = (self.app_number(), self.shared.clone(), self.journal.clone());
         let id = self.record.id.clone();
-        let prepared = tokio::task::block_in_place(|| {
-            let files = parking::parked_files(&shared, &id).map_err(|error| chain(&error))?;
-            Ok((files, home(&sandbox).map_err(text)?))
-        });
-        let (given, home) = match prepared {
-            Ok(prepared) => prepared,
-            Err(reason) => {
+        let home = match home(&sandbox) {
+            Ok(home) => home,
+            Err(error) => {
                 self.hold(Sleeping::Warm(app), SystemTime::now());
-                return Event::WakeFailed(WakeFailure::Passing(reason));
+                return Event::WakeFailed(WakeFailure::Passing(text(error)));
             }
         };
         let freezer = SandboxFreezer(&sandbox);
         let target =
             Target { app: number, boot: shared.boot, freezer: &freezer, journal: &*journal, faults: &shared.faults };
         let Warm { image, generation, .. } = &app.warm;
+        let given = Box::new(|| parking::parked_files(&shared, &id).map_err(std::io::Error::other));
         let request = Revive { home: &home, image, generation: *generation, given };
         let (result, timings) = tokio::task::block_in_place(|| revive(&target, request));
         let outcome = result.as_ref().err().map(|error| chain(error).to_string());

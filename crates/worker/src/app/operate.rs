@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -37,6 +37,10 @@ impl Freezer for SandboxFreezer<'_> {
         self.0.cgroup().freeze(FREEZE_DEADLINE).map_err(io::Error::other)
     }
 
+    fn begin_freezing(&self) -> io::Result<()> {
+        self.0.cgroup().freeze_request().map_err(io::Error::other)
+    }
+
     fn thaw(&self) -> io::Result<()> {
         self.0.cgroup().thaw().map_err(io::Error::other)
     }
@@ -53,8 +57,8 @@ impl Freezer for SandboxFreezer<'_> {
         self.0.end_processes().map_err(io::Error::other)
     }
 
-    fn processes_are_back(&self) -> io::Result<()> {
-        self.0.processes_are_back().map_err(io::Error::other)
+    fn processes_are_back(&self, initial: i32, process: OwnedFd) -> io::Result<()> {
+        self.0.initial_is_back(initial, process).map_err(io::Error::other)
     }
 }
 

@@ -1,0 +1,126 @@
+//! What is found out of an image while its home is being entered.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use torpor_image::tree::{FileId, FileKind, Machine, Tree};
+use torpor_image::{FormatError, Needs};
+
+use super::{Revive, ReviveError, Reviving, adapt, directory, owners};
+use crate::files::{Around, Given, Root};
+use crate::home::Home;
+use crate::restore::open::{self, Starters};
+use crate::restore::plan::Plan;
+use crate::restore::staged::Staged;
+use crate::restore::{CompileError, Loaded, RestoreError, RestoreStep, check, load, lower_limits, plan_again};
+
+/// An image that was read and can be used here.
+pub(super) struct Prepared {
+    /// The image.
+    pub(super) file: File,
+    pub(super) tree: Tree,
+    pub(super) plan: Plan,
+    pub(super) starters: Starters,
+    /// The home's root directory.
+    pub(super) root: OwnedFd,
+    /// What the tree maps or stands in.
+    pub(super) paths: Vec<OwnedFd>,
+    pub(super) given: Given,
+    /// Time since the capture.
+    pub(super) passed: Duration,
+    pub(super) same_boot: bool,
+    pub(super) warnings: Vec<String>,
+}
+
+/// Reads the image, checks it, fetches what is parked.
+pub(super) fn prepare(reviving: &mut Reviving<'_>, request: Revive<'_>) -> Result<Prepared, ReviveError> {
+    let Revive { home, image, generation, given } = request;
+    let mut given = given().map_err(ReviveError::Parked)?;
+    let loaded = load(image)?;
+    let (about, wanted) = (&loaded.header, (reviving.target.app, generation));
+    if (about.app, about.generation) != wanted {
+        let error = FormatError::Invalid("it belongs to another app or sleep");
+        return Err(RestoreError::Format(image.to_owned(), error).into());
+    }
+    reviving.reached(RestoreStep::Read)?;
+
+    let Loaded { file, header, mut tree, mut plan } = loaded;
+    owners::to_the_machines(&mut tree, home, &given)
+        .map_err(|error| ReviveError::Home("reading its user namespace", error))?;
+    if tree.namespaces.time != home.time_namespace {
+        // Its home was made anew after a reboot, with clocks that go on.
+        tree.namespaces.time = home.time_namespace;
+        plan = plan_again(&tree, &header).map_err(RestoreError::from)?;
+    }
+    let root = directory(Path::new(&format!("/proc/{}/root", home.init_pid)))
+        .map_err(|error| ReviveError::Home("opening its root directory", error))?;
+    let younger = is_younger(home.init_pid, &tree.machine)
+        .map_err(|error| ReviveError::Home("looking at its init", error))?;
+    // A home that was made since is as one after a reboot: numbers of devices and of kernel objects are others.
+    let same_boot = header.boot == reviving.target.boot && !younger;
+    let around = Around { root: Root::At(root.as_fd()), same_boot };
+    let staged = Staged::of(&tree).ok_or(CompileError::NoNumbers).map_err(RestoreError::from)?;
+    let paths = examine(home, &tree, &header.needs, &staged, around)?;
+    let mut warnings = Vec::new();
+    for (id, name) in missing(&tree, &given) {
+        given.insert(id, dead_end().map_err(|error| ReviveError::Home("making an end without another", error))?);
+        warnings.push(format!("{name} is not there any more: the program finds it closed"));
+    }
+    lower_limits(&tree, &mut plan, &mut warnings);
+    let passed = adapt::passed(&tree.machine, same_boot);
+    adapt::to_kept_files(&mut plan, &tree, &staged, &given);
+    adapt::to_the_time(&mut plan, &tree, passed, same_boot);
+    let starters = Starters::new(&staged, &plan)?;
+    reviving.reached(RestoreStep::Checked)?;
+    Ok(Prepared { file, tree, plan, starters, root, paths, given, passed, same_boot, warnings })
+}
+
+/// What is in the way; opens the paths that the tree maps or stands in.
+fn examine(
+    home: &Home,
+    tree: &Tree,
+    needs: &Needs,
+    staged: &Staged<'_>,
+    around: Around<'_>,
+) -> Result<Vec<OwnedFd>, RestoreError> {
+    let mut wrong = check::machine(needs, tree);
+    if tree.processes[0].pid != home.initial {
+        wrong.push(format!("its initial process is {}, and not {}", tree.processes[0].pid, home.initial));
+    }
+    if tree.namespaces.user != home.user_namespace {
+        wrong.push("its home has another user namespace".to_owned());
+    }
+    match open::paths(staged, around) {
+        Ok(paths) if wrong.is_empty() => return Ok(paths),
+        Ok(_) => {}
+        Err(changed) => wrong.extend(changed),
+    }
+    Err(RestoreError::Refused(wrong))
+}
+
+/// What came from elsewhere and is not parked any more.
+fn missing(tree: &Tree, given: &Given) -> Vec<(FileId, String)> {
+    let files = (0..).zip(&tree.files).filter(|(id, _)| !given.contains_key(id));
+    files
+        .filter_map(|(id, file)| match &file.kind {
+            FileKind::Outside { name } => Some((id, name.clone())),
+            _ => None,
+        })
+        .collect()
+}
+
+/// A descriptor whose other end is closed: reading gives the end, writing fails.
+fn dead_end() -> io::Result<OwnedFd> {
+    Ok(std::os::unix::net::UnixStream::pair()?.0.into())
+}
+
+/// Whether a process has begun after the capture; only meant for one of the same boot.
+fn is_younger(pid: i32, machine: &Machine) -> io::Result<bool> {
+    /// `USER_HZ`, in which `/proc` tells times.
+    const TICK_NS: u64 = 10_000_000;
+    let start_ticks = crate::proc::stat(&format!("/proc/{pid}/stat"))?.start_ticks;
+    Ok(start_ticks.saturating_mul(TICK_NS) > machine.boottime_ns)
+}

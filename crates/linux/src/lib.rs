@@ -4,6 +4,7 @@
 //! says for every unsafe block which invariant makes it sound and who upholds it.
 #![allow(unsafe_code, reason = "this crate exists to hold the workspace's unsafe code")]
 
+pub mod allocator;
 pub mod cpu;
 pub mod descriptor;
 pub mod fcntl;

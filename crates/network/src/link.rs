@@ -100,15 +100,23 @@ impl Links {
     async fn pair(&self, app: &Addresses, netns: BorrowedFd<'_>, options: Options) -> Result<(), NetworkError> {
         let Options { mtu_bytes, v6, group } = options;
         let name = &app.interface;
+        // One queue each way: the kernel would make one for every processor, of which it uses the first only.
+        let queues = [LinkAttribute::NumTxQueues(1), LinkAttribute::NumRxQueues(1)];
+        let [send, receive] = queues.clone();
         let peer = LinkMessageBuilder::<LinkUnspec>::new()
             .name(APP_INTERFACE)
             .address(app.app_mac.to_vec())
             .mtu(mtu_bytes)
+            .append_extra_attribute(send)
+            .append_extra_attribute(receive)
             .setns_by_fd(netns.as_raw_fd())
             .build();
+        let [send, receive] = queues;
         let link = LinkMessageBuilder::<LinkVeth>::new(name, APP_INTERFACE)
             .address(app.host_mac.to_vec())
             .mtu(mtu_bytes)
+            .append_extra_attribute(send)
+            .append_extra_attribute(receive)
             .link_group(group)
             .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
             .build();

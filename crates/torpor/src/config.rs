@@ -76,7 +76,7 @@ pub(crate) struct Logs {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Memory {
-    /// Most of dozing apps' images that may stay in the page cache; 0: none.
+    /// Most of sleeping apps' images that may stay in the page cache, of warm apps' a quarter of it; 0: none.
     pub(crate) cached_images: Bytes,
     /// More of the machine's memory in use than this: dozing apps go warm …
     pub(crate) high_watermark: Amount,

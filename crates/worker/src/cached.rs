@@ -1,8 +1,8 @@
-//! Which images of dozing apps are believed to lie in the page cache, and what leaves it when they are too many.
+//! Which images of sleeping apps are believed to lie in the page cache, and what leaves it when they are too many.
 //!
 //! Writing an image leaves it in the page cache, where waking finds it at once. A thousand images would keep there what
-//! sleeping has given back, so only those of the apps that fell asleep last stay, up to a bound. The others are read from the
-//! disk. It is a belief: the kernel may have dropped any of them by itself, and a wake is right either way.
+//! sleeping has given back, so only those of the apps that fell asleep last stay, up to a bound. Those of warm apps are the first
+//! to go, and have but a quarter of it: their apps have slept for long. The others are read from the disk. It is a belief: the kernel may have dropped any of them by itself, and a wake is right either way.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,47 +13,68 @@ use std::time::SystemTime;
 
 use rustix::fs::Advice;
 
-/// When an app fell asleep; the second part tells those of one moment apart.
-type Place = (SystemTime, u64);
+/// How deep an app sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Depth {
+    Warm,
+    Dozing,
+}
+
+/// When an app fell asleep, those of warm ones first; the last part tells those of one moment apart.
+type Place = (Depth, SystemTime, u64);
+
+/// The part of the bound that images of warm apps may have.
+const WARM_PART: u64 = 4;
 
 /// The pure part: who is in, how much that is, who has to go.
 #[derive(Debug)]
 struct Cached {
     bound_bytes: u64,
     total_bytes: u64,
+    /// Of the total, those of warm apps.
+    warm_bytes: u64,
     entered: u64,
-    /// Oldest first.
+    /// Those that leave first, first.
     images: BTreeMap<Place, (PathBuf, u64)>,
 }
 
 impl Cached {
     const fn new(bound_bytes: u64) -> Self {
-        Self { bound_bytes, total_bytes: 0, entered: 0, images: BTreeMap::new() }
+        Self { bound_bytes, total_bytes: 0, warm_bytes: 0, entered: 0, images: BTreeMap::new() }
     }
 
     /// Enters the image of an app that fell asleep at `since`. Gives its place, and what is to leave the cache now: those
     /// that sleep longest, or an image that is larger than the bound all by itself.
-    fn enter(&mut self, since: SystemTime, path: &Path, bytes: u64) -> (Place, Vec<PathBuf>) {
+    fn enter(&mut self, depth: Depth, since: SystemTime, path: &Path, bytes: u64) -> (Place, Vec<PathBuf>) {
         self.entered += 1;
-        let place = (since, self.entered);
-        if bytes > self.bound_bytes {
+        let place = (depth, since, self.entered);
+        let warm_bound_bytes = self.bound_bytes / WARM_PART;
+        if bytes > if depth == Depth::Warm { warm_bound_bytes } else { self.bound_bytes } {
             return (place, vec![path.to_owned()]);
         }
         self.images.insert(place, (path.to_owned(), bytes));
-        self.total_bytes += bytes;
+        self.count(place, bytes.cast_signed());
         let mut leaving = Vec::new();
-        while self.total_bytes > self.bound_bytes {
-            let Some((_, (path, bytes))) = self.images.pop_first() else { break };
-            self.total_bytes -= bytes;
+        while self.total_bytes > self.bound_bytes || self.warm_bytes > warm_bound_bytes {
+            let Some((place, (path, bytes))) = self.images.pop_first() else { break };
+            self.count(place, -bytes.cast_signed());
             leaving.push(path);
         }
         (place, leaving)
     }
 
+    /// Counts an image in, or out.
+    fn count(&mut self, (depth, ..): Place, bytes: i64) {
+        self.total_bytes = self.total_bytes.saturating_add_signed(bytes);
+        if depth == Depth::Warm {
+            self.warm_bytes = self.warm_bytes.saturating_add_signed(bytes);
+        }
+    }
+
     /// Forgets an image; one that has left the cache already is not known any more.
     fn leave(&mut self, place: Place) {
         if let Some((_, bytes)) = self.images.remove(&place) {
-            self.total_bytes -= bytes;
+            self.count(place, -bytes.cast_signed());
         }
     }
 }
@@ -80,8 +101,8 @@ impl CachedImages {
     }
 
     /// Enters the image of an app that fell asleep at `since`; what is too much leaves the cache in the background.
-    pub(crate) fn enter(&self, since: SystemTime, path: &Path, bytes: u64) -> CachedImage {
-        let (place, leaving) = self.lock().enter(since, path, bytes);
+    pub(crate) fn enter(&self, depth: Depth, since: SystemTime, path: &Path, bytes: u64) -> CachedImage {
+        let (place, leaving) = self.lock().enter(depth, since, path, bytes);
         if !leaving.is_empty() {
             tokio::task::spawn_blocking(move || leaving.iter().for_each(|path| drop_pages(path)));
         }
@@ -118,7 +139,11 @@ mod tests {
 
     /// Enters image `name` of `bytes`; what leaves.
     fn enter(cached: &mut Cached, second: u64, name: &str, bytes: u64) -> (Place, Vec<String>) {
-        let (place, leaving) = cached.enter(at(second), Path::new(name), bytes);
+        enter_at(cached, Depth::Dozing, second, name, bytes)
+    }
+
+    fn enter_at(cached: &mut Cached, depth: Depth, second: u64, name: &str, bytes: u64) -> (Place, Vec<String>) {
+        let (place, leaving) = cached.enter(depth, at(second), Path::new(name), bytes);
         assert!(cached.total_bytes <= cached.bound_bytes);
         assert_eq!(cached.total_bytes, cached.images.values().map(|(_, bytes)| bytes).sum::<u64>());
         (place, leaving.iter().map(|path| path.display().to_string()).collect())
@@ -133,6 +158,21 @@ mod tests {
         assert_eq!(enter(&mut cached, 4, "d", 1).1, ["a"]);
         assert_eq!(enter(&mut cached, 5, "e", 90).1, ["b", "c"]);
         assert_eq!(cached.total_bytes, 91);
+    }
+
+    #[test]
+    fn those_of_warm_apps_leave_before_others_and_have_a_part() {
+        let mut cached = Cached::new(100);
+        assert!(enter_at(&mut cached, Depth::Warm, 5, "a", 15).1.is_empty());
+        assert!(enter(&mut cached, 1, "b", 60).1.is_empty());
+        assert_eq!(enter_at(&mut cached, Depth::Warm, 6, "c", 15).1, ["a"]);
+        assert_eq!(enter_at(&mut cached, Depth::Warm, 6, "large", 26).1, ["large"]);
+        assert_eq!(enter(&mut cached, 2, "d", 30).1, ["c"]);
+        let (e, leaving) = enter_at(&mut cached, Depth::Warm, 7, "e", 10);
+        assert!(leaving.is_empty());
+        assert_eq!((cached.total_bytes, cached.warm_bytes), (100, 10));
+        cached.leave(e);
+        assert_eq!((cached.total_bytes, cached.warm_bytes), (90, 0));
     }
 
     #[test]

@@ -34,6 +34,12 @@ pub use faults::FaultSyntax;
 pub use port::port;
 pub use worker::{OpenError, Worker};
 
+/// Before a process that will be a worker has any thread: its threads come and go with sleeps and wakes, and shall not leave
+/// memory behind.
+pub fn prepare_process() {
+    torpor_linux::allocator::share_one_arena();
+}
+
 /// Time that apps get to end by themselves when everything is taken down.
 const TEARDOWN_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
 

@@ -16,6 +16,7 @@ use crate::failure::Failure;
 /// Serves until SIGTERM, SIGINT or `torpor down`. Apps are left as they are, except by `torpor down`.
 pub(crate) fn up(config: Config) -> Result<(), Failure> {
     only_root("up")?;
+    torpor_worker::prepare_process();
     logging::start(&config);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -250,7 +250,8 @@ impl Task {
         }
         // One from before a wake that failed must not count twice.
         self.cached_image = None;
-        self.cached_image = Some(self.shared.cached_images.enter(since, asleep.image(), asleep.image_bytes()));
+        let cached = self.shared.cached_images.enter(asleep.depth(), since, asleep.image(), asleep.image_bytes());
+        self.cached_image = Some(cached);
         self.asleep_since = since;
         self.asleep = Some(asleep);
     }

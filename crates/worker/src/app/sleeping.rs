@@ -6,6 +6,7 @@ use std::path::Path;
 
 use torpor_engine::{Asleep, Warm, Watch};
 
+use crate::cached::Depth;
 use crate::probes::Sockets;
 
 /// A sleeping app: everything that waking it takes.
@@ -67,6 +68,14 @@ impl Sleeping {
         match self {
             Self::Dozing(asleep) => &asleep.image,
             Self::Warm(app) => &app.warm.image,
+        }
+    }
+
+    /// Its level, for the page cache.
+    pub(crate) const fn depth(&self) -> Depth {
+        match self {
+            Self::Dozing(_) => Depth::Dozing,
+            Self::Warm(_) => Depth::Warm,
         }
     }
 

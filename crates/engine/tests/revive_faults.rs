@@ -102,7 +102,8 @@ fn helper_killed_at_a_step() {
     let (group, journal) = (Lived(std::mem::ManuallyDrop::into_inner(group)), Memory::new());
     let faults = KilledAt(words[4].to_owned());
     let target = Target { app: 0, boot: boot(), freezer: &group, journal: &journal, faults: &faults };
-    let request = Revive { home: &home, image: Path::new(words[3]), generation: 0, given: Box::new(|| Ok(BTreeMap::new())) };
+    let request =
+        Revive { home: &home, image: Path::new(words[3]), generation: 0, given: Box::new(|| Ok(BTreeMap::new())) };
     let (result, _) = revive(&target, request);
     panic!("{result:?}");
 }

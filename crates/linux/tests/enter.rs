@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use torpor_linux::restorer::{
-    CODE_BYTES, EXACT, Entered, Inside, Launch, LaunchError, Newborn, STOP, Step, enter, enter_for_children, interpreter, seed,
+    CODE_BYTES, EXACT, Entered, Inside, Launch, LaunchError, Newborn, STOP, Step, enter, enter_for_children,
+    interpreter, seed,
 };
 
 const BLOB: u64 = 0x20_0000_0000;
@@ -175,7 +176,8 @@ fn the_seed_is_a_child_of_the_namespaces_init() {
             let own = groups.v2.file_name().unwrap().to_str().unwrap();
             let wanted = 1 + usize::from(groups.v1.is_some());
             assert_eq!(cgroups.lines().filter(|line| line.ends_with(own)).count(), wanted, "{cgroups}");
-            let number = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().to_str().unwrap().parse().unwrap();
+            let number =
+                |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().to_str().unwrap().parse().unwrap();
             let mut open: Vec<usize> = fs::read_dir(format!("/proc/{host}/fd")).unwrap().map(number).collect();
             open.sort_unstable();
             assert_eq!(open, (FIRST as usize..).take(INHERITED).collect::<Vec<_>>());

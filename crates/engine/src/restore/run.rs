@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, test_kill_process};
 use torpor_image::tree::{End, Process, Tree};
-use torpor_linux::restorer::{self, Births, Entered, Launch, LaunchError, Newborn, adopt, destroy, destroy_all, launch};
+use torpor_linux::restorer::{
+    self, Births, Entered, Launch, LaunchError, Newborn, adopt, destroy, destroy_all, launch,
+};
 
 use super::calls;
 use super::compile::{BORN, DONE, JOINED};
@@ -119,7 +121,16 @@ impl<'a> Building<'a> {
     fn begin(tree: &'a Tree, plan: &'a Plan) -> Self {
         let mut newborns = Vec::new();
         newborns.resize_with(plan.tasks.len(), || None);
-        Self { tree, plan, newborns, ids: vec![0; plan.tasks.len()], births: None, entered: None, first: None, released: false }
+        Self {
+            tree,
+            plan,
+            newborns,
+            ids: vec![0; plan.tasks.len()],
+            births: None,
+            entered: None,
+            first: None,
+            released: false,
+        }
     }
 
     /// Some thread has seccomp filters.

@@ -141,9 +141,8 @@ impl Reviving<'_> {
         let makes = !tree.memories.is_empty() || given.len() < tree.files.len();
         let make = || files::make(&tree, &file, given, around);
         let made = if makes { owners::as_root_inside(home, make) } else { Ok(make()) };
-        let made = made
-            .map_err(|error| ReviveError::Home("taking its owner's place", error))?
-            .map_err(RestoreError::from)?;
+        let made =
+            made.map_err(|error| ReviveError::Home("taking its owner's place", error))?.map_err(RestoreError::from)?;
         let mut opened = Opened::new(&tree, starters, made, paths, &file, Some(home.init.as_fd()))?;
         self.reached(RestoreStep::Opened)?;
 
@@ -173,7 +172,7 @@ impl Reviving<'_> {
         Ok(revived)
     }
 
-/// From threads that stand at the end of their steps to a running app.
+    /// From threads that stand at the end of their steps to a running app.
     fn let_go(&mut self, mut building: Building<'_>, passed: Duration) -> Result<(), ReviveError> {
         let (freezer, image) = (self.target.freezer, self.image);
         // They all stand still.
@@ -182,7 +181,8 @@ impl Reviving<'_> {
         finish::give_all(&building, passed)?;
         self.reached(RestoreStep::Finished)?;
         let (initial, process) = (building.id(0), building.first.take());
-        let process = process.ok_or(ReviveError::Home("looking for its initial process", io::ErrorKind::NotFound.into()))?;
+        let process =
+            process.ok_or(ReviveError::Home("looking for its initial process", io::ErrorKind::NotFound.into()))?;
         building.release()?;
         self.reached(RestoreStep::Released)?;
         // Before the journal: a crash in between ends them, which marks it again.

@@ -57,8 +57,8 @@ pub(super) fn prepare(reviving: &mut Reviving<'_>, request: Revive<'_>) -> Resul
     }
     let root = directory(Path::new(&format!("/proc/{}/root", home.init_pid)))
         .map_err(|error| ReviveError::Home("opening its root directory", error))?;
-    let younger = is_younger(home.init_pid, &tree.machine)
-        .map_err(|error| ReviveError::Home("looking at its init", error))?;
+    let younger =
+        is_younger(home.init_pid, &tree.machine).map_err(|error| ReviveError::Home("looking at its init", error))?;
     // A home that was made since is as one after a reboot: numbers of devices and of kernel objects are others.
     let same_boot = header.boot == reviving.target.boot && !younger;
     let around = Around { root: Root::At(root.as_fd()), same_boot };

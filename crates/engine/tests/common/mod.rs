@@ -5,8 +5,8 @@ pub mod home;
 
 use std::fs;
 use std::io::{self, BufRead, BufReader};
-use std::os::unix::process::CommandExt;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Mutex;

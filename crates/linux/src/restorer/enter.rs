@@ -184,16 +184,8 @@ pub fn enter(inside: &Inside<'_>) -> Result<Entered, LaunchError> {
     }
     // SAFETY: P shared our descriptors, and CLONE_PIDFD made this one, which nobody else knows.
     let process = unsafe { OwnedFd::from_raw_fd(process) };
-    let mut entered = Entered {
-        pid: 0,
-        inside: inside.pid,
-        process,
-        gate: ours,
-        waiting,
-        _stack: stack,
-        gone: false,
-        seized: false,
-    };
+    let mut entered =
+        Entered { pid: 0, inside: inside.pid, process, gate: ours, waiting, _stack: stack, gone: false, seized: false };
     // R has its own copy of its end.
     drop(theirs);
     entered.pid = number(entered.process.as_fd()).map_err(failed("asking for its number"))?;

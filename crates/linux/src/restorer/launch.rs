@@ -207,7 +207,11 @@ pub(super) unsafe fn step(name: &'static str, number: i64, arguments: [u64; 6]) 
 fn prepare(child: &Child) -> Result<Infallible, Failed> {
     // SAFETY: both take numbers.
     let father = unsafe {
-        step("prctl(PR_SET_PDEATHSIG)", libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0, 0, 0, 0])?;
+        step(
+            "prctl(PR_SET_PDEATHSIG)",
+            libc::SYS_prctl,
+            [libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0, 0, 0, 0],
+        )?;
         step("getppid", libc::SYS_getppid, [0; 6])?
     };
     if father != i64::from(child.parent) {

@@ -20,6 +20,7 @@
 //! The code is assembled into this crate's read-only data and copied from there: it is position-independent, and never
 //! runs where it lies.
 
+mod deputy;
 mod enter;
 mod gate;
 mod launch;
@@ -28,6 +29,7 @@ mod raw;
 
 use std::arch::global_asm;
 
+pub use deputy::as_process;
 pub use enter::{Entered, Inside, enter, enter_for_children};
 pub use launch::{Launch, LaunchError, SPARE_NUMBERS, launch};
 pub use newborn::{Births, Halt, Newborn, Stop, adopt, destroy, destroy_all};

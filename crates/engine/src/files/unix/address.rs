@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use rustix::process::{chdir, chroot, fchdir};
 use rustix::thread::{CapabilitiesSecureBits, set_capabilities_secure_bits, set_thread_res_gid, set_thread_res_uid};
 use torpor_image::tree::{PathState, UnixSocket};
+use torpor_linux::restorer::as_process;
 use torpor_linux::{socket, thread};
 
 use super::super::MakeError;
@@ -65,7 +66,31 @@ fn aside<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> 
     })
 }
 
-/// Does something as this user and group, so that a peer sees them (`SO_PEERCRED`); all capabilities are kept.
+/// Does something as this process, user and group, so that a peer sees them (`SO_PEERCRED`); all capabilities are kept. Where
+/// there is such a process it is ours that is seen.
+pub(super) fn as_peer<T: Send>(
+    who: Option<(i32, u32, u32)>,
+    mut work: impl FnMut() -> io::Result<T> + Send,
+) -> io::Result<T> {
+    let Some((pid, user, group)) = who.filter(|(pid, ..)| *pid > 0) else { return as_user(who, work) };
+    let done = as_process(pid, || {
+        take_user(user, group)?;
+        work()
+    });
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => as_user(who, work),
+        done => done?,
+    }
+}
+
+/// Makes the calling thread's effective user and group these.
+fn take_user(user: u32, group: u32) -> io::Result<()> {
+    set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP)?;
+    set_thread_res_gid(None, Gid::from_raw(group), None)?;
+    Ok(set_thread_res_uid(None, Uid::from_raw(user), None)?)
+}
+
+/// As [`as_peer`], as the process that we are.
 pub(super) fn as_user<T: Send>(
     who: Option<(i32, u32, u32)>,
     work: impl FnOnce() -> io::Result<T> + Send,
@@ -75,9 +100,7 @@ pub(super) fn as_user<T: Send>(
         return work();
     };
     aside(|| {
-        set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP)?;
-        set_thread_res_gid(None, Gid::from_raw(group), None)?;
-        set_thread_res_uid(None, Uid::from_raw(user), None)?;
+        take_user(user, group)?;
         work()
     })
 }

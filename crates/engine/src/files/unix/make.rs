@@ -13,12 +13,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, SocketType, accept_with, listen, shutdown, socketpair};
 use torpor_image::tree::{FileId, FileKind, Message, OpenFile, UnixSocket, UnixState};
+use torpor_linux::restorer::as_process;
 use torpor_linux::socket::{self, Sent, send};
 
 use super::super::options::{self, fresh};
 use super::super::path::Root;
 use super::super::{MakeError, locks};
-use super::address::{Scratch, address, as_user, reach, text};
+use super::address::{Scratch, address, as_peer, as_user, reach, text};
 use super::{DATAGRAM, UNIX};
 
 /// Open files by [`FileId`].
@@ -34,6 +35,8 @@ pub(in crate::files) struct Making {
     pairs: HashMap<FileId, FileId>,
     /// Sockets that were kept, with all that is in them.
     kept: HashSet<FileId>,
+    /// Process ids of the tree are ours, and free.
+    own_ids: bool,
 }
 
 fn unix(files: &[OpenFile], id: FileId) -> Option<&UnixSocket> {
@@ -76,7 +79,8 @@ fn peer<'a>(
 pub(in crate::files) fn make(files: &[OpenFile], made: &mut Files, root: Root<'_>) -> Result<Making, MakeError> {
     let kept = sockets(files).map(|(id, _)| id).filter(|id| made[*id as usize].is_some()).collect();
     let scratch = Scratch::new(root).map_err(MakeError::at("keeping", "the root directory"))?;
-    let mut making = Making { scratch, kept, ..Making::default() };
+    let own_ids = matches!(root, Root::Own);
+    let mut making = Making { scratch, kept, own_ids, ..Making::default() };
     for (id, socket) in sockets(files) {
         if matches!(socket.state, UnixState::Listening { .. }) && made[id as usize].is_none() {
             made[id as usize] = Some(making.listener(socket)?);
@@ -111,6 +115,15 @@ pub(in crate::files) fn make(files: &[OpenFile], made: &mut Files, root: Root<'_
 }
 
 impl Making {
+    /// Does something as whom a peer is to see.
+    fn as_peer<T: Send>(
+        &self,
+        who: Option<(i32, u32, u32)>,
+        work: impl FnMut() -> io::Result<T> + Send,
+    ) -> io::Result<T> {
+        if self.own_ids { as_peer(who, work) } else { as_user(who, work) }
+    }
+
     /// A socket that is connected to nobody yet.
     fn single(&mut self, socket: &UnixSocket) -> Result<OwnedFd, MakeError> {
         let fd = fresh(kind_of(socket)).map_err(MakeError::at("making", text(socket)))?;
@@ -122,7 +135,7 @@ impl Making {
     fn listener(&mut self, socket: &UnixSocket) -> Result<OwnedFd, MakeError> {
         let UnixState::Listening { backlog, .. } = socket.state else { return Err(not_a_peer(socket)) };
         let fd = self.single(socket)?;
-        let listening = as_user(socket.peer_credentials, || Ok(listen(&fd, backlog.min(i32::MAX as u32) as i32)?));
+        let listening = self.as_peer(socket.peer_credentials, || Ok(listen(&fd, backlog.min(i32::MAX as u32) as i32)?));
         listening.map_err(MakeError::at("listening on", text(socket)))?;
         Ok(fd)
     }
@@ -139,7 +152,7 @@ impl Making {
         if one.kind == DATAGRAM || (one.name.is_empty() && two.name.is_empty()) {
             let kind = SocketType::from_raw(one.kind as _);
             let family = rustix::net::AddressFamily::UNIX;
-            let pair = as_user(one.peer_credentials, || Ok(socketpair(family, kind, SocketFlags::CLOEXEC, None)?));
+            let pair = self.as_peer(one.peer_credentials, || Ok(socketpair(family, kind, SocketFlags::CLOEXEC, None)?));
             let (a, b) = pair.map_err(MakeError::at("making", &*name))?;
             for (fd, socket) in [(&a, one), (&b, two)] {
                 options::set_early(fd, &socket.options, &name)?;
@@ -157,14 +170,14 @@ impl Making {
             None => {
                 own = fresh(kind_of(server)).map_err(MakeError::at("making", &*name))?;
                 self.scratch.bind(&own, &server.name).map_err(MakeError::at("binding", text(server)))?;
-                let listening = as_user(client.peer_credentials, || Ok(listen(&own, 1)?));
+                let listening = self.as_peer(client.peer_credentials, || Ok(listen(&own, 1)?));
                 listening.map_err(MakeError::at("listening on", text(server)))?;
                 own.as_fd()
             }
         };
         let fd = self.single(client)?;
         let connected = reach(through, &server.name)
-            .and_then(|(to, _kept)| as_user(server.peer_credentials, || socket::connect(&fd, &to)));
+            .and_then(|(to, _kept)| self.as_peer(server.peer_credentials, || socket::connect(&fd, &to)));
         connected.map_err(MakeError::at("connecting to", text(server)))?;
         let accepted =
             accept_with(through, SocketFlags::CLOEXEC).map_err(MakeError::at("accepting on", text(server)))?;
@@ -322,7 +335,12 @@ impl Making {
                 }
             };
             let before = options::widen(sender)?;
-            deliver(sender, &to, message, made)?;
+            let sent = || deliver(sender, &to, message, made);
+            match message.credentials.filter(|_| self.own_ids).map(|(pid, ..)| as_process(pid, sent)) {
+                Some(Err(error)) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                Some(Ok(done)) => done?,
+                _ => sent()?,
+            }
             options::narrow(sender, &before)?;
         }
         Ok(())
@@ -333,7 +351,8 @@ impl Making {
 fn deliver(sender: BorrowedFd<'_>, to: &[u8], message: &Message, made: &Files) -> io::Result<()> {
     let files = message.files.iter().map(|file| made.get(*file as usize).and_then(Option::as_ref).map(AsFd::as_fd));
     let files = files.collect::<Option<Vec<_>>>().ok_or(Errno::OPNOTSUPP)?;
-    let credentials = message.credentials.map(|(_, user, group)| (std::process::id() as i32, user, group));
+    let credentials =
+        message.credentials.map(|(_, user, group)| (rustix::process::getpid().as_raw_nonzero().get(), user, group));
     let first = Sent { bytes: &message.bytes, to, files: &files, credentials };
     let mut sent = send(sender, &first)?;
     while sent < message.bytes.len() {

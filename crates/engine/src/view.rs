@@ -13,6 +13,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Stat, fstat, openat2};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
+use torpor_linux::bystander::Bystander;
+use torpor_linux::restorer::enter_for_children;
 
 use crate::home::Home;
 use crate::proc;
@@ -151,6 +153,31 @@ impl View {
     /// What is at a path.
     pub(crate) fn stat(&self, path: &[u8]) -> rustix::io::Result<Stat> {
         self.open(path).and_then(fstat)
+    }
+
+    /// Starts a process of this user and group of the machine's in the tree's pid and user namespaces, without being one of its
+    /// processes; gives its id as the tree sees it, too.
+    pub(crate) fn bystander(&self, user: u32, group: u32) -> io::Result<(Bystander, i32)> {
+        let Some(inside) = &self.0 else {
+            return Bystander::start(None, user, group).map(|found| {
+                let pid = found.pid();
+                (found, pid)
+            });
+        };
+        let other = identity("/proc/self/ns/user")? != identity(&format!("/proc/{}/ns/user", inside.init_pid))?;
+        let namespace = other.then(|| inside.init.as_fd());
+        let (user, group) = (self.user(user), self.group(group));
+        let found = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                enter_for_children(inside.init.as_fd())?;
+                Bystander::start(namespace, user, group)
+            });
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
+        let mut ids = BTreeMap::new();
+        pairs(&format!("/proc/{}/status", found.pid()), &["NSpid"], &mut ids)?;
+        let id = ids.values().copied().next().unwrap_or_default();
+        Ok((found, id))
     }
 
     /// Does something in the tree's network and IPC namespaces.

@@ -5,11 +5,13 @@
 #![allow(unsafe_code, reason = "this crate exists to hold the workspace's unsafe code")]
 
 pub mod allocator;
+pub mod bystander;
 pub mod cpu;
 pub mod descriptor;
 pub mod fcntl;
 pub mod handle;
 pub mod kcmp;
+pub mod keyring;
 pub mod mount;
 pub mod notify;
 pub mod pagemap;

@@ -9,10 +9,13 @@ mod ending;
 mod family;
 mod guards;
 mod inside;
+mod keyring;
 mod landing;
+mod landlock;
 mod mappings;
 mod obstacles;
 mod pages;
+mod policy;
 mod process;
 mod questions;
 mod remote;
@@ -28,9 +31,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use torpor_image::tree::{Backing, End, FileId, Life, Machine, PathState, Process, Shares, Switches, Tree};
+use torpor_image::tree::{
+    Backing, End, FileId, Life, Machine, MemoryPolicy, PathState, Process, Shares, Switches, Tree,
+};
 
 pub(crate) use self::family::{Member, family, hold, without_leaders};
+use self::landlock::{Bystanders, Trial};
 use self::pages::Copier;
 use self::remote::Remote;
 use self::signals::{OfProcess, OfThread};
@@ -140,6 +146,7 @@ pub(crate) fn collect_as(
     let mut tree = Tree { machine: machine().look(root)?, ..Tree::default() };
     let now = Duration::from_nanos(tree.machine.monotonic_ns);
     let mut shared = Vec::new();
+    let bystanders = Bystanders::new(manner.view);
     for process in stopped {
         let pid = process.pid;
         if !(manner.go_on)() {
@@ -148,7 +155,7 @@ pub(crate) fn collect_as(
         let (group, session) = process::group_and_session(pid).look(pid)?;
         let end = match &process.alive {
             Some(alive) => {
-                let found = life(manner.view, alive, plans, now, &mut shared, &mut obstacles)?;
+                let found = life(manner.view, alive, plans, now, &bystanders, &mut shared, &mut obstacles)?;
                 let Some(life) = found else { continue };
                 End::Alive(Box::new(life))
             }
@@ -346,6 +353,7 @@ fn life(
     process: &trace::Process,
     plans: &[ThreadPlan],
     now: Duration,
+    bystanders: &Bystanders<'_>,
     shared: &mut Vec<SharedArea>,
     obstacles: &mut Vec<Obstacle>,
 ) -> Result<Option<Life>, CollectError> {
@@ -365,10 +373,21 @@ fn life(
         return Ok(None);
     }
     let areas: Vec<Area> = mappings.iter().map(|mapping| mapping.area.clone()).collect();
-    let Asked { of_process: answers, of_threads, dead_rings } = ask(process, &statuses, &areas)?;
+    let trials = process.threads.iter().zip(&statuses).map(|(thread, status)| {
+        // Filters could answer in the kernel's place.
+        let asked = status.seccomp == 0 || thread.tracee.is_unfiltered();
+        if asked { bystanders.trial(status) } else { Ok(None) }
+    });
+    let trials = trials.collect::<io::Result<Vec<_>>>().look(pid)?;
+    let asked = ask(process, &statuses, &areas, &trials)?;
+    let Asked { of_process: answers, of_threads, dead_rings, mut policies } = asked;
     obstacles.extend(contexts::obstacles(pid, &areas, &dead_rings, view.keeps_files()).look(pid)?);
     if answers.descriptor_table {
         obstacles.push(Obstacle::new(pid, Place::Process, "it has a local descriptor table (modify_ldt)", ""));
+    }
+    if answers.keys {
+        let what = "it has a session keyring of its own with keys (keyctl)";
+        obstacles.push(Obstacle::new(pid, Place::Process, what, "let it use its user's keyring"));
     }
     let plans: HashMap<i32, &ThreadPlan> =
         plans.iter().filter(|plan| plan.pid == pid).map(|plan| (plan.tid, plan)).collect();
@@ -382,9 +401,9 @@ fn life(
             obstacles.push(Obstacle::new(pid, Place::Thread(tid), what, "try again later"));
             continue;
         };
-        if answers.memory_policy {
-            let what = "it prefers some of the machine's memory (set_mempolicy)";
-            obstacles.push(Obstacle::new(pid, Place::Thread(tid), what, "start it without numactl"));
+        if answers.restricted {
+            let what = "it has restricted itself with Landlock, or another security module confines it";
+            obstacles.push(Obstacle::new(pid, Place::Thread(tid), what, "start it without that"));
         }
         let known = thread::Known { registers, wait, status, answers, online: &online };
         threads.push(thread::record(thread, known).look(pid)?);
@@ -393,8 +412,13 @@ fn life(
         Some(leader) => signals::pending(leader, true).look(pid)?,
         None => Vec::new(),
     };
+    let mut space = space::space(view, pid, &mappings, answers.heap_end, shared, obstacles)?;
+    for area in &mut space.areas {
+        area.advice.policy = policies.remove(&area.start).unwrap_or_default();
+    }
+    obstacles.extend(signals::unread_overruns(process, &answers.posix_timers, &pending));
     Ok(Some(Life {
-        space: space::space(view, pid, &mappings, answers.heap_end, shared, obstacles)?,
+        space,
         threads,
         descriptors: Vec::new(),
         cwd,
@@ -426,15 +450,24 @@ struct Asked {
     of_threads: Vec<OfThread>,
     /// See [`contexts::dead`].
     dead_rings: Vec<(u64, u64)>,
+    /// See [`policy::of_areas`].
+    policies: HashMap<u64, MemoryPolicy>,
 }
 
 /// Asks a process and its threads by remote calls.
-fn ask(process: &trace::Process, statuses: &[credentials::Status], areas: &[Area]) -> Result<Asked, TraceError> {
+fn ask(
+    process: &trace::Process,
+    statuses: &[credentials::Status],
+    areas: &[Area],
+    trials: &[Option<Trial>],
+) -> Result<Asked, TraceError> {
     let remote = Remote::begin(process, statuses, areas)?;
-    let answers = signals::of_process(&remote).and_then(|(of_process, first)| {
-        let others = (1..process.threads.len()).map(|n| signals::of_thread(&remote, n));
+    let trial = |n: usize| trials.get(n).copied().flatten();
+    let answers = signals::of_process(&remote, trial(0)).and_then(|(of_process, first)| {
+        let others = (1..process.threads.len()).map(|n| signals::of_thread(&remote, n, trial(n)));
         let threads: Result<_, _> = std::iter::once(Ok(first)).chain(others).collect();
-        Ok(Asked { of_process, of_threads: threads?, dead_rings: contexts::dead(&remote, areas)? })
+        let policies = policy::of_areas(&remote, areas)?;
+        Ok(Asked { of_process, of_threads: threads?, dead_rings: contexts::dead(&remote, areas)?, policies })
     });
     remote.end()?;
     answers

@@ -3,10 +3,14 @@
 use std::fs;
 use std::io;
 
-use torpor_image::tree::{Action, IntervalTimer, PendingSignal, PosixTimer, SignalStack, Switches};
+use torpor_image::tree::{Action, IntervalTimer, MemoryPolicy, PendingSignal, PosixTimer, SignalStack, Switches};
 
+use super::keyring::AskedKeyring;
+use super::landlock::Trial;
+use super::policy;
 use super::questions::{Answers, Asked, Place, Questions};
 use super::remote::Remote;
+use crate::obstacle::Obstacle;
 use crate::proc;
 use crate::trace::TraceError;
 use crate::wait::restart::number as nr;
@@ -16,7 +20,6 @@ const BRK: u64 = 12;
 const SIGALTSTACK: u64 = 131;
 const MODIFY_LDT: u64 = 154;
 const PRCTL: u64 = 157;
-const GET_MEMPOLICY: u64 = 239;
 const MEMBARRIER: u64 = 324;
 /// `MEMBARRIER_CMD_GET_REGISTRATIONS`.
 const GET_REGISTRATIONS: u64 = 1 << 9;
@@ -60,6 +63,8 @@ pub(super) struct OfProcess {
     pub(super) switches: Switches,
     /// It has a local descriptor table (`modify_ldt(2)`).
     pub(super) descriptor_table: bool,
+    /// See [`AskedKeyring::has_keys`].
+    pub(super) keys: bool,
 }
 
 /// What a thread has, by its own answers.
@@ -74,14 +79,15 @@ pub(super) struct OfThread {
     pub(super) parent_death_signal: i32,
     pub(super) time_stamp_counter: u8,
     pub(super) memory_error_policy: u8,
-    /// It prefers some of the machine's memory (`set_mempolicy(2)`).
-    pub(super) memory_policy: bool,
+    pub(super) memory_policy: MemoryPolicy,
+    /// It may not look at a process that is like it.
+    pub(super) restricted: bool,
 }
 
 /// Asks the process, and its first thread.
-pub(super) fn of_process(remote: &Remote<'_>) -> Result<(OfProcess, OfThread), TraceError> {
+pub(super) fn of_process(remote: &Remote<'_>, trial: Option<Trial>) -> Result<(OfProcess, OfThread), TraceError> {
     let mut list = remote.questions();
-    let first = AskedOfThread::ask(&mut list);
+    let first = AskedOfThread::ask(&mut list, trial);
     let mut prctl = |option, argument| list.ask("prctl", PRCTL, &[option, argument, 0, 0, 0]);
     let dumpable = prctl(option::GET_DUMPABLE, 0);
     let no_huge_pages = prctl(option::GET_THP_DISABLE, 0);
@@ -93,6 +99,7 @@ pub(super) fn of_process(remote: &Remote<'_>) -> Result<(OfProcess, OfThread), T
     let barriers = list.ask("membarrier", MEMBARRIER, &[GET_REGISTRATIONS, 0, 0]);
     let place = list.place(8);
     let descriptor_table = list.ask("modify_ldt", MODIFY_LDT, &[0, place.address, 8]);
+    let keyring = AskedKeyring::ask(&mut list);
     let interval_timers = [0, 1, 2].map(|which| {
         let place = list.place(TIMER_BYTES);
         (place, list.ask("getitimer", nr::GETITIMER, &[which, place.address]))
@@ -123,14 +130,15 @@ pub(super) fn of_process(remote: &Remote<'_>) -> Result<(OfProcess, OfThread), T
             barriers: answers.result(barriers).unwrap_or(0) as u32,
         },
         descriptor_table: answers.result(descriptor_table).unwrap_or(0) != 0,
+        keys: keyring.has_keys(&answers),
     };
     Ok((process, first.answered(&answers)?))
 }
 
 /// Asks the process's `n`-th thread.
-pub(super) fn of_thread(remote: &Remote<'_>, n: usize) -> Result<OfThread, TraceError> {
+pub(super) fn of_thread(remote: &Remote<'_>, n: usize, trial: Option<Trial>) -> Result<OfThread, TraceError> {
     let mut list = remote.questions();
-    let asked = AskedOfThread::ask(&mut list);
+    let asked = AskedOfThread::ask(&mut list, trial);
     asked.answered(&remote.ask(n, list)?)
 }
 
@@ -141,14 +149,16 @@ struct AskedOfThread {
     death_signal: (Place, Asked),
     clear_tid: (Place, Asked),
     time_stamps: (Place, Asked),
-    memory_policy: (Place, Asked),
+    memory_policy: policy::AskedPolicy,
     securebits: Asked,
     timer_slack: Asked,
     memory_errors: Asked,
+    trial: Option<Asked>,
 }
 
 impl AskedOfThread {
-    fn ask(list: &mut Questions) -> Self {
+    fn ask(list: &mut Questions, trial: Option<Trial>) -> Self {
+        let trial = trial.map(|trial| trial.ask(list));
         let mut written = |bytes, name, number, arguments: &dyn Fn(u64) -> [u64; 5]| {
             let place = list.place(bytes);
             (place, list.ask(name, number, &arguments(place.address)))
@@ -159,7 +169,7 @@ impl AskedOfThread {
         let death_signal = prctl(option::GET_PDEATHSIG);
         let clear_tid = prctl(option::GET_TID_ADDRESS);
         let time_stamps = prctl(option::GET_TSC);
-        let memory_policy = written(8, "get_mempolicy", GET_MEMPOLICY, &|place| [place, 0, 0, 0, 0]);
+        let memory_policy = policy::AskedPolicy::ask(list, None);
         let mut prctl = |option| list.ask("prctl", PRCTL, &[option, 0, 0, 0, 0]);
         Self {
             name,
@@ -171,6 +181,7 @@ impl AskedOfThread {
             securebits: prctl(option::GET_SECUREBITS),
             timer_slack: prctl(option::GET_TIMERSLACK),
             memory_errors: prctl(option::MCE_KILL_GET),
+            trial,
         }
     }
 
@@ -180,7 +191,7 @@ impl AskedOfThread {
             answers.check(asked)?;
         }
         let stack = |n| answers.word(self.signal_stack.0, n);
-        // Kernels without CONFIG_CHECKPOINT_RESTORE do not tell the address, those without CONFIG_NUMA have no policies.
+        // Kernels without CONFIG_CHECKPOINT_RESTORE do not tell the address.
         let told = |(place, asked)| answers.result(asked).map_or(0, |_| answers.word(place, 0));
         let name = [0, 1].map(|n| answers.word(self.name.0, n).to_ne_bytes());
         let name = name.as_flattened().split(|byte| *byte == 0).next().unwrap_or_default();
@@ -198,7 +209,8 @@ impl AskedOfThread {
             timer_slack_ns: answers.result(self.timer_slack)?,
             time_stamp_counter: answers.word(self.time_stamps.0, 0) as u8,
             memory_error_policy: answers.result(self.memory_errors).unwrap_or(MCE_KILL_DEFAULT) as u8,
-            memory_policy: told(self.memory_policy) as u32 != 0,
+            memory_policy: self.memory_policy.answered(answers),
+            restricted: self.trial.is_some_and(|asked| Trial::is_restricted(answers, asked)),
         })
     }
 }
@@ -297,6 +309,36 @@ fn parse_timers(text: &str) -> Option<Vec<PosixTimer>> {
         }
     }
     Some(timers)
+}
+
+/// Periodic timers whose signal waits because the program blocks it: how often they have expired since is nowhere told
+/// before the program takes it. Where a thread waits for signals just now, it takes it at once.
+pub(super) fn unread_overruns(
+    process: &crate::trace::Process,
+    timers: &[PosixTimer],
+    pending: &[PendingSignal],
+) -> Vec<Obstacle> {
+    const SI_TIMER: i32 = -2;
+    let number = |info: &[u8], at: usize| {
+        info.get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, i32::from_ne_bytes)
+    };
+    let takes = |signal: i32| {
+        process.threads.iter().any(|thread| {
+            let waits = thread.registers.call() == Some(nr::RT_SIGTIMEDWAIT);
+            waits || thread.signal_mask & 1_u64.wrapping_shl(signal.unsigned_abs().wrapping_sub(1)) == 0
+        })
+    };
+    let of_timers = pending.iter().filter(|signal| number(&signal.info, 8) == SI_TIMER);
+    let waits = |timer: &&PosixTimer| {
+        // The kernel's number of a timer is where its code, signal and padding end.
+        let mut own = of_timers.clone().filter(|signal| number(&signal.info, 16) == timer.id);
+        timer.timer.interval_ns != 0 && own.any(|signal| !takes(number(&signal.info, 0)))
+    };
+    let obstacle = |timer: &PosixTimer| {
+        let what = format!("timer {} has expired several times, of which the program has not been told yet", timer.id);
+        Obstacle::new(process.pid, crate::obstacle::Place::Process, what, "let it take the timer's signal")
+    };
+    timers.iter().filter(waits).map(obstacle).collect()
 }
 
 /// Signals that wait for a thread, or for any thread of its process.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
-use torpor_image::tree::{AddressSpace, Advice, Area, Backing, Layout, PathState};
+use torpor_image::tree::{AddressSpace, Advice, Area, Backing, Layout, MemoryPolicy, PathState};
 
 use super::mappings::Mapping;
 use super::{CollectError, Look};
@@ -186,6 +186,7 @@ fn area(mapping: &Mapping, backing: Backing) -> Area {
             madvise: advice.map(|(_, value)| *value).collect(),
             locked: locked.filter(|_| !kernels),
             name: name.unwrap_or_default().as_bytes().to_owned(),
+            policy: MemoryPolicy::default(),
         },
         key: mapping.key,
         pages: Vec::new(),

@@ -146,6 +146,7 @@ pub(super) fn record(thread: &trace::Thread, known: Known<'_>) -> io::Result<Thr
         time_stamp_counter: answers.time_stamp_counter,
         strict: status.seccomp == STRICT,
         memory_error_policy: answers.memory_error_policy,
+        memory_policy: answers.memory_policy,
     })
 }
 

@@ -218,6 +218,10 @@ fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described
     }
     let path_only = item.info.flags & PATH_ONLY != 0;
     let owner = if outside || path_only { Owner::default() } else { owner(context, item)? };
+    if owner.id != 0 && FileType::from_raw_mode(item.stat.st_mode) == FileType::Directory {
+        // Nobody else sets the owner of a directory; what is to be told of cannot be read.
+        return Err(Why::refused(format!("{} is watched with F_NOTIFY", item.name()), "let the program use inotify"));
+    }
     let locks = if outside { Vec::new() } else { item.locks.clone() };
     Ok(OpenFile { kind, flags: item.info.flags & !CLOSE_ON_EXEC, position: item.info.position, owner, locks })
 }

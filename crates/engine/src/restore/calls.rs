@@ -54,6 +54,8 @@ calls! {
     TIMER_DELETE = 226, "timer_delete";
     EXIT_GROUP = 231, "exit_group";
     EPOLL_CTL = 233, "epoll_ctl";
+    MBIND = 237, "mbind";
+    SET_MEMPOLICY = 238, "set_mempolicy";
     IOPRIO_SET = 251, "ioprio_set";
     SET_ROBUST_LIST = 273, "set_robust_list";
     OPENAT = 257, "openat";

@@ -21,17 +21,12 @@ const AT_ONCE: usize = 3;
 
 /// Whose state is not found again, as by `torpor restore` (`docs/compatibility.md`, what cannot be seen), and one that needs a
 /// file which is not there.
-const KNOWN: [&str; 10] = [
+const KNOWN: [&str; 5] = [
     "aio_poll",
     "blocked_receive_timeout",
-    "directory_notification",
     "executables",
-    "landlock",
-    "memory_policy_of_area",
-    "session_keyring",
     // A sleep that is given up lets a stopped process be seen running for a moment, and a tracer is none of the app's.
     "stopped",
-    "timer_overrun",
     "traced",
 ];
 const WITHIN: Duration = Duration::from_secs(20);

@@ -229,6 +229,7 @@ mod tests {
             time_stamp_counter: 1,
             strict: false,
             memory_error_policy: 2,
+            memory_policy: crate::tree::MemoryPolicy::default(),
         };
         let life = Life {
             threads: vec![thread],

@@ -127,6 +127,17 @@ pub struct Advice {
     pub locked: Option<u32>,
     /// `PR_SET_VMA_ANON_NAME`.
     pub name: Bytes,
+    /// `mbind(2)`.
+    pub policy: MemoryPolicy,
+}
+
+/// Which of the machine's memory is preferred.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryPolicy {
+    /// `MPOL_*` with its flags; 0: none of its own.
+    pub mode: u32,
+    /// Nodes, as a bit set.
+    pub nodes: Vec<u64>,
 }
 
 /// Memory that several mappings or descriptors share, and contents of files that only descriptors or mappings keep.

@@ -23,7 +23,8 @@ pub use self::file::{
     PipeEnd, PipeId, Terminal,
 };
 pub use self::memory::{
-    AddressSpace, Advice, Area, Backing, IO_EVENT_BYTES, Layout, MemoryId, SharedMemory, SharedMemoryKind, io_events,
+    AddressSpace, Advice, Area, Backing, IO_EVENT_BYTES, Layout, MemoryId, MemoryPolicy, SharedMemory,
+    SharedMemoryKind, io_events,
 };
 pub use self::process::{End, Life, Limit, Process, Scheduling, Shares, Switches, Thread};
 pub use self::signal::{Action, IntervalTimer, PendingSignal, PosixTimer, SignalStack, Wait, WaitPlace};

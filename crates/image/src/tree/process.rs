@@ -158,6 +158,8 @@ pub struct Thread {
     pub strict: bool,
     /// `PR_MCE_KILL`: late 0, early 1, default 2.
     pub memory_error_policy: u8,
+    /// `set_mempolicy(2)`.
+    pub memory_policy: super::MemoryPolicy,
 }
 
 /// How a thread is scheduled.

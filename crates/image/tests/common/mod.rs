@@ -8,8 +8,8 @@ use std::sync::LazyLock;
 
 use torpor_image::tree::{
     Action, AddressSpace, Advice, Area, Backing, Connection, Credentials, Descriptor, End, EpollMember, FileKind,
-    FileLock, InetSocket, InetState, InotifyWatch, IntervalTimer, Layout, Life, Limit, LockKind, Machine, Message,
-    Namespaces, OpenFile, Owner, PathState, PendingSignal, Pipe, PipeEnd, PosixTimer, Process, Scheduling,
+    FileLock, InetSocket, InetState, InotifyWatch, IntervalTimer, Layout, Life, Limit, LockKind, Machine, MemoryPolicy,
+    Message, Namespaces, OpenFile, Owner, PathState, PendingSignal, Pipe, PipeEnd, PosixTimer, Process, Scheduling,
     SeccompFilter, SharedMemory, SharedMemoryKind, Shares, SignalStack, SocketOption, Switches, Terminal, Thread, Tree,
     UnixSocket, UnixState, Wait, WaitPlace,
 };
@@ -171,7 +171,12 @@ fn space() -> AddressSpace {
         end: start + pages * PAGE,
         protection: 3,
         backing,
-        advice: Advice { madvise: vec![14], locked: Some(1), name: b"heap".to_vec() },
+        advice: Advice {
+            madvise: vec![14],
+            locked: Some(1),
+            name: b"heap".to_vec(),
+            policy: MemoryPolicy { mode: 2, nodes: vec![1] },
+        },
         key: 0,
         pages: regions,
     };
@@ -226,6 +231,7 @@ fn thread(tid: i32, place: WaitPlace) -> Thread {
         time_stamp_counter: 1,
         strict: true,
         memory_error_policy: 2,
+        memory_policy: MemoryPolicy::default(),
     }
 }
 

@@ -5,7 +5,7 @@
 //! protected. Pages are read from the image straight into place. Pages of zeros are nothing in anonymous memory; over a
 //! file they are read from behind the end of the blob's data, which is a hole.
 
-use torpor_image::tree::{Area, Backing, Layout, Life, SharedMemoryKind, Tree};
+use torpor_image::tree::{Area, Backing, Layout, Life, MemoryPolicy, SharedMemoryKind, Tree};
 use torpor_image::{Content, PAGE};
 
 use super::super::calls;
@@ -196,12 +196,28 @@ fn advise(area: &Area, builder: &mut Builder, steps: &mut Steps) {
     for advice in &area.advice.madvise {
         steps.call(calls::MADVISE, &[area.start.into(), bytes.into(), (*advice).into()]);
     }
+    let policy = &area.advice.policy;
+    if policy.mode != 0 {
+        let (nodes, count) = nodes(policy, builder);
+        let arguments = [area.start.into(), bytes.into(), u64::from(policy.mode).into(), nodes, count, 0_u64.into()];
+        steps.call(calls::MBIND, &arguments);
+    }
     if !area.advice.name.is_empty() {
         const PR_SET_VMA: u64 = 0x5356_4d41;
         let name = builder.bytes(&[&area.advice.name[..], &[0]].concat());
         // Only for people; kernels without CONFIG_ANON_VMA_NAME have no names.
         steps.any(calls::PRCTL, &[PR_SET_VMA.into(), 0_u64.into(), area.start.into(), bytes.into(), name]);
     }
+}
+
+/// The nodes of a policy and their number, as the kernel wants them.
+pub(super) fn nodes(policy: &MemoryPolicy, builder: &mut Builder) -> (Argument, Argument) {
+    if policy.nodes.is_empty() {
+        return (Argument::Value(0), Argument::Value(0));
+    }
+    let bits = policy.nodes.len() as u64 * 64;
+    // It takes one less than it is told.
+    (builder.numbers(&policy.nodes), Argument::Value(bits + 1))
 }
 
 /// Attaches System V shared memory, which is mapped whole or not at all. What it is attached for stays with the mapping

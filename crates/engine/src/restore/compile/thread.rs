@@ -63,6 +63,10 @@ pub(super) fn attributes(thread: &Thread, builder: &mut Builder, steps: &mut Ste
         let policy = u64::from(thread.memory_error_policy).into();
         steps.call(calls::PRCTL, &[PR_MCE_KILL.into(), PR_MCE_KILL_SET.into(), policy, 0_u64.into(), 0_u64.into()]);
     }
+    if thread.memory_policy.mode != 0 {
+        let (nodes, count) = super::memory::nodes(&thread.memory_policy, builder);
+        steps.call(calls::SET_MEMPOLICY, &[u64::from(thread.memory_policy.mode).into(), nodes, count]);
+    }
     scheduling(thread, builder, steps);
 }
 

@@ -164,3 +164,36 @@ fn run(script: &str) -> io::Result<()> {
     let said = String::from_utf8_lossy(&done.stderr);
     Err(io::Error::other(said.lines().next().unwrap_or("nft failed").to_owned()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_there(table: &str) -> bool {
+        let listed = command(&["list", "tables"]).output().unwrap();
+        String::from_utf8_lossy(&listed.stdout).lines().any(|line| line == format!("table inet {table}"))
+    }
+
+    #[test]
+    fn tables_go_with_their_owner_or_when_they_are_forgotten() {
+        // Addresses for documentation, which nobody has.
+        let ends = [
+            ("192.0.2.1:80".parse().unwrap(), "198.51.100.7:4000".parse().unwrap()),
+            ("[2001:db8::1]:80".parse().unwrap(), "[2001:db8::2]:4000".parse().unwrap()),
+        ];
+        let own = format!("torpor_tcp_held_{}", std::process::id());
+        let kept = format!("torpor_tcp_test_{}", std::process::id());
+        let held = HeldConnections::hold(&ends, 7).unwrap();
+        assert!(is_there(&own));
+        held.keep(&kept).unwrap();
+        held.release().unwrap();
+        assert!(!is_there(&own) && is_there(&kept));
+        HeldConnections::forget(&kept).unwrap();
+        assert!(!is_there(&kept));
+        HeldConnections::forget(&kept).unwrap();
+        let mut held = HeldConnections::hold(&ends, 7).unwrap();
+        held.nft.kill().unwrap();
+        drop(held);
+        assert!(!is_there(&own));
+    }
+}

@@ -7,6 +7,8 @@
 pub const CREATED: &str = "created";
 /// An app was removed (hub).
 pub const REMOVED: &str = "removed";
+/// It is sent as an archive (hub).
+pub const EXPORTED: &str = "exported";
 /// `torpor pin` (hub).
 pub const PINNED: &str = "pinned";
 /// `torpor unpin` (hub).
@@ -51,9 +53,10 @@ pub const WAKE_FAILED: &str = "wake-failed";
 pub const LOST: &str = "lost";
 
 /// All of them.
-pub const ALL: [&str; 23] = [
+pub const ALL: [&str; 24] = [
     CREATED,
     REMOVED,
+    EXPORTED,
     PINNED,
     UNPINNED,
     IMAGE_STORED,

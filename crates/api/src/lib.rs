@@ -5,6 +5,7 @@
 //! written as people write them (`"30s"`, `"64M"`).
 #![forbid(unsafe_code)]
 
+pub mod archive;
 #[cfg(feature = "client")]
 pub mod client;
 pub mod document;

@@ -81,6 +81,30 @@ pub struct SleepQuery {
     pub level: Option<Level>,
 }
 
+/// Query of `GET /v1/apps/{name}/archive`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExportQuery {
+    /// Put it to warm first if it is not.
+    pub sleep: bool,
+}
+
+/// Query of `POST /v1/archives`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(default, deny_unknown_fields)]
+pub struct ImportQuery {
+    /// Another name for the app.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Other published ports, as `8080:80,53:53/udp`; empty: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub publish: Option<String>,
+    /// Whoever made the archive is trusted: take it although it asks for more than an app gets by itself.
+    pub trust: bool,
+}
+
 /// Query of `stop` and `restart`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]

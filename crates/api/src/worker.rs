@@ -4,13 +4,17 @@
 //! over a stream. The hub owns names and what is wanted ([`AppRecord`], in its database); the worker owns what is.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 
+use bytes::Bytes;
 use futures_core::Stream;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::archive;
 use crate::error::ApiError;
 use crate::spec::{AppSpec, Source};
 use crate::view::{AppImage, AppStatus, Check, Event, Explanation, Level, Stats, StoredImage};
@@ -117,6 +121,15 @@ pub struct ExecSession {
     pub resize: tokio::sync::mpsc::Sender<(u16, u16)>,
 }
 
+/// How an app is imported.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Import {
+    /// Addresses that it had where it comes from.
+    pub addresses: Vec<IpAddr>,
+    /// Whoever made the archive is trusted: its programs may do what the app's description alone would not let them.
+    pub trust: bool,
+}
+
 /// Which lines of an app's output.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogRequest {
@@ -169,6 +182,19 @@ pub trait WorkerPort: Send + Sync + 'static {
     async fn stats(&self, id: &str) -> Result<Stats, ApiError>;
     /// Images of its processes.
     async fn app_images(&self, id: &str) -> Result<Vec<AppImage>, ApiError>;
+    /// Sends it as an [`crate::archive`]. It must be warm; with `sleep` it is put there first. Whatever happens to it
+    /// meanwhile comes first: where it wakes, the archive ends with that as its error.
+    async fn export(&self, id: &str, sleep: bool) -> Result<BoxStream<io::Result<Bytes>>, ApiError>;
+    /// Stores the layers at the beginning of an archive, of which only the manifest was read; what comes behind them is left
+    /// to be read.
+    async fn import_layers(
+        &self,
+        archive: archive::Reader,
+        manifest: &archive::Manifest,
+    ) -> Result<(archive::Reader, Resolved), ApiError>;
+    /// Makes an app that was adopted and never started one that is warm, from the rest of its archive. After an error it is to
+    /// be removed.
+    async fn import_app(&self, id: &str, archive: archive::Reader, import: Import) -> Result<(), ApiError>;
     /// Removes those of its images that nothing uses, and gives them; refused if there are none.
     async fn remove_app_images(&self, id: &str) -> Result<Vec<AppImage>, ApiError>;
     /// Runs a command in it, waking it first.

@@ -88,7 +88,7 @@ impl Hub {
     }
 
     /// Takes a failed app away; gives back the error to report.
-    async fn undo(&self, id: &str, spec: &AppSpec, mut error: ApiError) -> ApiError {
+    pub(crate) async fn undo(&self, id: &str, spec: &AppSpec, mut error: ApiError) -> ApiError {
         if let Err(problem) = self.discard(id).await {
             error.message.push_str(&format!("; and what was made of it could not be removed: {}", problem.message));
             error.hint = Some(format!("when the cause is gone, remove the rest with: torpor rm -f {}", spec.name));
@@ -98,14 +98,14 @@ impl Hub {
 }
 
 /// Says which app was not made; the worker's own `name: ` at the beginning is left out.
-fn about(spec: &AppSpec, mut error: ApiError) -> ApiError {
+pub(crate) fn about(spec: &AppSpec, mut error: ApiError) -> ApiError {
     let name = &spec.name;
     let why = error.message.strip_prefix(&format!("{name}: ")).unwrap_or(&error.message);
     error.message = format!("app `{name}` was not made: {why}");
     error
 }
 
-fn refused(spec: &AppSpec, error: InsertError) -> ApiError {
+pub(crate) fn refused(spec: &AppSpec, error: InsertError) -> ApiError {
     let name = &spec.name;
     match error {
         InsertError::Name => ApiError::new(ErrorKind::Conflict, format!("there is already an app `{name}`"))
@@ -122,6 +122,6 @@ fn refused(spec: &AppSpec, error: InsertError) -> ApiError {
 }
 
 /// 16 random hexadecimal digits; a second use of one is as unlikely as 2^-64 for each pair, and the row's key refuses it.
-fn new_id() -> Result<String, StoreError> {
+pub(crate) fn new_id() -> Result<String, StoreError> {
     getrandom::u64().map(|number| format!("{number:016x}")).map_err(StoreError::Random)
 }

@@ -200,6 +200,10 @@ async fn http_errors_have_our_shape() {
         ("POST /v1/apps/none/sleep?level=cold", "", "400"),
         ("POST /v1/apps/none/sleep?level=warm", "", "404"),
         ("POST /v1/apps/none/exec", "{}", "400"),
+        ("GET /v1/apps/none/archive", "", "404"),
+        ("GET /v1/apps/none/archive?sleeep=true", "", "400"),
+        ("POST /v1/archives", "no archive", "400"),
+        ("POST /v1/archives?nme=x", "", "400"),
     ] {
         let length = body.len();
         let request =
@@ -229,7 +233,7 @@ async fn the_description_names_every_path() {
     assert!(head.contains("200"));
     let description = serde_json::to_value(torpor_hub::openapi()).unwrap();
     let paths = description["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 22, "{:?}", paths.keys());
+    assert_eq!(paths.len(), 24, "{:?}", paths.keys());
     assert!(paths["/v1/apps"]["post"]["requestBody"].is_object());
     let sleep = paths["/v1/apps/{name}/sleep"]["post"]["parameters"].as_array().unwrap();
     let level = sleep.iter().find(|parameter| parameter["name"] == "level").unwrap();

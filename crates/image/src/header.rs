@@ -24,6 +24,7 @@ pub struct Header {
     /// Count of captures of this app; the highest is current.
     pub generation: u64,
     /// Boot of the machine (`/proc/sys/kernel/random/boot_id`): a dozing app's image fits only processes of this boot.
+    /// Zeros: it came from another machine.
     pub boot: [u64; 2],
     /// Bytes of pages, a multiple of [`PAGE`].
     pub pages_bytes: u64,

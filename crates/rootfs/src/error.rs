@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::copy::CopyError;
 use crate::digest::LayerDigest;
 
 mod archive;
@@ -30,6 +31,14 @@ pub enum Error {
         what: String,
         /// Why.
         source: ArchiveError,
+    },
+    /// The layer cannot be taken from or to another machine.
+    #[error("cannot copy {what}")]
+    Copy {
+        /// Which layer.
+        what: String,
+        /// Why.
+        source: CopyError,
     },
     /// The image's description is wrong.
     #[error("cannot use the image {what}")]

@@ -32,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+mod copy;
 mod digest;
 mod docker_archive;
 mod error;
@@ -50,6 +51,7 @@ mod unpack;
 pub mod users;
 pub mod view;
 
+pub use copy::{Copied, CopyError, Ids, read_tree, write_tree};
 pub use digest::{Digest, LayerDigest};
 pub use error::{ArchiveError, Error, ImageError, RegistryError};
 pub use image::{Image, ImageConfig};

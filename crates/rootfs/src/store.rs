@@ -40,6 +40,7 @@ use crate::unpack::{Below, Unpacked, unpack};
 use crate::view::View;
 
 mod contents;
+mod moved;
 mod records;
 
 pub use contents::{Collected, StoredImage};

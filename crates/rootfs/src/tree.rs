@@ -164,7 +164,7 @@ impl Tree {
         Ok(opened.as_fd())
     }
 
-    fn parent<'p>(&mut self, path: &'p TreePath) -> Result<(BorrowedFd<'_>, &'p [u8])> {
+    pub(crate) fn parent<'p>(&mut self, path: &'p TreePath) -> Result<(BorrowedFd<'_>, &'p [u8])> {
         let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
         Ok((self.directory(&parent)?, name))
     }

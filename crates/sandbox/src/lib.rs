@@ -38,6 +38,7 @@ pub use prepare::Prepared;
 pub use probe::probe;
 pub use process::{ExitStatus, Identity};
 pub use sandbox::{Sandbox, SandboxRecord, destroy_leftovers};
+pub use seccomp::default_filter_words;
 pub use setup::setup_main;
 pub use spec::{
     Clocks, EtcFiles, ID_COUNT, IdRange, Limits, Program, SandboxSpec, Security, TmpfsMount, User, VolumeMount,

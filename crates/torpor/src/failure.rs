@@ -72,6 +72,21 @@ pub(crate) enum Failure {
     /// An image could not be looked into.
     #[error(transparent)]
     Image(#[from] torpor_engine::ImageError),
+    /// An archive is not whole.
+    #[error(transparent)]
+    Archive(#[from] torpor_api::archive::ArchiveError),
+    /// A file cannot be written.
+    #[error("cannot write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The user gave it up.
+    #[error("given up")]
+    Interrupted,
     /// A tree could not be captured.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -115,6 +130,7 @@ impl Failure {
                 ErrorKind::Internal => 1,
             },
             Self::Parse(_) | Self::Config(_) | Self::Usage(_) => 2,
+            Self::Interrupted => 130,
             Self::Hub(HubError::AlreadyRunning { .. }) => 4,
             Self::Checkpoint(CheckpointError::Refused { .. }) => 3,
             Self::Restore(error) if error.is_refusal() => 3,

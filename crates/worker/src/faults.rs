@@ -1,6 +1,6 @@
 //! Faults on demand, for tests of crashes: `TORPOR_FAULT=STEP:ACTION[:COUNT]` makes the worker fail (`error`) or kill itself
 //! (`kill`) when an app reaches a step of falling asleep or waking for the COUNT-th time. Steps of building processes again
-//! begin with `revive-`.
+//! begin with `revive-`, those of an import with `import-`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -12,10 +12,39 @@ use torpor_engine::{Fault, Faults, RestoreStep, Step};
 enum AnyStep {
     Sleep(Step),
     Revive(RestoreStep),
+    Import(ImportStep),
+}
+
+/// Steps of an import.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ImportStep {
+    /// The layers are stored.
+    Layers,
+    /// The app's own files are made.
+    Files,
+    /// Its image is written.
+    Image,
+    /// The image is one of this machine, and has its name.
+    Placed,
+    /// Its sandbox stands; it is warm.
+    Taken,
+}
+
+impl ImportStep {
+    const ALL: [(Self, &'static str); 5] = [
+        (Self::Layers, "layers"),
+        (Self::Files, "files"),
+        (Self::Image, "image"),
+        (Self::Placed, "placed"),
+        (Self::Taken, "taken"),
+    ];
 }
 
 impl AnyStep {
     fn named(name: &str) -> Option<Self> {
+        if let Some(name) = name.strip_prefix("import-") {
+            return ImportStep::ALL.into_iter().find(|(_, known)| *known == name).map(|(step, _)| Self::Import(step));
+        }
         match name.strip_prefix("revive-") {
             Some(name) => RestoreStep::ALL.into_iter().find(|step| step.name() == name).map(Self::Revive),
             None => Step::ALL.into_iter().find(|step| step.name() == name).map(Self::Sleep),
@@ -74,6 +103,13 @@ impl WorkerFaults {
             let _ = kill_process(own, Signal::KILL);
         }
         true
+    }
+}
+
+impl WorkerFaults {
+    /// A step of an import has come to its end.
+    pub(crate) fn imported(&self, step: ImportStep) -> std::io::Result<()> {
+        if self.fails(AnyStep::Import(step)) { Err(std::io::Error::other("a fault was asked for")) } else { Ok(()) }
     }
 }
 

@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{RwLock, mpsc};
+use torpor_api::archive::{ArchiveError, Manifest, Reader, Section};
 use torpor_api::error::{ApiError, ErrorKind, chain};
 use torpor_api::spec::Source;
 use torpor_api::view::StoredImage;
 use torpor_api::worker::{AppRecord, ImageDefaults, Progress, Resolved};
-use torpor_rootfs::{Image, ProgressFn};
+use torpor_rootfs::{CopyError, Image, LayerDigest, ProgressFn};
 
+use crate::faults::ImportStep;
 use crate::shared::Shared;
 
 // What the hub lets through is never refused by the store.
@@ -50,6 +52,7 @@ fn failed(error: &torpor_rootfs::Error) -> ApiError {
         torpor_rootfs::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
             ErrorKind::Internal
         }
+        torpor_rootfs::Error::Copy { source: CopyError::Tree { .. }, .. } => ErrorKind::Internal,
         _ => ErrorKind::Invalid,
     };
     let told = ApiError::new(kind, chain(error));
@@ -121,6 +124,33 @@ pub(crate) async fn store(
     let image = fetch(shared, source, progress).await?;
     shared.store.tag(name, &image).map_err(|error| failed(&error))?;
     Ok(resolved(image))
+}
+
+/// Stores the layers at the beginning of an archive, as far as they are not here; the rest of it is still to be read.
+pub(crate) async fn receive(
+    shared: &Arc<Shared>,
+    mut archive: Reader,
+    manifest: &Manifest,
+) -> Result<(Reader, Resolved), ApiError> {
+    let _fetching = shared.promised.fetching.read().await;
+    let (store, mut resolved) = (shared.clone(), manifest.resolved.clone());
+    let received = tokio::task::spawn_blocking(move || {
+        let names: Vec<LayerDigest> = crate::shared::layer_digests(&resolved.layers).map_err(|error| failed(&error))?;
+        for (name, digest) in resolved.layers.iter_mut().zip(names) {
+            match archive.next_section().map_err(|error| error.to_api())? {
+                Some(Section::Layer { name: sent }) if sent == *name => {}
+                _ => return Err(ArchiveError::Invalid("its layers are not those of its manifest").to_api()),
+            }
+            if !store.store.has_layer(&digest) {
+                *name = store.store.receive_layer(&mut archive).map_err(|error| failed(&error))?.to_string();
+            }
+        }
+        store.faults.imported(ImportStep::Layers).map_err(|error| ApiError::internal(&error))?;
+        Ok((archive, resolved))
+    });
+    let (archive, resolved) = received.await.map_err(|error| ApiError::internal(&error))??;
+    shared.promised.layers().push((resolved.layers.clone(), Instant::now()));
+    Ok((archive, resolved))
 }
 
 fn used_by(layers: &[String], apps: &[Arc<AppRecord>]) -> Vec<String> {

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod app;
+mod archive;
 mod cached;
 mod clock;
 mod config;

@@ -6,15 +6,18 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use tokio::sync::{mpsc, oneshot};
+use torpor_api::archive::{Manifest, Reader};
 use torpor_api::error::{ApiError, ErrorKind, chain};
 use torpor_api::spec::Source;
 use torpor_api::view::{AppImage, AppStatus, Check, Event, Explanation, Level, State, Stats, StoredImage};
 use torpor_api::worker::{
-    AppRecord, BoxStream, Desired, ExecRequest, ExecSession, LogLine, LogRequest, Progress, Resolved, WorkerPort,
+    AppRecord, BoxStream, Desired, ExecRequest, ExecSession, Import, LogLine, LogRequest, Progress, Resolved,
+    WorkerPort,
 };
 use torpor_lifecycle::{Refusal, Request};
 
 use crate::app::{AppFiles, AppHandle, Order};
+use crate::faults::ImportStep;
 use crate::worker::Worker;
 
 /// An app's task has ended in the middle of a call: the worker is shutting down.
@@ -188,6 +191,28 @@ impl WorkerPort for Worker {
 
     async fn remove_app_images(&self, id: &str) -> Result<Vec<AppImage>, ApiError> {
         self.ask(id, Order::RemoveImages).await?
+    }
+
+    async fn export(&self, id: &str, sleep: bool) -> Result<BoxStream<std::io::Result<bytes::Bytes>>, ApiError> {
+        let app = self.app(id)?;
+        crate::archive::check_volumes(&app.record.spec)?;
+        if sleep && self.status(id).await?.state != State::Warm {
+            self.sleep(id, Level::Warm).await?;
+        }
+        crate::archive::export(&self.shared, app).await
+    }
+
+    async fn import_layers(&self, archive: Reader, manifest: &Manifest) -> Result<(Reader, Resolved), ApiError> {
+        crate::images::receive(&self.shared, archive, manifest).await
+    }
+
+    async fn import_app(&self, id: &str, archive: Reader, import: Import) -> Result<(), ApiError> {
+        let app = self.app(id)?;
+        crate::archive::import(&self.shared, &app, archive, import).await?;
+        let taken = self.ask(id, Order::TakeUp).await?;
+        let shared = self.shared.clone();
+        let taken = taken.and_then(|()| shared.faults.imported(ImportStep::Taken).map_err(|error| error.to_string()));
+        taken.map_err(|reason| ApiError::new(ErrorKind::Conflict, reason))
     }
 
     async fn exec(&self, id: &str, request: ExecRequest) -> Result<ExecSession, ApiError> {

@@ -9,6 +9,7 @@
 //! A refusal of the daemon is [`ClientError::Refused`] with its `ApiError`; everything else is about the way there.
 //! Bodies and lines are bounded.
 
+mod archive;
 mod calls;
 mod error;
 mod exec;
@@ -17,9 +18,11 @@ mod lines;
 use std::path::PathBuf;
 
 use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
+use hyper::http::request::Builder;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, CONTROLS};
@@ -27,6 +30,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::{TcpStream, UnixStream};
 
+pub use archive::Download;
 pub use calls::AppAction;
 pub use error::ClientError;
 pub use exec::{ExecReader, ExecStream, ExecWriter};
@@ -34,6 +38,9 @@ pub use lines::Lines;
 
 use crate::error::{ApiError, ErrorKind};
 use crate::token::Token;
+
+/// What is sent.
+type Sent = UnsyncBoxBody<Bytes, std::io::Error>;
 
 /// Longest body that is not a stream, in bytes.
 const BODY_BYTES: usize = 64 << 20;
@@ -100,6 +107,18 @@ impl Client {
         for (name, value) in headers {
             request = request.header(name, value);
         }
+        let body = Full::new(Bytes::from(body.unwrap_or_default())).map_err(|never| match never {}).boxed_unsync();
+        let request = self.addressed(request)?.body(body);
+        let request = request.map_err(|error| ClientError::Request { source: error.into() })?;
+        let response = self.exchange(request).await?;
+        if response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(response);
+        }
+        Err(refusal(response).await)
+    }
+
+    /// With the headers that say who asks whom.
+    fn addressed(&self, mut request: Builder) -> Result<Builder, ClientError> {
         if let Endpoint::Tcp { token, .. } = &self.endpoint {
             let value = HeaderValue::from_str(&format!("Bearer {}", token.expose()));
             let mut value = value.map_err(|error| ClientError::Request { source: error.into() })?;
@@ -110,18 +129,10 @@ impl Client {
             Endpoint::Unix(_) => "torpor",
             Endpoint::Tcp { address, .. } => address,
         };
-        let request = request
-            .header(HOST, host)
-            .body(Full::new(Bytes::from(body.unwrap_or_default())))
-            .map_err(|error| ClientError::Request { source: error.into() })?;
-        let response = self.exchange(request).await?;
-        if response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return Ok(response);
-        }
-        Err(refusal(response).await)
+        Ok(request.header(HOST, host))
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, ClientError> {
+    async fn exchange(&self, request: Request<Sent>) -> Result<Response<Incoming>, ClientError> {
         match &self.endpoint {
             Endpoint::Unix(path) => {
                 let stream = UnixStream::connect(path).await.map_err(|source| ClientError::unix(path, source))?;
@@ -157,7 +168,7 @@ impl Client {
     }
 }
 
-async fn over<S>(stream: S, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, ClientError>
+async fn over<S>(stream: S, request: Request<Sent>) -> Result<Response<Incoming>, ClientError>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {

@@ -360,7 +360,7 @@ pub(crate) fn difference(was: &PathState, is: &Stat, made_up: bool, same_boot: b
     match kind {
         FileType::CharacterDevice | FileType::BlockDevice => (was.bytes != now.bytes).then_some("it is another device"),
         // Numbers of devices are given anew at every boot.
-        _ if was.inode != now.inode || (same_boot && was.device != now.device) => Some("it is another file"),
+        _ if !was.is_inode(now.inode) || (same_boot && was.device != now.device) => Some("it is another file"),
         FileType::RegularFile if was.bytes != now.bytes => Some("its length has changed"),
         FileType::RegularFile if was.modified_ns != now.modified_ns => Some("it has been written to"),
         _ => None,
@@ -426,6 +426,7 @@ mod tests {
             was
         };
         assert!(difference(&other(|was| was.inode += 1), &stat, false, true).is_some());
+        assert!(difference(&other(|was| was.inode = 0), &stat, false, true).is_none());
         assert!(difference(&other(|was| was.device += 1), &stat, false, true).is_some());
         assert!(difference(&other(|was| was.device += 1), &stat, false, false).is_none());
         assert!(difference(&other(|was| was.bytes += 1), &stat, false, true).is_some());

@@ -166,7 +166,7 @@ pub(super) fn make(pipe: &Pipe, files: &[&OpenFile], root: Root<'_>) -> Result<M
             };
             let both = both.map_err(MakeError::at("opening", &*name))?;
             let found = fstat(&both).map_err(MakeError::at("looking at", &*name))?;
-            let other = state.gone.is_none() && found.st_ino != state.inode;
+            let other = state.gone.is_none() && !state.is_inode(found.st_ino);
             if FileType::from_raw_mode(found.st_mode) != FileType::Fifo || other {
                 return Err(MakeError::Changed { path: name, how: "it is another file" });
             }
@@ -214,7 +214,8 @@ impl MadePipe {
 /// Opens what a descriptor leads to again, with other flags.
 pub(super) fn reopen(fd: BorrowedFd<'_>, flags: u32) -> rustix::io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
-    let flags = OFlags::from_bits_retain(flags) | OFlags::CLOEXEC | OFlags::NOCTTY;
+    // The name in /proc is a link.
+    let flags = OFlags::from_bits_retain(flags).difference(OFlags::NOFOLLOW) | OFlags::CLOEXEC | OFlags::NOCTTY;
     rustix::fs::open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty())
 }
 

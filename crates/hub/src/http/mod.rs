@@ -4,6 +4,7 @@
 //! before this: by the Unix socket's mode, or by [`auth`] on TCP.
 
 mod apps;
+mod archives;
 pub(crate) mod auth;
 pub(crate) mod exec;
 mod extract;
@@ -54,6 +55,8 @@ fn described() -> OpenApiRouter<App> {
         .routes(routes!(apps::explain))
         .routes(routes!(apps::all_images))
         .routes(routes!(apps::remove_images))
+        .routes(routes!(archives::export))
+        .routes(routes!(archives::import))
         .routes(routes!(streams::logs))
         .routes(routes!(streams::events))
         .routes(routes!(exec::exec))

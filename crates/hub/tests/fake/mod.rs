@@ -15,13 +15,15 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_stream::wrappers::BroadcastStream;
+use torpor_api::archive::{Manifest, Reader};
 use torpor_api::client::{Client, Endpoint};
 use torpor_api::spec::Source;
 use torpor_api::view::{
     AppImage, AppStatus, Check, CheckOutcome, Event, Explanation, ImageStanding, Level, State, Stats, StoredImage,
 };
 use torpor_api::worker::{
-    AppRecord, BoxStream, Desired, ExecRequest, ExecSession, LogLine, LogRequest, Progress, Resolved, WorkerPort,
+    AppRecord, BoxStream, Desired, ExecRequest, ExecSession, Import, LogLine, LogRequest, Progress, Resolved,
+    WorkerPort,
 };
 use torpor_api::{ApiError, ErrorKind};
 use torpor_hub::{Hub, HubError, HubOptions, Listen, Server};
@@ -242,6 +244,26 @@ impl WorkerPort for FakeWorker {
     async fn remove_app_images(&self, id: &str) -> Result<Vec<AppImage>, ApiError> {
         self.called("remove_app_images", id)?;
         Err(ApiError::new(ErrorKind::Conflict, "nothing to remove"))
+    }
+
+    async fn export(&self, id: &str, _sleep: bool) -> Result<BoxStream<std::io::Result<bytes::Bytes>>, ApiError> {
+        self.called("export", id)?;
+        Ok(Box::pin(futures_util::stream::iter([Ok(bytes::Bytes::from_static(b"an archive"))])))
+    }
+
+    async fn import_layers(&self, archive: Reader, manifest: &Manifest) -> Result<(Reader, Resolved), ApiError> {
+        self.called("import_layers", &manifest.spec.name)?;
+        Ok((archive, manifest.resolved.clone()))
+    }
+
+    async fn import_app(&self, id: &str, mut archive: Reader, _: Import) -> Result<(), ApiError> {
+        self.called("import_app", id)?;
+        let passed = tokio::task::spawn_blocking(move || {
+            while archive.next_section().map_err(|error| error.to_api())?.is_some() {}
+            Ok::<_, ApiError>(())
+        });
+        passed.await.unwrap()?;
+        self.start(id).await
     }
 
     /// `cat` echoes its input; `exit N` ends with that status; `size` prints each new size; anything else prints its arguments.

@@ -81,7 +81,7 @@ pub struct PathState {
     pub path: Bytes,
     /// Device number.
     pub device: u64,
-    /// Inode number.
+    /// Inode number; 0: it was copied from elsewhere, and any will do.
     pub inode: u64,
     /// Type and permission bits.
     pub mode: u32,
@@ -91,6 +91,13 @@ pub struct PathState {
     pub modified_ns: i64,
     /// It has been removed, and nothing is in it (a directory or a FIFO): it is made again and removed, with these owners.
     pub gone: Option<(u32, u32)>,
+}
+
+impl PathState {
+    /// The inode is the one that was there, or it cannot be.
+    pub fn is_inode(&self, inode: u64) -> bool {
+        self.inode == 0 || self.inode == inode
+    }
 }
 
 /// What is open.

@@ -11,6 +11,7 @@ mod check;
 mod credentials;
 mod file;
 mod memory;
+mod paths;
 mod process;
 mod signal;
 mod socket;

@@ -17,6 +17,16 @@ use torpor_linux::seccomp::Instruction;
 
 use crate::capabilities::Capabilities;
 
+/// The default filter for programs with these capabilities, each instruction packed as the kernel has it: what every thread of
+/// an app runs under.
+pub fn default_filter_words(capabilities: Capabilities) -> Vec<u64> {
+    let pack = |i: Instruction| {
+        let jumps = u64::from(i.jump_true) << 16 | u64::from(i.jump_false) << 24;
+        u64::from(i.code) | jumps | u64::from(i.operand) << 32
+    };
+    default_filter(capabilities).into_iter().map(pack).collect()
+}
+
 /// The filter for programs with these capabilities.
 pub(crate) fn default_filter(capabilities: Capabilities) -> Vec<Instruction> {
     compile::compile(&rules::rules(capabilities))

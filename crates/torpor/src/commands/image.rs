@@ -33,7 +33,7 @@ pub(super) fn image(command: &ImageCommand) -> Result<i32, Failure> {
             show(json.json, &difference, output::difference)?;
         }
         // The daemon is asked.
-        ImageCommand::Ls(_) | ImageCommand::Rm { .. } => {}
+        ImageCommand::Ls(_) | ImageCommand::Rm { .. } | ImageCommand::Export(_) | ImageCommand::Import(_) => {}
     }
     Ok(0)
 }

@@ -1,6 +1,7 @@
 //! What each command does: asks the daemon, prints what comes back.
 
 mod apps;
+mod archive;
 mod checkpoint;
 mod exec;
 mod image;
@@ -98,6 +99,8 @@ async fn dispatch(cli: Cli) -> Result<i32, Failure> {
                 Some(command) => return images::change(&client, command).await,
             }
         }
+        Command::Image(ImageCommand::Export(args)) => archive::export(&connect(&daemon)?, args).await?,
+        Command::Image(ImageCommand::Import(args)) => archive::import(&connect(&daemon)?, args).await?,
         Command::Image(ImageCommand::Ls(json)) => image::ls(&connect(&daemon)?, json.json).await?,
         Command::Image(ImageCommand::Rm { apps }) => return image::rm(&connect(&daemon)?, &apps).await,
         // Handled before the runtime was made.

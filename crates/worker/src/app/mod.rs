@@ -18,6 +18,7 @@ mod images;
 mod known;
 mod labels;
 mod measure;
+mod moving;
 mod operate;
 mod parking;
 mod past;
@@ -29,6 +30,8 @@ mod task;
 mod view;
 
 pub(crate) use files::AppFiles;
+pub(crate) use moving::Exportable;
+pub(crate) use operate::app_number;
 pub(crate) use task::{AppHandle, Order, spawn};
 
 use torpor_engine::Attempt;

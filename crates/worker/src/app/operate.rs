@@ -91,7 +91,7 @@ pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> Text {
 }
 
 /// An app's number in images.
-pub(super) fn app_number(id: &str) -> u64 {
+pub(crate) fn app_number(id: &str) -> u64 {
     u64::from_str_radix(id, 16).unwrap_or_default()
 }
 

@@ -12,7 +12,7 @@ use std::time::SystemTime;
 
 use torpor_api::worker::{AppRecord, Desired};
 use torpor_engine::{Journal, Parking, Phase, Reopened, Stored, Warm};
-use torpor_lifecycle::{Event, Found, Millis};
+use torpor_lifecycle::{Event, Found, Millis, Text};
 use torpor_sandbox::{Clocks, Sandbox};
 
 use super::AppFiles;
@@ -46,17 +46,21 @@ impl Task {
 
     /// Makes a sandbox for an app of which only its image is left, and holds it as a warm one; gives when it wakes by itself.
     pub(super) async fn house_stored(&mut self) -> Option<Option<Millis>> {
-        let taken = match tokio::task::block_in_place(|| self.stored()) {
-            Ok(None) => return None,
-            Ok(Some(stored)) => {
-                let stored = Arc::new(stored);
-                let taken = take_up(&self.record, &self.files, &self.shared, &stored).await;
-                taken.map(|taken| (stored, taken)).map_err(|error| chain(&error))
+        match self.try_to_house().await {
+            Ok(housed) => housed,
+            Err(reason) => {
+                self.lose_stored(&reason);
+                None
             }
-            Err(reason) => Err(reason.into()),
-        };
-        let held = taken.and_then(|(stored, taken)| self.hold_stored(&stored, taken).map_err(text));
-        held.map_err(|reason| self.lose_stored(&reason)).ok()
+        }
+    }
+
+    /// As [`Task::house_stored`], but touches nothing of an image that cannot be used, and says why it cannot.
+    pub(super) async fn try_to_house(&mut self) -> Result<Option<Option<Millis>>, Text> {
+        let Some(stored) = tokio::task::block_in_place(|| self.stored())? else { return Ok(None) };
+        let stored = Arc::new(stored);
+        let taken = take_up(&self.record, &self.files, &self.shared, &stored).await.map_err(|error| chain(&error))?;
+        self.hold_stored(&stored, taken).map(Some).map_err(text)
     }
 
     /// The newest image, if it is complete and nobody has begun to wake from it.

@@ -1,6 +1,7 @@
 //! The task itself: what it holds, what it waits for, and how it performs actions.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
@@ -16,6 +17,7 @@ use torpor_sandbox::Sandbox;
 
 use super::history::History;
 use super::known::Known;
+use super::moving::Exportable;
 use super::past::Past;
 use super::sleeping::Sleeping;
 use super::start::Fault;
@@ -49,6 +51,10 @@ pub(crate) enum Order {
     Images(oneshot::Sender<Result<Vec<AppImage>, ApiError>>),
     /// Removes those of them that nothing uses.
     RemoveImages(oneshot::Sender<Result<Vec<AppImage>, ApiError>>),
+    /// Its image, to be exported; `None` where it is not warm.
+    Export(oneshot::Sender<io::Result<Option<Exportable>>>),
+    /// Become warm from the image that an import has put there, or say why not.
+    TakeUp(oneshot::Sender<Result<(), String>>),
     /// The sandbox, to run a command in; `None` when it has none.
     Sandbox(oneshot::Sender<Option<Arc<Sandbox>>>),
     /// Go warm if it can, for memory is short. The sender is dropped when that has come to its end, or is not to be.
@@ -120,7 +126,7 @@ enum Happening {
 }
 
 /// Starts the task of an app.
-pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> std::io::Result<AppHandle> {
+pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> io::Result<AppHandle> {
     files.create()?;
     let log = Arc::new(Log::new(&files.data, shared.config.logs));
     let journal = Arc::new(PhaseFile::open(&files.phase())?);
@@ -245,6 +251,8 @@ impl Task {
             Order::Stats(answer) => drop(answer.send(self.stats())),
             Order::Images(answer) => drop(answer.send(tokio::task::block_in_place(|| self.images()))),
             Order::RemoveImages(answer) => drop(answer.send(tokio::task::block_in_place(|| self.remove_images()))),
+            Order::Export(answer) => drop(answer.send(self.exportable())),
+            Order::TakeUp(answer) => drop(answer.send(self.take_up_imported().await)),
             Order::Deepen(done) => self.deepen_for_memory(done).await,
             Order::Sandbox(answer) => drop(answer.send(self.sandbox.clone())),
             Order::End(_) => {}

@@ -199,7 +199,7 @@ fn bind_anew(fd: &OwnedFd, name: &[u8], state: &PathState, shown: &str) -> Resul
     let before = match path::open_name(&state.path) {
         Ok(file) => {
             let stat = fstat(&file).map_err(MakeError::at("looking at", shown))?;
-            if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || stat.st_ino != state.inode {
+            if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || !state.is_inode(stat.st_ino) {
                 return Err(changed("it is another file"));
             }
             unlink(place).map_err(MakeError::at("removing", shown))?;

@@ -1,0 +1,179 @@
+//! Apps to archives and back.
+//!
+//! ```text
+//!   manifest ─▶ validate ─▶ reserve name and ports ─▶ layers ─▶ row (creating) ─▶ adopt ─▶ files, image, warm ─▶ row (ready)
+//! ```
+//! As with a new app: until the row is ready, an error, a client that leaves and a crash all end in no app.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde_json::Value;
+use torpor_api::archive::{Manifest, Reader};
+use torpor_api::spec::{AppSpec, Port, Security};
+use torpor_api::view::AppStatus;
+use torpor_api::wire::ImportQuery;
+use torpor_api::worker::{BoxStream, Import, Resolved};
+use torpor_api::{ApiError, ErrorKind, events};
+
+use crate::create::{about, new_id, refused};
+use crate::hub::Hub;
+use crate::store::NewApp;
+
+impl Hub {
+    /// Sends an app as an archive.
+    pub(crate) async fn export(
+        &self,
+        app: &str,
+        sleep: bool,
+    ) -> Result<BoxStream<std::io::Result<bytes::Bytes>>, ApiError> {
+        let record = self.row(app).await?.record;
+        let archive = self.worker.export(&record.id, sleep).await?;
+        self.events.note(&record.spec.name, events::EXPORTED, "exported".to_owned(), BTreeMap::new()).await;
+        Ok(archive)
+    }
+
+    /// Makes an app from an archive; it sleeps then.
+    pub(crate) async fn import(
+        self: Arc<Self>,
+        archive: Box<dyn Read + Send>,
+        query: ImportQuery,
+    ) -> Result<AppStatus, ApiError> {
+        let opened = tokio::task::spawn_blocking(move || Reader::open(archive)).await;
+        let (archive, manifest) =
+            opened.map_err(|error| ApiError::internal(&error))?.map_err(|error| error.to_api())?;
+        let spec = described(&manifest, &query)?;
+        let reservation = self.reserved.reserve(&spec).map_err(|error| taken(&spec, refused(&spec, error)))?;
+        if let Some(error) = self.store.check_free(&spec).await? {
+            return Err(taken(&spec, refused(&spec, error)));
+        }
+        let received = self.worker.import_layers(archive, &manifest).await;
+        let (archive, resolved) = received.map_err(|error| about(&spec, error))?;
+        let import = Import { addresses: manifest.addresses, trust: query.trust };
+        let id = new_id()?;
+        let _change = self.locks.lock(&id).await;
+        let status = self.insert_and_import(&id, &spec, &resolved, archive, import).await;
+        drop(reservation);
+        let status = status?;
+        let fields = BTreeMap::from([("id".to_owned(), Value::from(id))]);
+        let message = format!("imported; exported as `{}` at {}", manifest.spec.name, manifest.made);
+        self.events.note(&spec.name, events::CREATED, message, fields).await;
+        Ok(status)
+    }
+
+    async fn insert_and_import(
+        &self,
+        id: &str,
+        spec: &AppSpec,
+        resolved: &Resolved,
+        archive: Reader,
+        import: Import,
+    ) -> Result<AppStatus, ApiError> {
+        let new = NewApp { spec, resolved, created: Timestamp::now() };
+        let record = self.store.insert_app(id, new).await.map_err(|error| taken(spec, refused(spec, error)))?;
+        let imported = async {
+            self.adopt(record.clone()).await?;
+            self.worker.import_app(id, archive, import).await?;
+            self.store.set_made(id).await?;
+            self.worker.status(id).await
+        };
+        match imported.await {
+            Ok(status) => Ok(status),
+            Err(error) => Err(self.undo(id, spec, about(spec, error)).await),
+        }
+    }
+}
+
+/// The app's description here.
+fn described(manifest: &Manifest, query: &ImportQuery) -> Result<AppSpec, ApiError> {
+    let mut spec = manifest.spec.clone();
+    if let Some(name) = &query.name {
+        // Its programs have seen the name of their host.
+        spec.hostname.get_or_insert_with(|| spec.name.clone());
+        spec.name.clone_from(name);
+    }
+    if let Some(publish) = &query.publish {
+        let ports = publish.split(',').filter(|port| !port.is_empty()).map(str::parse::<Port>);
+        let ports = ports.collect::<Result<_, _>>();
+        spec.ports = ports.map_err(|error| ApiError::new(ErrorKind::Invalid, torpor_api::error::chain(&error)))?;
+    }
+    spec.validate()?;
+    let asked = beyond_default(&spec);
+    if !asked.is_empty() && !query.trust {
+        let message =
+            format!("the archive of `{}` asks for more than an app gets by itself: {}", spec.name, asked.join("; "));
+        return Err(ApiError::new(ErrorKind::Conflict, message)
+            .with_hint("if you trust whoever made the archive, import it with --trust"));
+    }
+    Ok(spec)
+}
+
+/// What a description asks for that reaches beyond a sandbox as any app has it. Whoever runs an app has written that; whoever
+/// imports one has not read it.
+fn beyond_default(spec: &AppSpec) -> Vec<String> {
+    let Security { user_namespace, cap_add, seccomp, .. } = &spec.security;
+    let mut asked: Vec<String> =
+        spec.volumes.iter().map(|volume| format!("to read {} of this machine", volume.host.display())).collect();
+    if !user_namespace {
+        asked.push("to run without a user namespace".to_owned());
+    }
+    if !seccomp {
+        asked.push("to run without a system-call filter".to_owned());
+    }
+    asked.extend(cap_add.iter().map(|name| format!("the capability {name}")));
+    asked.extend(spec.network.join.iter().map(|name| format!("to join the network {name}")));
+    asked
+}
+
+/// How to get around a name or port that is taken.
+fn taken(spec: &AppSpec, mut error: ApiError) -> ApiError {
+    if error.kind == ErrorKind::Conflict && error.message.contains("port ") {
+        error.hint = Some("publish others with: torpor image import -p HOST:APP, or none with --no-publish".to_owned());
+    } else if error.kind == ErrorKind::Conflict && error.message.contains("already an app") {
+        let name = &spec.name;
+        error.hint = Some(format!("choose another name with --name, or remove that app with: torpor rm {name}"));
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(tables: &str) -> Manifest {
+        let text = format!("name = 'web'\nsource.stored.name = 'x'\n{tables}");
+        let spec = torpor_api::document::spec_from_toml(&text).unwrap();
+        let (torpor, made) = ("1".to_owned(), Timestamp::UNIX_EPOCH);
+        Manifest { torpor, made, spec, resolved: Resolved::default(), addresses: Vec::new(), left_out: Vec::new() }
+    }
+
+    #[test]
+    fn a_new_name_leaves_the_host_name() {
+        let query =
+            ImportQuery { name: Some("copy".to_owned()), publish: Some("81:80,53:53/udp".to_owned()), trust: false };
+        let spec = described(&manifest(""), &query).unwrap();
+        assert_eq!((spec.name.as_str(), spec.hostname.as_deref(), spec.ports.len()), ("copy", Some("web"), 2));
+        let none = ImportQuery { publish: Some(String::new()), ..ImportQuery::default() };
+        assert!(described(&manifest("ports = [{ host = 80, app = 80 }]"), &none).unwrap().ports.is_empty());
+        let wrong = ImportQuery { name: Some("../x".to_owned()), ..ImportQuery::default() };
+        assert_eq!(described(&manifest(""), &wrong).unwrap_err().kind, ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn what_reaches_out_is_asked_for() {
+        for tables in [
+            "volumes = [{ host = '/etc', app = '/x', read_only = true }]",
+            "security.user_namespace = false",
+            "security.seccomp = false",
+            "security.cap_add = ['SYS_ADMIN']",
+            "network.join = ['inner']",
+        ] {
+            let error = described(&manifest(tables), &ImportQuery::default()).unwrap_err();
+            assert!(error.kind == ErrorKind::Conflict && error.hint.unwrap().contains("--trust"), "{tables}");
+            let trusting = ImportQuery { trust: true, ..ImportQuery::default() };
+            assert!(described(&manifest(tables), &trusting).is_ok());
+        }
+    }
+}

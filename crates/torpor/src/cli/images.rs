@@ -1,0 +1,50 @@
+//! Stored images of files.
+
+use clap::{Args, Subcommand};
+
+use super::Json;
+
+#[derive(Debug, Args)]
+pub(crate) struct ImagesArgs {
+    #[command(flatten)]
+    pub(crate) json: Json,
+    #[command(subcommand)]
+    pub(crate) command: Option<ImagesCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImagesCommand {
+    /// List stored images
+    Ls(Json),
+    /// Store a tarball, layout directory or archive under a name
+    #[command(
+        after_help = "Examples:\n  torpor images load debian debian.tar\n  torpor images load web oci:./layout:v1"
+    )]
+    Load {
+        /// Name
+        name: String,
+        /// Where the files are
+        source: String,
+        /// The source is an OCI layout directory (PATH[:REF])
+        #[arg(long)]
+        oci_layout: bool,
+        /// The source is an archive that docker save wrote (PATH[:TAG])
+        #[arg(long, conflicts_with = "oci_layout")]
+        docker_archive: bool,
+    },
+    /// Fetch an image from a registry
+    #[command(after_help = "Example:\n  torpor images pull registry.example/debian:13 --name debian")]
+    Pull {
+        /// Reference, as registry.example/repository:tag
+        reference: String,
+        /// Name; without it the reference
+        #[arg(long)]
+        name: Option<String>,
+    },
+    /// Remove stored images
+    Rm {
+        /// Their names
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+}

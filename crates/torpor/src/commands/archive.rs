@@ -1,0 +1,234 @@
+//! `image export`, `image import`: apps as archives.
+//!
+//! An archive is checked to its end while it is written, into a file that has no name yet: what has its name is whole.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use serde::Serialize;
+use tempfile::NamedTempFile;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use torpor_api::ApiError;
+use torpor_api::archive::{ArchiveError, Manifest, Reader};
+use torpor_api::client::{Client, Download};
+use torpor_api::wire::ImportQuery;
+use torpor_api::worker::Progress;
+
+use super::show;
+use crate::cli::{ExportArgs, ImportArgs};
+use crate::failure::Failure;
+use crate::output;
+use crate::progress::Bars;
+
+/// Pieces that may wait for a slow disk or daemon.
+const PIECES: usize = 8;
+/// Bytes of a piece of a file.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// What was exported.
+#[derive(Serialize)]
+struct Exported {
+    app: String,
+    archive: PathBuf,
+    bytes: u64,
+    /// What is not in it.
+    left_out: Vec<String>,
+}
+
+pub(super) async fn export(client: &Client, args: ExportArgs) -> Result<(), Failure> {
+    if args.output.is_none() && io::stdout().is_terminal() {
+        return Err(Failure::Usage("an archive is nothing for a terminal: name a file with -o FILE".to_owned()));
+    }
+    let mut interrupt = Interrupt::new()?;
+    let file = args.output.as_deref().map(temporary).transpose()?;
+    let download = tokio::select! {
+        download = client.export(&args.app, !args.no_sleep) => download?,
+        () = interrupt.comes() => return Err(Failure::Interrupted),
+    };
+    let out: Box<dyn Write + Send> = match &file {
+        Some((file, path)) => {
+            let file = file.as_file().try_clone();
+            Box::new(file.map_err(|source| Failure::Write { path: path.clone(), source })?)
+        }
+        None => Box::new(io::stdout()),
+    };
+    let (manifest, bytes) = receive(download, out, args.output.as_deref(), &mut interrupt).await?;
+    for what in &manifest.left_out {
+        warn(&format!("not in the archive: {}", output::safe(what)))?;
+    }
+    let Some((file, path)) = file else { return Ok(()) };
+    let wrong = |source| Failure::Write { path: path.clone(), source };
+    file.as_file().sync_all().map_err(wrong)?;
+    file.persist(&path).map_err(|error| wrong(error.error))?;
+    let exported = Exported { app: manifest.spec.name, archive: path, bytes, left_out: manifest.left_out };
+    show(args.json, &exported, |exported| format!("{} is exported to {}\n", exported.app, exported.archive.display()))
+}
+
+/// A file beside `path`, for root only, that goes away unless it gets that name.
+fn temporary(path: &Path) -> Result<(NamedTempFile, PathBuf), Failure> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let made = tempfile::Builder::new().prefix(".torpor-export-").tempfile_in(folder);
+    let file = made.map_err(|source| Failure::Write { path: path.to_owned(), source })?;
+    Ok((file, path.to_owned()))
+}
+
+/// Writes an archive to `out` as it comes, and checks it; gives its manifest and length.
+async fn receive(
+    mut download: Download,
+    out: Box<dyn Write + Send>,
+    path: Option<&Path>,
+    interrupt: &mut Interrupt,
+) -> Result<(Manifest, u64), Failure> {
+    let (pieces, received) = mpsc::channel::<Bytes>(PIECES);
+    let failed = Arc::new(Mutex::new(None));
+    let input = Written { pieces: received, piece: Bytes::new(), out, failed: failed.clone() };
+    let checked = tokio::task::spawn_blocking(move || check(input));
+    let mut bars = Bars::new();
+    let mut bytes = 0;
+    loop {
+        let piece = tokio::select! {
+            piece = download.next() => piece,
+            () = interrupt.comes() => return Err(Failure::Interrupted),
+        };
+        // Where the connection breaks, the archive itself may have said why.
+        let Ok(Some(piece)) = piece else { break };
+        bytes += piece.len() as u64;
+        bars.step(&Progress { what: "exporting".to_owned(), done_bytes: bytes, total_bytes: None });
+        if pieces.send(piece).await.is_err() {
+            break;
+        }
+    }
+    drop(pieces);
+    bars.clear();
+    let checked = checked.await.map_err(|error| Failure::Api(ApiError::internal(&error)))?;
+    let failed = failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+    match (failed, checked) {
+        (Some(source), _) => Err(match path {
+            Some(path) => Failure::Write { path: path.to_owned(), source },
+            None => Failure::output(source),
+        }),
+        (None, Err(ArchiveError::Failed(error))) => Err(Failure::Api(error)),
+        (None, checked) => Ok((checked?, bytes)),
+    }
+}
+
+fn check(input: Written) -> Result<Manifest, ArchiveError> {
+    let (mut reader, manifest) = Reader::open(Box::new(input))?;
+    while reader.next_section()?.is_some() {}
+    Ok(manifest)
+}
+
+/// What comes from the daemon, written out as it is read.
+struct Written {
+    pieces: mpsc::Receiver<Bytes>,
+    piece: Bytes,
+    out: Box<dyn Write + Send>,
+    /// Why it could not be written.
+    failed: Arc<Mutex<Option<io::Error>>>,
+}
+
+impl Read for Written {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.piece.is_empty() {
+            let Some(piece) = self.pieces.blocking_recv() else {
+                return self.out.flush().map(|()| 0);
+            };
+            if let Err(error) = self.out.write_all(&piece) {
+                *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            self.piece = piece;
+        }
+        let taken = self.piece.split_to(self.piece.len().min(buffer.len()));
+        buffer[..taken.len()].copy_from_slice(&taken);
+        Ok(taken.len())
+    }
+}
+
+pub(super) async fn import(client: &Client, args: ImportArgs) -> Result<(), Failure> {
+    let standard = args.archive.as_os_str() == "-";
+    if standard && io::stdin().is_terminal() {
+        return Err(Failure::Usage("an archive is not typed: name its file, or redirect standard input".to_owned()));
+    }
+    let input: Box<dyn Read + Send> = match standard {
+        true => Box::new(io::stdin()),
+        false => {
+            let file = File::open(&args.archive);
+            Box::new(file.map_err(|source| Failure::Read { path: args.archive.clone(), source })?)
+        }
+    };
+    let total_bytes = std::fs::metadata(&args.archive).ok().filter(|_| !standard).map(|file| file.len());
+    let publish = match (args.ports.is_empty(), args.no_publish) {
+        (false, _) => Some(args.ports.join(",")),
+        (true, none) => none.then(String::new),
+    };
+    let query = ImportQuery { name: args.name, publish, trust: args.trust };
+    let (pieces, received) = mpsc::channel(PIECES);
+    let sender = std::thread::spawn(move || send(input, &pieces, total_bytes));
+    // Ctrl-C ends us; the daemon sees that the archive broke off, and takes away what it has made of it.
+    let status = client.import(&query, received).await;
+    // Where it could not be read, the daemon only knows that it was cut off.
+    if status.is_err()
+        && sender.is_finished()
+        && let Ok(Err(source)) = sender.join()
+    {
+        return Err(Failure::Read { path: args.archive, source });
+    }
+    show(args.json.json, &status?, output::status_line)
+}
+
+/// Reads a file into the channel.
+fn send(
+    mut input: Box<dyn Read + Send>,
+    pieces: &mpsc::Sender<io::Result<Bytes>>,
+    total_bytes: Option<u64>,
+) -> io::Result<()> {
+    let mut bars = Bars::new();
+    let mut buffer = vec![0; PIECE_BYTES];
+    let mut done_bytes = 0;
+    let result = loop {
+        let count = match input.read(&mut buffer) {
+            Ok(0) => break Ok(()),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => {
+                // The daemon must not take what there is for all of it.
+                let _ = pieces.blocking_send(Err(io::ErrorKind::Other.into()));
+                break Err(error);
+            }
+        };
+        if pieces.blocking_send(Ok(Bytes::copy_from_slice(&buffer[..count]))).is_err() {
+            break Ok(());
+        }
+        done_bytes += count as u64;
+        bars.step(&Progress { what: "importing".to_owned(), done_bytes, total_bytes });
+    };
+    bars.clear();
+    result
+}
+
+/// Ctrl-C, or somebody asks us to end. From when this is made, neither ends us by itself.
+struct Interrupt([Signal; 2]);
+
+impl Interrupt {
+    fn new() -> Result<Self, Failure> {
+        let watch = |kind| signal(kind).map_err(|source| Failure::Terminal { what: "watch for signals", source });
+        Ok(Self([watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?]))
+    }
+
+    async fn comes(&mut self) {
+        let [interrupt, terminate] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    }
+}
+
+fn warn(line: &str) -> Result<(), Failure> {
+    writeln!(io::stderr(), "torpor: {line}").map_err(Failure::output)
+}

@@ -1,0 +1,169 @@
+//! An archive to a warm app.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use torpor_api::archive::{ArchiveError, Reader, Section};
+use torpor_api::spec::AppSpec;
+use torpor_api::worker::{AppRecord, Import};
+use torpor_api::{ApiError, ErrorKind};
+use torpor_engine::{Adoption, Bounds, adopt};
+use torpor_sandbox::{Capabilities, Security, default_filter_words};
+
+use super::{broken, check_volumes, failed, ids};
+use crate::app::{AppFiles, AppHandle, app_number};
+use crate::faults::ImportStep;
+use crate::shared::Shared;
+
+/// The sleep that an imported image counts as.
+const GENERATION: u64 = 1;
+
+/// Puts the app's files and its image where they belong, from what follows the layers in its archive. Nothing is running yet.
+pub(crate) async fn import(
+    shared: &Arc<Shared>,
+    app: &AppHandle,
+    archive: Reader,
+    import: Import,
+) -> Result<(), ApiError> {
+    let importing =
+        Importing { shared: shared.clone(), record: app.record.clone(), files: app.files.clone(), archive, import };
+    let done = tokio::task::spawn_blocking(move || importing.run());
+    done.await.map_err(|error| ApiError::internal(&error))?
+}
+
+struct Importing {
+    shared: Arc<Shared>,
+    record: Arc<AppRecord>,
+    files: AppFiles,
+    archive: Reader,
+    import: Import,
+}
+
+impl Importing {
+    fn run(mut self) -> Result<(), ApiError> {
+        check_volumes(&self.record.spec)?;
+        if self.shared.image_space.is_full() {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                "images of sleeping apps take as much disk space as they may",
+            )
+            .with_hint("wake or remove apps, or raise `image_limit` in the configuration"));
+        }
+        let image = self.files.image(GENERATION);
+        let part = image.with_extension("image.part");
+        self.receive_files()?;
+        self.reached(ImportStep::Files)?;
+        self.receive_image(&part)?;
+        self.reached(ImportStep::Image)?;
+        if self.archive.next_section().map_err(|error| error.to_api())?.is_some() {
+            return Err(ArchiveError::Invalid("more follows its image").to_api());
+        }
+        self.adopt(&part)?;
+        // Files and image must be on disk before the row says that the app is made.
+        let folder = File::open(&self.files.data).map_err(broken("opening its directory"))?;
+        rustix::fs::syncfs(&folder).map_err(|error| broken("writing its files to disk")(error.into()))?;
+        fs::rename(&part, &image).and_then(|()| folder.sync_all()).map_err(broken("naming its image"))?;
+        self.reached(ImportStep::Placed)
+    }
+
+    fn reached(&self, step: ImportStep) -> Result<(), ApiError> {
+        self.shared.faults.imported(step).map_err(broken("importing"))
+    }
+
+    fn receive_files(&mut self) -> Result<(), ApiError> {
+        if self.archive.next_section().map_err(|error| error.to_api())? != Some(Section::Files) {
+            return Err(ArchiveError::Invalid("its files do not follow its layers").to_api());
+        }
+        let upper = self.files.upper();
+        DirBuilder::new().mode(0o700).create(&upper).map_err(broken("making the directory of its files"))?;
+        let ids = ids(&self.record.spec, self.record.index);
+        match torpor_rootfs::read_tree(&mut self.archive, &upper, ids) {
+            Ok(_) => self.nothing_left(),
+            Err(error) => Err(wrong("its files", &error)),
+        }
+    }
+
+    fn receive_image(&mut self, part: &Path) -> Result<(), ApiError> {
+        let Some(Section::Image { bytes }) = self.archive.next_section().map_err(|error| error.to_api())? else {
+            return Err(ArchiveError::Invalid("its image does not follow its files").to_api());
+        };
+        let mut file =
+            File::options().write(true).create_new(true).mode(0o600).open(part).map_err(broken("making its image"))?;
+        let copied = io::copy(&mut (&mut self.archive).take(bytes), &mut file);
+        let copied = copied.map_err(|error| wrong("its image", &error))?;
+        file.flush().map_err(broken("writing its image"))?;
+        if copied != bytes {
+            return Err(ArchiveError::Invalid("its image is shorter than it says").to_api());
+        }
+        self.nothing_left()
+    }
+
+    /// The section was read to its end.
+    fn nothing_left(&mut self) -> Result<(), ApiError> {
+        match self.archive.read(&mut [0]) {
+            Ok(0) => Ok(()),
+            Ok(_) => Err(ArchiveError::Invalid("a part of it is longer than it says").to_api()),
+            Err(error) => Err(wrong("the archive", &error)),
+        }
+    }
+
+    fn adopt(&self, part: &Path) -> Result<(), ApiError> {
+        let spec = &self.record.spec;
+        let here = self.shared.config.network.addresses(self.record.index);
+        let here = here.map(|found| found.ips().to_vec()).map_err(|error| failed("its addresses", &error))?;
+        let addresses = self.import.addresses.iter().filter_map(|old| {
+            let same_family = |new: &&IpAddr| new.is_ipv4() == old.is_ipv4();
+            Some((*old, *here.iter().find(same_family)?))
+        });
+        let adoption =
+            Adoption { app: app_number(&self.record.id), generation: GENERATION, addresses: addresses.collect() };
+        let bounds = bounds(spec)?;
+        let beyond = adopt(part, &adoption, &bounds)
+            .map_err(|error| ApiError::new(ErrorKind::Conflict, torpor_api::error::chain(&error)))?;
+        if !beyond.is_empty() && !self.import.trust {
+            let message = format!("its programs could do more than its description lets them: {}", beyond.join("; "));
+            return Err(ApiError::new(ErrorKind::Conflict, message)
+                .with_hint("if you trust whoever made the archive, import it with --trust"));
+        }
+        Ok(())
+    }
+}
+
+/// What went wrong while a part of the archive was read: the archive itself, or this machine.
+fn wrong(what: &str, error: &(dyn std::error::Error + 'static)) -> ApiError {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<ArchiveError>() {
+            return error.to_api();
+        }
+        if let Some(error) = error.downcast_ref::<io::Error>()
+            && let Some(error) = error.get_ref().and_then(|error| error.downcast_ref::<ArchiveError>())
+        {
+            return error.to_api();
+        }
+        cause = error.source();
+    }
+    failed(what, error)
+}
+
+/// What the description lets its programs do.
+fn bounds(spec: &AppSpec) -> Result<Bounds, ApiError> {
+    let security = Security {
+        cap_add: spec.security.cap_add.clone(),
+        cap_drop: spec.security.cap_drop.clone(),
+        seccomp: spec.security.seccomp,
+        no_new_privs: spec.security.no_new_privs,
+    };
+    let capabilities = Capabilities::resolve(&security)
+        .map_err(|error| ApiError::new(ErrorKind::Invalid, torpor_api::error::chain(&error)))?;
+    Ok(Bounds {
+        user_namespace: spec.security.user_namespace,
+        capabilities: capabilities.bits(),
+        filter: security.seccomp.then(|| default_filter_words(capabilities)),
+        no_new_privileges: security.no_new_privs,
+    })
+}

@@ -77,6 +77,12 @@ pub(crate) fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
 }
 
+/// Who traces a thread, if somebody does.
+pub(crate) fn tracer(pid: i32, tid: i32) -> Option<i32> {
+    let status = read(&format!("/proc/{pid}/task/{tid}/status")).ok()?;
+    field(&status, "TracerPid")?.parse().ok().filter(|tracer| *tracer != 0)
+}
+
 /// What a descriptor leads to, as `/proc/PID/fd/N` shows it (`socket:[123]`, `anon_inode:[eventpoll]`, a path).
 pub(crate) fn descriptors(pid: i32) -> io::Result<Vec<(i32, String)>> {
     let mut found = Vec::new();

@@ -61,6 +61,22 @@ pub enum TraceError {
         /// Program.
         name: String,
     },
+    /// Somebody else traces it.
+    #[error(
+        "thread {tid} of process {pid} ({name}) is traced by process {tracer} ({tracer_name}): end the debugger or tracer"
+    )]
+    Traced {
+        /// Process.
+        pid: i32,
+        /// Thread.
+        tid: i32,
+        /// Program.
+        name: String,
+        /// Who traces it.
+        tracer: i32,
+        /// Its program.
+        tracer_name: String,
+    },
     /// Registers or masks could not be read or set.
     #[error("registers of thread {0}")]
     Registers(i32, #[source] io::Error),
@@ -111,7 +127,7 @@ pub(crate) fn stop_all(pids: &[i32]) -> Result<Vec<Process>, TraceError> {
                 // A dead leader whose threads live on cannot be attached to, and does nothing.
                 'Z' | 'X' => continue,
                 'D' => return Err(TraceError::Uninterruptible { pid: *pid, tid, name: proc::name(*pid) }),
-                _ => seized.push((tid, Seized::seize(tid).map_err(|error| TraceError::Attach(tid, error))?)),
+                _ => seized.push((tid, Seized::seize(tid).map_err(|error| why_not(*pid, tid, error))?)),
             }
         }
         asked.push((*pid, start_ticks, seized));
@@ -125,6 +141,12 @@ pub(crate) fn stop_all(pids: &[i32]) -> Result<Vec<Process>, TraceError> {
         processes.push(Process { pid, start_ticks, threads });
     }
     Ok(processes)
+}
+
+/// Why attaching was refused, in terms of who stands in the way.
+fn why_not(pid: i32, tid: i32, error: io::Error) -> TraceError {
+    let Some(tracer) = proc::tracer(pid, tid) else { return TraceError::Attach(tid, error) };
+    TraceError::Traced { pid, tid, name: proc::name(pid), tracer, tracer_name: proc::name(tracer) }
 }
 
 fn thread(tracee: Tracee) -> io::Result<Thread> {

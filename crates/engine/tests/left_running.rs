@@ -12,6 +12,7 @@ use torpor_image::tree::Tree;
 use torpor_image::{HEADER_BYTES, Header, checksum};
 use torpor_testkit::Error;
 use torpor_testkit::conformance::{Engine, Mode, Step, Verdict, captured, programs};
+use torpor_testkit::error::chain;
 use torpor_testkit::skip::skipped;
 
 /// Most programs wait most of the time.
@@ -43,16 +44,6 @@ impl Engine for Own {
     fn restore(&self, _image: &Path) -> Result<Step, Error> {
         Ok(Step::Failed("not here".to_owned()))
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text.push_str(&format!(": {error}"));
-        next = error.source();
-    }
-    text
 }
 
 fn readable(image: &Path) -> Result<(), String> {

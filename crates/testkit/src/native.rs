@@ -20,6 +20,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("memcheck", include_str!("../c/memcheck.c")),
     ("powercut", include_str!("../c/powercut.c")),
     ("preforked", include_str!("../c/preforked.c")),
+    ("registers", include_str!("../c/registers.c")),
     ("sleepers", include_str!("../c/sleepers.c")),
     ("slowsender", include_str!("../c/slowsender.c")),
     ("tree", include_str!("../c/tree.c")),
@@ -93,6 +94,16 @@ impl LineSession {
     /// Where it does not answer.
     pub fn open(address: SocketAddr) -> Result<Self, Error> {
         let mut session = Self { stream: Stream::connect("program", address)?, nonce: None };
+        session.step()?;
+        Ok(session)
+    }
+
+    /// A new connection to the same instance, of which this one knows.
+    ///
+    /// # Errors
+    /// Where it does not answer, or another instance does.
+    pub fn again(&self, address: SocketAddr) -> Result<Self, Error> {
+        let mut session = Self { stream: Stream::connect("program", address)?, nonce: self.nonce.clone() };
         session.step()?;
         Ok(session)
     }

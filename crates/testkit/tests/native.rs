@@ -143,6 +143,16 @@ fn slowsender_sends_every_byte_both_ways() {
 }
 
 #[test]
+fn registers_are_compared() {
+    let port = port();
+    let _running = Running::start("registers", &["4".into(), port.to_string()]);
+    let mut session = soon("registers answers", || native::LineSession::open(at(port)));
+    let answer = session.ask().unwrap();
+    assert!(answer.starts_with("ok rounds=2 bytes="), "{answer}");
+    session.step().unwrap();
+}
+
+#[test]
 fn every_thread_of_a_tree_answers_and_its_memory_is_checked() {
     let ask = |socket: &UdpSocket, what: &[u8]| {
         let mut answer = [0; 64];

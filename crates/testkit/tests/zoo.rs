@@ -32,7 +32,7 @@ macro_rules! programs {
     )*};
 }
 
-programs!(lighttpd, nginx, bind, postfix, redis, mariadb, postgres, python, node, go, java);
+programs!(lighttpd, nginx, bind, postfix, clamav, redis, mariadb, postgres, python, node, go, java);
 
 #[test]
 fn the_list_of_programs_is_complete() {
@@ -41,8 +41,10 @@ fn the_list_of_programs_is_complete() {
     }
     let zoo = Zoo::open().unwrap();
     let names: Vec<&str> = zoo.programs().iter().map(|program| program.name).collect();
-    let wanted =
-        ["lighttpd", "nginx", "bind", "postfix", "redis", "mariadb", "postgres", "python", "node", "java", "go"];
+    let wanted = [
+        "lighttpd", "nginx", "bind", "postfix", "clamav", "redis", "mariadb", "postgres", "python", "node", "java",
+        "go",
+    ];
     assert_eq!(names, wanted, "each has a test above");
     for program in zoo.programs() {
         assert_ne!(program.check, Check::None);

@@ -1,13 +1,132 @@
 //! Programs of the conformance suite as apps of a daemon: through the level warm, and through a power cut while they are warm.
 //!
-//! A few of each kind; the engine's own tests send the whole suite through warm, and `tests/conformance.rs` through
-//! `torpor checkpoint`.
+//! By default a few of each kind, which must all be well; all of them with `make test-all`, where the list of exceptions is the
+//! truth in both directions. `tests/conformance.rs` sends the suite through `torpor checkpoint`, and the engine's own tests
+//! through warm.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use torpor_testkit::conformance::{Apps, Between, Verdict, program};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Each must find everything as it was, with its open files parked and without.
-const PROGRAMS: &[&str] = &[
+use Expected::{NotThere, Ok as Well, Refused, Wrong};
+use torpor_testkit::conformance::{Apps, Between, Program, Verdict, native, program, programs};
+use torpor_testkit::skip::skipped;
+
+/// What is expected of a program.
+#[derive(Clone, Copy, Debug)]
+enum Expected {
+    /// It finds everything as it was.
+    Ok,
+    /// It does not go warm, with these words among others, and goes on untouched.
+    Refused(&'static str),
+    /// It is built again, and this is not as it was: a known fault, or what a power cut ends.
+    Wrong(&'static str),
+    /// It cannot be set up in a sandbox, with these words among others.
+    NotThere(&'static str),
+}
+
+/// With open files parked and after a power cut; all others find everything as it was.
+const EXCEPTIONS: &[(&str, Expected)] = &[
+    ("aio_inherited", Refused("the ring of an AIO context that a process has inherited by fork (io_setup)")),
+    ("aio_poll", Wrong("requests that wait for a descriptor leave no trace outside of the kernel")),
+    ("avx", Refused("is at work")),
+    ("avx512", Refused("is at work")),
+    ("bpf_map", NotThere("bpf")),
+    ("bpf_program", NotThere("bpf")),
+    ("cgroup_namespace", Refused("it is in another cgroup namespace")),
+    ("controlling_terminal", Refused("it has a controlling terminal")),
+    ("deleted_executable", Refused("its executable /home/copy (deleted) has no name any more")),
+    ("directory_notification", Refused("is watched with F_NOTIFY")),
+    ("ended_leader", Refused("no vDSO with room")),
+    ("executables", NotThere("neither `ready` nor `result`")),
+    ("fanotify", NotThere("fanotify")),
+    ("file_system_context", Refused("a kernel object that is not known here (anon_inode:[fscontext])")),
+    ("fuse_connection", NotThere("/dev/fuse")),
+    ("general_registers", Refused("is at work")),
+    ("host_name", Refused("it is in another uts namespace")),
+    ("huge_page_file_system", NotThere("no hugetlb page")),
+    ("io_flusher", NotThere("PR_SET_IO_FLUSHER")),
+    ("io_uring", Refused("io_uring may hold its memory")),
+    ("ipc_namespace", Refused("it is in another ipc namespace")),
+    ("landlock", Refused("it has restricted itself with Landlock")),
+    ("local_descriptor_table", Refused("it has a local descriptor table (modify_ldt)")),
+    ("memory_file", Refused("belongs to a process and cannot be opened before it is there")),
+    ("memory_policy", Refused("it prefers some of the machine's memory (set_mempolicy)")),
+    ("mount_namespace", Refused("it is in another mount namespace")),
+    ("named_memory", NotThere("names")),
+    ("network_namespace", Refused("it is in another network namespace")),
+    ("no_virtual_object", Refused("no vDSO with room")),
+    ("perf_event", NotThere("perf_event_open")),
+    ("pid_namespace", Refused("it is in another pid (for its children) namespace")),
+    ("proc_file_of_child", Refused("belongs to a process and cannot be opened before it is there")),
+    ("proc_files", Refused("belongs to a process and cannot be opened before it is there")),
+    ("protection_key_rights", NotThere("no protection keys")),
+    ("realtime", NotThere("real-time scheduling")),
+    ("sealed_memory", Refused("sealed memory (mseal)")),
+    ("seccomp_notify", Refused("a seccomp supervisor's descriptor (anon_inode:seccomp notify)")),
+    ("seccomp_strict", Refused("strict seccomp mode")),
+    ("secret_memory", Refused("secret memory (memfd_secret): /secretmem (deleted)")),
+    ("session_keyring", Refused("it has a session keyring of its own with keys")),
+    ("shared_address_space", Refused("it shares its memory (CLONE_VM, vfork)")),
+    ("shared_descriptors", Refused("it shares its table of descriptors (CLONE_FILES)")),
+    ("shared_directory", Refused("it shares its working directory (CLONE_FS)")),
+    ("speculation", NotThere("speculation control")),
+    ("sse", Refused("is at work")),
+    ("syscall_dispatch", Refused("it handles its own system calls (PR_SET_SYSCALL_USER_DISPATCH)")),
+    ("system_v_semaphore", Refused("which may have to be undone when it ends (SEM_UNDO)")),
+    ("time_namespace", Refused("it is in another time (for its children) namespace")),
+    ("timer_overrun", Refused("has expired several times")),
+    ("traced", Refused("is traced by")),
+    ("tracing", Refused("is traced by")),
+    ("tunnel", NotThere("/dev/net/tun")),
+    ("unix_listener_abstract_waiting", Refused("a connection that waits to be accepted, on which data has been sent")),
+    ("unix_listener_waiting", Refused("a connection that waits to be accepted, on which data has been sent")),
+    ("user_namespace", Refused("it is in another user namespace")),
+    ("userfaultfd", Refused("registered with a userfaultfd")),
+    ("vfork", Refused("cannot be stopped")),
+    ("virtual_machine", NotThere("/dev/kvm")),
+    ("working_directory_deleted", Refused("its working directory /home/inside (deleted) has no name any more")),
+    ("x87", Refused("is at work")),
+];
+
+/// What only parking keeps: well with open files parked, not so after a power cut.
+const ENDED_BY_A_POWER_CUT: &[(&str, &str)] = &[
+    ("blocked_message_queue", "queues end with the machine"),
+    ("blocked_semtimedop", "semaphores end with the machine"),
+    ("deleted_directory", "it has a name again"),
+    ("deleted_with_other_name", "it is a copy beside the other name"),
+    ("detached_mount", "it was not attached to any tree"),
+    ("fifo_deleted", "what it held is gone"),
+    ("inotify_deleted", "events of before are gone"),
+    ("inotify_queued", "events of before are gone"),
+    ("landlock_rules", "a ruleset cannot be read"),
+    ("namespace_descriptor", "the namespace is another"),
+    ("netlink_queued", "what the kernel told before is gone"),
+    ("packet_socket", "it is closed"),
+    ("posix_messages", "queues end with the machine"),
+    ("posix_shared_memory", "/dev/shm is empty"),
+    ("posix_timers", "time is counted that did not pass"),
+    ("process_descriptor_ended", "it is closed"),
+    ("process_descriptor_outside", "it is closed"),
+    ("system_v_messages", "queues end with the machine"),
+    ("tcp_connection", "connections end"),
+    ("tcp_ended", "connections end"),
+    ("tcp_waiting", "connections end"),
+    ("terminal", "it is closed"),
+    ("timer_descriptor", "time is counted that did not pass"),
+    ("udp_queued", "an empty datagram"),
+    ("unix_connection", "SO_PEERCRED names nobody"),
+    ("unix_credentials", "the sender of a message that waits"),
+    ("vsock_listener", "it is closed"),
+];
+
+/// Programs of one daemon, and daemons at once.
+const BATCH: usize = 24;
+const AT_ONCE: usize = 2;
+
+/// A few of each kind, all of which are well.
+const DAILY: &[&str] = &[
     "anonymous_memory",
     "heap",
     "growing_stack",
@@ -62,24 +181,93 @@ const PROGRAMS: &[&str] = &[
     "unix_packets",
 ];
 
-fn all_are_well(between: Between) {
-    let programs: Vec<_> = PROGRAMS.iter().map(|name| program(name).unwrap()).collect();
-    let verdicts = Apps::start(&programs).unwrap().judge(between).unwrap();
-    assert_eq!(verdicts.len(), PROGRAMS.len());
-    let wrong: Vec<String> = verdicts
-        .iter()
-        .filter(|(_, verdict)| **verdict != Verdict::Ok)
-        .map(|(name, verdict)| format!("{name}: {verdict}"))
-        .collect();
+/// Whether it is as expected; what it is, if not.
+fn unexpected(program: &Program, verdict: &Verdict, between: Between) -> Option<String> {
+    let exception = EXCEPTIONS.iter().find(|(name, _)| *name == program.name).map(|(_, expected)| *expected);
+    let ended = ENDED_BY_A_POWER_CUT.iter().find(|(name, _)| *name == program.name && between == Between::PowerCut);
+    let expected = exception.or(ended.map(|(_, what)| Wrong(what))).unwrap_or(Well);
+    match (verdict, expected) {
+        (Verdict::Ok, Well) => return None,
+        (Verdict::Failed { .. }, Wrong(what)) => {
+            eprintln!("KNOWN FAULT {}: {what}: {verdict}", program.name);
+            return None;
+        }
+        (Verdict::Refused(said), Refused(words)) | (Verdict::Skipped(said), NotThere(words))
+            if said.contains(words) =>
+        {
+            return None;
+        }
+        // This machine cannot do it at all.
+        (Verdict::Skipped(why), _) if matches!(native(program), Ok(Verdict::Skipped(_))) => {
+            skipped(module_path!(), &format!("{}: {why}", program.name));
+            return None;
+        }
+        _ => {}
+    }
+    Some(format!("{} ({}): expected {expected:?}, got {verdict}", program.name, program.what))
+}
+
+/// Sends programs through a daemon; those that are not as expected.
+fn judged(programs: &[Program], between: Between) -> Vec<String> {
+    let binary = Path::new(env!("CARGO_BIN_EXE_torpor"));
+    let verdicts = Apps::start(binary, programs).unwrap().judge(between).unwrap();
+    assert_eq!(verdicts.len(), programs.len());
+    programs.iter().filter_map(|program| unexpected(program, &verdicts[program.name], between)).collect()
+}
+
+fn daily(between: Between) {
+    let programs: Vec<_> = DAILY.iter().map(|name| program(name).unwrap()).collect();
+    let wrong = judged(&programs, between);
+    assert!(wrong.is_empty(), "{between:?}:\n{}", wrong.join("\n"));
+}
+
+fn all(between: Between) {
+    let programs = programs();
+    let batches: Vec<&[Program]> = programs.chunks(BATCH).collect();
+    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some(batch) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let found = judged(batch, between);
+                    wrong.lock().unwrap().extend(found);
+                }
+            });
+        }
+    });
+    let wrong = wrong.into_inner().unwrap();
     assert!(wrong.is_empty(), "{between:?}:\n{}", wrong.join("\n"));
 }
 
 #[test]
+fn exceptions_are_programs() {
+    let names: Vec<&str> =
+        EXCEPTIONS.iter().map(|(name, _)| *name).chain(ENDED_BY_A_POWER_CUT.iter().map(|(name, _)| *name)).collect();
+    for (at, name) in names.iter().enumerate() {
+        assert!(program(name).is_ok(), "{name}");
+        assert!(!names[..at].contains(name), "{name} is there twice");
+        assert!(!DAILY.contains(name), "{name} is not well");
+    }
+}
+
+#[test]
 fn with_their_open_files_parked() {
-    all_are_well(Between::Nothing);
+    daily(Between::Nothing);
 }
 
 #[test]
 fn after_a_power_cut() {
-    all_are_well(Between::PowerCut);
+    daily(Between::PowerCut);
+}
+
+#[test]
+#[ignore = "all programs take ten minutes: make test-all"]
+fn every_program_with_its_open_files_parked() {
+    all(Between::Nothing);
+}
+
+#[test]
+#[ignore = "all programs take ten minutes: make test-all"]
+fn every_program_after_a_power_cut() {
+    all(Between::PowerCut);
 }

@@ -2,17 +2,16 @@
 //! image is damaged, the disk is full. The program in the sandbox checks all of its memory by itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::net::SocketAddr;
+mod support;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
+use support::{PATIENCE, is_dead, memcheck, restart, sleep};
 use torpor_testkit::client::Session;
 use torpor_testkit::daemon::Daemon;
-use torpor_testkit::native::{LineSession, program};
+use torpor_testkit::native::LineSession;
 use torpor_testkit::wait::eventually;
-
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Steps of `torpor-engine`, in order; the first of waking is `opened`.
 const FALLING_ASLEEP: [&str; 11] = [
@@ -30,45 +29,9 @@ const FALLING_ASLEEP: [&str; 11] = [
 ];
 const WAKING: [&str; 5] = ["opened", "refilled", "awake", "adjusted", "thawed"];
 
-/// A daemon with `memcheck` as the app `check`, and a connection to it.
-fn daemon(megabytes: &str) -> (Daemon, SocketAddr, LineSession) {
-    let mut daemon = Daemon::start_with("[idle]\nsleep = false\n", &[]).unwrap();
-    let memcheck = program("memcheck", &[megabytes, "3", "7000", "0"], &[7000]).unwrap();
-    let address = daemon.run_program(&memcheck, "check", "").unwrap()[0];
-    let mut session = None;
-    eventually("memcheck answers", PATIENCE, || {
-        session = LineSession::open(address).ok();
-        session.is_some()
-    })
-    .unwrap();
-    (daemon, address, session.unwrap())
-}
-
-/// Puts it to sleep; again where a thread is just at work.
-fn sleep(daemon: &Daemon, when: &str) {
-    let mut said = String::new();
-    eventually("it falls asleep", PATIENCE, || {
-        let output = daemon.cli(&["sleep", "check"]).unwrap();
-        said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success() || said.contains("aborted"), "{when}: {said}\n{}", daemon.log());
-        output.status.success()
-    })
-    .unwrap();
-}
-
-fn is_dead(daemon: &Daemon) -> bool {
-    !daemon.cli(&["ps"]).is_ok_and(|ps| ps.status.success())
-}
-
-fn restart(daemon: &mut Daemon, fault: Option<&str>) {
-    daemon.term().unwrap();
-    daemon.set_environment("TORPOR_FAULT", fault);
-    daemon.up().unwrap();
-}
-
 #[test]
 fn the_worker_is_killed_at_every_step_of_falling_asleep() {
-    let (mut daemon, _, mut session) = daemon("8");
+    let (mut daemon, _, mut session) = memcheck("8");
     for step in FALLING_ASLEEP {
         restart(&mut daemon, Some(&format!("{step}:kill")));
         eventually("the worker is killed", PATIENCE, || {
@@ -86,34 +49,33 @@ fn the_worker_is_killed_at_every_step_of_falling_asleep() {
         session = again;
         assert!(answer.starts_with("ok "), "{step}: {answer}");
         daemon.wait_state("check", "running", PATIENCE).unwrap();
-        sleep(&daemon, step);
+        sleep(&daemon, "check", &[]);
         session.step().unwrap();
     }
 }
 
 #[test]
 fn the_worker_is_killed_at_every_step_of_waking() {
-    let (mut daemon, _, mut session) = daemon("8");
+    let (mut daemon, _, mut session) = memcheck("8");
     for step in WAKING {
         restart(&mut daemon, Some(&format!("{step}:kill")));
-        sleep(&daemon, step);
+        sleep(&daemon, "check", &[]);
         let asked = std::thread::spawn(move || session.ask().map(|answer| (answer, session)));
-        eventually("the worker is killed", PATIENCE, || !daemon.cli(&["ps"]).is_ok_and(|ps| ps.status.success()))
-            .unwrap();
+        eventually("the worker is killed", PATIENCE, || is_dead(&daemon)).unwrap();
         daemon.kill9().unwrap();
         daemon.set_environment("TORPOR_FAULT", None);
         daemon.up().unwrap();
         let (answer, again) = asked.join().unwrap().unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
         session = again;
         assert!(answer.starts_with("ok "), "{step}: {answer}");
-        sleep(&daemon, step);
+        sleep(&daemon, "check", &[]);
         session.step().unwrap();
     }
 }
 
 #[test]
 fn an_error_at_every_step_leaves_it_whole() {
-    let (mut daemon, _, mut session) = daemon("8");
+    let (mut daemon, _, mut session) = memcheck("8");
     for step in FALLING_ASLEEP.into_iter().chain(WAKING) {
         restart(&mut daemon, Some(&format!("{step}:error")));
         // Falling asleep, the command says why, and behind the point of no return the app is brought back.
@@ -128,7 +90,7 @@ fn an_error_at_every_step_leaves_it_whole() {
             assert!(said.contains(step), "{step}: {said}");
         }
         session.step().unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
-        sleep(&daemon, step);
+        sleep(&daemon, "check", &[]);
         session.step().unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
     }
 }
@@ -145,8 +107,8 @@ fn image(daemon: &Daemon) -> PathBuf {
 
 #[test]
 fn a_damaged_image_is_refused_and_the_app_starts_afresh() {
-    let (daemon, address, mut session) = daemon("8");
-    sleep(&daemon, "damaged");
+    let (daemon, address, mut session) = memcheck("8");
+    sleep(&daemon, "check", &[]);
     let path = image(&daemon);
     let mut bytes = std::fs::read(&path).unwrap();
     let middle = bytes.len() / 2;
@@ -179,7 +141,7 @@ impl Drop for SmallDisk {
 
 #[test]
 fn a_full_disk_keeps_it_awake_and_whole() {
-    let (daemon, _, mut session) = daemon("8");
+    let (daemon, _, mut session) = memcheck("8");
     let disk = SmallDisk::over(&app_directory(&daemon));
     let mut said = String::new();
     eventually("the disk is full", PATIENCE, || {
@@ -194,6 +156,6 @@ fn a_full_disk_keeps_it_awake_and_whole() {
     assert_eq!(daemon.state("check").unwrap(), "running");
     assert!(daemon.ok(&["explain", "check"]).unwrap().contains("No space left"));
     drop(disk);
-    sleep(&daemon, "full");
+    sleep(&daemon, "check", &[]);
     session.step().unwrap();
 }

@@ -210,4 +210,4 @@ fn ask(connection: &mut DnsTcp) -> Result<(), torpor_testkit::Error> {
     }
 }
 
-programs!(lighttpd, nginx, bind, postfix, redis, mariadb, postgres, node, python, go, java);
+programs!(lighttpd, nginx, bind, postfix, clamav, redis, mariadb, postgres, node, python, go, java);

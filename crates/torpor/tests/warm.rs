@@ -1,5 +1,5 @@
 //! Apps whose processes are ended while they sleep: real programs come back with their connections open and the state in
-//! their memory, and nothing is lost when something fails at any step on the way there and back.
+//! their memory.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -7,34 +7,17 @@ mod support;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use support::{PATIENCE, Times, connect, program, rounds, say, stats, step, told};
+use support::{PATIENCE, Times, connect, memcheck, program, registers, rounds, say, stats, step, told, warm};
 use torpor_testkit::client::Session;
 use torpor_testkit::daemon::Daemon;
 use torpor_testkit::native::{self, LineSession};
-use torpor_testkit::wait::{eventually, eventually_ok};
+use torpor_testkit::wait::eventually_ok;
 use torpor_testkit::zoo::Program;
 
 /// Sleeps on command only.
 const ON_COMMAND: &str = "[idle]\nsleep = false\ntimers_over = '10m'";
 /// Rounds of each program: by default, and under `TORPOR_TEST_ALL=1`.
 const CYCLES: (u64, u64) = (6, 50);
-
-/// Puts an app to the level warm; again where it is just at work.
-fn warm(daemon: &Daemon, app: &str) {
-    let mut said = String::new();
-    eventually("it goes warm", PATIENCE, || {
-        let output = daemon.cli(&["sleep", app, "--level", "warm"]).unwrap();
-        said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success() || said.contains("aborted"), "{said}\n{}\n{}", told(daemon, app), daemon.log());
-        output.status.success()
-    })
-    .unwrap();
-}
-
-/// Processes in an app's sandbox as the worker sees them.
-fn processes(daemon: &Daemon, app: &str) -> u64 {
-    stats(daemon, app).processes
-}
 
 /// A real program goes warm and is woken by its next packet, on old and new connections.
 fn goes_warm(name: &str) {
@@ -99,6 +82,7 @@ programs! {
     redis_goes_warm: "redis",
     bind_goes_warm: "bind",
     postfix_goes_warm: "postfix",
+    clamav_goes_warm: "clamav",
     postgres_goes_warm: "postgres",
     mariadb_goes_warm: "mariadb",
     nginx_goes_warm: "nginx",
@@ -108,33 +92,22 @@ programs! {
     java_goes_warm: "java",
 }
 
-/// `memcheck` as the app `check`, and a connection to it.
-fn memcheck() -> (Daemon, LineSession) {
-    let mut daemon = Daemon::start_with("[idle]\nsleep = false\n", &[]).unwrap();
-    let memcheck = native::program("memcheck", &["8", "3", "7000", "0"], &[7000]).unwrap();
-    let address = daemon.run_program(&memcheck, "check", "").unwrap()[0];
-    let mut session = None;
-    eventually("memcheck answers", PATIENCE, || {
-        session = LineSession::open(address).ok();
-        session.is_some()
-    })
-    .unwrap();
-    (daemon, session.unwrap())
-}
-
-fn is_dead(daemon: &Daemon) -> bool {
-    !daemon.cli(&["ps"]).is_ok_and(|ps| ps.status.success())
-}
-
-fn restart(daemon: &mut Daemon, fault: Option<&str>) {
-    daemon.term().unwrap();
-    daemon.set_environment("TORPOR_FAULT", fault);
-    daemon.up().unwrap();
+/// Every vector register of several threads, as wide as the processor has them, over hundreds of wakes.
+#[test]
+fn registers_are_what_they_were() {
+    let (daemon, mut session) = registers("5");
+    let cycles = rounds(200, 1000);
+    for _ in 0..cycles {
+        warm(&daemon, "check");
+        step(&daemon, "check", &mut session);
+    }
+    assert_eq!(stats(&daemon, "check").wakes, cycles);
+    say(&format!("registers: {cycles} times warm and back: {}", session.ask().unwrap()));
 }
 
 #[test]
 fn the_only_copy_is_listed_and_never_removed() {
-    let (daemon, mut session) = memcheck();
+    let (daemon, _, mut session) = memcheck("8");
     let listed = || -> Vec<serde_json::Value> {
         let output = daemon.cli(&["image", "ls", "--json"]).unwrap();
         assert!(output.status.success(), "{output:?}");
@@ -164,7 +137,7 @@ fn the_only_copy_is_listed_and_never_removed() {
 
 #[test]
 fn it_stays_warm_over_restarts_of_the_worker() {
-    let (mut daemon, mut session) = memcheck();
+    let (mut daemon, _, mut session) = memcheck("8");
     for how in ["term", "kill"] {
         warm(&daemon, "check");
         if how == "term" {
@@ -184,88 +157,6 @@ fn it_stays_warm_over_restarts_of_the_worker() {
         assert!(answer.starts_with("ok "), "{how}: {answer}");
         session = again;
     }
-}
-
-/// The worker is killed when it reaches each step of an operation; a request comes while nobody watches.
-fn killed_at(daemon: &mut Daemon, mut session: LineSession, steps: &[&str], wakes: bool) -> LineSession {
-    for step in steps {
-        restart(daemon, Some(&format!("{step}:kill")));
-        if wakes {
-            warm(daemon, "check");
-        }
-        let asked;
-        if wakes {
-            asked = std::thread::spawn(move || session.ask().map(|answer| (answer, session)));
-            eventually(&format!("the worker is killed at {step}"), PATIENCE, || is_dead(daemon)).unwrap();
-            daemon.kill9().unwrap();
-        } else {
-            eventually(&format!("the worker is killed at {step}"), PATIENCE, || {
-                let output = daemon.cli(&["sleep", "check", "--level", "warm"]).unwrap();
-                assert!(!output.status.success(), "{step}: the worker lives on");
-                is_dead(daemon)
-            })
-            .unwrap();
-            daemon.kill9().unwrap();
-            asked = std::thread::spawn(move || session.ask().map(|answer| (answer, session)));
-        }
-        daemon.set_environment("TORPOR_FAULT", None);
-        daemon.up().unwrap();
-        let answered = asked.join().unwrap();
-        let (answer, again) = answered.unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
-        session = again;
-        assert!(answer.starts_with("ok "), "{step}: {answer}");
-        daemon.wait_state("check", "running", PATIENCE).unwrap();
-        warm(daemon, "check");
-        session.step().unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
-    }
-    session
-}
-
-fn failing_at(daemon: &mut Daemon, mut session: LineSession, steps: &[&str]) -> LineSession {
-    for step in steps {
-        restart(daemon, Some(&format!("{step}:error")));
-        let _may_fail = daemon.cli(&["sleep", "check", "--level", "warm"]).unwrap();
-        session.step().unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
-        warm(daemon, "check");
-        session.step().unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
-    }
-    session
-}
-
-/// Steps of `torpor-engine`, in order: from dozing to warm, and back.
-const DEEPENING: [&str; 11] =
-    ["examined", "resident", "roused", "held", "collected", "written", "kept", "named", "ending", "ended", "warm"];
-const REVIVING: [&str; 11] = [
-    "revive-read",
-    "revive-checked",
-    "revive-opened",
-    "revive-launched",
-    "revive-born",
-    "revive-verified",
-    "revive-built",
-    "revive-frozen",
-    "revive-finished",
-    "revive-released",
-    "revive-awake",
-];
-
-#[test]
-fn the_worker_is_killed_at_every_step_of_going_warm() {
-    let (mut daemon, session) = memcheck();
-    killed_at(&mut daemon, session, &DEEPENING, false);
-}
-
-#[test]
-fn the_worker_is_killed_at_every_step_of_coming_back() {
-    let (mut daemon, session) = memcheck();
-    killed_at(&mut daemon, session, &REVIVING, true);
-}
-
-#[test]
-fn an_error_at_every_step_leaves_it_whole() {
-    let (mut daemon, session) = memcheck();
-    let session = failing_at(&mut daemon, session, &DEEPENING);
-    failing_at(&mut daemon, session, &REVIVING);
 }
 
 /// Everything but the data directory is gone: apps are there again, warm, with their ports open and what they remember.

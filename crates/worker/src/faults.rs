@@ -1,7 +1,8 @@
-//! Faults on demand, for tests of crashes: `TORPOR_FAULT=STEP:ACTION[:COUNT]` makes the worker fail (`error`) or kill itself
-//! (`kill`) when an app reaches a step of falling asleep or waking for the COUNT-th time. Steps of building processes again
-//! begin with `revive-`, those of an import with `import-`.
+//! Faults on demand, for tests of crashes: `TORPOR_FAULT=STEP:ACTION[:COUNT]` makes the worker fail (`error`), kill itself
+//! (`kill`) or its keeper (`keeper`) when an app reaches a step of falling asleep or waking for the COUNT-th time. Steps of
+//! building processes again begin with `revive-`, those of an import with `import-`.
 
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{Pid, Signal, getpid, kill_process};
@@ -52,57 +53,81 @@ impl AnyStep {
     }
 }
 
+/// What happens at the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Error,
+    KillWorker,
+    KillKeeper,
+}
+
 /// What a test asked for.
 #[derive(Debug)]
 pub(crate) struct RequestedFault {
     step: AnyStep,
-    kill: bool,
+    action: Action,
     countdown: AtomicU32,
 }
 
 /// A value of `TORPOR_FAULT` that is not understood.
 #[derive(Debug, thiserror::Error)]
-#[error("TORPOR_FAULT={0} is not STEP:kill or STEP:error, with an optional :COUNT")]
+#[error("TORPOR_FAULT={0} is not STEP:kill, STEP:keeper or STEP:error, with an optional :COUNT")]
 pub struct FaultSyntax(String);
 
 /// Faults from the environment; usually none.
 #[derive(Debug, Default)]
-pub(crate) struct WorkerFaults(Option<RequestedFault>);
+pub(crate) struct WorkerFaults {
+    requested: Option<RequestedFault>,
+    /// Where the keeper listens.
+    keeper: PathBuf,
+}
 
 impl WorkerFaults {
-    pub(crate) fn from_environment() -> Result<Self, FaultSyntax> {
-        let Some(text) = std::env::var_os("TORPOR_FAULT") else { return Ok(Self(None)) };
-        let text = text.to_string_lossy().into_owned();
-        parse(&text).map(|fault| Self(Some(fault))).ok_or(FaultSyntax(text))
+    pub(crate) fn from_environment(keeper: PathBuf) -> Result<Self, FaultSyntax> {
+        let text = std::env::var_os("TORPOR_FAULT").map(|text| text.to_string_lossy().into_owned());
+        let requested = text.map(|text| parse(&text).ok_or(FaultSyntax(text))).transpose()?;
+        Ok(Self { requested, keeper })
     }
 }
 
 fn parse(text: &str) -> Option<RequestedFault> {
     let mut parts = text.split(':');
     let step = AnyStep::named(parts.next()?)?;
-    let kill = match parts.next()? {
-        "kill" => true,
-        "error" => false,
+    let action = match parts.next()? {
+        "kill" => Action::KillWorker,
+        "keeper" => Action::KillKeeper,
+        "error" => Action::Error,
         _ => return None,
     };
     let count: u32 = parts.next().map_or(Some(1), |count| count.parse().ok())?;
-    Some(RequestedFault { step, kill, countdown: AtomicU32::new(count) })
+    Some(RequestedFault { step, action, countdown: AtomicU32::new(count) })
 }
 
 impl WorkerFaults {
     /// Whether to fail at `step`; does not come back if the worker is to be killed there.
     fn fails(&self, step: AnyStep) -> bool {
-        let Some(fault) = self.0.as_ref().filter(|fault| fault.step == step) else { return false };
+        let Some(fault) = self.requested.as_ref().filter(|fault| fault.step == step) else { return false };
         let left = fault.countdown.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         if left != Ok(1) {
             return false;
         }
-        if fault.kill {
-            let own: Pid = getpid();
-            // It cannot fail: a process may always signal itself.
-            let _ = kill_process(own, Signal::KILL);
+        match fault.action {
+            Action::Error => true,
+            Action::KillWorker => {
+                let own: Pid = getpid();
+                // It cannot fail: a process may always signal itself.
+                let _ = kill_process(own, Signal::KILL);
+                true
+            }
+            Action::KillKeeper => {
+                // A test must not take a keeper that lives on for one that was killed.
+                if let Err(error) = kill_keeper(&self.keeper) {
+                    tracing::error!(%error, "killing the keeper");
+                    std::process::abort();
+                }
+                false
+            }
         }
-        true
     }
 }
 
@@ -111,6 +136,18 @@ impl WorkerFaults {
     pub(crate) fn imported(&self, step: ImportStep) -> std::io::Result<()> {
         if self.fails(AnyStep::Import(step)) { Err(std::io::Error::other("a fault was asked for")) } else { Ok(()) }
     }
+}
+
+/// Kills the keeper and waits until it is gone.
+fn kill_keeper(socket: &Path) -> std::io::Result<()> {
+    let keeper = torpor_keeper::Client::connect(socket).map_err(std::io::Error::other)?;
+    let pid = keeper.ping().map_err(std::io::Error::other)?.pid;
+    let pid = Pid::from_raw(pid.cast_signed()).ok_or(std::io::ErrorKind::NotFound)?;
+    let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
+    rustix::process::pidfd_send_signal(&process, Signal::KILL)?;
+    let mut ended = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
+    rustix::io::retry_on_intr(|| rustix::event::poll(&mut ended, None))?;
+    Ok(())
 }
 
 impl Faults for WorkerFaults {
@@ -129,13 +166,15 @@ mod tests {
 
     #[test]
     fn a_fault_comes_once_at_its_count() {
-        let faults = WorkerFaults(parse("dropped:error:2"));
-        let outcomes: Vec<bool> = (0..4).map(|_| faults.reached(Step::Dropped).is_err()).collect();
+        let faults = |text| WorkerFaults { requested: parse(text), keeper: PathBuf::new() };
+        let dropped = faults("dropped:error:2");
+        let outcomes: Vec<bool> = (0..4).map(|_| dropped.reached(Step::Dropped).is_err()).collect();
         assert_eq!(outcomes, [false, true, false, false]);
-        assert!(faults.reached(Step::Frozen).is_ok());
-        let faults = WorkerFaults(parse("revive-opened:error"));
-        assert!(faults.reached(Step::Opened).is_ok());
-        assert!(faults.rebuilt(RestoreStep::Opened).is_err() && faults.rebuilt(RestoreStep::Opened).is_ok());
+        assert!(dropped.reached(Step::Frozen).is_ok());
+        let opened = faults("revive-opened:error");
+        assert!(opened.reached(Step::Opened).is_ok());
+        assert!(opened.rebuilt(RestoreStep::Opened).is_err() && opened.rebuilt(RestoreStep::Opened).is_ok());
+        assert_eq!(parse("kept:keeper").map(|fault| fault.action), Some(Action::KillKeeper));
         assert!(parse("nowhere:kill").is_none() && parse("frozen:burn").is_none() && parse("frozen").is_none());
     }
 }

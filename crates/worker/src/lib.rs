@@ -21,6 +21,7 @@ mod faults;
 mod files;
 mod images;
 mod journal;
+mod keeper;
 mod logs;
 mod port;
 mod pressure;

@@ -168,10 +168,14 @@ fn parse(text: &str) -> Option<LogLine> {
     Some(LogLine { at: at.parse().ok()?, stream: stream.to_owned(), line: line.to_owned() })
 }
 
-/// Reads a pipe until its end, line by line into `log`.
-pub(crate) async fn pump(pipe: OwnedFd, stream: &'static str, log: std::sync::Arc<Log>) -> io::Result<()> {
+/// Takes a pipe for reading.
+pub(crate) fn open(pipe: OwnedFd) -> io::Result<pipe::Receiver> {
     rustix::io::ioctl_fionbio(&pipe, true)?;
-    let pipe = pipe::Receiver::from_owned_fd(pipe)?;
+    pipe::Receiver::from_owned_fd(pipe)
+}
+
+/// Reads a pipe until its end, line by line into `log`.
+pub(crate) async fn pump(pipe: &pipe::Receiver, stream: &'static str, log: std::sync::Arc<Log>) -> io::Result<()> {
     let mut buffer = Vec::new();
     loop {
         pipe.readable().await?;
@@ -231,7 +235,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let log = std::sync::Arc::new(Log::new(folder.path(), LogConfig { file_bytes: 1 << 20, files: 2 }));
         let (read, write) = rustix::pipe::pipe().unwrap();
-        let pumping = tokio::spawn(pump(read, "out", log.clone()));
+        let (pipe, written) = (open(read).unwrap(), log.clone());
+        let pumping = tokio::spawn(async move { pump(&pipe, "out", written).await });
         let text = format!("first\n{}\nlast", "x".repeat(3 * LINE_BYTES));
         let writing = tokio::task::spawn_blocking(move || File::from(write).write_all(text.as_bytes()));
         writing.await.unwrap().unwrap();

@@ -15,6 +15,7 @@ use crate::config::WorkerConfig;
 use crate::events::Events;
 use crate::faults::WorkerFaults;
 use crate::images::Promised;
+use crate::keeper::KeeperLife;
 use crate::pressure::Dozers;
 use crate::space::ImageSpace;
 
@@ -26,6 +27,7 @@ pub(crate) struct Shared {
     pub(crate) config: WorkerConfig,
     pub(crate) launcher: Launcher,
     pub(crate) keeper: Client,
+    pub(crate) keeper_life: KeeperLife,
     pub(crate) network: Network,
     pub(crate) store: Store,
     pub(crate) events: Events,

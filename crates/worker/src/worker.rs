@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use torpor_api::error::{ApiError, ErrorKind};
 use torpor_api::worker::AppRecord;
-use torpor_keeper::{Client, StartOptions};
+use torpor_keeper::Client;
 use torpor_network::{Network, NetworkError};
 use torpor_rootfs::Store;
 use torpor_sandbox::Launcher;
@@ -35,7 +35,7 @@ pub enum OpenError {
     Running(PathBuf),
     /// The keeper could not be started.
     #[error("starting the keeper")]
-    Keeper(#[source] torpor_keeper::Error),
+    Keeper(#[source] crate::keeper::OpenKeeperError),
     /// Cgroups cannot be used.
     #[error(transparent)]
     Cgroups(#[from] torpor_sandbox::CgroupError),
@@ -76,12 +76,12 @@ impl Worker {
             private_directory(folder).map_err(|error| OpenError::Directory(folder.clone(), error))?;
         }
         let lock = lock(&config)?;
-        let faults = WorkerFaults::from_environment()?;
+        let faults = WorkerFaults::from_environment(crate::keeper::socket(&config))?;
         let (launcher, keeper, store, config) = {
             let opened = tokio::task::spawn_blocking(move || {
                 let hierarchies = Hierarchies::detect(&config.run_dir.join("cgroup2"))?;
                 let launcher = Launcher::new(&config.program, hierarchies)?;
-                let keeper = open_keeper(&config, launcher.hierarchies())?;
+                let keeper = crate::keeper::open(&config, launcher.hierarchies()).map_err(OpenError::Keeper)?;
                 let store = Store::open(config.data_dir.join("files")).map_err(OpenError::Store)?;
                 Ok::<_, OpenError>((launcher, keeper, store, config))
             });
@@ -99,6 +99,7 @@ impl Worker {
             config,
             launcher,
             keeper,
+            keeper_life: crate::keeper::KeeperLife::default(),
             network,
             store,
             events: Events::new(),
@@ -112,6 +113,7 @@ impl Worker {
         let shared = Arc::new(shared);
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(crate::pressure::manage(shared.clone()));
+        tasks.spawn(crate::keeper::look_after(shared.clone()));
         Ok(Arc::new(Self { shared, apps: Mutex::default(), _tasks: tasks, _lock: lock }))
     }
 
@@ -151,6 +153,7 @@ impl Worker {
         self.shared.network.teardown().await?;
         let shared = self.shared.clone();
         let ended = tokio::task::spawn_blocking(move || -> Result<(), TeardownError> {
+            shared.keeper_life.end();
             match Client::connect(shared.keeper.path()) {
                 Ok(keeper) => keeper.shutdown()?,
                 // An earlier attempt has ended it, and failed behind that.
@@ -198,13 +201,4 @@ fn lock(config: &WorkerConfig) -> Result<std::fs::File, OpenError> {
         Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::Running(config.run_dir.clone())),
         Err(error) => Err(wrong(error.into())),
     }
-}
-
-fn open_keeper(config: &WorkerConfig, hierarchies: &Hierarchies) -> Result<Client, OpenError> {
-    let options = StartOptions {
-        cgroup_procs: hierarchies.support(&config.instance)?,
-        log: Some(config.run_dir.join("keeper.log")),
-    };
-    let socket = config.run_dir.join("keeper.sock");
-    Client::connect_or_spawn(&socket, &config.program, &["keeper".as_ref()], &options).map_err(OpenError::Keeper)
 }

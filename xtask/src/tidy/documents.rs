@@ -8,10 +8,12 @@ use std::path::{Component, Path, PathBuf};
 use super::Finding;
 use super::tree::Tree;
 
-/// Where the names of steps are.
-const STEPS: &str = "crates/engine/src/step.rs";
+/// Where the names of steps are: of sleeping and waking, and of building processes again.
+const STEPS: [&str; 2] = ["crates/engine/src/step.rs", "crates/engine/src/restore/step.rs"];
 /// Where users read of them.
 const PHASES: &str = "docs/reference/phases.md";
+/// Its part on building processes again, which has names of its own.
+const BUILDING: &str = "## Building again";
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -35,18 +37,26 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Every step of the engine has its line in the list of phases, and the list has no others.
+/// Every step of the engine has its line in its part of the list of phases, and the list has no others.
 fn check_phases(tree: &Tree) -> Vec<Finding> {
-    let (Some(steps), Some(phases)) = (tree.text(STEPS), tree.text(PHASES)) else { return Vec::new() };
-    let step =
-        |line: &str| Some(line.trim().strip_prefix("Self::")?.split_once(" => \"")?.1.split_once('"')?.0.to_owned());
-    let phase = |line: &str| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned());
-    let known: BTreeSet<String> = steps.lines().filter_map(step).collect();
-    let listed: BTreeSet<String> = phases.lines().filter_map(phase).collect();
-    known
-        .symmetric_difference(&listed)
-        .map(|name| Finding::new(PHASES, 0, format!("`{name}` is either not a step, or a step without its line")))
-        .collect()
+    let Some(phases) = tree.text(PHASES) else { return Vec::new() };
+    let building = |part: &&str| part.starts_with(BUILDING.trim_start_matches("## "));
+    let (built, others): (Vec<&str>, Vec<&str>) = phases.split("\n## ").partition(building);
+    let compare = |(source, parts): (&str, Vec<&str>)| -> Vec<Finding> {
+        let Some(steps) = tree.text(source) else { return Vec::new() };
+        let step = |line: &str| {
+            Some(line.trim().strip_prefix("Self::")?.split_once(" => \"")?.1.split_once('"')?.0.to_owned())
+        };
+        let phase = |line: &str| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned());
+        let known: BTreeSet<String> = steps.lines().filter_map(step).collect();
+        let listed: BTreeSet<String> = parts.iter().flat_map(|part| part.lines()).filter_map(phase).collect();
+        let wrong = known.symmetric_difference(&listed);
+        wrong
+            .map(|name| format!("`{name}` is either not a step of {source}, or a step without its line"))
+            .map(|what| Finding::new(PHASES, 0, what))
+            .collect()
+    };
+    STEPS.into_iter().zip([others, built]).flat_map(compare).collect()
 }
 
 /// Targets of `[…](target)` outside code, with their lines.
@@ -181,8 +191,14 @@ mod tests {
     #[test]
     fn phases_are_the_engines_steps() {
         let steps = "            Self::Frozen => \"frozen\",\n            Self::Awake => \"awake\",\n";
-        assert!(found(&[(STEPS, steps), (PHASES, "| `frozen` | x |\n| `awake` | y |\n")]).is_empty());
-        let findings = found(&[(STEPS, steps), (PHASES, "| `frozen` | x |\n| `thawed` | y |\n")]);
-        assert_eq!(findings.len(), 2, "{findings:?}");
+        let building = "            Self::Read => \"read\",\n            Self::Frozen => \"frozen\",\n";
+        let all = |phases| found(&[(STEPS[0], steps), (STEPS[1], building), (PHASES, phases)]);
+        let good = "| `frozen` | x |\n| `awake` | y |\n\n## Building again\n| `read` | z |\n| `frozen` | z |\n";
+        assert_eq!(all(good), [""; 0]);
+        let findings = all(&good.replace("awake", "thawed").replace("read", "write"));
+        assert_eq!(findings.len(), 4, "{findings:?}");
+        // A name of the one is none of the other.
+        let findings = all(&good.replace("## Building again", "text"));
+        assert_eq!(findings.len(), 3, "{findings:?}");
     }
 }

@@ -233,13 +233,7 @@ fn stopped(tid: i32, seized: Seized) -> Result<Option<Thread>, CollectError> {
 
 /// Why attaching was refused, in terms of who stands in the way.
 fn why_not(pid: i32, tid: i32, error: io::Error) -> CollectError {
-    let tracer = proc::read(&format!("/proc/{pid}/task/{tid}/status"))
-        .ok()
-        .and_then(|status| proc::field(&status, "TracerPid")?.parse::<i32>().ok())
-        .unwrap_or(0);
-    if tracer == 0 {
-        return TraceError::Attach(tid, error).into();
-    }
+    let Some(tracer) = proc::tracer(pid, tid) else { return TraceError::Attach(tid, error).into() };
     let what = format!("process {tracer} ({}) traces it", proc::name(tracer));
     Obstacle::new(pid, Place::Thread(tid), what, "end the debugger or tracer").into()
 }

@@ -11,6 +11,11 @@ macro_rules! calls {
                 _ => "a call",
             }
         }
+
+        /// Whether a plan may make this call.
+        pub(crate) fn is_known(number: u32) -> bool {
+            matches!(i64::from(number), $($number)|*)
+        }
     };
 }
 
@@ -75,4 +80,45 @@ calls! {
     PIDFD_OPEN = 434, "pidfd_open";
     CLONE3 = 435, "clone3";
     CLOSE_RANGE = 436, "close_range";
+}
+
+/// Whether a plan may have a `prctl` with this option: those that `compile` makes, by their numbers in `linux/prctl.h`.
+pub(crate) fn is_known_prctl(option: u64) -> bool {
+    const PDEATHSIG: u64 = 1;
+    const DUMPABLE: u64 = 4;
+    const NAME: u64 = 15;
+    const CAPBSET_DROP: u64 = 24;
+    const TSC: u64 = 26;
+    const SECUREBITS: u64 = 28;
+    const TIMERSLACK: u64 = 29;
+    const MCE_KILL: u64 = 33;
+    const MM: u64 = 35;
+    const CHILD_SUBREAPER: u64 = 36;
+    const NO_NEW_PRIVS: u64 = 38;
+    const THP_DISABLE: u64 = 41;
+    const CAP_AMBIENT: u64 = 47;
+    const MDWE: u64 = 65;
+    const MEMORY_MERGE: u64 = 67;
+    const TIMER_CREATE_RESTORE_IDS: u64 = 77;
+    const VMA: u64 = 0x5356_4d41;
+    matches!(
+        option,
+        PDEATHSIG
+            | DUMPABLE
+            | NAME
+            | CAPBSET_DROP
+            | TSC
+            | SECUREBITS
+            | TIMERSLACK
+            | MCE_KILL
+            | MM
+            | CHILD_SUBREAPER
+            | NO_NEW_PRIVS
+            | THP_DISABLE
+            | CAP_AMBIENT
+            | MDWE
+            | MEMORY_MERGE
+            | TIMER_CREATE_RESTORE_IDS
+            | VMA
+    )
 }

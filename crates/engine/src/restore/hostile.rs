@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use torpor_image::tree::Tree;
 use torpor_image::{Header, PAGE};
+use torpor_linux::restorer::{STEP_BYTES, STOP, Step};
 
 use super::plan::{LIMITS_BYTES, Plan, key};
-use super::{compile, load};
+use super::{calls, compile, load, vet};
 
 fn golden() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../image/tests/fixtures/complete-2.image")
@@ -54,6 +55,122 @@ fn parts() -> (Header, Vec<u8>) {
     (header, state)
 }
 
+/// The plan of the golden tree, and the places of its steps in the data.
+fn golden_plan() -> (Tree, Plan, Vec<usize>) {
+    let (header, state) = parts();
+    let tree = Tree::read(&state, &header).expect("a golden image");
+    let plan = compile::plan(&tree, 9).expect("a golden image");
+    let steps = plan.tasks.iter().flat_map(|task| plan.steps(task).map(|(address, _)| address));
+    let places = steps.map(|address| (address - plan.data_address()) as usize).collect();
+    (tree, plan, places)
+}
+
+/// The step at a place of the data.
+fn step_at(plan: &Plan, place: usize) -> Step {
+    plan.step(plan.data_address() + place as u64).expect("a golden image")
+}
+
+#[test]
+fn plans_ask_for_nothing_but_what_plans_need() {
+    let (tree, plan, places) = golden_plan();
+    assert!(vet::is_sound(&tree, &plan));
+    let changed = |place: usize, change: &dyn Fn(&mut Step)| {
+        let mut bad = plan.clone();
+        let mut step = step_at(&plan, place);
+        change(&mut step);
+        bad.set_step(plan.data_address() + place as u64, &step);
+        vet::is_sound(&tree, &bad)
+    };
+    // kill, ptrace, reboot, init_module, mount, open, socket, execve, process_vm_writev, kexec_load, bpf, clone, pivot_root
+    for number in [62, 101, 169, 175, 165, 2, 257, 41, 59, 311, 246, 321, 56, 155, u32::MAX] {
+        for place in &places {
+            assert!(!changed(*place, &|step| step.number = number), "call {number} at {place}");
+        }
+    }
+    let of = |number: i64| {
+        let found = places.iter().copied().filter(|place| i64::from(step_at(&plan, *place).number) == number);
+        found.collect::<Vec<_>>()
+    };
+    // Other processes than those of the tree, init and this one among them.
+    let strangers = [1, u64::from(std::process::id()), u64::MAX, 44];
+    let named = [
+        (calls::RT_SIGQUEUEINFO, 0),
+        (calls::RT_TGSIGQUEUEINFO, 0),
+        (calls::RT_TGSIGQUEUEINFO, 1),
+        (calls::SETPGID, 0),
+        (calls::PRLIMIT64, 0),
+        (calls::SCHED_SETATTR, 0),
+        (calls::SCHED_SETAFFINITY, 0),
+        (calls::IOPRIO_SET, 1),
+        (calls::PIDFD_OPEN, 0),
+    ];
+    for (call, argument) in named {
+        let places = of(call);
+        assert!(!places.is_empty(), "call {call} is not in the golden plan");
+        for (place, stranger) in places.into_iter().flat_map(|place| strangers.map(|stranger| (place, stranger))) {
+            assert!(!changed(place, &|step| step.arguments[argument] = stranger), "call {call} on {stranger}");
+        }
+    }
+    for place in of(calls::CLONE3) {
+        assert!(!changed(place, &|step| step.expected = 1));
+        assert!(!changed(place, &|step| step.arguments[0] += 8));
+        assert!(!changed(place, &|step| step.arguments[2] += 64));
+    }
+    for place in of(calls::PRCTL) {
+        // PR_SET_PTRACER, PR_SET_SYSCALL_USER_DISPATCH.
+        for option in [0x5961_6d61, 59] {
+            assert!(!changed(place, &|step| step.arguments[0] = option));
+        }
+    }
+    for place in of(calls::SETNS) {
+        // CLONE_NEWNS, CLONE_NEWPID, anything.
+        for kind in [0x2_0000, 0x2000_0000, 0] {
+            assert!(!changed(place, &|step| step.arguments[1] = kind));
+        }
+    }
+}
+
+/// Children that would not be traced, or would get something of their own.
+#[test]
+fn made_up_children_are_refused() {
+    let (tree, plan, places) = golden_plan();
+    let clone = places.iter().find(|place| i64::from(step_at(&plan, **place).number) == calls::CLONE3).unwrap();
+    let words = step_at(&plan, *clone).arguments[0];
+    for (word, value) in [(0, 0), (0, 0x2000 | 0x1000_0000), (1, 8), (4, 9), (5, 4096), (9, 2), (10, 3)] {
+        let mut bad = plan.clone();
+        bad.bytes(words + 8 * word, 8).unwrap().copy_from_slice(&u64::to_ne_bytes(value));
+        assert!(!vet::is_sound(&tree, &bad), "word {word} is {value}");
+    }
+}
+
+/// Whatever is changed: what is taken ends where it should, and speaks of its own processes only.
+#[test]
+fn changed_steps_are_refused_or_speak_of_the_tree() {
+    let (tree, plan, places) = golden_plan();
+    let ids: Vec<u64> = plan.tasks.iter().map(|task| task.tid as u64).collect();
+    let mut numbers = Numbers(0x6a09_e667_f3bc_c909);
+    let (mut taken, mut refused) = (0, 0);
+    for _ in 0..4000 {
+        let mut bad = plan.clone();
+        let at = places[numbers.below(places.len())];
+        let mut bytes = bad.data[at..at + STEP_BYTES].to_vec();
+        numbers.change(&mut bytes);
+        bytes.resize(STEP_BYTES, 0);
+        bad.data[at..at + STEP_BYTES].copy_from_slice(&bytes);
+        if !vet::is_sound(&tree, &bad) {
+            refused += 1;
+            continue;
+        }
+        taken += 1;
+        let step = step_at(&bad, at);
+        if [calls::RT_SIGQUEUEINFO, calls::RT_TGSIGQUEUEINFO, calls::PIDFD_OPEN].contains(&i64::from(step.number)) {
+            assert!(ids.contains(&step.arguments[0]), "{step:?}");
+        }
+        assert!(step.number == STOP || calls::is_known(step.number), "{step:?}");
+    }
+    assert!(taken > 500 && refused > 500, "{taken} taken, {refused} refused");
+}
+
 /// Everything that the restorer would take from it lies within the plan.
 fn look_at(plan: &mut Plan) {
     assert!(plan.data.len().is_multiple_of(PAGE as usize));
@@ -81,7 +198,7 @@ fn hostile_plans_are_refused_or_whole() {
     let tree = Tree::read(&state, &header).unwrap();
     let plan = compile::plan(&tree, 9).unwrap();
     let good = plan.encode();
-    // Those of the head and the tasks matter: the steps are judged by nobody.
+    // The steps are vetted below.
     let head = good.len() - plan.data.len();
     let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
     for _ in 0..4000 {
@@ -107,6 +224,7 @@ fn a_plan_of_a_hostile_tree_is_made_or_refused() {
         read += 1;
         if let Ok(mut plan) = compile::plan(&tree, 9) {
             look_at(&mut plan);
+            assert!(vet::is_sound(&tree, &plan), "a plan of our own making is not sound");
         }
     }
     assert!(read > 200, "only {read} trees were read");

@@ -9,7 +9,7 @@ use torpor_image::{FormatError, Header, Kind, checksum};
 
 use super::compile::{self, CompileError};
 use super::plan::{self, Plan};
-use super::{RestoreError, check};
+use super::{RestoreError, check, vet};
 use crate::header;
 
 /// An image that was read.
@@ -45,7 +45,7 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, RestoreError> {
     }
     let key = plan::key(header.state_checksum);
     let stored = (checksum(plan) == header.plan_checksum).then(|| Plan::decode(plan, key)).flatten();
-    let plan = match stored.filter(|plan| check::tasks(&tree, plan)) {
+    let plan = match stored.filter(|plan| check::tasks(&tree, plan) && vet::is_sound(&tree, plan)) {
         Some(plan) => plan,
         None => compile::plan(&tree, key)?,
     };

@@ -33,6 +33,7 @@ pub(crate) mod plan;
 pub(crate) mod run;
 pub(crate) mod staged;
 mod step;
+mod vet;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;

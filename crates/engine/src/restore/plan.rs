@@ -11,8 +11,7 @@
 //! …   data of the blob: steps of 64 bytes, and what they point to; addresses are final
 //! ```
 //! All numbers are little-endian. A plan is nothing but a prepared answer: where one is missing, damaged or foreign, it is
-//! made again from the tree. Whoever can write an image can make its programs do anything, so the steps themselves are
-//! not judged; that they lie within the data is, since the restorer reads them.
+//! made again from the tree; so is one with a step that no plan of this tree can have (`vet`).
 
 use torpor_image::{PAGE, checksum};
 use torpor_linux::restorer::{CODE_BYTES, STEP_BYTES, Step, interpreter};

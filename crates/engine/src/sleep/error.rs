@@ -97,6 +97,7 @@ impl<T: Into<Failure>> From<T> for Stop {
         match failure.into() {
             Failure::Watch(WatchError::Ready(source)) => Self::Aborted(describe(&source)),
             Failure::Trace(error @ TraceError::Uninterruptible { .. }) => Self::Refused(error.to_string()),
+            Failure::Trace(error @ TraceError::Traced { .. }) => Self::Refused(error.to_string()),
             Failure::Trace(error @ TraceError::NoVdso(_)) => Self::Refused(error.to_string()),
             Failure::Copy(error @ CopyError::Refused { .. }) => Self::Refused(error.to_string()),
             other => Self::Failed(other),

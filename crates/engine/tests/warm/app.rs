@@ -18,6 +18,7 @@ use torpor_engine::{
 };
 use torpor_sandbox::cgroup::Hierarchies;
 use torpor_sandbox::{EtcFiles, IdRange, Launcher, Limits, Program, Sandbox, SandboxSpec, Security, User};
+use torpor_testkit::error::chain;
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 /// How long an app may have work to do.
@@ -352,15 +353,4 @@ impl Faults for FailAt {
     fn reached(&self, step: Step) -> Result<(), torpor_engine::Fault> {
         if step == self.0 { Err(torpor_engine::Fault(step)) } else { Ok(()) }
     }
-}
-
-/// An error with its causes.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text.push_str(&format!(": {error}"));
-        next = error.source();
-    }
-    text
 }

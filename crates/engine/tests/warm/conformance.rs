@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use torpor_engine::{DeepenError, NoFaults, wake};
 use torpor_sandbox::Security;
 use torpor_testkit::conformance::{Program, programs};
+use torpor_testkit::error::chain;
 
-use super::app::{App, Recipe, chain};
+use super::app::{App, Recipe};
 
 pub const TESTS: &[super::Test] = &[("every_program_of_the_suite", every_program)];
 
@@ -21,12 +22,11 @@ const AT_ONCE: usize = 3;
 
 /// Whose state is not found again, as by `torpor restore` (`docs/compatibility.md`, what cannot be seen), and one that needs a
 /// file which is not there.
-const KNOWN: [&str; 5] = [
+const KNOWN: [&str; 4] = [
     "aio_poll",
     "blocked_receive_timeout",
     "executables",
-    // A sleep that is given up lets a stopped process be seen running for a moment, and a tracer is none of the app's.
-    "stopped",
+    // A tracer is none of the app's.
     "traced",
 ];
 const WITHIN: Duration = Duration::from_secs(20);

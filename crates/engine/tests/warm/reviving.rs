@@ -3,16 +3,20 @@
 use std::time::{Duration, Instant};
 
 use torpor_engine::{NoFaults, Phase};
+use torpor_testkit::error::chain;
 use torpor_testkit::zoo::{Transport, Zoo};
 
-use super::app::{App, chain};
+use super::app::App;
 
 pub const TESTS: &[super::Test] = &[
     ("lighttpd_comes_back", lighttpd),
     ("nginx_comes_back", nginx),
     ("redis_comes_back", redis),
     ("bind_comes_back", bind),
+    ("postfix_comes_back", postfix),
+    ("clamav_comes_back", clamav),
     ("postgres_comes_back", postgres),
+    ("mariadb_comes_back", mariadb),
     ("python_comes_back", python),
     ("node_comes_back", node),
     ("java_comes_back", java),
@@ -37,8 +41,20 @@ fn bind() {
     rounds("bind");
 }
 
+fn postfix() {
+    rounds("postfix");
+}
+
+fn clamav() {
+    rounds("clamav");
+}
+
 fn postgres() {
     rounds("postgres");
+}
+
+fn mariadb() {
+    rounds("mariadb");
 }
 
 fn python() {

@@ -41,7 +41,7 @@ impl Tree {
         for process in &self.processes {
             self.process(process, &mut ids, pages)?;
         }
-        self.open_files()?;
+        self.open_files(&ids)?;
         for pipe in &self.pipes {
             let waiting: usize = pipe.contents.iter().map(Vec::len).sum();
             sure(waiting <= pipe.capacity as usize, "contents of a pipe")?;
@@ -115,7 +115,7 @@ impl Tree {
         Ok(())
     }
 
-    fn open_files(&self) -> Checked {
+    fn open_files(&self, ids: &HashSet<i32>) -> Checked {
         for file in &self.files {
             match &file.kind {
                 FileKind::Pipe { pipe, .. } | FileKind::Fifo { pipe, .. } => self.pipe(*pipe)?,
@@ -127,6 +127,7 @@ impl Tree {
                 FileKind::Memory { memory } => {
                     sure((*memory as usize) < self.memories.len(), "place of shared memory")?;
                 }
+                FileKind::Process { pid } => sure(ids.contains(pid), "process of a descriptor")?,
                 FileKind::Unix(socket) => {
                     match &socket.state {
                         UnixState::Connected { peer } => {

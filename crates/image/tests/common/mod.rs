@@ -189,6 +189,7 @@ fn space() -> AddressSpace {
             vec![stored(0x50_0000, 0, 2), zero(0x50_4000, 3)],
         ),
         area(0x60_0000, 3, Backing::Shared { memory: 0, offset: 0, shared: true, may_write: false }, Vec::new()),
+        area(0x70_0000, 1, Backing::Aio { head: 3, waiting: vec![0x11; 64] }, Vec::new()),
         area(0x7fff_0000_0000, 2, Backing::Kernel { name: "[vdso]".to_owned() }, Vec::new()),
     ];
     let layout = Layout {

@@ -1,5 +1,5 @@
 //! Archives, layouts and stores for the tests.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test uses its part")]
+#![allow(dead_code, unused_imports, unreachable_pub, clippy::unwrap_used, reason = "each test uses its part")]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use torpor_rootfs::{Digest, Limits, Store};
+pub use torpor_testkit::error::chain;
 
 /// A tar archive being written, byte by byte where a test wants it.
 #[derive(Clone, Default)]
@@ -249,17 +250,6 @@ fn plain(data: &[u8]) -> Vec<u8> {
         _ => plain = data.to_vec(),
     }
     plain
-}
-
-/// An error and its causes in one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// What a tree holds: everything that unpacking must keep, by path.

@@ -1,5 +1,6 @@
 //! Small clients on plain sockets: they measure, and they prove that a server's in-memory state is still there.
 
+pub mod clamav;
 pub mod counter;
 pub mod dns;
 pub mod http;
@@ -59,12 +60,17 @@ impl Stream {
 
     /// A line without its end.
     pub(crate) fn line(&mut self) -> Result<String, Error> {
+        self.until(b'\n').map(|line| String::from_utf8_lossy(&line).trim_end().to_owned())
+    }
+
+    /// What comes up to `end`, with it unless the connection ended before.
+    pub(crate) fn until(&mut self, end: u8) -> Result<Vec<u8>, Error> {
         let mut line = Vec::new();
-        let count = self.reader.read_until(b'\n', &mut line).map_err(Error::network(&self.server, "read a line"))?;
+        let count = self.reader.read_until(end, &mut line).map_err(Error::network(&self.server, "read a line"))?;
         if count == 0 {
             return Err(Error::network(&self.server, "read a line")(io::ErrorKind::UnexpectedEof.into()));
         }
-        Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
+        Ok(line)
     }
 
     pub(crate) fn exactly(&mut self, count: usize) -> Result<Vec<u8>, Error> {

@@ -91,7 +91,12 @@ impl Daemon {
         Self::start_binary(binary()?, tables, &[], true)
     }
 
-    fn start_binary(binary: PathBuf, tables: &str, environment: &[(&str, &str)], disk: bool) -> Result<Self, Error> {
+    pub(crate) fn start_binary(
+        binary: PathBuf,
+        tables: &str,
+        environment: &[(&str, &str)],
+        disk: bool,
+    ) -> Result<Self, Error> {
         let slot = Slot::take(&binary)?;
         let dir = tempfile::Builder::new().prefix(slot::DIRECTORY_PREFIX).tempdir();
         let dir = dir.map_err(Error::file("make a directory in", std::env::temp_dir()))?;

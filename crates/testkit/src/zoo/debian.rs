@@ -20,6 +20,7 @@ use crate::error::{Error, run};
 /// Installed into the tree, beside what is essential.
 const PACKAGES: &[&str] = &[
     "bind9",
+    "clamav-daemon",
     "default-jre-headless",
     "lighttpd",
     "mariadb-server",
@@ -41,6 +42,7 @@ const COMMON: &[&str] = &["base-files", "base-passwd", "coreutils", "dash", "lib
 /// Dependencies of maintainer scripts and start-up, not of running programs; not followed.
 const NOT_FOLLOWED: &[&str] = &[
     "adduser",
+    "clamav-freshclam",
     "debconf",
     "dpkg",
     "gawk",

@@ -21,7 +21,7 @@ pub(crate) use cache::{cached, key};
 pub use lighttpd::make_lighttpd_tarball;
 pub(crate) use recipes::static_tarball;
 
-use crate::client::{Session, counter, dns, mariadb, postgres, redis, smtp, status};
+use crate::client::{Session, clamav, counter, dns, mariadb, postgres, redis, smtp, status};
 use crate::error::Error;
 
 /// TCP or UDP.
@@ -46,6 +46,8 @@ pub enum Check {
     DnsCookie,
     /// SMTP: an open session with its envelope begun.
     SmtpSession,
+    /// clamd: a session of numbered scans, one of a stream with the signature.
+    ClamSession,
     /// RESP: the run's id, and a key that was never saved.
     RedisKey,
     /// MariaDB: connection id, user variable and a MEMORY table.
@@ -85,6 +87,7 @@ impl Program {
             Check::NginxStatus => Box::new(status::Status::nginx(address)?),
             Check::DnsCookie => Box::new(dns::CookieSession::open(address)?),
             Check::SmtpSession => Box::new(smtp::Smtp::open(address)?),
+            Check::ClamSession => Box::new(clamav::Clam::open(address)?),
             Check::RedisKey => Box::new(redis::RedisSession::open(address)?),
             Check::MariaDbSession => Box::new(mariadb::MariaDb::open(address)?),
             Check::PostgresSession => Box::new(postgres::Postgres::open(address)?),

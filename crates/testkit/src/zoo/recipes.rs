@@ -7,6 +7,7 @@ use super::cache::{cached, key};
 use super::debian::{Extract, Tree};
 use super::tarball::{self, Overlay, skeleton};
 use super::{Check, Program, Transport};
+use crate::client::clamav;
 use crate::error::{Error, run};
 
 /// Changes whenever the way of extracting does, so that old tarballs are not taken for new ones.
@@ -118,6 +119,10 @@ fn servers(tree: &Tree) -> Result<Vec<Recipe>, Error> {
             .data(&["/var/spool/postfix", "/var/lib/postfix"])
             .file("/etc/zoo/main.cf", include_str!("../../zoo/main.cf"))
             .file("/etc/zoo/master.cf", include_str!("../../zoo/master.cf")),
+        recipe("clamav", "/usr/sbin/clamd --config-file=/etc/zoo/clamd.conf", 3310, Check::ClamSession)
+            .packages(&["clamav-daemon"])
+            .file("/etc/zoo/clamd.conf", include_str!("../../zoo/clamd.conf"))
+            .file("/etc/zoo/signatures/zoo.ndb", clamav::signatures()),
         recipe("redis", redis, 6379, Check::RedisKey)
             .packages(&["redis-server"])
             .user("redis")

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use torpor_testkit::client::Session;
 use torpor_testkit::daemon::Daemon;
+use torpor_testkit::native::{self, LineSession};
 use torpor_testkit::wait::eventually_ok;
 use torpor_testkit::zoo::{Program, Zoo};
 
@@ -73,6 +74,68 @@ pub(crate) fn doze(daemon: &Daemon, app: &str) -> u32 {
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", told(daemon, app)));
     tries - 1
+}
+
+/// Puts the app to sleep, by options; again where it is just at work, and nothing else may be in the way.
+pub(crate) fn sleep(daemon: &Daemon, app: &str, options: &[&str]) {
+    let command = [&["sleep", app], options].concat();
+    eventually_ok(&format!("{app} sleeps"), PATIENCE, || {
+        let output = daemon.cli(&command).unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.success() {
+            return Ok(());
+        }
+        assert!(said.contains("aborted"), "{said}\n{}\n{}", told(daemon, app), daemon.log());
+        Err(said)
+    })
+    .unwrap();
+}
+
+/// Puts an app to the level warm; again where it is just at work.
+pub(crate) fn warm(daemon: &Daemon, app: &str) {
+    sleep(daemon, app, &["--level", "warm"]);
+}
+
+/// A daemon with `memcheck` as the app `check`, which sleeps on command only, and a connection to it.
+pub(crate) fn memcheck(megabytes: &str) -> (Daemon, SocketAddr, LineSession) {
+    let mut daemon = Daemon::start_with("[idle]\nsleep = false\n", &[]).unwrap();
+    let memcheck = native::program("memcheck", &[megabytes, "3", "7000", "0"], &[7000]).unwrap();
+    let address = daemon.run_program(&memcheck, "check", "").unwrap()[0];
+    let session = eventually_ok("memcheck answers", PATIENCE, || LineSession::open(address)).unwrap();
+    (daemon, address, session)
+}
+
+/// `registers` as the app `check`, which sleeps on command only, and a connection to it.
+pub(crate) fn registers(threads: &str) -> (Daemon, LineSession) {
+    let mut daemon = Daemon::start_with("[idle]\nsleep = false\n", &[]).unwrap();
+    let registers = native::program("registers", &[threads, "7000"], &[7000]).unwrap();
+    let address = daemon.run_program(&registers, "check", "").unwrap()[0];
+    let session = eventually_ok("registers answers", PATIENCE, || LineSession::open(address)).unwrap();
+    (daemon, session)
+}
+
+/// Whether nothing answers in the daemon's place.
+pub(crate) fn is_dead(daemon: &Daemon) -> bool {
+    !daemon.cli(&["ps"]).is_ok_and(|ps| ps.status.success())
+}
+
+/// Starts the daemon again, with this fault.
+pub(crate) fn restart(daemon: &mut Daemon, fault: Option<&str>) {
+    daemon.term().unwrap();
+    daemon.set_environment("TORPOR_FAULT", fault);
+    daemon.up().unwrap();
+}
+
+/// The daemon's keeper; nothing where none answers.
+pub(crate) fn keeper(daemon: &Daemon) -> Option<u32> {
+    let keeper = torpor_keeper::Client::connect(&daemon.run_dir().join("keeper.sock")).ok()?;
+    keeper.ping().ok().map(|info| info.pid)
+}
+
+/// Kills a process of the daemon's.
+pub(crate) fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
 
 /// What `explain` and the last events say, for failures.

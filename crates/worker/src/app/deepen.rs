@@ -148,6 +148,7 @@ impl Task {
                 );
                 self.remove_image(&old_image);
                 self.tell(Event::Deepened { next_timer }).await;
+                let _housed_again_otherwise = self.check_parked();
             }
             Err(DeepenError::Dozing(reasons)) => {
                 self.hold(Sleeping::Dozing(asleep), self.asleep_since);
@@ -194,6 +195,7 @@ impl Task {
                 let app = WarmApp { warm, watch, sockets: HashMap::new() };
                 self.hold(Sleeping::Warm(Box::new(app)), SystemTime::now());
                 self.tell(Event::Deepened { next_timer }).await;
+                let _housed_again_otherwise = self.check_parked();
             }
             // There is nothing left to wake then.
             Ok(_) => self.tell(Event::DeepenFailed(text("its processes were not ended; it runs on"))).await,

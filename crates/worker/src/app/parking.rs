@@ -17,6 +17,9 @@ use serde::{Deserialize, Serialize};
 use torpor_engine::{Parking, Source, Watch};
 use torpor_keeper::Error;
 
+use super::operate::chain;
+use super::sleeping::Sleeping;
+use super::task::Task;
 use crate::probes::Deferred;
 use crate::shared::Shared;
 
@@ -83,9 +86,8 @@ pub(super) fn parked_watch(shared: &Shared, id: &str) -> Result<Option<(Watch, V
 }
 
 /// Parks the reading ends of an app's output.
-pub(super) fn park_output(shared: &Shared, id: &str, output: &[OwnedFd; 2]) -> Result<(), Error> {
-    let fds: Vec<BorrowedFd<'_>> = output.iter().map(AsFd::as_fd).collect();
-    shared.keeper.put(&output_key(id), b"", &fds)
+pub(super) fn park_output(shared: &Shared, id: &str, output: [BorrowedFd<'_>; 2]) -> Result<(), Error> {
+    shared.keeper.put(&output_key(id), b"", &output)
 }
 
 /// The reading ends of an app's output; `None` if they are not parked.
@@ -119,9 +121,58 @@ pub(super) fn parked_files(shared: &Shared, id: &str) -> Result<BTreeMap<u32, Ow
     Ok(ids.into_iter().zip(parked.fds).collect())
 }
 
+/// Whether its open files are parked.
+pub(super) fn has_files(shared: &Shared, id: &str) -> Result<bool, Error> {
+    let key = files_key(id);
+    Ok(shared.keeper.list(&key)?.iter().any(|listed| listed.key == key))
+}
+
 /// Gives up an app's parked files: its program has them again.
 pub(super) fn drop_files(shared: &Shared, id: &str) -> Result<(), Error> {
     shared.keeper.drop_key(&files_key(id)).map(drop)
+}
+
+impl Task {
+    /// There is a new keeper, which holds nothing: what is at hand is parked again. A warm app's open files were with the old
+    /// one alone: it becomes what it would be after a reboot.
+    pub(super) fn keeper_lost(&mut self) {
+        let (shared, id, name) = (&self.shared, &self.record.id, &self.record.spec.name);
+        let output = self.output.as_ref().map(|output| park_output(shared, id, [output[0].as_fd(), output[1].as_fd()]));
+        let asleep = match &self.asleep {
+            Some(Sleeping::Dozing(asleep)) => Some(park_watch(shared, id, &asleep.watch, &self.deferred)),
+            _ => None,
+        };
+        for parked in [output, asleep].into_iter().flatten() {
+            if let Err(error) = parked {
+                tracing::warn!(app = name, error = %chain(&error), "parking its descriptors again");
+            }
+        }
+        if matches!(self.asleep, Some(Sleeping::Warm(_))) {
+            self.end_without_files();
+        }
+    }
+
+    /// Whether a warm app's open files are there: the keeper may have ended after they were parked and before this task knew.
+    pub(super) fn check_parked(&mut self) -> bool {
+        match has_files(&self.shared, &self.record.id) {
+            Ok(true) => true,
+            Ok(false) => {
+                self.end_without_files();
+                false
+            }
+            // The task hears of a new one.
+            Err(error) => {
+                tracing::warn!(app = self.record.spec.name, error = %chain(&error), "looking for its open files");
+                false
+            }
+        }
+    }
+
+    /// Ends the sandbox of a warm app whose open files are lost; it is made again from the image.
+    fn end_without_files(&mut self) {
+        tracing::error!(app = self.record.spec.name, "its open files are lost with the keeper: its connections end");
+        self.kill();
+    }
 }
 
 /// Gives up what wakes it: it is awake.

@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::sync::{Arc, PoisonError};
 
@@ -216,19 +216,28 @@ impl Task {
     }
 
     pub(super) fn pump_output(&mut self, output: [OwnedFd; 2]) {
-        for (pipe, stream) in output.into_iter().zip(["out", "err"]) {
+        let opened = output.map(|pipe| crate::logs::open(pipe).map(Arc::new));
+        let [Ok(out), Ok(err)] = opened else {
+            for error in opened.into_iter().filter_map(Result::err) {
+                tracing::warn!(app = self.record.spec.name, %error, "reading its output");
+            }
+            return;
+        };
+        for (pipe, stream) in [(out.clone(), "out"), (err.clone(), "err")] {
             let (log, name) = (self.log.clone(), self.record.spec.name.clone());
             self.pumps.spawn(async move {
-                if let Err(error) = crate::logs::pump(pipe, stream, log).await {
+                if let Err(error) = crate::logs::pump(&pipe, stream, log).await {
                     tracing::warn!(app = name, stream, %error, "reading its output");
                 }
             });
         }
+        self.output = Some([out, err]);
     }
 
     /// Waits until what its processes wrote last is in the log. They are gone, so the pipes end.
     async fn finish_output(&mut self) {
         let pumps = std::mem::take(&mut self.pumps);
+        self.output = None;
         if tokio::time::timeout(LAST_OUTPUT, pumps.join_all()).await.is_err() {
             tracing::warn!(app = self.record.spec.name, "somebody outside of the sandbox holds its output open");
         }
@@ -270,7 +279,7 @@ async fn start(record: &Arc<AppRecord>, files: &AppFiles, shared: &Arc<Shared>) 
     blocking(move || {
         // Before its program runs: whatever kills us from here on, the next worker finds its processes and output.
         write_record(&files, prepared.record())?;
-        if let Err(error) = super::parking::park_output(&shared, &record.id, &output) {
+        if let Err(error) = super::parking::park_output(&shared, &record.id, [output[0].as_fd(), output[1].as_fd()]) {
             tracing::warn!(app = record.spec.name, error = %chain(&error), "parking its output");
         }
         Ok(Started { sandbox: prepared.start()?, output })

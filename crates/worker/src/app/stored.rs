@@ -149,7 +149,7 @@ async fn take_up(
         let all: Vec<_> = all.chain(outside.iter().map(|(place, fd)| (*place, fd.as_fd()))).collect();
         let parked = KeeperParking { shared: &shared, id: &record.id }.park(&all);
         parked.map_err(|error| StartError::Files(files.run.clone(), error))?;
-        if let Err(error) = parking::park_output(&shared, &record.id, &output) {
+        if let Err(error) = parking::park_output(&shared, &record.id, [output[0].as_fd(), output[1].as_fd()]) {
             tracing::warn!(app = record.spec.name, error = %chain(&error), "parking its output");
         }
         reopened.files.clear();

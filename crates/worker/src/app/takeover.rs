@@ -133,7 +133,8 @@ impl Task {
         }
     }
 
-    /// Its processes are ended. Without what an earlier worker has watched, nobody knows what came: it is woken.
+    /// Its processes are ended. Where the keeper has ended too, its open files are lost, and it is housed as after a reboot.
+    /// Without what an earlier worker has watched, nobody knows what came: it is woken.
     async fn found_warm(&mut self, warm: Warm, watch: Option<Watch>) {
         self.keep_only(warm.generation);
         let next_timer = warm.wake_at.map(clock::millis);
@@ -152,6 +153,9 @@ impl Task {
         };
         self.hold_since_written(Sleeping::Warm(Box::new(WarmApp { warm, watch, sockets: HashMap::new() })));
         self.tell(Event::TakenOver(Found::Warm { next_timer })).await;
+        if !self.check_parked() {
+            return;
+        }
         if lost {
             self.tell(Event::Packet(text("what wakes it was lost"))).await;
         } else {

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{mpsc, oneshot};
+use tokio::net::unix::pipe::Receiver;
+use tokio::sync::{mpsc, oneshot, watch};
 use torpor_api::ApiError;
 use torpor_api::view::{AppImage, AppStatus, Explanation, Stats};
 use torpor_api::worker::AppRecord;
@@ -105,11 +106,15 @@ pub(crate) struct Task {
     pub(crate) sleeps: History,
     pub(crate) wakes: History,
     pub(crate) refill_buffer: Vec<u8>,
-    /// Readers of its output.
+    /// Reading ends of its output.
+    pub(crate) output: Option<[Arc<Receiver>; 2]>,
+    /// Who read them.
     pub(crate) pumps: tokio::task::JoinSet<()>,
     pub(crate) sleep_cause: String,
     /// What the worker knows of its sleep.
     pub(super) known: Known,
+    /// Changes when the keeper was lost.
+    keeper_losses: watch::Receiver<u64>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     tickets: HashMap<Ticket, oneshot::Sender<Result<(), Refusal>>>,
     next_ticket: u64,
@@ -123,6 +128,7 @@ enum Happening {
     Watch,
     Exit,
     Timer,
+    KeeperLost,
 }
 
 /// Starts the task of an app.
@@ -145,6 +151,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
     let app = App::new(super::start::policy(&record.spec), record.pinned, clock::now());
     let app = app.with_past(past.counts(), past.last_exit());
     let (sleeps, wakes) = past.histories();
+    let keeper_losses = shared.keeper_life.losses();
     let task = Task {
         app,
         record,
@@ -168,9 +175,11 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         sleeps,
         wakes,
         refill_buffer: Vec::new(),
+        output: None,
         pumps: tokio::task::JoinSet::new(),
         sleep_cause: String::new(),
         known: Known::new(orders.downgrade()),
+        keeper_losses,
         outcomes,
         tickets: HashMap::new(),
         next_ticket: 0,
@@ -187,6 +196,7 @@ impl Task {
             match self.next(&mut mailbox, &mut results).await {
                 Happening::Watch => self.watch_fired().await,
                 Happening::Exit => self.exited().await,
+                Happening::KeeperLost => self.keeper_lost(),
                 Happening::Outcome(outcome) => self.outcome(outcome).await,
                 Happening::Timer => {
                     self.timer = None;
@@ -204,7 +214,7 @@ impl Task {
     }
 
     async fn next(
-        &self,
+        &mut self,
         mailbox: &mut mpsc::Receiver<Order>,
         results: &mut mpsc::UnboundedReceiver<Outcome>,
     ) -> Happening {
@@ -221,6 +231,8 @@ impl Task {
             Some(outcome) = results.recv() => Happening::Outcome(outcome),
             () = readable(self.init.as_ref()) => Happening::Exit,
             order = mailbox.recv() => Happening::Order(order),
+            // Its sender lives as long as the worker.
+            Ok(()) = self.keeper_losses.changed() => Happening::KeeperLost,
             () = timer => Happening::Timer,
         }
     }

@@ -34,8 +34,12 @@ use super::calls;
 use super::plan::{Kind, Plan, Task, key};
 use super::staged::Staged;
 
+/// The child is traced as its maker is.
+pub(super) const CLONE_PTRACE: u64 = 0x2000;
 /// The child's parent is its maker's.
-const CLONE_PARENT: u64 = 0x8000;
+pub(super) const CLONE_PARENT: u64 = 0x8000;
+/// The child is a thread: `CLONE_VM|FS|FILES|SIGHAND|THREAD|SYSVSEM`.
+pub(super) const CLONE_THREAD_FLAGS: u64 = 0x5_0f00;
 
 /// Where in the blob's file zeros are read.
 pub(super) const HOLE_OFFSET: u64 = 1 << 40;
@@ -316,8 +320,6 @@ impl<'t> Compiler<'t> {
     }
 
     fn clone(&mut self, id: i32, flags: u64, signal: u64, task: usize, steps: &mut Steps) {
-        /// The child is traced as its maker is.
-        const CLONE_PTRACE: u64 = 0x2000;
         let ids = self.builder.numbers(&[id as u64]);
         let mut words = [0.into(); 11];
         words[0] = (flags | CLONE_PTRACE).into();
@@ -455,8 +457,6 @@ impl<'t> Compiler<'t> {
 
     /// Everything of a living process; gives the offset of its limits.
     fn life(&mut self, n: usize, process: &Process, life: &Life, steps: &mut Steps) -> Result<u64, CompileError> {
-        /// `CLONE_VM|FS|FILES|SIGHAND|THREAD|SYSVSEM`.
-        const THREAD: u64 = 0x5_0f00;
         let pid = process.pid;
         let builder = &mut self.builder;
         if !life.shares.descriptors {
@@ -471,7 +471,7 @@ impl<'t> Compiler<'t> {
         let common = thread::common_filters(life);
         thread::filters(&life.threads[0].seccomp[..common], builder, steps);
         for (t, other) in life.threads.iter().enumerate().skip(1) {
-            self.clone(other.tid, THREAD, 0, self.processes[n] + t, steps);
+            self.clone(other.tid, CLONE_THREAD_FLAGS, 0, self.processes[n] + t, steps);
         }
         process::pending(process, life, &mut self.builder, steps);
         let limits = process::limits(life, &mut self.builder, steps);

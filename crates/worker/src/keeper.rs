@@ -1,0 +1,137 @@
+//! The keeper's life: where it ends before its time, a new one is started, and every app's task parks again what it still
+//! holds. What the old one alone held is lost: the open files of warm apps, whose sandboxes are then made again from their
+//! images, as after a reboot.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::sync::watch;
+use torpor_api::error::chain;
+use torpor_keeper::{Client, Error, StartOptions};
+use torpor_sandbox::cgroup::Hierarchies;
+
+use crate::config::WorkerConfig;
+use crate::shared::Shared;
+
+/// Between two tries to start a new one.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// How often the keeper was lost, and whether one is wanted.
+#[derive(Debug)]
+pub(crate) struct KeeperLife {
+    losses: watch::Sender<u64>,
+    /// Held while one is started.
+    wanted: Mutex<bool>,
+}
+
+impl Default for KeeperLife {
+    fn default() -> Self {
+        Self { losses: watch::Sender::new(0), wanted: Mutex::new(true) }
+    }
+}
+
+impl KeeperLife {
+    /// Changes with every keeper that was lost, once there is a new one.
+    pub(crate) fn losses(&self) -> watch::Receiver<u64> {
+        self.losses.subscribe()
+    }
+
+    /// From now on none is started any more.
+    pub(crate) fn end(&self) {
+        *self.wanted.lock().unwrap_or_else(PoisonError::into_inner) = false;
+    }
+}
+
+/// Where it listens.
+pub(crate) fn socket(config: &WorkerConfig) -> PathBuf {
+    config.run_dir.join("keeper.sock")
+}
+
+/// Connects to the keeper, or starts it where none runs.
+pub(crate) fn open(config: &WorkerConfig, hierarchies: &Hierarchies) -> Result<Client, OpenKeeperError> {
+    let options = StartOptions {
+        cgroup_procs: hierarchies.support(&config.instance)?,
+        log: Some(config.run_dir.join("keeper.log")),
+    };
+    Ok(Client::connect_or_spawn(&socket(config), &config.program, &["keeper".as_ref()], &options)?)
+}
+
+/// Why there is no keeper.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenKeeperError {
+    /// It has no cgroup.
+    #[error(transparent)]
+    Cgroup(#[from] torpor_sandbox::SandboxError),
+    /// It does not start, or does not answer.
+    #[error(transparent)]
+    Keeper(#[from] Error),
+}
+
+/// Readable when the keeper has ended; `None`: it has already.
+fn process(keeper: &Client) -> Result<Option<OwnedFd>, Error> {
+    let found = || keeper.ping().map(|info| info.pid);
+    let pid = match found() {
+        Ok(pid) => pid,
+        Err(Error::NotRunning { .. } | Error::Closed { .. }) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let Some(fd) = Pid::from_raw(pid.cast_signed()).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
+        return Ok(None);
+    };
+    // Had it ended meanwhile, the number could be another's.
+    Ok(found().is_ok_and(|again| again == pid).then_some(fd))
+}
+
+/// Looks after the keeper as long as the worker lives.
+pub(crate) async fn look_after(shared: Arc<Shared>) {
+    loop {
+        let keeper = shared.clone();
+        match tokio::task::spawn_blocking(move || process(&keeper.keeper)).await {
+            Ok(Ok(Some(process))) => {
+                if let Err(error) = ended(process).await {
+                    tracing::error!(%error, "watching the keeper");
+                    tokio::time::sleep(AGAIN).await;
+                    continue;
+                }
+            }
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => {
+                tracing::error!(error = %chain(&error), "asking the keeper");
+                tokio::time::sleep(AGAIN).await;
+                continue;
+            }
+            Err(_) => return,
+        }
+        let starting = shared.clone();
+        match tokio::task::spawn_blocking(move || start(&starting)).await {
+            Ok(Ok(true)) => {
+                tracing::error!("the keeper has ended; a new one is there, and what only the old one held is lost");
+                shared.keeper_life.losses.send_modify(|losses| *losses += 1);
+            }
+            // It is not wanted any more.
+            Ok(Ok(false)) | Err(_) => return,
+            Ok(Err(error)) => {
+                tracing::error!(error = %chain(&error), "starting a new keeper");
+                tokio::time::sleep(AGAIN).await;
+            }
+        }
+    }
+}
+
+async fn ended(process: OwnedFd) -> io::Result<()> {
+    torpor_linux::readable::register(process)?.readable().await.map(drop)
+}
+
+/// Starts a new one; `false`: none is wanted.
+fn start(shared: &Shared) -> Result<bool, OpenKeeperError> {
+    let wanted = shared.keeper_life.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+    if *wanted {
+        // The worker's own client connects to it by itself.
+        open(&shared.config, shared.launcher.hierarchies())?;
+    }
+    Ok(*wanted)
+}

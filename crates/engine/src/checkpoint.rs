@@ -347,7 +347,12 @@ pub(crate) fn write(
     file.write_all_at(&state, header.state_offset())?;
     file.write_all_at(plan, header.plan_offset())?;
     file.write_all_at(&header.encode(), 0)?;
-    Ok(header.plan_offset() + header.plan_bytes)
+    let end = header.plan_offset() + header.plan_bytes;
+    if file.metadata()?.len() != end {
+        // There was more room for pages than there were pages.
+        file.set_len(end)?;
+    }
+    Ok(end)
 }
 
 /// Components that the kernel saves, which it says in bytes that the processor leaves to software.

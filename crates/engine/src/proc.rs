@@ -67,6 +67,16 @@ pub(crate) fn threads(pid: i32) -> io::Result<Vec<i32>> {
     Ok(threads)
 }
 
+/// About how much memory of a process is its own; 0 where that cannot be told.
+pub(crate) fn anonymous_bytes(pid: i32) -> u64 {
+    const PAGE: u64 = 4096;
+    let text = read(&format!("/proc/{pid}/statm")).unwrap_or_default();
+    // Size, resident, and of that with a file behind it.
+    let mut fields = text.split_ascii_whitespace().skip(1).map_while(|field| field.parse::<u64>().ok());
+    let (resident, shared) = (fields.next().unwrap_or(0), fields.next().unwrap_or(0));
+    resident.saturating_sub(shared).saturating_mul(PAGE)
+}
+
 /// The program's name, as `ps` shows it.
 pub(crate) fn name(pid: i32) -> String {
     read(&format!("/proc/{pid}/comm")).map_or_else(|_| "?".to_owned(), |name| name.trim_end().to_owned())

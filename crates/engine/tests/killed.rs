@@ -1,14 +1,18 @@
 //! Whoever captures a program is killed at any moment: the program goes on as if nothing had been.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Write, stdin};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use torpor_engine::{Checkpoint, NoFaults, checkpoint};
-use torpor_linux::ptrace::Seized;
+use common::Group;
+use rustix::process::{Pid, Signal, kill_process};
+use torpor_engine::{Checkpoint, Freezer, NoFaults, checkpoint};
+use torpor_linux::ptrace::{Seized, Tracee};
 
 /// Threads that compute, sleep, wait and read, and one that looks whether all get on. None takes a signal, for as many as
 /// the argument says there is a handler that ends all.
@@ -133,6 +137,15 @@ fn capturing(pid: u32, folder: &Path) -> (Child, i32) {
     (child, tid.unwrap())
 }
 
+/// Starts to capture the program; the thread that does stands before its first call for that.
+fn held(pid: u32, folder: &Path) -> (Child, Tracee) {
+    let (mut child, tid) = capturing(pid, folder);
+    let tracee = Seized::seize(tid).unwrap().stopped().unwrap();
+    tracee.set_signal_mask(u64::MAX).unwrap();
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    (child, tracee)
+}
+
 #[test]
 fn a_program_outlives_whoever_captures_it() {
     outlives(1);
@@ -150,10 +163,7 @@ fn outlives(handlers: u32) {
     // After each so many system calls of the one who captures; 1 for all of them.
     let every: usize = std::env::var("TORPOR_TEST_EVERY").map_or(23, |every| every.parse().unwrap());
     for calls in (0..).step_by(every) {
-        let (mut child, tid) = capturing(pid, folder.path());
-        let tracee = Seized::seize(tid).unwrap().stopped().unwrap();
-        tracee.set_signal_mask(u64::MAX).unwrap();
-        child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        let (mut child, tracee) = held(pid, folder.path());
         let made = (0..calls).take_while(|_| tracee.make_call().is_ok()).count();
         child.kill().unwrap();
         drop(tracee);
@@ -178,4 +188,93 @@ fn outlives(handlers: u32) {
     checkpoint(&Checkpoint { pid: pid as i32, folder: &image, leave_running: true, lock: None, faults: &NoFaults })
         .unwrap();
     program.check("captured");
+}
+
+/// Lets whoever captures go on to where he lets a thread run for the `wanted`-th time, which it does not yet, as its group is
+/// frozen; `false`: there are not so many.
+fn let_run(tracee: &Tracee, group: &Group, wanted: usize) -> bool {
+    const PTRACE: u64 = 101;
+    const CONTINUE: u64 = 7;
+    const SET_REGISTERS: u64 = 0x4205;
+    let made = || tracee.make_call().ok().and_then(|()| tracee.registers().ok());
+    let asked = |request: u64, found: &torpor_linux::registers::Registers| {
+        found.call() == Some(PTRACE) && found.argument(0) == request
+    };
+    let mut count = 0;
+    while let Some(found) = made() {
+        if !asked(SET_REGISTERS, &found) || !stopped(found.argument(1)) {
+            continue;
+        }
+        group.freeze().unwrap();
+        let Some(next) = made() else { return false };
+        count += usize::from(asked(CONTINUE, &next));
+        if asked(CONTINUE, &next) && count > wanted {
+            return true;
+        }
+        group.thaw().unwrap();
+    }
+    false
+}
+
+/// All threads of this one's process are stopped.
+fn stopped(tid: u64) -> bool {
+    let threads = fs::read_dir(format!("/proc/{tid}/task")).unwrap();
+    threads
+        .map(|thread| thread.unwrap().path().join("stat"))
+        .all(|stat| fs::read_to_string(stat).unwrap().contains(") t "))
+}
+
+#[test]
+fn a_thread_makes_its_calls_without_whoever_wanted_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start(folder.path(), 1);
+    let group = Group::new();
+    fs::write(group.path().join("cgroup.procs"), program.0.id().to_string()).unwrap();
+    for wanted in 0.. {
+        let (mut child, tracee) = held(program.0.id(), folder.path());
+        let found = let_run(&tracee, &group, wanted);
+        child.kill().unwrap();
+        drop(tracee);
+        child.wait().unwrap();
+        group.thaw().unwrap();
+        program.check(&format!("killed with the calls of list {wanted} before it"));
+        if !found {
+            eprintln!("{wanted} times");
+            // It maps, it unmaps, and each of the six threads has a list.
+            assert!(wanted >= 8, "{wanted}");
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_stop_that_comes_meanwhile_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start(folder.path(), 1);
+    let pid = program.0.id() as i32;
+    let every: usize = std::env::var("TORPOR_TEST_EVERY").map_or(41, |every| every.parse().unwrap());
+    for calls in (0..).step_by(every) {
+        let (mut child, tracee) = held(pid as u32, folder.path());
+        let made = (0..calls).take_while(|_| tracee.make_call().is_ok()).count();
+        let program_id = Pid::from_raw(pid).unwrap();
+        kill_process(program_id, Signal::STOP).unwrap();
+        drop(tracee);
+        child.wait().unwrap();
+        let image = folder.path().join("image");
+        assert!(image.join(torpor_engine::IMAGE_NAME).exists(), "after {calls} calls");
+        fs::remove_dir_all(image).unwrap();
+        let is_stopped = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ");
+        let soon = (0..1000).any(|_| {
+            is_stopped() || {
+                std::thread::sleep(Duration::from_millis(1));
+                false
+            }
+        });
+        assert!(soon, "after {calls} calls");
+        kill_process(program_id, Signal::CONT).unwrap();
+        program.check(&format!("stopped after {calls} calls"));
+        if made < calls {
+            break;
+        }
+    }
 }

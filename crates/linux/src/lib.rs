@@ -6,6 +6,7 @@
 
 pub mod allocator;
 pub mod bystander;
+pub mod cache;
 pub mod cpu;
 pub mod descriptor;
 pub mod fcntl;
@@ -26,6 +27,7 @@ pub mod seccomp;
 pub mod shm;
 pub mod socket;
 pub mod spawn;
+pub mod sync;
 pub mod tcp;
 pub mod thread;
 pub mod tty;

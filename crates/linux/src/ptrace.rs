@@ -5,6 +5,7 @@
 //! The same happens when the tracing thread dies, at any moment: whoever changes registers must leave the tracee
 //! in a state from which it may go on by itself.
 
+use std::cell::Cell;
 use std::io;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -25,9 +26,9 @@ pub struct Seized {
     not_send: PhantomData<*const ()>,
 }
 
-/// A thread that is attached and stopped.
+/// A thread that is attached and stopped: with the signal of job control, and whether a `SIGSTOP` was kept from it.
 #[derive(Debug)]
-pub struct Tracee(Seized, Option<i32>);
+pub struct Tracee(Seized, Option<i32>, Cell<bool>);
 
 /// How waiting for a stop went otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +79,7 @@ impl Seized {
             let signal = libc::WSTOPSIG(status);
             if status >> 16 == libc::PTRACE_EVENT_STOP {
                 let group_stop = (signal != libc::SIGTRAP).then_some(signal);
-                return Ok(Tracee(self, group_stop));
+                return Ok(Tracee(self, group_stop, Cell::new(false)));
             }
             // Taken between being attached to and being asked to stop; it stops once the signal is dealt with.
             ptrace(libc::PTRACE_CONT, self.thread, 0, signal as usize)
@@ -110,6 +111,15 @@ pub(crate) fn wait(thread: libc::pid_t) -> io::Result<libc::c_int> {
         let error = io::Error::last_os_error();
         if error.kind() != io::ErrorKind::Interrupted {
             return Err(error);
+        }
+    }
+}
+
+impl Drop for Tracee {
+    fn drop(&mut self) {
+        if self.0.attached {
+            // It may have ended.
+            let _ = self.give_stop();
         }
     }
 }
@@ -187,30 +197,60 @@ impl Tracee {
                 return Ok(());
             }
             // Under job control being attached to and being asked to stop are told one after the other.
-            if status >> 16 != libc::PTRACE_EVENT_STOP {
+            if status >> 16 != libc::PTRACE_EVENT_STOP && !self.withholds(status) {
                 return Err(CallError::Other(self.thread(), status));
             }
         }
     }
 
-    /// Lets it run until it stops for `signal`, which does not reach it. All others must be blocked: a stop for one is an
-    /// error, and it is never delivered.
-    pub fn run_until(&self, signal: u32) -> Result<(), CallError> {
+    /// Lets it run; it must be waited for by [`Tracee::stopped_for`].
+    pub fn run(&self) -> Result<(), CallError> {
+        ptrace(libc::PTRACE_CONT, self.thread(), 0, 0).map(drop).map_err(|e| CallError::Resume(self.thread(), e))
+    }
+
+    /// Waits until it stops for `signal`, which does not reach it. All others must be blocked: a stop for one is an error,
+    /// and it is never delivered. But for `SIGSTOP`, which nobody can block: it is kept for later
+    /// ([`Tracee::give_stop`]).
+    pub fn stopped_for(&self, signal: u32) -> Result<(), CallError> {
         loop {
-            ptrace(libc::PTRACE_CONT, self.thread(), 0, 0).map_err(|e| CallError::Resume(self.thread(), e))?;
             let status = wait(self.thread()).map_err(|e| CallError::Resume(self.thread(), e))?;
             if !libc::WIFSTOPPED(status) {
                 return Err(CallError::Ended(self.thread()));
             }
-            // As above.
-            if status >> 16 == libc::PTRACE_EVENT_STOP {
-                continue;
-            }
             if status >> 16 == 0 && libc::WSTOPSIG(status).unsigned_abs() == signal {
                 return Ok(());
             }
-            return Err(CallError::Other(self.thread(), status));
+            // As above.
+            if status >> 16 != libc::PTRACE_EVENT_STOP && !self.withholds(status) {
+                return Err(CallError::Other(self.thread(), status));
+            }
+            self.run()?;
         }
+    }
+
+    /// It has stopped to take a `SIGSTOP`, which it will not, for now.
+    fn withholds(&self, status: libc::c_int) -> bool {
+        let stop = status >> 16 == 0 && libc::WSTOPSIG(status) == libc::SIGSTOP;
+        self.2.set(self.2.get() || stop);
+        stop
+    }
+
+    /// Sends it the `SIGSTOP` again that came while it made calls for us, unless it was continued since. It makes no more
+    /// calls after that. Letting it go does this, too.
+    pub fn give_stop(&self) -> io::Result<()> {
+        if !self.2.replace(false) {
+            return Ok(());
+        }
+        // A stop takes away what waits of these.
+        let continued = |signal: &Siginfo| signal.starts_with(&libc::SIGCONT.to_ne_bytes());
+        for shared in [false, true] {
+            if self.pending_signals(shared)?.iter().any(continued) {
+                return Ok(());
+            }
+        }
+        // SAFETY: numbers only.
+        let sent = unsafe { libc::syscall(libc::SYS_tkill, self.thread(), libc::SIGSTOP) };
+        if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Lets it go.
@@ -221,13 +261,14 @@ impl Tracee {
     /// Lets it go with a signal (0: none).
     pub(crate) fn detach_with(self, signal: i32) -> io::Result<()> {
         let thread = self.thread();
+        self.give_stop()?;
         self.forget();
         ptrace(libc::PTRACE_DETACH, thread, 0, signal as usize).map(drop)
     }
 
     /// A child of the calling thread that traces itself, or was born traced, and has been seen to stop.
     pub(crate) fn stopped_child(thread: i32) -> Self {
-        Self(Seized { thread, attached: true, unfiltered: false, not_send: PhantomData }, None)
+        Self(Seized { thread, attached: true, unfiltered: false, not_send: PhantomData }, None, Cell::new(false))
     }
 
     /// Leaves it attached.

@@ -4,7 +4,7 @@
 //! was mapped for answers. Then the thread stops by a signal to itself, then its signal mask is put back, then the few
 //! registers that all this changes, and it jumps to where it was. An interrupted call is made again; one with a restart
 //! block is continued by `restart_syscall` to its original deadline. No stack is used, so whatever `rsp` is does not
-//! matter, and vector registers are never touched.
+//! matter; flags and vector registers are never touched.
 //!
 //! # The signal
 //! It is one that the program ignores and that none of its threads blocks, and all others are blocked: traced, the thread
@@ -40,7 +40,7 @@ const PAGE: u64 = 4096;
 /// Where a thread begins that makes the calls of the list that `rbx` leads to, and where it stops.
 pub(super) const LIST: u64 = 141;
 pub(super) const END: u64 = 35;
-/// A call in a list: number, six arguments, answer. A negative number ends the list.
+/// A call in a list: one more than its number, six arguments, answer. A zero ends the list.
 pub(super) const CALL_WORDS: usize = 8;
 
 /// Distance from the instruction's end at `end` to data word `n`.
@@ -74,9 +74,9 @@ const CODE: [u8; CODE_BYTES] = [
     0x4c, 0x8b, 0x1d, to(13, 128), 0, 0, 0,         // mov r11, …
     0x48, 0x8b, 0x1d, to(14, 135), 0, 0, 0,         // mov rbx, …
     0xff, 0x25, to(15, 141), 0, 0, 0,               // jmp […]
-    0x48, 0x8b, 0x03,                               // list: mov rax, [rbx]
-    0x48, 0x85, 0xc0,                               // test rax, rax
-    0x0f, 0x88, 0x6c, 0xff, 0xff, 0xff,             // js stop
+    0x48, 0x8b, 0x0b,                               // list: mov rcx, [rbx]
+    0xe3, 40,                                       // jrcxz end
+    0x48, 0x8d, 0x41, 0xff,                         // lea rax, [rcx - 1]
     0x48, 0x8b, 0x7b, 8,                            // mov rdi, [rbx + 8]
     0x48, 0x8b, 0x73, 16,                           // mov rsi, [rbx + 16]
     0x48, 0x8b, 0x53, 24,                           // mov rdx, [rbx + 24]
@@ -85,9 +85,10 @@ const CODE: [u8; CODE_BYTES] = [
     0x4c, 0x8b, 0x4b, 48,                           // mov r9, [rbx + 48]
     0x0f, 0x05,                                     // syscall
     0x48, 0x89, 0x43, 56,                           // mov [rbx + 56], rax
-    0x48, 0x83, 0xc3, 64,                           // add rbx, 64
-    0xeb, 0xd0,                                     // jmp list
-    0xcc, 0xcc, 0xcc,
+    0x48, 0x8d, 0x5b, 64,                           // lea rbx, [rbx + 64]
+    0xeb, 0xd3,                                     // jmp list
+    0xe9, 0x46, 0xff, 0xff, 0xff,                   // end: jmp stop
+    0xcc,
 ];
 
 /// How a thread stops by itself: its ids as it knows them, and the signal.

@@ -3,6 +3,7 @@
 //! Nothing of the program is changed. What the kernel tells a process only about itself is asked by remote calls; an
 //! interrupted call is put right in the record, while the program itself goes on with its own.
 
+mod asking;
 mod contexts;
 mod credentials;
 mod ending;
@@ -12,6 +13,8 @@ mod inside;
 mod keyring;
 mod landing;
 mod landlock;
+mod life;
+mod looking;
 mod mappings;
 mod obstacles;
 mod pages;
@@ -25,31 +28,28 @@ mod space;
 mod stop;
 mod thread;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::panic::resume_unwind;
+use std::thread::{Builder, ScopedJoinHandle};
 
-use torpor_image::tree::{
-    Backing, End, FileId, Life, Machine, MemoryPolicy, PathState, Process, Shares, Switches, Tree,
-};
+use torpor_image::tree::{Backing, End, FileId, Machine, Process, Tree};
 
 pub(crate) use self::family::{Member, family, hold, without_leaders};
-use self::landlock::{Bystanders, Trial};
+use self::looking::{Looked, look, look_at_all};
 use self::pages::Copier;
-use self::remote::Remote;
-use self::signals::{OfProcess, OfThread};
 pub(crate) use self::stop::{Stopped, pids, stop};
 pub(crate) use self::thread::for_record;
 use crate::files::{self, ConnectionLock, ControllingTerminal, SharedArea};
 use crate::memory::copy::CopyError;
-use crate::memory::layout::Area;
 use crate::memory::sink::PageSink;
 use crate::obstacle::{Obstacle, Place};
 use crate::plan::ThreadPlan;
+use crate::proc;
 use crate::trace::{self, TraceError};
-use crate::view::{View, identity};
+use crate::view::View;
 
 /// Why a tree could not be collected.
 #[derive(Debug, thiserror::Error)]
@@ -96,8 +96,8 @@ pub(crate) struct Manner<'a> {
     pub(crate) go_on: &'a (dyn Fn() -> bool + Sync),
     /// See [`files::Request::lock`].
     pub(crate) lock: Option<&'a dyn ConnectionLock>,
-    /// Most of a large image need not be in the page cache afterwards.
-    pub(crate) past_cache: bool,
+    /// A large image is written by a thread of its own.
+    pub(crate) streamed: bool,
 }
 
 impl From<Obstacle> for CollectError {
@@ -126,7 +126,7 @@ pub(crate) fn collect(
     offset: u64,
     lock: Option<&dyn ConnectionLock>,
 ) -> Result<Collected, CollectError> {
-    let manner = Manner { view: &View::machine(), go_on: &|| true, lock, past_cache: true };
+    let manner = Manner { view: &View::machine(), go_on: &|| true, lock, streamed: true };
     collect_as(&manner, stopped, plans, image, offset)
 }
 
@@ -142,31 +142,42 @@ pub(crate) fn collect_as(
     let threads = |process: &trace::Process| process.threads.iter().map(|thread| thread.tracee.thread()).collect();
     let alive = stopped.iter().filter_map(|process| process.alive.as_ref());
     let found: Vec<(i32, Vec<i32>)> = alive.map(|process| (process.pid, threads(process))).collect();
-    let mut obstacles = obstacles::find(manner.view, &found).look(root)?;
+    let (obstacles, looked) = look_at_all(manner.view, &found);
+    let mut obstacles = obstacles.look(root)?;
+    let mut looked = looked?;
     let mut tree = Tree { machine: machine().look(root)?, ..Tree::default() };
-    let now = Duration::from_nanos(tree.machine.monotonic_ns);
-    let mut shared = Vec::new();
-    let bystanders = Bystanders::new(manner.view);
-    for process in stopped {
+    let shared = looking::shared(&mut looked);
+    let sink = if manner.streamed {
+        let expected = found.iter().map(|(pid, _)| proc::anonymous_bytes(*pid)).sum();
+        PageSink::streamed(image, offset, expected)
+    } else {
+        PageSink::new(image, offset)
+    };
+    let mut copier = Copier::new(sink, manner.go_on);
+    // While the processes are asked, their open files are described.
+    let ids = ids(manner.view, stopped, &found);
+    let sink = copier.sink();
+    let mut describe = || open_files(manner, &found, &ids, &shared, &mut *sink);
+    let (lives, files) = std::thread::scope(|scope| {
+        let describing = Builder::new().spawn_scoped(scope, &mut describe);
+        let lives = life::lives(manner, stopped, looked, plans, &tree.machine, &mut obstacles);
+        let join = |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        (lives, describing.ok().map(join))
+    });
+    // Afterwards, where there can be no thread.
+    let files = files.unwrap_or_else(describe);
+    for (process, life) in stopped.iter().zip(lives?) {
         let pid = process.pid;
-        if !(manner.go_on)() {
-            return Err(CollectError::Stopped);
-        }
         let (group, session) = process::group_and_session(pid).look(pid)?;
-        let end = match &process.alive {
-            Some(alive) => {
-                let found = life(manner.view, alive, plans, now, &bystanders, &mut shared, &mut obstacles)?;
-                let Some(life) = found else { continue };
-                End::Alive(Box::new(life))
-            }
-            None => {
+        let end = match (&process.alive, life) {
+            (Some(_), Some(life)) => End::Alive(Box::new(life)),
+            (Some(_), None) => continue,
+            (None, _) => {
                 End::Zombie { status: process::exit_status(pid).look(pid)?, name: thread::name(pid, pid).look(pid)? }
             }
         };
         tree.processes.push(Process { pid, parent: process.parent, group, session, end });
     }
-    let sink = if manner.past_cache { PageSink::direct(image, offset) } else { PageSink::new(image, offset) };
-    let mut copier = Copier::new(sink, manner.go_on);
     let parents = stopped.iter().filter(|process| process.alive.is_some()).map(|process| (process.pid, process.parent));
     let shares = obstacles::shares(&parents.collect(), &mut obstacles).look(root)?;
     for process in &mut tree.processes {
@@ -174,8 +185,7 @@ pub(crate) fn collect_as(
             life.shares = *shares;
         }
     }
-    let Beside { kept, connections, warnings } =
-        open_files(manner, &found, stopped, &shared, &mut tree, &mut copier, &mut obstacles)?;
+    let Beside { kept, connections, warnings } = put_files(files, root, &mut tree, &mut obstacles)?;
     obstacles.extend(ending::semaphores(manner.view, root).look(root)?);
     obstacles.extend(ending::robust_locks(manner.view, &tree));
     if !obstacles.is_empty() {
@@ -199,23 +209,25 @@ struct Beside {
     warnings: Vec<String>,
 }
 
-/// Puts open files and shared memory into the tree.
+/// The ids that the tree itself knows of processes and threads.
+fn ids(view: &View, stopped: &[Stopped], alive: &[(i32, Vec<i32>)]) -> BTreeMap<i32, i32> {
+    let threads = alive.iter().flat_map(|(_, threads)| threads.iter().copied());
+    let ids = stopped.iter().map(|process| process.pid).chain(threads);
+    ids.filter_map(|id| Some((id, view.id(id)?))).collect()
+}
+
+/// Describes open files and shared memory.
 fn open_files(
     manner: &Manner<'_>,
     alive: &[(i32, Vec<i32>)],
-    stopped: &[Stopped],
+    ids: &BTreeMap<i32, i32>,
     shared: &[SharedArea],
-    tree: &mut Tree,
-    copier: &mut Copier<'_>,
-    obstacles: &mut Vec<Obstacle>,
-) -> Result<Beside, CollectError> {
+    sink: &mut PageSink<'_>,
+) -> Result<files::Collected, CollectError> {
     let processes: Vec<i32> = alive.iter().map(|(pid, _)| *pid).collect();
-    let threads = alive.iter().flat_map(|(_, threads)| threads.iter().copied());
-    let ids = stopped.iter().map(|process| process.pid).chain(threads);
-    let ids = ids.filter_map(|id| Some((id, manner.view.id(id)?))).collect();
     let request = files::Request {
         processes: &processes,
-        ids: &ids,
+        ids,
         areas: shared,
         view: manner.view,
         lock: manner.lock,
@@ -223,16 +235,27 @@ fn open_files(
         go_on: manner.go_on,
     };
     let root = processes.first().copied().unwrap_or(0);
-    let sink = copier.sink();
-    let found = manner.view.within(|| files::collect(&request, sink)).look(root)?;
+    match manner.view.within(|| files::collect(&request, sink)).look(root)? {
+        Err(files::CollectError::Stopped) => Err(CollectError::Stopped),
+        Err(files::CollectError::Refused(more)) => Err(CollectError::Refused(more)),
+        other => Ok(other?),
+    }
+}
+
+/// Puts open files and shared memory into the tree.
+fn put_files(
+    found: Result<files::Collected, CollectError>,
+    root: i32,
+    tree: &mut Tree,
+    obstacles: &mut Vec<Obstacle>,
+) -> Result<Beside, CollectError> {
     let mut found = match found {
         Ok(found) => found,
-        Err(files::CollectError::Refused(more)) => {
+        Err(CollectError::Refused(more)) => {
             obstacles.extend(more);
             return Ok(Beside::default());
         }
-        Err(files::CollectError::Stopped) => return Err(CollectError::Stopped),
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error),
     };
     let terminals = terminals(&found.terminals, tree, obstacles).look(root)?;
     for process in &mut tree.processes {
@@ -270,46 +293,12 @@ fn terminals(
     Ok(terminals)
 }
 
-/// What can be learned of a living process without touching it.
-struct Looked {
-    mappings: Vec<mappings::Mapping>,
-    /// By thread.
-    statuses: Vec<credentials::Status>,
-    cwd: PathState,
-    root: Option<PathState>,
-}
-
-/// Looks at a process with these threads.
-fn look(view: &View, pid: i32, threads: &[i32], obstacles: &mut Vec<Obstacle>) -> Result<Looked, CollectError> {
-    let mappings = mappings::mappings(pid).look(pid)?;
-    let mut statuses = Vec::with_capacity(threads.len());
-    for tid in threads {
-        let status = credentials::status(pid, *tid).look(pid)?;
-        let mut refuse = |what: &str| obstacles.push(Obstacle::new(pid, Place::Thread(*tid), what, ""));
-        if status.shadow_stack {
-            refuse("a shadow stack");
-        }
-        statuses.push(status);
-    }
-    if !mappings.iter().any(|mapping| mapping.area.name == "[vdso]") {
-        // Calls are made in it.
-        obstacles.push(Obstacle::new(pid, Place::Process, "it has unmapped its vDSO", ""));
-    }
-    if view.keeps_files() && process::has_terminal(pid).look(pid)? {
-        // It would be hung up when its session's leader ends.
-        let what = "it has a controlling terminal";
-        obstacles.push(Obstacle::new(pid, Place::Process, what, "start it without one (setsid)"));
-    }
-    let (cwd, root) = directories(view, pid, obstacles)?;
-    Ok(Looked { mappings, statuses, cwd, root })
-}
-
 /// Everything that can be seen to be in the way of capturing these processes of an app, which may be frozen and without
 /// their memory. Nothing is touched.
 pub(crate) fn examine(view: &View, family: &[Member]) -> Result<Vec<Obstacle>, CollectError> {
     let mut found = Vec::new();
     for member in family.iter().filter(|member| !member.ended) {
-        let mut threads = crate::proc::threads(member.pid).look(member.pid)?;
+        let mut threads = proc::threads(member.pid).look(member.pid)?;
         threads.sort_by_key(|tid| (*tid != member.pid, *tid));
         found.push((member.pid, threads));
     }
@@ -319,9 +308,10 @@ pub(crate) fn examine(view: &View, family: &[Member]) -> Result<Vec<Obstacle>, C
     obstacles::shares(&parents.collect(), &mut obstacles).look(root)?;
     let (mut shared, mut rings) = (Vec::new(), HashSet::new());
     for (pid, threads) in &found {
-        let looked = look(view, *pid, threads, &mut obstacles)?;
-        obstacles.extend(contexts::inherited(*pid, &looked.mappings, &mut rings));
-        space::space(view, *pid, &looked.mappings, 0, &mut shared, &mut obstacles)?;
+        let Looked { mappings, shared: more, obstacles: others, .. } = look(view, *pid, threads)?;
+        obstacles.extend(others);
+        obstacles.extend(contexts::inherited(*pid, &mappings, &mut rings));
+        shared.extend(more);
     }
     let processes: Vec<i32> = found.iter().map(|(pid, _)| *pid).collect();
     let threads = found.iter().flat_map(|(_, threads)| threads.iter().copied());
@@ -347,153 +337,6 @@ pub(crate) fn examine(view: &View, family: &[Member]) -> Result<Vec<Obstacle>, C
     Ok(obstacles)
 }
 
-/// Describes a living process; `None` if what is in the way makes that pointless.
-fn life(
-    view: &View,
-    process: &trace::Process,
-    plans: &[ThreadPlan],
-    now: Duration,
-    bystanders: &Bystanders<'_>,
-    shared: &mut Vec<SharedArea>,
-    obstacles: &mut Vec<Obstacle>,
-) -> Result<Option<Life>, CollectError> {
-    let pid = process.pid;
-    let before = obstacles.len();
-    let tids: Vec<i32> = process.threads.iter().map(|thread| thread.tracee.thread()).collect();
-    let Looked { mappings, statuses, cwd, root } = look(view, pid, &tids, obstacles)?;
-    for thread in &process.threads {
-        if thread.tracee.dispatches_calls().look(pid)? {
-            let what = "it handles its own system calls (PR_SET_SYSCALL_USER_DISPATCH)";
-            obstacles.push(Obstacle::new(pid, Place::Thread(thread.tracee.thread()), what, ""));
-        }
-    }
-    if obstacles.len() > before {
-        // Nothing is asked of a process that cannot be captured; its memory is looked at all the same.
-        space::space(view, pid, &mappings, 0, shared, obstacles)?;
-        return Ok(None);
-    }
-    let areas: Vec<Area> = mappings.iter().map(|mapping| mapping.area.clone()).collect();
-    let trials = process.threads.iter().zip(&statuses).map(|(thread, status)| {
-        // Filters could answer in the kernel's place.
-        let asked = status.seccomp == 0 || thread.tracee.is_unfiltered();
-        if asked { bystanders.trial(status) } else { Ok(None) }
-    });
-    let trials = trials.collect::<io::Result<Vec<_>>>().look(pid)?;
-    let asked = ask(process, &statuses, &areas, &trials)?;
-    let Asked { of_process: answers, of_threads, dead_rings, mut policies } = asked;
-    obstacles.extend(contexts::obstacles(pid, &areas, &dead_rings, view.keeps_files()).look(pid)?);
-    if answers.descriptor_table {
-        obstacles.push(Obstacle::new(pid, Place::Process, "it has a local descriptor table (modify_ldt)", ""));
-    }
-    if answers.keys {
-        let what = "it has a session keyring of its own with keys (keyctl)";
-        obstacles.push(Obstacle::new(pid, Place::Process, what, "let it use its user's keyring"));
-    }
-    let plans: HashMap<i32, &ThreadPlan> =
-        plans.iter().filter(|plan| plan.pid == pid).map(|plan| (plan.tid, plan)).collect();
-    let online = thread::online().look(pid)?;
-    let mut threads = Vec::with_capacity(process.threads.len());
-    for ((thread, status), answers) in process.threads.iter().zip(statuses.iter().cloned()).zip(of_threads) {
-        let tid = thread.tracee.thread();
-        let found = plans.get(&tid).and_then(|plan| thread::registers(plan, now));
-        let Some((registers, wait)) = found else {
-            let what = "it waits in a call that was interrupted before, and which one cannot be told";
-            obstacles.push(Obstacle::new(pid, Place::Thread(tid), what, "try again later"));
-            continue;
-        };
-        if answers.restricted {
-            let what = "it has restricted itself with Landlock, or another security module confines it";
-            obstacles.push(Obstacle::new(pid, Place::Thread(tid), what, "start it without that"));
-        }
-        let known = thread::Known { registers, wait, status, answers, online: &online };
-        threads.push(thread::record(thread, known).look(pid)?);
-    }
-    let pending = match process.threads.first() {
-        Some(leader) => signals::pending(leader, true).look(pid)?,
-        None => Vec::new(),
-    };
-    let mut space = space::space(view, pid, &mappings, answers.heap_end, shared, obstacles)?;
-    for area in &mut space.areas {
-        area.advice.policy = policies.remove(&area.start).unwrap_or_default();
-    }
-    obstacles.extend(signals::unread_overruns(process, &answers.posix_timers, &pending));
-    Ok(Some(Life {
-        space,
-        threads,
-        descriptors: Vec::new(),
-        cwd,
-        root,
-        umask: statuses.first().map_or(0, |status| status.umask),
-        limits: process::limits(pid).look(pid)?,
-        oom_score_adjustment: process::number(pid, "oom_score_adj").look(pid)?,
-        actions: answers.actions,
-        pending,
-        interval_timers: answers.interval_timers,
-        posix_timers: answers.posix_timers,
-        dumpable: answers.dumpable,
-        subreaper: answers.subreaper,
-        no_huge_pages: answers.no_huge_pages,
-        personality: process::hexadecimal(pid, "personality").look(pid)?,
-        switches: Switches {
-            coredump_filter: process::hexadecimal(pid, "coredump_filter").look(pid)?,
-            ..answers.switches
-        },
-        stopped_by: process.threads.first().and_then(|leader| leader.tracee.group_stop()),
-        terminal: None,
-        shares: Shares::default(),
-    }))
-}
-
-/// What a process and its threads have answered.
-struct Asked {
-    of_process: OfProcess,
-    of_threads: Vec<OfThread>,
-    /// See [`contexts::dead`].
-    dead_rings: Vec<(u64, u64)>,
-    /// See [`policy::of_areas`].
-    policies: HashMap<u64, MemoryPolicy>,
-}
-
-/// Asks a process and its threads by remote calls.
-fn ask(
-    process: &trace::Process,
-    statuses: &[credentials::Status],
-    areas: &[Area],
-    trials: &[Option<Trial>],
-) -> Result<Asked, TraceError> {
-    let remote = Remote::begin(process, statuses, areas)?;
-    let trial = |n: usize| trials.get(n).copied().flatten();
-    let answers = signals::of_process(&remote, trial(0)).and_then(|(of_process, first)| {
-        let others = (1..process.threads.len()).map(|n| signals::of_thread(&remote, n, trial(n)));
-        let threads: Result<_, _> = std::iter::once(Ok(first)).chain(others).collect();
-        let policies = policy::of_areas(&remote, areas)?;
-        Ok(Asked { of_process, of_threads: threads?, dead_rings: contexts::dead(&remote, areas)?, policies })
-    });
-    remote.end()?;
-    answers
-}
-
-/// Working directory, and root directory if it is not ours.
-fn directories(
-    view: &View,
-    pid: i32,
-    obstacles: &mut Vec<Obstacle>,
-) -> Result<(PathState, Option<PathState>), CollectError> {
-    let mut directory = |link: &str, what: &str| -> Result<PathState, CollectError> {
-        match space::linked(view, &format!("/proc/{pid}/{link}")).look(pid)? {
-            Ok(path) => Ok(path),
-            Err(why) => {
-                obstacles.push(Obstacle::new(pid, Place::Process, format!("its {what} {why}"), ""));
-                Ok(PathState::default())
-            }
-        }
-    };
-    let cwd = directory("cwd", "working directory")?;
-    let usual = identity(&format!("{}/root", view.reference())).look(pid)?;
-    let same = usual == identity(&format!("/proc/{pid}/root")).look(pid)?;
-    Ok((cwd, if same { None } else { Some(directory("root", "root directory")?) }))
-}
-
 /// This machine, now.
 fn machine() -> io::Result<Machine> {
     use rustix::time::{ClockId, clock_gettime};
@@ -515,11 +358,11 @@ fn machine() -> io::Result<Machine> {
 /// This boot, as the header of an image has it.
 pub fn boot() -> io::Result<[u64; 2]> {
     const PATH: &str = "/proc/sys/kernel/random/boot_id";
-    let text = crate::proc::read(PATH)?;
+    let text = proc::read(PATH)?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     let half = |range| digits.get(range).and_then(|digits: &str| u64::from_str_radix(digits, 16).ok());
     match (half(0..16), half(16..32)) {
         (Some(first), Some(last)) => Ok([first, last]),
-        _ => Err(crate::proc::unexpected(PATH)),
+        _ => Err(proc::unexpected(PATH)),
     }
 }

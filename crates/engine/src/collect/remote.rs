@@ -1,6 +1,6 @@
 //! Remote calls in a stopped process: what the kernel tells a process only about itself.
 //!
-//! One thread calls at a time, from the [`landing`] in the vDSO's unused tail, which lets it go on as it was if we die.
+//! One thread of a process calls at a time, those of several processes together; from the [`landing`] in the vDSO's unused tail, which lets it go on as it was if we die.
 //! It makes all calls of a list and then stops, by a signal that means nothing to its program (see there).
 //! Calls and answers are in pages that are mapped for it and unmapped again; [`Remote::end`] takes the code out. The order
 //! matters: a thread's registers lead to the landing before its signals are blocked, and until they are unblocked again.
@@ -16,7 +16,7 @@ use torpor_linux::registers::Registers;
 
 use super::credentials::Status;
 use super::landing::{self, CALL_WORDS};
-use super::questions::{Answers, Questions};
+use super::questions::{Answers, Call, Questions};
 use crate::memory::layout::Area;
 use crate::trace::{Process, Thread, TraceError};
 
@@ -26,7 +26,7 @@ const GETPID: u64 = 39;
 /// Bytes of the pages for answers, and behind them those for a list of calls.
 const ANSWERS: usize = 4096;
 const LIST: usize = 3 * 4096;
-/// Ends a list; also the answer of a call that has not been made.
+/// The answer of a call that has not been made.
 const NONE: i64 = i64::MIN;
 /// What a program may take no notice of, those first that mean the least.
 const SIGNALS: [u32; 8] = [
@@ -46,6 +46,22 @@ const fn bit(signal: u32) -> u64 {
     1 << (signal - 1)
 }
 
+/// A call that has been begun.
+pub(super) enum BegunCall {
+    /// By this thread.
+    Running(usize, &'static str),
+    /// It was made at once.
+    Made(u64),
+}
+
+/// A list of calls that has been begun by thread `n`.
+pub(super) struct BegunAsk {
+    n: usize,
+    questions: Questions,
+    /// They were made at once.
+    results: Option<Vec<i64>>,
+}
+
 /// A process that remote calls are made in.
 pub(super) struct Remote<'a> {
     pub(super) process: &'a Process,
@@ -56,47 +72,52 @@ pub(super) struct Remote<'a> {
     place: u64,
     /// The thread that calls.
     caller: Cell<Option<usize>>,
+    /// It has been let run, and has not been waited for.
+    running: Cell<bool>,
     /// What makes threads stop after their calls; `None`: there is no such signal.
     signal: Option<u32>,
-    scratch: u64,
+    scratch: Cell<u64>,
     /// New mappings are locked into memory (`mlockall(MCL_FUTURE)`).
     locks_mappings: bool,
 }
 
 impl<'a> Remote<'a> {
-    /// Makes calls possible in `process`, whose areas are `areas`, and whose threads `statuses` are of.
-    pub(super) fn begin(process: &'a Process, statuses: &'a [Status], areas: &[Area]) -> Result<Self, TraceError> {
+    /// In `process`, whose areas are `areas`, and whose threads `statuses` are of.
+    pub(super) fn new(process: &'a Process, statuses: &'a [Status], areas: &[Area]) -> Result<Self, TraceError> {
         let look = |error| TraceError::Look(process.pid, error);
         let memory = File::options().read(true).write(true).open(format!("/proc/{}/mem", process.pid)).map_err(look)?;
-        let mut remote = Self {
+        Ok(Self {
             process,
             statuses,
             place: landing::place(process.pid, &memory, areas)?,
             memory,
             caller: Cell::new(None),
+            running: Cell::new(false),
             signal: signal(&process.threads, statuses),
-            scratch: 0,
+            scratch: Cell::new(0),
             locks_mappings: false,
-        };
-        match remote.prepare() {
-            Ok(()) => Ok(remote),
-            Err(error) => {
-                // The first error says what is wrong; giving back what can be given back is all that is left.
-                let _ = remote.give_back();
-                Err(error)
-            }
-        }
+        })
     }
 
-    fn prepare(&mut self) -> Result<(), TraceError> {
+    /// Begins to map the pages for answers.
+    pub(super) fn map(&self) -> Result<BegunCall, TraceError> {
         const READ_WRITE: u64 = 3;
         const PRIVATE_ANONYMOUS: u64 = 0x22;
         let arguments = [0, (ANSWERS + LIST) as u64, READ_WRITE, PRIVATE_ANONYMOUS, u64::MAX, 0];
-        self.scratch = self.call(0, "mmap", MMAP, &arguments)?;
+        let begun = self.begin_call(0, "mmap", MMAP, &arguments)?;
+        if let BegunCall::Made(address) = begun {
+            self.scratch.set(address);
+        }
+        Ok(begun)
+    }
+
+    /// They are mapped.
+    pub(super) fn mapped(&mut self, begun: BegunCall) -> Result<(), TraceError> {
+        self.scratch.set(self.finish_call(begun)?);
         let look = |error| self.wrong(error);
         let pagemap = File::open(format!("/proc/{}/pagemap", self.process.pid)).map_err(look)?;
         let mut entries = Vec::new();
-        pagemap::entries(&pagemap, self.scratch, 1, &mut entries).map_err(look)?;
+        pagemap::entries(&pagemap, self.scratch.get(), 1, &mut entries).map_err(look)?;
         // Nothing has touched it, so only being locked can have brought it there.
         self.locks_mappings = entries.iter().any(|entry| entry.present());
         Ok(())
@@ -110,73 +131,129 @@ impl<'a> Remote<'a> {
         self.process.threads.get(n).ok_or_else(|| self.wrong(io::ErrorKind::NotFound.into()))
     }
 
-    /// Makes a call in thread `n` of the process.
-    fn call(&self, n: usize, name: &'static str, number: u64, arguments: &[u64]) -> Result<u64, TraceError> {
+    /// Begins a call in thread `n` of the process.
+    fn begin_call(
+        &self,
+        n: usize,
+        name: &'static str,
+        number: u64,
+        arguments: &[u64],
+    ) -> Result<BegunCall, TraceError> {
         self.enter(n)?;
-        let Some(signal) = self.signal else {
-            return self.process.call_at(n, self.place, name, number, arguments);
-        };
-        let answer = self.run(n, signal, self.thread(n)?.registers.calling(self.place, number, arguments))?.base();
-        let error = Answers::error(answer as i64);
-        error.map_or(Ok(answer), |error| Err(TraceError::Call { pid: self.process.pid, call: name, error }))
+        if self.signal.is_none() {
+            return self.process.call_at(n, self.place, name, number, arguments).map(BegunCall::Made);
+        }
+        self.run(n, self.thread(n)?.registers.calling(self.place, number, arguments))?;
+        Ok(BegunCall::Running(n, name))
     }
 
-    /// Lets thread `n` run from these registers to the end of the landing's calls; gives those that it has there.
-    fn run(&self, n: usize, signal: u32, registers: Registers) -> Result<Registers, TraceError> {
+    fn finish_call(&self, begun: BegunCall) -> Result<u64, TraceError> {
+        match begun {
+            BegunCall::Made(answer) => Ok(answer),
+            BegunCall::Running(n, call) => {
+                let answer = self.stopped(n)?.base();
+                let error = Answers::error(answer as i64);
+                error.map_or(Ok(answer), |error| Err(TraceError::Call { pid: self.process.pid, call, error }))
+            }
+        }
+    }
+
+    /// Lets thread `n` run from these registers.
+    fn run(&self, n: usize, registers: Registers) -> Result<(), TraceError> {
         let thread = self.thread(n)?;
         let wrong = |error| TraceError::Registers(thread.tracee.thread(), error);
         thread.tracee.set_registers(&registers).map_err(wrong)?;
+        thread.tracee.run()?;
+        self.running.set(true);
+        Ok(())
+    }
+
+    /// Waits until thread `n` is at the end of the landing's calls; gives the registers that it has there.
+    fn stopped(&self, n: usize) -> Result<Registers, TraceError> {
+        let thread = self.thread(n)?;
+        let wrong = |error| TraceError::Registers(thread.tracee.thread(), error);
         loop {
-            thread.tracee.run_until(signal)?;
+            // Whatever it was stopped by, it does not run then.
+            self.running.set(false);
+            thread.tracee.stopped_for(self.signal.unwrap_or(0))?;
             let found = thread.tracee.registers().map_err(wrong)?;
             if found.instruction() == self.place + landing::END {
                 return Ok(found);
             }
             // Somebody else's, of which the program would not have heard either.
+            thread.tracee.run()?;
+            self.running.set(true);
         }
     }
 
     /// An empty list.
-    pub(super) const fn questions(&self) -> Questions {
-        Questions::new(self.scratch, ANSWERS, LIST / (CALL_WORDS * 8) - 1)
+    pub(super) fn questions(&self) -> Questions {
+        Questions::new(self.scratch.get(), ANSWERS, LIST / (CALL_WORDS * 8) - 1)
     }
 
     /// Makes the calls of a list in thread `n`.
     pub(super) fn ask(&self, n: usize, questions: Questions) -> Result<Answers, TraceError> {
+        self.answers(self.begin_ask(n, questions)?)
+    }
+
+    /// Begins to.
+    pub(super) fn begin_ask(&self, n: usize, questions: Questions) -> Result<BegunAsk, TraceError> {
         let calls = questions.calls();
-        let mut results = Vec::with_capacity(calls.len());
-        if let Some(signal) = self.signal {
-            self.enter(n)?;
-            let place = self.scratch + ANSWERS as u64;
-            let mut list: Vec<u8> = Vec::with_capacity((calls.len() + 1) * CALL_WORDS * 8);
+        if self.signal.is_none() {
+            let mut results = Vec::with_capacity(calls.len());
             for call in calls {
-                let words = [call.number].into_iter().chain(call.arguments).chain([NONE as u64]);
-                list.extend(words.flat_map(u64::to_ne_bytes));
-            }
-            list.extend(NONE.to_ne_bytes());
-            self.memory.write_all_at(&list, place).map_err(|error| self.wrong(error))?;
-            let mut registers = self.thread(n)?.registers.calling(self.place + landing::LIST, 0, &[]);
-            registers.set_base(place);
-            self.run(n, signal, registers)?;
-            self.memory.read_exact_at(&mut list, place).map_err(|error| self.wrong(error))?;
-            let last = |call: &[u8]| call.last_chunk().map_or(NONE, |word| i64::from_ne_bytes(*word));
-            results.extend(list.chunks_exact(CALL_WORDS * 8).map(last));
-            if results.contains(&NONE) {
-                let ended = CallError::Other(self.thread(n)?.tracee.thread(), 0);
-                return Err(ended.into());
-            }
-        } else {
-            for call in calls {
-                results.push(match self.call(n, call.name, call.number, &call.arguments) {
+                results.push(match self.process_call(n, call) {
                     Ok(answer) => answer as i64,
                     Err(TraceError::Call { error, .. }) => -i64::from(error.raw_os_error().unwrap_or(0)),
                     Err(error) => return Err(error),
                 });
             }
+            return Ok(BegunAsk { n, questions, results: Some(results) });
         }
+        self.enter(n)?;
+        let place = self.scratch.get() + ANSWERS as u64;
+        let mut list: Vec<u8> = Vec::with_capacity((calls.len() + 1) * CALL_WORDS * 8);
+        for call in calls {
+            let words = [call.number + 1].into_iter().chain(call.arguments).chain([NONE as u64]);
+            list.extend(words.flat_map(u64::to_ne_bytes));
+        }
+        list.extend(0_u64.to_ne_bytes());
+        self.memory.write_all_at(&list, place).map_err(|error| self.wrong(error))?;
+        let mut registers = self.thread(n)?.registers.calling(self.place + landing::LIST, 0, &[]);
+        registers.set_base(place);
+        self.run(n, registers)?;
+        Ok(BegunAsk { n, questions, results: None })
+    }
+
+    fn process_call(&self, n: usize, call: &Call) -> Result<u64, TraceError> {
+        self.enter(n)?;
+        self.process.call_at(n, self.place, call.name, call.number, &call.arguments)
+    }
+
+    /// Waits for the answers.
+    pub(super) fn answers(&self, begun: BegunAsk) -> Result<Answers, TraceError> {
+        let BegunAsk { n, questions, results } = begun;
+        let results = match results {
+            Some(results) => results,
+            None => self.results(n, questions.calls().len())?,
+        };
         let mut bytes = vec![0; questions.bytes()];
-        self.memory.read_exact_at(&mut bytes, self.scratch).map_err(|error| self.wrong(error))?;
+        self.memory.read_exact_at(&mut bytes, self.scratch.get()).map_err(|error| self.wrong(error))?;
         Ok(questions.answered(self.process.pid, results, bytes))
+    }
+
+    fn results(&self, n: usize, calls: usize) -> Result<Vec<i64>, TraceError> {
+        self.stopped(n)?;
+        let mut list = vec![0; calls * CALL_WORDS * 8];
+        let place = self.scratch.get() + ANSWERS as u64;
+        self.memory.read_exact_at(&mut list, place).map_err(|error| self.wrong(error))?;
+        let last = |call: &[u8]| call.last_chunk().map_or(NONE, |word| i64::from_ne_bytes(*word));
+        let results: Vec<i64> = list.chunks_exact(CALL_WORDS * 8).map(last).collect();
+        if results.contains(&NONE) {
+            let ended = CallError::Other(self.thread(n)?.tracee.thread(), 0);
+            return Err(ended.into());
+        }
+        Ok(results)
     }
 
     /// Makes the `n`-th thread the one that calls.
@@ -209,21 +286,34 @@ impl<'a> Remote<'a> {
         self.locks_mappings
     }
 
-    /// Gives everything back.
-    pub(super) fn end(mut self) -> Result<(), TraceError> {
-        self.give_back()
+    /// Begins to give everything back.
+    pub(super) fn unmap(&self) -> Result<Option<BegunCall>, TraceError> {
+        if self.running.get()
+            && let Some(n) = self.caller.get()
+        {
+            // Something else has gone wrong meanwhile; it makes a list of calls, or maps.
+            let answer = self.stopped(n)?.base();
+            if self.scratch.get() == 0 && Answers::error(answer as i64).is_none() {
+                self.scratch.set(answer);
+            }
+        }
+        if self.scratch.get() == 0 {
+            return Ok(None);
+        }
+        let bytes = (ANSWERS + LIST) as u64;
+        self.begin_call(0, "munmap", MUNMAP, &[self.scratch.take(), bytes]).map(Some)
     }
 
-    fn give_back(&mut self) -> Result<(), TraceError> {
-        let mut result = Ok(());
-        if self.scratch != 0 {
-            result = self.call(0, "munmap", MUNMAP, &[self.scratch, (ANSWERS + LIST) as u64]).map(drop);
-            self.scratch = 0;
-        }
-        result = result.and(self.leave());
+    /// Gives everything back.
+    pub(super) fn end(self, begun: Result<Option<BegunCall>, TraceError>) -> Result<(), TraceError> {
+        let unmapped = begun.and_then(|begun| begun.map_or(Ok(0), |begun| self.finish_call(begun)));
+        let result = unmapped.and(self.leave());
         // A thread that could not be given its registers needs the code.
         result?;
-        landing::take_out(&self.memory, self.place).map_err(|error| self.wrong(error))
+        landing::take_out(&self.memory, self.place).map_err(|error| self.wrong(error))?;
+        self.process.threads.iter().try_for_each(|thread| {
+            thread.tracee.give_stop().map_err(|error| TraceError::Registers(thread.tracee.thread(), error))
+        })
     }
 }
 

@@ -84,66 +84,92 @@ pub(super) struct OfThread {
     pub(super) restricted: bool,
 }
 
-/// Asks the process, and its first thread.
-pub(super) fn of_process(remote: &Remote<'_>, trial: Option<Trial>) -> Result<(OfProcess, OfThread), TraceError> {
-    let mut list = remote.questions();
-    let first = AskedOfThread::ask(&mut list, trial);
-    let mut prctl = |option, argument| list.ask("prctl", PRCTL, &[option, argument, 0, 0, 0]);
-    let dumpable = prctl(option::GET_DUMPABLE, 0);
-    let no_huge_pages = prctl(option::GET_THP_DISABLE, 0);
-    let deny_write_execute = prctl(option::GET_MDWE, 0);
-    let merge_memory = prctl(option::GET_MEMORY_MERGE, 0);
-    let subreaper = list.place(4);
-    let asked = list.ask("prctl", PRCTL, &[option::GET_CHILD_SUBREAPER, subreaper.address, 0, 0, 0]);
-    let heap_end = list.ask("brk", BRK, &[0]);
-    let barriers = list.ask("membarrier", MEMBARRIER, &[GET_REGISTRATIONS, 0, 0]);
-    let place = list.place(8);
-    let descriptor_table = list.ask("modify_ldt", MODIFY_LDT, &[0, place.address, 8]);
-    let keyring = AskedKeyring::ask(&mut list);
-    let interval_timers = [0, 1, 2].map(|which| {
-        let place = list.place(TIMER_BYTES);
-        (place, list.ask("getitimer", nr::GETITIMER, &[which, place.address]))
-    });
-    let actions = ask_actions(&mut list);
-    let answers = remote.ask(0, list)?;
-    answers.check(asked)?;
-    let mut timers = [IntervalTimer::default(); 3];
-    for (timer, (place, asked)) in timers.iter_mut().zip(interval_timers) {
-        answers.check(asked)?;
-        *timer = self::timer(&answers, place, 1000);
-    }
-    let process = OfProcess {
-        actions: actions.into_iter().map(|asked| action(&answers, asked)).collect::<Result<_, _>>()?,
-        interval_timers: timers,
-        posix_timers: posix_timers(remote)?,
-        dumpable: answers.result(dumpable)? as u8,
-        subreaper: answers.word(subreaper, 0) as i32 != 0,
-        no_huge_pages: answers.result(no_huge_pages)? != 0,
-        heap_end: answers.result(heap_end)?,
-        switches: Switches {
-            // Read from outside.
-            coredump_filter: 0,
-            // Kernels that lack one of these cannot have it switched on.
-            deny_write_execute: answers.result(deny_write_execute).unwrap_or(0) as u32,
-            merge_memory: answers.result(merge_memory).unwrap_or(0) != 0,
-            lock_future: remote.locks_mappings(),
-            barriers: answers.result(barriers).unwrap_or(0) as u32,
-        },
-        descriptor_table: answers.result(descriptor_table).unwrap_or(0) != 0,
-        keys: keyring.has_keys(&answers),
-    };
-    Ok((process, first.answered(&answers)?))
+/// What a process is asked by its first thread, and that itself.
+pub(super) struct AskedOfProcess {
+    first: AskedOfThread,
+    dumpable: Asked,
+    no_huge_pages: Asked,
+    deny_write_execute: Asked,
+    merge_memory: Asked,
+    subreaper: (Place, Asked),
+    heap_end: Asked,
+    barriers: Asked,
+    descriptor_table: Asked,
+    interval_timers: [(Place, Asked); 3],
+    actions: Vec<Option<(Place, Asked)>>,
+    keyring: AskedKeyring,
 }
 
-/// Asks the process's `n`-th thread.
-pub(super) fn of_thread(remote: &Remote<'_>, n: usize, trial: Option<Trial>) -> Result<OfThread, TraceError> {
-    let mut list = remote.questions();
-    let asked = AskedOfThread::ask(&mut list, trial);
-    asked.answered(&remote.ask(n, list)?)
+impl AskedOfProcess {
+    pub(super) fn ask(list: &mut Questions, trial: Option<Trial>) -> Self {
+        let first = AskedOfThread::ask(list, trial);
+        let mut prctl = |option, argument| list.ask("prctl", PRCTL, &[option, argument, 0, 0, 0]);
+        let dumpable = prctl(option::GET_DUMPABLE, 0);
+        let no_huge_pages = prctl(option::GET_THP_DISABLE, 0);
+        let deny_write_execute = prctl(option::GET_MDWE, 0);
+        let merge_memory = prctl(option::GET_MEMORY_MERGE, 0);
+        let place = list.place(4);
+        let asked = list.ask("prctl", PRCTL, &[option::GET_CHILD_SUBREAPER, place.address, 0, 0, 0]);
+        let subreaper = (place, asked);
+        let heap_end = list.ask("brk", BRK, &[0]);
+        let barriers = list.ask("membarrier", MEMBARRIER, &[GET_REGISTRATIONS, 0, 0]);
+        let place = list.place(8);
+        let descriptor_table = list.ask("modify_ldt", MODIFY_LDT, &[0, place.address, 8]);
+        let interval_timers = [0, 1, 2].map(|which| {
+            let place = list.place(TIMER_BYTES);
+            (place, list.ask("getitimer", nr::GETITIMER, &[which, place.address]))
+        });
+        let keyring = AskedKeyring::ask(list);
+        let actions = ask_actions(list);
+        Self {
+            keyring,
+            first,
+            dumpable,
+            no_huge_pages,
+            deny_write_execute,
+            merge_memory,
+            subreaper,
+            heap_end,
+            barriers,
+            descriptor_table,
+            interval_timers,
+            actions,
+        }
+    }
+
+    pub(super) fn answered(self, remote: &Remote<'_>, answers: &Answers) -> Result<(OfProcess, OfThread), TraceError> {
+        answers.check(self.subreaper.1)?;
+        let mut timers = [IntervalTimer::default(); 3];
+        for (timer, (place, asked)) in timers.iter_mut().zip(self.interval_timers) {
+            answers.check(asked)?;
+            *timer = self::timer(answers, place, 1000);
+        }
+        let process = OfProcess {
+            actions: self.actions.into_iter().map(|asked| action(answers, asked)).collect::<Result<_, _>>()?,
+            interval_timers: timers,
+            posix_timers: posix_timers(remote)?,
+            dumpable: answers.result(self.dumpable)? as u8,
+            subreaper: answers.word(self.subreaper.0, 0) as i32 != 0,
+            no_huge_pages: answers.result(self.no_huge_pages)? != 0,
+            heap_end: answers.result(self.heap_end)?,
+            switches: Switches {
+                // Read from outside.
+                coredump_filter: 0,
+                // Kernels that lack one of these cannot have it switched on.
+                deny_write_execute: answers.result(self.deny_write_execute).unwrap_or(0) as u32,
+                merge_memory: answers.result(self.merge_memory).unwrap_or(0) != 0,
+                lock_future: remote.locks_mappings(),
+                barriers: answers.result(self.barriers).unwrap_or(0) as u32,
+            },
+            descriptor_table: answers.result(self.descriptor_table).unwrap_or(0) != 0,
+            keys: self.keyring.has_keys(answers),
+        };
+        Ok((process, self.first.answered(answers)?))
+    }
 }
 
 /// What a thread is asked.
-struct AskedOfThread {
+pub(super) struct AskedOfThread {
     name: (Place, Asked),
     signal_stack: (Place, Asked),
     death_signal: (Place, Asked),
@@ -157,7 +183,7 @@ struct AskedOfThread {
 }
 
 impl AskedOfThread {
-    fn ask(list: &mut Questions, trial: Option<Trial>) -> Self {
+    pub(super) fn ask(list: &mut Questions, trial: Option<Trial>) -> Self {
         let trial = trial.map(|trial| trial.ask(list));
         let mut written = |bytes, name, number, arguments: &dyn Fn(u64) -> [u64; 5]| {
             let place = list.place(bytes);
@@ -185,7 +211,7 @@ impl AskedOfThread {
         }
     }
 
-    fn answered(&self, answers: &Answers) -> Result<OfThread, TraceError> {
+    pub(super) fn answered(&self, answers: &Answers) -> Result<OfThread, TraceError> {
         const SS_ONSTACK: i32 = 1;
         for (_, asked) in [self.name, self.signal_stack, self.death_signal, self.time_stamps] {
             answers.check(asked)?;

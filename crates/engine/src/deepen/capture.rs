@@ -88,7 +88,7 @@ impl Deepening<'_> {
             // Asked again, and told, behind the copy.
             Err(_) => true,
         };
-        let manner = Manner { view: &view, go_on: &go_on, lock: None, past_cache: false };
+        let manner = Manner { view: &view, go_on: &go_on, lock: None, streamed: false };
         let collected = collect_as(&manner, &self.stopped, records, file, HEADER_BYTES);
         let by = by.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         let Collected { mut tree, pages_end, kept, warnings, .. } = collected.map_err(|error| why(error, by))?;

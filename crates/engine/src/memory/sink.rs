@@ -1,9 +1,9 @@
 //! Where copied pages go: one behind the other into the image, in large writes.
 //!
 //! Whoever copies asks for room, reads pages into it, and says which of them are kept: they are written from where they
-//! were read to. What an image has beyond [`CACHED`] may bypass the page cache ([`PageSink::direct`]): a thread of its own
-//! writes it then, so that the disk works while the next pages are read. That costs neither the memory nor the time of a
-//! second copy; reading it back needs the disk.
+//! were read to. What an image has beyond [`SMALL`] may be written by a thread of its own ([`PageSink::streamed`]), so that
+//! the disk works while the next pages are read. Where the machine has memory to spare, that goes through the page cache,
+//! from which the image is restored twice as fast as from the disk; else past it ([`Way`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -13,8 +13,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use torpor_image::{Content, PAGE, REGION_PAGES, checksum};
+
+use super::buffer::Buffer;
 
 /// Bytes copied in one call.
 pub(crate) const BATCH_BYTES: usize = 1 << 20;
@@ -22,27 +24,56 @@ pub(crate) const BATCH_BYTES: usize = 1 << 20;
 const BUFFER_BYTES: usize = 2 * BATCH_BYTES;
 /// Buffers in turn where a thread writes.
 const BUFFERS: usize = 3;
-/// Of an image that may bypass the page cache, so much goes through it all the same: there is less to gain than a thread
-/// and a second look at the disk cost.
-const CACHED: u64 = 8 << 20;
+/// So much of an image is written without a thread: there is less to gain than that costs.
+const SMALL: u64 = 8 << 20;
+/// Bytes of the page cache that the disk is told of at once.
+const STARTED: u64 = 16 << 20;
+/// Of the memory that is available, an image gets this part at most as cache.
+const CACHE_SHARE: u64 = 2;
 const PAGE_BYTES: usize = PAGE as usize;
 
-/// Page-aligned memory.
-struct Buffer {
-    bytes: Vec<u8>,
-    start: usize,
+/// How a thread writes.
+enum Way {
+    /// Into the page cache, and the disk is told at once: it works while more comes.
+    Cached(File),
+    /// Past the page cache, which costs no memory; reading it back needs the disk.
+    Direct(File),
 }
 
-impl Buffer {
-    fn new() -> Self {
-        let bytes = vec![0; BUFFER_BYTES + PAGE_BYTES];
-        let start = bytes.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES);
-        Self { bytes, start }
+impl Way {
+    /// The way for pages at `offset` of `file`, of which `expected` bytes are still to come.
+    fn choose(file: &File, offset: u64, expected: u64) -> Option<Self> {
+        if available().is_some_and(|available| available / CACHE_SHARE >= expected) {
+            // Only so that the file system finds a place for all of it at once. Not every one can, and what is too much is
+            // cut off when the image is finished.
+            let _ = fallocate(file, FallocateFlags::empty(), offset, expected.max(1));
+            return file.try_clone().ok().map(Self::Cached);
+        }
+        unbuffered(file, true).ok().map(Self::Direct)
     }
 
-    fn part(&self, range: Range<usize>) -> &[u8] {
-        &self.bytes[self.start + range.start..self.start + range.end]
+    fn write(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        match self {
+            Self::Direct(file) => file.write_all_at(bytes, offset),
+            Self::Cached(file) => {
+                file.write_all_at(bytes, offset)?;
+                let end = offset + bytes.len() as u64;
+                let (before, now) = (offset / STARTED * STARTED, end / STARTED * STARTED);
+                if now > before {
+                    // Whether all of it is on the disk is asked for in the end.
+                    let _ = torpor_linux::sync::start_writing(file, before, now - before);
+                }
+                Ok(())
+            }
+        }
     }
+}
+
+/// Bytes of memory that can be had without taking it from programs.
+fn available() -> Option<u64> {
+    let text = crate::proc::read("/proc/meminfo").ok()?;
+    let kilobytes: u64 = crate::proc::field(&text, "MemAvailable")?.strip_suffix(" kB")?.parse().ok()?;
+    Some(kilobytes << 10)
 }
 
 /// A thread that writes.
@@ -55,12 +86,12 @@ struct Writer {
 }
 
 impl Writer {
-    fn start(file: File) -> Self {
+    fn start(way: Way) -> Self {
         let (full, work) = channel::<(Buffer, usize, u64)>();
         let (done, empty) = channel();
         let thread = std::thread::spawn(move || {
             for (buffer, used, offset) in work {
-                let written = file.write_all_at(buffer.part(0..used), offset);
+                let written = way.write(buffer.part(0..used), offset);
                 if done.send(written.map(|()| buffer)).is_err() {
                     return;
                 }
@@ -78,7 +109,7 @@ impl Writer {
     fn give(&mut self, full: (Buffer, usize, u64)) -> io::Result<Buffer> {
         self.full.send(full).map_err(|_| io::Error::other("the thread that writes has ended"))?;
         self.out += 1;
-        if self.out < BUFFERS { Ok(Buffer::new()) } else { self.empty() }
+        if self.out < BUFFERS { Ok(Buffer::new(BUFFER_BYTES)) } else { self.empty() }
     }
 }
 
@@ -92,7 +123,8 @@ pub(crate) struct PageSink<'a> {
     used: usize,
     /// Where the room begins that was given last.
     room: usize,
-    direct: bool,
+    /// Bytes that are expected in all, if a thread may write them.
+    expected: Option<u64>,
     written: u64,
     writer: Option<Writer>,
 }
@@ -100,13 +132,14 @@ pub(crate) struct PageSink<'a> {
 impl<'a> PageSink<'a> {
     /// Pages go to `file` from `offset` on.
     pub(crate) const fn new(file: &'a File, offset: u64) -> Self {
-        Self { file, offset, buffer: None, used: 0, room: 0, direct: false, written: 0, writer: None }
+        Self { file, offset, buffer: None, used: 0, room: 0, expected: None, written: 0, writer: None }
     }
 
-    /// As [`PageSink::new`], and most of a large image need not be in the page cache afterwards.
-    pub(crate) fn direct(file: &'a File, offset: u64) -> Self {
+    /// As [`PageSink::new`], by a thread of its own if it is much; about `expected` bytes are to come. The file may be longer
+    /// afterwards than what was written.
+    pub(crate) fn streamed(file: &'a File, offset: u64, expected: u64) -> Self {
         let mut sink = Self::new(file, offset);
-        sink.direct = true;
+        sink.expected = Some(expected);
         sink
     }
 
@@ -116,9 +149,8 @@ impl<'a> PageSink<'a> {
             self.hand_over()?;
         }
         self.room = self.used;
-        let buffer = self.buffer.get_or_insert_with(Buffer::new);
-        let start = buffer.start + self.room;
-        Ok(&mut buffer.bytes[start..start + len])
+        let buffer = self.buffer.get_or_insert_with(|| Buffer::new(BUFFER_BYTES));
+        Ok(buffer.part_mut(self.room..self.room + len))
     }
 
     /// Pages of the room, by their numbers.
@@ -132,9 +164,9 @@ impl<'a> PageSink<'a> {
         let (offset, checksum) = (self.offset, checksum(self.pages(pages.clone())));
         let len = pages.len() * PAGE_BYTES;
         if let Some(buffer) = &mut self.buffer {
-            let (from, to) = (buffer.start + self.room + pages.start * PAGE_BYTES, buffer.start + self.used);
+            let (from, to) = (self.room + pages.start * PAGE_BYTES, self.used);
             if from != to {
-                buffer.bytes.copy_within(from..from + len, to);
+                buffer.part_mut(0..BUFFER_BYTES).copy_within(from..from + len, to);
             }
         }
         self.used += len;
@@ -159,10 +191,12 @@ impl<'a> PageSink<'a> {
     fn hand_over(&mut self) -> io::Result<()> {
         let Some(buffer) = self.buffer.take() else { return Ok(()) };
         let offset = self.offset - self.used as u64;
-        if self.writer.is_none() && self.direct && self.written >= CACHED {
+        if self.written >= SMALL
+            && let Some(expected) = self.expected.take()
+        {
             // Once only: a file system that cannot do it will not later.
-            self.direct = false;
-            self.writer = unbuffered(self.file).ok().map(Writer::start);
+            let left = expected.saturating_sub(self.written);
+            self.writer = Way::choose(self.file, offset, left).map(Writer::start);
         }
         let empty = match &mut self.writer {
             Some(writer) => writer.give((buffer, self.used, offset))?,
@@ -198,9 +232,10 @@ impl Drop for PageSink<'_> {
 }
 
 /// The same file, past the page cache.
-fn unbuffered(file: &File) -> io::Result<File> {
+pub(crate) fn unbuffered(file: &File, write: bool) -> io::Result<File> {
     let flags = OFlags::DIRECT.bits().cast_signed();
-    OpenOptions::new().write(true).custom_flags(flags).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    OpenOptions::new().read(!write).write(write).custom_flags(flags).open(path)
 }
 
 pub(crate) fn is_zero(page: &[u8]) -> bool {
@@ -231,15 +266,18 @@ mod tests {
     fn pages_are_where_they_are_said_to_be() {
         // Not in memory: there is no way past the page cache there.
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        for direct in [false, true] {
-            let file =
-                File::options().read(true).write(true).create_new(true).open(dir.path().join(format!("{direct}")));
+        // Nobody has room for the last one in the page cache.
+        for (name, expected) in [("whole", None), ("cached", Some(1)), ("direct", Some(1 << 60))] {
+            let file = File::options().read(true).write(true).create_new(true).open(dir.path().join(name));
             let file = file.unwrap();
-            let batches = 3 * CACHED / BATCH_BYTES as u64;
-            let sink = if direct { PageSink::direct(&file, PAGE) } else { PageSink::new(&file, PAGE) };
+            let batches = 3 * SMALL / BATCH_BYTES as u64;
+            let sink = match expected {
+                Some(expected) => PageSink::streamed(&file, PAGE, expected),
+                None => PageSink::new(&file, PAGE),
+            };
             let (end, found) = write(sink, batches);
             assert_eq!(file.metadata().unwrap().len(), end);
-            assert!(end > CACHED + BUFFER_BYTES as u64, "{end}");
+            assert!(end > SMALL + BUFFER_BYTES as u64, "{end}");
             let mut next = PAGE;
             for (start, content) in found {
                 let (batch, first) = (start / BATCH_BYTES as u64, start % BATCH_BYTES as u64 / PAGE);
@@ -265,7 +303,7 @@ mod tests {
         let path = dir.path().join("a");
         File::create(&path).unwrap();
         let file = File::open(&path).unwrap();
-        let mut sink = PageSink::direct(&file, 0);
+        let mut sink = PageSink::streamed(&file, 0, 0);
         sink.room(BATCH_BYTES).unwrap().fill(1);
         sink.keep_all(BATCH_BYTES / PAGE_BYTES, |_, _| ());
         assert!(sink.flush().is_err());

@@ -1,21 +1,14 @@
-//! What is checked before anything is started: the machine, process ids, pages.
+//! What is checked before anything is started: the machine and process ids.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process, test_kill_process_group};
+use torpor_image::Needs;
 use torpor_image::tree::{End, Tree};
-use torpor_image::{Content, FormatError, Needs, Region, checksum};
 
-use super::RestoreError;
 use super::plan::{Kind, Plan};
-
-/// Bytes of pages that are read in one go.
-const BATCH_BYTES: usize = 1 << 20;
 
 /// What of the machine is in the way.
 pub(crate) fn machine(needs: &Needs, tree: &Tree) -> Vec<String> {
@@ -95,51 +88,4 @@ pub(crate) fn tasks(tree: &Tree, plan: &Plan) -> bool {
         }
     });
     fits && counted == wanted && plan.tasks.first().is_some_and(|task| task.tid == tree.processes[0].pid)
-}
-
-/// Every stored region of processes matches its checksum. Those of shared memory are read by whoever makes it.
-pub(crate) fn pages(path: &Path, image: &File, tree: &Tree) -> Result<u64, RestoreError> {
-    let mut regions: Vec<(u64, &Region, u64)> = tree
-        .processes
-        .iter()
-        .filter_map(|process| process.alive())
-        .flat_map(|life| &life.space.areas)
-        .flat_map(|area| &area.pages)
-        .filter_map(|region| match region.content {
-            Content::Stored { offset, checksum } => Some((offset, region, checksum)),
-            Content::Zero => None,
-        })
-        .collect();
-    regions.sort_unstable_by_key(|(offset, region, _)| (*offset, region.pages));
-    // What processes share copy-on-write is read once.
-    regions.dedup_by_key(|(offset, region, sum)| (*offset, region.pages, *sum));
-    let mut buffer = vec![0; BATCH_BYTES.min(regions.iter().map(|(_, region, _)| region.bytes() as usize).sum())];
-    let mut held = 0..0_u64;
-    let mut bytes = 0;
-    for (n, (offset, region, sum)) in regions.iter().enumerate() {
-        let end = offset + region.bytes();
-        if *offset < held.start || end > held.end {
-            let mut last = end;
-            for (next, other, _) in &regions[n + 1..] {
-                if *next > last || next + other.bytes() - offset > BATCH_BYTES as u64 {
-                    break;
-                }
-                last = last.max(next + other.bytes());
-            }
-            let wanted = (last - offset) as usize;
-            if buffer.len() < wanted {
-                buffer.resize(wanted, 0);
-            }
-            image
-                .read_exact_at(&mut buffer[..wanted], *offset)
-                .map_err(|error| RestoreError::Read(path.to_owned(), error))?;
-            held = *offset..last;
-        }
-        let at = (offset - held.start) as usize;
-        if checksum(&buffer[at..at + region.bytes() as usize]) != *sum {
-            return Err(RestoreError::Format(path.to_owned(), FormatError::Checksum("a region")));
-        }
-        bytes += region.bytes();
-    }
-    Ok(bytes)
 }

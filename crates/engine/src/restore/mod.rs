@@ -23,6 +23,7 @@ pub(crate) mod calls;
 pub(crate) mod check;
 mod compile;
 mod error;
+pub(crate) mod fill;
 pub(crate) mod finish;
 #[cfg(test)]
 mod hostile;
@@ -131,7 +132,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     building.born()?;
     reached(RestoreStep::Born)?;
     finish::attributes(&building, &mut warnings)?;
-    let page_bytes = check::pages(request.image, &file, &tree)?;
+    let page_bytes = fill::pages(&mut building, request.image, &file)?;
     reached(RestoreStep::Verified)?;
     building.built()?;
     reached(RestoreStep::Built)?;

@@ -18,7 +18,7 @@ use torpor_linux::restorer::{CODE_BYTES, STEP_BYTES, Step, interpreter};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TORPLAN\n");
 /// Counts changes of the form or of what the steps do.
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 const HEADER_BYTES: usize = 48;
 const TASK_BYTES: usize = 40;
 /// Bytes of a process's table of limits.
@@ -107,6 +107,15 @@ impl Plan {
     pub(crate) fn bytes(&mut self, address: u64, len: usize) -> Option<&mut [u8]> {
         let at = address.checked_sub(self.data_address())? as usize;
         self.data.get_mut(at..at.checked_add(len)?)
+    }
+
+    /// So many words of the data at `address`, if they are all there.
+    pub(crate) fn words(&self, address: u64, count: u64) -> Option<Vec<u64>> {
+        const WORD: usize = 8;
+        let at = usize::try_from(address.checked_sub(self.data_address())?).ok()?;
+        let len = usize::try_from(count).ok()?.checked_mul(WORD)?;
+        let bytes = self.data.get(at..at.checked_add(len)?)?;
+        Some(bytes.as_chunks::<WORD>().0.iter().map(|word| u64::from_le_bytes(*word)).collect())
     }
 
     /// A process's table of limits.

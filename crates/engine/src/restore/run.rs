@@ -8,13 +8,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, test_kill_process};
-use torpor_image::tree::{End, Process, Tree};
+use torpor_image::tree::{End, Life, Process, Tree};
+use torpor_image::{Content, Region};
 use torpor_linux::restorer::{
-    self, Births, Entered, Launch, LaunchError, Newborn, adopt, destroy, destroy_all, launch,
+    self, Births, Entered, Launch, LaunchError, Newborn, STOP, adopt, destroy, destroy_all, launch,
 };
 
 use super::calls;
-use super::compile::{BORN, DONE, JOINED};
+use super::compile::{BORN, DONE, FILL, JOINED, MANY};
 use super::error::RestoreError;
 use super::open::Opened;
 use super::plan::{Kind, Plan, Task};
@@ -44,6 +45,17 @@ pub(crate) struct Building<'a> {
     pub(crate) first: Option<OwnedFd>,
     /// The tree is let go, and not ours to kill any more.
     pub(crate) released: bool,
+}
+
+/// Pages that a process waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Missing {
+    /// Its id in our pid namespace.
+    pub(super) pid: i32,
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    /// Where they are in the image.
+    pub(super) offset: u64,
 }
 
 /// Makes what will be the first process of a tree, with the id `pid` inside. The calling thread's children are made in the
@@ -290,6 +302,38 @@ impl<'a> Building<'a> {
         Ok(())
     }
 
+    /// Until the processes that are to be filled have mapped their memory; gives their tasks, and what goes where.
+    pub(super) fn mapped(&mut self) -> Result<(Vec<usize>, Vec<Missing>), RestoreError> {
+        let mut found = self.leaders();
+        found.retain(|n| self.tasks()[*n].kind == Kind::Thread(0));
+        found.retain(|n| self.process(&self.tasks()[*n]).alive().is_some_and(|life| stored_bytes(life) >= MANY));
+        let (mut waiting, mut missing) = (Vec::new(), Vec::new());
+        for n in found {
+            let mut steps = self.plan.steps(&self.tasks()[n]).map(|(_, step)| step);
+            let stop = steps.find(|step| step.number == STOP && step.expected as u64 == FILL);
+            let Some(restorer::Step { arguments: [table, count, ..], .. }) = stop else { continue };
+            self.wait(n, FILL)?;
+            waiting.push(n);
+            let words = count.checked_mul(3).and_then(|count| self.plan.words(table, count));
+            let words = words.ok_or_else(|| {
+                RestoreError::Own("the plan names memory that it does not have", io::ErrorKind::InvalidData.into())
+            })?;
+            let pid = self.ids[n];
+            missing.extend(words.as_chunks().0.iter().map(|[address, bytes, offset]| Missing {
+                pid,
+                address: *address,
+                bytes: *bytes,
+                offset: *offset,
+            }));
+        }
+        Ok((waiting, missing))
+    }
+
+    /// Lets those go on that have been filled.
+    pub(super) fn filled(&self, tasks: &[usize]) -> Result<(), RestoreError> {
+        tasks.iter().try_for_each(|n| self.go_on(*n))
+    }
+
     /// Until every thread has made all its steps.
     pub(crate) fn built(&mut self) -> Result<(), RestoreError> {
         let tasks = &self.plan.tasks;
@@ -332,6 +376,11 @@ pub(crate) fn wait_for_ids(ids: impl Iterator<Item = i32>) {
     }
     // The kernel frees a number a moment after the process is gone; there is no event for it.
     std::thread::sleep(FREED);
+}
+
+fn stored_bytes(life: &Life) -> u64 {
+    let regions = life.space.areas.iter().flat_map(|area| &area.pages);
+    regions.filter(|region| matches!(region.content, Content::Stored { .. })).map(Region::bytes).sum()
 }
 
 fn missing() -> RestoreError {

@@ -45,7 +45,7 @@ use crate::plan::Memories;
 use crate::restore::open::Opened;
 use crate::restore::plan::Kind;
 use crate::restore::run::{self, Building, wait_for_ids};
-use crate::restore::{RestoreError, RestoreStep, check, finish};
+use crate::restore::{RestoreError, RestoreStep, check, fill, finish};
 use crate::sleep::Target;
 use crate::step::Timings;
 use crate::target::Phase;
@@ -152,7 +152,7 @@ impl Reviving<'_> {
         building.born()?;
         self.reached(RestoreStep::Born)?;
         finish::attributes(&building, &mut warnings)?;
-        check::pages(self.image, &file, &tree)?;
+        fill::pages(&mut building, self.image, &file)?;
         self.reached(RestoreStep::Verified)?;
         building.built()?;
         self.reached(RestoreStep::Built)?;

@@ -160,7 +160,12 @@ impl Steps {
 
     /// Stops until the restorer lets it go on.
     pub(super) fn stop(&mut self, barrier: u64) {
-        self.push(i64::from(STOP), EXACT, barrier as i64, &[], None);
+        self.stop_for(barrier, &[]);
+    }
+
+    /// As [`Self::stop`], with what the restorer is to know.
+    pub(super) fn stop_for(&mut self, barrier: u64, arguments: &[Argument]) {
+        self.push(i64::from(STOP), EXACT, barrier as i64, arguments, None);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! What was inherited and is not to stay goes first, then the kernel's own areas move to their places, then everything is
 //! mapped that is not there yet. An area whose stored pages the program itself may not write is mapped writable, filled and
-//! protected. Pages are read from the image straight into place. Pages of zeros are nothing in anonymous memory; over a
+//! protected. Pages are read from the image straight into place, unless there are many ([`FILL`]). Pages of zeros are nothing in anonymous memory; over a
 //! file they are read from behind the end of the blob's data, which is a hole.
 
 use torpor_image::tree::{Area, Backing, Layout, Life, MemoryPolicy, SharedMemoryKind, Tree};
@@ -13,7 +13,7 @@ use super::super::staged::{Access, Staged};
 use super::build::{Argument, Builder, Steps};
 use super::kernel::{KernelAreas, is_kernel};
 use super::sharing::{self, Kept};
-use super::{CompileError, HOLE_OFFSET, aio};
+use super::{CompileError, FILL, HOLE_OFFSET, MANY, aio};
 
 const WRITE: u32 = 2;
 const MAP_SHARED: u64 = 1;
@@ -334,7 +334,14 @@ fn fill(life: &Life, kept: &Kept, staged: &Staged<'_>, builder: &mut Builder, st
         }
     }
     zeros.read(staged.blob(), builder, steps);
-    read(&kept.missing(stored), staged.image(), builder, steps);
+    let missing = kept.missing(stored);
+    if missing.iter().map(|run| run.bytes()).sum::<u64>() < MANY {
+        read(&missing, staged.image(), builder, steps);
+        return;
+    }
+    let words: Vec<u64> = missing.iter().flat_map(|run| [run.start, run.bytes(), run.offset()]).collect();
+    let table = builder.numbers(&words);
+    steps.stop_for(FILL, &[table, (missing.len() as u64).into()]);
 }
 
 fn layout(layout: &Layout, executable: i32, builder: &mut Builder, steps: &mut Steps) {

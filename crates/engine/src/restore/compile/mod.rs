@@ -10,7 +10,8 @@
 //! helper            a session or group for others │1│ │2│ its end
 //! ```
 //! The numbers are barriers, at which the restorer waits for all; 1 and 2 are there only where they are needed. Who makes
-//! others fills what they are to share copy-on-write before that ([`sharing`]).
+//! others fills what they are to share copy-on-write before that ([`sharing`]). A process with much memory waits when it has
+//! mapped it: [`super::fill`].
 
 mod aio;
 mod build;
@@ -50,6 +51,11 @@ pub(super) const BORN: u64 = 1;
 pub(super) const JOINED: u64 = 2;
 /// The end of the steps.
 pub(super) const DONE: u64 = 3;
+/// Memory is mapped, and the restorer fills it: arguments of that stop are the address of a table of runs (address, bytes,
+/// place in the image) and their count.
+pub(super) const FILL: u64 = 4;
+/// From so many stored bytes on it is quicker to stop once more and to be filled by several threads.
+pub(super) const MANY: u64 = 4 << 20;
 
 /// Where the blob may lie: above what programs are linked at, below where the kernel places mappings.
 const ROOM: std::ops::Range<u64> = 0x10_0000_0000..0x2000_0000_0000;

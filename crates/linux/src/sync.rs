@@ -25,7 +25,7 @@ mod tests {
         let file = File::options().write(true).open(&path).unwrap();
         start_writing(&file, 0, 8192).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let (_, pipe) = std::io::pipe().unwrap();
+        let (_, pipe) = io::pipe().unwrap();
         assert!(start_writing(&File::from(std::os::fd::OwnedFd::from(pipe)), 0, 1).is_err());
     }
 }

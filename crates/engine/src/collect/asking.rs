@@ -66,7 +66,7 @@ fn answers<'a>(subjects: &[Subject<'a>], remotes: &mut Vec<Remote<'a>>) -> Resul
     }
     let begun = remotes.iter().map(Remote::map).collect::<Result<Vec<_>, _>>()?;
     for (remote, begun) in remotes.iter_mut().zip(begun) {
-        remote.mapped(begun)?;
+        remote.mapped(&begun)?;
     }
     let begin = |(remote, subject): (&Remote<'a>, &Subject<'a>)| {
         let mut list = remote.questions();
@@ -81,14 +81,15 @@ fn answers<'a>(subjects: &[Subject<'a>], remotes: &mut Vec<Remote<'a>>) -> Resul
     }
     let most = subjects.iter().map(|subject| subject.process.threads.len()).max().unwrap_or(0);
     for n in 1..most {
-        let begin = |(remote, subject): (&Remote<'a>, &Subject<'a>)| -> Result<Option<(BegunAsk, AskedOfThread)>, TraceError> {
-            if n >= remote.process.threads.len() {
-                return Ok(None);
-            }
-            let mut list = remote.questions();
-            let asked = AskedOfThread::ask(&mut list, subject.trial(n));
-            Ok(Some((remote.begin_ask(n, list)?, asked)))
-        };
+        let begin =
+            |(remote, subject): (&Remote<'a>, &Subject<'a>)| -> Result<Option<(BegunAsk, AskedOfThread)>, TraceError> {
+                if n >= remote.process.threads.len() {
+                    return Ok(None);
+                }
+                let mut list = remote.questions();
+                let asked = AskedOfThread::ask(&mut list, subject.trial(n));
+                Ok(Some((remote.begin_ask(n, list)?, asked)))
+            };
         let begun = remotes.iter().zip(subjects).map(begin).collect::<Result<Vec<_>, _>>()?;
         for ((remote, begun), found) in remotes.iter().zip(begun).zip(&mut found) {
             if let Some((begun, asked)) = begun {

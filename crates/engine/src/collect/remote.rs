@@ -112,7 +112,7 @@ impl<'a> Remote<'a> {
     }
 
     /// They are mapped.
-    pub(super) fn mapped(&mut self, begun: BegunCall) -> Result<(), TraceError> {
+    pub(super) fn mapped(&mut self, begun: &BegunCall) -> Result<(), TraceError> {
         self.scratch.set(self.finish_call(begun)?);
         let look = |error| self.wrong(error);
         let pagemap = File::open(format!("/proc/{}/pagemap", self.process.pid)).map_err(look)?;
@@ -147,8 +147,8 @@ impl<'a> Remote<'a> {
         Ok(BegunCall::Running(n, name))
     }
 
-    fn finish_call(&self, begun: BegunCall) -> Result<u64, TraceError> {
-        match begun {
+    fn finish_call(&self, begun: &BegunCall) -> Result<u64, TraceError> {
+        match *begun {
             BegunCall::Made(answer) => Ok(answer),
             BegunCall::Running(n, call) => {
                 let answer = self.stopped(n)?.base();
@@ -306,7 +306,7 @@ impl<'a> Remote<'a> {
 
     /// Gives everything back.
     pub(super) fn end(self, begun: Result<Option<BegunCall>, TraceError>) -> Result<(), TraceError> {
-        let unmapped = begun.and_then(|begun| begun.map_or(Ok(0), |begun| self.finish_call(begun)));
+        let unmapped = begun.and_then(|begun| begun.map_or(Ok(0), |begun| self.finish_call(&begun)));
         let result = unmapped.and(self.leave());
         // A thread that could not be given its registers needs the code.
         result?;

@@ -45,7 +45,7 @@ use crate::plan::Memories;
 use crate::restore::open::Opened;
 use crate::restore::plan::Kind;
 use crate::restore::run::{self, Building, wait_for_ids};
-use crate::restore::{RestoreError, RestoreStep, check, fill, finish};
+use crate::restore::{RestoreError, RestoreStep, fill, finish};
 use crate::sleep::Target;
 use crate::step::Timings;
 use crate::target::Phase;
@@ -151,10 +151,11 @@ impl Reviving<'_> {
         self.reached(RestoreStep::Launched)?;
         building.born()?;
         self.reached(RestoreStep::Born)?;
-        finish::attributes(&building, &mut warnings)?;
         fill::pages(&mut building, self.image, &file)?;
         self.reached(RestoreStep::Verified)?;
         building.built()?;
+        // Not before: until it has executed its seed the first one has our address space, and what goes with that is ours.
+        finish::attributes(&building, &mut warnings)?;
         self.reached(RestoreStep::Built)?;
         opened.made.finish(&tree, |id| building.id_of(id)).map_err(RestoreError::from)?;
         opened.made.reconnect(&tree).map_err(RestoreError::from)?;

@@ -49,11 +49,13 @@ pub const SLEEP_REFUSED: &str = "sleep-refused";
 pub const WOKEN: &str = "woken";
 /// It could not be woken; it sleeps on and is tried again (worker).
 pub const WAKE_FAILED: &str = "wake-failed";
+/// It cannot be woken as things are; it sleeps on until somebody asks again (worker).
+pub const WAKE_REFUSED: &str = "wake-refused";
 /// Its image was damaged: its memory is lost, and its restart policy decides what follows (worker).
 pub const LOST: &str = "lost";
 
 /// All of them.
-pub const ALL: [&str; 24] = [
+pub const ALL: [&str; 25] = [
     CREATED,
     REMOVED,
     EXPORTED,
@@ -77,6 +79,7 @@ pub const ALL: [&str; 24] = [
     SLEEP_REFUSED,
     WOKEN,
     WAKE_FAILED,
+    WAKE_REFUSED,
     LOST,
 ];
 

@@ -25,6 +25,8 @@ pub enum State {
     GoingWarm,
     /// Its processes have ended: an image on disk, parked descriptors, a sandbox without processes.
     Warm,
+    /// As warm, but its image cannot be used as things are: `torpor explain` says why.
+    Unwakeable,
     /// Getting its memory, or its processes, back.
     Waking,
     /// Told to end.
@@ -151,6 +153,9 @@ pub struct Explanation {
     pub wakes_at: Option<Timestamp>,
     /// What the engine would refuse, with process and address, and what could be done.
     pub refusals: Vec<String>,
+    /// What it would have lost after a reboot, if it is warm now.
+    #[serde(default)]
+    pub lost_by_reboot: Vec<String>,
     /// The descriptors, in words, whose events wake it.
     pub wake_sources: Vec<String>,
     /// Last sleeps, newest first.

@@ -22,3 +22,19 @@ pub struct Home {
     /// The app has a time namespace, likewise.
     pub time_namespace: bool,
 }
+
+/// What the clocks of a process's time namespace show beyond the machine's.
+pub(crate) fn clock_offsets(pid: i32) -> std::io::Result<[i64; 2]> {
+    let path = format!("/proc/{pid}/timens_offsets");
+    let text = crate::proc::read(&path)?;
+    // `monotonic SECONDS NANOSECONDS`
+    let offset = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        let mut fields = line.split_ascii_whitespace().map(|field| field.parse::<i64>().ok());
+        fields.next()??.checked_mul(1_000_000_000)?.checked_add(fields.next()??)
+    };
+    match (offset("monotonic"), offset("boottime")) {
+        (Some(monotonic), Some(boottime)) => Ok([monotonic, boottime]),
+        _ => Err(crate::proc::unexpected(&path)),
+    }
+}

@@ -182,6 +182,7 @@ impl ImageFile {
 enum Belongs {
     Process(i32, u64),
     Shared(usize),
+    Tmpfs(usize),
 }
 
 impl fmt::Display for Belongs {
@@ -189,6 +190,7 @@ impl fmt::Display for Belongs {
         match self {
             Self::Process(pid, address) => write!(f, "process {pid} at {address:#x}"),
             Self::Shared(place) => write!(f, "shared memory {place}"),
+            Self::Tmpfs(place) => write!(f, "a file in memory file system {place}"),
         }
     }
 }
@@ -217,6 +219,9 @@ impl Contents {
         if let Self::Complete(tree) = self {
             for (place, memory) in tree.memories.iter().enumerate() {
                 all.extend(memory.pages.iter().map(|region| (region, Belongs::Shared(place))));
+            }
+            for (place, tmpfs) in tree.surroundings.tmpfs.iter().enumerate() {
+                all.extend(tmpfs.regions().map(|region| (region, Belongs::Tmpfs(place))));
             }
         }
         all

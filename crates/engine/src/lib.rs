@@ -17,6 +17,7 @@ mod header;
 mod home;
 mod image_file;
 mod memory;
+mod mounts;
 mod moved;
 mod obstacle;
 mod plan;

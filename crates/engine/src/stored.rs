@@ -98,26 +98,32 @@ impl Stored {
         self.tree.processes[0].pid
     }
 
-    /// What `CLOCK_MONOTONIC` and `CLOCK_BOOTTIME` must show beyond the machine's, so that they go on for the program from where
-    /// it read them last; nanoseconds.
+    /// What `CLOCK_MONOTONIC` and `CLOCK_BOOTTIME` must show beyond the machine's, so that they go on for the program as if it had
+    /// only slept; nanoseconds. They never go back, whatever the wall's clock says.
     pub fn clock_offsets_ns(&self) -> [i64; 2] {
         use rustix::time::{ClockId, clock_gettime};
         let machine = &self.tree.machine;
         let then = [machine.monotonic_ns, machine.boottime_ns];
+        let passed_ns = self.passed().as_nanos() as u64;
         let now = [ClockId::Monotonic, ClockId::Boottime].map(clock_gettime);
         std::array::from_fn(|n| {
             let now_ns = now[n].tv_sec.saturating_mul(1_000_000_000).saturating_add(now[n].tv_nsec);
-            then[n].cast_signed().saturating_add(machine.clock_offsets_ns[n]).saturating_sub(now_ns)
+            let then_ns = then[n].cast_signed().saturating_add(machine.clock_offsets_ns[n]);
+            then_ns.saturating_add_unsigned(passed_ns).saturating_sub(now_ns)
         })
     }
 
     /// When a timer must wake it, by `CLOCK_MONOTONIC` of this boot. The time in between counts, as the wall's clock tells it.
     pub fn wake_at(&self) -> Option<Duration> {
         let left = Duration::from_nanos(self.tree.machine.wake_after_ns?);
+        Some(now() + left.saturating_sub(self.passed()))
+    }
+
+    /// How much time has passed since the capture, as the wall's clock tells it.
+    fn passed(&self) -> Duration {
         let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
         let wall_ns = wall.tv_sec.unsigned_abs() * 1_000_000_000 + wall.tv_nsec.unsigned_abs();
-        let passed = Duration::from_nanos(wall_ns.saturating_sub(self.tree.machine.realtime_ns));
-        Some(now() + left.saturating_sub(passed))
+        Duration::from_nanos(wall_ns.saturating_sub(self.tree.machine.realtime_ns))
     }
 
     /// The places of the initial process's standard input, output and error that came from outside.

@@ -116,6 +116,11 @@ fn posix_timers(pid: i32) -> io::Result<Vec<u64>> {
     Ok(parse_posix_timers(&text))
 }
 
+/// A clock that goes on while its program sleeps: 2, 3 and negative ones count CPU time.
+pub(crate) const fn counts_time(clock: i32) -> bool {
+    clock >= 0 && clock != 2 && clock != 3
+}
+
 fn parse_posix_timers(text: &str) -> Vec<u64> {
     let mut timers = Vec::new();
     let mut id: Option<u64> = None;
@@ -123,9 +128,8 @@ fn parse_posix_timers(text: &str) -> Vec<u64> {
         if let Some(value) = line.strip_prefix("ID:") {
             id = value.trim().parse().ok();
         } else if let Some(clock) = line.strip_prefix("ClockID:") {
-            // 2, 3 and negative ones count CPU time, which stands still.
-            let counts_time = clock.trim().parse::<i32>().is_ok_and(|clock| clock >= 0 && !(2..=3).contains(&clock));
-            timers.extend(id.take().filter(|_| counts_time));
+            let counts = clock.trim().parse().is_ok_and(counts_time);
+            timers.extend(id.take().filter(|_| counts));
         }
     }
     timers

@@ -113,11 +113,6 @@ impl View {
         self.0.as_ref().map_or_else(|| "/proc/self".to_owned(), |inside| format!("/proc/{}", inside.init_pid))
     }
 
-    /// Its mount namespace's list of mounts.
-    pub(crate) fn mounts(&self) -> io::Result<String> {
-        proc::read(&format!("{}/mountinfo", self.reference()))
-    }
-
     /// An id of a process, thread, group or session, as the tree sees it; `None` if that is not the tree's.
     pub(crate) fn id(&self, machine: i32) -> Option<i32> {
         match &self.0 {
@@ -180,19 +175,23 @@ impl View {
         Ok((found, id))
     }
 
-    /// Does something in the tree's network and IPC namespaces.
+    /// Does something in the tree's network, IPC and UTS namespaces.
     pub(crate) fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         let Some(inside) = &self.0 else { return Ok(work()) };
         enter(&inside.init, work)
     }
 }
 
-/// Does something in the network and IPC namespaces of an init, on a thread of its own.
+/// Namespaces in which a tree's objects are looked at and made.
+pub(crate) const ENTERED: ThreadNameSpaceType = ThreadNameSpaceType::NETWORK
+    .union(ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION)
+    .union(ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME);
+
+/// Does something in the network, IPC and UTS namespaces of an init, on a thread of its own.
 pub(crate) fn enter<T: Send>(init: &OwnedFd, work: impl FnOnce() -> T + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            let kinds = ThreadNameSpaceType::NETWORK | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
-            move_into_thread_name_spaces(init.as_fd(), kinds)?;
+            move_into_thread_name_spaces(init.as_fd(), ENTERED)?;
             Ok(work())
         });
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -88,6 +88,8 @@ pub enum Note {
     Woken(WakeCause, Duration),
     /// It could not be woken; it sleeps on, and is tried again after so long (none: it is killed for a stop).
     WakeFailed(Text, Option<Duration>),
+    /// It cannot be woken as things are; it sleeps on until somebody asks again.
+    WakeRefused(Text),
     /// Its image is damaged.
     Lost(Text),
     /// It was asked to end.
@@ -117,6 +119,7 @@ impl Note {
             Self::SleepRefused(..) => "sleep-refused",
             Self::Woken(..) => "woken",
             Self::WakeFailed(..) => "wake-failed",
+            Self::WakeRefused(_) => "wake-refused",
             Self::Lost(_) => "lost",
             Self::Stopping => "stopping",
             Self::Killed => "killed",
@@ -144,6 +147,7 @@ impl fmt::Display for Note {
                 write!(f, "could not be woken, trying again in {}: {reason}", words(*again))
             }
             Self::WakeFailed(reason, None) => write!(f, "could not be woken to end by itself, killed: {reason}"),
+            Self::WakeRefused(reason) => write!(f, "cannot be woken: {reason}"),
             Self::Lost(reason) => write!(f, "lost, its image is damaged: {reason}"),
             Self::Stopping => f.write_str("asked to end"),
             Self::Killed => f.write_str("did not end in time, killed"),
@@ -178,6 +182,9 @@ pub enum Refusal {
     /// It could not be woken; it sleeps on and will be tried again.
     #[error("it could not be woken and will be tried again: {0}")]
     WakeFailed(Text),
+    /// It cannot be woken as things are.
+    #[error("it cannot be woken: {0}")]
+    WakeRefused(Text),
     /// It may not sleep.
     #[error("it is pinned awake")]
     Pinned,

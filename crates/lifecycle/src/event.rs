@@ -149,6 +149,9 @@ pub enum Retry {
 pub enum WakeFailure {
     /// The image is whole; the machine could not do it now (no memory, a failing call).
     Passing(Text),
+    /// The image is whole, but what it needs is not as it was (its files have changed, the machine is another): it would be
+    /// refused again, until somebody puts that right or gives up its memory.
+    Refused(Text),
     /// The image is damaged: the app's memory is lost.
     Damaged(Text),
 }

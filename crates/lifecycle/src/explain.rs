@@ -90,7 +90,14 @@ impl App {
         let now = self.now;
         let level = asleep.level();
         if let Some(retry) = &asleep.retry {
-            let again_in = words(retry.at.since(now));
+            let Some(at) = retry.at else {
+                return format!(
+                    "{level}, and cannot be woken: {}; put that right and wake it, or start it afresh on its files \
+                     (`torpor restart`), which gives up its memory",
+                    retry.reason
+                );
+            };
+            let again_in = words(at.since(now));
             return format!(
                 "{level}: waking it ({}) failed, next attempt in {again_in}: {}",
                 retry.cause, retry.reason

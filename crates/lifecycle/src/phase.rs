@@ -175,7 +175,7 @@ pub struct Asleep {
     pub warm: Option<Warmed>,
     /// When it wakes for a timer of its own.
     pub next_timer: Option<Millis>,
-    /// A wake that failed and will be tried again.
+    /// A wake that failed.
     pub retry: Option<WakeRetry>,
 }
 
@@ -204,15 +204,20 @@ impl Asleep {
 
     /// When it is to wake: the retry of a wake stands in for the timer.
     pub(crate) fn deadline(&self) -> Option<Millis> {
-        self.retry.as_ref().map_or(self.next_timer, |retry| Some(retry.at))
+        self.retry.as_ref().map_or(self.next_timer, |retry| retry.at)
+    }
+
+    /// It cannot be woken as things are.
+    pub fn is_refused(&self) -> bool {
+        self.retry.as_ref().is_some_and(|retry| retry.at.is_none())
     }
 }
 
 /// A wake that failed though the image is whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WakeRetry {
-    /// When to try again.
-    pub at: Millis,
+    /// When to try again; none: it would be refused again, and only somebody who asks tries.
+    pub at: Option<Millis>,
     /// What wants it awake.
     pub cause: WakeCause,
     /// Why it failed the last time.

@@ -163,12 +163,22 @@ impl App {
                 self.refuse_wakers(&Refusal::Lost(reason.clone()));
                 self.kill(Next::Lost(reason));
             }
-            (WakeFailure::Passing(reason), Some(stop)) => {
+            (WakeFailure::Passing(reason) | WakeFailure::Refused(reason), Some(stop)) => {
                 self.emit(Note::WakeFailed(reason, None));
                 self.kill(stop.next);
             }
             (WakeFailure::Passing(reason), None) => self.retry_wake(cause, asleep, reason),
+            (WakeFailure::Refused(reason), None) => self.stay_refused(cause, asleep, reason),
         }
+    }
+
+    /// Sleeps on with its image, and nothing is tried before somebody asks.
+    fn stay_refused(&mut self, cause: WakeCause, mut asleep: Asleep, reason: Text) {
+        let failures = asleep.retry.as_ref().map_or(0, |retry| retry.failures).saturating_add(1);
+        self.emit(Note::WakeRefused(reason.clone()));
+        self.refuse_wakers(&Refusal::WakeRefused(reason.clone()));
+        asleep.retry = Some(WakeRetry { at: None, cause, reason, failures });
+        self.enter(asleep.phase());
     }
 
     /// Sleeps on, and tries again later: what woke it still waits.
@@ -177,7 +187,8 @@ impl App {
         let delay = WAKE_RETRY.delay(failures);
         self.emit(Note::WakeFailed(reason.clone(), Some(delay)));
         self.refuse_wakers(&Refusal::WakeFailed(reason.clone()));
-        asleep.retry = Some(WakeRetry { at: self.now + delay, cause, reason, failures: failures.saturating_add(1) });
+        asleep.retry =
+            Some(WakeRetry { at: Some(self.now + delay), cause, reason, failures: failures.saturating_add(1) });
         self.enter(asleep.phase());
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use torpor_lifecycle::*;
 
 const COLUMNS: usize = 14;
-const ROWS: usize = 32;
+const ROWS: usize = 33;
 
 #[rustfmt::skip]
 const TABLE: [(&str, [&str; COLUMNS]); ROWS] = [
@@ -46,6 +46,7 @@ const TABLE: [(&str, [&str; COLUMNS]); ROWS] = [
     ("stays-dozing",     ["= !",      "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "= !",    "= !",   "= !",      "Doze",     "Wake w", "= !",     "= !"]),
     ("deepen-refused",   ["= !",      "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "= !",    "= !",   "= !",      "Run do",   "Run do", "= !",     "= !"]),
     ("deepen-failed",    ["= !",      "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "= !",    "= !",   "= !",      "Wake w",   "Wake w", "Wake w",  "= !"]),
+    ("wake-refused",     ["= !",      "= !",   "= !",      "= !",      "= !",   "= !",    "= !",      "Doze",   "= !",   "= !",      "= !",      "= !",    "= !",     "= !"]),
 ];
 
 /// Column of a phase, and its short name.
@@ -103,6 +104,7 @@ fn row(event: &Event) -> usize {
         Event::DeepenRefused { dozes: true, .. } => 29,
         Event::DeepenRefused { dozes: false, .. } => 30,
         Event::DeepenFailed(_) => 31,
+        Event::WakeFailed(WakeFailure::Refused(_)) => 32,
     }
 }
 
@@ -146,6 +148,7 @@ fn events() -> Vec<Event> {
         Event::DeepenRefused { reasons: vec!["io_uring".into()], retry: Retry::Later, dozes: true },
         Event::DeepenRefused { reasons: vec!["disk full".into()], retry: Retry::Later, dozes: false },
         Event::DeepenFailed("kill".into()),
+        Event::WakeFailed(WakeFailure::Refused("it has been written to".into())),
     ]
 }
 

@@ -11,6 +11,7 @@ pub mod cpu;
 pub mod descriptor;
 pub mod fcntl;
 pub mod handle;
+pub mod ipc;
 pub mod kcmp;
 pub mod keyring;
 pub mod mount;

@@ -96,7 +96,7 @@ fn get(key: i32, bytes: u64) -> io::Result<i32> {
 }
 
 /// Gives the calling thread, and only it, other effective ids. The process stays as dumpable as it was.
-fn become_maker(maker: (u32, u32)) -> io::Result<()> {
+pub(crate) fn become_maker(maker: (u32, u32)) -> io::Result<()> {
     const SAME: i64 = -1;
     // SAFETY: prctl with these does not touch memory.
     let dumpable = unsafe { libc::prctl(libc::PR_GET_DUMPABLE) };

@@ -179,6 +179,19 @@ const DAILY: &[&str] = &[
     "unix_stream",
     "unix_descriptors",
     "unix_packets",
+    "posix_shared_memory",
+    "posix_shared_memory_unlinked",
+    "tmpfs_tree",
+    "tmpfs_open",
+    "tmpfs_socket",
+    "system_v_messages",
+    "system_v_objects",
+    "interval_timers",
+    "posix_timers",
+    "timer_meanwhile",
+    "timer_descriptor",
+    "epoll_members",
+    "udp_queued",
 ];
 
 /// Whether it is as expected; what it is, if not.

@@ -50,6 +50,40 @@ fn probes_that_only_connect_wake_nothing_and_use_up_no_backlog() {
     assert!(silent.read(&mut [0; 16]).unwrap() > 0);
 }
 
+/// Connections that may wait at the app's listener, as the kernel shows it.
+fn backlog(daemon: &Daemon) -> u32 {
+    let pid = daemon.json(&["inspect", "app"]).unwrap()["status"]["pid"].as_i64().unwrap();
+    let arguments = ["-t", &pid.to_string(), "-n", "ss", "-Hltn"];
+    let shown = std::process::Command::new("nsenter").args(arguments).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    shown.split_ascii_whitespace().nth(2).and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{shown}"))
+}
+
+#[test]
+fn probes_do_not_wake_a_warm_app_either_before_and_after_a_power_cut() {
+    let (mut daemon, addresses) = start(&support::program("lighttpd"), "[idle]\nsleep = false\nwake_on = \"data\"\n");
+    eventually("it answers", PATIENCE, || http::get(addresses[0], "/").is_ok()).unwrap();
+    let own = backlog(&daemon);
+    for cut in [false, true, false] {
+        eventually("it goes warm", PATIENCE, || {
+            daemon.cli(&["sleep", "app", "--level", "warm"]).unwrap().status.success()
+        })
+        .unwrap();
+        if cut {
+            daemon.power_off().unwrap();
+            daemon.up().unwrap();
+        }
+        let before = wakes(&daemon);
+        for _ in 0..300 {
+            drop(TcpStream::connect(addresses[0]).unwrap());
+        }
+        assert_eq!(daemon.state("app").unwrap(), "warm", "{}", daemon.log());
+        http::get(addresses[0], "/").unwrap();
+        assert_eq!(wakes(&daemon), before + 1, "one request wakes once");
+        assert_eq!(backlog(&daemon), own, "its listener is as the program made it");
+    }
+}
+
 #[test]
 fn ignored_sources_do_not_wake() {
     // The machine's own connections reach apps from the gateway's address.

@@ -219,3 +219,34 @@ fn a_volume_that_is_not_there_is_refused_and_nothing_is_left() {
     place.run("file", "import time\nprint(open('/etc/given').read())\ntime.sleep(10000)\n", &["-v", &volume]);
     place.wait_log("file", "one");
 }
+
+/// Memory is not put onto files that have changed: it keeps its image, says why, and waits for its owner.
+#[test]
+fn an_app_whose_files_have_changed_is_not_woken_and_not_tried_for_ever() {
+    const HOLDER: &str = r"
+import mmap, time
+with open('/data/held') as file: held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+print('holding')
+time.sleep(1e6)
+";
+    let place = Place::with("[idle]\nsleep = false\ntimers_over = '100d'\n");
+    let data = place.directory("data");
+    let file = data.join("held");
+    fs::write(&file, "held").unwrap();
+    place.run("holder", HOLDER, &["-v", &format!("{}:/data", data.display())]);
+    place.wait_log("holder", "holding");
+    let warm = || place.daemon.cli(&["sleep", "holder", "--level", "warm"]).unwrap().status.success();
+    eventually("it goes warm", PATIENCE, warm).unwrap();
+    fs::write(&file, "changed since then").unwrap();
+    for _ in 0..2 {
+        let output = place.daemon.cli(&["wake", "holder"]).unwrap();
+        let text = said(&output);
+        assert!(!output.status.success() && text.contains("has changed") && text.contains("torpor restart"), "{text}");
+        assert_eq!(place.daemon.state("holder").unwrap(), "unwakeable");
+    }
+    let explain = place.daemon.ok(&["explain", "holder"]).unwrap();
+    assert!(explain.contains("has changed") && explain.contains("torpor restart"), "{explain}");
+    assert_eq!(place.daemon.json(&["explain", "holder"]).unwrap()["wakes_at"], serde_json::Value::Null);
+    place.daemon.ok(&["restart", "holder"]).unwrap();
+    assert_eq!(place.daemon.state("holder").unwrap(), "running");
+}

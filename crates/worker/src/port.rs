@@ -38,12 +38,16 @@ fn refused(name: &str, refusal: &Refusal) -> ApiError {
         | Refusal::SleepAborted(_)
         | Refusal::SleepRefused(_)
         | Refusal::WarmRefused(_)
+        | Refusal::WakeRefused(_)
         | Refusal::Busy(_) => ErrorKind::Conflict,
     };
     let error = ApiError::new(kind, format!("{name}: {refusal}"));
     match refusal {
         Refusal::Stopped(_) => error.with_hint(format!("start it with `torpor start {name}`")),
         Refusal::Pinned => error.with_hint(format!("let it sleep again with `torpor unpin {name}`")),
+        Refusal::WakeRefused(_) => error.with_hint(format!(
+            "put that right and try again, or give up its memory: `torpor restart {name}` starts it afresh on its files"
+        )),
         Refusal::Ended(_) => error.with_hint(format!("see `torpor logs {name}`")),
         Refusal::SleepRefused(_) | Refusal::WarmRefused(_) | Refusal::SleepAborted(_) => {
             error.with_hint(format!("see `torpor explain {name}`"))

@@ -192,7 +192,7 @@ mod tests {
     fn phases_are_the_engines_steps() {
         let steps = "            Self::Frozen => \"frozen\",\n            Self::Awake => \"awake\",\n";
         let building = "            Self::Read => \"read\",\n            Self::Frozen => \"frozen\",\n";
-        let all = |phases| found(&[(STEPS[0], steps), (STEPS[1], building), (PHASES, phases)]);
+        let all = |phases: &str| found(&[(STEPS[0], steps), (STEPS[1], building), (PHASES, phases)]);
         let good = "| `frozen` | x |\n| `awake` | y |\n\n## Building again\n| `read` | z |\n| `frozen` | z |\n";
         assert_eq!(all(good), [""; 0]);
         let findings = all(&good.replace("awake", "thawed").replace("read", "write"));

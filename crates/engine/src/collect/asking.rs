@@ -4,6 +4,7 @@
 //! single one to be woken and to answer. Of each process one thread asks at a time (see [`super::landing`]).
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use torpor_image::tree::MemoryPolicy;
 
@@ -45,12 +46,13 @@ pub(super) struct Answered {
     pub(super) policies: HashMap<u64, MemoryPolicy>,
 }
 
-/// Asks them all; the answers are in their order. `apart`: no two of them share memory, where the calls stand.
-pub(super) fn ask(subjects: &[Subject<'_>], apart: bool) -> Result<Vec<Answered>, TraceError> {
+/// Asks them all; the answers are in their order. `apart`: no two of them share memory, where the calls stand. What is left of
+/// timers is as of `since`, by `CLOCK_MONOTONIC`.
+pub(super) fn ask(subjects: &[Subject<'_>], apart: bool, since: Duration) -> Result<Vec<Answered>, TraceError> {
     let mut found = Vec::with_capacity(subjects.len());
     for some in subjects.chunks(if apart { AT_ONCE } else { 1 }) {
         let mut remotes = Vec::with_capacity(some.len());
-        let answers = answers(some, &mut remotes);
+        let answers = answers(some, &mut remotes, since);
         // Whatever went wrong, each gets everything back.
         let begun: Vec<_> = remotes.iter().map(Remote::unmap).collect();
         let ended: Vec<_> = remotes.into_iter().zip(begun).map(|(remote, begun)| remote.end(begun)).collect();
@@ -60,7 +62,11 @@ pub(super) fn ask(subjects: &[Subject<'_>], apart: bool) -> Result<Vec<Answered>
     Ok(found)
 }
 
-fn answers<'a>(subjects: &[Subject<'a>], remotes: &mut Vec<Remote<'a>>) -> Result<Vec<Answered>, TraceError> {
+fn answers<'a>(
+    subjects: &[Subject<'a>],
+    remotes: &mut Vec<Remote<'a>>,
+    since: Duration,
+) -> Result<Vec<Answered>, TraceError> {
     for Subject { process, statuses, areas, .. } in subjects {
         remotes.push(Remote::new(process, statuses, areas)?);
     }
@@ -76,7 +82,7 @@ fn answers<'a>(subjects: &[Subject<'a>], remotes: &mut Vec<Remote<'a>>) -> Resul
     let begun = remotes.iter().zip(subjects).map(begin).collect::<Result<Vec<_>, TraceError>>()?;
     let mut found = Vec::with_capacity(remotes.len());
     for (remote, (begun, asked)) in remotes.iter().zip(begun) {
-        let (of_process, first) = asked.answered(remote, &remote.answers(begun)?)?;
+        let (of_process, first) = asked.answered(remote, &remote.answers(begun)?, since)?;
         found.push(Answered { of_process, of_threads: vec![first], dead_rings: Vec::new(), policies: HashMap::new() });
     }
     let most = subjects.iter().map(|subject| subject.process.threads.len()).max().unwrap_or(0);

@@ -31,15 +31,20 @@ pub(super) fn translate(tree: &mut Tree, view: &View) -> io::Result<()> {
         }
     }
     let owner = |(user, group): (u32, u32)| (view.user(user), view.group(group));
+    let owners = |[user, group, maker, makers]: [u32; 4]| {
+        [view.user(user), view.group(group), view.user(maker), view.group(makers)]
+    };
     for memory in &mut tree.memories {
         match &mut memory.kind {
             SharedMemoryKind::Memfd { owner: of, .. } | SharedMemoryKind::Deleted { owner: of, .. } => *of = owner(*of),
-            SharedMemoryKind::SystemV { owners, .. } => {
-                let [user, group, maker, makers] = *owners;
-                *owners = [view.user(user), view.group(group), view.user(maker), view.group(makers)];
-            }
+            SharedMemoryKind::SystemV { owners: of, .. } => *of = owners(*of),
             SharedMemoryKind::Anonymous => {}
         }
+    }
+    let nodes = tree.surroundings.tmpfs.iter_mut().flat_map(|tmpfs| &mut tmpfs.nodes);
+    nodes.for_each(|node| node.owner = owner(node.owner));
+    for object in tree.surroundings.ipc_objects() {
+        object.owners = owners(object.owners);
     }
     Ok(())
 }

@@ -55,11 +55,12 @@ pub(super) fn lives(
         let trials = trials.collect::<io::Result<Vec<_>>>().look(process.pid)?;
         subjects.push(Subject { process, statuses: &looked.statuses, areas: &looked.areas, trials });
     }
-    let mut answers = ask(&subjects, apart)?.into_iter();
+    let now = Duration::from_nanos(machine.monotonic_ns);
+    let mut answers = ask(&subjects, apart, now)?.into_iter();
     let describe = Describe {
         manner,
         plans: plans.iter().map(|plan| (plan.tid, plan)).collect(),
-        now: Duration::from_nanos(machine.monotonic_ns),
+        now,
         online: thread::online().look(alive.first().map_or(0, |process| process.pid))?,
     };
     let mut looked = looked.into_iter().zip(asked);

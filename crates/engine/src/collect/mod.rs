@@ -15,6 +15,7 @@ mod landing;
 mod landlock;
 mod life;
 mod looking;
+mod lost;
 mod mappings;
 mod obstacles;
 mod pages;
@@ -34,6 +35,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::resume_unwind;
 use std::thread::{Builder, ScopedJoinHandle};
+use std::time::Duration;
 
 use torpor_image::tree::{Backing, End, FileId, Machine, Process, Tree};
 
@@ -157,7 +159,8 @@ pub(crate) fn collect_as(
     // While the processes are asked, their open files are described.
     let ids = ids(manner.view, stopped, &found);
     let sink = copier.sink();
-    let mut describe = || open_files(manner, &found, &ids, &shared, &mut *sink);
+    let now = Duration::from_nanos(tree.machine.monotonic_ns);
+    let mut describe = || open_files(manner, &found, &ids, &shared, now, &mut *sink);
     let (lives, files) = std::thread::scope(|scope| {
         let describing = Builder::new().spawn_scoped(scope, &mut describe);
         let lives = life::lives(manner, stopped, looked, plans, &tree.machine, &mut obstacles);
@@ -188,6 +191,13 @@ pub(crate) fn collect_as(
     let Beside { kept, connections, warnings } = put_files(files, root, &mut tree, &mut obstacles)?;
     obstacles.extend(ending::semaphores(manner.view, root).look(root)?);
     obstacles.extend(ending::robust_locks(manner.view, &tree));
+    files::ipc::take(manner.view, &mut tree.surroundings).look(root)?;
+    match files::tmpfs::take(manner.view, root, copier.sink(), manner.go_on) {
+        Ok(found) => tree.surroundings.tmpfs = found,
+        Err(files::CollectError::Refused(more)) => obstacles.extend(more),
+        Err(files::CollectError::Stopped) => return Err(CollectError::Stopped),
+        Err(error) => return Err(error.into()),
+    }
     if !obstacles.is_empty() {
         return Err(CollectError::Refused(obstacles));
     }
@@ -198,6 +208,7 @@ pub(crate) fn collect_as(
     }
     let pages_end = copier.finish()?.ok_or(CollectError::Stopped)?;
     inside::translate(&mut tree, manner.view).look(root)?;
+    let warnings = lost::tell(manner.view, &mut tree, warnings);
     Ok(Collected { tree, pages_end, kept, connections, warnings })
 }
 
@@ -222,6 +233,7 @@ fn open_files(
     alive: &[(i32, Vec<i32>)],
     ids: &BTreeMap<i32, i32>,
     shared: &[SharedArea],
+    since: Duration,
     sink: &mut PageSink<'_>,
 ) -> Result<files::Collected, CollectError> {
     let processes: Vec<i32> = alive.iter().map(|(pid, _)| *pid).collect();
@@ -231,6 +243,7 @@ fn open_files(
         areas: shared,
         view: manner.view,
         lock: manner.lock,
+        since,
         look_only: false,
         go_on: manner.go_on,
     };
@@ -323,6 +336,7 @@ pub(crate) fn examine(view: &View, family: &[Member]) -> Result<Vec<Obstacle>, C
         areas: &shared,
         view,
         lock: None,
+        since: crate::wait::since::now(),
         look_only: true,
         go_on: &|| true,
     };

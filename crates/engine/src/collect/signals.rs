@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::time::Duration;
 
 use torpor_image::tree::{Action, IntervalTimer, MemoryPolicy, PendingSignal, PosixTimer, SignalStack, Switches};
 
@@ -12,8 +13,10 @@ use super::questions::{Answers, Asked, Place, Questions};
 use super::remote::Remote;
 use crate::obstacle::Obstacle;
 use crate::proc;
+use crate::timers::counts_time;
 use crate::trace::TraceError;
 use crate::wait::restart::number as nr;
+use crate::wait::since::now;
 
 const RT_SIGACTION: u64 = 13;
 const BRK: u64 = 12;
@@ -137,17 +140,26 @@ impl AskedOfProcess {
         }
     }
 
-    pub(super) fn answered(self, remote: &Remote<'_>, answers: &Answers) -> Result<(OfProcess, OfThread), TraceError> {
+    /// What is left of timers is as of `since`, by `CLOCK_MONOTONIC`.
+    pub(super) fn answered(
+        self,
+        remote: &Remote<'_>,
+        answers: &Answers,
+        since: Duration,
+    ) -> Result<(OfProcess, OfThread), TraceError> {
+        let ran = now().saturating_sub(since);
         answers.check(self.subreaper.1)?;
         let mut timers = [IntervalTimer::default(); 3];
         for (timer, (place, asked)) in timers.iter_mut().zip(self.interval_timers) {
             answers.check(asked)?;
             *timer = self::timer(answers, place, 1000);
         }
+        // The others are of processor time.
+        timers[0] = before(timers[0], ran);
         let process = OfProcess {
             actions: self.actions.into_iter().map(|asked| action(answers, asked)).collect::<Result<_, _>>()?,
             interval_timers: timers,
-            posix_timers: posix_timers(remote)?,
+            posix_timers: posix_timers(remote, since)?,
             dumpable: answers.result(self.dumpable)? as u8,
             subreaper: answers.word(self.subreaper.0, 0) as i32 != 0,
             no_huge_pages: answers.result(self.no_huge_pages)? != 0,
@@ -265,7 +277,13 @@ fn timer(answers: &Answers, place: Place, unit: u64) -> IntervalTimer {
     IntervalTimer { interval_ns: time(0), left_ns: time(2) }
 }
 
-fn posix_timers(remote: &Remote<'_>) -> Result<Vec<PosixTimer>, TraceError> {
+/// A timer as it was so long ago: nothing else of the tree goes on while it is looked at.
+const fn before(timer: IntervalTimer, ran: Duration) -> IntervalTimer {
+    let left_ns = if timer.left_ns == 0 { 0 } else { timer.left_ns.saturating_add(ran.as_nanos() as u64) };
+    IntervalTimer { left_ns, ..timer }
+}
+
+fn posix_timers(remote: &Remote<'_>, since: Duration) -> Result<Vec<PosixTimer>, TraceError> {
     const AT_ONCE: usize = 50;
     let pid = remote.process.pid;
     let path = format!("/proc/{pid}/timers");
@@ -287,9 +305,11 @@ fn posix_timers(remote: &Remote<'_>) -> Result<Vec<PosixTimer>, TraceError> {
             asked.push((place, time, list.ask("timer_getoverrun", TIMER_GETOVERRUN, &[id])));
         }
         let answers = remote.ask(0, list)?;
+        let ran = now().saturating_sub(since);
         for (found, (place, time, overrun)) in some.iter_mut().zip(asked) {
             answers.check(time)?;
-            found.timer = timer(&answers, place, 1);
+            let timer = timer(&answers, place, 1);
+            found.timer = if counts_time(found.clock) { before(timer, ran) } else { timer };
             found.overrun = answers.result(overrun)? as i32;
         }
     }

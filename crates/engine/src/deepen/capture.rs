@@ -12,6 +12,7 @@ use super::rouse::{all, why};
 use super::{Captured, Deepening};
 use crate::checkpoint::write;
 use crate::collect::{Collected, Manner, Member, collect_as, for_record, hold};
+use crate::home::clock_offsets;
 use crate::plan::{Began, ThreadPlan};
 use crate::restore::compile;
 use crate::sleep::events::{self, Extent};
@@ -128,22 +129,6 @@ impl Deepening<'_> {
 
     fn check_events(&self) -> Result<(), Stop> {
         given_up(events::happened(&self.asleep.watch, self.request.abort).map_err(Failure::Look)?)
-    }
-}
-
-/// What the clocks of a process's time namespace show beyond the machine's.
-fn clock_offsets(pid: i32) -> std::io::Result<[i64; 2]> {
-    let path = format!("/proc/{pid}/timens_offsets");
-    let text = crate::proc::read(&path)?;
-    // `monotonic SECONDS NANOSECONDS`
-    let offset = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        let mut fields = line.split_ascii_whitespace().map(|field| field.parse::<i64>().ok());
-        fields.next()??.checked_mul(1_000_000_000)?.checked_add(fields.next()??)
-    };
-    match (offset("monotonic"), offset("boottime")) {
-        (Some(monotonic), Some(boottime)) => Ok([monotonic, boottime]),
-        _ => Err(crate::proc::unexpected(&path)),
     }
 }
 

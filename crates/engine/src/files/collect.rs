@@ -113,7 +113,7 @@ pub(super) fn describe_all(
     sink: &mut PageSink<'_>,
 ) -> Result<Collected, CollectError> {
     let mut obstacles = Vec::new();
-    let sockets = unix::queues(&mut list, request.view, &mut obstacles)?;
+    let sockets = unix::queues(&mut list, request, &mut obstacles)?;
     let flying = sockets.flying();
     let connections = if request.look_only { Connections::default() } else { tcp::take(&list, request.lock)? };
     let connected = connections.files();
@@ -256,7 +256,7 @@ fn kind(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<Fil
         return match anonymous {
             b"[eventfd]" => event::counter(item),
             b"[signalfd]" => event::signals(item),
-            b"[timerfd]" => event::timer(item),
+            b"[timerfd]" => event::timer(item, context.request.since),
             b"[pidfd]" => event::process(context, item),
             b"[eventpoll]" => epoll::describe(context, item),
             b"inotify" => inotify::describe(context.request.view, item),

@@ -2,11 +2,10 @@
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-use rustix::fs::{SeekFrom, seek};
+use rustix::fs::{OFlags, SeekFrom, seek};
 use rustix::io::Errno;
-use torpor_image::tree::SharedMemory;
 use torpor_image::{Content, FormatError, PAGE, REGION_PAGES, Region, checksum};
 
 use super::MakeError;
@@ -21,8 +20,9 @@ pub(super) fn store(
     sink: &mut PageSink<'_>,
     go_on: &dyn Fn() -> bool,
 ) -> Described<Vec<Region>> {
-    // A descriptor of our own, readable and with its own position.
-    let file = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    // A descriptor of our own, readable and with its own position, that leaves no trace.
+    let flags = OFlags::NOATIME.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
     let mut regions = Vec::new();
     let mut at = 0;
     while at < bytes {
@@ -72,17 +72,17 @@ fn read_all(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<usize
     Ok(done)
 }
 
-/// Writes the stored pages into `file`, after checking them. `behind` writes what is behind the end of the file in its last
+/// Writes the stored pages into `file`, which is so many bytes long, after checking them. `behind` writes what is behind the end of the file in its last
 /// page.
 pub(super) fn fill(
     file: &File,
-    memory: &SharedMemory,
+    (bytes, pages): (u64, &[Region]),
     image: &File,
     name: &str,
     mut behind: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
 ) -> Result<(), MakeError> {
     let mut buffer = vec![0; (u64::from(REGION_PAGES) * PAGE) as usize];
-    for region in &memory.pages {
+    for region in pages {
         let Content::Stored { offset, checksum: wanted } = region.content else { continue };
         let buffer = &mut buffer[..region.bytes() as usize];
         image.read_exact_at(buffer, offset).map_err(MakeError::Read)?;
@@ -90,7 +90,7 @@ pub(super) fn fill(
             return Err(MakeError::Damaged { what: name.to_owned(), source: FormatError::Checksum("a region") });
         }
         // The last page may be longer than the file.
-        let len = region.bytes().min(memory.bytes.saturating_sub(region.start)) as usize;
+        let len = region.bytes().min(bytes.saturating_sub(region.start)) as usize;
         file.write_all_at(&buffer[..len], region.start).map_err(MakeError::at("filling", name))?;
         if buffer[len..].iter().any(|byte| *byte != 0) {
             behind(region.start + len as u64, &buffer[len..]).map_err(MakeError::at("filling", name))?;

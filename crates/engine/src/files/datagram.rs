@@ -46,9 +46,12 @@ pub(super) fn fill(fd: &OwnedFd, socket: &InetSocket) -> io::Result<()> {
         let sender = fresh((family, RAW, OWN_HEADER))?;
         send(&sender, &Sent { bytes: &packet, to: &receiver, ..Sent::default() })?;
     }
-    let arrived = super::queue::messages(fd, false)?;
-    let same = arrived.len() == socket.queue.len()
-        && arrived.iter().zip(&socket.queue).all(|(is, was)| is.bytes == was.bytes && is.from == was.from);
+    // Empty ones are seen once only.
+    let same = socket.queue.iter().any(|message| message.bytes.is_empty()) || {
+        let arrived = super::queue::messages(fd, false)?;
+        arrived.len() == socket.queue.len()
+            && arrived.iter().zip(&socket.queue).all(|(is, was)| is.bytes == was.bytes && is.from == was.from)
+    };
     if room > before {
         // What is read is twice what is set.
         sockopt::set_socket_recv_buffer_size_force(fd, before / 2)?;

@@ -80,7 +80,9 @@ pub(super) fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item, k
         }
         DATAGRAM if kind.2 == UDP => {
             shut = shut_of(item)?;
-            (InetState::Idle, datagrams(item, &local)?)
+            // Looked at once only: see `queue`.
+            let waiting = if context.request.look_only { Vec::new() } else { datagrams(item, &local)? };
+            (InetState::Idle, waiting)
         }
         DATAGRAM | 3 => {
             if ioctl_fionread(&item.fd).is_ok_and(|bytes| bytes > 0) || polled(&item.fd)?.contains(PollFlags::IN) {

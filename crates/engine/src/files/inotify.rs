@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::fs::{OFlags, fcntl_setfl, fstat};
+use rustix::fs::{OFlags, fcntl_setfl, fstat, makedev};
 use rustix::io::{Errno, ioctl_fionread};
 use torpor_image::tree::{FileKind, InotifyWatch, OpenFile};
 use torpor_linux::handle;
@@ -88,29 +88,11 @@ fn watch(view: &View, line: &Line) -> Described<InotifyWatch> {
     Err(lost("whose name cannot be found"))
 }
 
-/// Where a device is mounted: the places that are in `mountinfo`.
-fn mounts(view: &View, device: (u32, u32)) -> std::io::Result<Vec<Vec<u8>>> {
-    let wanted = format!("{}:{}", device.0, device.1);
-    let text = view.mounts()?;
-    let lines = text.lines().filter_map(|line| {
-        let mut fields = line.split(' ').skip(2);
-        (fields.next()? == wanted).then(|| fields.nth(1))?
-    });
-    Ok(lines.map(unescape).collect())
-}
-
-/// Undoes the octal escapes of `mountinfo`.
-fn unescape(text: &str) -> Vec<u8> {
-    let bytes = text.as_bytes();
-    let mut found = Vec::with_capacity(bytes.len());
-    let mut n = 0;
-    while n < bytes.len() {
-        let escaped = bytes.get(n + 1..n + 4).filter(|_| bytes[n] == b'\\');
-        let byte = escaped.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
-        found.push(byte.unwrap_or(bytes[n]));
-        n += if byte.is_some() { 4 } else { 1 };
-    }
-    found
+/// Where a device is mounted.
+fn mounts(view: &View, (major, minor): (u32, u32)) -> std::io::Result<Vec<Vec<u8>>> {
+    let device = makedev(major, minor);
+    let all = crate::mounts::read(&view.reference())?.into_iter();
+    Ok(all.filter(|mount| mount.device == device).map(|mount| mount.path).collect())
 }
 
 pub(super) fn make(watches: &[InotifyWatch], file: &OpenFile, around: Around<'_>) -> Result<OwnedFd, MakeError> {
@@ -163,12 +145,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_and_escapes_are_read() {
+    fn lines_are_read() {
         let text = "inotify wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:7e9e0000640d1b6d";
         let found = line(text).unwrap();
         assert_eq!((found.watch, found.inode, found.device, found.mask), (3, 0x9e7e, (8, 0x13), 0x0800_afce));
         assert_eq!((found.handle_kind, found.handle), (1, vec![0x7e, 0x9e, 0, 0, 0x64, 0x0d, 0x1b, 0x6d]));
         assert!(line("inotify wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0").is_none());
-        assert_eq!(unescape("/a\\040b\\"), b"/a b\\");
     }
 }

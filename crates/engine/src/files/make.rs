@@ -144,7 +144,7 @@ fn one(
         FileKind::Event { count, semaphore } => event::make_counter(*count, *semaphore, file),
         FileKind::Epoll { .. } => epoll::make(file),
         FileKind::Signal { mask } => event::make_signals(*mask, file),
-        FileKind::Timer { .. } => event::make_timer(file, &tree.machine, around.same_boot),
+        FileKind::Timer { .. } => event::make_timer(file, &tree.machine, around),
         FileKind::Memory { memory } => {
             const NAME: &str = "a file without a name";
             let memory = memories.get(*memory as usize).ok_or_else(|| MakeError::Missing(NAME.to_owned()))?;

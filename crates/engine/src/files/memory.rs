@@ -16,6 +16,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use torpor_image::Region;
 use torpor_image::tree::{MemoryId, PathState, SharedMemory, SharedMemoryKind};
+use torpor_linux::shm::Attached;
 use torpor_linux::vm;
 
 use super::collect::{Described, Why};
@@ -23,7 +24,7 @@ use super::contents::{fill, store};
 use super::list::{Item, List};
 use super::path::{Around, Root};
 use super::segment::{self, Segment, Segments};
-use super::{CollectError, MakeError, Request, SharedArea, path};
+use super::{CollectError, MakeError, Request, SharedArea, ipc, path};
 use crate::memory::sink::PageSink;
 use crate::{Obstacle, Place};
 
@@ -94,6 +95,9 @@ impl<'a, 'b> Memories<'a, 'b> {
             }
         }
         obstacles.extend(self.segments.attached_elsewhere());
+        if self.request.view.keeps_files() && !self.request.look_only {
+            self.unattached()?;
+        }
         Ok(found)
     }
 
@@ -140,6 +144,32 @@ impl<'a, 'b> Memories<'a, 'b> {
         self.found.push(SharedMemory { kind, bytes, pages });
         self.segments.add(id, memory, area, attached);
         Ok(memory)
+    }
+
+    /// Segments of an app's that nobody is attached to: programs keep their ids.
+    fn unattached(&mut self) -> Result<(), CollectError> {
+        const SEGMENTS: &str = "/proc/sysvipc/shm";
+        let failed = |what: String| move |source| CollectError::Look { pid: 0, what, source };
+        for id in ipc::ids(SEGMENTS).map_err(failed(SEGMENTS.to_owned()))? {
+            if self.segments.knows(id) {
+                continue;
+            }
+            let stored = segment::describe(id).and_then(|(kind, bytes, _)| {
+                let file = Attached::new(id)?.open()?;
+                let pages = self.store(file.as_fd(), bytes, &[])?;
+                self.found.push(SharedMemory { kind, bytes, pages });
+                Ok(())
+            });
+            stored.map_err(|why| match why {
+                Why::Stopped => CollectError::Stopped,
+                Why::Write(source) => CollectError::Write(source),
+                Why::Failed(source) => failed(segment::name(id))(source),
+                Why::Refused { what, .. } | Why::Kept { what, .. } | Why::Outside { what, .. } => {
+                    failed(segment::name(id))(std::io::Error::other(what))
+                }
+            })?;
+        }
+        Ok(())
     }
 
     fn add(&mut self, fd: BorrowedFd<'_>, name: &[u8], stat: &Stat) -> Described<MemoryId> {
@@ -201,7 +231,7 @@ pub(super) fn make(memory: &SharedMemory, image: &File, around: Around<'_>) -> R
             let (segment, attached) = Segment::make(memory, around.same_boot)?;
             let file = File::from(attached.open().map_err(MakeError::at("opening", &*name))?);
             segment::clear(&file, memory.bytes).map_err(MakeError::at("emptying", &*name))?;
-            fill(&file, memory, image, &name, |at, tail| attached.write(at, tail))?;
+            fill(&file, (memory.bytes, &memory.pages), image, &name, |at, tail| attached.write(at, tail))?;
             return Ok(MadeMemory { fd: file.into(), segment: Some(segment) });
         }
         SharedMemoryKind::Deleted { state, owner } => {
@@ -213,7 +243,7 @@ pub(super) fn make(memory: &SharedMemory, image: &File, around: Around<'_>) -> R
         }
     };
     let file = File::from(fd);
-    fill(&file, memory, image, &name, |_, _| Ok(()))?;
+    fill(&file, (memory.bytes, &memory.pages), image, &name, |_, _| Ok(()))?;
     Ok(MadeMemory { fd: file.into(), segment: None })
 }
 

@@ -31,6 +31,7 @@ mod error;
 mod event;
 mod inet;
 mod inotify;
+pub(crate) mod ipc;
 mod keep;
 mod list;
 mod locks;
@@ -47,10 +48,12 @@ mod tcp;
 mod terminal;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tmpfs;
 mod unix;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use torpor_image::tree::{Descriptor, FileId, MemoryId, OpenFile, Pipe, SharedMemory};
 
@@ -77,6 +80,8 @@ pub(crate) struct Request<'a> {
     pub(crate) view: &'a View,
     /// For TCP connections to the outside; without it they are refused.
     pub(crate) lock: Option<&'a dyn ConnectionLock>,
+    /// The moment that the image is of, by `CLOCK_MONOTONIC`.
+    pub(crate) since: Duration,
     /// What is in the way is looked for, and contents are left alone.
     pub(crate) look_only: bool,
     /// Asked for every [`crate::memory::sink::BATCH_BYTES`]; `false` ends it with [`CollectError::Stopped`].

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags, SeekFrom, Stat, Uid, chmodat, chownat,
@@ -92,6 +93,8 @@ pub(crate) struct Around<'a> {
     pub(crate) root: Root<'a>,
     /// The machine has not been started anew since the image was made.
     pub(crate) same_boot: bool,
+    /// How much time has passed since then, where timers are to count it: an app's after a reboot.
+    pub(crate) passed: Option<Duration>,
 }
 
 pub(super) fn path_of(bytes: &[u8]) -> &Path {

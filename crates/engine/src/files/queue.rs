@@ -2,6 +2,10 @@
 //!
 //! `MSG_PEEK` begins where `SO_PEEK_OFF` says. The option belongs to the socket, so it is put back as it was; if this process is
 //! killed in between, the program's own peeking (if it peeks at all) would begin elsewhere.
+//!
+//! An empty message is shown to the first who peeks from an offset on, and to nobody later: the kernel takes it for one that has
+//! been seen. So queues of messages are looked into when they are captured, and not before. One that was looked into by a
+//! capture that came to nothing loses its empty messages at the next, if the program has not read them meanwhile.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -59,6 +59,10 @@ impl Segments {
         Some(found.memory)
     }
 
+    pub(super) fn knows(&self, id: i32) -> bool {
+        self.0.contains_key(&id)
+    }
+
     pub(super) fn add(&mut self, id: i32, memory: MemoryId, area: &SharedArea, attached: u64) {
         let place = Place::Memory(area.start, area.end);
         self.0.insert(id, Found { memory, pid: area.pid, place, attached, own: 1 });

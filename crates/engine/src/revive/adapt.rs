@@ -4,6 +4,7 @@
 //! sleeps: those of the clocks that time passes on are set to the moment at which they would have expired, so that the kernel
 //! itself counts what was missed and keeps the rhythm.
 
+use std::io;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -11,21 +12,72 @@ use torpor_image::tree::{FileKind, Machine, Tree};
 use torpor_linux::restorer::ANY;
 
 use crate::files::Given;
+use crate::home::{Home, clock_offsets};
 use crate::restore::calls;
 use crate::restore::plan::{Kind, Plan, Task};
 use crate::restore::staged::Staged;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// How much time has passed since the capture.
-pub(super) fn passed(machine: &Machine, same_boot: bool) -> Duration {
-    let (clock, then) = match same_boot {
-        true => (ClockId::Monotonic, machine.monotonic_ns),
-        false => (ClockId::Realtime, machine.realtime_ns),
-    };
-    let now = clock_gettime(clock);
-    let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32);
-    now.saturating_sub(Duration::from_nanos(then))
+/// What the clocks of the programs showed at the capture, and what they show now.
+///
+/// After a reboot a home's clocks have been set so that the time in between, as the wall's clock tells it, counts: to the
+/// programs it is as if they had slept on one machine. So their own clocks say how much has passed, and timers keep to them.
+pub(super) struct Times {
+    /// `CLOCK_REALTIME`, `CLOCK_MONOTONIC` and `CLOCK_BOOTTIME`, then; nanoseconds.
+    then_ns: [i64; 3],
+    now_ns: [i64; 3],
+    /// The home cannot set clocks, and they tell of this boot only.
+    other_clocks: bool,
+}
+
+impl Times {
+    pub(super) fn of(machine: &Machine, home: &Home) -> io::Result<Self> {
+        let clock = |id| {
+            let now = clock_gettime(id);
+            now.tv_sec.saturating_mul(SECOND_NS.cast_signed()).saturating_add(now.tv_nsec)
+        };
+        let [monotonic, boottime] = if home.time_namespace { clock_offsets(home.init_pid)? } else { [0; 2] };
+        let then = |ns: u64, offset: i64| ns.cast_signed().saturating_add(offset);
+        let offsets = machine.clock_offsets_ns;
+        Ok(Self {
+            then_ns: [
+                then(machine.realtime_ns, 0),
+                then(machine.monotonic_ns, offsets[0]),
+                then(machine.boottime_ns, offsets[1]),
+            ],
+            now_ns: [
+                clock(ClockId::Realtime),
+                clock(ClockId::Monotonic).saturating_add(monotonic),
+                clock(ClockId::Boottime).saturating_add(boottime),
+            ],
+            other_clocks: !home.time_namespace && crate::collect::boot()? != machine.boot,
+        })
+    }
+
+    /// How much time has passed since the capture.
+    pub(super) fn passed(&self) -> Duration {
+        let clock = if self.other_clocks { 0 } else { 1 };
+        let passed = self.now_ns[clock].saturating_sub(self.then_ns[clock]);
+        Duration::from_nanos(u64::try_from(passed).unwrap_or(0))
+    }
+
+    /// When a timer of this clock ends of which so much was left; `None` for clocks that stand still meanwhile.
+    fn end_ns(&self, clock: i32, left_ns: u64) -> Option<u64> {
+        let clock = match clock {
+            // Realtime and its alarm; monotonic; boot time and its alarm.
+            0 | 8 => 0,
+            1 => 1,
+            7 | 9 => 2,
+            _ => return None,
+        };
+        let begin = match (clock, self.other_clocks) {
+            (0, _) | (_, false) => self.then_ns[clock],
+            (_, true) => self.now_ns[clock].saturating_sub(self.passed().as_nanos() as i64),
+        };
+        // 0 would put it off.
+        Some(u64::try_from(begin.saturating_add_unsigned(left_ns)).unwrap_or(0).max(1))
+    }
 }
 
 /// Lets what is kept be as it is.
@@ -53,8 +105,8 @@ fn leaders(plan: &Plan) -> Vec<Task> {
     plan.tasks.iter().filter(|task| task.kind == Kind::Thread(0)).copied().collect()
 }
 
-/// Lets timers be as they would be by now.
-pub(super) fn to_the_time(plan: &mut Plan, tree: &Tree, passed: Duration, same_boot: bool) {
+/// Lets timers be as they would be by now. Processes set them when they are in their time namespace.
+pub(super) fn to_the_time(plan: &mut Plan, tree: &Tree, times: &Times) {
     for task in leaders(plan) {
         let Some(life) = tree.processes.get(task.process as usize).and_then(|process| process.alive()) else {
             continue;
@@ -69,23 +121,22 @@ pub(super) fn to_the_time(plan: &mut Plan, tree: &Tree, passed: Duration, same_b
             match i64::from(step.number) {
                 calls::TIMER_SETTIME => {
                     const TIMER_ABSTIME: u64 = 1;
-                    let timer = life.posix_timers.iter().find(|timer| timer.id as u64 == step.arguments[0]);
-                    let Some(then) = timer.and_then(|timer| clock_then(timer.clock, &tree.machine)) else { continue };
+                    let Some(timer) = life.posix_timers.iter().find(|timer| timer.id as u64 == step.arguments[0])
+                    else {
+                        continue;
+                    };
                     let Some(value) = plan.bytes(step.arguments[2] + 16, 16) else { continue };
                     let left = from_pair(value, 1);
-                    if same_boot {
-                        to_pair(value, left.saturating_add(then), 1);
-                        step.arguments[1] = TIMER_ABSTIME;
-                        plan.set_step(address, &step);
-                    } else {
-                        to_pair(value, left.saturating_sub(nanoseconds(passed)).max(1), 1);
-                    }
+                    let Some(end) = times.end_ns(timer.clock, left).filter(|_| left != 0) else { continue };
+                    to_pair(value, end, 1);
+                    step.arguments[1] = TIMER_ABSTIME;
+                    plan.set_step(address, &step);
                 }
                 calls::SETITIMER if step.arguments[0] == 0 => {
                     const MICROSECOND: u64 = 1000;
                     let Some(value) = plan.bytes(step.arguments[1] + 16, 16) else { continue };
-                    let left = from_pair(value, MICROSECOND).saturating_sub(nanoseconds(passed)).max(MICROSECOND);
-                    to_pair(value, left, MICROSECOND);
+                    let left = from_pair(value, MICROSECOND).saturating_sub(nanoseconds(times.passed()));
+                    to_pair(value, left.max(MICROSECOND), MICROSECOND);
                 }
                 _ => {}
             }
@@ -95,17 +146,6 @@ pub(super) fn to_the_time(plan: &mut Plan, tree: &Tree, passed: Duration, same_b
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// What a clock that time passes on said at the capture, nanoseconds.
-fn clock_then(clock: i32, machine: &Machine) -> Option<u64> {
-    match clock {
-        // Realtime and its alarm; monotonic; boot time and its alarm.
-        0 | 8 => Some(machine.realtime_ns),
-        1 => Some(machine.monotonic_ns),
-        7 | 9 => Some(machine.boottime_ns),
-        _ => None,
-    }
 }
 
 /// A `timespec` or `timeval`, nanoseconds.
@@ -122,6 +162,19 @@ fn to_pair(bytes: &mut [u8], ns: u64, unit_ns: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn timers_keep_to_the_clocks_of_their_programs() {
+        let mut times = Times { then_ns: [1_000, 100, 200], now_ns: [1_400, 150, 250], other_clocks: false };
+        assert_eq!(times.passed(), Duration::from_nanos(50));
+        assert_eq!([0, 1, 7, 2].map(|clock| times.end_ns(clock, 7)), [Some(1_007), Some(107), Some(207), None]);
+        times.other_clocks = true;
+        assert_eq!(times.passed(), Duration::from_nanos(400));
+        assert_eq!([0, 1].map(|clock| times.end_ns(clock, 700)), [Some(1_700), Some(450)]);
+        assert_eq!(times.end_ns(1, 7), Some(1));
+        times.now_ns[0] = 0;
+        assert_eq!(times.passed(), Duration::ZERO);
+    }
 
     #[test]
     fn pairs_are_read_and_written() {

@@ -45,6 +45,18 @@ impl ReviveError {
         }
     }
 
+    /// What the image needs is not here: trying again is of no use before that is put right.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            // A file that was only open and is gone.
+            Self::Restore(RestoreError::Files(MakeError::Step { source, .. })) => {
+                matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+            }
+            Self::Restore(error) => error.is_refusal(),
+            _ => false,
+        }
+    }
+
     /// The journal says that it is awake: its processes are complete, and must not be built again.
     pub const fn is_awake(&self) -> bool {
         matches!(self, Self::Thaw(_))

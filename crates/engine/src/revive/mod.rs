@@ -32,7 +32,7 @@ use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
+use rustix::thread::move_into_thread_name_spaces;
 use torpor_image::tree::{FileId, FileKind, SharedMemoryKind, Tree};
 use torpor_linux::registers::Registers;
 use torpor_linux::restorer::{Entered, enter_for_children};
@@ -49,6 +49,7 @@ use crate::restore::{RestoreError, RestoreStep, fill, finish};
 use crate::sleep::Target;
 use crate::step::Timings;
 use crate::target::Phase;
+use crate::view::ENTERED;
 use crate::wait::restart::Carried;
 use crate::wait::since::now;
 
@@ -132,11 +133,14 @@ impl Reviving<'_> {
     fn build(&mut self, prepared: Prepared, entering: Entering<'_>) -> Result<Revived, ReviveError> {
         let home = self.home;
         let Prepared { file, tree, plan, starters, root, paths, given, passed, same_boot, mut warnings } = prepared;
-        let around = Around { root: Root::At(root.as_fd()), same_boot };
-        if makes_in_namespaces(&tree, &given) {
-            let kinds = ThreadNameSpaceType::NETWORK | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
-            let entered = move_into_thread_name_spaces(home.init.as_fd(), kinds);
-            entered.map_err(|error| ReviveError::Home("entering its network and IPC namespaces", error.into()))?;
+        let around = Around { root: Root::At(root.as_fd()), same_boot, passed: (!same_boot).then_some(passed) };
+        let surroundings = !same_boot && files::ipc::has_any(&tree.surroundings);
+        if surroundings || makes_in_namespaces(&tree, &given) {
+            let entered = move_into_thread_name_spaces(home.init.as_fd(), ENTERED);
+            entered.map_err(|error| ReviveError::Home("entering its namespaces", error.into()))?;
+        }
+        if surroundings {
+            files::ipc::make(&tree.surroundings).map_err(RestoreError::from)?;
         }
         let makes = !tree.memories.is_empty() || given.len() < tree.files.len();
         let make = || files::make(&tree, &file, given, around);

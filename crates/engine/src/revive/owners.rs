@@ -7,7 +7,7 @@ use rustix::thread::{
     CapabilitiesSecureBits, capabilities_secure_bits, set_capabilities_secure_bits, set_thread_res_gid,
     set_thread_res_uid,
 };
-use torpor_image::tree::{FileId, FileKind, SharedMemoryKind, Tree};
+use torpor_image::tree::{FileId, FileKind, SharedMemoryKind, Surroundings, Tree};
 
 use crate::files::Given;
 use crate::home::Home;
@@ -37,7 +37,8 @@ pub(super) fn to_the_machines(tree: &mut Tree, home: &Home, given: &Given) -> io
     let socket =
         |(id, kind): (usize, &FileKind)| matches!(kind, FileKind::Unix(_)) && !given.contains_key(&(id as FileId));
     let owned = tree.memories.iter().any(|memory| !matches!(memory.kind, SharedMemoryKind::Anonymous))
-        || tree.files.iter().map(|file| &file.kind).enumerate().any(socket);
+        || tree.files.iter().map(|file| &file.kind).enumerate().any(socket)
+        || tree.surroundings != Surroundings::default();
     if !tree.namespaces.user || !owned {
         return Ok(());
     }
@@ -58,6 +59,13 @@ pub(super) fn to_the_machines(tree: &mut Tree, home: &Home, given: &Given) -> io
             }
             SharedMemoryKind::Anonymous => {}
         }
+    }
+    let nodes = tree.surroundings.tmpfs.iter_mut().flat_map(|tmpfs| &mut tmpfs.nodes);
+    nodes.for_each(|node| pair(&mut node.owner.0, &mut node.owner.1));
+    for object in tree.surroundings.ipc_objects() {
+        let [user, group, maker, makers] = &mut object.owners;
+        pair(user, group);
+        pair(maker, makers);
     }
     for file in &mut tree.files {
         let FileKind::Unix(socket) = &mut file.kind else { continue };

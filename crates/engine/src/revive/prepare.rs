@@ -9,8 +9,9 @@ use std::time::Duration;
 use torpor_image::tree::{FileId, FileKind, Machine, Tree};
 use torpor_image::{FormatError, Needs};
 
+use super::adapt::Times;
 use super::{Revive, ReviveError, Reviving, adapt, directory, owners};
-use crate::files::{Around, Given, Root};
+use crate::files::{self, Around, Given, Root};
 use crate::home::Home;
 use crate::restore::open::{self, Starters};
 use crate::restore::plan::Plan;
@@ -61,7 +62,14 @@ pub(super) fn prepare(reviving: &mut Reviving<'_>, request: Revive<'_>) -> Resul
         is_younger(home.init_pid, &tree.machine).map_err(|error| ReviveError::Home("looking at its init", error))?;
     // A home that was made since is as one after a reboot: numbers of devices and of kernel objects are others.
     let same_boot = header.boot == reviving.target.boot && !younger;
-    let around = Around { root: Root::At(root.as_fd()), same_boot };
+    let times = Times::of(&tree.machine, home).map_err(|error| ReviveError::Home("reading its clocks", error))?;
+    let passed = times.passed();
+    let around = Around { root: Root::At(root.as_fd()), same_boot, passed: (!same_boot).then_some(passed) };
+    if !same_boot {
+        let moved = files::tmpfs::make(&tree.surroundings.tmpfs, around.root, &file).map_err(RestoreError::from)?;
+        moved.apply(&mut tree);
+    }
+    let tree = tree;
     let staged = Staged::of(&tree).ok_or(CompileError::NoNumbers).map_err(RestoreError::from)?;
     let paths = examine(home, &tree, &header.needs, &staged, around)?;
     let mut warnings = Vec::new();
@@ -70,9 +78,8 @@ pub(super) fn prepare(reviving: &mut Reviving<'_>, request: Revive<'_>) -> Resul
         warnings.push(format!("{name} is not there any more: the program finds it closed"));
     }
     lower_limits(&tree, &mut plan, &mut warnings);
-    let passed = adapt::passed(&tree.machine, same_boot);
     adapt::to_kept_files(&mut plan, &tree, &staged, &given);
-    adapt::to_the_time(&mut plan, &tree, passed, same_boot);
+    adapt::to_the_time(&mut plan, &tree, &times);
     let starters = Starters::new(&staged, &plan)?;
     reviving.reached(RestoreStep::Checked)?;
     Ok(Prepared { file, tree, plan, starters, root, paths, given, passed, same_boot, warnings })

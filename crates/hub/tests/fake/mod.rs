@@ -198,6 +198,7 @@ impl WorkerPort for FakeWorker {
             warm_at: None,
             wakes_at: None,
             refusals: Vec::new(),
+            lost_by_reboot: Vec::new(),
             wake_sources: Vec::new(),
             sleeps: Vec::new(),
             wakes: Vec::new(),

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{
     AddressSpace, Area, Backing, End, FileId, FileKind, IO_EVENT_BYTES, InetState, Life, PipeId, Process,
-    SharedMemoryKind, Thread, Tree, UnixState, io_events,
+    SharedMemoryKind, Surroundings, Thread, Tree, UnixState, io_events,
 };
 use crate::state::{ADDRESS_END, REGISTER_WORDS};
 use crate::{FormatError, PAGE, Region};
@@ -21,12 +21,15 @@ const XSTATE_BYTES: usize = 64 << 10;
 /// More than the kernel's largest ring of an AIO context.
 const AIO_RING_BYTES: u64 = 512 << 20;
 
+/// `__NEW_UTS_LEN`.
+const NAME_BYTES: usize = 64;
+
 /// `AF_INET`, `AF_INET6`.
 const INET_FAMILIES: [i32; 2] = [2, 10];
 
-type Checked = Result<(), FormatError>;
+pub(super) type Checked = Result<(), FormatError>;
 
-fn sure(holds: bool, what: &'static str) -> Checked {
+pub(super) fn sure(holds: bool, what: &'static str) -> Checked {
     if holds { Ok(()) } else { Err(FormatError::Invalid(what)) }
 }
 
@@ -55,7 +58,7 @@ impl Tree {
             }
             regions(&memory.pages, 0..memory.bytes.next_multiple_of(PAGE), pages)?;
         }
-        Ok(())
+        self.surroundings.check(pages)
     }
 
     fn file(&self, file: FileId) -> Checked {
@@ -154,6 +157,18 @@ impl Tree {
     }
 }
 
+impl Surroundings {
+    fn check(&self, pages: &Range<u64>) -> Checked {
+        self.tmpfs.iter().try_for_each(|tmpfs| tmpfs.check(pages))?;
+        let mut ids = HashSet::new();
+        self.semaphores.iter().try_for_each(|set| set.check(&mut ids))?;
+        ids.clear();
+        self.queues.iter().try_for_each(|queue| queue.check(&mut ids))?;
+        let is_name = |name: &[u8]| name.len() <= NAME_BYTES && !name.contains(&0);
+        sure(is_name(&self.host_name) && is_name(&self.domain_name), "name of a machine")
+    }
+}
+
 fn check_thread(thread: &Thread) -> Checked {
     sure(thread.registers.len() == REGISTER_WORDS, "registers")?;
     sure(thread.xstate.len() <= XSTATE_BYTES, "vector registers")?;
@@ -162,7 +177,7 @@ fn check_thread(thread: &Thread) -> Checked {
 }
 
 /// Regions ascend without overlap within `inside`.
-fn regions(regions: &[Region], inside: Range<u64>, pages: &Range<u64>) -> Checked {
+pub(super) fn regions(regions: &[Region], inside: Range<u64>, pages: &Range<u64>) -> Checked {
     let mut end = inside.start;
     for region in regions {
         region.check(inside.end, pages)?;

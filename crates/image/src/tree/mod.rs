@@ -10,11 +10,13 @@
 mod check;
 mod credentials;
 mod file;
+mod ipc;
 mod memory;
 mod paths;
 mod process;
 mod signal;
 mod socket;
+mod tmpfs;
 
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +25,7 @@ pub use self::file::{
     Descriptor, EpollMember, FileId, FileKind, FileLock, InotifyWatch, LockKind, OpenFile, Owner, PathState, Pipe,
     PipeEnd, PipeId, Terminal,
 };
+pub use self::ipc::{IpcObject, MessageQueue, SemaphoreSet};
 pub use self::memory::{
     AddressSpace, Advice, Area, Backing, IO_EVENT_BYTES, Layout, MemoryId, MemoryPolicy, SharedMemory,
     SharedMemoryKind, io_events,
@@ -30,6 +33,7 @@ pub use self::memory::{
 pub use self::process::{End, Life, Limit, Process, Scheduling, Shares, Switches, Thread};
 pub use self::signal::{Action, IntervalTimer, PendingSignal, PosixTimer, SignalStack, Wait, WaitPlace};
 pub use self::socket::{Connection, InetSocket, InetState, Message, SocketOption, UnixSocket, UnixState};
+pub use self::tmpfs::{DIRECTORY, KIND_BITS, MOST_DEPTH, Node, NodeContent, Tmpfs};
 
 use crate::{FormatError, Header, checksum};
 
@@ -51,6 +55,26 @@ pub struct Tree {
     pub memories: Vec<SharedMemory>,
     /// Namespaces that it is restored into.
     pub namespaces: Namespaces,
+    /// What it finds around itself.
+    pub surroundings: Surroundings,
+}
+
+/// What an app has in its namespaces beside its processes: there as long as its home is, and put into a new one. Empty for a
+/// tree of plain processes, whose namespaces are the machine's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Surroundings {
+    /// Its memory file systems.
+    pub tmpfs: Vec<Tmpfs>,
+    /// System V semaphores.
+    pub semaphores: Vec<SemaphoreSet>,
+    /// System V message queues.
+    pub queues: Vec<MessageQueue>,
+    /// `gethostname(2)`; empty if it could not be changed.
+    pub host_name: Bytes,
+    /// `getdomainname(2)`, likewise.
+    pub domain_name: Bytes,
+    /// What would not be put into a new home, in words, for people.
+    pub lost: Vec<String>,
 }
 
 /// Namespaces of the home that a tree is restored into, beside those that are entered for it: each root enters these
@@ -80,6 +104,14 @@ pub struct Machine {
     pub clock_offsets_ns: [i64; 2],
     /// After how long a timer of an app's own must wake it, nanoseconds.
     pub wake_after_ns: Option<u64>,
+}
+
+impl Surroundings {
+    /// All System V objects in it.
+    pub fn ipc_objects(&mut self) -> impl Iterator<Item = &mut IpcObject> {
+        let sets = self.semaphores.iter_mut().map(|set| &mut set.object);
+        sets.chain(self.queues.iter_mut().map(|queue| &mut queue.object))
+    }
 }
 
 impl Tree {
@@ -117,6 +149,7 @@ impl Tree {
         let spaces = self.processes.iter().filter_map(|process| process.alive()).map(|life| &life.space);
         let private = spaces.flat_map(|space| &space.areas).flat_map(|area| &area.pages);
         let shared = self.memories.iter().flat_map(|memory| &memory.pages);
-        private.chain(shared).map(crate::Region::bytes).fold(0, u64::saturating_add)
+        let files = self.surroundings.tmpfs.iter().flat_map(Tmpfs::regions);
+        private.chain(shared).chain(files).map(crate::Region::bytes).fold(0, u64::saturating_add)
     }
 }

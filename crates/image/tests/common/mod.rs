@@ -8,10 +8,11 @@ use std::sync::LazyLock;
 
 use torpor_image::tree::{
     Action, AddressSpace, Advice, Area, Backing, Connection, Credentials, Descriptor, End, EpollMember, FileKind,
-    FileLock, InetSocket, InetState, InotifyWatch, IntervalTimer, Layout, Life, Limit, LockKind, Machine, MemoryPolicy,
-    Message, Namespaces, OpenFile, Owner, PathState, PendingSignal, Pipe, PipeEnd, PosixTimer, Process, Scheduling,
-    SeccompFilter, SharedMemory, SharedMemoryKind, Shares, SignalStack, SocketOption, Switches, Terminal, Thread, Tree,
-    UnixSocket, UnixState, Wait, WaitPlace,
+    FileLock, InetSocket, InetState, InotifyWatch, IntervalTimer, IpcObject, Layout, Life, Limit, LockKind, Machine,
+    MemoryPolicy, Message, MessageQueue, Namespaces, Node, NodeContent, OpenFile, Owner, PathState, PendingSignal,
+    Pipe, PipeEnd, PosixTimer, Process, Scheduling, SeccompFilter, SemaphoreSet, SharedMemory, SharedMemoryKind,
+    Shares, SignalStack, SocketOption, Surroundings, Switches, Terminal, Thread, Tmpfs, Tree, UnixSocket, UnixState,
+    Wait, WaitPlace,
 };
 use torpor_image::{Content, HEADER_BYTES, Header, Kind, Needs, PAGE, Region, State, checksum};
 
@@ -306,6 +307,40 @@ pub(crate) fn tree() -> Tree {
         ],
         memories: memories(),
         namespaces: Namespaces { user: true, time: true },
+        surroundings: surroundings(),
+    }
+}
+
+fn surroundings() -> Surroundings {
+    let node = |parent, name: &[u8], inode, mode, content| Node {
+        parent,
+        name: name.to_vec(),
+        inode,
+        mode,
+        owner: (1000, 100),
+        times_ns: [1_700_000_000_000_000_001, 1_700_000_000_000_000_002],
+        attributes: Vec::new(),
+        content,
+    };
+    let mut file = node(1, b"f", 3, 0o100_644, NodeContent::File { bytes: 8000, pages: vec![stored(0x1000, 0, 1)] });
+    file.attributes = vec![(b"user.a".to_vec(), b"b".to_vec())];
+    let nodes = vec![
+        node(0, b"", 1, 0o041_777, NodeContent::Nothing),
+        node(0, b"d", 2, 0o040_700, NodeContent::Nothing),
+        file,
+        node(0, b"again", 3, 0o100_644, NodeContent::Again(2)),
+        node(0, b"link", 4, 0o120_777, NodeContent::Link(b"d/f".to_vec())),
+        node(0, b"gap", 5, 0o020_000, NodeContent::Device(0)),
+        node(0, b"pts", 0, 0, NodeContent::Covered),
+    ];
+    let object = |id| IpcObject { key: 0x700, id, mode: 0o640, owners: [1, 2, 3, 4] };
+    Surroundings {
+        tmpfs: vec![Tmpfs { path: b"/dev/shm".to_vec(), device: 77, nodes }],
+        semaphores: vec![SemaphoreSet { object: object(5), values: vec![1, 32_767] }],
+        queues: vec![MessageQueue { object: object(6), most_bytes: 16_384, messages: vec![(4, b"hello".to_vec())] }],
+        host_name: b"web".to_vec(),
+        domain_name: b"(none)".to_vec(),
+        lost: vec!["a terminal".to_owned()],
     }
 }
 

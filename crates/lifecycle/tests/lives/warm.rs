@@ -211,6 +211,32 @@ fn a_wake_that_fails_goes_back_to_its_level() {
 }
 
 #[test]
+fn a_wake_that_is_refused_is_not_tried_again_by_itself() {
+    let refused = || Event::WakeFailed(WakeFailure::Refused("/etc/app.conf has been written to".into()));
+    let mut life = Life::warm(Policy::default());
+    life.at(2_000, packet()).at(2_001, refused());
+    assert!(matches!(life.app.phase(), Phase::Warm(asleep) if asleep.is_refused()));
+    assert!(!life.said(&Action::DiscardImage) && !life.said(&Action::SetImageAside) && !life.said(&Action::Kill));
+    assert!(life.said(&Action::Emit(Note::WakeRefused("/etc/app.conf has been written to".into()))));
+    assert_eq!(life.timer, None);
+    life.at(2_002, packet());
+    assert_eq!(life.said, [], "nor by packets");
+    let why = life.app.explain(Millis(2_003)).why;
+    assert!(why.contains("has been written to") && why.contains("torpor restart"), "{why}");
+
+    life.ask(3_000, Request::Wake);
+    assert!(life.said(&Action::BeginWake { cause: WakeCause::Command }), "people may");
+    life.at(3_001, refused());
+    assert_eq!(life.replies(), [Err(Refusal::WakeRefused("/etc/app.conf has been written to".into()))]);
+
+    let grace = Duration::from_secs(10);
+    life.ask(4_000, Request::Restart { grace }).at(4_001, refused());
+    assert!(life.said(&Action::Kill));
+    life.at(4_002, Event::Exited(Exit::Signal(9)));
+    assert!(life.said(&Action::DiscardImage) && life.said(&Action::Spawn), "afresh on its files");
+}
+
+#[test]
 fn ending_that_fails_after_the_commit_wakes_from_the_image() {
     let mut life = Life::dozing(Policy::default());
     life.ask(2_000, Request::Sleep { level: Level::Warm });

@@ -191,10 +191,10 @@ impl World {
                 if asleep.retry.is_none() {
                     assert!(!self.roused && !self.pinned && self.sessions == 0, "sleeps in use\n{}", at());
                     assert!(self.open.is_empty(), "somebody waits for a sleeping app\n{}", at());
-                } else {
-                    assert!(self.timer.is_some(), "a retry without a timer\n{}", at());
                 }
-                let timer = asleep.next_timer.is_some() || asleep.retry.is_some() || self.app.warm_at().is_some();
+                let by_itself = asleep.next_timer.is_some() || self.app.warm_at().is_some();
+                // What was refused is not tried again.
+                let timer = asleep.retry.as_ref().map_or(by_itself, |retry| retry.at.is_some());
                 assert_eq!(self.timer.is_some(), timer, "{}", at());
             }
             Phase::Stopped { .. } => {
@@ -327,6 +327,7 @@ impl World {
             Some(Op::Wake) => {
                 self.op = None;
                 match choice % 4 {
+                    2 if choice % 8 == 6 => self.send(Event::WakeFailed(WakeFailure::Refused("changed".into()))),
                     2 => self.send(Event::WakeFailed(WakeFailure::Passing("no memory".into()))),
                     3 => {
                         self.damaged = true;
@@ -391,6 +392,7 @@ impl World {
                 _ if self.op.is_some() => self.outcome(0),
                 Phase::Stopping { .. } => self.exit(Exit::Status(0)),
                 Phase::Backoff { .. } => self.ring(),
+                Phase::Dozing(asleep) | Phase::Warm(asleep) if asleep.is_refused() => drop(self.ask(Request::Wake)),
                 Phase::Dozing(asleep) | Phase::Warm(asleep) if asleep.retry.is_some() => self.ring(),
                 _ => return,
             }
@@ -424,7 +426,7 @@ trait Deadline {
 
 impl Deadline for Asleep {
     fn deadline_for_test(&self) -> Option<Millis> {
-        self.retry.as_ref().map(|retry| retry.at).or(self.next_timer)
+        self.retry.as_ref().map_or(self.next_timer, |retry| retry.at)
     }
 }
 
@@ -526,6 +528,7 @@ proptest! {
                 16 => Event::CaptureRefused { reasons: Vec::new(), retry: Retry::Later },
                 17 => Event::DropFailed("reason".into()),
                 18 => Event::Woken,
+                19 if flag => Event::WakeFailed(WakeFailure::Refused("reason".into())),
                 19 => Event::WakeFailed(WakeFailure::Passing("reason".into())),
                 20 => Event::WakeFailed(WakeFailure::Damaged("reason".into())),
                 21 => Event::Exited(Exit::Status(i32::from(flag))),

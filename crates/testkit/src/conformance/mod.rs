@@ -50,6 +50,7 @@ const SOURCES: &[Source] = sources! {
     "unix": "Unix sockets",
     "inet": "Network sockets",
     "events": "Descriptors of events",
+    "surroundings": "What programs leave around them",
     "kernel": "Other kernel objects",
 };
 

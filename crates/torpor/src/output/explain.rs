@@ -31,6 +31,7 @@ pub(crate) fn explanation(told: &Explanation, now: Timestamp) -> String {
         item("timer wakes it", &[when(at, now)]);
     }
     item("cannot sleep", &told.refusals);
+    item("a reboot costs", &told.lost_by_reboot);
     item("woken by", &told.wake_sources);
     for (title, transitions) in [("wakes", &told.wakes), ("sleeps", &told.sleeps)] {
         if !transitions.is_empty() {
@@ -97,6 +98,7 @@ mod tests {
             warm_at: Some(at("2026-01-02T00:10:00Z")),
             wakes_at: None,
             refusals: vec!["python[12]: io_uring at 0x7f00".to_owned()],
+            lost_by_reboot: vec!["a terminal".to_owned()],
             wake_sources: vec!["tcp 80".to_owned()],
             sleeps: vec![transition("idle for 30 s", &[("freeze", 120)], Some("aborted: packet for tcp 80"))],
             wakes: vec![transition("packet for tcp 80", &[("fill", 400), ("thaw", 30)], None)],
@@ -110,6 +112,7 @@ will sleep      in 20s, if nothing happens
 stays dozing    it could not go warm: python[12]: a pipe
 will go warm    in 10m, if nothing happens
 cannot sleep    python[12]: io_uring at 0x7f00
+a reboot costs  a terminal
 woken by        tcp 80
 
 last wakes

@@ -30,6 +30,8 @@ pub(crate) struct ImageView {
     pages_bytes: u64,
     processes: Vec<ProcessView>,
     shared_memory: Vec<SharedView>,
+    /// What a reboot would cost it.
+    lost: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -119,6 +121,10 @@ impl ImageView {
             pages_bytes: header.pages_bytes,
             processes,
             shared_memory,
+            lost: match contents {
+                Contents::Complete(tree) => tree.surroundings.lost.clone(),
+                Contents::Dozing(_) => Vec::new(),
+            },
         }
     }
 }
@@ -221,7 +227,12 @@ fn shared_view(tree: &Tree) -> Vec<SharedView> {
         bytes: memory.bytes,
         stored_bytes: stored(&memory.pages).0,
     };
-    tree.memories.iter().map(view).collect()
+    let tmpfs = tree.surroundings.tmpfs.iter().map(|tmpfs| SharedView {
+        what: format!("memory file system {} with {} files", text(&tmpfs.path), tmpfs.nodes.len() - 1),
+        bytes: tmpfs.regions().map(Region::bytes).sum(),
+        stored_bytes: stored(tmpfs.regions()).0,
+    });
+    tree.memories.iter().map(view).chain(tmpfs).collect()
 }
 
 /// How deep each process is in the tree.
@@ -281,6 +292,12 @@ pub(crate) fn inspected(image: &ImageView, now: Timestamp) -> String {
     }
     for process in &image.processes {
         details(process, &mut out);
+    }
+    for what in &image.lost {
+        out.push_str(&format!("\na reboot costs it: {}", super::safe(what)));
+    }
+    if !image.lost.is_empty() {
+        out.push('\n');
     }
     out
 }

@@ -17,6 +17,7 @@ pub(super) fn state(state: State) -> &'static str {
         State::Dozing => "dozing",
         State::GoingWarm => "going warm",
         State::Warm => "warm",
+        State::Unwakeable => "unwakeable",
         State::Waking => "waking",
         State::Stopping => "stopping",
         State::Restarting => "restarting",

@@ -90,6 +90,8 @@ impl Task {
             Err(error) => return refused(error.to_string()),
         };
         let Some(Sleeping::Dozing(asleep)) = self.asleep.take() else { return };
+        // The image describes its listeners as the program has made them. Wherever it sleeps then, they are set anew.
+        crate::probes::undefer(&std::mem::take(&mut self.deferred), &crate::probes::Sockets::OfProcesses);
         self.sleep_cause = cause.to_string();
         // The engine watches from here on.
         self.watch = None;
@@ -160,7 +162,6 @@ impl Task {
                     self.memories = memories;
                 }
                 self.cached_image = None;
-                crate::probes::undefer(&std::mem::take(&mut self.deferred), &crate::probes::Sockets::OfProcesses);
                 self.forget_parked();
                 self.remove_image(&old_image);
                 match error {
@@ -247,9 +248,12 @@ impl Task {
             }
             Err(error) => {
                 let reason = chain(&error);
-                let lost = error.is_lost();
                 self.hold(Sleeping::Warm(app), SystemTime::now());
-                Event::WakeFailed(if lost { WakeFailure::Damaged(reason) } else { WakeFailure::Passing(reason) })
+                Event::WakeFailed(match () {
+                    () if error.is_lost() => WakeFailure::Damaged(reason),
+                    () if error.is_refusal() => WakeFailure::Refused(reason),
+                    () => WakeFailure::Passing(reason),
+                })
             }
         }
     }

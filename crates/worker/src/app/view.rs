@@ -8,7 +8,7 @@ use super::sleeping::Sleeping;
 use super::task::Task;
 use crate::clock;
 
-const fn state(phase: &Phase) -> State {
+fn state(phase: &Phase) -> State {
     match phase {
         Phase::Stopped { .. } => State::Stopped,
         Phase::Starting { .. } => State::Starting,
@@ -16,6 +16,7 @@ const fn state(phase: &Phase) -> State {
         Phase::Capturing { .. } | Phase::Dropping { .. } => State::FallingAsleep,
         Phase::Dozing(_) => State::Dozing,
         Phase::Deepening { .. } => State::GoingWarm,
+        Phase::Warm(asleep) if asleep.is_refused() => State::Unwakeable,
         Phase::Warm(_) => State::Warm,
         Phase::Waking { .. } => State::Waking,
         Phase::Stopping { .. } => State::Stopping,
@@ -97,6 +98,7 @@ impl Task {
             warm_at: account.warm_at.map(clock::wall),
             wakes_at: account.wakes_at.map(clock::wall),
             refusals,
+            lost_by_reboot: self.lost_by_reboot(),
             wake_sources: sources
                 .iter()
                 .enumerate()
@@ -107,6 +109,17 @@ impl Task {
                 .collect(),
             sleeps: self.sleeps.all(),
             wakes: self.wakes.all(),
+        }
+    }
+
+    /// As its image has it.
+    fn lost_by_reboot(&self) -> Vec<String> {
+        let Some(Sleeping::Warm(app)) = &self.asleep else { return Vec::new() };
+        let read = torpor_engine::ImageFile::open(&app.warm.image).and_then(|image| image.contents());
+        match read {
+            Ok(torpor_engine::Contents::Complete(tree)) => tree.surroundings.lost,
+            Ok(torpor_engine::Contents::Dozing(_)) => Vec::new(),
+            Err(error) => vec![format!("everything: its image cannot be read ({error})")],
         }
     }
 

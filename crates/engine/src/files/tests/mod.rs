@@ -15,7 +15,7 @@ use super::list::{Descriptors, List};
 use super::{Around, CollectError, Collected, Given, Made, Request, Root, make};
 use crate::memory::sink::PageSink;
 
-const HERE: Around<'static> = Around { root: Root::Own, same_boot: true };
+const HERE: Around<'static> = Around { root: Root::Own, same_boot: true, passed: None };
 
 /// What was taken, and where its pages are.
 struct Taken {
@@ -38,6 +38,7 @@ fn collect_own(fds: &[OwnedFd], image: &std::fs::File) -> Result<(Collected, Vec
         areas: &[],
         view: &crate::view::View::machine(),
         lock: None,
+        since: crate::wait::since::now(),
         look_only: false,
         go_on: &|| true,
     };

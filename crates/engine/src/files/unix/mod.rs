@@ -26,7 +26,7 @@ use self::diag::Entry;
 use super::collect::{Context, Described, Why, obstacle};
 use super::list::{Holder, Item, List, PATH_ONLY};
 use super::options::{self, Kind};
-use super::{CollectError, path, queue};
+use super::{CollectError, Request, path, queue};
 use crate::Obstacle;
 use crate::view::View;
 
@@ -49,12 +49,22 @@ pub(super) struct Sockets {
     waiting: HashMap<u32, u32>,
 }
 
+/// The kernel says that no descriptors are in flight there.
+fn nothing_flies(item: &Item) -> bool {
+    item.info.field("scm_fds").is_ok_and(|count| count == "0")
+}
+
 fn is_socket(item: &Item) -> bool {
     item.stat.st_mode & 0o170_000 == 0o140_000 && item.info.flags & PATH_ONLY == 0
 }
 
 /// Looks into every unix socket of the list; descriptors in flight join it.
-pub(super) fn queues(list: &mut List, view: &View, obstacles: &mut Vec<Obstacle>) -> Result<Sockets, CollectError> {
+pub(super) fn queues(
+    list: &mut List,
+    request: &Request<'_>,
+    obstacles: &mut Vec<Obstacle>,
+) -> Result<Sockets, CollectError> {
+    let view = request.view;
     let mut sockets = Sockets::default();
     let mut n = 0;
     while let Some(item) = list.items.get(n) {
@@ -80,6 +90,8 @@ pub(super) fn queues(list: &mut List, view: &View, obstacles: &mut Vec<Obstacle>
         let ended = sockets.list.get(&(item.stat.st_ino as u32)).is_some_and(|entry| entry.shut & 1 != 0);
         let found = match kind.1 {
             STREAM => queue::stream(&item.fd),
+            // Looked at once only: see there.
+            _ if request.look_only && nothing_flies(item) => continue,
             _ => queue::messages(&item.fd, ended),
         };
         let found = found.map_err(failed)?;

@@ -13,10 +13,11 @@ kernel=$(uname -r); major=${kernel%%.*}; rest=${kernel#*.}; minor=${rest%%[!0-9]
 command -v cargo >/dev/null || fail "there is no Rust toolchain; install one as https://rustup.rs says, then try again"
 
 packages=(gcc libc6-dev nftables iproute2)
-[ "${1:-build}" = build ] || packages+=(mmdebstrap busybox-static skopeo docker-registry golang-go curl)
+[ "${1:-build}" = build ] || packages+=(mmdebstrap busybox-static skopeo docker-registry golang-go default-jdk-headless curl e2fsprogs)
 missing=()
 for package in "${packages[@]}"; do
   case $package in
+    default-jdk-headless) command -v javac >/dev/null && continue ;;
     golang-go) command -v go >/dev/null && continue ;;
     nftables) command -v nft >/dev/null && continue ;;
     gcc | curl | mmdebstrap | skopeo) command -v "$package" >/dev/null && continue ;;

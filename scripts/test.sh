@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 [ -x "$HOME/.cargo/bin/cargo" ] && export PATH="$HOME/.cargo/bin:$PATH"
 export TORPOR_TEST_CACHE=${TORPOR_TEST_CACHE:-$PWD/target/test-cache}
-log=target/test.log
+log=target/test.log; mkdir -p target
 
 cargo xtask tidy
 # The programs under test first, so that no test waits for them.

@@ -44,7 +44,7 @@ fn read(image: &[u8]) -> Result<(), FormatError> {
 
 enum Read {
     Dozing(State),
-    Complete(Tree),
+    Complete(Box<Tree>),
 }
 
 fn decode(image: &[u8]) -> Result<Read, FormatError> {
@@ -52,7 +52,7 @@ fn decode(image: &[u8]) -> Result<Read, FormatError> {
     let state = &image[header.state_offset() as usize..header.plan_offset() as usize];
     match header.kind {
         Kind::Dozing => State::decode(state, &header).map(Read::Dozing),
-        Kind::Complete => Tree::read(state, &header).map(Read::Complete),
+        Kind::Complete => Tree::read(state, &header).map(|tree| Read::Complete(Box::new(tree))),
     }
 }
 

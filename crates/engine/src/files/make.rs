@@ -192,19 +192,24 @@ impl Made {
 
     /// The last thing before the processes run: TCP connections go on. Packets of those with ends outside may come again.
     pub(crate) fn reconnect(&self, tree: &Tree) -> Result<(), MakeError> {
-        let each = |work: &dyn Fn(&OwnedFd, &InetSocket, &Connection, &str) -> Result<(), MakeError>| {
-            self.connections.iter().try_for_each(|id| {
-                let Some(fd) = self.files[*id as usize].as_ref() else { return Ok(()) };
-                let Some((socket, found)) = connection(&tree.files[*id as usize]) else { return Ok(()) };
-                work(fd, socket, found, &inet::shown(socket))
+        let connections: Vec<_> = self
+            .connections
+            .iter()
+            .filter_map(|id| {
+                let (socket, found) = connection(&tree.files[*id as usize])?;
+                Some((self.files[*id as usize].as_ref()?, socket, found))
             })
-        };
-        each(&|fd, socket, _, name| tcp::make::release(fd, socket, name))?;
-        each(&|fd, socket, found, name| tcp::make::go_on(fd, socket, found, name))?;
-        each(&|fd, _, found, _| {
+            .collect();
+        for (fd, socket, _) in &connections {
+            tcp::make::release(fd, socket, &inet::shown(socket))?;
+        }
+        for (fd, socket, found) in &connections {
+            tcp::make::go_on(fd, socket, found, &inet::shown(socket))?;
+        }
+        for (fd, _, found) in &connections {
             tcp::make::settle(fd, found);
-            Ok(())
-        })
+        }
+        Ok(())
     }
 
     /// The processes run: what would be taken away again if this were dropped stays.

@@ -259,12 +259,13 @@ pub(super) fn execute(seed: u64) -> Result<Infallible, Failed> {
 fn descriptors(child: &Child) -> Result<u64, Failed> {
     let first = child.first as u64;
     let mut next = first;
-    // SAFETY: of all these: they take numbers, and the table of descriptors is not shared.
     for number in &child.numbers {
+        // SAFETY: it takes numbers, and the table of descriptors is not shared.
         unsafe { step("dup3", libc::SYS_dup3, [*number as u64, next, 0, 0, 0, 0])? };
         next += 1;
     }
     let seed = [child.seed as u64, next, libc::O_CLOEXEC as u64, 0, 0, 0];
+    // SAFETY: as above.
     unsafe { step("dup3", libc::SYS_dup3, seed)? };
     close_all_but(first, next)?;
     Ok(next)

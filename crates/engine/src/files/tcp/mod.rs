@@ -94,5 +94,8 @@ fn address(bytes: &[u8]) -> Option<SocketAddr> {
 /// Closes connections whose processes have ended, without telling their peers.
 pub(crate) fn close_silently(connections: Vec<OwnedFd>) {
     // Those that cannot be put into repair mode have ended meanwhile: nobody is there to be told.
-    connections.iter().for_each(|fd| drop(repair(fd, Mode::On)));
+    for fd in connections {
+        // Dropped in repair mode, a socket sends nothing.
+        drop(repair(&fd, Mode::On));
+    }
 }

@@ -1,3 +1,5 @@
+#![allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
+
 use torpor_image::tree::{AddressSpace, End};
 use torpor_image::{Header, PAGE, Region};
 

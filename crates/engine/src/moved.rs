@@ -212,6 +212,7 @@ fn beyond(tree: &Tree, bounds: &Bounds) -> Vec<String> {
 mod tests {
     use super::*;
     use torpor_image::Needs;
+    use torpor_image::tree::PathState;
 
     /// The golden image as one that was captured on this machine, with a plan of somebody's own; changed by `change`.
     fn image(change: impl FnOnce(&mut Tree, &mut Header)) -> tempfile::NamedTempFile {
@@ -222,6 +223,11 @@ mod tests {
         let mut tree = Tree::read(state, &header).unwrap();
         tree.machine.kernel = rustix::system::uname().release().to_str().unwrap().to_owned();
         header.needs = Needs::default();
+        for file in &mut tree.files {
+            if let FileKind::Handle { state, .. } = &file.kind {
+                file.kind = FileKind::Outside { name: String::from_utf8_lossy(&state.path).into_owned() };
+            }
+        }
         change(&mut tree, &mut header);
         let (state, plan) = (tree.encode(), b"a plan of an enemy".to_vec());
         let pages = &bytes[torpor_image::HEADER_BYTES as usize..header.state_offset() as usize];
@@ -284,6 +290,11 @@ mod tests {
             let bounds = wide(&Tree::default());
             adopt(file.path(), &adoption(), &bounds).unwrap_err()
         };
+        let by_handle = image(|tree, _| {
+            let state = PathState { path: b"/srv/renamed".to_vec(), ..PathState::default() };
+            tree.files[0].kind = FileKind::Handle { state, handle: (1, vec![1; 8]) };
+        });
+        assert!(matches!(refused(&by_handle), AdoptError::Handle(_)));
         let other = image(|tree, _| tree.machine.kernel = "1.2.3".to_owned());
         assert!(matches!(refused(&other), AdoptError::Machine(_)));
         let future = image(|_, header| header.needs.cpu = [u64::MAX; 4]);

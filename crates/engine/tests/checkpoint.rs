@@ -93,7 +93,9 @@ fn stored(bytes: &[u8], life: &Life, address: u64, len: usize) -> Option<Vec<u8>
 }
 
 const ECHO: &str = r#"
-import ctypes, os, sys, threading, time
+import ctypes, os, signal, sys, threading, time
+# Python leaves it alone where it was started with it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 buffer = ctypes.create_string_buffer(b"torpor" * 1000)
 threading.Thread(target=lambda: threading.Event().wait(), daemon=True).start()
 print("ready", flush=True)

@@ -154,7 +154,8 @@ fn a_segment_that_others_are_attached_to_is_refused() {
     let program = Program::new("whole");
     let _attached = Attached::new(program.id).unwrap();
     let why = program.refused();
-    assert!(why.contains("has 3 mappings, 2 of them in the tree"), "{why}");
+    // Not how many: what is forked here meanwhile is attached as well.
+    assert!(why.contains("mappings, 2 of them in the tree"), "{why}");
 }
 
 #[test]

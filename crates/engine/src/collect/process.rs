@@ -94,8 +94,11 @@ mod tests {
         let found = limits(pid).unwrap();
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         assert_eq!((found[7].soft, found[7].hard), (files.current.unwrap(), files.maximum.unwrap()));
-        let (group, _) = group_and_session(pid).unwrap();
-        assert_eq!(group, rustix::process::getpgrp().as_raw_nonzero().get());
+        let (group, session) = group_and_session(pid).unwrap();
+        let status = proc::read("/proc/self/status").unwrap();
+        let shown = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+        // Either is 0 if its leader is outside of the pid namespace.
+        assert_eq!([group, session].map(|id| id.to_string()), [shown("NSpgid:"), shown("NSsid:")]);
         number(pid, "oom_score_adj").unwrap();
         assert_eq!(hexadecimal(pid, "personality").unwrap(), 0);
         assert!(parse_limits("Max cpu time unlimited").is_none());

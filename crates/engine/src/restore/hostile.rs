@@ -83,7 +83,7 @@ fn plans_ask_for_nothing_but_what_plans_need() {
     };
     // kill, ptrace, reboot, init_module, mount, open, socket, execve, process_vm_writev, kexec_load, bpf, clone, pivot_root
     for number in [62, 101, 169, 175, 165, 2, 257, 41, 59, 311, 246, 321, 56, 155, u32::MAX] {
-        for place in &places {
+        for place in places.iter().filter(|place| step_at(&plan, **place).number != number) {
             assert!(!changed(*place, &|step| step.number = number), "call {number} at {place}");
         }
     }

@@ -130,6 +130,10 @@ impl Tree {
                 FileKind::Memory { memory } => {
                     sure((*memory as usize) < self.memories.len(), "place of shared memory")?;
                 }
+                FileKind::OfProcess { path } => {
+                    let climbs = path.windows(2).any(|two| two == b"..") || path.contains(&0);
+                    sure(path.starts_with(b"/proc/") && !climbs, "path of a process's file")?;
+                }
                 FileKind::Process { pid } => sure(ids.contains(pid), "process of a descriptor")?,
                 FileKind::Unix(socket) => {
                     match &socket.state {

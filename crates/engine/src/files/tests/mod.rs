@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use torpor_image::HEADER_BYTES;
-use torpor_image::tree::{FileId, Machine, Tree};
+use torpor_image::tree::{End, FileId, Machine, Process, Tree};
 
 use super::collect::describe_all;
 use super::list::{Descriptors, List};
@@ -65,7 +65,10 @@ fn take(fds: &[OwnedFd]) -> Result<Taken, CollectError> {
         ..Machine::default()
     };
     let Collected { files: open, pipes, memories, .. } = collected;
-    let tree = Tree { machine, files: open, pipes, memories, ..Tree::default() };
+    let pid = std::process::id() as i32;
+    let end = End::Zombie { status: 0, name: b"test".to_vec() };
+    let processes = vec![Process { pid, parent: 0, group: pid, session: pid, end }];
+    let tree = Tree { machine, processes, files: open, pipes, memories, ..Tree::default() };
     // What is written must be what a reader accepts.
     let end = image.metadata().unwrap().len().next_multiple_of(4096).max(HEADER_BYTES);
     let tree = Tree::decode(&tree.encode(), HEADER_BYTES..end).unwrap();

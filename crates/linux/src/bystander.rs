@@ -7,6 +7,8 @@ use std::os::unix::net::UnixStream;
 
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
+use crate::clone::NO_ARGUMENTS;
+
 /// Without any capability, and ended when this is dropped; or by itself, when the calling process has ended.
 #[derive(Debug)]
 pub struct Bystander {
@@ -35,19 +37,8 @@ impl Bystander {
     pub fn start(namespace: Option<BorrowedFd<'_>>, user: u32, group: u32) -> io::Result<Self> {
         let (mut lead, its) = UnixStream::pair()?;
         let mut process: libc::c_int = -1;
-        let mut arguments = libc::clone_args {
-            flags: libc::CLONE_PIDFD as u64,
-            pidfd: &raw mut process as u64,
-            child_tid: 0,
-            parent_tid: 0,
-            exit_signal: 0,
-            stack: 0,
-            stack_size: 0,
-            tls: 0,
-            set_tid: 0,
-            set_tid_size: 0,
-            cgroup: 0,
-        };
+        let mut arguments =
+            libc::clone_args { flags: libc::CLONE_PIDFD as u64, pidfd: &raw mut process as u64, ..NO_ARGUMENTS };
         // SAFETY: without CLONE_VM this is a fork, in which `be` makes system calls only and never comes back: no lock that
         // another thread held is ever waited for. `arguments` and `process` outlive the call.
         let pid = unsafe {

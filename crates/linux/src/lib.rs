@@ -7,6 +7,7 @@
 pub mod allocator;
 pub mod bystander;
 pub mod cache;
+mod clone;
 pub mod cpu;
 pub mod descriptor;
 pub mod fcntl;

@@ -11,6 +11,8 @@ use std::ptr;
 use rustix::process::Pid;
 use rustix::thread::UnshareFlags;
 
+use crate::clone::NO_ARGUMENTS;
+
 /// The init of sandboxes: a static executable of less than a page, see `init/init.rs`.
 pub static SANDBOX_INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sandbox-init"));
 
@@ -77,15 +79,11 @@ pub fn fork_into(
     let mut arguments = libc::clone_args {
         flags: u64::from(namespaces.bits()) | (libc::CLONE_PIDFD | parent) as u64 | into,
         pidfd: &raw mut pidfd as u64,
-        child_tid: 0,
-        parent_tid: 0,
         exit_signal: signal as u64,
-        stack: 0,
-        stack_size: 0,
-        tls: 0,
         set_tid: ids.as_ref().map_or(0, |ids| ids.as_ptr() as u64),
         set_tid_size: ids.map_or(0, |ids| ids.len() as u64),
         cgroup: group.map_or(0, |group| group.as_raw_fd() as u64),
+        ..NO_ARGUMENTS
     };
     // SAFETY: without CLONE_VM this is a fork: the child has a copy of the memory, the stack too. There is one thread
     // (checked above), so no lock is left held by a thread that the child lacks. `arguments`, `pidfd` and `ids` outlive it.

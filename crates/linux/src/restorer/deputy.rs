@@ -6,8 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
 use std::thread;
 
-use super::launch::{Blocked, CLEAR_SIGNAL_ACTIONS, NO_ARGUMENTS};
+use super::launch::{Blocked, CLEAR_SIGNAL_ACTIONS};
 use super::raw::{call, clone};
+use crate::clone::NO_ARGUMENTS;
 use crate::ptrace;
 
 /// Words of its stack.

@@ -33,9 +33,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::gate::{self, Waiting};
-use super::launch::{Blocked, CLEAR_SIGNAL_ACTIONS, Failed, Launch, LaunchError, NO_ARGUMENTS, Stack, leave};
+use super::launch::{Blocked, CLEAR_SIGNAL_ACTIONS, Failed, Launch, LaunchError, Stack, leave};
 use super::newborn::Newborn;
 use super::raw::{call, clone};
+use crate::clone::NO_ARGUMENTS;
 use crate::ptrace::{self, Tracee};
 
 /// Where the seed is started.

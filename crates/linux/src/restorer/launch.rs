@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 use super::raw::{call, clone};
+use crate::clone::NO_ARGUMENTS;
 
 /// What is started.
 #[derive(Debug)]
@@ -128,21 +129,6 @@ pub fn launch(launch: &Launch<'_>) -> Result<(), LaunchError> {
         unsafe { libc::waitpid(launch.pid, &raw mut status, libc::__WALL) };
     })
 }
-
-/// For `..` in literals.
-pub(super) const NO_ARGUMENTS: libc::clone_args = libc::clone_args {
-    flags: 0,
-    pidfd: 0,
-    child_tid: 0,
-    parent_tid: 0,
-    exit_signal: 0,
-    stack: 0,
-    stack_size: 0,
-    tls: 0,
-    set_tid: 0,
-    set_tid_size: 0,
-    cgroup: 0,
-};
 
 /// As long as it is there, all signals but `SIGTRAP` are blocked in the calling thread, and in what it clones for good.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
@@ -220,15 +220,7 @@ impl Reading<'_> {
         let path = self.enter(raw)?;
         let (parent, name) = self.tree.parent(&path).map_err(failed("open the directory of", raw))?;
         symlinkat(target, parent, name)
-            .and_then(|()| {
-                chownat(
-                    parent,
-                    name,
-                    Some(Uid::from_raw(meta.uid)),
-                    Some(Gid::from_raw(meta.gid)),
-                    AtFlags::SYMLINK_NOFOLLOW,
-                )
-            })
+            .and_then(|()| own(parent, name, &meta))
             .and_then(|()| utimensat(parent, name, &times(&meta), AtFlags::SYMLINK_NOFOLLOW))
             .map_err(failed("make the symbolic link", raw))
     }
@@ -246,19 +238,16 @@ impl Reading<'_> {
         let (parent, name) = self.tree.parent(&path).map_err(failed("open the directory of", raw))?;
         // `chmodat` follows links in general, but a node has just been made there, and nobody else has access to the tree.
         mknodat(parent, name, kind, Mode::RUSR, device)
-            .and_then(|()| {
-                chownat(
-                    parent,
-                    name,
-                    Some(Uid::from_raw(meta.uid)),
-                    Some(Gid::from_raw(meta.gid)),
-                    AtFlags::SYMLINK_NOFOLLOW,
-                )
-            })
+            .and_then(|()| own(parent, name, &meta))
             .and_then(|()| chmodat(parent, name, Mode::from_raw_mode(meta.mode), AtFlags::empty()))
             .and_then(|()| utimensat(parent, name, &times(&meta), AtFlags::SYMLINK_NOFOLLOW))
             .map_err(failed("make the node", raw))
     }
+}
+
+/// Gives what has no descriptor its owner, a link itself.
+fn own(parent: BorrowedFd<'_>, name: &[u8], meta: &Meta) -> rustix::io::Result<()> {
+    chownat(parent, name, Some(Uid::from_raw(meta.uid)), Some(Gid::from_raw(meta.gid)), AtFlags::SYMLINK_NOFOLLOW)
 }
 
 /// Gives an open file or directory its attributes: the owner first, since a change of it clears others; times last.

@@ -36,3 +36,12 @@ if [ ${#missing[@]} -gt 0 ]; then
   apt-get update -qq
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
+if [ "${1:-build}" != build ]; then
+  # Plain trees are restored at their own pids, which must not be given to another test's process meanwhile.
+  pids=$(cat /proc/sys/kernel/pid_max); enough=4194304
+  if [ "$pids" -lt $enough ] && echo $enough > /proc/sys/kernel/pid_max 2>/dev/null; then
+    echo "Raised kernel.pid_max from $pids to $enough, as systemd does: tests want the pids of ended processes back."
+  elif [ "$pids" -lt $enough ]; then
+    echo "kernel.pid_max is $pids and cannot be raised here: now and then a test may find a pid taken."
+  fi
+fi

@@ -30,11 +30,12 @@ fn memory(name: &str, bytes: &[u8]) -> OwnedFd {
     fd
 }
 
-/// A pid that is free now and likely to stay so.
-fn free_pid(n: i32) -> i32 {
-    let max: i32 = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap().trim().parse().unwrap();
-    let base = max - 2000 + (std::process::id() as i32 % 900) * 2;
-    base + n
+/// The `n`th of the pids that are free now and likely to stay so: they are given upwards, and these are half-way round.
+fn free_pid(n: usize) -> i32 {
+    let read = |name| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap().trim().parse::<i32>().unwrap();
+    let (last, max) = (read("ns_last_pid"), read("pid_max"));
+    let free = |id: &i32| *id > 300 && !std::path::Path::new(&format!("/proc/{id}")).exists();
+    (0..max).map(|distance| (last + max / 2 + distance) % max).filter(free).nth(n).unwrap()
 }
 
 /// The blob with these lists one behind the other, and `extra` behind them.
@@ -91,7 +92,7 @@ fn makes_calls_stops_and_says_what_failed() {
 
 #[test]
 fn children_go_on_with_their_own_list_and_die_with_the_tracer() {
-    let (pid, child) = (free_pid(-4000), free_pid(-3999));
+    let (pid, child) = (free_pid(100), free_pid(101));
     let arguments = DATA + 8 * STEP_BYTES as u64;
     let steps = [
         step(libc::SYS_clone3, CHILD, i64::from(child), &[arguments, 88, DATA + 3 * STEP_BYTES as u64]),

@@ -32,7 +32,8 @@ fn memory(name: &str, bytes: &[u8]) -> OwnedFd {
 
 /// The `n`th of the pids that are free now and likely to stay so: they are given upwards, and these are half-way round.
 fn free_pid(n: usize) -> i32 {
-    let read = |name| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap().trim().parse::<i32>().unwrap();
+    let read =
+        |name| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap().trim().parse::<i32>().unwrap();
     let (last, max) = (read("ns_last_pid"), read("pid_max"));
     let free = |id: &i32| *id > 300 && !std::path::Path::new(&format!("/proc/{id}")).exists();
     (0..max).map(|distance| (last + max / 2 + distance) % max).filter(free).nth(n).unwrap()

@@ -41,23 +41,36 @@ impl Daemon {
         );
         let path = dir.path().join("torpor.toml");
         fs::write(&path, config).map_err(Error::file("write", &path))?;
-        let log_path = dir.path().join("log");
-        let log = File::create(&log_path).map_err(Error::file("make", &log_path))?;
-        let mut command = Command::new(program);
-        command.arg("up").arg("--config").arg(&path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let spawned = command.spawn();
-        let child = spawned.map_err(Error::spawn(program.display().to_string()))?;
+        let child = up(program, dir.path())?;
         let mut daemon = Self { program: program.to_owned(), child, dir, instance, apps: Vec::new() };
+        daemon.listens()?;
+        Ok(daemon)
+    }
+
+    /// Waits until it answers.
+    fn listens(&mut self) -> Result<(), Error> {
         let begun = Instant::now();
-        while let Err(error) = daemon.call(&["ps", "--json"]) {
-            let ended = daemon.child.try_wait().is_ok_and(|status| status.is_some());
+        while let Err(error) = self.call(&["ps", "--json"]) {
+            let ended = self.child.try_wait().is_ok_and(|status| status.is_some());
             if ended || begun.elapsed() > START_TIMEOUT {
-                eprintln!("torpor up said: {}", daemon.log());
+                eprintln!("torpor up said: {}", self.log());
                 return Err(error);
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        Ok(daemon)
+        Ok(())
+    }
+
+    /// A restart of the machine, as far as the daemon can tell: its processes, namespaces, cgroups and rules are gone, and its run
+    /// directory. It is then started again.
+    pub(crate) fn reboot(&mut self) -> Result<(), Error> {
+        let ended = self.child.kill().and_then(|()| self.child.wait());
+        ended.map_err(Error::file("end", &self.program))?;
+        torpor_testkit::daemon::power_off(&self.instance)?;
+        let run_dir = self.dir.path().join("run");
+        fs::remove_dir_all(&run_dir).map_err(Error::file("remove", &run_dir))?;
+        self.child = up(&self.program, self.dir.path())?;
+        self.listens()
     }
 
     /// What it wrote to its log.
@@ -133,6 +146,16 @@ impl Daemon {
         let config = self.dir.path().join("torpor.toml").display().to_string();
         self.call(&["down", "--config", &config]).map(drop)
     }
+}
+
+/// Starts `program up` with what lies in `dir`.
+fn up(program: &Path, dir: &Path) -> Result<Child, Error> {
+    let log_path = dir.join("log");
+    let log = File::options().create(true).append(true).open(&log_path).map_err(Error::file("open", &log_path))?;
+    let mut command = Command::new(program);
+    command.arg("up").arg("--config").arg(dir.join("torpor.toml"));
+    let spawned = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
+    spawned.map_err(Error::spawn(program.display().to_string()))
 }
 
 impl Drop for Daemon {

@@ -1,4 +1,4 @@
-//! Time to first byte: asleep, never slept, and the peers', in turns so that noise hits all alike.
+//! Time to first byte: asleep, after a reboot, never slept, and the peers', in turns so that noise hits all alike.
 //!
 //! Before every request the machine is left alone for the same gap, for all subjects: after a second of idleness everything
 //! is slower, a server that never slept too. Of a wake's own account (`torpor explain`) come the times per phase. `added` is
@@ -34,7 +34,7 @@ pub(crate) struct Options {
     /// Leave out runc + CRIU, CRIU and cold start
     #[arg(long)]
     without_peers: bool,
-    /// Peers are asked in every so many rounds
+    /// Peers are asked, and the machine's restart is simulated, in every so many rounds
     #[arg(long, default_value_t = 5)]
     peers_every: usize,
     /// Idle time before each request, in milliseconds
@@ -50,6 +50,8 @@ const SLEEP_TIMEOUT: Duration = Duration::from_secs(30);
 const IMAGES_CACHED: &str = "[memory]\ncached_images = \"100G\"\n";
 /// The levels that it sleeps at.
 const LEVELS: [&str; 2] = ["dozing", "warm"];
+/// Warm, and the machine has been started again since: nothing is parked.
+const REBOOTED: &str = "rebooted";
 /// Steps of falling asleep during which the program is frozen and may still be let go.
 const FROZEN: [&str; 6] = ["frozen", "stopped", "watched", "copied", "synced", "committed"];
 
@@ -75,7 +77,7 @@ fn compare(program: &str, samples: &Samples) -> Vec<Row> {
     const PEERS: [(&str, &str); 3] = [("runc+criu", "image"), ("criu", "image"), ("cold-start", "stopped")];
     let awake = ("never-slept", "running", "first_byte");
     let mut rows = Vec::new();
-    for level in LEVELS {
+    for level in LEVELS.into_iter().chain([REBOOTED]) {
         // The level that most sleep at has the plain names.
         let name = |metric: &str| if level == LEVELS[0] { metric.to_owned() } else { format!("{level}_{metric}") };
         let asleep = ("torpor", level, "first_byte");
@@ -101,7 +103,7 @@ struct Apps {
 }
 
 fn measure(binary: &Path, program: &Program, options: &Options, samples: &mut Samples) -> Result<(), Error> {
-    let apps = Apps::start(binary, program)?;
+    let mut apps = Apps::start(binary, program)?;
     let dir = tempfile::Builder::new().prefix("torpor-bench-").tempdir_in("/var/tmp");
     let dir = dir.map_err(Error::file("make a directory in", "/var/tmp"))?;
     let mut peers = if options.without_peers { Vec::new() } else { peers(program, dir.path()) };
@@ -113,6 +115,7 @@ fn measure(binary: &Path, program: &Program, options: &Options, samples: &mut Sa
             apps.wake(program, level, gap, false, samples)?;
         }
         if round % options.peers_every == 0 {
+            apps.reboot(program, gap, samples)?;
             peers.retain_mut(|peer| match ask_peer(program, &mut **peer, gap, samples) {
                 Ok(()) => true,
                 Err(error) => {
@@ -204,6 +207,21 @@ impl Apps {
             }
             add(format!("{metric}_asleep"), "kB", after / 1024.0);
         }
+        Ok(())
+    }
+
+    /// One sleep, a restart of the machine, and the first packet. The app beside it starts afresh and is used a little.
+    fn reboot(&mut self, program: &Program, gap: Duration, samples: &mut Samples) -> Result<(), Error> {
+        let mut add = |metric: String, us| samples.add(program.name, "torpor", REBOOTED, &metric, "us", us);
+        self.sleep(LEVELS[1])?;
+        self.daemon.reboot()?;
+        program.warm_up(self.awake)?;
+        std::thread::sleep(gap);
+        add("first_byte".to_owned(), first_byte(self.asleep, self.protocol)?);
+        let explained = self.daemon.json(&["explain", "sleeper"])?;
+        let woken = phases(&explained["wakes"][0]);
+        add("wake".to_owned(), woken.values().sum());
+        woken.iter().for_each(|(name, us)| add(format!("wake_{name}"), *us));
         Ok(())
     }
 

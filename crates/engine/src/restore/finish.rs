@@ -30,11 +30,36 @@ fn set(pid: i32, what: &'static str) -> impl FnOnce(io::Error) -> RestoreError {
     move |error| RestoreError::Set { pid, what, error }
 }
 
-/// What of every living process is set from outside while it is still being built.
-pub(crate) fn attributes(building: &Building<'_>, warnings: &mut Vec<String>) -> Result<(), RestoreError> {
+/// What a process that is being built has from us.
+pub(crate) struct Inherited {
+    oom_score_adjustment: i32,
+    coredump_filter: u32,
+}
+
+impl Inherited {
+    /// Looks at ours. To be called where there is time: processes are being built meanwhile.
+    pub(crate) fn look() -> Result<Self, RestoreError> {
+        let own = |what| move |error| RestoreError::Own(what, error);
+        let read = |name| crate::proc::read(&format!("/proc/self/{name}"));
+        let invalid = |_| io::ErrorKind::InvalidData.into();
+        let score = read("oom_score_adj").and_then(|text| text.trim().parse().map_err(invalid));
+        let filter = read("coredump_filter").and_then(|text| u32::from_str_radix(text.trim(), 16).map_err(invalid));
+        Ok(Self {
+            oom_score_adjustment: score.map_err(own("reading oom_score_adj"))?,
+            coredump_filter: filter.map_err(own("reading coredump_filter"))?,
+        })
+    }
+}
+
+/// What of every living process is set from outside while it is still being built, where it is not as ours.
+pub(crate) fn attributes(
+    building: &Building<'_>,
+    inherited: &Inherited,
+    warnings: &mut Vec<String>,
+) -> Result<(), RestoreError> {
     for (n, process, life) in leaders(building) {
-        score(building.id(n), process.pid, life, warnings)?;
-        coredump_filter(building.id(n), life)?;
+        score(building.id(n), process.pid, life, inherited, warnings)?;
+        coredump_filter(building.id(n), life, inherited)?;
     }
     Ok(())
 }
@@ -130,19 +155,21 @@ fn stored_at(life: &Life, address: u64) -> Option<u64> {
     }
 }
 
-/// `oom_score_adj`; ours is inherited.
-fn score(id: i32, pid: i32, life: &Life, warnings: &mut Vec<String>) -> Result<(), RestoreError> {
-    let path = format!("/proc/{id}/oom_score_adj");
-    let wanted = life.oom_score_adjustment.to_string();
-    let found = fs::read_to_string(&path).map_err(set(pid, "reading oom_score_adj"))?;
-    if found.trim() == wanted {
+fn score(
+    id: i32,
+    pid: i32,
+    life: &Life,
+    inherited: &Inherited,
+    warnings: &mut Vec<String>,
+) -> Result<(), RestoreError> {
+    let (wanted, ours) = (life.oom_score_adjustment, inherited.oom_score_adjustment);
+    if wanted == ours {
         return Ok(());
     }
-    match fs::write(&path, &wanted) {
+    match fs::write(format!("/proc/{id}/oom_score_adj"), wanted.to_string()) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             warnings.push(format!(
-                "process {pid}: oom_score_adj stays {} instead of {wanted}: CAP_SYS_RESOURCE is missing",
-                found.trim()
+                "process {pid}: oom_score_adj stays {ours} instead of {wanted}: CAP_SYS_RESOURCE is missing"
             ));
             Ok(())
         }
@@ -150,15 +177,14 @@ fn score(id: i32, pid: i32, life: &Life, warnings: &mut Vec<String>) -> Result<(
     }
 }
 
-/// What core dumps hold; ours is inherited.
-fn coredump_filter(pid: i32, life: &Life) -> Result<(), RestoreError> {
-    let path = format!("/proc/{pid}/coredump_filter");
+/// What core dumps hold.
+fn coredump_filter(pid: i32, life: &Life, inherited: &Inherited) -> Result<(), RestoreError> {
     let wanted = life.switches.coredump_filter;
-    let found = fs::read_to_string(&path).map_err(set(pid, "reading coredump_filter"))?;
-    if u32::from_str_radix(found.trim(), 16) == Ok(wanted) {
+    if wanted == inherited.coredump_filter {
         return Ok(());
     }
-    fs::write(&path, format!("{wanted:#x}")).map_err(set(pid, "setting coredump_filter"))
+    let path = format!("/proc/{pid}/coredump_filter");
+    fs::write(path, format!("{wanted:#x}")).map_err(set(pid, "setting coredump_filter"))
 }
 
 /// The last calls in a process, of which the very last removes the code that makes them.

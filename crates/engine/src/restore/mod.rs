@@ -46,6 +46,7 @@ pub use compile::{CompileError, compile};
 pub use error::RestoreError;
 pub use step::{RestoreFaults, RestoreStep};
 
+use self::finish::Inherited;
 pub(crate) use self::limits::lower_limits;
 pub(crate) use self::load::{Loaded, load, plan_again};
 use self::open::{Opened, Starters};
@@ -131,7 +132,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     reached(RestoreStep::Launched)?;
     building.born()?;
     reached(RestoreStep::Born)?;
-    finish::attributes(&building, &mut warnings)?;
+    finish::attributes(&building, &Inherited::look()?, &mut warnings)?;
     let page_bytes = fill::pages(&mut building, request.image, &file)?;
     reached(RestoreStep::Verified)?;
     building.built()?;

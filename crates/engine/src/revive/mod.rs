@@ -16,7 +16,7 @@
 //!
 //! Two threads of its own do it, which enter namespaces and can do nothing else afterwards. One makes the first process, which
 //! waits in the home for what it is to become; it takes the kernel some time and needs nothing of the image. Meanwhile the
-//! other one reads and checks that ([`prepare`]), opens everything, and in the end builds.
+//! other one reads and checks that ([`prepare`]), opens everything, and in the end builds. The caller's fetches what is parked.
 
 mod adapt;
 mod error;
@@ -28,6 +28,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
@@ -42,6 +43,7 @@ use self::prepare::{Prepared, prepare};
 use crate::files::{self, Around, Given, Root};
 use crate::home::Home;
 use crate::plan::Memories;
+use crate::restore::finish::Inherited;
 use crate::restore::open::Opened;
 use crate::restore::plan::Kind;
 use crate::restore::run::{self, Building, wait_for_ids};
@@ -86,7 +88,11 @@ pub fn revive(target: &Target<'_>, request: Revive<'_>) -> (Result<Revived, Revi
     let result = std::thread::scope(|scope| {
         let entering = scope.spawn(|| enter(target, home));
         let mut reviving = Reviving { target, home, image, timings: &mut timings };
-        let building = scope.spawn(move || reviving.run(request, entering));
+        let (fetched, parked) = mpsc::sync_channel(1);
+        let building = scope.spawn(move || reviving.run(request.generation, &parked, entering));
+        // It comes from another process, which takes as long to answer as the image takes to be read. Where nobody waits
+        // for it any more, the image was no good.
+        let _ = fetched.send((request.given)());
         building.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     (result, timings)
@@ -112,6 +118,9 @@ fn enter(target: &Target<'_>, home: &Home) -> Result<Entered, ReviveError> {
 /// The thread that enters. What it has made ends with its handle, if nobody takes it.
 type Entering<'scope> = ScopedJoinHandle<'scope, Result<Entered, ReviveError>>;
 
+/// Where what is parked comes.
+type Fetched = mpsc::Receiver<io::Result<Parked>>;
+
 struct Reviving<'a> {
     target: &'a Target<'a>,
     home: &'a Home,
@@ -125,8 +134,8 @@ impl Reviving<'_> {
         Ok(self.target.faults.rebuilt(step)?)
     }
 
-    fn run(&mut self, request: Revive<'_>, entering: Entering<'_>) -> Result<Revived, ReviveError> {
-        let prepared = prepare(self, request)?;
+    fn run(&mut self, generation: u64, parked: &Fetched, entering: Entering<'_>) -> Result<Revived, ReviveError> {
+        let prepared = prepare(self, generation, parked)?;
         self.build(prepared, entering)
     }
 
@@ -157,9 +166,10 @@ impl Reviving<'_> {
         self.reached(RestoreStep::Born)?;
         fill::pages(&mut building, self.image, &file)?;
         self.reached(RestoreStep::Verified)?;
+        let inherited = Inherited::look()?;
         building.built()?;
         // Not before: until it has executed its seed the first one has our address space, and what goes with that is ours.
-        finish::attributes(&building, &mut warnings)?;
+        finish::attributes(&building, &inherited, &mut warnings)?;
         self.reached(RestoreStep::Built)?;
         opened.made.finish(&tree, |id| building.id_of(id)).map_err(RestoreError::from)?;
         opened.made.reconnect(&tree).map_err(RestoreError::from)?;

@@ -82,7 +82,7 @@ fn groups(instance: &str) -> Vec<PathBuf> {
 ///
 /// # Errors
 /// What stays.
-pub(super) fn power_off(instance: &str) -> Result<(), Error> {
+pub fn power_off(instance: &str) -> Result<(), Error> {
     let groups = groups(instance);
     eventually_ok("all its processes are gone", GONE_WITHIN, || {
         let pids: BTreeSet<i32> = groups.iter().flat_map(|group| members(group)).collect();

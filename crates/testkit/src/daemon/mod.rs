@@ -18,7 +18,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use disk::Disk;
-pub use leftovers::leftovers;
+pub use leftovers::{leftovers, power_off};
 use slot::Slot;
 
 use crate::client::Session;
@@ -307,7 +307,7 @@ impl Daemon {
     pub fn power_off(&mut self) -> Result<(), Error> {
         self.disk.as_ref().map_or(Ok(()), Disk::cut)?;
         self.kill9()?;
-        leftovers::power_off(&self.instance())?;
+        power_off(&self.instance())?;
         let run = self.run_dir();
         fs::remove_dir_all(&run).map_err(Error::file("remove", &run))?;
         self.disk.as_ref().map_or(Ok(()), Disk::restore)

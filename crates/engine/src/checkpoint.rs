@@ -269,9 +269,8 @@ impl Capture<'_> {
             .filter(|thread| thread.tracee.group_stop().is_some())
             .map(|thread| thread.tracee.thread())
             .collect();
-        for change in let_go(processes, &self.plans)? {
-            change.undo().map_err(|error| CheckpointError::Look(self.request.pid, error))?;
-        }
+        let changes = let_go(processes, &self.plans)?;
+        changes.undo().map_err(|error| CheckpointError::Look(self.request.pid, error))?;
         under_job_control.into_iter().for_each(settle);
         Ok(())
     }

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::io;
 use std::time::Duration;
 
-use rustix::net::sockopt::{self, Timeout as SocketTimeout};
 use torpor_linux::descriptor::duplicate;
 use torpor_linux::registers::Registers;
 use torpor_linux::vm::{self, Remote};
@@ -17,6 +16,7 @@ use crate::wait::restart::{
     waits_still,
 };
 use crate::wait::since::{SchedulerClock, now};
+use crate::wait::socket::{self, SocketChanges, SocketWait, Waiter, voluntary_switches};
 
 /// A process's memory, read from outside.
 pub(crate) struct RemoteMemory(pub(crate) i32);
@@ -116,7 +116,7 @@ impl ThreadPlan {
     }
 
     fn understand(pid: i32, tid: i32, registers: Registers, began: &Began, carried: Option<&Carried>) -> Self {
-        let socket_timeout = |fd, send| socket_timeout(pid, fd, send);
+        let socket_timeout = |fd, send| socket::timeout(pid, fd, send);
         let memory = RemoteMemory(pid);
         let interrupted = interrupted(&registers, began.of(tid), now(), carried, &socket_timeout, &memory);
         Self { pid, tid, registers, interrupted }
@@ -130,7 +130,7 @@ impl ThreadPlan {
             now(),
             now(),
             memories.waits.get(&thread.tid),
-            &|fd, send| socket_timeout(pid, fd, send),
+            &|fd, send| socket::timeout(pid, fd, send),
             &RemoteMemory(pid),
         );
         let timeout = interrupted.as_mut().and_then(|interrupted| interrupted.timeout.as_mut());
@@ -175,10 +175,15 @@ impl ThreadPlan {
         })
     }
 
-    /// Makes the stopped thread go on properly if it is let go at `at`. Gives back what is to be done about a socket's
-    /// time-out after that.
-    pub(crate) fn prepare(&self, thread: &mut Thread, at: Duration) -> Result<Option<SocketChange>, TraceError> {
-        let Some(interrupted) = &self.interrupted else { return Ok(None) };
+    /// Makes the stopped thread go on properly if it is let go at `at`. What is to be done about a socket's time-out after
+    /// that joins `changes`.
+    pub(crate) fn prepare(
+        &self,
+        thread: &mut Thread,
+        at: Duration,
+        changes: &mut SocketChanges,
+    ) -> Result<(), TraceError> {
+        let Some(interrupted) = &self.interrupted else { return Ok(()) };
         let Resume { registers, write, socket } = resume(&self.registers, interrupted, at);
         if let Some((address, bytes)) = write {
             vm::write(self.pid, &[(address, &bytes)]).map_err(|error| TraceError::Look(self.pid, error))?;
@@ -186,10 +191,11 @@ impl ThreadPlan {
         if registers != thread.registers {
             thread.set_registers(registers)?;
         }
-        match socket {
-            None => Ok(None),
-            Some((fd, send, left)) => SocketChange::make(self, fd, send, left),
-        }
+        let Some((fd, send, left)) = socket else { return Ok(()) };
+        let waiter = Waiter { pid: self.pid, tid: self.tid, number: interrupted.number };
+        let wait = duplicate(self.pid, fd).map(|socket| SocketWait { socket, send, left, waiter });
+        let changed = wait.and_then(|wait| changes.shorten(wait));
+        changed.map_err(|error| TraceError::Look(self.pid, error))
     }
 
     /// As [`ThreadPlan::prepare`], but for a thread that stays stopped: a socket's time-out is left for later.
@@ -198,88 +204,18 @@ impl ThreadPlan {
         if let Some(interrupted) = &mut plan.interrupted {
             interrupted.timeout = interrupted.timeout.filter(|t| !matches!(t.place, Place::Socket { .. }));
         }
-        plan.prepare(thread, at).map(drop)
+        plan.prepare(thread, at, &mut SocketChanges::default())
     }
-}
-
-const fn which(send: bool) -> SocketTimeout {
-    if send { SocketTimeout::Send } else { SocketTimeout::Recv }
-}
-
-/// The time-out set on a socket; `None`: none, or not a socket.
-fn socket_timeout(pid: i32, fd: i32, send: bool) -> Option<Duration> {
-    let socket = duplicate(pid, fd).ok()?;
-    sockopt::socket_timeout(&socket, which(send)).ok().flatten()
-}
-
-/// A socket whose time-out was shortened until a call on it has begun again.
-#[derive(Debug)]
-pub(crate) struct SocketChange {
-    socket: std::os::fd::OwnedFd,
-    send: bool,
-    before: Duration,
-    pid: i32,
-    tid: i32,
-    number: u64,
-}
-
-/// How often it is looked without a pause whether the thread has begun its call, before the option is put back.
-const LOOKS: u32 = 1000;
-/// How long a thread may wait for a CPU meanwhile: others keep it busy, or its app is over its CPU limit. With the option
-/// back too early, its call would begin with the whole time-out.
-const CPU_PATIENCE: Duration = Duration::from_secs(1);
-
-impl SocketChange {
-    fn make(plan: &ThreadPlan, fd: i32, send: bool, left: Duration) -> Result<Option<Self>, TraceError> {
-        let wrong = |error| TraceError::Look(plan.pid, error);
-        let socket = duplicate(plan.pid, fd).map_err(wrong)?;
-        let Some(before) = sockopt::socket_timeout(&socket, which(send)).map_err(|e| wrong(e.into()))? else {
-            return Ok(None);
-        };
-        sockopt::set_socket_timeout(&socket, which(send), Some(left)).map_err(|e| wrong(e.into()))?;
-        let number = plan.interrupted.map_or(0, |interrupted| interrupted.number);
-        Ok(Some(Self { socket, send, before, pid: plan.pid, tid: plan.tid, number }))
-    }
-
-    /// Puts the option back once the thread waits in its call again; gives the thread's count of switches then.
-    pub(crate) fn undo(self) -> io::Result<Option<(i32, u64)>> {
-        let path = format!("/proc/{}/task/{}", self.pid, self.tid);
-        let mut begun = None;
-        let mut looks = 0;
-        let started = now();
-        // `number args…` while it waits in a call, `running` while it has a CPU or waits for one. There is no event to wait for.
-        while let Ok(call) = proc::read(&format!("{path}/syscall")) {
-            if call.split(' ').next().and_then(|number| number.parse().ok()) == Some(self.number) {
-                begun = voluntary_switches(self.pid, self.tid).map(|switches| (self.tid, switches));
-                break;
-            }
-            looks += 1;
-            if looks < LOOKS {
-                std::thread::yield_now();
-            } else if call.starts_with("running") && now().saturating_sub(started) < CPU_PATIENCE {
-                std::thread::sleep(Duration::from_millis(1));
-            } else {
-                break;
-            }
-        }
-        sockopt::set_socket_timeout(&self.socket, which(self.send), Some(self.before))?;
-        Ok(begun)
-    }
-}
-
-fn voluntary_switches(pid: i32, tid: i32) -> Option<u64> {
-    let status = proc::read(&format!("/proc/{pid}/task/{tid}/status")).ok()?;
-    proc::field(&status, "voluntary_ctxt_switches")?.parse().ok()
 }
 
 /// Lets go of stopped threads as if they had never been stopped; used when a sleep is given up before memory is dropped.
-pub(crate) fn let_go(processes: Vec<Process>, plans: &[ThreadPlan]) -> Result<Vec<SocketChange>, TraceError> {
+pub(crate) fn let_go(processes: Vec<Process>, plans: &[ThreadPlan]) -> Result<SocketChanges, TraceError> {
     let plans: HashMap<i32, &ThreadPlan> = plans.iter().map(|plan| (plan.tid, plan)).collect();
     let at = now();
-    let mut changes = Vec::new();
+    let mut changes = SocketChanges::default();
     for mut thread in processes.into_iter().flat_map(|process| process.threads) {
         if let Some(plan) = plans.get(&thread.tracee.thread()) {
-            changes.extend(plan.prepare(&mut thread, at)?);
+            plan.prepare(&mut thread, at, &mut changes)?;
         }
         thread.release()?;
     }

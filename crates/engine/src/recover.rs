@@ -128,9 +128,7 @@ fn carry_on(target: &Target<'_>) -> Result<(), Failure> {
         .collect();
     let changes = let_go(processes, &plans)?;
     target.freezer.thaw().map_err(Failure::Freeze)?;
-    for change in changes {
-        change.undo().map_err(Failure::Look)?;
-    }
+    changes.undo().map_err(Failure::Look)?;
     Ok(())
 }
 
@@ -158,9 +156,7 @@ fn bring_back(target: &Target<'_>, path: &Path, state: &State) -> Result<(), Rec
     target.journal.record(Phase::Awake).map_err(Failure::Journal)?;
     let changes = let_go(processes, &plans(state, &memories(state))).map_err(Failure::from)?;
     target.freezer.thaw().map_err(Failure::Freeze)?;
-    for change in changes {
-        change.undo().map_err(Failure::Look)?;
-    }
+    changes.undo().map_err(Failure::Look)?;
     Ok(())
 }
 

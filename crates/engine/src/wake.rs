@@ -12,12 +12,13 @@ use torpor_linux::ptrace::Seized;
 
 use crate::header;
 use crate::memory::refill::{RefillError, refill};
-use crate::plan::{Memories, SocketChange, ThreadPlan};
+use crate::plan::{Memories, ThreadPlan};
 use crate::sleep::{Asleep, Failure, Target};
 use crate::step::{Fault, Step, Timings};
 use crate::target::Phase;
 use crate::trace::{Thread, TraceError};
 use crate::wait::since::now;
+use crate::wait::socket::SocketChanges;
 
 /// Why an app was not woken. It stays asleep, with its image.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +56,7 @@ impl WakeError {
 /// A woken app: small things that are done once it runs.
 #[derive(Debug)]
 pub struct Woken {
-    changes: Vec<SocketChange>,
+    changes: SocketChanges,
     memories: Memories,
     image: PathBuf,
 }
@@ -64,9 +65,7 @@ impl Woken {
     /// Puts socket options back and removes the image. Gives back what the next sleep must know.
     pub fn finish(self) -> Result<Memories, Failure> {
         let mut memories = self.memories;
-        for change in self.changes {
-            memories.switches.extend(change.undo().map_err(Failure::Look)?);
-        }
+        memories.switches.extend(self.changes.undo().map_err(Failure::Look)?);
         std::fs::remove_file(&self.image).map_err(|error| Failure::Image(self.image.clone(), error))?;
         Ok(memories)
     }
@@ -126,8 +125,8 @@ fn ask(plans: &[ThreadPlan]) -> Result<Vec<(&ThreadPlan, Seized)>, TraceError> {
 }
 
 /// Puts their time-outs right and lets them go.
-fn adjust(asked: Vec<(&ThreadPlan, Seized)>) -> Result<Vec<SocketChange>, TraceError> {
-    let mut changes = Vec::new();
+fn adjust(asked: Vec<(&ThreadPlan, Seized)>) -> Result<SocketChanges, TraceError> {
+    let mut changes = SocketChanges::default();
     for (plan, seized) in asked {
         let wrong = |error| TraceError::Registers(plan.tid, error);
         let tracee = seized.stopped()?;
@@ -136,7 +135,7 @@ fn adjust(asked: Vec<(&ThreadPlan, Seized)>) -> Result<Vec<SocketChange>, TraceE
             signal_mask: tracee.signal_mask().map_err(wrong)?,
             tracee,
         };
-        changes.extend(plan.prepare(&mut thread, now())?);
+        plan.prepare(&mut thread, now(), &mut changes)?;
         thread.release()?;
     }
     Ok(changes)

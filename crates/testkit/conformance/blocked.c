@@ -131,9 +131,13 @@ PROGRAM(blocked_sigtimedwait, "sigtimedwait") { timed(run_sigtimedwait); }
 static void run_receive_timeout(void) {
     int pair[2];
     char byte;
+    struct timeval time = { 2, 500000 };
+    socklen_t size = sizeof time;
     NEED(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair));
-    NEED(setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){ 2, 500000 }, sizeof(struct timeval)));
+    NEED(setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &time, size));
     FAILS(recv(pair[0], &byte, 1, 0), EAGAIN);
+    NEED(getsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &time, &size));
+    EQ(time.tv_sec * 1000000 + time.tv_usec, 2500000);
 }
 PROGRAM(blocked_receive_timeout, "recv on a socket with SO_RCVTIMEO") { timed(run_receive_timeout); }
 static int semaphores;

@@ -95,8 +95,7 @@ fn wait(registers: &mut Registers, interrupted: &Interrupted, now: Duration) -> 
             // Absolute times stay what they are.
             _ => return None,
         },
-        // The call begins its time-out anew.
-        Place::Socket { .. } => return None,
+        Place::Socket { send } => WaitPlace::Socket { fd: registers.argument(0) as i32, send },
     };
     Some(Wait { left_ns, place })
 }

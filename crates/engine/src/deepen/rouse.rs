@@ -105,10 +105,7 @@ impl Deepening<'_> {
         }
         thawed?;
         unparked?;
-        let mut switches = std::collections::HashMap::new();
-        for change in released? {
-            switches.extend(change.undo().map_err(Failure::Look)?);
-        }
+        let switches = released?.undo().map_err(Failure::Look)?;
         let timers = self.asleep.memories.timers.clone();
         self.memories = Some(Memories { waits: carried(&self.asleep.plans), timers, switches });
         Ok(())

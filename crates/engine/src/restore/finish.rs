@@ -19,6 +19,8 @@ use super::calls;
 use super::error::RestoreError;
 use super::plan::{Kind, Plan};
 use super::run::{Building, name};
+use crate::files::Made;
+use crate::wait::socket::{SocketWait, Waiter};
 
 /// `SIG_IGN`, and `SIGTRAP`'s place in the table of actions.
 const IGNORE: u64 = 1;
@@ -88,6 +90,32 @@ pub(crate) fn give_all(building: &Building<'_>, passed: Duration) -> Result<(), 
     Ok(())
 }
 
+/// Waits of threads on the time-outs of their sockets, which are to be what is left of them when the threads are let go.
+pub(crate) fn socket_waits(
+    building: &Building<'_>,
+    made: &Made,
+    passed: Duration,
+) -> Result<Vec<SocketWait>, RestoreError> {
+    let mut waits = Vec::new();
+    for (n, process, life) in leaders(building) {
+        for (thread, id) in life.threads.iter().zip(n..) {
+            let Some(wait @ Wait { place: WaitPlace::Socket { fd, send }, .. }) = thread.wait else { continue };
+            let file = life.descriptors.iter().find(|descriptor| descriptor.fd == fd).map(|one| one.file);
+            let socket = file.and_then(|file| made.files.get(file as usize)?.as_ref());
+            let (Some(socket), Some(number)) = (socket, call(thread)) else { continue };
+            let socket = socket.try_clone().map_err(set(process.pid, "duplicating a socket"))?;
+            let waiter = Waiter { pid: building.id(n), tid: building.id(id), number };
+            waits.push(SocketWait { socket, send, left: Duration::from_nanos(left_ns(&wait, passed)), waiter });
+        }
+    }
+    Ok(waits)
+}
+
+/// The call that a thread is in.
+fn call(thread: &Thread) -> Option<u64> {
+    Registers::from_words(thread.registers.as_slice().try_into().ok()?).call()
+}
+
 /// The tasks of living processes' first threads.
 fn leaders<'a>(building: &Building<'a>) -> impl Iterator<Item = (usize, &'a Process, &'a Life)> {
     let tree = building.tree();
@@ -123,7 +151,7 @@ fn write_memory(pid: i32, life: &Life, image: &File, passed: Duration) -> Result
             match wait.place {
                 WaitPlace::Timespec(address) => parts.push((address, pair(rest), 16)),
                 WaitPlace::Timeval(address) => parts.push((address, pair(rest / 1000), 16)),
-                WaitPlace::Milliseconds(_) => {}
+                WaitPlace::Milliseconds(_) | WaitPlace::Socket { .. } => {}
             }
         }
         if let Some((address, ..)) = thread.rseq

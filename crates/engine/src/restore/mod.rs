@@ -54,6 +54,7 @@ use self::run::Building;
 use self::staged::Staged;
 use crate::files::{self, Around, ConnectionLock, Given, Root};
 use crate::step::Timings;
+use crate::wait::socket::SocketChanges;
 
 /// What to restore.
 pub struct Restore<'a> {
@@ -143,8 +144,16 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     reached(RestoreStep::Finished)?;
     lock.map_or(Ok(()), |lock| lock.release(&files::lock_name(&tree.machine))).map_err(RestoreError::Lock)?;
     opened.made.reconnect(&tree)?;
+    let mut changes = SocketChanges::default();
+    let time_outs = |error| RestoreError::Own("setting the time-outs of sockets", error);
+    for wait in finish::socket_waits(&building, &opened.made, Duration::ZERO)? {
+        changes.shorten(wait).map_err(time_outs)?;
+    }
     building.release()?;
     opened.made.keep();
+    if let Err(error) = changes.undo() {
+        warnings.push(format!("time-outs of sockets stay shortened: {error}"));
+    }
     timings.mark(RestoreStep::Running);
     Ok(Restored {
         pid: tree.processes[0].pid,

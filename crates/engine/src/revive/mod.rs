@@ -54,6 +54,7 @@ use crate::target::Phase;
 use crate::view::ENTERED;
 use crate::wait::restart::Carried;
 use crate::wait::since::now;
+use crate::wait::socket::{SocketChanges, SocketWait};
 
 /// An app's parked files, by their place in the image's list of files.
 pub type Parked = BTreeMap<FileId, OwnedFd>;
@@ -79,6 +80,18 @@ pub struct Revived {
     pub memories: Memories,
     /// What is not as it was, and why.
     pub warnings: Vec<String>,
+    changes: SocketChanges,
+}
+
+impl Revived {
+    /// Puts time-outs of sockets back that were shortened until it runs: once, when there is time for it.
+    ///
+    /// # Errors
+    /// What the kernel says to `setsockopt(2)`.
+    pub fn settle(&mut self) -> io::Result<()> {
+        self.memories.switches.extend(std::mem::take(&mut self.changes).undo()?);
+        Ok(())
+    }
 }
 
 /// Wakes a warm app. After an error it is warm as before, unless [`ReviveError::is_awake`].
@@ -174,21 +187,27 @@ impl Reviving<'_> {
         opened.made.finish(&tree, |id| building.id_of(id)).map_err(RestoreError::from)?;
         opened.made.reconnect(&tree).map_err(RestoreError::from)?;
         finish::clear(&building, &plan, &file, passed)?;
-        let revived = Revived { initial: building.id(0), memories: memories(&building, &tree, passed), warnings };
+        let waits = finish::socket_waits(&building, &opened.made, passed)?;
+        let (initial, memories) = (building.id(0), memories(&building, &tree, passed));
 
         let ids = building.ids();
-        let done = self.let_go(building, passed);
+        let done = self.let_go(building, passed, waits);
         if done.as_ref().is_err_and(|error| !error.is_awake()) {
             // They are frozen, and some of them perhaps not ours any more.
             self.end(&ids);
         }
-        done?;
+        let changes = done?;
         opened.made.keep();
-        Ok(revived)
+        Ok(Revived { initial, memories, warnings, changes })
     }
 
     /// From threads that stand at the end of their steps to a running app.
-    fn let_go(&mut self, mut building: Building<'_>, passed: Duration) -> Result<(), ReviveError> {
+    fn let_go(
+        &mut self,
+        mut building: Building<'_>,
+        passed: Duration,
+        waits: Vec<SocketWait>,
+    ) -> Result<SocketChanges, ReviveError> {
         let (freezer, image) = (self.target.freezer, self.image);
         // They all stand still.
         freezer.begin_freezing().map_err(ReviveError::Freeze)?;
@@ -211,9 +230,14 @@ impl Reviving<'_> {
             return Err(ReviveError::Journal(error));
         }
         let fault = self.reached(RestoreStep::Awake);
+        // Not before: parked sockets must not keep such a time-out if it sleeps on.
+        let mut changes = SocketChanges::default();
+        let shortened = waits.into_iter().try_for_each(|wait| changes.shorten(wait));
         freezer.thaw().map_err(ReviveError::Thaw)?;
         self.timings.mark(RestoreStep::Running);
-        fault.map_err(|error| ReviveError::Thaw(io::Error::other(error)))
+        fault.map_err(|error| ReviveError::Thaw(io::Error::other(error)))?;
+        shortened.map_err(ReviveError::Thaw)?;
+        Ok(changes)
     }
 
     /// Ends what is left of it in the home.
@@ -240,7 +264,8 @@ fn directory(path: &Path) -> io::Result<OwnedFd> {
 /// Something must be made in the namespaces of network and IPC.
 fn makes_in_namespaces(tree: &Tree, given: &Given) -> bool {
     let socket = |(id, file): (usize, &torpor_image::tree::OpenFile)| {
-        let socket = matches!(file.kind, FileKind::Unix(_) | FileKind::Inet(_) | FileKind::Netlink { .. });
+        let socket =
+            matches!(file.kind, FileKind::Unix(_) | FileKind::Inet(_) | FileKind::Netlink { .. } | FileKind::Packet(_));
         socket && !given.contains_key(&(id as FileId))
     };
     let segment = |kind: &SharedMemoryKind| matches!(kind, SharedMemoryKind::SystemV { .. });

@@ -197,10 +197,7 @@ impl Sleep<'_> {
             remove_if_there(path).map_err(|error| Failure::Image(path.clone(), error))?;
         }
         thawed?;
-        let mut switches = std::collections::HashMap::new();
-        for change in released? {
-            switches.extend(change.undo().map_err(Failure::Look)?);
-        }
+        let switches = released?.undo().map_err(Failure::Look)?;
         if !self.plans.is_empty() {
             let timers = self.request.memories.timers.clone();
             self.memories = Some(Memories { waits: carried(&self.plans), timers, switches });

@@ -6,4 +6,5 @@
 
 pub(crate) mod restart;
 pub(crate) mod since;
+pub(crate) mod socket;
 pub(crate) mod sources;

@@ -373,8 +373,6 @@ pub(crate) fn resume(registers: &Registers, interrupted: &Interrupted, now: Dura
             resume.write = Some((registers.argument(n), pair(seconds, micros)));
         }
         Place::Socket { send } => {
-            // Zero would mean no time-out at all.
-            let left = left.max(Duration::from_millis(1));
             resume.socket = Some((registers.argument(0) as i32, send, left));
         }
     }
@@ -516,7 +514,7 @@ pub(crate) mod tests {
         let found = understand(&registers, &spec(0, 0), None).unwrap();
         let resumed = resume(&registers, &found, Duration::from_secs(180));
         assert_eq!(resumed.socket, Some((6, false, Duration::from_secs(10))));
-        assert_eq!(resume(&registers, &found, Duration::from_secs(500)).socket.unwrap().2, Duration::from_millis(1));
+        assert_eq!(resume(&registers, &found, Duration::from_secs(500)).socket.unwrap().2, Duration::ZERO);
     }
 
     #[test]

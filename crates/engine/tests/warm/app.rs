@@ -279,7 +279,8 @@ impl App {
         };
         let (revived, timings) = self.with_target(&NoFaults, |target| revive(target, request));
         eprintln!("revive {:?} {:?}", timings.steps(), revived.as_ref().err());
-        let revived = revived.map_err(|error| chain(&error))?;
+        let mut revived = revived.map_err(|error| chain(&error))?;
+        revived.settle().map_err(|error| error.to_string())?;
         self.memories = revived.memories;
         // The program has them; were they kept any longer, what it closes would not be closed.
         self.kept.0.lock().unwrap().clear();

@@ -22,9 +22,8 @@ const AT_ONCE: usize = 3;
 
 /// Whose state is not found again, as by `torpor restore` (`docs/compatibility.md`, what cannot be seen), and one that needs a
 /// file which is not there.
-const KNOWN: [&str; 4] = [
+const KNOWN: [&str; 3] = [
     "aio_poll",
-    "blocked_receive_timeout",
     "executables",
     // A tracer is none of the app's.
     "traced",

@@ -81,4 +81,11 @@ pub enum WaitPlace {
     Timeval(u64),
     /// Milliseconds in this register (place in `registers`).
     Milliseconds(u8),
+    /// `SO_RCVTIMEO`, or `SO_SNDTIMEO`, of the socket behind a descriptor.
+    Socket {
+        /// The descriptor.
+        fd: i32,
+        /// The one for sending.
+        send: bool,
+    },
 }

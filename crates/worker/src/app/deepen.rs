@@ -259,10 +259,13 @@ impl Task {
     }
 
     /// The small things after a wake, off the path to the first answer: but first of all its files are its own again.
-    fn finish_revival(&mut self, revived: Revived) {
+    fn finish_revival(&mut self, mut revived: Revived) {
         self.cached_image = None;
-        self.memories = revived.memories;
         tokio::task::block_in_place(|| self.forget_parked());
+        if let Err(error) = tokio::task::block_in_place(|| revived.settle()) {
+            tracing::warn!(app = self.record.spec.name, error = %chain(&error), "after waking");
+        }
+        self.memories = revived.memories;
         // After a power cut it must not be there again: what the program writes from now on is newer.
         let (folder, name) = (self.files.data.clone(), self.record.spec.name.clone());
         tokio::task::spawn_blocking(move || {

@@ -1,0 +1,153 @@
+//! Time-outs of sockets (`SO_RCVTIMEO`, `SO_SNDTIMEO`), shortened until the calls on them have begun again.
+//!
+//! The kernel reads the option when a call begins, and a call that begins again begins its time-out anew. So the option is
+//! what is left of the wait until the thread waits again, and then what the program has set. Where several threads wait on
+//! one socket, each gets what the one has left that has most: a wait may end late, never early.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::fs::fstat;
+use rustix::net::sockopt::{self, Timeout};
+use torpor_linux::descriptor::duplicate;
+
+use super::since::now;
+use crate::proc;
+
+/// How often it is looked without a pause whether the thread has begun its call, before the option is put back.
+const LOOKS: u32 = 1000;
+/// How long a thread may wait for a CPU meanwhile: others keep it busy, or its app is over its CPU limit. With the option
+/// back too early, its call would begin with the whole time-out.
+const CPU_PATIENCE: Duration = Duration::from_secs(1);
+/// Zero would mean no time-out at all.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+const fn which(send: bool) -> Timeout {
+    if send { Timeout::Send } else { Timeout::Recv }
+}
+
+/// The time-out set on a socket; `None`: none, or not a socket.
+pub(crate) fn timeout(pid: i32, fd: i32, send: bool) -> Option<Duration> {
+    let socket = duplicate(pid, fd).ok()?;
+    sockopt::socket_timeout(&socket, which(send)).ok().flatten()
+}
+
+/// A thread in a call, as the machine numbers both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiter {
+    pub(crate) pid: i32,
+    pub(crate) tid: i32,
+    /// The call.
+    pub(crate) number: u64,
+}
+
+/// A wait on a socket's own time-out.
+#[derive(Debug)]
+pub(crate) struct SocketWait {
+    pub(crate) socket: OwnedFd,
+    /// It is the one for sending.
+    pub(crate) send: bool,
+    pub(crate) left: Duration,
+    pub(crate) waiter: Waiter,
+}
+
+#[derive(Debug)]
+struct Change {
+    socket: OwnedFd,
+    inode: u64,
+    send: bool,
+    before: Duration,
+    left: Duration,
+    waiters: Vec<Waiter>,
+}
+
+/// Time-outs that were changed and are to be put back.
+#[derive(Debug, Default)]
+pub(crate) struct SocketChanges(Vec<Change>);
+
+impl SocketChanges {
+    /// Sets what is left of a wait as the time-out of its socket, if that has one.
+    pub(crate) fn shorten(&mut self, wait: SocketWait) -> io::Result<()> {
+        let SocketWait { socket, send, left, waiter } = wait;
+        let (inode, left) = (fstat(&socket)?.st_ino, left.max(SHORTEST));
+        if let Some(change) = self.0.iter_mut().find(|change| (change.inode, change.send) == (inode, send)) {
+            change.waiters.push(waiter);
+            change.left = change.left.max(left);
+            return Ok(sockopt::set_socket_timeout(&change.socket, which(send), Some(change.left))?);
+        }
+        let Some(before) = sockopt::socket_timeout(&socket, which(send))? else { return Ok(()) };
+        sockopt::set_socket_timeout(&socket, which(send), Some(left))?;
+        self.0.push(Change { socket, inode, send, before, left, waiters: vec![waiter] });
+        Ok(())
+    }
+
+    /// Puts them back once the threads, which have been let go, wait in their calls again; gives the threads' counts of
+    /// switches then.
+    pub(crate) fn undo(self) -> io::Result<HashMap<i32, u64>> {
+        let mut switches = HashMap::new();
+        for change in self.0 {
+            switches.extend(change.waiters.iter().filter_map(begun));
+            sockopt::set_socket_timeout(&change.socket, which(change.send), Some(change.before))?;
+        }
+        Ok(switches)
+    }
+}
+
+/// Waits until a thread is in its call; gives its count of switches.
+fn begun(waiter: &Waiter) -> Option<(i32, u64)> {
+    let Waiter { pid, tid, number } = *waiter;
+    let mut looks = 0;
+    let started = now();
+    // `number args…` while it waits in a call, `running` while it has a CPU or waits for one. There is no event to wait for.
+    while let Ok(call) = proc::read(&format!("/proc/{pid}/task/{tid}/syscall")) {
+        if call.split(' ').next().and_then(|number| number.parse().ok()) == Some(number) {
+            return voluntary_switches(pid, tid).map(|switches| (tid, switches));
+        }
+        looks += 1;
+        if looks < LOOKS {
+            std::thread::yield_now();
+        } else if call.starts_with("running") && now().saturating_sub(started) < CPU_PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        } else {
+            break;
+        }
+    }
+    None
+}
+
+/// How often a thread has given up its processor by itself.
+pub(crate) fn voluntary_switches(pid: i32, tid: i32) -> Option<u64> {
+    let status = proc::read(&format!("/proc/{pid}/task/{tid}/status")).ok()?;
+    proc::field(&status, "voluntary_ctxt_switches")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixDatagram;
+
+    #[test]
+    fn threads_that_share_a_socket_leave_it_as_it_was() {
+        let (socket, other) = UnixDatagram::pair().unwrap();
+        let set = Duration::from_secs(7);
+        socket.set_read_timeout(Some(set)).unwrap();
+        let nobody = Waiter { pid: i32::MAX, tid: i32::MAX, number: 0 };
+        let mut changes = SocketChanges::default();
+        let mut shorten = |socket: &UnixDatagram, seconds| {
+            let (socket, left) = (socket.try_clone().unwrap().into(), Duration::from_secs(seconds));
+            changes.shorten(SocketWait { socket, send: false, left, waiter: nobody }).unwrap();
+        };
+        shorten(&socket, 2);
+        shorten(&socket, 0);
+        assert_eq!(socket.read_timeout().unwrap(), Some(Duration::from_secs(2)));
+        shorten(&socket, 3);
+        assert_eq!(socket.read_timeout().unwrap(), Some(Duration::from_secs(3)));
+        // It has no time-out any more.
+        shorten(&other, 1);
+        assert_eq!(changes.undo().unwrap(), HashMap::new());
+        assert_eq!(socket.read_timeout().unwrap(), Some(set));
+        assert_eq!(other.read_timeout().unwrap(), None);
+    }
+}

@@ -10,6 +10,8 @@ pub mod cache;
 mod clone;
 pub mod cpu;
 pub mod descriptor;
+pub mod ended;
+pub mod fanotify;
 pub mod fcntl;
 pub mod handle;
 pub mod ipc;

@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
+#include <sys/ioctl.h>
 #include <sys/signalfd.h>
 #include <sys/timerfd.h>
 
@@ -329,15 +330,36 @@ PROGRAM(process_descriptor_of_self, "pidfd of the process itself, inherited by a
     captured();
     reap(child);
 }
-PROGRAM(process_descriptor_ended, "pidfd of a child that has ended and been waited for") {
+PROGRAM(process_descriptor_ended, "pidfds of children that have ended and been waited for: how they ended, and which are of one") {
     pid_t child = NEED(fork());
-    if (child == 0) _exit(0);
-    int fd = (int)NEED(syscall(SYS_pidfd_open, child, 0));
-    reap(child);
+    if (child == 0) _exit(3);
+    int fd = (int)NEED(syscall(SYS_pidfd_open, child, 0)), same = (int)NEED(syscall(SYS_pidfd_open, child, O_NONBLOCK));
+    int status;
+    EQ(waitpid(child, &status, 0), child);
+    pid_t killed = NEED(fork());
+    if (killed == 0) for (;;) pause();
+    int other = (int)NEED(syscall(SYS_pidfd_open, killed, 0));
+    NEED(kill(killed, SIGKILL));
+    EQ(waitpid(killed, &status, 0), killed);
     captured();
     FAILS(syscall(SYS_pidfd_send_signal, fd, 0, NULL, 0), ESRCH);
     struct pollfd wait = { fd, POLLIN, 0 };
     EQ(poll(&wait, 1, 0), 1);
+    siginfo_t info;
+    FAILS(waitid(P_PIDFD, (id_t)fd, &info, WEXITED), ECHILD);
+    EQ(fcntl(same, F_GETFL) & O_NONBLOCK, O_NONBLOCK);
+    struct stat stat[3];
+    for (int i = 0; i < 3; i++) NEED(fstat((int[]){ fd, same, other }[i], &stat[i]));
+    EQ(stat[1].st_ino, stat[0].st_ino);
+    // struct pidfd_info of Linux 6.15.
+    struct { uint64_t mask, cgroup; uint32_t ids[11]; int32_t exit_code; } how = { .mask = 8 };
+    if (ioctl(other, _IOC(_IOC_READ | _IOC_WRITE, 0xff, 11, sizeof how), &how) == 0 && how.mask & 8) {
+        HOLDS(stat[2].st_ino != stat[0].st_ino);
+        EQ(how.exit_code, SIGKILL);
+        how.mask = 8;
+        NEED(ioctl(fd, _IOC(_IOC_READ | _IOC_WRITE, 0xff, 11, sizeof how), &how));
+        EQ(how.exit_code, 3 << 8);
+    }
 }
 PROGRAM(process_descriptor_outside, "pidfd of a process outside of the tree") {
     int fd = (int)syscall(SYS_pidfd_open, 1, 0);

@@ -281,17 +281,42 @@ PROGRAM(raw_socket, "a raw ICMP socket with a filter") {
     EQ(option(fd, SOL_RAW, 1), (int)~(1u << ICMP_ECHOREPLY));
 }
 
-PROGRAM(packet_socket, "a packet socket bound to an interface") {
+PROGRAM(packet_socket, "a packet socket: protocol, interface, membership, options, filter; it takes packets again") {
+    // Of no other program at the same time.
+    uint16_t protocol = htons((uint16_t)(0x9000 + getpid() % 4096));
     int fd = socket(AF_PACKET, SOCK_DGRAM, 0);
     if (fd < 0) skip("packet sockets: %s", strerror(errno));
-    struct sockaddr_ll address = { .sll_family = AF_PACKET, .sll_protocol = htons(0x88b5), .sll_ifindex = 1 }, got;
+    struct sockaddr_ll address = { .sll_family = AF_PACKET, .sll_protocol = protocol, .sll_ifindex = 1, .sll_halen = 6 }, got;
     NEED(bind(fd, (struct sockaddr *)&address, sizeof address));
+    struct packet_mreq group = { .mr_ifindex = 1, .mr_type = PACKET_MR_MULTICAST, .mr_alen = 6, .mr_address = { 1, 0, 0x5e } };
+    pid_t pid = getpid();
+    memcpy(group.mr_address + 3, &pid, 3);
+    NEED(setsockopt(fd, SOL_PACKET, PACKET_ADD_MEMBERSHIP, &group, sizeof group));
+    NEED(setsockopt(fd, SOL_PACKET, PACKET_AUXDATA, &(int){ 1 }, sizeof(int)));
+    struct sock_filter first_three = BPF_STMT(BPF_RET | BPF_K, 3);
+    NEED(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &(struct sock_fprog){ 1, &first_three }, sizeof(struct sock_fprog)));
+    int silent = NEED(socket(AF_PACKET, SOCK_RAW, 0));
     captured();
     socklen_t size = sizeof got;
     NEED(getsockname(fd, (struct sockaddr *)&got, &size));
     EQ(got.sll_ifindex, 1);
-    EQ(got.sll_protocol, htons(0x88b5));
+    EQ(got.sll_protocol, protocol);
     EQ(option(fd, SOL_SOCKET, SO_TYPE), SOCK_DGRAM);
+    EQ(option(fd, SOL_PACKET, PACKET_AUXDATA), 1);
+    char wanted[16], line[256];
+    const unsigned char *a = group.mr_address;
+    snprintf(wanted, sizeof wanted, "%02x%02x%02x%02x%02x%02x", a[0], a[1], a[2], a[3], a[4], a[5]);
+    bool there = false;
+    FILE *groups = NEED(fopen("/proc/net/dev_mcast", "re"));
+    while (!there && fgets(line, sizeof line, groups)) there = strstr(line, wanted);
+    HOLDS(there);
+    char bytes[16];
+    FAILS(recv(fd, bytes, sizeof bytes, MSG_DONTWAIT), EAGAIN);
+    int sender = NEED(socket(AF_PACKET, SOCK_DGRAM, 0));
+    EQ(sendto(sender, "hello", 5, 0, (struct sockaddr *)&address, sizeof address), 5);
+    EQ(recv(fd, bytes, sizeof bytes, 0), 3);
+    BYTES(bytes, "hel", 3);
+    FAILS(recv(silent, bytes, sizeof bytes, MSG_DONTWAIT), EAGAIN);
 }
 
 static void ask_for_links(int fd) {

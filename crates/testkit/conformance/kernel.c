@@ -85,15 +85,50 @@ PROGRAM(bpf_program, "a BPF program") {
     proc_line(path, "prog_type:\t1", line, sizeof line);
 }
 
-PROGRAM(fanotify, "a fanotify group with a mark") {
+// The next event is this one and no other is there.
+static void expect_event(int fd, uint64_t mask) {
+    struct fanotify_event_metadata event[8];
+    EQ(read(fd, event, sizeof event), sizeof event[0]);
+    EQ(event[0].mask, mask);
+    EQ(event[0].pid, getpid());
+    NEED(close(event[0].fd));
+    FAILS(read(fd, event, sizeof event), EAGAIN);
+}
+PROGRAM(fanotify, "a fanotify group with marks on a file and a directory, one of them with events that are ignored") {
+    int fd = fanotify_init(FAN_CLASS_NOTIF | FAN_NONBLOCK, O_RDONLY);
+    if (fd < 0) skip("fanotify: %s", strerror(errno));
+    mark("file");
+    NEED(mkdir(AT("inside"), 0755));
+    mark("inside/other");
+    NEED(fanotify_mark(fd, FAN_MARK_ADD, FAN_OPEN | FAN_CLOSE_NOWRITE, AT_FDCWD, AT("file")));
+    NEED(fanotify_mark(fd, FAN_MARK_ADD | FAN_MARK_IGNORED_MASK | FAN_MARK_IGNORED_SURV_MODIFY, FAN_CLOSE_NOWRITE, AT_FDCWD, AT("file")));
+    NEED(fanotify_mark(fd, FAN_MARK_ADD, FAN_ACCESS | FAN_EVENT_ON_CHILD, AT_FDCWD, AT("inside")));
+    captured();
+    char bytes[8];
+    FAILS(read(fd, bytes, sizeof bytes), EAGAIN);
+    NEED(close(NEED(open(AT("file"), O_RDONLY))));
+    expect_event(fd, FAN_OPEN);
+    int other = NEED(open(AT("inside/other"), O_RDWR));
+    EQ(write(other, "x", 1), 1);
+    EQ(pread(other, bytes, 1, 0), 1);
+    expect_event(fd, FAN_ACCESS);
+}
+PROGRAM(fanotify_unread, "a fanotify group with an event that has not been read") {
     int fd = fanotify_init(FAN_CLASS_NOTIF | FAN_NONBLOCK, O_RDONLY);
     if (fd < 0) skip("fanotify: %s", strerror(errno));
     mark("file");
     NEED(fanotify_mark(fd, FAN_MARK_ADD, FAN_OPEN, AT_FDCWD, AT("file")));
-    captured();
     NEED(close(NEED(open(AT("file"), O_RDONLY))));
-    char event[4096];
-    HOLDS(read(fd, event, sizeof event) > 0);
+    captured();
+    expect_event(fd, FAN_OPEN);
+}
+PROGRAM(fanotify_permission, "a fanotify group that is asked for permission") {
+    int fd = fanotify_init(FAN_CLASS_CONTENT | FAN_NONBLOCK, O_RDONLY);
+    if (fd < 0) skip("fanotify: %s", strerror(errno));
+    captured();
+    char bytes[8];
+    FAILS(read(fd, bytes, sizeof bytes), EAGAIN);
+    NEED(close(fd));
 }
 
 PROGRAM(traced, "a process that a process outside of the tree traces") {

@@ -14,7 +14,7 @@ use super::tcp::{self, Connections};
 use super::terminal::{self, Terminals};
 use super::unix::{self, Sockets};
 use super::{CollectError, Collected, Request, keep};
-use super::{epoll, event, inet, inotify, netlink, path};
+use super::{epoll, event, fanotify, inet, inotify, netlink, packet, path};
 use crate::memory::sink::PageSink;
 use crate::{Obstacle, Place};
 
@@ -260,6 +260,7 @@ fn kind(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<Fil
             b"[pidfd]" => event::process(context, item),
             b"[eventpoll]" => epoll::describe(context, item),
             b"inotify" => inotify::describe(context.request.view, item),
+            b"[fanotify]" => fanotify::describe(context.request.view, item),
             other => Err(anonymous_object(&String::from_utf8_lossy(other))),
         };
     }
@@ -298,9 +299,9 @@ fn socket(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<F
         UNIX => unix::describe(context, id, item, kind),
         INET | INET6 => inet::describe(context, id, item, kind),
         NETLINK => netlink::describe(context, item, kind),
+        packet::FAMILY => packet::describe(context, item, kind),
         family => {
             let (name, can_be_kept) = match family {
-                17 => ("a packet socket", true),
                 38 => ("a socket of the kernel's cryptography (AF_ALG)", true),
                 40 => ("a vsock socket", true),
                 44 => ("an XDP socket", false),
@@ -319,7 +320,6 @@ fn anonymous_object(name: &str) -> Why {
         "io_uring" => ("io_uring", "start the program with io_uring off", false),
         "perf_event" => ("a performance counter", "stop profiling", false),
         "userfaultfd" => ("userfaultfd: the program serves page faults itself", "", false),
-        "fanotify" => ("fanotify", "close it before the checkpoint", true),
         "seccomp notify" => ("a seccomp supervisor's descriptor", "", false),
         "landlock-ruleset" => ("a landlock ruleset", "close it before the checkpoint", true),
         "kvm-vm" | "kvm-vcpu:0" => ("a virtual machine", "", false),

@@ -1,6 +1,7 @@
 //! Descriptors that are a number, a mask, a clock or a process: `eventfd(2)`, `signalfd(2)`, `timerfd_create(2)`,
 //! `pidfd_open(2)`.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use rustix::time::{
     timerfd_gettime, timerfd_settime,
 };
 use torpor_image::tree::{FileKind, Machine, OpenFile};
-use torpor_linux::notify;
+use torpor_linux::{ended, notify};
 
 use super::collect::{Context, Described, Why};
 use super::list::{Info, Item};
@@ -27,6 +28,8 @@ const REALTIME_ALARM: i32 = 8;
 const ABSOLUTE: i32 = 1;
 /// `O_NONBLOCK`.
 const NONBLOCK: u32 = 0o4_000;
+/// `PIDFD_THREAD`: `O_EXCL`.
+const THREAD: u32 = 0o200;
 
 fn number<T: std::str::FromStr>(item: &Item, key: &str) -> io::Result<T> {
     item.info.field(key)?.parse().map_err(|_| proc::unexpected(&format!("fdinfo ({key})")))
@@ -78,16 +81,47 @@ pub(super) fn timer(item: &Item, since: Duration) -> Described<FileKind> {
 pub(super) fn process(context: &Context<'_, '_>, item: &Item) -> Described<FileKind> {
     let pid: i32 = number(item, "Pid")?;
     match context.request.ids.get(&pid) {
-        Some(inside) => Ok(FileKind::Process { pid: *inside }),
-        None if pid <= 0 => {
-            let what = "a descriptor of a process that has ended and been waited for";
-            Err(Why::kept(what, "let the program close it"))
+        // Threads are made when descriptors are in their places.
+        Some(_) if item.info.flags & THREAD != 0 && !context.request.processes.contains(&pid) => {
+            Err(Why::kept("a descriptor of a thread", "let the program close it"))
         }
+        Some(inside) => Ok(FileKind::Process { pid: *inside }),
+        None if pid <= 0 => ended_process(item),
         None => {
             let what = format!("a descriptor of process {pid}, outside of the tree");
             Err(Why::kept(what, "checkpoint a tree that contains that process"))
         }
     }
+}
+
+fn ended_process(item: &Item) -> Described<FileKind> {
+    // Where the kernel does not keep how it ended, nobody can ask.
+    let status = ended::status(&item.fd)?.unwrap_or(0);
+    if !ended::can_be(status) {
+        let what = "a descriptor of a process that has ended with a core file, and been waited for";
+        return Err(Why::kept(what, "let the program close it"));
+    }
+    Ok(FileKind::Ended { process: item.stat.st_ino, status })
+}
+
+/// Descriptors of processes that have ended: those of one process are of one again.
+pub(super) fn make_ended(files: &[OpenFile], made: &mut [Option<OwnedFd>]) -> Result<(), MakeError> {
+    let mut processes: BTreeMap<(u64, i32), Vec<usize>> = BTreeMap::new();
+    for (id, file) in files.iter().enumerate().filter(|(id, _)| made[*id].is_none()) {
+        if let FileKind::Ended { process, status } = file.kind {
+            processes.entry((process, status)).or_default().push(id);
+        }
+    }
+    for ((_, status), ids) in processes {
+        const NAME: &str = "a descriptor of a process that has ended";
+        let flags: Vec<u32> = ids.iter().map(|id| files[*id].flags & (NONBLOCK | THREAD)).collect();
+        let opened = ended::descriptors(status, &flags).map_err(MakeError::at("making", NAME))?;
+        for (id, fd) in ids.into_iter().zip(opened) {
+            locks::set_flags(&fd, &files[id], NAME)?;
+            made[id] = Some(fd);
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn make_counter(count: u64, semaphore: bool, file: &OpenFile) -> Result<OwnedFd, MakeError> {

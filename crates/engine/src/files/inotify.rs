@@ -4,18 +4,17 @@
 //! so a watch gets its number back by making and removing watches until it is its turn.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::fs::{OFlags, fcntl_setfl, fstat, makedev};
+use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, ioctl_fionread};
 use torpor_image::tree::{FileKind, InotifyWatch, OpenFile};
-use torpor_linux::handle;
 
 use super::MakeError;
 use super::collect::{Described, Why};
 use super::list::Item;
 use super::path::{self, ASYNC, Around};
+use super::watched::{Inode, hexadecimal, value, watched};
 use crate::view::View;
 
 /// Highest number of a watch: below it, so many calls are made in a second.
@@ -27,27 +26,16 @@ const FIRST: i32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Line {
     watch: i32,
-    device: (u32, u32),
-    inode: u64,
     mask: u32,
-    handle_kind: i32,
-    handle: Vec<u8>,
+    inode: Inode,
 }
 
 /// `inotify wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:7e9e0000640d1b6d`
 fn line(text: &str) -> Option<Line> {
-    let value = |key: &str| text.split_ascii_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix(':'));
-    let hex = |key: &str| u64::from_str_radix(value(key)?, 16).ok();
-    let device = hex("sdev")?;
-    let digits = value("f_handle")?;
-    let handle = (0..digits.len() / 2).map(|n| u8::from_str_radix(digits.get(2 * n..2 * n + 2)?, 16).ok());
     Some(Line {
-        watch: value("wd")?.parse().ok()?,
-        device: ((device >> 20) as u32, (device & 0xf_ffff) as u32),
-        inode: hex("ino")?,
-        mask: hex("mask")? as u32,
-        handle_kind: hex("fhandle-type")? as i32,
-        handle: handle.collect::<Option<Vec<u8>>>()?,
+        watch: value(text, "wd")?.parse().ok()?,
+        mask: hexadecimal(text, "mask")? as u32,
+        inode: Inode::of(text)?,
     })
 }
 
@@ -63,36 +51,11 @@ pub(super) fn describe(view: &View, item: &Item) -> Described<FileKind> {
             let what = "inotify on a file system that cannot open files by their handles";
             return Err(Why::kept(what, ""));
         };
-        watches.push(watch(view, &line)?);
+        let path = line.inode.path(view, "inotify")?;
+        watches.push(InotifyWatch { watch: line.watch, mask: line.mask, path });
     }
     watches.sort_unstable_by_key(|watch| watch.watch);
     Ok(FileKind::Inotify { watches })
-}
-
-fn watch(view: &View, line: &Line) -> Described<InotifyWatch> {
-    let lost = |how: &str| {
-        let (major, minor) = line.device;
-        let what = format!("inotify watches inode {} of device {major}:{minor}, {how}", line.inode);
-        Why::kept(what, "let the program remove that watch")
-    };
-    for mount in mounts(view, line.device)? {
-        let Ok(mount) = view.open_as(&mount, OFlags::RDONLY | OFlags::DIRECTORY) else { continue };
-        let Ok(file) = handle::open(&mount, line.handle_kind, &line.handle) else { continue };
-        let stat = fstat(&file)?;
-        let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?.into_os_string().into_vec();
-        let there = view.stat(&name);
-        if there.is_ok_and(|there| (there.st_dev, there.st_ino) == (stat.st_dev, stat.st_ino)) {
-            return Ok(InotifyWatch { watch: line.watch, mask: line.mask, path: path::state(&name, &stat) });
-        }
-    }
-    Err(lost("whose name cannot be found"))
-}
-
-/// Where a device is mounted.
-fn mounts(view: &View, (major, minor): (u32, u32)) -> std::io::Result<Vec<Vec<u8>>> {
-    let device = makedev(major, minor);
-    let all = crate::mounts::read(&view.reference())?.into_iter();
-    Ok(all.filter(|mount| mount.device == device).map(|mount| mount.path).collect())
 }
 
 pub(super) fn make(watches: &[InotifyWatch], file: &OpenFile, around: Around<'_>) -> Result<OwnedFd, MakeError> {
@@ -103,15 +66,7 @@ pub(super) fn make(watches: &[InotifyWatch], file: &OpenFile, around: Around<'_>
         if !(FIRST..=MAX_WATCH).contains(&watch.watch) {
             return Err(MakeError::at("watching", name)(Errno::RANGE));
         }
-        let found = around.root.look(&watch.path.path).map_err(MakeError::at("opening", &*name))?;
-        let stat = fstat(&found).map_err(MakeError::at("looking at", &*name))?;
-        // What changes in it is what the program watches for.
-        let was = torpor_image::tree::PathState { bytes: stat.st_size as u64, ..watch.path.clone() };
-        let was = torpor_image::tree::PathState { modified_ns: path::state(&[], &stat).modified_ns, ..was };
-        let made_up = path::is_made_up(&found).map_err(MakeError::at("looking at", &*name))?;
-        if let Some(how) = path::difference(&was, &stat, made_up, around.same_boot) {
-            return Err(MakeError::Changed { path: name, how });
-        }
+        let found = watched(&watch.path, around)?;
         // By its descriptor: no other file can take its place in between.
         let path = format!("/proc/self/fd/{}", found.as_raw_fd());
         loop {
@@ -148,8 +103,7 @@ mod tests {
     fn lines_are_read() {
         let text = "inotify wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:7e9e0000640d1b6d";
         let found = line(text).unwrap();
-        assert_eq!((found.watch, found.inode, found.device, found.mask), (3, 0x9e7e, (8, 0x13), 0x0800_afce));
-        assert_eq!((found.handle_kind, found.handle), (1, vec![0x7e, 0x9e, 0, 0, 0x64, 0x0d, 0x1b, 0x6d]));
+        assert_eq!((found.watch, found.mask), (3, 0x0800_afce));
         assert!(line("inotify wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0").is_none());
     }
 }

@@ -12,7 +12,10 @@ use super::list::{PATH_ONLY, raise_limit};
 use super::memory::{self, MadeMemory};
 use super::path::{ASYNC, Around};
 use super::pipe::{self, MadePipe, reopen};
-use super::{Given, Made, MakeError, epoll, event, inet, inotify, locks, netlink, path, segment, tcp, terminal, unix};
+use super::{
+    Given, Made, MakeError, epoll, event, fanotify, inet, inotify, locks, netlink, packet, path, segment, tcp,
+    terminal, unix,
+};
 
 /// Makes the open files and shared memory of `tree`, whose pages are in `image`. `given` are descriptors that came from
 /// outside or were kept: they are taken as they are.
@@ -43,9 +46,12 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
     // Addresses first: a listener keeps others from its port.
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
         files[id] = match &file.kind {
-            FileKind::Unix(_) | FileKind::Process { .. } | FileKind::OfProcess { .. } | FileKind::Inotify { .. } => {
-                None
-            }
+            FileKind::Unix(_)
+            | FileKind::Process { .. }
+            | FileKind::OfProcess { .. }
+            | FileKind::Inotify { .. }
+            | FileKind::Fanotify { .. }
+            | FileKind::Ended { .. } => None,
             FileKind::Inet(socket) => Some(inet::make(socket)?),
             FileKind::Master(found) => Some(terminal::make(found, file, around)?),
             FileKind::Slave { .. } => None,
@@ -67,10 +73,15 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
     let making = unix::make(&tree.files, &mut files, around.root)?;
     // Behind all that opens and binds, of which the program must not be told; before descriptors go in flight.
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
-        if let FileKind::Inotify { watches } = &file.kind {
-            files[id] = Some(inotify::make(watches, file, around)?);
+        match &file.kind {
+            FileKind::Inotify { watches } => files[id] = Some(inotify::make(watches, file, around)?),
+            FileKind::Fanotify { flags, event_flags, marks } => {
+                files[id] = Some(fanotify::make((*flags, *event_flags), marks, file, around)?);
+            }
+            _ => {}
         }
     }
+    event::make_ended(&tree.files, &mut files)?;
     unix::fill(making, &tree.files, &files)?;
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
         let Some(fd) = &files[id] else { continue };
@@ -79,10 +90,10 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
         }
         locks::take(fd.as_fd(), file, &name(file))?;
     }
-    let connection = |id: &usize| !kept[*id] && connection(&tree.files[*id]).is_some();
-    let connections = (0..files.len()).filter(connection).map(|id| id as FileId).collect();
+    let waits = |file: &OpenFile| connection(file).is_some() || matches!(file.kind, FileKind::Packet(_));
+    let waiting = (0..files.len()).filter(|id| !kept[*id] && waits(&tree.files[*id])).map(|id| id as FileId).collect();
     let (memories, segments): (Vec<_>, Vec<_>) = memories.into_iter().map(|made| (made.fd, made.segment)).unzip();
-    Ok(Made { files, memories, segments: segments.into_iter().flatten().collect(), connections })
+    Ok(Made { files, memories, segments: segments.into_iter().flatten().collect(), waiting })
 }
 
 /// A TCP connection that is made again.
@@ -154,6 +165,7 @@ fn one(
             Ok(fd)
         }
         FileKind::Netlink { kind, port, groups, options } => netlink::make(*kind, *port, groups, options, file),
+        FileKind::Packet(socket) => packet::make(socket, file),
         FileKind::Outside { name } => Err(MakeError::Missing(name.clone())),
         FileKind::Handle { state, handle } => path::make_by_handle(state, handle, file, around),
         FileKind::Process { .. }
@@ -162,7 +174,9 @@ fn one(
         | FileKind::Slave { .. }
         | FileKind::Unix(_)
         | FileKind::Inet(_)
-        | FileKind::Inotify { .. } => Err(MakeError::Missing("a descriptor".to_owned())),
+        | FileKind::Inotify { .. }
+        | FileKind::Fanotify { .. }
+        | FileKind::Ended { .. } => Err(MakeError::Missing("a descriptor".to_owned())),
     }
 }
 
@@ -190,10 +204,11 @@ impl Made {
         Ok(())
     }
 
-    /// The last thing before the processes run: TCP connections go on. Packets of those with ends outside may come again.
+    /// The last thing before the processes run: TCP connections go on, and packet sockets take packets. Those of connections
+    /// with ends outside may come again.
     pub(crate) fn reconnect(&self, tree: &Tree) -> Result<(), MakeError> {
         let connections: Vec<_> = self
-            .connections
+            .waiting
             .iter()
             .filter_map(|id| {
                 let (socket, found) = connection(&tree.files[*id as usize])?;
@@ -208,6 +223,11 @@ impl Made {
         }
         for (fd, _, found) in &connections {
             tcp::make::settle(fd, found);
+        }
+        for id in &self.waiting {
+            if let (FileKind::Packet(socket), Some(fd)) = (&tree.files[*id as usize].kind, &self.files[*id as usize]) {
+                packet::listen(fd, socket)?;
+            }
         }
         Ok(())
     }

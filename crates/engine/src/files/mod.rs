@@ -26,9 +26,11 @@
 mod collect;
 mod contents;
 mod datagram;
+mod diag;
 mod epoll;
 mod error;
 mod event;
+mod fanotify;
 mod inet;
 mod inotify;
 pub(crate) mod ipc;
@@ -40,6 +42,7 @@ mod memory;
 mod multicast;
 mod netlink;
 mod options;
+mod packet;
 mod path;
 mod pipe;
 mod queue;
@@ -50,6 +53,7 @@ mod terminal;
 mod tests;
 pub(crate) mod tmpfs;
 mod unix;
+mod watched;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -144,8 +148,8 @@ pub(crate) struct Made {
     pub(crate) memories: Vec<OwnedFd>,
     /// System V segments among them.
     segments: Vec<segment::Segment>,
-    /// TCP connections that wait for [`Made::reconnect`].
-    connections: Vec<FileId>,
+    /// TCP connections and packet sockets that wait for [`Made::reconnect`].
+    waiting: Vec<FileId>,
 }
 
 /// Descriptors from outside of the tree, for [`torpor_image::tree::FileKind::Outside`] and parked ones.

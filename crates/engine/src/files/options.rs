@@ -19,6 +19,7 @@ const UDP: i32 = 17;
 const IPV6: i32 = 41;
 const RAW: i32 = 255;
 const NETLINK: i32 = 270;
+const PACKET: i32 = 263;
 const MPTCP: i32 = 262;
 const SEND_BUFFER: i32 = 7;
 const RECEIVE_BUFFER: i32 = 8;
@@ -69,6 +70,7 @@ fn applies(option: &Plain, (family, _, protocol): Kind) -> bool {
         UDP => protocol == UDP,
         RAW => family == INET && protocol != TCP && protocol != UDP && protocol != MPTCP,
         NETLINK => family == 16,
+        PACKET => family == 17,
         _ => false,
     }
 }
@@ -148,6 +150,11 @@ fn apply(fd: impl AsFd, options: &[SocketOption], late: bool, name: &str) -> Res
 /// Sets the options that count from the beginning: before an address is bound.
 pub(super) fn set_early(fd: impl AsFd, options: &[SocketOption], name: &str) -> Result<(), MakeError> {
     apply(fd, options, false, name)
+}
+
+/// A filter is among them.
+pub(super) fn has_filter(options: &[SocketOption]) -> bool {
+    options.iter().any(|option| (option.level, option.name) == (SOCKET, FILTER))
 }
 
 /// Sets those that would be in the way of making the socket; the filter before what locks it.

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::{
-    AddressSpace, Area, Backing, End, FileId, FileKind, IO_EVENT_BYTES, InetState, Life, PipeId, Process,
-    SharedMemoryKind, Surroundings, Thread, Tree, UnixState, io_events,
+    AddressSpace, Area, Backing, End, FileId, FileKind, IO_EVENT_BYTES, InetState, Life, PacketMembership,
+    PacketSocket, PipeId, Process, SharedMemoryKind, Surroundings, Thread, Tree, UnixState, io_events,
 };
 use crate::state::{ADDRESS_END, REGISTER_WORDS};
 use crate::{FormatError, PAGE, Region};
@@ -23,6 +23,12 @@ const AIO_RING_BYTES: u64 = 512 << 20;
 
 /// `__NEW_UTS_LEN`.
 const NAME_BYTES: usize = 64;
+
+/// `IFNAMSIZ`, `MAX_ADDR_LEN`.
+const INTERFACE_BYTES: usize = 16;
+const HARDWARE_ADDRESS_BYTES: usize = 32;
+/// Memberships of one packet socket at most.
+const MEMBERSHIPS: u32 = 1 << 16;
 
 /// `AF_INET`, `AF_INET6`.
 const INET_FAMILIES: [i32; 2] = [2, 10];
@@ -154,11 +160,21 @@ impl Tree {
                         sure(connection.sent as usize <= connection.written.len(), "what a connection has sent")?;
                     }
                 }
+                FileKind::Packet(socket) => packets(socket)?,
                 _ => {}
             }
         }
         Ok(())
     }
+}
+
+/// What is asked of interfaces is asked call by call.
+fn packets(socket: &PacketSocket) -> Checked {
+    let is_name = |name: &[u8]| name.len() < INTERFACE_BYTES && !name.contains(&0);
+    sure(is_name(&socket.interface), "name of an interface")?;
+    let asked = socket.memberships.iter().fold(0_u32, |sum, one| sum.saturating_add(one.count));
+    let whole = |one: &PacketMembership| is_name(&one.interface) && one.address.len() <= HARDWARE_ADDRESS_BYTES;
+    sure(asked <= MEMBERSHIPS && socket.memberships.iter().all(whole), "memberships of a packet socket")
 }
 
 impl Surroundings {
@@ -299,7 +315,7 @@ mod tests {
 
     #[test]
     fn places_outside_are_refused() {
-        let broken: [fn(&mut Tree); 8] = [
+        let broken: [fn(&mut Tree); 9] = [
             |tree| life(tree).descriptors[0].file = 1,
             |tree| life(tree).descriptors[0].fd = -1,
             |tree| life(tree).space.executable = 1,
@@ -308,6 +324,12 @@ mod tests {
             |tree| life(tree).threads[0].tid = 6,
             |tree| tree.processes[0].parent = 9,
             |tree| tree.files[0].kind = FileKind::Pipe { pipe: 0, end: super::super::PipeEnd::Read },
+            |tree| {
+                let ask = PacketMembership { interface: b"lo".to_vec(), kind: 1, address: Vec::new(), count: u32::MAX };
+                let (interface, options) = (b"lo".to_vec(), Vec::new());
+                let socket = PacketSocket { kind: 3, protocol: 3, interface, memberships: vec![ask], options };
+                tree.files[0].kind = FileKind::Packet(Box::new(socket));
+            },
         ];
         for (n, breaks) in broken.iter().enumerate() {
             let mut tree = sample();

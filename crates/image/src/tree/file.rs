@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Bytes, InetSocket, MemoryId, SocketOption, UnixSocket};
+use super::{Bytes, InetSocket, MemoryId, PacketSocket, SocketOption, UnixSocket};
 
 /// Place in [`super::Tree::files`].
 pub type FileId = u32;
@@ -205,6 +205,24 @@ pub enum FileKind {
         /// Kind and bytes of its handle: `name_to_handle_at(2)`.
         handle: (i32, Bytes),
     },
+    /// A packet socket.
+    Packet(Box<PacketSocket>),
+    /// `pidfd_open(2)` of a process that has ended and been waited for.
+    Ended {
+        /// Which: descriptors of one process have the same number here.
+        process: u64,
+        /// What `waitpid` gave.
+        status: i32,
+    },
+    /// `fanotify_init(2)`.
+    Fanotify {
+        /// Flags of the group.
+        flags: u32,
+        /// Flags of the files that come with its events.
+        event_flags: u32,
+        /// What it watches.
+        marks: Vec<FanotifyMark>,
+    },
 }
 
 /// A pseudo-terminal.
@@ -276,4 +294,30 @@ pub struct InotifyWatch {
     pub mask: u32,
     /// What is watched.
     pub path: PathState,
+}
+
+/// A mark of a fanotify group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FanotifyMark {
+    /// How much is watched.
+    pub extent: MarkExtent,
+    /// `FAN_MARK_*` that it was made with.
+    pub flags: u32,
+    /// Events that are told.
+    pub mask: u32,
+    /// Events that are not.
+    pub ignored: u32,
+    /// What is watched, or the directory that the mount is at.
+    pub path: PathState,
+}
+
+/// What a mark of a fanotify group is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MarkExtent {
+    /// A file or directory.
+    Inode,
+    /// A mount.
+    Mount,
+    /// A whole file system.
+    FileSystem,
 }

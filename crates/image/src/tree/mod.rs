@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::credentials::{Credentials, SeccompFilter};
 pub use self::file::{
-    Descriptor, EpollMember, FileId, FileKind, FileLock, InotifyWatch, LockKind, OpenFile, Owner, PathState, Pipe,
-    PipeEnd, PipeId, Terminal,
+    Descriptor, EpollMember, FanotifyMark, FileId, FileKind, FileLock, InotifyWatch, LockKind, MarkExtent, OpenFile,
+    Owner, PathState, Pipe, PipeEnd, PipeId, Terminal,
 };
 pub use self::ipc::{IpcObject, MessageQueue, SemaphoreSet};
 pub use self::memory::{
@@ -32,7 +32,9 @@ pub use self::memory::{
 };
 pub use self::process::{End, Life, Limit, Process, Scheduling, Shares, Switches, Thread};
 pub use self::signal::{Action, IntervalTimer, PendingSignal, PosixTimer, SignalStack, Wait, WaitPlace};
-pub use self::socket::{Connection, InetSocket, InetState, Message, SocketOption, UnixSocket, UnixState};
+pub use self::socket::{
+    Connection, InetSocket, InetState, Message, PacketMembership, PacketSocket, SocketOption, UnixSocket, UnixState,
+};
 pub use self::tmpfs::{DIRECTORY, KIND_BITS, MOST_DEPTH, Node, NodeContent, Tmpfs};
 
 use crate::{FormatError, Header, checksum};

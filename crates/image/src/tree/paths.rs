@@ -19,6 +19,7 @@ impl Tree {
                 }
                 FileKind::Master(terminal) => visit(&mut terminal.path),
                 FileKind::Inotify { watches } => watches.iter_mut().for_each(|watch| visit(&mut watch.path)),
+                FileKind::Fanotify { marks, .. } => marks.iter_mut().for_each(|mark| visit(&mut mark.path)),
                 FileKind::Unix(socket) => socket.path.iter_mut().for_each(&mut visit),
                 FileKind::Pipe { .. }
                 | FileKind::Event { .. }
@@ -29,6 +30,8 @@ impl Tree {
                 | FileKind::Process { .. }
                 | FileKind::Inet(_)
                 | FileKind::Netlink { .. }
+                | FileKind::Packet(_)
+                | FileKind::Ended { .. }
                 | FileKind::OfProcess { .. }
                 | FileKind::Slave { .. }
                 | FileKind::Outside { .. } => {}

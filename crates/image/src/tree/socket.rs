@@ -143,3 +143,31 @@ pub struct Message {
     /// Who sent it (`SCM_CREDENTIALS`): process, user, group.
     pub credentials: Option<(i32, u32, u32)>,
 }
+
+/// A packet socket (`packet(7)`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PacketSocket {
+    /// `SOCK_RAW` or `SOCK_DGRAM`.
+    pub kind: i32,
+    /// Protocol of the packets that it takes (`ETH_P_*`); 0: none.
+    pub protocol: u16,
+    /// Name of the interface that it is bound to; empty: all of them.
+    pub interface: Bytes,
+    /// What it has asked of interfaces (`PACKET_ADD_MEMBERSHIP`).
+    pub memberships: Vec<PacketMembership>,
+    /// Its options.
+    pub options: Vec<SocketOption>,
+}
+
+/// Packets that an interface takes for a socket's sake.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PacketMembership {
+    /// Name of the interface.
+    pub interface: Bytes,
+    /// `PACKET_MR_*`.
+    pub kind: u16,
+    /// Address of the group; empty where there is none.
+    pub address: Bytes,
+    /// How often it was asked for.
+    pub count: u32,
+}

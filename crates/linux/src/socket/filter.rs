@@ -41,6 +41,14 @@ pub fn attach_filter(socket: impl AsFd, code: &[u8]) -> io::Result<()> {
         .map(drop)
 }
 
+/// Takes a socket's filter away.
+pub fn detach_filter(socket: impl AsFd) -> io::Result<()> {
+    let (fd, none, len) = (socket.as_fd().as_raw_fd(), 0_i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: the kernel reads a number of `len` bytes, which means nothing to it.
+    check(unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, (&raw const none).cast(), len) })
+        .map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,5 +65,7 @@ mod tests {
         let mut read = [0; 32];
         assert_eq!(a.recv(&mut read).unwrap(), 5);
         assert!(attach_filter(&a, &[0xff; 8]).is_err());
+        detach_filter(&a).unwrap();
+        assert_eq!(attached_filter(&a).unwrap(), None);
     }
 }

@@ -6,14 +6,16 @@ mod filter;
 pub(crate) mod message;
 mod multicast;
 mod option;
+mod packet;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-pub use filter::{attach_filter, attached_filter};
+pub use filter::{attach_filter, attached_filter, detach_filter};
 pub use message::{Peeked, Sent, before_last_piece, peek, send};
 pub use multicast::{REQUEST_BYTES, group_request, join, membership};
 pub use option::{PLAIN, Plain, get, set};
+pub use packet::packet_membership;
 
 /// Bytes of the longest address (`sockaddr_storage`).
 pub const ADDRESS_BYTES: usize = 128;

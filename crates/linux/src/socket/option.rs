@@ -18,6 +18,7 @@ const TCP: i32 = libc::IPPROTO_TCP;
 const UDP: i32 = libc::IPPROTO_UDP;
 const RAW: i32 = libc::SOL_RAW;
 const NETLINK: i32 = libc::SOL_NETLINK;
+const PACKET: i32 = libc::SOL_PACKET;
 
 /// An option: how it is read and how it is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,6 +168,19 @@ pub const PLAIN: &[Plain] = &[
     plain(NETLINK, libc::NETLINK_CAP_ACK),
     plain(NETLINK, libc::NETLINK_EXT_ACK),
     plain(NETLINK, libc::NETLINK_GET_STRICT_CHK),
+    plain(PACKET, libc::PACKET_COPY_THRESH),
+    plain(PACKET, libc::PACKET_AUXDATA),
+    plain(PACKET, libc::PACKET_ORIGDEV),
+    plain(PACKET, libc::PACKET_VERSION),
+    plain(PACKET, libc::PACKET_RESERVE),
+    plain(PACKET, libc::PACKET_LOSS),
+    plain(PACKET, libc::PACKET_VNET_HDR),
+    // After PACKET_VNET_HDR, which changes it.
+    plain(PACKET, PACKET_VNET_HDR_SZ),
+    plain(PACKET, libc::PACKET_TIMESTAMP),
+    plain(PACKET, PACKET_TX_HAS_OFF),
+    plain(PACKET, PACKET_QDISC_BYPASS),
+    plain(PACKET, PACKET_IGNORE_OUTGOING),
 ];
 
 // Numbers of `include/uapi` that libc does not have.
@@ -192,6 +206,10 @@ const UDP_ENCAP: i32 = 100;
 const UDP_NO_CHECK6_TX: i32 = 101;
 const UDP_NO_CHECK6_RX: i32 = 102;
 const ICMP_FILTER: i32 = 1;
+const PACKET_TX_HAS_OFF: i32 = 19;
+const PACKET_QDISC_BYPASS: i32 = 20;
+const PACKET_IGNORE_OUTGOING: i32 = 23;
+const PACKET_VNET_HDR_SZ: i32 = 24;
 
 impl Plain {
     /// The option that is read by this number; `None` if it is not one of [`PLAIN`].

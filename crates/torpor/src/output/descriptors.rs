@@ -47,14 +47,21 @@ fn kind(tree: &Tree, file: &OpenFile) -> String {
             let paths: Vec<String> = watches.iter().map(|watch| text(&watch.path.path)).collect();
             format!("inotify on {}", super::list(&paths))
         }
+        FileKind::Fanotify { marks, .. } => {
+            let paths: Vec<String> = marks.iter().map(|mark| text(&mark.path.path)).collect();
+            format!("fanotify on {}", super::list(&paths))
+        }
         FileKind::Memory { memory } => match tree.memories.get(*memory as usize) {
             Some(shared) => shared_memory(shared),
             None => "shared memory".to_owned(),
         },
         FileKind::Process { pid } => format!("pidfd of process {pid}"),
+        FileKind::Ended { .. } => "pidfd of a process that has ended".to_owned(),
         FileKind::Unix(socket) => unix(tree, socket),
         FileKind::Inet(socket) => inet(socket),
         FileKind::Netlink { kind: (_, protocol), .. } => format!("netlink socket, protocol {protocol}"),
+        FileKind::Packet(socket) if socket.interface.is_empty() => "packet socket".to_owned(),
+        FileKind::Packet(socket) => format!("packet socket on {}", text(&socket.interface)),
         FileKind::OfProcess { path } => text(path),
         FileKind::Master(terminal) => format!("master of terminal {}", terminal.number),
         FileKind::Slave { master } => match tree.files.get(*master as usize).map(|file| &file.kind) {

@@ -117,8 +117,18 @@ fn netlink_sockets_keep_their_ports_and_groups() {
     assert_eq!(socket::netlink_groups(&made).unwrap(), [1, 3]);
     let other = fresh((16, 3, 12)).unwrap();
     assert!(refusal(&[other]).contains("a netlink socket of protocol 12"));
-    let packets = fresh((17, 2, 0)).unwrap();
-    assert!(refusal(&[packets]).contains("a packet socket"));
+}
+
+#[test]
+fn packet_sockets_keep_their_address() {
+    let fd = fresh((17, 2, 0)).unwrap();
+    // Protocol 0x88b6 on the loopback interface.
+    let mut address = vec![17, 0, 0x88, 0xb6, 1, 0, 0, 0];
+    address.resize(20, 0);
+    socket::bind(&fd, &address).unwrap();
+    let before = socket::local_address(&fd).unwrap();
+    let made = round(vec![fd]).remove(0);
+    assert_eq!(socket::local_address(&made).unwrap(), before);
 }
 
 #[test]

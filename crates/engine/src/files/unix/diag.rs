@@ -3,16 +3,8 @@
 use std::collections::HashMap;
 use std::io;
 
-use rustix::io::Errno;
-use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recvfrom, sendto, socket_with};
+use super::super::diag::{self, attributes, u32_at};
 
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-/// `NLM_F_REQUEST | NLM_F_DUMP`.
-const DUMP: u16 = 0x301;
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
-const HEADER_BYTES: usize = 16;
 /// `struct unix_diag_msg`.
 const MESSAGE_BYTES: usize = 16;
 /// `UDIAG_SHOW_PEER | UDIAG_SHOW_ICONS | UDIAG_SHOW_RQLEN`.
@@ -21,9 +13,6 @@ const PEER: u16 = 2;
 const WAITING: u16 = 3;
 const QUEUE: u16 = 4;
 const SHUTDOWN: u16 = 6;
-const BUFFER_BYTES: usize = 64 << 10;
-/// Messages of one answer at most: more sockets than a machine has.
-const MAX_MESSAGES: usize = 1 << 24;
 
 /// A socket in the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,66 +29,24 @@ pub(super) struct Entry {
 
 /// Sockets of the calling thread's network namespace, by inode.
 pub(super) fn list() -> io::Result<HashMap<u32, Entry>> {
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(SOCK_DIAG))?;
-    bind(&socket, &SocketAddrNetlink::new(0, 0))?;
-    let mut request = Vec::with_capacity(40);
-    request.extend_from_slice(&40_u32.to_ne_bytes());
-    request.extend_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    request.extend_from_slice(&DUMP.to_ne_bytes());
-    request.extend_from_slice(&[0; 8]);
     // `struct unix_diag_req`: family, all states, any inode, what to show, no cookie.
-    request.extend_from_slice(&[1, 0, 0, 0]);
+    let mut request = vec![1, 0, 0, 0];
     for word in [u32::MAX, 0, SHOW, u32::MAX, u32::MAX] {
         request.extend_from_slice(&word.to_ne_bytes());
     }
-    sendto(&socket, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
     let mut found = HashMap::new();
-    let mut buffer = vec![0; BUFFER_BYTES];
-    let mut messages = 0;
-    loop {
-        let length = match recvfrom(&socket, &mut *buffer, RecvFlags::TRUNC) {
-            Err(Errno::INTR) => continue,
-            other => other?.1,
-        };
-        let mut rest = buffer.get(..length).ok_or_else(|| damaged("longer than the buffer"))?;
-        while !rest.is_empty() {
-            messages += 1;
-            let total = u32_at(rest, 0).unwrap_or(0) as usize;
-            let message = rest.get(..total).filter(|message| message.len() >= HEADER_BYTES);
-            let message = message.filter(|_| messages < MAX_MESSAGES).ok_or_else(|| damaged("length"))?;
-            rest = rest.get(total.next_multiple_of(4)..).unwrap_or(&[]);
-            let payload = &message[HEADER_BYTES..];
-            match u16::from_ne_bytes([message[4], message[5]]) {
-                DONE => return Ok(found),
-                ERROR => {
-                    let code = u32_at(payload, 0).unwrap_or(0) as i32;
-                    return Err(io::Error::from_raw_os_error(code.saturating_neg()));
-                }
-                _ => {
-                    let (inode, entry) = entry(payload).ok_or_else(|| damaged("short entry"))?;
-                    found.insert(inode, entry);
-                }
-            }
-        }
-    }
-}
-
-fn damaged(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("damaged list of unix sockets: {what}"))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
+    diag::list(&request, |payload| {
+        let (inode, entry) = entry(payload)?;
+        found.insert(inode, entry);
+        Some(())
+    })?;
+    Ok(found)
 }
 
 fn entry(payload: &[u8]) -> Option<(u32, Entry)> {
     let inode = u32_at(payload, 4)?;
     let mut entry = Entry::default();
-    let mut rest = payload.get(MESSAGE_BYTES..)?;
-    while rest.len() >= 4 {
-        let length = usize::from(u16::from_ne_bytes([rest[0], rest[1]]));
-        let kind = u16::from_ne_bytes([rest[2], rest[3]]);
-        let value = rest.get(4..length)?;
+    attributes(payload.get(MESSAGE_BYTES..)?, |kind, value| {
         match kind {
             PEER => entry.peer = Some(u32_at(value, 0)?),
             WAITING => entry.waiting = value.chunks_exact(4).filter_map(|word| u32_at(word, 0)).collect(),
@@ -107,8 +54,8 @@ fn entry(payload: &[u8]) -> Option<(u32, Entry)> {
             SHUTDOWN => entry.shut = *value.first()?,
             _ => {}
         }
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or(&[]);
-    }
+        Some(())
+    })?;
     Some((inode, entry))
 }
 

@@ -97,12 +97,13 @@ pub(super) fn descriptors(
 
 /// Opens what only the process itself can, now that all processes are there; the kernel gives it the number `fd`.
 fn open(kind: &FileKind, file: &OpenFile, fd: i32, builder: &mut Builder, steps: &mut Steps) {
-    const PIDFD_NONBLOCK: u32 = 0o4000;
+    /// `PIDFD_NONBLOCK`, `PIDFD_THREAD`.
+    const PIDFD_FLAGS: u32 = 0o4000 | 0o200;
     const AT_FDCWD: i32 = -100;
     const O_ASYNC: u32 = 0o20_000;
     match kind {
         FileKind::Process { pid } => {
-            let flags = u64::from(file.flags & PIDFD_NONBLOCK);
+            let flags = u64::from(file.flags & PIDFD_FLAGS);
             steps.exact(calls::PIDFD_OPEN, fd as u64, &[(*pid).into(), flags.into()]);
         }
         FileKind::OfProcess { path } => {

@@ -14,7 +14,7 @@ use torpor_image::tree::Tree;
 use torpor_linux::restorer::{ANY, CHILD, EXACT, FROM_VDSO, NO_ERROR, STEP_BYTES, STOP, Step};
 
 use super::calls;
-use super::compile::{BORN, CLONE_PARENT, CLONE_PTRACE, CLONE_THREAD_FLAGS, DONE, JOINED};
+use super::compile::{BORN, CLONE_PARENT, CLONE_PTRACE, CLONE_THREAD_FLAGS, DONE, FILL, JOINED};
 use super::plan::{Plan, Task};
 
 const CLONE_NEWTIME: u64 = 0x80;
@@ -36,10 +36,16 @@ const ONE_PROCESS: u64 = 1;
 
 /// Whether the plan's steps are those of a plan of this tree; `Plan::decode` has seen to it that they lie within the data.
 pub(crate) fn is_sound(tree: &Tree, plan: &Plan) -> bool {
-    let ids: BTreeSet<u64> = plan.tasks.iter().map(|task| task.tid as u64).collect();
-    let groups = tree.processes.iter().map(|process| process.group as u64);
-    let vet = Vet { tree, plan, groups: groups.chain(ids.iter().copied()).collect(), ids };
+    let vet = Vet::new(tree, plan);
     plan.tasks.iter().all(|task| vet.list(task))
+}
+
+/// Of a plan that was just made: its steps that would not be taken from an image. The list here and what `compile` makes are
+/// two places that must agree.
+pub(super) fn strangers(tree: &Tree, plan: &Plan) -> Vec<Step> {
+    let vet = Vet::new(tree, plan);
+    let steps = plan.tasks.iter().flat_map(|task| plan.steps(task));
+    steps.map(|(_, step)| step).filter(|step| !vet.step(step)).collect()
 }
 
 struct Vet<'a> {
@@ -50,7 +56,13 @@ struct Vet<'a> {
     groups: BTreeSet<u64>,
 }
 
-impl Vet<'_> {
+impl<'a> Vet<'a> {
+    fn new(tree: &'a Tree, plan: &'a Plan) -> Self {
+        let ids: BTreeSet<u64> = plan.tasks.iter().map(|task| task.tid as u64).collect();
+        let groups = tree.processes.iter().map(|process| process.group as u64);
+        Self { tree, plan, groups: groups.chain(ids.iter().copied()).collect(), ids }
+    }
+
     /// The interpreter runs from the first step to a stop or an end: that has to be the last.
     fn list(&self, task: &Task) -> bool {
         if !(task.end - task.first).is_multiple_of(STEP_BYTES as u64) {
@@ -66,7 +78,8 @@ impl Vet<'_> {
 
     fn step(&self, step: &Step) -> bool {
         if step.number == STOP {
-            return [BORN, JOINED, DONE].contains(&(step.expected as u64));
+            // Behind FILL is a table: what of it lies within the plan is looked at when it is used.
+            return [BORN, JOINED, DONE, FILL].contains(&(step.expected as u64));
         }
         if step.flags & !(EXACT | NO_ERROR | ANY | FROM_VDSO | CHILD) != 0 || !calls::is_known(step.number) {
             return false;

@@ -34,6 +34,7 @@ use self::sharing::Sharing;
 use super::calls;
 use super::plan::{Kind, Plan, Task, key};
 use super::staged::Staged;
+use super::vet;
 
 /// The child is traced as its maker is.
 pub(super) const CLONE_PTRACE: u64 = 0x2000;
@@ -154,7 +155,10 @@ pub(super) fn plan(tree: &Tree, key: u64) -> Result<Plan, CompileError> {
                 .into_iter()
                 .map(|task| Task { first: place(task.first), end: place(task.end), limits: limits(&task), ..task })
                 .collect();
-            return Ok(Plan { key, address: room.address, first_fd: staged.first, tasks, data });
+            let plan = Plan { key, address: room.address, first_fd: staged.first, tasks, data };
+            // What is not known there would be dropped with every image that is read, and be made again: slowly, not wrongly.
+            debug_assert!(vet::is_sound(tree, &plan), "`vet` does not know {:?}", vet::strangers(tree, &plan));
+            return Ok(plan);
         }
         reserve = compiler.builder.len().next_power_of_two();
     }

@@ -32,6 +32,9 @@ pub(crate) fn unexpected(path: &str) -> io::Error {
 pub(crate) struct Stat {
     /// `R`, `S`, `D`, `t`, `Z` …
     pub(crate) state: char,
+    /// Process group and session.
+    pub(crate) group: i32,
+    pub(crate) session: i32,
     /// Start time in clock ticks since boot: with the id it names a process for good.
     pub(crate) start_ticks: u64,
     /// CPU that it last ran on.
@@ -45,12 +48,17 @@ pub(crate) fn stat(path: &str) -> io::Result<Stat> {
     let fields = text.rfind(')').and_then(|end| text.get(end + 2..)).ok_or_else(|| unexpected(path))?;
     let mut fields = fields.split_ascii_whitespace();
     let state = fields.next().and_then(|field| field.chars().next());
-    // Field 22, where the state is field 3.
-    let start_ticks = fields.nth(18).and_then(|field| field.parse().ok());
+    // Fields 5 and 6, where the state is field 3.
+    let group = fields.nth(1).and_then(|field| field.parse().ok());
+    let session = fields.next().and_then(|field| field.parse().ok());
+    // Field 22.
+    let start_ticks = fields.nth(15).and_then(|field| field.parse().ok());
     // Field 39.
     let cpu = fields.nth(16).and_then(|field| field.parse().ok());
-    match (state, start_ticks, cpu) {
-        (Some(state), Some(start_ticks), Some(cpu)) => Ok(Stat { state, start_ticks, cpu }),
+    match (state, group, session, start_ticks, cpu) {
+        (Some(state), Some(group), Some(session), Some(start_ticks), Some(cpu)) => {
+            Ok(Stat { state, group, session, start_ticks, cpu })
+        }
         _ => Err(unexpected(path)),
     }
 }

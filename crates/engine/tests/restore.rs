@@ -1,10 +1,12 @@
 //! Real processes through an image and back.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, WaitOptions, waitpid};
 use torpor_engine::{Checkpoint, Fault, NoFaults, Restore, RestoreError, RestoreStep, Restored, checkpoint, restore};
+use torpor_linux::restorer::as_process;
 
 /// A program without the descriptors of whoever runs the tests.
 fn start(line: &str) -> Child {
@@ -97,6 +99,11 @@ fn imaged(folder: &std::path::Path) -> (std::path::PathBuf, Vec<i32>) {
     );
     named(&child, "ready");
     let pid = child.id() as i32;
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut ids: Vec<i32> =
+        threads.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    ids.extend(children.split_whitespace().map(|id| id.parse::<i32>().unwrap()));
     let done = checkpoint(&Checkpoint {
         pid,
         folder: &folder.join("image"),
@@ -105,9 +112,9 @@ fn imaged(folder: &std::path::Path) -> (std::path::PathBuf, Vec<i32>) {
         faults: &NoFaults,
     });
     let done = done.unwrap_or_else(|error| panic!("{error:#?}"));
-    assert_eq!((done.processes, done.threads), (3, 3), "the program was not ready");
+    assert_eq!((done.processes, done.threads, ids.len()), (3, 3, 4), "the program was not ready");
     let _ = child.wait();
-    (done.image, vec![pid])
+    (done.image, ids)
 }
 
 /// The process has ended and its id is free. Its last parent is the machine's init, which may take seconds to ask for it, or
@@ -155,6 +162,76 @@ fn an_error_at_any_step_leaves_nothing() {
         restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) }).unwrap_err();
     assert!(error.is_refusal() && error.to_string().contains("is taken by ready"), "{error}");
     kill(&restored);
+}
+
+/// Not a test of its own: has a thread that is process `TORPOR_TEST_ID` until its input ends.
+#[test]
+fn helper_with_an_id() {
+    let Ok(id) = std::env::var("TORPOR_TEST_ID") else { return };
+    let end = || std::io::Read::read(&mut std::io::stdin(), &mut [0]);
+    as_process(id.parse().unwrap(), end).unwrap().unwrap();
+}
+
+#[test]
+fn an_id_that_is_taken_behind_the_check_is_named() {
+    let _turn = TURN.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let (image, ids) = imaged(folder.path());
+    for id in &ids {
+        let taker = std::cell::RefCell::new(None);
+        let take = |step: RestoreStep| {
+            if step == RestoreStep::Checked {
+                let mut helper = Command::new(std::env::current_exe().unwrap());
+                helper.args(["--exact", "helper_with_an_id"]).env("TORPOR_TEST_ID", id.to_string());
+                taker.replace(Some(helper.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()));
+                let there = || std::path::Path::new(&format!("/proc/{id}")).exists();
+                while !there() {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+            }
+            Ok(())
+        };
+        let error =
+            restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &take }).unwrap_err();
+        let wanted = format!("process id {id} is taken by helper_with_an");
+        assert!(error.is_refusal() && error.to_string().contains(&wanted), "{error}");
+        ids.iter().filter(|other| *other != id).for_each(|id| nothing_left(*id));
+        let mut taker = taker.take().unwrap();
+        drop(taker.stdin.take());
+        assert!(taker.wait().unwrap().success(), "it was disturbed");
+        nothing_left(*id);
+    }
+    let restored =
+        restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) }).unwrap();
+    kill(&restored);
+}
+
+/// A session whose leader has ended has its number still, and no process has it.
+#[test]
+fn a_session_that_has_the_id_is_named() {
+    let _turn = TURN.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let (image, ids) = imaged(folder.path());
+    let taker = std::cell::RefCell::new(None);
+    let take = |step: RestoreStep| {
+        if step == RestoreStep::Checked {
+            // The leader, with that id, makes a session, a child in it with a group of its own, and ends.
+            let leader = || {
+                rustix::process::setsid().unwrap();
+                let mut command = Command::new("sleep");
+                command.arg("99").stdin(Stdio::null()).process_group(0).spawn().unwrap().id()
+            };
+            taker.replace(Some(as_process(ids[0], leader).unwrap()));
+        }
+        Ok(())
+    };
+    let result = restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &take });
+    let sleeper = Pid::from_raw(taker.take().unwrap() as i32).unwrap();
+    rustix::process::kill_process(sleeper, rustix::process::Signal::KILL).unwrap();
+    let error = result.unwrap_err();
+    let wanted = format!("process id {} is taken by the session of process {}", ids[0], sleeper.as_raw_nonzero());
+    assert!(error.is_refusal() && error.to_string().contains(&wanted), "{error}");
+    ids.iter().for_each(|id| nothing_left(*id));
 }
 
 /// Not a test of its own: restores `TORPOR_TEST_IMAGE` and is killed at step `TORPOR_TEST_STEP`.

@@ -46,29 +46,48 @@ const ENDED_LOOK: Duration = Duration::from_millis(1);
 
 /// Process and thread ids that are taken.
 pub(crate) fn ids(plan: &Plan) -> Vec<String> {
-    let taken = |id: &i32| {
+    let is_taken = |id: &i32| {
         let Some(pid) = Pid::from_raw(*id) else { return false };
         test_kill_process(pid) != Err(Errno::SRCH) || test_kill_process_group(pid) != Err(Errno::SRCH)
     };
     let ended =
         |id: &i32| crate::proc::stat(&format!("/proc/{id}/stat")).map_or(true, |stat| matches!(stat.state, 'Z' | 'X'));
-    let mut ids: BTreeSet<i32> = plan.tasks.iter().map(|task| task.tid).filter(taken).collect();
+    let mut ids: BTreeSet<i32> = plan.tasks.iter().map(|task| task.tid).filter(is_taken).collect();
     let begun = Instant::now();
     while !ids.is_empty() && ids.iter().all(ended) && begun.elapsed() < ENDED_WAIT {
         // There is no event for it.
         std::thread::sleep(ENDED_LOOK);
-        ids.retain(taken);
+        ids.retain(is_taken);
         if ids.is_empty() {
             // The kernel frees a number a moment after the process is gone.
             std::thread::sleep(ENDED_LOOK);
         }
     }
-    ids.into_iter()
-        .map(|id| match crate::proc::name(id) {
-            name if name.is_empty() => format!("process id {id} is taken"),
-            name => format!("process id {id} is taken by {name}"),
-        })
-        .collect()
+    ids.into_iter().map(taken).collect()
+}
+
+/// That a process id is taken, and by what. A number is also taken while it is that of a group or session whose leader has ended.
+pub(super) fn taken(id: i32) -> String {
+    if let Ok(name) = crate::proc::read(&format!("/proc/{id}/comm")) {
+        return format!("process id {id} is taken by {}", name.trim_end());
+    }
+    let all = std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let group_and_session = |pid: &i32| {
+        let stat = crate::proc::stat(&format!("/proc/{pid}/stat")).ok()?;
+        Some((stat.group, stat.session))
+    };
+    let member = all.into_iter().find_map(|pid: i32| {
+        let (group, session) = group_and_session(&pid)?;
+        let what = if group == id { "process group" } else { "session" };
+        (group == id || session == id).then(|| format!("the {what} of process {pid} ({})", crate::proc::name(pid)))
+    });
+    match member {
+        Some(what) => format!("process id {id} is taken by {what}"),
+        None => format!("process id {id} was taken a moment ago (try again)"),
+    }
 }
 
 /// The plan's tasks are those of the tree.

@@ -84,7 +84,8 @@ pub enum RestoreError {
 }
 
 impl RestoreError {
-    /// It was refused before anything was started, because of what the image needs and does not find here.
+    /// It was refused because of what the image needs and does not find here: before anything was started, or when a process id
+    /// turned out to have been taken meanwhile.
     pub fn is_refusal(&self) -> bool {
         matches!(
             self,

@@ -15,6 +15,7 @@ use torpor_linux::restorer::{
 };
 
 use super::calls;
+use super::check;
 use super::compile::{BORN, DONE, FILL, JOINED, MANY};
 use super::error::RestoreError;
 use super::open::Opened;
@@ -103,7 +104,10 @@ impl<'a> Building<'a> {
             }
             started = launch(&request);
         }
-        started?;
+        started.map_err(|error| match error.error.kind() {
+            io::ErrorKind::AlreadyExists => RestoreError::Refused(vec![check::taken(pid)]),
+            _ => error.into(),
+        })?;
         let mut building = Self::begin(tree, plan);
         building.ids = plan.tasks.iter().map(|task| task.tid).collect();
         building.adopt(0, true)?;
@@ -236,6 +240,13 @@ impl<'a> Building<'a> {
             _ if stop.failed => io::Error::other(format!("the kernel answered {:#x}", stop.answer)),
             _ => io::Error::other(format!("it is not at barrier {barrier}")),
         };
+        // Somebody has taken a number since they were all found free. (Within an app's home there is nobody else.)
+        if let Some(step) = step.filter(|step| i64::from(step.number) == calls::CLONE3)
+            && error.kind() == io::ErrorKind::AlreadyExists
+            && self.births.is_none()
+        {
+            return Err(RestoreError::Refused(vec![check::taken(step.expected as i32)]));
+        }
         Err(RestoreError::Call { pid: process.pid, name: name(process), tid: task.tid, call, error })
     }
 

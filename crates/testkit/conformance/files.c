@@ -1,6 +1,7 @@
 // Descriptors of files, directories, devices.
 #include "conformance.h"
 
+#include <linux/capability.h>
 #include <sys/ioctl.h>
 #include <termios.h>
 
@@ -352,6 +353,91 @@ PROGRAM(terminal, "a pair of pseudo-terminals: settings, size, data both ways") 
     EQ(size.ws_col, 101);
     expect_read(slave, "typed");
     expect_read(master, "shown");
+}
+PROGRAM(terminal_packets, "a master in packet mode, and what has been typed meanwhile") {
+    int slave, master = open_terminal(&slave);
+    struct termios settings;
+    NEED(tcgetattr(slave, &settings));
+    cfmakeraw(&settings);
+    NEED(tcsetattr(slave, TCSANOW, &settings));
+    NEED(ioctl(master, TIOCPKT, &(int){ 1 }));
+    EQ(write(master, "typed", 5), 5);
+    rest_ms(20);
+    captured();
+    int packets = 0;
+    NEED(ioctl(master, TIOCGPKT, &packets));
+    EQ(packets, 1);
+    struct pollfd polled = { master, POLLIN | POLLPRI, 0 };
+    EQ(poll(&polled, 1, 0), 0);
+    expect_read(slave, "typed");
+    EQ(write(slave, "shown", 5), 5);
+    char got[16];
+    EQ(read(master, got, sizeof got), 6);
+    EQ(got[0], TIOCPKT_DATA);
+    BYTES(got + 1, "shown", 5);
+    NEED(tcflush(slave, TCIFLUSH));
+    EQ(read(master, got, sizeof got), 1);
+    EQ(got[0], TIOCPKT_FLUSHREAD);
+}
+PROGRAM(terminal_locked, "a pseudo-terminal that is locked still, and that nobody has opened") {
+    int master = NEED(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+    NEED(ioctl(master, TIOCSWINSZ, &(struct winsize){ 12, 34, 0, 0 }));
+    captured();
+    int locked = 0;
+    NEED(ioctl(master, TIOCGPTLCK, &locked));
+    EQ(locked, 1);
+    char name[64];
+    EQ(ptsname_r(master, name, sizeof name), 0);
+    FAILS(open(name, O_RDWR | O_NOCTTY), EIO);
+    // It waits for the other end, and is not hung up.
+    struct pollfd polled = { master, POLLIN, 0 };
+    EQ(poll(&polled, 1, 0), 0);
+    NEED(unlockpt(master));
+    int slave = NEED(open(name, O_RDWR | O_NOCTTY));
+    struct winsize size;
+    NEED(ioctl(slave, TIOCGWINSZ, &size));
+    EQ(size.ws_col, 34);
+    EQ(write(slave, "shown", 5), 5);
+    expect_read(master, "shown");
+}
+PROGRAM(terminal_hung_up, "a pseudo-terminal whose slave has been closed") {
+    int slave, master = open_terminal(&slave);
+    EQ(write(slave, "last", 4), 4);
+    rest_ms(20);
+    close(slave);
+    captured();
+    struct pollfd polled = { master, POLLIN, 0 };
+    EQ(poll(&polled, 1, 0), 1);
+    EQ(polled.revents, POLLIN | POLLHUP);
+    expect_read(master, "last");
+    char got;
+    FAILS(read(master, &got, 1), EIO);
+}
+PROGRAM(terminal_exclusive, "exclusive mode of both ends of a pseudo-terminal") {
+    int slave, master = open_terminal(&slave);
+    NEED(ioctl(slave, TIOCEXCL));
+    NEED(ioctl(master, TIOCEXCL));
+    captured();
+    int exclusive = 0;
+    NEED(ioctl(slave, TIOCGEXCL, &exclusive));
+    EQ(exclusive, 1);
+    exclusive = 0;
+    NEED(ioctl(master, TIOCGEXCL, &exclusive));
+    EQ(exclusive, 1);
+    pid_t child = NEED(fork());
+    if (child == 0) {
+        // Who administers the system opens it nonetheless.
+        struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
+        struct __user_cap_data_struct none[2] = { 0 };
+        NEED(syscall(SYS_capset, &header, none));
+        char name[64];
+        EQ(ptsname_r(master, name, sizeof name), 0);
+        FAILS(open(name, O_RDWR | O_NOCTTY), EBUSY);
+        NEED(ioctl(slave, TIOCNXCL));
+        NEED(open(name, O_RDWR | O_NOCTTY));
+        done();
+    }
+    reap(child);
 }
 PROGRAM(controlling_terminal, "a session with a controlling terminal and a group in its foreground") {
     int slave, master = open_terminal(&slave);

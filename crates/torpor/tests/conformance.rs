@@ -272,6 +272,10 @@ conformance! {
     signal_owner: ok,
     directory_notification: refused "is watched with F_NOTIFY",
     terminal: ok,
+    terminal_packets: ok,
+    terminal_locked: ok,
+    terminal_hung_up: ok,
+    terminal_exclusive: ok,
     controlling_terminal: ok,
     // locks.c
     flock_lock: ok,

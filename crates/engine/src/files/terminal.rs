@@ -5,13 +5,14 @@
 //!
 //! What waits in a terminal can only be looked at by reading it. That is done where putting it back is exact: what was typed by
 //! `TIOCSTI`-like writes to the master while the terminal is raw, what was shown by writes to the slave without output processing.
-//! Lines that are being typed in canonical mode cannot be seen at all.
+//! Lines that are being typed in canonical mode cannot be seen at all, nor what was written to a master whose slave nobody has
+//! opened yet: opening it would be seen.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Gid, Mode, OFlags, Uid, chmod, chown, fstat, minor};
+use rustix::fs::{FileType, Gid, Mode, OFlags, Uid, chmod, chown, fstat, major, minor};
 use rustix::io::{Errno, ioctl_fionread};
 use torpor_image::tree::{FileId, FileKind, OpenFile, Owner, PathState, Terminal};
 use torpor_linux::tty::{self, Number, SETTINGS_BYTES};
@@ -23,6 +24,8 @@ use super::{ControllingTerminal, MakeError, locks, path};
 
 /// First major number of slaves of `/dev/pts`.
 const SLAVES: u32 = 136;
+/// To look at a slave without opening it.
+const PLACE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 const READ_WRITE: u32 = 2;
 const NO_CONTROLLING: u32 = 0o400;
 /// `N_TTY`.
@@ -96,10 +99,16 @@ impl Terminals {
     }
 }
 
+/// A process of the tree has the slave with this number open.
+fn is_open(list: &List, number: u32) -> bool {
+    let is_it = |item: &Item| is_slave(major(item.stat.st_rdev)) && minor(item.stat.st_rdev) == number;
+    list.items.iter().any(|item| FileType::from_raw_mode(item.stat.st_mode) == FileType::CharacterDevice && is_it(item))
+}
+
 /// A slave; `None`: its master is not in the tree.
 pub(super) fn slave(context: &Context<'_, '_>, item: &Item) -> Described<Option<FileKind>> {
     let Some(master) = context.terminals.masters.get(&minor(item.stat.st_rdev)) else { return Ok(None) };
-    let peer = tty::open_peer(&context.list.item(*master).fd, OFlags::PATH.bits() as i32);
+    let peer = tty::open_peer(&context.list.item(*master).fd, PLACE.bits() as i32);
     // Another file system of terminals has the same numbers.
     let same = peer.is_ok_and(|peer| fstat(&peer).is_ok_and(|stat| stat.st_dev == item.stat.st_dev));
     Ok(same.then_some(FileKind::Slave { master: *master }))
@@ -113,15 +122,11 @@ pub(super) fn master(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> 
     if discipline != USUAL {
         return refused(format!("with line discipline {discipline}"), "");
     }
+    let number = tty::number(fd, Number::Pair)? as u32;
     let locked = tty::number(fd, Number::Locked)? != 0;
-    if locked {
-        tty::set_locked(fd, false)?;
-    }
-    let peer = tty::open_peer(fd, (OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NONBLOCK).bits() as i32);
-    if locked {
-        tty::set_locked(fd, true)?;
-    }
-    let peer = peer?;
+    // Opening the other end for the first time would be seen: closed again, it hangs the master up.
+    let untouched = !is_open(context.list, number) && !polled(fd, PollFlags::empty())?.contains(PollFlags::HUP);
+    let peer = if untouched { None } else { Some(unlocked(fd, locked)?) };
     if let Ok(session) = tty::number(fd, Number::Session) {
         let foreground = tty::number(fd, Number::Foreground)?;
         let ids = &context.request.ids;
@@ -134,21 +139,39 @@ pub(super) fn master(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> 
         context.terminals.sessions.push((session, id, foreground));
     }
     let settings = tty::settings(fd)?;
-    let (typed, shown) = waiting(fd, &peer, &settings)?;
-    let stat = fstat(&peer)?;
+    let (typed, shown) = match &peer {
+        Some(peer) => waiting(fd, peer, &settings)?,
+        None => Default::default(),
+    };
+    let stat = fstat(tty::open_peer(fd, PLACE.bits() as i32)?)?;
+    let exclusive = |end: &OwnedFd| tty::number(end, Number::Exclusive).map(|on| on != 0);
     Ok(FileKind::Master(Box::new(Terminal {
         path: PathState { bytes: item.stat.st_rdev, ..path::state(&item.link, &item.stat) },
-        number: tty::number(fd, Number::Pair)? as u32,
+        number,
         settings: settings.to_vec(),
         size: tty::size(fd)?,
         packets: tty::number(fd, Number::Packets)? != 0,
         locked,
-        exclusive: tty::number(&peer, Number::Exclusive)? != 0,
+        untouched,
+        exclusive: (exclusive(fd)?, peer.as_ref().map_or(Ok(false), exclusive)?),
         mode: stat.st_mode & 0o7777,
         owner: (stat.st_uid, stat.st_gid),
         typed,
         shown,
     })))
+}
+
+/// The other end of a master, which may be locked.
+fn unlocked(master: &OwnedFd, locked: bool) -> std::io::Result<OwnedFd> {
+    if locked {
+        tty::set_locked(master, false)?;
+    }
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let peer = tty::open_peer(master, flags.bits() as i32);
+    if locked {
+        tty::set_locked(master, true)?;
+    }
+    peer
 }
 
 /// What was typed and shown, and has not been read.
@@ -158,14 +181,19 @@ fn waiting(master: &OwnedFd, slave: &OwnedFd, settings: &[u8; SETTINGS_BYTES]) -
     if typed && !is_raw(settings) {
         return refused("with lines that have been typed and not been read");
     }
-    let shown = is_readable(master)?;
-    if shown && tty::number(master, Number::Packets)? != 0 {
+    let shown = polled(master, PollFlags::IN)?.contains(PollFlags::IN);
+    let packets = tty::number(master, Number::Packets)? != 0;
+    if shown && packets {
         return refused("in packet mode, with output that has not been read");
     }
     if !typed && !shown {
         return Ok((Vec::new(), Vec::new()));
     }
-    // Taken out and put back at once. Both are in the tree, so nobody writes in between.
+    // Taken out and put back at once. Both are in the tree, so nobody writes in between. Of other settings a master in packet
+    // mode would be told.
+    if packets {
+        tty::set_packets(master, false)?;
+    }
     tty::set_settings(master, &raw(settings))?;
     let moved = take(slave).and_then(|typed| {
         put(master, &typed)?;
@@ -174,13 +202,16 @@ fn waiting(master: &OwnedFd, slave: &OwnedFd, settings: &[u8; SETTINGS_BYTES]) -
         Ok((typed, shown))
     });
     tty::set_settings(master, settings)?;
+    if packets {
+        tty::set_packets(master, true)?;
+    }
     Ok(moved?)
 }
 
-fn is_readable(fd: &OwnedFd) -> rustix::io::Result<bool> {
-    let mut polled = [PollFd::new(fd, PollFlags::IN)];
+fn polled(fd: &OwnedFd, events: PollFlags) -> rustix::io::Result<PollFlags> {
+    let mut polled = [PollFd::new(fd, events)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
-    Ok(polled[0].revents().contains(PollFlags::IN))
+    Ok(polled[0].revents())
 }
 
 /// Reads all that there is.
@@ -229,9 +260,9 @@ pub(super) fn make(terminal: &Terminal, file: &OpenFile, around: Around<'_>) -> 
     drop(below);
     tty::set_locked(&master, false).map_err(MakeError::at("unlocking", &*name))?;
     tty::set_size(&master, terminal.size).map_err(MakeError::at("setting the size of", &*name))?;
-    let slave = peer(&master, READ_WRITE).map_err(MakeError::at("opening", &*name))?;
-    fill(&master, &slave, terminal).map_err(MakeError::at("filling", &*name))?;
-    let path = format!("/proc/self/fd/{}", slave.as_raw_fd());
+    fill(&master, terminal).map_err(MakeError::at("filling", &*name))?;
+    let place = tty::open_peer(&master, PLACE.bits() as i32).map_err(MakeError::at("finding", &*name))?;
+    let path = format!("/proc/self/fd/{}", place.as_raw_fd());
     let owner = (Uid::from_raw(terminal.owner.0), Gid::from_raw(terminal.owner.1));
     chown(&*path, Some(owner.0), Some(owner.1)).map_err(MakeError::at("giving its owner to", &*name))?;
     chmod(&*path, Mode::from_raw_mode(terminal.mode)).map_err(MakeError::at("setting the mode of", &*name))?;
@@ -240,11 +271,14 @@ pub(super) fn make(terminal: &Terminal, file: &OpenFile, around: Around<'_>) -> 
     Ok(master)
 }
 
-fn fill(master: &OwnedFd, slave: &OwnedFd, terminal: &Terminal) -> std::io::Result<()> {
+fn fill(master: &OwnedFd, terminal: &Terminal) -> std::io::Result<()> {
     let settings: &[u8; SETTINGS_BYTES] = terminal.settings.as_slice().try_into().map_err(|_| Errno::INVAL)?;
-    tty::set_settings(master, &raw(settings))?;
-    put(master, &terminal.typed)?;
-    put(slave, &terminal.shown)?;
+    if !terminal.untouched {
+        let slave = peer(master, READ_WRITE)?;
+        tty::set_settings(master, &raw(settings))?;
+        put(master, &terminal.typed)?;
+        put(&slave, &terminal.shown)?;
+    }
     tty::set_settings(master, settings)
 }
 
@@ -259,7 +293,11 @@ pub(super) fn make_slave(master: &OwnedFd, file: &OpenFile) -> Result<OwnedFd, M
 /// The last: nobody else can open them any more.
 pub(super) fn close_off(master: &OwnedFd, terminal: &Terminal) -> Result<(), MakeError> {
     let name = || shown(terminal.number);
-    if terminal.exclusive {
+    let (of_master, of_slave) = terminal.exclusive;
+    if of_master {
+        tty::set_exclusive(master).map_err(MakeError::at("closing off", name()))?;
+    }
+    if of_slave {
         let slave = peer(master, READ_WRITE).map_err(MakeError::at("opening", name()))?;
         tty::set_exclusive(&slave).map_err(MakeError::at("closing off", name()))?;
     }

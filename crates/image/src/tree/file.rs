@@ -240,8 +240,10 @@ pub struct Terminal {
     pub packets: bool,
     /// The slave cannot be opened.
     pub locked: bool,
-    /// Nobody else can open it (`TIOCEXCL`).
-    pub exclusive: bool,
+    /// Nobody has opened the slave yet: the master waits for that, and is not hung up.
+    pub untouched: bool,
+    /// Nobody else can open it (`TIOCEXCL`): master and slave, each with a mark of its own.
+    pub exclusive: (bool, bool),
     /// Permission bits of the slave.
     pub mode: u32,
     /// User and group of the slave.

@@ -1,7 +1,8 @@
 //! Contents of files as pages of the image.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use rustix::fs::{OFlags, SeekFrom, seek};
@@ -9,6 +10,7 @@ use rustix::io::Errno;
 use torpor_image::{Content, FormatError, PAGE, REGION_PAGES, Region, checksum};
 
 use super::MakeError;
+use super::charge::Charge;
 use super::collect::{Described, Why};
 use crate::memory::sink::{BATCH_BYTES, PageSink};
 
@@ -72,15 +74,19 @@ fn read_all(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<usize
     Ok(done)
 }
 
-/// Writes the stored pages into `file`, which is so many bytes long, after checking them. `behind` writes what is behind the end of the file in its last
-/// page.
+/// Writes the stored pages into `file`, which is so many bytes long, after checking them. `behind` writes what is behind the end
+/// of the file in its last page.
 pub(super) fn fill(
     file: &File,
     (bytes, pages): (u64, &[Region]),
     image: &File,
+    charge: Option<&Charge>,
     name: &str,
     mut behind: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
 ) -> Result<(), MakeError> {
+    if let Some(charge) = charge {
+        runs(pages).into_iter().for_each(|run| charge.pages(file.as_fd(), run.start, run.end - run.start));
+    }
     let mut buffer = vec![0; (u64::from(REGION_PAGES) * PAGE) as usize];
     for region in pages {
         let Content::Stored { offset, checksum: wanted } = region.content else { continue };
@@ -97,4 +103,17 @@ pub(super) fn fill(
         }
     }
     Ok(())
+}
+
+/// Stored pages that lie together.
+fn runs(pages: &[Region]) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for region in pages.iter().filter(|region| matches!(region.content, Content::Stored { .. })) {
+        let end = region.start + region.bytes();
+        match runs.last_mut().filter(|last| last.end == region.start) {
+            Some(last) => last.end = end,
+            None => runs.push(region.start..end),
+        }
+    }
+    runs
 }

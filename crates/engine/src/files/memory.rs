@@ -231,7 +231,8 @@ pub(super) fn make(memory: &SharedMemory, image: &File, around: Around<'_>) -> R
             let (segment, attached) = Segment::make(memory, around.same_boot)?;
             let file = File::from(attached.open().map_err(MakeError::at("opening", &*name))?);
             segment::clear(&file, memory.bytes).map_err(MakeError::at("emptying", &*name))?;
-            fill(&file, (memory.bytes, &memory.pages), image, &name, |at, tail| attached.write(at, tail))?;
+            let behind = |at, tail: &[u8]| attached.write(at, tail);
+            fill(&file, (memory.bytes, &memory.pages), image, around.charge, &name, behind)?;
             return Ok(MadeMemory { fd: file.into(), segment: Some(segment) });
         }
         SharedMemoryKind::Deleted { state, owner } => {
@@ -243,7 +244,7 @@ pub(super) fn make(memory: &SharedMemory, image: &File, around: Around<'_>) -> R
         }
     };
     let file = File::from(fd);
-    fill(&file, (memory.bytes, &memory.pages), image, &name, |_, _| Ok(()))?;
+    fill(&file, (memory.bytes, &memory.pages), image, around.charge, &name, |_, _| Ok(()))?;
     Ok(MadeMemory { fd: file.into(), segment: None })
 }
 

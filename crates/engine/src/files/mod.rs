@@ -23,6 +23,7 @@
 //! Files with a name must be what they were: same device, inode and type, and for regular files same length and time of
 //! change.
 
+pub(crate) mod charge;
 mod collect;
 mod contents;
 mod datagram;

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use torpor_image::tree::{FileKind, OpenFile, PathState};
 use torpor_linux::handle;
 
+use super::charge::Charge;
 use super::collect::{Described, Why};
 use super::list::Item;
 use super::pipe::reopen;
@@ -95,6 +96,8 @@ pub(crate) struct Around<'a> {
     pub(crate) same_boot: bool,
     /// How much time has passed since then, where timers are to count it: an app's after a reboot.
     pub(crate) passed: Option<Duration>,
+    /// Whose memory the contents of memory files are; `None`: the restorer's.
+    pub(crate) charge: Option<&'a Charge>,
 }
 
 pub(super) fn path_of(bytes: &[u8]) -> &Path {

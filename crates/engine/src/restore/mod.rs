@@ -99,7 +99,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     reached(RestoreStep::Read)?;
 
     let same_boot = crate::collect::boot().map_or(true, |boot| boot == tree.machine.boot);
-    let around = Around { root: Root::Own, same_boot, passed: None };
+    let around = Around { root: Root::Own, same_boot, passed: None, charge: None };
     let staged = Staged::of(&tree).ok_or(CompileError::NoNumbers)?;
     let mut wrong = check::machine(&header.needs, &tree);
     wrong.extend(check::ids(&plan));

@@ -40,6 +40,7 @@ use torpor_linux::restorer::{Entered, enter_for_children};
 
 pub use self::error::ReviveError;
 use self::prepare::{Prepared, prepare};
+use crate::files::charge::Charge;
 use crate::files::{self, Around, Given, Root};
 use crate::home::Home;
 use crate::plan::Memories;
@@ -155,7 +156,9 @@ impl Reviving<'_> {
     fn build(&mut self, prepared: Prepared, entering: Entering<'_>) -> Result<Revived, ReviveError> {
         let home = self.home;
         let Prepared { file, tree, plan, starters, root, paths, given, passed, same_boot, mut warnings } = prepared;
-        let around = Around { root: Root::At(root.as_fd()), same_boot, passed: (!same_boot).then_some(passed) };
+        let charge = Charge::of(home);
+        let passed_since = (!same_boot).then_some(passed);
+        let around = Around { root: Root::At(root.as_fd()), same_boot, passed: passed_since, charge: Some(&charge) };
         let surroundings = !same_boot && files::ipc::has_any(&tree.surroundings);
         if surroundings || makes_in_namespaces(&tree, &given) {
             let entered = move_into_thread_name_spaces(home.init.as_fd(), ENTERED);
@@ -169,6 +172,8 @@ impl Reviving<'_> {
         let made = if makes { owners::as_root_inside(home, make) } else { Ok(make()) };
         let made =
             made.map_err(|error| ReviveError::Home("taking its owner's place", error))?.map_err(RestoreError::from)?;
+        // From here on this thread's children are the app's.
+        drop(charge);
         let mut opened = Opened::new(&tree, starters, made, paths, &file, Some(home.init.as_fd()))?;
         self.reached(RestoreStep::Opened)?;
 

@@ -11,6 +11,7 @@ use torpor_image::{FormatError, Needs};
 
 use super::adapt::Times;
 use super::{Fetched, ReviveError, Reviving, adapt, directory, owners};
+use crate::files::charge::Charge;
 use crate::files::{self, Around, Given, Root};
 use crate::home::Home;
 use crate::restore::open::{self, Starters};
@@ -65,9 +66,11 @@ pub(super) fn prepare(reviving: &mut Reviving<'_>, generation: u64, parked: &Fet
     let same_boot = header.boot == reviving.target.boot && !younger;
     let times = Times::of(&tree.machine, home).map_err(|error| ReviveError::Home("reading its clocks", error))?;
     let passed = times.passed();
-    let around = Around { root: Root::At(root.as_fd()), same_boot, passed: (!same_boot).then_some(passed) };
+    let charge = Charge::of(home);
+    let passed_since = (!same_boot).then_some(passed);
+    let around = Around { root: Root::At(root.as_fd()), same_boot, passed: passed_since, charge: Some(&charge) };
     if !same_boot {
-        let moved = files::tmpfs::make(&tree.surroundings.tmpfs, around.root, &file).map_err(RestoreError::from)?;
+        let moved = files::tmpfs::make(&tree.surroundings.tmpfs, around, &file).map_err(RestoreError::from)?;
         moved.apply(&mut tree);
     }
     let tree = tree;

@@ -25,6 +25,7 @@ mod enter;
 mod gate;
 mod launch;
 mod newborn;
+mod payer;
 mod raw;
 
 use std::arch::global_asm;
@@ -33,6 +34,7 @@ pub use deputy::as_process;
 pub use enter::{Entered, Inside, enter, enter_for_children};
 pub use launch::{Launch, LaunchError, SPARE_NUMBERS, launch};
 pub use newborn::{Births, Halt, Newborn, Stop, adopt, destroy, destroy_all};
+pub use payer::Payer;
 
 /// Bytes at the beginning of the blob for the interpreter: a page.
 pub const CODE_BYTES: usize = 4096;

@@ -17,8 +17,9 @@ use rustix::io::Errno;
 use torpor_image::tree::{Node, NodeContent, Tmpfs};
 
 use super::super::MakeError;
+use super::super::charge::Charge;
 use super::super::contents::fill;
-use super::super::path::Root;
+use super::super::path::{Around, Root};
 use super::take::{below, names, place};
 use super::{Moved, is_whiteout, text};
 use crate::mounts;
@@ -28,9 +29,9 @@ const PLACE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW);
 /// Its content is the place that it is open as, and nothing that its name leads to.
 const ITSELF: AtFlags = AtFlags::EMPTY_PATH.union(AtFlags::SYMLINK_NOFOLLOW);
 
-/// Fills these file systems below `root`, with contents from `image`; gives which files they are now. Their owners are the
+/// Fills these file systems where the tree lives, with contents from `image`; gives which files they are now. Their owners are the
 /// machine's.
-pub(crate) fn make(found: &[Tmpfs], root: Root<'_>, image: &File) -> Result<Moved, MakeError> {
+pub(crate) fn make(found: &[Tmpfs], around: Around<'_>, image: &File) -> Result<Moved, MakeError> {
     let mut moved = Moved::default();
     if found.is_empty() {
         return Ok(moved);
@@ -42,8 +43,9 @@ pub(crate) fn make(found: &[Tmpfs], root: Root<'_>, image: &File) -> Result<Move
     found.sort_by_key(|tmpfs| tmpfs.path.len());
     for tmpfs in found {
         let shown = text(&tmpfs.path);
-        let directory = open(tmpfs, root, &machine).map_err(MakeError::at("opening memory file system", &*shown))?;
-        let making = Making { tmpfs, root: directory, image, shown };
+        let directory =
+            open(tmpfs, around.root, &machine).map_err(MakeError::at("opening memory file system", &*shown))?;
+        let making = Making { tmpfs, root: directory, image, charge: around.charge, shown };
         making.clear()?;
         making.fill(&mut moved)?;
     }
@@ -65,6 +67,7 @@ struct Making<'a> {
     tmpfs: &'a Tmpfs,
     root: OwnedFd,
     image: &'a File,
+    charge: Option<&'a Charge>,
     shown: String,
 }
 
@@ -141,7 +144,7 @@ impl Making<'_> {
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let file = openat(directory, name, flags, Mode::RUSR | Mode::WUSR).map_err(|error| wrong()(error))?;
                 ftruncate(&file, *bytes).map_err(|error| wrong()(error))?;
-                fill(&File::from(file), (*bytes, pages), self.image, &self.name(node), |_, _| Ok(()))?;
+                fill(&File::from(file), (*bytes, pages), self.image, self.charge, &self.name(node), |_, _| Ok(()))?;
                 Ok(())
             }
             NodeContent::Link(target) => symlinkat(&target[..], directory, name),

@@ -26,7 +26,7 @@ pub(crate) use self::make::make;
 pub(crate) use self::take::{names, take};
 
 /// `TMPFS_MAGIC`.
-const MAGIC: i64 = 0x0102_1994;
+pub(super) const MAGIC: i64 = 0x0102_1994;
 
 /// Which device and number a file has now, by those that it had.
 #[derive(Debug, Default)]

@@ -1,0 +1,152 @@
+//! Whose memory the contents of memory files are.
+//!
+//! What the restorer writes into a memory file is charged to the restorer's own cgroup for as long as the page lives. An app's
+//! pages are to count against the app's limit, so a process in its cgroups asks for them first ([`Payer`]). It is started when
+//! there is something to ask for, and ended with this. Where that fails the pages are ours: an app is not lost for its account.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, fstatfs, openat};
+use torpor_linux::restorer::Payer;
+
+use super::tmpfs;
+use crate::home::Home;
+
+/// The process that asks.
+#[derive(Debug)]
+enum Started {
+    NotYet,
+    Running(Payer),
+}
+
+/// The account of a home's memory.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    /// Of cgroups v1: `tasks` of those that count memory.
+    tasks: Vec<PathBuf>,
+    /// The v2 cgroup, where that counts memory.
+    group: Option<PathBuf>,
+    /// `None` where it has failed.
+    payer: RefCell<Option<Started>>,
+}
+
+impl Charge {
+    pub(crate) fn of(home: &Home) -> Self {
+        let beside = |path: &Path, name: &str| path.parent().is_some_and(|group| group.join(name).exists());
+        let tasks = home.tasks.iter().filter(|tasks| beside(tasks, "memory.usage_in_bytes")).cloned().collect();
+        // A group without a count of its own counts for the one above it.
+        let counts = home.cgroup.join("memory.current").exists() || beside(&home.cgroup, "memory.current");
+        Self { tasks, group: counts.then(|| home.cgroup.clone()), payer: RefCell::new(Some(Started::NotYet)) }
+    }
+
+    /// Has pages of `file` made for the app.
+    pub(super) fn pages(&self, file: BorrowedFd<'_>, start: u64, bytes: u64) {
+        if (self.tasks.is_empty() && self.group.is_none())
+            || !fstatfs(file).is_ok_and(|about| about.f_type == tmpfs::MAGIC)
+        {
+            return;
+        }
+        let mut payer = self.payer.borrow_mut();
+        let done = match payer.take() {
+            None => return,
+            Some(Started::NotYet) => self.start(),
+            Some(Started::Running(payer)) => Ok(payer),
+        };
+        let done = done.and_then(|started| started.allocate(file, start, bytes).map(|()| started));
+        match done {
+            Ok(started) => *payer = Some(Started::Running(started)),
+            Err(error) => tracing::warn!(%error, "contents of memory files of an app are charged to its worker"),
+        }
+    }
+
+    fn start(&self) -> io::Result<Payer> {
+        let open = |path: &PathBuf| File::options().write(true).open(path);
+        let files = self.tasks.iter().map(open).collect::<io::Result<Vec<File>>>()?;
+        let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+        let Some(group) = &self.group else { return Payer::start(None, &files) };
+        let directory = openat(CWD, group, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        // A group that has been killed more often than ours kills what is cloned into it (since Linux 6.14).
+        Payer::start(Some(directory.as_fd()), &files).or_else(|_| {
+            let procs = open(&group.join("cgroup.procs"))?;
+            Payer::start(None, &[&files[..], &[procs.as_fd()]].concat())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use torpor_testkit::skip::skipped;
+
+    const BYTES: u64 = 8 << 20;
+
+    /// A cgroup that counts memory, in whichever hierarchy does that here, and the file with the count.
+    struct Counted {
+        group: PathBuf,
+        charge: Charge,
+        count: PathBuf,
+    }
+
+    impl Counted {
+        fn new() -> Option<Self> {
+            let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+            let counts =
+                |line: &&str| line.contains(" - cgroup2 ") || line.ends_with(",memory") || line.contains(",memory,");
+            mounts.lines().filter(counts).find_map(|line| {
+                let group =
+                    Path::new(line.split(' ').nth(4)?).join(format!("torpor-charge-test-{}", std::process::id()));
+                fs::create_dir(&group).ok()?;
+                let (v1, v2) = (group.join("memory.usage_in_bytes"), group.join("memory.current"));
+                let charge = |tasks, group| Charge { tasks, group, payer: RefCell::new(Some(Started::NotYet)) };
+                if v1.exists() {
+                    return Some(Self { charge: charge(vec![group.join("tasks")], None), count: v1, group });
+                }
+                if v2.exists() {
+                    return Some(Self { charge: charge(Vec::new(), Some(group.clone())), count: v2, group });
+                }
+                fs::remove_dir(&group).unwrap();
+                None
+            })
+        }
+
+        fn bytes(&self) -> u64 {
+            fs::read_to_string(&self.count).unwrap().trim().parse().unwrap()
+        }
+    }
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.charge.payer.take();
+            fs::remove_dir(&self.group).unwrap();
+        }
+    }
+
+    #[test]
+    fn pages_are_the_groups_and_not_ours() {
+        let Some(counted) = Counted::new() else {
+            return skipped(module_path!(), "no cgroup hierarchy here counts memory");
+        };
+        let make = || memfd_create("paid", MemfdFlags::CLOEXEC).unwrap();
+        let (paid, own) = (File::from(make()), File::from(make()));
+        for file in [&paid, &own] {
+            ftruncate(file, BYTES).unwrap();
+        }
+        counted.charge.pages(paid.as_fd(), 0, BYTES);
+        assert!(counted.charge.payer.borrow().is_some(), "it has failed");
+        let before = counted.bytes();
+        assert!(before >= BYTES, "{before} bytes are charged");
+        // Filling them costs nobody more; what is not asked for is the writer's.
+        paid.write_all_at(&vec![1; BYTES as usize], 0).unwrap();
+        own.write_all_at(&vec![1; BYTES as usize], 0).unwrap();
+        let after = counted.bytes();
+        assert!(after < before + BYTES / 4, "{before} bytes were charged, and then {after}");
+    }
+}

@@ -75,7 +75,9 @@ pub(super) fn prepare(reviving: &mut Reviving<'_>, generation: u64, parked: &Fet
     }
     let tree = tree;
     let staged = Staged::of(&tree).ok_or(CompileError::NoNumbers).map_err(RestoreError::from)?;
-    let paths = examine(home, &tree, &header.needs, &staged, around)?;
+    // A directory that had been removed is made for them.
+    let examined = owners::as_root_inside(home, || examine(home, &tree, &header.needs, &staged, around));
+    let paths = examined.map_err(|error| ReviveError::Home("taking its owner's place", error))??;
     let mut warnings = Vec::new();
     for (id, name) in missing(&tree, &given) {
         given.insert(id, dead_end().map_err(|error| ReviveError::Home("making an end without another", error))?);

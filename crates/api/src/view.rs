@@ -1,5 +1,6 @@
 //! What Torpor answers: the state of apps, explanations, events, numbers.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
@@ -108,7 +109,8 @@ pub struct AppDetail {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Phase {
     /// Which, from the fixed list in `docs/reference/phases.md`.
-    pub name: String,
+    #[schema(value_type = String)]
+    pub name: Cow<'static, str>,
     /// How long, in microseconds.
     pub us: u64,
 }

@@ -10,3 +10,17 @@ pub fn share_one_arena() {
         libc::mallopt(libc::M_ARENA_MAX, 1);
     }
 }
+
+/// Lets large blocks go back to the machine when they are given up. By default the first one that is given up makes all of its
+/// size come from the heap from then on, where small ones behind it keep the room.
+pub fn give_back_large_blocks() {
+    /// The C library's own choice, which it does not change any more.
+    #[cfg(target_env = "gnu")]
+    const LARGE_BYTES: libc::c_int = 128 << 10;
+    #[cfg(target_env = "gnu")]
+    // SAFETY: as above.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, LARGE_BYTES);
+    }
+}

@@ -40,6 +40,7 @@ pub use worker::{OpenError, Worker};
 /// memory behind.
 pub fn prepare_process() {
     torpor_linux::allocator::share_one_arena();
+    torpor_linux::allocator::give_back_large_blocks();
 }
 
 /// Time that apps get to end by themselves when everything is taken down.

@@ -178,6 +178,10 @@ pub(crate) fn open(pipe: OwnedFd) -> io::Result<pipe::Receiver> {
 pub(crate) async fn pump(pipe: &pipe::Receiver, stream: &'static str, log: std::sync::Arc<Log>) -> io::Result<()> {
     let mut buffer = Vec::new();
     loop {
+        // An idle app's log costs no buffer, also where there was nothing to be read after all.
+        if buffer.is_empty() {
+            buffer = Vec::new();
+        }
         pipe.readable().await?;
         buffer.reserve(READ_BYTES);
         let read = match pipe.try_read_buf(&mut buffer) {
@@ -195,10 +199,6 @@ pub(crate) async fn pump(pipe: &pipe::Receiver, stream: &'static str, log: std::
         }
         if ended {
             return Ok(());
-        }
-        // An idle app's log costs no buffer.
-        if buffer.is_empty() {
-            buffer = Vec::new();
         }
     }
 }

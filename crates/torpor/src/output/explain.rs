@@ -72,7 +72,7 @@ mod tests {
         let transition = |cause: &str, phases: &[(&str, u64)], outcome: Option<&str>| Transition {
             at: at("2026-01-01T23:58:00Z"),
             cause: cause.to_owned(),
-            phases: phases.iter().map(|(name, us)| Phase { name: (*name).to_owned(), us: *us }).collect(),
+            phases: phases.iter().map(|(name, us)| Phase { name: (*name).to_owned().into(), us: *us }).collect(),
             total_us: phases.iter().map(|(_, us)| us).sum(),
             outcome: outcome.map(str::to_owned),
         };

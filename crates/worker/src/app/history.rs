@@ -24,7 +24,7 @@ impl History {
         let total = i64::try_from(timings.total_us()).unwrap_or(0);
         let at = Timestamp::now().checked_sub(jiff::SignedDuration::from_micros(total)).unwrap_or(Timestamp::MIN);
         let steps = timings.steps().iter();
-        let phases = steps.map(|(step, us)| Phase { name: step.name().to_owned(), us: *us }).collect();
+        let phases = steps.map(|(step, us)| Phase { name: step.name().into(), us: *us }).collect();
         self.0.truncate(KEPT - 1);
         self.0.push_front(Transition { at, cause, phases, total_us: timings.total_us(), outcome });
     }

@@ -191,25 +191,33 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
 
 impl Task {
     async fn run(mut self, mut mailbox: mpsc::Receiver<Order>, mut results: mpsc::UnboundedReceiver<Outcome>) {
-        self.take_over().await;
+        // What is done is in a box: a task that waits, as most do, has no room for it.
+        Box::pin(self.take_over()).await;
         loop {
             match self.next(&mut mailbox, &mut results).await {
-                Happening::Watch => self.watch_fired().await,
-                Happening::Exit => self.exited().await,
-                Happening::KeeperLost => self.keeper_lost(),
-                Happening::Outcome(outcome) => self.outcome(outcome).await,
-                Happening::Timer => {
-                    self.timer = None;
-                    self.tell(Event::TimerFired).await;
-                }
                 Happening::Order(Some(Order::End(done))) => {
                     // Whoever asked may have gone; the task ends all the same.
                     let _ = done.send(());
                     return;
                 }
-                Happening::Order(Some(order)) => self.order(order).await,
                 Happening::Order(None) => return,
+                happening => Box::pin(self.act(happening)).await,
             }
+        }
+    }
+
+    async fn act(&mut self, happening: Happening) {
+        match happening {
+            Happening::Watch => self.watch_fired().await,
+            Happening::Exit => self.exited().await,
+            Happening::KeeperLost => self.keeper_lost(),
+            Happening::Outcome(outcome) => self.outcome(outcome).await,
+            Happening::Timer => {
+                self.timer = None;
+                self.tell(Event::TimerFired).await;
+            }
+            Happening::Order(Some(order)) => self.order(order).await,
+            Happening::Order(None) => {}
         }
     }
 

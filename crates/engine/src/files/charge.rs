@@ -4,7 +4,7 @@
 //! pages are to count against the app's limit, so a process in its cgroups asks for them first ([`Payer`]). It is started when
 //! there is something to ask for, and ended with this. Where that fails the pages are ours: an app is not lost for its account.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -23,44 +23,22 @@ enum Started {
     Running(Payer),
 }
 
-/// The account of a home's memory.
-#[derive(Debug)]
-pub(crate) struct Charge {
-    /// Of cgroups v1: `tasks` of those that count memory.
+/// The groups that count a home's memory.
+#[derive(Debug, Default)]
+struct Counting {
+    /// `tasks` of cgroups v1.
     tasks: Vec<PathBuf>,
     /// The v2 cgroup, where that counts memory.
     group: Option<PathBuf>,
-    /// `None` where it has failed.
-    payer: RefCell<Option<Started>>,
 }
 
-impl Charge {
-    pub(crate) fn of(home: &Home) -> Self {
+impl Counting {
+    fn of(home: &Home) -> Self {
         let beside = |path: &Path, name: &str| path.parent().is_some_and(|group| group.join(name).exists());
         let tasks = home.tasks.iter().filter(|tasks| beside(tasks, "memory.usage_in_bytes")).cloned().collect();
         // A group without a count of its own counts for the one above it.
         let counts = home.cgroup.join("memory.current").exists() || beside(&home.cgroup, "memory.current");
-        Self { tasks, group: counts.then(|| home.cgroup.clone()), payer: RefCell::new(Some(Started::NotYet)) }
-    }
-
-    /// Has pages of `file` made for the app.
-    pub(super) fn pages(&self, file: BorrowedFd<'_>, start: u64, bytes: u64) {
-        if (self.tasks.is_empty() && self.group.is_none())
-            || !fstatfs(file).is_ok_and(|about| about.f_type == tmpfs::MAGIC)
-        {
-            return;
-        }
-        let mut payer = self.payer.borrow_mut();
-        let done = match payer.take() {
-            None => return,
-            Some(Started::NotYet) => self.start(),
-            Some(Started::Running(payer)) => Ok(payer),
-        };
-        let done = done.and_then(|started| started.allocate(file, start, bytes).map(|()| started));
-        match done {
-            Ok(started) => *payer = Some(Started::Running(started)),
-            Err(error) => tracing::warn!(%error, "contents of memory files of an app are charged to its worker"),
-        }
+        Self { tasks, group: counts.then(|| home.cgroup.clone()) }
     }
 
     fn start(&self) -> io::Result<Payer> {
@@ -74,6 +52,43 @@ impl Charge {
             let procs = open(&group.join("cgroup.procs"))?;
             Payer::start(None, &[&files[..], &[procs.as_fd()]].concat())
         })
+    }
+}
+
+/// The account of a home's memory. Most wakes ask for nothing: what counts there is looked for when they do.
+#[derive(Debug)]
+pub(crate) struct Charge<'a> {
+    home: Option<&'a Home>,
+    counting: OnceCell<Counting>,
+    /// `None` where it has failed.
+    payer: RefCell<Option<Started>>,
+}
+
+impl<'a> Charge<'a> {
+    pub(crate) fn of(home: &'a Home) -> Self {
+        Self { home: Some(home), counting: OnceCell::new(), payer: RefCell::new(Some(Started::NotYet)) }
+    }
+
+    /// Has pages of `file` made for the app.
+    pub(super) fn pages(&self, file: BorrowedFd<'_>, start: u64, bytes: u64) {
+        if !fstatfs(file).is_ok_and(|about| about.f_type == tmpfs::MAGIC) {
+            return;
+        }
+        let counting = self.counting.get_or_init(|| self.home.map(Counting::of).unwrap_or_default());
+        if counting.tasks.is_empty() && counting.group.is_none() {
+            return;
+        }
+        let mut payer = self.payer.borrow_mut();
+        let done = match payer.take() {
+            None => return,
+            Some(Started::NotYet) => counting.start(),
+            Some(Started::Running(payer)) => Ok(payer),
+        };
+        let done = done.and_then(|started| started.allocate(file, start, bytes).map(|()| started));
+        match done {
+            Ok(started) => *payer = Some(Started::Running(started)),
+            Err(error) => tracing::warn!(%error, "contents of memory files of an app are charged to its worker"),
+        }
     }
 }
 
@@ -91,7 +106,7 @@ mod tests {
     /// A cgroup that counts memory, in whichever hierarchy does that here, and the file with the count.
     struct Counted {
         group: PathBuf,
-        charge: Charge,
+        charge: Charge<'static>,
         count: PathBuf,
     }
 
@@ -105,7 +120,11 @@ mod tests {
                     Path::new(line.split(' ').nth(4)?).join(format!("torpor-charge-test-{}", std::process::id()));
                 fs::create_dir(&group).ok()?;
                 let (v1, v2) = (group.join("memory.usage_in_bytes"), group.join("memory.current"));
-                let charge = |tasks, group| Charge { tasks, group, payer: RefCell::new(Some(Started::NotYet)) };
+                let charge = |tasks, group| Charge {
+                    home: None,
+                    counting: OnceCell::from(Counting { tasks, group }),
+                    payer: RefCell::new(Some(Started::NotYet)),
+                };
                 if v1.exists() {
                     return Some(Self { charge: charge(vec![group.join("tasks")], None), count: v1, group });
                 }

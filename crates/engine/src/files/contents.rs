@@ -80,7 +80,7 @@ pub(super) fn fill(
     file: &File,
     (bytes, pages): (u64, &[Region]),
     image: &File,
-    charge: Option<&Charge>,
+    charge: Option<&Charge<'_>>,
     name: &str,
     mut behind: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
 ) -> Result<(), MakeError> {

@@ -97,7 +97,7 @@ pub(crate) struct Around<'a> {
     /// How much time has passed since then, where timers are to count it: an app's after a reboot.
     pub(crate) passed: Option<Duration>,
     /// Whose memory the contents of memory files are; `None`: the restorer's.
-    pub(crate) charge: Option<&'a Charge>,
+    pub(crate) charge: Option<&'a Charge<'a>>,
 }
 
 pub(super) fn path_of(bytes: &[u8]) -> &Path {

@@ -67,7 +67,7 @@ struct Making<'a> {
     tmpfs: &'a Tmpfs,
     root: OwnedFd,
     image: &'a File,
-    charge: Option<&'a Charge>,
+    charge: Option<&'a Charge<'a>>,
     shown: String,
 }
 

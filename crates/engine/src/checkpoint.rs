@@ -275,6 +275,20 @@ impl Capture<'_> {
         Ok(())
     }
 
+    /// Keeps the packets of its connections away beyond our end, before the tree ends: behind it, our death would be that of its
+    /// connections. Killed in between, we leave a program that runs on without them; `lock` says how to give them back.
+    /// After an error it runs on with them.
+    fn keep(&mut self, lock: &dyn ConnectionLock, name: String) -> Result<String, CheckpointError> {
+        let kept = lock.keep(&name).map_err(CheckpointError::Lock);
+        let Err(error) = kept.and_then(|()| Ok(self.request.faults.reached(Step::Kept)?)) else { return Ok(name) };
+        for undone in [self.release(), lock.release(&name).map_err(CheckpointError::Lock)] {
+            if let Err(second) = undone {
+                tracing::error!(pid = self.request.pid, error = %second, "could not let it go on");
+            }
+        }
+        Err(error)
+    }
+
     /// Ends the tree, or lets it go.
     fn finish(mut self, tree: &Tree, image_bytes: u64) -> Result<Checkpointed, CheckpointError> {
         let after = |error| CheckpointError::After { pid: self.request.pid, error: Box::new(error) };
@@ -285,13 +299,12 @@ impl Capture<'_> {
             locked.map_or(Ok(()), |lock| lock.release("")).map_err(|error| after(CheckpointError::Lock(error)))?;
             self.release().map_err(after)?;
         } else {
-            end(std::mem::take(&mut self.stopped))?;
             if let Some(lock) = locked {
-                let wanted = files::lock_name(&tree.machine);
-                lock.keep(&wanted).map_err(|error| after(CheckpointError::Lock(error)))?;
-                name = Some(wanted);
+                name = Some(self.keep(lock, files::lock_name(&tree.machine)).map_err(after)?);
             }
-            files::close_silently(std::mem::take(&mut self.connections));
+            end(std::mem::take(&mut self.stopped), &self.connections)?;
+            self.request.faults.reached(Step::Ended).map_err(|fault| after(fault.into()))?;
+            self.connections.clear();
         }
         self.reached(Step::Released).map_err(|fault| after(fault.into()))?;
         Ok(Checkpointed {
@@ -360,8 +373,8 @@ fn xstate_mask(xstate: &[u8]) -> u64 {
     xstate.get(PLACE).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
-/// Ends every process and waits until none of them runs.
-fn end(stopped: Vec<Stopped>) -> Result<(), CheckpointError> {
+/// Ends every process and waits until none of them runs. Their connections end without a word.
+fn end(stopped: Vec<Stopped>, connections: &[OwnedFd]) -> Result<(), CheckpointError> {
     let alive: Vec<_> = stopped.into_iter().filter_map(|process| process.alive).collect();
     for process in &alive {
         let killed = Pid::from_raw(process.pid)
@@ -373,6 +386,7 @@ fn end(stopped: Vec<Stopped>) -> Result<(), CheckpointError> {
             error: Box::new(CheckpointError::Look(process.pid, error.into())),
         })?;
     }
+    files::silence(connections);
     for mut process in alive {
         // The first thread's end is told only when the others' has been taken.
         while process.threads.pop().is_some() {}

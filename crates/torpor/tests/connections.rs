@@ -1,14 +1,20 @@
-//! `torpor checkpoint --tcp-established`: a peer outside of the tree waits for the restore, and loses nothing.
+//! `torpor checkpoint --tcp-established`: a peer outside of the tree waits for the restore, and loses nothing; nor does it when the
+//! checkpoint fails or is killed.
 //!
 //! Needs root and nftables.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use torpor_testkit::native;
+use torpor_testkit::wait::eventually;
+
+/// How long anything may take that ought to take a moment.
+const WITHIN: Duration = Duration::from_secs(30);
 
 /// A program with the test's connections; killed in the end, whoever its parent is by then.
 struct Server {
@@ -56,6 +62,10 @@ fn torpor(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_torpor")).args(arguments).output().unwrap()
 }
 
+fn tables() -> String {
+    said(&Command::new("nft").args(["list", "tables"]).output().unwrap())
+}
+
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
 }
@@ -95,7 +105,6 @@ fn a_peer_outside_waits_for_the_restore() {
     server.child.wait().unwrap();
     let table = serde_json::from_slice::<serde_json::Value>(&taken.stdout).unwrap()["locked"].clone();
     let table = table.as_str().unwrap().to_owned();
-    let tables = || said(&Command::new("nft").args(["list", "tables"]).output().unwrap());
     assert!(tables().contains(&table));
     // Nobody is there: neither an answer nor a reset comes.
     client.write_all(b"three\n").unwrap();
@@ -107,4 +116,61 @@ fn a_peer_outside_waits_for_the_restore() {
     assert!(restored.status.success(), "{}", said(&restored));
     assert!(!tables().contains(&table));
     assert_eq!(answer(&mut answers), (nonce, "count=3".to_owned()));
+}
+
+/// Steps of a checkpoint, in order; from `ended` on its processes are gone.
+const STEPS: [&str; 8] = ["prepared", "stopped", "copied", "synced", "committed", "kept", "ended", "released"];
+
+/// A checkpoint that fails or is killed at each step: either the program runs on with its connection, or the image has both.
+/// Packets that are kept away then are so by a table whose name was said.
+fn interrupted(how: &str) {
+    let mut server = Server::start();
+    let mut client = server.connect();
+    client.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut answers = BufReader::new(client.try_clone().unwrap());
+    client.write_all(b"first\n").unwrap();
+    let (nonce, _) = answer(&mut answers);
+    let folder = tempfile::tempdir().unwrap();
+    for (n, step) in STEPS.into_iter().enumerate() {
+        let image = folder.path().join(step);
+        let (pid, image) = (server.child.id().to_string(), image.to_str().unwrap());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
+        command.args(["checkpoint", "--tcp-established", "--pid", &pid, "--image", image]);
+        let child = command.env("TORPOR_FAULT", format!("{step}:{how}")).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = child.spawn().unwrap();
+        let held = format!("torpor_tcp_held_{}", child.id());
+        let output = child.wait_with_output().unwrap();
+        assert!(!output.status.success(), "{step}: {}", said(&output));
+        eventually(step, WITHIN, || !tables().contains(&held)).unwrap();
+        let told = said(&output);
+        let kept = told.split("nft delete table inet ").nth(1).map(|rest| rest.lines().next().unwrap().to_owned());
+        let is_kept = kept.as_ref().is_some_and(|table| tables().contains(table));
+        client.write_all(b"next\n").unwrap();
+        if ["ended", "released"].contains(&step) {
+            // Only the first time it is our child.
+            server.child.wait().unwrap();
+            eventually("it is gone", WITHIN, || !Path::new("/proc").join(&pid).exists()).unwrap();
+            assert!(is_kept, "{step}: {told}");
+            let restored = torpor(&["restore", "--detach", "--image", image]);
+            assert!(restored.status.success(), "{step}: {}", said(&restored));
+        } else {
+            assert_eq!(server.child.try_wait().unwrap(), None, "{step}");
+            assert_eq!(is_kept, (step, how) == ("kept", "kill"), "{step}: {told}");
+            if let Some(table) = kept.as_ref().filter(|_| is_kept) {
+                assert!(Command::new("nft").args(["delete", "table", "inet", table]).status().unwrap().success());
+            }
+        }
+        assert!(kept.is_none_or(|table| !tables().contains(&table)), "{step}");
+        assert_eq!(answer(&mut answers), (nonce.clone(), format!("count={}", n + 2)), "{step}");
+    }
+}
+
+#[test]
+fn a_checkpoint_that_fails_loses_no_connection() {
+    interrupted("error");
+}
+
+#[test]
+fn a_checkpoint_that_is_killed_loses_no_connection() {
+    interrupted("kill");
 }

@@ -1,6 +1,6 @@
 //! Faults on demand, for tests of crashes: `TORPOR_FAULT=STEP:ACTION[:COUNT]` makes the worker fail (`error`), kill itself
 //! (`kill`) or its keeper (`keeper`) when an app reaches a step of falling asleep or waking for the COUNT-th time. Steps of
-//! building processes again begin with `revive-`, those of an import with `import-`.
+//! building processes again begin with `revive-`, those of an import with `import-`. `torpor checkpoint` obeys it, too.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -63,7 +63,7 @@ enum Action {
 
 /// What a test asked for.
 #[derive(Debug)]
-pub(crate) struct RequestedFault {
+struct RequestedFault {
     step: AnyStep,
     action: Action,
     countdown: AtomicU32,
@@ -76,14 +76,22 @@ pub struct FaultSyntax(String);
 
 /// Faults from the environment; usually none.
 #[derive(Debug, Default)]
-pub(crate) struct WorkerFaults {
+pub struct RequestedFaults {
     requested: Option<RequestedFault>,
-    /// Where the keeper listens.
+    /// Where the keeper listens, if there is one.
     keeper: PathBuf,
 }
 
-impl WorkerFaults {
-    pub(crate) fn from_environment(keeper: PathBuf) -> Result<Self, FaultSyntax> {
+impl RequestedFaults {
+    /// Of a process without a keeper.
+    ///
+    /// # Errors
+    /// Where the variable is not understood.
+    pub fn from_environment() -> Result<Self, FaultSyntax> {
+        Self::with_keeper(PathBuf::new())
+    }
+
+    pub(crate) fn with_keeper(keeper: PathBuf) -> Result<Self, FaultSyntax> {
         let text = std::env::var_os("TORPOR_FAULT").map(|text| text.to_string_lossy().into_owned());
         let requested = text.map(|text| parse(&text).ok_or(FaultSyntax(text))).transpose()?;
         Ok(Self { requested, keeper })
@@ -103,7 +111,7 @@ fn parse(text: &str) -> Option<RequestedFault> {
     Some(RequestedFault { step, action, countdown: AtomicU32::new(count) })
 }
 
-impl WorkerFaults {
+impl RequestedFaults {
     /// Whether to fail at `step`; does not come back if the worker is to be killed there.
     fn fails(&self, step: AnyStep) -> bool {
         let Some(fault) = self.requested.as_ref().filter(|fault| fault.step == step) else { return false };
@@ -131,7 +139,7 @@ impl WorkerFaults {
     }
 }
 
-impl WorkerFaults {
+impl RequestedFaults {
     /// A step of an import has come to its end.
     pub(crate) fn imported(&self, step: ImportStep) -> std::io::Result<()> {
         if self.fails(AnyStep::Import(step)) { Err(std::io::Error::other("a fault was asked for")) } else { Ok(()) }
@@ -150,7 +158,7 @@ fn kill_keeper(socket: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-impl Faults for WorkerFaults {
+impl Faults for RequestedFaults {
     fn reached(&self, step: Step) -> Result<(), Fault> {
         if self.fails(AnyStep::Sleep(step)) { Err(Fault(step)) } else { Ok(()) }
     }
@@ -166,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_fault_comes_once_at_its_count() {
-        let faults = |text| WorkerFaults { requested: parse(text), keeper: PathBuf::new() };
+        let faults = |text| RequestedFaults { requested: parse(text), keeper: PathBuf::new() };
         let dropped = faults("dropped:error:2");
         let outcomes: Vec<bool> = (0..4).map(|_| dropped.reached(Step::Dropped).is_err()).collect();
         assert_eq!(outcomes, [false, true, false, false]);

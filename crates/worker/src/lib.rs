@@ -32,7 +32,7 @@ mod worker;
 
 pub use config::{LogConfig, MemoryConfig, WorkerConfig};
 pub use doctor::doctor;
-pub use faults::FaultSyntax;
+pub use faults::{FaultSyntax, RequestedFaults};
 pub use port::port;
 pub use worker::{OpenError, Worker};
 

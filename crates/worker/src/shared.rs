@@ -13,7 +13,7 @@ use torpor_sandbox::{Launcher, User};
 use crate::cached::CachedImages;
 use crate::config::WorkerConfig;
 use crate::events::Events;
-use crate::faults::WorkerFaults;
+use crate::faults::RequestedFaults;
 use crate::images::Promised;
 use crate::keeper::KeeperLife;
 use crate::pressure::Dozers;
@@ -31,7 +31,7 @@ pub(crate) struct Shared {
     pub(crate) network: Network,
     pub(crate) store: Store,
     pub(crate) events: Events,
-    pub(crate) faults: WorkerFaults,
+    pub(crate) faults: RequestedFaults,
     pub(crate) promised: Promised,
     pub(crate) cached_images: CachedImages,
     pub(crate) image_space: ImageSpace,

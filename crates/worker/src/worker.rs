@@ -16,7 +16,7 @@ use torpor_sandbox::cgroup::Hierarchies;
 use crate::app::{AppFiles, AppHandle};
 use crate::config::WorkerConfig;
 use crate::events::Events;
-use crate::faults::{FaultSyntax, WorkerFaults};
+use crate::faults::{FaultSyntax, RequestedFaults};
 use crate::pressure::Dozers;
 use crate::shared::Shared;
 use crate::space::ImageSpace;
@@ -76,7 +76,7 @@ impl Worker {
             private_directory(folder).map_err(|error| OpenError::Directory(folder.clone(), error))?;
         }
         let lock = lock(&config)?;
-        let faults = WorkerFaults::from_environment(crate::keeper::socket(&config))?;
+        let faults = RequestedFaults::with_keeper(crate::keeper::socket(&config))?;
         let (launcher, keeper, store, config) = {
             let opened = tokio::task::spawn_blocking(move || {
                 let hierarchies = Hierarchies::detect(&config.run_dir.join("cgroup2"))?;

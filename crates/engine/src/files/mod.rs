@@ -62,6 +62,8 @@ use std::time::Duration;
 
 use torpor_image::tree::{Descriptor, FileId, MemoryId, OpenFile, Pipe, SharedMemory};
 
+use crate::restore::RestoreStep;
+use crate::step::Fault;
 use crate::view::View;
 
 pub(crate) use self::collect::collect;
@@ -69,8 +71,9 @@ pub use self::error::{CollectError, MakeError};
 pub(crate) use self::inet::make_listener;
 pub(crate) use self::make::make;
 pub(crate) use self::path::{Around, Root, difference, is_made_up, made_and_removed, removed, state};
+pub(crate) use self::pipe::reopen;
 pub use self::tcp::{ConnectionLock, Ends, PASS_MARK};
-pub(crate) use self::tcp::{close_silently, lock_name, outside};
+pub(crate) use self::tcp::{lock_name, outside, silence};
 
 /// Whose open files to take.
 pub(crate) struct Request<'a> {
@@ -152,6 +155,9 @@ pub(crate) struct Made {
     /// TCP connections and packet sockets that wait for [`Made::reconnect`].
     waiting: Vec<FileId>,
 }
+
+/// Told of each thing that is made, one by one; an error ends the making.
+pub(crate) type EachMade<'a> = &'a dyn Fn() -> Result<(), Fault<RestoreStep>>;
 
 /// Descriptors from outside of the tree, for [`torpor_image::tree::FileKind::Outside`] and parked ones.
 pub(crate) type Given = BTreeMap<FileId, OwnedFd>;

@@ -1,11 +1,12 @@
 //! Capturing trees of plain processes, without the daemon.
 
-use std::io;
+use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
-use torpor_engine::{Checkpoint, ConnectionLock, Ends, NoFaults, PASS_MARK, Step};
+use torpor_engine::{Checkpoint, ConnectionLock, Ends, PASS_MARK, Step};
 use torpor_network::HeldConnections;
+use torpor_worker::RequestedFaults;
 
 use super::show;
 use crate::cli::CheckpointArgs;
@@ -46,6 +47,11 @@ impl ConnectionLock for Lock {
     }
 
     fn keep(&self, name: &str) -> io::Result<()> {
+        // Before it is there, for whoever is killed says nothing any more. Where standard error is closed, the result has it.
+        let told = format!(
+            "torpor: packets of its TCP connections are kept away until the restore; to let them pass: nft delete table inet {name}\n"
+        );
+        let _ = io::stderr().write_all(told.as_bytes());
         self.held().as_ref().map_or(Ok(()), |held| held.keep(name))
     }
 
@@ -59,12 +65,13 @@ impl ConnectionLock for Lock {
 /// Captures a tree; gives the exit code.
 pub(super) fn checkpoint(args: &CheckpointArgs) -> Result<i32, Failure> {
     let lock = Lock::default();
+    let faults = RequestedFaults::from_environment().map_err(|error| Failure::Usage(error.to_string()))?;
     let request = Checkpoint {
         pid: args.pid,
         folder: &args.image,
         leave_running: args.leave_running,
         lock: args.tcp_established.then_some(&lock as &dyn ConnectionLock),
-        faults: &NoFaults,
+        faults: &faults,
     };
     let done = torpor_engine::checkpoint(&request)?;
     let outcome = Outcome {
@@ -78,14 +85,8 @@ pub(super) fn checkpoint(args: &CheckpointArgs) -> Result<i32, Failure> {
         locked: done.locked,
     };
     show(args.json.json, &outcome, |outcome| {
-        let locked = outcome.locked.as_ref().map_or(String::new(), |table| {
-            format!(
-                "Packets of its TCP connections are kept away until the restore; \
-                 to give them up: nft delete table inet {table}\n"
-            )
-        });
         format!(
-            "{}: {} processes, {} threads, {} kB, stopped for {:.1} ms\n{locked}",
+            "{}: {} processes, {} threads, {} kB, stopped for {:.1} ms\n",
             outcome.image,
             outcome.processes,
             outcome.threads,

@@ -10,7 +10,8 @@
 //!                          the kernel would acknowledge what is in no image, or answer with a reset
 //! ```
 //! A socket is in repair mode only while it is read, for a program whose capture is killed in between would find it dead. Where
-//! the tree is ended, its connections are closed without a word by duplicates that outlive it ([`close_silently`]).
+//! the tree is ended, duplicates of its connections are put into repair mode as soon as it cannot run again ([`silence`]), and are
+//! closed after it: without a word.
 //!
 //! # Making
 //! [`make::make`] connects without a packet and fills the queues; [`make::go_on`], when all sockets are there and the lock is
@@ -91,11 +92,10 @@ fn address(bytes: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip.to_canonical(), port))
 }
 
-/// Closes connections whose processes have ended, without telling their peers.
-pub(crate) fn close_silently(connections: Vec<OwnedFd>) {
-    // Those that cannot be put into repair mode have ended meanwhile: nobody is there to be told.
+/// From now on connections whose processes never run again tell their peers nothing, whoever closes them last.
+pub(crate) fn silence(connections: &[OwnedFd]) {
     for fd in connections {
-        // Dropped in repair mode, a socket sends nothing.
-        drop(repair(&fd, Mode::On));
+        // Those that cannot be put into repair mode have ended meanwhile: nobody is there to be told.
+        let _ = repair(fd, Mode::On);
     }
 }

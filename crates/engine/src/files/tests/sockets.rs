@@ -163,7 +163,8 @@ fn connection(address: &str) -> (TcpStream, TcpStream) {
 fn connected_again(streams: Vec<TcpStream>) -> Vec<TcpStream> {
     let fds: Vec<OwnedFd> = streams.into_iter().map(OwnedFd::from).collect();
     let taken = take(&fds).unwrap();
-    super::super::close_silently(fds);
+    super::super::silence(&fds);
+    drop(fds);
     taken.descriptors().into_iter().map(TcpStream::from).collect()
 }
 

@@ -91,7 +91,7 @@ fn postfix_takes_a_message_into_its_queue() {
     let zoo = Zoo::open().unwrap();
     let bare = Bare::start(zoo.program("postfix")).unwrap();
     bare.session().unwrap();
-    let answer = bare.enter(|| smtp::Smtp::open(bare.address()).unwrap().deliver("hello")).unwrap();
+    let answer = bare.enter(|| smtp::Smtp::open(bare.address()).unwrap().deliver("to@zoo.test", "hello")).unwrap();
     assert!(answer.contains("queued as"), "{answer}");
 }
 

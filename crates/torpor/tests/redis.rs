@@ -132,13 +132,6 @@ fn storm() {
     assert!(end.aborted_sleeps >= wanted_aborts, "{end:?}\n{}", told(&daemon, "redis"));
 }
 
-fn info(redis: &mut Redis, section: &str, key: &str) -> String {
-    let Value::Text(text) = redis.command(&["INFO", section]).unwrap() else { panic!("INFO {section}") };
-    let text = String::from_utf8_lossy(&text).into_owned();
-    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-    value.unwrap_or_else(|| panic!("no {key} in {text}")).trim().to_owned()
-}
-
 /// The child that saves is asleep as well, sharing its memory copy-on-write with its parent. Parent and child go on where
 /// they stopped: what was changed after the fork is not in the file, all that was there before is.
 #[test]
@@ -154,7 +147,7 @@ fn background_save_across_sleeps() {
     // Microseconds for each key: the save takes two seconds of its own time at least.
     assert_eq!(redis.command(&["CONFIG", "SET", "rdb-key-save-delay", "1000"]).unwrap(), Value::Text("OK".into()));
     redis.command(&["BGSAVE"]).unwrap();
-    assert_eq!(info(&mut redis, "persistence", "rdb_bgsave_in_progress"), "1");
+    assert_eq!(redis.info("persistence", "rdb_bgsave_in_progress").unwrap(), "1");
     let mut across = 0;
     let mut last = None;
     for cycle in 0..10 {
@@ -173,13 +166,13 @@ fn background_save_across_sleeps() {
     }
     assert!(across >= 2, "the save was over before it slept: {}", told(&daemon, "redis"));
     let saved = eventually_ok("the save ends", PATIENCE, || {
-        match &*info(&mut redis, "persistence", "rdb_bgsave_in_progress") {
+        match &*redis.info("persistence", "rdb_bgsave_in_progress").unwrap() {
             "0" => Ok(()),
             other => Err(format!("in progress: {other}")),
         }
     });
     saved.unwrap();
-    assert_eq!(info(&mut redis, "persistence", "rdb_last_bgsave_status"), "ok");
+    assert_eq!(redis.info("persistence", "rdb_last_bgsave_status").unwrap(), "ok");
     assert_eq!(redis.command(&["GET", "k0"]).unwrap(), Value::Text("after 0".into()));
     doze(&daemon, "redis");
     // A new process on the file: exactly what was there at the fork.

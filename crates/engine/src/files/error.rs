@@ -5,6 +5,8 @@ use std::io;
 use torpor_image::FormatError;
 
 use crate::Obstacle;
+use crate::restore::RestoreStep;
+use crate::step::Fault;
 
 /// Why a tree's open files could not be taken.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +81,9 @@ pub enum MakeError {
     /// The image could not be read.
     #[error("reading the image")]
     Read(#[source] io::Error),
+    /// A test asked for it.
+    #[error(transparent)]
+    Fault(#[from] Fault<RestoreStep>),
 }
 
 impl MakeError {

@@ -1,5 +1,6 @@
 //! System V semaphores and message queues of an app, and the names of its machine: they are its namespaces', and are there as
-//! long as its home is. Into a home that was made anew they are put with their ids.
+//! long as its home is. Into a home that was made anew they are put with their ids. Shared memory goes with the processes' open files,
+//! but what an attempt before has left of it goes here, too.
 //!
 //! Semaphores are only taken as long as nobody has operated on them: what `SEM_UNDO` promises cannot be seen, and such an app
 //! does not go warm (`collect::ending`). Who did the last operation, and when, is not kept.
@@ -10,11 +11,13 @@ use rustix::io::Errno;
 use rustix::system::{setdomainname, sethostname, uname};
 use torpor_image::tree::{IpcObject, MessageQueue, SemaphoreSet, Surroundings};
 use torpor_linux::ipc::{self, About};
+use torpor_linux::shm;
 
-use super::MakeError;
+use super::{EachMade, MakeError};
 use crate::proc;
 use crate::view::View;
 
+pub(super) const SEGMENTS: &str = "/proc/sysvipc/shm";
 const SEMAPHORES: &str = "/proc/sysvipc/sem";
 const QUEUES: &str = "/proc/sysvipc/msg";
 
@@ -67,13 +70,17 @@ pub(crate) fn has_any(found: &Surroundings) -> bool {
     named || !found.semaphores.is_empty() || !found.queues.is_empty()
 }
 
-/// Puts them into the namespaces of the calling thread, where only an attempt before may have left some. Owners are the machine's.
-pub(crate) fn make(found: &Surroundings) -> Result<(), MakeError> {
+/// Puts them into the namespaces of the calling thread, where only an attempt before may have left anything. Owners are the machine's.
+/// `each_made` is told of each.
+pub(crate) fn make(found: &Surroundings, each_made: EachMade<'_>) -> Result<(), MakeError> {
     let looking = |what: &'static str| MakeError::at("looking for", what);
     let removed = |result: io::Result<()>| match result {
         Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),
         other => other,
     };
+    for id in ids(SEGMENTS).map_err(looking("shared memory"))? {
+        removed(shm::remove(id)).map_err(MakeError::at("removing", format!("System V shared memory {id}")))?;
+    }
     for id in ids(SEMAPHORES).map_err(looking("semaphores"))? {
         removed(ipc::remove_semaphores(id)).map_err(MakeError::at("removing", semaphores(id)))?;
     }
@@ -83,11 +90,13 @@ pub(crate) fn make(found: &Surroundings) -> Result<(), MakeError> {
     for set in &found.semaphores {
         let id = set.object.id;
         ipc::make_semaphores(id, about(&set.object), &set.values).map_err(MakeError::at("making", semaphores(id)))?;
+        each_made()?;
     }
     for one in &found.queues {
         let id = one.object.id;
         let made = ipc::make_queue(id, about(&one.object), one.most_bytes, &one.messages);
         made.map_err(MakeError::at("making", queue(id)))?;
+        each_made()?;
     }
     let now = uname();
     if !found.host_name.is_empty() && now.nodename().to_bytes() != found.host_name {

@@ -148,9 +148,8 @@ impl<'a, 'b> Memories<'a, 'b> {
 
     /// Segments of an app's that nobody is attached to: programs keep their ids.
     fn unattached(&mut self) -> Result<(), CollectError> {
-        const SEGMENTS: &str = "/proc/sysvipc/shm";
         let failed = |what: String| move |source| CollectError::Look { pid: 0, what, source };
-        for id in ipc::ids(SEGMENTS).map_err(failed(SEGMENTS.to_owned()))? {
+        for id in ipc::ids(ipc::SEGMENTS).map_err(failed(ipc::SEGMENTS.to_owned()))? {
             if self.segments.knows(id) {
                 continue;
             }

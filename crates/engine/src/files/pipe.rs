@@ -212,7 +212,7 @@ impl MadePipe {
 }
 
 /// Opens what a descriptor leads to again, with other flags.
-pub(super) fn reopen(fd: BorrowedFd<'_>, flags: u32) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn reopen(fd: BorrowedFd<'_>, flags: u32) -> rustix::io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     // The name in /proc is a link.
     let flags = OFlags::from_bits_retain(flags).difference(OFlags::NOFOLLOW) | OFlags::CLOEXEC | OFlags::NOCTTY;

@@ -7,8 +7,12 @@ use crate::step::{Fault, Named};
 pub enum RestoreStep {
     /// The image is read and fits this machine; its plan is at hand.
     Read,
+    /// An app's home that was made anew: what lay in its memory file systems is there. A fault comes behind each file.
+    Filled,
     /// Process ids are free, files are what they were.
     Checked,
+    /// An app's home that was made anew: its System V semaphores and message queues are there. A fault comes behind each of them.
+    Furnished,
     /// Everything that will be open is open here.
     Opened,
     /// The first process is there.
@@ -33,9 +37,11 @@ pub enum RestoreStep {
 
 impl RestoreStep {
     /// All steps, in order.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Read,
+        Self::Filled,
         Self::Checked,
+        Self::Furnished,
         Self::Opened,
         Self::Launched,
         Self::Born,
@@ -48,11 +54,18 @@ impl RestoreStep {
         Self::Running,
     ];
 
+    /// It is reached only in an app's home that was made anew.
+    pub const fn is_of_new_home(self) -> bool {
+        matches!(self, Self::Filled | Self::Furnished)
+    }
+
     /// Its name in phases, faults and documents.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
+            Self::Filled => "filled",
             Self::Checked => "checked",
+            Self::Furnished => "furnished",
             Self::Opened => "opened",
             Self::Launched => "launched",
             Self::Born => "born",

@@ -11,7 +11,7 @@
 //! made in the home's network and IPC namespaces.
 //!
 //! In the end the cgroup is frozen: the threads get their registers and are let go, and none of them runs an instruction
-//! before the journal says that they do. So whatever fails before that, all that was built is ended, and image and parked
+//! before the journal says that they do, and before the image is set aside on the disk ([`aside`]). So whatever fails before that, all that was built is ended, and image and parked
 //! files, of which the processes have duplicates only, are as they were.
 //!
 //! Two threads of its own do it, which enter namespaces and can do nothing else afterwards. One makes the first process, which
@@ -19,15 +19,16 @@
 //! other one reads and checks that ([`prepare`]), opens everything, and in the end builds. The caller's fetches what is parked.
 
 mod adapt;
+mod aside;
 mod error;
 mod owners;
 mod prepare;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc;
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
@@ -38,10 +39,12 @@ use torpor_image::tree::{FileId, FileKind, SharedMemoryKind, Tree};
 use torpor_linux::registers::Registers;
 use torpor_linux::restorer::{Entered, enter_for_children};
 
+use self::aside::Aside;
+pub use self::aside::woken;
 pub use self::error::ReviveError;
 use self::prepare::{Prepared, prepare};
 use crate::files::charge::Charge;
-use crate::files::{self, Around, Given, Root};
+use crate::files::{self, Around, EachMade, Given, MakeError, Root};
 use crate::home::Home;
 use crate::plan::Memories;
 use crate::restore::finish::Inherited;
@@ -148,6 +151,17 @@ impl Reviving<'_> {
         Ok(self.target.faults.rebuilt(step)?)
     }
 
+    /// Makes several things, each of which may be the last that we do.
+    fn each<T>(
+        &mut self,
+        step: RestoreStep,
+        make: impl FnOnce(EachMade<'_>) -> Result<T, MakeError>,
+    ) -> Result<T, RestoreError> {
+        let made = make(&|| self.target.faults.rebuilt(step))?;
+        self.timings.mark(step);
+        Ok(made)
+    }
+
     fn run(&mut self, generation: u64, parked: &Fetched, entering: Entering<'_>) -> Result<Revived, ReviveError> {
         let prepared = prepare(self, generation, parked)?;
         self.build(prepared, entering)
@@ -155,6 +169,7 @@ impl Reviving<'_> {
 
     fn build(&mut self, prepared: Prepared, entering: Entering<'_>) -> Result<Revived, ReviveError> {
         let home = self.home;
+        let aside = Aside::begin(self.image);
         let Prepared { file, tree, plan, starters, root, paths, given, passed, same_boot, mut warnings } = prepared;
         let charge = Charge::of(home);
         let passed_since = (!same_boot).then_some(passed);
@@ -165,7 +180,7 @@ impl Reviving<'_> {
             entered.map_err(|error| ReviveError::Home("entering its namespaces", error.into()))?;
         }
         if surroundings {
-            files::ipc::make(&tree.surroundings).map_err(RestoreError::from)?;
+            self.each(RestoreStep::Furnished, |made| files::ipc::make(&tree.surroundings, made))?;
         }
         let makes = !tree.memories.is_empty() || given.len() < tree.files.len();
         let make = || files::make(&tree, &file, given, around);
@@ -196,7 +211,7 @@ impl Reviving<'_> {
         let (initial, memories) = (building.id(0), memories(&building, &tree, passed));
 
         let ids = building.ids();
-        let done = self.let_go(building, passed, waits);
+        let done = self.let_go(building, aside, passed, waits);
         if done.as_ref().is_err_and(|error| !error.is_awake()) {
             // They are frozen, and some of them perhaps not ours any more.
             self.end(&ids);
@@ -210,10 +225,11 @@ impl Reviving<'_> {
     fn let_go(
         &mut self,
         mut building: Building<'_>,
+        mut aside: Aside,
         passed: Duration,
         waits: Vec<SocketWait>,
     ) -> Result<SocketChanges, ReviveError> {
-        let (freezer, image) = (self.target.freezer, self.image);
+        let freezer = self.target.freezer;
         // They all stand still.
         freezer.begin_freezing().map_err(ReviveError::Freeze)?;
         self.reached(RestoreStep::Frozen)?;
@@ -227,13 +243,9 @@ impl Reviving<'_> {
         // Before the journal: a crash in between ends them, which marks it again.
         let back = freezer.processes_are_back(initial, process);
         back.map_err(|error| ReviveError::Home("telling its init", error))?;
-        let woken = woken(image);
-        fs::rename(image, &woken).map_err(ReviveError::Image)?;
-        if let Err(error) = self.target.journal.record(Phase::Awake) {
-            // It sleeps on, and this is its image.
-            fs::rename(woken, image).map_err(ReviveError::Image)?;
-            return Err(ReviveError::Journal(error));
-        }
+        aside.wait().map_err(ReviveError::Image)?;
+        self.target.journal.record(Phase::Awake).map_err(ReviveError::Journal)?;
+        aside.keep();
         let fault = self.reached(RestoreStep::Awake);
         // Not before: parked sockets must not keep such a time-out if it sleeps on.
         let mut changes = SocketChanges::default();
@@ -255,11 +267,6 @@ impl Reviving<'_> {
         // They may be built again at once, with the same ids.
         wait_for_ids(ids.iter().copied());
     }
-}
-
-/// The name of an image whose app runs again: after a power cut it must not be put under files that are newer.
-pub fn woken(image: &Path) -> PathBuf {
-    image.with_extension("image.woken")
 }
 
 fn directory(path: &Path) -> io::Result<OwnedFd> {

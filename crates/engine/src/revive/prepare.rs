@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 use torpor_image::tree::{FileId, FileKind, Machine, Tree};
 use torpor_image::{FormatError, Needs};
 
@@ -70,7 +71,8 @@ pub(super) fn prepare(reviving: &mut Reviving<'_>, generation: u64, parked: &Fet
     let passed_since = (!same_boot).then_some(passed);
     let around = Around { root: Root::At(root.as_fd()), same_boot, passed: passed_since, charge: Some(&charge) };
     if !same_boot {
-        let moved = files::tmpfs::make(&tree.surroundings.tmpfs, around, &file).map_err(RestoreError::from)?;
+        let moved = reviving
+            .each(RestoreStep::Filled, |made| files::tmpfs::make(&tree.surroundings.tmpfs, around, &file, made))?;
         moved.apply(&mut tree);
     }
     let tree = tree;
@@ -79,10 +81,8 @@ pub(super) fn prepare(reviving: &mut Reviving<'_>, generation: u64, parked: &Fet
     let examined = owners::as_root_inside(home, || examine(home, &tree, &header.needs, &staged, around));
     let paths = examined.map_err(|error| ReviveError::Home("taking its owner's place", error))??;
     let mut warnings = Vec::new();
-    for (id, name) in missing(&tree, &given) {
-        given.insert(id, dead_end().map_err(|error| ReviveError::Home("making an end without another", error))?);
-        warnings.push(format!("{name} is not there any more: the program finds it closed"));
-    }
+    let others = others(home, &tree, &given, &mut warnings)?;
+    given.extend(others);
     lower_limits(&tree, &mut plan, &mut warnings);
     adapt::to_kept_files(&mut plan, &tree, &staged, &given);
     adapt::to_the_time(&mut plan, &tree, &times);
@@ -125,9 +125,52 @@ fn missing(tree: &Tree, given: &Given) -> Vec<(FileId, String)> {
         .collect()
 }
 
-/// A descriptor whose other end is closed: reading gives the end, writing fails.
-fn dead_end() -> io::Result<OwnedFd> {
-    Ok(std::os::unix::net::UnixStream::pair()?.0.into())
+/// For what came from elsewhere and is not parked any more.
+fn others(
+    home: &Home,
+    tree: &Tree,
+    given: &Given,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<(FileId, OwnedFd)>, ReviveError> {
+    let mut found = Vec::new();
+    for (id, name) in missing(tree, given) {
+        let file = match opened_again(tree, given, id, &name) {
+            Some(again) => again.map_err(|error| ReviveError::Home("opening its output again", error))?,
+            None => {
+                warnings.push(format!("{name} is not there any more: the program finds it closed"));
+                dead_end(home).map_err(|error| ReviveError::Home("making an end without another", error))?
+            }
+        };
+        found.push((id, file));
+    }
+    Ok(found)
+}
+
+/// Opens what came from elsewhere as something that is there again: a program that opened `/dev/stdout` by itself has another open
+/// file of the same pipe.
+fn opened_again(tree: &Tree, given: &Given, id: FileId, name: &str) -> Option<io::Result<OwnedFd>> {
+    if !name.starts_with("pipe:") {
+        return None;
+    }
+    let same = |other: FileId| {
+        let kind = tree.files.get(other as usize).map(|file| &file.kind);
+        matches!(kind, Some(FileKind::Outside { name: there }) if there == name)
+    };
+    let there = given.iter().find(|(other, _)| same(**other))?.1;
+    Some(files::reopen(there.as_fd(), tree.files.get(id as usize)?.flags).map_err(io::Error::from))
+}
+
+/// A descriptor whose other end is closed: reading gives the end, writing fails. It is of the app's network namespace, as all its
+/// sockets are.
+fn dead_end(home: &Home) -> io::Result<OwnedFd> {
+    // Entering a namespace is for good: a thread of its own does it.
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| {
+            move_into_thread_name_spaces(home.init.as_fd(), ThreadNameSpaceType::NETWORK)?;
+            Ok(std::os::unix::net::UnixStream::pair()?.0.into())
+        });
+        made.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// Whether a process has begun after the capture; only meant for one of the same boot.

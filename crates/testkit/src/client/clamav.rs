@@ -5,10 +5,12 @@ use std::net::SocketAddr;
 use super::{Session, Stream};
 use crate::error::Error;
 
-/// What the zoo's only signature matches.
-const MATCHED: &str = "torpor-zoo-signature";
+/// What the zoo's only signature matches, wherever it is.
+pub const MATCHED: &str = "torpor-zoo-signature";
 /// Its name.
 const SIGNATURE: &str = "Zoo.Test";
+/// What is said of it.
+pub const FOUND: &str = "Zoo.Test.UNOFFICIAL FOUND";
 
 /// The signature database: any kind of file, at any offset.
 pub(crate) fn signatures() -> String {
@@ -40,11 +42,20 @@ impl Clam {
     /// # Errors
     /// Where it does not answer, or with another number than the next of this session.
     pub fn scan(&mut self, content: &[u8]) -> Result<String, Error> {
-        let mut bytes = b"zINSTREAM\0".to_vec();
-        bytes.extend_from_slice(&(content.len() as u32).to_be_bytes());
-        bytes.extend_from_slice(content);
-        bytes.extend_from_slice(&[0; 4]);
-        self.stream.send(&bytes)?;
+        self.scan_pieces(&[content], || {})
+    }
+
+    /// As [`Clam::scan`], of a stream that comes in pieces; `between` happens behind each of them.
+    ///
+    /// # Errors
+    /// As [`Clam::scan`].
+    pub fn scan_pieces(&mut self, pieces: &[&[u8]], mut between: impl FnMut()) -> Result<String, Error> {
+        self.stream.send(b"zINSTREAM\0")?;
+        for piece in pieces {
+            self.stream.send(&[&(piece.len() as u32).to_be_bytes(), *piece].concat())?;
+            between();
+        }
+        self.stream.send(&[0; 4])?;
         self.scans += 1;
         let answer = self.stream.until(0)?;
         let text = String::from_utf8_lossy(&answer);
@@ -62,7 +73,7 @@ impl Clam {
 
 impl Session for Clam {
     fn step(&mut self) -> Result<(), Error> {
-        self.expect(format!("before {MATCHED} behind").as_bytes(), &format!("{SIGNATURE}.UNOFFICIAL FOUND"))?;
+        self.expect(format!("before {MATCHED} behind").as_bytes(), FOUND)?;
         self.expect(b"nothing that any signature names", "OK")
     }
 }

@@ -38,22 +38,37 @@ impl Postgres {
     /// # Errors
     /// With the server's own words.
     pub fn query(&mut self, sql: &str) -> Result<Vec<Vec<String>>, Error> {
+        self.send(sql)?;
+        self.rows()
+    }
+
+    /// Asks for `sql` without waiting for its answer.
+    ///
+    /// # Errors
+    /// Where the connection broke.
+    pub fn send(&mut self, sql: &str) -> Result<(), Error> {
         let mut message = vec![b'Q'];
         message.extend_from_slice(&(sql.len() as u32 + 5).to_be_bytes());
         message.extend_from_slice(sql.as_bytes());
         message.push(0);
-        self.stream.send(&message)?;
-        self.rows()
+        self.stream.send(&message)
     }
 
-    fn one(&mut self, sql: &str) -> Result<String, Error> {
+    /// The one value that `sql` gives.
+    ///
+    /// # Errors
+    /// With the server's own words, and where there is none.
+    pub fn one(&mut self, sql: &str) -> Result<String, Error> {
         let rows = self.query(sql)?;
         let value = rows.first().and_then(|row| row.first()).cloned();
         value.ok_or_else(|| self.stream.answer("one value", format!("{rows:?}")))
     }
 
-    /// Reads messages until the server is ready for the next query.
-    fn rows(&mut self) -> Result<Vec<Vec<String>>, Error> {
+    /// The answer to what was sent: reads messages until the server is ready for the next query.
+    ///
+    /// # Errors
+    /// With the server's own words.
+    pub fn rows(&mut self) -> Result<Vec<Vec<String>>, Error> {
         let mut rows = Vec::new();
         loop {
             let head = self.stream.exactly(5)?;

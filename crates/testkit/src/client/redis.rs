@@ -83,6 +83,21 @@ impl Redis {
         self.send(&words)?;
         self.receive()
     }
+
+    /// What the server says of itself under `key` of a section.
+    ///
+    /// # Errors
+    /// Where there is no such key.
+    pub fn info(&mut self, section: &str, key: &str) -> Result<String, Error> {
+        let answer = self.command(&["INFO", section])?;
+        if let Value::Text(text) = &answer {
+            let text = String::from_utf8_lossy(text);
+            if let Some(value) = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')) {
+                return Ok(value.trim().to_owned());
+            }
+        }
+        Err(self.stream.answer(format!("{key} in {section}"), format!("{answer:?}")))
+    }
 }
 
 /// A connection that counts in a key of its own, which is never saved.
@@ -102,23 +117,12 @@ impl RedisSession {
     pub fn open(address: SocketAddr) -> Result<Self, Error> {
         let mut redis = Redis::connect(address)?;
         let local = redis.stream.tcp().local_addr().map_err(Error::network("redis", "ask for the own address"))?;
-        let run = run_id(&mut redis)?;
+        let run = redis.info("server", "run_id")?;
         let mut session = Self { redis, key: format!("count:{local}"), run, count: 0 };
         session.redis.command(&["DEL", &session.key])?;
         session.step()?;
         Ok(session)
     }
-}
-
-fn run_id(redis: &mut Redis) -> Result<String, Error> {
-    let answer = redis.command(&["INFO", "server"])?;
-    if let Value::Text(text) = &answer {
-        let text = String::from_utf8_lossy(text);
-        if let Some(id) = text.lines().find_map(|line| line.strip_prefix("run_id:")) {
-            return Ok(id.trim().to_owned());
-        }
-    }
-    Err(Error::answer("redis", "its run id", format!("{answer:?}")))
 }
 
 impl Session for RedisSession {
@@ -128,7 +132,7 @@ impl Session for RedisSession {
             return Err(Error::answer("redis", format!("{}", self.count + 1), format!("{answer:?}")));
         }
         self.count += 1;
-        let run = run_id(&mut self.redis)?;
+        let run = self.redis.info("server", "run_id")?;
         if run == self.run { Ok(()) } else { Err(Error::answer("redis", format!("run {}", self.run), run)) }
     }
 }

@@ -46,14 +46,31 @@ impl Smtp {
         }
     }
 
-    /// Ends the envelope with a message; what the server says to it names its place in the queue.
+    /// Ends the envelope with a message to `to`; what the server says to it names its place in the queue.
     ///
     /// # Errors
     /// Where it is not taken.
-    pub fn deliver(mut self, text: &str) -> Result<String, Error> {
-        self.say("RCPT TO:<to@zoo.test>", "250")?;
+    pub fn deliver(mut self, to: &str, text: &str) -> Result<String, Error> {
+        self.begin(to, text)?;
+        self.end()
+    }
+
+    /// Ends the envelope and begins a message to `to`.
+    ///
+    /// # Errors
+    /// Where it is not taken.
+    pub fn begin(&mut self, to: &str, text: &str) -> Result<(), Error> {
+        self.say(&format!("RCPT TO:<{to}>"), "250")?;
         self.say("DATA", "354")?;
-        let answer = self.say(&format!("Subject: test\r\n\r\n{text}\r\n."), "250")?;
+        self.stream.send(format!("Subject: test\r\n\r\n{text}\r\n").as_bytes())
+    }
+
+    /// Ends the message that was begun.
+    ///
+    /// # Errors
+    /// Where it is not taken.
+    pub fn end(mut self) -> Result<String, Error> {
+        let answer = self.say(".", "250")?;
         self.say("QUIT", "221")?;
         Ok(answer)
     }

@@ -62,6 +62,11 @@ impl Recipe {
         self
     }
 
+    fn directory(mut self, path: &str, mode: u32) -> Self {
+        self.overlays.push(Overlay::directory(path, mode));
+        self
+    }
+
     fn user(mut self, user: &'static str) -> Self {
         self.program.user = Some(user);
         self
@@ -118,7 +123,9 @@ fn servers(tree: &Tree) -> Result<Vec<Recipe>, Error> {
             .packages(&["postfix", "diffutils", "findutils", "grep", "mawk", "sed"])
             .data(&["/var/spool/postfix", "/var/lib/postfix"])
             .file("/etc/zoo/main.cf", include_str!("../../zoo/main.cf"))
-            .file("/etc/zoo/master.cf", include_str!("../../zoo/master.cf")),
+            .file("/etc/zoo/master.cf", include_str!("../../zoo/master.cf"))
+            .directory("/srv/mail/open", 0o777)
+            .directory("/srv/mail/shut", 0o755),
         recipe("clamav", "/usr/sbin/clamd --config-file=/etc/zoo/clamd.conf", 3310, Check::ClamSession)
             .packages(&["clamav-daemon"])
             .file("/etc/zoo/clamd.conf", include_str!("../../zoo/clamd.conf"))

@@ -266,13 +266,6 @@ impl Task {
             tracing::warn!(app = self.record.spec.name, error = %chain(&error), "after waking");
         }
         self.memories = revived.memories;
-        // After a power cut it must not be there again: what the program writes from now on is newer.
-        let (folder, name) = (self.files.data.clone(), self.record.spec.name.clone());
-        tokio::task::spawn_blocking(move || {
-            if let Err(error) = std::fs::File::open(folder).and_then(|folder| folder.sync_all()) {
-                tracing::warn!(app = name, %error, "syncing its directory");
-            }
-        });
         for warning in revived.warnings {
             tracing::warn!(app = self.record.spec.name, %warning, "after waking");
         }

@@ -68,6 +68,11 @@ impl AppFiles {
         }
     }
 
+    /// What was removed or renamed is so after a power cut, too.
+    pub(crate) fn sync_names(&self) -> io::Result<()> {
+        fs::File::open(&self.data)?.sync_all()
+    }
+
     /// Generations of the images that lie here, and leftovers of unfinished ones.
     fn images(&self) -> io::Result<Vec<(PathBuf, Option<u64>)>> {
         let mut found = Vec::new();

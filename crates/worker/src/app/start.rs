@@ -163,7 +163,8 @@ impl Task {
         let (record, files, shared) = (self.record.clone(), self.files.clone(), self.shared.clone());
         let journal = self.journal.clone();
         tokio::spawn(async move {
-            let result = match journal.record(Phase::Awake) {
+            // An image that was given up must not be found after a power cut: what the app writes from now on is newer.
+            let result = match files.sync_names().and_then(|()| journal.record(Phase::Awake)) {
                 Ok(()) => start(&record, &files, &shared).await,
                 Err(error) => Err(StartError::Files(files.run.clone(), error)),
             };

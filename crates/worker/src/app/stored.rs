@@ -1,8 +1,7 @@
 //! After a reboot: an app of which only its complete image is left gets its sandbox, its addresses and its open ports again.
 //!
-//! Which image counts? Only the newest of an app's, and only one whose wake has not begun: a wake renames it first. What an app
-//! writes later reaches the disk after that, on file systems that keep the order of what they log. After a crash of the worker
-//! alone the journal says more: an image that it does not call the truth is not.
+//! Which image counts? Only the newest of an app's, and only one whose wake has not begun: a wake renames it on the disk before the
+//! app runs. After a crash of the worker alone the journal says more: an image that it does not call the truth is not.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -68,6 +67,10 @@ impl Task {
         let phase = self.journal.read().map_err(|error| error.to_string())?;
         if matches!(phase, Some(Phase::Awake | Phase::Dropping { .. } | Phase::Dozing { .. })) {
             return Ok(None);
+        }
+        if let Some(Phase::Warm { generation, .. }) = phase {
+            // A wake that did not come to its end.
+            self.files.take_back(generation).map_err(|error| error.to_string())?;
         }
         let Some((image, generation)) = self.files.newest_image().map_err(|error| error.to_string())? else {
             return Ok(None);

@@ -16,10 +16,10 @@ use rustix::fs::{
 use rustix::io::Errno;
 use torpor_image::tree::{Node, NodeContent, Tmpfs};
 
-use super::super::MakeError;
 use super::super::charge::Charge;
 use super::super::contents::fill;
 use super::super::path::{Around, Root};
+use super::super::{EachMade, MakeError};
 use super::take::{below, names, place};
 use super::{Moved, is_whiteout, text};
 use crate::mounts;
@@ -30,8 +30,8 @@ const PLACE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW);
 const ITSELF: AtFlags = AtFlags::EMPTY_PATH.union(AtFlags::SYMLINK_NOFOLLOW);
 
 /// Fills these file systems where the tree lives, with contents from `image`; gives which files they are now. Their owners are the
-/// machine's.
-pub(crate) fn make(found: &[Tmpfs], around: Around<'_>, image: &File) -> Result<Moved, MakeError> {
+/// machine's. `made` is told of each file.
+pub(crate) fn make(found: &[Tmpfs], around: Around<'_>, image: &File, made: EachMade<'_>) -> Result<Moved, MakeError> {
     let mut moved = Moved::default();
     if found.is_empty() {
         return Ok(moved);
@@ -45,7 +45,7 @@ pub(crate) fn make(found: &[Tmpfs], around: Around<'_>, image: &File) -> Result<
         let shown = text(&tmpfs.path);
         let directory =
             open(tmpfs, around.root, &machine).map_err(MakeError::at("opening memory file system", &*shown))?;
-        let making = Making { tmpfs, root: directory, image, charge: around.charge, shown };
+        let making = Making { tmpfs, root: directory, image, charge: around.charge, made, shown };
         making.clear()?;
         making.fill(&mut moved)?;
     }
@@ -68,6 +68,7 @@ struct Making<'a> {
     root: OwnedFd,
     image: &'a File,
     charge: Option<&'a Charge<'a>>,
+    made: EachMade<'a>,
     shown: String,
 }
 
@@ -92,6 +93,7 @@ impl Making<'_> {
                 }
                 None => {}
             }
+            (self.made)()?;
         }
         // Behind everything that is made in them.
         for (place, node) in self.tmpfs.nodes.iter().enumerate().rev().filter(|(_, node)| node.is_directory()) {

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
-use torpor_image::tree::{FileKind, Tree, UnixState};
+use torpor_image::tree::{Executable, FileKind, Tree, UnixState};
 use torpor_image::{Content, FormatError, HEADER_BYTES, Header, Kind, Region, State};
 
 #[global_allocator]
@@ -81,7 +81,11 @@ fn look_at(regions: &[Region], file_bytes: u64) {
 fn look_at_tree(tree: &Tree, file_bytes: u64) {
     tree.memory_bytes();
     for life in tree.processes.iter().filter_map(|process| process.alive()) {
-        let _ = (&life.threads[0].registers[26], &life.actions[63], &life.space.files[life.space.executable as usize]);
+        let _ = (&life.threads[0].registers[26], &life.actions[63]);
+        match life.space.executable {
+            Executable::File(file) => drop(life.space.files[file as usize].clone()),
+            Executable::Memory(memory) => drop(tree.memories[memory as usize].clone()),
+        }
         life.descriptors.iter().for_each(|descriptor| drop(tree.files[descriptor.file as usize].clone()));
         for area in &life.space.areas {
             assert!(area.start < area.end);

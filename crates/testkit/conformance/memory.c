@@ -125,21 +125,70 @@ PROGRAM(deleted_file_memory, "mappings of a file that has been deleted, private 
     check_fill(own + BYTES_OF(4), PAGE, 9, "the private mapping of what the shared one wrote");
 }
 
-PROGRAM(deleted_executable, "a program whose executable has been deleted") {
+// A copy of this program that goes on with `name`, so that others still find theirs.
+static int copied(int to) {
+    static char buffer[1 << 20];
+    int from = NEED(open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+    for (ssize_t got; (got = NEED(read(from, buffer, sizeof buffer))) > 0;) EQ(write(to, buffer, (size_t)got), got);
+    return from;
+}
+static bool runs_copy(void) {
     char path[PATH_MAX] = "";
-    if (access(AT("copy"), F_OK) < 0) {
-        // A copy of its own, so that others still find theirs.
-        static char buffer[1 << 20];
-        int from = NEED(open("/proc/self/exe", O_RDONLY | O_CLOEXEC)), to = NEED(open(AT("copy"), O_CREAT | O_WRONLY | O_CLOEXEC, 0755));
-        for (ssize_t got; (got = NEED(read(from, buffer, sizeof buffer))) > 0;) EQ(write(to, buffer, (size_t)got), got);
-        NEED(close(to));
-        execl(AT("copy"), "copy", "deleted_executable", NULL);
+    NEED(readlink("/proc/self/exe", path, sizeof path - 1));
+    return strstr(path, "/copy") || strstr(path, "memfd:copy");
+}
+static void run_copy(const char *name) {
+    int to = NEED(open(AT("copy"), O_CREAT | O_WRONLY | O_CLOEXEC, 0755));
+    copied(to);
+    NEED(close(to));
+    execl(AT("copy"), "copy", name, NULL);
+    wrong("exec: %s", strerror(errno));
+}
+PROGRAM(deleted_executable, "a program whose executable has been deleted: its name, its contents, a child and a thread") {
+    if (!runs_copy()) run_copy("deleted_executable");
+    char before[PATH_MAX] = "", after[PATH_MAX] = "", first[64], now[64];
+    int exe = NEED(open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+    EQ(pread(exe, first, sizeof first, 0), sizeof first);
+    NEED(close(exe));
+    NEED(unlink(AT("copy")));
+    NEED(readlink("/proc/self/exe", before, sizeof before - 1));
+    HOLDS(strstr(before, "/copy (deleted)"));
+    pid_t child = NEED(fork());
+    if (child == 0) {
+        await("go");
+        NEED(readlink("/proc/self/exe", after, sizeof after - 1));
+        TEXT(after, before);
+        done();
+    }
+    captured();
+    NEED(readlink("/proc/self/exe", after, sizeof after - 1));
+    TEXT(after, before);
+    exe = NEED(open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+    EQ(pread(exe, now, sizeof now, 0), sizeof now);
+    BYTES(now, first, sizeof first);
+    FAILS(open("/proc/self/exe", O_WRONLY), ETXTBSY);
+    HOLDS(access(AT("copy"), F_OK) < 0);
+    reap(child);
+}
+PROGRAM(replaced_executable, "a program whose executable has been replaced by another of the same name") {
+    if (!runs_copy()) run_copy("replaced_executable");
+    NEED(unlink(AT("copy")));
+    mark("copy");
+    captured();
+    HOLDS(runs_copy());
+}
+PROGRAM(memory_executable, "a program that runs from a memfd") {
+    if (!runs_copy()) {
+        int to = (int)NEED(memfd_create("copy", MFD_CLOEXEC));
+        copied(to);
+        fexecve(to, (char *[]){ "copy", "memory_executable", NULL }, environ);
         wrong("exec: %s", strerror(errno));
     }
-    NEED(unlink(AT("copy")));
+    char before[PATH_MAX] = "", after[PATH_MAX] = "";
+    NEED(readlink("/proc/self/exe", before, sizeof before - 1));
     captured();
-    NEED(readlink("/proc/self/exe", path, sizeof path - 1));
-    HOLDS(strstr(path, "copy"));
+    NEED(readlink("/proc/self/exe", after, sizeof after - 1));
+    TEXT(after, before);
 }
 
 static uintptr_t deep(int depth) {

@@ -7,7 +7,7 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
 
-use torpor_image::tree::{AddressSpace, Backing, Limit, PathState};
+use torpor_image::tree::{AddressSpace, Limit, PathState};
 
 use super::credentials::{Status, status};
 use super::mappings::{Mapping, mappings};
@@ -76,11 +76,7 @@ pub(super) fn shared(looked: &mut [Looked]) -> Vec<SharedArea> {
     let mut all = Vec::new();
     for looked in looked {
         let before = all.len() as u32;
-        for area in &mut looked.space.areas {
-            if let Backing::Shared { memory, .. } = &mut area.backing {
-                *memory += before;
-            }
-        }
+        space::rename_shared(&mut looked.space, |place| place + before);
         all.append(&mut looked.shared);
     }
     all

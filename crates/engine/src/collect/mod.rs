@@ -37,7 +37,7 @@ use std::panic::resume_unwind;
 use std::thread::{Builder, ScopedJoinHandle};
 use std::time::Duration;
 
-use torpor_image::tree::{Backing, End, FileId, Machine, Process, Tree};
+use torpor_image::tree::{End, FileId, Machine, Process, Tree};
 
 pub(crate) use self::family::{Member, family, hold, without_leaders};
 use self::looking::{Looked, look, look_at_all};
@@ -275,11 +275,7 @@ fn put_files(
         let End::Alive(life) = &mut process.end else { continue };
         life.terminal = terminals.get(&process.pid).copied();
         life.descriptors = found.descriptors.remove(&process.pid).unwrap_or_default();
-        for area in &mut life.space.areas {
-            if let Backing::Shared { memory, .. } = &mut area.backing {
-                *memory = found.areas.get(*memory as usize).copied().unwrap_or(*memory);
-            }
-        }
+        space::rename_shared(&mut life.space, |place| found.areas.get(place as usize).copied().unwrap_or(place));
     }
     tree.files = found.files;
     tree.pipes = found.pipes;

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
-use torpor_image::tree::{AddressSpace, Advice, Area, Backing, Layout, MemoryPolicy, PathState};
+use rustix::io::Errno;
+use torpor_image::tree::{AddressSpace, Advice, Area, Backing, Executable, Layout, MemoryPolicy, PathState};
 
 use super::mappings::Mapping;
 use super::{CollectError, Look};
@@ -28,6 +29,9 @@ const ADVICE: [(&str, i32); 8] = [
     ("wf", 18), // MADV_WIPEONFORK
 ];
 const MLOCK_ONFAULT: u32 = 1;
+/// Behind the link of a file whose name has been removed, and in front of a memfd's.
+const GONE: &[u8] = b" (deleted)";
+const MEMFD: &[u8] = b"/memfd:";
 
 /// What a link under `/proc/PID` leads to, if it can be reached by its name again; otherwise why not.
 pub(super) fn linked(view: &View, link: &str) -> std::io::Result<Result<PathState, String>> {
@@ -83,10 +87,48 @@ pub(super) fn space(
     }
     let exe = format!("/proc/{pid}/exe");
     match linked(view, &exe).look(pid)? {
-        Ok(path) => space.executable = file(&mut space, path),
-        Err(why) => obstacles.push(Obstacle::new(pid, Place::Process, format!("its executable {why}"), "")),
+        Ok(path) => space.executable = Executable::File(file(&mut space, path)),
+        Err(why) => match nameless(view, &exe, shared, why).look(pid)? {
+            Ok(place) => {
+                space.executable = Executable::Memory(place as u32);
+                shared[place].executed = true;
+            }
+            Err(why) => obstacles.push(Obstacle::new(pid, Place::Process, format!("its executable {why}"), "")),
+        },
     }
     Ok(space)
+}
+
+/// Which of the areas maps an executable that has been deleted, and whose name is free: it will have that again for a moment.
+/// If none does, why not.
+fn nameless(view: &View, exe: &str, shared: &[SharedArea], why: String) -> std::io::Result<Result<usize, String>> {
+    let found = rustix::fs::stat(exe)?;
+    let path = fs::read_link(exe)?;
+    let name = path.as_os_str().as_bytes();
+    let Some(name) = name.strip_suffix(GONE).filter(|_| found.st_nlink == 0) else { return Ok(Err(why)) };
+    if !name.starts_with(MEMFD) && !matches!(view.stat(name), Err(Errno::NOENT)) {
+        let name = String::from_utf8_lossy(name);
+        return Ok(Err(format!("{name} has been deleted, and another file has its name")));
+    }
+    for (place, area) in shared.iter().enumerate() {
+        let mapped = rustix::fs::stat(format!("/proc/{}/map_files/{:x}-{:x}", area.pid, area.start, area.end))?;
+        if (mapped.st_dev, mapped.st_ino) == (found.st_dev, found.st_ino) {
+            return Ok(Ok(place));
+        }
+    }
+    Ok(Err(why))
+}
+
+/// Lets what the space names by its place among shared areas be named by what `rename` gives.
+pub(super) fn rename_shared(space: &mut AddressSpace, rename: impl Fn(u32) -> u32) {
+    for area in &mut space.areas {
+        if let Backing::Shared { memory, .. } = &mut area.backing {
+            *memory = rename(*memory);
+        }
+    }
+    if let Executable::Memory(memory) = &mut space.executable {
+        *memory = rename(*memory);
+    }
 }
 
 /// Place of a file in the space's list.
@@ -163,7 +205,7 @@ fn backing(
     Ok(match found {
         Some(file) => Backing::File { file, offset, shared: access.shared, may_write },
         None => {
-            shared.push(SharedArea { pid, start: *start, end: *end, name: name.clone() });
+            shared.push(SharedArea { pid, start: *start, end: *end, name: name.clone(), executed: false });
             Backing::Shared { memory: shared.len() as u32 - 1, offset, shared: access.shared, may_write }
         }
     })

@@ -86,6 +86,11 @@ pub(super) fn process(context: &Context<'_, '_>, item: &Item) -> Described<FileK
             Err(Why::kept("a descriptor of a thread", "let the program close it"))
         }
         Some(inside) => Ok(FileKind::Process { pid: *inside }),
+        None if pid <= 0 && context.request.view.keeps_files() => {
+            // One made anew would be of another pid namespace, or take an id there that may be needed.
+            let what = "a descriptor of a process that has ended and been waited for";
+            Err(Why::kept(what, "let the program close it"))
+        }
         None if pid <= 0 => ended_process(item),
         None => {
             let what = format!("a descriptor of process {pid}, outside of the tree");

@@ -1,11 +1,13 @@
 //! Making: the order, and what each kind of open file is made from.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, seek};
-use torpor_image::tree::{Connection, FileId, FileKind, InetSocket, InetState, OpenFile, PipeId, Tree};
+use torpor_image::tree::{
+    AddressSpace, Connection, Executable, FileId, FileKind, InetSocket, InetState, MemoryId, OpenFile, PipeId, Tree,
+};
 use torpor_linux::fcntl;
 
 use super::list::{PATH_ONLY, raise_limit};
@@ -30,6 +32,7 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
             *place = Some(fd);
         }
     }
+    let executables = executables(tree);
     let mut memories = Vec::with_capacity(tree.memories.len());
     for (id, memory) in tree.memories.iter().enumerate() {
         memories.push(match kept_memory(tree, &files, id) {
@@ -38,7 +41,7 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
                 let fd = kept.try_clone().map_err(MakeError::at("duplicating", "a file without a name"))?;
                 MadeMemory { fd, segment: None }
             }
-            None => memory::make(memory, image, around)?,
+            None => memory::make(memory, image, around, executables.contains(&(id as MemoryId)))?,
         });
     }
     let kept: Vec<bool> = files.iter().map(Option::is_some).collect();
@@ -94,6 +97,16 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
     let waiting = (0..files.len()).filter(|id| !kept[*id] && waits(&tree.files[*id])).map(|id| id as FileId).collect();
     let (memories, segments): (Vec<_>, Vec<_>) = memories.into_iter().map(|made| (made.fd, made.segment)).unzip();
     Ok(Made { files, memories, segments: segments.into_iter().flatten().collect(), waiting })
+}
+
+/// Files without a name that are executed.
+fn executables(tree: &Tree) -> HashSet<MemoryId> {
+    let spaces = tree.processes.iter().filter_map(|process| Some(&process.alive()?.space));
+    let memory = |space: &AddressSpace| match space.executable {
+        Executable::Memory(memory) => Some(memory),
+        Executable::File(_) => None,
+    };
+    spaces.filter_map(memory).collect()
 }
 
 /// A TCP connection that is made again.

@@ -15,7 +15,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use torpor_image::Region;
-use torpor_image::tree::{MemoryId, PathState, SharedMemory, SharedMemoryKind};
+use torpor_image::tree::{FileId, MemoryId, PathState, SharedMemory, SharedMemoryKind};
 use torpor_linux::shm::Attached;
 use torpor_linux::vm;
 
@@ -23,6 +23,7 @@ use super::collect::{Described, Why};
 use super::contents::{fill, store};
 use super::list::{Item, List};
 use super::path::{Around, Root};
+use super::pipe::reopen;
 use super::segment::{self, Segment, Segments};
 use super::{CollectError, MakeError, Request, SharedArea, ipc, path};
 use crate::memory::sink::PageSink;
@@ -32,6 +33,8 @@ const HUGE_PAGES: i64 = 0x9584_58f6;
 /// Bytes of `memfd:` in the name, and what is behind a file without a name.
 const MEMFD: &[u8] = b"/memfd:";
 const GONE: &[u8] = b" (deleted)";
+/// `O_WRONLY | O_RDWR`.
+const WRITING: u32 = 0o3;
 
 /// Files that were found, by device and inode.
 pub(super) struct Memories<'a, 'b> {
@@ -109,6 +112,11 @@ impl<'a, 'b> Memories<'a, 'b> {
         let name = name.as_os_str().as_bytes();
         if stat.st_dev == self.kernels && name.starts_with(b"/SYSV") {
             return self.segment(area, &link, stat.st_ino as i32);
+        }
+        let writes = |file: &FileId| list.item(*file).info.flags & WRITING != 0;
+        if area.executed && list.same_object(object).iter().any(writes) {
+            let what = format!("{} is executed and open for writing", area.name);
+            return Err(Why::refused(what, "let the program close it"));
         }
         if let Some(known) = self.known.get(&object) {
             return Ok(*known);
@@ -203,14 +211,20 @@ impl<'a, 'b> Memories<'a, 'b> {
 /// Memory that was made.
 #[derive(Debug)]
 pub(super) struct MadeMemory {
-    /// Open for reading and writing.
+    /// Open for reading and writing; what is executed from a disk, for reading.
     pub(super) fd: OwnedFd,
     /// The segment that it is.
     pub(super) segment: Option<Segment>,
 }
 
-/// Makes a file of this kind with its contents; seals are for [`seal`]. `around`: where the tree lives.
-pub(super) fn make(memory: &SharedMemory, image: &File, around: Around<'_>) -> Result<MadeMemory, MakeError> {
+/// Makes a file of this kind with its contents; seals are for [`seal`]. `around`: where the tree lives. `executed`: a process
+/// executes it, and shows its name.
+pub(super) fn make(
+    memory: &SharedMemory,
+    image: &File,
+    around: Around<'_>,
+    executed: bool,
+) -> Result<MadeMemory, MakeError> {
     let (fd, name) = match &memory.kind {
         SharedMemoryKind::Anonymous => {
             const NAME: &str = "shared memory";
@@ -236,7 +250,8 @@ pub(super) fn make(memory: &SharedMemory, image: &File, around: Around<'_>) -> R
         }
         SharedMemoryKind::Deleted { state, owner } => {
             let shown = path::text(state);
-            let fd = without_name(state, around.root).map_err(MakeError::at("making", &*shown))?;
+            let fd = if executed { made_in_place(state, around.root) } else { without_name(state, around.root) };
+            let fd = fd.map_err(MakeError::at("making", &*shown))?;
             owned(&fd, *owner, state.mode & 0o7777, &shown)?;
             ftruncate(&fd, memory.bytes).map_err(MakeError::at("setting the length of", &*shown))?;
             (fd, shown)
@@ -244,7 +259,12 @@ pub(super) fn make(memory: &SharedMemory, image: &File, around: Around<'_>) -> R
     };
     let file = File::from(fd);
     fill(&file, (memory.bytes, &memory.pages), image, around.charge, &name, |_, _| Ok(()))?;
-    Ok(MadeMemory { fd: file.into(), segment: None })
+    let mut fd = OwnedFd::from(file);
+    if executed && matches!(memory.kind, SharedMemoryKind::Deleted { .. }) {
+        // What is open for writing cannot be executed.
+        fd = reopen(fd.as_fd(), OFlags::RDONLY.bits()).map_err(MakeError::at("opening", name))?;
+    }
+    Ok(MadeMemory { fd, segment: None })
 }
 
 fn owned(fd: &OwnedFd, owner: (u32, u32), mode: u32, name: &str) -> Result<(), MakeError> {
@@ -272,6 +292,17 @@ fn without_name(state: &PathState, root: Root<'_>) -> rustix::io::Result<OwnedFd
         }
     }
     Err(last)
+}
+
+/// A new file in the directory where the deleted one was, which has had the same name.
+fn made_in_place(state: &PathState, root: Root<'_>) -> rustix::io::Result<OwnedFd> {
+    let whole = path::path_of(&state.path);
+    let (Some(directory), Some(name)) = (whole.parent(), whole.file_name()) else { return Err(Errno::INVAL) };
+    let directory = root.open(directory.as_os_str().as_bytes(), OFlags::PATH | OFlags::DIRECTORY)?;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = openat(&directory, name, flags, Mode::RUSR | Mode::WUSR)?;
+    unlinkat(&directory, name, AtFlags::empty())?;
+    Ok(made)
 }
 
 /// For file systems that cannot make files without a name.

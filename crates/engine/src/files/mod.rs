@@ -107,6 +107,8 @@ pub(crate) struct SharedArea {
     pub(crate) end: u64,
     /// Its name in `/proc/PID/maps`.
     pub(crate) name: String,
+    /// The process executes it.
+    pub(crate) executed: bool,
 }
 
 /// What was found.

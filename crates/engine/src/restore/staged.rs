@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use torpor_image::tree::{Backing, Namespaces, PathState, Tree};
+use torpor_image::tree::{Backing, Executable, Namespaces, PathState, Tree};
 use torpor_linux::restorer::SPARE_NUMBERS;
 
 /// How a path is opened.
@@ -53,7 +53,9 @@ impl<'t> Staged<'t> {
                     staged.add(&life.space.files[file as usize], access);
                 }
             }
-            staged.add(&life.space.files[life.space.executable as usize], Access::Read);
+            if let Executable::File(file) = life.space.executable {
+                staged.add(&life.space.files[file as usize], Access::Read);
+            }
             staged.add(&life.cwd, Access::Place);
             life.root.iter().for_each(|root| staged.add(root, Access::Place));
         }

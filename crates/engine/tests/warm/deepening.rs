@@ -10,7 +10,7 @@ use torpor_engine::{
     Abort, Contents, DeepenError, Faults, ImageFile, NoFaults, Phase, Recovered, SleepError, Step, recover, wake,
 };
 use torpor_image::Kind;
-use torpor_image::tree::{FileKind, InetState, Tree};
+use torpor_image::tree::{Executable, FileKind, InetState, Tree};
 
 use super::app::{App, FailAt, within};
 
@@ -78,7 +78,8 @@ fn lighttpd_leaves_an_image_and_its_files() {
     assert_eq!((root.pid, root.parent, root.group, root.session), (app.home.initial, 0, root.pid, root.pid));
     let life = root.alive().unwrap();
     assert_eq!((life.threads[0].tid, life.threads[0].credentials.users), (root.pid, [33; 4]));
-    let executable = &life.space.files[life.space.executable as usize];
+    let Executable::File(executable) = life.space.executable else { panic!("it has a name") };
+    let executable = &life.space.files[executable as usize];
     assert_eq!(executable.path, b"/usr/sbin/lighttpd");
     assert_eq!((life.root.as_ref(), life.cwd.path.as_slice()), (None, &b"/"[..]));
     let listener = tree.files.iter().position(|file| match &file.kind {

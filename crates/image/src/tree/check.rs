@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::{
-    AddressSpace, Area, Backing, End, FileId, FileKind, IO_EVENT_BYTES, InetState, Life, PacketMembership,
+    AddressSpace, Area, Backing, End, Executable, FileId, FileKind, IO_EVENT_BYTES, InetState, Life, PacketMembership,
     PacketSocket, PipeId, Process, SharedMemoryKind, Surroundings, Thread, Tree, UnixState, io_events,
 };
 use crate::state::{ADDRESS_END, REGISTER_WORDS};
@@ -97,7 +97,13 @@ impl Tree {
     }
 
     fn space(&self, space: &AddressSpace, pages: &Range<u64>) -> Checked {
-        sure((space.executable as usize) < space.files.len(), "the executable")?;
+        let executable = match space.executable {
+            Executable::File(file) => (file as usize) < space.files.len(),
+            Executable::Memory(memory) => self.memories.get(memory as usize).is_some_and(|memory| {
+                matches!(memory.kind, SharedMemoryKind::Deleted { .. } | SharedMemoryKind::Memfd { .. })
+            }),
+        };
+        sure(executable, "the executable")?;
         sure(space.areas.windows(2).all(|pair| pair[0].end <= pair[1].start), "order of areas")?;
         for area in &space.areas {
             let Area { start, end, .. } = *area;
@@ -315,10 +321,11 @@ mod tests {
 
     #[test]
     fn places_outside_are_refused() {
-        let broken: [fn(&mut Tree); 9] = [
+        let broken: [fn(&mut Tree); 10] = [
             |tree| life(tree).descriptors[0].file = 1,
             |tree| life(tree).descriptors[0].fd = -1,
-            |tree| life(tree).space.executable = 1,
+            |tree| life(tree).space.executable = Executable::File(1),
+            |tree| life(tree).space.executable = Executable::Memory(0),
             |tree| life(tree).space.areas[0].pages[1].start = 0x2000,
             |tree| life(tree).space.areas[0].end = 0x5000,
             |tree| life(tree).threads[0].tid = 6,

@@ -20,8 +20,23 @@ pub struct AddressSpace {
     pub files: Vec<PathState>,
     /// Where its parts are, for `PR_SET_MM_MAP`.
     pub layout: Layout,
-    /// The executable (`/proc/PID/exe`): place in `files`.
-    pub executable: u32,
+    /// The executable (`/proc/PID/exe`).
+    pub executable: Executable,
+}
+
+/// What a process executes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Executable {
+    /// A file with a name: place in [`AddressSpace::files`].
+    File(u32),
+    /// A file that has been deleted, or a memfd.
+    Memory(MemoryId),
+}
+
+impl Default for Executable {
+    fn default() -> Self {
+        Self::File(0)
+    }
 }
 
 /// The kernel's `struct prctl_mm_map`.

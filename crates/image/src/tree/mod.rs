@@ -27,7 +27,7 @@ pub use self::file::{
 };
 pub use self::ipc::{IpcObject, MessageQueue, SemaphoreSet};
 pub use self::memory::{
-    AddressSpace, Advice, Area, Backing, IO_EVENT_BYTES, Layout, MemoryId, MemoryPolicy, SharedMemory,
+    AddressSpace, Advice, Area, Backing, Executable, IO_EVENT_BYTES, Layout, MemoryId, MemoryPolicy, SharedMemory,
     SharedMemoryKind, io_events,
 };
 pub use self::process::{End, Life, Limit, Process, Scheduling, Shares, Switches, Thread};

@@ -7,12 +7,12 @@
 use std::sync::LazyLock;
 
 use torpor_image::tree::{
-    Action, AddressSpace, Advice, Area, Backing, Connection, Credentials, Descriptor, End, EpollMember, FileKind,
-    FileLock, InetSocket, InetState, InotifyWatch, IntervalTimer, IpcObject, Layout, Life, Limit, LockKind, Machine,
-    MemoryPolicy, Message, MessageQueue, Namespaces, Node, NodeContent, OpenFile, Owner, PathState, PendingSignal,
-    Pipe, PipeEnd, PosixTimer, Process, Scheduling, SeccompFilter, SemaphoreSet, SharedMemory, SharedMemoryKind,
-    Shares, SignalStack, SocketOption, Surroundings, Switches, Terminal, Thread, Tmpfs, Tree, UnixSocket, UnixState,
-    Wait, WaitPlace,
+    Action, AddressSpace, Advice, Area, Backing, Connection, Credentials, Descriptor, End, EpollMember, Executable,
+    FanotifyMark, FileKind, FileLock, InetSocket, InetState, InotifyWatch, IntervalTimer, IpcObject, Layout, Life,
+    Limit, LockKind, Machine, MarkExtent, MemoryPolicy, Message, MessageQueue, Namespaces, Node, NodeContent, OpenFile,
+    Owner, PacketMembership, PacketSocket, PathState, PendingSignal, Pipe, PipeEnd, PosixTimer, Process, Scheduling,
+    SeccompFilter, SemaphoreSet, SharedMemory, SharedMemoryKind, Shares, SignalStack, SocketOption, Surroundings,
+    Switches, Terminal, Thread, Tmpfs, Tree, UnixSocket, UnixState, Wait, WaitPlace,
 };
 use torpor_image::{Content, HEADER_BYTES, Header, Kind, Needs, PAGE, Region, State, checksum};
 
@@ -92,6 +92,23 @@ fn inet(state: InetState) -> FileKind {
     FileKind::Inet(Box::new(InetSocket { kind: (2, 1, 6), local, remote, state, options, queue, shut: 1 }))
 }
 
+fn packets() -> FileKind {
+    let (interface, address) = (b"eth0".to_vec(), vec![1, 0, 0x5e, 1, 2, 3]);
+    let memberships = vec![PacketMembership { interface: interface.clone(), kind: 0, address, count: 2 }];
+    FileKind::Packet(Box::new(PacketSocket {
+        kind: 3,
+        protocol: 0x88b5,
+        interface,
+        memberships,
+        options: vec![option(8)],
+    }))
+}
+
+fn marks() -> Vec<FanotifyMark> {
+    let extents = [MarkExtent::Inode, MarkExtent::Mount, MarkExtent::FileSystem];
+    extents.map(|extent| FanotifyMark { extent, flags: 0x40, mask: 0x20, ignored: 2, path: path("/srv") }).to_vec()
+}
+
 fn unix(state: UnixState) -> FileKind {
     FileKind::Unix(Box::new(UnixSocket {
         kind: 1,
@@ -141,6 +158,9 @@ fn open_files() -> Vec<OpenFile> {
             state: PathState { gone: Some((1000, 100)), ..path("/srv/renamed") },
             handle: (1, vec![1, 2, 3, 4]),
         },
+        packets(),
+        FileKind::Ended { process: 99, status: 9 },
+        FileKind::Fanotify { flags: 3, event_flags: 0o100_000, marks: marks() },
     ];
     let lock = |kind, pid| FileLock { kind, mode: 1, pid, start: 10, bytes: 20 };
     let locks = vec![
@@ -203,7 +223,7 @@ fn space() -> AddressSpace {
         environment: (0x50_7200, 0x50_7300),
         auxiliary: vec![6, PAGE, 0, 0],
     };
-    AddressSpace { areas, files: vec![path("/usr/bin/program")], layout, executable: 0 }
+    AddressSpace { areas, files: vec![path("/usr/bin/program")], layout, executable: Executable::File(0) }
 }
 
 fn thread(tid: i32, place: WaitPlace) -> Thread {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use serde::Serialize;
 use torpor_engine::{Contents, ImageFile, MemoryDifference};
-use torpor_image::tree::{Backing, End, Life, Tree};
+use torpor_image::tree::{Backing, End, Executable, Life, Tree};
 use torpor_image::{Content, Kind, PAGE, Region};
 
 use super::descriptors::{open_file, shared_memory, text};
@@ -191,13 +191,16 @@ fn alive(tree: &Tree, life: &Life) -> ProcessView {
     let is_shared = |backing: &Backing| {
         matches!(backing, Backing::File { shared: true, .. } | Backing::Shared { shared: true, .. })
     };
-    let executable = life.space.files.get(life.space.executable as usize);
+    let executable = match life.space.executable {
+        Executable::File(file) => life.space.files.get(file as usize).map(|file| text(&file.path)),
+        Executable::Memory(memory) => tree.memories.get(memory as usize).map(shared_memory),
+    };
     let leader = life.threads.first();
     ProcessView {
         state: if life.stopped_by.is_some() { "stopped" } else { "alive" },
         name: leader.map(|thread| text(&thread.name)),
         user: leader.map(|thread| thread.credentials.users[1]),
-        executable: executable.map(|file| text(&file.path)),
+        executable,
         threads: life
             .threads
             .iter()

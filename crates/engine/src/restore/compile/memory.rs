@@ -5,7 +5,7 @@
 //! protected. Pages are read from the image straight into place, unless there are many ([`FILL`]). Pages of zeros are nothing in anonymous memory; over a
 //! file they are read from behind the end of the blob's data, which is a hole.
 
-use torpor_image::tree::{Area, Backing, Layout, Life, MemoryPolicy, SharedMemoryKind, Tree};
+use torpor_image::tree::{Area, Backing, Executable, Layout, Life, MemoryPolicy, SharedMemoryKind, Tree};
 use torpor_image::{Content, PAGE};
 
 use super::super::calls;
@@ -96,7 +96,10 @@ pub(super) fn space(
 }
 
 fn executable(life: &Life, staged: &Staged<'_>) -> i32 {
-    staged.path(&life.space.files[life.space.executable as usize], Access::Read)
+    match life.space.executable {
+        Executable::File(file) => staged.path(&life.space.files[file as usize], Access::Read),
+        Executable::Memory(memory) => staged.memory(memory),
+    }
 }
 
 /// Allocates the protection keys that areas have; those between are given back.

@@ -160,6 +160,66 @@ PROGRAM(sharing_of_families, "memory that parent, children and grandchildren sha
     reap(pids[4]);
 }
 
+// Moves memory to where nothing else is.
+static char *moved(char *memory, size_t bytes) {
+    char *place = map(bytes + 2 * PAGE, PROT_NONE, ANONYMOUS, -1);
+    return NEED(mremap(memory, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, place + PAGE));
+}
+PROGRAM(sharing_moved, "memory inherited copy-on-write that has been moved since (mremap): contents, and that it costs once") {
+    size_t mb = 1 << 20;
+    char *memory = map(8 * mb, READ_WRITE, ANONYMOUS, -1);
+    pid_t *pids = map(PAGE, READ_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1);
+    fill(memory, 8 * mb, 1);
+    const char *names[] = { "stays", "whole", "half", "both" };
+    for (int i = 0; i < 4; i++) {
+        if (NEED(fork()) != 0) continue;
+        pids[i] = getpid();
+        char *first = memory, *second = memory + 4 * mb;
+        if (i == 1) {
+            first = moved(memory, 8 * mb);
+            second = first + 4 * mb;
+            // Something else is where it was.
+            EQ((long)NEED(mmap(memory, mb, READ_WRITE, ANONYMOUS | MAP_FIXED, -1, 0)), (long)memory);
+            fill(memory, mb, 7);
+        } else if (i == 2) {
+            second = moved(second, 4 * mb);
+        } else if (i == 3) {
+            // Each to where the other one was.
+            char *aside = moved(first, 4 * mb);
+            first = NEED(mremap(second, 4 * mb, 4 * mb, MREMAP_MAYMOVE | MREMAP_FIXED, first));
+            second = first + 4 * mb;
+            NEED(mremap(aside, 4 * mb, 4 * mb, MREMAP_MAYMOVE | MREMAP_FIXED, second));
+        }
+        fill(second, PAGE, 9);
+        if (i == 3) fill(first, PAGE, 9);
+        mark(names[i]);
+        await("go");
+        uint64_t begin = i == 3 ? 1 + 4 * mb / 8 : 1, rest = i == 3 ? 1 : 1 + 4 * mb / 8;
+        size_t own = i == 3 ? PAGE : 0;
+        check_fill(first + own, 4 * mb - own, begin + own / 8, "its first half");
+        check_fill(second, PAGE, 9, "a page of its own");
+        check_fill(second + PAGE, 4 * mb - PAGE, rest + PAGE / 8, "its second half");
+        if (i == 1) check_fill(memory, mb, 7, "what is where it was");
+        await("checked");
+        fill(first, mb, 3);
+        check_fill(first, mb, 3, "what it writes now");
+        done();
+    }
+    for (int i = 0; i < 4; i++) await(names[i]);
+    // The parent moves it, too, behind all its forks.
+    char *place = moved(memory, 8 * mb);
+    pids[4] = getpid();
+    rest_ms(20);
+    long before = anonymous_kb(pids, 5);
+    captured();
+    long after = anonymous_kb(pids, 5);
+    check_fill(place, 8 * mb, 1, "the parent's memory");
+    // Halves that have changed places are read by their process for itself.
+    WITHIN(after, 0, before + 8 * 1024 + 600);
+    mark("checked");
+    for (int i = 0; i < 4; i++) reap(pids[i]);
+}
+
 PROGRAM(memfd, "a memfd: contents, size, offset, a mapping and a descriptor of the same memory") {
     int fd = NEED(memfd_create("conformance", MFD_CLOEXEC));
     NEED(ftruncate(fd, BYTES_OF(20) + 100));

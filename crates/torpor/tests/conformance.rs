@@ -244,6 +244,7 @@ conformance! {
     inherited_memory: ok,
     sharing_kept: ok,
     sharing_of_families: ok,
+    sharing_moved: ok,
     memfd: ok,
     memfd_seals: ok,
     memfd_private: ok,

@@ -12,7 +12,7 @@ use super::super::calls;
 use super::super::staged::{Access, Staged};
 use super::build::{Argument, Builder, Steps};
 use super::kernel::{KernelAreas, is_kernel};
-use super::sharing::{self, Kept};
+use super::sharing::{self, Kept, Move};
 use super::{CompileError, FILL, HOLE_OFFSET, MANY, aio};
 
 const WRITE: u32 = 2;
@@ -60,6 +60,10 @@ pub(super) fn space(
     steps: &mut Steps,
 ) -> Result<(), CompileError> {
     let kept = ground.kept;
+    for Move { from, to, bytes, .. } in &kept.moves {
+        let arguments = [*from, *bytes, *bytes, MREMAP_MAYMOVE_FIXED, *to].map(Argument::Value);
+        steps.exact(calls::MREMAP, *to, &arguments);
+    }
     for gone in &kept.unmapped {
         steps.call(calls::MUNMAP, &[gone.start.into(), (gone.end - gone.start).into()]);
     }

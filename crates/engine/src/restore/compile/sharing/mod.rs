@@ -7,9 +7,10 @@
 //!
 //! Such pages lie in *carriers*: mappings as wide as all the areas of the same kind that overlap, and writable. A process's
 //! area becomes a part of the carrier that it has inherited. Where areas of different kinds overlap in different processes, one
-//! kind is carried; the pages of the others are read by each process for itself, and so are those that a program has moved
-//! to another address since its fork.
+//! kind is carried; the pages of the others are read by each process for itself. What a program has moved since its fork is
+//! inherited at its old address and moved again ([`moved`]).
 
+mod moved;
 mod runs;
 
 use std::collections::BTreeSet;
@@ -24,6 +25,7 @@ use super::build::{Builder, Steps};
 use super::memory;
 use super::order::{Node, Order};
 
+pub(super) use self::moved::Move;
 pub(super) use self::runs::Run;
 
 /// Carriers are readable and writable.
@@ -43,9 +45,9 @@ enum Source<'t> {
 }
 
 impl<'t> Source<'t> {
-    /// `None` for areas whose pages are not inherited copy-on-write.
-    fn of(life: &'t Life, area: &'t Area) -> Option<Self> {
-        let origin = |offset: u64| offset.wrapping_sub(area.start);
+    /// Of an area as if it were at `start`; `None` for areas whose pages are not inherited copy-on-write.
+    fn of(life: &'t Life, area: &'t Area, start: u64) -> Option<Self> {
+        let origin = |offset: u64| offset.wrapping_sub(start);
         match area.backing {
             Backing::Anonymous { grows_down, droppable: false, no_reserve } => {
                 Some(Self::Anonymous { grows_down, no_reserve })
@@ -81,8 +83,10 @@ struct Has {
 pub(super) struct Sharing<'t> {
     /// By ascending address, without overlap.
     carriers: Vec<Carrier<'t>>,
-    /// What each process has that another has, too. Nothing if nothing is shared.
+    /// What each process has that another has, too, where it inherits it. Nothing if nothing is shared.
     own: Vec<Vec<Run>>,
+    /// What each process moves to its place behind that.
+    moved: Vec<Vec<Move>>,
     /// By the maker's child: what it maps and fills before.
     before: Vec<Has>,
     /// What each node has when it has made all whom it makes.
@@ -94,6 +98,8 @@ pub(super) struct Sharing<'t> {
 pub(super) struct Kept {
     /// Places of areas that are there.
     pub(super) areas: BTreeSet<usize>,
+    /// Those of them that are somewhere else, and are moved before anything else is done.
+    pub(super) moves: Vec<Move>,
     /// What is not to stay mapped.
     pub(super) unmapped: Vec<Range<u64>>,
     /// Where the process has pages, or none, of its own.
@@ -104,16 +110,26 @@ pub(super) struct Kept {
 
 impl<'t> Sharing<'t> {
     pub(super) fn of(tree: &'t Tree, order: &Order) -> Self {
-        let stored = |process: &Process| set(process.alive().into_iter().flat_map(stored).collect());
-        let mut own: Vec<Vec<Run>> = tree.processes.iter().map(stored).collect();
-        let several = in_several(&own);
+        let all = |moved: &[Vec<Move>]| -> Vec<Vec<Run>> {
+            let moves = |n: usize| moved.get(n).map_or(&[][..], Vec::as_slice);
+            let runs =
+                |(n, process): (usize, &Process)| process.alive().map_or_else(Vec::new, |life| stored(life, moves(n)));
+            tree.processes.iter().enumerate().map(runs).collect()
+        };
+        let mut own = all(&[]);
+        let mut several = in_several(&own);
+        let moved = moved::find(tree, &several);
+        if moved.iter().any(|moves| !moves.is_empty()) {
+            own = all(&moved);
+            several = in_several(&own);
+        }
         if several.is_empty() {
             return Self::default();
         }
         own.iter_mut().for_each(|runs| *runs = common(runs, &several));
-        let carriers = carriers(tree, &mut own);
+        let carriers = carriers(tree, &moved, &mut own);
         let nodes = own.len() + order.helpers.len();
-        let mut sharing = Self { carriers, own, before: vec![Has::default(); nodes], has: Vec::new() };
+        let mut sharing = Self { carriers, own, moved, before: vec![Has::default(); nodes], has: Vec::new() };
         sharing.has = vec![Has::default(); nodes];
         sharing.hand_down(order);
         sharing
@@ -214,31 +230,47 @@ impl<'t> Sharing<'t> {
         let carriers = || has.carriers.iter().filter_map(|place| self.carriers.get(*place));
         let runs = common(self.own(n), &has.runs);
         let held = places(&runs);
+        let moves = self.moved.get(n).map_or(&[][..], Vec::as_slice);
         let mut kept = Kept::default();
-        let mut own = Vec::new();
-        let mut there = Vec::new();
+        // Its own pages, and areas that stay in their places.
+        let (mut own, mut there) = (Vec::new(), Vec::new());
         for (place, area) in life.space.areas.iter().enumerate() {
-            let source = Source::of(life, area);
+            let found = moved::of(moves, place);
+            let start = found.map_or(area.start, |found| found.from);
+            let whole = start..start + (area.end - area.start);
+            if found.is_none() && moves.iter().any(|other| overlaps(whole.clone(), &[other.source()])) {
+                // It came there when what was there had gone.
+                continue;
+            }
+            let source = Source::of(life, area, start);
             let covers = |carrier: &&Carrier<'_>| {
-                carrier.start <= area.start && area.end <= carrier.end && Some(carrier.source) == source
+                carrier.start <= whole.start && whole.end <= carrier.end && Some(carrier.source) == source
             };
             // Without such a page it is better made anew.
-            if carriers().any(|carrier| covers(&carrier)) && overlaps(area.start..area.end, &held) {
+            if carriers().any(|carrier| covers(&carrier)) && overlaps(whole.clone(), &held) {
                 kept.areas.insert(place);
-                there.push(area.start..area.end);
+                kept.moves.extend(found.cloned());
+                if found.is_none() {
+                    there.push(whole);
+                }
                 // Zeros in anonymous memory are not written.
                 let nothing = |content| content == Content::Zero && matches!(area.backing, Backing::Anonymous { .. });
                 let written = area.pages.iter().filter(|region| !nothing(region.content));
-                own.extend(written.map(|region| region.start..region.start + region.bytes()));
+                let at = |address: u64| address - area.start + start;
+                own.extend(written.map(|region| at(region.start)..at(region.start + region.bytes())));
             }
         }
-        let (own, there) = (ranges(own), ranges(there));
+        let own = ranges(own);
+        let targets = kept.moves.iter().map(Move::target);
+        let taken = ranges(there.into_iter().chain(targets).chain(kept.moves.iter().map(Move::source)).collect());
         let all = ranges(carriers().map(|carrier| carrier.start..carrier.end).collect());
-        kept.unmapped = all.iter().flat_map(|range| without(range, &there)).collect();
+        kept.unmapped = all.iter().flat_map(|range| without(range, &taken)).collect();
         // Its own pages are written over what is there.
-        let inherited = outside(&has.runs, &kept.unmapped);
-        kept.stale = places(&outside(&inherited, &own));
-        kept.runs = outside(&runs, &kept.unmapped);
+        let left = |runs: &[Run]| moved::not_covered(&outside(runs, &kept.unmapped), &kept.moves);
+        let stale = places(&outside(&left(&has.runs), &own));
+        let runs = left(&runs);
+        kept.stale = moved::ranges_after(&stale, &kept.moves);
+        kept.runs = moved::runs_after(&runs, &kept.moves);
         kept
     }
 }
@@ -255,17 +287,22 @@ fn overlaps(range: Range<u64>, places: &[Range<u64>]) -> bool {
     places.get(first).is_some_and(|place| place.start < range.end)
 }
 
-/// The stored pages of a process's areas whose pages forks share.
-fn stored(life: &Life) -> impl Iterator<Item = Run> {
-    let areas = life.space.areas.iter().filter(|area| Source::of(life, area).is_some());
-    areas.flat_map(|area| &area.pages).filter_map(|region| match region.content {
-        Content::Stored { offset, .. } => Some(Run::new(region.start, region.bytes(), offset)),
+/// The stored pages of a process's areas whose pages forks share, where it inherits them.
+fn stored(life: &Life, moves: &[Move]) -> Vec<Run> {
+    let areas = life.space.areas.iter().enumerate().filter(|(_, area)| Source::of(life, area, area.start).is_some());
+    set(areas.flat_map(|(n, area)| of_area(area, moved::of(moves, n).map_or(area.start, |found| found.from))).collect())
+}
+
+/// The stored pages of an area as if it were at `start`.
+fn of_area(area: &Area, start: u64) -> impl Iterator<Item = Run> {
+    area.pages.iter().filter_map(move |region| match region.content {
+        Content::Stored { offset, .. } => Some(Run::new(region.start - area.start + start, region.bytes(), offset)),
         Content::Zero => None,
     })
 }
 
 /// Finds the carriers; what none of them carries is taken out of `own`.
-fn carriers<'t>(tree: &'t Tree, own: &mut [Vec<Run>]) -> Vec<Carrier<'t>> {
+fn carriers<'t>(tree: &'t Tree, moved: &[Vec<Move>], own: &mut [Vec<Run>]) -> Vec<Carrier<'t>> {
     /// An area with shared pages.
     struct Sharer<'t> {
         process: usize,
@@ -275,13 +312,21 @@ fn carriers<'t>(tree: &'t Tree, own: &mut [Vec<Run>]) -> Vec<Carrier<'t>> {
     let mut sharers = Vec::new();
     for (process, (life, own)) in tree.processes.iter().map(Process::alive).zip(own.iter()).enumerate() {
         let (Some(life), held) = (life, places(own)) else { continue };
-        for area in &life.space.areas {
-            let Some(source) = Source::of(life, area) else { continue };
-            let whole = area.start..area.end;
+        let moves = moved.get(process).map_or(&[][..], Vec::as_slice);
+        for (n, area) in life.space.areas.iter().enumerate() {
+            let found = moved::of(moves, n);
+            let start = found.map_or(area.start, |found| found.from);
+            let whole = start..start + (area.end - area.start);
+            let gone = found.is_none() && moves.iter().any(|other| overlaps(whole.clone(), &[other.source()]));
+            let Some(source) = Source::of(life, area, start).filter(|_| !gone) else { continue };
             let bytes =
                 whole.end - whole.start - without(&whole, &held).iter().map(|gap| gap.end - gap.start).sum::<u64>();
             if bytes > 0 {
-                sharers.push(Sharer { process, carrier: Carrier { start: area.start, end: area.end, source }, bytes });
+                sharers.push(Sharer {
+                    process,
+                    carrier: Carrier { start: whole.start, end: whole.end, source },
+                    bytes,
+                });
             }
         }
     }

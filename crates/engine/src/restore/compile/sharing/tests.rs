@@ -41,6 +41,17 @@ fn process(pid: i32, parent: i32, pages: u64, stored: &[(u64, u64)], file: Optio
     Process { pid, parent, group: 1, session: 1, end: End::Alive(Box::new(life)) }
 }
 
+/// The area of a process, elsewhere.
+fn moved(mut process: Process, start: u64) -> Process {
+    let End::Alive(life) = &mut process.end else { panic!("it has ended") };
+    let area = &mut life.space.areas[0];
+    let by = start.wrapping_sub(area.start);
+    area.start = start;
+    area.end = area.end.wrapping_add(by);
+    area.pages.iter_mut().for_each(|region| region.start = region.start.wrapping_add(by));
+    process
+}
+
 fn sharing<'t>(tree: &'t Tree) -> Sharing<'t> {
     Sharing::of(tree, &Order::of(tree).unwrap())
 }
@@ -131,5 +142,44 @@ fn areas_are_parts_of_what_carries_them_or_go() {
         let kept = kept(&shared, &found, n);
         assert!(kept.areas.is_empty() && kept.runs.is_empty() && kept.stale.is_empty());
         assert_eq!(kept.unmapped, [BASE..BASE + 9 * PAGE]);
+    }
+}
+
+#[test]
+fn moved_areas_are_inherited_where_the_others_have_them() {
+    const AWAY: u64 = BASE + 100 * PAGE;
+    let whole = &[(0, 10), (1, 11), (2, 12), (3, 13)];
+    let mut fourth = moved(process(4, 1, 4, &[(0, 10), (1, 11), (2, 12), (3, 33)], None), AWAY);
+    // Something else is where it was.
+    let End::Alive(life) = &mut fourth.end else { panic!("it has ended") };
+    let End::Alive(other) = process(9, 1, 2, &[(0, 40)], None).end else { panic!("it has ended") };
+    life.space.areas.insert(0, other.space.areas[0].clone());
+    let tree = tree(vec![
+        moved(process(1, 0, 4, whole, None), AWAY + 50 * PAGE),
+        process(2, 1, 4, whole, None),
+        process(3, 1, 4, whole, None),
+        fourth,
+        // Another page elsewhere is nothing that one move could do.
+        moved(process(5, 1, 4, &[(0, 50), (1, 51), (2, 52), (3, 10)], None), AWAY),
+        // Too near for the kernel to move it.
+        moved(process(6, 1, 4, whole, None), BASE + 2 * PAGE),
+    ]);
+    let found = sharing(&tree);
+    assert_eq!(pages(&found.before[1].runs), [(0, 10), (1, 11), (2, 12), (3, 13)]);
+    assert!((2..6).all(|n| found.before[n].runs.is_empty()));
+    let first = kept(&found, &tree, 0);
+    assert_eq!(first.moves, [Move { area: 0, from: BASE, to: AWAY + 50 * PAGE, bytes: 4 * PAGE }]);
+    assert_eq!(pages(&first.runs), [(150, 10), (151, 11), (152, 12), (153, 13)]);
+    let third = kept(&found, &tree, 2);
+    assert!(third.moves.is_empty() && third.areas.contains(&0));
+    let fourth = kept(&found, &tree, 3);
+    assert_eq!(fourth.moves, [Move { area: 1, from: BASE, to: AWAY, bytes: 4 * PAGE }]);
+    assert_eq!(pages(&fourth.runs), [(100, 10), (101, 11), (102, 12)]);
+    assert!(!fourth.areas.contains(&0), "{fourth:?}");
+    assert!(fourth.unmapped.is_empty() && fourth.stale.is_empty(), "{fourth:?}");
+    for n in [4, 5] {
+        let alone = kept(&found, &tree, n);
+        assert!(alone.moves.is_empty() && alone.areas.is_empty() && alone.runs.is_empty(), "{n}: {alone:?}");
+        assert_eq!(alone.unmapped, [BASE..BASE + 4 * PAGE]);
     }
 }

@@ -3,6 +3,7 @@
 use rustix::io::Errno;
 
 use super::{Captured, DeepenError, Deepening, Warm};
+use crate::restore::run::wait_for_ids;
 use crate::sleep::{Failure, remove_if_there};
 use crate::step::Step;
 use crate::target::Phase;
@@ -22,10 +23,13 @@ impl Deepening<'_> {
 
     fn try_end(&mut self, segments: &[i32]) -> Result<(), Failure> {
         self.target.freezer.end_processes().map_err(Failure::End)?;
+        let ids: Vec<i32> = self.stopped.iter().map(|process| process.pid).collect();
         for mut process in std::mem::take(&mut self.stopped).into_iter().filter_map(|one| one.alive) {
             // The first thread's end is told only when the others' has been taken; init is told behind that.
             while process.threads.pop().is_some() {}
         }
+        // A packet may come at once, and the ids are taken until init has asked for them.
+        wait_for_ids(ids.into_iter());
         self.remove(segments)?;
         self.reached(Step::Ended)?;
         let phase = Phase::Warm { generation: self.request.generation, wake_at: self.asleep.wake_at };

@@ -40,7 +40,11 @@ fn lighttpd() {
     eprintln!("microseconds: median, tenth of {ROUNDS}");
     for step in RestoreStep::ALL {
         let of = |timings: &Timings<RestoreStep>| timings.steps().iter().find(|(at, _)| *at == step).map(|(_, us)| *us);
-        eprintln!("{:10} {}", step.name(), spread(all.iter().filter_map(of).collect()));
+        let times: Vec<u64> = all.iter().filter_map(of).collect();
+        // Some are only of homes that were made anew.
+        if !times.is_empty() {
+            eprintln!("{:10} {}", step.name(), spread(times));
+        }
     }
     eprintln!("revived    {}", spread(all.iter().map(Timings::total_us).collect()));
     eprintln!("first byte {}", spread(first_bytes));

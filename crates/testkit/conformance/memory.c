@@ -172,10 +172,16 @@ PROGRAM(deleted_executable, "a program whose executable has been deleted: its na
 }
 PROGRAM(replaced_executable, "a program whose executable has been replaced by another of the same name") {
     if (!runs_copy()) run_copy("replaced_executable");
+    char before[PATH_MAX] = "", after[PATH_MAX] = "";
     NEED(unlink(AT("copy")));
     mark("copy");
+    NEED(readlink("/proc/self/exe", before, sizeof before - 1));
     captured();
-    HOLDS(runs_copy());
+    NEED(readlink("/proc/self/exe", after, sizeof after - 1));
+    TEXT(after, before);
+    struct stat other;
+    NEED(stat(AT("copy"), &other));
+    EQ(other.st_size, 0);
 }
 PROGRAM(memory_executable, "a program that runs from a memfd") {
     if (!runs_copy()) {

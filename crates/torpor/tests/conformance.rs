@@ -217,7 +217,7 @@ conformance! {
     shared_read_only_file: ok,
     deleted_file_memory: ok,
     deleted_executable: ok,
-    replaced_executable: refused "another file has its name",
+    replaced_executable: ok,
     memory_executable: ok,
     growing_stack: ok,
     growing_area: ok,

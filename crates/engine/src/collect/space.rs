@@ -99,14 +99,14 @@ pub(super) fn space(
     Ok(space)
 }
 
-/// Which of the areas maps an executable that has been deleted, and whose name is free: it will have that again for a moment.
-/// If none does, why not.
+/// Which of the areas maps an executable that has been deleted. If none does, why not. An app's will have its name again for a
+/// moment, which must be free.
 fn nameless(view: &View, exe: &str, shared: &[SharedArea], why: String) -> std::io::Result<Result<usize, String>> {
     let found = rustix::fs::stat(exe)?;
     let path = fs::read_link(exe)?;
     let name = path.as_os_str().as_bytes();
     let Some(name) = name.strip_suffix(GONE).filter(|_| found.st_nlink == 0) else { return Ok(Err(why)) };
-    if !name.starts_with(MEMFD) && !matches!(view.stat(name), Err(Errno::NOENT)) {
+    if view.keeps_files() && !name.starts_with(MEMFD) && !matches!(view.stat(name), Err(Errno::NOENT)) {
         let name = String::from_utf8_lossy(name);
         return Ok(Err(format!("{name} has been deleted, and another file has its name")));
     }

@@ -25,7 +25,7 @@ use super::list::{Item, List};
 use super::path::{Around, Root};
 use super::pipe::reopen;
 use super::segment::{self, Segment, Segments};
-use super::{CollectError, MakeError, Request, SharedArea, ipc, path};
+use super::{CollectError, MakeError, Request, SharedArea, executable, ipc, path};
 use crate::memory::sink::PageSink;
 use crate::{Obstacle, Place};
 
@@ -250,7 +250,10 @@ pub(super) fn make(
         }
         SharedMemoryKind::Deleted { state, owner } => {
             let shown = path::text(state);
-            let fd = if executed { made_in_place(state, around.root) } else { without_name(state, around.root) };
+            let fd = match executed {
+                true => executable::make(state, around.root),
+                false => without_name(state, around.root).map_err(std::io::Error::from),
+            };
             let fd = fd.map_err(MakeError::at("making", &*shown))?;
             owned(&fd, *owner, state.mode & 0o7777, &shown)?;
             ftruncate(&fd, memory.bytes).map_err(MakeError::at("setting the length of", &*shown))?;
@@ -292,17 +295,6 @@ fn without_name(state: &PathState, root: Root<'_>) -> rustix::io::Result<OwnedFd
         }
     }
     Err(last)
-}
-
-/// A new file in the directory where the deleted one was, which has had the same name.
-fn made_in_place(state: &PathState, root: Root<'_>) -> rustix::io::Result<OwnedFd> {
-    let whole = path::path_of(&state.path);
-    let (Some(directory), Some(name)) = (whole.parent(), whole.file_name()) else { return Err(Errno::INVAL) };
-    let directory = root.open(directory.as_os_str().as_bytes(), OFlags::PATH | OFlags::DIRECTORY)?;
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let made = openat(&directory, name, flags, Mode::RUSR | Mode::WUSR)?;
-    unlinkat(&directory, name, AtFlags::empty())?;
-    Ok(made)
 }
 
 /// For file systems that cannot make files without a name.

@@ -31,6 +31,7 @@ mod diag;
 mod epoll;
 mod error;
 mod event;
+mod executable;
 mod fanotify;
 mod inet;
 mod inotify;

@@ -294,13 +294,15 @@ PROGRAM(inotify_queued, "inotify with events that have not been read") {
     captured();
     expect_notice(fd, directory, IN_CREATE, "new");
 }
-PROGRAM(inotify_deleted, "inotify on a file that has been deleted and is still open") {
+PROGRAM(inotify_deleted, "inotify on a file that has been deleted and is still open, until it is closed") {
     int file = NEED(open(AT("file"), O_CREAT | O_RDWR, 0600)), fd = NEED(inotify_init1(IN_NONBLOCK));
-    int watched = NEED(inotify_add_watch(fd, AT("file"), IN_MODIFY));
+    int watched = NEED(inotify_add_watch(fd, AT("file"), IN_MODIFY | IN_DELETE_SELF));
     NEED(unlink(AT("file")));
     captured();
     EQ(write(file, "x", 1), 1);
     expect_notice(fd, watched, IN_MODIFY, NULL);
+    NEED(close(file));
+    expect_notice(fd, watched, IN_DELETE_SELF, NULL);
 }
 
 PROGRAM(process_descriptor, "pidfd of a child") {

@@ -350,7 +350,7 @@ conformance! {
     timer_descriptor_ticks: ok,
     inotify: ok,
     inotify_queued: refused "events that the program has not read",
-    inotify_deleted: refused "whose name cannot be found",
+    inotify_deleted: ok,
     process_descriptor: ok,
     process_descriptor_of_self: ok,
     process_descriptor_ended: ok,

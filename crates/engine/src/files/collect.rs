@@ -259,7 +259,7 @@ fn kind(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<Fil
             b"[timerfd]" => event::timer(item, context.request.since),
             b"[pidfd]" => event::process(context, item),
             b"[eventpoll]" => epoll::describe(context, item),
-            b"inotify" => inotify::describe(context.request.view, item),
+            b"inotify" => inotify::describe(context, item),
             b"[fanotify]" => fanotify::describe(context.request.view, item),
             other => Err(anonymous_object(&String::from_utf8_lossy(other))),
         };

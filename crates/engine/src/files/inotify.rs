@@ -3,22 +3,23 @@
 //! The kernel shows the watched inode's handle; opened by it, the inode tells its path. Numbers are given out in order,
 //! so a watch gets its number back by making and removing watches until it is its turn.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, ioctl_fionread};
-use torpor_image::tree::{FileKind, InotifyWatch, OpenFile};
+use torpor_image::tree::{FileKind, InotifyWatch, OpenFile, PathState};
 
 use super::MakeError;
-use super::collect::{Described, Why};
+use super::collect::{Context, Described, Why};
 use super::list::Item;
 use super::path::{self, ASYNC, Around};
 use super::watched::{Inode, hexadecimal, value, watched};
-use crate::view::View;
 
 /// Highest number of a watch: below it, so many calls are made in a second.
 const MAX_WATCH: i32 = 1 << 20;
+/// `IN_CLOSE_WRITE | IN_CLOSE_NOWRITE`: of a file without a name, the restorer's own would be told, too.
+const CLOSED: u32 = 0x8 | 0x10;
 /// The first number that the kernel gives.
 const FIRST: i32 = 1;
 
@@ -39,7 +40,8 @@ fn line(text: &str) -> Option<Line> {
     })
 }
 
-pub(super) fn describe(view: &View, item: &Item) -> Described<FileKind> {
+pub(super) fn describe(context: &Context<'_, '_>, item: &Item) -> Described<FileKind> {
+    let view = context.request.view;
     let unread = ioctl_fionread(&item.fd)?;
     if unread > 0 {
         let what = format!("inotify with {unread} bytes of events that the program has not read");
@@ -51,14 +53,25 @@ pub(super) fn describe(view: &View, item: &Item) -> Described<FileKind> {
             let what = "inotify on a file system that cannot open files by their handles";
             return Err(Why::kept(what, ""));
         };
-        let path = line.inode.path(view, "inotify")?;
+        // An app's is kept, and its files.
+        let deleted = line.inode.deleted(context).filter(|_| !view.keeps_files() && line.mask & CLOSED == 0);
+        let path = match deleted {
+            Some(deleted) => deleted,
+            None => line.inode.path(view, "inotify")?,
+        };
         watches.push(InotifyWatch { watch: line.watch, mask: line.mask, path });
     }
     watches.sort_unstable_by_key(|watch| watch.watch);
     Ok(FileKind::Inotify { watches })
 }
 
-pub(super) fn make(watches: &[InotifyWatch], file: &OpenFile, around: Around<'_>) -> Result<OwnedFd, MakeError> {
+/// `deleted` gives files without a name.
+pub(super) fn make<'a>(
+    watches: &[InotifyWatch],
+    file: &OpenFile,
+    around: Around<'_>,
+    deleted: impl Fn(&PathState) -> Option<BorrowedFd<'a>>,
+) -> Result<OwnedFd, MakeError> {
     const NAME: &str = "an inotify descriptor";
     let fd = inotify::init(CreateFlags::CLOEXEC).map_err(MakeError::at("making", NAME))?;
     for watch in watches {
@@ -66,7 +79,10 @@ pub(super) fn make(watches: &[InotifyWatch], file: &OpenFile, around: Around<'_>
         if !(FIRST..=MAX_WATCH).contains(&watch.watch) {
             return Err(MakeError::at("watching", name)(Errno::RANGE));
         }
-        let found = watched(&watch.path, around)?;
+        let found = match deleted(&watch.path) {
+            Some(file) => file.try_clone_to_owned().map_err(MakeError::at("watching", &*name))?,
+            None => watched(&watch.path, around)?,
+        };
         // By its descriptor: no other file can take its place in between.
         let path = format!("/proc/self/fd/{}", found.as_raw_fd());
         loop {

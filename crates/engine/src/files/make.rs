@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, seek};
 use torpor_image::tree::{
-    AddressSpace, Connection, Executable, FileId, FileKind, InetSocket, InetState, MemoryId, OpenFile, PipeId, Tree,
+    AddressSpace, Connection, Executable, FileId, FileKind, InetSocket, InetState, MemoryId, OpenFile, PathState,
+    PipeId, Tree,
 };
 use torpor_linux::fcntl;
 
@@ -77,7 +78,10 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
     // Behind all that opens and binds, of which the program must not be told; before descriptors go in flight.
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
         match &file.kind {
-            FileKind::Inotify { watches } => files[id] = Some(inotify::make(watches, file, around)?),
+            FileKind::Inotify { watches } => {
+                let deleted = |state: &PathState| memory::deleted(&tree.memories, &memories, state);
+                files[id] = Some(inotify::make(watches, file, around, deleted)?);
+            }
             FileKind::Fanotify { flags, event_flags, marks } => {
                 files[id] = Some(fanotify::make((*flags, *event_flags), marks, file, around)?);
             }

@@ -217,6 +217,22 @@ pub(super) struct MadeMemory {
     pub(super) segment: Option<Segment>,
 }
 
+/// The file that has lost this name, among those that were made from `memories`.
+pub(super) fn deleted<'a>(
+    memories: &[SharedMemory],
+    made: &'a [MadeMemory],
+    wanted: &PathState,
+) -> Option<BorrowedFd<'a>> {
+    let object = |state: &PathState| (state.device, state.inode);
+    let is_it = |memory: &SharedMemory| match &memory.kind {
+        SharedMemoryKind::Deleted { state, .. } => {
+            wanted.inode != 0 && object(state) == object(wanted) && state.path == wanted.path
+        }
+        _ => false,
+    };
+    memories.iter().zip(made).find(|(memory, _)| is_it(memory)).map(|(_, made)| made.fd.as_fd())
+}
+
 /// Makes a file of this kind with its contents; seals are for [`seal`]. `around`: where the tree lives. `executed`: a process
 /// executes it, and shows its name.
 pub(super) fn make(

@@ -203,7 +203,7 @@ fn has_another(item: &Item) -> bool {
 }
 
 /// A link's path without the mark of those that have lost their name.
-fn without_mark(link: &[u8]) -> &[u8] {
+pub(super) fn without_mark(link: &[u8]) -> &[u8] {
     link.strip_suffix(GONE).unwrap_or(link)
 }
 

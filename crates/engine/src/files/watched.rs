@@ -4,12 +4,13 @@ use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 
-use rustix::fs::{OFlags, fstat, makedev};
+use rustix::fs::{FileType, OFlags, fstat, makedev};
 use torpor_image::tree::PathState;
 use torpor_linux::handle;
 
 use super::MakeError;
-use super::collect::{Described, Why};
+use super::collect::{Context, Described, Why};
+use super::list::Item;
 use super::path::{self, Around};
 use crate::mounts::Mount;
 use crate::view::View;
@@ -50,6 +51,15 @@ impl Inode {
             handle_kind: hexadecimal(line, "fhandle-type")? as i32,
             handle: handle.collect::<Option<Vec<u8>>>()?,
         })
+    }
+
+    /// A file of the tree's that has been deleted, and is open.
+    pub(super) fn deleted(&self, context: &Context<'_, '_>) -> Option<PathState> {
+        let object = (makedev(self.device.0, self.device.1), self.number);
+        let files = context.list.same_object(object).iter().map(|file| context.list.item(*file));
+        let is_file = |item: &&Item| FileType::from_raw_mode(item.stat.st_mode) == FileType::RegularFile;
+        let item = files.filter(is_file).find(|item| context.memories.holds(item))?;
+        Some(path::state(path::without_mark(&item.link), &item.stat))
     }
 
     /// Where it is; `who` watches it.

@@ -38,7 +38,7 @@ const EXCEPTIONS: &[(&str, Expected)] = &[
     ("controlling_terminal", Refused("it has a controlling terminal")),
     ("directory_notification", Refused("is watched with F_NOTIFY")),
     ("ended_leader", Refused("no vDSO with room")),
-    ("executables", NotThere("neither `ready` nor `result`")),
+    ("executables", NotThere("/bin/sleep")),
     ("fanotify", NotThere("fanotify")),
     ("fanotify_permission", NotThere("fanotify")),
     ("fanotify_unread", NotThere("fanotify")),

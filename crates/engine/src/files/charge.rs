@@ -10,7 +10,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, fstatfs, openat};
+use rustix::fs::{CWD, Mode, OFlags, Uid, fstatfs, openat};
+use rustix::thread::set_thread_res_uid;
 use torpor_linux::restorer::Payer;
 
 use super::tmpfs;
@@ -81,7 +82,7 @@ impl<'a> Charge<'a> {
         let mut payer = self.payer.borrow_mut();
         let done = match payer.take() {
             None => return,
-            Some(Started::NotYet) => counting.start(),
+            Some(Started::NotYet) => as_ourselves(|| counting.start()).and_then(|started| started),
             Some(Started::Running(payer)) => Ok(payer),
         };
         let done = done.and_then(|started| started.allocate(file, start, bytes).map(|()| started));
@@ -90,6 +91,19 @@ impl<'a> Charge<'a> {
             Err(error) => tracing::warn!(%error, "contents of memory files of an app are charged to its worker"),
         }
     }
+}
+
+/// Files are made as the app's root, who may move nobody to other groups: whose file it is written through, the kernel asks.
+fn as_ourselves<T>(work: impl FnOnce() -> T) -> io::Result<T> {
+    let user = rustix::process::geteuid();
+    if user.is_root() {
+        return Ok(work());
+    }
+    // Capabilities stay as they are: whoever has changed the user has seen to that.
+    set_thread_res_uid(None, Uid::ROOT, None)?;
+    let done = work();
+    set_thread_res_uid(None, user, None)?;
+    Ok(done)
 }
 
 #[cfg(test)]

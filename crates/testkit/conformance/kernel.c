@@ -138,7 +138,8 @@ PROGRAM(traced, "a process that a process outside of the tree traces") {
         pid_t top = getppid();
         if (fork() == 0) {
             setsid();
-            while (getppid() == middle) rest_ms(1);
+            // The end of its parent must not stop what it traces.
+            await("reaped");
             NEED(ptrace(PTRACE_SEIZE, top, NULL, NULL));
             mark("traced");
             await("go");
@@ -148,6 +149,7 @@ PROGRAM(traced, "a process that a process outside of the tree traces") {
         done();
     }
     reap(middle);
+    mark("reaped");
     await("traced");
     captured();
     char line[64];

@@ -338,9 +338,16 @@ PROGRAM(netlink, "a netlink socket: port, groups, still answered") {
     NEED(bind(fd, (struct sockaddr *)&address, sizeof address));
     socklen_t size = sizeof before;
     NEED(getsockname(fd, (struct sockaddr *)&before, &size));
+    // One that an address has no place for (RTNLGRP_BRVLAN).
+    set(fd, SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, 33);
     captured();
     NEED(getsockname(fd, (struct sockaddr *)&after, &size));
     BYTES(&after, &before, sizeof after);
+    uint32_t groups[2] = { 0, 0 };
+    size = sizeof groups;
+    NEED(getsockopt(fd, SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, groups, &size));
+    EQ(groups[0], RTMGRP_LINK | RTMGRP_IPV4_ROUTE);
+    EQ(groups[1], 1);
     ask_for_links(fd);
     expect_links(fd);
 }

@@ -18,7 +18,7 @@ const ROUTE: i32 = 0;
 const SOCK_DIAG: i32 = 4;
 const KOBJECT_UEVENT: i32 = 15;
 const GENERIC: i32 = 16;
-/// Groups of the address; those above would need a subscription each.
+/// Groups of the address; those above are joined one by one.
 const ADDRESS_GROUPS: u32 = 32;
 
 pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -> Described<FileKind> {
@@ -35,14 +35,10 @@ pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -
     // Family, padding, port id, groups 1 to 32.
     let address = socket::local_address(&item.fd)?;
     let word = |at: usize| address.get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, u32::from_ne_bytes);
-    let memberships = socket::netlink_groups(&item.fd)?;
-    if memberships.iter().any(|group| *group > ADDRESS_GROUPS) {
-        return Err(Why::kept("a netlink socket that listens to groups above 32", "close it before the checkpoint"));
-    }
     Ok(FileKind::Netlink {
         kind: (kind.1, kind.2),
         port: word(4),
-        groups: memberships,
+        groups: socket::netlink_groups(&item.fd)?,
         options: context.defaults.options(&item.fd, kind)?,
     })
 }
@@ -57,14 +53,17 @@ pub(super) fn make(
     const NAME: &str = "a netlink socket";
     let fd = fresh((FAMILY, kind.0, kind.1)).map_err(MakeError::at("making", NAME))?;
     options::set_early(&fd, options, NAME)?;
-    if port != 0 || !groups.is_empty() {
-        let bits =
-            groups.iter().fold(0_u32, |bits, group| bits | 1_u32.checked_shl(group.wrapping_sub(1)).unwrap_or(0));
+    let (low, high): (Vec<u32>, Vec<u32>) = groups.iter().partition(|group| **group <= ADDRESS_GROUPS);
+    if port != 0 || !low.is_empty() {
+        let bits = low.iter().fold(0_u32, |bits, group| bits | 1_u32.checked_shl(group.wrapping_sub(1)).unwrap_or(0));
         let mut address = (FAMILY as u16).to_ne_bytes().to_vec();
         address.extend_from_slice(&[0, 0]);
         address.extend_from_slice(&port.to_ne_bytes());
         address.extend_from_slice(&bits.to_ne_bytes());
         socket::bind(&fd, &address).map_err(MakeError::at("binding", NAME))?;
+    }
+    for group in high {
+        socket::join_netlink_group(&fd, group).map_err(MakeError::at("joining a group with", NAME))?;
     }
     options::set_late(&fd, options, NAME)?;
     locks::set_flags(&fd, file, NAME)?;

@@ -113,6 +113,16 @@ pub fn netlink_groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
     Ok(groups.map(|n| n + 1).collect())
 }
 
+/// Lets a netlink socket listen to a multicast group.
+pub fn join_netlink_group(socket: impl AsFd, group: u32) -> io::Result<()> {
+    let (fd, len) = (socket.as_fd().as_raw_fd(), size_of::<u32>() as libc::socklen_t);
+    // SAFETY: the kernel reads `len` bytes of `group`, which is as long.
+    check(unsafe {
+        libc::setsockopt(fd, libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP, (&raw const group).cast(), len)
+    })
+    .map(drop)
+}
+
 /// State of a TCP (or MPTCP) socket as `include/net/tcp_states.h` numbers it; of a listening one: connections that wait to
 /// be accepted, and how many may.
 pub fn tcp_state(socket: impl AsFd) -> io::Result<(u8, u32, u32)> {

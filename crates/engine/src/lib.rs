@@ -45,7 +45,7 @@ pub use home::Home;
 pub use image_file::{Contents, ImageError, ImageFile, MemoryDifference, Verified, compare_memory};
 pub use memory::copy::CopyError;
 pub use memory::refill::RefillError;
-pub use moved::{AdoptError, Adoption, Bounds, adopt};
+pub use moved::{AdoptError, Adoption, Bounds, adopt, stays};
 pub use obstacle::{Obstacle, Place};
 pub use plan::Memories;
 pub use probe::probe;

@@ -17,7 +17,7 @@ use torpor_image::tree::{FileKind, InetState, SeccompFilter, Thread, Tree};
 use torpor_image::{FormatError, Header, Kind, checksum};
 
 use crate::header;
-use crate::image_file::{ImageError, ImageFile};
+use crate::image_file::{Contents, ImageError, ImageFile};
 use crate::restore::{self, CompileError};
 
 /// What an image is to become.
@@ -64,6 +64,9 @@ pub enum AdoptError {
         "it has {0} open, which has another name by now and cannot be found here; export it when it has closed that"
     )]
     Handle(String),
+    /// It names a file that its programs could not have opened.
+    #[error("it says that it has {0} open, which no app has")]
+    Astray(String),
     /// No plan can be made of it.
     #[error(transparent)]
     Plan(#[from] CompileError),
@@ -98,6 +101,9 @@ pub fn adopt(path: &Path, adoption: &Adoption, bounds: &Bounds) -> Result<Vec<St
     if let Some(name) = handles(&tree).next() {
         return Err(AdoptError::Handle(name));
     }
+    if let Some(path) = astray(&mut tree) {
+        return Err(AdoptError::Astray(path));
+    }
     let beyond = beyond(&tree, bounds);
     tree.machine.boot = [0, 0];
     // They were copied with all that they were but their numbers; lengths and times are compared as ever.
@@ -115,6 +121,51 @@ pub fn adopt(path: &Path, adoption: &Adoption, bounds: &Bounds) -> Result<Vec<St
     }
     write(&file, &header, &tree, adoption).map_err(|error| AdoptError::Write(path.to_owned(), error))??;
     Ok(beyond)
+}
+
+/// What keeps an image on its machine, so that [`adopt`] would refuse it elsewhere: paths of files.
+///
+/// # Errors
+/// Where it cannot be read or is damaged.
+pub fn stays(image: &Path) -> Result<Vec<String>, ImageError> {
+    match ImageFile::open(image)?.contents()? {
+        Contents::Complete(tree) => Ok(handles(&tree).collect()),
+        Contents::Dozing(_) => Ok(Vec::new()),
+    }
+}
+
+/// A path that leads where the app's own paths do not: out of its root, or into a process, which the app's processes only reach with
+/// what they may do themselves.
+fn is_astray(path: &[u8]) -> bool {
+    let Some(inner) = path.strip_prefix(b"/") else { return true };
+    let mut names = inner.split(|byte| *byte == b'/');
+    let is_name = |name: &[u8]| !matches!(name, b"" | b"." | b"..") && !name.contains(&0);
+    let of_process = path.strip_prefix(b"/proc/").is_some_and(|rest| rest.first().is_some_and(u8::is_ascii_digit));
+    of_process || !(inner.is_empty() || names.all(is_name))
+}
+
+/// A file of a process that is none of the tree's, or open for more than reading.
+fn is_others(tree: &Tree, path: &[u8], flags: u32) -> bool {
+    /// `O_ACCMODE`.
+    const ACCESS: u32 = 3;
+    let id = path.strip_prefix(b"/proc/").and_then(|rest| rest.split(|byte| *byte == b'/').next());
+    let id = id.and_then(|id| std::str::from_utf8(id).ok()?.parse::<i32>().ok());
+    flags & ACCESS != 0 || !tree.processes.iter().any(|process| Some(process.pid) == id)
+}
+
+/// The first file that no capture of an app would have named so.
+fn astray(tree: &mut Tree) -> Option<String> {
+    let mut found = None;
+    tree.for_each_path(|state| {
+        if found.is_none() && is_astray(&state.path) {
+            found = Some(state.path.clone());
+        }
+    });
+    let of_process = tree.files.iter().find_map(|file| match &file.kind {
+        FileKind::OfProcess { path } if is_others(tree, path, file.flags) => Some(path.clone()),
+        _ => None,
+    });
+    found.or(of_process).map(|path| path.escape_ascii().to_string())
 }
 
 /// Files that are found by their handle. Another machine has others, and a handle that an enemy wrote opens any file of a disk.
@@ -223,9 +274,17 @@ mod tests {
         let mut tree = Tree::read(state, &header).unwrap();
         tree.machine.kernel = rustix::system::uname().release().to_str().unwrap().to_owned();
         header.needs = Needs::default();
+        let first = tree.processes[0].pid;
         for file in &mut tree.files {
-            if let FileKind::Handle { state, .. } = &file.kind {
-                file.kind = FileKind::Outside { name: String::from_utf8_lossy(&state.path).into_owned() };
+            match &mut file.kind {
+                FileKind::Handle { state, .. } => {
+                    file.kind = FileKind::Outside { name: String::from_utf8_lossy(&state.path).into_owned() };
+                }
+                FileKind::OfProcess { path } => {
+                    *path = format!("/proc/{first}/status").into_bytes();
+                    file.flags = 0;
+                }
+                _ => {}
             }
         }
         change(&mut tree, &mut header);
@@ -263,7 +322,7 @@ mod tests {
         found.verify(|_| {}).unwrap();
         let header = found.header();
         assert_eq!((header.app, header.generation, header.boot), (77, 1, [0, 0]));
-        let crate::image_file::Contents::Complete(mut tree) = found.contents().unwrap() else { panic!("not complete") };
+        let Contents::Complete(mut tree) = found.contents().unwrap() else { panic!("not complete") };
         let mut paths = 0;
         tree.for_each_path(|path| {
             paths += 1;
@@ -272,6 +331,29 @@ mod tests {
         assert!(paths > 3, "{paths}");
         let bytes = std::fs::read(file.path()).unwrap();
         assert_eq!(bytes[header.plan_offset() as usize..], restore::compile(&tree).unwrap());
+    }
+
+    #[test]
+    fn paths_that_lead_astray_are_refused() {
+        for path in ["etc/passwd", "/../etc", "/a/../../b", "/a//b", "/a/./b", "/a\0", "", "/proc/1/mem", "/proc/7"] {
+            assert!(is_astray(path.as_bytes()), "{path}");
+        }
+        for path in ["/", "/etc/passwd", "/proc", "/proc/meminfo", "/dev/shm/.x", "/proc2/1"] {
+            assert!(!is_astray(path.as_bytes()), "{path}");
+        }
+        let refused = |change: fn(&mut Tree)| {
+            let file = image(|tree, _| change(tree));
+            adopt(file.path(), &adoption(), &wide(&Tree::default())).unwrap_err().to_string()
+        };
+        let init = refused(|tree| {
+            let state = PathState { path: b"/proc/1/mem".to_vec(), ..PathState::default() };
+            tree.files[0].kind = FileKind::Path(state);
+        });
+        assert!(init.contains("/proc/1/mem"), "{init}");
+        let escaped = refused(|tree| {
+            tree.files[0].kind = FileKind::OfProcess { path: b"/proc/1/\x1b[2J".to_vec() };
+        });
+        assert!(escaped.contains("\\x1b[2J"), "{escaped}");
     }
 
     #[test]

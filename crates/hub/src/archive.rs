@@ -58,7 +58,7 @@ impl Hub {
         drop(reservation);
         let status = status?;
         let fields = BTreeMap::from([("id".to_owned(), Value::from(id))]);
-        let message = format!("imported; exported as `{}` at {}", manifest.spec.name, manifest.made);
+        let message = format!("imported; exported as `{}` at {}", manifest.spec.name.escape_debug(), manifest.made);
         self.events.note(&spec.name, events::CREATED, message, fields).await;
         Ok(status)
     }

@@ -23,6 +23,7 @@ use torpor_engine::{CheckpointError, RestoreError};
 use torpor_hub::HubError;
 
 use crate::config::ConfigError;
+use crate::output;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -154,8 +155,12 @@ impl Failure {
         }
     }
 
-    /// What the user reads: what happened, and what to do.
+    /// What the user reads: what happened, and what to do. It may hold names that an enemy has chosen.
     pub(crate) fn text(&self) -> String {
+        self.raw_text().lines().map(|line| format!("{}\n", output::safe(line))).collect()
+    }
+
+    fn raw_text(&self) -> String {
         let mut text = format!("torpor: {}\n", error::chain(self));
         if let Self::Checkpoint(CheckpointError::Refused { obstacles, .. }) = self {
             for obstacle in obstacles {

@@ -10,7 +10,7 @@ use torpor_api::error::{ApiError, ErrorKind, chain};
 use torpor_api::spec::Source;
 use torpor_api::view::StoredImage;
 use torpor_api::worker::{AppRecord, ImageDefaults, Progress, Resolved};
-use torpor_rootfs::{CopyError, Image, LayerDigest, ProgressFn};
+use torpor_rootfs::{Image, LayerDigest, ProgressFn};
 
 use crate::faults::ImportStep;
 use crate::shared::Shared;
@@ -52,7 +52,7 @@ fn failed(error: &torpor_rootfs::Error) -> ApiError {
         torpor_rootfs::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
             ErrorKind::Internal
         }
-        torpor_rootfs::Error::Copy { source: CopyError::Tree { .. }, .. } => ErrorKind::Internal,
+        torpor_rootfs::Error::Copy { source, .. } if !source.is_of_stream() => ErrorKind::Internal,
         _ => ErrorKind::Invalid,
     };
     let told = ApiError::new(kind, chain(error));

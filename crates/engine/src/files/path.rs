@@ -389,6 +389,20 @@ pub(super) fn reopened(flags: u32) -> u32 {
     flags & !(ASYNC | made)
 }
 
+/// A file of the machine's root that others may not open so: we may, but an app in a user namespace could not have opened it, and
+/// what it shows is not the app's (`/proc/kmsg`).
+fn is_forbidden(stat: &Stat, flags: OFlags) -> bool {
+    if flags.contains(OFlags::PATH) || stat.st_uid != 0 || rustix::process::geteuid().is_root() {
+        return false;
+    }
+    let wanted = match flags & OFlags::RWMODE {
+        OFlags::RDONLY => 0o4,
+        OFlags::WRONLY => 0o2,
+        _ => 0o6,
+    };
+    stat.st_mode & wanted != wanted
+}
+
 /// Opens a file that has a name, as it was open.
 pub(super) fn make(state: &PathState, file: &OpenFile, around: Around<'_>) -> Result<OwnedFd, MakeError> {
     let flags = OFlags::from_bits_retain(reopened(file.flags));
@@ -400,7 +414,9 @@ pub(super) fn make(state: &PathState, file: &OpenFile, around: Around<'_>) -> Re
     let opened = opened.map_err(MakeError::at("opening", text(state)))?;
     let look = |error| MakeError::at("looking at", text(state))(error);
     let (stat, made_up) = (fstat(&opened).map_err(look)?, is_made_up(&opened).map_err(look)?);
-    if let Some(how) = difference(state, &stat, made_up, around.same_boot) {
+    let forbidden = made_up && matches!(around.root, Root::At(_)) && is_forbidden(&stat, flags);
+    let differs = forbidden.then_some("its programs may not open it");
+    if let Some(how) = differs.or_else(|| difference(state, &stat, made_up, around.same_boot)) {
         return Err(MakeError::Changed { path: text(state), how });
     }
     if file.position != 0 && !flags.contains(OFlags::PATH) {

@@ -63,6 +63,19 @@ pub enum CopyError {
     },
 }
 
+impl CopyError {
+    /// It is the stream that is wrong, and not this machine.
+    pub fn is_of_stream(&self) -> bool {
+        match self {
+            Self::Tree { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory)
+            }
+            Self::Changed { .. } => false,
+            _ => true,
+        }
+    }
+}
+
 /// For what is done to the tree.
 pub(super) fn failed<E: Into<io::Error>>(action: &'static str, name: &[u8]) -> impl FnOnce(E) -> CopyError {
     let name = shown(name);

@@ -57,64 +57,99 @@ type Bytes = Vec<u8>;
 
 /// Owner, mode, times and extended attributes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Meta {
-    uid: u32,
-    gid: u32,
+pub struct Meta {
+    /// User, as the app sees it.
+    pub uid: u32,
+    /// Group, as the app sees it.
+    pub gid: u32,
     /// Permission bits, setuid, setgid and sticky included.
-    mode: u32,
+    pub mode: u32,
     /// Seconds since 1970 and nanoseconds. The time of access is not taken along: reading changes it.
-    modified: (i64, u32),
+    pub modified: (i64, u32),
     /// By name.
-    xattrs: Vec<(Bytes, Bytes)>,
+    pub xattrs: Vec<(Bytes, Bytes)>,
 }
 
 /// Kinds of nodes without contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum NodeKind {
+pub enum NodeKind {
+    /// `mkfifo(3)`.
     Fifo,
+    /// A unix socket's name.
     Socket,
+    /// A device: major and minor number.
     Character(u32, u32),
+    /// A device: major and minor number.
     Block(u32, u32),
 }
 
 /// One record. Paths are those within the tree; the root's is empty, and it comes first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Record {
+pub enum Record {
+    /// A directory; what is in it follows.
     Directory {
+        /// Its path.
         path: Bytes,
+        /// Its attributes.
         meta: Meta,
     },
     /// A regular file; its data follows.
     File {
+        /// Its path.
         path: Bytes,
+        /// Its attributes.
         meta: Meta,
         /// Its length, holes included.
         bytes: u64,
     },
     /// Bytes of the file before; they follow the record as they are.
     Data {
+        /// Where they belong in the file.
         offset: u64,
+        /// How many.
         bytes: u32,
     },
     /// Another name of something that came before.
     Link {
+        /// This name.
         path: Bytes,
+        /// The name before.
         target: Bytes,
     },
+    /// A symbolic link.
     Symlink {
+        /// Its path.
         path: Bytes,
+        /// What it says.
         target: Bytes,
+        /// Its attributes.
         meta: Meta,
     },
+    /// Something without contents.
     Node {
+        /// Its path.
         path: Bytes,
+        /// What it is.
         kind: NodeKind,
+        /// Its attributes.
         meta: Meta,
     },
     /// Overlayfs's mark that the file of the layers below is deleted.
     Whiteout {
+        /// Its path.
         path: Bytes,
     },
     /// All is said.
     End,
+}
+
+impl Record {
+    /// As it stands in the stream, with its length.
+    ///
+    /// # Panics
+    /// Never: a record in memory can be written to memory.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let bytes = postcard::to_stdvec(self).expect("a record in memory can always be written to memory");
+        [&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat()
+    }
 }

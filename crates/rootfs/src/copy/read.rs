@@ -163,6 +163,9 @@ impl Reading<'_> {
     }
 
     fn begin_file(&mut self, raw: &[u8], meta: Meta, bytes: u64) -> Result<(), CopyError> {
+        if i64::try_from(bytes).is_err() {
+            return Err(CopyError::Invalid("a file is too long"));
+        }
         let meta = self.checked(meta, raw)?;
         let path = self.enter(raw)?;
         let file = self.tree.make_file(&path).map_err(failed("make", raw))?;
@@ -226,6 +229,10 @@ impl Reading<'_> {
     }
 
     fn node(&mut self, raw: &[u8], kind: NodeKind, meta: Meta) -> Result<(), CopyError> {
+        let is_device = matches!(kind, NodeKind::Character(..) | NodeKind::Block(..));
+        if is_device && self.ids != Ids::Same {
+            return Err(CopyError::Invalid("a device, which nobody can make in a user namespace"));
+        }
         let (kind, device) = match kind {
             NodeKind::Fifo => (FileType::Fifo, 0),
             NodeKind::Socket => (FileType::Socket, 0),

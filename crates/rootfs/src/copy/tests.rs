@@ -105,6 +105,10 @@ fn a_tree_survives_exactly() {
 fn owners_are_mapped() {
     let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     sample(from.path());
+    let with_a_device = read_tree(&mut &bytes_of(from.path())[..], to.path(), Ids::From(1 << 20)).unwrap_err();
+    assert!(with_a_device.to_string().contains("a device"), "{with_a_device}");
+    fs::remove_file(from.path().join("device")).unwrap();
+    let to = tempfile::tempdir().unwrap();
     read_tree(&mut &bytes_of(from.path())[..], to.path(), Ids::From(1 << 20)).unwrap();
     let stat = fs::metadata(to.path().join("a/file")).unwrap();
     assert_eq!((stat.uid(), stat.gid(), stat.mode() & 0o7777), ((1 << 20) + 1000, (1 << 20) + 65_535, 0o6755));
@@ -119,9 +123,7 @@ fn owners_are_mapped() {
 fn stream(records: &[Record]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for record in records {
-        let encoded = postcard::to_stdvec(record).unwrap();
-        bytes.extend((encoded.len() as u32).to_le_bytes());
-        bytes.extend(encoded);
+        bytes.extend(record.to_bytes());
         if let Record::Data { bytes: length, .. } = record {
             bytes.resize(bytes.len() + *length as usize, 1);
         }

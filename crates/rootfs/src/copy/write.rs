@@ -44,12 +44,11 @@ struct Writing<'o> {
 
 impl Writing<'_> {
     fn record(&mut self, record: &Record) -> Result<(), CopyError> {
-        let bytes = postcard::to_stdvec(record).expect("a record in memory can always be written to memory");
+        let bytes = record.to_bytes();
         if bytes.len() > MOST_RECORD_BYTES {
             return Err(CopyError::Limit { limit: MOST_RECORD_BYTES as u64, what: "bytes of attributes of one file" });
         }
-        let length = (bytes.len() as u32).to_le_bytes();
-        self.out.write_all(&length).and_then(|()| self.out.write_all(&bytes)).map_err(CopyError::Stream)
+        self.out.write_all(&bytes).map_err(CopyError::Stream)
     }
 
     fn directory(&mut self, directory: &OwnedFd, path: &[u8], depth: usize) -> Result<(), CopyError> {

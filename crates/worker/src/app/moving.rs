@@ -17,6 +17,8 @@ pub(crate) struct Exportable {
     pub(crate) bytes: u64,
     /// The sleep that it was made in: another one shows that the app was awake in between.
     pub(crate) generation: u64,
+    /// Files that keep it on this machine.
+    pub(crate) stays: Vec<String>,
     /// What is not in it, in words.
     pub(crate) left_out: Vec<String>,
 }
@@ -24,7 +26,9 @@ pub(crate) struct Exportable {
 impl Task {
     pub(super) fn exportable(&self) -> io::Result<Option<Exportable>> {
         let (Phase::Warm(_), Some(Sleeping::Warm(app))) = (self.app.phase(), &self.asleep) else { return Ok(None) };
+        let stays = tokio::task::block_in_place(|| torpor_engine::stays(&app.warm.image)).map_err(io::Error::other)?;
         Ok(Some(Exportable {
+            stays,
             image: File::open(&app.warm.image)?,
             bytes: app.warm.image_bytes,
             generation: app.warm.generation,

@@ -30,6 +30,13 @@ pub(crate) async fn export(shared: &Arc<Shared>, app: AppHandle) -> Result<BoxSt
         return Err(ApiError::new(ErrorKind::Conflict, format!("{name} is not warm, and only a warm app is exported"))
             .with_hint(format!("put it to sleep first with: torpor sleep --level warm {name}")));
     };
+    if let Some(file) = exportable.stays.first() {
+        let message = format!(
+            "{name} has {file} open, which has another name by now: no other machine would find it, so it cannot be exported"
+        );
+        return Err(ApiError::new(ErrorKind::Conflict, message)
+            .with_hint("export it when its program has closed that file, or opened it again by the name that it has"));
+    }
     let (pieces, received) = mpsc::channel(PIECES);
     let shared = shared.clone();
     // It ends by itself where nobody reads any more.

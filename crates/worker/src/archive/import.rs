@@ -12,6 +12,7 @@ use torpor_api::spec::AppSpec;
 use torpor_api::worker::{AppRecord, Import};
 use torpor_api::{ApiError, ErrorKind};
 use torpor_engine::{Adoption, Bounds, adopt};
+use torpor_rootfs::CopyError;
 use torpor_sandbox::{Capabilities, Security, default_filter_words};
 
 use super::{broken, check_volumes, failed, ids};
@@ -144,6 +145,11 @@ fn wrong(what: &str, error: &(dyn std::error::Error + 'static)) -> ApiError {
             && let Some(error) = error.get_ref().and_then(|error| error.downcast_ref::<ArchiveError>())
         {
             return error.to_api();
+        }
+        if let Some(error) = error.downcast_ref::<CopyError>()
+            && error.is_of_stream()
+        {
+            return ApiError::new(ErrorKind::Invalid, torpor_api::error::chain(error));
         }
         cause = error.source();
     }

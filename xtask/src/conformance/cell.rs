@@ -85,6 +85,10 @@ fn word(word: &str) -> String {
     if let Some((before, after)) = word.split_once("/var/tmp/torpor-conformance-") {
         return format!("{before}…{}", after.split_once(HOME).map_or("", |(_, rest)| rest));
     }
+    if let Some((before, file)) = word.split_once(&*format!("{HOME}/")) {
+        // Of an app: where its own directory is.
+        return format!("{before}…/{file}");
+    }
     if let Some((before, executable)) = word.rsplit_once("/conformance-") {
         let before = before.find('/').map_or(before, |at| &before[..at]);
         return format!("{before}…/conformance-{executable}");

@@ -33,6 +33,9 @@ pub(crate) struct Options {
     /// Leave plain processes running instead of restoring them; nothing is written
     #[arg(long)]
     leave_running: bool,
+    /// Run nothing, and make the table of what was found last
+    #[arg(long)]
+    table: bool,
     /// Plain processes at once
     #[arg(long, default_value_t = 4)]
     jobs: usize,
@@ -78,6 +81,9 @@ impl std::fmt::Display for Column {
 pub(crate) fn run(options: &Options) -> Result<(), Error> {
     let chosen = choose(&options.programs)?;
     let mut results = Results::load()?;
+    if options.table {
+        return results.write_document(&programs());
+    }
     for column in Column::ALL.into_iter().filter(|column| options.columns.contains(column)) {
         let mut with = String::new();
         let cells = match column {

@@ -82,9 +82,9 @@ pub fn captured(program: &Program, engine: &dyn Engine, mode: Mode) -> Result<Ve
     Ok(verdict)
 }
 
-/// Processes of the machine come and go while a tree is only an image: its ids may be in use.
+/// Processes and terminals of the machine come and go while a tree is only an image: its ids and numbers may be in use.
 fn says_taken(why: &str) -> bool {
-    ["taken", "in use", "Can't fork", "File exists"].iter().any(|words| why.contains(words))
+    ["taken", "another terminal's now", "in use", "Can't fork", "File exists"].iter().any(|words| why.contains(words))
 }
 
 fn once(program: &Program, engine: &dyn Engine, mode: Mode) -> Result<Verdict, Error> {

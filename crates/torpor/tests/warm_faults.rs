@@ -12,20 +12,20 @@ use torpor_testkit::daemon::Daemon;
 use torpor_testkit::native::LineSession;
 use torpor_testkit::wait::{eventually, eventually_ok};
 
-/// The worker is killed when it reaches each step of an operation; a request comes while nobody watches.
-fn killed_at(daemon: &mut Daemon, mut session: LineSession, steps: &[&str], wakes: bool) -> LineSession {
+/// The worker ends, by `kill` or `panic`, when it reaches each step of an operation; a request comes while nobody watches.
+fn ends_at(daemon: &mut Daemon, mut session: LineSession, steps: &[&str], how: &str, wakes: bool) -> LineSession {
     for step in steps {
-        restart(daemon, Some(&format!("{step}:kill")));
+        restart(daemon, Some(&format!("{step}:{how}")));
         if wakes {
             warm(daemon, "check");
         }
         let asked;
         if wakes {
             asked = std::thread::spawn(move || session.ask().map(|answer| (answer, session)));
-            eventually(&format!("the worker is killed at {step}"), PATIENCE, || is_dead(daemon)).unwrap();
+            eventually(&format!("the worker ends at {step}"), PATIENCE, || is_dead(daemon)).unwrap();
             daemon.kill9().unwrap();
         } else {
-            eventually(&format!("the worker is killed at {step}"), PATIENCE, || {
+            eventually(&format!("the worker ends at {step}"), PATIENCE, || {
                 let output = daemon.cli(&["sleep", "check", "--level", "warm"]).unwrap();
                 assert!(!output.status.success(), "{step}: the worker lives on");
                 is_dead(daemon)
@@ -78,13 +78,21 @@ const REVIVING: [&str; 11] = [
 #[test]
 fn the_worker_is_killed_at_every_step_of_going_warm() {
     let (mut daemon, _, session) = memcheck("8");
-    killed_at(&mut daemon, session, &DEEPENING, false);
+    ends_at(&mut daemon, session, &DEEPENING, "kill", false);
 }
 
 #[test]
 fn the_worker_is_killed_at_every_step_of_coming_back() {
     let (mut daemon, _, session) = memcheck("8");
-    killed_at(&mut daemon, session, &REVIVING, true);
+    ends_at(&mut daemon, session, &REVIVING, "kill", true);
+}
+
+/// A fault of Torpor's own leaves nothing half done: the worker ends at once, as if it had been killed.
+#[test]
+fn a_panic_ends_the_worker() {
+    let (mut daemon, _, session) = memcheck("8");
+    let session = ends_at(&mut daemon, session, &["copied", "collected", "ended"], "panic", false);
+    ends_at(&mut daemon, session, &["revive-checked", "revive-verified", "revive-awake"], "panic", true);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Faults on demand, for tests of crashes: `TORPOR_FAULT=STEP:ACTION[:COUNT]` makes the worker fail (`error`), kill itself
-//! (`kill`) or its keeper (`keeper`) when an app reaches a step of falling asleep or waking for the COUNT-th time. Steps of
+//! (`kill`) or its keeper (`keeper`), or panic (`panic`), when an app reaches a step of falling asleep or waking for the COUNT-th time. Steps of
 //! building processes again begin with `revive-`, those of an import with `import-`. `torpor checkpoint` obeys it, too.
 
 use std::path::{Path, PathBuf};
@@ -59,6 +59,7 @@ enum Action {
     Error,
     KillWorker,
     KillKeeper,
+    Panic,
 }
 
 /// What a test asked for.
@@ -71,7 +72,7 @@ struct RequestedFault {
 
 /// A value of `TORPOR_FAULT` that is not understood.
 #[derive(Debug, thiserror::Error)]
-#[error("TORPOR_FAULT={0} is not STEP:kill, STEP:keeper or STEP:error, with an optional :COUNT")]
+#[error("TORPOR_FAULT={0} is not STEP:kill, STEP:keeper, STEP:panic or STEP:error, with an optional :COUNT")]
 pub struct FaultSyntax(String);
 
 /// Faults from the environment; usually none.
@@ -104,6 +105,7 @@ fn parse(text: &str) -> Option<RequestedFault> {
     let action = match parts.next()? {
         "kill" => Action::KillWorker,
         "keeper" => Action::KillKeeper,
+        "panic" => Action::Panic,
         "error" => Action::Error,
         _ => return None,
     };
@@ -121,6 +123,7 @@ impl RequestedFaults {
         }
         match fault.action {
             Action::Error => true,
+            Action::Panic => panic!("a fault was asked for"),
             Action::KillWorker => {
                 let own: Pid = getpid();
                 // It cannot fail: a process may always signal itself.

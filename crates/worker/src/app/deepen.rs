@@ -12,6 +12,7 @@ use torpor_sandbox::Sandbox;
 
 use super::Outcome;
 use super::operate::{SandboxFreezer, TellingJournal, chain, text};
+use super::panics::Unfinished;
 use super::parking::{self, KeeperParking};
 use super::sleeping::{Sleeping, WarmApp};
 use super::task::Task;
@@ -115,6 +116,7 @@ impl Task {
         let (jobs, job_of_thread) = std::sync::mpsc::channel::<DeepenJob>();
         let sender = outcomes.clone();
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            let _unfinished = Unfinished;
             if let Ok(job) = job_of_thread.recv() {
                 let _ = sender.send(Outcome::Deepened(Box::new(job.run())));
             }

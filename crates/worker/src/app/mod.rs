@@ -21,6 +21,7 @@ mod measure;
 mod moving;
 mod operate;
 mod parking;
+mod panics;
 mod past;
 mod sleeping;
 mod start;

@@ -13,6 +13,7 @@ use torpor_engine::{
 use torpor_lifecycle::{Event, Exit, Observation, Retry, SleepCause, Text, WakeCause, WakeFailure};
 use torpor_sandbox::{ExitStatus, Sandbox};
 
+use super::panics::Unfinished;
 use super::sleeping::Sleeping;
 use super::task::Task;
 use super::{Outcome, measure};
@@ -134,6 +135,7 @@ impl Task {
         // A thread of its own: tracing belongs to a thread, and it blocks.
         let name = format!("sleep-{}", self.record.spec.name);
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            let _unfinished = Unfinished;
             let _ = outcomes.send(Outcome::Slept(Box::new(job.run())));
         });
         if let Err(error) = spawned {

@@ -19,6 +19,7 @@ use torpor_sandbox::Sandbox;
 use super::history::History;
 use super::known::Known;
 use super::moving::Exportable;
+use super::panics::Unfinished;
 use super::past::Past;
 use super::sleeping::Sleeping;
 use super::start::Fault;
@@ -191,6 +192,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
 
 impl Task {
     async fn run(mut self, mut mailbox: mpsc::Receiver<Order>, mut results: mpsc::UnboundedReceiver<Outcome>) {
+        let _unfinished = Unfinished;
         // What is done is in a box: a task that waits, as most do, has no room for it.
         Box::pin(self.take_over()).await;
         loop {

@@ -1,8 +1,9 @@
 //! Memory of many sleeping apps, all of it counted, and the worker's own CPU while they sleep.
 //!
 //! What the machine has less of `MemAvailable`, and beside it the page cache that holds images: the kernel counts that as
-//! available, but it is memory that sleeping apps use. On a machine that does other work too, `memory_own` is the better
-//! number: what belongs to the apps and the worker, summed up from its parts.
+//! available, but it is memory that sleeping apps use. What was free within slabs before hides a part of that, so `memory_own` is
+//! the better number: what belongs to the apps and the worker, summed up from its parts, when the kernel has given back what
+//! it can of dentries and inodes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -53,8 +54,10 @@ impl Level {
 
 /// Before memory is read, so that what the kernel frees late is free.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Kernel memory, by its parts.
-const KERNEL: [&str; 4] = ["Slab", "KernelStack", "PageTables", "Percpu"];
+/// Kernel memory by its parts, and memory files.
+const KERNEL: [&str; 5] = ["Slab", "KernelStack", "PageTables", "Percpu", "Shmem"];
+/// Gives back dentries and inodes that nothing holds (`proc_sys_vm(5)`); file contents stay.
+const DROP_CACHES: (&str, &str) = ("/proc/sys/vm/drop_caches", "2");
 
 /// Measures, prints, writes.
 pub(crate) fn run(options: &Options) -> Result<(), Error> {
@@ -68,8 +71,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
     // The first app brings what all share: the program's files in the page cache, tables, slabs.
     let mut ports = Vec::with_capacity(options.apps);
     make(&mut daemon, 0, &program, level, &mut ports)?;
-    std::thread::sleep(SETTLE);
-    let (empty, begun) = (memory()?, Instant::now());
+    let (empty, begun) = (settled()?, Instant::now());
     let own_before = anonymous_kb(daemon.instance(), daemon.pid())?;
     let (descriptors_before, resident_before) = (descriptors(daemon.pid()), resident_kb(daemon.pid()));
     let mut count = 0;
@@ -85,8 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
             eprintln!("{number} apps after {:.0} s", begun.elapsed().as_secs_f64());
         }
     }
-    std::thread::sleep(SETTLE);
-    let full = memory()?;
+    let full = settled()?;
     let per_app = |kilobytes: f64| kilobytes / count.max(1) as f64;
     let less = |key: &str| empty.get(key).copied().unwrap_or(0) as f64 - full.get(key).copied().unwrap_or(0) as f64;
     let cached = cached_images_kb(&daemon)?;
@@ -117,6 +118,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
         add("first_byte", "us", client::first_byte(address, program.protocol)?);
     }
     Report::new(&samples, Vec::new())?.publish("density")
+}
+
+/// The machine's memory when it has come to rest.
+fn settled() -> Result<BTreeMap<String, u64>, Error> {
+    let (path, all) = DROP_CACHES;
+    fs::write(path, all).map_err(Error::file("write", path))?;
+    std::thread::sleep(SETTLE);
+    memory()
 }
 
 fn make(

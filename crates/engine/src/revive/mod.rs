@@ -16,7 +16,7 @@
 //!
 //! Two threads of its own do it, which enter namespaces and can do nothing else afterwards. One makes the first process, which
 //! waits in the home for what it is to become; it takes the kernel some time and needs nothing of the image. Meanwhile the
-//! other one reads and checks that ([`prepare`]), opens everything, and in the end builds. The caller's fetches what is parked.
+//! other one reads and checks that ([`prepare`]), opens everything, and in the end builds. The caller's sets the image aside.
 
 mod adapt;
 mod aside;
@@ -39,8 +39,8 @@ use torpor_image::tree::{FileId, FileKind, SharedMemoryKind, Tree};
 use torpor_linux::registers::Registers;
 use torpor_linux::restorer::{Entered, enter_for_children};
 
-use self::aside::Aside;
 pub use self::aside::woken;
+use self::aside::{Aside, Renaming};
 pub use self::error::ReviveError;
 use self::prepare::{Prepared, prepare};
 use crate::files::charge::Charge;
@@ -105,11 +105,9 @@ pub fn revive(target: &Target<'_>, request: Revive<'_>) -> (Result<Revived, Revi
     let result = std::thread::scope(|scope| {
         let entering = scope.spawn(|| enter(target, home));
         let mut reviving = Reviving { target, home, image, timings: &mut timings };
-        let (fetched, parked) = mpsc::sync_channel(1);
-        let building = scope.spawn(move || reviving.run(request.generation, &parked, entering));
-        // It comes from another process, which takes as long to answer as the image takes to be read. Where nobody waits
-        // for it any more, the image was no good.
-        let _ = fetched.send((request.given)());
+        let (asking, asked) = mpsc::channel();
+        let building = scope.spawn(move || reviving.run(request, entering, &asking));
+        aside::serve(asked);
         building.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     (result, timings)
@@ -135,9 +133,6 @@ fn enter(target: &Target<'_>, home: &Home) -> Result<Entered, ReviveError> {
 /// The thread that enters. What it has made ends with its handle, if nobody takes it.
 type Entering<'scope> = ScopedJoinHandle<'scope, Result<Entered, ReviveError>>;
 
-/// Where what is parked comes.
-type Fetched = mpsc::Receiver<io::Result<Parked>>;
-
 struct Reviving<'a> {
     target: &'a Target<'a>,
     home: &'a Home,
@@ -162,14 +157,24 @@ impl Reviving<'_> {
         Ok(made)
     }
 
-    fn run(&mut self, generation: u64, parked: &Fetched, entering: Entering<'_>) -> Result<Revived, ReviveError> {
-        let prepared = prepare(self, generation, parked)?;
-        self.build(prepared, entering)
+    fn run(
+        &mut self,
+        request: Revive<'_>,
+        entering: Entering<'_>,
+        setting_aside: &mpsc::Sender<Renaming>,
+    ) -> Result<Revived, ReviveError> {
+        let prepared = prepare(self, request)?;
+        self.build(prepared, entering, setting_aside)
     }
 
-    fn build(&mut self, prepared: Prepared, entering: Entering<'_>) -> Result<Revived, ReviveError> {
+    fn build(
+        &mut self,
+        prepared: Prepared,
+        entering: Entering<'_>,
+        setting_aside: &mpsc::Sender<Renaming>,
+    ) -> Result<Revived, ReviveError> {
         let home = self.home;
-        let aside = Aside::begin(self.image);
+        let aside = Aside::begin(self.image, setting_aside);
         let Prepared { file, tree, plan, starters, root, paths, given, passed, same_boot, mut warnings } = prepared;
         let charge = Charge::of(home);
         let passed_since = (!same_boot).then_some(passed);

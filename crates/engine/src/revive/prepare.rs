@@ -11,7 +11,7 @@ use torpor_image::tree::{FileId, FileKind, Machine, Tree};
 use torpor_image::{FormatError, Needs};
 
 use super::adapt::Times;
-use super::{Fetched, ReviveError, Reviving, adapt, directory, owners};
+use super::{Revive, ReviveError, Reviving, adapt, directory, owners};
 use crate::files::charge::Charge;
 use crate::files::{self, Around, Given, Root};
 use crate::home::Home;
@@ -39,16 +39,15 @@ pub(super) struct Prepared {
 }
 
 /// Reads the image, checks it, fetches what is parked.
-pub(super) fn prepare(reviving: &mut Reviving<'_>, generation: u64, parked: &Fetched) -> Result<Prepared, ReviveError> {
-    let (home, image) = (reviving.home, reviving.image);
+pub(super) fn prepare(reviving: &mut Reviving<'_>, request: Revive<'_>) -> Result<Prepared, ReviveError> {
+    let Revive { home, image, generation, given } = request;
+    let mut given = given().map_err(ReviveError::Parked)?;
     let loaded = load(image)?;
     let (about, wanted) = (&loaded.header, (reviving.target.app, generation));
     if (about.app, about.generation) != wanted {
         let error = FormatError::Invalid("it belongs to another app or sleep");
         return Err(RestoreError::Format(image.to_owned(), error).into());
     }
-    let given = parked.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()));
-    let mut given = given.map_err(ReviveError::Parked)?;
     reviving.reached(RestoreStep::Read)?;
 
     let Loaded { file, header, mut tree, mut plan } = loaded;

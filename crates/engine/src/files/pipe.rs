@@ -124,19 +124,22 @@ fn contents(pipe: &OwnedFd, capacity: usize) -> Described<Vec<Vec<u8>>> {
         let what = format!("a pipe of {capacity} bytes cannot be copied ({error})");
         return Err(Why::kept(what, "raise fs.pipe-max-size, or run with CAP_SYS_RESOURCE"));
     }
-    match tee(pipe, &write, usize::MAX >> 1, SpliceFlags::NONBLOCK) {
-        Ok(_) | Err(Errno::AGAIN) => {}
-        Err(error) => return Err(error.into()),
-    }
-    drop(write);
+    let mut left = match tee(pipe, &write, usize::MAX >> 1, SpliceFlags::NONBLOCK) {
+        Err(Errno::AGAIN) => 0,
+        copied => copied?,
+    };
     let mut contents = Vec::new();
     let mut buffer = vec![0; capacity.max(PACKET_BYTES)];
-    loop {
-        match rustix::io::read(&read, &mut buffer)? {
-            0 => return Ok(contents),
-            bytes => contents.push(buffer[..bytes].to_vec()),
+    // Not to the end of the pipe: a process that another thread starts at this moment has a writing end, too.
+    while left > 0 {
+        let bytes = rustix::io::read(&read, &mut buffer)?;
+        if bytes == 0 {
+            return Err(Why::Failed(Errno::IO.into()));
         }
+        contents.push(buffer[..bytes].to_vec());
+        left = left.saturating_sub(bytes);
     }
+    Ok(contents)
 }
 
 /// A pipe that was made, with the ends that nobody has taken yet.

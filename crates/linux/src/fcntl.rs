@@ -57,6 +57,17 @@ pub fn set_lease(fd: impl AsFd, mode: i32) -> io::Result<()> {
     with_number(fd, libc::F_SETLEASE, mode).map(drop)
 }
 
+/// Whether somebody has the file of `fd`, a descriptor for reading only, open for writing; no where the file can have no leases.
+pub fn has_writer(fd: impl AsFd) -> bool {
+    // One for reading is given only where nobody can write.
+    let lease = set_lease(&fd, libc::F_RDLCK);
+    if lease.is_ok() {
+        // It is ours: taking it back does not fail.
+        let _ = set_lease(fd, libc::F_UNLCK);
+    }
+    lease.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
 /// Takes a lock of an open file (`F_OFD_SETLK`) on `bytes` bytes from `start`, 0 meaning to the end; does not wait.
 pub fn set_open_file_lock(fd: impl AsFd, mode: i32, start: i64, bytes: i64) -> io::Result<()> {
     let lock = libc::flock {
@@ -73,6 +84,22 @@ pub fn set_open_file_lock(fd: impl AsFd, mode: i32, start: i64, bytes: i64) -> i
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_writer_is_seen() {
+        let path = std::env::temp_dir().join(format!("torpor-writer-{}", std::process::id()));
+        let writer = std::fs::File::create(&path).unwrap();
+        let reader = std::fs::File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(has_writer(&reader));
+        drop(writer);
+        // A process that another test starts at this moment has a copy for as long as that takes.
+        let gone = || !has_writer(&reader);
+        assert!((0..1000).any(|_| gone() || {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            false
+        }));
+    }
 
     #[test]
     fn owners_and_signals_are_kept() {

@@ -12,14 +12,18 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
 use torpor_image::tree::PathState;
+use torpor_linux::fcntl;
 
 use super::path::{self, Root};
 
+/// How long others may have it open for writing.
+const WRITERS_PATIENCE: Duration = Duration::from_secs(1);
 /// Names that are tried.
 const ATTEMPTS: u32 = 100;
 
@@ -33,6 +37,15 @@ pub(super) fn make(state: &PathState, root: Root<'_>) -> io::Result<OwnedFd> {
             Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => in_place(whole, root),
             made => made,
         },
+    }
+}
+
+/// Waits until a file is open for reading only. A process that another thread has just made, for another app, has a copy of
+/// the descriptor that the contents were written through until it closes what is not its own; there is no event for that.
+pub(super) fn until_nobody_writes(fd: &OwnedFd) {
+    let begun = Instant::now();
+    while fcntl::has_writer(fd) && begun.elapsed() < WRITERS_PATIENCE {
+        std::thread::yield_now();
     }
 }
 

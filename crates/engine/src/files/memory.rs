@@ -282,6 +282,7 @@ pub(super) fn make(
     if executed && matches!(memory.kind, SharedMemoryKind::Deleted { .. }) {
         // What is open for writing cannot be executed.
         fd = reopen(fd.as_fd(), OFlags::RDONLY.bits()).map_err(MakeError::at("opening", name))?;
+        executable::until_nobody_writes(&fd);
     }
     Ok(MadeMemory { fd, segment: None })
 }

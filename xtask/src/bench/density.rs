@@ -1,9 +1,8 @@
 //! Memory of many sleeping apps, all of it counted, and the worker's own CPU while they sleep.
 //!
-//! What the machine has less of `MemAvailable`, and beside it the page cache that holds images: the kernel counts that as
-//! available, but it is memory that sleeping apps use. What was free within slabs before hides a part of that, so `memory_own` is
-//! the better number: what belongs to the apps and the worker, summed up from its parts, when the kernel has given back what
-//! it can of dentries and inodes.
+//! What belongs to the apps and the worker, summed up from its parts, when the kernel has given back what it can of dentries
+//! and inodes, with the page cache that holds images. `MemAvailable` tells less: it counts as available what images and slabs hold,
+//! and changes with whatever else the machine caches.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -92,12 +91,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
     let less = |key: &str| empty.get(key).copied().unwrap_or(0) as f64 - full.get(key).copied().unwrap_or(0) as f64;
     let cached = cached_images_kb(&daemon)?;
     add("apps", "apps", count as f64);
-    add("memory", "kB per app", per_app(less("MemAvailable") + cached));
-    add("memory_available", "kB per app", per_app(less("MemAvailable")));
     add("memory_cached_images", "kB per app", per_app(cached));
     let anonymous = anonymous_kb(daemon.instance(), daemon.pid())? - own_before;
     let kernel: f64 = KERNEL.iter().map(|part| -less(part)).sum();
-    add("memory_own", "kB per app", per_app(anonymous + kernel + cached));
+    add("memory", "kB per app", per_app(anonymous + kernel + cached));
     add("part_anonymous", "kB per app", per_app(anonymous));
     for part in KERNEL {
         add(&format!("part_{part}"), "kB per app", per_app(-less(part)));

@@ -254,13 +254,16 @@ fn a_burst_overruns_a_backlog_of_sixteen_for_a_second_but_is_not_lost() {
 
 #[test]
 fn with_the_backlog_raised_a_thousand_probes_pass_in_a_burst() {
+    const PROBES: u32 = 1000;
     for resets in [false, true] {
         let mut listener = Listener::new("0.0.0.0:0", 16, 30);
         let before = listener.queue().limit;
         set_backlog(listener.socket.as_fd(), 4096).unwrap();
         assert_eq!(listener.queue().limit, 4096);
-        let probed = probe(&mut listener, 1000, resets);
-        assert_eq!((probed.wakes, probed.drained), (0, if resets { 0 } else { 1000 }));
+        let probed = probe(&mut listener, PROBES, resets);
+        assert_eq!(probed.drained, if resets { 0 } else { PROBES });
+        // Between queueing a connection and handling the end that came with it, the kernel can be held up by other work.
+        assert!(probed.wakes <= PROBES / 100, "{probed:?}");
         set_backlog(listener.socket.as_fd(), before).unwrap();
         assert_eq!((listener.queue().queued, listener.queue().limit), (0, 16));
         request(&mut listener);

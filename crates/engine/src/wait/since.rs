@@ -3,7 +3,9 @@
 //! `/proc/PID/task/TID/sched` shows `se.exec_start`: the scheduler's clock, in milliseconds, when the thread last ran. It is
 //! read before the app is frozen, because freezing runs every thread for a moment. Every CPU has a clock of its own (time
 //! stolen by a hypervisor or spent in interrupts is left out), so it is related to `CLOCK_MONOTONIC` by going to the CPU
-//! that the thread last ran on and reading our own entry there.
+//! that the thread last ran on and reading our own entry there. The scheduler sets the entry to 0 when a thread is woken on
+//! another CPU, until it runs there: such a thread waits no longer, and whatever it waits in when it is frozen begins after
+//! the look.
 
 use std::collections::HashMap;
 use std::io;
@@ -44,10 +46,10 @@ impl SchedulerClock {
         Ok(clock)
     }
 
-    /// When `tid` last ran, by `CLOCK_MONOTONIC`.
+    /// When `tid` last ran, by `CLOCK_MONOTONIC`; now, if it is just about to.
     pub(crate) fn last_ran(&mut self, pid: i32, tid: i32) -> io::Result<Duration> {
         let path = format!("/proc/{pid}/task/{tid}");
-        let ran = last_ran(&format!("{path}/sched"))?;
+        let Some(ran) = last_ran(&proc::read(&format!("{path}/sched"))?)? else { return Ok(now()) };
         let cpu = proc::stat(&format!("{path}/stat"))?.cpu;
         Ok((ran + self.offset(cpu)?).min(now()))
     }
@@ -75,7 +77,8 @@ impl SchedulerClock {
     /// Our own entry is of the moment at which we were last put on the CPU: now, or too early if we were held up since.
     fn sample() -> io::Result<Duration> {
         rustix::thread::sched_yield();
-        let ran = last_ran("/proc/thread-self/sched")?;
+        let path = "/proc/thread-self/sched";
+        let ran = last_ran(&proc::read(path)?)?.ok_or_else(|| proc::unexpected(path))?;
         Ok(now().saturating_sub(ran))
     }
 }
@@ -87,20 +90,29 @@ impl Drop for SchedulerClock {
     }
 }
 
-fn last_ran(path: &str) -> io::Result<Duration> {
-    let text = proc::read(path)?;
-    let line = text.lines().find(|line| line.starts_with("se.exec_start"));
+/// The time of `se.exec_start` in a `sched` file, by the CPU's clock; `None` for a thread that has not run since it was
+/// started on or moved to its CPU.
+fn last_ran(sched: &str) -> io::Result<Option<Duration>> {
+    let line = sched.lines().find(|line| line.starts_with("se.exec_start"));
     let millis = line.and_then(|line| line.rsplit(':').next()?.trim().parse::<f64>().ok());
     millis
         .filter(|millis| millis.is_finite() && *millis >= 0.0)
-        .map(|millis| Duration::from_secs_f64(millis / 1e3))
-        .ok_or_else(|| proc::unexpected(path))
+        .map(|millis| (millis > 0.0).then(|| Duration::from_secs_f64(millis / 1e3)))
+        .ok_or_else(|| proc::unexpected("sched"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::mpsc;
+
+    #[test]
+    fn a_thread_that_was_moved_and_has_not_run_there_has_no_time() {
+        let sched = |start: &str| last_ran(&format!("java (12, #threads: 30)\n---\nse.exec_start : {start}\n"));
+        assert_eq!(sched("1500.250000").unwrap(), Some(Duration::from_micros(1_500_250)));
+        assert_eq!(sched("0.000000").unwrap(), None);
+        assert!(sched("-1.0").is_err() && sched("").is_err() && last_ran("").is_err());
+    }
 
     #[test]
     fn a_thread_that_waits_is_dated_to_when_it_began() {

@@ -157,7 +157,7 @@ pub enum SetupError {
     )]
     NoIdMapping { path: String },
     /// A mount point of the image that is not what it must be.
-    #[error("`{path}` in the app's files is {found}: nothing can be mounted there")]
+    #[error("`{path}` in the app's files is {found}: nothing can be put there")]
     Target { path: String, found: String },
     /// The working directory.
     #[error("working directory `{path}`: {}", reason(*errno))]

@@ -1,6 +1,8 @@
 //! Making mounts by descriptor: file systems, clones of what is mounted, mount points inside a root that is not trusted.
 
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -151,11 +153,38 @@ impl Root {
         }
         let stat = rustix::fs::fstat(&target).doing(|| format!("examining `{}`", path.display()))?;
         match (FileType::from_raw_mode(stat.st_mode), kind) {
-            (FileType::Directory, Kind::File) => refuse("a directory, and what is mounted is a file"),
+            (FileType::Directory, Kind::File) => refuse("a directory, and what belongs there is a file"),
             (FileType::Directory, Kind::Directory) => Ok(target),
-            (_, Kind::Directory) => refuse("a file, and what is mounted is a directory"),
+            (_, Kind::Directory) => refuse("a file, and what belongs there is a directory"),
             (_, Kind::File) => Ok(target),
         }
+    }
+
+    /// Makes `content` that of the regular file at `path`, which is made where missing. One that has it already is not
+    /// touched: a sleeping program may have it open, and knows it by its times.
+    ///
+    /// Follows symbolic links inside the root, so only while nothing else is mounted there.
+    pub(crate) fn write(&self, path: &Path, content: &str) -> Result<(), SetupError> {
+        let writing = || format!("writing `{}` in the app's files", path.display());
+        self.mount_point(path, Kind::File)?;
+        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+        // A FIFO of that name does not hold us up.
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = rustix::fs::openat2(&self.directory, path, flags, Mode::empty(), how).doing(writing)?;
+        let stat = rustix::fs::fstat(&file).doing(writing)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(SetupError::Target { path: path.display().to_string(), found: "no regular file".to_owned() });
+        }
+        let mut file = File::from(file);
+        let mut found = Vec::new();
+        (&file).take(content.len() as u64 + 1).read_to_end(&mut found).doing(writing)?;
+        if found != content.as_bytes() {
+            file.set_len(0)
+                .and_then(|()| file.rewind())
+                .and_then(|()| file.write_all(content.as_bytes()))
+                .doing(writing)?;
+        }
+        Ok(())
     }
 
     fn make_path(&self, path: &Path, kind: Kind, links: u32) -> Result<OwnedFd, Errno> {

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! private copy of the machine's mounts
-//!   run_dir/root: staging tmpfs     layers/0 … (id-mapped clones), dev/, mask/, cgroup/, etc/
+//!   run_dir/root: staging tmpfs     layers/0 … (id-mapped clones), dev/, mask/, cgroup/
 //!   run_dir/root: overlay of the layers and the upper directory
 //! pivot_root, old root detached: only what was taken by descriptor before is left to be mounted
-//!   /  /proc  /sys  /dev  /etc/hosts …  volumes  tmpfs  masks
+//!   /  /etc/hosts …  /proc  /sys  /dev  volumes  tmpfs  masks
 //! ```
 //!
 //! Nothing of this is visible to the machine, and all of it ends with the mount namespace. Paths inside the app's files
@@ -14,11 +14,10 @@
 //! with CAP_SYS_ADMIN inside cannot take a mask away.
 
 use std::fs::File;
-use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Uid, makedev};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, makedev};
 use rustix::mount::{MountAttrFlags, MountPropagationFlags, UnmountFlags, mount_change, unmount};
 use torpor_linux::mount::{MountChange, change_mount};
 
@@ -26,7 +25,7 @@ use crate::error::{Doing, SetupError};
 use crate::mounts::{Kind, PLAIN, Root, attach, clone_host, clone_mount, map_ids, new_file_system};
 use crate::spec::SandboxSpec;
 
-/// Upper bound of `/dev` and the files of `/etc`, as with container engines.
+/// Upper bound of `/dev`, as with container engines.
 const DEV_SIZE: &str = "size=65536k";
 /// Upper bound of `/dev/shm`, as with container engines.
 const SHM_SIZE: &str = "65536k";
@@ -70,7 +69,6 @@ struct Taken {
     dev: OwnedFd,
     mask: OwnedFd,
     null: OwnedFd,
-    etc: Vec<(&'static str, OwnedFd)>,
     volumes: Vec<(PathBuf, Kind, OwnedFd)>,
     cgroup: OwnedFd,
     cgroups: Vec<(String, OwnedFd)>,
@@ -88,7 +86,7 @@ pub(crate) fn build(
     mount_change("/", everything).doing(|| "cutting the mounts off from the machine's".to_owned())?;
 
     let place = spec.run_dir.join("root");
-    let staging = stage(spec, &place, base)?;
+    let staging = stage(&place, base)?;
     let layers = attach_layers(spec, &staging, ids)?;
     let overlay = overlay(spec, &staging, &layers, base)?;
     let taken = take(spec, &staging, ids, cgroups)?;
@@ -98,6 +96,12 @@ pub(crate) fn build(
     rustix::process::fchdir(&root).doing(|| "entering the root file system".to_owned())?;
     rustix::process::pivot_root(".", ".").doing(|| "making it the root (pivot_root)".to_owned())?;
     unmount(".", UnmountFlags::DETACH).doing(|| "detaching the machine's root".to_owned())?;
+    // The overlay has the layers by now; where they were mounted would be held in memory as long as the app exists.
+    for name in layers {
+        let path = format!("layers/{name}");
+        let removed = rustix::fs::unlinkat(&staging, &path, AtFlags::REMOVEDIR);
+        removed.doing(|| format!("removing staging directory {path}"))?;
+    }
     rustix::process::chdir("/").doing(|| "entering the new root".to_owned())?;
 
     let root = Root::new(open_directory(Path::new("/"))?, base);
@@ -122,19 +126,19 @@ fn directory_in(base: &OwnedFd, path: &str, mode: u32) -> Result<OwnedFd, SetupE
 }
 
 fn own(base: &OwnedFd, path: &str, owner: u32) -> Result<(), SetupError> {
-    let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+    let flags = AtFlags::SYMLINK_NOFOLLOW;
     rustix::fs::chownat(base, path, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)), flags)
         .doing(|| format!("giving staging {path} to id {owner}"))
 }
 
-/// Makes the staging file system with the devices and the files of `/etc`.
-fn stage(spec: &SandboxSpec, place: &Path, base: u32) -> Result<OwnedFd, SetupError> {
+/// Makes the staging file system with the devices.
+fn stage(place: &Path, base: u32) -> Result<OwnedFd, SetupError> {
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     let (_, size) = DEV_SIZE.split_at("size=".len());
     let tmpfs = new_file_system("tmpfs", &[("mode", "0755"), ("size", size)], attributes)?;
     attach(&tmpfs, open_directory(place)?.as_fd(), "the staging file system")?;
     let staging = open_directory(place)?;
-    for name in ["layers", "mask", "cgroup", "etc"] {
+    for name in ["layers", "mask", "cgroup"] {
         directory_in(&staging, name, 0o755)?;
     }
     let dev = directory_in(&staging, "dev", 0o755)?;
@@ -142,7 +146,7 @@ fn stage(spec: &SandboxSpec, place: &Path, base: u32) -> Result<OwnedFd, SetupEr
     for (name, major, minor) in DEVICES {
         let mode = Mode::from_raw_mode(0o666);
         rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, mode, makedev(major, minor))
-            .and_then(|()| rustix::fs::chmodat(&dev, name, mode, rustix::fs::AtFlags::empty()))
+            .and_then(|()| rustix::fs::chmodat(&dev, name, mode, AtFlags::empty()))
             .doing(|| format!("making device {name}"))?;
         own(&dev, name, base)?;
     }
@@ -154,20 +158,7 @@ fn stage(spec: &SandboxSpec, place: &Path, base: u32) -> Result<OwnedFd, SetupEr
     for name in ["pts", "shm", "mqueue"] {
         directory_in(&dev, name, 0o755)?;
     }
-    for (name, content) in etc_files(spec) {
-        let path = format!("etc/{name}");
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&staging, &path, flags, Mode::from_raw_mode(0o644))
-            .doing(|| format!("making /etc/{name}"))?;
-        File::from(file).write_all(content.as_bytes()).doing(|| format!("writing /etc/{name}"))?;
-        own(&staging, &path, base)?;
-    }
     Ok(staging)
-}
-
-fn etc_files(spec: &SandboxSpec) -> impl Iterator<Item = (&'static str, &String)> {
-    let files = [("hosts", &spec.etc.hosts), ("resolv.conf", &spec.etc.resolv_conf), ("hostname", &spec.etc.hostname)];
-    files.into_iter().filter_map(|(name, content)| Some((name, content.as_ref()?)))
 }
 
 /// Mounts the layers side by side, seen with the owners that they have inside; gives back their names, topmost first.
@@ -203,14 +194,8 @@ fn overlay(spec: &SandboxSpec, staging: &OwnedFd, layers: &[String], base: u32) 
     let stat = rustix::fs::fstat(&upper).doing(|| format!("examining {}", spec.upper.display()))?;
     if (stat.st_uid, stat.st_gid) != (base, base) && stat.st_uid == 0 {
         // A fresh upper directory becomes the root directory of the app, so it belongs to its root.
-        rustix::fs::chownat(
-            &upper,
-            "",
-            Some(Uid::from_raw(base)),
-            Some(Gid::from_raw(base)),
-            rustix::fs::AtFlags::EMPTY_PATH,
-        )
-        .doing(|| format!("giving {} to id {base}", spec.upper.display()))?;
+        rustix::fs::chownat(&upper, "", Some(Uid::from_raw(base)), Some(Gid::from_raw(base)), AtFlags::EMPTY_PATH)
+            .doing(|| format!("giving {} to id {base}", spec.upper.display()))?;
         rustix::fs::chmod(&spec.upper, Mode::from_raw_mode(0o755))
             .doing(|| format!("opening {} to all", spec.upper.display()))?;
     }
@@ -264,9 +249,7 @@ fn take(
     }
     let mask = staged("mask")?;
     change_mount(&mask, kernel_files()).doing(|| "preparing the mask".to_owned())?;
-    let etc = etc_files(spec).map(|(name, _)| Ok((name, staged(&format!("etc/{name}"))?)));
     Ok(Taken {
-        etc: etc.collect::<Result<_, SetupError>>()?,
         dev: staged("dev")?,
         null: staged("dev/null")?,
         cgroup: staged("cgroup")?,
@@ -281,12 +264,22 @@ fn kernel_files() -> MountChange<'static> {
     MountChange { read_only: true, no_suid: true, no_devices: true, no_exec: true, ..MountChange::default() }
 }
 
+/// Files of `/etc` that the machine writes, as far as they are wanted.
+fn etc_files(spec: &SandboxSpec) -> impl Iterator<Item = (&'static str, &String)> {
+    let files = [("hosts", &spec.etc.hosts), ("resolv.conf", &spec.etc.resolv_conf), ("hostname", &spec.etc.hostname)];
+    files.into_iter().filter_map(|(name, content)| Some((name, content.as_ref()?)))
+}
+
 /// Mounts everything into the new root; gives back the file of the groups that may ping.
 fn furnish(spec: &SandboxSpec, root: &Root, taken: &Taken, base: u32) -> Result<File, SetupError> {
     let at = |path: &str| {
         let found = root.existing(path)?;
         found.ok_or_else(|| SetupError::Target { path: path.to_owned(), found: "missing".to_owned() })
     };
+    // Before anything is mounted: whatever the names lead to is one of the app's own files.
+    for (name, content) in etc_files(spec) {
+        root.write(Path::new("/etc").join(name).as_path(), content)?;
+    }
     let proc = new_file_system("proc", &[], PLAIN)?;
     attach(&proc, root.system_directory("proc")?.as_fd(), "/proc")?;
     let sys = new_file_system("sysfs", &[], PLAIN | MountAttrFlags::MOUNT_ATTR_RDONLY)?;
@@ -306,10 +299,6 @@ fn furnish(spec: &SandboxSpec, root: &Root, taken: &Taken, base: u32) -> Result<
     furnish_cgroups(root, taken)?;
     std::fs::write(PORT_START, "0").doing(|| format!("setting {PORT_START}"))?;
     let ping_groups = File::options().write(true).open(PING_GROUPS).doing(|| format!("opening {PING_GROUPS}"))?;
-    for (name, file) in &taken.etc {
-        let path = format!("/etc/{name}");
-        attach(file, root.mount_point(Path::new(&path), Kind::File)?.as_fd(), &path)?;
-    }
     furnish_volumes(spec, root, taken, base)?;
     mask(root, taken)?;
     Ok(ping_groups)

@@ -216,6 +216,33 @@ fn files_have_mapped_owners() {
 }
 
 #[test]
+fn files_of_etc_are_the_apps_own_and_kept_as_they_are_unless_wrong() {
+    let machine = Machine::new();
+    let mut app =
+        machine.app("rm /etc/hosts; echo changed > /etc/hosts.new; mv /etc/hosts.new /etc/hosts; cat /etc/hosts");
+    assert_eq!(app.output(), "changed\n");
+    app.spec.program.command[2] = "cat /etc/hosts".into();
+    assert_eq!(app.output(), "127.0.0.1 localhost\n", "written again at the next start");
+    let hosts = app.spec.upper.join("etc/hosts");
+    let before = fs::metadata(&hosts).unwrap();
+    assert_eq!(app.output(), "127.0.0.1 localhost\n");
+    let after = fs::metadata(&hosts).unwrap();
+    assert_eq!((after.ino(), after.mtime_nsec()), (before.ino(), before.mtime_nsec()), "not touched");
+    // What it makes of it keeps nobody waiting, and nothing but its own files is written to.
+    app.spec.program.command[2] = "rm /etc/hosts; mkfifo /etc/hosts".into();
+    app.output();
+    let error = app.start().err().unwrap();
+    assert!(error.to_string().contains("`/etc/hosts` in the app's files is no regular file"), "{error}");
+    app.assert_nothing_left();
+    fs::remove_file(&hosts).unwrap();
+    app.spec.program.command[2] = "rm -f /etc/hosts; ln -s /proc/1/comm /etc/hosts".into();
+    app.output();
+    app.spec.program.command[2] = "cat /etc/hosts".into();
+    let seen = app.output();
+    assert!(!seen.is_empty() && !seen.contains("localhost"), "it was followed into /proc: {seen}");
+}
+
+#[test]
 fn volumes_and_tmpfs() {
     let machine = Machine::new();
     let host = machine.directory().join("data");

@@ -3,6 +3,8 @@
 
 use std::io;
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+
 /// The kernel's `struct sched_attr` (its first version).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,13 +54,56 @@ pub fn robust_list(thread: i32) -> io::Result<(u64, u64)> {
     if answer == 0 { Ok((head, bytes)) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Keeps the calling thread on the processor that it runs on, and with it whatever it makes meanwhile. Dropping it lets the
+/// thread run where it could before.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    before: CpuSet,
+}
+
+impl Pinned {
+    /// `None` where the kernel does not let us, or has more processors than a set of ours holds.
+    pub(crate) fn here() -> Option<Self> {
+        let before = sched_getaffinity(None).ok()?;
+        let mut only = CpuSet::new();
+        only.set(sched_getcpu());
+        sched_setaffinity(None, &only).ok()?;
+        Some(Self { before })
+    }
+
+    /// Where the thread could run before: for `sched_setaffinity(2)`.
+    pub(crate) const fn before(&self) -> &CpuSet {
+        &self.before
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // What was allowed before is allowed now; processors taken away meanwhile are left out by the kernel.
+        let _ = sched_setaffinity(None, &self.before);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pinned_thread_stays_until_it_is_let_go() {
+        let before = sched_getaffinity(None).unwrap();
+        let pinned = Pinned::here().unwrap();
+        assert_eq!(pinned.before(), &before);
+        let now = sched_getaffinity(None).unwrap();
+        assert!(now.count() == 1 && now.is_set(sched_getcpu()));
+        drop(pinned);
+        assert_eq!(sched_getaffinity(None).unwrap(), before);
+    }
+
     #[test]
     fn shows_this_thread() {
-        super::attributes(0).unwrap();
-        super::io_priority(0).unwrap();
-        let (head, bytes) = super::robust_list(0).unwrap();
+        attributes(0).unwrap();
+        io_priority(0).unwrap();
+        let (head, bytes) = robust_list(0).unwrap();
         assert!(head != 0 && bytes == 24);
     }
 }

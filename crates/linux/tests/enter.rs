@@ -167,6 +167,12 @@ fn the_seed_is_a_child_of_the_namespaces_init() {
             let status = fs::read_to_string(format!("/proc/{host}/status")).unwrap();
             let ids = format!("NSpid:\t{host}\t{ROOT}");
             assert!(status.contains(&ids), "{status}");
+            let processors =
+                |text: &str| text.lines().find(|line| line.starts_with("Cpus_allowed:")).unwrap().to_owned();
+            for path in ["self", "thread-self"] {
+                let ours = processors(&fs::read_to_string(format!("/proc/{path}/status")).unwrap());
+                assert_eq!(processors(&status), ours, "it may run where {path} may");
+            }
             let same = |name: &str| {
                 let of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/{name}")).unwrap();
                 of(host) == of(namespaces.init) && of(host) != of(std::process::id() as i32)

@@ -48,11 +48,12 @@ impl Error {
         move |source| torpor_testkit::Error::Spawn { program, hint: HINT, source }.into()
     }
 
-    /// A failed program, with other words than those that it wrote to standard error; another error stays as it is.
-    pub(crate) fn with_stderr(self, words: impl FnOnce() -> String) -> Self {
+    /// A failed program, with more words behind those that it wrote to standard error; another error stays as it is.
+    pub(crate) fn with_log(self, words: impl FnOnce() -> String) -> Self {
         match self {
-            Self::Testkit(torpor_testkit::Error::Command { command, status, .. }) => {
-                torpor_testkit::Error::Command { command, status, stderr: words() }.into()
+            Self::Testkit(torpor_testkit::Error::Command { command, status, stderr }) => {
+                let stderr = format!("{stderr} {}", words()).trim().to_owned();
+                torpor_testkit::Error::Command { command, status, stderr }.into()
             }
             other => other,
         }

@@ -29,7 +29,7 @@ pub(crate) enum Bench {
     Wake(wake::Options),
     /// Memory of many dozing apps, and the worker's own CPU while all of them sleep
     Density(density::Options),
-    /// Checkpoint and restore of plain process trees, beside CRIU and the pure copying of their memory
+    /// Checkpoint and restore of plain process trees, beside CRIU, runc + CRIU and the pure copying of their memory
     Trees(trees::Options),
     /// The benchmarks, and the results that are there
     List,
@@ -38,7 +38,7 @@ pub(crate) enum Bench {
 const NAMES: [(&str, &str); 3] = [
     ("wake", "time to first byte asleep and never slept, beside peers; capture; the sandbox's own cost"),
     ("density", "memory of many dozing apps, and the worker's own CPU while all of them sleep"),
-    ("trees", "checkpoint and restore of plain process trees, beside CRIU and the pure copying of their memory"),
+    ("trees", "checkpoint and restore of plain process trees, beside peers and the pure copying of their memory"),
 ];
 
 /// Runs a benchmark.

@@ -1,7 +1,7 @@
 //! The programs that are measured.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use torpor_testkit::zoo::{self, Program as Zoo};
@@ -64,12 +64,11 @@ impl Program {
         (0..10).try_for_each(|_| first_byte_since(address, self.protocol, std::time::Instant::now()).map(drop))
     }
 
-    /// Its files, unpacked below `dir` and set so that the program stays root: CRIU reads the limits of a process, which
+    /// Its files, unpacked into the directory `root` and set so that the program stays root: CRIU reads the limits of a process, which
     /// for another user's needs CAP_SYS_RESOURCE, and not every machine gives that.
-    pub(crate) fn unpack_for_root(&self, dir: &Path) -> Result<PathBuf, Error> {
-        let root = dir.join("rootfs");
-        std::fs::create_dir_all(&root).map_err(Error::file("make", &root))?;
-        run(Command::new("tar").args(["--numeric-owner", "-xpf"]).arg(&self.zoo.tarball).arg("-C").arg(&root))?;
+    pub(crate) fn unpack_for_root(&self, root: &Path) -> Result<(), Error> {
+        std::fs::create_dir_all(root).map_err(Error::file("make", root))?;
+        run(Command::new("tar").args(["--numeric-owner", "-xpf"]).arg(&self.zoo.tarball).arg("-C").arg(root))?;
         let settings = root.join("etc/zoo/lighttpd.conf");
         if settings.exists() {
             let text = std::fs::read_to_string(&settings).map_err(Error::file("read", &settings))?;
@@ -77,6 +76,6 @@ impl Program {
             let text: String = text.lines().filter(stays).map(|line| format!("{line}\n")).collect();
             std::fs::write(&settings, text).map_err(Error::file("write", &settings))?;
         }
-        Ok(root)
+        Ok(())
     }
 }

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::client::{Protocol, first_byte};
 use super::daemon::{Daemon, free_port};
-use super::peers::{Peer, peers};
+use super::peers::{CONTAINER, CRIU, Peer, peers};
 use super::program::{Program, programs};
 use super::report::{Report, Row, Samples};
 use super::{cost, release_binary};
@@ -74,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
 }
 
 fn compare(program: &str, samples: &Samples) -> Vec<Row> {
-    const PEERS: [(&str, &str); 3] = [("runc+criu", "image"), ("criu", "image"), ("cold-start", "stopped")];
+    const PEERS: [(&str, &str); 3] = [(CONTAINER, "image"), (CRIU, "image"), ("cold-start", "stopped")];
     let awake = ("never-slept", "running", "first_byte");
     let mut rows = Vec::new();
     for level in LEVELS.into_iter().chain([REBOOTED]) {

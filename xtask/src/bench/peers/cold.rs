@@ -19,7 +19,8 @@ pub(crate) struct Cold {
 
 impl Cold {
     pub(super) fn start(program: &Program, dir: &Path) -> Result<Self, Error> {
-        let root = program.unpack_for_root(&dir.join("cold"))?;
+        let root = dir.join("cold/rootfs");
+        program.unpack_for_root(&root)?;
         prepare_root(&root)?;
         let mut cold = Self { program: program.clone(), netns: Netns::make(2)?, root, pid: None };
         cold.first_byte()?;

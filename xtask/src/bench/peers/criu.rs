@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::{Netns, Peer, criu_binary, end, prepare_root};
+use super::{CRIU, Netns, Peer, criu_binary, end, prepare_root};
 use crate::bench::client::first_byte_since;
 use crate::bench::program::Program;
 use crate::error::{Error, run};
@@ -24,7 +24,8 @@ impl Criu {
     pub(super) fn start(program: &Program, dir: &Path) -> Result<Self, Error> {
         let binary = criu_binary()?;
         let netns = Netns::make(1)?;
-        let root = program.unpack_for_root(&dir.join("criu"))?;
+        let root = dir.join("criu/rootfs");
+        program.unpack_for_root(&root)?;
         prepare_root(&root)?;
         let pid = netns.start(program, &root)?;
         let images = dir.join("criu/images");
@@ -39,13 +40,13 @@ impl Criu {
         let mut command = self.netns.command(&self.binary);
         command.arg(what).args(["-v1", "-o", "log", "-D"]).arg(&self.images).args(arguments);
         let log = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
-        run(&mut command).map(drop).map_err(|error| error.with_stderr(|| log(self.images.join("log"))))
+        run(&mut command).map(drop).map_err(|error| error.with_log(|| log(self.images.join("log"))))
     }
 }
 
 impl Peer for Criu {
     fn name(&self) -> &'static str {
-        "criu"
+        CRIU
     }
 
     fn level(&self) -> &'static str {

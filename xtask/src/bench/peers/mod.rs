@@ -3,6 +3,7 @@
 //! Each peer has a network namespace of its own behind a pair of interfaces, so that its program can have its usual port.
 
 mod cold;
+mod container;
 mod criu;
 mod runc;
 
@@ -11,12 +12,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 pub(crate) use cold::Cold;
+pub(crate) use container::{Container, errors_of};
 pub(crate) use criu::Criu;
 pub(crate) use runc::Runc;
 
 use super::program::Program;
 use crate::error::{Error, chain, run};
 
+/// The names of CRIU alone, and of runc with CRIU, in results.
+pub(crate) const CRIU: &str = "criu";
+pub(crate) const CONTAINER: &str = "runc+criu";
 /// Environment of a peer's program. CRIU cannot dump Go's MPTCP listeners.
 const ENVIRONMENT: [(&str, &str); 2] =
     [("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), ("GODEBUG", "multipathtcp=0")];
@@ -40,8 +45,8 @@ pub(crate) fn peers(program: &Program, dir: &Path) -> Vec<Box<dyn Peer>> {
         Ok(peer) => peers.push(peer),
         Err(error) => eprintln!("NOT MEASURED: {name} with {}: {}", program.name, chain(&error)),
     };
-    add("runc+criu", Runc::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
-    add("criu", Criu::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
+    add(CONTAINER, Runc::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
+    add(CRIU, Criu::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
     add("cold-start", Cold::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
     peers
 }
@@ -75,17 +80,34 @@ impl Netns {
             // 198.18.0.0/15 is for benchmarks (RFC 2544).
             address: Ipv4Addr::new(198, 18, (pid % 250) as u8, number * 4 + 2),
         };
-        let (inside, outside) = (format!("{}/30", netns.address), format!("{}/30", netns.gateway()));
-        let name = netns.name.clone();
-        let host = format!("bn{}-{number}", pid % 1_000_000);
-        ip(&["netns", "add", &name])?;
-        ip(&["link", "add", &host, "type", "veth", "peer", "name", "eth0", "netns", &name])?;
-        ip(&["addr", "add", &outside, "dev", &host])?;
-        ip(&["link", "set", &host, "up"])?;
-        ip(&["-n", &name, "addr", "add", &inside, "dev", "eth0"])?;
-        ip(&["-n", &name, "link", "set", "eth0", "up"])?;
-        ip(&["-n", &name, "link", "set", "lo", "up"])?;
+        netns.set_up()?;
         Ok(netns)
+    }
+
+    /// Makes it anew: a CRIU that was cut off leaves its rules in it, so that nothing comes through.
+    fn renew(&self) -> Result<(), Error> {
+        // It goes in the background when the namespace does, its name would still be taken.
+        ip(&["link", "del", &self.interface()])?;
+        ip(&["netns", "del", &self.name])?;
+        self.set_up()
+    }
+
+    fn set_up(&self) -> Result<(), Error> {
+        let (inside, outside) = (format!("{}/30", self.address), format!("{}/30", self.gateway()));
+        let (name, host) = (&self.name, &self.interface());
+        ip(&["netns", "add", name])?;
+        ip(&["link", "add", host, "type", "veth", "peer", "name", "eth0", "netns", name])?;
+        ip(&["addr", "add", &outside, "dev", host])?;
+        ip(&["link", "set", host, "up"])?;
+        ip(&["-n", name, "addr", "add", &inside, "dev", "eth0"])?;
+        ip(&["-n", name, "link", "set", "eth0", "up"])?;
+        ip(&["-n", name, "link", "set", "lo", "up"])
+    }
+
+    /// The name of the interface on our side.
+    fn interface(&self) -> String {
+        // Names have at most 15 characters.
+        format!("bn{}", self.name.trim_start_matches("bench"))
     }
 
     fn gateway(&self) -> Ipv4Addr {

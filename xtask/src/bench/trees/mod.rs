@@ -1,8 +1,9 @@
-//! `torpor checkpoint` and `torpor restore` of plain process trees beside CRIU, in turns so that noise hits both.
+//! `torpor checkpoint` and `torpor restore` of plain process trees beside CRIU, and beside runc with CRIU and the same tree in
+//! a container, in turns so that noise hits all alike.
 //!
 //! Every sample is of a new tree: started, captured, restored, asked, checked (each thread has run, each word of memory is
-//! as it was), ended. Torpor's image is on the disk when its command comes back, CRIU's is not: `checkpoint` is the
-//! command alone, `durable` with the image's files synced after it. The pure copying that both are measured against reads
+//! as it was), ended. Torpor's image is on the disk when its command comes back, the others' are not: `checkpoint` is the
+//! command alone, `durable` with the image's files synced after it. The pure copying that all are measured against reads
 //! every page of the stopped tree's private memory, writes it to a new file and syncs that, in turns: `copy` through the
 //! page cache, `direct` past it. Torpor writes large images the second way, so its `durable` is compared with that.
 //! Images are restored from the page cache as far as they are in it.
@@ -20,6 +21,7 @@ use clap::Args;
 
 use self::subject::{Ran, Subject, subjects};
 use self::tree::{Gone, Shape, Tree};
+use super::peers::{CONTAINER, CRIU};
 use super::release_binary;
 use super::report::{Report, Row, Samples};
 use crate::error::{Error, chain};
@@ -36,7 +38,7 @@ pub(crate) struct Options {
     /// Only these shapes, each as PROCESSESxTHREADSxMEGABYTES: threads of each process, memory of all together
     #[arg(long, value_delimiter = ',')]
     shapes: Vec<Shape>,
-    /// Leave out CRIU
+    /// Leave out CRIU and runc + CRIU
     #[arg(long)]
     without_peers: bool,
     /// Show what Torpor's own account says of each step, too
@@ -68,10 +70,10 @@ const TRIES: usize = 3;
 
 /// Measures, prints, writes.
 pub(crate) fn run(options: &Options) -> Result<(), Error> {
-    let subjects = subjects(release_binary()?, !options.without_peers);
     // Not below /tmp: that may be a memory file system.
     let dir = tempfile::Builder::new().prefix("torpor-bench-").tempdir_in("/var/tmp");
     let dir = dir.map_err(Error::file("make a directory in", "/var/tmp"))?;
+    let subjects = subjects(release_binary()?, !options.without_peers, dir.path());
     let shapes = match &options.shapes[..] {
         [] => SHAPES.map(Shape::from).to_vec(),
         shapes => shapes.to_vec(),
@@ -90,7 +92,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
                 if let Some(subject) = subject {
                     sample(subject, shape, dir.path(), options.steps, &mut samples)?;
                 } else {
-                    let tree = Tree::start(*shape)?;
+                    let tree = Tree::start(*shape, None)?;
                     for (metric, direct) in [("copy", false), ("direct", true)] {
                         let ms = copy::copy(tree.pid(), &dir.path().join("copy"), direct)?;
                         samples.add(&shape.to_string(), "copy", LEVEL, metric, "ms", ms);
@@ -104,16 +106,18 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
 }
 
 fn compare(shape: &str, samples: &Samples) -> Vec<Row> {
-    let faster = ["checkpoint", "durable", "restore", "first_answer", "all_answer"].map(|metric| {
-        let name = format!("{metric}_faster_than_criu");
-        let (own, peer) = (("torpor", LEVEL, metric), ("criu", LEVEL, metric));
-        samples.compared(shape, (&name, "times"), own, peer, |torpor, criu| criu / torpor)
+    let metrics = ["checkpoint", "durable", "restore", "first_answer", "all_answer"];
+    let faster = [CRIU, CONTAINER].into_iter().flat_map(|peer| metrics.map(|metric| (metric, peer)));
+    let faster = faster.map(|(metric, peer)| {
+        let name = format!("{metric}_faster_than_{peer}");
+        let (own, peer) = (("torpor", LEVEL, metric), (peer, LEVEL, metric));
+        samples.compared(shape, (&name, "times"), own, peer, |torpor, peer| peer / torpor)
     });
     let to_copy = ["copy", "direct"].map(|metric| {
         let (own, copy) = (("torpor", LEVEL, "durable"), ("copy", LEVEL, metric));
         samples.compared(shape, (&format!("durable_to_{metric}"), "times"), own, copy, |torpor, copy| torpor / copy)
     });
-    faster.into_iter().chain(to_copy).flatten().collect()
+    faster.chain(to_copy).flatten().collect()
 }
 
 /// One sample, or loudly none: what goes wrong with one tree is no reason to lose all others.
@@ -133,6 +137,9 @@ fn sample(subject: &Subject, shape: &Shape, dir: &Path, steps: bool, samples: &m
             }
             Err(error) => failure = Some(error),
         }
+        if let Err(error) = subject.recover() {
+            eprintln!("after a failure of {}: {}", subject.name(), chain(&error));
+        }
     }
     if let Some(error) = failure {
         eprintln!("NOT MEASURED: {} with {shape}: {}", subject.name(), chain(&error));
@@ -149,7 +156,7 @@ struct Sample {
 
 fn measure(subject: &Subject, shape: &Shape, image: &Path) -> Result<Sample, Error> {
     let mut values = Vec::new();
-    let tree = Tree::start(*shape)?;
+    let tree = Tree::start(*shape, subject.container())?;
     if image.exists() {
         std::fs::remove_dir_all(image).map_err(Error::file("remove", image))?;
     }
@@ -164,7 +171,7 @@ fn measure(subject: &Subject, shape: &Shape, image: &Path) -> Result<Sample, Err
     if let Some(us) = captured.account["stopped_us"].as_f64() {
         values.push(("frozen".to_owned(), us / 1e3, false));
     }
-    let gone: Gone = tree.gone()?;
+    let gone: Gone<'_> = tree.gone()?;
 
     let begun = Instant::now();
     let restoring = subject.restore(image)?;

@@ -1,4 +1,4 @@
-//! Who captures and restores: Torpor's commands, CRIU's.
+//! Who captures and restores: Torpor's commands, CRIU's, runc's.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,8 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::bench::criu_binary;
+use super::tree::unpack;
+use crate::bench::peers::{CONTAINER, CRIU, Container, criu_binary, errors_of};
 use crate::error::{Error, chain};
 
 /// A program that captures trees and restores them.
@@ -16,6 +17,8 @@ pub(super) enum Subject {
     Torpor(PathBuf),
     /// `criu dump`, `criu restore`.
     Criu(PathBuf),
+    /// `runc checkpoint`, `runc restore`.
+    Runc(Container),
 }
 
 /// A command that has succeeded.
@@ -34,13 +37,22 @@ pub(super) struct Running {
     log: Option<PathBuf>,
 }
 
-/// Torpor, and what else this machine has; what is missing is said loudly.
-pub(super) fn subjects(torpor: PathBuf, peers: bool) -> Vec<Subject> {
+/// Torpor, and what else this machine has; what is missing is said loudly. Files of containers are put into `dir`.
+pub(super) fn subjects(torpor: PathBuf, peers: bool, dir: &Path) -> Vec<Subject> {
     let mut subjects = vec![Subject::Torpor(torpor)];
-    match criu_binary() {
-        _ if !peers => {}
-        Ok(criu) => subjects.push(Subject::Criu(criu)),
-        Err(error) => eprintln!("NOT MEASURED: criu: {}", chain(&error)),
+    if !peers {
+        return subjects;
+    }
+    let container = || -> Result<Container, Error> {
+        let container = Container::make("tree", &dir.join("runc"))?;
+        unpack(&container.root())?;
+        Ok(container)
+    };
+    for (name, made) in [(CRIU, criu_binary().map(Subject::Criu)), (CONTAINER, container().map(Subject::Runc))] {
+        match made {
+            Ok(subject) => subjects.push(subject),
+            Err(error) => eprintln!("NOT MEASURED: {name}: {}", chain(&error)),
+        }
     }
     subjects
 }
@@ -50,44 +62,71 @@ impl Subject {
     pub(super) const fn name(&self) -> &'static str {
         match self {
             Self::Torpor(_) => "torpor",
-            Self::Criu(_) => "criu",
+            Self::Criu(_) => CRIU,
+            Self::Runc(_) => CONTAINER,
         }
     }
 
-    /// Captures the tree of process `pid` into the directory `image`, and ends it.
+    /// Where its trees run, if not beside us.
+    pub(super) const fn container(&self) -> Option<&Container> {
+        match self {
+            Self::Torpor(_) | Self::Criu(_) => None,
+            Self::Runc(container) => Some(container),
+        }
+    }
+
+    /// Makes good what an attempt that has failed may have left behind, beside its tree.
+    pub(super) fn recover(&self) -> Result<(), Error> {
+        self.container().map_or(Ok(()), Container::renew_network)
+    }
+
+    /// Captures the tree of process `pid`, or that in its container, into the directory `image`, and ends it.
     pub(super) fn checkpoint(&self, pid: u32, image: &Path) -> Result<Ran, Error> {
         let pid = pid.to_string();
-        let arguments: &[&str] = match self {
-            Self::Torpor(_) => &["checkpoint", "--json", "--pid", &pid, "--image"],
-            Self::Criu(_) => &["dump", "-v1", "--manage-cgroups=ignore", "-o", "dump.log", "-t", &pid, "-D"],
+        let running = match self {
+            Self::Torpor(program) => {
+                start(command(program, &["checkpoint", "--json", "--pid", &pid, "--image"], image), image, None)
+            }
+            Self::Criu(program) => {
+                let arguments = ["dump", "-v1", "--manage-cgroups=ignore", "-o", "dump.log", "-t", &pid, "-D"];
+                start(command(program, &arguments, image), image, Some(image.join("dump.log")))
+            }
+            Self::Runc(container) => start(container.checkpoint(image), image, Some(container.dump_log())),
         };
-        self.start(arguments, image, "dump.log")?.wait()
+        running?.wait()
     }
 
     /// Begins to restore the tree, which is left to itself.
     pub(super) fn restore(&self, image: &Path) -> Result<Running, Error> {
-        let arguments: &[&str] = match self {
-            Self::Torpor(_) => &["restore", "--json", "--detach", "--image"],
-            Self::Criu(_) => &["restore", "-v1", "--manage-cgroups=ignore", "-o", "restore.log", "-d", "-D"],
-        };
-        self.start(arguments, image, "restore.log")
+        match self {
+            Self::Torpor(program) => {
+                start(command(program, &["restore", "--json", "--detach", "--image"], image), image, None)
+            }
+            Self::Criu(program) => {
+                let arguments = ["restore", "-v1", "--manage-cgroups=ignore", "-o", "restore.log", "-d", "-D"];
+                start(command(program, &arguments, image), image, Some(image.join("restore.log")))
+            }
+            Self::Runc(container) => start(container.restore(image), image, Some(container.restore_log())),
+        }
     }
+}
 
-    fn start(&self, arguments: &[&str], image: &Path, log: &str) -> Result<Running, Error> {
-        let (program, log) = match self {
-            Self::Torpor(program) => (program, None),
-            Self::Criu(program) => (program, Some(image.join(log))),
-        };
-        // A file: what is restored may inherit it, and a pipe would then never end.
-        let output = image.with_extension("output");
-        let file = File::create(&output).map_err(Error::file("make", &output))?;
-        let other = file.try_clone().map_err(Error::file("share", &output))?;
-        let mut command = Command::new(program);
-        command.args(arguments).arg(image).stdin(Stdio::null()).stdout(file).stderr(other);
-        let words = format!("{command:?}");
-        let child = command.spawn().map_err(Error::spawn(program.display().to_string()))?;
-        Ok(Running { words, child, output, log })
-    }
+fn command(program: &Path, arguments: &[&str], image: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).arg(image);
+    command
+}
+
+/// Starts a command that captures into `image` or restores from it, and logs to `log`.
+fn start(mut command: Command, image: &Path, log: Option<PathBuf>) -> Result<Running, Error> {
+    // A file: what is restored may inherit it, and a pipe would then never end.
+    let output = image.with_extension("output");
+    let file = File::create(&output).map_err(Error::file("make", &output))?;
+    let other = file.try_clone().map_err(Error::file("share", &output))?;
+    command.stdin(Stdio::null()).stdout(file).stderr(other);
+    let words = format!("{command:?}");
+    let child = command.spawn().map_err(Error::spawn(command.get_program().to_string_lossy()))?;
+    Ok(Running { words, child, output, log })
 }
 
 impl Running {
@@ -96,7 +135,7 @@ impl Running {
         let status = self.child.wait().map_err(Error::file("wait for", &self.words))?;
         let text = fs::read_to_string(&self.output).map_err(Error::file("read", &self.output))?;
         if !status.success() {
-            let log = self.log.and_then(|log| fs::read_to_string(log).ok()).unwrap_or_default();
+            let log = self.log.map(|log| errors_of(&log)).unwrap_or_default();
             let (status, stderr) = (status.to_string(), format!("{text}{log}"));
             return Err(torpor_testkit::Error::Command { command: self.words, status, stderr }.into());
         }

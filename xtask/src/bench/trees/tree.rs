@@ -1,24 +1,32 @@
-//! The trees that are measured: the C program `tree` of the testkit, and the client that asks it.
+//! The trees that are measured: the C program `tree` of the testkit, on the machine or in a container, and the client that
+//! asks it.
 
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::RecvFlags;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, test_kill_process_group};
 use torpor_testkit::native;
 use torpor_testkit::wait::eventually_ok;
 
 use crate::bench::daemon::free_port;
-use crate::error::Error;
+use crate::bench::peers::Container;
+use crate::error::{Error, chain};
 
 /// How long a tree may take to be set up, to answer, to be gone.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Between questions to a tree that is not there yet.
 const RETRY: Duration = Duration::from_micros(200);
+/// Where a container has its executable.
+const EXECUTABLE: &str = "tree";
 /// An answer of one that is there comes within this.
 const ANSWER: Duration = Duration::from_secs(20);
 
@@ -56,38 +64,74 @@ impl fmt::Display for Shape {
     }
 }
 
+/// Puts the files of a tree into what is to be the root of a container.
+pub(super) fn unpack(root: &Path) -> Result<(), Error> {
+    let (from, to) = (native::executable("tree")?, root.join(EXECUTABLE));
+    std::fs::copy(&from, &to).map(drop).map_err(Error::file("copy the tree to", to))
+}
+
+/// Where a tree runs.
+#[derive(Debug)]
+enum Place<'a> {
+    /// Beside us, as our child until it has been waited for.
+    Machine(Option<Child>),
+    /// The pidfd is of its root, which is process 1 there: when that has ended, all have.
+    Container(&'a Container, OwnedFd),
+}
+
+impl<'a> Place<'a> {
+    /// Starts a tree with these arguments; the process id of its root.
+    fn start(container: Option<&'a Container>, arguments: &[String]) -> Result<(Self, Pid), Error> {
+        if let Some(container) = container {
+            let command = [&[format!("/{EXECUTABLE}")], arguments].concat();
+            let pid = container.start(&command)?;
+            let pidfd = pidfd_open(pid, PidfdFlags::empty());
+            let pidfd = pidfd.map_err(|error| Error::file("open a pidfd of", "tree")(error.into()))?;
+            return Ok((Self::Container(container, pidfd), pid));
+        }
+        let mut command = Command::new(native::executable("tree")?);
+        command.args(arguments).env_clear().current_dir("/");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().map_err(Error::spawn("tree"))?;
+        let pid = Pid::from_child(&child);
+        Ok((Self::Machine(Some(child)), pid))
+    }
+}
+
 /// A tree, of which a process is there or may be; all are killed when this is dropped.
 #[derive(Debug)]
-struct Root {
+struct Root<'a> {
     shape: Shape,
+    place: Place<'a>,
+    /// In a container, a restored one has another.
     pid: Pid,
+    /// Of the loopback device of where it runs, as is `socket`.
     address: SocketAddr,
-    /// Until it has been waited for.
-    child: Option<Child>,
+    socket: UdpSocket,
 }
 
 /// A tree that runs.
 #[derive(Debug)]
-pub(super) struct Tree(Root);
+pub(super) struct Tree<'a>(Root<'a>);
 
 /// A tree of which no process is left.
 #[derive(Debug)]
-pub(super) struct Gone {
-    root: Root,
+pub(super) struct Gone<'a> {
+    root: Root<'a>,
     over: AtomicBool,
 }
 
-impl Tree {
-    /// Starts a tree and waits until all of it runs.
-    pub(super) fn start(shape: Shape) -> Result<Self, Error> {
+impl<'a> Tree<'a> {
+    /// Starts a tree, in `container` where there is one, and waits until all of it runs.
+    pub(super) fn start(shape: Shape, container: Option<&'a Container>) -> Result<Self, Error> {
         let port = free_port()?;
-        let numbers = [shape.processes, shape.threads, shape.megabytes, port.into()];
-        let mut command = Command::new(native::executable("tree")?);
-        command.args(numbers.map(|number| number.to_string())).env_clear().current_dir("/");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn().map_err(Error::spawn("tree"))?;
-        let pid = Pid::from_child(&child);
-        let root = Root { shape, pid, address: (Ipv4Addr::LOCALHOST, port).into(), child: Some(child) };
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let numbers = [shape.processes, shape.threads, shape.megabytes, port.into()].map(|number| number.to_string());
+        let bound = container.map_or_else(|| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)), Container::udp_socket);
+        let socket = bound.and_then(|socket| socket.connect(address).map(|()| socket));
+        let socket = socket.map_err(Error::network(&address, "get a socket to ask"))?;
+        let (place, pid) = Place::start(container, &numbers)?;
+        let root = Root { shape, place, pid, address, socket };
         eventually_ok("a tree is set up", TIMEOUT, || root.ask(b"a", ANSWER).map(drop))?;
         Ok(Self(root))
     }
@@ -97,9 +141,11 @@ impl Tree {
         self.0.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Waits until none of its processes is left, so that their ids are free.
-    pub(super) fn gone(mut self) -> Result<Gone, Error> {
-        if let Some(mut child) = self.0.child.take() {
+    /// Waits until none of its processes is left, so that their ids are free where it ran.
+    pub(super) fn gone(mut self) -> Result<Gone<'a>, Error> {
+        if let Place::Machine(child) = &mut self.0.place
+            && let Some(mut child) = child.take()
+        {
             child.wait().map_err(Error::file("wait for", "tree"))?;
         }
         self.0.wait_until_gone()?;
@@ -117,7 +163,7 @@ impl Tree {
     }
 }
 
-impl Gone {
+impl<'a> Gone<'a> {
     /// How long after `begun` its root answered, and all threads.
     pub(super) fn answers(&self, begun: Instant) -> Result<(Duration, Duration), Error> {
         while let Err(error) = self.root.ask(b"p", ANSWER) {
@@ -137,35 +183,51 @@ impl Gone {
     }
 
     /// It is back.
-    pub(super) fn restored(self) -> Tree {
+    pub(super) fn restored(self) -> Tree<'a> {
         Tree(self.root)
     }
 }
 
-impl Root {
+impl Root<'_> {
     /// One question, one answer. Where nobody listens, the kernel says so at once.
     fn ask(&self, what: &[u8], within: Duration) -> io::Result<String> {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-        socket.connect(self.address)?;
-        socket.set_read_timeout(Some(within))?;
-        socket.send(what)?;
         let mut answer = [0; 64];
-        let length = socket.recv(&mut answer)?;
+        // What an earlier question was answered too late.
+        while rustix::net::recv(&self.socket, &mut answer, RecvFlags::DONTWAIT).is_ok() {}
+        self.socket.set_read_timeout(Some(within))?;
+        self.socket.send(what)?;
+        let length = self.socket.recv(&mut answer)?;
         Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
     }
 
     fn wait_until_gone(&self) -> Result<(), Error> {
-        // Its session is its process group. Others' zombies are init's to take note of.
-        let left = || if test_kill_process_group(self.pid).is_ok() { Err("some are left") } else { Ok(()) };
+        let some = || match &self.place {
+            // Its session is its process group. Others' zombies are init's to take note of.
+            Place::Machine(_) => test_kill_process_group(self.pid).is_ok(),
+            // Zombies keep no id in a container that is no more: they need not be waited for.
+            Place::Container(_, pidfd) => {
+                poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&Timespec::default())) != Ok(1)
+            }
+        };
+        let left = || if some() { Err("some are left") } else { Ok(()) };
         Ok(eventually_ok("no process of a tree is left", TIMEOUT, left)?)
     }
 }
 
-impl Drop for Root {
+impl Drop for Root<'_> {
     fn drop(&mut self) {
+        let child = match &mut self.place {
+            Place::Machine(child) => child,
+            Place::Container(container, _) => {
+                if let Err(error) = container.end() {
+                    eprintln!("ending a tree in a container: {}", chain(&error));
+                }
+                return;
+            }
+        };
         // No process of this number may be there any more, or not yet.
         let _ = kill_process_group(self.pid, Signal::KILL);
-        if let Some(child) = &mut self.child {
+        if let Some(child) = child {
             let _ = child.kill();
             let _ = child.wait();
         }

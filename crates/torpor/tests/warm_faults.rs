@@ -150,7 +150,15 @@ fn the_keeper_is_killed_at_every_step_of_coming_back() {
     without_keeper_at(&REVIVING, |_| false);
 }
 
-/// It is warm as after a reboot: with its memory and its ports, without its connections. What dozes loses nothing.
+/// How many of an app's open files the keeper has.
+fn parked(daemon: &Daemon, app: &str) -> u32 {
+    let id = daemon.json(&["inspect", app]).unwrap()["status"]["id"].as_str().unwrap().to_owned();
+    let Ok(keeper) = torpor_keeper::Client::connect(&daemon.run_dir().join("keeper.sock")) else { return 0 };
+    let listed = keeper.list(&format!("app/{id}/files")).unwrap_or_default();
+    listed.iter().map(|listed| listed.fds).sum()
+}
+
+/// Nothing is lost: neither of what is warm, whose few open files the worker has too, nor of what dozes.
 #[test]
 fn the_keeper_is_killed_while_apps_sleep() {
     let (mut daemon, address, session) = memcheck("8");
@@ -158,8 +166,17 @@ fn the_keeper_is_killed_while_apps_sleep() {
     let before = keeper(&daemon);
     kill(before.unwrap());
     eventually("there is a new keeper", PATIENCE, || keeper(&daemon).is_some_and(|now| Some(now) != before)).unwrap();
-    let mut session = still_there(&daemon, address, session, true, "warm");
+    let mut session = still_there(&daemon, address, session, false, "warm");
     assert_eq!(daemon.state("check").unwrap(), "running");
+    // A worker that does not know it finds its files with the new keeper.
+    warm(&daemon, "check");
+    let before = keeper(&daemon);
+    kill(before.unwrap());
+    eventually("there is a new keeper", PATIENCE, || keeper(&daemon).is_some_and(|now| Some(now) != before)).unwrap();
+    eventually("its files are there", PATIENCE, || parked(&daemon, "check") > 0).unwrap();
+    daemon.kill9().unwrap();
+    daemon.up().unwrap();
+    session = still_there(&daemon, address, session, false, "warm, taken over");
     eventually_ok("it dozes", PATIENCE, || daemon.ok(&["sleep", "check"])).unwrap();
     let before = keeper(&daemon);
     kill(before.unwrap());

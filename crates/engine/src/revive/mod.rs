@@ -11,8 +11,8 @@
 //! made in the home's network and IPC namespaces.
 //!
 //! In the end the cgroup is frozen: the threads get their registers and are let go, and none of them runs an instruction
-//! before the journal says that they do, and before the image is set aside on the disk ([`aside`]). So whatever fails before that, all that was built is ended, and image and parked
-//! files, of which the processes have duplicates only, are as they were.
+//! before the journal says that they do, and before the image is set aside on the disk ([`aside`]). So whatever fails before
+//! that, all that was built is ended, and image and parked files, of which the processes have duplicates only, are as they were.
 //!
 //! Two threads of its own do it, which enter namespaces and can do nothing else afterwards. One makes the first process, which
 //! waits in the home for what it is to become; it takes the kernel some time and needs nothing of the image. Meanwhile the
@@ -174,7 +174,6 @@ impl Reviving<'_> {
         setting_aside: &mpsc::Sender<Renaming>,
     ) -> Result<Revived, ReviveError> {
         let home = self.home;
-        let aside = Aside::begin(self.image, setting_aside);
         let Prepared { file, tree, plan, starters, root, paths, given, passed, same_boot, mut warnings } = prepared;
         let charge = Charge::of(home);
         let passed_since = (!same_boot).then_some(passed);
@@ -199,6 +198,8 @@ impl Reviving<'_> {
 
         let entered = entering.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let mut building = Building::begin_inside(&tree, &plan, &opened, entered)?;
+        // Not before: the first process would find the other processor taken.
+        let aside = Aside::begin(self.image, setting_aside);
         self.reached(RestoreStep::Launched)?;
         building.born()?;
         self.reached(RestoreStep::Born)?;

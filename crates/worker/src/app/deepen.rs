@@ -1,6 +1,6 @@
 //! From dozing to warm, and back: the app's processes are ended, and built again from their image.
 
-use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -40,7 +40,7 @@ struct DeepenJob {
 }
 
 /// Where an app's processes live, for the engine.
-pub(super) fn home(sandbox: &Sandbox) -> std::io::Result<Home> {
+pub(super) fn home(sandbox: &Sandbox) -> io::Result<Home> {
     Ok(Home {
         init: sandbox.pidfd().try_clone_to_owned()?,
         init_pid: sandbox.init_pid(),
@@ -146,10 +146,7 @@ impl Task {
                 }
                 let next_timer = warm.wake_at.map(clock::millis);
                 let watch = asleep.watch;
-                self.hold(
-                    Sleeping::Warm(Box::new(WarmApp { warm, watch, sockets: HashMap::new() })),
-                    SystemTime::now(),
-                );
+                self.hold(Sleeping::Warm(Box::new(WarmApp::new(warm, watch))), SystemTime::now());
                 self.remove_image(&old_image);
                 self.tell(Event::Deepened { next_timer }).await;
                 let _housed_again_otherwise = self.check_parked();
@@ -195,8 +192,7 @@ impl Task {
         match tokio::task::block_in_place(|| self.recovered()) {
             Ok((torpor_engine::Recovered::Warm(warm), _)) => {
                 let next_timer = warm.wake_at.map(clock::millis);
-                let app = WarmApp { warm, watch, sockets: HashMap::new() };
-                self.hold(Sleeping::Warm(Box::new(app)), SystemTime::now());
+                self.hold(Sleeping::Warm(Box::new(WarmApp::new(warm, watch))), SystemTime::now());
                 self.tell(Event::Deepened { next_timer }).await;
                 let _housed_again_otherwise = self.check_parked();
             }
@@ -211,7 +207,7 @@ impl Task {
     }
 
     /// Builds its processes again. The task waits for it, on this thread; others are moved to another one first.
-    pub(super) fn revive(&mut self, app: Box<WarmApp>, cause: &WakeCause) -> Event {
+    pub(super) fn revive(&mut self, mut app: Box<WarmApp>, cause: &WakeCause) -> Event {
         let Some(sandbox) = self.sandbox.clone() else {
             self.asleep = Some(Sleeping::Warm(app));
             return Event::WakeFailed(WakeFailure::Passing(text("it has no sandbox")));
@@ -231,8 +227,9 @@ impl Task {
         let freezer = SandboxFreezer(&sandbox);
         let target =
             Target { app: number, boot: shared.boot, freezer: &freezer, journal: &*journal, faults: &shared.faults };
+        let held = app.take_files();
+        let given = Box::new(|| held.map_or_else(|| parking::parked_files(&shared, &id), Ok).map_err(io::Error::other));
         let Warm { image, generation, .. } = &app.warm;
-        let given = Box::new(|| parking::parked_files(&shared, &id).map_err(std::io::Error::other));
         let request = Revive { home: &home, image, generation: *generation, given };
         let (result, timings) = tokio::task::block_in_place(|| revive(&target, request));
         let outcome = result.as_ref().err().map(|error| chain(error).to_string());
@@ -287,7 +284,7 @@ impl Task {
 
     fn remove_image(&self, image: &std::path::Path) {
         match std::fs::remove_file(image) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(app = self.record.spec.name, image = %image.display(), %error, "removing an old image");
             }
             _ => {}

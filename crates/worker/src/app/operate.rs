@@ -219,14 +219,17 @@ impl Task {
             }
             Sleeping::Warm(_) => {}
         }
-        if self.looks_at_single_sockets()
-            && let Sleeping::Warm(app) = &mut asleep
-        {
+        if let Sleeping::Warm(app) = &mut asleep {
             match super::parking::parked_files(&self.shared, &self.record.id) {
-                Ok(parked) => app.pick_sockets(parked),
-                // Every event wakes it then.
+                Ok(parked) => {
+                    if self.looks_at_single_sockets() {
+                        app.pick_sockets(&parked);
+                    }
+                    app.hold_files(parked);
+                }
+                // Every event wakes it then, which asks for them again.
                 Err(error) => {
-                    tracing::warn!(app = self.record.spec.name, error = %chain(&error), "finding its sockets");
+                    tracing::warn!(app = self.record.spec.name, error = %chain(&error), "fetching its open files");
                 }
             }
         }

@@ -133,8 +133,8 @@ pub(super) fn drop_files(shared: &Shared, id: &str) -> Result<(), Error> {
 }
 
 impl Task {
-    /// There is a new keeper, which holds nothing: what is at hand is parked again. A warm app's open files were with the old
-    /// one alone: it becomes what it would be after a reboot.
+    /// There is a new keeper, which holds nothing: what is at hand is parked again. A warm app with more open files than are
+    /// kept at hand becomes what it would be after a reboot.
     pub(super) fn keeper_lost(&mut self) {
         let (shared, id, name) = (&self.shared, &self.record.id, &self.record.spec.name);
         let output = self.output.as_ref().map(|output| park_output(shared, id, [output[0].as_fd(), output[1].as_fd()]));
@@ -147,15 +147,31 @@ impl Task {
                 tracing::warn!(app = name, error = %chain(&error), "parking its descriptors again");
             }
         }
-        if matches!(self.asleep, Some(Sleeping::Warm(_))) {
+        if matches!(self.asleep, Some(Sleeping::Warm(_))) && !self.park_held_files() {
             self.end_without_files();
         }
+    }
+
+    /// Parks a warm app's open files again, if they are at hand, with what wakes it.
+    fn park_held_files(&self) -> bool {
+        let Some(Sleeping::Warm(app)) = &self.asleep else { return false };
+        let Some(held) = app.held_files() else { return false };
+        let (shared, id) = (&self.shared, &self.record.id);
+        let files: Vec<_> = held.iter().map(|(file, fd)| (*file, fd.as_fd())).collect();
+        let parked = KeeperParking { shared, id }
+            .park(&files)
+            .and_then(|()| park_watch(shared, id, &app.watch, &self.deferred).map_err(io::Error::other));
+        if let Err(error) = &parked {
+            tracing::warn!(app = self.record.spec.name, error = %chain(error), "parking its open files again");
+        }
+        parked.is_ok()
     }
 
     /// Whether a warm app's open files are there: the keeper may have ended after they were parked and before this task knew.
     pub(super) fn check_parked(&mut self) -> bool {
         match has_files(&self.shared, &self.record.id) {
             Ok(true) => true,
+            Ok(false) if self.park_held_files() => true,
             Ok(false) => {
                 self.end_without_files();
                 false

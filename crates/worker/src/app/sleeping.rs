@@ -1,10 +1,11 @@
 //! What is kept of a sleeping app, at whatever level.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use torpor_engine::{Asleep, Warm, Watch};
+use torpor_engine::{Asleep, Parked, Warm, Watch};
+use torpor_image::tree::FileId;
 
 use crate::cached::Depth;
 use crate::probes::Sockets;
@@ -17,6 +18,9 @@ pub(crate) enum Sleeping {
     Warm(Box<WarmApp>),
 }
 
+/// So many parked files of an app are kept at hand at most: an app with more takes longer to be built than the keeper to answer.
+const HELD_FILES: usize = 16;
+
 /// An app that has no processes.
 #[derive(Debug)]
 pub(crate) struct WarmApp {
@@ -25,16 +29,39 @@ pub(crate) struct WarmApp {
     pub(crate) watch: Watch,
     /// Those of its parked files that wake it, by process and number; only where policy looks at single sockets.
     pub(crate) sockets: HashMap<(i32, i32), OwnedFd>,
+    /// Duplicates of its parked files, so that a wake does not have to wait for the keeper, and nothing is lost with it; none
+    /// if there are many.
+    held: Option<Box<[(FileId, OwnedFd)]>>,
 }
 
 impl WarmApp {
+    /// Nothing of its parked files is at hand yet.
+    pub(crate) fn new(warm: Warm, watch: Watch) -> Self {
+        Self { warm, watch, sockets: HashMap::new(), held: None }
+    }
+
+    /// Keeps its parked files at hand.
+    pub(crate) fn hold_files(&mut self, parked: Parked) {
+        self.held = (1..=HELD_FILES).contains(&parked.len()).then(|| parked.into_iter().collect());
+    }
+
+    /// Those that are at hand.
+    pub(crate) fn held_files(&self) -> Option<&[(FileId, OwnedFd)]> {
+        self.held.as_deref()
+    }
+
+    /// Gives those that are at hand, once.
+    pub(crate) fn take_files(&mut self) -> Option<Parked> {
+        self.held.take().map(|held| held.into_iter().collect())
+    }
+
     /// Picks from its parked files those that wake it: they are told apart by what they are.
-    pub(crate) fn pick_sockets(&mut self, parked: BTreeMap<u32, OwnedFd>) {
+    pub(crate) fn pick_sockets(&mut self, parked: &Parked) {
         use std::os::fd::AsRawFd;
         let name = |fd: &OwnedFd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-        let mut by_name: HashMap<String, OwnedFd> = HashMap::new();
-        for fd in parked.into_values() {
-            if let Ok(name) = name(&fd) {
+        let mut by_name: HashMap<String, &OwnedFd> = HashMap::new();
+        for fd in parked.values() {
+            if let Ok(name) = name(fd) {
                 by_name.insert(name.to_string_lossy().into_owned(), fd);
             }
         }

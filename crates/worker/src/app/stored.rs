@@ -3,7 +3,7 @@
 //! Which image counts? Only the newest of an app's, and only one whose wake has not begun: a wake renames it on the disk before the
 //! app runs. After a crash of the worker alone the journal says more: an image that it does not call the truth is not.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -110,7 +110,7 @@ impl Task {
             wake_at,
             warnings: Vec::new(),
         };
-        let app = WarmApp { warm, watch: reopened.watch, sockets: HashMap::new() };
+        let app = WarmApp::new(warm, reopened.watch);
         let written = std::fs::metadata(stored.path()).and_then(|file| file.modified());
         self.hold(Sleeping::Warm(Box::new(app)), written.unwrap_or(SystemTime::UNIX_EPOCH));
         Ok(wake_at.map(clock::millis))

@@ -1,6 +1,5 @@
 //! Across a restart of the worker: finding an app again.
 
-use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::sync::Arc;
@@ -151,7 +150,7 @@ impl Task {
             Ok(files) => watch.ready_among(files.values()),
             Err(error) => Err(io::Error::other(error)),
         };
-        self.hold_since_written(Sleeping::Warm(Box::new(WarmApp { warm, watch, sockets: HashMap::new() })));
+        self.hold_since_written(Sleeping::Warm(Box::new(WarmApp::new(warm, watch))));
         self.tell(Event::TakenOver(Found::Warm { next_timer })).await;
         if !self.check_parked() {
             return;

@@ -11,16 +11,34 @@ pub struct Home {
     pub init: OwnedFd,
     /// Init's id on the machine.
     pub init_pid: i32,
+    /// When init was started, in clock ticks since boot: field 22 of `/proc/PID/stat`.
+    pub init_start_ticks: u64,
     /// The initial process's id inside.
     pub initial: i32,
     /// Directory of the app's cgroup v2.
     pub cgroup: PathBuf,
     /// Files `tasks` of its cgroups v1.
     pub tasks: Vec<PathBuf>,
-    /// The app has a user namespace, which its processes enter themselves.
-    pub user_namespace: bool,
+    /// Ids of the app's user namespace, which its processes enter themselves.
+    pub user_namespace: Option<Ids>,
     /// The app has a time namespace, likewise.
     pub time_namespace: bool,
+}
+
+/// Users and groups of a user namespace: ids from 0 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ids {
+    /// The machine's id of id 0.
+    pub first: u32,
+    /// How many there are.
+    pub count: u32,
+}
+
+impl Ids {
+    /// The machine's id.
+    pub(crate) const fn outside(self, inside: u32) -> Option<u32> {
+        if inside < self.count { self.first.checked_add(inside) } else { None }
+    }
 }
 
 /// What the clocks of a process's time namespace show beyond the machine's.
@@ -36,5 +54,17 @@ pub(crate) fn clock_offsets(pid: i32) -> std::io::Result<[i64; 2]> {
     match (offset("monotonic"), offset("boottime")) {
         (Some(monotonic), Some(boottime)) => Ok([monotonic, boottime]),
         _ => Err(crate::proc::unexpected(&path)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_the_machine_follow_each_other() {
+        let ids = Ids { first: 100_000, count: 65_536 };
+        assert_eq!((ids.outside(0), ids.outside(65_535), ids.outside(65_536)), (Some(100_000), Some(165_535), None));
+        assert_eq!(Ids { first: u32::MAX, count: 2 }.outside(1), None);
     }
 }

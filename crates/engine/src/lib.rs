@@ -41,7 +41,7 @@ pub use checkpoint::{Checkpoint, CheckpointError, Checkpointed, IMAGE_NAME, chec
 pub use collect::{CollectError, boot};
 pub use deepen::{Deepen, DeepenError, Deepened, Warm, deepen};
 pub use files::{CollectError as FilesError, ConnectionLock, Ends, MakeError, PASS_MARK};
-pub use home::Home;
+pub use home::{Home, Ids};
 pub use image_file::{Contents, ImageError, ImageFile, MemoryDifference, Verified, compare_memory};
 pub use memory::copy::CopyError;
 pub use memory::refill::RefillError;

@@ -39,13 +39,6 @@ impl IdMap {
         text.lines().map(range).collect::<Option<_>>().map(Self)
     }
 
-    /// The machine's id.
-    pub(crate) fn outside(&self, inside: u32) -> Option<u32> {
-        self.0.iter().find_map(|(first, outside, count)| {
-            inside.checked_sub(*first).filter(|n| n < count).and_then(|n| outside.checked_add(n))
-        })
-    }
-
     /// The id inside.
     pub(crate) fn inside(&self, machine: u32) -> Option<u32> {
         self.0.iter().find_map(|(inside, outside, count)| {
@@ -241,7 +234,6 @@ mod tests {
         let map = IdMap::parse("         0     100000      65536\n     70000          5          1\n").unwrap();
         assert_eq!((map.inside(100_000), map.inside(165_535), map.inside(165_536)), (Some(0), Some(65535), None));
         assert_eq!((map.inside(5), map.inside(6)), (Some(70_000), None));
-        assert_eq!((map.outside(65_535), map.outside(70_000), map.outside(65_536)), (Some(165_535), Some(5), None));
         assert!(IdMap::parse("0 x 1").is_none());
     }
 

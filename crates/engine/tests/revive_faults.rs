@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-use common::home::{Lived, Place, WARM, boot, imaged, soon};
+use common::home::{Lived, Place, WARM, boot, imaged, soon, start_ticks};
 use common::{Group, Memory};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use torpor_engine::{
@@ -98,10 +98,11 @@ fn helper_killed_at_a_step() {
     let home = Home {
         init: pidfd_open(Pid::from_raw(init_pid).unwrap(), PidfdFlags::empty()).unwrap(),
         init_pid,
+        init_start_ticks: start_ticks(init_pid),
         initial,
         cgroup: group.path().to_owned(),
         tasks: Vec::new(),
-        user_namespace: false,
+        user_namespace: None,
         time_namespace: false,
     };
     let (group, journal) = (Lived(std::mem::ManuallyDrop::into_inner(group)), Memory::new());

@@ -190,9 +190,14 @@ impl Sandbox {
         self.record.initial_inside
     }
 
-    /// Whether its processes live in a user namespace of their own.
-    pub fn has_user_namespace(&self) -> bool {
-        self.record.ids.is_some()
+    /// The ids of its user namespace; none: the machine's.
+    pub const fn ids(&self) -> Option<IdRange> {
+        self.record.ids
+    }
+
+    /// When its init was started, in clock ticks since boot.
+    pub const fn init_start_ticks(&self) -> u64 {
+        self.record.init.start_ticks
     }
 
     /// Whether its processes live in a time namespace of their own.

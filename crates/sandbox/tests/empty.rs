@@ -59,7 +59,7 @@ fn processes_end_and_come_back() {
         }
         let running = started(&app);
         let sandbox = &running.sandbox;
-        assert_eq!((sandbox.initial_inside(), sandbox.has_user_namespace()), (2, ids));
+        assert_eq!((sandbox.initial_inside(), sandbox.ids().is_some()), (2, ids));
         let init = format!("/proc/{}", sandbox.init_pid());
         let namespace = |name: &str| fs::read_link(format!("{init}/ns/{name}")).unwrap();
         let before = (namespace("net"), namespace("mnt"));

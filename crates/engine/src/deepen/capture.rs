@@ -96,7 +96,7 @@ impl Deepening<'_> {
         let captured = Duration::from_nanos(tree.machine.monotonic_ns);
         let left = self.asleep.wake_at.map(|at| at.saturating_sub(captured));
         tree.machine.wake_after_ns = left.map(|left| left.as_nanos() as u64);
-        tree.namespaces.user = self.request.home.user_namespace;
+        tree.namespaces.user = self.request.home.user_namespace.is_some();
         if self.request.home.time_namespace {
             tree.namespaces.time = true;
             tree.machine.clock_offsets_ns = clock_offsets(self.request.home.init_pid).map_err(Failure::Look)?;

@@ -32,7 +32,7 @@ pub(super) struct Times {
 }
 
 impl Times {
-    pub(super) fn of(machine: &Machine, home: &Home) -> io::Result<Self> {
+    pub(super) fn of(machine: &Machine, home: &Home, boot: [u64; 2]) -> io::Result<Self> {
         let clock = |id| {
             let now = clock_gettime(id);
             now.tv_sec.saturating_mul(SECOND_NS.cast_signed()).saturating_add(now.tv_nsec)
@@ -51,7 +51,7 @@ impl Times {
                 clock(ClockId::Monotonic).saturating_add(monotonic),
                 clock(ClockId::Boottime).saturating_add(boottime),
             ],
-            other_clocks: !home.time_namespace && crate::collect::boot()? != machine.boot,
+            other_clocks: !home.time_namespace && boot != machine.boot,
         })
     }
 

@@ -11,20 +11,15 @@ use torpor_image::tree::{FileId, FileKind, SharedMemoryKind, Surroundings, Tree}
 
 use crate::files::Given;
 use crate::home::Home;
-use crate::view::IdMap;
 
 /// Makes files as root of the app's user namespace would: the machine's root is nobody on its volumes, and may make none there
 /// (`EOVERFLOW`). The calling thread keeps its capabilities, and is as before when `work` is done.
 pub(super) fn as_root_inside<T>(home: &Home, work: impl FnOnce() -> T) -> io::Result<T> {
-    if !home.user_namespace {
-        return Ok(work());
-    }
-    let root = |file: &str| IdMap::read(&format!("/proc/{}/{file}", home.init_pid)).map(|map| map.outside(0));
-    let (Some(user), Some(group)) = (root("uid_map")?, root("gid_map")?) else { return Ok(work()) };
+    let Some(root) = home.user_namespace.and_then(|ids| ids.outside(0)) else { return Ok(work()) };
     let bits = capabilities_secure_bits()?;
     set_capabilities_secure_bits(bits | CapabilitiesSecureBits::NO_SETUID_FIXUP)?;
-    set_thread_res_gid(None, Gid::from_raw(group), None)?;
-    set_thread_res_uid(None, Uid::from_raw(user), None)?;
+    set_thread_res_gid(None, Gid::from_raw(root), None)?;
+    set_thread_res_uid(None, Uid::from_raw(root), None)?;
     let done = work();
     set_thread_res_uid(None, Uid::ROOT, None)?;
     set_thread_res_gid(None, Gid::ROOT, None)?;
@@ -33,20 +28,16 @@ pub(super) fn as_root_inside<T>(home: &Home, work: impl FnOnce() -> T) -> io::Re
 }
 
 /// Translates what [`crate::files::make`] will look at. The plan has been made before, and keeps what the app sees.
-pub(super) fn to_the_machines(tree: &mut Tree, home: &Home, given: &Given) -> io::Result<()> {
+pub(super) fn to_the_machines(tree: &mut Tree, home: &Home, given: &Given) {
     let socket =
         |(id, kind): (usize, &FileKind)| matches!(kind, FileKind::Unix(_)) && !given.contains_key(&(id as FileId));
     let owned = tree.memories.iter().any(|memory| !matches!(memory.kind, SharedMemoryKind::Anonymous))
         || tree.files.iter().map(|file| &file.kind).enumerate().any(socket)
         || tree.surroundings != Surroundings::default();
-    if !tree.namespaces.user || !owned {
-        return Ok(());
-    }
-    let users = IdMap::read(&format!("/proc/{}/uid_map", home.init_pid))?;
-    let groups = IdMap::read(&format!("/proc/{}/gid_map", home.init_pid))?;
+    let Some(ids) = home.user_namespace.filter(|_| tree.namespaces.user && owned) else { return };
     let pair = |user: &mut u32, group: &mut u32| {
-        *user = users.outside(*user).unwrap_or(*user);
-        *group = groups.outside(*group).unwrap_or(*group);
+        *user = ids.outside(*user).unwrap_or(*user);
+        *group = ids.outside(*group).unwrap_or(*group);
     };
     for memory in &mut tree.memories {
         match &mut memory.kind {
@@ -74,5 +65,4 @@ pub(super) fn to_the_machines(tree: &mut Tree, home: &Home, given: &Given) -> io
             pair(user, group);
         }
     }
-    Ok(())
 }

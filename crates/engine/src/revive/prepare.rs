@@ -51,8 +51,7 @@ pub(super) fn prepare(reviving: &mut Reviving<'_>, request: Revive<'_>) -> Resul
     reviving.reached(RestoreStep::Read)?;
 
     let Loaded { file, header, mut tree, mut plan } = loaded;
-    owners::to_the_machines(&mut tree, home, &given)
-        .map_err(|error| ReviveError::Home("reading its user namespace", error))?;
+    owners::to_the_machines(&mut tree, home, &given);
     if tree.namespaces.time != home.time_namespace {
         // Its home was made anew after a reboot, with clocks that go on.
         tree.namespaces.time = home.time_namespace;
@@ -60,11 +59,11 @@ pub(super) fn prepare(reviving: &mut Reviving<'_>, request: Revive<'_>) -> Resul
     }
     let root = directory(Path::new(&format!("/proc/{}/root", home.init_pid)))
         .map_err(|error| ReviveError::Home("opening its root directory", error))?;
-    let younger =
-        is_younger(home.init_pid, &tree.machine).map_err(|error| ReviveError::Home("looking at its init", error))?;
+    let younger = is_younger(home.init_start_ticks, &tree.machine);
     // A home that was made since is as one after a reboot: numbers of devices and of kernel objects are others.
     let same_boot = header.boot == reviving.target.boot && !younger;
-    let times = Times::of(&tree.machine, home).map_err(|error| ReviveError::Home("reading its clocks", error))?;
+    let times = Times::of(&tree.machine, home, reviving.target.boot)
+        .map_err(|error| ReviveError::Home("reading its clocks", error))?;
     let passed = times.passed();
     let charge = Charge::of(home);
     let passed_since = (!same_boot).then_some(passed);
@@ -102,7 +101,7 @@ fn examine(
     if tree.processes[0].pid != home.initial {
         wrong.push(format!("its initial process is {}, and not {}", tree.processes[0].pid, home.initial));
     }
-    if tree.namespaces.user != home.user_namespace {
+    if tree.namespaces.user != home.user_namespace.is_some() {
         wrong.push("its home has another user namespace".to_owned());
     }
     match open::paths(staged, around) {
@@ -173,9 +172,8 @@ fn dead_end(home: &Home) -> io::Result<OwnedFd> {
 }
 
 /// Whether a process has begun after the capture; only meant for one of the same boot.
-fn is_younger(pid: i32, machine: &Machine) -> io::Result<bool> {
+const fn is_younger(start_ticks: u64, machine: &Machine) -> bool {
     /// `USER_HZ`, in which `/proc` tells times.
     const TICK_NS: u64 = 10_000_000;
-    let start_ticks = crate::proc::stat(&format!("/proc/{pid}/stat"))?.start_ticks;
-    Ok(start_ticks.saturating_mul(TICK_NS) > machine.boottime_ns)
+    start_ticks.saturating_mul(TICK_NS) > machine.boottime_ns
 }

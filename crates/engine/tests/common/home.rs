@@ -26,6 +26,12 @@ pub fn soon(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
+/// When a process was started, in clock ticks since boot.
+pub fn start_ticks(pid: i32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(19).unwrap().parse().unwrap()
+}
+
 /// Ends what is in it, as a sandbox would.
 pub struct Lived(pub Group);
 
@@ -82,10 +88,11 @@ impl Place {
         let home = Home {
             init: pidfd_open(Pid::from_raw(init_pid).unwrap(), PidfdFlags::empty()).unwrap(),
             init_pid,
+            init_start_ticks: start_ticks(init_pid),
             initial,
             cgroup: group.0.path().to_owned(),
             tasks: Vec::new(),
-            user_namespace: false,
+            user_namespace: None,
             time_namespace: false,
         };
         Self { unshare, home, group }

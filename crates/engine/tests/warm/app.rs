@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use torpor_engine::{
-    Abort, Asleep, Deepen, Deepened, Faults, Freezer, Home, Journal, Memories, NoFaults, Parking, Phase, Request,
+    Abort, Asleep, Deepen, Deepened, Faults, Freezer, Home, Ids, Journal, Memories, NoFaults, Parking, Phase, Request,
     Revive, SleepError, Step, Target, Warm, deepen, fall_asleep, revive,
 };
 use torpor_sandbox::cgroup::Hierarchies;
-use torpor_sandbox::{EtcFiles, IdRange, Launcher, Limits, Program, Sandbox, SandboxSpec, Security, User};
+use torpor_sandbox::{EtcFiles, ID_COUNT, IdRange, Launcher, Limits, Program, Sandbox, SandboxSpec, Security, User};
 use torpor_testkit::error::chain;
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -182,10 +182,11 @@ impl App {
         let home = Home {
             init: sandbox.pidfd().try_clone_to_owned().unwrap(),
             init_pid: sandbox.init_pid(),
+            init_start_ticks: sandbox.init_start_ticks(),
             initial: sandbox.initial_inside(),
             cgroup: sandbox.cgroup().core().to_owned(),
             tasks: sandbox.cgroup().tasks_files(),
-            user_namespace: sandbox.has_user_namespace(),
+            user_namespace: sandbox.ids().map(|ids| Ids { first: ids.base, count: ID_COUNT }),
             time_namespace: false,
         };
         Self {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use torpor_engine::{
-    Abort, Asleep, Deepen, DeepenError, Deepened, Home, Revive, Revived, SleepError, Target, Warm, deepen, revive,
+    Abort, Asleep, Deepen, DeepenError, Deepened, Home, Ids, Revive, Revived, SleepError, Target, Warm, deepen, revive,
 };
 use torpor_lifecycle::{Event, Retry, SleepCause, WakeCause, WakeFailure};
-use torpor_sandbox::Sandbox;
+use torpor_sandbox::{ID_COUNT, Sandbox};
 
 use super::Outcome;
 use super::operate::{SandboxFreezer, TellingJournal, chain, text};
@@ -44,10 +44,11 @@ pub(super) fn home(sandbox: &Sandbox) -> io::Result<Home> {
     Ok(Home {
         init: sandbox.pidfd().try_clone_to_owned()?,
         init_pid: sandbox.init_pid(),
+        init_start_ticks: sandbox.init_start_ticks(),
         initial: sandbox.initial_inside(),
         cgroup: sandbox.cgroup().core().to_owned(),
         tasks: sandbox.cgroup().tasks_files(),
-        user_namespace: sandbox.has_user_namespace(),
+        user_namespace: sandbox.ids().map(|ids| Ids { first: ids.base, count: ID_COUNT }),
         time_namespace: sandbox.has_time_namespace(),
     })
 }

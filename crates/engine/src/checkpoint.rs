@@ -7,17 +7,19 @@
 //!
 //! Nothing of the program is changed before `committed`, and nothing is ended before the image is durable. If this process
 //! is killed, the kernel lets the tree run on: each thread has its own registers, but for the one that just asks the kernel
-//! on our behalf, which then finds back to them by itself (see `collect::landing`).
+//! on our behalf, which then finds back to them by itself (see `collect::landing`). From the start of [`Doomed`]'s guard on,
+//! the whole tree ends, whether we are killed or not.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use torpor_image::tree::Tree;
 use torpor_image::{HEADER_BYTES, Header, Kind, Needs, checksum};
+use torpor_linux::guard::{Guard, Rescue};
 
 use crate::collect::{CollectError, Collected, Stopped, collect, for_record, pids, stop};
 use crate::files::{self, ConnectionLock};
@@ -96,6 +98,9 @@ pub enum CheckpointError {
     /// Packets of its TCP connections could not be kept away, or let pass again.
     #[error("changing which packets of its TCP connections pass")]
     Lock(#[source] io::Error),
+    /// Who would end the tree in our place could not be started.
+    #[error("starting a guard for the end of the tree")]
+    Guard(#[source] io::Error),
     /// A test asked for it.
     #[error(transparent)]
     Fault(#[from] Fault),
@@ -275,13 +280,19 @@ impl Capture<'_> {
         Ok(())
     }
 
-    /// Keeps the packets of its connections away beyond our end, before the tree ends: behind it, our death would be that of its
-    /// connections. Killed in between, we leave a program that runs on without them; `lock` says how to give them back.
-    /// After an error it runs on with them.
-    fn keep(&mut self, lock: &dyn ConnectionLock, name: String) -> Result<String, CheckpointError> {
-        let kept = lock.keep(&name).map_err(CheckpointError::Lock);
-        let Err(error) = kept.and_then(|()| Ok(self.request.faults.reached(Step::Kept)?)) else { return Ok(name) };
-        for undone in [self.release(), lock.release(&name).map_err(CheckpointError::Lock)] {
+    /// Behind this the tree ends, even if we are killed. Before it, nothing of it has been ended; after an error it runs on.
+    /// Resets of its connections are held back from before this on: behind it, our death would else be theirs.
+    fn doom(&mut self, locked: Option<(&dyn ConnectionLock, &str)>) -> Result<Doomed, CheckpointError> {
+        let doomed = locked.map_or(Ok(()), |(lock, name)| {
+            lock.keep(name).map_err(CheckpointError::Lock)?;
+            Ok(self.request.faults.reached(Step::Kept)?)
+        });
+        let error = match doomed.and_then(|()| Doomed::new(&self.stopped, &self.connections)) {
+            Ok(doomed) => return Ok(doomed),
+            Err(error) => error,
+        };
+        let unlocked = locked.map_or(Ok(()), |(lock, name)| lock.release(name).map_err(CheckpointError::Lock));
+        for undone in [self.release(), unlocked] {
             if let Err(second) = undone {
                 tracing::error!(pid = self.request.pid, error = %second, "could not let it go on");
             }
@@ -299,10 +310,10 @@ impl Capture<'_> {
             locked.map_or(Ok(()), |lock| lock.release("")).map_err(|error| after(CheckpointError::Lock(error)))?;
             self.release().map_err(after)?;
         } else {
-            if let Some(lock) = locked {
-                name = Some(self.keep(lock, files::lock_name(&tree.machine)).map_err(after)?);
-            }
-            end(std::mem::take(&mut self.stopped), &self.connections)?;
+            name = locked.map(|_| files::lock_name(&tree.machine));
+            let doomed = self.doom(locked.zip(name.as_deref())).map_err(after)?;
+            self.request.faults.reached(Step::Ending).map_err(|fault| after(fault.into()))?;
+            doomed.end(std::mem::take(&mut self.stopped), &self.connections).map_err(after)?;
             self.request.faults.reached(Step::Ended).map_err(|fault| after(fault.into()))?;
             self.connections.clear();
         }
@@ -373,23 +384,48 @@ fn xstate_mask(xstate: &[u8]) -> u64 {
     xstate.get(PLACE).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
-/// Ends every process and waits until none of them runs. Their connections end without a word.
-fn end(stopped: Vec<Stopped>, connections: &[OwnedFd]) -> Result<(), CheckpointError> {
-    let alive: Vec<_> = stopped.into_iter().filter_map(|process| process.alive).collect();
-    for process in &alive {
-        let killed = Pid::from_raw(process.pid)
-            .ok_or(rustix::io::Errno::SRCH)
-            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()))
-            .and_then(|pidfd| pidfd_send_signal(&pidfd, Signal::KILL));
-        killed.map_err(|error| CheckpointError::After {
-            pid: process.pid,
-            error: Box::new(CheckpointError::Look(process.pid, error.into())),
-        })?;
+/// A tree that will end, whatever comes.
+struct Doomed {
+    /// Descriptors of its processes.
+    processes: Vec<OwnedFd>,
+    /// What ends them, too, where they are several or have connections: it takes several calls.
+    guard: Option<Guard>,
+}
+
+impl Doomed {
+    fn new(stopped: &[Stopped], connections: &[OwnedFd]) -> Result<Self, CheckpointError> {
+        let alive = stopped.iter().filter_map(|process| process.alive.as_ref());
+        let processes = alive.map(|process| {
+            let pid = Pid::from_raw(process.pid).ok_or(rustix::io::Errno::SRCH);
+            let opened = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
+            opened.map_err(|error| CheckpointError::Look(process.pid, error.into()))
+        });
+        let processes: Vec<_> = processes.collect::<Result<_, _>>()?;
+        let guarded = processes.len() > 1 || !connections.is_empty();
+        let guard = guarded.then(|| {
+            let processes: Vec<_> = processes.iter().map(AsFd::as_fd).collect();
+            let connections: Vec<_> = connections.iter().map(AsFd::as_fd).collect();
+            Guard::start(Rescue::End { processes: &processes, connections: &connections })
+        });
+        let guard = guard.transpose().map_err(CheckpointError::Guard)?;
+        Ok(Self { processes, guard })
     }
-    files::silence(connections);
-    for mut process in alive {
-        // The first thread's end is told only when the others' has been taken.
-        while process.threads.pop().is_some() {}
+
+    /// Ends every process and waits until none of them runs. Their connections end without a word.
+    fn end(self, stopped: Vec<Stopped>, connections: &[OwnedFd]) -> Result<(), CheckpointError> {
+        let alive = stopped.into_iter().filter_map(|process| process.alive);
+        let alive: Vec<_> = alive.zip(&self.processes).collect();
+        for (process, descriptor) in &alive {
+            let killed = pidfd_send_signal(descriptor, Signal::KILL);
+            killed.map_err(|error| CheckpointError::Look(process.pid, error.into()))?;
+        }
+        files::silence(connections);
+        // All is done that it would do: whether it is still there does not matter.
+        let _ = self.guard.map_or(Ok(()), Guard::dismiss);
+        for (mut process, _) in alive {
+            // The first thread's end is told only when the others' has been taken.
+            while process.threads.pop().is_some() {}
+        }
+        Ok(())
     }
-    Ok(())
 }

@@ -55,7 +55,7 @@ pub enum Step {
     Kept,
     /// The complete image has its name, durably.
     Named,
-    /// The journal says `Ending`: the point of no return.
+    /// The journal says `Ending`, or a guard is there that ends plain processes if we do not: the point of no return.
     Ending,
     /// Every process has ended.
     Ended,

@@ -13,6 +13,7 @@ pub mod descriptor;
 pub mod ended;
 pub mod fanotify;
 pub mod fcntl;
+pub mod guard;
 pub mod handle;
 pub mod ipc;
 pub mod kcmp;

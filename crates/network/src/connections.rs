@@ -1,21 +1,27 @@
 //! Keeping the packets of single TCP connections away, for `torpor checkpoint --tcp-established`.
 //!
-//! While a connection has no socket, the kernel would answer its peer's packets with a reset. A table of its own drops them,
-//! and what a socket that is being read or made would send:
+//! While a connection has no socket, the kernel would answer its peer's packets with a reset. While one is being read or made, its
+//! packets would change it. Two kinds of tables:
 //!
 //! ```text
-//! hold      a table that belongs to an `nft` of ours, which lives as long as its standard input is open: whatever ends this
-//!           process ends it, too, and the kernel then removes the table
-//! keep      a second table, which belongs to nobody and stays until it is forgotten, or the machine starts anew
+//! hold      drops all packets of a connection. It belongs to an `nft` of ours, which lives as long as its standard input is
+//!           open: whatever ends this process ends it, too, and the kernel then removes the table
+//! keep      drops the resets only that the kernel sends in the name of a socket that is not there (they have no ACK; those
+//!           of a socket have). It belongs to nobody and stays until it is forgotten, or the machine starts anew
 //! ```
-//! Both live in the network namespace of the caller.
+//! So a kept table does not touch a connection with a socket: one that is left by who was killed does no harm, and the next who holds
+//! one of its connections removes it ([`HeldConnections::forget_others`]). Both live in the network namespace of the caller.
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, PipeReader, Write};
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use crate::nft::search_path;
+
+/// How names of our tables begin.
+const OURS: &str = "torpor_tcp_";
 
 /// How a table that is listed begins, which it is when all that came before is done.
 const DONE: &str = "table inet";
@@ -27,7 +33,6 @@ pub struct HeldConnections {
     /// All that it says.
     said: BufReader<PipeReader>,
     connections: Vec<(SocketAddr, SocketAddr)>,
-    pass_mark: u32,
 }
 
 fn command(arguments: &[&str]) -> Command {
@@ -43,26 +48,45 @@ fn missing(error: io::Error) -> io::Error {
     }
 }
 
-/// The table that drops packets of these connections (own end, other end), one command a line.
-fn script(table: &str, flags: &str, connections: &[(SocketAddr, SocketAddr)], pass_mark: u32) -> String {
-    let mut text = format!("add table inet {table} {flags}\n");
+/// Addresses and ports of what goes from one end to the other.
+fn matching(from: SocketAddr, to: SocketAddr) -> String {
+    let family = if from.is_ipv4() { "ip" } else { "ip6" };
+    let (source, target) = (from.ip(), to.ip());
+    format!("{family} saddr {source} {family} daddr {target} tcp sport {} tcp dport {}", from.port(), to.port())
+}
+
+/// A table that drops all packets of these connections (own end, other end), one command a line.
+fn holding(table: &str, connections: &[(SocketAddr, SocketAddr)], pass_mark: u32) -> String {
+    let mut text = format!("add table inet {table} {{ flags owner; }}\n");
     for hook in ["input", "output"] {
         let _ = writeln!(text, "add chain inet {table} {hook} {{ type filter hook {hook} priority -400; }}");
         let _ = writeln!(text, "add rule inet {table} {hook} meta mark {pass_mark} accept");
     }
     for (own, other) in connections {
         for (hook, from, to) in [("input", other, own), ("output", own, other)] {
-            let family = if own.is_ipv4() { "ip" } else { "ip6" };
-            let (source, target) = (from.ip(), to.ip());
-            let _ = writeln!(
-                text,
-                "add rule inet {table} {hook} {family} saddr {source} {family} daddr {target} tcp sport {} tcp dport {} drop",
-                from.port(),
-                to.port()
-            );
+            let _ = writeln!(text, "add rule inet {table} {hook} {} drop", matching(*from, *to));
         }
     }
     text
+}
+
+/// A table that drops resets which are not from a socket of these connections.
+fn keeping(table: &str, connections: &[(SocketAddr, SocketAddr)]) -> String {
+    let mut text = format!("add table inet {table}\n");
+    let _ = writeln!(text, "add chain inet {table} output {{ type filter hook output priority -400; }}");
+    for (own, other) in connections {
+        let (packets, remark) = (matching(*own, *other), remark(*own, *other));
+        let _ = writeln!(
+            text,
+            "add rule inet {table} output {packets} tcp flags & (rst | ack) == rst drop comment {remark}"
+        );
+    }
+    text
+}
+
+/// How a connection is found in a kept table.
+fn remark(own: SocketAddr, other: SocketAddr) -> String {
+    format!("\"{own} {other}\"")
 }
 
 impl HeldConnections {
@@ -72,12 +96,19 @@ impl HeldConnections {
     /// # Errors
     /// `nft` is missing or complains; nothing is held then.
     pub fn hold(connections: &[(SocketAddr, SocketAddr)], pass_mark: u32) -> io::Result<Self> {
-        let table = format!("torpor_tcp_held_{}", std::process::id());
+        let table = format!("{OURS}held_{}", std::process::id());
         let (said, output) = io::pipe()?;
         let errors = output.try_clone()?;
-        let nft = command(&["-i"]).stdin(Stdio::piped()).stdout(output).stderr(errors).spawn().map_err(missing)?;
-        let mut held = Self { nft, said: BufReader::new(said), connections: connections.to_vec(), pass_mark };
-        let text = script(&table, "{ flags owner; }", connections, pass_mark);
+        // In a group of its own: who interrupts us at a terminal does not interrupt it.
+        let nft = command(&["-i"])
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(output)
+            .stderr(errors)
+            .spawn()
+            .map_err(missing)?;
+        let mut held = Self { nft, said: BufReader::new(said), connections: connections.to_vec() };
+        let text = holding(&table, connections, pass_mark);
         held.ask(&text, &table)?;
         Ok(held)
     }
@@ -111,12 +142,34 @@ impl HeldConnections {
         }
     }
 
-    /// They are kept away beyond this process's end, by a table of this name.
+    /// While there is no socket, nothing answers their packets, beyond this process's end; by a table of this name, which begins
+    /// with `torpor_tcp_`.
     ///
     /// # Errors
     /// `nft` complains.
     pub fn keep(&self, table: &str) -> io::Result<()> {
-        run(&script(table, "", &self.connections, self.pass_mark))
+        run(&keeping(table, &self.connections)).map(drop)
+    }
+
+    /// Removes all tables of [`Self::keep`] that name one of these connections, but for this one; gives their names.
+    ///
+    /// # Errors
+    /// `nft` complains.
+    pub fn forget_others(&self, but: &str) -> io::Result<Vec<String>> {
+        let remarks: Vec<String> = self.connections.iter().map(|(own, other)| remark(*own, *other)).collect();
+        let mut others = Vec::new();
+        for line in run("list tables inet\n")?.lines() {
+            let Some(table) = line.strip_prefix("table inet ").filter(|table| table.starts_with(OURS)) else {
+                continue;
+            };
+            // Another may have removed it meanwhile.
+            let Ok(rules) = run(&format!("list table inet {table}\n")) else { continue };
+            if table != but && remarks.iter().any(|remark| rules.contains(remark)) {
+                Self::forget(table)?;
+                others.push(table.to_owned());
+            }
+        }
+        Ok(others)
     }
 
     /// Packets pass again, unless they are kept away by a table, too.
@@ -133,7 +186,7 @@ impl HeldConnections {
     /// `nft` complains.
     pub fn forget(table: &str) -> io::Result<()> {
         // Added first, so that there is one to delete.
-        run(&format!("add table inet {table}\ndelete table inet {table}\n"))
+        run(&format!("add table inet {table}\ndelete table inet {table}\n")).map(drop)
     }
 
     fn end(&mut self) -> io::Result<()> {
@@ -151,15 +204,16 @@ impl Drop for HeldConnections {
     }
 }
 
-fn run(script: &str) -> io::Result<()> {
-    let spawned = command(&["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+/// Has a script done; gives what it has written.
+fn run(script: &str) -> io::Result<String> {
+    let spawned = command(&["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut nft = spawned.map_err(missing)?;
     if let Some(mut stdin) = nft.stdin.take() {
         stdin.write_all(script.as_bytes())?;
     }
     let done = nft.wait_with_output()?;
     if done.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&done.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&done.stderr);
     Err(io::Error::other(said.lines().next().unwrap_or("nft failed").to_owned()))
@@ -182,15 +236,20 @@ mod tests {
             ("[2001:db8::1]:80".parse().unwrap(), "[2001:db8::2]:4000".parse().unwrap()),
         ];
         let own = format!("torpor_tcp_held_{}", std::process::id());
-        let kept = format!("torpor_tcp_test_{}", std::process::id());
+        let (kept, next) = (format!("{OURS}test_{}", std::process::id()), format!("{OURS}next_{}", std::process::id()));
         let held = HeldConnections::hold(&ends, 7).unwrap();
         assert!(is_there(&own));
         held.keep(&kept).unwrap();
         held.release().unwrap();
         assert!(!is_there(&own) && is_there(&kept));
-        HeldConnections::forget(&kept).unwrap();
-        assert!(!is_there(&kept));
-        HeldConnections::forget(&kept).unwrap();
+        let held = HeldConnections::hold(&ends[1..], 7).unwrap();
+        held.keep(&next).unwrap();
+        assert_eq!(held.forget_others(&next).unwrap(), std::slice::from_ref(&kept));
+        held.release().unwrap();
+        assert!(!is_there(&kept) && is_there(&next));
+        HeldConnections::forget(&next).unwrap();
+        assert!(!is_there(&next));
+        HeldConnections::forget(&next).unwrap();
         let mut held = HeldConnections::hold(&ends, 7).unwrap();
         held.nft.kill().unwrap();
         drop(held);

@@ -18,6 +18,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("ignorer", include_str!("../c/ignorer.c")),
     ("ledger", include_str!("../c/ledger.c")),
     ("memcheck", include_str!("../c/memcheck.c")),
+    ("paired", include_str!("../c/paired.c")),
     ("powercut", include_str!("../c/powercut.c")),
     ("preforked", include_str!("../c/preforked.c")),
     ("registers", include_str!("../c/registers.c")),

@@ -221,17 +221,9 @@ impl Made {
         Ok(())
     }
 
-    /// The last thing before the processes run: TCP connections go on, and packet sockets take packets. Those of connections
-    /// with ends outside may come again.
+    /// The last thing before the processes run: TCP connections go on, and packet sockets take packets.
     pub(crate) fn reconnect(&self, tree: &Tree) -> Result<(), MakeError> {
-        let connections: Vec<_> = self
-            .waiting
-            .iter()
-            .filter_map(|id| {
-                let (socket, found) = connection(&tree.files[*id as usize])?;
-                Some((self.files[*id as usize].as_ref()?, socket, found))
-            })
-            .collect();
+        let connections: Vec<_> = self.connections(tree).collect();
         for (fd, socket, _) in &connections {
             tcp::make::release(fd, socket, &inet::shown(socket))?;
         }
@@ -247,6 +239,23 @@ impl Made {
             }
         }
         Ok(())
+    }
+
+    /// Packets of connections with ends outside come again.
+    pub(crate) fn nudge(&self, tree: &Tree) -> Result<(), MakeError> {
+        let mut outside = self.connections(tree).filter(|(_, _, found)| found.outside);
+        outside.try_for_each(|(fd, socket, _)| tcp::make::nudge(fd, socket, &inet::shown(socket)))
+    }
+
+    /// TCP connections that are made again.
+    pub(crate) fn connections<'a>(
+        &'a self,
+        tree: &'a Tree,
+    ) -> impl Iterator<Item = (&'a OwnedFd, &'a InetSocket, &'a Connection)> {
+        self.waiting.iter().filter_map(|id| {
+            let (socket, found) = connection(&tree.files[*id as usize])?;
+            Some((self.files[*id as usize].as_ref()?, socket, found))
+        })
     }
 
     /// The processes run: what would be taken away again if this were dropped stays.

@@ -12,8 +12,12 @@
 //!
 //! # Failing
 //! All tracees have `PTRACE_O_EXITKILL`: if the restorer dies, at any step, they die. On an error they are killed and waited
-//! for before [`restore`] comes back. The image is only read. From the moment that the first process is let go
-//! everything is complete, and only what is not yet let go would die with the restorer.
+//! for before [`restore`] comes back. The image is only read.
+//!
+//! To let go takes several calls. A [`Guard`] that is there until behind the last of them kills all processes should the
+//! restorer die in between, some of which may have run for a moment. TCP connections to the outside live before that already,
+//! while a lock keeps their packets away: the guard closes them without a word, and they wait for the next restore. Where we
+//! are killed behind that, the tree runs; the lock's last part, which a killed restorer leaves, is in nobody's way.
 //!
 //! # What is not the same
 //! Who had a parent outside of the tree has the restorer as its parent, and no parent-death signal. A root whose session or
@@ -36,11 +40,14 @@ pub(crate) mod staged;
 mod step;
 mod vet;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use torpor_image::tree::{FileKind, Life, Namespaces, Tree};
+use torpor_linux::guard::{Guard, Rescue};
 
 pub use compile::{CompileError, compile};
 pub use error::RestoreError;
@@ -129,6 +136,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     let mut opened = opened.out_of_the_way(&staged)?;
     reached(RestoreStep::Opened)?;
 
+    let no_processes = guard(&tree, &opened, &[])?;
     let mut building = Building::launch(&tree, &plan, &opened)?;
     reached(RestoreStep::Launched)?;
     building.born()?;
@@ -141,18 +149,29 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     opened.made.finish(&tree, |id| id)?;
     finish::clear(&building, &plan, &file, Duration::ZERO)?;
     finish::give_all(&building, Duration::ZERO)?;
-    reached(RestoreStep::Finished)?;
-    lock.map_or(Ok(()), |lock| lock.release(&files::lock_name(&tree.machine))).map_err(RestoreError::Lock)?;
+    let guard = guard(&tree, &opened, &building.pidfds()?)?;
+    dismiss(no_processes);
     opened.made.reconnect(&tree)?;
     let mut changes = SocketChanges::default();
     let time_outs = |error| RestoreError::Own("setting the time-outs of sockets", error);
     for wait in finish::socket_waits(&building, &opened.made, Duration::ZERO)? {
         changes.shorten(wait).map_err(time_outs)?;
     }
+    reached(RestoreStep::Finished)?;
     building.release()?;
+    // Now it runs, whatever comes.
+    dismiss(guard);
     opened.made.keep();
     if let Err(error) = changes.undo() {
         warnings.push(format!("time-outs of sockets stay shortened: {error}"));
+    }
+    if let Some(lock) = lock {
+        if let Err(error) = lock.release(&files::lock_name(&tree.machine)) {
+            warnings.push(format!("packets of its TCP connections are still kept away: {error}"));
+        }
+        if let Err(error) = opened.made.nudge(&tree) {
+            warnings.push(format!("a TCP connection goes on after a moment only: {error}"));
+        }
     }
     timings.mark(RestoreStep::Running);
     Ok(Restored {
@@ -163,6 +182,23 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
         warnings,
         timings,
     })
+}
+
+/// Where single steps leave something in between: should we be killed before all are made, these processes are ended, and the
+/// connections closed without a word. So their peers wait for the next restore.
+fn guard(tree: &Tree, opened: &Opened, processes: &[OwnedFd]) -> Result<Option<Guard>, RestoreError> {
+    let connections: Vec<_> = opened.made.connections(tree).map(|(fd, ..)| fd.as_fd()).collect();
+    if connections.is_empty() && processes.len() < 2 {
+        return Ok(None);
+    }
+    let processes: Vec<_> = processes.iter().map(AsFd::as_fd).collect();
+    let guard = Guard::start(Rescue::End { processes: &processes, connections: &connections });
+    guard.map(Some).map_err(|error| RestoreError::Own("starting a guard", error))
+}
+
+/// Where it had been ended by somebody, nothing is different.
+fn dismiss(guard: Option<Guard>) {
+    let _ = guard.map_or(Ok(()), Guard::dismiss);
 }
 
 /// What was standard input, output or error of the root and came from outside gets ours.
@@ -181,6 +217,17 @@ fn given(tree: &Tree, standard: [Option<OwnedFd>; 3]) -> Given {
 }
 
 impl Building<'_> {
+    /// Descriptors of all processes that live.
+    fn pidfds(&self) -> Result<Vec<OwnedFd>, RestoreError> {
+        let open = |(n, task): (usize, &plan::Task)| {
+            let pid = Pid::from_raw(self.id(n)).ok_or(Errno::SRCH);
+            let opened = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
+            opened.map_err(|error| RestoreError::Set { pid: task.tid, what: "opening", error: error.into() })
+        };
+        let leaders = self.tasks().iter().enumerate().filter(|(_, task)| task.kind == plan::Kind::Thread(0));
+        leaders.map(open).collect()
+    }
+
     /// Lets everything go, the root last. After an error what was let go is there.
     pub(crate) fn release(mut self) -> Result<(), RestoreError> {
         self.released = true;

@@ -13,7 +13,7 @@ use crate::socket::check;
 /// `SIOCOUTQNSD`.
 const NOT_SENT: libc::Ioctl = 0x894B;
 /// `TCP_REPAIR_OFF_NO_WP`.
-const OFF_WITHOUT_PROBE: i32 = -1;
+pub(crate) const OFF_WITHOUT_PROBE: i32 = -1;
 
 // Codes of TCP's own options, which `TCP_REPAIR_OPTIONS` names.
 const SEGMENT: u32 = 2;

@@ -48,18 +48,37 @@ impl ConnectionLock for Lock {
 
     fn keep(&self, name: &str) -> io::Result<()> {
         // Before it is there, for whoever is killed says nothing any more. Where standard error is closed, the result has it.
-        let told = format!(
-            "torpor: packets of its TCP connections are kept away until the restore; to let them pass: nft delete table inet {name}\n"
-        );
-        let _ = io::stderr().write_all(told.as_bytes());
-        self.held().as_ref().map_or(Ok(()), |held| held.keep(name))
+        tell(&format!(
+            "until the restore nothing answers its TCP connections' packets; to give the connections up: nft delete table inet {name}"
+        ));
+        let held = self.held();
+        let Some(held) = held.as_ref() else { return Ok(()) };
+        held.keep(name)?;
+        forget_others(held, name)
     }
 
     fn release(&self, name: &str) -> io::Result<()> {
-        let held = self.held().take();
-        held.map_or(Ok(()), HeldConnections::release)?;
-        if name.is_empty() { Ok(()) } else { HeldConnections::forget(name) }
+        let Some(held) = self.held().take() else { return Ok(()) };
+        if !name.is_empty() {
+            HeldConnections::forget(name)?;
+        }
+        forget_others(&held, name)?;
+        held.release()
     }
+}
+
+/// What is kept of connections that are there again is a remnant of somebody who was killed.
+fn forget_others(held: &HeldConnections, name: &str) -> io::Result<()> {
+    for other in held.forget_others(name)? {
+        tell(&format!(
+            "removed nftables table inet {other}, which an earlier command had left for the same TCP connections"
+        ));
+    }
+    Ok(())
+}
+
+fn tell(text: &str) {
+    let _ = writeln!(io::stderr(), "torpor: {text}");
 }
 
 /// Captures a tree; gives the exit code.

@@ -122,6 +122,14 @@ pub(in super::super) fn settle(fd: &OwnedFd, connection: &Connection) {
     }
 }
 
+/// Sends what could not go out while packets were kept away, and asks the other end what it has. Where that fails, time-outs do it.
+pub(in super::super) fn nudge(fd: &OwnedFd, found: &InetSocket, name: &str) -> Result<(), MakeError> {
+    // Out of repair mode it is already; what is left of that is its packet.
+    release(fd, found, name)?;
+    let push = || if sockopt::tcp_cork(fd)? { Ok(()) } else { sockopt::set_tcp_cork(fd, false) };
+    push().map_err(io::Error::from).map_err(MakeError::at("sending what waits in", name))
+}
+
 /// Waits for a state: the packets of this machine to itself are there at once, or in a moment.
 fn reach(fd: &OwnedFd, wanted: impl Fn(u8) -> bool) -> io::Result<()> {
     const PAUSE: Duration = Duration::from_micros(100);

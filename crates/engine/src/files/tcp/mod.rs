@@ -9,14 +9,15 @@
 //! the other end outside    its packets are kept away by a ConnectionLock from before it is read until it is there again: else
 //!                          the kernel would acknowledge what is in no image, or answer with a reset
 //! ```
-//! A socket is in repair mode only while it is read, for a program whose capture is killed in between would find it dead. Where
-//! the tree is ended, duplicates of its connections are put into repair mode as soon as it cannot run again ([`silence`]), and are
+//! A socket is in repair mode only while it is read; a program whose capture is killed in between would find it dead, did not a
+//! [`Guard`](torpor_linux::guard::Guard) put it right. Where the tree is ended, duplicates of its connections are put into repair mode as soon as it cannot run again ([`silence`]), and are
 //! closed after it: without a word.
 //!
 //! # Making
-//! [`make::make`] connects without a packet and fills the queues; [`make::go_on`], when all sockets are there and the lock is
-//! gone, writes what had not been sent, and shuts down what was shut down. The end of the stream that an outside peer has sent is
-//! said again in its name by a packet of our own ([`packet`]), which the lock lets through by its mark.
+//! [`make::make`] connects without a packet and fills the queues; [`make::go_on`], when all sockets are there, writes what had not
+//! been sent, and shuts down what was shut down. The end of the stream that an outside peer has sent is said again in its name by
+//! a packet of our own ([`packet`]), which the lock lets through by its mark. The lock goes when the program runs, for what the
+//! kernel acknowledges before that is lost with a restore that fails; then [`make::nudge`] makes up for what it has dropped.
 
 pub(super) mod make;
 mod packet;
@@ -51,12 +52,12 @@ const PEER_ENDED: [u8; 3] = [CLOSE_WAIT, LAST_ACK, CLOSING];
 /// A connection by its ends: the program's, and the other one.
 pub type Ends = (SocketAddr, SocketAddr);
 
-/// Keeps the packets of connections away, in both directions, while there is no socket that could take them. Packets with
-/// [`PASS_MARK`] pass.
+/// Keeps a connection's peer waiting.
 pub trait ConnectionLock: Sync {
-    /// From now on, until [`Self::release`] or this process's end, whatever ends it.
+    /// From now on no packet passes in either direction, but those with [`PASS_MARK`]; until [`Self::release`] or this process's
+    /// end, whatever ends it, and that of what it has forked.
     fn hold(&self, connections: &[Ends]) -> io::Result<()>;
-    /// What is held goes on beyond this process's end, under this name.
+    /// Of the connections that are held, where there is no socket nothing answers; beyond this process's end, under this name.
     fn keep(&self, name: &str) -> io::Result<()>;
     /// Lets packets pass again: of what is held, and of what was kept under this name.
     fn release(&self, name: &str) -> io::Result<()>;

@@ -2,12 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionread;
 use rustix::net::{RecvFlags, recv, sockopt};
 use torpor_image::tree::{Connection, FileId};
+use torpor_linux::guard::{Guard, Rescue};
 use torpor_linux::socket;
 use torpor_linux::tcp::repair::{self, Mode, Queue};
 
@@ -76,6 +77,7 @@ pub(in super::super) fn take(list: &List, lock: Option<&dyn ConnectionLock>) -> 
         Some(_) => {}
         None => found.retain(|one| one.inside),
     }
+    let _guard = guard(list, &found)?;
     for _ in 0..READINGS {
         let mut readings = HashMap::with_capacity(found.len());
         for one in &found {
@@ -94,6 +96,19 @@ pub(in super::super) fn take(list: &List, lock: Option<&dyn ConnectionLock>) -> 
     }
     let restless = || Why::kept("a TCP connection on which data moves although nobody writes", "try again");
     Ok(Connections { found: found.iter().map(|one| (one.file, Err(restless()))).collect() })
+}
+
+/// Should we be killed while sockets are in repair mode, they leave it.
+fn guard(list: &List, found: &[Found]) -> Result<Option<Guard>, CollectError> {
+    let Some(first) = found.first() else { return Ok(None) };
+    let sockets = found.iter().map(|one| {
+        let item = list.item(one.file);
+        let reuse = sockopt::socket_reuseaddr(&item.fd).map_err(|error| failed(item, error.into()))?;
+        Ok((item.fd.as_fd(), reuse))
+    });
+    let sockets: Vec<_> = sockets.collect::<Result<_, CollectError>>()?;
+    let guard = Guard::start(Rescue::LeaveRepair(&sockets));
+    guard.map(Some).map_err(|source| failed(list.item(first.file), source))
 }
 
 /// What this end was told is no more than the other's reading has.

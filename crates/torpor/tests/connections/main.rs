@@ -4,6 +4,8 @@
 //! Needs root and nftables.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod killed;
+
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -23,11 +25,17 @@ struct Server {
 }
 
 impl Server {
+    /// Of one process.
     fn start() -> Self {
-        let free: Vec<TcpListener> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        Self::of("ignorer", 2)
+    }
+
+    /// A program that answers on the last of so many ports.
+    fn of(name: &str, ports: usize) -> Self {
+        let free: Vec<TcpListener> = (0..ports).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let ports: Vec<u16> = free.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
         drop(free);
-        let program = native::executable("ignorer").unwrap();
+        let program = native::executable(name).unwrap();
         let child = Command::new(program)
             .args(ports.iter().map(u16::to_string))
             .stdin(Stdio::null())
@@ -35,7 +43,7 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        Self { child, port: ports[1] }
+        Self { child, port: ports[ports.len() - 1] }
     }
 
     fn connect(&self) -> TcpStream {
@@ -71,7 +79,7 @@ fn said(output: &Output) -> String {
 }
 
 /// `nonce=… count=N …`: which process, and how often it was asked.
-fn answer(stream: &mut BufReader<TcpStream>) -> (String, String) {
+fn answer(stream: &mut impl BufRead) -> (String, String) {
     let mut line = String::new();
     stream.read_line(&mut line).unwrap();
     let mut words = line.split_ascii_whitespace();
@@ -118,11 +126,12 @@ fn a_peer_outside_waits_for_the_restore() {
     assert_eq!(answer(&mut answers), (nonce, "count=3".to_owned()));
 }
 
-/// Steps of a checkpoint, in order; from `ended` on its processes are gone.
-const STEPS: [&str; 8] = ["prepared", "stopped", "copied", "synced", "committed", "kept", "ended", "released"];
+/// Steps of a checkpoint, in order; from `ending` on its processes end.
+const STEPS: [&str; 9] =
+    ["prepared", "stopped", "copied", "synced", "committed", "kept", "ending", "ended", "released"];
 
 /// A checkpoint that fails or is killed at each step: either the program runs on with its connection, or the image has both.
-/// Packets that are kept away then are so by a table whose name was said.
+/// A table that is left then has been named, and keeps nobody away who is there.
 fn interrupted(how: &str) {
     let mut server = Server::start();
     let mut client = server.connect();
@@ -146,7 +155,7 @@ fn interrupted(how: &str) {
         let kept = told.split("nft delete table inet ").nth(1).map(|rest| rest.lines().next().unwrap().to_owned());
         let is_kept = kept.as_ref().is_some_and(|table| tables().contains(table));
         client.write_all(b"next\n").unwrap();
-        if ["ended", "released"].contains(&step) {
+        if ["ending", "ended", "released"].contains(&step) {
             // Only the first time it is our child.
             server.child.wait().unwrap();
             eventually("it is gone", WITHIN, || !Path::new("/proc").join(&pid).exists()).unwrap();
@@ -156,12 +165,24 @@ fn interrupted(how: &str) {
         } else {
             assert_eq!(server.child.try_wait().unwrap(), None, "{step}");
             assert_eq!(is_kept, (step, how) == ("kept", "kill"), "{step}: {told}");
-            if let Some(table) = kept.as_ref().filter(|_| is_kept) {
-                assert!(Command::new("nft").args(["delete", "table", "inet", table]).status().unwrap().success());
-            }
         }
-        assert!(kept.is_none_or(|table| !tables().contains(&table)), "{step}");
         assert_eq!(answer(&mut answers), (nonce.clone(), format!("count={}", n + 2)), "{step}");
+        let Some(table) = kept else { continue };
+        if step == "kept" && is_kept {
+            let image = folder.path().join("next");
+            let next = torpor(&[
+                "checkpoint",
+                "--tcp-established",
+                "--leave-running",
+                "--pid",
+                &pid,
+                "--image",
+                image.to_str().unwrap(),
+            ]);
+            assert!(next.status.success(), "{}", said(&next));
+            assert!(said(&next).contains(&format!("removed nftables table inet {table},")), "{}", said(&next));
+        }
+        assert!(!tables().contains(&table), "{step}");
     }
 }
 

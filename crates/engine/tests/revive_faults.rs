@@ -35,7 +35,7 @@ impl Faults for At {
 
 /// Those of a home that has been there all the time.
 fn steps() -> impl Iterator<Item = RestoreStep> {
-    RestoreStep::ALL.into_iter().filter(|step| !step.is_of_new_home())
+    RestoreStep::ALL.into_iter().filter(|step| !step.is_not_always_there())
 }
 
 /// A tree with threads, a child and a zombie.

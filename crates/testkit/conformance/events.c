@@ -332,6 +332,48 @@ PROGRAM(process_descriptor_of_self, "pidfd of the process itself, inherited by a
     captured();
     reap(child);
 }
+// `PIDFD_THREAD` of Linux 6.9.
+static int open_thread(pid_t thread) {
+    int fd = (int)syscall(SYS_pidfd_open, thread, O_EXCL);
+    if (fd < 0 && errno == EINVAL) skip("pidfd_open: no descriptors of threads");
+    return NEED(fd);
+}
+PROGRAM(thread_descriptor, "pidfd of a thread, the first one of a child: a signal by it is that thread's alone") {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGUSR1);
+    NEED(sigprocmask(SIG_BLOCK, &signals, NULL));
+    pid_t child = NEED(fork());
+    if (child == 0) { await("go"); await("signalled"); done(); }
+    int fd = open_thread(child), whole = (int)NEED(syscall(SYS_pidfd_open, child, 0));
+    captured();
+    EQ(fcntl(fd, F_GETFL) & O_EXCL, O_EXCL);
+    EQ(fcntl(whole, F_GETFL) & O_EXCL, 0);
+    NEED(syscall(SYS_pidfd_send_signal, fd, SIGUSR1, NULL, 0));
+    char path[64], line[64];
+    snprintf(path, sizeof path, "/proc/%d/status", child);
+    TEXT(proc_line(path, "SigPnd:", line, sizeof line), "SigPnd:\t0000000000000200");
+    TEXT(proc_line(path, "ShdPnd:", line, sizeof line), "ShdPnd:\t0000000000000000");
+    mark("signalled");
+    reap(child);
+}
+static void *waits(void *unused) {
+    while (getppid()) rest_ms(1000);
+    return unused;
+}
+PROGRAM(thread_descriptor_of_another, "pidfd of a thread that is not the first of its process") {
+    pthread_t thread;
+    EQ(pthread_create(&thread, NULL, waits, NULL), 0);
+    int fd = -1;
+    DIR *threads = opendir("/proc/self/task");
+    for (struct dirent *entry; (entry = readdir(threads));) {
+        pid_t id = atoi(entry->d_name);
+        if (id > 0 && id != getpid()) fd = open_thread(id);
+    }
+    closedir(threads);
+    captured();
+    NEED(syscall(SYS_pidfd_send_signal, fd, 0, NULL, 0));
+}
 PROGRAM(process_descriptor_ended, "pidfds of children that have ended and been waited for: how they ended, and which are of one") {
     pid_t child = NEED(fork());
     if (child == 0) _exit(3);

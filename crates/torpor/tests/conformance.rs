@@ -355,6 +355,8 @@ conformance! {
     process_descriptor_of_self: ok,
     process_descriptor_ended: ok,
     process_descriptor_outside: refused "of process 1, outside of the tree",
+    thread_descriptor: ok,
+    thread_descriptor_of_another: refused "a descriptor of a thread",
     // kernel.c
     io_uring: refused "io_uring",
     userfaultfd: refused "memory registered with a userfaultfd",

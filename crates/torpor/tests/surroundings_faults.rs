@@ -27,16 +27,16 @@ def sure(n):
     return n
 for n in range(4):
     with open(f'/dev/shm/file{n}', 'wb') as file:
-        file.write(bytes([65 + n]) * (n * 70000 + 1))
+        file.write(bytes([65 + n]) * (n * 300000 + 1))
 os.mkdir('/dev/shm/sub')
 os.symlink('../file0', '/dev/shm/sub/link')
 os.link('/dev/shm/file1', '/dev/shm/sub/again')
 os.mkfifo('/dev/shm/sub/fifo', 0o640)
 segments, sets = [], []
 for n in range(3):
-    segment = sure(libc.shmget(0x7000 + n, 50000, MAKE | 0o600))
+    segment = sure(libc.shmget(0x7000 + n, 700000, MAKE | 0o600))
     at = libc.shmat(segment, None, 0)
-    ctypes.memset(at, 97 + n, 50000)
+    ctypes.memset(at, 97 + n, 700000)
     segments.append(at)
     queue = sure(libc.msgget(0x7100 + n, MAKE | 0o600))
     for k in range(n + 1):
@@ -61,7 +61,7 @@ def state():
                 what = os.readlink(path)
             told.append(f'{path} {about.st_mode:o} {about.st_size} {about.st_nlink} {about.st_mtime_ns} {what}')
     for at in segments:
-        told.append(hashlib.sha256(ctypes.string_at(at, 50000)).hexdigest())
+        told.append(hashlib.sha256(ctypes.string_at(at, 700000)).hexdigest())
     for kind, columns in ('shm', (0, 1, 2, 3, 6)), ('msg', (0, 1, 2, 3, 4)), ('sem', (0, 1, 2, 3)):
         for line in open('/proc/sysvipc/' + kind).read().splitlines()[1:]:
             words = line.split()
@@ -117,8 +117,20 @@ fn reboot(daemon: &mut Daemon, fault: &str) {
     assert_eq!(daemon.state(APP).unwrap(), "warm", "{fault}: {}", daemon.log());
 }
 
-/// What is put back, and when: behind the first object, behind some, and behind all segments and open files.
-const STEPS: [&str; 6] = ["filled:1", "filled:5", "furnished:1", "furnished:3", "furnished:6", "opened:1"];
+/// What is put back, and when: behind the first object, behind some, and behind all segments and open files; and in the middle of the
+/// contents of a file, of a segment, and of a process's memory. Of four files with 1, 300001, 600001 and 900001 bytes there are 1, 2,
+/// 3 and 4 pieces of 256 KiB; of each of three segments 3; of the process's memory at least as many as it has MiB.
+const STEPS: [&str; 9] = [
+    "filled:1",
+    "filled:5",
+    "piece:2",
+    "furnished:1",
+    "furnished:3",
+    "furnished:6",
+    "piece:12",
+    "opened:1",
+    "piece:21",
+];
 
 fn fault(step: &str, action: &str) -> String {
     let (step, count) = step.split_once(':').unwrap();

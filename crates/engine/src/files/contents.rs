@@ -9,9 +9,9 @@ use rustix::fs::{OFlags, SeekFrom, seek};
 use rustix::io::Errno;
 use torpor_image::{Content, FormatError, PAGE, REGION_PAGES, Region, checksum};
 
-use super::MakeError;
 use super::charge::Charge;
 use super::collect::{Described, Why};
+use super::{EachMade, MakeError};
 use crate::memory::sink::{BATCH_BYTES, PageSink};
 
 /// Copies a file's contents to the image, and `tail` behind its end.
@@ -80,7 +80,7 @@ pub(super) fn fill(
     file: &File,
     (bytes, pages): (u64, &[Region]),
     image: &File,
-    charge: Option<&Charge<'_>>,
+    (charge, piece): (Option<&Charge<'_>>, Option<EachMade<'_>>),
     name: &str,
     mut behind: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
 ) -> Result<(), MakeError> {
@@ -101,6 +101,7 @@ pub(super) fn fill(
         if buffer[len..].iter().any(|byte| *byte != 0) {
             behind(region.start + len as u64, &buffer[len..]).map_err(MakeError::at("filling", name))?;
         }
+        piece.map_or(Ok(()), |piece| piece())?;
     }
     Ok(())
 }

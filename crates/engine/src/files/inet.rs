@@ -4,6 +4,7 @@
 //!
 //! All addresses are bound before the first socket listens or connects, because a listener keeps others from its port.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -200,8 +201,9 @@ fn datagrams(item: &Item, local: &[u8]) -> Described<Vec<Message>> {
     Ok(found.into_iter().map(message).collect())
 }
 
-/// First half of making: the socket with its address.
-pub(super) fn make(socket: &InetSocket) -> Result<OwnedFd, MakeError> {
+/// First half of making: the socket with its address. Where the network has been made `anew` since, an address of the program's own
+/// is gone: the socket stays bound to it, as it would to one that is removed.
+pub(super) fn make(socket: &InetSocket, anew: bool) -> Result<OwnedFd, MakeError> {
     let name = shown(socket);
     let fd = fresh(socket.kind).map_err(MakeError::at("making", &*name))?;
     match &socket.state {
@@ -212,9 +214,12 @@ pub(super) fn make(socket: &InetSocket) -> Result<OwnedFd, MakeError> {
         InetState::Established { repair: Some(connection) } => return tcp::make::make(socket, connection, &name),
         _ => {}
     }
-    options::set_early(&fd, &socket.options, &name)?;
+    options::set_early_in(&fd, &socket.options, anew, &name)?;
     if !socket.local.is_empty() {
-        let bind = || socket::bind(&fd, &socket.local);
+        let bind = || match socket::bind(&fd, &socket.local) {
+            Err(error) if anew && options::is_gone(&error) => bind_free(&fd, socket),
+            bound => bound,
+        };
         // Connections that the old socket had may linger (TIME_WAIT); they are in nobody's way.
         if socket.kind.1 == STREAM {
             reusing(&fd, bind, &name, "binding")?;
@@ -225,8 +230,18 @@ pub(super) fn make(socket: &InetSocket) -> Result<OwnedFd, MakeError> {
     Ok(fd)
 }
 
+/// Binds it to an address that is not there.
+fn bind_free(fd: &OwnedFd, socket: &InetSocket) -> io::Result<()> {
+    let ipv4 = socket.kind.0 == INET;
+    let before = if ipv4 { sockopt::ip_freebind(fd)? } else { sockopt::ipv6_freebind(fd)? };
+    let set = |value| if ipv4 { sockopt::set_ip_freebind(fd, value) } else { sockopt::set_ipv6_freebind(fd, value) };
+    set(true)?;
+    socket::bind(fd, &socket.local)?;
+    Ok(set(before)?)
+}
+
 /// Does something with a socket whose port may be in use by connections.
-fn reusing<E: Into<std::io::Error>>(
+fn reusing<E: Into<io::Error>>(
     fd: &OwnedFd,
     work: impl FnOnce() -> Result<(), E>,
     name: &str,
@@ -255,8 +270,8 @@ fn reset(fd: &OwnedFd, kind: Kind) -> rustix::io::Result<()> {
 
 /// Both halves: a socket that others reach, alone.
 pub(crate) fn make_listener(socket: &InetSocket, file: &OpenFile) -> Result<OwnedFd, MakeError> {
-    let fd = make(socket)?;
-    finish(&fd, socket, file)?;
+    let fd = make(socket, true)?;
+    finish(&fd, socket, file, true)?;
     Ok(fd)
 }
 
@@ -272,7 +287,7 @@ pub(super) fn shown(socket: &InetSocket) -> String {
 }
 
 /// Second half: what it does with its address.
-pub(super) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile) -> Result<(), MakeError> {
+pub(super) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile, anew: bool) -> Result<(), MakeError> {
     let name = shown(socket);
     match &socket.state {
         InetState::Listening { backlog } => {
@@ -285,7 +300,8 @@ pub(super) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile) -> Resu
                 datagram::fill(fd, socket).map_err(MakeError::at("filling", &*name))?;
             }
             if !socket.remote.is_empty() {
-                socket::connect(fd, &socket.remote).map_err(MakeError::at("connecting", &*name))?;
+                let connected = socket::connect(fd, &socket.remote);
+                options::unless_gone(connected, anew).map_err(MakeError::at("connecting", &*name))?;
             }
             let how = match socket.shut & 3 {
                 1 => Some(rustix::net::Shutdown::Read),

@@ -26,6 +26,8 @@ use super::{
 /// What is open behind a descriptor is made once; if anything fails, dropping what was made takes it away again (names of
 /// unix sockets stay as files, as they did when the program ended).
 pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) -> Result<Made, MakeError> {
+    // An app's network.
+    let anew = around.passed.is_some();
     raise_limit();
     let mut files: Vec<Option<OwnedFd>> = tree.files.iter().map(|_| None).collect();
     for (id, fd) in given {
@@ -56,7 +58,7 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
             | FileKind::Inotify { .. }
             | FileKind::Fanotify { .. }
             | FileKind::Ended { .. } => None,
-            FileKind::Inet(socket) => Some(inet::make(socket)?),
+            FileKind::Inet(socket) => Some(inet::make(socket, anew)?),
             FileKind::Master(found) => Some(terminal::make(found, file, around)?),
             FileKind::Slave { .. } => None,
             _ => Some(one(tree, file, around, &memories, &mut pipes)?),
@@ -93,7 +95,7 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
         let Some(fd) = &files[id] else { continue };
         if let FileKind::Inet(socket) = &file.kind {
-            inet::finish(fd, socket, file)?;
+            inet::finish(fd, socket, file, anew)?;
         }
         locks::take(fd.as_fd(), file, &name(file))?;
     }
@@ -182,7 +184,7 @@ fn one(
             Ok(fd)
         }
         FileKind::Netlink { kind, port, groups, options } => netlink::make(*kind, *port, groups, options, file),
-        FileKind::Packet(socket) => packet::make(socket, file),
+        FileKind::Packet(socket) => packet::make(socket, file, around.passed.is_some()),
         FileKind::Outside { name } => Err(MakeError::Missing(name.clone())),
         FileKind::Handle { state, handle } => path::make_by_handle(state, handle, file, around),
         FileKind::Process { .. }

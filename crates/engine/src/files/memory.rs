@@ -261,7 +261,7 @@ pub(super) fn make(
             let file = File::from(attached.open().map_err(MakeError::at("opening", &*name))?);
             segment::clear(&file, memory.bytes).map_err(MakeError::at("emptying", &*name))?;
             let behind = |at, tail: &[u8]| attached.write(at, tail);
-            fill(&file, (memory.bytes, &memory.pages), image, around.charge, &name, behind)?;
+            fill(&file, (memory.bytes, &memory.pages), image, (around.charge, around.piece), &name, behind)?;
             return Ok(MadeMemory { fd: file.into(), segment: Some(segment) });
         }
         SharedMemoryKind::Deleted { state, owner } => {
@@ -277,7 +277,7 @@ pub(super) fn make(
         }
     };
     let file = File::from(fd);
-    fill(&file, (memory.bytes, &memory.pages), image, around.charge, &name, |_, _| Ok(()))?;
+    fill(&file, (memory.bytes, &memory.pages), image, (around.charge, around.piece), &name, |_, _| Ok(()))?;
     let mut fd = OwnedFd::from(file);
     if executed && matches!(memory.kind, SharedMemoryKind::Deleted { .. }) {
         // What is open for writing cannot be executed.

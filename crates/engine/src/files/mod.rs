@@ -160,7 +160,7 @@ pub(crate) struct Made {
 }
 
 /// Told of each thing that is made, one by one; an error ends the making.
-pub(crate) type EachMade<'a> = &'a dyn Fn() -> Result<(), Fault<RestoreStep>>;
+pub(crate) type EachMade<'a> = &'a (dyn Fn() -> Result<(), Fault<RestoreStep>> + Sync);
 
 /// Descriptors from outside of the tree, for [`torpor_image::tree::FileKind::Outside`] and parked ones.
 pub(crate) type Given = BTreeMap<FileId, OwnedFd>;

@@ -3,8 +3,10 @@
 //! A socket's options go into the image where they differ from those of a fresh socket of its kind.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with, sockopt};
 use torpor_image::tree::SocketOption;
 use torpor_linux::socket::{self, PLAIN, Plain};
@@ -112,7 +114,7 @@ impl Defaults {
         match socket::attached_filter(fd) {
             Ok(Some(code)) => options.push(SocketOption { level: SOCKET, name: FILTER, value: code }),
             Ok(None) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 return Err(Why::kept("a socket with a filter in eBPF, which cannot be read", ""));
             }
             // Kinds that take no filters.
@@ -122,13 +124,24 @@ impl Defaults {
     }
 }
 
-fn apply(fd: impl AsFd, options: &[SocketOption], late: bool, name: &str) -> Result<(), MakeError> {
+/// The error of something that names an interface or an address which is not there.
+pub(super) fn is_gone(error: &io::Error) -> bool {
+    const GONE: [Errno; 3] = [Errno::NODEV, Errno::ADDRNOTAVAIL, Errno::NETUNREACH];
+    Errno::from_io_error(error).is_some_and(|error| GONE.contains(&error))
+}
+
+/// As if the interface had been removed since: not an error.
+pub(super) fn unless_gone(done: io::Result<()>, anew: bool) -> io::Result<()> {
+    done.or_else(|error| if anew && is_gone(&error) { Ok(()) } else { Err(error) })
+}
+
+fn apply(fd: impl AsFd, options: &[SocketOption], late: bool, anew: bool, name: &str) -> Result<(), MakeError> {
     let fd = fd.as_fd();
     for wanted in options {
         let failed = || MakeError::at("setting an option of", format!("{name} ({} {})", wanted.level, wanted.name));
         if wanted.name == multicast::JOIN && wanted.level != SOCKET {
             if !late {
-                multicast::join(fd, wanted).map_err(failed())?;
+                unless_gone(multicast::join(fd, wanted), anew).map_err(failed())?;
             }
             continue;
         }
@@ -139,9 +152,9 @@ fn apply(fd: impl AsFd, options: &[SocketOption], late: bool, name: &str) -> Res
             continue;
         }
         let option = Plain::find(wanted.level, wanted.name);
-        let option = option.ok_or_else(|| failed()(rustix::io::Errno::NOPROTOOPT.into()))?;
+        let option = option.ok_or_else(|| failed()(Errno::NOPROTOOPT.into()))?;
         if option.late == late {
-            socket::set(fd, option, &wanted.value).map_err(failed())?;
+            unless_gone(socket::set(fd, option, &wanted.value), anew).map_err(failed())?;
         }
     }
     Ok(())
@@ -149,7 +162,12 @@ fn apply(fd: impl AsFd, options: &[SocketOption], late: bool, name: &str) -> Res
 
 /// Sets the options that count from the beginning: before an address is bound.
 pub(super) fn set_early(fd: impl AsFd, options: &[SocketOption], name: &str) -> Result<(), MakeError> {
-    apply(fd, options, false, name)
+    apply(fd, options, false, false, name)
+}
+
+/// The same where the network may have been made `anew`: interfaces that the program had made are gone then.
+pub(super) fn set_early_in(fd: impl AsFd, options: &[SocketOption], anew: bool, name: &str) -> Result<(), MakeError> {
+    apply(fd, options, false, anew, name)
 }
 
 /// A filter is among them.
@@ -160,8 +178,8 @@ pub(super) fn has_filter(options: &[SocketOption]) -> bool {
 /// Sets those that would be in the way of making the socket; the filter before what locks it.
 pub(super) fn set_late(fd: impl AsFd, options: &[SocketOption], name: &str) -> Result<(), MakeError> {
     let (filters, others): (Vec<_>, Vec<_>) = options.iter().cloned().partition(|option| option.name == FILTER);
-    apply(fd.as_fd(), &filters, true, name)?;
-    apply(fd.as_fd(), &others, true, name)
+    apply(fd.as_fd(), &filters, true, false, name)?;
+    apply(fd.as_fd(), &others, true, false, name)
 }
 
 fn socket_option(name: i32) -> &'static Plain {
@@ -169,26 +187,26 @@ fn socket_option(name: i32) -> &'static Plain {
 }
 
 /// Where peeking begins (`SO_PEEK_OFF`); -1: not used.
-pub(super) fn peek_offset(fd: impl AsFd) -> std::io::Result<Vec<u8>> {
+pub(super) fn peek_offset(fd: impl AsFd) -> io::Result<Vec<u8>> {
     socket::get(fd, socket_option(PEEK_OFFSET))
 }
 
-pub(super) fn set_peek_offset(fd: impl AsFd, value: &[u8]) -> std::io::Result<()> {
+pub(super) fn set_peek_offset(fd: impl AsFd, value: &[u8]) -> io::Result<()> {
     socket::set(fd, socket_option(PEEK_OFFSET), value)
 }
 
 /// Sizes of a socket's buffers (`SO_SNDBUF`, `SO_RCVBUF`), as they are.
-pub(super) fn buffer_sizes(fd: impl AsFd) -> std::io::Result<(u32, u32)> {
+pub(super) fn buffer_sizes(fd: impl AsFd) -> io::Result<(u32, u32)> {
     let fd = fd.as_fd();
-    let size = |name| -> std::io::Result<u32> {
+    let size = |name| -> io::Result<u32> {
         let bytes = socket::get(fd, socket_option(name))?;
-        bytes.try_into().map(u32::from_ne_bytes).map_err(|_| std::io::ErrorKind::InvalidData.into())
+        bytes.try_into().map(u32::from_ne_bytes).map_err(|_| io::ErrorKind::InvalidData.into())
     };
     Ok((size(SEND_BUFFER)?, size(RECEIVE_BUFFER)?))
 }
 
 /// Sets what [`buffer_sizes`] has read, and leaves it to the kernel to adapt them.
-pub(super) fn set_buffer_sizes(fd: impl AsFd, sizes: (u32, u32)) -> std::io::Result<()> {
+pub(super) fn set_buffer_sizes(fd: impl AsFd, sizes: (u32, u32)) -> io::Result<()> {
     let fd = fd.as_fd();
     socket::set(fd, socket_option(SEND_BUFFER), &sizes.0.to_ne_bytes())?;
     socket::set(fd, socket_option(RECEIVE_BUFFER), &sizes.1.to_ne_bytes())?;
@@ -196,7 +214,7 @@ pub(super) fn set_buffer_sizes(fd: impl AsFd, sizes: (u32, u32)) -> std::io::Res
 }
 
 /// A send buffer that takes all that a queue had; gives what undoes it.
-pub(super) fn widen(fd: impl AsFd) -> std::io::Result<[Vec<u8>; 2]> {
+pub(super) fn widen(fd: impl AsFd) -> io::Result<[Vec<u8>; 2]> {
     const WIDE_BYTES: i32 = 1 << 30;
     let fd = fd.as_fd();
     let (size, lock) = (socket_option(SEND_BUFFER), socket_option(BUFFER_LOCK));
@@ -205,7 +223,7 @@ pub(super) fn widen(fd: impl AsFd) -> std::io::Result<[Vec<u8>; 2]> {
     Ok(before)
 }
 
-pub(super) fn narrow(fd: impl AsFd, before: &[Vec<u8>; 2]) -> std::io::Result<()> {
+pub(super) fn narrow(fd: impl AsFd, before: &[Vec<u8>; 2]) -> io::Result<()> {
     let fd = fd.as_fd();
     socket::set(fd, socket_option(SEND_BUFFER), &before[0])?;
     socket::set(fd, socket_option(BUFFER_LOCK), &before[1])

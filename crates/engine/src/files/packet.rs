@@ -5,7 +5,8 @@
 //! What it has counted (`PACKET_STATISTICS`) begins anew, for to read it is to clear it.
 //!
 //! A socket that is made again takes no packets, by a filter, before the tree goes on ([`listen`]): what restoring itself
-//! sends is none of the program's business. Interfaces are found by their names.
+//! sends is none of the program's business. Interfaces are found by their names. Where the network has been made anew since, those of the
+//! program's own are gone: the socket is then as one whose interface has been removed, which takes nothing.
 
 use std::os::fd::OwnedFd;
 
@@ -131,21 +132,26 @@ pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -
 }
 
 /// A socket with its address, which takes nothing yet.
-pub(super) fn make(socket: &PacketSocket, file: &OpenFile) -> Result<OwnedFd, MakeError> {
+pub(super) fn make(socket: &PacketSocket, file: &OpenFile, anew: bool) -> Result<OwnedFd, MakeError> {
     let fd = fresh((FAMILY, socket.kind, 0)).map_err(MakeError::at("making", NAME))?;
     let index = |name: &[u8]| {
         let text = String::from_utf8_lossy(name);
-        name_to_index(&fd, &text).map_err(MakeError::at("looking for interface", &*text))
+        match name_to_index(&fd, &text) {
+            Err(Errno::NODEV) if anew => Ok(None),
+            found => found.map(Some).map_err(MakeError::at("looking for interface", &*text)),
+        }
     };
-    options::set_early(&fd, &socket.options, NAME)?;
+    options::set_early_in(&fd, &socket.options, anew, NAME)?;
     socket::attach_filter(&fd, &NOTHING).map_err(MakeError::at("making", NAME))?;
-    let interface = if socket.interface.is_empty() { 0 } else { index(&socket.interface)? };
-    if socket.protocol != 0 || interface != 0 {
+    let interface = if socket.interface.is_empty() { Some(0) } else { index(&socket.interface)? };
+    if let Some(interface) = interface
+        && (socket.protocol != 0 || interface != 0)
+    {
         let address = address(socket.protocol, interface);
         socket::bind(&fd, &address).map_err(MakeError::at("binding", NAME))?;
     }
     for membership in &socket.memberships {
-        let interface = index(&membership.interface)?;
+        let Some(interface) = index(&membership.interface)? else { continue };
         for _ in 0..membership.count {
             let asked = socket::packet_membership(&fd, interface, membership.kind, &membership.address);
             asked.map_err(MakeError::at("asking for packets for", NAME))?;

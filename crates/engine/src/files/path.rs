@@ -18,7 +18,7 @@ use super::charge::Charge;
 use super::collect::{Described, Why};
 use super::list::Item;
 use super::pipe::reopen;
-use super::{MakeError, Request};
+use super::{EachMade, MakeError, Request};
 use crate::view::View;
 
 /// Behind the link of a file whose name has been removed.
@@ -88,7 +88,7 @@ impl Root<'_> {
 }
 
 /// Where and when a tree's files are opened again.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Around<'a> {
     /// Where its paths begin.
     pub(crate) root: Root<'a>,
@@ -98,6 +98,8 @@ pub(crate) struct Around<'a> {
     pub(crate) passed: Option<Duration>,
     /// Whose memory the contents of memory files are; `None`: the restorer's.
     pub(crate) charge: Option<&'a Charge<'a>>,
+    /// Told of each piece of the contents of files that is there.
+    pub(crate) piece: Option<EachMade<'a>>,
 }
 
 pub(super) fn path_of(bytes: &[u8]) -> &Path {

@@ -20,6 +20,7 @@ use torpor_linux::vm;
 
 use super::RestoreError;
 use super::run::{Building, Missing};
+use crate::files::EachMade;
 use crate::memory::buffer::Buffer;
 use crate::memory::sink::unbuffered;
 
@@ -45,15 +46,20 @@ impl Stored {
 }
 
 /// Checks every stored page of the processes of a tree whose processes are all there, and fills those that wait for it.
-/// Pages of shared memory are checked by whoever makes it. Gives the bytes.
-pub(crate) fn pages(building: &mut Building<'_>, path: &Path, image: &File) -> Result<u64, RestoreError> {
+/// Pages of shared memory are checked by whoever makes it. `piece` is told of each batch. Gives the bytes.
+pub(crate) fn pages(
+    building: &mut Building<'_>,
+    path: &Path,
+    image: &File,
+    piece: Option<EachMade<'_>>,
+) -> Result<u64, RestoreError> {
     let (waiting, mut missing) = building.mapped()?;
     missing.sort_unstable_by_key(|missing| (missing.offset, missing.pid, missing.address));
     let stored = stored(building.tree());
     // Those that read by themselves have the other processors meanwhile.
     let threads = if waiting.is_empty() { 1 } else { MOST_THREADS };
     let longest = missing.iter().map(|missing| missing.bytes).max().unwrap_or(0);
-    let source = Source { path, image, direct: unbuffered(image, false).ok(), missing, longest };
+    let source = Source { path, image, direct: unbuffered(image, false).ok(), missing, longest, piece };
     source.work(&stored, &batches(&stored), threads)?;
     building.filled(&waiting)?;
     Ok(stored.iter().map(|region| region.bytes).sum())
@@ -103,6 +109,8 @@ struct Source<'a> {
     missing: Vec<Missing>,
     /// Bytes of the longest of these.
     longest: u64,
+    /// Told of each batch that is there.
+    piece: Option<EachMade<'a>>,
 }
 
 impl Source<'_> {
@@ -112,7 +120,9 @@ impl Source<'_> {
         let work = || {
             let mut buffer = Buffer::new(BATCH_BYTES as usize);
             while let Some(batch) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Err(error) = self.batch(&stored[batch.clone()], &mut buffer) {
+                let done = self.batch(&stored[batch.clone()], &mut buffer);
+                let told = || self.piece.map_or(Ok(()), |piece| Ok(piece()?));
+                if let Err(error) = done.and_then(|()| told()) {
                     // Nobody begins another one.
                     next.store(batches.len(), Ordering::Relaxed);
                     failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);

@@ -106,7 +106,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     reached(RestoreStep::Read)?;
 
     let same_boot = crate::collect::boot().map_or(true, |boot| boot == tree.machine.boot);
-    let around = Around { root: Root::Own, same_boot, passed: None, charge: None };
+    let around = Around { root: Root::Own, same_boot, passed: None, charge: None, piece: None };
     let staged = Staged::of(&tree).ok_or(CompileError::NoNumbers)?;
     let mut wrong = check::machine(&header.needs, &tree);
     wrong.extend(check::ids(&plan));
@@ -142,7 +142,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     building.born()?;
     reached(RestoreStep::Born)?;
     finish::attributes(&building, &Inherited::look()?, &mut warnings)?;
-    let page_bytes = fill::pages(&mut building, request.image, &file)?;
+    let page_bytes = fill::pages(&mut building, request.image, &file, None)?;
     reached(RestoreStep::Verified)?;
     building.built()?;
     reached(RestoreStep::Built)?;

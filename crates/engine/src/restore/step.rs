@@ -7,6 +7,8 @@ use crate::step::{Fault, Named};
 pub enum RestoreStep {
     /// The image is read and fits this machine; its plan is at hand.
     Read,
+    /// A piece of what files, segments and processes contain is there. Only faults know of it, in an app.
+    Piece,
     /// An app's home that was made anew: what lay in its memory file systems is there. A fault comes behind each file.
     Filled,
     /// Process ids are free, files are what they were.
@@ -37,8 +39,9 @@ pub enum RestoreStep {
 
 impl RestoreStep {
     /// All steps, in order.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Read,
+        Self::Piece,
         Self::Filled,
         Self::Checked,
         Self::Furnished,
@@ -54,15 +57,16 @@ impl RestoreStep {
         Self::Running,
     ];
 
-    /// It is reached only in an app's home that was made anew.
-    pub const fn is_of_new_home(self) -> bool {
-        matches!(self, Self::Filled | Self::Furnished)
+    /// It is reached only in an app's home that was made anew, or with enough contents.
+    pub const fn is_not_always_there(self) -> bool {
+        matches!(self, Self::Piece | Self::Filled | Self::Furnished)
     }
 
     /// Its name in phases, faults and documents.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
+            Self::Piece => "piece",
             Self::Filled => "filled",
             Self::Checked => "checked",
             Self::Furnished => "furnished",

@@ -177,7 +177,15 @@ impl Reviving<'_> {
         let Prepared { file, tree, plan, starters, root, paths, given, passed, same_boot, mut warnings } = prepared;
         let charge = Charge::of(home);
         let passed_since = (!same_boot).then_some(passed);
-        let around = Around { root: Root::At(root.as_fd()), same_boot, passed: passed_since, charge: Some(&charge) };
+        let target = self.target;
+        let piece = || target.faults.rebuilt(RestoreStep::Piece);
+        let around = Around {
+            root: Root::At(root.as_fd()),
+            same_boot,
+            passed: passed_since,
+            charge: Some(&charge),
+            piece: Some(&piece),
+        };
         let surroundings = !same_boot && files::ipc::has_any(&tree.surroundings);
         if surroundings || makes_in_namespaces(&tree, &given) {
             let entered = move_into_thread_name_spaces(home.init.as_fd(), ENTERED);
@@ -203,7 +211,7 @@ impl Reviving<'_> {
         self.reached(RestoreStep::Launched)?;
         building.born()?;
         self.reached(RestoreStep::Born)?;
-        fill::pages(&mut building, self.image, &file)?;
+        fill::pages(&mut building, self.image, &file, Some(&piece))?;
         self.reached(RestoreStep::Verified)?;
         let inherited = Inherited::look()?;
         building.built()?;

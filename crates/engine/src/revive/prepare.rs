@@ -67,7 +67,15 @@ pub(super) fn prepare(reviving: &mut Reviving<'_>, request: Revive<'_>) -> Resul
     let passed = times.passed();
     let charge = Charge::of(home);
     let passed_since = (!same_boot).then_some(passed);
-    let around = Around { root: Root::At(root.as_fd()), same_boot, passed: passed_since, charge: Some(&charge) };
+    let target = reviving.target;
+    let piece = || target.faults.rebuilt(RestoreStep::Piece);
+    let around = Around {
+        root: Root::At(root.as_fd()),
+        same_boot,
+        passed: passed_since,
+        charge: Some(&charge),
+        piece: Some(&piece),
+    };
     if !same_boot {
         let moved = reviving
             .each(RestoreStep::Filled, |made| files::tmpfs::make(&tree.surroundings.tmpfs, around, &file, made))?;

@@ -45,7 +45,7 @@ pub(crate) fn make(found: &[Tmpfs], around: Around<'_>, image: &File, made: Each
         let shown = text(&tmpfs.path);
         let directory =
             open(tmpfs, around.root, &machine).map_err(MakeError::at("opening memory file system", &*shown))?;
-        let making = Making { tmpfs, root: directory, image, charge: around.charge, made, shown };
+        let making = Making { tmpfs, root: directory, image, manner: (around.charge, around.piece), made, shown };
         making.clear()?;
         making.fill(&mut moved)?;
     }
@@ -67,7 +67,8 @@ struct Making<'a> {
     tmpfs: &'a Tmpfs,
     root: OwnedFd,
     image: &'a File,
-    charge: Option<&'a Charge<'a>>,
+    /// Whose memory it is, and who is told of each piece.
+    manner: (Option<&'a Charge<'a>>, Option<EachMade<'a>>),
     made: EachMade<'a>,
     shown: String,
 }
@@ -146,7 +147,7 @@ impl Making<'_> {
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let file = openat(directory, name, flags, Mode::RUSR | Mode::WUSR).map_err(|error| wrong()(error))?;
                 ftruncate(&file, *bytes).map_err(|error| wrong()(error))?;
-                fill(&File::from(file), (*bytes, pages), self.image, self.charge, &self.name(node), |_, _| Ok(()))?;
+                fill(&File::from(file), (*bytes, pages), self.image, self.manner, &self.name(node), |_, _| Ok(()))?;
                 Ok(())
             }
             NodeContent::Link(target) => symlinkat(&target[..], directory, name),

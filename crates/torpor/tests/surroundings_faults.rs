@@ -132,6 +132,9 @@ const STEPS: [&str; 9] = [
     "piece:21",
 ];
 
+/// There the thread that is at work is the owner of the app, whom the keeper does not obey: a fault cannot end it.
+const OF_ITS_OWNER: &str = "piece:12";
+
 fn fault(step: &str, action: &str) -> String {
     let (step, count) = step.split_once(':').unwrap();
     format!("revive-{step}:{action}:{count}")
@@ -173,6 +176,9 @@ fn what_lies_around_processes_is_put_back_whole_or_again() {
         // By itself or for us: it is tried again.
         assert_eq!(ask(daemon, at), before, "{when}");
 
+        if step == OF_ITS_OWNER {
+            continue;
+        }
         let when = fault(step, "keeper");
         reboot(daemon, &when);
         let old = keeper(daemon);
@@ -185,5 +191,5 @@ fn what_lies_around_processes_is_put_back_whole_or_again() {
         daemon.set_environment("TORPOR_FAULT", None);
         daemon.up().unwrap();
     }
-    say(&format!("surroundings: {} faults, each followed by a wake that found all of it", STEPS.len() * 3));
+    say(&format!("surroundings: {} faults, each followed by a wake that found all of it", STEPS.len() * 3 - 1));
 }

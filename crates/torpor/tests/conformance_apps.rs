@@ -72,6 +72,7 @@ const EXCEPTIONS: &[(&str, Expected)] = &[
     ("sse", Refused("is at work")),
     ("syscall_dispatch", Refused("it handles its own system calls (PR_SET_SYSCALL_USER_DISPATCH)")),
     ("system_v_semaphore", Refused("which may have to be undone when it ends (SEM_UNDO)")),
+    ("thread_descriptor_of_another", Refused("a descriptor of a thread")),
     ("time_namespace", Refused("it is in another time (for its children) namespace")),
     ("timer_overrun", Refused("has expired several times")),
     ("traced", Refused("is traced by")),

@@ -81,9 +81,9 @@ pub(super) fn timer(item: &Item, since: Duration) -> Described<FileKind> {
 pub(super) fn process(context: &Context<'_, '_>, item: &Item) -> Described<FileKind> {
     let pid: i32 = number(item, "Pid")?;
     match context.request.ids.get(&pid) {
-        // Threads are made when descriptors are in their places.
+        // Threads are made when descriptors are in their places; one that is kept is of the thread that has ended.
         Some(_) if item.info.flags & THREAD != 0 && !context.request.processes.contains(&pid) => {
-            Err(Why::kept("a descriptor of a thread", "let the program close it"))
+            Err(Why::refused("a descriptor of a thread", "let the program close it"))
         }
         Some(inside) => Ok(FileKind::Process { pid: *inside }),
         None if pid <= 0 && context.request.view.keeps_files() => {

@@ -30,7 +30,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc;
-use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -103,10 +102,12 @@ pub fn revive(target: &Target<'_>, request: Revive<'_>) -> (Result<Revived, Revi
     let mut timings = Timings::begin();
     let (home, image) = (request.home, request.image);
     let result = std::thread::scope(|scope| {
-        let entering = scope.spawn(|| enter(target, home));
+        let (tell_entered, entering) = mpsc::sync_channel(1);
+        // Where nobody takes it, it ends.
+        scope.spawn(move || drop(tell_entered.send(enter(target, home))));
         let mut reviving = Reviving { target, home, image, timings: &mut timings };
         let (asking, asked) = mpsc::channel();
-        let building = scope.spawn(move || reviving.run(request, entering, &asking));
+        let building = scope.spawn(move || reviving.run(request, &entering, &asking));
         aside::serve(asked);
         building.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
@@ -130,8 +131,8 @@ fn enter(target: &Target<'_>, home: &Home) -> Result<Entered, ReviveError> {
     Ok(entered.map_err(RestoreError::from)?)
 }
 
-/// The thread that enters. What it has made ends with its handle, if nobody takes it.
-type Entering<'scope> = ScopedJoinHandle<'scope, Result<Entered, ReviveError>>;
+/// From the thread that enters: waiting for its end would take longer.
+type Entering = mpsc::Receiver<Result<Entered, ReviveError>>;
 
 struct Reviving<'a> {
     target: &'a Target<'a>,
@@ -160,7 +161,7 @@ impl Reviving<'_> {
     fn run(
         &mut self,
         request: Revive<'_>,
-        entering: Entering<'_>,
+        entering: &Entering,
         setting_aside: &mpsc::Sender<Renaming>,
     ) -> Result<Revived, ReviveError> {
         let prepared = prepare(self, request)?;
@@ -170,7 +171,7 @@ impl Reviving<'_> {
     fn build(
         &mut self,
         prepared: Prepared,
-        entering: Entering<'_>,
+        entering: &Entering,
         setting_aside: &mpsc::Sender<Renaming>,
     ) -> Result<Revived, ReviveError> {
         let home = self.home;
@@ -204,14 +205,15 @@ impl Reviving<'_> {
         let mut opened = Opened::new(&tree, starters, made, paths, &file, Some(home.init.as_fd()))?;
         self.reached(RestoreStep::Opened)?;
 
-        let entered = entering.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let nobody = |_| ReviveError::Home("waiting for its first process", io::ErrorKind::BrokenPipe.into());
+        let entered = entering.recv().map_err(nobody)??;
         let mut building = Building::begin_inside(&tree, &plan, &opened, entered)?;
-        // Not before: the first process would find the other processor taken.
-        let aside = Aside::begin(self.image, setting_aside);
         self.reached(RestoreStep::Launched)?;
         building.born()?;
         self.reached(RestoreStep::Born)?;
         fill::pages(&mut building, self.image, &file, Some(&piece))?;
+        // Not before: on two processors one of us or the first process would have to wait.
+        let aside = Aside::begin(self.image, setting_aside);
         self.reached(RestoreStep::Verified)?;
         let inherited = Inherited::look()?;
         building.built()?;

@@ -13,9 +13,10 @@
 //! while others find out.
 //!
 //! # Which processor
-//! L is kept on its processor while it makes P, so P starts there, at the moment in which L begins to wait. The kernel places
-//! a new process on the processor with the least to do, which on a small machine is that of the thread that finds out
-//! what R will become: P would wait for it, while L's processor has nothing to do. P then may run wherever L might.
+//! L is kept on its processor while it makes P and P makes R, so P starts there, at the moment in which L begins to wait, and R
+//! when P has ended. The kernel places a new process on the processor with the least to do, which on a small machine is that
+//! of the thread that finds out what R will become: P, and later R, would wait for it, while L's processor has nothing to do.
+//! The first that R does is to let itself run wherever L might.
 //!
 //! # Killed cgroups
 //! Since Linux 6.14 the kernel kills what is cloned into a cgroup whose count of kills (of times that `cgroup.kill` was
@@ -36,7 +37,6 @@ use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Signal, pidfd_send_signal};
-use rustix::thread::CpuSet;
 
 use super::gate::{self, Waiting};
 use super::launch::{Blocked, CLEAR_SIGNAL_ACTIONS, Failed, Launch, LaunchError, Stack, leave};
@@ -101,8 +101,6 @@ struct Passage<'a> {
     tasks: &'a [i32],
     root: libc::clone_args,
     waiting: *mut Waiting,
-    /// Where P and R may run, if L is pinned.
-    processors: Option<CpuSet>,
     answer: i64,
     failed: Failed,
 }
@@ -129,7 +127,8 @@ impl Passage<'_> {
             ..NO_ARGUMENTS
         };
         let pinned = Pinned::here();
-        self.processors = pinned.as_ref().map(|pinned| *pinned.before());
+        // SAFETY: R, which looks at it, is not there yet.
+        unsafe { (*self.waiting).processors = pinned.as_ref().map(|pinned| *pinned.before()) };
         let blocked = Blocked::all();
         // SAFETY: this thread goes on only when P has left our memory (CLONE_VFORK), and all places outlive that. `pass`
         // never returns and makes system calls only; signals are blocked. What R uses (`waiting`, its stack) is kept by
@@ -174,7 +173,6 @@ pub fn enter(inside: &Inside<'_>) -> Result<Entered, LaunchError> {
             ..NO_ARGUMENTS
         },
         waiting: ptr::from_mut(&mut *waiting),
-        processors: None,
         answer: 0,
         failed: Failed::default(),
     };
@@ -225,15 +223,6 @@ extern "C" fn pass(passage: *mut u8) -> ! {
     let passage = unsafe { &mut *passage.cast::<Passage<'_>>() };
     const NAMESPACES: i32 =
         libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | libc::CLONE_NEWCGROUP;
-    if let Some(processors) = &passage.processors {
-        let (bytes, place) = (size_of_val(processors) as u64, ptr::from_ref(processors) as u64);
-        // SAFETY: the kernel reads the set, which is as long as said.
-        let answer = unsafe { call(libc::SYS_sched_setaffinity, [0, bytes, place, 0, 0, 0]) };
-        if answer < 0 {
-            passage.failed = Failed { step: "sched_setaffinity", error: -answer as i32 };
-            leave();
-        }
-    }
     for tasks in passage.tasks {
         // SAFETY: the text outlives the call.
         let answer = unsafe { call(libc::SYS_write, [*tasks as u64, c"0".as_ptr() as u64, 1, 0, 0, 0]) };

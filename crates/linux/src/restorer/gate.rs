@@ -7,8 +7,12 @@
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr;
+
+use rustix::thread::CpuSet;
 
 use super::launch::{Failed, close_all_but, execute, forget_ours, leave, step};
+use super::raw::call;
 use crate::socket::message::{MAX_FILES, Sent, send};
 
 /// What it needs, and where it says what failed. It shares our memory.
@@ -16,6 +20,8 @@ use crate::socket::message::{MAX_FILES, Sent, send};
 pub(super) struct Waiting {
     /// Its end of the socket.
     pub(super) gate: i32,
+    /// Where it may run, if it has been kept on one processor.
+    pub(super) processors: Option<CpuSet>,
     pub(super) failed: Failed,
 }
 
@@ -41,6 +47,12 @@ pub(super) fn open(gate: impl AsFd, first: i32, files: &[BorrowedFd<'_>], seed: 
 pub(super) extern "C" fn run(waiting: *mut u8) -> ! {
     // SAFETY: `enter` passes a valid `Waiting` that nobody else touches before this process has left our memory.
     let waiting = unsafe { &mut *waiting.cast::<Waiting>() };
+    if let Some(processors) = &waiting.processors {
+        let (bytes, place) = (size_of_val(processors) as u64, ptr::from_ref(processors) as u64);
+        // SAFETY: the kernel reads the set, which is as long as said. Where its cgroup has none of these, it may run on those of
+        // the cgroup already; and its list says where it runs in the end.
+        unsafe { call(libc::SYS_sched_setaffinity, [0, bytes, place, 0, 0, 0]) };
+    }
     waiting.failed = match pass(waiting.gate as u64) {
         Ok(never) => match never {},
         Err(failed) => failed,

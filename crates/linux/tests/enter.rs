@@ -13,7 +13,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use torpor_linux::restorer::{
     CODE_BYTES, EXACT, Entered, Inside, Launch, LaunchError, Newborn, STOP, Step, enter, enter_for_children,
-    interpreter, seed,
+    interpreter, reserve, seed,
 };
 
 const BLOB: u64 = 0x20_0000_0000;
@@ -195,6 +195,34 @@ fn the_seed_is_a_child_of_the_namespaces_init() {
     // The tracing thread has ended.
     soon("the seed outlives its tracer", || !Path::new(&format!("/proc/{host}")).exists());
     assert_eq!(groups.processes(), "");
+}
+
+#[test]
+fn many_descriptors_of_ours_are_neither_inherited_nor_touched() {
+    reserve().unwrap();
+    let (namespaces, groups) = (Namespaces::new(), Groups::new("many"));
+    let ours: Vec<OwnedFd> = (0..500).map(|n| memory("ours", &[n as u8])).collect();
+    let open = |pid: i32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+    let work = || {
+        // Dropped at the gate, more often than there are numbers for gates.
+        for _ in 0..40 {
+            let waiting = entered(namespaces.init, &groups.v2, groups.v1.as_deref(), ROOT).unwrap();
+            soon("it keeps more than its gate", || open(waiting.pid()) == 1);
+            drop(waiting);
+            soon("it does not end", || groups.processes().is_empty());
+        }
+        let mut last = entered(namespaces.init, &groups.v2, groups.v1.as_deref(), ROOT).unwrap();
+        let stop = execute(&mut last, INHERITED).stopped().unwrap();
+        assert!(!stop.failed, "{stop:?}");
+        assert_eq!(open(last.pid()), INHERITED);
+        last.executed().unwrap();
+    };
+    std::thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    for (n, fd) in ours.iter().enumerate() {
+        let mut byte = [0];
+        assert_eq!(rustix::io::pread(fd, &mut byte, 0).unwrap(), 1);
+        assert_eq!(byte[0], n as u8, "descriptor {n}");
+    }
 }
 
 #[test]

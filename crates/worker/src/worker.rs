@@ -30,6 +30,9 @@ pub enum OpenError {
     /// A directory could not be made.
     #[error("directory {}", .0.display())]
     Directory(PathBuf, #[source] io::Error),
+    /// No descriptors could be opened.
+    #[error("opening descriptors for later")]
+    Descriptors(#[source] io::Error),
     /// Another worker uses the run directory.
     #[error("another torpor runs with {}", .0.display())]
     Running(PathBuf),
@@ -75,6 +78,7 @@ impl Worker {
         for folder in [&config.data_dir, &config.run_dir] {
             private_directory(folder).map_err(|error| OpenError::Directory(folder.clone(), error))?;
         }
+        torpor_linux::restorer::reserve().map_err(OpenError::Descriptors)?;
         let lock = lock(&config)?;
         let faults = RequestedFaults::with_keeper(crate::keeper::socket(&config))?;
         let (launcher, keeper, store, config) = {

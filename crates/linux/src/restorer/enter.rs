@@ -18,6 +18,10 @@
 //! of the thread that finds out what R will become: P, and later R, would wait for it, while L's processor has nothing to do.
 //! The first that R does is to let itself run wherever L might.
 //!
+//! # Descriptors
+//! R would get a copy of all of ours. If there are low numbers for gates ([`super::low`]), it shares ours instead until it has
+//! made a table of its own with what is below its gate's; L waits for that, and is told by the kernel if R ends before.
+//!
 //! # Killed cgroups
 //! Since Linux 6.14 the kernel kills what is cloned into a cgroup whose count of kills (of times that `cgroup.kill` was
 //! written) is not that of the parent's own cgroup. So where P does not live, the cgroup is killed until it does: it
@@ -31,15 +35,18 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Signal, pidfd_send_signal};
+use rustix::thread::futex;
 
 use super::gate::{self, Waiting};
 use super::launch::{Blocked, CLEAR_SIGNAL_ACTIONS, Failed, Launch, LaunchError, Stack, leave};
+use super::low::Low;
 use super::newborn::Newborn;
 use super::raw::{call, clone};
 use crate::clone::NO_ARGUMENTS;
@@ -70,6 +77,8 @@ pub struct Entered {
     inside: i32,
     process: OwnedFd,
     gate: OwnedFd,
+    /// The kernel sets it to 0 when R leaves our memory.
+    _shares: Box<AtomicU32>,
     /// R runs on these until it has executed the seed or ended.
     waiting: Box<Waiting>,
     _stack: Stack,
@@ -152,7 +161,14 @@ pub fn enter(inside: &Inside<'_>) -> Result<Entered, LaunchError> {
     let failed = |step| move |error: io::Error| LaunchError { step, pid: inside.pid, error };
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (ours, theirs) = pair.map_err(|error| failed("socketpair")(error.into()))?;
-    let mut waiting = Box::new(Waiting { gate: theirs.as_raw_fd(), ..Waiting::default() });
+    let theirs = Low::of(theirs);
+    let shares = Box::new(AtomicU32::new(u32::from(theirs.is_reserved())));
+    let mut waiting = Box::new(Waiting { gate: theirs.number(), ..Waiting::default() });
+    let mut own_table = 0;
+    if theirs.is_reserved() {
+        waiting.shares = (&raw const *shares).expose_provenance();
+        own_table = (libc::CLONE_FILES | libc::CLONE_CHILD_CLEARTID) as u64;
+    }
     let mut stack = Stack::new();
     let ids = [inside.pid];
     let mut process: libc::c_int = -1;
@@ -163,7 +179,8 @@ pub fn enter(inside: &Inside<'_>) -> Result<Entered, LaunchError> {
         init: inside.init.as_raw_fd(),
         tasks: &tasks,
         root: libc::clone_args {
-            flags: (libc::CLONE_VM | libc::CLONE_PIDFD) as u64 | CLEAR_SIGNAL_ACTIONS,
+            flags: (libc::CLONE_VM | libc::CLONE_PIDFD) as u64 | CLEAR_SIGNAL_ACTIONS | own_table,
+            child_tid: &raw const *shares as u64,
             pidfd: &raw mut process as u64,
             exit_signal: libc::SIGCHLD as u64,
             stack: root_stack,
@@ -196,10 +213,25 @@ pub fn enter(inside: &Inside<'_>) -> Result<Entered, LaunchError> {
     }
     // SAFETY: P shared our descriptors, and CLONE_PIDFD made this one, which nobody else knows.
     let process = unsafe { OwnedFd::from_raw_fd(process) };
-    let mut entered =
-        Entered { pid: 0, inside: inside.pid, process, gate: ours, waiting, _stack: stack, gone: false, seized: false };
-    // R has its own copy of its end.
+    // R has its own copy of its end behind this.
+    while shares.load(Ordering::Acquire) != 0 {
+        match futex::wait(&shares, futex::Flags::empty(), 1, None) {
+            Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => std::thread::yield_now(),
+        }
+    }
     drop(theirs);
+    let mut entered = Entered {
+        pid: 0,
+        inside: inside.pid,
+        process,
+        gate: ours,
+        _shares: shares,
+        waiting,
+        _stack: stack,
+        gone: false,
+        seized: false,
+    };
     entered.pid = number(entered.process.as_fd()).map_err(failed("asking for its number"))?;
     Ok(entered)
 }

@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::CpuSet;
 
@@ -22,6 +23,8 @@ pub(super) struct Waiting {
     pub(super) gate: i32,
     /// Where it may run, if it has been kept on one processor.
     pub(super) processors: Option<CpuSet>,
+    /// If it shares our table of descriptors: the exposed address of an `AtomicU32` that is not 0 as long as it does.
+    pub(super) shares: usize,
     pub(super) failed: Failed,
 }
 
@@ -53,11 +56,28 @@ pub(super) extern "C" fn run(waiting: *mut u8) -> ! {
         // the cgroup already; and its list says where it runs in the end.
         unsafe { call(libc::SYS_sched_setaffinity, [0, bytes, place, 0, 0, 0]) };
     }
-    waiting.failed = match pass(waiting.gate as u64) {
+    // SAFETY: as `waiting`: null, or a word that nobody takes away before this process has left our memory.
+    let shares = unsafe { ptr::with_exposed_provenance::<AtomicU32>(waiting.shares).as_ref() };
+    let gate = waiting.gate as u64;
+    waiting.failed = match shares.map_or(Ok(()), |shares| part(gate, shares)).and_then(|()| pass(gate)) {
         Ok(never) => match never {},
         Err(failed) => failed,
     };
     leave()
+}
+
+/// Gets a table of its own, with what is below the gate's number, and the gate.
+fn part(gate: u64, shares: &AtomicU32) -> Result<(), Failed> {
+    const CLOSE_RANGE_UNSHARE: u64 = 1 << 1;
+    const FUTEX_WAKE: u64 = 1;
+    // SAFETY: takes numbers; closes nothing in the table that is shared.
+    unsafe {
+        step("close_range", libc::SYS_close_range, [gate + 1, u64::from(u32::MAX), CLOSE_RANGE_UNSHARE, 0, 0, 0])?;
+    }
+    shares.store(0, Ordering::Release);
+    // SAFETY: wakes who waits at this address, and writes nothing.
+    unsafe { call(libc::SYS_futex, [shares.as_ptr() as u64, FUTEX_WAKE, 1, 0, 0, 0]) };
+    Ok(())
 }
 
 fn pass(gate: u64) -> Result<Infallible, Failed> {

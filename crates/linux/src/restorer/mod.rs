@@ -24,6 +24,7 @@ mod deputy;
 mod enter;
 mod gate;
 mod launch;
+mod low;
 mod newborn;
 mod payer;
 mod raw;
@@ -33,6 +34,7 @@ use std::arch::global_asm;
 pub use deputy::as_process;
 pub use enter::{Entered, Inside, enter, enter_for_children};
 pub use launch::{Launch, LaunchError, SPARE_NUMBERS, launch};
+pub use low::reserve;
 pub use newborn::{Births, Halt, Newborn, Stop, adopt, destroy, destroy_all};
 pub use payer::Payer;
 

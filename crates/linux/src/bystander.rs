@@ -2,12 +2,12 @@
 //! else than users keeps it from that.
 
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
-use crate::clone::NO_ARGUMENTS;
+use crate::clone::fork;
 
 /// Without any capability, and ended when this is dropped; or by itself, when the calling process has ended.
 #[derive(Debug)]
@@ -36,27 +36,13 @@ impl Bystander {
     /// What the kernel says to `clone3`, `setns` or changing users.
     pub fn start(namespace: Option<BorrowedFd<'_>>, user: u32, group: u32) -> io::Result<Self> {
         let (mut lead, its) = UnixStream::pair()?;
-        let mut process: libc::c_int = -1;
-        let mut arguments =
-            libc::clone_args { flags: libc::CLONE_PIDFD as u64, pidfd: &raw mut process as u64, ..NO_ARGUMENTS };
-        // SAFETY: without CLONE_VM this is a fork, in which `be` makes system calls only and never comes back: no lock that
-        // another thread held is ever waited for. `arguments` and `process` outlive the call.
-        let pid = unsafe {
-            let pid = libc::syscall(libc::SYS_clone3, &raw mut arguments, size_of::<libc::clone_args>());
-            if pid == 0 {
-                be(namespace.map_or(-1, |namespace| namespace.as_raw_fd()), user, group, its.as_raw_fd());
-            }
-            pid
-        };
-        if pid < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let namespace = namespace.map_or(-1, |namespace| namespace.as_raw_fd());
+        // SAFETY: `be` makes system calls only.
+        let (pid, process) = unsafe { fork(|| be(namespace, user, group, its.as_raw_fd())) }?;
         drop(its);
-        // SAFETY: CLONE_PIDFD made this descriptor and nobody else knows it.
-        let process = unsafe { OwnedFd::from_raw_fd(process) };
         let mut answer = [0; 4];
         let told = lead.read_exact(&mut answer);
-        let bystander = Self { pid: pid as i32, process, _lead: lead };
+        let bystander = Self { pid, process, _lead: lead };
         told?;
         match i32::from_ne_bytes(answer) {
             0 => Ok(bystander),

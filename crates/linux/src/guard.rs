@@ -9,12 +9,12 @@
 
 use std::ffi::CStr;
 use std::io::{self, PipeWriter, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
 
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
-use crate::clone::NO_ARGUMENTS;
+use crate::clone::fork;
 
 /// What is done when the parent ends.
 #[derive(Clone, Copy, Debug)]
@@ -51,23 +51,9 @@ impl Guard {
             kept.extend(sockets.iter().map(|(socket, _)| socket.as_raw_fd()));
         }
         kept.sort_unstable();
-        let mut process: libc::c_int = -1;
-        let mut arguments =
-            libc::clone_args { flags: libc::CLONE_PIDFD as u64, pidfd: &raw mut process as u64, ..NO_ARGUMENTS };
-        // SAFETY: without CLONE_VM this is a fork, in which `keep_watch` makes system calls only and never comes back: no
-        // lock that another thread held is ever waited for. `arguments` and `process` outlive the call.
-        let pid = unsafe {
-            let pid = libc::syscall(libc::SYS_clone3, &raw mut arguments, size_of::<libc::clone_args>());
-            if pid == 0 {
-                keep_watch(own.as_raw_fd(), lead.as_raw_fd(), rescue, &kept);
-            }
-            pid
-        };
-        if pid < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: CLONE_PIDFD made this descriptor and nobody else knows it.
-        let process = unsafe { OwnedFd::from_raw_fd(process) };
+        // SAFETY: `keep_watch` makes system calls only, on descriptors that are open.
+        let forked = unsafe { fork(|| keep_watch(own.as_raw_fd(), lead.as_raw_fd(), rescue, &kept)) };
+        let (_, process) = forked?;
         Ok(Self { process, lead: Some(lead) })
     }
 

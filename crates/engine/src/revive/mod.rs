@@ -177,16 +177,9 @@ impl Reviving<'_> {
         let home = self.home;
         let Prepared { file, tree, plan, starters, root, paths, given, passed, same_boot, mut warnings } = prepared;
         let charge = Charge::of(home);
-        let passed_since = (!same_boot).then_some(passed);
         let target = self.target;
         let piece = || target.faults.rebuilt(RestoreStep::Piece);
-        let around = Around {
-            root: Root::At(root.as_fd()),
-            same_boot,
-            passed: passed_since,
-            charge: Some(&charge),
-            piece: Some(&piece),
-        };
+        let around = around(&root, same_boot, passed, &charge, &piece);
         let surroundings = !same_boot && files::ipc::has_any(&tree.surroundings);
         if surroundings || makes_in_namespaces(&tree, &given) {
             let entered = move_into_thread_name_spaces(home.init.as_fd(), ENTERED);
@@ -283,6 +276,18 @@ impl Reviving<'_> {
         // They may be built again at once, with the same ids.
         wait_for_ids(ids.iter().copied());
     }
+}
+
+/// What is made again below the home's root directory, when so much time has passed since the capture.
+fn around<'a>(
+    root: &'a OwnedFd,
+    same_boot: bool,
+    passed: Duration,
+    charge: &'a Charge<'a>,
+    piece: EachMade<'a>,
+) -> Around<'a> {
+    let passed = (!same_boot).then_some(passed);
+    Around { root: Root::At(root.as_fd()), same_boot, passed, charge: Some(charge), piece: Some(piece) }
 }
 
 fn directory(path: &Path) -> io::Result<OwnedFd> {

@@ -13,7 +13,7 @@ use torpor_image::{FormatError, Needs};
 use super::adapt::Times;
 use super::{Revive, ReviveError, Reviving, adapt, directory, owners};
 use crate::files::charge::Charge;
-use crate::files::{self, Around, Given, Root};
+use crate::files::{self, Around, Given};
 use crate::home::Home;
 use crate::restore::open::{self, Starters};
 use crate::restore::plan::Plan;
@@ -66,16 +66,9 @@ pub(super) fn prepare(reviving: &mut Reviving<'_>, request: Revive<'_>) -> Resul
         .map_err(|error| ReviveError::Home("reading its clocks", error))?;
     let passed = times.passed();
     let charge = Charge::of(home);
-    let passed_since = (!same_boot).then_some(passed);
     let target = reviving.target;
     let piece = || target.faults.rebuilt(RestoreStep::Piece);
-    let around = Around {
-        root: Root::At(root.as_fd()),
-        same_boot,
-        passed: passed_since,
-        charge: Some(&charge),
-        piece: Some(&piece),
-    };
+    let around = super::around(&root, same_boot, passed, &charge, &piece);
     if !same_boot {
         let moved = reviving
             .each(RestoreStep::Filled, |made| files::tmpfs::make(&tree.surroundings.tmpfs, around, &file, made))?;

@@ -41,14 +41,6 @@ fn requests_count_in_both_directions_and_families() {
     });
 }
 
-fn wait_for(condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "it did not come about");
-        std::thread::yield_now();
-    }
-}
-
 #[test]
 fn keepalives_bare_acknowledgements_and_pings_do_not_count() {
     on_machine(|machine| async move {

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, U
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, unshare};
 use torpor_network::{AppNetwork, Network, NetworkConfig, Protocol, Published, netns};
@@ -103,6 +103,12 @@ impl Machine {
             sh("echo 0 > /proc/sys/net/ipv6/conf/in0/accept_dad; ip link set lo up; ip addr add 192.0.2.2/24 dev in0; ip -6 addr add 2001:db8::2/64 dev in0 nodad; \
                 ip link set in0 up");
         });
+        // The kernel's work queues bring up both ends.
+        let is_up = || {
+            sh("ip -o link show dev out0").contains("state UP") && sh("ip -6 route show table all").contains("local fe80:")
+        };
+        wait_for(is_up);
+        outside.run(|| wait_for(|| sh("ip -o link show dev in0").contains("state UP")));
         Self { outside, run_dir: tempfile::tempdir().unwrap() }
     }
 
@@ -148,6 +154,15 @@ pub async fn app(network: &Network, index: u32, wants: &AppNetwork) -> Space {
     let space = Space::new();
     network.attach(index, space.fd(), wants).await.unwrap();
     space
+}
+
+/// Packets and the states of links come when the kernel's threads get to run.
+pub fn wait_for(condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "it did not come about");
+        thread::yield_now();
+    }
 }
 
 /// Accepts one connection, and returns it and its client as the server sees it.

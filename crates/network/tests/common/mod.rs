@@ -105,7 +105,8 @@ impl Machine {
         });
         // The kernel's work queues bring up both ends.
         let is_up = || {
-            sh("ip -o link show dev out0").contains("state UP") && sh("ip -6 route show table all").contains("local fe80:")
+            sh("ip -o link show dev out0").contains("state UP")
+                && sh("ip -6 route show table all").contains("local fe80:")
         };
         wait_for(is_up);
         outside.run(|| wait_for(|| sh("ip -o link show dev in0").contains("state UP")));

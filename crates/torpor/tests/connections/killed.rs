@@ -170,40 +170,13 @@ fn moments() -> impl Iterator<Item = usize> {
     (number("TORPOR_TEST_FROM", 0)..).step_by(number("TORPOR_TEST_EVERY", 61))
 }
 
-#[test]
-fn a_checkpoint_killed_at_any_moment_loses_nothing() {
+/// Has the command that `ready` prepares be killed at each moment: every time the program runs, or is in its image.
+fn killed_at_any_moment(mut ready: impl FnMut(&mut Killed) -> Vec<String>) {
     let mut program = Killed::start();
     let (mut running, mut ended) = (0, 0);
     for calls in moments() {
-        forget_tables(&program.client);
-        let arguments = program.checkpoint();
+        let arguments = ready(&mut program);
         let mut stepped = Stepped::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-        let goes_on = stepped.makes(calls);
-        program.client.write_all(b"next\n").unwrap();
-        stepped.kill();
-        match program.answers(&format!("killed behind {calls} calls")) {
-            Found::Running => running += 1,
-            Found::InItsImage => ended += 1,
-        }
-        if !goes_on {
-            eprintln!("killed until call {calls}: {running} times it ran on, {ended} times it was in its image");
-            break;
-        }
-    }
-    assert!(ended > 0, "{running}");
-}
-
-#[test]
-fn a_restore_killed_at_any_moment_loses_nothing() {
-    let mut program = Killed::start();
-    let (mut running, mut ended) = (0, 0);
-    for calls in moments() {
-        let checkpoint = program.checkpoint();
-        let taken = torpor(&checkpoint.iter().map(String::as_str).collect::<Vec<_>>());
-        assert!(taken.status.success(), "{}", said(&taken));
-        eventually("it is gone", WITHIN, || program.is_gone()).unwrap();
-        let restore = program.restore();
-        let mut stepped = Stepped::start(&restore.iter().map(String::as_str).collect::<Vec<_>>());
         let goes_on = stepped.makes(calls);
         program.client.write_all(b"next\n").unwrap();
         stepped.kill();
@@ -217,4 +190,23 @@ fn a_restore_killed_at_any_moment_loses_nothing() {
         }
     }
     assert!(ended > 0, "{running}");
+}
+
+#[test]
+fn a_checkpoint_killed_at_any_moment_loses_nothing() {
+    killed_at_any_moment(|program| {
+        forget_tables(&program.client);
+        program.checkpoint()
+    });
+}
+
+#[test]
+fn a_restore_killed_at_any_moment_loses_nothing() {
+    killed_at_any_moment(|program| {
+        let checkpoint = program.checkpoint();
+        let taken = torpor(&checkpoint.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(taken.status.success(), "{}", said(&taken));
+        eventually("it is gone", WITHIN, || program.is_gone()).unwrap();
+        program.restore()
+    });
 }

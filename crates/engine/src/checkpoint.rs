@@ -405,7 +405,7 @@ impl Doomed {
         let guard = guarded.then(|| {
             let processes: Vec<_> = processes.iter().map(AsFd::as_fd).collect();
             let connections: Vec<_> = connections.iter().map(AsFd::as_fd).collect();
-            Guard::start(Rescue::End { processes: &processes, connections: &connections })
+            Guard::start(Rescue::End { processes: &processes, connections: &connections, segments: &[] })
         });
         let guard = guard.transpose().map_err(CheckpointError::Guard)?;
         Ok(Self { processes, guard })

@@ -1,6 +1,7 @@
 //! System V shared memory through an image and back: segments that are still there, that are gone, and that are taken.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::io::{BufRead, BufReader, Write, stdin};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -10,6 +11,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use torpor_engine::{
     Checkpoint, CheckpointError, Fault, NoFaults, Restore, RestoreError, RestoreStep, Restored, checkpoint, restore,
 };
+use torpor_linux::ptrace::Seized;
 use torpor_linux::shm::{self, Attached};
 use torpor_testkit::skip;
 
@@ -35,6 +37,7 @@ while not os.path.exists(sys.argv[2]):
 same = before == [line for line in open('/proc/self/maps') if 'SYSV' in line]
 same = same and ctypes.string_at(both, 6000) == b'x' * 6000 == ctypes.string_at(reading, 6000)
 ctypes.memmove(both, b'y', 1)
+open(sys.argv[2] + '.ended', 'w')
 sys.exit(7 if same and ctypes.string_at(reading, 1) == b'y' else 1)
 ";
 
@@ -69,7 +72,7 @@ impl Program {
         let key = 0x7a00_0000 | (std::process::id() as i32) << 4 | COUNT.fetch_add(1, Ordering::Relaxed);
         let folder = tempfile::tempdir().unwrap();
         use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         let go = folder.path().join("go");
         let child = start(&["python3", "-c", PROGRAM, &key.to_string(), go.to_str().unwrap(), how]);
         let name = format!("/proc/{}/comm", child.id());
@@ -154,6 +157,55 @@ fn a_segment_that_is_gone_is_made_again() {
 
     let restored = again(&image).unwrap();
     program.ends(&restored);
+}
+
+/// Not a test of its own: the process that restores, and is killed.
+#[test]
+fn restores() {
+    let Some(image) = std::env::var_os("TORPOR_TEST_IMAGE") else { return };
+    println!("\ntid {}", rustix::thread::gettid().as_raw_nonzero());
+    stdin().lock().read_line(&mut String::new()).unwrap();
+    again(image.as_ref()).unwrap();
+}
+
+#[test]
+fn a_restore_that_is_killed_leaves_no_segment() {
+    let mut program = Program::new("whole");
+    let id = program.id;
+    let image = program.capture().unwrap();
+    shm::remove(id).unwrap();
+    let go = program.folder.path().join("go");
+    // It ends at once if it runs, and says so.
+    std::fs::write(&go, "").unwrap();
+    let ended = go.with_extension("ended");
+    let is_there = || shm::look(id).unwrap().is_some();
+    let mut made = 0;
+    let every = std::env::var("TORPOR_TEST_EVERY").map_or(37, |every| every.parse().unwrap());
+    for calls in (0..).step_by(every) {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "restores", "--nocapture", "--test-threads=1"]).env("TORPOR_TEST_IMAGE", &image);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let tid = lines.find_map(|line| line.ok()?.strip_prefix("tid ")?.parse().ok()).unwrap();
+        let tracee = Seized::seize(tid).unwrap().stopped().unwrap();
+        tracee.set_signal_mask(u64::MAX).unwrap();
+        child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        let all = (0..calls).any(|_| tracee.make_call().is_err());
+        made += usize::from(is_there());
+        child.kill().unwrap();
+        drop(tracee);
+        child.wait().unwrap();
+        until("what it made is removed, or the program has run", || ended.exists() || !all && !is_there());
+        if ended.exists() {
+            let _ = shm::remove(id);
+            std::fs::remove_file(&ended).unwrap();
+        }
+        if all {
+            eprintln!("killed until call {calls}: {made} times there was a segment");
+            break;
+        }
+    }
+    assert!(made > 1, "{made}");
 }
 
 #[test]

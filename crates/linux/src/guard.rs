@@ -15,19 +15,22 @@ use std::ptr;
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use crate::clone::fork;
+use crate::shm;
 
 /// What is done when the parent ends.
 #[derive(Clone, Copy, Debug)]
 pub enum Rescue<'a> {
     /// These sockets leave TCP's repair mode without a packet; with `SO_REUSEADDR` as given, which that loses.
     LeaveRepair(&'a [(BorrowedFd<'a>, bool)]),
-    /// These processes are killed, and these connections are none any more, of which nobody is told. Until that is done, all
-    /// descriptors that are open when the guard starts stay open.
+    /// These processes are killed, these connections are none any more, of which nobody is told, and these segments are removed.
+    /// Until that is done, all descriptors that are open when the guard starts stay open.
     End {
         /// Descriptors of processes.
         processes: &'a [BorrowedFd<'a>],
         /// TCP sockets.
         connections: &'a [BorrowedFd<'a>],
+        /// Ids of System V segments that are not there yet; those that somebody else than the parent has made by then stay.
+        segments: &'a [i32],
     },
 }
 
@@ -51,8 +54,9 @@ impl Guard {
             kept.extend(sockets.iter().map(|(socket, _)| socket.as_raw_fd()));
         }
         kept.sort_unstable();
+        let parent = std::process::id() as i32;
         // SAFETY: `keep_watch` makes system calls only, on descriptors that are open.
-        let forked = unsafe { fork(|| keep_watch(own.as_raw_fd(), lead.as_raw_fd(), rescue, &kept)) };
+        let forked = unsafe { fork(|| keep_watch(own.as_raw_fd(), lead.as_raw_fd(), parent, rescue, &kept)) };
         let (_, process) = forked?;
         Ok(Self { process, lead: Some(lead) })
     }
@@ -78,7 +82,7 @@ impl Drop for Guard {
 ///
 /// # Safety
 /// To be called in a forked child only, with these descriptors open.
-unsafe fn keep_watch(own: RawFd, lead: RawFd, rescue: Rescue<'_>, kept: &[RawFd]) -> ! {
+unsafe fn keep_watch(own: RawFd, lead: RawFd, parent: i32, rescue: Rescue<'_>, kept: &[RawFd]) -> ! {
     const NAME: &CStr = c"torpor-guard";
     let none = ptr::null::<libc::siginfo_t>();
     let all = u64::MAX;
@@ -114,13 +118,16 @@ unsafe fn keep_watch(own: RawFd, lead: RawFd, rescue: Rescue<'_>, kept: &[RawFd]
                         set(*socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, libc::c_int::from(*reuse));
                     }
                 }
-                Rescue::End { processes, connections } => {
+                Rescue::End { processes, connections, segments } => {
                     for process in processes {
                         libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), libc::SIGKILL, none, 0);
                     }
                     for socket in connections {
                         set(*socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, 1);
                         disconnect(*socket);
+                    }
+                    for id in segments {
+                        shm::remove_made_by(*id, parent);
                     }
                 }
             }
@@ -176,8 +183,11 @@ mod tests {
     fn dismissed_it_does_nothing() {
         let (_client, served) = connection();
         let (mut child, process) = program();
-        let rescue = Rescue::End { processes: &[process.as_fd()], connections: &[served.as_fd()] };
+        let segment = shm::get(libc::IPC_PRIVATE, 1).unwrap();
+        let rescue =
+            Rescue::End { processes: &[process.as_fd()], connections: &[served.as_fd()], segments: &[segment] };
         Guard::start(rescue).unwrap().dismiss().unwrap();
+        shm::remove(segment).unwrap();
         assert_eq!((child.try_wait().unwrap(), tcp_state(&served).unwrap().0), (None, ESTABLISHED));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -187,13 +197,24 @@ mod tests {
     fn an_end_is_silent() {
         let (mut client, served) = connection();
         let (mut child, process) = program();
-        drop(Guard::start(Rescue::End { processes: &[process.as_fd()], connections: &[served.as_fd()] }).unwrap());
+        let rescue = Rescue::End { processes: &[process.as_fd()], connections: &[served.as_fd()], segments: &[] };
+        drop(Guard::start(rescue).unwrap());
         assert_eq!(tcp_state(&served).unwrap().0, CLOSED);
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()), Some(libc::SIGKILL));
         client.set_nonblocking(true).unwrap();
         let nothing = client.read(&mut [0]).unwrap_err();
         assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock, "no end and no reset");
         assert_eq!(tcp_state(&client).unwrap().0, ESTABLISHED);
+    }
+
+    #[test]
+    fn segments_that_the_parent_has_made_are_removed() {
+        let own = shm::get(libc::IPC_PRIVATE, 1).unwrap();
+        let other = Command::new("ipcmk").args(["-M", "1"]).output().unwrap().stdout;
+        let other = String::from_utf8(other).unwrap().split_ascii_whitespace().last().unwrap().parse().unwrap();
+        drop(Guard::start(Rescue::End { processes: &[], connections: &[], segments: &[own, other] }).unwrap());
+        assert_eq!(shm::look(own).unwrap(), None);
+        shm::remove(other).unwrap();
     }
 
     #[test]

@@ -89,7 +89,8 @@ pub fn make(key: i32, bytes: u64, id: i32, maker: (u32, u32)) -> io::Result<i32>
     made.unwrap_or_else(|_| Err(io::Error::other("the thread that makes the segment has panicked")))
 }
 
-fn get(key: i32, bytes: u64) -> io::Result<i32> {
+/// Makes a new segment, with the id that comes.
+pub(crate) fn get(key: i32, bytes: u64) -> io::Result<i32> {
     let len = usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: no memory of ours is involved.
     check(unsafe { libc::shmget(key, len, libc::IPC_CREAT | libc::IPC_EXCL | 0o600) })
@@ -135,6 +136,13 @@ pub fn lock(id: i32) -> io::Result<()> {
 pub fn remove(id: i32) -> io::Result<()> {
     // SAFETY: IPC_RMID takes no memory.
     check(unsafe { libc::shmctl(id, libc::IPC_RMID, ptr::null_mut()) }).map(drop)
+}
+
+/// Removes a segment if this process has made it; makes system calls only.
+pub(crate) fn remove_made_by(id: i32, maker: i32) {
+    if state(id).is_ok_and(|state| state.shm_cpid == maker) {
+        let _ = remove(id);
+    }
 }
 
 /// A segment that is attached to this process.

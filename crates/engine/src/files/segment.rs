@@ -9,8 +9,8 @@
 //!
 //! Whoever is attached from outside of the tree would see its memory go back in time: such segments are refused.
 //!
-//! A new segment is removed again if restoring fails. If the restorer is killed, it stays, without anybody attached
-//! (`ipcs -m`); then on the same boot as the image it is found and used, on another it has to be removed (`ipcrm -m ID`).
+//! A new segment is removed again if restoring fails; also if the restorer of a plain tree is killed, by a
+//! [`Guard`](torpor_linux::guard::Guard) that knows from [`to_make`] which ones are new.
 //!
 //! Not kept: who attached last, and when (`shm_lpid`, `shm_atime` and the like).
 
@@ -169,10 +169,25 @@ impl Drop for Segment {
     fn drop(&mut self) {
         if self.ours
             && let Err(error) = shm::remove(self.id)
+            // Where a guard has done it already, there is none.
+            && Errno::from_io_error(&error) != Some(Errno::INVAL)
         {
             tracing::error!(id = self.id, %error, "could not remove a System V segment that was made");
         }
     }
+}
+
+/// Ids of the segments that are not there and would be made.
+pub(crate) fn to_make(memories: &[SharedMemory]) -> Result<Vec<i32>, MakeError> {
+    let mut missing = Vec::new();
+    for memory in memories {
+        if let SharedMemoryKind::SystemV { id, .. } = memory.kind
+            && shm::look(id).map_err(MakeError::at("looking at", name(id)))?.is_none()
+        {
+            missing.push(id);
+        }
+    }
+    Ok(missing)
 }
 
 fn taken(id: i32, there: &shm::Segment) -> MakeError {

@@ -16,8 +16,9 @@
 //!
 //! To let go takes several calls. A [`Guard`] that is there until behind the last of them kills all processes should the
 //! restorer die in between, some of which may have run for a moment. TCP connections to the outside live before that already,
-//! while a lock keeps their packets away: the guard closes them without a word, and they wait for the next restore. Where we
-//! are killed behind that, the tree runs; the lock's last part, which a killed restorer leaves, is in nobody's way.
+//! while a lock keeps their packets away: the guard closes them without a word, and they wait for the next restore. System V
+//! segments, which would outlive us, have one from before they are made. Where we are killed behind that, the tree runs; the
+//! lock's last part, which a killed restorer leaves, is in nobody's way.
 //!
 //! # What is not the same
 //! Who had a parent outside of the tree has the restorer as its parent, and no parent-death signal. A root whose session or
@@ -40,7 +41,7 @@ pub(crate) mod staged;
 mod step;
 mod vet;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -131,12 +132,14 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     let lock = request.lock.filter(|_| !outside.is_empty());
     lock.map_or(Ok(()), |lock| lock.hold(&outside)).map_err(RestoreError::Lock)?;
     let given = given(&tree, request.standard);
+    let segments = files::segments_to_make(&tree.memories)?;
+    let no_segments = guard(&[], &[], &segments)?;
     let made = files::make(&tree, &file, given, around)?;
     let opened = Opened::new(&tree, Starters::new(&staged, &plan)?, made, paths, &file, None)?;
     let mut opened = opened.out_of_the_way(&staged)?;
     reached(RestoreStep::Opened)?;
 
-    let no_processes = guard(&tree, &opened, &[])?;
+    let no_processes = guard(&[], &connections(&tree, &opened), &[])?;
     let mut building = Building::launch(&tree, &plan, &opened)?;
     reached(RestoreStep::Launched)?;
     building.born()?;
@@ -149,8 +152,9 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     opened.made.finish(&tree, |id| id)?;
     finish::clear(&building, &plan, &file, Duration::ZERO)?;
     finish::give_all(&building, Duration::ZERO)?;
-    let guard = guard(&tree, &opened, &building.pidfds()?)?;
+    let guard = guard(&building.pidfds()?, &connections(&tree, &opened), &segments)?;
     dismiss(no_processes);
+    dismiss(no_segments);
     opened.made.reconnect(&tree)?;
     let mut changes = SocketChanges::default();
     let time_outs = |error| RestoreError::Own("setting the time-outs of sockets", error);
@@ -184,16 +188,24 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     })
 }
 
-/// Where single steps leave something in between: should we be killed before all are made, these processes are ended, and the
-/// connections closed without a word. So their peers wait for the next restore.
-fn guard(tree: &Tree, opened: &Opened, processes: &[OwnedFd]) -> Result<Option<Guard>, RestoreError> {
-    let connections: Vec<_> = opened.made.connections(tree).map(|(fd, ..)| fd.as_fd()).collect();
-    if connections.is_empty() && processes.len() < 2 {
+/// Where single steps leave something in between: should we be killed before all are made, these processes are ended, the
+/// connections closed without a word, so that their peers wait for the next restore, and those of the segments removed that we have
+/// made.
+fn guard(
+    processes: &[OwnedFd],
+    connections: &[BorrowedFd<'_>],
+    segments: &[i32],
+) -> Result<Option<Guard>, RestoreError> {
+    if processes.len() < 2 && connections.is_empty() && segments.is_empty() {
         return Ok(None);
     }
     let processes: Vec<_> = processes.iter().map(AsFd::as_fd).collect();
-    let guard = Guard::start(Rescue::End { processes: &processes, connections: &connections });
+    let guard = Guard::start(Rescue::End { processes: &processes, connections, segments });
     guard.map(Some).map_err(|error| RestoreError::Own("starting a guard", error))
+}
+
+fn connections<'a>(tree: &'a Tree, opened: &'a Opened) -> Vec<BorrowedFd<'a>> {
+    opened.made.connections(tree).map(|(fd, ..)| fd.as_fd()).collect()
 }
 
 /// Where it had been ended by somebody, nothing is different.

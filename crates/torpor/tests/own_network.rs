@@ -1,5 +1,5 @@
 //! An app that may change its network makes an interface of its own and sockets that use it. A reboot takes the interface, as `explain`
-//! says before; the app wakes all the same, and its sockets are as if the interface had been removed.
+//! says before; the app wakes all the same, and its sockets are as if the interface had been removed, connections over it reset.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod python;
@@ -43,13 +43,23 @@ device.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b'mine0')
 connected = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 connected.connect(('10.99.0.1', 5001))
 own = socket.create_server(('10.99.0.1', 5000))
+ends = []
+for source in '10.99.0.1', '127.0.0.1':
+    ends += [socket.create_connection(own.getsockname(), source_address=(source, 0)), own.accept()[0]]
+for end in ends:
+    end.send(b'x')
+def look(end):
+    try:
+        return end.recv(1, socket.MSG_PEEK)
+    except ConnectionResetError:
+        return 'reset'
 nonce = os.urandom(8).hex()
 listener = socket.create_server(('0.0.0.0', 80))
 while True:
     connection, _ = listener.accept()
     names = [name for _, name in socket.if_nameindex() if name == 'mine0']
     bound = [udp.getsockname(), own.getsockname(), packets.getsockname()[0]]
-    connection.sendall(repr((nonce, names, bound)).encode())
+    connection.sendall(repr((nonce, names, bound, [look(end) for end in ends])).encode())
     connection.close()
 "#;
 
@@ -83,8 +93,8 @@ fn an_interface_that_is_gone_keeps_nobody_asleep() {
     daemon.power_off().unwrap();
     daemon.up().unwrap();
     let after = before.replace("['mine0']", "[]").replace("'mine0'", "''");
-    assert_eq!(ask(daemon, at), after);
+    assert_eq!(ask(daemon, at), after.replace("b'x'", "'reset'"));
     // And as any other sleep.
     warm(daemon, APP);
-    assert_eq!(ask(daemon, at), after);
+    assert_eq!(ask(daemon, at), after.replace("b'x'", "b''"));
 }

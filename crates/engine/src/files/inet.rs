@@ -205,15 +205,12 @@ fn datagrams(item: &Item, local: &[u8]) -> Described<Vec<Message>> {
 /// is gone: the socket stays bound to it, as it would to one that is removed.
 pub(super) fn make(socket: &InetSocket, anew: bool) -> Result<OwnedFd, MakeError> {
     let name = shown(socket);
-    let fd = fresh(socket.kind).map_err(MakeError::at("making", &*name))?;
     match &socket.state {
-        InetState::Established { repair: None } => {
-            reset(&fd, socket.kind).map_err(MakeError::at("resetting", &*name))?;
-            return Ok(fd);
-        }
+        InetState::Established { repair: None } => return reset(socket),
         InetState::Established { repair: Some(connection) } => return tcp::make::make(socket, connection, &name),
         _ => {}
     }
+    let fd = fresh(socket.kind).map_err(MakeError::at("making", &*name))?;
     options::set_early_in(&fd, &socket.options, anew, &name)?;
     if !socket.local.is_empty() {
         let bind = || match socket::bind(&fd, &socket.local) {
@@ -254,18 +251,37 @@ fn reusing<E: Into<io::Error>>(
     set(reuse)
 }
 
-/// Makes a fresh TCP socket one whose peer has reset the connection, as programs know it from networks that fail.
-fn reset(fd: &OwnedFd, kind: Kind) -> rustix::io::Result<()> {
+/// A connection within the tree over an address that is not this network's. Where that cannot be told, making it fails and says why.
+pub(super) fn has_lost_address(socket: &InetSocket) -> bool {
+    [&socket.local, &socket.remote].into_iter().any(|end| {
+        let mut address = end.clone();
+        // Any port.
+        if let Some(port) = address.get_mut(2..4) {
+            port.fill(0);
+        }
+        let bound = fresh(socket.kind).map_err(io::Error::from).and_then(|fd| socket::bind(&fd, &address));
+        bound.is_err_and(|error| options::is_gone(&error))
+    })
+}
+
+/// A TCP socket whose peer has reset the connection, as programs know it from networks that fail.
+pub(super) fn reset(socket: &InetSocket) -> Result<OwnedFd, MakeError> {
+    made_reset(socket.kind).map_err(MakeError::at("resetting", shown(socket)))
+}
+
+fn made_reset(kind: Kind) -> rustix::io::Result<OwnedFd> {
+    let fd = fresh(kind)?;
     let loopback: IpAddr = if kind.0 == INET { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
     // Its peer is plain TCP: what it does is all that counts.
     let peer = fresh((kind.0, STREAM, TCP))?;
     rustix::net::bind(&peer, &SocketAddr::new(loopback, 0))?;
     listen(&peer, 1)?;
     let there = rustix::net::getsockname(&peer)?;
-    rustix::net::connect(fd, &there)?;
+    rustix::net::connect(&fd, &there)?;
     let accepted = rustix::net::accept(&peer)?;
     // Closing it now sends a reset.
-    sockopt::set_socket_linger(&accepted, Some(Duration::ZERO))
+    sockopt::set_socket_linger(&accepted, Some(Duration::ZERO))?;
+    Ok(fd)
 }
 
 /// Both halves: a socket that others reach, alone.

@@ -49,6 +49,7 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
     }
     let kept: Vec<bool> = files.iter().map(Option::is_some).collect();
     let mut pipes = pipes(tree, &kept, around)?;
+    let reset = if anew { without_address(tree, &kept) } else { HashSet::new() };
     // Addresses first: a listener keeps others from its port.
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
         files[id] = match &file.kind {
@@ -58,6 +59,7 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
             | FileKind::Inotify { .. }
             | FileKind::Fanotify { .. }
             | FileKind::Ended { .. } => None,
+            FileKind::Inet(socket) if reset.contains(&id) => Some(inet::reset(socket)?),
             FileKind::Inet(socket) => Some(inet::make(socket, anew)?),
             FileKind::Master(found) => Some(terminal::make(found, file, around)?),
             FileKind::Slave { .. } => None,
@@ -100,7 +102,8 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
         locks::take(fd.as_fd(), file, &name(file))?;
     }
     let waits = |file: &OpenFile| connection(file).is_some() || matches!(file.kind, FileKind::Packet(_));
-    let waiting = (0..files.len()).filter(|id| !kept[*id] && waits(&tree.files[*id])).map(|id| id as FileId).collect();
+    let is_waiting = |id: &usize| !kept[*id] && !reset.contains(id) && waits(&tree.files[*id]);
+    let waiting = (0..files.len()).filter(is_waiting).map(|id| id as FileId).collect();
     let (memories, segments): (Vec<_>, Vec<_>) = memories.into_iter().map(|made| (made.fd, made.segment)).unzip();
     Ok(Made { files, memories, segments: segments.into_iter().flatten().collect(), waiting })
 }
@@ -124,6 +127,13 @@ fn connection(file: &OpenFile) -> Option<(&InetSocket, &Connection)> {
         },
         _ => None,
     }
+}
+
+/// TCP connections over addresses of the program's own that are gone with the network that it had them in: as any to the outside
+/// they are reset.
+fn without_address(tree: &Tree, kept: &[bool]) -> HashSet<usize> {
+    let lost = |file| connection(file).is_some_and(|(socket, _)| inet::has_lost_address(socket));
+    (0..tree.files.len()).filter(|id| !kept[*id] && lost(&tree.files[*id])).collect()
 }
 
 /// The open file behind a memory, if it was kept.

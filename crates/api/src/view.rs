@@ -290,7 +290,7 @@ pub struct Check {
 pub enum CheckOutcome {
     /// There.
     Ok,
-    /// Missing; something works less well.
+    /// Missing, in the way or left over: something works less well, or waits for somebody.
     Degraded,
     /// Missing; Torpor cannot run apps.
     Missing,

@@ -6,6 +6,7 @@ use std::io;
 use torpor_linux::pagemap::{self, Filter};
 use torpor_linux::probe::{Outcome, Probe};
 
+use crate::files;
 use crate::memory::layout::areas;
 use crate::trace::park_place;
 use crate::wait::since::SchedulerClock;
@@ -34,7 +35,21 @@ pub fn probe() -> Vec<Probe> {
             SchedulerClock::open().map(|_| "/proc/PID/sched".to_owned()),
             "time-outs of sleeping apps may end late: a kernel with CONFIG_SCHED_DEBUG shows when a wait began",
         ),
+        left_over(),
     ]
+}
+
+fn left_over() -> Probe {
+    let name = "leftovers of restores";
+    let meaning = "directories of dead sockets, left by restores that were killed: rm -r";
+    match files::left_over() {
+        Ok(found) if found.is_empty() => Probe::new(name, Outcome::Ok, "none", meaning),
+        Ok(found) => {
+            let paths: Vec<_> = found.iter().map(|path| path.display().to_string()).collect();
+            Probe::new(name, Outcome::Degraded, paths.join(", "), meaning)
+        }
+        Err(error) => Probe::new(name, Outcome::Degraded, error.to_string(), "they could not be looked for"),
+    }
 }
 
 fn scan(pid: i32) -> io::Result<String> {
@@ -47,4 +62,25 @@ fn scan(pid: i32) -> io::Result<String> {
 
 fn vdso(pid: i32) -> io::Result<String> {
     park_place(pid, &areas(pid)?).map(|place| format!("at {place:#x}")).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_a_dead_restorer_left_is_told() {
+        // No process has such an id.
+        let dead = std::env::temp_dir().join(format!(".torpor-sockets-{}-0", u32::MAX));
+        let alive = std::env::temp_dir().join(format!(".torpor-sockets-{}-left", std::process::id()));
+        fs::create_dir(&dead).unwrap();
+        fs::create_dir(&alive).unwrap();
+        let told = left_over();
+        fs::remove_dir(&dead).unwrap();
+        fs::remove_dir(&alive).unwrap();
+        let names = |path: &std::path::Path| told.found.contains(path.to_str().unwrap());
+        assert!(told.outcome == Outcome::Degraded && names(&dead) && !names(&alive), "{told:?}");
+    }
 }

@@ -5,7 +5,7 @@
 pub enum Outcome {
     /// There.
     Ok,
-    /// Missing or in the way; something works less well.
+    /// Missing, in the way or left over: something works less well, or waits for somebody.
     Degraded,
     /// Missing; no app can run.
     Missing,

@@ -23,6 +23,9 @@ use crate::nft::search_path;
 /// How names of our tables begin.
 const OURS: &str = "torpor_tcp_";
 
+/// And those of the held ones.
+const HELD: &str = "torpor_tcp_held_";
+
 /// How a table that is listed begins, which it is when all that came before is done.
 const DONE: &str = "table inet";
 
@@ -84,6 +87,12 @@ fn keeping(table: &str, connections: &[(SocketAddr, SocketAddr)]) -> String {
     text
 }
 
+/// The tables of [`HeldConnections::keep`] in nft's list of tables.
+pub(crate) fn kept(listed: &str) -> impl Iterator<Item = &str> {
+    let names = listed.lines().filter_map(|line| line.strip_prefix("table inet "));
+    names.filter(|table| table.starts_with(OURS) && !table.starts_with(HELD))
+}
+
 /// How a connection is found in a kept table.
 fn remark(own: SocketAddr, other: SocketAddr) -> String {
     format!("\"{own} {other}\"")
@@ -96,7 +105,7 @@ impl HeldConnections {
     /// # Errors
     /// `nft` is missing or complains; nothing is held then.
     pub fn hold(connections: &[(SocketAddr, SocketAddr)], pass_mark: u32) -> io::Result<Self> {
-        let table = format!("{OURS}held_{}", std::process::id());
+        let table = format!("{HELD}{}", std::process::id());
         let (said, output) = io::pipe()?;
         let errors = output.try_clone()?;
         // In a group of its own: who interrupts us at a terminal does not interrupt it.
@@ -158,10 +167,7 @@ impl HeldConnections {
     pub fn forget_others(&self, but: &str) -> io::Result<Vec<String>> {
         let remarks: Vec<String> = self.connections.iter().map(|(own, other)| remark(*own, *other)).collect();
         let mut others = Vec::new();
-        for line in run("list tables inet\n")?.lines() {
-            let Some(table) = line.strip_prefix("table inet ").filter(|table| table.starts_with(OURS)) else {
-                continue;
-            };
+        for table in kept(&run("list tables inet\n")?) {
             // Another may have removed it meanwhile.
             let Ok(rules) = run(&format!("list table inet {table}\n")) else { continue };
             if table != but && remarks.iter().any(|remark| rules.contains(remark)) {

@@ -40,6 +40,11 @@ pub(crate) async fn version() -> Result<String, NetworkError> {
     run("", "tell its version", &["--version"], "").await.map(|text| text.trim().to_owned())
 }
 
+/// The tables of the family inet, one a line.
+pub(crate) async fn tables() -> Result<String, NetworkError> {
+    run("", "list tables", &["list", "tables", "inet"], "").await
+}
+
 /// Where `nft` is looked for.
 pub(crate) fn search_path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();

@@ -7,7 +7,7 @@ use crate::error::NetworkError;
 use crate::link::Links;
 use crate::netlink::Netlink;
 use crate::sock_diag::{SockDiag, TcpState};
-use crate::{nft, ruleset, sets, sysctl};
+use crate::{connections, nft, ruleset, sets, sysctl};
 
 fn with_cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
@@ -18,6 +18,7 @@ pub async fn probe(config: &NetworkConfig) -> Vec<Probe> {
     let mut checks = vec![version().await];
     if checks[0].outcome == Outcome::Ok {
         checks.push(rules(config).await);
+        checks.push(kept_connections().await);
     }
     checks.push(forwarding());
     checks.push(localnet());
@@ -46,6 +47,21 @@ async fn rules(config: &NetworkConfig) -> Probe {
     match nft::check(&trial.instance, "check the rules", &script).await {
         Ok(()) => Probe::new("nftables rules", Outcome::Ok, "the kernel takes all of them", meaning),
         Err(error) => Probe::new("nftables rules", Outcome::Missing, with_cause(&error), meaning),
+    }
+}
+
+/// Those of a checkpoint that has not been restored, or that was killed and is none.
+async fn kept_connections() -> Probe {
+    let name = "kept TCP connections";
+    let meaning = "their peers wait until `torpor restore` brings back the image of a `torpor checkpoint --tcp-established`. \
+                   If none will, or where the program runs: nft delete table inet NAME, which gives up what has no socket \
+                   (nft list table inet NAME tells which connections these are)";
+    match nft::tables().await {
+        Ok(listed) => match connections::kept(&listed).collect::<Vec<_>>().as_slice() {
+            [] => Probe::new(name, Outcome::Ok, "none", meaning),
+            kept => Probe::new(name, Outcome::Degraded, format!("nftables tables {}", kept.join(", ")), meaning),
+        },
+        Err(error) => Probe::new(name, Outcome::Degraded, with_cause(&error), "they could not be looked for"),
     }
 }
 

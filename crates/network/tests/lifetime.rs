@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use common::*;
 use torpor_linux::probe::Outcome;
-use torpor_network::{AppNetwork, Network, NetworkConfig, NetworkError, probe};
+use torpor_network::{AppNetwork, HeldConnections, Network, NetworkConfig, NetworkError, probe};
 
 /// All that we could leave on a machine.
 fn traces() -> String {
@@ -223,6 +223,15 @@ fn doctor_finds_what_is_there_and_what_is_in_the_way() {
         let found = checks.iter().find(|check| check.outcome != Outcome::Ok).unwrap();
         assert!(found.found.contains("filter FORWARD") && found.meaning.contains("torpor-+"), "{found:?}");
         sh("nft delete table ip filter");
+        let ends = [("192.0.2.1:80".parse().unwrap(), "198.51.100.7:4000".parse().unwrap())];
+        let held = HeldConnections::hold(&ends, 7).unwrap();
+        held.keep("torpor_tcp_left").unwrap();
+        let checks = probe(&machine.config()).await;
+        let found = checks.iter().find(|check| check.outcome != Outcome::Ok).unwrap();
+        assert_eq!((found.outcome, &*found.found), (Outcome::Degraded, "nftables tables torpor_tcp_left"));
+        assert!(found.meaning.contains("nft delete table inet NAME"), "{found:?}");
+        held.release().unwrap();
+        HeldConnections::forget("torpor_tcp_left").unwrap();
         assert_eq!(traces(), before);
     });
 }

@@ -76,6 +76,7 @@ pub(crate) use self::pipe::reopen;
 pub(crate) use self::segment::to_make as segments_to_make;
 pub use self::tcp::{ConnectionLock, Ends, PASS_MARK};
 pub(crate) use self::tcp::{lock_name, outside, silence};
+pub(crate) use self::unix::left_over;
 
 /// Whose open files to take.
 pub(crate) struct Request<'a> {

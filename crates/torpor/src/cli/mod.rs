@@ -51,7 +51,7 @@ pub(crate) enum Command {
     Up(UpArgs),
     /// Rest every app and remove everything that Torpor set up on the machine
     Down(UpArgs),
-    /// Say what this machine and kernel offer or lack, and what that means
+    /// Say what this machine and kernel offer or lack, what is left over, and what that means
     Doctor {
         #[command(flatten)]
         json: Json,

@@ -20,7 +20,7 @@ pub(crate) fn checks(checks: &[Check]) -> String {
     let count = |outcome| checks.iter().filter(|check| check.outcome == outcome).count();
     let verdict = match (count(CheckOutcome::Missing), count(CheckOutcome::Degraded)) {
         (0, 0) => "this machine has all that Torpor uses".to_owned(),
-        (0, some) => format!("Torpor runs here; {some} of its features work less well"),
+        (0, some) => format!("Torpor runs here; {some} of these could be better"),
         (some, _) => format!("Torpor cannot run apps here: {some} needed features are missing"),
     };
     format!("{}\n{verdict}\n", table(&["RESULT", "LOOKED FOR", "FOUND", "WHAT FOLLOWS"], &rows))
@@ -44,7 +44,7 @@ RESULT    LOOKED FOR  FOUND  WHAT FOLLOWS
 ok        kernel      6.18
 degraded  zram        6.18   slower
 
-Torpor runs here; 1 of its features work less well
+Torpor runs here; 1 of these could be better
 ";
         assert_eq!(text, expected);
     }

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::{FileType, Gid, Mode, Uid, chmod, chown, fstat, mkdir, unlink};
@@ -105,6 +105,9 @@ pub(super) fn as_user<T: Send>(
     })
 }
 
+/// How names of scratch directories begin; the process's id follows.
+const SCRATCH: &str = ".torpor-sockets-";
+
 /// A directory for sockets that nobody is to see, removed in the end.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
@@ -129,7 +132,7 @@ impl Scratch {
             return Ok(directory.clone());
         }
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let directory = std::env::temp_dir().join(format!(".torpor-sockets-{}-{n}", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("{SCRATCH}{}-{n}", std::process::id()));
         mkdir(&directory, Mode::RWXU)?;
         self.directory = Some(directory.clone());
         Ok(directory)
@@ -176,6 +179,20 @@ impl Drop for Scratch {
             let _ = fs::remove_dir_all(directory);
         }
     }
+}
+
+/// Scratch directories whose makers have ended without removing them.
+pub(crate) fn left_over() -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(std::env::temp_dir())? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let maker = name.to_str().and_then(|name| name.strip_prefix(SCRATCH)?.split('-').next()?.parse::<u32>().ok());
+        if maker.is_some_and(|maker| !Path::new(&format!("/proc/{maker}")).exists()) {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
 }
 
 /// Binds to a file anew below `root`, or our own root.

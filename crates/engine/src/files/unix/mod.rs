@@ -32,6 +32,7 @@ use crate::view::View;
 
 #[cfg(test)]
 pub(super) use self::address::as_user_for_tests;
+pub(crate) use self::address::left_over;
 pub(super) use self::make::{fill, make};
 
 const UNIX: i32 = 1;

@@ -5,3 +5,4 @@ pub(crate) mod copy;
 pub(crate) mod layout;
 pub(crate) mod refill;
 pub(crate) mod sink;
+pub(crate) mod ways;

@@ -2,21 +2,19 @@
 //!
 //! Whoever copies asks for room, reads pages into it, and says which of them are kept: they are written from where they
 //! were read to. What an image has beyond [`SMALL`] may be written by a thread of its own ([`PageSink::streamed`]), so that
-//! the disk works while the next pages are read. Where the machine has memory to spare, that goes through the page cache,
-//! from which the image is restored twice as fast as from the disk; else past it ([`Way`]).
+//! the disk works while the next pages are read; [`Ways`] says how.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use torpor_image::{Content, PAGE, REGION_PAGES, checksum};
 
 use super::buffer::Buffer;
+use super::ways::Ways;
 
 /// Bytes copied in one call.
 pub(crate) const BATCH_BYTES: usize = 1 << 20;
@@ -26,55 +24,7 @@ const BUFFER_BYTES: usize = 2 * BATCH_BYTES;
 const BUFFERS: usize = 3;
 /// So much of an image is written without a thread: there is less to gain than that costs.
 const SMALL: u64 = 8 << 20;
-/// Bytes of the page cache that the disk is told of at once.
-const STARTED: u64 = 16 << 20;
-/// Of the memory that is available, an image gets this part at most as cache.
-const CACHE_SHARE: u64 = 2;
 const PAGE_BYTES: usize = PAGE as usize;
-
-/// How a thread writes.
-enum Way {
-    /// Into the page cache, and the disk is told at once: it works while more comes.
-    Cached(File),
-    /// Past the page cache, which costs no memory; reading it back needs the disk.
-    Direct(File),
-}
-
-impl Way {
-    /// The way for pages at `offset` of `file`, of which `expected` bytes are still to come.
-    fn choose(file: &File, offset: u64, expected: u64) -> Option<Self> {
-        if available().is_some_and(|available| available / CACHE_SHARE >= expected) {
-            // Only so that the file system finds a place for all of it at once. Not every one can, and what is too much is
-            // cut off when the image is finished.
-            let _ = fallocate(file, FallocateFlags::empty(), offset, expected.max(1));
-            return file.try_clone().ok().map(Self::Cached);
-        }
-        unbuffered(file, true).ok().map(Self::Direct)
-    }
-
-    fn write(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        match self {
-            Self::Direct(file) => file.write_all_at(bytes, offset),
-            Self::Cached(file) => {
-                file.write_all_at(bytes, offset)?;
-                let end = offset + bytes.len() as u64;
-                let (before, now) = (offset / STARTED * STARTED, end / STARTED * STARTED);
-                if now > before {
-                    // Whether all of it is on the disk is asked for in the end.
-                    let _ = torpor_linux::sync::start_writing(file, before, now - before);
-                }
-                Ok(())
-            }
-        }
-    }
-}
-
-/// Bytes of memory that can be had without taking it from programs.
-fn available() -> Option<u64> {
-    let text = crate::proc::read("/proc/meminfo").ok()?;
-    let kilobytes: u64 = crate::proc::field(&text, "MemAvailable")?.strip_suffix(" kB")?.parse().ok()?;
-    Some(kilobytes << 10)
-}
 
 /// A thread that writes.
 struct Writer {
@@ -86,12 +36,12 @@ struct Writer {
 }
 
 impl Writer {
-    fn start(way: Way) -> Self {
+    fn start(mut ways: Ways) -> Self {
         let (full, work) = channel::<(Buffer, usize, u64)>();
         let (done, empty) = channel();
         let thread = std::thread::spawn(move || {
             for (buffer, used, offset) in work {
-                let written = way.write(buffer.part(0..used), offset);
+                let written = ways.write(buffer.part(0..used), offset);
                 if done.send(written.map(|()| buffer)).is_err() {
                     return;
                 }
@@ -196,7 +146,7 @@ impl<'a> PageSink<'a> {
         {
             // Once only: a file system that cannot do it will not later.
             let left = expected.saturating_sub(self.written);
-            self.writer = Way::choose(self.file, offset, left).map(Writer::start);
+            self.writer = Ways::open(self.file, offset, left).map(Writer::start);
         }
         let empty = match &mut self.writer {
             Some(writer) => writer.give((buffer, self.used, offset))?,
@@ -231,13 +181,6 @@ impl Drop for PageSink<'_> {
     }
 }
 
-/// The same file, past the page cache.
-pub(crate) fn unbuffered(file: &File, write: bool) -> io::Result<File> {
-    let flags = OFlags::DIRECT.bits().cast_signed();
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    OpenOptions::new().read(!write).write(write).custom_flags(flags).open(path)
-}
-
 pub(crate) fn is_zero(page: &[u8]) -> bool {
     // Compared in blocks that the compiler turns into vector instructions.
     page.chunks_exact(64).all(|block| block == [0; 64])
@@ -270,7 +213,7 @@ mod tests {
         for (name, expected) in [("whole", None), ("cached", Some(1)), ("direct", Some(1 << 60))] {
             let file = File::options().read(true).write(true).create_new(true).open(dir.path().join(name));
             let file = file.unwrap();
-            let batches = 3 * SMALL / BATCH_BYTES as u64;
+            let batches = 8 * SMALL / BATCH_BYTES as u64;
             let sink = match expected {
                 Some(expected) => PageSink::streamed(&file, PAGE, expected),
                 None => PageSink::new(&file, PAGE),

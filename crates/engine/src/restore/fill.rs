@@ -22,7 +22,7 @@ use super::RestoreError;
 use super::run::{Building, Missing};
 use crate::files::EachMade;
 use crate::memory::buffer::Buffer;
-use crate::memory::sink::unbuffered;
+use crate::memory::ways::unbuffered;
 
 /// Bytes of the image that are read in one go, unless regions overlap.
 const BATCH_BYTES: u64 = 1 << 20;

@@ -22,7 +22,7 @@ const STREAM: i32 = 1;
 const TCP: i32 = 6;
 /// A segment that has been acknowledged in part waits as a whole.
 const SEGMENT_BYTES: usize = 256 << 10;
-/// How often ends in the tree are read until they fit together.
+/// How often connections are read until none has changed meanwhile, and ends in the tree fit together.
 const READINGS: u32 = 100;
 
 /// Connections of a tree that can be made again.
@@ -80,15 +80,19 @@ pub(in super::super) fn take(list: &List, lock: Option<&dyn ConnectionLock>) -> 
     let _guard = guard(list, &found)?;
     for _ in 0..READINGS {
         let mut readings = HashMap::with_capacity(found.len());
+        let mut changed = false;
         for one in &found {
             let item = list.item(one.file);
             let reading = match read(item, !one.inside) {
                 Err(Why::Failed(source)) => return Err(failed(item, source)),
-                other => other,
+                other => other.transpose(),
             };
-            readings.insert(one.ends, reading);
+            match reading {
+                Some(reading) => drop(readings.insert(one.ends, reading)),
+                None => changed = true,
+            }
         }
-        if found.iter().all(|one| fits(&readings, one.ends)) {
+        if !changed && found.iter().all(|one| fits(&readings, one.ends)) {
             let connection =
                 |one: &Found| Some((one.file, readings.remove(&one.ends)?.map(|r| Box::new(r.connection))));
             return Ok(Connections { found: found.iter().filter_map(connection).collect() });
@@ -135,7 +139,8 @@ fn ends(item: &Item) -> io::Result<Option<Ends>> {
     Ok(address(&socket::local_address(&item.fd)?).zip(address(&remote)))
 }
 
-fn read(item: &Item, outside: bool) -> Described<Reading> {
+/// `None`: what was on its way has come meanwhile.
+fn read(item: &Item, outside: bool) -> Described<Option<Reading>> {
     let fd = &item.fd;
     let mut polled = [PollFd::new(fd, PollFlags::PRI | PollFlags::ERR)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
@@ -157,10 +162,10 @@ fn read(item: &Item, outside: bool) -> Described<Reading> {
     repair::repair(fd, Mode::Silently)?;
     sockopt::set_socket_reuseaddr(fd, reuse)?;
     let reading = reading?;
-    if reading.is_none() {
-        return refused("that is changing just now", "try again");
+    if reading.is_none() && !CONNECTED.contains(&socket::tcp_state(fd)?.0) {
+        return refused("that is ending just now", "try again");
     }
-    reading.ok_or(Why::Stopped)
+    Ok(reading)
 }
 
 /// Reads a socket in repair mode; `None`: it changed meanwhile.

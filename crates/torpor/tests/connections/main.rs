@@ -36,6 +36,8 @@ impl Server {
         let ports: Vec<u16> = free.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
         drop(free);
         let program = native::executable(name).unwrap();
+        // What whoever runs the tests has open.
+        torpor_linux::spawn::close_on_exec_from(3).unwrap();
         let child = Command::new(program)
             .args(ports.iter().map(u16::to_string))
             .stdin(Stdio::null())

@@ -3,7 +3,7 @@
 //! From the page cache it is restored twice as fast as from the disk, so that way is preferred where the machine has memory to
 //! spare. But memory may be slow to come by: a virtual machine may have given what was free back to its host, which then
 //! takes three seconds for each gigabyte of cache, four times as long as to write it past the cache. Nothing tells that
-//! beforehand, so both ways are measured while they are used ([`Race`]).
+//! beforehand, so the time is measured while it is written ([`Race`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -19,8 +19,12 @@ const STARTED: u64 = 16 << 20;
 const CACHE_SHARE: u64 = 2;
 /// Bytes that are written in one way before the other one is considered.
 const STRETCH: u64 = 16 << 20;
-/// After so many stretches in one way the other one is measured again: either can change.
+/// After so many stretches past the page cache, it is tried again.
 const AGAIN: u32 = 32;
+/// Seconds for a byte. A page cache that takes no longer is as fast as most disks.
+const SLOW: f64 = 1e-9;
+/// So many times faster it must be to go past the page cache, because reading it back is slower then.
+const WORTH: f64 = 2.0;
 
 /// Those that there are for a file; at least one.
 #[derive(Debug)]
@@ -49,7 +53,7 @@ impl Ways {
     /// `bytes` and `offset` in whole pages.
     pub(super) fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let begun = Instant::now();
-        let direct = self.direct.as_ref().filter(|_| self.race.second || self.cached.is_none());
+        let direct = self.direct.as_ref().filter(|_| self.race.past || self.cached.is_none());
         let past = direct.map(|file| file.write_all_at(bytes, offset));
         match (past, &self.cached) {
             (Some(Ok(())), _) => {}
@@ -78,18 +82,18 @@ fn write_cached(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Which of two ways is the faster one at the moment: the first is tried, then the second, then it is whichever took less time
-/// for its last stretch.
+/// Which way is taken: that through the page cache, unless it is slow and the one past it much faster.
 #[derive(Debug, Default)]
 struct Race {
-    /// The second one's turn.
-    second: bool,
+    /// It is that past the page cache.
+    past: bool,
     /// Bytes of this stretch so far, and the time for them.
     bytes: u64,
     spent: Duration,
-    /// Seconds for a byte of its last stretch, of each that has been tried.
-    paces: [Option<f64>; 2],
-    /// Stretches since the turn changed.
+    /// Seconds for a byte of the last stretch of each, once it has been tried.
+    cached: Option<f64>,
+    direct: Option<f64>,
+    /// Stretches since the way changed.
     stretches: u32,
 }
 
@@ -102,13 +106,18 @@ impl Race {
             return;
         }
         let pace = self.spent.as_secs_f64() / self.bytes as f64;
-        self.paces[usize::from(self.second)] = Some(pace);
-        self.stretches += 1;
-        let other = self.paces[usize::from(!self.second)];
-        if self.stretches >= AGAIN || other.is_none_or(|other| other < pace) {
-            (self.second, self.stretches) = (!self.second, 0);
-        }
         (self.bytes, self.spent) = (0, Duration::ZERO);
+        self.stretches += 1;
+        let changes = if self.past {
+            self.direct = Some(pace);
+            self.stretches >= AGAIN || self.cached.is_none_or(|cached| cached < WORTH * pace)
+        } else {
+            self.cached = Some(pace);
+            pace > SLOW && self.direct.is_none_or(|direct| WORTH * direct < pace)
+        };
+        if changes {
+            (self.past, self.stretches) = (!self.past, 0);
+        }
     }
 }
 
@@ -130,36 +139,38 @@ fn available() -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Milliseconds that each way takes for a stretch, from the stretch of this number on; which ways the stretches go.
+    /// Which stretches go past the page cache, if a stretch takes so many milliseconds through it and past it from the one of this
+    /// number on.
     fn turns(paces: &[(usize, [u64; 2])], stretches: usize) -> Vec<bool> {
         let mut race = Race::default();
         let mut turns = Vec::new();
         for n in 0..stretches {
             let now = paces.iter().rev().find(|(from, _)| *from <= n).unwrap().1;
-            turns.push(race.second);
+            turns.push(race.past);
             for _ in 0..8 {
-                race.add(STRETCH / 8, Duration::from_millis(now[usize::from(race.second)]) / 8);
+                race.add(STRETCH / 8, Duration::from_millis(now[usize::from(race.past)]) / 8);
             }
         }
         turns
     }
 
     #[test]
-    fn the_faster_way_is_taken() {
-        assert_eq!(turns(&[(0, [10, 20])], 5), [false, true, false, false, false]);
-        assert_eq!(turns(&[(0, [40, 20])], 5), [false, true, true, true, true]);
+    fn the_page_cache_is_left_only_for_what_is_much_faster() {
+        assert_eq!(turns(&[(0, [10, 1])], 4), [false; 4], "it is not slow");
+        assert_eq!(turns(&[(0, [40, 30])], 5), [false, true, false, false, false]);
+        assert_eq!(turns(&[(0, [60, 20])], 5), [false, true, true, true, true]);
     }
 
     #[test]
-    fn a_way_that_becomes_slow_is_left() {
-        assert_eq!(turns(&[(0, [10, 20]), (3, [50, 20])], 7), [false, true, false, false, true, true, true]);
+    fn a_page_cache_that_becomes_slow_is_left() {
+        assert_eq!(turns(&[(0, [10, 20]), (3, [50, 20])], 7), [false, false, false, false, true, true, true]);
     }
 
     #[test]
-    fn a_way_that_becomes_fast_again_is_found() {
+    fn a_page_cache_that_becomes_fast_is_found_again() {
         let turns = turns(&[(0, [50, 20]), (3, [10, 20])], 2 * AGAIN as usize);
-        let found = turns.iter().rposition(|second| *second).unwrap();
+        let found = turns.iter().rposition(|past| *past).unwrap();
         assert_eq!(found, AGAIN as usize);
-        assert!(turns[1..=found].iter().all(|second| *second));
+        assert!(turns[1..=found].iter().all(|past| *past));
     }
 }

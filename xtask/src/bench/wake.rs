@@ -16,7 +16,6 @@ use serde_json::Value;
 
 use super::client::{Protocol, first_byte};
 use super::daemon::{Daemon, free_port};
-use super::machine::have_memory;
 use super::peers::{CONTAINER, CRIU, Peer, peers};
 use super::program::{Program, programs};
 use super::report::{Report, Row, Samples};
@@ -46,8 +45,6 @@ pub(crate) struct Options {
     without_cost: bool,
 }
 
-/// More than a wake takes.
-const MEMORY_MB: usize = 32;
 const SLEEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Every image stays in the page cache: where it is to be measured without, it is dropped from there by hand.
 const IMAGES_CACHED: &str = "[memory]\ncached_images = \"100G\"\n";
@@ -131,15 +128,9 @@ fn measure(binary: &Path, program: &Program, options: &Options, samples: &mut Sa
     apps.refused(program)
 }
 
-/// What is behind a gap takes memory that is at hand, for all subjects alike.
-fn leave_alone(gap: Duration) {
-    std::thread::sleep(gap);
-    have_memory(MEMORY_MB);
-}
-
 fn ask_peer(program: &Program, peer: &mut dyn Peer, gap: Duration, samples: &mut Samples) -> Result<(), Error> {
     peer.rest()?;
-    leave_alone(gap);
+    std::thread::sleep(gap);
     let us = peer.first_byte()?;
     samples.add(program.name, peer.name(), peer.level(), "first_byte", "us", us);
     Ok(())
@@ -165,7 +156,7 @@ impl Apps {
     }
 
     fn never_slept(&self, program: &Program, gap: Duration, samples: &mut Samples) -> Result<(), Error> {
-        leave_alone(gap);
+        std::thread::sleep(gap);
         let us = first_byte(self.awake, self.protocol)?;
         samples.add(program.name, "never-slept", "running", "first_byte", "us", us);
         Ok(())
@@ -189,7 +180,7 @@ impl Apps {
                 drop_from_cache(&image)?;
             }
         }
-        leave_alone(gap);
+        std::thread::sleep(gap);
         let us = first_byte(self.asleep, self.protocol)?;
         let explained = self.daemon.json(&["explain", "sleeper"])?;
         let woken = phases(&explained["wakes"][0]);
@@ -225,7 +216,7 @@ impl Apps {
         self.sleep(LEVELS[1])?;
         self.daemon.reboot()?;
         program.warm_up(self.awake)?;
-        leave_alone(gap);
+        std::thread::sleep(gap);
         add("first_byte".to_owned(), first_byte(self.asleep, self.protocol)?);
         let explained = self.daemon.json(&["explain", "sleeper"])?;
         let woken = phases(&explained["wakes"][0]);

@@ -1,8 +1,4 @@
 //! What was measured on, and which commit; the machine's memory.
-//!
-//! A virtual machine may give memory that has been free for a second or two back to its host (free page reporting), and who
-//! takes it next waits for the host at each page: some seconds for a gigabyte, for one subject and not for the next.
-//! [`have_memory`] gets it back before something is measured.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -65,9 +61,4 @@ pub(crate) fn anonymous_kb(group: &str, extra: u32) -> Result<f64, Error> {
         }
     }
     Ok(total)
-}
-
-/// Sees to it that so many megabytes of free memory are at hand.
-pub(crate) fn have_memory(megabytes: usize) {
-    std::hint::black_box(vec![1_u8; megabytes << 20]);
 }

@@ -6,7 +6,7 @@
 //! command alone, `durable` with the image's files synced after it. The pure copying that all are measured against reads
 //! every page of the stopped tree's private memory, writes it to a new file and syncs that, in turns: `copy` through the
 //! page cache, `direct` past it. Torpor writes large images the second way, so its `durable` is compared with that.
-//! Images are restored from the page cache as far as they are in it. Before each, free memory for it is at hand.
+//! Images are restored from the page cache as far as they are in it.
 
 mod copy;
 mod subject;
@@ -21,7 +21,6 @@ use clap::Args;
 
 use self::subject::{Ran, Subject, subjects};
 use self::tree::{Gone, Shape, Tree};
-use super::machine::have_memory;
 use super::peers::{CONTAINER, CRIU};
 use super::release_binary;
 use super::report::{Report, Row, Samples};
@@ -95,7 +94,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
                 } else {
                     let tree = Tree::start(*shape, None)?;
                     for (metric, direct) in [("copy", false), ("direct", true)] {
-                        have_memory(memory_for(shape));
                         let ms = copy::copy(tree.pid(), &dir.path().join("copy"), direct)?;
                         samples.add(&shape.to_string(), "copy", LEVEL, metric, "ms", ms);
                     }
@@ -149,11 +147,6 @@ fn sample(subject: &Subject, shape: &Shape, dir: &Path, steps: bool, samples: &m
     Ok(())
 }
 
-/// Megabytes for a copy of it, and for what commands need.
-const fn memory_for(shape: &Shape) -> usize {
-    2 * shape.megabytes + 64
-}
-
 /// What one capture and restore have given.
 struct Sample {
     /// Metric, milliseconds, whether it is of a single step.
@@ -169,7 +162,6 @@ fn measure(subject: &Subject, shape: &Shape, image: &Path) -> Result<Sample, Err
     }
     std::fs::create_dir(image).map_err(Error::file("make", image))?;
 
-    have_memory(memory_for(shape));
     let begun = Instant::now();
     let captured = subject.checkpoint(tree.pid(), image)?;
     values.push(("checkpoint".to_owned(), ms(begun.elapsed()), false));
@@ -181,7 +173,6 @@ fn measure(subject: &Subject, shape: &Shape, image: &Path) -> Result<Sample, Err
     }
     let gone: Gone<'_> = tree.gone()?;
 
-    have_memory(memory_for(shape));
     let begun = Instant::now();
     let restoring = subject.restore(image)?;
     let answers = std::thread::scope(|scope| {

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use torpor_image::tree::Tree;
 use torpor_image::{HEADER_BYTES, Header, Kind, Needs, checksum};
-use torpor_linux::guard::{Guard, Rescue};
+use torpor_linux::guard::Guard;
 
 use crate::collect::{CollectError, Collected, Stopped, collect, for_record, pids, stop};
 use crate::files::{self, ConnectionLock};
@@ -401,13 +401,8 @@ impl Doomed {
             opened.map_err(|error| CheckpointError::Look(process.pid, error.into()))
         });
         let processes: Vec<_> = processes.collect::<Result<_, _>>()?;
-        let guarded = processes.len() > 1 || !connections.is_empty();
-        let guard = guarded.then(|| {
-            let processes: Vec<_> = processes.iter().map(AsFd::as_fd).collect();
-            let connections: Vec<_> = connections.iter().map(AsFd::as_fd).collect();
-            Guard::start(Rescue::End { processes: &processes, connections: &connections, segments: &[] })
-        });
-        let guard = guard.transpose().map_err(CheckpointError::Guard)?;
+        let connections: Vec<_> = connections.iter().map(AsFd::as_fd).collect();
+        let guard = Guard::of_end(&processes, &connections, &[]).map_err(CheckpointError::Guard)?;
         Ok(Self { processes, guard })
     }
 

@@ -61,6 +61,18 @@ impl Guard {
         Ok(Self { process, lead: Some(lead) })
     }
 
+    /// Starts one that does [`Rescue::End`], unless there is nothing to do but to end one process, which takes a single call.
+    ///
+    /// # Errors
+    /// As [`Guard::start`].
+    pub fn of_end(processes: &[OwnedFd], connections: &[BorrowedFd<'_>], segments: &[i32]) -> io::Result<Option<Self>> {
+        if processes.len() < 2 && connections.is_empty() && segments.is_empty() {
+            return Ok(None);
+        }
+        let processes: Vec<_> = processes.iter().map(AsFd::as_fd).collect();
+        Self::start(Rescue::End { processes: &processes, connections, segments }).map(Some)
+    }
+
     /// It ends without having done anything: what it was to put right is complete.
     ///
     /// # Errors

@@ -30,8 +30,6 @@ mod compile;
 mod error;
 pub(crate) mod fill;
 pub(crate) mod finish;
-#[cfg(test)]
-mod hostile;
 mod limits;
 mod load;
 pub(crate) mod open;
@@ -39,6 +37,8 @@ pub(crate) mod plan;
 pub(crate) mod run;
 pub(crate) mod staged;
 mod step;
+#[cfg(test)]
+mod tests;
 mod vet;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -48,7 +48,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use torpor_image::tree::{FileKind, Life, Namespaces, Tree};
-use torpor_linux::guard::{Guard, Rescue};
+use torpor_linux::guard::Guard;
 
 pub use compile::{CompileError, compile};
 pub use error::RestoreError;
@@ -196,12 +196,7 @@ fn guard(
     connections: &[BorrowedFd<'_>],
     segments: &[i32],
 ) -> Result<Option<Guard>, RestoreError> {
-    if processes.len() < 2 && connections.is_empty() && segments.is_empty() {
-        return Ok(None);
-    }
-    let processes: Vec<_> = processes.iter().map(AsFd::as_fd).collect();
-    let guard = Guard::start(Rescue::End { processes: &processes, connections, segments });
-    guard.map(Some).map_err(|error| RestoreError::Own("starting a guard", error))
+    Guard::of_end(processes, connections, segments).map_err(|error| RestoreError::Own("starting a guard", error))
 }
 
 fn connections<'a>(tree: &'a Tree, opened: &'a Opened) -> Vec<BorrowedFd<'a>> {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 use torpor_api::spec::Idle;
 use torpor_api::worker::{AppRecord, Desired, WorkerPort};
@@ -19,6 +20,9 @@ use crate::store::{Phase, Row, Store};
 
 /// Name of the database in the data directory.
 const DATABASE: &str = "torpor.db";
+
+/// Apps taken over at the same time: most of it is work of the kernel's that waits now and then.
+const AT_ONCE: usize = 8;
 
 /// What a hub needs to know.
 #[derive(Clone, Debug)]
@@ -105,12 +109,14 @@ impl Hub {
         // Subscribed before the first app is taken over, so that nothing of it is missed.
         let worker_events = hub.worker.events();
         tokio::spawn(recorder.run(worker_events, Arc::downgrade(&hub)));
-        for mut row in hub.store.all_apps().await? {
+        let rows = stream::iter(hub.store.all_apps().await?);
+        let taken_over = rows.for_each_concurrent(AT_ONCE, |mut row| {
             if opening == Opening::ToRest {
                 row.record.desired = Desired::Down;
             }
-            hub.take_over(row).await;
-        }
+            hub.take_over(row)
+        });
+        taken_over.await;
         Ok(hub)
     }
 

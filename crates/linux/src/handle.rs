@@ -13,11 +13,26 @@ struct FileHandle {
     handle: [u8; MAX_BYTES],
 }
 
+/// `AT_HANDLE_FID` (Linux 6.5).
+const ONLY_TO_COMPARE: libc::c_int = 0x200;
+
 /// The handle of an open file: its kind and its bytes; `None` where the file system has none.
 ///
 /// # Errors
 /// What the kernel says.
 pub fn of(file: impl AsFd) -> io::Result<Option<(i32, Vec<u8>)>> {
+    encoded(file, 0)
+}
+
+/// As [`of`], also where the file system opens nothing by handle: what `inotify(7)` shows in `/proc/PID/fdinfo`.
+///
+/// # Errors
+/// What the kernel says.
+pub fn identity(file: impl AsFd) -> io::Result<Option<(i32, Vec<u8>)>> {
+    encoded(file, ONLY_TO_COMPARE)
+}
+
+fn encoded(file: impl AsFd, flags: libc::c_int) -> io::Result<Option<(i32, Vec<u8>)>> {
     let mut whole = FileHandle { bytes: MAX_BYTES as u32, kind: 0, handle: [0; MAX_BYTES] };
     let mut mount: libc::c_int = 0;
     // SAFETY: the path is an empty string; the kernel writes a `struct file_handle` with at most `bytes` bytes, as many as
@@ -29,7 +44,7 @@ pub fn of(file: impl AsFd) -> io::Result<Option<(i32, Vec<u8>)>> {
             c"".as_ptr(),
             &raw mut whole,
             &raw mut mount,
-            libc::AT_EMPTY_PATH,
+            libc::AT_EMPTY_PATH | flags,
         )
     };
     if answer < 0 {
@@ -77,6 +92,7 @@ mod tests {
         let found = open(std::fs::File::open(&folder).unwrap(), kind, &handle).unwrap();
         let number = |fd: &dyn AsFd| rustix::fs::fstat(fd).unwrap().st_ino;
         assert_eq!(number(&found), number(&file));
+        assert_eq!(identity(&file).unwrap(), Some((kind, handle)));
         std::fs::remove_file(path).unwrap();
     }
 

@@ -287,6 +287,17 @@ PROGRAM(inotify, "inotify: watches of a file and a directory go on under their n
     expect_notice(fd, file, IN_ATTRIB, NULL);
     HOLDS(NEED(inotify_add_watch(fd, home, IN_CREATE)) > file);
 }
+PROGRAM(inotify_root, "inotify: watches of the root directory and of the program's own file go on under their numbers") {
+    char own[4096] = "";
+    NEED(readlink("/proc/self/exe", own, sizeof own - 1));
+    int fd = NEED(inotify_init1(IN_NONBLOCK)), root = NEED(inotify_add_watch(fd, "/", IN_MOVE_SELF));
+    int file = NEED(inotify_add_watch(fd, own, IN_MODIFY));
+    captured();
+    EQ(inotify_add_watch(fd, own, IN_MODIFY), file);
+    EQ(inotify_add_watch(fd, "/", IN_MOVE_SELF), root);
+    char byte[512];
+    FAILS(read(fd, byte, sizeof byte), EAGAIN);
+}
 PROGRAM(inotify_queued, "inotify with events that have not been read") {
     NEED(mkdir(AT("inside"), 0755));
     int fd = NEED(inotify_init1(IN_NONBLOCK)), directory = NEED(inotify_add_watch(fd, AT("inside"), IN_CREATE));

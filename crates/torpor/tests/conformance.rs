@@ -349,6 +349,7 @@ conformance! {
     timer_descriptor: ok,
     timer_descriptor_ticks: ok,
     inotify: ok,
+    inotify_root: ok,
     inotify_queued: refused "events that the program has not read",
     inotify_deleted: ok,
     process_descriptor: ok,

@@ -151,6 +151,7 @@ const DAILY: &[&str] = &[
     "epoll_nested",
     "epoll_one_shot",
     "inotify",
+    "inotify_root",
     "signal_descriptor",
     "pipe_contents",
     "fifo",

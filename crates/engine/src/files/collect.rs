@@ -260,7 +260,7 @@ fn kind(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<Fil
             b"[pidfd]" => event::process(context, item),
             b"[eventpoll]" => epoll::describe(context, item),
             b"inotify" => inotify::describe(context, item),
-            b"[fanotify]" => fanotify::describe(context.request.view, item),
+            b"[fanotify]" => fanotify::describe(context, item),
             other => Err(anonymous_object(&String::from_utf8_lossy(other))),
         };
     }

@@ -15,10 +15,10 @@ use torpor_image::tree::{FanotifyMark, FileKind, MarkExtent, OpenFile};
 use torpor_linux::fanotify;
 
 use super::MakeError;
-use super::collect::{Described, Why};
+use super::collect::{Context, Described, Why};
 use super::list::{Info, Item};
 use super::path::{self, ASYNC, Around};
-use super::watched::{Inode, device, hexadecimal, mounts, watched};
+use super::watched::{self, Inode, device, hexadecimal, mounts, watched};
 use crate::proc;
 use crate::view::View;
 
@@ -40,6 +40,12 @@ enum Target {
     Inode(Inode),
     Mount(u64),
     FileSystem((u32, u32)),
+}
+
+impl Target {
+    const fn inode(&self) -> Option<&Inode> {
+        if let Self::Inode(inode) = self { Some(inode) } else { None }
+    }
 }
 
 /// A line of fdinfo: `fanotify ino:4f969 sdev:800013 mflags:0 mask:3b ignored_mask:40000000 fhandle-bytes:8 …`,
@@ -69,7 +75,8 @@ fn marks(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| line.strip_prefix("fanotify ")).filter(|line| !line.starts_with("flags:"))
 }
 
-pub(super) fn describe(view: &View, item: &Item) -> Described<FileKind> {
+pub(super) fn describe(context: &Context<'_, '_>, item: &Item) -> Described<FileKind> {
+    let view = context.request.view;
     if view.keeps_files() {
         return Err(Why::kept(format!("fanotify ({})", item.name()), CLOSE));
     }
@@ -89,7 +96,20 @@ pub(super) fn describe(view: &View, item: &Item) -> Described<FileKind> {
         let what = format!("fanotify with {unread} bytes of events that the program has not read");
         return Err(Why::kept(what, "try again when it has"));
     }
-    let marks = marks(&item.info.text).map(|text| mark(view, text)).collect::<Described<_>>()?;
+    let lines = marks(&item.info.text).map(known).collect::<Described<Vec<_>>>()?;
+    let inodes: Vec<(&Inode, u32)> = lines.iter().filter_map(|line| Some((line.target.inode()?, line.mask))).collect();
+    let mut paths = watched::paths(context, item, &inodes, "fanotify")?.into_iter();
+    let marks = lines.iter().map(|Line { target, flags, mask, ignored }| {
+        let (extent, path) = match target {
+            Target::Inode(_) => (MarkExtent::Inode, paths.next().ok_or_else(|| Why::kept("fanotify", CLOSE))?),
+            Target::Mount(id) => (MarkExtent::Mount, mounted(view, |mount| mount.id == *id)?),
+            Target::FileSystem((major, minor)) => {
+                (MarkExtent::FileSystem, mounted(view, |mount| mount.device == makedev(*major, *minor))?)
+            }
+        };
+        Ok(FanotifyMark { extent, flags: *flags, mask: *mask, ignored: *ignored, path })
+    });
+    let marks = marks.collect::<Described<_>>()?;
     Ok(FileKind::Fanotify { flags, event_flags, marks })
 }
 
@@ -101,20 +121,10 @@ fn has_capability(pid: i32) -> std::io::Result<bool> {
     effective.map(|set| set & SYS_ADMIN != 0).ok_or_else(|| proc::unexpected(&path))
 }
 
-fn mark(view: &View, text: &str) -> Described<FanotifyMark> {
+fn known(text: &str) -> Described<Line> {
     let known = MARK_IGNORED_SURVIVES | MARK_EVICTABLE | MARK_IGNORE;
-    let Some(line) = line(text).filter(|line| line.flags & !known == 0) else {
-        return Err(Why::kept(format!("fanotify with a mark that is not known here ({text})"), CLOSE));
-    };
-    let Line { target, flags, mask, ignored } = line;
-    let (extent, path) = match target {
-        Target::Inode(inode) => (MarkExtent::Inode, inode.path(view, "fanotify")?),
-        Target::Mount(id) => (MarkExtent::Mount, mounted(view, |mount| mount.id == id)?),
-        Target::FileSystem((major, minor)) => {
-            (MarkExtent::FileSystem, mounted(view, |mount| mount.device == makedev(major, minor))?)
-        }
-    };
-    Ok(FanotifyMark { extent, flags, mask, ignored, path })
+    let line = line(text).filter(|line| line.flags & !known == 0);
+    line.ok_or_else(|| Why::kept(format!("fanotify with a mark that is not known here ({text})"), CLOSE))
 }
 
 /// The directory of the first mount that is meant and can be reached.

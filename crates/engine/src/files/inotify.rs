@@ -1,7 +1,7 @@
 //! `inotify(7)`: what is watched, under the same numbers.
 //!
-//! The kernel shows the watched inode's handle; opened by it, the inode tells its path. Numbers are given out in order,
-//! so a watch gets its number back by making and removing watches until it is its turn.
+//! The kernel shows the watched inode's handle, from which its path is found. Numbers are given out in order, so a watch gets
+//! its number back by making and removing watches until it is its turn.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
@@ -14,7 +14,7 @@ use super::MakeError;
 use super::collect::{Context, Described, Why};
 use super::list::Item;
 use super::path::{self, ASYNC, Around};
-use super::watched::{Inode, hexadecimal, value, watched};
+use super::watched::{self, Inode, hexadecimal, value, watched};
 
 /// Highest number of a watch: below it, so many calls are made in a second.
 const MAX_WATCH: i32 = 1 << 20;
@@ -47,20 +47,22 @@ pub(super) fn describe(context: &Context<'_, '_>, item: &Item) -> Described<File
         let what = format!("inotify with {unread} bytes of events that the program has not read");
         return Err(Why::kept(what, "try again when it has"));
     }
-    let mut watches = Vec::new();
+    let (mut watches, mut named) = (Vec::new(), Vec::new());
     for text in item.info.text.lines().filter(|line| line.starts_with("inotify ")) {
         let Some(line) = line(text) else {
             let what = "inotify on a file system that cannot open files by their handles";
             return Err(Why::kept(what, ""));
         };
         // An app's is kept, and its files.
-        let deleted = line.inode.deleted(context).filter(|_| !view.keeps_files() && line.mask & CLOSED == 0);
-        let path = match deleted {
-            Some(deleted) => deleted,
-            None => line.inode.path(view, "inotify")?,
-        };
-        watches.push(InotifyWatch { watch: line.watch, mask: line.mask, path });
+        match line.inode.deleted(context).filter(|_| !view.keeps_files() && line.mask & CLOSED == 0) {
+            Some(path) => watches.push(InotifyWatch { watch: line.watch, mask: line.mask, path }),
+            None => named.push(line),
+        }
     }
+    let inodes: Vec<(&Inode, u32)> = named.iter().map(|line| (&line.inode, line.mask)).collect();
+    let paths = watched::paths(context, item, &inodes, "inotify")?;
+    let named = named.iter().zip(paths);
+    watches.extend(named.map(|(line, path)| InotifyWatch { watch: line.watch, mask: line.mask, path }));
     watches.sort_unstable_by_key(|watch| watch.watch);
     Ok(FileKind::Inotify { watches })
 }

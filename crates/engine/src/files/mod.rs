@@ -48,6 +48,7 @@ mod packet;
 mod path;
 mod pipe;
 mod queue;
+mod search;
 mod segment;
 mod tcp;
 mod terminal;

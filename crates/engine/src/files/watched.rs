@@ -1,10 +1,12 @@
-//! What inotify and fanotify watch, as fdinfo tells it: by its handle. Opened by that, the inode tells its path.
+//! What inotify and fanotify watch, as fdinfo tells it: by its handle. Opened by that, the inode tells its path; if not, it is
+//! looked for ([`super::search`]).
 
+use std::collections::HashSet;
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 
-use rustix::fs::{FileType, OFlags, fstat, makedev};
+use rustix::fs::{Dev, FileType, OFlags, fstat, makedev};
 use torpor_image::tree::PathState;
 use torpor_linux::handle;
 
@@ -12,8 +14,12 @@ use super::MakeError;
 use super::collect::{Context, Described, Why};
 use super::list::Item;
 use super::path::{self, Around};
+use super::search::Search;
 use crate::mounts::Mount;
 use crate::view::View;
+
+/// `IN_ACCESS | IN_CLOSE_NOWRITE | IN_OPEN`, and the same of fanotify: what reading a directory is told as.
+const READ: u32 = 0x1 | 0x10 | 0x20;
 
 /// What is behind `key:` in a line.
 pub(super) fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
@@ -32,10 +38,10 @@ pub(super) fn device(line: &str) -> Option<(u32, u32)> {
 }
 
 /// An inode that is watched.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Inode {
     device: (u32, u32),
-    number: u64,
+    pub(super) number: u64,
     handle_kind: i32,
     handle: Vec<u8>,
 }
@@ -62,22 +68,83 @@ impl Inode {
         Some(path::state(path::without_mark(&item.link), &item.stat))
     }
 
-    /// Where it is; `who` watches it.
-    pub(super) fn path(&self, view: &View, who: &str) -> Described<PathState> {
-        for mount in mounts(view)?.filter(|mount| mount.device == makedev(self.device.0, self.device.1)) {
+    /// Whether a file of this file system with this handle is it.
+    pub(super) fn is(&self, device: Dev, kind: i32, handle: &[u8]) -> bool {
+        self.is_on(device) && (self.handle_kind, self.handle.as_slice()) == (kind, handle)
+    }
+
+    pub(super) fn is_on(&self, device: Dev) -> bool {
+        makedev(self.device.0, self.device.1) == device
+    }
+
+    /// What it is, opened by its handle, if the name by which the kernel knows it leads to it.
+    fn by_handle(&self, view: &View, mounts: &[Mount]) -> Described<Option<PathState>> {
+        for mount in mounts.iter().filter(|mount| self.is_on(mount.device)) {
             let Ok(mount) = view.open_as(&mount.path, OFlags::RDONLY | OFlags::DIRECTORY) else { continue };
             let Ok(file) = handle::open(&mount, self.handle_kind, &self.handle) else { continue };
             let stat = fstat(&file)?;
             let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?.into_os_string().into_vec();
             let there = view.stat(&name);
             if there.is_ok_and(|there| (there.st_dev, there.st_ino) == (stat.st_dev, stat.st_ino)) {
-                return Ok(path::state(&name, &stat));
+                return Ok(Some(path::state(&name, &stat)));
             }
         }
-        let (major, minor) = self.device;
-        let what = format!("{who} watches inode {} of device {major}:{minor}, whose name cannot be found", self.number);
-        Err(Why::kept(what, "let the program remove that watch"))
+        Ok(None)
     }
+
+    /// What it is, if it has this name.
+    fn by_name(&self, view: &View, name: &[u8]) -> Option<PathState> {
+        let file = view.open(name).ok()?;
+        let (kind, handle) = handle::identity(&file).ok()??;
+        let stat = fstat(&file).ok()?;
+        (kind == self.handle_kind && handle == self.handle).then(|| path::state(name, &stat))
+    }
+}
+
+/// Where these are, each with the events of it that `item` is told of; `who` watches them.
+pub(super) fn paths(
+    context: &Context<'_, '_>,
+    item: &Item,
+    watched: &[(&Inode, u32)],
+    who: &str,
+) -> Described<Vec<PathState>> {
+    let request = context.request;
+    let (view, mounts) = (request.view, mounts(request.view)?.collect::<Vec<_>>());
+    let inodes = || watched.iter().map(|(inode, _)| *inode);
+    let mut paths = inodes().map(|inode| inode.by_handle(view, &mounts)).collect::<Described<Vec<_>>>()?;
+    let nameless: Vec<&Inode> = inodes().zip(&paths).filter(|(_, path)| path.is_none()).map(|(i, _)| i).collect();
+    if !nameless.is_empty() {
+        let told: HashSet<&Inode> = watched.iter().filter(|(_, mask)| mask & READ != 0).map(|(i, _)| *i).collect();
+        let others = paths.iter().flatten().map(|path| path.path.clone());
+        let near = others.chain(near(&context.list.items, item.holder.pid)).collect();
+        let found = Search::new(view, &nameless, &told, request.go_on).among(&mounts, &near);
+        if !(request.go_on)() {
+            return Err(Why::Stopped);
+        }
+        for (inode, path) in inodes().zip(&mut paths).filter(|(_, path)| path.is_none()) {
+            *path = found.get(inode).and_then(|name| inode.by_name(view, name));
+        }
+    }
+    let named = inodes().zip(paths).map(|(inode, path)| {
+        path.ok_or_else(|| {
+            let (major, minor) = inode.device;
+            let what =
+                format!("{who} watches inode {} of device {major}:{minor}, whose name cannot be found", inode.number);
+            Why::kept(what, "let the program remove that watch")
+        })
+    });
+    named.collect()
+}
+
+/// Directories of what a tree has open, and the one that a process works in.
+fn near(items: &[Item], pid: i32) -> impl Iterator<Item = Vec<u8>> {
+    let working = fs::read_link(format!("/proc/{pid}/cwd")).map(|path| path.into_os_string().into_vec());
+    let parent = |item: &Item| {
+        let end = item.link.iter().rposition(|byte| *byte == b'/')?;
+        (item.link[0] == b'/').then(|| item.link[..end.max(1)].to_vec())
+    };
+    // Whose directory cannot be told is looked for elsewhere.
+    working.into_iter().chain(items.iter().filter_map(parent))
 }
 
 pub(super) fn mounts(view: &View) -> std::io::Result<impl Iterator<Item = Mount> + use<>> {

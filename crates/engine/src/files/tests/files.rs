@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
@@ -58,7 +59,7 @@ fn files_keep_flags_position_and_sharing() {
 fn files_that_have_changed_are_refused_when_made() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("f");
-    type Change = (fn(&std::path::Path), &'static str);
+    type Change = (fn(&Path), &'static str);
     let changes: [Change; 4] = [
         (|path| fs::write(path, b"longer").unwrap(), "its length has changed"),
         (
@@ -291,6 +292,37 @@ fn inotify_keeps_its_numbers() {
     assert_eq!(i32::from_ne_bytes(buffer[..4].try_into().unwrap()), two);
     fs::write(directory.path().join("new"), b"").unwrap();
     assert!(refusal(&made).contains("events that the program has not read"));
+}
+
+#[test]
+fn inotify_whose_names_the_kernel_has_forgotten() {
+    // Not in memory: there, names are never forgotten.
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let [below, deep, loud] = ["below", "below/deep", "below/loud"].map(|name| directory.path().join(name));
+    let [beside, file] = [below.join("f"), deep.join("f")];
+    for (directory, file) in [(&loud, &beside), (&deep, &file)] {
+        fs::create_dir_all(directory).unwrap();
+        fs::write(file, b"").unwrap();
+    }
+    let watcher = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+    let watch = |path: &Path, events| inotify::add_watch(&watcher, path, events).unwrap();
+    watch(&below, WatchFlags::CREATE);
+    watch(&loud, WatchFlags::ALL_EVENTS);
+    let watches = [watch(&beside, WatchFlags::ATTRIB), watch(&file, WatchFlags::ATTRIB)];
+    // Dentries of what has just been used are spared once.
+    rustix::fs::sync();
+    (0..3).for_each(|_| fs::write("/proc/sys/vm/drop_caches", "2").unwrap());
+    let fds = vec![watcher];
+    let taken = take(&fds).unwrap();
+    assert_eq!(rustix::io::ioctl_fionread(&fds[0]), Ok(0));
+    drop(fds);
+    let made = taken.descriptors();
+    for (path, watch) in [&beside, &file].into_iter().zip(watches) {
+        fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
+        let mut buffer = [0; 4096];
+        rustix::io::read(&made[0], &mut buffer).unwrap();
+        assert_eq!(i32::from_ne_bytes(buffer[..4].try_into().unwrap()), watch);
+    }
 }
 
 #[test]

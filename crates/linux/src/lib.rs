@@ -18,6 +18,7 @@ pub mod handle;
 pub mod ipc;
 pub mod kcmp;
 pub mod keyring;
+pub mod meminfo;
 pub mod mount;
 pub mod notify;
 pub mod pagemap;

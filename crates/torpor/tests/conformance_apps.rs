@@ -110,8 +110,7 @@ const ENDED_BY_A_POWER_CUT: &[(&str, &str)] = &[
     ("vsock_listener", "it is closed"),
 ];
 
-/// Programs of one daemon, and daemons at once.
-const BATCH: usize = 24;
+/// Daemons at once.
 const AT_ONCE: usize = 2;
 
 /// A few of each kind, all of which are well.
@@ -228,8 +227,9 @@ fn all(between: Between) {
     // Those with this in their names.
     let only = std::env::var("TORPOR_CONFORMANCE_ONLY").unwrap_or_default();
     let programs: Vec<_> = programs().into_iter().filter(|program| program.name.contains(&only)).collect();
-    let batches: Vec<&[Program]> = programs.chunks(BATCH).collect();
-    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let (busy, batches) = Apps::batches(&programs);
+    let wrong = Mutex::new(judged(&busy, between));
+    let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {

@@ -23,6 +23,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot};
 use torpor_lifecycle::Millis;
+use torpor_linux::meminfo::Memory;
 use torpor_linux::probe::{Outcome, Probe};
 
 use crate::app::Order;
@@ -238,18 +239,8 @@ fn look(shared: &Shared, apps_counted: bool) -> io::Result<Seen> {
     } else {
         None
     };
-    let text = std::fs::read_to_string("/proc/meminfo")?;
-    let (total, available) = meminfo(&text).ok_or_else(|| io::Error::other("/proc/meminfo lacks a line"))?;
-    Ok(Seen { total, available: available.min(total), apps })
-}
-
-/// `MemTotal` and `MemAvailable`, in bytes.
-fn meminfo(text: &str) -> Option<(u64, u64)> {
-    let kilobytes = |key: &str| {
-        let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
-        rest.split_ascii_whitespace().next()?.parse::<u64>().ok()
-    };
-    Some((kilobytes("MemTotal:")? << 10, kilobytes("MemAvailable:")? << 10))
+    let Memory { total, available } = Memory::now()?;
+    Ok(Seen { total, available, apps })
 }
 
 /// Has the kernel tell of stalls.
@@ -366,15 +357,6 @@ mod tests {
         let (all, waiting) = (dozers.clone(), tokio::spawn(async move { dozers.some().await }));
         let _entry = all.enter(dozer(1, 0, 0));
         tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap();
-    }
-
-    #[test]
-    fn reads_the_machines_memory() {
-        let text = "MemTotal:       24683772 kB\nMemFree:  1 kB\nMemAvailable:   23453488 kB\n";
-        assert_eq!(meminfo(text), Some((24_683_772 << 10, 23_453_488 << 10)));
-        assert_eq!(meminfo("MemTotal: 5 kB\n"), None);
-        let (total, available) = meminfo(&std::fs::read_to_string("/proc/meminfo").unwrap()).unwrap();
-        assert!(available > 0 && available < total);
     }
 
     #[tokio::test]

@@ -8,17 +8,17 @@ use super::{Column, beside};
 use crate::bench::release_binary;
 use crate::error::Error;
 
-/// Programs of one daemon.
-const BATCH: usize = 24;
-
 pub(super) fn cells(column: Column, programs: &[Program], between: Between, daemons: usize) -> Result<Cells, Error> {
     let binary = release_binary()?;
-    let batches: Vec<&[Program]> = programs.chunks(BATCH).collect();
-    beside(&batches, daemons, |batch| {
+    let judge = |batch: &Vec<Program>| {
         let verdicts = Apps::start(&binary, batch)?.judge(between)?;
         for (name, verdict) in &verdicts {
             println!("{name:<32}{:<8}{verdict}", column.to_string());
         }
         Ok(verdicts.iter().map(|(name, verdict)| ((*name).to_owned(), cell(verdict))).collect())
-    })
+    };
+    let (busy, batches) = Apps::batches(programs);
+    let mut all = beside(&[busy], 1, judge)?;
+    all.extend(beside(&batches, daemons, judge)?);
+    Ok(all)
 }

@@ -146,7 +146,7 @@ impl<'a> PageSink<'a> {
         {
             // Once only: a file system that cannot do it will not later.
             let left = expected.saturating_sub(self.written);
-            self.writer = Ways::open(self.file, offset, left).map(Writer::start);
+            self.writer = Some(Writer::start(Ways::open(self.file, offset, left)?));
         }
         let empty = match &mut self.writer {
             Some(writer) => writer.give((buffer, self.used, offset))?,

@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use torpor_linux::meminfo::Memory;
 
 /// Bytes of the page cache that the disk is told of at once.
 const STARTED: u64 = 16 << 20;
@@ -26,11 +27,13 @@ const SLOW: f64 = 1e-9;
 /// So many times faster it must be to go past the page cache, because reading it back is slower then.
 const WORTH: f64 = 2.0;
 
-/// Those that there are for a file; at least one.
+/// Those that there are for a file.
 #[derive(Debug)]
 pub(super) struct Ways {
     /// Into the page cache, and the disk is told at once: it works while more comes.
-    cached: Option<File>,
+    cached: File,
+    /// The machine has memory for that.
+    spare: bool,
     /// Past the page cache, which costs no memory; reading it back needs the disk.
     direct: Option<File>,
     race: Race,
@@ -38,33 +41,28 @@ pub(super) struct Ways {
 
 impl Ways {
     /// The ways for pages at `offset` of `file`, of which `expected` bytes are still to come.
-    pub(super) fn open(file: &File, offset: u64, expected: u64) -> Option<Self> {
-        let spare = available().is_some_and(|available| available / CACHE_SHARE >= expected);
-        let cached = if spare { file.try_clone().ok() } else { None };
-        if cached.is_some() {
+    pub(super) fn open(file: &File, offset: u64, expected: u64) -> io::Result<Self> {
+        let spare = Memory::now().is_ok_and(|memory| memory.available / CACHE_SHARE >= expected);
+        if spare {
             // Only so that the file system finds a place for all of it at once. Not every one can, and what is too much is
             // cut off when the image is finished.
             let _ = fallocate(file, FallocateFlags::empty(), offset, expected.max(1));
         }
+        // Not every file system has it.
         let direct = unbuffered(file, true).ok();
-        (cached.is_some() || direct.is_some()).then(|| Self { cached, direct, race: Race::default() })
+        Ok(Self { cached: file.try_clone()?, spare, direct, race: Race::default() })
     }
 
     /// `bytes` and `offset` in whole pages.
     pub(super) fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let begun = Instant::now();
-        let direct = self.direct.as_ref().filter(|_| self.race.past || self.cached.is_none());
-        let past = direct.map(|file| file.write_all_at(bytes, offset));
-        match (past, &self.cached) {
-            (Some(Ok(())), _) => {}
-            (None, Some(file)) => write_cached(file, bytes, offset)?,
-            (Some(Err(_)), Some(file)) => {
-                // A file system may open files like that, and then not write to them.
-                write_cached(file, bytes, offset)?;
+        let direct = self.direct.as_ref().filter(|_| self.race.past || !self.spare);
+        if direct.is_none_or(|file| file.write_all_at(bytes, offset).is_err()) {
+            if direct.is_some() {
+                // A file system may open files like that, and then not write to them. What else is wrong is found here, too.
                 self.direct = None;
             }
-            (Some(Err(error)), None) => return Err(error),
-            (None, None) => return Err(io::ErrorKind::Unsupported.into()),
+            write_cached(&self.cached, bytes, offset)?;
         }
         self.race.add(bytes.len() as u64, begun.elapsed());
         Ok(())
@@ -126,13 +124,6 @@ pub(crate) fn unbuffered(file: &File, write: bool) -> io::Result<File> {
     let flags = OFlags::DIRECT.bits().cast_signed();
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     OpenOptions::new().read(!write).write(write).custom_flags(flags).open(path)
-}
-
-/// Bytes of memory that can be had without taking it from programs.
-fn available() -> Option<u64> {
-    let text = crate::proc::read("/proc/meminfo").ok()?;
-    let kilobytes: u64 = crate::proc::field(&text, "MemAvailable")?.strip_suffix(" kB")?.parse().ok()?;
-    Some(kilobytes << 10)
 }
 
 #[cfg(test)]

@@ -22,6 +22,11 @@ const READY_WITHIN: Duration = Duration::from_secs(30);
 /// Tries to put one to sleep: it looks for `go` now and then.
 const SLEEP_WITHIN: Duration = Duration::from_secs(30);
 
+/// Programs of one daemon.
+const BATCH: usize = 24;
+/// The group of those that compute until they are asked.
+const BUSY: &str = "Registers";
+
 /// What happens between the sleep and the wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Between {
@@ -58,6 +63,13 @@ pub struct Apps {
 }
 
 impl Apps {
+    /// Programs in batches for one daemon each. The first is to be judged alone: its programs compute all the time, and beside
+    /// them others hardly ever wait for anything, as who is to go to sleep must.
+    pub fn batches(programs: &[Program]) -> (Vec<Program>, Vec<Vec<Program>>) {
+        let (busy, calm): (Vec<_>, Vec<_>) = programs.iter().cloned().partition(|program| program.group == BUSY);
+        (busy, calm.chunks(BATCH).map(<[Program]>::to_vec).collect())
+    }
+
     /// Starts each of `programs` as an app of a daemon (`binary` is `torpor`) and waits until it is set up.
     ///
     /// # Errors
@@ -171,7 +183,7 @@ impl Apps {
                 Ok(output) if output.status.success() => Ok(true),
                 Ok(output) => {
                     let said = said(&output);
-                    let again = said.contains("aborted") || said.contains("at work");
+                    let again = ["aborted", "at work", "did not freeze"].iter().any(|words| said.contains(words));
                     last = Some(said.clone());
                     if again { Err(said) } else { Ok(false) }
                 }

@@ -11,7 +11,8 @@ use serde_json::Value;
 
 use crate::error::{Error, chain, run};
 
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// With a thousand apps to be taken over.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A daemon with its own directories, network table and cgroups; taken down when dropped.
 #[derive(Debug)]
@@ -62,15 +63,17 @@ impl Daemon {
     }
 
     /// A restart of the machine, as far as the daemon can tell: its processes, namespaces, cgroups and rules are gone, and its run
-    /// directory. It is then started again.
-    pub(crate) fn reboot(&mut self) -> Result<(), Error> {
+    /// directory. It is then started again; gives how long it takes to serve, with all its sleeping apps in their places.
+    pub(crate) fn reboot(&mut self) -> Result<Duration, Error> {
         let ended = self.child.kill().and_then(|()| self.child.wait());
         ended.map_err(Error::file("end", &self.program))?;
         torpor_testkit::daemon::power_off(&self.instance)?;
         let run_dir = self.dir.path().join("run");
         fs::remove_dir_all(&run_dir).map_err(Error::file("remove", &run_dir))?;
+        let begun = Instant::now();
         self.child = up(&self.program, self.dir.path())?;
-        self.listens()
+        self.listens()?;
+        Ok(begun.elapsed())
     }
 
     /// What it wrote to its log.

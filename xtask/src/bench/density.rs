@@ -1,4 +1,5 @@
-//! Memory of many sleeping apps, all of it counted, and the worker's own CPU while they sleep.
+//! Memory of many sleeping apps, all of it counted, the worker's own CPU while they sleep, and how long it takes to have them all
+//! again after a reboot.
 //!
 //! What belongs to the apps and the worker, summed up from its parts, when the kernel has given back what it can of dentries
 //! and inodes, with the page cache that holds images. `MemAvailable` tells less: it counts as available what images and slabs hold,
@@ -122,6 +123,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
         let port = ports[n * 7919 % ports.len()];
         let address = (std::net::Ipv4Addr::LOCALHOST, port).into();
         add("first_byte", "us", client::first_byte(address, program.protocol)?);
+    }
+    if let Level::Warm = options.level {
+        // Those that were woken start afresh.
+        add("up_after_reboot", "ms", daemon.reboot()?.as_secs_f64() * 1000.0);
     }
     Report::new(&samples, Vec::new())?.publish("density")
 }

@@ -11,9 +11,10 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Dev, Dir, FileType, Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{Dev, Dir, FileType, OFlags};
 use torpor_linux::handle;
 
+use super::tmpfs::below;
 use super::watched::Inode;
 use crate::mounts::Mount;
 use crate::view::View;
@@ -44,17 +45,11 @@ impl<'a> Search<'a> {
         unread: &'a HashSet<&'a Inode>,
         go_on: &'a dyn Fn() -> bool,
     ) -> Self {
-        let mut by_number: HashMap<u64, Vec<&Inode>> = HashMap::new();
-        wanted.iter().for_each(|inode| by_number.entry(inode.number).or_default().push(inode));
-        Self {
-            view,
-            wanted: by_number,
-            left: wanted.len(),
-            found: HashMap::new(),
-            unread,
-            begun: Instant::now(),
-            go_on,
-        }
+        let each: HashSet<&Inode> = wanted.iter().copied().collect();
+        let left = each.len();
+        let mut wanted: HashMap<u64, Vec<&Inode>> = HashMap::new();
+        each.into_iter().for_each(|inode| wanted.entry(inode.number).or_default().push(inode));
+        Self { view, wanted, left, found: HashMap::new(), unread, begun: Instant::now(), go_on }
     }
 
     /// Looks below `near`, then in all of these mounts; the names of those that were found.
@@ -124,7 +119,7 @@ impl<'a> Search<'a> {
                 continue;
             }
             // Where something is mounted, another mount begins, which is looked at by itself if it matters.
-            let Ok(opened) = within(directory, name) else { continue };
+            let Ok(opened) = below(directory, name, OFlags::PATH | OFlags::NOFOLLOW) else { continue };
             let separator: &[u8] = if path.ends_with(b"/") { b"" } else { b"/" };
             let whole = [path, separator, name].concat();
             let readable = !may_be_wanted || self.look(&opened, &whole, device);
@@ -146,10 +141,4 @@ impl<'a> Search<'a> {
         }
         !self.unread.iter().any(|inode| inode.is(device, kind, &bytes))
     }
-}
-
-/// What is in a directory, on the same mount.
-fn within(directory: &OwnedFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    openat2(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), resolve)
 }

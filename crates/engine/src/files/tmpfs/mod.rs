@@ -23,7 +23,7 @@ use rustix::fs::{Dev, major, minor};
 use torpor_image::tree::{FileKind, PathState, SharedMemoryKind, Tree};
 
 pub(crate) use self::make::make;
-pub(crate) use self::take::{names, take};
+pub(crate) use self::take::{below, names, take};
 
 /// `TMPFS_MAGIC`.
 pub(super) const MAGIC: i64 = 0x0102_1994;

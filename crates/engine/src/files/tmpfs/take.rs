@@ -186,7 +186,7 @@ impl Walk<'_, '_> {
 }
 
 /// Opens an entry of a directory, and nothing else than that.
-pub(super) fn below(directory: &OwnedFd, name: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn below(directory: &OwnedFd, name: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     openat2(directory, name, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
 }

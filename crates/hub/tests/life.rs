@@ -128,6 +128,21 @@ async fn a_new_hub_takes_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_slow_app_does_not_keep_the_others_waiting_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Running::start(dir.path(), FakeWorker::new()).await;
+    for (name, port) in [("one", 1), ("two", 2), ("three", 3)] {
+        first.client.create(&app(name, port), |_| ()).await.unwrap();
+    }
+    first.stop().await;
+
+    let starting = Running::start(dir.path(), FakeWorker::meeting(3));
+    let second = tokio::time::timeout(Duration::from_secs(60), starting).await.expect("they are taken over together");
+    assert_eq!(second.worker.apps().len(), 3);
+    second.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn one_app_that_cannot_be_taken_over_does_not_stop_the_others() {
     let dir = tempfile::tempdir().unwrap();
     let first = Running::start(dir.path(), FakeWorker::new()).await;

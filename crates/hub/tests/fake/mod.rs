@@ -53,12 +53,20 @@ pub struct FakeWorker {
     events: broadcast::Sender<Event>,
     /// While this is held by the test, `resolve` waits.
     pub gate: tokio::sync::Mutex<()>,
+    /// `adopt` waits until so many are at it.
+    pub meeting: tokio::sync::Barrier,
 }
 
 impl FakeWorker {
     pub fn new() -> Arc<Self> {
+        Self::meeting(1)
+    }
+
+    /// One that adopts apps only together.
+    pub fn meeting(apps: usize) -> Arc<Self> {
         let (events, _) = broadcast::channel(4096);
-        Arc::new(Self { inner: Mutex::default(), events, gate: tokio::sync::Mutex::new(()) })
+        let (gate, meeting) = (tokio::sync::Mutex::new(()), tokio::sync::Barrier::new(apps));
+        Arc::new(Self { inner: Mutex::default(), events, gate, meeting })
     }
 
     pub fn fail(&self, call: &'static str) {
@@ -142,6 +150,7 @@ impl WorkerPort for FakeWorker {
 
     async fn adopt(&self, app: AppRecord) -> Result<(), ApiError> {
         self.called("adopt", &app.id)?;
+        self.meeting.wait().await;
         let state = if app.desired == Desired::Up { State::Running } else { State::Stopped };
         let mut inner = self.inner.lock().unwrap();
         let pinned = app.pinned;

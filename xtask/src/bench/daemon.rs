@@ -11,6 +11,8 @@ use serde_json::Value;
 
 use crate::error::{Error, chain, run};
 
+/// How long interfaces of a thousand apps may take to go.
+const GONE_WITHIN: Duration = Duration::from_secs(60);
 /// With a thousand apps to be taken over.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -68,6 +70,12 @@ impl Daemon {
         let ended = self.child.kill().and_then(|()| self.child.wait());
         ended.map_err(Error::file("end", &self.program))?;
         torpor_testkit::daemon::power_off(&self.instance)?;
+        // The kernel takes namespaces away behind our back, one after the other, and keeps one for as long as a connection in it has
+        // something to say.
+        let begun = Instant::now();
+        while begun.elapsed() < GONE_WITHIN && !torpor_testkit::daemon::leftovers(&self.instance, &[]).is_empty() {
+            std::thread::sleep(Duration::from_millis(100));
+        }
         let run_dir = self.dir.path().join("run");
         fs::remove_dir_all(&run_dir).map_err(Error::file("remove", &run_dir))?;
         let begun = Instant::now();

@@ -15,8 +15,6 @@ use crate::wait::eventually_ok;
 const CGROUP_DEPTH: u32 = 4;
 /// How long killed processes and their groups may take to go.
 const GONE_WITHIN: Duration = Duration::from_secs(20);
-/// The same of interfaces, of a thousand apps.
-const LINKS_GONE_WITHIN: Duration = Duration::from_secs(120);
 
 /// One line for each thing of `instance`, or below one of `dirs`, that is still there: cgroups, interfaces, nft tables,
 /// mounts, processes.
@@ -30,7 +28,12 @@ pub fn leftovers(instance: &str, dirs: &[&Path]) -> Vec<String> {
         }
     }
     found.extend(groups(instance).iter().map(|path| format!("cgroup {}", path.display())));
-    found.extend(interfaces(instance).iter().map(|name| format!("interface {name}")));
+    let prefix = format!("{instance}-");
+    for name in names(Path::new("/sys/class/net")) {
+        if name == instance || name.starts_with(&prefix) {
+            found.push(format!("interface {name}"));
+        }
+    }
     match Command::new("nft").args(["list", "tables"]).output() {
         Ok(output) => {
             let tables = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -93,19 +96,7 @@ pub fn power_off(instance: &str) -> Result<(), Error> {
         remove_groups(group)?;
     }
     let delete = Command::new("nft").args(["delete", "table", "inet", instance]).output();
-    delete.map(drop).map_err(|source| Error::Spawn { program: "nft".into(), hint: "install nftables", source })?;
-    // The kernel takes namespaces away behind our back, one after the other.
-    eventually_ok("its interfaces are gone", LINKS_GONE_WITHIN, || match interfaces(instance) {
-        some if some.is_empty() => Ok(()),
-        some => Err(some.join(", ")),
-    })
-}
-
-/// The machine's ends of its apps' interfaces, and its own.
-fn interfaces(instance: &str) -> Vec<String> {
-    let prefix = format!("{instance}-");
-    let all = names(Path::new("/sys/class/net")).into_iter();
-    all.filter(|name| name == instance || name.starts_with(&prefix)).collect()
+    delete.map(drop).map_err(|source| Error::Spawn { program: "nft".into(), hint: "install nftables", source })
 }
 
 /// Processes in a group and below it.

@@ -227,8 +227,8 @@ fn all(between: Between) {
     // Those with this in their names.
     let only = std::env::var("TORPOR_CONFORMANCE_ONLY").unwrap_or_default();
     let programs: Vec<_> = programs().into_iter().filter(|program| program.name.contains(&only)).collect();
-    let (busy, batches) = Apps::batches(&programs);
-    let wrong = Mutex::new(judged(&busy, between));
+    let [alone, batches] = Apps::batches(&programs);
+    let wrong = Mutex::new(alone.iter().flat_map(|batch| judged(batch, between)).collect::<Vec<_>>());
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {

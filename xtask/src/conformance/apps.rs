@@ -17,8 +17,8 @@ pub(super) fn cells(column: Column, programs: &[Program], between: Between, daem
         }
         Ok(verdicts.iter().map(|(name, verdict)| ((*name).to_owned(), cell(verdict))).collect())
     };
-    let (busy, batches) = Apps::batches(programs);
-    let mut all = beside(&[busy], 1, judge)?;
+    let [alone, batches] = Apps::batches(programs);
+    let mut all = beside(&alone, 1, judge)?;
     all.extend(beside(&batches, daemons, judge)?);
     Ok(all)
 }

@@ -27,10 +27,9 @@ const LONGEST: Duration = Duration::from_secs(2);
 /// Inodes without a name yet.
 pub(super) struct Search<'a> {
     view: &'a View,
-    /// By their number; several file systems may have the same.
-    wanted: HashMap<u64, Vec<&'a Inode>>,
-    /// How many have not been found.
-    left: usize,
+    wanted: HashSet<&'a Inode>,
+    /// Theirs; several file systems may have the same.
+    numbers: HashSet<u64>,
     found: HashMap<&'a Inode, Vec<u8>>,
     unread: &'a HashSet<&'a Inode>,
     begun: Instant,
@@ -45,11 +44,9 @@ impl<'a> Search<'a> {
         unread: &'a HashSet<&'a Inode>,
         go_on: &'a dyn Fn() -> bool,
     ) -> Self {
-        let each: HashSet<&Inode> = wanted.iter().copied().collect();
-        let left = each.len();
-        let mut wanted: HashMap<u64, Vec<&Inode>> = HashMap::new();
-        each.into_iter().for_each(|inode| wanted.entry(inode.number).or_default().push(inode));
-        Self { view, wanted, left, found: HashMap::new(), unread, begun: Instant::now(), go_on }
+        let numbers = wanted.iter().map(|inode| inode.number).collect();
+        let wanted = wanted.iter().copied().collect();
+        Self { view, wanted, numbers, found: HashMap::new(), unread, begun: Instant::now(), go_on }
     }
 
     /// Looks below `near`, then in all of these mounts; the names of those that were found.
@@ -72,7 +69,7 @@ impl<'a> Search<'a> {
 
     /// Looks below these directories of a file system, at so many entries.
     fn walk(&mut self, paths: Vec<Vec<u8>>, device: Dev, most: usize) {
-        if !self.wanted.values().flatten().any(|inode| inode.is_on(device)) {
+        if self.is_over() || !self.wanted.iter().any(|inode| inode.is_on(device)) {
             return;
         }
         let (mut queue, mut entries) = (VecDeque::new(), 0);
@@ -93,7 +90,7 @@ impl<'a> Search<'a> {
     }
 
     fn is_over(&self) -> bool {
-        self.left == 0 || self.begun.elapsed() > LONGEST || !(self.go_on)()
+        self.found.len() == self.wanted.len() || self.begun.elapsed() > LONGEST || !(self.go_on)()
     }
 
     fn open(&self, path: &[u8]) -> rustix::io::Result<OwnedFd> {
@@ -114,7 +111,7 @@ impl<'a> Search<'a> {
                 break;
             }
             let is_directory = matches!(entry.file_type(), FileType::Directory | FileType::Unknown);
-            let may_be_wanted = self.wanted.contains_key(&entry.ino());
+            let may_be_wanted = self.numbers.contains(&entry.ino());
             if !is_directory && !may_be_wanted {
                 continue;
             }
@@ -133,11 +130,8 @@ impl<'a> Search<'a> {
     /// Notes the name if it is one of them. Whether it may be read, if it is a directory.
     fn look(&mut self, opened: &OwnedFd, path: &[u8], device: Dev) -> bool {
         let Ok(Some((kind, bytes))) = handle::identity(opened) else { return true };
-        let inode = self.wanted.values().flatten().copied().find(|inode| inode.is(device, kind, &bytes));
-        if let Some(inode) = inode
-            && self.found.insert(inode, path.to_vec()).is_none()
-        {
-            self.left -= 1;
+        if let Some(inode) = self.wanted.iter().find(|inode| inode.is(device, kind, &bytes)) {
+            self.found.insert(inode, path.to_vec());
         }
         !self.unread.iter().any(|inode| inode.is(device, kind, &bytes))
     }

@@ -141,10 +141,10 @@ impl<'a> PageSink<'a> {
     fn hand_over(&mut self) -> io::Result<()> {
         let Some(buffer) = self.buffer.take() else { return Ok(()) };
         let offset = self.offset - self.used as u64;
-        if self.written >= SMALL
-            && let Some(expected) = self.expected.take()
+        if self.writer.is_none()
+            && self.written >= SMALL
+            && let Some(expected) = self.expected
         {
-            // Once only: a file system that cannot do it will not later.
             let left = expected.saturating_sub(self.written);
             self.writer = Some(Writer::start(Ways::open(self.file, offset, left)?));
         }

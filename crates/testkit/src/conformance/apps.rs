@@ -63,11 +63,11 @@ pub struct Apps {
 }
 
 impl Apps {
-    /// Programs in batches for one daemon each. The first is to be judged alone: its programs compute all the time, and beside
-    /// them others hardly ever wait for anything, as who is to go to sleep must.
-    pub fn batches(programs: &[Program]) -> (Vec<Program>, Vec<Vec<Program>>) {
+    /// Programs in batches for one daemon each. Those of the first kind are to be judged alone: their programs compute all the
+    /// time, and beside them others hardly ever wait for anything, as who is to go to sleep must.
+    pub fn batches(programs: &[Program]) -> [Vec<Vec<Program>>; 2] {
         let (busy, calm): (Vec<_>, Vec<_>) = programs.iter().cloned().partition(|program| program.group == BUSY);
-        (busy, calm.chunks(BATCH).map(<[Program]>::to_vec).collect())
+        [busy, calm].map(|some| some.chunks(BATCH).map(<[Program]>::to_vec).collect())
     }
 
     /// Starts each of `programs` as an app of a daemon (`binary` is `torpor`) and waits until it is set up.

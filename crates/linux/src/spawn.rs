@@ -3,6 +3,7 @@
 //! Forking is only offered to processes of a single thread (checked with the kernel), because in the child of a process
 //! with threads nearly nothing may be called. The set-up processes of sandboxes are made for this: small, fresh, alone.
 
+use std::convert::Infallible;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -46,6 +47,12 @@ fn check(answer: libc::c_long) -> io::Result<libc::c_long> {
     if answer == -1 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }
 
+/// `EINVAL` unless the calling process has a single thread.
+fn single_threaded() -> io::Result<()> {
+    // SAFETY: only checks (CLONE_THREAD alone changes nothing).
+    check(unsafe { libc::syscall(libc::SYS_unshare, libc::CLONE_THREAD) }).map(drop)
+}
+
 /// Copies the calling process into new namespaces (`clone3(2)`); the child runs on after this call, too.
 ///
 /// # Errors
@@ -66,8 +73,7 @@ pub fn fork_into(
     group: Option<BorrowedFd<'_>>,
     id: Option<Pid>,
 ) -> io::Result<Forked> {
-    // SAFETY: only checks (CLONE_THREAD alone changes nothing): fails with EINVAL unless there is a single thread.
-    check(unsafe { libc::syscall(libc::SYS_unshare, libc::CLONE_THREAD) })?;
+    single_threaded()?;
     let mut pidfd: RawFd = -1;
     let (parent, signal) = match child_of {
         ChildOf::Caller => (0, libc::SIGCHLD),
@@ -182,6 +188,42 @@ pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     // SAFETY: CLOSE_RANGE_CLOEXEC closes nothing now; no owner of a descriptor is affected before exec.
     let answer = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     check(answer).map(drop)
+}
+
+/// Closes every descriptor but 0, 1, 2 and those of `kept`, then runs `then`, which must become another program or exit.
+///
+/// For a process that is about to resolve paths that it does not trust: `/proc/self/fd/N` leads through every descriptor
+/// that is open, also one that the next `execve` closes.
+///
+/// `then` is told whether the descriptors were closed, and must not go on if not: `EINVAL` in a process with several
+/// threads; what `close_range(2)` says otherwise. It owns what it uses (`'static`), so it holds no reference to a
+/// descriptor that is closed here. It must not own any either, except in `kept`.
+pub fn keep_only<K: 'static>(
+    kept: K,
+    descriptors: impl FnOnce(&K) -> Vec<BorrowedFd<'_>>,
+    then: impl FnOnce(K, io::Result<()>) -> Infallible + 'static,
+) -> ! {
+    /// Unwinding would drop descriptors whose numbers are closed or another's.
+    struct NoReturn;
+    impl Drop for NoReturn {
+        fn drop(&mut self) {
+            std::process::abort()
+        }
+    }
+    let _no_return = NoReturn;
+    let mut numbers: Vec<u32> = descriptors(&kept).iter().map(|fd| fd.as_raw_fd().unsigned_abs()).collect();
+    numbers.extend([0, 1, 2]);
+    numbers.sort_unstable();
+    numbers.dedup();
+    let closed = single_threaded().and_then(|()| {
+        let ends = numbers.iter().skip(1).map(|number| number - 1).chain([u32::MAX]);
+        numbers.iter().zip(ends).filter(|(number, last)| *number < last).try_for_each(|(number, last)| {
+            // SAFETY: the owners of what is closed are in frames that are never returned to: `then` does not return, and a
+            // panic aborts. There is no other thread that could own some, and what `then` has itself it keeps.
+            check(unsafe { libc::syscall(libc::SYS_close_range, number + 1, last, 0) }).map(drop)
+        })
+    });
+    match then(kept, closed) {}
 }
 
 /// Sends a signal by number, real-time signals too, to the process of `pidfd` (`pidfd_send_signal(2)`).

@@ -42,6 +42,12 @@ impl From<OwnedFd> for Channel {
     }
 }
 
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 impl Channel {
     /// Both ends; neither survives `execve`.
     pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {

@@ -162,6 +162,12 @@ pub enum SetupError {
     /// The working directory.
     #[error("working directory `{path}`: {}", reason(*errno))]
     WorkingDirectory { path: String, errno: i32 },
+    /// A working directory that leads through a magic link of `/proc`, or that the app's root does not reach.
+    #[error(
+        "working directory `{path}` is refused: it leads through a link of /proc to an open file or another process, round \
+         in a circle, or out of the app's files; choose a directory of the app's own"
+    )]
+    WorkingDirectoryLeads { path: String },
     /// A system call failed.
     #[error("{doing}: {}", reason(*errno))]
     System { doing: String, errno: i32 },

@@ -10,25 +10,24 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, Uid, makedev};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
-use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces};
 use serde::{Deserialize, Serialize};
 use torpor_linux::spawn::{ChildOf, Forked, fork, fork_into};
 
 use crate::channel::{Channel, from_file, to_file};
-use crate::confine::{Confinement, confine};
+use crate::confine::Confinement;
 use crate::error::{Doing, SandboxError, SetupError, While};
-use crate::first::{Entrances, become_root, take_stdio};
+use crate::first::{Entrances, become_root};
 use crate::launcher::{EXEC_COMMAND, Launcher};
 use crate::prepare::{answer, support_files};
 use crate::process::{ExitStatus, wait_for_end};
-use crate::program::become_program;
+use crate::program::{Becoming, Open, Stdio, become_program};
 use crate::sandbox::{Sandbox, deliver};
 use crate::setup::{FromSetup, Report, begin_process, fail, give_stdio, open_group, outcome};
 use crate::spec::Program;
+use crate::terminal::NewTerminal;
 
 /// Where the program reads and writes.
 #[derive(Debug)]
@@ -234,9 +233,7 @@ fn run(channel: &Channel) -> Result<(), SetupError> {
         forked => (forked, None),
     };
     let Forked::Parent { pid, pidfd } = forked.doing(|| "making the process".to_owned())? else {
-        drop(report.reader);
-        let error = become_it(&order, late.as_slice(), &init, stdio.as_ref(), channel);
-        fail(report.writer, &error)
+        become_it(&order, late.as_slice(), &init, stdio, report.writer)
     };
     drop((report.writer, stdio));
     let made = FromSetup::Made { pid: pid.as_raw_nonzero().get() };
@@ -257,68 +254,28 @@ fn enter_sandbox(init: &OwnedFd, user: bool, clocks: bool) -> Result<(), SetupEr
     if user { become_root() } else { crate::confine::hide_memory() }
 }
 
-/// A new terminal of the sandbox: the worker's side and the program's.
-fn open_terminal(columns: u16, rows: u16, owner: u32) -> Result<(OwnedFd, OwnedFd), SetupError> {
-    let path = "/dev/pts/ptmx";
-    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let master = rustix::fs::open(path, flags, Mode::empty()).doing(|| format!("opening {path}"))?;
-    // The app's root may have put something else there; the worker must not be given that.
-    let stat = rustix::fs::fstat(&master).doing(|| format!("examining {path}"))?;
-    let file_system = rustix::fs::fstatfs(&master).doing(|| format!("examining {path}"))?;
-    if stat.st_rdev != makedev(5, 2) || file_system.f_type as u64 != DEVPTS_MAGIC {
-        return Err(SetupError::Target { path: path.to_owned(), found: "not the terminals' own".to_owned() });
-    }
-    rustix::fs::fcntl_setfl(&master, OFlags::RDWR).doing(|| format!("preparing {path}"))?;
-    unlockpt(&master).doing(|| "unlocking a terminal".to_owned())?;
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-    let slave = ioctl_tiocgptpeer(&master, flags).doing(|| "opening a terminal".to_owned())?;
-    rustix::fs::fchown(&slave, Some(Uid::from_raw(owner)), None).doing(|| "giving the terminal away".to_owned())?;
-    let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-    tcsetwinsize(&master, size).doing(|| "sizing the terminal".to_owned())?;
-    Ok((master, slave))
-}
-
-const DEVPTS_MAGIC: u64 = 0x1cd1;
-
 /// The new process, until it is the program. `late` is where it enters the app's group in v2, if it was not made there.
-fn become_it(
-    order: &Order,
-    late: &[PathBuf],
-    init: &OwnedFd,
-    stdio: Option<&[OwnedFd; 3]>,
-    channel: &Channel,
-) -> SetupError {
+fn become_it(order: &Order, late: &[PathBuf], init: &OwnedFd, stdio: Option<[OwnedFd; 3]>, report: OwnedFd) -> ! {
     let prepared = (|| {
         Entrances::open(&order.tasks)?.enter()?;
         Entrances::open(late)?.enter()?;
         enter_sandbox(init, order.base.is_some(), order.clocks)?;
-        rustix::process::setsid().doing(|| "making a session".to_owned())?;
         match (stdio, order.terminal) {
-            (Some(stdio), _) => take_stdio(stdio)?,
-            (None, Some(size)) => take_terminal(size, order.program.user.uid, channel)?,
-            (None, None) => return Err(SetupError::Protocol { what: "nowhere to write".to_owned() }),
+            (Some(stdio), _) => Ok(Stdio::Files(stdio)),
+            (None, Some((columns, rows))) => {
+                let channel = Channel::from_standard_input().doing(|| "taking the channel to the worker".to_owned())?;
+                Ok(Stdio::Terminal(NewTerminal { columns, rows, owner: order.program.user.uid, channel }))
+            }
+            (None, None) => Err(SetupError::Protocol { what: "nowhere to write".to_owned() }),
         }
-        rustix::process::chdir(&order.program.cwd).map_err(|error| SetupError::WorkingDirectory {
-            path: order.program.cwd.display().to_string(),
-            errno: error.raw_os_error(),
-        })?;
-        confine(&order.confinement, &order.program.user)
     })();
     match prepared {
-        Ok(()) => {
-            let environment = order.program.environment(&order.hostname, order.terminal.is_some());
-            become_program(&order.program.command, &environment)
+        Ok(stdio) => {
+            let program = order.program.clone();
+            let environment = program.environment(&order.hostname, order.terminal.is_some());
+            let becoming = Becoming { program, environment, confinement: order.confinement };
+            become_program(becoming, Open { stdio, report, gate: None })
         }
-        Err(error) => error,
+        Err(error) => fail(report, &error),
     }
-}
-
-/// Makes a terminal the controlling one of this process's session and its input and output; its other side goes to the
-/// worker.
-fn take_terminal((columns, rows): (u16, u16), owner: u32, channel: &Channel) -> Result<(), SetupError> {
-    let (master, slave) = open_terminal(columns, rows, owner)?;
-    channel.send(&FromSetup::Terminal, &[master.as_fd()]).doing(|| "giving the terminal to the worker".to_owned())?;
-    let copy = || slave.try_clone().doing(|| "copying the terminal".to_owned());
-    take_stdio(&[copy()?, copy()?, copy()?])?;
-    rustix::process::ioctl_tiocsctty(&slave).doing(|| "taking the terminal".to_owned())
 }

@@ -19,9 +19,9 @@ use torpor_linux::spawn::{
 
 use crate::build::Rooms;
 use crate::channel::Channel;
-use crate::confine::{Confinement, confine, give_up_everything, hide_memory};
+use crate::confine::{Confinement, give_up_everything, hide_memory};
 use crate::error::{Doing, SetupError};
-use crate::program::become_program;
+use crate::program::{Becoming, Gate, Open, Stdio, become_program};
 use crate::setup::{Begin, Files, Report, die_with_parent, enter, exit, fail, leave};
 use crate::spec::{Clocks, SandboxSpec};
 
@@ -107,11 +107,7 @@ pub(crate) fn run(plan: &Plan<'_>, pipes: ChildEnds, link: Channel) -> ! {
     drop(link);
     match made {
         Err(error) => fail(pipes.first, &error),
-        Ok((rooms, Some(()), _)) => {
-            drop(pipes.first);
-            let error = become_app(plan, &rooms, &pipes.app_ready, &pipes.go);
-            fail(pipes.app, &error)
-        }
+        Ok((rooms, Some(()), _)) => become_app(plan, &rooms, pipes),
         Ok((rooms, None, initial)) => {
             let error = become_init(plan, &rooms, initial);
             fail(pipes.first, &error)
@@ -154,38 +150,25 @@ pub(crate) fn become_root() -> Result<(), SetupError> {
     hide_memory()
 }
 
-/// Makes `stdio` this process's standard input, output and error.
-pub(crate) fn take_stdio(stdio: &[OwnedFd; 3]) -> Result<(), SetupError> {
-    let [input, output, errors] = stdio;
-    rustix::stdio::dup2_stdin(input)
-        .and_then(|()| rustix::stdio::dup2_stdout(output))
-        .and_then(|()| rustix::stdio::dup2_stderr(errors))
-        .doing(|| "taking standard input and output".to_owned())
-}
-
-fn become_app(plan: &Plan<'_>, rooms: &Rooms, ready: &OwnedFd, go: &OwnedFd) -> SetupError {
-    let program = &plan.spec.program;
+fn become_app(plan: &Plan<'_>, rooms: &Rooms, pipes: ChildEnds) -> ! {
+    let ChildEnds { first, app_ready, app, go } = pipes;
+    drop(first);
     let prepared = (|| {
         Entrances::open(&plan.begin.app_tasks)?.enter()?;
         come_in(plan, rooms)?;
-        rustix::process::setsid().doing(|| "making a session".to_owned())?;
-        take_stdio(&plan.files.stdio)?;
-        rustix::process::chdir(&program.cwd).map_err(|error| SetupError::WorkingDirectory {
-            path: program.cwd.display().to_string(),
-            errno: error.raw_os_error(),
-        })?;
-        confine(&plan.confinement, &program.user)?;
-        rustix::io::write(ready, b"!").doing(|| "reporting".to_owned())?;
-        let mut word = [0];
-        match rustix::io::read(go, &mut word).doing(|| "waiting to start".to_owned())? {
-            // Nobody is left to say so.
-            0 => exit(1),
-            _ => Ok(()),
-        }
+        let [input, output, errors] = plan.files.stdio.each_ref().map(OwnedFd::try_clone);
+        let stdio = input.and_then(|input| Ok([input, output?, errors?]));
+        stdio.doing(|| "copying standard input and output".to_owned())
     })();
     match prepared {
-        Ok(()) => become_program(&program.command, &program.environment(&plan.spec.hostname, false)),
-        Err(error) => error,
+        Ok(stdio) => {
+            let program = plan.spec.program.clone();
+            let environment = program.environment(&plan.spec.hostname, false);
+            let becoming = Becoming { program, environment, confinement: plan.confinement };
+            let gate = Some(Gate { ready: app_ready, go });
+            become_program(becoming, Open { stdio: Stdio::Files(stdio), report: app, gate })
+        }
+        Err(error) => fail(app, &error),
     }
 }
 

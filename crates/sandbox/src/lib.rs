@@ -29,6 +29,7 @@ mod seccomp;
 mod setup;
 mod spec;
 mod status;
+mod terminal;
 
 pub use capabilities::Capabilities;
 pub use error::{CgroupError, SandboxError, SetupError};

@@ -1,11 +1,144 @@
-//! Becoming a program: search in `PATH`, `execve`, and saying exactly why it did not work.
+//! Becoming a program of the app: everything that happens once paths of the app are resolved.
+//!
+//! The app chooses where its working directory, its program and the program's interpreter lead: to `/proc/self/fd/N`, for
+//! example. So all descriptors are closed first ([`become_program`]) but the program's own standard ones and the pipes to the
+//! set-up process: what is only marked to be closed by `execve` is still open while `execve` looks for the program. The
+//! working directory is resolved without such links all the same; the program's path is the kernel's to resolve, which finds
+//! nothing of the machine's behind them.
 
+use std::convert::Infallible;
 use std::ffi::CString;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
-use torpor_linux::spawn::{close_on_exec_from, execve, reset_signals};
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::io::Errno;
+use torpor_linux::spawn::{close_on_exec_from, execve, keep_only, reset_signals};
 
+use crate::confine::{Confinement, confine};
 use crate::error::{Doing, SetupError};
+use crate::setup::{exit, fail};
+use crate::spec::Program;
+use crate::terminal::NewTerminal;
+
+/// A program and how it is confined.
+pub(crate) struct Becoming {
+    pub(crate) program: Program,
+    /// Its whole environment.
+    pub(crate) environment: Vec<String>,
+    pub(crate) confinement: Confinement,
+}
+
+/// Where the program reads and writes.
+pub(crate) enum Stdio {
+    /// Standard input, output and error.
+    Files([OwnedFd; 3]),
+    /// Made in the sandbox, by the process itself.
+    Terminal(NewTerminal),
+}
+
+/// What stays open until the process is the program.
+pub(crate) struct Open {
+    pub(crate) stdio: Stdio,
+    /// How it fares; closed by `execve`.
+    pub(crate) report: OwnedFd,
+    /// The initial process waits here before it starts.
+    pub(crate) gate: Option<Gate>,
+}
+
+/// Pipes of a byte each.
+pub(crate) struct Gate {
+    /// Says that the process is ready.
+    pub(crate) ready: OwnedFd,
+    /// Lets it go.
+    pub(crate) go: OwnedFd,
+}
+
+impl Open {
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let stdio: Vec<BorrowedFd<'_>> = match &self.stdio {
+            Stdio::Files(files) => files.iter().map(AsFd::as_fd).collect(),
+            Stdio::Terminal(terminal) => vec![terminal.channel.as_fd()],
+        };
+        let gate = self.gate.iter().flat_map(|gate| [gate.ready.as_fd(), gate.go.as_fd()]);
+        stdio.into_iter().chain([self.report.as_fd()]).chain(gate).collect()
+    }
+}
+
+/// Goes from a process in the app's namespaces and cgroups to its program, or says why it does not.
+pub(crate) fn become_program(becoming: Becoming, open: Open) -> ! {
+    keep_only(open, Open::descriptors, move |open, closed| {
+        let Open { stdio, report, gate } = open;
+        let prepared = closed
+            .doing(|| "closing descriptors".to_owned())
+            .and_then(|()| prepare(&becoming, stdio))
+            .and_then(|()| gate.map_or(Ok(()), Gate::pass));
+        let error = match prepared {
+            Ok(()) => execute(&becoming.program.command, &becoming.environment),
+            Err(error) => error,
+        };
+        never(report, &error)
+    })
+}
+
+fn never(report: OwnedFd, error: &SetupError) -> Infallible {
+    fail(report, error)
+}
+
+fn prepare(becoming: &Becoming, stdio: Stdio) -> Result<(), SetupError> {
+    rustix::process::setsid().doing(|| "making a session".to_owned())?;
+    match stdio {
+        Stdio::Files(files) => take_stdio(&files)?,
+        Stdio::Terminal(terminal) => terminal.take()?,
+    }
+    enter_directory(&becoming.program.cwd)?;
+    confine(&becoming.confinement, &becoming.program.user)
+}
+
+/// Makes `stdio` this process's standard input, output and error.
+pub(crate) fn take_stdio(stdio: &[OwnedFd; 3]) -> Result<(), SetupError> {
+    let [input, output, errors] = stdio;
+    rustix::stdio::dup2_stdin(input)
+        .and_then(|()| rustix::stdio::dup2_stdout(output))
+        .and_then(|()| rustix::stdio::dup2_stderr(errors))
+        .doing(|| "taking standard input and output".to_owned())
+}
+
+impl Gate {
+    fn pass(self) -> Result<(), SetupError> {
+        rustix::io::write(&self.ready, b"!").doing(|| "reporting".to_owned())?;
+        let mut word = [0];
+        match rustix::io::read(&self.go, &mut word).doing(|| "waiting to start".to_owned())? {
+            // Nobody is left to say so.
+            0 => exit(1),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Opens a path of the app's, inside its root directory, which is this process's, and through no magic link of `/proc`.
+pub(crate) fn open_inside(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open("/", directory, Mode::empty())?;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    openat2(&root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
+}
+
+/// Makes a directory of the app's the working directory.
+fn enter_directory(path: &Path) -> Result<(), SetupError> {
+    let failed =
+        |errno: Errno| SetupError::WorkingDirectory { path: path.display().to_string(), errno: errno.raw_os_error() };
+    let leads = || SetupError::WorkingDirectoryLeads { path: path.display().to_string() };
+    let directory = open_inside(path, OFlags::PATH | OFlags::DIRECTORY).map_err(|errno| match errno {
+        Errno::LOOP => leads(),
+        errno => failed(errno),
+    })?;
+    rustix::process::fchdir(&directory).map_err(failed)?;
+    // The kernel itself, whose answer begins with `(unreachable)` for what is not below the root; libc would hide that.
+    let place = rustix::process::getcwd(Vec::new()).map_err(failed)?;
+    if place.to_bytes().starts_with(b"/") { Ok(()) } else { Err(leads()) }
+}
 
 fn c_string(word: &str) -> Result<CString, SetupError> {
     CString::new(word).map_err(|_| SetupError::System { doing: format!("passing `{word:?}`"), errno: libc::EINVAL })
@@ -16,7 +149,7 @@ fn c_strings(words: &[String]) -> Result<Vec<CString>, SetupError> {
 }
 
 /// Becomes `command` with `environment`, with default signals and no descriptor beyond 2. Returns only the error.
-pub(crate) fn become_program(command: &[String], environment: &[String]) -> SetupError {
+fn execute(command: &[String], environment: &[String]) -> SetupError {
     let attempt = || -> Result<SetupError, SetupError> {
         close_on_exec_from(3).doing(|| "closing descriptors".to_owned())?;
         reset_signals(false).doing(|| "resetting signals".to_owned())?;

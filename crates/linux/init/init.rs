@@ -4,8 +4,10 @@
 //! `wait4(2)` gives it) and the number 1 (four bytes) to the beginning of descriptor 0, a file outside the sandbox, and
 //! exits; the kernel then kills whatever is left in the pid namespace. While the byte at offset 8 of that file is not 0,
 //! the app's processes are put away on purpose: init then goes on, with nothing but its namespaces to hold, until there
-//! are processes again. Started as `init PID` with every signal blocked, no capability and no other descriptor, by a
-//! process that has made the executable unreadable, so that the kernel keeps its memory from everyone inside.
+//! are processes again. Descriptors 1 and 2, where it has them, are the reading ends of the app's output. It never uses
+//! them: held open they keep the app from `EPIPE` while neither worker nor keeper lives, and the next worker duplicates
+//! them. Started as `init PID` with every signal blocked, no capability and no other descriptor, by a process that has
+//! made the executable unreadable, so that the kernel keeps its memory and descriptors from everyone inside.
 //!
 //! Freestanding: no libc, no heap, no writable data. One page of text and one of stack are all that it touches.
 #![no_std]

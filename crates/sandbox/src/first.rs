@@ -172,12 +172,21 @@ fn become_app(plan: &Plan<'_>, rooms: &Rooms, pipes: ChildEnds) -> ! {
     }
 }
 
-/// Becomes init: no privileges, every signal blocked, the status file as its only descriptor.
+/// Becomes init: no privileges, every signal blocked, no descriptors but the status file and the reading ends of the output.
 fn become_init(plan: &Plan<'_>, rooms: &Rooms, initial: i32) -> SetupError {
     let prepared = (|| {
         come_in(plan, rooms)?;
         rustix::stdio::dup2_stdin(&plan.files.status).doing(|| "taking the status file".to_owned())?;
-        close_on_exec_from(1).doing(|| "closing descriptors".to_owned())?;
+        let used = match &plan.files.output {
+            Some([output, errors]) => {
+                rustix::stdio::dup2_stdout(output)
+                    .and_then(|()| rustix::stdio::dup2_stderr(errors))
+                    .doing(|| "taking the reading ends of the output".to_owned())?;
+                3
+            }
+            None => 1,
+        };
+        close_on_exec_from(used).doing(|| "closing descriptors".to_owned())?;
         rustix::process::setsid().doing(|| "making a session".to_owned())?;
         set_parent_process_death_signal(None).doing(|| "leaving the set-up process".to_owned())?;
         reset_signals(true).doing(|| "blocking signals".to_owned())?;

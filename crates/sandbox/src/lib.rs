@@ -38,7 +38,7 @@ pub use launcher::{EXEC_COMMAND, Launcher, SETUP_COMMAND};
 pub use prepare::Prepared;
 pub use probe::probe;
 pub use process::{ExitStatus, Identity};
-pub use sandbox::{Sandbox, SandboxRecord, destroy_leftovers};
+pub use sandbox::{HeldOutput, Sandbox, SandboxRecord, destroy_leftovers};
 pub use seccomp::default_filter_words;
 pub use setup::setup_main;
 pub use spec::{

@@ -14,7 +14,7 @@ use crate::confine::Confinement;
 use crate::error::{CgroupError, SandboxError, While};
 use crate::launcher::{Launcher, SETUP_COMMAND};
 use crate::process::{Identity, ids};
-use crate::sandbox::{Initial, Sandbox, SandboxRecord, depth_of, destroy_leftovers, open_netns};
+use crate::sandbox::{HeldOutput, Initial, Sandbox, SandboxRecord, depth_of, destroy_leftovers, open_netns};
 use crate::setup::{Begin, Empty, FromSetup, Request, ToSetup};
 use crate::spec::SandboxSpec;
 use crate::status;
@@ -106,15 +106,16 @@ pub(crate) fn answer(
     }
 }
 
-/// Makes a sandbox up to its start, with `stdio` for its program, or an empty one.
+/// Makes a sandbox up to its start, with `stdio` for its program, or an empty one; its init holds `output`.
 pub(crate) fn prepare(
     launcher: &Launcher,
     spec: &SandboxSpec,
     stdio: [OwnedFd; 3],
+    output: HeldOutput<'_>,
     empty: Option<Empty>,
 ) -> Result<Prepared, SandboxError> {
     let status = status::take(&spec.run_dir, &spec.id)?;
-    let prepared = prepare_with(launcher, spec, &stdio, &status, empty);
+    let prepared = prepare_with(launcher, spec, &stdio, output, &status, empty);
     drop(status);
     // The program's ends belong to it alone now: ours would keep its pipes open.
     drop(stdio);
@@ -128,6 +129,7 @@ fn prepare_with(
     launcher: &Launcher,
     spec: &SandboxSpec,
     stdio: &[OwnedFd; 3],
+    output: HeldOutput<'_>,
     status: &File,
     empty: Option<Empty>,
 ) -> Result<Prepared, SandboxError> {
@@ -155,9 +157,10 @@ fn prepare_with(
     };
     let made = (|| {
         let file = to_file(spec).whilst(|| "writing the spec to memory".to_owned())?;
-        let [input, output, errors] = stdio;
-        let files =
-            [file.as_fd(), input.as_fd(), output.as_fd(), errors.as_fd(), status.as_fd(), launcher.init().as_fd()];
+        let mut files = vec![file.as_fd()];
+        files.extend(stdio.iter().map(AsFd::as_fd));
+        files.extend([status.as_fd(), launcher.init().as_fd()]);
+        files.extend(output.into_iter().flatten());
         channel
             .send(&Request::SetUp(begin), &files)
             .whilst(|| format!("instructing the set-up process of {}", spec.id))?;

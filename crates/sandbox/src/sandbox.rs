@@ -24,7 +24,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{WaitId, WaitIdOptions, waitid};
+use rustix::io::Errno;
+use rustix::process::{PidfdGetfdFlags, WaitId, WaitIdOptions, pidfd_getfd, waitid};
 use serde::{Deserialize, Serialize};
 use torpor_linux::spawn::send_signal;
 
@@ -44,6 +45,10 @@ const FIRST_INITIAL: i32 = 2;
 const REAP_PATIENCE: Duration = Duration::from_secs(1);
 /// How long killed processes may take to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The reading ends of a program's output, for its sandbox's init to hold open as long as it lives. So the program neither
+/// gets `EPIPE` nor loses what it wrote where everybody else who had them is killed: [`Sandbox::output`] finds them again.
+pub type HeldOutput<'a> = Option<[BorrowedFd<'a>; 2]>;
 
 /// Everything needed to take a sandbox over: plain data, to be written down by the worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,9 +110,14 @@ impl Sandbox {
     ///
     /// # Errors
     /// What could not be made; nothing is left behind then.
-    pub fn prepare(launcher: &Launcher, spec: &SandboxSpec, stdio: [OwnedFd; 3]) -> Result<Prepared, SandboxError> {
+    pub fn prepare(
+        launcher: &Launcher,
+        spec: &SandboxSpec,
+        stdio: [OwnedFd; 3],
+        output: HeldOutput<'_>,
+    ) -> Result<Prepared, SandboxError> {
         spec.check()?;
-        prepare(launcher, spec, stdio, None)
+        prepare(launcher, spec, stdio, output, None)
     }
 
     /// Makes everything but a process of the app, for processes that come later and have ended before, perhaps before a
@@ -122,6 +132,7 @@ impl Sandbox {
         spec: &SandboxSpec,
         initial_inside: i32,
         clocks: Option<Clocks>,
+        output: HeldOutput<'_>,
     ) -> Result<Prepared, SandboxError> {
         spec.check()?;
         if initial_inside < FIRST_INITIAL {
@@ -130,7 +141,7 @@ impl Sandbox {
         let null = || File::options().read(true).write(true).open("/dev/null").map(OwnedFd::from);
         let stdio = || Ok::<_, io::Error>([null()?, null()?, null()?]);
         let stdio = stdio().whilst(|| "opening /dev/null".to_owned())?;
-        prepare(launcher, spec, stdio, Some(Empty { initial: initial_inside, clocks }))
+        prepare(launcher, spec, stdio, output, Some(Empty { initial: initial_inside, clocks }))
     }
 
     /// Takes over a sandbox that an earlier worker made.
@@ -221,6 +232,20 @@ impl Sandbox {
     /// When the sandbox has ended.
     pub fn netns(&self) -> Result<OwnedFd, SandboxError> {
         open_netns(&self.record.init)
+    }
+
+    /// Duplicates of what its init holds of the program's output; none if it was given nothing, or if an older version made
+    /// it.
+    ///
+    /// # Errors
+    /// When the sandbox has ended, or its init may not be examined.
+    pub fn output(&self) -> io::Result<Option<[OwnedFd; 2]>> {
+        let held = |number| pidfd_getfd(&self.init, number, PidfdGetfdFlags::empty());
+        match (held(1), held(2)) {
+            (Ok(output), Ok(errors)) => Ok(Some([output, errors])),
+            (Err(Errno::BADF), Err(Errno::BADF)) => Ok(None),
+            (Err(error), _) | (_, Err(error)) => Err(error.into()),
+        }
     }
 
     /// How the initial process ended; none while it runs.
@@ -331,7 +356,7 @@ impl Sandbox {
         }
         // Where this process has inherited it as the reaper of orphans, it must not stay a zombie.
         match waitid(WaitId::PidFd(self.init.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
-            Ok(_) | Err(rustix::io::Errno::CHILD) => Ok(()),
+            Ok(_) | Err(Errno::CHILD) => Ok(()),
             Err(error) => Err(error).whilst(|| format!("reaping init of sandbox {}", self.record.id)),
         }
     }

@@ -118,12 +118,17 @@ pub(crate) struct Files {
     pub(crate) stdio: [OwnedFd; 3],
     pub(crate) status: OwnedFd,
     pub(crate) init: OwnedFd,
+    /// What init holds as descriptors 1 and 2: the reading ends of the app's output.
+    pub(crate) output: Option<[OwnedFd; 2]>,
 }
 
 impl Files {
-    fn new(descriptors: Vec<OwnedFd>) -> Option<Self> {
-        let [spec, stdin, stdout, stderr, status, init]: [OwnedFd; 6] = descriptors.try_into().ok()?;
-        Some(Self { spec, stdio: [stdin, stdout, stderr], status, init })
+    fn new(mut descriptors: Vec<OwnedFd>) -> Option<Self> {
+        const ALWAYS: usize = 6;
+        let output = descriptors.split_off(ALWAYS.min(descriptors.len()));
+        let output = if output.is_empty() { None } else { Some(output.try_into().ok()?) };
+        let [spec, stdin, stdout, stderr, status, init]: [OwnedFd; ALWAYS] = descriptors.try_into().ok()?;
+        Some(Self { spec, stdio: [stdin, stdout, stderr], status, init, output })
     }
 }
 

@@ -138,8 +138,9 @@ fn memory_of_empty_sandboxes() {
     let apps: Vec<_> = (0..EMPTY).map(|_| machine.app("false")).collect();
     settle();
     let before = memory();
-    let make =
-        |app: &common::App<'_>| Sandbox::prepare_empty(&machine.launcher, &app.spec, 2, None).unwrap().start().unwrap();
+    let make = |app: &common::App<'_>| {
+        Sandbox::prepare_empty(&machine.launcher, &app.spec, 2, None, None).unwrap().start().unwrap()
+    };
     let sandboxes: Vec<_> = apps.iter().map(make).collect();
     show("an empty sandbox without network", &before);
     let with_network = memory();

@@ -50,8 +50,8 @@ fn nothing_is_left_whoever_dies() {
                 let app = machine.app("exec sleep 1000");
                 let (launcher, spec) = (&machine.launcher, &app.spec);
                 let make = || match empty {
-                    true => Sandbox::prepare_empty(launcher, spec, 2, None),
-                    false => Sandbox::prepare(launcher, spec, [null(), null(), null()]),
+                    true => Sandbox::prepare_empty(launcher, spec, 2, None, None),
+                    false => Sandbox::prepare(launcher, spec, [null(), null(), null()], None),
                 };
                 let prepared = std::thread::scope(|scope| {
                     let making = scope.spawn(make);

@@ -183,7 +183,7 @@ fn an_empty_sandbox_is_made_and_filled_later() {
             app.spec.ids = None;
         }
         let clocks = clocks.then_some(Clocks { monotonic_ns: 1_000_000_500_000_000, boottime_ns: -1_500_000_000 });
-        let prepared = Sandbox::prepare_empty(&machine.launcher, &app.spec, 41, clocks).unwrap();
+        let prepared = Sandbox::prepare_empty(&machine.launcher, &app.spec, 41, clocks, None).unwrap();
         // As the network does it.
         let own = fs::read_link("/proc/self/ns/net").unwrap();
         assert_ne!(own, fs::read_link(format!("/proc/{}/ns/net", prepared.record().init.pid)).unwrap());
@@ -212,14 +212,14 @@ fn an_empty_sandbox_is_made_and_filled_later() {
         sandbox.destroy().unwrap();
         app.assert_nothing_left();
         // Never started.
-        drop(Sandbox::prepare_empty(&machine.launcher, &app.spec, 2, clocks).unwrap());
+        drop(Sandbox::prepare_empty(&machine.launcher, &app.spec, 2, clocks, None).unwrap());
         app.assert_nothing_left();
         assert!(matches!(
-            Sandbox::prepare_empty(&machine.launcher, &app.spec, 1, clocks),
+            Sandbox::prepare_empty(&machine.launcher, &app.spec, 1, clocks, None),
             Err(SandboxError::Initial { id: 1 })
         ));
         // Nobody has a record of it.
-        let sandbox = Sandbox::prepare_empty(&machine.launcher, &app.spec, 2, clocks).unwrap().start().unwrap();
+        let sandbox = Sandbox::prepare_empty(&machine.launcher, &app.spec, 2, clocks, None).unwrap().start().unwrap();
         let spec = &app.spec;
         destroy_leftovers(machine.launcher.hierarchies(), &spec.cgroup_parent, &spec.id, &spec.run_dir).unwrap();
         assert_eq!(sandbox.wait(Some(PATIENCE)).unwrap(), Some(ExitStatus::Unknown));
@@ -232,7 +232,7 @@ fn clocks_that_cannot_be_are_an_error() {
     let machine = Machine::new();
     let app = machine.app("false");
     let clocks = Some(Clocks { monotonic_ns: i64::MIN, boottime_ns: 0 });
-    let error = Sandbox::prepare_empty(&machine.launcher, &app.spec, 2, clocks).unwrap_err();
+    let error = Sandbox::prepare_empty(&machine.launcher, &app.spec, 2, clocks, None).unwrap_err();
     assert!(error.to_string().contains("timens_offsets"), "{error}");
     app.assert_nothing_left();
 }

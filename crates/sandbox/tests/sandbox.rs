@@ -377,7 +377,7 @@ fn creator() {
     // No machine of its own: nobody would remove it.
     let hierarchies = Hierarchies::detect(&spec.run_dir.join("../../cgroup2")).unwrap();
     let launcher = Launcher::new(Path::new(env!("CARGO_BIN_EXE_torpor-sandbox-helper")), hierarchies).unwrap();
-    let sandbox = Sandbox::prepare(&launcher, &spec, [null(), null(), null()]).unwrap();
+    let sandbox = Sandbox::prepare(&launcher, &spec, [null(), null(), null()], None).unwrap();
     fs::write(std::env::var("TORPOR_TEST_RECORD").unwrap(), serde_json::to_vec(sandbox.record()).unwrap()).unwrap();
     let sandbox = if std::env::var("TORPOR_TEST_START").is_ok() { Ok(sandbox.start().unwrap()) } else { Err(sandbox) };
     println!("\nready");

@@ -98,6 +98,68 @@ fn apps_go_on_while_no_daemon_lives() {
     assert_eq!(events.matches("taken-over").count(), 2, "{events}");
 }
 
+/// Writes its number every 50 ms, one write for each line.
+const TICKER: &str = r"
+import os, time
+n = 0
+while True:
+    n += 1
+    os.write(1, b'tick %d\n' % n)
+    time.sleep(0.05)
+";
+
+/// Numbers after `word` in a log.
+fn numbers(log: &str, word: &str) -> Vec<u64> {
+    log.lines().filter_map(|line| line.strip_prefix(word)?.trim().parse().ok()).collect()
+}
+
+/// Kills the daemon and its keeper.
+fn kill_both(daemon: &mut Daemon) {
+    let keeper = torpor_keeper::Client::connect(&daemon.run_dir().join("keeper.sock")).unwrap();
+    let pid = rustix::process::Pid::from_raw(keeper.ping().unwrap().pid.cast_signed()).unwrap();
+    daemon.kill9().unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    eventually("the keeper has ended", PATIENCE, || keeper.ping().is_err()).unwrap();
+}
+
+#[test]
+fn output_goes_on_when_daemon_and_keeper_are_both_killed() {
+    let mut place = Place::with("[idle]\nsleep = false\n");
+    place.run("ticker", TICKER, &[]);
+    place.wait_log("ticker", "tick 3");
+    let addresses: Vec<SocketAddr> =
+        ["awake", "dozing", "warm"].iter().map(|name| start(&mut place, name, &[])).collect();
+    for (name, address) in ["awake", "dozing", "warm"].iter().zip(&addresses) {
+        assert_eq!(tell(*address, "first"), "1");
+        place.wait_log(name, "line 1 first");
+    }
+    let first: Vec<i64> = ["ticker", "awake", "dozing", "warm"].iter().map(|app| pid(&place.daemon, app)).collect();
+    for round in 2..=3 {
+        place.sleep("dozing");
+        eventually_ok("it is warm", PATIENCE, || place.daemon.ok(&["sleep", "warm", "--level", "warm"])).unwrap();
+        kill_both(&mut place.daemon);
+        // It writes into a pipe that nobody reads, and lives.
+        assert_eq!(tell(addresses[0], "while killed"), (2 * round - 2).to_string());
+        place.daemon.up().unwrap();
+        place.wait_log("awake", &format!("line {} while killed", 2 * round - 2));
+        assert_eq!(tell(addresses[0], "again"), (2 * round - 1).to_string());
+        place.wait_log("awake", &format!("line {} again", 2 * round - 1));
+        for (name, address) in [("dozing", addresses[1]), ("warm", addresses[2])] {
+            let answer = eventually_ok("it answers", PATIENCE, || try_tell(address, "again")).unwrap();
+            assert_eq!(answer, round.to_string(), "{name} keeps its memory");
+            place.wait_log(name, &format!("line {round} again"));
+        }
+        let before = numbers(&place.daemon.ok(&["logs", "ticker"]).unwrap(), "tick ").last().copied().unwrap();
+        let log = place.wait_log("ticker", &format!("tick {}\n", before + 5));
+        // What the daemon had just read when it was killed may be missing; nothing of the time after.
+        let ticks = numbers(&log, "tick ");
+        let missing: u64 = ticks.windows(2).map(|pair| pair[1] - pair[0] - 1).sum();
+        assert!(ticks[0] == 1 && missing < round, "{ticks:?}");
+    }
+    let last: Vec<i64> = ["ticker", "awake", "dozing"].iter().map(|app| pid(&place.daemon, app)).collect();
+    assert_eq!(last, first[..3], "none was started again");
+}
+
 #[test]
 fn a_request_to_a_sleeping_app_waits_for_the_next_daemon() {
     let mut place = Place::with("[idle]\nsleep = false\n");

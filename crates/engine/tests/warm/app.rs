@@ -174,7 +174,7 @@ impl App {
             fs::File::options().append(true).create(true).open(folder.path().join("log")).unwrap().into()
         };
         let null: OwnedFd = fs::File::options().read(true).write(true).open("/dev/null").unwrap().into();
-        let prepared = Sandbox::prepare(&launcher, &spec, [null, file(), file()]).unwrap();
+        let prepared = Sandbox::prepare(&launcher, &spec, [null, file(), file()], None).unwrap();
         within(prepared.netns(), || {
             assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
         });

@@ -146,7 +146,7 @@ impl Drop for Machine {
 impl<'m> App<'m> {
     pub fn prepare(&self, output: OwnedFd) -> Result<Prepared, SandboxError> {
         let errors = output.try_clone().unwrap();
-        Sandbox::prepare(&self.machine.launcher, &self.spec, [null(), output, errors])
+        Sandbox::prepare(&self.machine.launcher, &self.spec, [null(), output, errors], None)
     }
 
     pub fn start(&self) -> Result<Running<'_>, SandboxError> {

@@ -6,6 +6,9 @@
 //! | `app/ID/watch`   | the epoll descriptor that everything it waits for is registered with | it sleeps | it has woken       |
 //! | `app/ID/files`   | its open files, in the order of the blob     | before it goes warm   | it runs again                  |
 //!
+//! The sandbox's init holds the reading ends of the output as well, where a new worker finds them if the keeper was killed
+//! with the old one. They are parked all the same: what an app wrote before its end must outlive its init.
+//!
 //! A duplicate keeps a socket open that the program closes: so the files are given up as soon as the program runs again, and
 //! a new worker that finds a running app does the same.
 

@@ -274,7 +274,11 @@ async fn start(record: &Arc<AppRecord>, files: &AppFiles, shared: &Arc<Shared>) 
         .await?
     };
     let launching = shared.clone();
-    let prepared = blocking(move || Ok(Sandbox::prepare(&launching.launcher, &spec, output_stdio)?)).await?;
+    let (prepared, output) = blocking(move || {
+        let held = [output[0].as_fd(), output[1].as_fd()];
+        Ok((Sandbox::prepare(&launching.launcher, &spec, output_stdio, Some(held))?, output))
+    })
+    .await?;
     let prepared = attach(record, shared, prepared).await?;
     let (record, files, shared) = (record.clone(), files.clone(), shared.clone());
     blocking(move || {

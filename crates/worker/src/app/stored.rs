@@ -133,7 +133,8 @@ async fn take_up(
             let (stdio, output) = start::stdio().map_err(StartError::Pipe)?;
             let [monotonic_ns, boottime_ns] = stored.clock_offsets_ns();
             let clocks = Some(Clocks { monotonic_ns, boottime_ns });
-            let prepared = Sandbox::prepare_empty(&shared.launcher, &spec, stored.initial(), clocks)?;
+            let held = Some([output[0].as_fd(), output[1].as_fd()]);
+            let prepared = Sandbox::prepare_empty(&shared.launcher, &spec, stored.initial(), clocks, held)?;
             Ok((prepared, stdio, output))
         })
         .await?

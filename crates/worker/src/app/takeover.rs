@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use torpor_engine::{Freezer, Phase, Recovered, Source, Target, Warm, Watch, recover};
@@ -48,7 +49,7 @@ impl Task {
                 let cgroup = Cgroup::at(hierarchies, &self.shared.config.instance, &self.record.id);
                 let limit = self.record.spec.limits.memory.map(|limit| limit.0);
                 let exit = exit_of(record.exit_status().ok(), cgroup.oom_kills().unwrap_or(0), limit);
-                self.take_over_output();
+                self.take_over_output(None);
                 // A warm app has no processes that could have ended: its sandbox is gone, its image is not.
                 if !self.take_up_stored().await {
                     self.gone(exit).await;
@@ -56,19 +57,33 @@ impl Task {
                 return;
             }
         };
-        self.take_over_output();
+        self.take_over_output(Some(&sandbox));
         if let Err(error) = self.hold_sandbox(Arc::new(sandbox)) {
             tracing::error!(app = self.record.spec.name, %error, "taking over its sandbox");
         }
         self.settle().await;
     }
 
-    /// Goes on reading what the app writes, beginning with what it wrote while no worker lived.
-    fn take_over_output(&mut self) {
-        match parking::parked_output(&self.shared, &self.record.id) {
-            Ok(Some(output)) => self.pump_output(output),
-            Ok(None) => tracing::warn!(app = self.record.spec.name, "its output was not parked"),
-            Err(error) => tracing::warn!(app = self.record.spec.name, error = %chain(&error), "finding its output"),
+    /// Goes on reading what the app writes, beginning with what it wrote while no worker lived. Where the keeper was killed
+    /// too, the reading ends are found at the init of its sandbox, and parked again.
+    fn take_over_output(&mut self, sandbox: Option<&Sandbox>) {
+        let (id, name) = (&self.record.id, &self.record.spec.name);
+        match parking::parked_output(&self.shared, id) {
+            Ok(Some(output)) => return self.pump_output(output),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(app = name, error = %chain(&error), "finding its output"),
+        }
+        match sandbox.map(Sandbox::output) {
+            Some(Ok(Some(output))) => {
+                let held = [output[0].as_fd(), output[1].as_fd()];
+                if let Err(error) = parking::park_output(&self.shared, id, held) {
+                    tracing::warn!(app = name, error = %chain(&error), "parking its output again");
+                }
+                self.pump_output(output);
+            }
+            // Its sandbox has ended, or was made by a version whose init holds no output.
+            None | Some(Ok(None)) => tracing::warn!(app = name, "its output is lost with the keeper"),
+            Some(Err(error)) => tracing::warn!(app = name, %error, "finding its output at its init"),
         }
     }
 

@@ -85,6 +85,9 @@ pub struct AppStatus {
     pub sleeps: u64,
     /// How it last ended.
     pub last_exit: Option<Exit>,
+    /// Why it does not run, where it is stopped or restarting: `by request`, `exited with status 1`.
+    #[serde(default)]
+    pub stop_reason: Option<String>,
     /// Automatic restarts since the last start by hand.
     pub restarts: u32,
     /// Kept awake by `torpor pin`.

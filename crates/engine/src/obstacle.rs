@@ -37,16 +37,74 @@ impl Obstacle {
     }
 }
 
+impl Obstacle {
+    /// The process, and the place in it.
+    fn location(&self) -> String {
+        let process = format!("process {} ({})", self.pid, self.name);
+        match self.place {
+            Place::Process => process,
+            Place::Thread(tid) => format!("{process}, thread {tid}"),
+            Place::Descriptor(fd) => format!("{process}, descriptor {fd}"),
+            Place::Memory(start, end) => format!("{process}, memory {start:#x}-{end:#x}"),
+        }
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        (&self.what, &self.remedy) == (&other.what, &other.remedy)
+    }
+
+    /// A line with `places` as the places in which it was found.
+    fn line(&self, places: &str) -> String {
+        let remedy = if self.remedy.is_empty() { String::new() } else { format!(" ({})", self.remedy) };
+        format!("{places}: {}{remedy}", self.what)
+    }
+
+    /// A line for each obstacle, in the order in which they were found; one that was found in several places, as a file is
+    /// that many processes map, gets a single line with its first place and the number of the others.
+    pub fn lines(obstacles: &[Self]) -> Vec<String> {
+        let is_first = |&(at, obstacle): &(usize, &Self)| !obstacles[..at].iter().any(|other| other.is_like(obstacle));
+        let firsts = obstacles.iter().enumerate().filter(is_first);
+        firsts
+            .map(|(at, first)| match obstacles[at + 1..].iter().filter(|other| other.is_like(first)).count() {
+                0 => first.to_string(),
+                1 => first.line(&format!("{}, and 1 other place", first.location())),
+                more => first.line(&format!("{}, and {more} other places", first.location())),
+            })
+            .collect()
+    }
+}
+
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {} ({})", self.pid, self.name)?;
-        match self.place {
-            Place::Process => {}
-            Place::Thread(tid) => write!(f, ", thread {tid}")?,
-            Place::Descriptor(fd) => write!(f, ", descriptor {fd}")?,
-            Place::Memory(start, end) => write!(f, ", memory {start:#x}-{end:#x}")?,
-        }
-        write!(f, ": {}", self.what)?;
-        if self.remedy.is_empty() { Ok(()) } else { write!(f, " ({})", self.remedy) }
+        f.write_str(&self.line(&self.location()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_obstacle_in_several_places_is_one_line() {
+        let found = |pid, place, what: &str| Obstacle {
+            pid,
+            name: "db".to_owned(),
+            place,
+            what: what.to_owned(),
+            remedy: "restart it".to_owned(),
+        };
+        let obstacles = [
+            found(7, Place::Memory(0x1000, 0x2000), "/srv/data is gone"),
+            found(7, Place::Descriptor(3), "a pipe"),
+            found(8, Place::Memory(0x1000, 0x2000), "/srv/data is gone"),
+            found(9, Place::Process, "/srv/data is gone"),
+        ];
+        let lines = Obstacle::lines(&obstacles);
+        let expected = [
+            "process 7 (db), memory 0x1000-0x2000, and 2 other places: /srv/data is gone (restart it)",
+            "process 7 (db), descriptor 3: a pipe (restart it)",
+        ];
+        assert_eq!(lines, expected);
+        assert_eq!(Obstacle::lines(&obstacles[..1]), [obstacles[0].to_string()]);
     }
 }

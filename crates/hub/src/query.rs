@@ -38,7 +38,8 @@ impl Hub {
             Phase::Removing => State::Stopping,
         };
         let reason = format!("not taken over: {}", trouble.message);
-        let last_exit = Some(Exit { code: None, signal: None, reason, at: record.created });
+        let creating = row.phase == Phase::Creating;
+        let last_exit = Exit { code: None, signal: None, reason: reason.clone(), at: record.created };
         AppStatus {
             id: record.id.clone(),
             name: record.spec.name.clone(),
@@ -49,7 +50,8 @@ impl Hub {
             ports: record.spec.ports.iter().map(ToString::to_string).collect(),
             memory_bytes: None,
             sleeps: 0,
-            last_exit: if row.phase == Phase::Creating { None } else { last_exit },
+            last_exit: (!creating).then_some(last_exit),
+            stop_reason: (!creating).then_some(reason),
             restarts: 0,
             pinned: record.pinned,
         }

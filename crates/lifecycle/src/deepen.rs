@@ -57,7 +57,7 @@ impl App {
                         words(at.since(self.now))
                     )
                 }
-                None => format!("it cannot go warm until it is started afresh: {reasons}"),
+                None => format!("it cannot go warm until the app is restarted (`torpor restart`): {reasons}"),
             });
         }
         found

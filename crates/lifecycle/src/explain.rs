@@ -64,7 +64,9 @@ impl App {
             }
             Phase::Dozing(asleep) | Phase::Warm(asleep) => self.why_asleep(asleep),
             Phase::Deepening { cause, stage: DeepenStage::Abortable, .. } => format!("going warm: {cause}"),
-            Phase::Deepening { stage: DeepenStage::Aborting(by), .. } => format!("going warm is given up: {by}"),
+            Phase::Deepening { stage: DeepenStage::Aborting(by), .. } => {
+                format!("staying dozing: going warm was aborted: {by}")
+            }
             Phase::Deepening { cause, stage: DeepenStage::Committed { wake: None }, .. } => {
                 format!("going warm, its image is durable: {cause}")
             }
@@ -75,13 +77,13 @@ impl App {
             Phase::Stopping { next: Next::Lost(reason), .. } => format!("lost, its image is damaged: {reason}"),
             Phase::Stopping { ending: Ending::Asked { kill_at }, next } => {
                 let then = if *next == Next::Start { ", and starts again after that" } else { "" };
-                format!("asked to end; it is killed in {}{then}", words(kill_at.since(now)))
+                format!("stopping; it is killed in {}{then}", words(kill_at.since(now)))
             }
             Phase::Stopping { ending: Ending::Killed { .. }, .. } => {
-                "killed; its processes have not ended yet".to_owned()
+                "stopping: it was killed, and its processes have not exited yet".to_owned()
             }
             Phase::Backoff { until } => {
-                format!("{}; its restart policy starts it again in {}", ended(), words(until.since(now)))
+                format!("restarting: {}; its restart policy starts it again in {}", ended(), words(until.since(now)))
             }
         }
     }
@@ -92,7 +94,7 @@ impl App {
         if let Some(retry) = &asleep.retry {
             let Some(at) = retry.at else {
                 return format!(
-                    "{level}, and cannot be woken: {}; put that right and wake it, or start it afresh on its files \
+                    "{level}, and cannot be woken: {}; put that right and wake it, or restart it on its files \
                      (`torpor restart`), which gives up its memory",
                     retry.reason
                 );

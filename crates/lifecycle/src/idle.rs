@@ -126,7 +126,11 @@ impl fmt::Display for Blocker {
                 write!(f, "it could not be put to sleep, next attempt in {}: {}", words(*again), reasons.join("; "))
             }
             Self::Refused { reasons, again_in: None } => {
-                write!(f, "it cannot be put to sleep until it is started afresh: {}", reasons.join("; "))
+                write!(
+                    f,
+                    "it cannot be put to sleep until the app is restarted (`torpor restart`): {}",
+                    reasons.join("; ")
+                )
             }
             Self::Unmeasured => f.write_str("its CPU use is not measured yet"),
         }

@@ -195,19 +195,19 @@ dozing: waking it (packet for tcp 80) failed, next attempt in 100 ms: out of mem
   wakes at 3101
 waking: packet for tcp 80
 lost, its image is damaged: page 7: wrong checksum
-lost: its image was damaged: page 7: wrong checksum; its restart policy starts it again in 250 ms
+restarting: lost: its image was damaged: page 7: wrong checksum; its restart policy starts it again in 250 ms
 starting again by its restart policy: lost: its image was damaged: page 7: wrong checksum
-asked to end; it is killed in 10 s, and starts again after that
-killed; its processes have not ended yet
+stopping; it is killed in 10 s, and starts again after that
+stopping: it was killed, and its processes have not exited yet
 starting by request
-killed by the memory limit (64 MiB); its restart policy starts it again in 250 ms
+restarting: killed by the memory limit (64 MiB); its restart policy starts it again in 250 ms
 stopped: exited with status 0; its restart policy leaves it so
 dozing for 0 ms: command; it goes warm in 3 h
   warm at 10817000
 dozing for 2 h: command; it goes warm in 1 h
   warm at 10817000
 waking: stop
-asked to end; it is killed in 10 s
+stopping; it is killed in 10 s
 stopped: by request
 ",
     );
@@ -264,7 +264,7 @@ dozing for 10 min: command; it goes warm in 10 s
   dozes: it could not go warm, next attempt in 10 s at the earliest: pid 12: a pipe of another app
   warm at 611001
 dozing for 10 min 10 s: command
-  dozes: it cannot go warm until it is started afresh: pid 12: a pipe of another app
+  dozes: it cannot go warm until the app is restarted (`torpor restart`): pid 12: a pipe of another app
 going warm: command
 going warm, its image is durable: command
 going warm (command), and will wake at once: packet for tcp 80
@@ -277,7 +277,7 @@ warm for 0 ms (command), asleep for 100 ms: command; a timer wakes it in 4 min 5
 warm for 3 min 20 s (command), asleep for 3 min 20 s: command; a timer wakes it in 1 min 38 s
   wakes at 999000
 falling asleep, its image is durable: command
-going warm is given up: packet for tcp 80
+staying dozing: going warm was aborted: packet for tcp 80
 ",
     );
 }

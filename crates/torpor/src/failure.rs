@@ -19,7 +19,7 @@ use torpor_api::client::ClientError;
 use torpor_api::parse::ParseError;
 use torpor_api::token::TokenError;
 use torpor_api::{ApiError, ErrorKind, error};
-use torpor_engine::{CheckpointError, RestoreError};
+use torpor_engine::{CheckpointError, Obstacle, RestoreError};
 use torpor_hub::HubError;
 
 use crate::config::ConfigError;
@@ -94,6 +94,18 @@ pub(crate) enum Failure {
     /// A tree could not be restored.
     #[error(transparent)]
     Restore(#[from] RestoreError),
+    /// A program ended as soon as it had started.
+    #[error("{app} has ended: {reason}{}", if *restarts { "; its restart policy starts it again" } else { "" })]
+    Ended {
+        /// Its app.
+        app: String,
+        /// How, in words.
+        reason: String,
+        /// Whether its restart policy starts it again.
+        restarts: bool,
+        /// The last lines that it wrote.
+        output: Vec<String>,
+    },
     /// The exec stream broke.
     #[error("the exec stream broke")]
     Frame(#[from] torpor_api::frame::FrameError),
@@ -148,6 +160,10 @@ impl Failure {
             Self::Client(ClientError::NotAllowed { .. }) | Self::NotRoot(_) => {
                 Some("run the command as root, for example with sudo".to_owned())
             }
+            Self::Ended { app, output, .. } if output.is_empty() => {
+                Some(format!("it wrote nothing; its description: torpor inspect {app}"))
+            }
+            Self::Ended { app, .. } => Some(format!("all that it wrote: torpor logs {app}")),
             Self::Hub(HubError::AlreadyRunning { .. }) => {
                 Some("use the one that runs, or give this one its own data_dir and run_dir".to_owned())
             }
@@ -163,8 +179,13 @@ impl Failure {
     fn raw_text(&self) -> String {
         let mut text = format!("torpor: {}\n", error::chain(self));
         if let Self::Checkpoint(CheckpointError::Refused { obstacles, .. }) = self {
-            for obstacle in obstacles {
+            for obstacle in Obstacle::lines(obstacles) {
                 text.push_str(&format!("  {obstacle}\n"));
+            }
+        }
+        if let Self::Ended { output, .. } = self {
+            for line in output {
+                text.push_str(&format!("  {line}\n"));
             }
         }
         if let Some(hint) = self.hint() {

@@ -19,13 +19,11 @@ mod progress;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
     if let Some(code) = hidden::dispatch() {
         return code;
     }
-    let code = match commands::run(cli::Cli::parse()) {
+    let code = match commands::run(cli::Cli::from_process()) {
         Ok(code) => code,
         Err(failure) => failure.report(),
     };

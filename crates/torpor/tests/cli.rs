@@ -57,6 +57,8 @@ async fn a_day_with_torpor() {
     assert_eq!(serde_json::from_str::<serde_json::Value>(&out).unwrap()[0]["name"], "web");
     assert_eq!(expect(&running, &["sleep", "web"], 0).await.0, "web is dozing, on *:8080->80/tcp\n");
     assert_eq!(expect(&running, &["sleep", "--level", "warm", "web"], 0).await.0, "web is warm, on *:8080->80/tcp\n");
+    let (out, _) = expect(&running, &["ps", "-o", "name,addresses"], 0).await;
+    assert!(out.starts_with("NAME  ADDRESSES\nweb   10.213."), "{out}");
     let (out, _) = expect(&running, &["ps", "--json"], 0).await;
     assert_eq!(serde_json::from_str::<serde_json::Value>(&out).unwrap()[0]["state"], "warm");
     expect(&running, &["wake", "web"], 0).await;
@@ -90,6 +92,22 @@ async fn a_day_with_torpor() {
     assert!(expect(&running, &["completion", "bash"], 0).await.0.contains("_torpor"));
     expect(&running, &["down"], 0).await;
     running.ended().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_ends_at_once_is_shown_with_its_status_and_last_output() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    let (_, err) = expect(&running, &["run", "--name", "bad", "tar:/srv/a.tar", "--", "exit", "3"], 1).await;
+    assert!(err.contains("bad has ended: exited with status 3") && err.contains("  line 9\n"), "{err}");
+    assert!(err.contains("torpor logs bad"), "{err}");
+    let (out, err) = expect(&running, &["run", "--name", "job", "tar:/srv/a.tar", "--", "exit", "0"], 0).await;
+    assert!(out.is_empty() && err.contains("job has ended: exited with status 0"), "{out}{err}");
+    let (out, _) = expect(&running, &["start", "--json", "bad"], 1).await;
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&out).unwrap()["last_exit"]["code"], 3);
+    let (out, _) = expect(&running, &["ps"], 0).await;
+    assert!(out.contains("stopped (exited with status 3)"), "{out}");
+    running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -209,15 +209,15 @@ fn ends_are_visible_with_their_reason_and_follow_the_restart_policy() {
     place.run("done", "print('done')", &[]);
     stopped("done");
     assert_eq!(ended(&place, "done", "exited with status 0")["code"], 0);
-    place.run("failed", "raise SystemExit(3)", &["--restart", "no"]);
+    place.run_to_its_end("failed", "raise SystemExit(3)", &["--restart", "no"]);
     stopped("failed");
     assert_eq!(ended(&place, "failed", "exited with status 3")["code"], 3);
     assert!(place.daemon.ok(&["explain", "failed"]).unwrap().contains("exited with status 3"));
-    place.run("signal", "import os; os.kill(os.getpid(), 11)", &["--restart", "no"]);
+    place.run_to_its_end("signal", "import os; os.kill(os.getpid(), 11)", &["--restart", "no"]);
     stopped("signal");
     assert_eq!(ended(&place, "signal", "signal 11")["signal"], 11);
     let hungry = "data = []\nwhile True: data.append(bytearray(b'x') * (1 << 20))\n";
-    place.run("hungry", hungry, &["--restart", "no", "--memory", "48M"]);
+    place.run_to_its_end("hungry", hungry, &["--restart", "no", "--memory", "48M"]);
     stopped("hungry");
     assert_eq!(ended(&place, "hungry", "killed by the memory limit (48 MiB)")["signal"], 9);
 

@@ -5,6 +5,7 @@ use std::fs::File;
 use super::{DeepenError, Deepening};
 use crate::collect::{CollectError, Member, examine, family, without_leaders};
 use crate::memory::refill::{RefillError, refill};
+use crate::obstacle::Obstacle;
 use crate::plan::{Memories, let_go};
 use crate::recover::RecoverError;
 use crate::sleep::events::{self, Extent};
@@ -48,7 +49,7 @@ impl Deepening<'_> {
         })?;
         obstacles.extend(found);
         if !obstacles.is_empty() {
-            return Err(DeepenError::Dozing(obstacles.iter().map(ToString::to_string).collect()));
+            return Err(DeepenError::Dozing(Obstacle::lines(&obstacles)));
         }
         self.reached(Step::Examined).map_err(|fault| dozes(&fault))?;
         Ok(family)
@@ -131,9 +132,7 @@ pub(super) fn all(family: &[Member]) -> Vec<i32> {
 pub(super) fn why(error: CollectError, by: Option<String>) -> Stop {
     match error {
         CollectError::Stopped => Stop::Aborted(by.unwrap_or_else(|| "asked to".to_owned())),
-        CollectError::Refused(obstacles) => {
-            Stop::Refused(obstacles.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
-        }
+        CollectError::Refused(obstacles) => Stop::Refused(Obstacle::lines(&obstacles).join("; ")),
         CollectError::Trace(error) => Failure::Trace(error).into(),
         error => Stop::Failed(Failure::Collect(Box::new(error))),
     }

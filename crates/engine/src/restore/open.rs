@@ -33,7 +33,13 @@ pub(crate) fn paths(staged: &Staged<'_>, around: Around<'_>) -> Result<Vec<Owned
     for (path, access) in &staged.paths {
         match open_path(path, *access, around) {
             Ok(fd) => opened.push(fd),
-            Err(what) => wrong.push(format!("{}: {what}", String::from_utf8_lossy(&path.path))),
+            Err(what) => {
+                let line = format!("{}: {what}", String::from_utf8_lossy(&path.path));
+                // A file that several processes map, or that one maps in several ways, is staged more than once.
+                if !wrong.contains(&line) {
+                    wrong.push(line);
+                }
+            }
         }
     }
     if wrong.is_empty() { Ok(opened) } else { Err(wrong) }

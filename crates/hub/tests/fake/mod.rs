@@ -19,7 +19,7 @@ use torpor_api::archive::{Manifest, Reader};
 use torpor_api::client::{Client, Endpoint};
 use torpor_api::spec::Source;
 use torpor_api::view::{
-    AppImage, AppStatus, Check, CheckOutcome, Event, Explanation, ImageStanding, Level, State, Stats, StoredImage,
+    AppImage, AppStatus, Check, CheckOutcome, Event, Exit, Explanation, ImageStanding, Level, State, Stats, StoredImage,
 };
 use torpor_api::worker::{
     AppRecord, BoxStream, Desired, ExecRequest, ExecSession, Import, LogLine, LogRequest, Progress, Resolved,
@@ -35,6 +35,8 @@ pub struct FakeApp {
     pub state: State,
     pub pinned: bool,
     pub sleeps: u64,
+    /// Its exit status, once it has ended.
+    pub ended: Option<i32>,
 }
 
 /// State shared with the test.
@@ -130,7 +132,13 @@ fn status(app: &FakeApp) -> AppStatus {
         ports: app.record.spec.ports.iter().map(ToString::to_string).collect(),
         memory_bytes: Some(4096),
         sleeps: app.sleeps,
-        last_exit: None,
+        stop_reason: app.ended.map(|code| format!("exited with status {code}")),
+        last_exit: app.ended.map(|code| Exit {
+            code: Some(code),
+            signal: None,
+            reason: format!("exited with status {code}"),
+            at: app.record.created,
+        }),
         restarts: 0,
         pinned: app.pinned,
     }
@@ -154,14 +162,26 @@ impl WorkerPort for FakeWorker {
         let state = if app.desired == Desired::Up { State::Running } else { State::Stopped };
         let mut inner = self.inner.lock().unwrap();
         let pinned = app.pinned;
-        let fresh = FakeApp { record: app.clone(), state, pinned, sleeps: 0 };
+        let fresh = FakeApp { record: app.clone(), state, pinned, sleeps: 0, ended: None };
         inner.apps.entry(app.id).or_insert(fresh);
         Ok(())
     }
 
     async fn start(&self, id: &str) -> Result<(), ApiError> {
-        self.change("start", id, |app| app.state = State::Running)?;
+        let mut ended = None;
+        self.change("start", id, |app| {
+            // `exit CODE` is a program that ends as soon as it has started.
+            ended = match app.record.spec.command.as_slice() {
+                [program, code] if program == "exit" => code.parse().ok(),
+                _ => None,
+            };
+            app.ended = ended;
+            app.state = if ended.is_some() { State::Stopped } else { State::Running };
+        })?;
         self.emit(&self.name(id).unwrap(), "started");
+        if ended.is_some() {
+            self.emit(&self.name(id).unwrap(), "exited");
+        }
         Ok(())
     }
 

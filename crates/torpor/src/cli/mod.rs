@@ -2,15 +2,19 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use torpor_api::units::Span;
 
+use crate::output::Column;
+
+pub(crate) use self::connection::{Connection, Named as NamedDaemon, definition};
 pub(crate) use self::image::{ExportArgs, ImageCommand, ImportArgs};
 pub(crate) use self::images::{ImagesArgs, ImagesCommand};
 pub(crate) use self::run::{RestartArg, RunArgs, WakeOnArg};
 pub(crate) use self::trees::{CheckpointArgs, RestoreArgs};
 
+mod connection;
 mod image;
 mod images;
 mod run;
@@ -25,23 +29,9 @@ Exit codes: 0 done, 1 failed, 2 wrong command or description, 3 not found, 4 con
 #[command(name = "torpor", version, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     #[command(flatten)]
-    pub(crate) daemon: Daemon,
+    pub(crate) connection: Connection,
     #[command(subcommand)]
     pub(crate) command: Command,
-}
-
-/// Which daemon to talk to.
-#[derive(Clone, Debug, Default, Args)]
-pub(crate) struct Daemon {
-    /// Unix socket of the daemon
-    #[arg(long, global = true, env = "TORPOR_SOCKET", value_name = "PATH", conflicts_with = "address")]
-    pub(crate) socket: Option<PathBuf>,
-    /// TCP address of the daemon; needs --token-file
-    #[arg(long, global = true, env = "TORPOR_ADDRESS", value_name = "HOST:PORT", requires = "token_file")]
-    pub(crate) address: Option<String>,
-    /// File of mode 0600 with the token for --address
-    #[arg(long, global = true, env = "TORPOR_TOKEN_FILE", value_name = "FILE")]
-    pub(crate) token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -62,7 +52,8 @@ pub(crate) enum Command {
     #[command(after_help = run::RUN_EXAMPLES)]
     Run(Box<RunArgs>),
     /// List the apps
-    Ps(Json),
+    #[command(after_help = "Examples:\n  torpor ps\n  torpor ps -o name,state,addresses")]
+    Ps(PsArgs),
     /// Show all about an app
     Inspect(Named),
     /// Show what an app wrote
@@ -89,8 +80,9 @@ pub(crate) enum Command {
     Events(EventArgs),
     /// Show what apps cost, measured from the kernel
     Stats(MaybeNamed),
-    /// Say why an app is awake or asleep, what keeps it so, and what its last wakes took
-    Explain(Named),
+    /// Show why an app is awake or asleep, what keeps it so, and what its last wakes took
+    #[command(after_help = "Examples:\n  torpor explain web\n  torpor explain -v web")]
+    Explain(ExplainArgs),
     /// Keep an app awake
     Pin(Named),
     /// Let an app sleep again
@@ -117,6 +109,15 @@ pub(crate) enum Command {
     Version(Json),
 }
 
+impl Cli {
+    /// Reads the arguments of the process; ends it with the right words where they are wrong, or only ask for help.
+    pub(crate) fn from_process() -> Self {
+        let mut definition = definition();
+        let matches = definition.get_matches_mut();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut definition).exit())
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct UpArgs {
     /// Configuration; without it /etc/torpor/torpor.toml if it is there, else defaults
@@ -137,6 +138,24 @@ pub(crate) struct Named {
     pub(crate) app: String,
     #[command(flatten)]
     pub(crate) json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PsArgs {
+    /// Show these columns, and all of what they hold
+    #[arg(short = 'o', long, value_name = "COLUMNS", value_enum, value_delimiter = ',')]
+    pub(crate) output: Vec<Column>,
+    #[command(flatten)]
+    pub(crate) json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    #[command(flatten)]
+    pub(crate) app: Named,
+    /// Show the phases of the last sleeps and wakes
+    #[arg(short = 'v', long)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Args)]
@@ -192,7 +211,7 @@ pub(crate) struct ExecArgs {
 pub(crate) struct SleepArgs {
     /// Name or id of the app
     pub(crate) app: String,
-    /// How deep; one that sleeps deeper already stays so
+    /// Sleep level; an app that already sleeps deeper stays there
     #[arg(long, value_enum, default_value_t = LevelArg::Dozing)]
     pub(crate) level: LevelArg,
     #[command(flatten)]

@@ -5,7 +5,7 @@ use torpor_api::client::Client;
 use torpor_api::view::Level;
 
 use super::{print, show};
-use crate::cli::{LevelArg, MaybeNamed, Named, RmArgs};
+use crate::cli::{ExplainArgs, LevelArg, MaybeNamed, Named, PsArgs, RmArgs};
 use crate::failure::Failure;
 use crate::output;
 
@@ -18,9 +18,10 @@ impl From<LevelArg> for Level {
     }
 }
 
-pub(super) async fn ps(client: &Client, json: bool) -> Result<(), Failure> {
+pub(super) async fn ps(client: &Client, args: &PsArgs) -> Result<(), Failure> {
     let apps = client.apps().await?;
-    show(json, &apps, |apps| output::ps(apps, Timestamp::now()))
+    let columns = (!args.output.is_empty()).then_some(args.output.as_slice());
+    show(args.json.json, &apps, |apps| output::ps(apps, columns, Timestamp::now()))
 }
 
 pub(super) async fn inspect(client: &Client, args: &Named) -> Result<(), Failure> {
@@ -41,9 +42,9 @@ pub(super) async fn stats(client: &Client, args: &MaybeNamed) -> Result<(), Fail
     }
 }
 
-pub(super) async fn explain(client: &Client, args: &Named) -> Result<(), Failure> {
-    let told = client.explain(&args.app).await?;
-    show(args.json.json, &told, |told| output::explanation(told, Timestamp::now()))
+pub(super) async fn explain(client: &Client, args: &ExplainArgs) -> Result<(), Failure> {
+    let told = client.explain(&args.app.app).await?;
+    show(args.app.json.json, &told, |told| output::explanation(told, args.verbose, Timestamp::now()))
 }
 
 /// Removes each; goes on after one that fails, and ends with the first failure's code.

@@ -8,18 +8,17 @@ mod image;
 mod images;
 mod restore;
 mod run;
+mod settle;
 mod streams;
 mod system;
 
 use std::io::Write;
-use std::path::PathBuf;
 
-use clap::CommandFactory;
 use serde::Serialize;
 use torpor_api::client::{AppAction, Client, Endpoint};
 use torpor_api::token::Token;
 
-use crate::cli::{Cli, Command, Daemon, ImageCommand, ImagesCommand, Named};
+use crate::cli::{self, Cli, Command, Connection, ImageCommand, ImagesCommand, Named, NamedDaemon};
 use crate::config::Config;
 use crate::daemon;
 use crate::failure::Failure;
@@ -30,7 +29,7 @@ pub(crate) fn run(cli: Cli) -> Result<i32, Failure> {
     match cli.command {
         Command::Completion { shell } => {
             let mut text = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "torpor", &mut text);
+            clap_complete::generate(shell, &mut cli::definition(), "torpor", &mut text);
             print(&text)?;
             return Ok(0);
         }
@@ -61,23 +60,29 @@ pub(crate) fn run(cli: Cli) -> Result<i32, Failure> {
 }
 
 async fn dispatch(cli: Cli) -> Result<i32, Failure> {
-    let daemon = cli.daemon;
+    let daemon = cli.connection;
     match cli.command {
         Command::Down(args) => system::down(&daemon, &args).await?,
         Command::Doctor { json, config } => return system::doctor(&daemon, json.json, &config).await,
         Command::Version(json) => system::version(&daemon, json.json).await?,
         Command::Run(args) => run::run(&connect(&daemon)?, *args).await?,
         Command::Exec(args) => return exec::exec(&connect(&daemon)?, args).await,
-        Command::Ps(json) => apps::ps(&connect(&daemon)?, json.json).await?,
+        Command::Ps(args) => apps::ps(&connect(&daemon)?, &args).await?,
         Command::Inspect(args) => apps::inspect(&connect(&daemon)?, &args).await?,
         Command::Stats(args) => apps::stats(&connect(&daemon)?, &args).await?,
         Command::Explain(args) => apps::explain(&connect(&daemon)?, &args).await?,
         Command::Sleep(args) => {
-            let status = connect(&daemon)?.sleep(&args.app, args.level.into()).await?;
-            show(args.json.json, &status, output::status_line)?;
+            let level = args.level.into();
+            let status = connect(&daemon)?.sleep(&args.app, level).await?;
+            show(args.json.json, &status, |status| output::slept_line(status, level))?;
         }
         Command::Wake(args) => act(&daemon, &args, AppAction::Wake).await?,
-        Command::Start(args) => act(&daemon, &args, AppAction::Start).await?,
+        Command::Start(args) => {
+            let client = connect(&daemon)?;
+            let before = settle::Before::now(&client).await?;
+            let status = client.act(&args.app, AppAction::Start).await?;
+            before.show(&client, status, args.json.json).await?;
+        }
         Command::Pin(args) => act(&daemon, &args, AppAction::Pin).await?,
         Command::Unpin(args) => act(&daemon, &args, AppAction::Unpin).await?,
         Command::Stop(args) => {
@@ -85,7 +90,8 @@ async fn dispatch(cli: Cli) -> Result<i32, Failure> {
             show(args.json.json, &status, output::status_line)?;
         }
         Command::Restart(args) => {
-            let status = connect(&daemon)?.restart(&args.app, args.grace).await?;
+            let client = connect(&daemon)?;
+            let status = client.restart(&args.app, args.grace).await?;
             show(args.json.json, &status, output::status_line)?;
         }
         Command::Rm(args) => return apps::rm(&connect(&daemon)?, &args).await,
@@ -113,26 +119,19 @@ async fn dispatch(cli: Cli) -> Result<i32, Failure> {
     Ok(0)
 }
 
-async fn act(daemon: &Daemon, args: &Named, action: AppAction) -> Result<(), Failure> {
+async fn act(daemon: &Connection, args: &Named, action: AppAction) -> Result<(), Failure> {
     let status = connect(daemon)?.act(&args.app, action).await?;
     show(args.json.json, &status, output::status_line)
 }
 
-/// A client of the daemon that the arguments or the environment name, or else of this machine's.
-fn connect(daemon: &Daemon) -> Result<Client, Failure> {
-    match (&daemon.address, &daemon.token_file) {
-        (Some(address), Some(file)) => {
-            Ok(Client::new(Endpoint::Tcp { address: address.clone(), token: Token::read(file)? }))
-        }
-        _ => Ok(Client::new(Endpoint::Unix(socket(daemon)?))),
-    }
-}
-
-fn socket(daemon: &Daemon) -> Result<PathBuf, Failure> {
-    match &daemon.socket {
-        Some(socket) => Ok(socket.clone()),
-        None => Ok(Config::load(None)?.socket()),
-    }
+/// A client of the daemon that the options or the environment name, or else of this machine's.
+fn connect(daemon: &Connection) -> Result<Client, Failure> {
+    let endpoint = match daemon.named(|name| std::env::var_os(name))? {
+        NamedDaemon::Socket(socket) => Endpoint::Unix(socket),
+        NamedDaemon::Tcp(address, file) => Endpoint::Tcp { address, token: Token::read(&file)? },
+        NamedDaemon::Default => Endpoint::Unix(Config::load(None)?.socket()),
+    };
+    Ok(Client::new(endpoint))
 }
 
 /// Writes to standard output.

@@ -13,10 +13,9 @@ use torpor_api::document::{self, DOCUMENT_BYTES};
 use torpor_api::parse::{self, SourceHint};
 use torpor_api::spec::{Restart, Source, WakeOn};
 
-use super::show;
+use super::settle::Before;
 use crate::cli::{RestartArg, RunArgs, WakeOnArg};
 use crate::failure::Failure;
-use crate::output;
 use crate::progress::Bars;
 
 pub(super) async fn run(client: &Client, args: RunArgs) -> Result<(), Failure> {
@@ -24,10 +23,11 @@ pub(super) async fn run(client: &Client, args: RunArgs) -> Result<(), Failure> {
         .map_err(|source| Failure::Terminal { what: "find out the working directory", source })?;
     let json = args.json;
     let document = describe(args, &here, |name| std::env::var(name).ok())?;
+    let before = Before::now(client).await?;
     let mut bars = Bars::new();
     let made = client.create(&document, |step| bars.step(&step)).await;
     bars.clear();
-    show(json, &made?, output::status_line)
+    before.show(client, made?, json).await
 }
 
 /// What the flags say about the kind of source.

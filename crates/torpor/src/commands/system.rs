@@ -4,16 +4,16 @@ use torpor_api::client::ClientError;
 use torpor_api::view::CheckOutcome;
 
 use super::{connect, print, show};
-use crate::cli::{Daemon, UpArgs};
+use crate::cli::{Connection, NamedDaemon, UpArgs};
 use crate::config::Config;
 use crate::daemon as local;
 use crate::failure::Failure;
 use crate::output;
 
 /// Through the daemon if it runs, else by ourselves with its configuration: the apps outlive it.
-pub(super) async fn down(daemon: &Daemon, args: &UpArgs) -> Result<(), Failure> {
-    match named(daemon, args)?.teardown().await {
-        Err(ClientError::NotRunning { .. }) if daemon.socket.is_none() => {
+pub(super) async fn down(daemon: &Connection, args: &UpArgs) -> Result<(), Failure> {
+    match chosen(daemon, args)?.teardown().await {
+        Err(ClientError::NotRunning { .. }) if is_configured(daemon, args)? => {
             local::down(Config::load(args.config.as_deref())?).await?;
         }
         done => done?,
@@ -22,9 +22,9 @@ pub(super) async fn down(daemon: &Daemon, args: &UpArgs) -> Result<(), Failure> 
 }
 
 /// By the daemon if it runs, else by ourselves. Exit code 5 where something needed is missing.
-pub(super) async fn doctor(daemon: &Daemon, json: bool, args: &UpArgs) -> Result<i32, Failure> {
-    let checks = match named(daemon, args)?.doctor().await {
-        Err(ClientError::NotRunning { .. }) if daemon.socket.is_none() => {
+pub(super) async fn doctor(daemon: &Connection, json: bool, args: &UpArgs) -> Result<i32, Failure> {
+    let checks = match chosen(daemon, args)?.doctor().await {
+        Err(ClientError::NotRunning { .. }) if is_configured(daemon, args)? => {
             local::doctor(&Config::load(args.config.as_deref())?).await?
         }
         checks => checks?,
@@ -33,19 +33,25 @@ pub(super) async fn doctor(daemon: &Daemon, json: bool, args: &UpArgs) -> Result
     Ok(if checks.iter().any(|check| check.outcome == CheckOutcome::Missing) { 5 } else { 0 })
 }
 
-/// The daemon of `--config` where that is given, else the usual one.
-fn named(daemon: &Daemon, args: &UpArgs) -> Result<torpor_api::client::Client, Failure> {
-    if daemon.socket.is_none()
-        && daemon.address.is_none()
-        && let Some(file) = &args.config
-    {
-        let socket = Config::load(Some(file))?.socket();
-        return connect(&Daemon { socket: Some(socket), ..Daemon::default() });
+/// The daemon that an option names, else that of `--config`, else the usual one.
+fn chosen(daemon: &Connection, args: &UpArgs) -> Result<torpor_api::client::Client, Failure> {
+    match &args.config {
+        Some(file) if daemon.socket.is_none() && daemon.address.is_none() => {
+            let socket = Some(Config::load(Some(file))?.socket());
+            connect(&Connection { socket, ..Connection::default() })
+        }
+        _ => connect(daemon),
     }
-    connect(daemon)
 }
 
-pub(super) async fn version(daemon: &Daemon, json: bool) -> Result<(), Failure> {
+/// Whether the daemon is the one that a configuration describes: what can be done without it is done here then.
+fn is_configured(daemon: &Connection, args: &UpArgs) -> Result<bool, Failure> {
+    let by_option = daemon.socket.is_some() || daemon.address.is_some();
+    let named = daemon.named(|name| std::env::var_os(name))?;
+    Ok(!by_option && (args.config.is_some() || named == NamedDaemon::Default))
+}
+
+pub(super) async fn version(daemon: &Connection, json: bool) -> Result<(), Failure> {
     let own = env!("CARGO_PKG_VERSION");
     let running = match connect(daemon)?.version().await {
         Ok(version) => Some(version),

@@ -1,59 +1,92 @@
-//! `torpor explain`.
+//! `torpor explain`. Its first two lines are the answer: where the app is and why, and what keeps it there. All times
+//! are in the units of [`words`].
 
 use jiff::Timestamp;
 use torpor_api::view::{Explanation, Transition};
 
-use super::tables::state;
-use super::units::{micros, since, when};
+use super::units::{ago, micros, words};
 use super::{Cells, safe, table};
 
-/// Why an app is where it is, and what its last sleeps and wakes took.
-pub(crate) fn explanation(told: &Explanation, now: Timestamp) -> String {
-    let app = &told.status;
-    let mut text =
-        format!("{} is {} for {}: {}\n\n", app.name, state(app.state), since(app.since, now), safe(&told.why));
+/// Why an app is where it is, and what its last sleeps and wakes took; `verbose` adds their phases.
+pub(crate) fn explanation(told: &Explanation, verbose: bool, now: Timestamp) -> String {
+    let mut text = format!("{} is {}\n{}\n", told.status.name, safe(&told.why), safe(&reason(told, now)));
+    let mut details = String::new();
     let mut item = |title: &str, lines: &[String]| {
         for (at, line) in lines.iter().enumerate() {
             let title = if at == 0 { title } else { "" };
-            text.push_str(&format!("{title:<16}{}\n", safe(line)));
+            details.push_str(&format!("{title:<16}{}\n", safe(line)));
         }
     };
-    let nothing = vec!["nothing".to_owned()];
-    item("kept awake by", if told.keeps_awake.is_empty() { &nothing } else { &told.keeps_awake });
-    if let Some(at) = told.sleeps_at {
-        item("will sleep", &[format!("{}, if nothing happens", when(at, now))]);
-    }
-    item("stays dozing", &told.keeps_dozing);
-    if let Some(at) = told.warm_at {
-        item("will go warm", &[format!("{}, if nothing happens", when(at, now))]);
-    }
-    if let Some(at) = told.wakes_at {
-        item("timer wakes it", &[when(at, now)]);
-    }
+    let next = |at: Timestamp| [format!("{}, if nothing happens", ago(at, now))];
+    item("kept awake by", &told.keeps_awake);
     item("cannot sleep", &told.refusals);
-    item("a reboot costs", &told.lost_by_reboot);
+    told.sleeps_at.into_iter().for_each(|at| item("will sleep", &next(at)));
+    item("stays dozing", &told.keeps_dozing);
+    told.warm_at.into_iter().for_each(|at| item("will go warm", &next(at)));
+    told.wakes_at.into_iter().for_each(|at| item("timer wakes it", &[ago(at, now)]));
     item("woken by", &told.wake_sources);
+    item("a reboot costs", &told.lost_by_reboot);
+    if !details.is_empty() {
+        text.push_str(&format!("\n{details}"));
+    }
     for (title, transitions) in [("wakes", &told.wakes), ("sleeps", &told.sleeps)] {
         if !transitions.is_empty() {
-            text.push_str(&format!("\nlast {title}\n{}", indented(&history(transitions, now))));
+            text.push_str(&format!("\nlast {title}\n{}", indented(&history(transitions, verbose, now))));
         }
     }
     text
 }
 
-fn history(transitions: &[Transition], now: Timestamp) -> String {
+/// The second line: what keeps the app where it is.
+fn reason(told: &Explanation, now: Timestamp) -> String {
+    // The list below has all of them.
+    let all = |items: &[String]| match items {
+        [first, second, rest @ ..] if !rest.is_empty() => format!("{first}; {second}; and {} more", rest.len()),
+        few => few.join("; "),
+    };
+    if !told.refusals.is_empty() {
+        return format!("it cannot sleep: {}", all(&told.refusals));
+    }
+    if !told.keeps_awake.is_empty() {
+        return format!("it is kept awake by {}", all(&told.keeps_awake));
+    }
+    if let Some(at) = told.sleeps_at {
+        return format!("nothing keeps it awake; it sleeps {}", ago(at, now));
+    }
+    if !told.keeps_dozing.is_empty() {
+        return format!("it stays dozing: {}", all(&told.keeps_dozing));
+    }
+    if told.wake_sources.is_empty() {
+        return match told.wakes_at {
+            Some(at) => format!("a timer wakes it {}", ago(at, now)),
+            None => format!("it has been so for {}", words(now.duration_since(told.status.since))),
+        };
+    }
+    // Descriptors and processes are in the list below; the line names each source once.
+    let mut sources: Vec<&str> =
+        told.wake_sources.iter().map(|source| source.split(" (").next().unwrap_or(source)).collect();
+    sources.sort_unstable();
+    sources.dedup();
+    format!("it wakes on {}", sources.join(", "))
+}
+
+fn history(transitions: &[Transition], verbose: bool, now: Timestamp) -> String {
     let rows: Vec<Cells> = transitions
         .iter()
         .map(|transition| {
-            let phases = transition.phases.iter().map(|phase| format!("{} {}", safe(&phase.name), micros(phase.us)));
-            let mut phases = phases.collect::<Vec<_>>().join(", ");
-            if let Some(outcome) = &transition.outcome {
-                phases = if phases.is_empty() { safe(outcome) } else { format!("{phases}; {}", safe(outcome)) };
+            let outcome = transition.outcome.as_deref().map_or("done".to_owned(), safe);
+            let mut cells =
+                vec![ago(transition.at, now), safe(&transition.cause), micros(transition.total_us), outcome];
+            if verbose {
+                let phases =
+                    transition.phases.iter().map(|phase| format!("{} {}", safe(&phase.name), micros(phase.us)));
+                cells.push(phases.collect::<Vec<_>>().join(", "));
             }
-            vec![when(transition.at, now), safe(&transition.cause), micros(transition.total_us), phases]
+            cells
         })
         .collect();
-    table(&["WHEN", "CAUSE", ">TOTAL", "PHASES"], &rows)
+    let head = ["WHEN", "CAUSE", ">TOTAL", "OUTCOME", "PHASES"];
+    table(&head[..if verbose { head.len() } else { head.len() - 1 }], &rows)
 }
 
 fn indented(text: &str) -> String {
@@ -62,13 +95,16 @@ fn indented(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use torpor_api::view::{AppStatus, Phase, State};
+    use torpor_api::view::{Phase, State};
 
     use super::*;
+    use crate::output::tests::status;
 
-    #[test]
-    fn tells_the_story() {
-        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    fn told() -> Explanation {
         let transition = |cause: &str, phases: &[(&str, u64)], outcome: Option<&str>| Transition {
             at: at("2026-01-01T23:58:00Z"),
             cause: cause.to_owned(),
@@ -76,53 +112,62 @@ mod tests {
             total_us: phases.iter().map(|(_, us)| us).sum(),
             outcome: outcome.map(str::to_owned),
         };
-        let told = Explanation {
-            status: AppStatus {
-                id: String::new(),
-                name: "web".to_owned(),
-                state: State::Running,
-                since: at("2026-01-01T23:58:00Z"),
-                pid: None,
-                addresses: Vec::new(),
-                ports: Vec::new(),
-                memory_bytes: None,
-                sleeps: 1,
-                last_exit: None,
-                restarts: 0,
-                pinned: false,
-            },
-            why: "packets came in".to_owned(),
-            keeps_awake: vec!["2 packets in the last 30s".to_owned(), "an exec session".to_owned()],
+        Explanation {
+            status: status("web", State::Running),
+            why: "running; it will sleep in 20 s if nobody uses it".to_owned(),
+            keeps_awake: vec!["2 packets in the last 30 s".to_owned(), "an exec session".to_owned()],
             sleeps_at: Some(at("2026-01-02T00:00:20Z")),
-            keeps_dozing: vec!["it could not go warm: python[12]: a pipe".to_owned()],
-            warm_at: Some(at("2026-01-02T00:10:00Z")),
+            keeps_dozing: Vec::new(),
+            warm_at: Some(at("2026-01-02T00:10:05Z")),
             wakes_at: None,
-            refusals: vec!["python[12]: io_uring at 0x7f00".to_owned()],
+            refusals: Vec::new(),
             lost_by_reboot: vec!["a terminal".to_owned()],
-            wake_sources: vec!["tcp 80".to_owned()],
+            wake_sources: Vec::new(),
             sleeps: vec![transition("idle for 30 s", &[("freeze", 120)], Some("aborted: packet for tcp 80"))],
             wakes: vec![transition("packet for tcp 80", &[("fill", 400), ("thaw", 30)], None)],
-        };
-        let expected = "\
-web is running for 2m: packets came in
+        }
+    }
 
-kept awake by   2 packets in the last 30s
+    #[test]
+    fn the_answer_comes_first() {
+        let now = at("2026-01-02T00:00:00Z");
+        let expected = "\
+web is running; it will sleep in 20 s if nobody uses it
+it is kept awake by 2 packets in the last 30 s; an exec session
+
+kept awake by   2 packets in the last 30 s
                 an exec session
-will sleep      in 20s, if nothing happens
-stays dozing    it could not go warm: python[12]: a pipe
-will go warm    in 10m, if nothing happens
-cannot sleep    python[12]: io_uring at 0x7f00
+will sleep      in 20 s, if nothing happens
+will go warm    in 10 min 5 s, if nothing happens
 a reboot costs  a terminal
-woken by        tcp 80
 
 last wakes
-  WHEN    CAUSE               TOTAL  PHASES
-  2m ago  packet for tcp 80  430 µs  fill 400 µs, thaw 30 µs
+  WHEN       CAUSE               TOTAL  OUTCOME
+  2 min ago  packet for tcp 80  430 µs  done
 
 last sleeps
-  WHEN    CAUSE           TOTAL  PHASES
-  2m ago  idle for 30 s  120 µs  freeze 120 µs; aborted: packet for tcp 80
+  WHEN       CAUSE           TOTAL  OUTCOME
+  2 min ago  idle for 30 s  120 µs  aborted: packet for tcp 80
 ";
-        assert_eq!(explanation(&told, at("2026-01-02T00:00:00Z")), expected);
+        assert_eq!(explanation(&told(), false, now), expected);
+        let verbose = explanation(&told(), true, now);
+        assert!(verbose.contains("done     fill 400 µs, thaw 30 µs\n"), "{verbose}");
+    }
+
+    #[test]
+    fn the_second_line_names_what_holds_the_app() {
+        let now = at("2026-01-02T00:00:00Z");
+        let none = Explanation { keeps_awake: Vec::new(), ..told() };
+        let second = |told: &Explanation| explanation(told, false, now).lines().nth(1).unwrap().to_owned();
+        let cannot = Explanation { refusals: vec!["python[12]: io_uring".to_owned()], ..told() };
+        assert_eq!(second(&cannot), "it cannot sleep: python[12]: io_uring");
+        assert_eq!(second(&none), "nothing keeps it awake; it sleeps in 20 s");
+        let dozing = Explanation { sleeps_at: None, ..none };
+        assert_eq!(second(&dozing), "it has been so for 2 min");
+        let timer = Explanation { wakes_at: Some(at("2026-01-02T00:00:07Z")), ..dozing.clone() };
+        assert_eq!(second(&timer), "a timer wakes it in 7 s");
+        let sources = ["udp 53 (descriptor 4 of process 9)", "tcp 53 (descriptor 5 of process 9)", "udp 53 (x)"];
+        let packets = Explanation { wake_sources: sources.map(str::to_owned).to_vec(), ..timer };
+        assert_eq!(second(&packets), "it wakes on tcp 53, udp 53");
     }
 }

@@ -4,13 +4,15 @@ mod descriptors;
 mod doctor;
 mod explain;
 mod image;
+mod ps;
 mod tables;
 mod units;
 
 pub(crate) use doctor::checks;
 pub(crate) use explain::explanation;
 pub(crate) use image::{ImageDifference, ImageView, VerifiedView, difference, inspected, verified};
-pub(crate) use tables::{app_images, detail, event, images, log_line, ps, stats, status_line};
+pub(crate) use ps::{Column, ps};
+pub(crate) use tables::{app_images, detail, event, images, log_line, slept_line, stats, status_line};
 
 /// One row of cells.
 pub(crate) type Cells = Vec<String>;
@@ -55,4 +57,28 @@ pub(crate) fn safe(text: &str) -> String {
 /// A list in a cell; `-` where it is empty.
 pub(crate) fn list(items: &[String]) -> String {
     if items.is_empty() { "-".to_owned() } else { items.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use torpor_api::view::{AppStatus, State};
+
+    /// An app that has been in a state for two minutes at 2026-01-02T00:00:00Z.
+    pub(super) fn status(name: &str, state: State) -> AppStatus {
+        AppStatus {
+            id: "0123456789abcdef".to_owned(),
+            name: name.to_owned(),
+            state,
+            since: "2026-01-01T23:58:00Z".parse().unwrap(),
+            pid: Some(42),
+            addresses: vec!["10.213.0.1".to_owned()],
+            ports: Vec::new(),
+            memory_bytes: None,
+            sleeps: 12,
+            last_exit: None,
+            stop_reason: None,
+            restarts: 0,
+            pinned: false,
+        }
+    }
 }

@@ -1,10 +1,10 @@
-//! Lists: apps, numbers, images, events, lines of output.
+//! Lists: numbers, images, events, lines of output; all about one app.
 
 use jiff::Timestamp;
 use torpor_api::view::{AppDetail, AppImage, AppStatus, Event, ImageStanding, Level, State, Stats, StoredImage};
 use torpor_api::worker::LogLine;
 
-use super::units::{micros, since, size, when};
+use super::units::{micros, size, when};
 use super::{Cells, list, safe, table};
 
 /// A state in a word.
@@ -24,36 +24,6 @@ pub(super) fn state(state: State) -> &'static str {
     }
 }
 
-/// What belongs to a state: how one that does not run has ended, and a pin.
-fn remark(app: &AppStatus) -> String {
-    let rests = matches!(app.state, State::Stopped | State::Restarting);
-    match (&app.last_exit, app.pinned) {
-        (Some(exit), _) if rests => format!(" ({})", safe(&exit.reason)),
-        (_, true) => " (pinned)".to_owned(),
-        (_, false) => String::new(),
-    }
-}
-
-/// `torpor ps`.
-pub(crate) fn ps(apps: &[AppStatus], now: Timestamp) -> String {
-    let rows: Vec<Cells> = apps
-        .iter()
-        .map(|app| {
-            vec![
-                app.name.clone(),
-                format!("{}{}", state(app.state), remark(app)),
-                since(app.since, now),
-                size(app.memory_bytes),
-                app.sleeps.to_string(),
-                app.restarts.to_string(),
-                list(&app.ports),
-                list(&app.addresses),
-            ]
-        })
-        .collect();
-    table(&["NAME", "STATE", ">FOR", ">MEMORY", ">SLEEPS", ">RESTARTS", "PORTS", "ADDRESSES"], &rows)
-}
-
 /// How an app is, in a line: after `run`, `start`, `sleep`, `wake` and the like.
 pub(crate) fn status_line(app: &AppStatus) -> String {
     let mut line = format!("{} is {}", app.name, state(app.state));
@@ -65,6 +35,14 @@ pub(crate) fn status_line(app: &AppStatus) -> String {
     }
     line.push('\n');
     line
+}
+
+/// As [`status_line`], for the answer to `torpor sleep`: an app that already sleeps deeper is left as it is.
+pub(crate) fn slept_line(app: &AppStatus, asked: Level) -> String {
+    if asked == Level::Dozing && app.state == State::Warm {
+        return format!("{} is already warm, which is deeper than dozing; nothing was done\n", app.name);
+    }
+    status_line(app)
 }
 
 /// `torpor inspect`, without `--json`.
@@ -189,52 +167,11 @@ pub(crate) fn log_line(line: &LogLine, timestamps: bool) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use torpor_api::view::Exit;
-
     use super::*;
+    use crate::output::tests::status;
 
     fn now() -> Timestamp {
         "2026-01-02T00:00:00Z".parse().unwrap()
-    }
-
-    fn status(name: &str, state: State) -> AppStatus {
-        AppStatus {
-            id: "0123456789abcdef".to_owned(),
-            name: name.to_owned(),
-            state,
-            since: "2026-01-01T23:58:00Z".parse().unwrap(),
-            pid: Some(42),
-            addresses: vec!["10.213.0.1".to_owned()],
-            ports: vec!["*:8080->80/tcp".to_owned()],
-            memory_bytes: Some(2_500_000),
-            sleeps: 12,
-            last_exit: None,
-            restarts: 0,
-            pinned: false,
-        }
-    }
-
-    #[test]
-    fn ps_is_aligned() {
-        let mut pinned = status("database", State::Running);
-        pinned.pinned = true;
-        pinned.ports.clear();
-        pinned.memory_bytes = None;
-        let mut ended = status("job", State::Stopped);
-        let reason = "exited with status 7".to_owned();
-        ended.last_exit = Some(Exit { code: Some(7), signal: None, reason, at: now() });
-        ended.memory_bytes = None;
-        ended.ports.clear();
-        let text = ps(&[status("web", State::Dozing), pinned, ended], now());
-        let expected = "\
-NAME      STATE                           FOR   MEMORY  SLEEPS  RESTARTS  PORTS           ADDRESSES
-web       dozing                           2m  2.4 MiB      12         0  *:8080->80/tcp  10.213.0.1
-database  running (pinned)                 2m        -      12         0  -               10.213.0.1
-job       stopped (exited with status 7)   2m        -      12         0  -               10.213.0.1
-";
-        assert_eq!(text, expected);
-        let none = "NAME  STATE  FOR  MEMORY  SLEEPS  RESTARTS  PORTS  ADDRESSES\n";
-        assert_eq!(ps(&[], now()), none);
     }
 
     #[test]
@@ -292,7 +229,11 @@ debian  0123456789ab  120.0 MiB       1  1d ago  db, web
 
     #[test]
     fn a_status_fits_a_line() {
-        assert_eq!(status_line(&status("web", State::Running)), "web is running, on *:8080->80/tcp\n");
+        let mut running = status("web", State::Running);
+        running.ports.push("*:8080->80/tcp".to_owned());
+        assert_eq!(status_line(&running), "web is running, on *:8080->80/tcp\n");
+        assert!(slept_line(&status("web", State::Warm), Level::Dozing).contains("nothing was done"));
+        assert_eq!(slept_line(&status("web", State::Warm), Level::Warm), "web is warm\n");
         assert_eq!(status_line(&status("web", State::Stopped)), "web is stopped\n");
     }
 }

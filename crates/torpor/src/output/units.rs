@@ -1,6 +1,6 @@
 //! Times and sizes as people read them.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 /// `-`, or a size in at most four digits: `512 B`, `2.4 MiB`.
 pub(super) fn size(bytes: Option<u64>) -> String {
@@ -38,6 +38,28 @@ pub(super) fn when(at: Timestamp, now: Timestamp) -> String {
         0 => "now".to_owned(),
         1.. => format!("{} ago", span(seconds.unsigned_abs())),
         _ => format!("in {}", span(seconds.unsigned_abs())),
+    }
+}
+
+/// A time span to two units, as the daemon's own sentences have it: `42 s`, `2 min 5 s`, `3 h`, `12 d 4 h`.
+pub(super) fn words(span: SignedDuration) -> String {
+    let seconds = span.as_secs().unsigned_abs();
+    let (large, name, small, rest) = match seconds {
+        0..60 => return format!("{seconds} s"),
+        60..3600 => (seconds / 60, "min", seconds % 60, "s"),
+        3600..86_400 => (seconds / 3600, "h", seconds % 3600 / 60, "min"),
+        _ => (seconds / 86_400, "d", seconds % 86_400 / 3600, "h"),
+    };
+    if small == 0 { format!("{large} {name}") } else { format!("{large} {name} {small} {rest}") }
+}
+
+/// As [`when`], in the units of [`words`]: `2 min ago`, `now`, `in 5 s`.
+pub(super) fn ago(at: Timestamp, now: Timestamp) -> String {
+    let passed = now.duration_since(at);
+    match passed.as_secs() {
+        0 => "now".to_owned(),
+        1.. => format!("{} ago", words(passed)),
+        _ => format!("in {}", words(passed)),
     }
 }
 
@@ -87,6 +109,11 @@ mod tests {
             assert_eq!(when(at.parse().unwrap(), now), text);
         }
         assert_eq!(since("2026-01-03T00:00:00Z".parse().unwrap(), now), "0s");
+        for (seconds, text) in [(0, "0 s"), (59, "59 s"), (60, "1 min"), (125, "2 min 5 s"), (187_200, "2 d 4 h")] {
+            assert_eq!(words(SignedDuration::from_secs(seconds)), text);
+        }
+        assert_eq!(ago("2026-01-02T00:00:12Z".parse().unwrap(), now), "in 12 s");
+        assert_eq!(ago("2026-01-01T21:00:00Z".parse().unwrap(), now), "3 h ago");
         assert_eq!([micros(812), micros(1_234), micros(3_400_000)], ["812 µs", "1.2 ms", "3.4 s"]);
     }
 }

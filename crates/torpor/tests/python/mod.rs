@@ -82,6 +82,13 @@ impl Place {
         assert!(output.status.success(), "{name}: {}", said(&output));
     }
 
+    /// As [`Place::try_run`], for a script that fails: `torpor run` does, too, where that is soon enough.
+    pub(crate) fn run_to_its_end(&self, name: &str, script: &str, args: &[&str]) {
+        let output = self.try_run(name, script, args);
+        let ended = String::from_utf8_lossy(&output.stderr).contains(&format!("{name} has ended: "));
+        assert!(output.status.success() || ended, "{name}: {}", said(&output));
+    }
+
     /// Waits until the app has written this.
     pub(crate) fn wait_log(&self, name: &str, text: &str) -> String {
         eventually_ok(&format!("{name} writes {text:?}"), PATIENCE, || {

@@ -1,7 +1,8 @@
 //! An app as users see it.
 
 use torpor_api::view::{AppStatus, Exit as ExitView, Explanation, State, Stats};
-use torpor_lifecycle::{Exit, Phase};
+use torpor_api::worker::Desired;
+use torpor_lifecycle::{Exit, Phase, StopReason};
 
 use super::measure;
 use super::sleeping::Sleeping;
@@ -64,8 +65,24 @@ impl Task {
             memory_bytes: self.memory_bytes(),
             sleeps: counts.sleeps,
             last_exit: self.app.last_exit().map(|(exit, at)| exit_view(exit, *at)),
+            stop_reason: self.stop_reason(),
             restarts: counts.restarts,
             pinned: self.app.pinned(),
+        }
+    }
+
+    /// Why it does not run.
+    fn stop_reason(&self) -> Option<String> {
+        match self.app.phase() {
+            // The daemon has restarted since: what is wanted of the app says who stopped it.
+            Phase::Stopped { why: StopReason::NotStarted }
+                if self.record.desired == Desired::Down && self.app.last_exit().is_some() =>
+            {
+                Some(StopReason::Asked.to_string())
+            }
+            Phase::Stopped { why } => Some(why.to_string()),
+            Phase::Backoff { .. } => self.app.last_exit().map(|(exit, _)| exit.to_string()),
+            _ => None,
         }
     }
 

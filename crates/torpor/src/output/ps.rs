@@ -1,0 +1,192 @@
+//! `torpor ps`: one line for each app, at most [`WIDTH`] columns wide unless the user chooses the columns.
+//!
+//! Names are never cut, because people and scripts copy them. Where a line would be too wide, the longest ports lose
+//! their end, then the remarks on states.
+
+use clap::ValueEnum;
+use jiff::Timestamp;
+use torpor_api::view::{AppStatus, State};
+
+use super::tables::state;
+use super::units::{since, size};
+use super::{Cells, list, safe, table};
+
+/// The widest line without a choice of columns, in characters.
+const WIDTH: usize = 100;
+/// Spaces between two columns.
+const GAP: usize = 2;
+/// The fewest characters to which a cell is cut.
+const CUT: usize = 10;
+
+/// One column of `torpor ps`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Column {
+    /// Name of the app
+    Name,
+    /// Unique id
+    Id,
+    /// State, and how it ended if it does not run
+    State,
+    /// How long it has been in that state
+    For,
+    /// Resident private memory of its processes
+    Memory,
+    /// Sleeps since it was created
+    Sleeps,
+    /// Automatic restarts since the last start by hand
+    Restarts,
+    /// Published ports
+    Ports,
+    /// Its own addresses
+    Addresses,
+    /// Process id of its initial process
+    Pid,
+}
+
+/// The columns that are shown without a choice.
+const DEFAULT: [Column; 7] =
+    [Column::Name, Column::State, Column::For, Column::Memory, Column::Sleeps, Column::Restarts, Column::Ports];
+
+impl Column {
+    /// Its head; `>` makes it flush right.
+    fn head(self) -> &'static str {
+        match self {
+            Self::Name => "NAME",
+            Self::Id => "ID",
+            Self::State => "STATE",
+            Self::For => ">FOR",
+            Self::Memory => ">MEMORY",
+            Self::Sleeps => ">SLEEPS",
+            Self::Restarts => ">RESTARTS",
+            Self::Ports => "PORTS",
+            Self::Addresses => "ADDRESSES",
+            Self::Pid => ">PID",
+        }
+    }
+
+    fn cell(self, app: &AppStatus, now: Timestamp) -> String {
+        match self {
+            Self::Name => app.name.clone(),
+            Self::Id => app.id.clone(),
+            Self::State => format!("{}{}", state(app.state), remark(app)),
+            Self::For => since(app.since, now),
+            Self::Memory => size(app.memory_bytes),
+            Self::Sleeps => app.sleeps.to_string(),
+            Self::Restarts => app.restarts.to_string(),
+            Self::Ports => list(&app.ports),
+            Self::Addresses => list(&app.addresses),
+            Self::Pid => app.pid.map_or("-".to_owned(), |pid| pid.to_string()),
+        }
+    }
+}
+
+/// What belongs to a state: why an app does not run, and a pin.
+fn remark(app: &AppStatus) -> String {
+    let rests = matches!(app.state, State::Stopped | State::Restarting);
+    match (&app.stop_reason, app.pinned) {
+        (Some(reason), _) if rests => format!(" ({})", safe(reason)),
+        (_, true) => " (pinned)".to_owned(),
+        (_, false) => String::new(),
+    }
+}
+
+/// `torpor ps`; `columns` are those that the user chose, if any.
+pub(crate) fn ps(apps: &[AppStatus], columns: Option<&[Column]>, now: Timestamp) -> String {
+    let shown = columns.unwrap_or(&DEFAULT);
+    let mut rows: Vec<Cells> =
+        apps.iter().map(|app| shown.iter().map(|column| column.cell(app, now)).collect()).collect();
+    let heads: Vec<&str> = shown.iter().map(|column| column.head()).collect();
+    if columns.is_none() {
+        for column in [Column::Ports, Column::State] {
+            if let Some(at) = shown.iter().position(|other| *other == column) {
+                let excess = width(&heads, &rows).saturating_sub(WIDTH);
+                shorten(&mut rows, at, excess);
+            }
+        }
+    }
+    table(&heads, &rows)
+}
+
+fn column_width(rows: &[Cells], column: usize) -> usize {
+    rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+}
+
+fn width(heads: &[&str], rows: &[Cells]) -> usize {
+    let columns = heads.iter().enumerate().map(|(column, head)| {
+        let head = head.trim_start_matches('>').chars().count();
+        column_width(rows, column).max(head) + GAP
+    });
+    columns.sum::<usize>().saturating_sub(GAP)
+}
+
+/// Makes a column `excess` characters narrower, as far as [`CUT`] allows.
+fn shorten(rows: &mut [Cells], column: usize, excess: usize) {
+    let most = column_width(rows, column).saturating_sub(excess).max(CUT);
+    for row in rows {
+        if row[column].chars().count() > most {
+            row[column] = row[column].chars().take(most - 1).chain(['…']).collect();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now() -> Timestamp {
+        "2026-01-02T00:00:00Z".parse().unwrap()
+    }
+
+    fn status(name: &str, state: State) -> AppStatus {
+        AppStatus {
+            memory_bytes: Some(2_500_000),
+            ports: vec!["*:8080->80/tcp".to_owned()],
+            ..crate::output::tests::status(name, state)
+        }
+    }
+
+    #[test]
+    fn columns_are_aligned() {
+        let mut pinned = status("database", State::Running);
+        pinned.pinned = true;
+        pinned.ports.clear();
+        pinned.memory_bytes = None;
+        let mut ended = status("job", State::Stopped);
+        ended.stop_reason = Some("exited with status 7".to_owned());
+        ended.memory_bytes = None;
+        ended.ports.clear();
+        let text = ps(&[status("web", State::Dozing), pinned, ended], None, now());
+        let expected = "\
+NAME      STATE                           FOR   MEMORY  SLEEPS  RESTARTS  PORTS
+web       dozing                           2m  2.4 MiB      12         0  *:8080->80/tcp
+database  running (pinned)                 2m        -      12         0  -
+job       stopped (exited with status 7)   2m        -      12         0  -
+";
+        assert_eq!(text, expected);
+        assert_eq!(ps(&[], None, now()), "NAME  STATE  FOR  MEMORY  SLEEPS  RESTARTS  PORTS\n");
+    }
+
+    #[test]
+    fn lines_without_a_choice_fit() {
+        let mut many = status("a-name-of-forty-characters-and-not-a-few", State::Stopped);
+        many.stop_reason = Some("could not be started: there is no program `/usr/sbin/lighttpd`\nin it".to_owned());
+        many.ports = vec!["127.0.0.1:8080->80/tcp".to_owned(), "[::1]:8080->80/tcp".to_owned()];
+        let text = ps(&[many.clone(), status("web", State::Dozing)], None, now());
+        assert_eq!(text.lines().count(), 3, "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert!(text.contains(&many.name) && text.contains('…'), "{text}");
+        // Nothing is cut of what the user chose.
+        let chosen = ps(&[many], Some(&[Column::Ports, Column::Addresses]), now());
+        assert!(chosen.contains("[::1]:8080->80/tcp") && chosen.starts_with("PORTS"), "{chosen}");
+    }
+
+    #[test]
+    fn who_was_stopped_by_request_did_not_end_by_a_signal() {
+        let mut app = status("web", State::Stopped);
+        app.stop_reason = Some("by request".to_owned());
+        let exit =
+            torpor_api::view::Exit { code: None, signal: Some(15), reason: "ended by signal 15".to_owned(), at: now() };
+        app.last_exit = Some(exit);
+        assert!(ps(&[app], None, now()).contains("stopped (by request)"));
+    }
+}

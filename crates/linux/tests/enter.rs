@@ -270,6 +270,51 @@ fn helper_in_a_killed_group() {
     fs::write(Path::new(words[2]).parent().unwrap().join("cgroup.procs"), "0").unwrap();
 }
 
+/// A group with room for so many processes, as the file through which one enters it in v1; in v2 `group` itself.
+struct Limited(Option<PathBuf>);
+
+impl Limited {
+    fn new(group: &Groups, room: u32) -> Option<Self> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let pids = mounts.lines().find(|line| line.contains(" - cgroup ") && line.ends_with(",pids"));
+        let own = pids.map(|line| Path::new(line.split(' ').nth(4).unwrap()).join(group.v2.file_name().unwrap()));
+        if let Some(own) = &own {
+            fs::create_dir(own).unwrap();
+        }
+        let limited = Self(own);
+        let limit = limited.0.as_ref().unwrap_or(&group.v2).join("pids.max");
+        fs::write(limit, room.to_string()).is_ok().then_some(limited)
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            soon("the group stays", || fs::remove_dir(path).is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_limit_of_processes_is_an_error_and_nothing_stays() {
+    reserve().unwrap();
+    let (namespaces, groups) = (Namespaces::new(), Groups::new("limited"));
+    let Some(limited) = Limited::new(&groups, 1) else {
+        eprintln!("SKIPPED: no hierarchy here limits processes");
+        return;
+    };
+    let work = || {
+        for _ in 0..40 {
+            let refused = entered(namespaces.init, &groups.v2, limited.0.as_deref(), ROOT).unwrap_err();
+            assert_eq!((refused.step, refused.error.raw_os_error()), ("clone3", Some(libc::EAGAIN)), "{refused:?}");
+        }
+        fs::write(limited.0.as_ref().unwrap_or(&groups.v2).join("pids.max"), "max").unwrap();
+        drop(entered_once_free(namespaces.init, &groups.v2, limited.0.as_deref()));
+    };
+    std::thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    soon("it stays in the group", || groups.processes().is_empty());
+}
+
 #[test]
 fn dropping_it_before_it_is_executed_ends_it() {
     let (namespaces, groups) = (Namespaces::new(), Groups::new("dropped"));

@@ -156,7 +156,7 @@ impl Passage<'_> {
 /// must be made already ([`enter_for_children`]). Its parent is the namespace's init.
 ///
 /// # Errors
-/// `EEXIST` if a pid is taken.
+/// `EEXIST` if a pid is taken; `EAGAIN` where the cgroups' limit of processes has no room for this one and, for a moment, another.
 pub fn enter(inside: &Inside<'_>) -> Result<Entered, LaunchError> {
     let failed = |step| move |error: io::Error| LaunchError { step, pid: inside.pid, error };
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
@@ -195,23 +195,30 @@ pub fn enter(inside: &Inside<'_>) -> Result<Entered, LaunchError> {
     };
     passage.pass(inside, INTO_CGROUP)?;
     for _ in 0..KILLS {
-        if !passage.was_killed() || !kill(inside.cgroup).map_err(failed("killing its cgroup"))? {
+        if !passage.was_killed() || process >= 0 || !kill(inside.cgroup).map_err(failed("killing its cgroup"))? {
             break;
         }
         passage.pass(inside, INTO_CGROUP)?;
     }
-    if passage.was_killed() {
+    if passage.was_killed() && process < 0 {
         let procs = openat(inside.cgroup, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
         let procs = procs.map_err(|error| failed("opening cgroup.procs")(error.into()))?;
         moving = tasks.iter().copied().chain([procs.as_raw_fd()]).collect();
         passage.tasks = &moving;
         passage.pass(inside, 0)?;
     }
-    if process < 0 {
-        passage.failed.of(inside.pid)?;
+    // By the call's answer alone: a `clone3` that fails late, at a limit of processes, has written a number to `process`
+    // already, and that descriptor does not exist.
+    passage.failed.of(inside.pid)?;
+    if passage.answer <= 0 {
+        if process >= 0 {
+            // P was killed inside of the call or just after it. R may be there, and runs on these until it finds its gate closed.
+            std::mem::forget((shares, waiting, stack));
+        }
         return Err(failed("clone3")(io::Error::other("it was killed on the way")));
     }
-    // SAFETY: P shared our descriptors, and CLONE_PIDFD made this one, which nobody else knows.
+    // SAFETY: the call has succeeded: CLONE_PIDFD has made this descriptor in the table that P shared with us, and nobody else
+    // knows it.
     let process = unsafe { OwnedFd::from_raw_fd(process) };
     // R has its own copy of its end behind this.
     while shares.load(Ordering::Acquire) != 0 {

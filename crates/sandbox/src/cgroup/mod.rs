@@ -175,13 +175,23 @@ impl Cgroup {
                 self.limit_core("cpu.max", &format!("{quota} {CPU_PERIOD_US}"))?;
             }
         }
-        if let Some(count) = limits.processes {
-            match self.legacy("pids") {
-                Some(group) => write(&group.join("pids.max"), &count.to_string())?,
-                None => self.limit_core("pids.max", &count.to_string())?,
-            }
+        if limits.processes.is_some() {
+            self.limit_processes(limits.processes)?;
         }
         Ok(())
+    }
+
+    /// Sets the limit of processes and threads, for a group that was made with one; none: no limit. Processes that are over it
+    /// stay, and none can be added.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn limit_processes(&self, count: Option<u32>) -> Result<(), CgroupError> {
+        let text = count.map_or_else(|| "max".to_owned(), |count| count.to_string());
+        match self.legacy("pids") {
+            Some(group) => write(&group.join("pids.max"), &text),
+            None => self.limit_core("pids.max", &text),
+        }
     }
 
     fn limit_memory(&self, bytes: u64) -> Result<(), CgroupError> {
@@ -473,6 +483,8 @@ mod tests {
         assert_eq!(content("torpor/app/memory.swap.max"), "0");
         assert_eq!(content("torpor/app/cpu.max"), "50000 100000");
         assert_eq!(content("torpor/app/pids.max"), "20");
+        cgroup.limit_processes(None).unwrap();
+        assert!(content("torpor/app/pids.max").starts_with("max"));
         for name in ["cgroup.subtree_control", "torpor/cgroup.subtree_control"] {
             // A plain file keeps what the last, shorter write did not replace.
             assert_eq!(content(name), "+pidsry");

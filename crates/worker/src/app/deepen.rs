@@ -11,7 +11,8 @@ use torpor_lifecycle::{Event, Retry, SleepCause, WakeCause, WakeFailure};
 use torpor_sandbox::{ID_COUNT, Sandbox};
 
 use super::Outcome;
-use super::operate::{SandboxFreezer, TellingJournal, chain, text};
+use super::freezer::SandboxFreezer;
+use super::operate::{TellingJournal, chain, text};
 use super::panics::Unfinished;
 use super::parking::{self, KeeperParking};
 use super::sleeping::{Sleeping, WarmApp};
@@ -55,7 +56,7 @@ pub(super) fn home(sandbox: &Sandbox) -> io::Result<Home> {
 
 impl DeepenJob {
     fn run(self) -> Went {
-        let freezer = SandboxFreezer(&self.sandbox);
+        let freezer = SandboxFreezer::of(&self.sandbox);
         let target = Target {
             app: self.app,
             boot: self.shared.boot,
@@ -225,7 +226,13 @@ impl Task {
                 return Event::WakeFailed(WakeFailure::Passing(text(error)));
             }
         };
-        let freezer = SandboxFreezer(&sandbox);
+        let freezer = match SandboxFreezer::building(&sandbox, self.record.spec.limits.processes) {
+            Ok(freezer) => freezer,
+            Err(error) => {
+                self.hold(Sleeping::Warm(app), SystemTime::now());
+                return Event::WakeFailed(WakeFailure::Passing(text(error)));
+            }
+        };
         let target =
             Target { app: number, boot: shared.boot, freezer: &freezer, journal: &*journal, faults: &shared.faults };
         let held = app.take_files();

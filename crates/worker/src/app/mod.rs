@@ -13,6 +13,7 @@
 
 mod deepen;
 mod files;
+mod freezer;
 mod history;
 mod images;
 mod known;

@@ -2,17 +2,16 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use torpor_api::spec::WakeOn;
-use torpor_engine::{
-    Abort, Attempt, Freezer, Journal, Phase, Request, SleepError, Source, Step, Target, fall_asleep, wake,
-};
+use torpor_engine::{Abort, Attempt, Journal, Phase, Request, SleepError, Source, Step, Target, fall_asleep, wake};
 use torpor_lifecycle::{Event, Exit, Observation, Retry, SleepCause, Text, WakeCause, WakeFailure};
 use torpor_sandbox::{ExitStatus, Sandbox};
 
+use super::freezer::SandboxFreezer;
 use super::panics::Unfinished;
 use super::sleeping::Sleeping;
 use super::task::Task;
@@ -26,42 +25,6 @@ const INLINE_WAKE_BYTES: u64 = 4 << 20;
 
 /// A buffer for waking that is kept between wakes; a larger one is given back.
 const KEPT_BUFFER_BYTES: usize = 1 << 20;
-
-/// How long freezing may take; a process in uninterruptible sleep can hold it up.
-const FREEZE_DEADLINE: std::time::Duration = std::time::Duration::from_secs(2);
-
-/// The freezer of a sandbox.
-pub(super) struct SandboxFreezer<'a>(pub(super) &'a Sandbox);
-
-impl Freezer for SandboxFreezer<'_> {
-    fn freeze(&self) -> io::Result<()> {
-        self.0.cgroup().freeze(FREEZE_DEADLINE).map_err(io::Error::other)
-    }
-
-    fn begin_freezing(&self) -> io::Result<()> {
-        self.0.cgroup().freeze_request().map_err(io::Error::other)
-    }
-
-    fn thaw(&self) -> io::Result<()> {
-        self.0.cgroup().thaw().map_err(io::Error::other)
-    }
-
-    fn is_freezing(&self) -> io::Result<bool> {
-        Ok(fs::read_to_string(self.0.cgroup().core().join("cgroup.freeze"))?.trim() == "1")
-    }
-
-    fn processes(&self) -> io::Result<Vec<i32>> {
-        self.0.cgroup().processes().map_err(io::Error::other)
-    }
-
-    fn end_processes(&self) -> io::Result<()> {
-        self.0.end_processes().map_err(io::Error::other)
-    }
-
-    fn processes_are_back(&self, initial: i32, process: OwnedFd) -> io::Result<()> {
-        self.0.initial_is_back(initial, process).map_err(io::Error::other)
-    }
-}
 
 /// The journal, which also tells the task of commits.
 pub(super) struct TellingJournal {
@@ -322,7 +285,7 @@ impl Task {
             let target = Target {
                 app,
                 boot: shared.boot,
-                freezer: &SandboxFreezer(&sandbox),
+                freezer: &SandboxFreezer::of(&sandbox),
                 journal: &*journal,
                 faults: &shared.faults,
             };
@@ -490,7 +453,7 @@ struct SleepJob {
 
 impl SleepJob {
     fn run(self) -> Attempt {
-        let freezer = SandboxFreezer(&self.sandbox);
+        let freezer = SandboxFreezer::of(&self.sandbox);
         let target = Target {
             app: self.app,
             boot: self.shared.boot,

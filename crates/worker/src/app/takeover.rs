@@ -10,7 +10,8 @@ use torpor_lifecycle::{Event, Exit, Found};
 use torpor_sandbox::cgroup::Cgroup;
 use torpor_sandbox::{Sandbox, SandboxRecord};
 
-use super::operate::{SandboxFreezer, chain, exit_of, text};
+use super::freezer::SandboxFreezer;
+use super::operate::{chain, exit_of, text};
 use super::parking;
 use super::sleeping::{Sleeping, WarmApp};
 use super::task::Task;
@@ -204,7 +205,7 @@ impl Task {
     /// What the engine makes of it, and what was watched where that outlives its processes.
     pub(super) fn recovered(&mut self) -> Result<(Recovered, Option<Watch>), String> {
         let Some(sandbox) = self.sandbox.clone() else { return Err("it has no processes".to_owned()) };
-        let freezer = SandboxFreezer(&sandbox);
+        let freezer = SandboxFreezer::of(&sandbox);
         let phase = self.journal.read().map_err(|error| text(error).to_string())?;
         let phase = phase.unwrap_or(Phase::Awake);
         let mut watch = match parking::parked_watch(&self.shared, &self.record.id) {

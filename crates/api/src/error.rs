@@ -16,6 +16,8 @@ pub enum ErrorKind {
     Unsupported,
     /// Something failed on our side (500).
     Internal,
+    /// It did not come to its end in the time that it was given, and goes on unless the message says otherwise (504).
+    Timeout,
 }
 
 /// An error as a user sees it: what happened, to which app, what to do.

@@ -34,6 +34,10 @@ pub enum State {
     Stopping,
     /// Ended, and waiting to be started again by its restart policy.
     Restarting,
+    /// The daemon has just started and has not looked for it yet. It may run or sleep all the while.
+    Adopting,
+    /// What drives it in the daemon is held up by a call that does not return. What else is shown was true before.
+    NotAnswering,
 }
 
 /// How deep an app sleeps.

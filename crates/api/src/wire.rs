@@ -50,6 +50,9 @@ pub struct Version {
     pub api: u32,
     /// Name of the instance, from its configuration.
     pub instance: String,
+    /// Apps that the daemon has not adopted yet since it started.
+    #[serde(default)]
+    pub adopting: usize,
 }
 
 /// Query of `POST /v1/apps` and `POST /v1/images`.

@@ -29,7 +29,7 @@ impl Hub {
         app: &str,
         sleep: bool,
     ) -> Result<BoxStream<std::io::Result<bytes::Bytes>>, ApiError> {
-        let record = self.row(app).await?.record;
+        let record = self.adopted_row(app).await?.record;
         let archive = self.worker.export(&record.id, sleep).await?;
         self.events.note(&record.spec.name, events::EXPORTED, "exported".to_owned(), BTreeMap::new()).await;
         Ok(archive)

@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 use torpor_api::spec::Idle;
+use torpor_api::view::{Check, CheckOutcome};
 use torpor_api::worker::{AppRecord, Desired, WorkerPort};
 use torpor_api::{ApiError, ErrorKind};
 use tracing::{error, info, warn};
 
+use crate::adopting::{Adopting, ONE};
 use crate::error::HubError;
 use crate::events::EventLog;
 use crate::instance::InstanceLock;
@@ -34,6 +36,9 @@ pub struct HubOptions {
     /// Idle policy of apps that say nothing of their own.
     pub idle: Idle,
 }
+
+/// How long the checks of a machine may take.
+const DOCTOR: Duration = Duration::from_secs(20);
 
 /// What the apps shall do once they are taken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +68,8 @@ pub struct Hub {
     pub(crate) reserved: Reservations,
     pub(crate) locks: AppLocks,
     pub(crate) events: EventLog,
+    /// Apps that the worker has still to adopt.
+    pub(crate) adopting: Adopting,
     /// Why the worker does not know an app, for those that it refused to take over.
     pub(crate) troubles: Mutex<HashMap<String, ApiError>>,
     rest: Mutex<Rest>,
@@ -72,17 +79,20 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Opens the state, finishes what a crash cut off, and has the worker take over every app.
+    /// Opens the state, and begins to finish what a crash cut off and to have the worker adopt every app: see
+    /// [`Hub::adopted`].
     ///
     /// An app that cannot be taken over does not keep the others from it: it is logged and shown with the reason.
     pub async fn open(options: HubOptions, worker: Arc<dyn WorkerPort>) -> Result<Arc<Self>, HubError> {
         Self::open_as(options, worker, Opening::AsWanted).await
     }
 
-    /// As [`Hub::open`], but has the worker stop every app that runs and start none: for a teardown without a daemon.
-    /// What is wanted of the apps stays as it is.
+    /// As [`Hub::open`], but has the worker start none of the apps: for a teardown without a daemon. What is wanted of the apps
+    /// stays as it is. Returns once all are adopted.
     pub async fn open_to_rest(options: HubOptions, worker: Arc<dyn WorkerPort>) -> Result<Arc<Self>, HubError> {
-        Self::open_as(options, worker, Opening::ToRest).await
+        let hub = Self::open_as(options, worker, Opening::ToRest).await?;
+        hub.adopted(|_| ()).await;
+        Ok(hub)
     }
 
     async fn open_as(
@@ -92,6 +102,12 @@ impl Hub {
     ) -> Result<Arc<Self>, HubError> {
         let lock = InstanceLock::take(&options.data_dir)?;
         let store = Store::open(&options.data_dir.join(DATABASE)).await?;
+        let mut rows = store.all_apps().await?;
+        if opening == Opening::ToRest {
+            rows.iter_mut().for_each(|row| row.record.desired = Desired::Down);
+        }
+        // Before anything can be collected: layers of an app that is not known yet are in use, too.
+        worker.expect(rows.iter().map(|row| row.record.resolved.layers.clone()).collect());
         let (closing, _) = watch::channel(false);
         let (events, recorder) = EventLog::new(store.clone());
         let hub = Arc::new(Self {
@@ -101,6 +117,7 @@ impl Hub {
             reserved: Reservations::default(),
             locks: AppLocks::default(),
             events,
+            adopting: Adopting::of(rows),
             troubles: Mutex::default(),
             rest: Mutex::new(if opening == Opening::ToRest { Rest::Begun } else { Rest::None }),
             closing,
@@ -109,15 +126,39 @@ impl Hub {
         // Subscribed before the first app is taken over, so that nothing of it is missed.
         let worker_events = hub.worker.events();
         tokio::spawn(recorder.run(worker_events, Arc::downgrade(&hub)));
-        let rows = stream::iter(hub.store.all_apps().await?);
-        let taken_over = rows.for_each_concurrent(AT_ONCE, |mut row| {
-            if opening == Opening::ToRest {
-                row.record.desired = Desired::Down;
-            }
-            hub.take_over(row)
-        });
-        taken_over.await;
+        for _ in 0..AT_ONCE {
+            tokio::spawn(Arc::clone(&hub).adopt_next());
+        }
         Ok(hub)
+    }
+
+    /// Waits until every app that was there when the hub opened is adopted, or cannot be, or takes longer than [`ONE`]. Calls
+    /// `each` with the number that is left whenever it changes.
+    pub async fn adopted(&self, each: impl FnMut(usize)) {
+        self.adopting.all(each).await;
+    }
+
+    /// Adopts apps as long as there are any, several at the same time.
+    async fn adopt_next(self: Arc<Self>) {
+        while !*self.closing.borrow()
+            && let Some(row) = self.adopting.next()
+        {
+            let (id, name) = (row.record.id.clone(), row.record.spec.name.clone());
+            // In a task of its own: it goes on when nobody waits for it any more.
+            let (hub, begun) = (Arc::clone(&self), std::time::Instant::now());
+            let mut taken = tokio::spawn(async move { hub.take_over(row).await });
+            if tokio::time::timeout(ONE, &mut taken).await.is_err() {
+                let seconds = begun.elapsed().as_secs();
+                let message = format!("{name}: adopting it has taken {seconds} s and goes on");
+                error!(
+                    app = name,
+                    "adopting it takes longer than {seconds} s and goes on; the others do not wait for it"
+                );
+                let slow = ApiError::new(ErrorKind::Timeout, message);
+                self.troubles.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), slow);
+            }
+            self.adopting.done(&id);
+        }
     }
 
     pub(crate) fn rest(&self) -> Rest {
@@ -163,11 +204,32 @@ impl Hub {
 
     /// Ends an app at once and removes it from the worker and the store; one the worker does not know counts as removed.
     pub(crate) async fn discard(&self, id: &str) -> Result<(), ApiError> {
-        unknown_is_fine(self.worker.stop(id, std::time::Duration::ZERO).await)?;
+        unknown_is_fine(self.worker.stop(id, Duration::ZERO).await)?;
         unknown_is_fine(self.worker.remove(id).await)?;
         self.store.delete_app(id).await?;
         self.troubles.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
         Ok(())
+    }
+
+    /// What the machine offers and lacks, and what the daemon is still at.
+    pub(crate) async fn doctor(&self) -> Result<Vec<Check>, ApiError> {
+        let checks = tokio::time::timeout(DOCTOR, self.worker.doctor()).await;
+        let mut checks = checks.unwrap_or_else(|_| {
+            let message = format!("the checks of the machine take longer than {} s", DOCTOR.as_secs());
+            Err(ApiError::new(ErrorKind::Timeout, message))
+        })?;
+        let left = self.adopting.left();
+        if left > 0 {
+            checks.push(Check {
+                name: "apps to adopt".to_owned(),
+                outcome: CheckOutcome::Degraded,
+                found: left.to_string(),
+                meaning:
+                    "the daemon has just started: `torpor ps` shows them as `adopting`, and what is asked of them waits"
+                        .to_owned(),
+            });
+        }
+        Ok(checks)
     }
 
     /// Resolves when the hub is closing.

@@ -15,6 +15,7 @@
 //! Lock order: an app's lock ([`locks`]), then the database's one connection. No lock is held while waiting for a client.
 #![forbid(unsafe_code)]
 
+mod adopting;
 mod archive;
 mod create;
 mod error;

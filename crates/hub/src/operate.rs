@@ -24,9 +24,16 @@ impl Hub {
         })
     }
 
+    /// The same, once the worker has adopted it.
+    pub(crate) async fn adopted_row(&self, app: &str) -> Result<Row, ApiError> {
+        let row = self.row(app).await?;
+        self.adopting.wait(&row.record.id, &row.record.spec.name).await?;
+        Ok(row)
+    }
+
     /// The row of an app once nobody else changes it; changed only through this.
     async fn locked(&self, app: &str) -> Result<(Row, tokio::sync::OwnedMutexGuard<()>), ApiError> {
-        let id = self.row(app).await?.record.id;
+        let id = self.adopted_row(app).await?.record.id;
         let guard = self.locks.lock(&id).await;
         match self.store.find_app(&id).await? {
             Some(row) if row.record.id == id => Ok((row, guard)),
@@ -94,14 +101,14 @@ impl Hub {
 
     /// Puts an app to sleep.
     pub(crate) async fn sleep(&self, app: &str, level: Level) -> Result<AppStatus, ApiError> {
-        let id = self.row(app).await?.record.id;
+        let id = self.adopted_row(app).await?.record.id;
         self.worker.sleep(&id, level).await?;
         self.worker.status(&id).await
     }
 
     /// Wakes an app.
     pub(crate) async fn wake(&self, app: &str) -> Result<AppStatus, ApiError> {
-        let id = self.row(app).await?.record.id;
+        let id = self.adopted_row(app).await?.record.id;
         self.worker.wake(&id).await?;
         self.worker.status(&id).await
     }

@@ -11,7 +11,7 @@ use crate::hub::Hub;
 use crate::store::{Phase, Row};
 
 /// Apps asked about at the same time.
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 256;
 
 impl Hub {
     /// All apps by name. One that the worker does not know is shown too, with the reason as its last end.
@@ -22,6 +22,10 @@ impl Hub {
     }
 
     async fn status(&self, row: &Row) -> AppStatus {
+        if self.adopting.contains(&row.record.id) {
+            let nothing = ApiError::new(ErrorKind::Timeout, "not adopted yet");
+            return AppStatus { state: State::Adopting, last_exit: None, stop_reason: None, ..self.unknown(row, nothing) };
+        }
         match self.worker.status(&row.record.id).await {
             Ok(status) => status,
             Err(error) => self.unknown(row, error),
@@ -67,13 +71,13 @@ impl Hub {
 
     /// Why an app is where it is.
     pub(crate) async fn explain(&self, app: &str) -> Result<Explanation, ApiError> {
-        let id = self.row(app).await?.record.id;
+        let id = self.adopted_row(app).await?.record.id;
         self.worker.explain(&id).await
     }
 
     /// What one app costs.
     pub(crate) async fn stats(&self, app: &str) -> Result<Stats, ApiError> {
-        let id = self.row(app).await?.record.id;
+        let id = self.adopted_row(app).await?.record.id;
         self.worker.stats(&id).await
     }
 
@@ -108,14 +112,14 @@ impl Hub {
 
     /// An app's output.
     pub(crate) async fn logs(&self, app: &str, request: LogRequest) -> Result<BoxStream<LogLine>, ApiError> {
-        let id = self.row(app).await?.record.id;
+        let id = self.adopted_row(app).await?.record.id;
         self.worker.logs(&id, request).await
     }
 
     /// A command in an app.
     pub(crate) async fn exec(&self, app: &str, request: ExecRequest) -> Result<ExecSession, ApiError> {
         request.validate()?;
-        let id = self.row(app).await?.record.id;
+        let id = self.adopted_row(app).await?.record.id;
         self.worker.exec(&id, request).await
     }
 }

@@ -161,6 +161,30 @@ async fn one_app_that_cannot_be_taken_over_does_not_stop_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_api_answers_before_apps_are_adopted_and_a_command_waits_for_its_app() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Running::start(dir.path(), FakeWorker::new()).await;
+    for (name, port) in [("one", 1), ("two", 2)] {
+        first.client.create(&app(name, port), |_| ()).await.unwrap();
+    }
+    first.stop().await;
+
+    // Nobody is adopted before a third one comes, and there is none.
+    let worker = FakeWorker::meeting(3);
+    let second = Running::start_at_once(dir.path(), worker.clone()).await;
+    let apps = second.client.apps().await.unwrap();
+    assert!(apps.iter().all(|app| app.state == State::Adopting && app.last_exit.is_none()), "{apps:?}");
+    assert_eq!(second.client.version().await.unwrap().adopting, 2);
+    let checks = second.client.doctor().await.unwrap();
+    assert!(checks.iter().any(|check| check.name == "apps to adopt" && check.found == "2"), "{checks:?}");
+    let client = second.client.clone();
+    let waking = tokio::spawn(async move { client.act("one", AppAction::Wake).await });
+    worker.meeting.wait().await;
+    assert_eq!(waking.await.unwrap().unwrap().state, State::Running);
+    second.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_app_that_ended_by_itself_is_not_started_by_the_next_hub() {
     let dir = tempfile::tempdir().unwrap();
     let first = Running::start(dir.path(), FakeWorker::new()).await;

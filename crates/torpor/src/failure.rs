@@ -8,6 +8,7 @@
 //! | 3 | no such app, image or event |
 //! | 4 | a name, port or state is in the way |
 //! | 5 | the machine or kernel lacks what is needed |
+//! | 6 | it took longer than `--timeout` |
 //! | 126, 127 | an app's program, or a command in it, cannot be executed, or is not there |
 //!
 //! `exec` gives back the command's own status instead. For `checkpoint` and `restore` 3 means refused.
@@ -141,6 +142,7 @@ impl Failure {
                 ErrorKind::Conflict => 4,
                 ErrorKind::Unsupported => 5,
                 ErrorKind::Internal => 1,
+                ErrorKind::Timeout => 6,
             },
             Self::Parse(_) | Self::Config(_) | Self::Usage(_) => 2,
             Self::Interrupted => 130,

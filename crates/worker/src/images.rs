@@ -28,6 +28,8 @@ const PROMISED_STAYS: Duration = Duration::from_secs(3600);
 pub(crate) struct Promised {
     fetching: RwLock<()>,
     layers: Mutex<Vec<(Vec<String>, Instant)>>,
+    /// Of apps that were there when the worker started; kept until it ends, for one may never be adopted.
+    expected: Mutex<Vec<Vec<String>>>,
 }
 
 impl Promised {
@@ -37,11 +39,24 @@ impl Promised {
         layers
     }
 
+    /// Apps with these layers will be adopted.
+    pub(crate) fn expect(&self, layers: Vec<Vec<String>>) {
+        *self.expected() = layers;
+    }
+
+    fn expected(&self) -> std::sync::MutexGuard<'_, Vec<Vec<String>>> {
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The app is there.
     pub(crate) fn keep(&self, layers: &[String]) {
         let mut promised = self.layers();
         if let Some(at) = promised.iter().position(|(kept, _)| kept == layers) {
             promised.swap_remove(at);
+        }
+        let mut expected = self.expected();
+        if let Some(at) = expected.iter().position(|kept| kept == layers) {
+            expected.swap_remove(at);
         }
     }
 }
@@ -199,6 +214,7 @@ pub(crate) async fn collect(shared: &Arc<Shared>, apps: impl FnOnce() -> Vec<Arc
     let Ok(_no_fetching) = shared.promised.fetching.try_write() else { return Ok(()) };
     // In this order: an app that is made in between is among the promised or among the apps.
     let mut in_use: Vec<String> = shared.promised.layers().iter().flat_map(|(layers, _)| layers.clone()).collect();
+    in_use.extend(shared.promised.expected().iter().flatten().cloned());
     in_use.extend(apps().iter().flat_map(|app| app.resolved.layers.clone()));
     let shared = shared.clone();
     let collected = tokio::task::spawn_blocking(move || {

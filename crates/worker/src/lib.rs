@@ -43,6 +43,12 @@ pub fn prepare_process() {
     torpor_linux::allocator::give_back_large_blocks();
 }
 
+/// How long a question to an app's task may take before it counts as one that does not answer.
+const ANSWER: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// The same for one that has been held up longer than that already.
+const ANSWER_OF_HELD_UP: std::time::Duration = std::time::Duration::from_millis(50);
+
 /// Time that apps get to end by themselves when everything is taken down.
 const TEARDOWN_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
 

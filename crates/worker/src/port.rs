@@ -16,7 +16,9 @@ use torpor_api::worker::{
 };
 use torpor_lifecycle::{Refusal, Request};
 
-use crate::app::{AppFiles, AppHandle, Order};
+use crate::app::{
+    AppFiles, AppHandle, Order, explanation_of_unanswered, not_answering, stats_of_unanswered, status_of_unanswered,
+};
 use crate::faults::ImportStep;
 use crate::worker::Worker;
 
@@ -73,6 +75,19 @@ impl Worker {
         })
     }
 
+    /// Asks a question that a task answers at once unless it is held up.
+    ///
+    /// # Errors
+    /// `Timeout` where it is.
+    async fn question<T>(&self, id: &str, make: impl FnOnce(oneshot::Sender<T>) -> Order) -> Result<T, ApiError> {
+        let app = self.app(id)?;
+        // One that has been held up for so long is not waited for again.
+        let held_up = app.busy.since().is_some_and(|since| crate::clock::now().since(since) >= crate::ANSWER);
+        let within = if held_up { crate::ANSWER_OF_HELD_UP } else { crate::ANSWER };
+        let answered = tokio::time::timeout(within, self.ask(id, make)).await;
+        answered.unwrap_or_else(|_| Err(not_answering(&app)))
+    }
+
     async fn ask<T>(&self, id: &str, make: impl FnOnce(oneshot::Sender<T>) -> Order) -> Result<T, ApiError> {
         let app = self.app(id)?;
         let (answer, answered) = oneshot::channel();
@@ -113,6 +128,10 @@ async fn order(app: &AppHandle, order: Order) -> Result<(), ApiError> {
 impl WorkerPort for Worker {
     async fn resolve(&self, source: &Source, progress: mpsc::Sender<Progress>) -> Result<Resolved, ApiError> {
         crate::images::resolve(&self.shared, source, progress).await
+    }
+
+    fn expect(&self, layers: Vec<Vec<String>>) {
+        self.shared.promised.expect(layers);
     }
 
     async fn adopt(&self, app: AppRecord) -> Result<(), ApiError> {
@@ -178,19 +197,32 @@ impl WorkerPort for Worker {
     }
 
     async fn status(&self, id: &str) -> Result<AppStatus, ApiError> {
-        self.ask(id, Order::Status).await
+        match self.question(id, Order::Status).await {
+            Err(error) if error.kind == ErrorKind::Timeout => {
+                Ok(status_of_unanswered(&self.app(id)?, &self.shared.config.network))
+            }
+            answer => answer,
+        }
     }
 
     async fn explain(&self, id: &str) -> Result<Explanation, ApiError> {
-        self.ask(id, Order::Explain).await
+        match self.question(id, Order::Explain).await {
+            Err(error) if error.kind == ErrorKind::Timeout => {
+                Ok(explanation_of_unanswered(&self.app(id)?, &self.shared.config.network, error.message))
+            }
+            answer => answer,
+        }
     }
 
     async fn stats(&self, id: &str) -> Result<Stats, ApiError> {
-        self.ask(id, Order::Stats).await
+        match self.question(id, Order::Stats).await {
+            Err(error) if error.kind == ErrorKind::Timeout => Ok(stats_of_unanswered(&self.app(id)?)),
+            answer => answer,
+        }
     }
 
     async fn app_images(&self, id: &str) -> Result<Vec<AppImage>, ApiError> {
-        self.ask(id, Order::Images).await?
+        self.question(id, Order::Images).await?
     }
 
     async fn remove_app_images(&self, id: &str) -> Result<Vec<AppImage>, ApiError> {

@@ -34,6 +34,7 @@ impl IntoResponse for Failure {
             ErrorKind::Conflict => StatusCode::CONFLICT,
             ErrorKind::Unsupported => StatusCode::NOT_IMPLEMENTED,
             ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            ErrorKind::Timeout => StatusCode::GATEWAY_TIMEOUT,
         };
         if self.0.kind == ErrorKind::Internal {
             error!(error = %self.0, "a request failed");

@@ -17,6 +17,7 @@ pub(super) async fn version(State(hub): State<App>) -> axum::Json<Version> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         api: 1,
         instance: hub.options.instance.clone(),
+        adopting: hub.adopting.left(),
     })
 }
 
@@ -25,7 +26,7 @@ pub(super) async fn version(State(hub): State<App>) -> axum::Json<Version> {
     responses((status = 200, body = Vec<Check>, description = "What was looked for and found."),
         (status = "default", body = ApiError, description = "Why not.")))]
 pub(super) async fn doctor(State(hub): State<App>) -> Result<axum::Json<Vec<Check>>, Failure> {
-    Ok(axum::Json(hub.worker.doctor().await?))
+    Ok(axum::Json(hub.doctor().await?))
 }
 
 /// Rests every app, removes everything that was set up on the machine, and ends the daemon.

@@ -156,6 +156,8 @@ impl WorkerPort for FakeWorker {
         Ok(Resolved { layers: vec!["sha256:aa".to_owned()], ..Resolved::default() })
     }
 
+    fn expect(&self, _: Vec<Vec<String>>) {}
+
     async fn adopt(&self, app: AppRecord) -> Result<(), ApiError> {
         self.called("adopt", &app.id)?;
         self.meeting.wait().await;
@@ -402,13 +404,30 @@ pub struct Running {
 
 impl Running {
     pub async fn start(dir: &Path, worker: Arc<FakeWorker>) -> Self {
-        Self::with_token(dir, worker, None).await
+        Self::serve(dir, worker, None, true).await
+    }
+
+    /// One that does not wait until apps are adopted.
+    pub async fn start_at_once(dir: &Path, worker: Arc<FakeWorker>) -> Self {
+        Self::serve(dir, worker, None, false).await
     }
 
     pub async fn with_token(dir: &Path, worker: Arc<FakeWorker>, token: Option<torpor_api::token::Token>) -> Self {
+        Self::serve(dir, worker, token, true).await
+    }
+
+    async fn serve(
+        dir: &Path,
+        worker: Arc<FakeWorker>,
+        token: Option<torpor_api::token::Token>,
+        adopted: bool,
+    ) -> Self {
         let idle = torpor_api::spec::Idle { after: torpor_api::units::Span::from_secs(77), ..Default::default() };
         let options = HubOptions { instance: "test".to_owned(), data_dir: dir.join("data"), idle };
         let hub = Hub::open(options, worker.clone()).await.unwrap();
+        if adopted {
+            hub.adopted(|_| ()).await;
+        }
         let socket = dir.join("run/api.sock");
         let tcp = token.map(|token| ("127.0.0.1:0".parse().unwrap(), token));
         let server = Server::bind(hub, Listen { socket: socket.clone(), tcp }).await.unwrap();

@@ -165,6 +165,21 @@ impl Daemon {
     /// # Errors
     /// As [`Daemon::start`].
     pub fn up(&mut self) -> Result<(), Error> {
+        self.up_at_once()?;
+        eventually_ok("every app is adopted", TURN_TIMEOUT, || {
+            let version = self.json(&["version"]).map_err(|error| error.to_string())?;
+            match &version["daemon"]["adopting"] {
+                serde_json::Value::Number(left) if left.as_u64() != Some(0) => Err(format!("{left} are to come")),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    /// As [`Daemon::up`], and does not wait until every app is adopted.
+    ///
+    /// # Errors
+    /// As [`Daemon::start`].
+    pub fn up_at_once(&mut self) -> Result<(), Error> {
         let log_path = self.path("log");
         let log: File =
             OpenOptions::new().append(true).create(true).open(&log_path).map_err(Error::file("open", &log_path))?;

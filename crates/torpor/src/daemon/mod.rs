@@ -4,6 +4,8 @@ mod logging;
 mod notify;
 mod worker;
 
+use std::time::{Duration, Instant};
+
 use tokio::signal::unix::{SignalKind, signal};
 use torpor_api::token::Token;
 use torpor_api::view::Check;
@@ -12,6 +14,9 @@ use tracing::{info, warn};
 
 use crate::config::Config;
 use crate::failure::Failure;
+
+/// How long calls that are under way may take once everything else has ended.
+const LAST_CALLS: Duration = Duration::from_secs(5);
 
 /// Serves until SIGTERM, SIGINT or `torpor down`. Apps are left as they are, except by `torpor down`.
 pub(crate) fn up(config: Config) -> Result<(), Failure> {
@@ -22,7 +27,10 @@ pub(crate) fn up(config: Config) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(|source| Failure::Terminal { what: "start the daemon's runtime", source })?;
-    runtime.block_on(serve(config))
+    let served = runtime.block_on(serve(config));
+    // A call that does not return must not keep the process: whatever it is at, the next worker finds as after a kill.
+    runtime.shutdown_timeout(LAST_CALLS);
+    served
 }
 
 async fn serve(config: Config) -> Result<(), Failure> {
@@ -36,9 +44,9 @@ async fn serve(config: Config) -> Result<(), Failure> {
     };
     let worker = worker::open(&config).await?;
     let hub = Hub::open(options(&config), worker).await?;
-    let server = Server::bind(hub, Listen { socket: config.socket(), tcp }).await?;
-    tell_manager("READY=1");
+    let server = Server::bind(hub.clone(), Listen { socket: config.socket(), tcp }).await?;
     info!(version = env!("CARGO_PKG_VERSION"), instance = config.instance, "torpor is up");
+    let ready = tokio::spawn(async move { tell_when_adopted(&hub).await });
     let stop = async {
         tokio::select! {
             _ = terminate.recv() => info!("told to end by SIGTERM"),
@@ -46,8 +54,30 @@ async fn serve(config: Config) -> Result<(), Failure> {
         }
         tell_manager("STOPPING=1");
     };
-    server.run(stop).await?;
-    Ok(())
+    let served = server.run(stop).await;
+    ready.abort();
+    Ok(served?)
+}
+
+/// Tells the service manager that we are up once every app is adopted: units that are ordered behind us find their ports
+/// open and their apps where they were. Until then it hears how many are to come, and does not give us up.
+async fn tell_when_adopted(hub: &Hub) {
+    /// Longer than one adoption is waited for.
+    const MORE_TIME: Duration = Duration::from_secs(60);
+    /// How often that is said at most.
+    const PAUSE: Duration = Duration::from_secs(2);
+    let mut told = None::<Instant>;
+    let tell = |left| {
+        if told.is_none_or(|at| at.elapsed() >= PAUSE) {
+            told = Some(Instant::now());
+            info!(left, "adopting apps");
+            let more = MORE_TIME.as_micros();
+            tell_manager(&format!("EXTEND_TIMEOUT_USEC={more}\nSTATUS=adopting apps, {left} to come"));
+        }
+    };
+    hub.adopted(tell).await;
+    info!("every app is adopted");
+    tell_manager("READY=1\nSTATUS=");
 }
 
 /// `torpor down` where no daemon runs.

@@ -21,6 +21,8 @@ pub(super) fn state(state: State) -> &'static str {
         State::Waking => "waking",
         State::Stopping => "stopping",
         State::Restarting => "restarting",
+        State::Adopting => "adopting",
+        State::NotAnswering => "not answering",
     }
 }
 

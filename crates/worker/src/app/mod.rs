@@ -35,6 +35,7 @@ pub(crate) use files::AppFiles;
 pub(crate) use moving::Exportable;
 pub(crate) use operate::app_number;
 pub(crate) use task::{AppHandle, Order, spawn};
+pub(crate) use view::{explanation_of_unanswered, not_answering, stats_of_unanswered, status_of_unanswered};
 
 use torpor_engine::Attempt;
 use torpor_lifecycle as lifecycle;

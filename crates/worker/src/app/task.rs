@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -13,7 +13,7 @@ use torpor_api::ApiError;
 use torpor_api::view::{AppImage, AppStatus, Explanation, Stats};
 use torpor_api::worker::AppRecord;
 use torpor_engine::{Abort, Memories};
-use torpor_lifecycle::{Action, App, Event, Note, Phase, Refusal, Request, StopReason, Ticket};
+use torpor_lifecycle::{Action, App, Event, Millis, Note, Phase, Refusal, Request, StopReason, Ticket};
 use torpor_sandbox::Sandbox;
 
 use super::history::History;
@@ -74,6 +74,22 @@ pub(crate) struct AppHandle {
     /// Whose fault it was that it could not be started the last time.
     pub(crate) start_failure: Arc<Mutex<Fault>>,
     pub(crate) orders: mpsc::Sender<Order>,
+    pub(crate) busy: Arc<Busy>,
+}
+
+/// Since when a task has been at something, for those who wait for its answer.
+#[derive(Debug, Default)]
+pub(crate) struct Busy(Mutex<Option<Millis>>);
+
+impl Busy {
+    fn set(&self, since: Option<Millis>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    }
+
+    /// Since when; none: it waits for something to do.
+    pub(crate) fn since(&self) -> Option<Millis> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The state of one app's task.
@@ -119,7 +135,8 @@ pub(crate) struct Task {
     outcomes: mpsc::UnboundedSender<Outcome>,
     tickets: HashMap<Ticket, oneshot::Sender<Result<(), Refusal>>>,
     next_ticket: u64,
-    timer: Option<torpor_lifecycle::Millis>,
+    timer: Option<Millis>,
+    busy: Arc<Busy>,
 }
 
 /// What the task was woken by.
@@ -147,6 +164,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         log: log.clone(),
         start_failure: start_failure.clone(),
         orders: orders.clone(),
+        busy: Arc::default(),
     };
     let past = Past::read(&files);
     let app = App::new(super::start::policy(&record.spec), record.pinned, clock::now());
@@ -185,6 +203,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         tickets: HashMap::new(),
         next_ticket: 0,
         timer: None,
+        busy: handle.busy.clone(),
     };
     tokio::spawn(task.run(mailbox, results));
     Ok(handle)
@@ -194,9 +213,13 @@ impl Task {
     async fn run(mut self, mut mailbox: mpsc::Receiver<Order>, mut results: mpsc::UnboundedReceiver<Outcome>) {
         let _unfinished = Unfinished;
         // What is done is in a box: a task that waits, as most do, has no room for it.
+        self.busy.set(Some(clock::now()));
         Box::pin(self.take_over()).await;
         loop {
-            match self.next(&mut mailbox, &mut results).await {
+            self.busy.set(None);
+            let happening = self.next(&mut mailbox, &mut results).await;
+            self.busy.set(Some(clock::now()));
+            match happening {
                 Happening::Order(Some(Order::End(done))) => {
                     // Whoever asked may have gone; the task ends all the same.
                     let _ = done.send(());

@@ -1,12 +1,14 @@
 //! An app as users see it.
 
+use torpor_api::error::{ApiError, ErrorKind};
 use torpor_api::view::{AppStatus, Exit as ExitView, Explanation, State, Stats};
 use torpor_api::worker::Desired;
 use torpor_lifecycle::{Exit, Phase, StopReason};
+use torpor_network::NetworkConfig;
 
 use super::measure;
 use super::sleeping::Sleeping;
-use super::task::Task;
+use super::task::{AppHandle, Task};
 use crate::clock;
 
 fn state(phase: &Phase) -> State {
@@ -45,6 +47,76 @@ fn port(port: &torpor_api::spec::Port) -> String {
         Some(std::net::IpAddr::V6(ip)) => format!("[{ip}]:{}->{}/{protocol}", port.host, port.app),
         Some(ip) => format!("{ip}:{}->{}/{protocol}", port.host, port.app),
         None => format!("{}->{}/{protocol}", port.host, port.app),
+    }
+}
+
+/// Why a question to an app's task had no answer.
+pub(crate) fn not_answering(app: &AppHandle) -> ApiError {
+    let name = &app.record.spec.name;
+    let since = app.busy.since().map_or(0, |since| clock::now().since(since).as_secs());
+    let message = format!("{name} does not answer: a call of the daemon's for it has not returned for {since} s");
+    ApiError::new(ErrorKind::Timeout, message)
+        .with_hint("other apps go on; a restart of the daemon adopts it anew (`systemctl restart torpor`)")
+}
+
+/// An app whose task does not answer.
+pub(crate) fn status_of_unanswered(app: &AppHandle, network: &NetworkConfig) -> AppStatus {
+    let record = &app.record;
+    let addresses = network.addresses(record.index);
+    let addresses = addresses.map(|found| found.ips().map(|ip| ip.to_string()).to_vec()).unwrap_or_default();
+    AppStatus {
+        id: record.id.clone(),
+        name: record.spec.name.clone(),
+        state: State::NotAnswering,
+        since: clock::wall(app.busy.since().unwrap_or_else(clock::now)),
+        pid: None,
+        addresses,
+        ports: record.spec.ports.iter().map(port).collect(),
+        memory_bytes: None,
+        sleeps: 0,
+        last_exit: None,
+        stop_reason: None,
+        restarts: 0,
+        pinned: record.pinned,
+    }
+}
+
+/// The same, explained.
+pub(crate) fn explanation_of_unanswered(app: &AppHandle, network: &NetworkConfig, why: String) -> Explanation {
+    Explanation {
+        status: status_of_unanswered(app, network),
+        why,
+        keeps_awake: Vec::new(),
+        sleeps_at: None,
+        keeps_dozing: Vec::new(),
+        warm_at: None,
+        wakes_at: None,
+        refusals: Vec::new(),
+        lost_by_reboot: Vec::new(),
+        wake_sources: Vec::new(),
+        sleeps: Vec::new(),
+        wakes: Vec::new(),
+    }
+}
+
+/// The same, of numbers: none is known.
+pub(crate) fn stats_of_unanswered(app: &AppHandle) -> Stats {
+    Stats {
+        name: app.record.spec.name.clone(),
+        state: State::NotAnswering,
+        processes: 0,
+        threads: 0,
+        private_bytes: 0,
+        shared_bytes: 0,
+        page_table_bytes: 0,
+        kernel_bytes: None,
+        image_bytes: None,
+        cpu_us: 0,
+        packets: 0,
+        sleeps: 0,
+        warm_sleeps: 0,
+        aborted_sleeps: 0,
+        wakes: 0,
     }
 }
 

@@ -5,6 +5,7 @@
 #![allow(unsafe_code, reason = "this crate exists to hold the workspace's unsafe code")]
 
 pub mod allocator;
+pub mod bpf;
 pub mod bystander;
 pub mod cache;
 mod clone;

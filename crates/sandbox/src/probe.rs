@@ -7,7 +7,7 @@ use rustix::mount::FsOpenFlags;
 use rustix::thread::CapabilitySet;
 use torpor_linux::probe::{Outcome, Probe};
 
-use crate::cgroup::Hierarchies;
+use crate::cgroup::{DeviceGuard, Hierarchies};
 use crate::error::{SandboxError, While};
 use crate::launcher::{Launcher, SETUP_COMMAND};
 use crate::prepare::answer;
@@ -102,5 +102,13 @@ fn cgroups(hierarchies: &Hierarchies) -> Vec<Probe> {
         Some(version) => Probe::new(name, Outcome::Ok, format!("cgroup {version}"), ""),
         None => Probe::new(name, Outcome::Degraded, format!("no `{controller}` controller"), meaning),
     });
-    [freezer].into_iter().chain(limits).collect()
+    let meaning = "apps with `user_namespace = false` that may make device nodes can use every device: use a kernel with \
+                   CONFIG_CGROUP_BPF";
+    let devices = match DeviceGuard::of(hierarchies) {
+        Ok(DeviceGuard::Program) => (Outcome::Ok, "BPF programs at cgroups v2".to_owned()),
+        Ok(DeviceGuard::Legacy) => (Outcome::Ok, "cgroup v1".to_owned()),
+        Err(error) => (Outcome::Degraded, error.to_string()),
+    };
+    let devices = Probe::new("device limits", devices.0, devices.1, meaning);
+    [freezer].into_iter().chain(limits).chain([devices]).collect()
 }

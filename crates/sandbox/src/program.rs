@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, makedev, openat2};
 use rustix::io::Errno;
 use torpor_linux::spawn::{close_on_exec_from, execve, keep_only, reset_signals};
 
@@ -21,6 +21,8 @@ use crate::error::{Doing, SetupError};
 use crate::setup::{exit, fail};
 use crate::spec::Program;
 use crate::terminal::NewTerminal;
+
+const NULL: &str = "/dev/null";
 
 /// A program and how it is confined.
 pub(crate) struct Becoming {
@@ -89,7 +91,9 @@ fn never(report: OwnedFd, error: &SetupError) -> Infallible {
 fn prepare(becoming: &Becoming, stdio: Stdio) -> Result<(), SetupError> {
     rustix::process::setsid().doing(|| "making a session".to_owned())?;
     match stdio {
-        Stdio::Files(files) => take_stdio(&files)?,
+        Stdio::Files([input, output, errors]) => {
+            take_stdio(&[own_null(input)?, own_null(output)?, own_null(errors)?])?;
+        }
         Stdio::Terminal(terminal) => terminal.take()?,
     }
     enter_directory(&becoming.program.cwd)?;
@@ -123,6 +127,31 @@ pub(crate) fn open_inside(path: &Path, flags: OFlags) -> rustix::io::Result<Owne
     let root = rustix::fs::open("/", directory, Mode::empty())?;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     openat2(&root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
+}
+
+/// The app's null device in the place of the machine's, whose owner and mode root inside could change without a user
+/// namespace; any other file as it is.
+fn own_null(file: OwnedFd) -> Result<OwnedFd, SetupError> {
+    let examining = || "examining standard input and output".to_owned();
+    if !is_null_device(&file).doing(examining)? {
+        return Ok(file);
+    }
+    let flags = rustix::fs::fcntl_getfl(&file).doing(examining)? & (OFlags::RWMODE | OFlags::APPEND | OFlags::NONBLOCK);
+    let opening = || format!("opening {NULL}");
+    // What the app has put there instead may be a FIFO.
+    let own = open_inside(Path::new(NULL), flags | OFlags::NONBLOCK | OFlags::NOCTTY).doing(opening)?;
+    if !is_null_device(&own).doing(opening)? {
+        return Err(SetupError::Target { path: NULL.to_owned(), found: "not the null device".to_owned() });
+    }
+    rustix::fs::fcntl_setfl(&own, flags).doing(opening)?;
+    Ok(own)
+}
+
+/// Whether it is the null device, whatever its name.
+pub(crate) fn is_null_device(file: &OwnedFd) -> rustix::io::Result<bool> {
+    let stat = rustix::fs::fstat(file)?;
+    let character = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+    Ok(character && stat.st_rdev == makedev(1, 3))
 }
 
 /// Makes a directory of the app's the working directory.

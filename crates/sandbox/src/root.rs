@@ -67,6 +67,8 @@ const PING_GROUPS: &str = "/proc/sys/net/ipv4/ping_group_range";
 /// What was taken from the machine by descriptor before it went out of sight.
 struct Taken {
     dev: OwnedFd,
+    /// Mounts of the device nodes one by one; none where `dev` itself lets devices work.
+    devices: Vec<(&'static str, OwnedFd)>,
     mask: OwnedFd,
     null: OwnedFd,
     volumes: Vec<(PathBuf, Kind, OwnedFd)>,
@@ -247,10 +249,21 @@ fn take(
         change_mount(&clone, kernel_files()).doing(|| format!("preparing {}", path.display()))?;
         taken_cgroups.push((name.clone(), clone));
     }
+    let dev = staged("dev")?;
+    let mut devices = Vec::new();
+    if ids.is_none() {
+        // Here root inside can make nodes, if it has the capability: only those that are mounted are devices.
+        for (name, ..) in DEVICES {
+            devices.push((name, staged(&format!("dev/{name}"))?));
+        }
+        let change = MountChange { no_devices: true, ..MountChange::default() };
+        change_mount(&dev, change).doing(|| "preparing /dev".to_owned())?;
+    }
     let mask = staged("mask")?;
     change_mount(&mask, kernel_files()).doing(|| "preparing the mask".to_owned())?;
     Ok(Taken {
-        dev: staged("dev")?,
+        dev,
+        devices,
         null: staged("dev/null")?,
         cgroup: staged("cgroup")?,
         mask,
@@ -285,6 +298,10 @@ fn furnish(spec: &SandboxSpec, root: &Root, taken: &Taken, base: u32) -> Result<
     let sys = new_file_system("sysfs", &[], PLAIN | MountAttrFlags::MOUNT_ATTR_RDONLY)?;
     attach(&sys, root.system_directory("sys")?.as_fd(), "/sys")?;
     attach(&taken.dev, root.system_directory("dev")?.as_fd(), "/dev")?;
+    for (name, device) in &taken.devices {
+        let path = format!("/dev/{name}");
+        attach(device, at(&path)?.as_fd(), &path)?;
+    }
 
     let terminals = terminals(base)?;
     own(&terminals, ".", base)?;

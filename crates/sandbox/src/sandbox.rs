@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::process::{PidfdGetfdFlags, WaitId, WaitIdOptions, pidfd_getfd, waitid};
 use serde::{Deserialize, Serialize};
@@ -35,6 +35,7 @@ use crate::error::{SandboxError, While};
 use crate::launcher::Launcher;
 use crate::prepare::{Prepared, prepare};
 use crate::process::{ExitStatus, Identity, ids, open, wait_for_end, wait_for_reaping};
+use crate::program::is_null_device;
 use crate::setup::Empty;
 use crate::spec::{Clocks, IdRange, SandboxSpec};
 use crate::status;
@@ -407,6 +408,27 @@ fn find_initial(record: &SandboxRecord, depth: usize, cgroup: &Cgroup) -> Result
         }
     }
     Ok(None)
+}
+
+impl Sandbox {
+    /// Opens the sandbox's null device to read: what stands for a standard input that nobody has any more.
+    ///
+    /// # Errors
+    /// When the app has put something else in its place.
+    pub fn null_device(&self) -> Result<OwnedFd, SandboxError> {
+        let path = format!("/proc/{}/root", self.record.init.pid);
+        let opening = || format!("opening /dev/null of sandbox {}", self.record.id);
+        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(&path, directory, Mode::empty()).whilst(opening)?;
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let null = rustix::fs::openat2(&root, "/dev/null", flags, Mode::empty(), resolve).whilst(opening)?;
+        rustix::fs::fcntl_setfl(&null, OFlags::empty()).whilst(opening)?;
+        if is_null_device(&null).whilst(opening)? {
+            return Ok(null);
+        }
+        Err(io::Error::from(io::ErrorKind::InvalidInput)).whilst(opening)
+    }
 }
 
 pub(crate) fn open_netns(init: &Identity) -> Result<OwnedFd, SandboxError> {

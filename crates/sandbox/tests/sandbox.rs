@@ -114,6 +114,48 @@ fn the_filter_answers_as_it_should() {
     assert_eq!(app.output(), "allowed\n");
 }
 
+/// Root without a user namespace, with the capabilities that it needs for that, looks for a way to devices.
+#[test]
+fn root_without_a_user_namespace_uses_harmless_devices_only() {
+    let machine = Machine::new();
+    let mut app = machine.app(
+        "exec 2>&1
+         grep -o ' /dev tmpfs [^ ]*' /proc/mounts
+         for name in null zero full random urandom tty; do grep -c \" /dev/$name tmpfs\" /proc/mounts; done | sort -u
+         echo x > /dev/null && head -c 1 /dev/zero | wc -c
+         mknod /dev/again c 1 3 && echo x > /dev/again
+         mount -t tmpfs none /tmp && mknod /tmp/kernel c 1 11 && mknod /tmp/null c 1 3 || echo cannot
+         echo x > /tmp/null && echo usable
+         head -c 1 /tmp/kernel",
+    );
+    app.spec.ids = None;
+    app.spec.security.cap_add = ["MKNOD", "SYS_ADMIN", "SYSLOG"].map(str::to_owned).to_vec();
+    let text = app.run().0;
+    let mut lines = text.lines();
+    let options = lines.next().unwrap();
+    assert!(options.contains("nodev"), "{text}");
+    assert_eq!(lines.next(), Some("1"), "each device is a mount of its own: {text}");
+    assert_eq!(lines.next(), Some("1"), "{text}");
+    assert!(lines.next().unwrap().contains("can't create /dev/again: Permission denied"), "{text}");
+    assert_eq!(lines.next(), Some("usable"), "{text}");
+    assert!(lines.next().unwrap().contains("/tmp/kernel: Operation not permitted"), "{text}");
+}
+
+#[test]
+fn the_null_device_is_the_apps_own() {
+    let machine = Machine::new();
+    for ids in [true, false] {
+        let mut app = machine.app("stat -L -c '%d %i' /proc/self/fd/0 /dev/null; head -c 1 | wc -c");
+        if !ids {
+            app.spec.ids = None;
+        }
+        let text = app.output();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], lines[1], "user namespace {ids}");
+        assert_eq!(lines[2], "0");
+    }
+}
+
 #[test]
 fn kernel_files_are_masked_and_read_only() {
     let machine = Machine::new();

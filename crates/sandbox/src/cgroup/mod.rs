@@ -10,6 +10,7 @@
 //! A crash leaves directories, perhaps with processes in them; [`Cgroup::at`] finds them again, [`Cgroup::kill`] and
 //! [`Cgroup::remove`] clear them.
 
+mod devices;
 mod files;
 mod hierarchies;
 
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use torpor_linux::spawn::send_signal;
 
+pub(crate) use self::devices::DeviceGuard;
 pub(crate) use self::files::make_directory as make_group;
 use self::files::{read, read_number, wait_for_event, write};
 pub use self::hierarchies::Hierarchies;
@@ -45,20 +47,6 @@ const REMOVE_DEADLINE: Duration = Duration::from_secs(10);
 const REMOVE_PAUSE: Duration = Duration::from_millis(1);
 /// Processes and groups that are named where a group cannot be removed.
 const SHOWN_USERS: usize = 5;
-/// What programs may do with devices where a v1 devices hierarchy guards them: make any node, use the harmless ones.
-const DEVICES: [&str; 10] = [
-    "c *:* m",
-    "b *:* m",
-    "c 1:3 rwm",
-    "c 1:5 rwm",
-    "c 1:7 rwm",
-    "c 1:8 rwm",
-    "c 1:9 rwm",
-    "c 5:0 rwm",
-    "c 5:2 rwm",
-    "c 136:* rwm",
-];
-
 /// The groups of one app.
 #[derive(Clone, Debug)]
 pub struct Cgroup {
@@ -71,7 +59,8 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes the groups (or takes those that still have processes as they are) and sets the limits. `devices` guards device nodes where v1 can.
+    /// Makes the groups (or takes those that still have processes as they are) and sets the limits. `devices` limits
+    /// device nodes to the harmless ones ([`devices`]).
     /// Limits that this machine cannot enforce come back beside the groups.
     ///
     /// # Errors
@@ -89,10 +78,10 @@ impl Cgroup {
         wanted.extend(limits.memory_bytes.map(|_| "memory"));
         wanted.extend(limits.cpu_us_per_second.map(|_| "cpu"));
         wanted.extend(limits.processes.map(|_| "pids"));
-        let unenforced = hierarchies.make_parent(parent, &wanted)?;
-        let guards_devices = devices && hierarchies.legacy_with("devices").is_some();
-        if guards_devices {
-            wanted.push("devices");
+        let mut unenforced = hierarchies.make_parent(parent, &wanted)?;
+        let guard = if devices { Some(DeviceGuard::of(hierarchies)) } else { None };
+        if let Some(Ok(DeviceGuard::Legacy)) = guard {
+            wanted.push(devices::CONTROLLER);
         }
         let cgroup = Self::place(hierarchies, parent, id, |controllers| {
             wanted.iter().any(|&controller| controllers.contains(controller))
@@ -101,8 +90,10 @@ impl Cgroup {
             files::renew_directory(path)?;
         }
         cgroup.limit(limits)?;
-        if guards_devices {
-            cgroup.guard_devices()?;
+        match guard {
+            Some(Ok(guard)) => guard.put(&cgroup)?,
+            Some(Err(nobody)) => unenforced.push(nobody),
+            None => {}
         }
         Ok((cgroup, unenforced))
     }
@@ -215,12 +206,6 @@ impl Cgroup {
     fn limit_core(&self, file: &str, text: &str) -> Result<(), CgroupError> {
         let path = self.core.join(file);
         if path.exists() { write(&path, text) } else { Ok(()) }
-    }
-
-    fn guard_devices(&self) -> Result<(), CgroupError> {
-        let Some(group) = self.legacy("devices") else { return Ok(()) };
-        write(&group.join("devices.deny"), "a")?;
-        DEVICES.iter().try_for_each(|rule| write(&group.join("devices.allow"), rule))
     }
 
     /// Asks the kernel to freeze every process and thread; does not wait.
@@ -469,14 +454,18 @@ mod tests {
         (root, hierarchies)
     }
 
-    const LIMITS: Limits =
-        Limits { memory_bytes: Some(64 << 20), cpu_us_per_second: Some(500_000), processes: Some(20) };
+    const LIMITS: Limits = Limits {
+        memory_bytes: Some(64 << 20),
+        cpu_us_per_second: Some(500_000),
+        processes: Some(20),
+        open_files: None,
+    };
 
     #[test]
     fn limits_of_version_2() {
         let files = ["memory.max", "memory.swap.max", "cpu.max", "pids.max"];
         let (root, hierarchies) = machine("cpuset cpu io memory pids", &files);
-        let (cgroup, missing) = Cgroup::create(&hierarchies, "torpor", "app", &LIMITS, true).unwrap();
+        let (cgroup, missing) = Cgroup::create(&hierarchies, "torpor", "app", &LIMITS, false).unwrap();
         assert!(missing.is_empty(), "{missing:?}");
         let content = |name: &str| fs::read_to_string(root.path().join(name)).unwrap();
         assert_eq!(content("torpor/app/memory.max"), "67108864");

@@ -146,7 +146,8 @@ async fn take_up(
         let sandbox = prepared.start()?;
         let home = home(&sandbox).map_err(|error| StartError::Files(files.run.clone(), error))?;
         let mut reopened = stored.reopen(&home).map_err(|error| StartError::Stored(Box::new(error)))?;
-        let standard = stored.standard().into_iter().zip(output_stdio);
+        let [_, output_end, error_end] = output_stdio;
+        let standard = stored.standard().into_iter().zip([sandbox.null_device()?, output_end, error_end]);
         let standard = standard.filter_map(|(place, fd)| Some((place?, fd)));
         let outside: Vec<(u32, OwnedFd)> = standard.collect();
         let all = reopened.files.iter().map(|(place, fd)| (*place, fd.as_fd()));

@@ -185,7 +185,8 @@ impl Making<'_> {
 fn there(directory: &OwnedFd, name: &[u8]) -> rustix::io::Result<Option<(OwnedFd, Stat)>> {
     match below(directory, name, PLACE) {
         Ok(file) => fstat(&file).map(|stat| Some((file, stat))),
-        Err(Errno::NOENT) => Ok(None),
+        // The home may have mounted a device there.
+        Err(Errno::NOENT | Errno::XDEV) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -180,6 +180,9 @@ pub struct Limits {
     pub cpus: Option<f64>,
     /// Processes and threads; 0 is not allowed.
     pub processes: Option<u32>,
+    /// Files that each of its processes may have open: soft and hard limit (`RLIMIT_NOFILE`). Absent: 1,024, which a process may
+    /// raise to 524,288 by itself.
+    pub open_files: Option<u32>,
 }
 
 /// What to do when the initial process ends.

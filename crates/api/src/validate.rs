@@ -43,6 +43,8 @@ pub const LEAST_TMPFS_BYTES: u64 = 4096;
 pub const CPUS: std::ops::RangeInclusive<f64> = 0.01..=4096.0;
 /// Process limits.
 pub const PROCESSES: std::ops::RangeInclusive<u32> = 1..=4_194_304;
+/// Limits of open files: what a program needs to start, and the kernel's default for `fs.nr_open`.
+pub const OPEN_FILES: std::ops::RangeInclusive<u32> = 16..=1_048_576;
 /// Least idle time.
 pub const LEAST_IDLE: Span = Span(Duration::from_millis(100));
 /// Longest time in an idle policy.
@@ -410,6 +412,12 @@ fn limits(limits: &Limits, problems: &mut Problems) {
     {
         let (least, most) = (PROCESSES.start(), PROCESSES.end());
         problems.add("limits.processes", format_args!("{processes} is not between {least} and {most}"));
+    }
+    if let Some(files) = limits.open_files
+        && !OPEN_FILES.contains(&files)
+    {
+        let (least, most) = (OPEN_FILES.start(), OPEN_FILES.end());
+        problems.add("limits.open_files", format_args!("{files} is not between {least} and {most}"));
     }
 }
 

@@ -48,6 +48,7 @@ path = "/run"
 memory = "256M"
 cpus = 0.5
 processes = 100
+open_files = 4096
 
 [idle]
 after = "1m30s"
@@ -227,6 +228,7 @@ fn every_problem_is_named() {
     spec.limits.cpus = Some(f64::NAN);
     spec.limits.memory = Some(Bytes(1));
     spec.limits.processes = Some(0);
+    spec.limits.open_files = Some(15);
     spec.idle.cpu_percent = 101.0;
     spec.idle.after = Span::from_secs(0);
     spec.idle.warm_after = Patience::After(Span::from_secs(400 * 24 * 3600));
@@ -246,6 +248,7 @@ fn every_problem_is_named() {
         "limits.cpus",
         "limits.memory",
         "limits.processes",
+        "limits.open_files",
         "idle.cpu_percent",
         "idle.after",
         "idle.warm_after",

@@ -20,9 +20,9 @@ use rustix::thread::{
 use serde::{Deserialize, Serialize};
 
 use crate::capabilities::Capabilities;
-use crate::error::{Doing, SetupError};
+use crate::error::{Doing, SandboxError, SetupError};
 use crate::seccomp::default_filter;
-use crate::spec::User;
+use crate::spec::{SandboxSpec, User};
 
 /// Open files of a program: the soft limit that programs with `select` survive, the hard one that servers raise it to.
 const OPEN_FILES: (u64, u64) = (1024, 524_288);
@@ -38,6 +38,34 @@ pub(crate) struct Confinement {
     pub(crate) seccomp: bool,
     /// Set-user-id programs gain nothing.
     pub(crate) no_new_privs: bool,
+    /// Most open files, soft and hard; none: [`OPEN_FILES`].
+    #[serde(default)]
+    pub(crate) open_files: Option<u32>,
+}
+
+impl Confinement {
+    /// That of a sandbox's programs.
+    pub(crate) fn of(spec: &SandboxSpec) -> Result<Self, SandboxError> {
+        Ok(Self {
+            capabilities: Capabilities::resolve(&spec.security)?,
+            seccomp: spec.security.seccomp,
+            no_new_privs: spec.security.no_new_privs,
+            open_files: spec.limits.open_files,
+        })
+    }
+
+    /// Gives the calling process the hard limit that [`confine`] is to set: for the machine's root, because no other may raise
+    /// it.
+    pub(crate) fn allow_files(&self) -> Result<(), SetupError> {
+        let Some(files) = self.open_files.map(u64::from) else { return Ok(()) };
+        let now = getrlimit(Resource::Nofile);
+        if now.maximum.is_none_or(|hard| hard >= files) {
+            return Ok(());
+        }
+        setrlimit(Resource::Nofile, Rlimit { maximum: Some(files), ..now }).doing(|| {
+            format!("raising the limit of open files to {files} (it needs CAP_SYS_RESOURCE and a `fs.nr_open` as high)")
+        })
+    }
 }
 
 /// Nobody may look into this process from now on.
@@ -47,7 +75,7 @@ pub(crate) fn hide_memory() -> Result<(), SetupError> {
 
 /// Cuts the calling process down to `confinement` and makes it `user`.
 pub(crate) fn confine(confinement: &Confinement, user: &User) -> Result<(), SetupError> {
-    limit_files()?;
+    limit_files(confinement.open_files)?;
     drop_bounding(confinement.capabilities.set())?;
     if confinement.no_new_privs {
         set_no_new_privs(true).doing(|| "setting no_new_privs".to_owned())?;
@@ -94,10 +122,11 @@ fn drop_bounding(keep: CapabilitySet) -> Result<(), SetupError> {
 }
 
 /// Sets the limit of open files, as far as this process may: without CAP_SYS_RESOURCE it cannot be raised.
-fn limit_files() -> Result<(), SetupError> {
+fn limit_files(files: Option<u32>) -> Result<(), SetupError> {
     let now = getrlimit(Resource::Nofile);
-    let hard = now.maximum.map_or(OPEN_FILES.1, |hard| hard.min(OPEN_FILES.1));
-    let limit = Rlimit { current: Some(OPEN_FILES.0.min(hard)), maximum: Some(hard) };
+    let (soft, hard) = files.map_or(OPEN_FILES, |files| (files.into(), files.into()));
+    let hard = now.maximum.map_or(hard, |now| now.min(hard));
+    let limit = Rlimit { current: Some(soft.min(hard)), maximum: Some(hard) };
     setrlimit(Resource::Nofile, limit).doing(|| format!("limiting open files to {hard}"))?;
     let no_core = Rlimit { current: Some(0), maximum: getrlimit(Resource::Core).maximum };
     setrlimit(Resource::Core, no_core).doing(|| "limiting core files to 0".to_owned())

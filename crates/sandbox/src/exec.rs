@@ -219,6 +219,7 @@ fn run(channel: &Channel) -> Result<(), SetupError> {
         }
     };
     std::fs::write("/proc/self/oom_score_adj", "0").doing(|| "setting oom_score_adj".to_owned())?;
+    order.confinement.allow_files()?;
     Entrances::open(&order.support_files)?.enter()?;
     let group = open_group(&order.core)?;
     move_into_thread_name_spaces(init.as_fd(), ThreadNameSpaceType::PROCESS_ID)

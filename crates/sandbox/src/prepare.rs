@@ -7,7 +7,6 @@ use std::process::Child;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::capabilities::Capabilities;
 use crate::cgroup::{Cgroup, Hierarchies};
 use crate::channel::{Channel, to_file};
 use crate::confine::Confinement;
@@ -239,11 +238,7 @@ fn take_ready(
         initial: initial.as_ref().map(|initial| identify(initial.pid)).transpose()?,
         initial_inside,
         clocks: empty.and_then(|empty| empty.clocks),
-        confinement: Confinement {
-            capabilities: Capabilities::resolve(&spec.security)?,
-            seccomp: spec.security.seccomp,
-            no_new_privs: spec.security.no_new_privs,
-        },
+        confinement: Confinement::of(spec)?,
     };
     Ok((record, init, initial))
 }

@@ -35,7 +35,6 @@ use serde::{Deserialize, Serialize};
 use torpor_linux::spawn::{ChildOf, Forked, close_on_exec_from, fork, fork_into, unshare};
 
 use crate::build::{Site, build, namespace_of};
-use crate::capabilities::Capabilities;
 use crate::channel::{Channel, from_file};
 use crate::confine::{Confinement, hide_memory};
 use crate::error::{Doing, SetupError};
@@ -172,10 +171,12 @@ pub(crate) fn outcome(reader: OwnedFd) -> Result<(), SetupError> {
     }))
 }
 
-/// What a process of its own does at the very start: no memory to look at, no descriptor to leak.
+/// What a process of its own does at the very start: no memory to look at, no descriptor to leak, no session keyring of the
+/// worker's. That of the programs is made here, by the machine's root, whose quota of keys is the largest.
 pub(crate) fn begin_process() -> Result<Channel, SetupError> {
     hide_memory()?;
     close_on_exec_from(3).doing(|| "closing inherited descriptors".to_owned())?;
+    torpor_linux::keyring::join_new_session().doing(|| "making a session keyring".to_owned())?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     Channel::from_standard_input().doing(|| "taking the channel to the worker".to_owned())
 }
@@ -216,10 +217,8 @@ fn set_up(channel: &Channel) -> Result<(), SetupError> {
     // The daemon may be protected from the kernel's killer; its apps are not.
     std::fs::write("/proc/self/oom_score_adj", "0").doing(|| "setting oom_score_adj".to_owned())?;
 
-    let capabilities =
-        Capabilities::resolve(&spec.security).map_err(|error| SetupError::Protocol { what: error.to_string() })?;
-    let confinement =
-        Confinement { capabilities, seccomp: spec.security.seccomp, no_new_privs: spec.security.no_new_privs };
+    let confinement = Confinement::of(&spec).map_err(|error| SetupError::Protocol { what: error.to_string() })?;
+    confinement.allow_files()?;
     let (core, support) = (open_group(&begin.core)?, open_group(&begin.support)?);
     let plan = first::Plan { spec: &spec, begin: &begin, files: &files, core: &core, confinement };
     let (link, theirs) = Channel::pair().doing(|| "making a socket pair".to_owned())?;

@@ -87,7 +87,7 @@ pub struct TmpfsMount {
     pub size_bytes: u64,
 }
 
-/// Limits of all processes together; absent: none.
+/// Limits, of all processes together where nothing else is said; absent: none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Memory and swap, in bytes.
@@ -96,6 +96,8 @@ pub struct Limits {
     pub cpu_us_per_second: Option<u64>,
     /// Processes and threads, init not counted.
     pub processes: Option<u32>,
+    /// Open files of each process: soft and hard limit. Absent: 1,024, which it may raise to 524,288.
+    pub open_files: Option<u32>,
 }
 
 /// What the processes may do to the kernel.
@@ -221,6 +223,7 @@ impl Limits {
             Self { memory_bytes: Some(value), .. } if value < 1 << 20 => wrong("memory (at least 1 MiB)", value),
             Self { cpu_us_per_second: Some(value), .. } if value < 10_000 => wrong("CPU (at least 0.01)", value),
             Self { processes: Some(0), .. } => wrong("processes (at least 1)", 0),
+            Self { open_files: Some(value @ 0..16), .. } => wrong("open files (at least 16)", value.into()),
             _ => Ok(()),
         }
     }

@@ -68,3 +68,69 @@ fn exec_with_a_terminal() {
     assert_eq!(child.wait().unwrap(), ExitStatus::Exited(4));
     running.sandbox.destroy().unwrap();
 }
+
+/// The number of the session keyring: `keyctl(KEYCTL_GET_KEYRING_ID, KEY_SPEC_SESSION_KEYRING, 0)`.
+const KEYRING: &str = "perl -e 'print syscall(250, 0, -3, 0), qq(\\n)'";
+
+#[test]
+fn nobody_shares_the_session_keyring_of_the_worker() {
+    let machine = Machine::new();
+    // This test's thread is the worker.
+    torpor_linux::keyring::join_new_session().unwrap();
+    let Some(own) = torpor_linux::keyring::session() else { torpor_testkit::skip!("this kernel has no keyrings") };
+    for ids in [true, false] {
+        let mut seen = vec![own];
+        for _ in 0..2 {
+            let mut app = machine.app(&format!("{KEYRING}; exec sleep 1000"));
+            app.spec.security.seccomp = false;
+            if !ids {
+                app.spec.ids = None;
+            }
+            let mut running = app.start().unwrap();
+            let first = running.line();
+            let (mut output, theirs) = pipe();
+            let io = ExecIo::Files([null(), theirs.try_clone().unwrap(), theirs]);
+            let child = exec(&machine.launcher, &running.sandbox, &program(KEYRING), io).unwrap();
+            let mut text = String::new();
+            output.read_to_string(&mut text).unwrap();
+            child.wait().unwrap();
+            for serial in [first, text] {
+                let serial: i32 = serial.trim().parse().unwrap();
+                assert!(serial > 0 && !seen.contains(&serial), "user namespace {ids}: {serial} is one of {seen:?}");
+                seen.push(serial);
+            }
+            running.sandbox.destroy().unwrap();
+        }
+    }
+}
+
+#[test]
+fn open_files_are_limited() {
+    let machine = Machine::new();
+    const LIMITS: &str = "echo $(ulimit -Sn) $(ulimit -Hn)";
+    let below = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(1 << 20) / 2;
+    let raised = 1_000_000;
+    for (open_files, expected) in [
+        (None, None),
+        (Some(100), Some("100 100".to_owned())),
+        (Some(below as u32), Some(format!("{below} {below}"))),
+        (Some(raised), Some(format!("{raised} {raised}"))),
+    ] {
+        let mut app = machine.app(&format!("{LIMITS}; exec sleep 1000"));
+        app.spec.limits.open_files = open_files;
+        let mut running = app.start().unwrap();
+        let started = running.line();
+        let (mut output, theirs) = pipe();
+        let io = ExecIo::Files([null(), theirs.try_clone().unwrap(), theirs]);
+        let child = exec(&machine.launcher, &running.sandbox, &program(LIMITS), io).unwrap();
+        let mut text = String::new();
+        output.read_to_string(&mut text).unwrap();
+        child.wait().unwrap();
+        assert_eq!(started, text);
+        match expected {
+            Some(expected) => assert_eq!(started.trim(), expected),
+            None => assert!(started.starts_with("1024 "), "{started}"),
+        }
+        running.sandbox.destroy().unwrap();
+    }
+}

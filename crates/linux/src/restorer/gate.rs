@@ -14,6 +14,7 @@ use rustix::thread::CpuSet;
 
 use super::launch::{Failed, close_all_but, execute, forget_ours, leave, step};
 use super::raw::call;
+use crate::keyring;
 use crate::socket::message::{MAX_FILES, Sent, send};
 
 /// What it needs, and where it says what failed. It shares our memory.
@@ -90,6 +91,7 @@ fn pass(gate: u64) -> Result<Infallible, Failed> {
         }
     }
     forget_ours()?;
+    leave_session_keyring()?;
     let [first, count] = receive()?;
     let (first, count) = (first as u64, count as u64);
     // They have the numbers from 1 on, and `first` is no less: each place is free, or what was there has moved already.
@@ -103,6 +105,16 @@ fn pass(gate: u64) -> Result<Infallible, Failed> {
     let seed = first + count - 1;
     close_all_but(first, seed)?;
     execute(seed)
+}
+
+/// Gets a session keyring of its own, empty, which all that comes from it share: what it has is ours.
+fn leave_session_keyring() -> Result<(), Failed> {
+    // SAFETY: takes numbers and no name; changes this process's credentials only, which it shares with nobody.
+    let answer = unsafe { call(libc::SYS_keyctl, [keyring::JOIN_SESSION_KEYRING as u64, 0, 0, 0, 0, 0]) };
+    if answer >= 0 || keyring::is_without(-answer as i32) {
+        return Ok(());
+    }
+    Err(Failed { step: "keyctl(KEYCTL_JOIN_SESSION_KEYRING)", error: -answer as i32 })
 }
 
 /// Takes messages until all descriptors are there.

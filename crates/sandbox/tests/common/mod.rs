@@ -65,14 +65,24 @@ impl Running<'_> {
 
     /// Reads until it has written this line.
     pub fn expect_line(&mut self, line: &str) {
+        self.read_until(&format!("{line}\n"));
+    }
+
+    /// Reads until it has written a line.
+    pub fn line(&mut self) -> String {
+        self.read_until("\n")
+    }
+
+    fn read_until(&mut self, end: &str) -> String {
         let (mut text, mut byte) = (String::new(), [0]);
-        while !text.ends_with(&format!("{line}\n")) {
+        while !text.ends_with(end) {
             let timeout = rustix::event::Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
             let wait = &mut [rustix::event::PollFd::new(&self.output, rustix::event::PollFlags::IN)];
-            assert_eq!(rustix::event::poll(wait, Some(&timeout)).unwrap(), 1, "no `{line}` in time: {text}");
-            assert_eq!(self.output.read(&mut byte).unwrap(), 1, "ended before `{line}`: {text}");
+            assert_eq!(rustix::event::poll(wait, Some(&timeout)).unwrap(), 1, "no {end:?} in time: {text}");
+            assert_eq!(self.output.read(&mut byte).unwrap(), 1, "ended before {end:?}: {text}");
             text.push(byte[0].into());
         }
+        text
     }
 }
 

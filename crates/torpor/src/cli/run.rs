@@ -74,6 +74,9 @@ pub(crate) struct RunArgs {
     /// Most processes and threads
     #[arg(long, value_name = "COUNT")]
     pub(crate) processes: Option<u32>,
+    /// Most open files of each process [default: 1024, which it may raise to 524288]
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) open_files: Option<u32>,
     /// What to do when the initial process ends
     #[arg(long)]
     pub(crate) restart: Option<RestartArg>,

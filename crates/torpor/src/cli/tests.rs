@@ -20,7 +20,7 @@ fn reads_the_lines_of_the_manual() {
         "torpor doctor --json",
         "torpor run --name web -p 8080:80 app.tar -- /usr/sbin/lighttpd -D -f /etc/lighttpd/lighttpd.conf",
         "torpor run -f app.toml",
-        "torpor run --oci-layout dir --memory 64M --cpus 0.5 --restart always --idle-after 30s --wake-on data",
+        "torpor run --oci-layout dir --memory 64M --cpus 0.5 --open-files 99 --restart always --idle-after 30s --wake-on data",
         "torpor run app.tar -v /a:/b:ro --tmpfs /run:1M -p [::1]:53:53/udp --ignore 10.0.0.0/8 --cap-drop ALL",
         "torpor ps --json",
         "torpor ps -o name,state,addresses",

@@ -124,12 +124,13 @@ fn lay_over(
             layer.set(&name, Some(value))?;
         }
     }
-    let (memory, cpus, processes) = (args.memory, args.cpus, args.processes);
-    if memory.is_some() || cpus.is_some() || processes.is_some() {
+    let (memory, cpus, processes, open_files) = (args.memory, args.cpus, args.processes, args.open_files);
+    if memory.is_some() || cpus.is_some() || processes.is_some() || open_files.is_some() {
         let mut limits = top.table("limits")?;
         limits.set("memory", memory)?;
         limits.set("cpus", cpus)?;
         limits.set("processes", processes)?;
+        limits.set("open_files", open_files)?;
     }
     let mut idle = top.table("idle")?;
     idle.set("after", args.idle_after)?;

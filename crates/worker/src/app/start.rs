@@ -381,6 +381,7 @@ pub(super) fn sandbox_spec(record: &AppRecord, files: &AppFiles, shared: &Shared
             memory_bytes: spec.limits.memory.map(|limit| limit.0),
             cpu_us_per_second: spec.limits.cpus.map(|cpus| (cpus * 1e6) as u64),
             processes: spec.limits.processes,
+            open_files: spec.limits.open_files,
         },
         security: Security {
             cap_add: spec.security.cap_add.clone(),

@@ -24,7 +24,12 @@ impl Hub {
     async fn status(&self, row: &Row) -> AppStatus {
         if self.adopting.contains(&row.record.id) {
             let nothing = ApiError::new(ErrorKind::Timeout, "not adopted yet");
-            return AppStatus { state: State::Adopting, last_exit: None, stop_reason: None, ..self.unknown(row, nothing) };
+            return AppStatus {
+                state: State::Adopting,
+                last_exit: None,
+                stop_reason: None,
+                ..self.unknown(row, nothing)
+            };
         }
         match self.worker.status(&row.record.id).await {
             Ok(status) => status,

@@ -17,6 +17,12 @@ pub const KEYS: usize = 1 << 16;
 /// Descriptors beside one key.
 pub const FDS_PER_KEY: usize = 1 << 14;
 
+/// The part of the keeper's open-file limit that the entries of one app may take: one in so many.
+pub const APP_SHARE: usize = 8;
+
+/// A put of at most so many descriptors is never refused for the app's share: what wakes an app, and its output.
+pub const SMALL_PUT: usize = 4;
+
 /// Descriptors in one packet: the kernel carries at most 253 (`SCM_MAX_FD`, unix(7)).
 pub const FDS_PER_PACKET: usize = 253;
 
@@ -31,6 +37,9 @@ pub const LISTED_PER_PACKET: usize = 256;
 
 /// How long a client waits for one reply.
 pub const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Pause after a connection could not be accepted for want of descriptors or memory.
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long a starter waits until the new keeper is ready.
 pub const START_TIMEOUT: Duration = Duration::from_secs(10);

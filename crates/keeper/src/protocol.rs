@@ -152,6 +152,19 @@ pub enum Refusal {
         /// The client's user id.
         uid: u32,
     },
+    /// One app would hold more than its share. Last: older clients do not know it.
+    #[error(
+        "the app would park {asked} descriptors beside {held}; its share is {limit}, so that others find room \
+         (raise the hard limit of open files of the daemon)"
+    )]
+    Share {
+        /// Held by the app's other entries.
+        held: u64,
+        /// Asked for.
+        asked: u64,
+        /// Its share.
+        limit: u64,
+    },
 }
 
 /// Why bytes are not a packet.

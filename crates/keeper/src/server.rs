@@ -3,16 +3,21 @@
 //! It polls the listening socket and its clients, nothing that it holds. A client is read one packet at a time; each
 //! packet gets one reply, sent without waiting. A client whose reply does not fit its socket, or that breaks the
 //! protocol's framing, is disconnected.
+//!
+//! Nothing that happens to one connection ends the keeper. Where one cannot be accepted for want of descriptors or memory,
+//! the listening socket is left alone for [`ACCEPT_PAUSE`]: it would be readable all the time.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
+use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::process::Uid;
 
 use crate::error::Error;
-use crate::limits::{CLIENTS, FDS_PER_PACKET, LISTED_PER_PACKET, PACKET_BYTES};
+use crate::limits::{ACCEPT_PAUSE, CLIENTS, FDS_PER_PACKET, LISTED_PER_PACKET, PACKET_BYTES};
 use crate::packet;
 use crate::protocol::{DecodeError, Entry, Info, Refusal, Reply, Request, decode_request, encode};
 use crate::store::Store;
@@ -44,6 +49,8 @@ enum Next {
 pub(crate) struct Server {
     listener: OwnedFd,
     epoll: OwnedFd,
+    /// Until then nobody is accepted.
+    paused: Option<Instant>,
     connections: Vec<Option<Connection>>,
     store: Store<OwnedFd>,
     packet: Box<[u8]>,
@@ -63,6 +70,7 @@ impl Server {
         Ok(Self {
             listener,
             epoll,
+            paused: None,
             connections: Vec::new(),
             store: Store::new(fds_limit),
             packet: vec![0; PACKET_BYTES].into_boxed_slice(),
@@ -74,7 +82,8 @@ impl Server {
     pub(crate) fn serve(&mut self) -> Result<OwnedFd, Error> {
         loop {
             let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 16];
-            let count = match epoll::wait(&self.epoll, &mut events, None) {
+            let pause = self.resume()?;
+            let count = match epoll::wait(&self.epoll, &mut events, pause.as_ref()) {
                 Ok(count) => count,
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(kernel("wait for clients")(errno)),
@@ -90,32 +99,68 @@ impl Server {
         }
     }
 
+    /// Polls the listening socket again once the pause is over; what is left of it.
+    fn resume(&mut self) -> Result<Option<Timespec>, Error> {
+        let Some(until) = self.paused else { return Ok(None) };
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), EventFlags::IN)
+                .map_err(kernel("poll the listening socket"))?;
+            self.paused = None;
+            return Ok(None);
+        }
+        // Shorter than any bound of the type.
+        Ok(Timespec::try_from(left).ok())
+    }
+
     fn accept(&mut self) -> Result<(), Error> {
         let socket = match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => socket,
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
-            Err(errno) => return Err(kernel("accept a client")(errno)),
-        };
-        let peer = rustix::net::sockopt::socket_peercred(&socket).map_err(kernel("ask who the client is"))?;
-        if peer.uid != Uid::ROOT && peer.uid != rustix::process::geteuid() {
-            tracing::warn!(uid = peer.uid.as_raw(), "refused a client of another user");
-            self.refuse(&socket, Refusal::User { uid: peer.uid.as_raw() });
-            return Ok(());
-        }
-        let slot = match self.connections.iter().position(Option::is_none) {
-            Some(slot) => slot,
-            None if self.connections.len() < CLIENTS => {
-                self.connections.push(None);
-                self.connections.len() - 1
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            // Of the connection, not of the listening socket: accept(2) lists what it may be.
+            Err(errno @ (Errno::CONNABORTED | Errno::PROTO | Errno::PERM)) => {
+                tracing::debug!(%errno, "a client left before it was accepted");
+                return Ok(());
             }
-            None => {
-                self.refuse(&socket, Refusal::Clients);
+            Err(errno) => {
+                tracing::warn!(%errno, "a client cannot be accepted now");
+                epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), EventFlags::empty())
+                    .map_err(kernel("leave the listening socket alone"))?;
+                self.paused = Some(Instant::now() + ACCEPT_PAUSE);
                 return Ok(());
             }
         };
-        epoll::add(&self.epoll, &socket, EventData::new_u64(slot as u64), EventFlags::IN)
-            .map_err(kernel("poll a client"))?;
-        self.connections[slot] = Some(Connection { socket, staged: None });
+        if let Err(refusal) = self.admit(socket) {
+            tracing::warn!(%refusal, "a client is disconnected");
+        }
+        Ok(())
+    }
+
+    /// Takes a client in, or tells it why not.
+    fn admit(&mut self, socket: OwnedFd) -> Result<(), Refusal> {
+        let user = match rustix::net::sockopt::socket_peercred(&socket) {
+            Ok(peer) if peer.uid == Uid::ROOT || peer.uid == rustix::process::geteuid() => None,
+            Ok(peer) => Some(peer.uid.as_raw()),
+            // Whoever cannot be asked is nobody.
+            Err(_) => Some(u32::MAX),
+        };
+        let slot = self.connections.iter().position(Option::is_none).unwrap_or(self.connections.len());
+        let refusal = match user {
+            Some(uid) => Some(Refusal::User { uid }),
+            None if slot >= CLIENTS => Some(Refusal::Clients),
+            None => epoll::add(&self.epoll, &socket, EventData::new_u64(slot as u64), EventFlags::IN)
+                .err()
+                .map(|_| Refusal::Clients),
+        };
+        if let Some(refusal) = refusal {
+            self.refuse(&socket, refusal.clone());
+            return Err(refusal);
+        }
+        let connection = Some(Connection { socket, staged: None });
+        match self.connections.get_mut(slot) {
+            Some(free) => *free = connection,
+            None => self.connections.push(connection),
+        }
         Ok(())
     }
 

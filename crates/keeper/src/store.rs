@@ -1,12 +1,15 @@
 //! What the keeper holds: a table with bounds. Pure: `D` is a descriptor, or in tests anything.
 //!
+//! Keys that agree up to their second `/` belong together: `app/7/files` and `app/7/watch` are one app's, which has a share
+//! of the descriptors.
+//!
 //! Invariants: `fds` and `blob_bytes` are the sums over all entries; no bound of [`crate::limits`] is exceeded;
 //! a refused change leaves the table as it was. Every entry has a stamp of its own, never used again.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use crate::limits::{ALL_BLOBS_BYTES, BLOB_BYTES, FDS_PER_KEY, KEYS};
+use crate::limits::{ALL_BLOBS_BYTES, APP_SHARE, BLOB_BYTES, FDS_PER_KEY, KEYS, SMALL_PUT};
 use crate::protocol::{Refusal, check_key};
 
 /// One key's blob and descriptors.
@@ -67,6 +70,10 @@ impl<D> Store<D> {
                 limit: self.fds_limit as u64,
             });
         }
+        let (held, limit) = (self.held_beside(key), self.fds_limit / APP_SHARE);
+        if fds > SMALL_PUT && held + fds > limit {
+            return Err(Refusal::Share { held: held as u64, asked: fds as u64, limit: limit as u64 });
+        }
         if self.blob_bytes + blob_bytes > ALL_BLOBS_BYTES {
             return Err(Refusal::Blobs { held: self.blob_bytes as u64, asked: blob_bytes as u64 });
         }
@@ -74,6 +81,12 @@ impl<D> Store<D> {
             return Err(Refusal::Keys);
         }
         Ok(())
+    }
+
+    /// Descriptors of the other entries of the app that `key` belongs to.
+    fn held_beside(&self, key: &str) -> usize {
+        let group = key.match_indices('/').nth(1).map_or(key, |(at, _)| &key[..=at]);
+        self.range(group, None).filter(|(other, _)| *other != key).map(|(_, held)| held.fds.len()).sum()
     }
 
     /// Puts an entry; gives back the one it replaces, for the caller to close.
@@ -209,6 +222,14 @@ mod tests {
         let count = FDS_PER_KEY as u64 + 1;
         assert_eq!(store.put("a", Box::default(), many).err(), Some(Refusal::FdsPerKey { count }));
         assert!(matches!(store.check("a", 0, 2, FDS_PER_KEY * 2 - 2), Err(Refusal::Fds { .. })));
+        let share = FDS_PER_KEY * 2 / APP_SHARE;
+        store.put("app/7/files", Box::default(), vec![1; share - 2]).expect("within its share");
+        let refusal = Refusal::Share { held: share as u64 - 2, asked: 5, limit: share as u64 };
+        assert_eq!(store.put("app/7/more", Box::default(), vec![1; 5]).err(), Some(refusal));
+        store.put("app/7/watch", Box::default(), vec![1; SMALL_PUT]).expect("what wakes it always fits");
+        store.put("app/8/files", Box::default(), vec![1; share]).expect("another app has its own");
+        store.put("app/8/files", Box::default(), vec![1; share]).expect("in the place of the old one");
+        store.remove_prefix("app/");
         for n in 0..(ALL_BLOBS_BYTES / BLOB_BYTES - 1) {
             store.put(&format!("blob{n}"), vec![0; BLOB_BYTES].into(), vec![]).expect("fits");
         }

@@ -478,3 +478,43 @@ fn threads_take_turns_on_one_client() {
     });
     assert_eq!(keeper.client().ping().unwrap().fds, 4);
 }
+
+/// How often a process has waited for something.
+fn waits(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+fn set_open_files(pid: u32, soft: u64) {
+    let pid = pid.to_string();
+    let status = Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={soft}:")]).status().unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn a_client_that_cannot_be_accepted_waits_and_harms_nobody() {
+    let keeper = Keeper::start();
+    let pid = keeper.client().ping().unwrap().pid;
+    let highest = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(1 << 20);
+    // Its standard streams are open: no descriptor is free.
+    set_open_files(pid, 3);
+    let path = keeper.path();
+    let second = std::thread::spawn(move || Client::connect_with_timeout(&path, Duration::from_secs(60)).unwrap());
+    let listens = || fs::read_to_string("/proc/net/unix").unwrap().matches(keeper.path().to_str().unwrap()).count();
+    // The listener, the first client's end, and that of the second, which is not accepted yet.
+    while listens() < 3 {
+        std::thread::yield_now();
+    }
+    // It tries again and again, waiting in between; one that spins never waits.
+    let (before, start) = (waits(pid), std::time::Instant::now());
+    while waits(pid) < before + 3 {
+        assert!(start.elapsed() < Duration::from_secs(60), "it does not wait between its tries");
+        std::thread::yield_now();
+    }
+    keeper.client().put("a", b"still here", &[]).unwrap();
+    assert!(!second.is_finished());
+    set_open_files(pid, highest);
+    let second = second.join().unwrap();
+    assert_eq!(second.get("a").unwrap().unwrap().blob, b"still here");
+}

@@ -30,6 +30,7 @@ mod query;
 mod reserve;
 mod serve;
 mod store;
+mod visitors;
 
 pub use error::{HubError, StoreError};
 pub use http::exec::{SessionEnd, run_session};

@@ -1,7 +1,8 @@
 //! Listening: the Unix socket for root, TCP with a token.
 //!
 //! The socket is bound inside a directory that only root can enter, given mode 0600 there and then moved to its place, so
-//! that there is no moment in which others could connect, and a socket left by a crash is replaced. Connections are counted;
+//! that there is no moment in which others could connect, and a socket left by a crash is replaced. Connections are counted,
+//! over TCP those that have not shown the token apart from the others ([`crate::visitors`]);
 //! a head of a request that does not come in time ends its connection. When the server ends it takes no more connections,
 //! ends streams, gives requests [`GRACE`] to finish, and leaves the apps alone.
 
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -24,9 +25,12 @@ use crate::error::HubError;
 use crate::http;
 use crate::hub::{Hub, Rest};
 use crate::instance::private_dir;
+use crate::visitors::{AUTHENTICATED, VISITORS, Visitor, Visitors};
 
-/// Connections at the same time on each listener.
+/// Connections at the same time on the Unix socket.
 const CONNECTIONS: usize = 1024;
+/// And over TCP. Visitors that have to go may take a moment for it.
+const TCP_CONNECTIONS: usize = AUTHENTICATED + 2 * VISITORS;
 /// How long the head of a request may take.
 const HEAD_TIME: Duration = Duration::from_secs(30);
 /// How long requests may take to finish once the server ends.
@@ -77,15 +81,19 @@ impl Server {
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), HubError> {
         let Self { hub, socket, unix, tcp } = self;
         let router = http::router(Arc::clone(&hub));
-        let places = [Arc::new(Semaphore::new(CONNECTIONS)), Arc::new(Semaphore::new(CONNECTIONS))];
+        let places = [CONNECTIONS, TCP_CONNECTIONS].map(|most| (Arc::new(Semaphore::new(most)), most));
         info!(socket = %socket.display(), "serving");
-        let unix_next = || async { unix.accept().await.map(|(stream, _)| stream) };
-        let over_unix = accept(unix_next, router.clone(), &places[0], &hub);
+        let unix_next = || async { unix.accept().await.map(|(stream, _)| (stream, None)) };
+        let over_unix = accept(unix_next, router.clone(), &places[0].0, &hub);
+        let visitors = Visitors::new();
         let over_tcp = async {
             let Some((listener, token)) = &tcp else { return std::future::pending().await };
             let guarded = axum::middleware::from_fn_with_state(token.clone(), http::auth::check);
-            let tcp_next = || async { listener.accept().await.map(|(stream, _)| stream) };
-            accept(tcp_next, router.layer(guarded), &places[1], &hub).await
+            let tcp_next = || async {
+                let (stream, peer) = listener.accept().await?;
+                Ok((stream, Some(visitors.admit(peer.ip()))))
+            };
+            accept(tcp_next, router.layer(guarded), &places[1].0, &hub).await
         };
         tokio::select! {
             () = over_unix => {}
@@ -100,8 +108,8 @@ impl Server {
         }
         // Each connection holds a place: all places free means that all connections have ended.
         let ended = async {
-            for places in &places {
-                let _all = places.acquire_many(CONNECTIONS as u32).await;
+            for (places, most) in &places {
+                let _all = places.acquire_many(*most as u32).await;
             }
         };
         if tokio::time::timeout(GRACE, ended).await.is_err() {
@@ -121,12 +129,19 @@ impl Server {
 async fn accept<S, F>(mut next: impl FnMut() -> F, router: Router, places: &Arc<Semaphore>, hub: &Hub)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    F: Future<Output = std::io::Result<S>>,
+    F: Future<Output = std::io::Result<(S, Option<Arc<Visitor>>)>>,
 {
     loop {
         let Ok(place) = Arc::clone(places).acquire_owned().await else { return };
         match next().await {
-            Ok(stream) => drop(tokio::spawn(connection(stream, router.clone(), hub.closed(), place))),
+            Ok((stream, visitor)) => {
+                // Where there is a token, whatever checks it finds the visitor with the request.
+                let router = match &visitor {
+                    Some(visitor) => router.clone().layer(Extension(visitor.clone())),
+                    None => router.clone(),
+                };
+                tokio::spawn(connection(stream, router, visitor, hub.closed(), place));
+            }
             Err(error) => {
                 // Of one connection, or for want of descriptors: there is no event to wait for.
                 warn!(%error, "cannot accept a connection");
@@ -136,16 +151,31 @@ where
     }
 }
 
-async fn connection<S>(stream: S, router: Router, closed: impl Future<Output = ()> + Send, _place: OwnedSemaphorePermit)
-where
+async fn connection<S>(
+    stream: S,
+    router: Router,
+    visitor: Option<Arc<Visitor>>,
+    closed: impl Future<Output = ()> + Send,
+    _place: OwnedSemaphorePermit,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
     let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).with_upgrades();
     let mut connection = std::pin::pin!(connection);
+    let dismissed = async {
+        match &visitor {
+            Some(visitor) => visitor.dismissed().await,
+            None => std::future::pending().await,
+        }
+    };
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
+        () = dismissed => {
+            debug!("a connection that has not shown the token is closed");
+            return;
+        }
         () = closed => {
             connection.as_mut().graceful_shutdown();
             connection.await

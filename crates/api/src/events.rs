@@ -53,9 +53,11 @@ pub const WAKE_FAILED: &str = "wake-failed";
 pub const WAKE_REFUSED: &str = "wake-refused";
 /// Its image was damaged: its memory is lost, and its restart policy decides what follows (worker).
 pub const LOST: &str = "lost";
+/// Our nftables table was removed by somebody, and written anew or not (worker); `app` is empty.
+pub const NETWORK_REPAIRED: &str = "network-repaired";
 
 /// All of them.
-pub const ALL: [&str; 25] = [
+pub const ALL: [&str; 26] = [
     CREATED,
     REMOVED,
     EXPORTED,
@@ -81,6 +83,7 @@ pub const ALL: [&str; 25] = [
     WAKE_FAILED,
     WAKE_REFUSED,
     LOST,
+    NETWORK_REPAIRED,
 ];
 
 #[cfg(test)]

@@ -226,6 +226,11 @@ impl App {
         }
     }
 
+    /// When somebody used it last, as far as that is known.
+    pub const fn last_used(&self) -> Millis {
+        self.used.0
+    }
+
     /// Whether an outcome can come in this phase.
     fn expects(&self, event: &Event) -> bool {
         match &self.phase {

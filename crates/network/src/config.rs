@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::error::NetworkError;
 
@@ -24,6 +24,25 @@ pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 pub const APP_INTERFACE: &str = "eth0";
 /// Offset of the machine's address in the IPv6 pool: just above the largest index.
 const HOST_V6_OFFSET: u128 = 0x1_0000;
+/// Most networks in [`NetworkConfig::blocked`].
+pub const MAX_BLOCKED: usize = 1024;
+/// Metadata services of clouds whose addresses are not link-local: they hand out the machine's credentials.
+pub const METADATA: [IpAddr; 7] = [
+    // Azure; its name server, too.
+    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+    // Alibaba Cloud.
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    // Oracle Cloud (classic).
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
+    // AWS.
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+    // Google Cloud.
+    IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
+    // Oracle Cloud.
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe)),
+    // Scaleway.
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42)),
+];
 
 /// How the network of all apps of one instance is set up.
 #[derive(Clone, Debug)]
@@ -38,6 +57,11 @@ pub struct NetworkConfig {
     pub run_dir: PathBuf,
     /// Largest packet on the apps' interfaces, in bytes; absent: that of the interface with the default route.
     pub mtu_bytes: Option<u32>,
+    /// Apps reach nothing in these networks but name servers (port 53); at most [`MAX_BLOCKED`].
+    pub blocked: Vec<IpNet>,
+    /// Most connections that the machine tracks for one app; a new one beyond is dropped. 0: no limit; absent: an eighth
+    /// of what the machine can track (`nf_conntrack_max`).
+    pub connections_per_app: Option<u32>,
 }
 
 impl NetworkConfig {
@@ -49,6 +73,8 @@ impl NetworkConfig {
             v6_pool: Ipv6Net::new_assert(Ipv6Addr::new(0xfd74, 0x6f72, 0x706f, 0, 0, 0, 0, 0), 64),
             run_dir: run_dir.into(),
             mtu_bytes: None,
+            blocked: METADATA.map(IpNet::from).to_vec(),
+            connections_per_app: None,
         }
     }
 
@@ -69,6 +95,11 @@ impl NetworkConfig {
                 need: "a unique local prefix (fc00::/7) of at most 104 bits",
             });
         }
+        if self.blocked.len() > MAX_BLOCKED {
+            return Err(NetworkError::Invalid {
+                what: format!("{} blocked networks are too many: at most {MAX_BLOCKED}", self.blocked.len()),
+            });
+        }
         Ok(())
     }
 
@@ -85,6 +116,13 @@ impl NetworkConfig {
     /// Group of the interfaces of this instance, by which all are removed at once (`ip link show group …`).
     pub(crate) fn interface_group(&self) -> u32 {
         self.hash() | 0x4000_0000
+    }
+
+    /// A bit of the marks of packets: our table has looked at this packet of one of our apps. Instances that share a machine
+    /// have different ones, mostly.
+    pub(crate) fn pass_mark(&self) -> u32 {
+        const BITS: u32 = 7;
+        0x0100_0000 << (self.hash() % BITS)
     }
 
     fn hash(&self) -> u32 {

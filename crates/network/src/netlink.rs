@@ -7,7 +7,7 @@
 //! A socket belongs to the network namespace of the thread that opened it, wherever it is used later.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -16,6 +16,7 @@ use rustix::net::{self, AddressFamily, Protocol, RecvFlags, SendFlags, SocketFla
 
 const HEADER_BYTES: usize = 16;
 const BUFFER_BYTES: usize = 128 << 10;
+const LISTEN_BUFFER_BYTES: usize = 32 << 10;
 const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 /// Most that one dump may return: a full connection-tracking table of a large machine stays below.
 const MAX_DUMP_BYTES: usize = 1 << 30;
@@ -28,6 +29,19 @@ const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLM_F_DUMP: u16 = 0x300;
+/// `NFNL_MSG_BATCH_BEGIN`, `NFNL_MSG_BATCH_END`, and their body: `struct nfgenmsg` for nftables.
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+const BATCH_BODY: [u8; 4] = [0, 0, 0, 10];
+
+/// A message of a [`Netlink::batch`].
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) kind: u16,
+    /// Beside those of every request.
+    pub(crate) flags: u16,
+    pub(crate) payload: Vec<u8>,
+}
 
 /// An open socket.
 #[derive(Debug)]
@@ -40,12 +54,15 @@ pub(crate) struct Netlink {
 impl Netlink {
     /// Opens a socket in the calling thread's network namespace.
     pub(crate) fn open(protocol: Protocol) -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC;
-        let socket = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(protocol))?;
-        net::bind(&socket, &SocketAddrNetlink::new(0, 0))?;
+        Self::from_socket(bound(protocol, SocketFlags::CLOEXEC, 0)?)
+    }
+
+    /// One that was opened before, perhaps by a process that has ended.
+    pub(crate) fn from_socket(socket: OwnedFd) -> io::Result<Self> {
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TIMEOUT))?;
-        sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER_BYTES)?;
-        Ok(Self { socket, sequence: 0, buffer: vec![0; BUFFER_BYTES] })
+        // What an earlier user had asked last may have left answers; numbers go on from a time that is not repeated.
+        let sequence = rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_nsec as u32;
+        Ok(Self { socket, sequence, buffer: vec![0; BUFFER_BYTES] })
     }
 
     /// Asks for a dump and hands each message's type and payload to `each`. A dump that the kernel marks as torn by a
@@ -76,17 +93,68 @@ impl Netlink {
         self.receive(&mut |_, _| Ok(())).map(|_| ())
     }
 
+    /// Sends messages of nftables as one transaction: all of them are carried out, or none.
+    pub(crate) fn batch(&mut self, messages: &[Message]) -> io::Result<()> {
+        let mut text = Vec::new();
+        self.append(&mut text, BATCH_BEGIN, NLM_F_REQUEST, &BATCH_BODY)?;
+        let first = self.sequence;
+        for message in messages {
+            self.append(&mut text, message.kind, NLM_F_REQUEST | NLM_F_ACK | message.flags, &message.payload)?;
+        }
+        let last = self.sequence;
+        self.append(&mut text, BATCH_END, NLM_F_REQUEST, &BATCH_BODY)?;
+        net::sendto(&self.socket, &text, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+        self.answers(first, last)
+    }
+
+    /// Reads the answers to a batch. Every message is answered, unless the whole batch is refused at its beginning.
+    fn answers(&mut self, first: u32, last: u32) -> io::Result<()> {
+        let mut failure = None;
+        loop {
+            let (_, length, from) = match net::recvfrom(&self.socket, &mut *self.buffer, RecvFlags::TRUNC) {
+                Err(Errno::INTR) => continue,
+                other => other?,
+            };
+            if !from_kernel(from) {
+                continue;
+            }
+            let mut rest = self.buffer.get(..length).ok_or_else(|| damaged("message longer than the buffer"))?;
+            while !rest.is_empty() {
+                let (header, payload, tail) = split_message(rest)?;
+                rest = tail;
+                let ours = header.sequence.wrapping_sub(first) <= last.wrapping_sub(first);
+                if !ours || header.kind != NLMSG_ERROR {
+                    continue;
+                }
+                let code = i32_at(payload, 0).unwrap_or(0);
+                if code != 0 {
+                    failure.get_or_insert_with(|| io::Error::from_raw_os_error(code.saturating_neg()));
+                }
+                if header.sequence == last || (header.sequence == first && code != 0) {
+                    return failure.map_or(Ok(()), Err);
+                }
+            }
+        }
+    }
+
     fn send(&mut self, kind: u16, flags: u16, payload: &[u8]) -> io::Result<()> {
+        let mut message = Vec::with_capacity(HEADER_BYTES + payload.len());
+        self.append(&mut message, kind, flags, payload)?;
+        net::sendto(&self.socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+        Ok(())
+    }
+
+    /// Appends a message with the next number.
+    fn append(&mut self, to: &mut Vec<u8>, kind: u16, flags: u16, payload: &[u8]) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let length = u32::try_from(HEADER_BYTES + payload.len()).map_err(|_| damaged("request"))?;
-        let mut message = Vec::with_capacity(HEADER_BYTES + payload.len());
-        message.extend_from_slice(&length.to_ne_bytes());
-        message.extend_from_slice(&kind.to_ne_bytes());
-        message.extend_from_slice(&flags.to_ne_bytes());
-        message.extend_from_slice(&self.sequence.to_ne_bytes());
-        message.extend_from_slice(&0_u32.to_ne_bytes());
-        message.extend_from_slice(payload);
-        net::sendto(&self.socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+        to.extend_from_slice(&length.to_ne_bytes());
+        to.extend_from_slice(&kind.to_ne_bytes());
+        to.extend_from_slice(&flags.to_ne_bytes());
+        to.extend_from_slice(&self.sequence.to_ne_bytes());
+        to.extend_from_slice(&0_u32.to_ne_bytes());
+        to.extend_from_slice(payload);
+        to.resize(align(to.len()), 0);
         Ok(())
     }
 
@@ -107,8 +175,7 @@ impl Netlink {
                 Err(Errno::INTR) => continue,
                 other => other?,
             };
-            let from_kernel = from.and_then(|a| SocketAddrNetlink::try_from(a).ok()).is_some_and(|a| a.pid() == 0);
-            if !from_kernel {
+            if !from_kernel(from) {
                 continue;
             }
             let mut rest = buffer.get(..length).ok_or_else(|| damaged("message longer than the buffer"))?;
@@ -137,6 +204,55 @@ impl Netlink {
             }
         }
         Err(damaged("endless answer"))
+    }
+}
+
+impl AsFd for Netlink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// A socket that gets the messages of these multicast groups (a mask), without waiting for them.
+pub(crate) fn listen(protocol: Protocol, groups: u32) -> io::Result<OwnedFd> {
+    bound(protocol, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, groups)
+}
+
+fn bound(protocol: Protocol, flags: SocketFlags, groups: u32) -> io::Result<OwnedFd> {
+    let socket = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(protocol))?;
+    net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;
+    sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER_BYTES)?;
+    Ok(socket)
+}
+
+fn from_kernel(from: Option<net::SocketAddrAny>) -> bool {
+    from.and_then(|from| SocketAddrNetlink::try_from(from).ok()).is_some_and(|from| from.pid() == 0)
+}
+
+/// The messages that a multicast socket has now: type and payload. `false` where some were lost.
+pub(crate) fn heard(socket: &OwnedFd, mut each: impl FnMut(u16, &[u8])) -> io::Result<bool> {
+    let (mut buffer, mut whole) = (vec![0; LISTEN_BUFFER_BYTES], true);
+    loop {
+        let (_, length, from) = match net::recvfrom(socket, &mut *buffer, RecvFlags::TRUNC) {
+            Ok(received) => received,
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => return Ok(whole),
+            Err(Errno::NOBUFS) => {
+                whole = false;
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if !from_kernel(from) {
+            continue;
+        }
+        // A message longer than the buffer is as good as lost.
+        whole &= length <= buffer.len();
+        let mut rest = &buffer[..length.min(buffer.len())];
+        while let Ok((header, payload, tail)) = split_message(rest) {
+            each(header.kind, payload);
+            rest = tail;
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! Invariants: an app is attached when `activity` in our table has its interface; its elements in all sets are those of
 //! its [`AppNetwork`], changed in one transaction. One task at a time changes anything (`state` is held throughout);
-//! reading counts waits for nobody but other readers. Lock order: `state`, then `reader`.
+//! reading counts waits for nobody but other readers. Lock order: `state`, then `reader` or `guard`.
 //!
 //! What a crash leaves: in `attach` an interface without elements, through which nothing passes, since every packet from
 //! an interface that is not in `source4`/`source6` is dropped; the next `attach` or `detach` of the index removes it. In
@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
 use ipnet::{Ipv4Net, Ipv6Net};
@@ -25,36 +25,61 @@ use rustix::net::netlink as protocols;
 use crate::app::{AppNetwork, Protocol};
 use crate::config::{Addresses, NetworkConfig};
 use crate::error::NetworkError;
+use crate::guard::{Guard, RoutesForUs};
 use crate::link::{Links, Options};
+use crate::monitor::Monitor;
 use crate::netlink::Netlink;
 use crate::sysctl::{Guards, Sysctls};
+use crate::upkeep::Record;
 use crate::{conntrack, nft, ports, ruleset, sets, sysctl};
+
+/// Of what the machine can track, one app's share where none is configured.
+const CONNECTION_SHARE: u32 = 8;
+/// What most machines can track.
+const USUAL_CONNECTIONS: u32 = 262_144;
+/// Fewest that one app gets so.
+const LEAST_CONNECTIONS: u32 = 256;
 
 /// The network of all apps of one instance.
 #[derive(Debug)]
 pub struct Network {
-    config: NetworkConfig,
+    pub(crate) config: NetworkConfig,
     options: Options,
+    /// Most tracked connections of an app.
+    pub(crate) limit: Option<u32>,
     links: Links,
-    state: tokio::sync::Mutex<State>,
-    reader: Mutex<Netlink>,
+    pub(crate) state: tokio::sync::Mutex<State>,
+    pub(crate) reader: Mutex<Netlink>,
+    pub(crate) monitor: Monitor,
+    pub(crate) guard: Mutex<GuardState>,
+    pub(crate) record: Mutex<Record>,
 }
 
 #[derive(Debug)]
-struct State {
-    apps: BTreeMap<u32, AppNetwork>,
+pub(crate) struct State {
+    pub(crate) apps: BTreeMap<u32, AppNetwork>,
     sysctls: Sysctls,
-    guards: Option<Guards>,
+    pub(crate) guards: Option<Guards>,
+    /// Torn down: no table is wanted.
+    pub(crate) down: bool,
+}
+
+/// The guard, or why there is none.
+#[derive(Debug)]
+pub(crate) struct GuardState {
+    guard: Option<Guard>,
+    pub(crate) failure: Option<String>,
 }
 
 impl Network {
     /// Makes our table, or takes over the one that an earlier worker left: its apps and counts stay as they are.
+    /// `guard`: a duplicate of [`guard_socket`](Self::guard_socket) of that worker.
     ///
     /// To be called in the machine's network namespace, on whose runtime threads all other calls are made too.
     ///
     /// # Errors
     /// No `nft`, a kernel that lacks what the rules need, a pool that overlaps a route, settings that cannot be written.
-    pub async fn open(config: NetworkConfig) -> Result<Self, NetworkError> {
+    pub async fn open(config: NetworkConfig, guard: Option<OwnedFd>) -> Result<Self, NetworkError> {
         config.validate()?;
         fs::create_dir_all(&config.run_dir).map_err(|source| NetworkError::File {
             what: "make the directory",
@@ -74,17 +99,34 @@ impl Network {
             }
             None => BTreeMap::new(),
         };
-        let base = ruleset::base(&config, &ruleset::networks(&apps));
+        let limit = connection_limit(&config).await;
+        // From before the first rule, so that no removal is missed.
+        let monitor = Monitor::open(&config.instance).map_err(NetworkError::netlink("hear of changes to nftables"))?;
+        let base = ruleset::base(&config, limit, &ruleset::networks(&apps));
         nft::apply(&config.instance, "write the rules", &base).await?;
         let network = Self {
+            guard: Mutex::new(GuardState::new(&config, guard)),
+            limit,
+            monitor,
+            record: Mutex::default(),
             options: Options { mtu_bytes, v6: sysctl::has_v6(), group: config.interface_group() },
             links,
-            state: tokio::sync::Mutex::new(State { apps, sysctls, guards: None }),
+            state: tokio::sync::Mutex::new(State { apps, sysctls, guards: None, down: false }),
             reader: Mutex::new(reader),
             config,
         };
         network.forward(&mut *network.state.lock().await).await?;
         Ok(network)
+    }
+
+    /// The socket that the guard belongs to: as long as somebody holds a duplicate, the guard stays. `None` where there
+    /// is no guard.
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub fn guard_socket(&self) -> io::Result<Option<OwnedFd>> {
+        let state = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
+        state.guard.as_ref().map(|guard| guard.as_fd().try_clone_to_owned()).transpose()
     }
 
     /// What this network was opened with.
@@ -140,8 +182,20 @@ impl Network {
         Ok(addresses)
     }
 
-    /// Changes what an attached app may do, without touching its connections or its count. For an app whose elements
-    /// are lost while its interface lives on (someone flushed all rules while no worker ran), writes all of them anew.
+    /// For an app that an earlier worker attached: writes its elements anew where they are lost while its interface lives
+    /// on, because something flushed all rules while no worker ran.
+    ///
+    /// # Errors
+    /// It has no interface; another app or process has taken one of its ports meanwhile.
+    pub async fn adopt(&self, index: u32, app: &AppNetwork) -> Result<(), NetworkError> {
+        if self.state.lock().await.apps.contains_key(&index) {
+            return Ok(());
+        }
+        self.update(index, app).await
+    }
+
+    /// Changes what an attached app may do, without touching its connections or its count; as [`adopt`](Self::adopt)
+    /// where its elements are lost.
     pub async fn update(&self, index: u32, app: &AppNetwork) -> Result<(), NetworkError> {
         let addresses = self.config.addresses(index)?;
         let app = app.normalised()?;
@@ -171,18 +225,10 @@ impl Network {
         sets::activity(&mut reader, &self.config).map_err(reading(&self.config))
     }
 
-    /// Writes the table anew with all apps, after [`NetworkError::TableGone`]; counts start at zero.
-    pub async fn repair(&self) -> Result<(), NetworkError> {
-        let mut state = self.state.lock().await;
-        let script = ruleset::whole(&self.config, &state.apps);
-        nft::apply(&self.config.instance, "write the rules anew", &script).await?;
-        state.guards = None;
-        self.forward(&mut state).await
-    }
-
     /// Removes the table, all interfaces and their flows, and puts the machine's settings back.
     pub async fn teardown(&self) -> Result<(), NetworkError> {
         let mut state = self.state.lock().await;
+        state.down = true;
         self.links.remove_all(&self.config).await?;
         // Forwarding goes before the guard against it; while another instance is there, it stays.
         match self.others()? {
@@ -190,7 +236,9 @@ impl Network {
             Some(_) => state.sysctls.leave()?,
         }
         let script = ruleset::remove_table(&self.config);
+        // The guard goes last; then nobody looks for a table that is missing.
         nft::apply(&self.config.instance, "remove the table", &script).await?;
+        self.guard.lock().unwrap_or_else(PoisonError::into_inner).remove()?;
         state.apps.clear();
         state.guards = None;
         let (v4, v6): (Ipv4Net, Ipv6Net) = (self.config.v4_pool, self.config.v6_pool);
@@ -249,11 +297,7 @@ impl Network {
                     };
                     match found {
                         Some(found) => state.apps = normalised(found),
-                        None if new.is_none() => {
-                            state.apps.remove(&index);
-                            break;
-                        }
-                        None => return Err(NetworkError::TableGone { table: self.config.instance.clone() }),
+                        None => self.rewrite(state).await?,
                     }
                     tracing::warn!(%error, "our table is not as we left it; trying once more from what is there");
                 }
@@ -264,9 +308,11 @@ impl Network {
     }
 
     /// Switches forwarding on where it is off, guards first.
-    async fn forward(&self, state: &mut State) -> Result<(), NetworkError> {
+    pub(crate) async fn forward(&self, state: &mut State) -> Result<(), NetworkError> {
         let others = self.others()?.unwrap_or_default();
         let plan = state.sysctls.plan(&self.config, &others)?;
+        let routes = RoutesForUs { v4: !plan.guards.v4.is_empty(), v6: !plan.guards.v6.is_empty() };
+        self.guard.lock().unwrap_or_else(PoisonError::into_inner).write(&self.config, routes);
         if state.guards.as_ref() != Some(&plan.guards) {
             let script = ruleset::guards(&self.config, &plan.guards.v4, &plan.guards.v6);
             nft::apply(&self.config.instance, "guard interfaces", &script).await?;
@@ -283,13 +329,57 @@ impl Network {
     }
 
     /// Forgets flows of UDP clients that sent to a port before it was published: they would never find the app.
-    fn forget_strays(&self, app: &AppNetwork) -> Result<(), NetworkError> {
+    pub(crate) fn forget_strays(&self, app: &AppNetwork) -> Result<(), NetworkError> {
         let udp = app.ports.iter().filter(|port| port.protocol == Protocol::Udp);
         let ports: BTreeSet<u16> = udp.map(|port| port.host).collect();
         if ports.is_empty() {
             return Ok(());
         }
         forget(|flow| flow.destination.is_some_and(|(p, port)| p == Protocol::Udp.number() && ports.contains(&port)))
+    }
+}
+
+impl GuardState {
+    fn new(config: &NetworkConfig, socket: Option<OwnedFd>) -> Self {
+        match Guard::new(config, socket) {
+            Ok(guard) => Self { guard: Some(guard), failure: None },
+            Err(error) => Self { guard: None, failure: Some(format!("it cannot be made: {error}")) },
+        }
+    }
+
+    /// Puts the guard in force. Apps can live without it, so that this fails is for `torpor doctor`.
+    fn write(&mut self, config: &NetworkConfig, routes: RoutesForUs) {
+        let Some(guard) = &mut self.guard else { return };
+        self.failure = guard.write(config, routes).err().map(|error| format!("it cannot be written: {error}"));
+        if let Some(failure) = &self.failure {
+            tracing::warn!(failure, "the nftables guard is not in force");
+        }
+    }
+
+    fn remove(&mut self) -> Result<(), NetworkError> {
+        let removed = self.guard.as_mut().map_or(Ok(()), Guard::remove);
+        removed.map_err(NetworkError::netlink("remove the nftables guard"))
+    }
+}
+
+/// Most tracked connections of an app; `None` where it is not limited, or the kernel cannot.
+async fn connection_limit(config: &NetworkConfig) -> Option<u32> {
+    let limit = match config.connections_per_app {
+        Some(0) => return None,
+        Some(limit) => limit,
+        None => {
+            // Missing until the kernel tracks connections at all.
+            let most = sysctl::read("netfilter/nf_conntrack_max").ok().and_then(|most| most.parse().ok());
+            (most.unwrap_or(USUAL_CONNECTIONS) / CONNECTION_SHARE).max(LEAST_CONNECTIONS)
+        }
+    };
+    let trial = NetworkConfig { instance: format!("probe{}", std::process::id()), ..config.clone() };
+    match nft::check(&trial.instance, "check the limit of connections", &ruleset::only_limit(&trial)).await {
+        Ok(()) => Some(limit),
+        Err(error) => {
+            tracing::warn!(%error, "the kernel does not limit connections; apps can fill its table of connections");
+            None
+        }
     }
 }
 

@@ -18,6 +18,7 @@ pub async fn probe(config: &NetworkConfig) -> Vec<Probe> {
     let mut checks = vec![version().await];
     if checks[0].outcome == Outcome::Ok {
         checks.push(rules(config).await);
+        checks.push(connection_limit(config).await);
         checks.push(kept_connections().await);
     }
     checks.push(forwarding());
@@ -40,13 +41,27 @@ async fn version() -> Probe {
 /// Has the kernel check our whole table under another name.
 async fn rules(config: &NetworkConfig) -> Probe {
     let trial = NetworkConfig { instance: format!("probe{}", std::process::id()), ..config.clone() };
-    let script = ruleset::base(&trial, &ruleset::Networks::new());
+    let script = ruleset::base(&trial, None, &ruleset::Networks::new());
     let meaning = "the kernel needs nf_tables with the family inet, nat, masquerade, fib, conntrack and counters \
                    (CONFIG_NF_TABLES_INET, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB_INET, CONFIG_NFT_CT), and \
                    CAP_NET_ADMIN";
     match nft::check(&trial.instance, "check the rules", &script).await {
         Ok(()) => Probe::new("nftables rules", Outcome::Ok, "the kernel takes all of them", meaning),
         Err(error) => Probe::new("nftables rules", Outcome::Missing, with_cause(&error), meaning),
+    }
+}
+
+/// Whether apps can be kept from filling the machine's table of connections.
+async fn connection_limit(config: &NetworkConfig) -> Probe {
+    let name = "limit of connections";
+    let trial = NetworkConfig { instance: format!("probe{}", std::process::id()), ..config.clone() };
+    let meaning = "one app can fill the machine's table of connections: the kernel needs CONFIG_NFT_CONNLIMIT";
+    if config.connections_per_app == Some(0) {
+        return Probe::new(name, Outcome::Ok, "none, as configured", "");
+    }
+    match nft::check(&trial.instance, "check the limit of connections", &ruleset::only_limit(&trial)).await {
+        Ok(()) => Probe::new(name, Outcome::Ok, "the kernel counts connections of each app", meaning),
+        Err(error) => Probe::new(name, Outcome::Degraded, with_cause(&error), meaning),
     }
 }
 

@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! prerouting  raw    raw      drop spoofed sources; drop what apps send to 127.0.0.0/8
+//!             filter tracked  drop new connections of an app that has too many
 //!             nat    pre      published ports: machine's address → app's address
 //!             filter counted  count meaningful packets from apps (after reply translation: real remote address)
 //! output      nat    output   published ports, for clients on the machine
@@ -25,6 +26,10 @@ use std::net::IpAddr;
 use crate::app::{AppNetwork, Published};
 use crate::config::{Addresses, GATEWAY_V4, NetworkConfig};
 
+/// A bit of the marks of packets: some instance's table has looked at this one on its way through the machine. This one and
+/// [`NetworkConfig::pass_mark`] are set at hooks after routing, and removed there by [`crate::guard`].
+pub(crate) const ROUTED: u32 = 0x8000_0000;
+
 /// Members by network name.
 pub(crate) type Networks = BTreeMap<String, BTreeSet<u32>>;
 
@@ -37,6 +42,10 @@ add set inet TABLE ignore4 { type ifname . ipv4_addr; flags interval; }
 add set inet TABLE ignore6 { type ifname . ipv6_addr; flags interval; }
 add set inet TABLE guard4 { type ifname; }
 add set inet TABLE guard6 { type ifname; }
+add set inet TABLE blocked4 { type ipv4_addr; flags interval; auto-merge; }
+add set inet TABLE blocked6 { type ipv6_addr; flags interval; auto-merge; }
+flush set inet TABLE blocked4
+flush set inet TABLE blocked6
 add map inet TABLE any4 { type inet_proto . inet_service : ipv4_addr . inet_service; }
 add map inet TABLE any6 { type inet_proto . inet_service : ipv6_addr . inet_service; }
 add map inet TABLE at4 { type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service; }
@@ -44,12 +53,13 @@ add map inet TABLE at6 { type ipv6_addr . inet_proto . inet_service : ipv6_addr 
 ";
 
 /// Chains in the order in which a jump finds its target.
-const CHAINS: [(&str, &str); 12] = [
+const CHAINS: [(&str, &str); 13] = [
     ("publish", ""),
     ("joined", ""),
     ("to_app", ""),
     ("from_app", ""),
     ("raw", "{ type filter hook prerouting priority -300; policy accept; }"),
+    ("tracked", "{ type filter hook prerouting priority -95; policy accept; }"),
     ("pre", "{ type nat hook prerouting priority -100; policy accept; }"),
     ("counted", "{ type filter hook prerouting priority -90; policy accept; }"),
     ("output", "{ type nat hook output priority -100; policy accept; }"),
@@ -63,8 +73,10 @@ const CHAINS: [(&str, &str); 12] = [
 ///
 /// - `pre`: a packet from outside for 127.0.0.1 must not find a port that is published there only: it is left to the
 ///   kernel, which drops it.
-/// - `from_app`: link-local addresses hold the metadata services of clouds, which give out the machine's credentials;
-///   only name servers are reached there. Addresses of the pools that no app has do not leave the machine.
+/// - `from_app`: link-local addresses and those of `blocked` hold the metadata services of clouds, which give out the
+///   machine's credentials; only name servers are reached there. Addresses of the pools that no app has do not leave the
+///   machine.
+/// - `input`, `forward`: what our table has looked at gets the mark without which the guard drops it.
 /// - `forward`: `guard` holds interfaces on which only we have switched forwarding on; between them nothing is
 ///   forwarded, as before.
 /// - ICMP and ICMPv6 go by number: `nft` looks their names up in `/etc/protocols`, which small systems lack.
@@ -83,6 +95,7 @@ pre fib daddr type local jump publish
 pre iifname APPS ip daddr GW4 jump publish
 pre iifname APPS ip6 daddr HOST6 jump publish
 output fib daddr type local jump publish
+input meta mark set meta mark | PASS
 input iifname != APPS accept
 input ct state established,related accept
 input icmp type echo-request accept
@@ -95,11 +108,18 @@ to_app drop
 from_app ct state established,related accept
 from_app ip daddr 169.254.0.0/16 meta l4proto { tcp, udp } th dport != 53 drop
 from_app ip daddr 169.254.0.0/16 meta l4proto != { tcp, udp } drop
-from_app ip6 daddr { fe80::/10, fd00:ec2::254 } drop
+from_app ip6 daddr fe80::/10 drop
+from_app ip daddr @blocked4 meta l4proto { tcp, udp } th dport != 53 drop
+from_app ip daddr @blocked4 meta l4proto != { tcp, udp } drop
+from_app ip6 daddr @blocked6 meta l4proto { tcp, udp } th dport != 53 drop
+from_app ip6 daddr @blocked6 meta l4proto != { tcp, udp } drop
 from_app ip daddr POOL4 drop
 from_app ip6 daddr POOL6 drop
 from_app iifname @outgoing accept
 from_app drop
+forward meta mark set meta mark | ROUTED
+forward oifname APPS meta mark set meta mark | PASS
+forward iifname APPS meta mark set meta mark | PASS
 forward oifname APPS goto to_app
 forward iifname APPS goto from_app
 forward meta nfproto ipv4 iifname @guard4 oifname @guard4 drop
@@ -123,12 +143,40 @@ post iifname APPS iifname . ip daddr @source4 snat ip to GW4
 post iifname APPS iifname . ip6 daddr @source6 snat ip6 to HOST6
 ";
 
+/// How many rules the table has while these networks are there.
+pub(crate) fn rule_count(limit: Option<u32>, networks: &Networks) -> usize {
+    RULES.lines().count() + usize::from(limit.is_some()) + networks.len()
+}
+
+/// The set and the rule that limit the tracked connections that an app begins; counted where the first packet comes in,
+/// before it is tracked for good.
+fn limited(config: &NetworkConfig, limit: u32) -> String {
+    let (table, prefix) = (&config.instance, config.interface_prefix());
+    format!(
+        "add set inet {table} connections {{ type ifname; size 65535; flags dynamic; }}\n\
+         flush set inet {table} connections\n\
+         add rule inet {table} tracked iifname \"{prefix}*\" ct state new add @connections {{ iifname ct count over {limit} }} \
+         drop\n"
+    )
+}
+
+/// A table with nothing but the limit, to find out whether the kernel knows it.
+pub(crate) fn only_limit(config: &NetworkConfig) -> String {
+    let table = &config.instance;
+    let hook = CHAINS.iter().find(|(name, _)| *name == "tracked").map_or("", |(_, hook)| hook);
+    format!("add table inet {table}\nadd chain inet {table} tracked {hook}\n{}", limited(config, 1))
+}
+
 /// The table with its rules, whether or not an older worker has made it: sets, elements and counters stay, rules are
 /// written anew.
-pub(crate) fn base(config: &NetworkConfig, networks: &Networks) -> String {
+pub(crate) fn base(config: &NetworkConfig, limit: Option<u32>, networks: &Networks) -> String {
     let table = &config.instance;
     let mut text = format!("add table inet {table}\n");
     text.push_str(&SETS.replace("TABLE", table));
+    for net in &config.blocked {
+        let set = if net.addr().is_ipv4() { "blocked4" } else { "blocked6" };
+        let _ = writeln!(text, "add element inet {table} {set} {{ {} }}", net.trunc());
+    }
     for (chain, hook) in CHAINS {
         let _ = writeln!(text, "add chain inet {table} {chain} {hook}");
         let _ = writeln!(text, "flush chain inet {table} {chain}");
@@ -138,9 +186,14 @@ pub(crate) fn base(config: &NetworkConfig, networks: &Networks) -> String {
         .replace("GW4", &GATEWAY_V4.to_string())
         .replace("HOST6", &config.host_v6().to_string())
         .replace("POOL4", &config.v4_pool.trunc().to_string())
-        .replace("POOL6", &config.v6_pool.trunc().to_string());
+        .replace("POOL6", &config.v6_pool.trunc().to_string())
+        .replace("PASS", &config.pass_mark().to_string())
+        .replace("ROUTED", &ROUTED.to_string());
     for rule in rules.lines() {
         let _ = writeln!(text, "add rule inet {table} {rule}");
+    }
+    if let Some(limit) = limit {
+        text.push_str(&limited(config, limit));
     }
     for name in networks.keys() {
         let _ = writeln!(text, "add set inet {table} {} {{ type ifname; }}", network_set(name));
@@ -150,9 +203,9 @@ pub(crate) fn base(config: &NetworkConfig, networks: &Networks) -> String {
 }
 
 /// The table with its rules and the elements of all `apps`: for a table that somebody has removed.
-pub(crate) fn whole(config: &NetworkConfig, apps: &BTreeMap<u32, AppNetwork>) -> String {
+pub(crate) fn whole(config: &NetworkConfig, limit: Option<u32>, apps: &BTreeMap<u32, AppNetwork>) -> String {
     let networks = networks(apps);
-    let mut text = base(config, &networks);
+    let mut text = base(config, limit, &networks);
     for (index, app) in apps {
         if let Ok(addresses) = config.addresses(*index) {
             text.push_str(&change(config, &addresses, None, Some(app), &networks, &networks));

@@ -18,6 +18,7 @@ use crate::sysctl::Guards;
 
 const SUBSYSTEM: u16 = 10 << 8;
 const GET_CHAIN: u16 = SUBSYSTEM | 4;
+const GET_RULE: u16 = SUBSYSTEM | 7;
 const GET_SET: u16 = SUBSYSTEM | 10;
 const GET_SET_ELEMENTS: u16 = SUBSYSTEM | 13;
 const FAMILY_INET: u8 = 1;
@@ -27,6 +28,7 @@ const INTERFACE_BYTES: usize = 16;
 
 const SET_TABLE: u16 = 1;
 const SET_NAME: u16 = 2;
+const RULE_TABLE: u16 = 1;
 const LIST_TABLE: u16 = 1;
 const LIST_SET: u16 = 2;
 const LIST_ELEMENTS: u16 = 3;
@@ -113,6 +115,18 @@ pub(crate) fn network_names(netlink: &mut Netlink, config: &NetworkConfig) -> io
         }
         Ok(())
     })
+}
+
+/// How many rules our table has; 0 where it is missing.
+pub(crate) fn rule_count(netlink: &mut Netlink, config: &NetworkConfig) -> io::Result<usize> {
+    let mut request = header(FAMILY_INET);
+    push_attribute(&mut request, RULE_TABLE, &named(&config.instance));
+    let count = netlink.dump(GET_RULE, &request, |count: &mut usize, _, payload| {
+        let body = payload.get(NFGENMSG_BYTES..).unwrap_or(&[]);
+        *count += usize::from(attribute(body, RULE_TABLE).map(text) == Some(&config.instance));
+        Ok(())
+    });
+    absent_is_empty(count)
 }
 
 /// The guarded interfaces of all other instances on this machine; `None` when there is no other instance.

@@ -7,7 +7,7 @@ mod common;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
 use common::*;
-use torpor_network::{AppNetwork, GATEWAY_V4};
+use torpor_network::{AppNetwork, GATEWAY_V4, METADATA, Network, NetworkConfig};
 
 fn joins(names: &[&str]) -> AppNetwork {
     AppNetwork { join: names.iter().map(|name| (*name).to_owned()).collect(), ..AppNetwork::default() }
@@ -159,9 +159,12 @@ fn metadata_services_and_free_addresses_of_the_pool_are_out_of_reach() {
         let app = app(&network, 1, &AppNetwork { outgoing: true, ..AppNetwork::default() }).await;
         machine.outside.run(|| {
             sh("ip addr add 169.254.169.254/32 dev in0; ip addr add 10.213.9.9/32 dev in0; \
-                ip addr add 203.0.113.1/32 dev in0")
+                ip addr add 203.0.113.1/32 dev in0");
+            for ip in METADATA {
+                sh(&format!("ip addr add {ip} dev in0 nodad"));
+            }
         });
-        sh("ip route add default via 192.0.2.2");
+        sh("ip route add default via 192.0.2.2; ip -6 route add default via 2001:db8::2");
         let _listener = machine.outside.listen("0.0.0.0:80");
         let names = machine.outside.udp("169.254.169.254:53");
         assert!(app.reaches(("203.0.113.1".parse::<IpAddr>().unwrap(), 80)), "the way is open");
@@ -170,5 +173,22 @@ fn metadata_services_and_free_addresses_of_the_pool_are_out_of_reach() {
         }
         app.udp("0.0.0.0:0").send_to(b"name?", "169.254.169.254:53").unwrap();
         assert!(names.recv_from(&mut [0; 8]).is_ok(), "a name server there is reached");
+        // Those that are not link-local, as configured.
+        let _listener6 = machine.outside.listen("[::]:81");
+        for ip in METADATA {
+            let port = if ip.is_ipv4() { 80 } else { 81 };
+            assert!(app.is_cut_off_from((ip, port)), "{ip}");
+            let names = machine.outside.udp(&SocketAddr::new(ip, 53).to_string());
+            app.udp(if ip.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).send_to(b"name?", (ip, 53)).unwrap();
+            assert!(names.recv_from(&mut [0; 8]).is_ok(), "a name server at {ip}");
+        }
+        drop(network);
+        let blocked = vec!["203.0.113.0/24".parse().unwrap()];
+        let network = Network::open(NetworkConfig { blocked, ..machine.config() }, None).await.unwrap();
+        assert!(app.is_cut_off_from(("203.0.113.1".parse::<IpAddr>().unwrap(), 80)), "a list of one's own");
+        for ip in METADATA {
+            assert!(app.reaches((ip, if ip.is_ipv4() { 80 } else { 81 })), "{ip}");
+        }
+        drop(network);
     });
 }

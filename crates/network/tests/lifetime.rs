@@ -144,42 +144,14 @@ fn a_failed_attach_leaves_nothing() {
 }
 
 #[test]
-fn a_flushed_table_is_noticed_and_repaired() {
-    on_machine(|machine| async move {
-        let network = machine.open().await;
-        let app = app(&network, 1, &AppNetwork { join: vec!["a".into()], ..ports(&[tcp(8080, 80)]) }).await;
-        let _listener = app.listen("0.0.0.0:80");
-        let rules = sh("nft list ruleset");
-        sh("nft flush ruleset");
-        assert!(matches!(network.activity().unwrap_err(), NetworkError::TableGone { .. }));
-        assert!(machine.outside.is_cut_off_from((MACHINE_V4, 8080)));
-        network.repair().await.unwrap();
-        assert_eq!(sh("nft list ruleset"), rules);
-        assert!(machine.outside.reaches((MACHINE_V4, 8080)));
-        // The same while no worker runs.
-        drop(network);
-        sh("nft flush ruleset");
-        let network = machine.open().await;
-        assert_eq!(network.attached().await.unwrap().into_iter().collect::<Vec<_>>(), [1]);
-        network.update(1, &AppNetwork { join: vec!["a".into()], ..ports(&[tcp(8080, 80)]) }).await.unwrap();
-        assert!(machine.outside.reaches((MACHINE_V4, 8080)));
-        // Somebody took one element away: removing the app still works.
-        sh("nft delete element inet torpor any4 '{ tcp . 8080 }'");
-        network.detach(1).await.unwrap();
-        assert!(network.attached().await.unwrap().is_empty());
-        assert!(matches!(network.update(1, &AppNetwork::default()).await, Err(NetworkError::NotAttached { index: 1 })));
-    });
-}
-
-#[test]
 fn a_pool_that_collides_is_refused() {
     on_machine(|machine| async move {
         sh("ip route add 10.213.5.0/24 dev out0");
-        let error = Network::open(machine.config()).await.unwrap_err();
+        let error = Network::open(machine.config(), None).await.unwrap_err();
         assert!(matches!(&error, NetworkError::Collision { interface, .. } if interface == "out0"), "{error}");
         assert_eq!(sh("nft list ruleset"), "");
         let other = NetworkConfig { v4_pool: "10.99.0.0/16".parse().unwrap(), ..machine.config() };
-        Network::open(other).await.unwrap();
+        Network::open(other, None).await.unwrap();
     });
 }
 
@@ -194,7 +166,7 @@ fn two_instances_live_beside_each_other() {
             v6_pool: "fd00:99::/64".parse().unwrap(),
             ..machine.config()
         };
-        let second = Network::open(config).await.unwrap();
+        let second = Network::open(config, None).await.unwrap();
         let one = app(&first, 1, &ports(&[tcp(8080, 80)])).await;
         let two = app(&second, 1, &ports(&[tcp(8081, 80)])).await;
         let (_a, _b) = (one.listen("[::]:80"), two.listen("[::]:80"));

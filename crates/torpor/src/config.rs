@@ -2,10 +2,10 @@
 //!
 //! `docs/reference/config.md` shows the defaults; a test compares.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use torpor_api::ApiError;
 use torpor_api::spec::Idle;
@@ -35,6 +35,7 @@ pub(crate) struct Config {
     pub(crate) logs: Logs,
     pub(crate) memory: Memory,
     pub(crate) images: Images,
+    pub(crate) wake: Wake,
     /// Idle policy of apps that say nothing of their own.
     pub(crate) idle: Idle,
     pub(crate) log: Log,
@@ -60,6 +61,30 @@ pub(crate) struct Network {
     pub(crate) v6_pool: Ipv6Net,
     /// Largest packet of the apps' interfaces, in bytes; absent: that of the interface with the default route.
     pub(crate) mtu_bytes: Option<u32>,
+    /// Addresses and networks in which apps reach name servers only.
+    pub(crate) blocked: Vec<AddressOrNet>,
+    /// Most connections that the machine tracks for one app; 0: no limit; absent: an eighth of what it can track.
+    pub(crate) connections_per_app: Option<u32>,
+}
+
+/// A network, or a single address without a prefix length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct AddressOrNet(pub(crate) IpNet);
+
+impl TryFrom<String> for AddressOrNet {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let net = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+        net.map(Self).map_err(|_| format!("`{text}` is not an address or a network such as 192.0.2.0/24"))
+    }
+}
+
+impl From<AddressOrNet> for String {
+    fn from(AddressOrNet(net): AddressOrNet) -> Self {
+        if net.prefix_len() == net.max_prefix_len() { net.addr().to_string() } else { net.to_string() }
+    }
 }
 
 /// Output of apps.
@@ -96,6 +121,14 @@ pub(crate) struct Images {
     pub(crate) max_bytes: Option<Amount>,
 }
 
+/// Wakes by packets and timers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Wake {
+    /// Most at the same time; absent: the number of processors, and 2 at least.
+    pub(crate) at_once: Option<u32>,
+}
+
 /// The daemon's own log, on standard error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -125,6 +158,7 @@ impl Default for Config {
             logs: Logs::default(),
             memory: Memory::default(),
             images: Images::default(),
+            wake: Wake::default(),
             idle: Idle::default(),
             log: Log::default(),
         }
@@ -137,6 +171,8 @@ impl Default for Network {
             v4_pool: Ipv4Net::new_assert(Ipv4Addr::new(10, 213, 0, 0), 16),
             v6_pool: Ipv6Net::new_assert(Ipv6Addr::new(0xfd74, 0x6f72, 0x706f, 0, 0, 0, 0, 0), 64),
             mtu_bytes: None,
+            blocked: torpor_network::METADATA.map(|address| AddressOrNet(address.into())).to_vec(),
+            connections_per_app: None,
         }
     }
 }
@@ -234,6 +270,10 @@ impl Config {
         if self.api.listen.is_some() != self.api.token_file.is_some() {
             return wrong("api.listen", "it needs api.token_file, and the other way round".to_owned());
         }
+        if self.network.blocked.len() > torpor_network::MAX_BLOCKED {
+            let (count, most) = (self.network.blocked.len(), torpor_network::MAX_BLOCKED);
+            return wrong("network.blocked", format!("{count} networks are more than {most}"));
+        }
         if !LOG_FILES.contains(&self.logs.files) {
             let (least, most) = (LOG_FILES.start(), LOG_FILES.end());
             return wrong("logs.files", format!("{} is not between {least} and {most}", self.logs.files));
@@ -250,6 +290,9 @@ impl Config {
                 return wrong("memory.low_watermark", format!("{low} is more than memory.high_watermark, {high}"));
             }
             _ => {}
+        }
+        if self.wake.at_once == Some(0) {
+            return wrong("wake.at_once", "0 would leave every app asleep".to_owned());
         }
         if *limit == Some(Bytes(0)) {
             return wrong("memory.limit", "0 leaves nothing for apps; leave it out for none".to_owned());
@@ -310,10 +353,12 @@ mod tests {
             ("[memory]\nhigh_watermark = '1G'\nlow_watermark = '2G'", "memory.low_watermark"),
             ("[memory]\nlimit = 0", "memory.limit"),
             ("[memory]\nmin_dozing = '9999d'", "memory.min_dozing"),
+            ("[wake]\nat_once = 0", "wake.at_once"),
             ("[images]\nmax_bytes = 'all'", "not a size or percentage"),
             ("[log]\nlevel = 'loud=what=ever'", "log.level"),
             ("[idle]\nafter = '1ms'", "configuration"),
             ("[network]\nv4_pool = 'x'", "v4_pool"),
+            ("[network]\nblocked = ['everything']", "not an address or a network"),
         ] {
             let result = Config::parse(text).and_then(|config| config.validate().map_err(|error| error.to_string()));
             let problem = result.expect_err(text);

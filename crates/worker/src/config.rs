@@ -23,6 +23,8 @@ pub struct WorkerConfig {
     pub logs: LogConfig,
     /// Most bytes of dozing apps' images that may stay in the page cache; 0 keeps none there.
     pub cached_image_bytes: u64,
+    /// Wakes by packets and timers at the same time; not zero.
+    pub wakes_at_once: usize,
     /// When dozing apps go warm for want of memory.
     pub memory: MemoryConfig,
     /// Most that images of sleeping apps may take on disk together; none: a tenth of the file system of the data

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use torpor_api::error::{ApiError, chain};
 use torpor_api::view::{Check, CheckOutcome};
 use torpor_linux::probe::{Outcome, Probe};
-use torpor_network::NetworkConfig;
+use torpor_network::{Network, NetworkConfig};
 use torpor_sandbox::cgroup::Hierarchies;
 use torpor_sandbox::{Launcher, SandboxError};
 
@@ -33,7 +33,7 @@ pub async fn doctor(config: WorkerConfig) -> Result<Vec<Check>, ApiError> {
         (probes, config)
     });
     let (probes, config) = sandbox.await.map_err(|error| ApiError::internal(&error))?;
-    Ok(with_other_parts(probes, &config.network).await)
+    Ok(with_other_parts(probes, &config.network, None).await)
 }
 
 fn launcher(config: &WorkerConfig) -> Result<Launcher, SandboxError> {
@@ -46,12 +46,13 @@ pub(crate) async fn checks(shared: &Arc<Shared>) -> Result<Vec<Check>, ApiError>
     let sandbox =
         tokio::task::spawn_blocking(move || torpor_sandbox::probe(Some(&parts.launcher), &parts.config.data_dir));
     let probes = sandbox.await.map_err(|error| ApiError::internal(&error))?;
-    Ok(with_other_parts(probes, &shared.config.network).await)
+    Ok(with_other_parts(probes, &shared.config.network, Some(&shared.network)).await)
 }
 
 /// What the sandbox's part has found, and the network's and the engine's.
-async fn with_other_parts(mut probes: Vec<Probe>, network: &NetworkConfig) -> Vec<Check> {
+async fn with_other_parts(mut probes: Vec<Probe>, network: &NetworkConfig, open: Option<&Network>) -> Vec<Check> {
     probes.extend(torpor_network::probe(network).await);
+    probes.extend(open.map(Network::health).unwrap_or_default());
     probes.extend(torpor_engine::probe());
     probes.push(crate::pressure::probe());
     probes.into_iter().map(check).collect()

@@ -132,6 +132,7 @@ fn start(shared: &Shared) -> Result<bool, OpenKeeperError> {
     if *wanted {
         // The worker's own client connects to it by itself.
         open(&shared.config, shared.launcher.hierarchies())?;
+        crate::network::park_guard(&shared.keeper, &shared.network);
     }
     Ok(*wanted)
 }

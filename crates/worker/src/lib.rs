@@ -23,11 +23,13 @@ mod images;
 mod journal;
 mod keeper;
 mod logs;
+mod network;
 mod port;
 mod pressure;
 mod probes;
 mod shared;
 mod space;
+mod wakes;
 mod worker;
 
 pub use config::{LogConfig, MemoryConfig, WorkerConfig};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use torpor_keeper::Client;
-use torpor_network::{Network, NetworkError};
+use torpor_network::Network;
 use torpor_rootfs::{LayerDigest, Store};
 use torpor_sandbox::{Launcher, User};
 
@@ -18,6 +18,7 @@ use crate::images::Promised;
 use crate::keeper::KeeperLife;
 use crate::pressure::Dozers;
 use crate::space::ImageSpace;
+use crate::wakes::Wakes;
 
 /// Counts of packets are read for all apps at once, and used for this long.
 const PACKETS_FRESH: Duration = Duration::from_millis(100);
@@ -36,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) cached_images: CachedImages,
     pub(crate) image_space: ImageSpace,
     pub(crate) dozers: Dozers,
+    /// Wakes by packets and timers.
+    pub(crate) wakes: Arc<Wakes>,
     /// This boot of the machine, as images name it.
     pub(crate) boot: [u64; 2],
     pub(crate) packets: Mutex<Option<(Instant, HashMap<u32, u64>)>>,
@@ -49,28 +52,13 @@ impl Shared {
             match self.network.activity() {
                 Ok(counts) => *cached = Some((Instant::now(), counts)),
                 Err(error) => {
+                    // A table that is gone is written anew by who looks after it.
                     tracing::warn!(error = %torpor_api::error::chain(&error), "reading packet counts");
-                    if matches!(error, NetworkError::TableGone { .. }) {
-                        self.repair_network();
-                    }
                     return None;
                 }
             }
         }
         cached.as_ref().map(|(_, counts)| counts.get(&index).copied().unwrap_or(0))
-    }
-
-    /// Somebody flushed the machine's rules: writes ours anew.
-    fn repair_network(self: &Arc<Self>) {
-        let shared = self.clone();
-        tokio::spawn(async move {
-            match shared.network.repair().await {
-                Ok(()) => tracing::warn!("the network's rules had been removed and were written anew"),
-                Err(error) => {
-                    tracing::error!(error = %torpor_api::error::chain(&error), "writing the network's rules anew");
-                }
-            }
-        });
     }
 
     /// Directories of layers, lowest first.

@@ -94,10 +94,13 @@ impl Worker {
                 Err(panic) => std::panic::resume_unwind(panic.into_panic()),
             }
         };
-        let network = Network::open(config.network.clone()).await.map_err(OpenError::Network)?;
+        let guard = crate::network::parked_guard(&keeper);
+        let network = Network::open(config.network.clone(), guard).await.map_err(OpenError::Network)?;
+        crate::network::park_guard(&keeper, &network);
         let image_space =
             ImageSpace::of(&config).map_err(|error| OpenError::Directory(config.data_dir.clone(), error))?;
         let cached_images = crate::cached::CachedImages::new(config.cached_image_bytes);
+        let at_once = config.wakes_at_once;
         let shared = Shared {
             boot: torpor_engine::boot().map_err(OpenError::Boot)?,
             config,
@@ -112,12 +115,14 @@ impl Worker {
             cached_images,
             image_space,
             dozers: Dozers::default(),
+            wakes: crate::wakes::Wakes::new(at_once),
             packets: Mutex::default(),
         };
         let shared = Arc::new(shared);
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(crate::pressure::manage(shared.clone()));
         tasks.spawn(crate::keeper::look_after(shared.clone()));
+        tasks.spawn(crate::network::look_after(shared.clone()));
         Ok(Arc::new(Self { shared, apps: Mutex::default(), _tasks: tasks, _lock: lock }))
     }
 

@@ -118,7 +118,7 @@ impl Machine {
     }
 
     pub async fn open(&self) -> Network {
-        Network::open(self.config()).await.unwrap()
+        Network::open(self.config(), None).await.unwrap()
     }
 }
 

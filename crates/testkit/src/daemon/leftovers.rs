@@ -37,7 +37,9 @@ pub fn leftovers(instance: &str, dirs: &[&Path]) -> Vec<String> {
     match Command::new("nft").args(["list", "tables"]).output() {
         Ok(output) => {
             let tables = String::from_utf8_lossy(&output.stdout).into_owned();
-            let ours = tables.lines().filter(|line| line.split(' ').nth(2) == Some(instance));
+            let guard = format!("{instance}_guard");
+            let is_ours = |name: &str| name == instance || name == guard;
+            let ours = tables.lines().filter(|line| line.split(' ').nth(2).is_some_and(is_ours));
             found.extend(ours.map(|line| format!("nft {line}")));
         }
         Err(error) => found.push(format!("nft tables unknown: {error}; install the package nftables")),

@@ -19,6 +19,8 @@ fn settings(config: &Config) -> Result<WorkerConfig, ApiError> {
         v6_pool: config.network.v6_pool,
         run_dir: config.run_dir.clone(),
         mtu_bytes: config.network.mtu_bytes,
+        blocked: config.network.blocked.iter().map(|blocked| blocked.0).collect(),
+        connections_per_app: config.network.connections_per_app,
     };
     Ok(WorkerConfig {
         instance: config.instance.clone(),
@@ -28,6 +30,7 @@ fn settings(config: &Config) -> Result<WorkerConfig, ApiError> {
         program,
         logs: LogConfig { file_bytes: config.logs.size.0, files: config.logs.files },
         cached_image_bytes: config.memory.cached_images.0,
+        wakes_at_once: config.wake.at_once.map_or_else(processors, |at_once| at_once as usize),
         memory: MemoryConfig {
             high: config.memory.high_watermark,
             low: config.memory.low_watermark,
@@ -36,6 +39,12 @@ fn settings(config: &Config) -> Result<WorkerConfig, ApiError> {
         },
         image_limit: config.images.max_bytes,
     })
+}
+
+/// Wakes that may go on at the same time where nothing is configured.
+fn processors() -> usize {
+    const LEAST: usize = 2;
+    std::thread::available_parallelism().map_or(LEAST, |processors| processors.get().max(LEAST))
 }
 
 /// What this machine offers to a worker that need not be able to start.

@@ -157,7 +157,9 @@ pub(crate) fn app_images(images: &[AppImage], now: Timestamp) -> String {
 /// One line of `torpor events`.
 pub(crate) fn event(event: &Event) -> String {
     let at = format!("{:.3}", event.at);
-    format!("{at}  {:<16}  {:<14}  {}\n", safe(&event.app), safe(&event.kind), safe(&event.message))
+    // What concerns no app has none.
+    let app = if event.app.is_empty() { "-" } else { &event.app };
+    format!("{at}  {:<16}  {:<14}  {}\n", safe(app), safe(&event.kind), safe(&event.message))
 }
 
 /// One line of `torpor logs`: as the app wrote it, for it may mean its colours.

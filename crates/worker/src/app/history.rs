@@ -1,6 +1,7 @@
 //! The last sleeps and wakes of an app, phase by phase, for `torpor explain`.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use torpor_api::view::{Phase, Transition};
@@ -9,14 +10,17 @@ use torpor_engine::{Named, Timings};
 /// Transitions kept of each kind.
 const KEPT: usize = 10;
 
-/// Newest first.
+/// The phase of a wake that had to wait for others.
+pub(crate) const QUEUED: &str = "queued";
+
+/// Newest first, and how many were added.
 #[derive(Debug, Default)]
-pub(crate) struct History(VecDeque<Transition>);
+pub(crate) struct History(VecDeque<Transition>, u64);
 
 impl History {
     /// Those of an earlier worker, newest first.
     pub(crate) fn from_newest(transitions: Vec<Transition>) -> Self {
-        Self(transitions.into_iter().take(KEPT).collect())
+        Self(transitions.into_iter().take(KEPT).collect(), 0)
     }
 
     /// Remembers one.
@@ -27,6 +31,21 @@ impl History {
         let phases = steps.map(|(step, us)| Phase { name: step.name().into(), us: *us }).collect();
         self.0.truncate(KEPT - 1);
         self.0.push_front(Transition { at, cause, phases, total_us: timings.total_us(), outcome });
+        self.1 += 1;
+    }
+
+    /// How many were added to it.
+    pub(crate) const fn added(&self) -> u64 {
+        self.1
+    }
+
+    /// The newest had to wait so long before.
+    pub(crate) fn waited(&mut self, waited: Duration) {
+        let Some(newest) = self.0.front_mut() else { return };
+        let us = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
+        newest.phases.insert(0, Phase { name: QUEUED.into(), us });
+        newest.total_us = newest.total_us.saturating_add(us);
+        newest.at = newest.at.checked_sub(jiff::SignedDuration::from_micros(us.cast_signed())).unwrap_or(newest.at);
     }
 
     pub(crate) fn all(&self) -> Vec<Transition> {

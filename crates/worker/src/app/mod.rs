@@ -29,6 +29,7 @@ mod start;
 mod stored;
 mod takeover;
 mod task;
+mod turn;
 mod view;
 
 pub(crate) use files::AppFiles;

@@ -291,7 +291,7 @@ impl Task {
             };
             wake(&target, &asleep, &mut buffer)
         };
-        let small = asleep.state.memory_bytes() <= INLINE_WAKE_BYTES;
+        let small = asleep.state.memory_bytes() <= INLINE_WAKE_BYTES && !self.crowded;
         let (result, timings) = if small { run() } else { tokio::task::block_in_place(run) };
         if buffer.capacity() <= KEPT_BUFFER_BYTES {
             self.refill_buffer = buffer;
@@ -378,7 +378,7 @@ impl Task {
     /// Its init has ended: all its processes have.
     pub(super) async fn exited(&mut self) {
         let Some(sandbox) = self.sandbox.take() else { return };
-        let was_warm = matches!(self.app.phase(), torpor_lifecycle::Phase::Warm(_));
+        let was_warm = self.is_warm();
         self.init = None;
         self.watch = None;
         self.asleep = None;
@@ -394,6 +394,7 @@ impl Task {
             Err(error) => {
                 tracing::error!(app = self.record.spec.name, %error, "taking down its sandbox");
                 self.tell(Event::Exited(Exit::Unknown)).await;
+                self.leave_queue().await;
                 return;
             }
         };
@@ -415,6 +416,7 @@ impl Task {
         };
         let exit = exit_of(status, ooms, limit.map(|limit| limit.0));
         self.tell(Event::Exited(exit)).await;
+        self.leave_queue().await;
     }
 
     pub(super) fn observe(&self) -> Option<Observation> {

@@ -62,7 +62,16 @@ impl Task {
         if let Err(error) = self.hold_sandbox(Arc::new(sandbox)) {
             tracing::error!(app = self.record.spec.name, %error, "taking over its sandbox");
         }
+        self.adopt_network().await;
         self.settle().await;
+    }
+
+    /// Its rules may have been removed while no worker lived.
+    async fn adopt_network(&self) {
+        let wanted = super::start::network(&self.record.spec);
+        if let Err(error) = self.shared.network.adopt(self.record.index, &wanted).await {
+            tracing::error!(app = self.record.spec.name, error = %chain(&error), "taking over its network");
+        }
     }
 
     /// Goes on reading what the app writes, beginning with what it wrote while no worker lived. Where the keeper was killed

@@ -23,12 +23,14 @@ use super::panics::Unfinished;
 use super::past::Past;
 use super::sleeping::Sleeping;
 use super::start::Fault;
+use super::turn::QueuedWake;
 use super::{AppFiles, Outcome};
 use crate::cached::CachedImage;
 use crate::clock;
 use crate::journal::PhaseFile;
 use crate::logs::Log;
 use crate::shared::Shared;
+use crate::wakes::Permit;
 
 /// Orders that may wait for one app's task.
 const MAILBOX: usize = 256;
@@ -128,6 +130,10 @@ pub(crate) struct Task {
     /// Who read them.
     pub(crate) pumps: tokio::task::JoinSet<()>,
     pub(crate) sleep_cause: String,
+    /// Its wake, while that waits for others.
+    pub(super) queued: Option<Box<QueuedWake>>,
+    /// Others wake at the same time.
+    pub(super) crowded: bool,
     /// What the worker knows of its sleep.
     pub(super) known: Known,
     /// Changes when the keeper was lost.
@@ -146,6 +152,7 @@ enum Happening {
     Watch,
     Exit,
     Timer,
+    Turn(Permit),
     KeeperLost,
 }
 
@@ -197,6 +204,8 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         output: None,
         pumps: tokio::task::JoinSet::new(),
         sleep_cause: String::new(),
+        queued: None,
+        crowded: false,
         known: Known::new(orders.downgrade()),
         keeper_losses,
         outcomes,
@@ -237,6 +246,7 @@ impl Task {
             Happening::Exit => self.exited().await,
             Happening::KeeperLost => self.keeper_lost(),
             Happening::Outcome(outcome) => self.outcome(outcome).await,
+            Happening::Turn(permit) => self.wake_in_turn(permit).await,
             Happening::Timer => {
                 self.timer = None;
                 self.tell(Event::TimerFired).await;
@@ -263,6 +273,7 @@ impl Task {
             () = readable(self.watch.as_ref()) => Happening::Watch,
             Some(outcome) = results.recv() => Happening::Outcome(outcome),
             () = readable(self.init.as_ref()) => Happening::Exit,
+            Some(permit) = turn(self.queued.as_deref_mut()) => Happening::Turn(permit),
             order = mailbox.recv() => Happening::Order(order),
             // Its sender lives as long as the worker.
             Ok(()) = self.keeper_losses.changed() => Happening::KeeperLost,
@@ -281,9 +292,16 @@ impl Task {
                 self.next_ticket += 1;
                 let ticket = Ticket(self.next_ticket);
                 self.tickets.insert(ticket, answer);
+                let waits = matches!(request, Request::Sleep { .. });
                 self.tell(Event::Request(ticket, request)).await;
+                if !waits {
+                    self.hurry().await;
+                }
             }
-            Order::Pin(pinned) => self.tell(Event::Pinned(pinned)).await,
+            Order::Pin(pinned) => {
+                self.tell(Event::Pinned(pinned)).await;
+                self.hurry().await;
+            }
             Order::ExecEnded => self.tell(Event::ExecEnded).await,
             // Whoever asks may have gone meanwhile; then nobody needs the answer.
             Order::NotStarted(answer) => {
@@ -329,7 +347,7 @@ impl Task {
                 }
             }
             Action::BeginDeepen { cause } => self.begin_deepen(cause),
-            Action::BeginWake { cause } => return Some(self.wake(&cause)),
+            Action::BeginWake { cause } => return self.begin_wake(&cause),
             Action::Terminate => self.terminate(),
             Action::Kill => self.kill(),
             Action::DiscardImage => self.discard_image(),
@@ -361,8 +379,19 @@ impl Task {
         };
         if let Some(transition) = last {
             fields.insert("total_us".to_owned(), transition.total_us.into());
+            if let Some(queued) = transition.phases.iter().find(|phase| phase.name == super::history::QUEUED) {
+                fields.insert("queued_us".to_owned(), queued.us.into());
+            }
         }
         self.shared.events.emit(&self.record.spec.name, note.kind(), note.to_string(), fields);
+    }
+}
+
+/// Waits for the turn to wake; for ever where nothing waits for one.
+async fn turn(queued: Option<&mut QueuedWake>) -> Option<Permit> {
+    match queued {
+        Some(queued) => queued.waiting.turn().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -178,9 +178,13 @@ impl Task {
             }
         }
         let sources = self.asleep.as_ref().map(|asleep| asleep.watch().sources()).unwrap_or_default();
+        let why = match &self.queued {
+            Some(queued) => format!("{}; {}", account.why, queued.words()),
+            None => account.why,
+        };
         Explanation {
             status: self.status(),
-            why: account.why,
+            why,
             keeps_awake: account.keeps_awake,
             sleeps_at: account.sleeps_at.map(clock::wall),
             keeps_dozing: account.keeps_dozing,

@@ -1,0 +1,92 @@
+//! Waiting for a turn to wake: what of [`crate::wakes`] concerns one app.
+//!
+//! While its wake waits, an app is `Waking` to its state machine, and asleep in every other respect: its watch and image are in
+//! place, so whatever happens to it finds what it would find without the queue. Whoever asks for it by a command does not wait.
+
+use std::time::{Duration, Instant};
+
+use torpor_lifecycle::{Event, WakeCause, WakeFailure};
+
+use super::operate::text;
+use super::sleeping::Sleeping;
+use super::task::Task;
+use crate::wakes::{Heat, Permit, Turn, Waiting};
+
+/// A wake that waits.
+#[derive(Debug)]
+pub(super) struct QueuedWake {
+    cause: WakeCause,
+    since: Instant,
+    pub(super) waiting: Waiting,
+}
+
+impl QueuedWake {
+    /// In words, for `explain`.
+    pub(super) fn words(&self) -> String {
+        let (waited, others) = (self.since.elapsed().as_millis(), self.waiting.length().saturating_sub(1));
+        format!("waiting for its turn to wake for {waited} ms, with {others} others")
+    }
+}
+
+impl Task {
+    /// Wakes it now, or when it is its turn.
+    pub(super) fn begin_wake(&mut self, cause: &WakeCause) -> Option<Event> {
+        if !matches!(cause, WakeCause::Packet(_) | WakeCause::Timer) {
+            return Some(self.wake(cause));
+        }
+        let heat = Heat { last_used: self.app.last_used(), wakes: self.app.counts().wakes };
+        match self.shared.wakes.ask(heat) {
+            Turn::Now(permit) => Some(self.wake_with(permit, cause)),
+            Turn::Later(waiting) => {
+                self.queued = Some(Box::new(QueuedWake { cause: cause.clone(), since: Instant::now(), waiting }));
+                None
+            }
+        }
+    }
+
+    /// Others wake as well: their tasks need this thread.
+    fn wake_with(&mut self, permit: Permit, cause: &WakeCause) -> Event {
+        self.crowded = !permit.alone;
+        let event = self.wake(cause);
+        self.crowded = false;
+        drop(permit);
+        event
+    }
+
+    /// It is its turn.
+    pub(super) async fn wake_in_turn(&mut self, permit: Permit) {
+        let Some(queued) = self.queued.take() else { return };
+        let (waited, before) = (queued.since.elapsed(), self.wakes.added());
+        let event = self.wake_with(permit, &queued.cause);
+        self.waited(waited, before, event).await;
+    }
+
+    /// Somebody has asked for it by name: it does not wait any longer.
+    pub(super) async fn hurry(&mut self) {
+        let Some(queued) = self.queued.take() else { return };
+        let (waited, before) = (queued.since.elapsed(), self.wakes.added());
+        let event = self.wake(&queued.cause);
+        self.waited(waited, before, event).await;
+    }
+
+    /// Tells the machine what came of the wake, whose first phase was the waiting.
+    async fn waited(&mut self, waited: Duration, before: u64, event: Event) {
+        if self.wakes.added() > before {
+            self.wakes.waited(waited);
+        }
+        self.tell(event).await;
+    }
+
+    /// Its processes have ended while it waited.
+    pub(super) async fn leave_queue(&mut self) {
+        if self.queued.take().is_some() {
+            self.tell(Event::WakeFailed(WakeFailure::Passing(text("its processes have ended")))).await;
+        }
+    }
+
+    /// Whether it is without processes.
+    pub(super) fn is_warm(&self) -> bool {
+        let waits = self.queued.is_some() && matches!(self.asleep, Some(Sleeping::Warm(_)));
+        waits || matches!(self.app.phase(), torpor_lifecycle::Phase::Warm(_))
+    }
+}

@@ -1,0 +1,63 @@
+//! The machine's network: its guard's socket in the keeper, and what happens to its rules told as events.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use torpor_api::error::chain;
+use torpor_api::events::NETWORK_REPAIRED;
+use torpor_keeper::Client;
+use torpor_network::{Incident, Network};
+
+use crate::shared::Shared;
+
+/// Where the guard's socket is parked.
+const GUARD_KEY: &str = "network/guard";
+
+/// The socket of an earlier worker's guard.
+pub(crate) fn parked_guard(keeper: &Client) -> Option<OwnedFd> {
+    match keeper.get(GUARD_KEY) {
+        Ok(parked) => parked.and_then(|parked| parked.fds.into_iter().next()),
+        Err(error) => {
+            tracing::warn!(error = %chain(&error), "finding the socket of the nftables guard");
+            None
+        }
+    }
+}
+
+/// Parks the guard's socket, so that the guard outlives this worker.
+pub(crate) fn park_guard(keeper: &Client, network: &Network) {
+    let parked = network.guard_socket().map_err(|error| chain(&error)).and_then(|socket| match socket {
+        Some(socket) => keeper.put(GUARD_KEY, b"", &[socket.as_fd()]).map_err(|error| chain(&error)),
+        None => Ok(()),
+    });
+    if let Err(error) = parked {
+        tracing::warn!(error, "parking the socket of the nftables guard: it does not outlive this process");
+    }
+}
+
+/// Looks after the network's rules as long as the worker lives.
+pub(crate) async fn look_after(shared: Arc<Shared>) {
+    shared.network.look_after(|incident| tell(&shared, incident)).await;
+}
+
+fn tell(shared: &Shared, incident: Incident) {
+    let Incident { table, by, missing_us, times, outcome } = incident;
+    let by = by.as_deref().unwrap_or("an unknown process");
+    let mut fields = std::collections::BTreeMap::from([
+        ("times".to_owned(), times.into()),
+        ("missing_us".to_owned(), missing_us.into()),
+    ]);
+    let message = match outcome {
+        Ok(()) => {
+            let missing_ms = missing_us.div_ceil(1000);
+            format!("rules of the nftables table {table} were removed by {by}; written anew after {missing_ms} ms")
+        }
+        Err(error) => {
+            let error = chain(&error);
+            fields.insert("error".to_owned(), error.as_str().into());
+            format!("rules of the nftables table {table} were removed by {by} and cannot be written: {error}")
+        }
+    };
+    tracing::warn!("{message}");
+    shared.events.emit("", NETWORK_REPAIRED, message, fields);
+}

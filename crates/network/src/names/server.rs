@@ -1,0 +1,341 @@
+//! Sockets of the name server: one pair (UDP, TCP) for each real name server that it stands before.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::answer::{Answer, answer};
+use super::directory::Directory;
+use super::live::Live;
+use super::resolv::ResolvConf;
+use crate::config::{GATEWAY_V4, NetworkConfig};
+use crate::error::NetworkError;
+use crate::network::Network;
+
+const DNS_PORT: u16 = 53;
+/// Ports that are tried: reserved ones, which nobody gets by chance or publishes.
+const PORTS: std::ops::RangeInclusive<u16> = 600..=1023;
+/// Longest message, in bytes.
+const MESSAGE_BYTES: usize = u16::MAX as usize;
+/// How long a real name server may take. Resolvers ask again after 5 s.
+const SERVER_TIME: Duration = Duration::from_secs(5);
+/// How long a TCP connection may be idle.
+const IDLE_TIME: Duration = Duration::from_secs(10);
+/// Queries that are asked on at the same time, and TCP connections: of all apps, and of one.
+const FORWARDS: [usize; 2] = [512, 64];
+const CONNECTIONS: [usize; 2] = [128, 8];
+/// Pause after a socket failed.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Answers as long as it lives; dropped, queries go to the real name servers again.
+#[derive(Debug)]
+pub struct NameServer {
+    live: Option<Live>,
+    _tasks: JoinSet<()>,
+}
+
+/// What all sockets share.
+struct Common {
+    config: NetworkConfig,
+    directory: Arc<Directory>,
+    search: Vec<String>,
+    v6: bool,
+    forwards: Arc<Shares>,
+    connections: Arc<Shares>,
+}
+
+/// Who is asked where we have no answer.
+#[derive(Clone, Copy, Debug)]
+enum Upstream {
+    /// The name server that the app has asked.
+    One(Ipv4Addr),
+    /// The machine's, whoever they are by then.
+    Machine,
+}
+
+impl NameServer {
+    /// Begins to answer queries of the network's apps.
+    ///
+    /// # Errors
+    /// No port is free, the rules cannot be written, or the kernel has no tables with owners. Nothing of it stays.
+    pub async fn start(network: &Network, directory: Arc<Directory>) -> Result<Self, NetworkError> {
+        let conf = ResolvConf::machine().unwrap_or_else(|error| {
+            tracing::warn!(%error, "reading /etc/resolv.conf");
+            ResolvConf::default()
+        });
+        let common = Arc::new(Common {
+            config: network.config().clone(),
+            directory,
+            search: conf.search().to_vec(),
+            v6: network.has_v6(),
+            forwards: Arc::new(Shares::new(FORWARDS)),
+            connections: Arc::new(Shares::new(CONNECTIONS)),
+        });
+        let servers = conf.direct().into_iter().map(|ip| (ip, Upstream::One(ip)));
+        let (mut tasks, mut ways) = (JoinSet::new(), BTreeMap::new());
+        for (ip, upstream) in servers.chain([(GATEWAY_V4, Upstream::Machine)]) {
+            if ways.contains_key(&ip) {
+                continue;
+            }
+            let (udp, tcp, port) = bind().await.map_err(NetworkError::netlink("find a port for the name server"))?;
+            ways.insert(ip, port);
+            tasks.spawn(serve_udp(common.clone(), upstream, Arc::new(udp)));
+            tasks.spawn(serve_tcp(common.clone(), upstream, tcp));
+        }
+        network.lead_queries(ways).await?;
+        let live = Live::new(network.config()).map_err(NetworkError::netlink("lead apps' queries to the name server"))?;
+        Ok(Self { live: Some(live), _tasks: tasks })
+    }
+}
+
+impl Drop for NameServer {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.live.take().map(Live::end) {
+            // The kernel does it with the end of the socket.
+            tracing::debug!(%error, "ending the name server");
+        }
+    }
+}
+
+/// One port for both protocols.
+async fn bind() -> io::Result<(UdpSocket, TcpListener, u16)> {
+    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    for port in PORTS.rev() {
+        let at = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        match (UdpSocket::bind(at).await, TcpListener::bind(at).await) {
+            (Ok(udp), Ok(tcp)) => return Ok((udp, tcp, port)),
+            (Err(error), _) | (_, Err(error)) => last = error,
+        }
+    }
+    Err(last)
+}
+
+impl Common {
+    /// The app that sends from this address, as the table has made sure.
+    fn asker(&self, from: IpAddr) -> Option<u32> {
+        match from {
+            IpAddr::V4(ip) => self.config.index_of_address(ip),
+            IpAddr::V6(_) => None,
+        }
+    }
+
+    fn answer(&self, query: &[u8], asker: u32) -> Answer {
+        answer(query, asker, &self.directory, &self.config, (&self.search, self.v6))
+    }
+}
+
+impl Upstream {
+    fn servers(self) -> Vec<IpAddr> {
+        match self {
+            Self::One(ip) => vec![ip.into()],
+            Self::Machine => ResolvConf::machine().map(|conf| conf.servers().to_vec()).unwrap_or_default(),
+        }
+    }
+}
+
+async fn serve_udp(common: Arc<Common>, upstream: Upstream, socket: Arc<UdpSocket>) {
+    let mut buffer = vec![0; MESSAGE_BYTES];
+    loop {
+        let (length, from) = match socket.recv_from(&mut buffer).await {
+            Ok(received) => received,
+            Err(error) => {
+                // That an earlier answer found nobody, or want of memory: there is no event to wait for.
+                tracing::debug!(%error, "receiving queries");
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let Some(asker) = common.asker(from.ip()) else { continue };
+        let query = &buffer[..length];
+        match common.answer(query, asker) {
+            Answer::Ignore => {}
+            Answer::Reply(reply) => send(&socket, &reply, from).await,
+            Answer::Forward => {
+                // Beyond its share the query is lost, and asked again.
+                let Some(share) = common.forwards.take(asker) else { continue };
+                let (query, socket) = (query.to_vec(), socket.clone());
+                tokio::spawn(async move {
+                    if let Some(reply) = ask_on(upstream, &query).await {
+                        send(&socket, &reply, from).await;
+                    }
+                    drop(share);
+                });
+            }
+        }
+    }
+}
+
+async fn send(socket: &UdpSocket, reply: &[u8], to: SocketAddr) {
+    if let Err(error) = socket.send_to(reply, to).await {
+        tracing::debug!(%error, %to, "answering a query");
+    }
+}
+
+/// Asks the real name servers, one after the other; `None` where none answers in time.
+async fn ask_on(upstream: Upstream, query: &[u8]) -> Option<Vec<u8>> {
+    for server in upstream.servers() {
+        let asked = timeout(SERVER_TIME, async {
+            let own: IpAddr =
+                if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+            let socket = UdpSocket::bind((own, 0)).await?;
+            socket.connect((server, DNS_PORT)).await?;
+            socket.send(query).await?;
+            let mut reply = vec![0; MESSAGE_BYTES];
+            loop {
+                let length = socket.recv(&mut reply).await?;
+                // Whoever guesses our port does not know the number of the query.
+                if length >= 2 && query.get(..2) == reply.get(..2) {
+                    reply.truncate(length);
+                    return Ok::<_, io::Error>(reply);
+                }
+            }
+        });
+        match asked.await {
+            Ok(Ok(reply)) => return Some(reply),
+            Ok(Err(error)) => tracing::debug!(%error, %server, "asking a name server"),
+            Err(_) => tracing::debug!(%server, "a name server does not answer"),
+        }
+    }
+    None
+}
+
+async fn serve_tcp(common: Arc<Common>, upstream: Upstream, listener: TcpListener) {
+    loop {
+        let (stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::debug!(%error, "accepting a query by TCP");
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let Some(asker) = common.asker(from.ip()) else { continue };
+        let Some(share) = common.connections.take(asker) else { continue };
+        let common = common.clone();
+        tokio::spawn(async move {
+            if let Err(error) = serve_connection(&common, upstream, asker, stream).await {
+                tracing::debug!(%error, asker, "a query by TCP");
+            }
+            drop(share);
+        });
+    }
+}
+
+async fn serve_connection(common: &Common, upstream: Upstream, asker: u32, mut stream: TcpStream) -> io::Result<()> {
+    loop {
+        let query = match timeout(IDLE_TIME, read_message(&mut stream)).await {
+            Ok(Ok(query)) => query,
+            // It is done, or idle.
+            Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            Ok(Err(error)) => return Err(error),
+            Err(_) => return Ok(()),
+        };
+        let reply = match common.answer(&query, asker) {
+            Answer::Reply(reply) => reply,
+            Answer::Ignore => return Ok(()),
+            Answer::Forward => match ask_on_by_tcp(upstream, &query).await {
+                Some(reply) => reply,
+                None => return Ok(()),
+            },
+        };
+        let written = write_message(&mut stream, &reply);
+        timeout(IDLE_TIME, written).await.map_err(io::Error::from)??;
+    }
+}
+
+async fn ask_on_by_tcp(upstream: Upstream, query: &[u8]) -> Option<Vec<u8>> {
+    for server in upstream.servers() {
+        let asked = timeout(SERVER_TIME, async {
+            let mut stream = TcpStream::connect((server, DNS_PORT)).await?;
+            write_message(&mut stream, query).await?;
+            read_message(&mut stream).await
+        });
+        match asked.await {
+            Ok(Ok(reply)) => return Some(reply),
+            Ok(Err(error)) => tracing::debug!(%error, %server, "asking a name server by TCP"),
+            Err(_) => tracing::debug!(%server, "a name server does not answer by TCP"),
+        }
+    }
+    None
+}
+
+/// A message behind its length in two bytes (RFC 1035, 4.2.2).
+async fn read_message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let length = stream.read_u16().await?;
+    let mut message = vec![0; length.into()];
+    stream.read_exact(&mut message).await?;
+    Ok(message)
+}
+
+async fn write_message(stream: &mut TcpStream, message: &[u8]) -> io::Result<()> {
+    let length = u16::try_from(message.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
+    let mut bytes = length.to_be_bytes().to_vec();
+    bytes.extend_from_slice(message);
+    stream.write_all(&bytes).await
+}
+
+/// Bounds on what goes on for all apps and for each.
+#[derive(Debug)]
+struct Shares {
+    bounds: [usize; 2],
+    taken: Mutex<HashMap<u32, usize>>,
+}
+
+/// Given back when it is dropped.
+struct Share {
+    shares: Arc<Shares>,
+    app: u32,
+}
+
+impl Shares {
+    fn new(bounds: [usize; 2]) -> Self {
+        Self { bounds, taken: Mutex::default() }
+    }
+
+    fn take(self: &Arc<Self>, app: u32) -> Option<Share> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let [all, each] = self.bounds;
+        if taken.values().sum::<usize>() >= all || taken.get(&app).is_some_and(|count| *count >= each) {
+            return None;
+        }
+        *taken.entry(app).or_default() += 1;
+        Some(Share { shares: self.clone(), app })
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut taken = self.shares.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = taken.get_mut(&self.app) {
+            *count -= 1;
+            if *count == 0 {
+                taken.remove(&self.app);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_app_leaves_room_for_others() {
+        let shares = Arc::new(Shares::new([5, 3]));
+        let mut held: Vec<_> = (0..3).map(|_| shares.take(1).unwrap()).collect();
+        assert!(shares.take(1).is_none());
+        held.extend([shares.take(2).unwrap(), shares.take(3).unwrap()]);
+        assert!(shares.take(2).is_none(), "all are taken");
+        held.remove(0);
+        assert!(shares.take(2).is_some());
+        drop(held);
+        assert!(shares.taken.lock().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,114 @@
+//! The network of apps while others meddle with it: rules that are removed, and everybody woken at once.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod python;
+
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpStream};
+use std::process::Command;
+
+use python::{PATIENCE, Place};
+use rustix::process::{Pid, Signal, kill_process};
+use torpor_testkit::wait::eventually_ok;
+
+/// Answers `hello` on TCP port 80.
+const SERVER: &str = r"
+import socket
+server = socket.create_server(('', 80))
+print('up')
+while True:
+    client = server.accept()[0]
+    client.sendall(b'hello')
+    client.close()
+";
+
+fn warm(place: &Place, app: &str) {
+    let args = ["sleep", "--level", "warm", app];
+    eventually_ok(&format!("{app} goes warm"), PATIENCE, || place.daemon.ok(&args)).unwrap();
+}
+
+fn hello(mut stream: TcpStream) -> String {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// The events of this kind, oldest first.
+fn events(place: &Place, kind: &str) -> Vec<serde_json::Value> {
+    let text = place.daemon.ok(&["--json", "events"]).unwrap();
+    let all = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    all.filter(|event| event["kind"] == kind).collect()
+}
+
+#[test]
+fn rules_that_others_remove_come_back_and_wake_who_sleeps() {
+    let mut place = Place::with("[idle]\nsleep = false\n");
+    let port = place.daemon.port().unwrap();
+    place.run("web", SERVER, &["-p", &format!("{port}:80")]);
+    place.wait_log("web", "up");
+    warm(&place, "web");
+    let table = place.daemon.instance();
+    let nft = |args: &[&str]| Command::new("nft").args(args).output().unwrap();
+    // Our own table only: other tests use the machine's network, too.
+    assert!(nft(&["delete", "table", "inet", &table]).status.success());
+    let reached = || TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+    let stream = eventually_ok("its port is there again", PATIENCE, reached).unwrap();
+    assert_eq!(hello(stream), "hello");
+    let repaired = || events(&place, "network-repaired").into_iter().next().ok_or("there is no event");
+    let event = eventually_ok("it is told", PATIENCE, repaired).unwrap();
+    assert!(event["message"].as_str().unwrap().contains("removed by nft (pid "), "{event}");
+    assert_eq!((&event["app"], &event["fields"]["times"]), (&"".into(), &1.into()), "{event}");
+    let doctor = place.daemon.cli(&["doctor"]).unwrap();
+    let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    assert!(doctor.contains(&format!("{table} was removed 1 times")), "{doctor}");
+    // The guard outlives the daemon, and belongs to its successor.
+    let guard = format!("{table}_guard");
+    let (listed, denied) = (["list", "table", "inet", &guard], ["delete", "table", "inet", &guard]);
+    place.daemon.kill9().unwrap();
+    assert!(nft(&listed).status.success() && !nft(&denied).status.success());
+    assert!(nft(&["delete", "table", "inet", &table]).status.success());
+    place.daemon.up().unwrap();
+    assert!(nft(&listed).status.success() && !nft(&denied).status.success());
+    assert_eq!(hello(eventually_ok("it answers", PATIENCE, reached).unwrap()), "hello");
+}
+
+#[test]
+fn who_was_used_last_wakes_first_when_all_are_touched() {
+    let mut place = Place::with("[idle]\nsleep = false\n[wake]\nat_once = 1\n");
+    let names: Vec<String> = (0..6).map(|n| format!("app{n}")).collect();
+    let ports: Vec<u16> = names.iter().map(|_| place.daemon.port().unwrap()).collect();
+    for (name, port) in names.iter().zip(&ports) {
+        place.run(name, SERVER, &["-p", &format!("{port}:80")]);
+        place.wait_log(name, "up");
+        warm(&place, name);
+    }
+    // A use each, the last one's the latest.
+    for name in &names {
+        place.daemon.ok(&["wake", name]).unwrap();
+        warm(&place, name);
+    }
+    let before = events(&place, "woken").len();
+    // All are touched while the daemon sees nothing of it.
+    let daemon = Pid::from_raw(place.daemon.pid().unwrap() as i32).unwrap();
+    kill_process(daemon, Signal::STOP).unwrap();
+    let streams: Vec<_> = ports.iter().map(|port| TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).unwrap()).collect();
+    kill_process(daemon, Signal::CONT).unwrap();
+    for stream in streams {
+        assert_eq!(hello(stream), "hello");
+    }
+    let all = || {
+        let woken = events(&place, "woken").split_off(before);
+        if woken.len() == names.len() { Ok(woken) } else { Err(format!("{woken:?}")) }
+    };
+    let woken = eventually_ok("all have woken", PATIENCE, all).unwrap();
+    // The first one found nobody before it; the others waited meanwhile.
+    let order: Vec<&str> = woken[1..].iter().map(|event| event["app"].as_str().unwrap()).collect();
+    let mut hottest_first = order.clone();
+    hottest_first.sort_unstable_by(|a, b| b.cmp(a));
+    assert_eq!(order, hottest_first);
+    assert!(woken[0]["fields"].get("queued_us").is_none(), "{woken:?}");
+    assert!(woken[1..].iter().all(|event| event["fields"]["queued_us"].as_u64() > Some(0)), "{woken:?}");
+    let explained = place.daemon.ok(&["explain", order[4]]).unwrap();
+    assert!(explained.contains("queued"), "{explained}");
+}

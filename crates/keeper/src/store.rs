@@ -85,7 +85,8 @@ impl<D> Store<D> {
 
     /// Descriptors of the other entries of the app that `key` belongs to.
     fn held_beside(&self, key: &str) -> usize {
-        let group = key.match_indices('/').nth(1).map_or(key, |(at, _)| &key[..=at]);
+        let Some((end, _)) = key.match_indices('/').nth(1) else { return 0 };
+        let group = &key[..=end];
         self.range(group, None).filter(|(other, _)| *other != key).map(|(_, held)| held.fds.len()).sum()
     }
 
@@ -181,6 +182,9 @@ mod tests {
                         if held + fds > LIMIT {
                             let refusal = Refusal::Fds { held: held as u64, asked: fds as u64, limit: LIMIT as u64 };
                             prop_assert_eq!(result.err(), Some(refusal));
+                        } else if fds > LIMIT / APP_SHARE {
+                            let limit = (LIMIT / APP_SHARE) as u64;
+                            prop_assert_eq!(result.err(), Some(Refusal::Share { held: 0, asked: fds as u64, limit }));
                         } else {
                             let old = result.expect("within the bounds").map(|old| (old.blob.into_vec(), old.fds.len()));
                             prop_assert_eq!(old, model.insert(key, (blob, fds)));

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use torpor_lifecycle::Millis;
 
 /// After so long a wake goes before those of apps that were used later.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What makes an app go before others: compared in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -221,6 +221,8 @@ impl Task {
         let cached = self.shared.cached_images.enter(asleep.depth(), since, asleep.image(), asleep.image_bytes());
         self.cached_image = Some(cached);
         self.asleep_since = since;
+        // What wakes it is a use, too, but not one to judge it by.
+        self.used_before = self.app.last_used();
         self.asleep = Some(asleep);
     }
 

@@ -132,6 +132,8 @@ pub(crate) struct Task {
     pub(crate) sleep_cause: String,
     /// Its wake, while that waits for others.
     pub(super) queued: Option<Box<QueuedWake>>,
+    /// When it was used last before it fell asleep.
+    pub(super) used_before: Millis,
     /// Others wake at the same time.
     pub(super) crowded: bool,
     /// What the worker knows of its sleep.
@@ -205,6 +207,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         pumps: tokio::task::JoinSet::new(),
         sleep_cause: String::new(),
         queued: None,
+        used_before: Millis(0),
         crowded: false,
         known: Known::new(orders.downgrade()),
         keeper_losses,

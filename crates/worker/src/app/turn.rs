@@ -34,7 +34,7 @@ impl Task {
         if !matches!(cause, WakeCause::Packet(_) | WakeCause::Timer) {
             return Some(self.wake(cause));
         }
-        let heat = Heat { last_used: self.app.last_used(), wakes: self.app.counts().wakes };
+        let heat = Heat { last_used: self.used_before, wakes: self.app.counts().wakes };
         match self.shared.wakes.ask(heat) {
             Turn::Now(permit) => Some(self.wake_with(permit, cause)),
             Turn::Later(waiting) => {

@@ -19,6 +19,7 @@ use torpor_image::{FormatError, Header, Kind, checksum};
 use crate::header;
 use crate::image_file::{Contents, ImageError, ImageFile};
 use crate::restore::{self, CompileError};
+use crate::vetting::{self, Bounds};
 
 /// What an image is to become.
 #[derive(Clone, Debug)]
@@ -31,17 +32,13 @@ pub struct Adoption {
     pub addresses: Vec<(IpAddr, IpAddr)>,
 }
 
-/// What the programs in an image may do at most.
-#[derive(Clone, Debug)]
-pub struct Bounds {
-    /// Ids of users and groups are those of a user namespace.
-    pub user_namespace: bool,
-    /// Capabilities, a bit for each.
-    pub capabilities: u64,
-    /// A filter of system calls that each thread must have: instructions as the kernel has them.
-    pub filter: Option<Vec<u64>>,
-    /// No privileges by set-uid programs.
-    pub no_new_privileges: bool,
+/// What came of adopting an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Adopted {
+    /// What its programs could do beyond their bounds, in words; who asked for those bounds must not wake it then.
+    pub beyond: Vec<String>,
+    /// What was lowered to what this machine gives a new app, in words.
+    pub lowered: Vec<String>,
 }
 
 /// Why an image cannot be adopted.
@@ -64,20 +61,20 @@ pub enum AdoptError {
         "it has {0} open, which has another name by now and cannot be found here; export it when it has closed that"
     )]
     Handle(String),
-    /// It names a file that its programs could not have opened.
-    #[error("it says that it has {0} open, which no app has")]
-    Astray(String),
+    /// It asks for what no capture of an app has.
+    #[error("its image asks for what no app can have: {}", .0.join("; "))]
+    Vetting(Vec<String>),
     /// No plan can be made of it.
     #[error(transparent)]
     Plan(#[from] CompileError),
 }
 
-/// Makes the image at `path`, which nobody uses yet, one of an app of this machine. Every byte of it is checked. Gives what its
-/// programs could do beyond `bounds`, in words; who asked for those bounds must not wake it then.
+/// Makes the image at `path`, which nobody uses yet, one of an app of this machine. Every byte of it is checked, and its state is
+/// [vetted](crate::vetting).
 ///
 /// # Errors
-/// Where it is damaged or does not fit this machine. The file is of no use then.
-pub fn adopt(path: &Path, adoption: &Adoption, bounds: &Bounds) -> Result<Vec<String>, AdoptError> {
+/// Where it is damaged, does not fit this machine, or asks for what no app with these bounds can have. The file is of no use then.
+pub fn adopt(path: &Path, adoption: &Adoption, bounds: &Bounds) -> Result<Adopted, AdoptError> {
     let image = ImageFile::open(path)?;
     let format = |error| ImageError::Format(path.to_owned(), error);
     let header = image.header().clone();
@@ -90,7 +87,7 @@ pub fn adopt(path: &Path, adoption: &Adoption, bounds: &Bounds) -> Result<Vec<St
     let file = file.map_err(|error| ImageError::Read(path.to_owned(), error))?;
     let read = file.read_exact_at(&mut state, header.state_offset());
     read.map_err(|error| ImageError::Read(path.to_owned(), error))?;
-    let mut tree = Tree::read(&state, &header).map_err(format)?;
+    let mut tree = Tree::read_foreign(&state, &header).map_err(format)?;
     if tree.processes.first().is_none_or(|process| process.alive().is_none()) {
         return Err(format(FormatError::Invalid("its initial process")).into());
     }
@@ -101,8 +98,9 @@ pub fn adopt(path: &Path, adoption: &Adoption, bounds: &Bounds) -> Result<Vec<St
     if let Some(name) = handles(&tree).next() {
         return Err(AdoptError::Handle(name));
     }
-    if let Some(path) = astray(&mut tree) {
-        return Err(AdoptError::Astray(path));
+    let vetted = vetting::vet(&mut tree, bounds);
+    if !vetted.refused.is_empty() {
+        return Err(AdoptError::Vetting(vetted.refused));
     }
     let beyond = beyond(&tree, bounds);
     tree.machine.boot = [0, 0];
@@ -120,7 +118,7 @@ pub fn adopt(path: &Path, adoption: &Adoption, bounds: &Bounds) -> Result<Vec<St
         }
     }
     write(&file, &header, &tree, adoption).map_err(|error| AdoptError::Write(path.to_owned(), error))??;
-    Ok(beyond)
+    Ok(Adopted { beyond, lowered: vetted.lowered })
 }
 
 /// What keeps an image on its machine, so that [`adopt`] would refuse it elsewhere: paths of files.
@@ -132,40 +130,6 @@ pub fn stays(image: &Path) -> Result<Vec<String>, ImageError> {
         Contents::Complete(tree) => Ok(handles(&tree).collect()),
         Contents::Dozing(_) => Ok(Vec::new()),
     }
-}
-
-/// A path that leads where the app's own paths do not: out of its root, or into a process, which the app's processes only reach with
-/// what they may do themselves.
-fn is_astray(path: &[u8]) -> bool {
-    let Some(inner) = path.strip_prefix(b"/") else { return true };
-    let mut names = inner.split(|byte| *byte == b'/');
-    let is_name = |name: &[u8]| !matches!(name, b"" | b"." | b"..") && !name.contains(&0);
-    let of_process = path.strip_prefix(b"/proc/").is_some_and(|rest| rest.first().is_some_and(u8::is_ascii_digit));
-    of_process || !(inner.is_empty() || names.all(is_name))
-}
-
-/// A file of a process that is none of the tree's, or open for more than reading.
-fn is_others(tree: &Tree, path: &[u8], flags: u32) -> bool {
-    /// `O_ACCMODE`.
-    const ACCESS: u32 = 3;
-    let id = path.strip_prefix(b"/proc/").and_then(|rest| rest.split(|byte| *byte == b'/').next());
-    let id = id.and_then(|id| std::str::from_utf8(id).ok()?.parse::<i32>().ok());
-    flags & ACCESS != 0 || !tree.processes.iter().any(|process| Some(process.pid) == id)
-}
-
-/// The first file that no capture of an app would have named so.
-fn astray(tree: &mut Tree) -> Option<String> {
-    let mut found = None;
-    tree.for_each_path(|state| {
-        if found.is_none() && is_astray(&state.path) {
-            found = Some(state.path.clone());
-        }
-    });
-    let of_process = tree.files.iter().find_map(|file| match &file.kind {
-        FileKind::OfProcess { path } if is_others(tree, path, file.flags) => Some(path.clone()),
-        _ => None,
-    });
-    found.or(of_process).map(|path| path.escape_ascii().to_string())
 }
 
 /// Files that are found by their handle. Another machine has others, and a handle that an enemy wrote opens any file of a disk.
@@ -262,6 +226,7 @@ fn beyond(tree: &Tree, bounds: &Bounds) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vetting::tests::{bounds, tame};
     use torpor_image::Needs;
     use torpor_image::tree::PathState;
 
@@ -274,19 +239,7 @@ mod tests {
         let mut tree = Tree::read(state, &header).unwrap();
         tree.machine.kernel = rustix::system::uname().release().to_str().unwrap().to_owned();
         header.needs = Needs::default();
-        let first = tree.processes[0].pid;
-        for file in &mut tree.files {
-            match &mut file.kind {
-                FileKind::Handle { state, .. } => {
-                    file.kind = FileKind::Outside { name: String::from_utf8_lossy(&state.path).into_owned() };
-                }
-                FileKind::OfProcess { path } => {
-                    *path = format!("/proc/{first}/status").into_bytes();
-                    file.flags = 0;
-                }
-                _ => {}
-            }
-        }
+        tame(&mut tree);
         change(&mut tree, &mut header);
         let (state, plan) = (tree.encode(), b"a plan of an enemy".to_vec());
         let pages = &bytes[torpor_image::HEADER_BYTES as usize..header.state_offset() as usize];
@@ -307,8 +260,7 @@ mod tests {
     }
 
     fn wide(tree: &Tree) -> Bounds {
-        let user_namespace = tree.namespaces.user;
-        Bounds { user_namespace, capabilities: u64::MAX, filter: None, no_new_privileges: false }
+        Bounds { user_namespace: tree.namespaces.user, capabilities: u64::MAX, ..bounds() }
     }
 
     #[test]
@@ -317,7 +269,7 @@ mod tests {
         let file = image(|tree, header| {
             (bounds, header.boot) = (wide(tree), [5, 6]);
         });
-        assert_eq!(adopt(file.path(), &adoption(), &bounds).unwrap(), [""; 0]);
+        assert_eq!(adopt(file.path(), &adoption(), &bounds).unwrap().beyond, [""; 0]);
         let found = ImageFile::open(file.path()).unwrap();
         found.verify(|_| {}).unwrap();
         let header = found.header();
@@ -334,35 +286,12 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_lead_astray_are_refused() {
-        for path in ["etc/passwd", "/../etc", "/a/../../b", "/a//b", "/a/./b", "/a\0", "", "/proc/1/mem", "/proc/7"] {
-            assert!(is_astray(path.as_bytes()), "{path}");
-        }
-        for path in ["/", "/etc/passwd", "/proc", "/proc/meminfo", "/dev/shm/.x", "/proc2/1"] {
-            assert!(!is_astray(path.as_bytes()), "{path}");
-        }
-        let refused = |change: fn(&mut Tree)| {
-            let file = image(|tree, _| change(tree));
-            adopt(file.path(), &adoption(), &wide(&Tree::default())).unwrap_err().to_string()
-        };
-        let init = refused(|tree| {
-            let state = PathState { path: b"/proc/1/mem".to_vec(), ..PathState::default() };
-            tree.files[0].kind = FileKind::Path(state);
-        });
-        assert!(init.contains("/proc/1/mem"), "{init}");
-        let escaped = refused(|tree| {
-            tree.files[0].kind = FileKind::OfProcess { path: b"/proc/1/\x1b[2J".to_vec() };
-        });
-        assert!(escaped.contains("\\x1b[2J"), "{escaped}");
-    }
-
-    #[test]
     fn what_programs_may_do_beyond_is_told() {
         let mut bounds = wide(&Tree::default());
         let file = image(|tree, _| bounds = wide(tree));
         bounds.filter = Some(vec![1, 2, 3]);
         bounds.user_namespace = !bounds.user_namespace;
-        let told = adopt(file.path(), &adoption(), &bounds).unwrap().join("; ");
+        let told = adopt(file.path(), &adoption(), &bounds).unwrap().beyond.join("; ");
         assert!(told.contains("user namespace") && told.contains("filter"), "{told}");
     }
 

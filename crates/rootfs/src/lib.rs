@@ -51,7 +51,7 @@ mod unpack;
 pub mod users;
 pub mod view;
 
-pub use copy::{Copied, CopyError, Ids, Meta, NodeKind, Record, read_tree, write_tree};
+pub use copy::{Copied, CopyError, Ids, Meta, NodeKind, Record, read_tree, read_tree_within, write_tree};
 pub use digest::{Digest, LayerDigest};
 pub use error::{ArchiveError, Error, ImageError, RegistryError};
 pub use image::{Image, ImageConfig};

@@ -121,6 +121,32 @@ fn drop_bounding(keep: CapabilitySet) -> Result<(), SetupError> {
     Ok(())
 }
 
+/// Hard limits of the programs that this process starts in sandboxes, by resource number (`getrlimit(2)`); `u64::MAX` is infinity.
+pub fn hard_limits() -> [u64; 16] {
+    const ALL: [Resource; 16] = [
+        Resource::Cpu,
+        Resource::Fsize,
+        Resource::Data,
+        Resource::Stack,
+        Resource::Core,
+        Resource::Rss,
+        Resource::Nproc,
+        Resource::Nofile,
+        Resource::Memlock,
+        Resource::As,
+        Resource::Locks,
+        Resource::Sigpending,
+        Resource::Msgqueue,
+        Resource::Nice,
+        Resource::Rtprio,
+        Resource::Rttime,
+    ];
+    ALL.map(|resource| {
+        let hard = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+        if resource == Resource::Nofile { hard.min(OPEN_FILES.1) } else { hard }
+    })
+}
+
 /// Sets the limit of open files, as far as this process may: without CAP_SYS_RESOURCE it cannot be raised.
 fn limit_files(files: Option<u32>) -> Result<(), SetupError> {
     let now = getrlimit(Resource::Nofile);

@@ -32,6 +32,7 @@ mod status;
 mod terminal;
 
 pub use capabilities::Capabilities;
+pub use confine::hard_limits;
 pub use error::{CgroupError, SandboxError, SetupError};
 pub use exec::{ExecChild, ExecIo, exec, exec_main, resize_terminal};
 pub use launcher::{EXEC_COMMAND, Launcher, SETUP_COMMAND};

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 pub use filter::{attach_filter, attached_filter, detach_filter};
 pub use message::{Peeked, Sent, before_last_piece, peek, send};
 pub use multicast::{REQUEST_BYTES, group_request, join, membership};
-pub use option::{PLAIN, Plain, get, set};
+pub use option::{Needs, PLAIN, Plain, get, set};
 pub use packet::packet_membership;
 
 /// Bytes of the longest address (`sockaddr_storage`).

@@ -20,6 +20,21 @@ const RAW: i32 = libc::SOL_RAW;
 const NETLINK: i32 = libc::SOL_NETLINK;
 const PACKET: i32 = libc::SOL_PACKET;
 
+/// What a program needs to set an option to something else than a new socket has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Nothing.
+    Nothing,
+    /// CAP_NET_RAW or CAP_NET_ADMIN over its network namespace.
+    Network,
+    /// CAP_NET_ADMIN over its network namespace.
+    NetworkAdministration,
+    /// CAP_NET_BROADCAST over its network namespace.
+    Broadcast,
+    /// CAP_NET_ADMIN over the machine.
+    Machine,
+}
+
 /// An option: how it is read and how it is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plain {
@@ -33,10 +48,16 @@ pub struct Plain {
     pub halved: bool,
     /// It must be set when everything else is done: filling a queue, listening.
     pub late: bool,
+    /// What a program must have to set it.
+    pub needs: Needs,
 }
 
 const fn plain(level: i32, name: i32) -> Plain {
-    Plain { level, get: name, set: name, halved: false, late: false }
+    Plain { level, get: name, set: name, halved: false, late: false, needs: Needs::Nothing }
+}
+
+const fn privileged(level: i32, name: i32, needs: Needs) -> Plain {
+    Plain { needs, ..plain(level, name) }
 }
 
 const fn late(level: i32, name: i32) -> Plain {
@@ -45,7 +66,7 @@ const fn late(level: i32, name: i32) -> Plain {
 
 /// Every option that is known to be plain, in the order in which they are to be set.
 pub const PLAIN: &[Plain] = &[
-    plain(SOCKET, libc::SO_DEBUG),
+    privileged(SOCKET, libc::SO_DEBUG, Needs::Machine),
     plain(SOCKET, libc::SO_REUSEADDR),
     plain(SOCKET, libc::SO_REUSEPORT),
     plain(SOCKET, libc::SO_BROADCAST),
@@ -54,11 +75,11 @@ pub const PLAIN: &[Plain] = &[
     plain(SOCKET, libc::SO_OOBINLINE),
     plain(SOCKET, libc::SO_LINGER),
     plain(SOCKET, libc::SO_BINDTODEVICE),
-    plain(SOCKET, libc::SO_MARK),
+    privileged(SOCKET, libc::SO_MARK, Needs::Network),
     plain(SOCKET, libc::SO_NO_CHECK),
     // After SO_MARK and IP_TOS, which change it.
     plain(IP, libc::IP_TOS),
-    plain(SOCKET, libc::SO_PRIORITY),
+    privileged(SOCKET, libc::SO_PRIORITY, Needs::Network),
     plain(SOCKET, libc::SO_PASSCRED),
     plain(SOCKET, libc::SO_PASSSEC),
     plain(SOCKET, SO_PASSPIDFD),
@@ -71,12 +92,12 @@ pub const PLAIN: &[Plain] = &[
     plain(SOCKET, SO_TIMESTAMPNS_NEW),
     plain(SOCKET, libc::SO_TIMESTAMPING),
     plain(SOCKET, libc::SO_RXQ_OVFL),
-    plain(SOCKET, libc::SO_BUSY_POLL),
-    plain(SOCKET, libc::SO_PREFER_BUSY_POLL),
+    privileged(SOCKET, libc::SO_BUSY_POLL, Needs::NetworkAdministration),
+    privileged(SOCKET, libc::SO_PREFER_BUSY_POLL, Needs::NetworkAdministration),
     plain(SOCKET, libc::SO_MAX_PACING_RATE),
     plain(SOCKET, libc::SO_ZEROCOPY),
     plain(SOCKET, SO_TXREHASH),
-    plain(SOCKET, SO_RCVMARK),
+    privileged(SOCKET, SO_RCVMARK, Needs::Network),
     Plain { set: libc::SO_SNDBUFFORCE, halved: true, ..late(SOCKET, libc::SO_SNDBUF) },
     Plain { set: libc::SO_RCVBUFFORCE, halved: true, ..late(SOCKET, libc::SO_RCVBUF) },
     late(SOCKET, SO_BUF_LOCK),
@@ -94,7 +115,7 @@ pub const PLAIN: &[Plain] = &[
     plain(IP, libc::IP_RECVTOS),
     plain(IP, libc::IP_FREEBIND),
     plain(IP, libc::IP_PASSSEC),
-    plain(IP, libc::IP_TRANSPARENT),
+    privileged(IP, libc::IP_TRANSPARENT, Needs::Network),
     plain(IP, libc::IP_RECVORIGDSTADDR),
     plain(IP, libc::IP_MINTTL),
     plain(IP, libc::IP_NODEFRAG),
@@ -130,7 +151,7 @@ pub const PLAIN: &[Plain] = &[
     plain(IPV6, libc::IPV6_ADDR_PREFERENCES),
     plain(IPV6, libc::IPV6_MINHOPCOUNT),
     plain(IPV6, libc::IPV6_RECVORIGDSTADDR),
-    plain(IPV6, libc::IPV6_TRANSPARENT),
+    privileged(IPV6, libc::IPV6_TRANSPARENT, Needs::Network),
     plain(IPV6, libc::IPV6_FREEBIND),
     plain(IPV6, IPV6_UNICAST_IF),
     plain(IPV6, IPV6_RECVERR_RFC4884),
@@ -144,7 +165,7 @@ pub const PLAIN: &[Plain] = &[
     plain(TCP, libc::TCP_LINGER2),
     plain(TCP, libc::TCP_DEFER_ACCEPT),
     plain(TCP, libc::TCP_WINDOW_CLAMP),
-    plain(TCP, libc::TCP_CONGESTION),
+    privileged(TCP, libc::TCP_CONGESTION, Needs::NetworkAdministration),
     plain(TCP, libc::TCP_USER_TIMEOUT),
     plain(TCP, libc::TCP_THIN_LINEAR_TIMEOUTS),
     plain(TCP, libc::TCP_FASTOPEN),
@@ -164,7 +185,7 @@ pub const PLAIN: &[Plain] = &[
     plain(NETLINK, libc::NETLINK_PKTINFO),
     plain(NETLINK, libc::NETLINK_BROADCAST_ERROR),
     plain(NETLINK, libc::NETLINK_NO_ENOBUFS),
-    plain(NETLINK, libc::NETLINK_LISTEN_ALL_NSID),
+    privileged(NETLINK, libc::NETLINK_LISTEN_ALL_NSID, Needs::Broadcast),
     plain(NETLINK, libc::NETLINK_CAP_ACK),
     plain(NETLINK, libc::NETLINK_EXT_ACK),
     plain(NETLINK, libc::NETLINK_GET_STRICT_CHK),

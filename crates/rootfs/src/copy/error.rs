@@ -47,6 +47,12 @@ pub enum CopyError {
         /// Which.
         name: String,
     },
+    /// It is a device node.
+    #[error("{name} is a device node, which is not taken to another machine")]
+    Device {
+        /// Which.
+        name: String,
+    },
     /// It changed while it was read.
     #[error("{name} changed while it was read")]
     Changed {

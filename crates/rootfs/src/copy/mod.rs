@@ -27,7 +27,7 @@ mod write;
 use serde::{Deserialize, Serialize};
 
 pub use self::error::CopyError;
-pub use self::read::read_tree;
+pub use self::read::{read_tree, read_tree_within};
 pub use self::write::write_tree;
 
 /// Most bytes of one record: a path, a target, and all extended attributes of a file.

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::{
     AtFlags, FileType, Mode, Timespec, Timestamps, XattrFlags, chmodat, chownat, fchmod, fchown, fsetxattr, futimens,
-    makedev, mknodat, symlinkat, utimensat,
+    mknodat, symlinkat, utimensat,
 };
 use rustix::process::{Gid, Uid};
 
@@ -22,18 +22,18 @@ use crate::tree::{Tree, TreePath};
 /// # Errors
 /// Where the records are not those of a tree, or cannot be made; part of it is there then.
 pub fn read_tree(input: &mut dyn Read, root: &Path, ids: Ids) -> Result<Copied, CopyError> {
+    read_tree_within(input, root, ids, Limits::default())
+}
+
+/// As [`read_tree`], within these bounds: of members, and of bytes of all files (holes do not count).
+///
+/// # Errors
+/// See [`read_tree`].
+pub fn read_tree_within(input: &mut dyn Read, root: &Path, ids: Ids, limits: Limits) -> Result<Copied, CopyError> {
     let tree = Tree::open(root).map_err(failed("open", b""))?;
     let buffer = vec![0; MOST_DATA_BYTES as usize];
-    let mut reading = Reading {
-        input,
-        tree,
-        ids,
-        open: Vec::new(),
-        file: None,
-        limits: Limits::default(),
-        done: Copied::default(),
-        buffer,
-    };
+    let (open, done) = (Vec::new(), Copied::default());
+    let mut reading = Reading { input, tree, ids, open, file: None, limits, done, buffer };
     while reading.next()? {}
     Ok(reading.done)
 }
@@ -193,6 +193,9 @@ impl Reading<'_> {
             file.written = offset + u64::from(bytes);
         }
         self.done.bytes += u64::from(bytes);
+        if self.done.bytes > self.limits.max_unpacked_bytes {
+            return Err(CopyError::Limit { limit: self.limits.max_unpacked_bytes, what: "bytes" });
+        }
         self.buffer = buffer;
         Ok(())
     }
@@ -229,22 +232,22 @@ impl Reading<'_> {
     }
 
     fn node(&mut self, raw: &[u8], kind: NodeKind, meta: Meta) -> Result<(), CopyError> {
-        let is_device = matches!(kind, NodeKind::Character(..) | NodeKind::Block(..));
-        if is_device && self.ids != Ids::Same {
-            return Err(CopyError::Invalid("a device, which nobody can make in a user namespace"));
-        }
-        let (kind, device) = match kind {
-            NodeKind::Fifo => (FileType::Fifo, 0),
-            NodeKind::Socket => (FileType::Socket, 0),
-            NodeKind::Character(0, 0) => return Err(CopyError::Invalid("a mark of overlayfs in disguise")),
-            NodeKind::Character(major, minor) => (FileType::CharacterDevice, makedev(major, minor)),
-            NodeKind::Block(major, minor) => (FileType::BlockDevice, makedev(major, minor)),
+        let kind = match kind {
+            NodeKind::Fifo => FileType::Fifo,
+            NodeKind::Socket => FileType::Socket,
+            NodeKind::Character(0, 0) => {
+                return Err(CopyError::Invalid("a device that is a mark of overlayfs in disguise"));
+            }
+            // Layers are unpacked without any, and a sandbox has those that it may have.
+            NodeKind::Character(..) | NodeKind::Block(..) => {
+                return Err(CopyError::Invalid("a device, which no archive may bring"));
+            }
         };
         let meta = self.checked(meta, raw)?;
         let path = self.enter(raw)?;
         let (parent, name) = self.tree.parent(&path).map_err(failed("open the directory of", raw))?;
         // `chmodat` follows links in general, but a node has just been made there, and nobody else has access to the tree.
-        mknodat(parent, name, kind, Mode::RUSR, device)
+        mknodat(parent, name, kind, Mode::RUSR, 0)
             .and_then(|()| own(parent, name, &meta))
             .and_then(|()| chmodat(parent, name, Mode::from_raw_mode(meta.mode), AtFlags::empty()))
             .and_then(|()| utimensat(parent, name, &times(&meta), AtFlags::SYMLINK_NOFOLLOW))

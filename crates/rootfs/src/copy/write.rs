@@ -8,8 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat, fgetxattr, flistxattr, fstat, major, minor, openat,
-    openat2, readlinkat, seek, statat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat, fgetxattr, flistxattr, fstat, openat, openat2,
+    readlinkat, seek, statat,
 };
 use rustix::io::Errno;
 
@@ -86,7 +86,6 @@ impl Writing<'_> {
             }
             self.links.insert((stat.st_dev, stat.st_ino), path.clone());
         }
-        let device = (major(stat.st_rdev), minor(stat.st_rdev));
         let node = match kind {
             FileType::RegularFile => return self.file(open(parent, name, OFlags::NOATIME, &path)?, &path),
             FileType::Symlink => {
@@ -96,8 +95,9 @@ impl Writing<'_> {
             }
             FileType::Fifo => NodeKind::Fifo,
             FileType::Socket => NodeKind::Socket,
-            FileType::CharacterDevice => NodeKind::Character(device.0, device.1),
-            FileType::BlockDevice => NodeKind::Block(device.0, device.1),
+            FileType::CharacterDevice | FileType::BlockDevice => {
+                return Err(CopyError::Device { name: shown(&path) });
+            }
             _ => return Err(CopyError::Kind { name: shown(&path) }),
         };
         let meta = self.meta(&stat, None, &path)?;

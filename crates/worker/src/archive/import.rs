@@ -11,9 +11,9 @@ use torpor_api::archive::{ArchiveError, Reader, Section};
 use torpor_api::spec::AppSpec;
 use torpor_api::worker::{AppRecord, Import};
 use torpor_api::{ApiError, ErrorKind};
-use torpor_engine::{Adoption, Bounds, adopt};
-use torpor_rootfs::CopyError;
-use torpor_sandbox::{Capabilities, Security, default_filter_words};
+use torpor_engine::{Adopted, Adoption, Bounds, MachineLimits, adopt};
+use torpor_rootfs::{CopyError, Ids, Limits};
+use torpor_sandbox::{Capabilities, Security, default_filter_words, hard_limits};
 
 use super::{broken, check_volumes, failed, ids};
 use crate::app::{AppFiles, AppHandle, app_number};
@@ -82,7 +82,8 @@ impl Importing {
         let upper = self.files.upper();
         DirBuilder::new().mode(0o700).create(&upper).map_err(broken("making the directory of its files"))?;
         let ids = ids(&self.record.spec, self.record.index);
-        match torpor_rootfs::read_tree(&mut self.archive, &upper, ids) {
+        let limits = Limits { max_unpacked_bytes: self.free_bytes()?, ..Limits::default() };
+        match torpor_rootfs::read_tree_within(&mut self.archive, &upper, ids, limits) {
             Ok(_) => self.nothing_left(),
             Err(error) => Err(wrong("its files", &error)),
         }
@@ -92,6 +93,12 @@ impl Importing {
         let Some(Section::Image { bytes }) = self.archive.next_section().map_err(|error| error.to_api())? else {
             return Err(ArchiveError::Invalid("its image does not follow its files").to_api());
         };
+        let free = self.free_bytes()?;
+        if bytes > free {
+            let message =
+                format!("its image has {bytes} bytes, and the disk of {} has {free} free", self.files.data.display());
+            return Err(ApiError::new(ErrorKind::Conflict, message).with_hint("free some space, or remove an app"));
+        }
         let mut file =
             File::options().write(true).create_new(true).mode(0o600).open(part).map_err(broken("making its image"))?;
         let copied = io::copy(&mut (&mut self.archive).take(bytes), &mut file);
@@ -101,6 +108,15 @@ impl Importing {
             return Err(ArchiveError::Invalid("its image is shorter than it says").to_api());
         }
         self.nothing_left()
+    }
+
+    /// How much of the disk an archive may take: all but a part for everybody else.
+    fn free_bytes(&self) -> Result<u64, ApiError> {
+        /// Left free, as a part of the disk.
+        const KEPT: u64 = 20;
+        let disk =
+            rustix::fs::statvfs(&self.files.data).map_err(|error| broken("looking at the disk")(error.into()))?;
+        Ok(disk.f_bavail.saturating_sub(disk.f_blocks / KEPT).saturating_mul(disk.f_frsize))
     }
 
     /// The section was read to its end.
@@ -122,13 +138,16 @@ impl Importing {
         });
         let adoption =
             Adoption { app: app_number(&self.record.id), generation: GENERATION, addresses: addresses.collect() };
-        let bounds = bounds(spec)?;
-        let beyond = adopt(part, &adoption, &bounds)
+        let bounds = bounds(spec, self.record.index)?;
+        let Adopted { beyond, lowered } = adopt(part, &adoption, &bounds)
             .map_err(|error| ApiError::new(ErrorKind::Conflict, torpor_api::error::chain(&error)))?;
         if !beyond.is_empty() && !self.import.trust {
             let message = format!("its programs could do more than its description lets them: {}", beyond.join("; "));
             return Err(ApiError::new(ErrorKind::Conflict, message)
                 .with_hint("if you trust whoever made the archive, import it with --trust"));
+        }
+        if !lowered.is_empty() {
+            tracing::warn!(app = spec.name, "lowered to what a new app gets: {}", lowered.join("; "));
         }
         Ok(())
     }
@@ -157,7 +176,7 @@ fn wrong(what: &str, error: &(dyn std::error::Error + 'static)) -> ApiError {
 }
 
 /// What the description lets its programs do.
-fn bounds(spec: &AppSpec) -> Result<Bounds, ApiError> {
+fn bounds(spec: &AppSpec, index: u32) -> Result<Bounds, ApiError> {
     let security = Security {
         cap_add: spec.security.cap_add.clone(),
         cap_drop: spec.security.cap_drop.clone(),
@@ -168,8 +187,14 @@ fn bounds(spec: &AppSpec) -> Result<Bounds, ApiError> {
         .map_err(|error| ApiError::new(ErrorKind::Invalid, torpor_api::error::chain(&error)))?;
     Ok(Bounds {
         user_namespace: spec.security.user_namespace,
+        first_id: match ids(spec, index) {
+            Ids::From(first) => first,
+            Ids::Same => 0,
+        },
         capabilities: capabilities.bits(),
         filter: security.seccomp.then(|| default_filter_words(capabilities)),
         no_new_privileges: security.no_new_privs,
+        hard_limits: hard_limits(),
+        machine: MachineLimits::read(),
     })
 }

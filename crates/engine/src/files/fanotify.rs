@@ -148,7 +148,8 @@ pub(super) fn make(
     file: &OpenFile,
     around: Around<'_>,
 ) -> Result<OwnedFd, MakeError> {
-    if flags & ASKED != 0 {
+    // An app has none that could be made again, and its marks would be made with the machine's rights.
+    if flags & ASKED != 0 || matches!(around.root, path::Root::At(_)) {
         return Err(MakeError::at("making", NAME)(rustix::io::Errno::PERM));
     }
     let fd = fanotify::init(flags, event_flags).map_err(MakeError::at("making", NAME))?;

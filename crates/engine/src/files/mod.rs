@@ -43,6 +43,7 @@ mod make;
 mod memory;
 mod multicast;
 mod netlink;
+pub(crate) mod opener;
 mod options;
 mod packet;
 mod path;

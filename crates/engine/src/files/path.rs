@@ -18,7 +18,7 @@ use super::charge::Charge;
 use super::collect::{Described, Why};
 use super::list::Item;
 use super::pipe::reopen;
-use super::{EachMade, MakeError, Request};
+use super::{EachMade, MakeError, Request, opener};
 use crate::view::View;
 
 /// Behind the link of a file whose name has been removed.
@@ -71,14 +71,25 @@ pub(crate) enum Root<'a> {
 }
 
 impl Root<'_> {
-    /// Opens a path that holds no symbolic links.
+    /// Opens a path that holds no symbolic links; an app's without the machine's capabilities ([`opener`]).
     pub(crate) fn open(self, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
-        let (directory, within) = match self {
-            Self::Own => (CWD, ResolveFlags::empty()),
-            Self::At(root) => (root, ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS),
-        };
         let flags = flags | OFlags::CLOEXEC;
-        openat2(directory, path_of(path), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | within)
+        let open = |directory: BorrowedFd<'_>, within| {
+            openat2(directory, path_of(path), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | within)
+        };
+        match self {
+            Self::Own => open(CWD, ResolveFlags::empty()),
+            Self::At(root) => {
+                let within = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+                if flags.contains(OFlags::PATH) { open(root, within) } else { opener::as_app(|| open(root, within))? }
+            }
+        }
+    }
+
+    /// Why an app could not have opened a file so, if this is an app's root.
+    pub(crate) fn forbids(self, stat: &Stat, flags: OFlags) -> Option<&'static str> {
+        let forbidden = matches!(self, Self::At(_)) && opener::is_forbidden(stat, flags);
+        forbidden.then_some("its programs may not open it")
     }
 
     /// Opens a path to look at it.
@@ -391,20 +402,6 @@ pub(super) fn reopened(flags: u32) -> u32 {
     flags & !(ASYNC | made)
 }
 
-/// A file of the machine's root that others may not open so: we may, but an app in a user namespace could not have opened it, and
-/// what it shows is not the app's (`/proc/kmsg`).
-fn is_forbidden(stat: &Stat, flags: OFlags) -> bool {
-    if flags.contains(OFlags::PATH) || stat.st_uid != 0 || rustix::process::geteuid().is_root() {
-        return false;
-    }
-    let wanted = match flags & OFlags::RWMODE {
-        OFlags::RDONLY => 0o4,
-        OFlags::WRONLY => 0o2,
-        _ => 0o6,
-    };
-    stat.st_mode & wanted != wanted
-}
-
 /// Opens a file that has a name, as it was open.
 pub(super) fn make(state: &PathState, file: &OpenFile, around: Around<'_>) -> Result<OwnedFd, MakeError> {
     let flags = OFlags::from_bits_retain(reopened(file.flags));
@@ -416,9 +413,8 @@ pub(super) fn make(state: &PathState, file: &OpenFile, around: Around<'_>) -> Re
     let opened = opened.map_err(MakeError::at("opening", text(state)))?;
     let look = |error| MakeError::at("looking at", text(state))(error);
     let (stat, made_up) = (fstat(&opened).map_err(look)?, is_made_up(&opened).map_err(look)?);
-    let forbidden = made_up && matches!(around.root, Root::At(_)) && is_forbidden(&stat, flags);
-    let differs = forbidden.then_some("its programs may not open it");
-    if let Some(how) = differs.or_else(|| difference(state, &stat, made_up, around.same_boot)) {
+    let forbidden = around.root.forbids(&stat, flags);
+    if let Some(how) = forbidden.or_else(|| difference(state, &stat, made_up, around.same_boot)) {
         return Err(MakeError::Changed { path: text(state), how });
     }
     if file.position != 0 && !flags.contains(OFlags::PATH) {

@@ -12,7 +12,7 @@ use super::RestoreError;
 use super::compile::HOLE_OFFSET;
 use super::plan::Plan;
 use super::staged::{Access, Staged};
-use crate::files::{Around, Made, difference, is_made_up, made_and_removed};
+use crate::files::{Around, Made, Root, difference, is_made_up, made_and_removed, opener};
 
 /// Everything that is inherited, in the order of [`Staged`].
 pub(crate) struct Opened {
@@ -28,21 +28,28 @@ pub(crate) struct Opened {
 
 /// Opens the paths that the tree maps or stands in; says of each that has changed what has.
 pub(crate) fn paths(staged: &Staged<'_>, around: Around<'_>) -> Result<Vec<OwnedFd>, Vec<String>> {
-    let mut opened = Vec::with_capacity(staged.paths.len());
-    let mut wrong = Vec::new();
-    for (path, access) in &staged.paths {
-        match open_path(path, *access, around) {
-            Ok(fd) => opened.push(fd),
-            Err(what) => {
-                let line = format!("{}: {what}", String::from_utf8_lossy(&path.path));
-                // A file that several processes map, or that one maps in several ways, is staged more than once.
-                if !wrong.contains(&line) {
-                    wrong.push(line);
+    let open_all = || {
+        let mut opened = Vec::with_capacity(staged.paths.len());
+        let mut wrong = Vec::new();
+        for (path, access) in &staged.paths {
+            match open_path(path, *access, around) {
+                Ok(fd) => opened.push(fd),
+                Err(what) => {
+                    let line = format!("{}: {what}", String::from_utf8_lossy(&path.path));
+                    // A file that several processes map, or that one maps in several ways, is staged more than once.
+                    if !wrong.contains(&line) {
+                        wrong.push(line);
+                    }
                 }
             }
         }
+        if wrong.is_empty() { Ok(opened) } else { Err(wrong) }
+    };
+    match around.root {
+        Root::Own => open_all(),
+        // Once for all of them: each by itself would do it again.
+        Root::At(_) => opener::as_app(open_all).unwrap_or_else(|error| Err(vec![io::Error::from(error).to_string()])),
     }
-    if wrong.is_empty() { Ok(opened) } else { Err(wrong) }
 }
 
 fn open_path(path: &PathState, access: Access, around: Around<'_>) -> Result<OwnedFd, String> {
@@ -61,7 +68,7 @@ fn open_path(path: &PathState, access: Access, around: Around<'_>) -> Result<Own
     let stat = fstat(&fd).map_err(|error| io::Error::from(error).to_string())?;
     // A directory in a file system that makes its files up has another number every time.
     let made_up = place && is_made_up(&fd).map_err(|error| io::Error::from(error).to_string())?;
-    match difference(path, &stat, made_up, around.same_boot) {
+    match around.root.forbids(&stat, flags).or_else(|| difference(path, &stat, made_up, around.same_boot)) {
         None => Ok(fd),
         Some(how) => Err(how.to_owned()),
     }

@@ -12,6 +12,9 @@ use torpor_image::tree::{FileId, FileKind, SharedMemoryKind, Surroundings, Tree}
 use crate::files::Given;
 use crate::home::Home;
 
+/// What ids without a counterpart are shown as.
+const NOBODY: u32 = 65_534;
+
 /// Makes files as root of the app's user namespace would: the machine's root is nobody on its volumes, and may make none there
 /// (`EOVERFLOW`). The calling thread keeps its capabilities, and is as before when `work` is done.
 pub(super) fn as_root_inside<T>(home: &Home, work: impl FnOnce() -> T) -> io::Result<T> {
@@ -35,9 +38,11 @@ pub(super) fn to_the_machines(tree: &mut Tree, home: &Home, given: &Given) {
         || tree.files.iter().map(|file| &file.kind).enumerate().any(socket)
         || tree.surroundings != Surroundings::default();
     let Some(ids) = home.user_namespace.filter(|_| tree.namespaces.user && owned) else { return };
+    // Nobody has an id that is not the app's own: unchanged it would be somebody's on the machine.
+    let nobody = ids.outside(NOBODY).unwrap_or(NOBODY);
     let pair = |user: &mut u32, group: &mut u32| {
-        *user = ids.outside(*user).unwrap_or(*user);
-        *group = ids.outside(*group).unwrap_or(*group);
+        *user = ids.outside(*user).unwrap_or(nobody);
+        *group = ids.outside(*group).unwrap_or(nobody);
     };
     for memory in &mut tree.memories {
         match &mut memory.kind {

@@ -291,3 +291,38 @@ fn sums_over_processes_do_not_overflow() {
     state.processes = (1..300).map(|pid| torpor_image::Process { pid, ..first.clone() }).collect();
     read(&around(Kind::Dozing, &state.encode())).unwrap();
 }
+
+/// Reading what came from elsewhere takes at most four times its bytes, and a constant for short ones.
+#[test]
+fn a_state_of_unknown_origin_takes_little_memory() {
+    use torpor_image::tree::{FOREIGN_BYTES, FOREIGN_BYTES_PER_BYTE};
+    const MANY: usize = 1_000_000;
+    let _alone = alone();
+    let read = |tree: &Tree| {
+        let state = tree.encode();
+        let header = Header { state_bytes: state.len() as u64, ..common::header(Kind::Complete, &state, &[]) };
+        let before = ALLOCATOR.stats();
+        let result = Tree::read_foreign(&state, &header);
+        let bytes = (ALLOCATOR.stats() - before).bytes_allocated;
+        // Checking that ids and names are there once takes tables of its own, which are within the constant for honest trees.
+        let allowed = FOREIGN_BYTES_PER_BYTE * state.len() + FOREIGN_BYTES;
+        assert!(bytes <= allowed, "a state of {} bytes took {bytes} bytes to read", state.len());
+        result
+    };
+    assert_eq!(read(&common::tree()).unwrap(), common::tree());
+    let file = common::tree().files.into_iter().find(|file| matches!(file.kind, FileKind::Event { .. })).unwrap();
+    let socket = common::tree().files.into_iter().find(|file| matches!(file.kind, FileKind::Inet(_))).unwrap();
+    let zombie = common::tree().processes[2].clone();
+    let bombs: [fn(&mut Tree, [torpor_image::tree::OpenFile; 2], torpor_image::tree::Process); 5] = [
+        |tree, [file, _], _| tree.files = vec![file; MANY],
+        |tree, [_, socket], _| tree.files = vec![socket; MANY / 10],
+        |tree, _, zombie| tree.processes.extend(vec![zombie; MANY]),
+        |tree, _, _| tree.pipes[0].contents = vec![Vec::new(); MANY * 4],
+        |tree, _, _| tree.surroundings.lost = vec![String::new(); MANY * 4],
+    ];
+    for (n, bomb) in bombs.iter().enumerate() {
+        let mut tree = common::tree();
+        bomb(&mut tree, [file.clone(), socket.clone()], zombie.clone());
+        assert!(read(&tree).is_err(), "bomb {n} was read");
+    }
+}

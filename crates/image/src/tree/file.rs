@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::frugal;
 use super::{Bytes, InetSocket, MemoryId, PacketSocket, SocketOption, UnixSocket};
 
 /// Place in [`super::Tree::files`].
@@ -32,6 +33,7 @@ pub struct OpenFile {
     /// `F_SETOWN_EX` and `F_SETSIG`.
     pub owner: Owner,
     /// `flock(2)`, OFD locks and leases of this description, POSIX locks with the process that holds them.
+    #[serde(deserialize_with = "frugal::list")]
     pub locks: Vec<FileLock>,
 }
 
@@ -78,6 +80,7 @@ pub enum LockKind {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathState {
     /// Absolute, within the mount namespace's root.
+    #[serde(deserialize_with = "frugal::list")]
     pub path: Bytes,
     /// Device number.
     pub device: u64,
@@ -131,6 +134,7 @@ pub enum FileKind {
     /// `epoll_create(2)`.
     Epoll {
         /// What it watches.
+        #[serde(deserialize_with = "frugal::list")]
         members: Vec<EpollMember>,
     },
     /// `signalfd(2)`.
@@ -154,6 +158,7 @@ pub enum FileKind {
     /// `inotify_init(2)`.
     Inotify {
         /// What it watches.
+        #[serde(deserialize_with = "frugal::list")]
         watches: Vec<InotifyWatch>,
     },
     /// A file that lives by being open: a memfd, a deleted file, shared memory opened through `/proc/PID/map_files`.
@@ -167,8 +172,10 @@ pub enum FileKind {
         pid: i32,
     },
     /// A unix socket.
+    #[serde(deserialize_with = "frugal::boxed")]
     Unix(Box<UnixSocket>),
     /// A TCP, UDP or raw socket.
+    #[serde(deserialize_with = "frugal::boxed")]
     Inet(Box<InetSocket>),
     /// A netlink socket.
     Netlink {
@@ -177,8 +184,10 @@ pub enum FileKind {
         /// Port id; 0: not bound.
         port: u32,
         /// Multicast groups.
+        #[serde(deserialize_with = "frugal::list")]
         groups: Vec<u32>,
         /// Its options.
+        #[serde(deserialize_with = "frugal::list")]
         options: Vec<SocketOption>,
     },
     /// A descriptor that was handed in from outside of the tree (standard streams of a plain process): whoever restores gives it.
@@ -189,9 +198,11 @@ pub enum FileKind {
     /// A file of `/proc` that belongs to a process or thread of the tree: the process that has it open opens it.
     OfProcess {
         /// Its path.
+        #[serde(deserialize_with = "frugal::list")]
         path: Bytes,
     },
     /// The master of a pseudo-terminal.
+    #[serde(deserialize_with = "frugal::boxed")]
     Master(Box<Terminal>),
     /// The other end of a pseudo-terminal.
     Slave {
@@ -206,6 +217,7 @@ pub enum FileKind {
         handle: (i32, Bytes),
     },
     /// A packet socket.
+    #[serde(deserialize_with = "frugal::boxed")]
     Packet(Box<PacketSocket>),
     /// `pidfd_open(2)` of a process that has ended and been waited for.
     Ended {
@@ -221,6 +233,7 @@ pub enum FileKind {
         /// Flags of the files that come with its events.
         event_flags: u32,
         /// What it watches.
+        #[serde(deserialize_with = "frugal::list")]
         marks: Vec<FanotifyMark>,
     },
 }
@@ -233,6 +246,7 @@ pub struct Terminal {
     /// Its number: `/dev/pts/N`.
     pub number: u32,
     /// `struct termios2`.
+    #[serde(deserialize_with = "frugal::list")]
     pub settings: Bytes,
     /// Rows, columns, and both in pixels.
     pub size: [u16; 4],
@@ -249,8 +263,10 @@ pub struct Terminal {
     /// User and group of the slave.
     pub owner: (u32, u32),
     /// What was written to the master, and has not been read.
+    #[serde(deserialize_with = "frugal::list")]
     pub typed: Bytes,
     /// What was written to the slave, and has not been read.
+    #[serde(deserialize_with = "frugal::list")]
     pub shown: Bytes,
 }
 
@@ -271,6 +287,7 @@ pub struct Pipe {
     /// `F_GETPIPE_SZ`, bytes.
     pub capacity: u32,
     /// What has been written and not read. With `O_DIRECT`, a string for each packet.
+    #[serde(deserialize_with = "frugal::list")]
     pub contents: Vec<Bytes>,
 }
 

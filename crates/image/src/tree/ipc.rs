@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Bytes;
 use super::check::{Checked, sure};
+use super::frugal;
 
 /// Semaphores of one set that the kernel allows at most (`SEMMSL` can be set no higher).
 const MOST_SEMAPHORES: usize = 65_536;
@@ -31,6 +32,7 @@ pub struct SemaphoreSet {
     /// What it is.
     pub object: IpcObject,
     /// Values.
+    #[serde(deserialize_with = "frugal::list")]
     pub values: Vec<u16>,
 }
 
@@ -42,6 +44,7 @@ pub struct MessageQueue {
     /// Bytes that it may hold.
     pub most_bytes: u64,
     /// What waits in it, the oldest first: type and text.
+    #[serde(deserialize_with = "frugal::list")]
     pub messages: Vec<(i64, Bytes)>,
 }
 

@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::frugal;
 use super::{Bytes, PathState};
 use crate::Region;
 
@@ -15,8 +16,10 @@ pub type MemoryId = u32;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressSpace {
     /// Its areas, by ascending address, without overlap.
+    #[serde(deserialize_with = "frugal::list")]
     pub areas: Vec<Area>,
     /// Files that `areas` map.
+    #[serde(deserialize_with = "frugal::list")]
     pub files: Vec<PathState>,
     /// Where its parts are, for `PR_SET_MM_MAP`.
     pub layout: Layout,
@@ -55,6 +58,7 @@ pub struct Layout {
     /// Environment: start, end.
     pub environment: (u64, u64),
     /// Auxiliary vector, as `/proc/PID/auxv` has it.
+    #[serde(deserialize_with = "frugal::list")]
     pub auxiliary: Vec<u64>,
 }
 
@@ -74,6 +78,7 @@ pub struct Area {
     /// Memory protection key; 0 is everybody's.
     pub key: u32,
     /// Private pages in it, by ascending address.
+    #[serde(deserialize_with = "frugal::list")]
     pub pages: Vec<Region>,
 }
 
@@ -121,6 +126,7 @@ pub enum Backing {
         /// Place of the next answer that the program takes.
         head: u32,
         /// Answers that it has not taken yet, `struct io_event`s of [`IO_EVENT_BYTES`], the oldest first.
+        #[serde(deserialize_with = "frugal::list")]
         waiting: Bytes,
     },
 }
@@ -137,10 +143,12 @@ pub const fn io_events(bytes: u64) -> u64 {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Advice {
     /// Values of `madvise` to call, ascending: `MADV_DONTFORK`, `MADV_HUGEPAGE` and the like.
+    #[serde(deserialize_with = "frugal::list")]
     pub madvise: Vec<i32>,
     /// `mlock2(2)`: `None`, or its flags.
     pub locked: Option<u32>,
     /// `PR_SET_VMA_ANON_NAME`.
+    #[serde(deserialize_with = "frugal::list")]
     pub name: Bytes,
     /// `mbind(2)`.
     pub policy: MemoryPolicy,
@@ -152,6 +160,7 @@ pub struct MemoryPolicy {
     /// `MPOL_*` with its flags; 0: none of its own.
     pub mode: u32,
     /// Nodes, as a bit set.
+    #[serde(deserialize_with = "frugal::list")]
     pub nodes: Vec<u64>,
 }
 
@@ -163,6 +172,7 @@ pub struct SharedMemory {
     /// Bytes.
     pub bytes: u64,
     /// Its pages; `start` counts from its beginning. What is not there is zero.
+    #[serde(deserialize_with = "frugal::list")]
     pub pages: Vec<Region>,
 }
 
@@ -174,6 +184,7 @@ pub enum SharedMemoryKind {
     /// `memfd_create(2)`.
     Memfd {
         /// Name.
+        #[serde(deserialize_with = "frugal::list")]
         name: Bytes,
         /// `F_GET_SEALS`.
         seals: u32,

@@ -10,6 +10,7 @@
 mod check;
 mod credentials;
 mod file;
+mod frugal;
 mod ipc;
 mod memory;
 mod paths;
@@ -42,18 +43,27 @@ use crate::{FormatError, Header, checksum};
 /// A path or a name, as the kernel has it: any bytes but zero.
 pub type Bytes = Vec<u8>;
 
+/// What decoding a state of unknown origin may take for each of its bytes.
+pub const FOREIGN_BYTES_PER_BYTE: usize = 4;
+/// And beside that, so that short states may hold many small things: sockets, empty lists.
+pub const FOREIGN_BYTES: usize = 8 << 20;
+
 /// A process tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tree {
     /// The machine that it ran on.
     pub machine: Machine,
     /// Its processes: the root first, parents before their children.
+    #[serde(deserialize_with = "frugal::list")]
     pub processes: Vec<Process>,
     /// Open file descriptions.
+    #[serde(deserialize_with = "frugal::list")]
     pub files: Vec<OpenFile>,
     /// Pipes and FIFOs behind `files`.
+    #[serde(deserialize_with = "frugal::list")]
     pub pipes: Vec<Pipe>,
     /// Memory that is shared, or that a descriptor names.
+    #[serde(deserialize_with = "frugal::list")]
     pub memories: Vec<SharedMemory>,
     /// Namespaces that it is restored into.
     pub namespaces: Namespaces,
@@ -66,16 +76,22 @@ pub struct Tree {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Surroundings {
     /// Its memory file systems.
+    #[serde(deserialize_with = "frugal::list")]
     pub tmpfs: Vec<Tmpfs>,
     /// System V semaphores.
+    #[serde(deserialize_with = "frugal::list")]
     pub semaphores: Vec<SemaphoreSet>,
     /// System V message queues.
+    #[serde(deserialize_with = "frugal::list")]
     pub queues: Vec<MessageQueue>,
     /// `gethostname(2)`; empty if it could not be changed.
+    #[serde(deserialize_with = "frugal::list")]
     pub host_name: Bytes,
     /// `getdomainname(2)`, likewise.
+    #[serde(deserialize_with = "frugal::list")]
     pub domain_name: Bytes,
     /// What would not be put into a new home, in words, for people.
+    #[serde(deserialize_with = "frugal::list")]
     pub lost: Vec<String>,
 }
 
@@ -128,6 +144,17 @@ impl Tree {
             return Err(FormatError::Checksum("the state"));
         }
         Self::decode(bytes, header.pages())
+    }
+
+    /// As [`Tree::read`], of bytes that anybody may have written: decoding takes at most [`FOREIGN_BYTES_PER_BYTE`] bytes of memory
+    /// for each of them, and [`FOREIGN_BYTES`] beside.
+    ///
+    /// # Errors
+    /// Where it is damaged, or takes more than that. No program that was seen comes near it.
+    pub fn read_foreign(bytes: &[u8], header: &Header) -> Result<Self, FormatError> {
+        let most = bytes.len().saturating_mul(FOREIGN_BYTES_PER_BYTE).saturating_add(FOREIGN_BYTES);
+        let (read, enough) = frugal::within(most, || Self::read(bytes, header));
+        if enough { read } else { Err(FormatError::Invalid("it takes far more memory than its state has bytes")) }
     }
 
     /// All threads of its living processes.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::frugal;
 use super::{
     Action, AddressSpace, Bytes, Credentials, Descriptor, IntervalTimer, PathState, PendingSignal, PosixTimer,
     SeccompFilter, SignalStack,
@@ -30,9 +31,11 @@ pub enum End {
         /// What `waitpid` will give.
         status: i32,
         /// Name (`comm`).
+        #[serde(deserialize_with = "frugal::list")]
         name: Bytes,
     },
     /// It lives.
+    #[serde(deserialize_with = "frugal::boxed")]
     Alive(Box<Life>),
 }
 
@@ -40,10 +43,12 @@ pub enum End {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Life {
     /// Its threads; the first is the leader, whose id is the process's.
+    #[serde(deserialize_with = "frugal::list")]
     pub threads: Vec<Thread>,
     /// Its memory.
     pub space: AddressSpace,
     /// Its descriptors, by ascending number.
+    #[serde(deserialize_with = "frugal::list")]
     pub descriptors: Vec<Descriptor>,
     /// Working directory.
     pub cwd: PathState,
@@ -52,16 +57,20 @@ pub struct Life {
     /// `umask(2)`.
     pub umask: u32,
     /// `getrlimit(2)`, by resource number.
+    #[serde(deserialize_with = "frugal::list")]
     pub limits: Vec<Limit>,
     /// `/proc/PID/oom_score_adj`.
     pub oom_score_adjustment: i32,
     /// What is done on each signal, by number, 1 to 64.
+    #[serde(deserialize_with = "frugal::list")]
     pub actions: Vec<Action>,
     /// Signals that wait for any thread.
+    #[serde(deserialize_with = "frugal::list")]
     pub pending: Vec<PendingSignal>,
     /// `setitimer(2)`: real, virtual, profiling.
     pub interval_timers: [IntervalTimer; 3],
     /// `timer_create(2)`, by ascending id.
+    #[serde(deserialize_with = "frugal::list")]
     pub posix_timers: Vec<PosixTimer>,
     /// `PR_SET_DUMPABLE`.
     pub dumpable: u8,
@@ -121,8 +130,10 @@ pub struct Thread {
     pub tid: i32,
     /// General registers, in the order of the kernel's `user_regs_struct`; an interrupted call is put right in them
     /// already (it runs again, or gives what it had).
+    #[serde(deserialize_with = "frugal::list")]
     pub registers: Vec<u64>,
     /// Floating-point and vector registers: the XSAVE area in standard format, as `NT_X86_XSTATE` has it.
+    #[serde(deserialize_with = "frugal::list")]
     pub xstate: Vec<u8>,
     /// A time-out that the thread waits with: where the kernel reads it, and what is left of it at the capture.
     pub wait: Option<super::Wait>,
@@ -131,8 +142,10 @@ pub struct Thread {
     /// Alternate stack.
     pub signal_stack: SignalStack,
     /// Signals that wait for this thread.
+    #[serde(deserialize_with = "frugal::list")]
     pub pending: Vec<PendingSignal>,
     /// Its name (`comm`).
+    #[serde(deserialize_with = "frugal::list")]
     pub name: Bytes,
     /// `set_robust_list(2)`: address and length.
     pub robust_list: (u64, u64),
@@ -145,6 +158,7 @@ pub struct Thread {
     /// `PR_SET_NO_NEW_PRIVS`.
     pub no_new_privileges: bool,
     /// Filters of its own, oldest first.
+    #[serde(deserialize_with = "frugal::list")]
     pub seccomp: Vec<SeccompFilter>,
     /// `PR_SET_PDEATHSIG`.
     pub parent_death_signal: i32,
@@ -174,6 +188,7 @@ pub struct Scheduling {
     /// Nice value.
     pub nice: i32,
     /// Processors that it may run on, as a bit set; empty: all of the machine's.
+    #[serde(deserialize_with = "frugal::list")]
     pub processors: Vec<u64>,
     /// `ioprio_get(2)`.
     pub io_priority: u32,

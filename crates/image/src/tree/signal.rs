@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::frugal;
+
 /// What a process does on a signal: the kernel's `struct sigaction`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Action {
@@ -19,6 +21,7 @@ pub struct Action {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingSignal {
     /// The kernel's `siginfo_t`, 128 bytes.
+    #[serde(deserialize_with = "frugal::list")]
     pub info: Vec<u8>,
 }
 

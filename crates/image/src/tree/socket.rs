@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::frugal;
 use super::{Bytes, FileId, PathState};
 
 /// A value for `setsockopt(2)`.
@@ -12,6 +13,7 @@ pub struct SocketOption {
     /// Name.
     pub name: i32,
     /// Value.
+    #[serde(deserialize_with = "frugal::list")]
     pub value: Bytes,
 }
 
@@ -21,14 +23,18 @@ pub struct InetSocket {
     /// Family, type and protocol, as given to `socket(2)`.
     pub kind: (i32, i32, i32),
     /// Address that it is bound to: a `sockaddr`, empty if none.
+    #[serde(deserialize_with = "frugal::list")]
     pub local: Bytes,
     /// Address that it is connected to: a `sockaddr`, empty if none.
+    #[serde(deserialize_with = "frugal::list")]
     pub remote: Bytes,
     /// What it does.
     pub state: InetState,
     /// Its options, in the order in which they are to be set before `bind`.
+    #[serde(deserialize_with = "frugal::list")]
     pub options: Vec<SocketOption>,
     /// Datagrams that have not been read.
+    #[serde(deserialize_with = "frugal::list")]
     pub queue: Vec<Message>,
     /// `shutdown(2)`: 1 reading, 2 writing.
     pub shut: u8,
@@ -47,6 +53,7 @@ pub enum InetState {
     /// An established TCP connection: comes back only if the socket itself is parked, or by `TCP_REPAIR`.
     Established {
         /// What `TCP_REPAIR` needs; absent: only the parked socket will do.
+        #[serde(deserialize_with = "frugal::maybe_boxed")]
         repair: Option<Box<Connection>>,
     },
     /// A TCP connection that has ended; reading gives what is left in `queue`, then the end.
@@ -65,8 +72,10 @@ pub struct Connection {
     /// Behind what has been written.
     pub written_to: u32,
     /// What has been received and not been read.
+    #[serde(deserialize_with = "frugal::list")]
     pub received: Bytes,
     /// What has been written and not been acknowledged.
+    #[serde(deserialize_with = "frugal::list")]
     pub written: Bytes,
     /// How much of that has been sent.
     pub sent: u32,
@@ -92,14 +101,17 @@ pub struct UnixSocket {
     /// `SOCK_STREAM`, `SOCK_DGRAM` or `SOCK_SEQPACKET`.
     pub kind: i32,
     /// Name that it is bound to: begins with a zero byte if it is abstract; empty if none.
+    #[serde(deserialize_with = "frugal::list")]
     pub name: Bytes,
     /// The file of a bound socket, if it is still there.
     pub path: Option<PathState>,
     /// What it does.
     pub state: UnixState,
     /// Its options.
+    #[serde(deserialize_with = "frugal::list")]
     pub options: Vec<SocketOption>,
     /// Messages that have not been read (for a stream: in one or more pieces).
+    #[serde(deserialize_with = "frugal::list")]
     pub queue: Vec<Message>,
     /// `shutdown(2)`: 1 reading, 2 writing.
     pub shut: u8,
@@ -117,6 +129,7 @@ pub enum UnixState {
         /// Backlog.
         backlog: u32,
         /// Connections that wait to be accepted: sockets of the tree that have connected.
+        #[serde(deserialize_with = "frugal::list")]
         waiting: Vec<FileId>,
     },
     /// Connected to a socket of the tree.
@@ -135,10 +148,13 @@ pub enum UnixState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
     /// Its bytes.
+    #[serde(deserialize_with = "frugal::list")]
     pub bytes: Bytes,
     /// Descriptors in flight.
+    #[serde(deserialize_with = "frugal::list")]
     pub files: Vec<FileId>,
     /// Where it comes from: a `sockaddr`, empty if unknown.
+    #[serde(deserialize_with = "frugal::list")]
     pub from: Bytes,
     /// Who sent it (`SCM_CREDENTIALS`): process, user, group.
     pub credentials: Option<(i32, u32, u32)>,
@@ -152,10 +168,13 @@ pub struct PacketSocket {
     /// Protocol of the packets that it takes (`ETH_P_*`); 0: none.
     pub protocol: u16,
     /// Name of the interface that it is bound to; empty: all of them.
+    #[serde(deserialize_with = "frugal::list")]
     pub interface: Bytes,
     /// What it has asked of interfaces (`PACKET_ADD_MEMBERSHIP`).
+    #[serde(deserialize_with = "frugal::list")]
     pub memberships: Vec<PacketMembership>,
     /// Its options.
+    #[serde(deserialize_with = "frugal::list")]
     pub options: Vec<SocketOption>,
 }
 
@@ -163,10 +182,12 @@ pub struct PacketSocket {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketMembership {
     /// Name of the interface.
+    #[serde(deserialize_with = "frugal::list")]
     pub interface: Bytes,
     /// `PACKET_MR_*`.
     pub kind: u16,
     /// Address of the group; empty where there is none.
+    #[serde(deserialize_with = "frugal::list")]
     pub address: Bytes,
     /// How often it was asked for.
     pub count: u32,

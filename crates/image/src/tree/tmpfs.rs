@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Bytes;
 use super::check::{Checked, regions, sure};
+use super::frugal;
 use crate::state::ADDRESS_END;
 use crate::{PAGE, Region};
 
@@ -34,10 +35,12 @@ const MOST_ATTRIBUTES: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tmpfs {
     /// Where it is mounted.
+    #[serde(deserialize_with = "frugal::list")]
     pub path: Bytes,
     /// Its device number at the capture, which [`super::PathState`]s name.
     pub device: u64,
     /// What lies in it: its root first, parents before what is in them.
+    #[serde(deserialize_with = "frugal::list")]
     pub nodes: Vec<Node>,
 }
 
@@ -47,6 +50,7 @@ pub struct Node {
     /// Its directory's place in the list; 0 for the root itself.
     pub parent: u32,
     /// Its name there; empty for the root.
+    #[serde(deserialize_with = "frugal::list")]
     pub name: Bytes,
     /// Its number at the capture.
     pub inode: u64,
@@ -57,6 +61,7 @@ pub struct Node {
     /// When it was read and when its contents were changed, nanoseconds since 1970.
     pub times_ns: [i64; 2],
     /// Extended attributes by name.
+    #[serde(deserialize_with = "frugal::list")]
     pub attributes: Vec<(Bytes, Bytes)>,
     /// What is in it.
     pub content: NodeContent,
@@ -72,6 +77,7 @@ pub enum NodeContent {
         /// How many.
         bytes: u64,
         /// Its pages; what is not there is zero.
+        #[serde(deserialize_with = "frugal::list")]
         pages: Vec<Region>,
     },
     /// Where a symbolic link leads.

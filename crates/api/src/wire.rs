@@ -104,7 +104,9 @@ pub struct ImportQuery {
     /// Other published ports, as `8080:80,53:53/udp`; empty: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub publish: Option<String>,
-    /// Whoever made the archive is trusted: take it although it asks for more than an app gets by itself.
+    /// Publish the ports that the archive names, where `publish` names no others.
+    pub yes: bool,
+    /// Whoever made the archive is trusted: take it although it asks for more than an app gets by itself; includes `yes`.
     pub trust: bool,
 }
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde_json::Value;
-use torpor_api::archive::{Manifest, Reader};
-use torpor_api::spec::{AppSpec, Port, Security};
+use torpor_api::archive::{Manifest, Reader, beyond_default};
+use torpor_api::spec::{AppSpec, Port};
 use torpor_api::view::AppStatus;
 use torpor_api::wire::ImportQuery;
 use torpor_api::worker::{BoxStream, Import, Resolved};
@@ -107,24 +107,14 @@ fn described(manifest: &Manifest, query: &ImportQuery) -> Result<AppSpec, ApiErr
         return Err(ApiError::new(ErrorKind::Conflict, message)
             .with_hint("if you trust whoever made the archive, import it with --trust"));
     }
+    // Whoever imports it has not read its description: a port of this machine is theirs to give.
+    if query.publish.is_none() && !query.yes && !query.trust && !spec.ports.is_empty() {
+        let ports: Vec<String> = spec.ports.iter().map(ToString::to_string).collect();
+        let message = format!("the archive of `{}` publishes ports of this machine: {}", spec.name, ports.join(", "));
+        return Err(ApiError::new(ErrorKind::Conflict, message)
+            .with_hint("publish them with --yes, others with -p HOST:APP, or none with --no-publish"));
+    }
     Ok(spec)
-}
-
-/// What a description asks for that reaches beyond a sandbox as any app has it. Whoever runs an app has written that; whoever
-/// imports one has not read it.
-fn beyond_default(spec: &AppSpec) -> Vec<String> {
-    let Security { user_namespace, cap_add, seccomp, .. } = &spec.security;
-    let mut asked: Vec<String> =
-        spec.volumes.iter().map(|volume| format!("to read {} of this machine", volume.host.display())).collect();
-    if !user_namespace {
-        asked.push("to run without a user namespace".to_owned());
-    }
-    if !seccomp {
-        asked.push("to run without a system-call filter".to_owned());
-    }
-    asked.extend(cap_add.iter().map(|name| format!("the capability {name}")));
-    asked.extend(spec.network.join.iter().map(|name| format!("to join the network {name}")));
-    asked
 }
 
 /// How to get around a name or port that is taken.
@@ -151,14 +141,33 @@ mod tests {
 
     #[test]
     fn a_new_name_leaves_the_host_name() {
-        let query =
-            ImportQuery { name: Some("copy".to_owned()), publish: Some("81:80,53:53/udp".to_owned()), trust: false };
+        let query = ImportQuery {
+            name: Some("copy".to_owned()),
+            publish: Some("81:80,53:53/udp".to_owned()),
+            ..ImportQuery::default()
+        };
         let spec = described(&manifest(""), &query).unwrap();
         assert_eq!((spec.name.as_str(), spec.hostname.as_deref(), spec.ports.len()), ("copy", Some("web"), 2));
         let none = ImportQuery { publish: Some(String::new()), ..ImportQuery::default() };
         assert!(described(&manifest("ports = [{ host = 80, app = 80 }]"), &none).unwrap().ports.is_empty());
         let wrong = ImportQuery { name: Some("../x".to_owned()), ..ImportQuery::default() };
         assert_eq!(described(&manifest(""), &wrong).unwrap_err().kind, ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn ports_are_confirmed() {
+        let manifest = manifest("ports = [{ host = 80, app = 8080 }]");
+        let error = described(&manifest, &ImportQuery::default()).unwrap_err();
+        assert!(error.kind == ErrorKind::Conflict && error.message.contains("*:80->8080/tcp"), "{error:?}");
+        assert!(error.hint.unwrap().contains("--yes"));
+        for query in [
+            ImportQuery { yes: true, ..ImportQuery::default() },
+            ImportQuery { trust: true, ..ImportQuery::default() },
+            ImportQuery { publish: Some("81:8080".to_owned()), ..ImportQuery::default() },
+            ImportQuery { publish: Some(String::new()), ..ImportQuery::default() },
+        ] {
+            assert!(described(&manifest, &query).is_ok(), "{query:?}");
+        }
     }
 
     #[test]

@@ -13,7 +13,9 @@ use std::sync::OnceLock;
 
 use python::{Place, said};
 use support::{PATIENCE, say};
-use torpor_image::tree::{FileKind, OpenFile, PathState, Tree};
+use torpor_image::tree::{
+    FanotifyMark, FileKind, InetSocket, InetState, MarkExtent, OpenFile, Owner, PacketSocket, PathState, Terminal, Tree,
+};
 use torpor_image::{HEADER_BYTES, Header, checksum};
 use torpor_rootfs::{Meta, NodeKind, Record};
 use torpor_testkit::daemon::Daemon;
@@ -431,7 +433,7 @@ fn images_that_name_what_is_not_theirs_are_refused() {
     let output = target.try_import(&opens("/proc/kmsg"));
     assert!(output.status.success(), "{}", said(&output));
     let woken = target.daemon.cli(&["wake", "ledger"]).unwrap();
-    assert!(!woken.status.success() && said(&woken).contains("may not open it"), "{}", said(&woken));
+    assert!(!woken.status.success() && said(&woken).contains("/proc/kmsg"), "{}", said(&woken));
     target.daemon.ok(&["rm", "-f", "ledger"]).unwrap();
     // As it is it is taken.
     let output = target.try_import(&parts.archive());
@@ -439,6 +441,105 @@ fn images_that_name_what_is_not_theirs_are_refused() {
     target.daemon.ok(&["wake", "ledger"]).unwrap();
     target.daemon.ok(&["rm", "-f", "ledger"]).unwrap();
     target.end("images");
+}
+
+#[test]
+fn images_with_what_no_app_can_make_are_refused() {
+    let (parts, mut target) = (parts(), Target::new());
+    let with = |kind: FileKind, flags: u32| {
+        parts.with_state(|tree, _| tree.files.push(OpenFile { kind, ..open_file("/", flags) }))
+    };
+    let path = PathState { path: b"/sys/fs/cgroup".to_vec(), mode: 0o040_755, ..PathState::default() };
+    let mark = FanotifyMark { extent: MarkExtent::FileSystem, flags: 0, mask: 0x20, ignored: 0, path };
+    let fanotify = FileKind::Fanotify { flags: 3, event_flags: 0o2, marks: vec![mark] };
+    target.refuses("a fanotify group", &with(fanotify, 2), "a fanotify group");
+    let (local, remote, options, queue) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let raw = InetSocket { kind: (2, 3, 255), local, remote, state: InetState::Idle, options, queue, shut: 0 };
+    target.refuses("a raw socket", &with(FileKind::Inet(Box::new(raw)), 2), "without the capability");
+    let (interface, memberships, options) = (Vec::new(), Vec::new(), Vec::new());
+    let packets = PacketSocket { kind: 3, protocol: 3, interface, memberships, options };
+    target.refuses("a packet socket", &with(FileKind::Packet(Box::new(packets)), 2), "CAP_NET_RAW");
+    let multiplexer = PathState { path: b"/dev/ptmx".to_vec(), mode: 0o020_666, ..PathState::default() };
+    let terminal = Terminal { path: multiplexer, number: 4000, settings: vec![0; 44], ..Terminal::default() };
+    target.refuses("a terminal", &with(FileKind::Master(Box::new(terminal)), 2), "terminal number 4000");
+    for flags in [0o102, 0o1002] {
+        target.refuses("a file to be made or emptied", &with(open_file("/x", 0).kind, flags), "with flags");
+    }
+    let signals = parts.with_state(|tree, _| {
+        let owner = Owner { kind: 1, id: 1, signal: 9 };
+        tree.files.push(OpenFile { owner, ..open_file("/", 0) });
+    });
+    target.refuses("signals to init", &signals, "told to process 1");
+    target.end("kinds");
+}
+
+#[test]
+fn images_do_not_raise_privileges() {
+    let (parts, mut target) = (parts(), Target::new());
+    let greedy = parts.with_state(|tree, _| {
+        for process in &mut tree.processes {
+            let torpor_image::tree::End::Alive(life) = &mut process.end else { continue };
+            life.oom_score_adjustment = -1000;
+            // memlock, nice, rtprio.
+            for n in [8, 13, 14] {
+                (life.limits[n].soft, life.limits[n].hard) = (u64::MAX, u64::MAX);
+            }
+            for thread in &mut life.threads {
+                (thread.scheduling.nice, thread.scheduling.io_priority) = (-20, 1 << 13);
+                (thread.scheduling.policy, thread.scheduling.priority) = (1, 50);
+            }
+        }
+    });
+    let output = target.try_import(&greedy);
+    assert!(output.status.success(), "{}", said(&output));
+    target.daemon.ok(&["wake", "ledger"]).unwrap();
+    let app = target.daemon.json(&["inspect", "ledger"]).unwrap();
+    let pid = app["pid"].as_u64().or_else(|| app["status"]["pid"].as_u64()).unwrap_or_else(|| panic!("{app}"));
+    let proc = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap();
+    assert_eq!(proc("oom_score_adj").trim(), "0");
+    let line = |text: &str, of: &str| {
+        let line = text.lines().find(|line| line.starts_with(of)).unwrap_or_else(|| panic!("{of}: {text}"));
+        line.split_ascii_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ")
+    };
+    let ours = fs::read_to_string("/proc/self/limits").unwrap();
+    for limit in ["Max locked memory", "Max nice priority", "Max realtime priority"] {
+        let hard = |text: &str| {
+            line(text, limit).split(' ').nth_back(if limit.contains("locked") { 1 } else { 0 }).map(str::to_owned)
+        };
+        assert_eq!(hard(&proc("limits")), hard(&ours), "{limit}");
+    }
+    let stat = proc("stat");
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_ascii_whitespace().collect();
+    // Behind state (3): nice is 19, real-time priority 40, policy 41.
+    assert_eq!((fields[16], fields[37], fields[38]), ("0", "0", "0"), "{stat}");
+    target.daemon.ok(&["rm", "-f", "ledger"]).unwrap();
+    target.end("privileges");
+}
+
+#[test]
+fn ports_of_strangers_are_confirmed() {
+    let (parts, mut target) = (parts(), Target::new());
+    let port = target.daemon.port().unwrap();
+    let archive = parts.with_manifest(|manifest| {
+        manifest["spec"]["ports"] = serde_json::json!([{ "host": port, "app": 7000, "protocol": "tcp" }]);
+    });
+    let path = target.folder.path().join("ports.torpor");
+    fs::write(&path, archive).unwrap();
+    let import = |more: &[&str]| {
+        let line = [&["image", "import", path.to_str().unwrap()], more].concat();
+        target.daemon.cli(&line).unwrap()
+    };
+    let refused = import(&[]);
+    let text = said(&refused);
+    assert!(refused.status.code() == Some(4) && text.contains(&port.to_string()) && text.contains("--yes"), "{text}");
+    assert_eq!(target.daemon.json(&["ps"]).unwrap().as_array().map(Vec::len), Some(0));
+    let taken = import(&["--yes"]);
+    assert!(taken.status.success(), "{}", said(&taken));
+    let address = (std::net::Ipv4Addr::LOCALHOST, port).into();
+    eventually_ok("the ledger answers", PATIENCE, || LineSession::open(address)).unwrap();
+    target.daemon.ok(&["rm", "-f", "ledger"]).unwrap();
+    target.tried += 2;
+    target.end("ports");
 }
 
 #[test]

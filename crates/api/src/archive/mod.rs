@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 pub use self::read::Reader;
 pub use self::write::{SectionWriter, Writer};
 use crate::error::ApiError;
-use crate::spec::AppSpec;
+use crate::spec::{AppSpec, Security};
 use crate::worker::Resolved;
 
 /// Media type of an archive.
@@ -71,6 +71,23 @@ pub struct Manifest {
     pub addresses: Vec<IpAddr>,
     /// What is not in the archive and will be missing: connections, for example.
     pub left_out: Vec<String>,
+}
+
+/// What a description asks for that reaches beyond a sandbox as any app has it. Whoever runs an app has written that; whoever
+/// imports one has not read it.
+pub fn beyond_default(spec: &AppSpec) -> Vec<String> {
+    let Security { user_namespace, cap_add, seccomp, .. } = &spec.security;
+    let mut asked: Vec<String> =
+        spec.volumes.iter().map(|volume| format!("to read {} of this machine", volume.host.display())).collect();
+    if !user_namespace {
+        asked.push("to run without a user namespace".to_owned());
+    }
+    if !seccomp {
+        asked.push("to run without a system-call filter".to_owned());
+    }
+    asked.extend(cap_add.iter().map(|name| format!("the capability {name}")));
+    asked.extend(spec.network.join.iter().map(|name| format!("to join the network {name}")));
+    asked
 }
 
 /// A part of an archive: layers, lowest first, then the app's own files, then its image.

@@ -62,7 +62,7 @@ impl Client {
         query: &ImportQuery,
         pieces: mpsc::Receiver<io::Result<Bytes>>,
     ) -> Result<AppStatus, ClientError> {
-        let mut pairs = vec![("trust", query.trust.to_string())];
+        let mut pairs = vec![("yes", query.yes.to_string()), ("trust", query.trust.to_string())];
         pairs.extend(query.name.clone().map(|name| ("name", name)));
         pairs.extend(query.publish.clone().map(|ports| ("publish", ports)));
         let request = Request::builder()

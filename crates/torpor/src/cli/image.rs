@@ -84,6 +84,10 @@ const IMPORT_HELP: &str = "\
 Examples:
   torpor image import web.torpor
   torpor image import web.torpor --name web2 -p 8081:80
+  torpor image import web.torpor --yes --json
+
+Ports that the archive names are shown, and published once you agree: at a terminal you are asked, elsewhere it takes --yes. What
+reaches out of a sandbox (volumes, capabilities, no confinement) takes --trust, which includes --yes.
 
 The machine must run the same kernel release and have the processor features that the other had. Connections that the app had
 are found reset; the addresses that others reach it at are this machine's. Where it fails, nothing is left behind.";
@@ -101,6 +105,9 @@ pub(crate) struct ImportArgs {
     /// Publish no ports
     #[arg(long)]
     pub(crate) no_publish: bool,
+    /// Publish the ports that the archive names without asking
+    #[arg(short = 'y', long)]
+    pub(crate) yes: bool,
     /// Import it although it asks for more than an app gets by itself: volumes, capabilities, no confinement
     #[arg(long)]
     pub(crate) trust: bool,

@@ -47,6 +47,7 @@ fn reads_the_lines_of_the_manual() {
         "torpor image export web --no-sleep",
         "torpor image import - --name copy -p 81:80 -p 53:53/udp --trust --json",
         "torpor image import web.torpor --no-publish",
+        "torpor image import web.torpor --yes --json",
         "torpor completion bash",
         "torpor --socket /tmp/s ps",
         "torpor ps --socket /tmp/s",

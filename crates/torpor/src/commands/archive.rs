@@ -13,7 +13,7 @@ use tempfile::NamedTempFile;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use torpor_api::ApiError;
-use torpor_api::archive::{ArchiveError, Manifest, Reader};
+use torpor_api::archive::{ArchiveError, Manifest, Reader, beyond_default};
 use torpor_api::client::{Client, Download};
 use torpor_api::wire::ImportQuery;
 use torpor_api::worker::Progress;
@@ -166,7 +166,17 @@ pub(super) async fn import(client: &Client, args: ImportArgs) -> Result<(), Fail
         (false, _) => Some(args.ports.join(",")),
         (true, none) => none.then(String::new),
     };
-    let query = ImportQuery { name: args.name, publish, trust: args.trust };
+    let mut query = ImportQuery { name: args.name, publish, yes: args.yes, trust: args.trust };
+    let undecided = query.publish.is_none() && !query.yes && !query.trust;
+    // Elsewhere the daemon refuses it, and says how to agree.
+    let asks = undecided && !standard && !args.json.json && io::stdin().is_terminal() && io::stderr().is_terminal();
+    let (manifest, input) = if asks { peek(input) } else { (None, input) };
+    if let Some(manifest) = manifest.filter(|manifest| !manifest.spec.ports.is_empty()) {
+        query.yes = agreed(&manifest)?;
+        if !query.yes {
+            return Err(Failure::Usage("nothing was imported".to_owned()));
+        }
+    }
     let (pieces, received) = mpsc::channel(PIECES);
     let sender = std::thread::spawn(move || send(input, &pieces, total_bytes));
     // Ctrl-C ends us; the daemon sees that the archive broke off, and takes away what it has made of it.
@@ -179,6 +189,41 @@ pub(super) async fn import(client: &Client, args: ImportArgs) -> Result<(), Fail
         return Err(Failure::Read { path: args.archive, source });
     }
     show(args.json.json, &status?, output::status_line)
+}
+
+/// What the archive says of itself, and the whole of it again. `None`: it is none, as the daemon will say.
+fn peek(input: Box<dyn Read + Send>) -> (Option<Manifest>, Box<dyn Read + Send>) {
+    let seen = Arc::new(Mutex::new((input, Vec::new())));
+    let manifest = Reader::open(Box::new(Seen(seen.clone()))).ok().map(|(_, manifest)| manifest);
+    let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let (input, begin) = (std::mem::replace(&mut seen.0, Box::new(io::empty())), std::mem::take(&mut seen.1));
+    (manifest, Box::new(io::Cursor::new(begin).chain(input)))
+}
+
+/// Keeps what is read.
+struct Seen(Arc<Mutex<(Box<dyn Read + Send>, Vec<u8>)>>);
+
+impl Read for Seen {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = seen.0.read(buffer)?;
+        seen.1.extend_from_slice(&buffer[..count]);
+        Ok(count)
+    }
+}
+
+/// Shows what the archive asks for, and asks whether it is to have it.
+fn agreed(manifest: &Manifest) -> Result<bool, Failure> {
+    let spec = &manifest.spec;
+    let ports: Vec<String> = spec.ports.iter().map(ToString::to_string).collect();
+    let mut lines = vec![format!("the archive of `{}` publishes {}", spec.name.escape_debug(), ports.join(", "))];
+    lines.extend(beyond_default(spec).iter().map(|asked| format!("it asks {} (--trust)", asked.escape_debug())));
+    lines.iter().try_for_each(|line| warn(line))?;
+    let mut err = io::stderr();
+    write!(err, "torpor: publish these ports? [y/N] ").and_then(|()| err.flush()).map_err(Failure::output)?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer).map_err(|source| Failure::Terminal { what: "read the answer", source })?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 /// Reads a file into the channel.

@@ -122,7 +122,8 @@ fn drop_bounding(keep: CapabilitySet) -> Result<(), SetupError> {
 }
 
 /// Hard limits of the programs that this process starts in sandboxes, by resource number (`getrlimit(2)`); `u64::MAX` is infinity.
-pub fn hard_limits() -> [u64; 16] {
+/// `files`: the app's own limit of open files, if it has one.
+pub fn hard_limits(files: Option<u32>) -> [u64; 16] {
     const ALL: [Resource; 16] = [
         Resource::Cpu,
         Resource::Fsize,
@@ -143,7 +144,7 @@ pub fn hard_limits() -> [u64; 16] {
     ];
     ALL.map(|resource| {
         let hard = getrlimit(resource).maximum.unwrap_or(u64::MAX);
-        if resource == Resource::Nofile { hard.min(OPEN_FILES.1) } else { hard }
+        if resource == Resource::Nofile { hard.min(files.map_or(OPEN_FILES.1, u64::from)) } else { hard }
     })
 }
 

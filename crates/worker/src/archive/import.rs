@@ -194,7 +194,7 @@ fn bounds(spec: &AppSpec, index: u32) -> Result<Bounds, ApiError> {
         capabilities: capabilities.bits(),
         filter: security.seccomp.then(|| default_filter_words(capabilities)),
         no_new_privileges: security.no_new_privs,
-        hard_limits: hard_limits(),
+        hard_limits: hard_limits(spec.limits.open_files),
         machine: MachineLimits::read(),
     })
 }

@@ -427,8 +427,10 @@ fn images_that_name_what_is_not_theirs_are_refused() {
     target.refuses("all capabilities", &caps, "--trust");
     let short = Parts { image: parts.image[..100].to_vec(), ..parts.clone() }.archive();
     target.refuses("a short image", &short, "");
-    let lies = [parts.manifest(), parts.layers.clone(), files(&parts.files), image(&parts.image, u64::MAX)].concat();
-    target.refuses("an image that says more", &sealed(&[lies, vec![(END, Vec::new())]].concat()), "shorter");
+    for (bytes, words) in [(u64::MAX, "free"), (parts.image.len() as u64 + 1, "shorter")] {
+        let lies = [parts.manifest(), parts.layers.clone(), files(&parts.files), image(&parts.image, bytes)].concat();
+        target.refuses("an image that says more", &sealed(&[lies, vec![(END, Vec::new())]].concat()), words);
+    }
     // What only the wake can see: it stays warm, says why, and gives nothing away.
     let output = target.try_import(&opens("/proc/kmsg"));
     assert!(output.status.success(), "{}", said(&output));

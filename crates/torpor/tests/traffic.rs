@@ -135,6 +135,39 @@ fn a_slow_reader_gets_every_byte_however_often_it_sleeps() {
 }
 
 #[test]
+fn an_app_in_the_middle_of_a_send_falls_asleep_at_the_first_command() {
+    const BYTES: u64 = 32 << 20;
+    let program = native::program("slowsender", &["7001", "7002", &BYTES.to_string()], &[7001, 7002]).unwrap();
+    let (daemon, addresses) = start(&program, "[idle]\nsleep = false\n");
+    let mut asked = 0;
+    // Nobody reads meanwhile. A blocking send that has sent a part returns when the thread is stopped.
+    let received = native::download(addresses[0], |received| {
+        if received >= (asked + 1) * BYTES / 8 && received < BYTES {
+            asked += 1;
+            eventually("it waits until its client reads", PATIENCE, || in_write(&daemon)).unwrap();
+            let slept = daemon.cli(&["sleep", "app", "--level", "dozing"]).unwrap();
+            assert!(slept.status.success(), "time {asked}: {}", String::from_utf8_lossy(&slept.stderr));
+        }
+    });
+    assert_eq!((received.unwrap(), asked), (BYTES, 7));
+}
+
+/// A process of the app waits in `write(2)` or `sendto(2)`.
+fn in_write(daemon: &Daemon) -> bool {
+    let mut pids = vec![daemon.json(&["inspect", "app"]).unwrap()["status"]["pid"].as_i64().unwrap()];
+    while let Some(pid) = pids.pop() {
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        if ["1 ", "44 "].iter().any(|call| read("syscall").starts_with(call)) {
+            return true;
+        }
+        pids.extend(
+            read(&format!("task/{pid}/children")).split_ascii_whitespace().map(|pid| pid.parse::<i64>().unwrap()),
+        );
+    }
+    false
+}
+
+#[test]
 fn unread_data_neither_keeps_it_awake_nor_wakes_it() {
     let program = native::program("ignorer", &["7003", "7004"], &[7003, 7004]).unwrap();
     let (daemon, addresses) = start(&program, "[idle]\nafter = \"1s\"\nmin_awake = \"200ms\"\n");

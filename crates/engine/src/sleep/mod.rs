@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use torpor_image::State;
 
 pub(crate) use self::error::Stop;
@@ -89,6 +89,14 @@ impl Abort {
 
     fn asked(&self) -> bool {
         self.0.0.load(Ordering::Acquire)
+    }
+
+    /// Waits `time` at most; says whether it was asked for.
+    pub fn asked_within(&self, time: Duration) -> bool {
+        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+        // Interrupted or not: the flag has the answer.
+        let _ = poll(&mut [PollFd::new(&self.0.1, PollFlags::IN)], Some(&time));
+        self.asked()
     }
 }
 

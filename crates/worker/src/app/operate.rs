@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use torpor_api::spec::WakeOn;
 use torpor_engine::{Abort, Attempt, Journal, Phase, Request, SleepError, Source, Step, Target, fall_asleep, wake};
@@ -94,6 +94,7 @@ impl Task {
             single_sockets: self.looks_at_single_sockets(),
             abort,
             memories: self.memories.clone(),
+            on_command: cause == SleepCause::Command,
         };
         // A thread of its own: tracing belongs to a thread, and it blocks.
         let name = format!("sleep-{}", self.record.spec.name);
@@ -107,7 +108,7 @@ impl Task {
         }
     }
 
-    fn timers_over(&self) -> std::time::Duration {
+    fn timers_over(&self) -> Duration {
         let idle = &self.record.spec.idle;
         idle.timers_over.unwrap_or(idle.after).0
     }
@@ -449,14 +450,37 @@ struct SleepJob {
     journal: TellingJournal,
     image: std::path::PathBuf,
     generation: u64,
-    timers_over: std::time::Duration,
+    timers_over: Duration,
     single_sockets: bool,
     abort: Abort,
     memories: torpor_engine::Memories,
+    /// Somebody waits for the outcome.
+    on_command: bool,
 }
 
+/// A sleep on command that is given up is tried again for so long, after such pauses. What gives it up is often over at once:
+/// a request under way, or a thread that our own stopping took out of a call. `send(2)` on a full socket returns what it has
+/// sent so far when it is interrupted; the call that follows has sent nothing yet, and goes on as if nothing had been.
+const PATIENCE: Duration = Duration::from_millis(150);
+const PAUSE: Duration = Duration::from_millis(10);
+
 impl SleepJob {
-    fn run(self) -> Attempt {
+    fn run(mut self) -> Attempt {
+        let begun = Instant::now();
+        loop {
+            let mut attempt = self.attempt();
+            let Err(error) = &attempt.result else { return attempt };
+            if let Some(memories) = attempt.memories.take() {
+                self.memories = memories;
+            }
+            let again = self.on_command && matches!(error, SleepError::Aborted(_)) && begun.elapsed() < PATIENCE;
+            if !again || self.abort.asked_within(PAUSE) {
+                return Attempt { memories: Some(self.memories), ..attempt };
+            }
+        }
+    }
+
+    fn attempt(&self) -> Attempt {
         let freezer = SandboxFreezer::of(&self.sandbox);
         let target = Target {
             app: self.app,
@@ -466,7 +490,7 @@ impl SleepJob {
             faults: &self.shared.faults,
         };
         let request = Request {
-            image: self.image,
+            image: self.image.clone(),
             generation: self.generation,
             timers_over: self.timers_over,
             single_sockets: self.single_sockets,

@@ -184,7 +184,7 @@ impl Capture<'_> {
         if before.contains(&(std::process::id() as i32)) {
             return Err(CheckpointError::Own(root));
         }
-        let began = Began::take(&before).map_err(look)?;
+        let began = Began::take(&before, &Memories::default()).map_err(look)?;
         let file = self.open()?;
         self.reached(Step::Prepared)?;
 

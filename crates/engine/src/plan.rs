@@ -12,11 +12,11 @@ use crate::proc;
 use crate::timers::Deadline;
 use crate::trace::{Process, Thread, TraceError};
 use crate::wait::restart::{
-    Carried, Interrupted, Memory, Place, Resume, counts_from_its_beginning, interrupted, number as nr, resume,
+    Carried, Given, Interrupted, Memory, Place, Resume, counts_from_its_beginning, interrupted, number as nr, resume,
     waits_still,
 };
 use crate::wait::since::{SchedulerClock, now};
-use crate::wait::socket::{self, SocketChanges, SocketWait, Waiter, voluntary_switches};
+use crate::wait::socket::{self, LetGoOn, SocketChanges, SocketWait, Waiter, voluntary_switches};
 
 /// A process's memory, read from outside.
 pub(crate) struct RemoteMemory(pub(crate) i32);
@@ -34,21 +34,39 @@ pub struct Memories {
     pub(crate) timers: Vec<Deadline>,
     /// Threads whose socket time-out was changed for one call, with their count of switches once it had begun.
     pub(crate) switches: HashMap<i32, u64>,
+    /// How threads were let go on whose time-outs are theirs.
+    pub(crate) given: HashMap<i32, Given>,
 }
+
+impl Memories {
+    /// Takes note of how its threads were let go on.
+    pub(crate) fn let_go_on(&mut self, LetGoOn { switches, given }: LetGoOn) {
+        self.switches.extend(switches);
+        self.given = given;
+    }
+}
+
+/// A thread that goes on gives its processor up where it is frozen still, and where its call waits again.
+const BEGUN_AGAIN: u64 = 2;
 
 /// When each thread last ran, taken while the app still runs.
 #[derive(Debug, Default)]
 pub(crate) struct Began {
     last_ran: HashMap<i32, Duration>,
     taken: Duration,
+    /// How often those that were let go on had given up their processors.
+    switches: HashMap<i32, u64>,
 }
 
 impl Began {
-    pub(crate) fn take(pids: &[i32]) -> io::Result<Self> {
+    pub(crate) fn take(pids: &[i32], memories: &Memories) -> io::Result<Self> {
         let mut last_ran = HashMap::new();
         let taken = now();
+        let threads = memories.given.keys();
+        // Ids are unique on the machine: the process in the path may be any.
+        let switches = threads.filter_map(|tid| Some((*tid, voluntary_switches(*tid, *tid)?))).collect();
         // Without the scheduler's clock a wait is taken to have begun just now: it may then end late, never early.
-        let Ok(mut clock) = SchedulerClock::open() else { return Ok(Self { last_ran, taken }) };
+        let Ok(mut clock) = SchedulerClock::open() else { return Ok(Self { last_ran, taken, switches }) };
         for pid in pids {
             let threads = match proc::threads(*pid) {
                 Ok(threads) => threads,
@@ -61,12 +79,18 @@ impl Began {
                 }
             }
         }
-        Ok(Self { last_ran, taken })
+        Ok(Self { last_ran, taken, switches })
     }
 
     /// Every wait is taken to have begun now: what is left to those who come after a crash.
     pub(crate) fn just_now() -> Self {
-        Self { last_ran: HashMap::new(), taken: now() }
+        Self { taken: now(), ..Self::default() }
+    }
+
+    /// How a thread was let go on, if it cannot have begun more than one call since.
+    fn given(&self, tid: i32, memories: &Memories) -> Option<Given> {
+        let switches = *self.switches.get(&tid)?;
+        memories.given.get(&tid).copied().filter(|given| switches <= given.switches + BEGUN_AGAIN)
     }
 
     fn of(&self, tid: i32) -> Duration {
@@ -103,6 +127,9 @@ impl ThreadPlan {
     pub(crate) fn of(pid: i32, thread: &Thread, began: &Began, memories: &Memories) -> Self {
         let tid = thread.tracee.thread();
         let mut carried = memories.waits.get(&tid).copied();
+        if let Some(carried) = &mut carried {
+            carried.given = began.given(tid, memories);
+        }
         if let (Some(carried), Some(switches)) = (carried.as_mut(), memories.switches.get(&tid)) {
             // Freezing and stopping it made it switch twice at most.
             carried.unmoved = voluntary_switches(pid, tid).is_some_and(|now| now <= switches + 2);
@@ -172,6 +199,7 @@ impl ThreadPlan {
             deadline: interrupted.timeout.map(|timeout| timeout.deadline),
             total: interrupted.timeout.map(|timeout| timeout.total).unwrap_or_default(),
             unmoved: false,
+            given: None,
         })
     }
 
@@ -184,7 +212,10 @@ impl ThreadPlan {
         changes: &mut SocketChanges,
     ) -> Result<(), TraceError> {
         let Some(interrupted) = &self.interrupted else { return Ok(()) };
-        let Resume { registers, write, socket } = resume(&self.registers, interrupted, at);
+        let Resume { registers, write, socket, left } = resume(&self.registers, interrupted, at);
+        if let (Some(left), Some(switches)) = (left, voluntary_switches(self.pid, self.tid)) {
+            changes.note(self.tid, Given { at, left, switches });
+        }
         if let Some((address, bytes)) = write {
             vm::write(self.pid, &[(address, &bytes)]).map_err(|error| TraceError::Look(self.pid, error))?;
         }
@@ -192,7 +223,8 @@ impl ThreadPlan {
             thread.set_registers(registers)?;
         }
         let Some((fd, send, left)) = socket else { return Ok(()) };
-        let waiter = Waiter { pid: self.pid, tid: self.tid, number: interrupted.number };
+        let ran_ns = socket::run_time_ns(self.pid, self.tid);
+        let waiter = Waiter { pid: self.pid, tid: self.tid, number: interrupted.number, ran_ns };
         let wait = duplicate(self.pid, fd).map(|socket| SocketWait { socket, send, left, waiter });
         let changed = wait.and_then(|wait| changes.shorten(wait));
         changed.map_err(|error| TraceError::Look(self.pid, error))

@@ -173,6 +173,7 @@ fn memories(state: &State) -> Memories {
             deadline: Some(Duration::from_nanos(wait.deadline_ns)),
             total: Duration::from_nanos(wait.total_ns),
             unmoved: true,
+            given: None,
         };
         memories.waits.insert(thread.tid, carried);
     }

@@ -65,7 +65,7 @@ impl Woken {
     /// Puts socket options back and removes the image. Gives back what the next sleep must know.
     pub fn finish(self) -> Result<Memories, Failure> {
         let mut memories = self.memories;
-        memories.switches.extend(self.changes.undo().map_err(Failure::Look)?);
+        memories.let_go_on(self.changes.undo().map_err(Failure::Look)?);
         std::fs::remove_file(&self.image).map_err(|error| Failure::Image(self.image.clone(), error))?;
         Ok(memories)
     }

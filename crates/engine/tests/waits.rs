@@ -19,6 +19,8 @@ fn monotonic() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// Sleeps that a run must have at least.
+const ENOUGH: u64 = 8;
 /// Runs until one is on time: a machine that is busy with something else is late by itself. What the calls return must be
 /// right in each.
 const RUNS: u32 = 3;
@@ -94,8 +96,8 @@ fn run() -> i64 {
     program.child.wait().unwrap();
     let text = reading.join().unwrap();
     eprintln!("{sleeps} sleeps, {aborts} aborted\n{text}");
-    assert!(sleeps >= 8, "only {sleeps} sleeps");
-    let mut latest = 0;
+    // On a busy machine it may come to sleep too seldom, which shows nothing.
+    let mut latest = if sleeps < ENOUGH { i64::MAX } else { 0 };
     for line in expected.lines() {
         let (mode, result) = line.split_once(' ').unwrap();
         let found = text.lines().find(|line| line.starts_with(&format!("{mode} "))).unwrap_or_else(|| panic!("{mode}"));

@@ -106,9 +106,11 @@ impl Deepening<'_> {
         }
         thawed?;
         unparked?;
-        let switches = released?.undo().map_err(Failure::Look)?;
+        let let_go_on = released?.undo().map_err(Failure::Look)?;
         let timers = self.asleep.memories.timers.clone();
-        self.memories = Some(Memories { waits: carried(&self.asleep.plans), timers, switches });
+        let mut memories = Memories { waits: carried(&self.asleep.plans), timers, ..Memories::default() };
+        memories.let_go_on(let_go_on);
+        self.memories = Some(memories);
         Ok(())
     }
 

@@ -104,7 +104,7 @@ pub(crate) fn socket_waits(
             let socket = file.and_then(|file| made.files.get(file as usize)?.as_ref());
             let (Some(socket), Some(number)) = (socket, call(thread)) else { continue };
             let socket = socket.try_clone().map_err(set(process.pid, "duplicating a socket"))?;
-            let waiter = Waiter { pid: building.id(n), tid: building.id(id), number };
+            let waiter = Waiter { pid: building.id(n), tid: building.id(id), number, ran_ns: None };
             waits.push(SocketWait { socket, send, left: Duration::from_nanos(left_ns(&wait, passed)), waiter });
         }
     }

@@ -92,7 +92,7 @@ impl Revived {
     /// # Errors
     /// What the kernel says to `setsockopt(2)`.
     pub fn settle(&mut self) -> io::Result<()> {
-        self.memories.switches.extend(std::mem::take(&mut self.changes).undo()?);
+        self.memories.let_go_on(std::mem::take(&mut self.changes).undo()?);
         Ok(())
     }
 }
@@ -323,6 +323,7 @@ fn memories(building: &Building<'_>, tree: &Tree, passed: Duration) -> Memories 
                 deadline: Some((now + total).saturating_sub(passed)),
                 total,
                 unmoved: true,
+                given: None,
             };
             waits.insert(building.id(n), carried);
         }

@@ -12,7 +12,7 @@ use super::{Captured, Sleep, events};
 use crate::memory::copy::copy;
 use crate::memory::layout::{Flags, areas};
 use crate::memory::sink::PageSink;
-use crate::plan::{Began, ThreadPlan};
+use crate::plan::{Began, Memories, ThreadPlan};
 use crate::step::Step;
 use crate::target::Phase;
 use crate::trace::{Process, install_park_loop, stop_all};
@@ -24,7 +24,7 @@ impl Sleep<'_> {
     /// The abortable part, up to and with the commit.
     pub(super) fn capture(&mut self) -> Result<Captured, Stop> {
         let pids = self.target.freezer.processes().map_err(Failure::Look)?;
-        let (began, flags) = prepare(&pids)?;
+        let (began, flags) = prepare(&pids, self.request.memories)?;
         self.reached(Step::Prepared)?;
 
         self.frozen = true;
@@ -211,7 +211,7 @@ fn given_up(by: Option<String>) -> Result<(), Stop> {
 }
 
 /// What can be known while the app still runs.
-fn prepare(pids: &[i32]) -> Result<(Began, Vec<(i32, Flags)>), Stop> {
+fn prepare(pids: &[i32], memories: &Memories) -> Result<(Began, Vec<(i32, Flags)>), Stop> {
     let mut flags = Vec::with_capacity(pids.len());
     for pid in pids {
         let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(3);
@@ -224,7 +224,7 @@ fn prepare(pids: &[i32]) -> Result<(Began, Vec<(i32, Flags)>), Stop> {
             return Err(Stop::Refused(why));
         }
     }
-    Ok((Began::take(pids).map_err(Failure::Look)?, flags))
+    Ok((Began::take(pids, memories).map_err(Failure::Look)?, flags))
 }
 
 /// The process has the address space of one of `others`.

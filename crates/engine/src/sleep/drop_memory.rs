@@ -70,7 +70,7 @@ impl Sleep<'_> {
         }
         self.reached(Step::Released)?;
 
-        let memories = Memories { waits: carried(&self.plans), timers: timers.clone(), switches: Default::default() };
+        let memories = Memories { waits: carried(&self.plans), timers: timers.clone(), ..Memories::default() };
         timers.extend(self.plans.iter().filter_map(ThreadPlan::deadline));
         let wake_at = earliest(&timers, self.request.timers_over);
         let phase = Phase::Dozing { generation: self.request.generation, wake_at };

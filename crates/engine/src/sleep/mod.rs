@@ -205,10 +205,12 @@ impl Sleep<'_> {
             remove_if_there(path).map_err(|error| Failure::Image(path.clone(), error))?;
         }
         thawed?;
-        let switches = released?.undo().map_err(Failure::Look)?;
+        let let_go_on = released?.undo().map_err(Failure::Look)?;
         if !self.plans.is_empty() {
             let timers = self.request.memories.timers.clone();
-            self.memories = Some(Memories { waits: carried(&self.plans), timers, switches });
+            let mut memories = Memories { waits: carried(&self.plans), timers, ..Memories::default() };
+            memories.let_go_on(let_go_on);
+            self.memories = Some(memories);
         }
         Ok(())
     }

@@ -19,6 +19,8 @@ use std::time::Duration;
 
 use torpor_linux::registers::{Registers, restart};
 
+pub(crate) use super::carried::{Carried, Given};
+
 const EINTR: i64 = 4;
 
 /// System-call numbers of x86-64 that matter here.
@@ -85,7 +87,7 @@ pub(crate) enum Place {
 
 /// A relative or absolute end of a wait, as the program gave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Limit {
+pub(super) enum Limit {
     Never,
     /// From when the wait began.
     After(Duration),
@@ -112,18 +114,6 @@ pub(crate) struct Interrupted {
     pub(crate) hide_eintr: bool,
     /// Its time-out.
     pub(crate) timeout: Option<Timeout>,
-}
-
-/// What is remembered of a thread from its last sleep, to recognise the same wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Carried {
-    pub(crate) number: u64,
-    pub(crate) instruction: u64,
-    pub(crate) stack: u64,
-    pub(crate) deadline: Option<Duration>,
-    pub(crate) total: Duration,
-    /// The thread has not run since its call was begun again.
-    pub(crate) unmoved: bool,
 }
 
 /// Deadlines that differ by less belong to the same wait.
@@ -166,7 +156,8 @@ fn timeout(limit: Limit, place: Place, since: Duration, now: Duration, carried: 
     // The same wait as at the last sleep: its length is what it was at first, not what we shortened it to.
     let same = carried.and_then(|carried| Some((carried, carried.deadline?))).filter(|(carried, before)| {
         let unmoved = matches!(place, Place::Socket { .. }) && carried.unmoved;
-        unmoved || before.abs_diff(deadline) < SAME_DEADLINE
+        let goes_on = carried.given.is_some_and(|given| given.goes_on(limit, now));
+        unmoved || goes_on || before.abs_diff(deadline) < SAME_DEADLINE
     });
     Some(match same {
         Some((carried, deadline)) => Timeout { deadline, total: carried.total, place },
@@ -333,6 +324,8 @@ pub(crate) struct Resume {
     pub(crate) write: Option<(u64, [u8; 16])>,
     /// A socket's time-out to set until the call has begun: descriptor, sending, time left.
     pub(crate) socket: Option<(i32, bool, Duration)>,
+    /// What was put into a register or into memory as what is left.
+    pub(crate) left: Option<Duration>,
 }
 
 /// Below the 128 bytes under the stack pointer that compiled code may use.
@@ -340,7 +333,7 @@ const RED_ZONE: u64 = 128;
 
 /// How a thread with these registers goes on at `now`.
 pub(crate) fn resume(registers: &Registers, interrupted: &Interrupted, now: Duration) -> Resume {
-    let mut resume = Resume { registers: *registers, write: None, socket: None };
+    let mut resume = Resume { registers: *registers, write: None, socket: None, left: None };
     if interrupted.hide_eintr {
         resume.registers.set_result(-restart::ERESTARTNOHAND);
     }
@@ -358,18 +351,22 @@ pub(crate) fn resume(registers: &Registers, interrupted: &Interrupted, now: Dura
             // Rounded up, as the kernel never ends a wait early.
             let millis = left.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128);
             resume.registers.set_argument(n, millis as u64);
+            resume.left = Some(Duration::from_millis(millis as u64));
         }
         Place::Constant(n) => {
             let place = (registers.stack() - RED_ZONE - 32) & !15;
             resume.registers.set_argument(n, place);
+            resume.left = Some(left);
             resume.write = Some((place, pair(left.as_secs(), left.subsec_nanos().into())));
         }
         Place::Timespec(n) => {
+            resume.left = Some(left);
             resume.write = Some((registers.argument(n), pair(left.as_secs(), left.subsec_nanos().into())));
         }
         Place::Timeval(n) => {
             let micros = u64::from(left.subsec_nanos().div_ceil(1000));
             let (seconds, micros) = (left.as_secs() + micros / 1_000_000, micros % 1_000_000);
+            resume.left = Some(Duration::new(seconds, (micros * 1000) as u32));
             resume.write = Some((registers.argument(n), pair(seconds, micros)));
         }
         Place::Socket { send } => {
@@ -450,12 +447,51 @@ pub(crate) mod tests {
             deadline: Some(Duration::from_millis(120_003)),
             total: Duration::from_secs(90),
             unmoved: false,
+            given: None,
         };
         let registers = in_call(nr::EPOLL_WAIT, -EINTR, &[4, 0, 1, 20_000]);
         let timeout = understand(&registers, &spec(0, 0), Some(&carried)).unwrap().timeout.unwrap();
         assert_eq!((timeout.deadline, timeout.total), (Duration::from_millis(120_003), Duration::from_secs(90)));
         let other = in_call(nr::EPOLL_WAIT, -EINTR, &[4, 0, 1, 25_000]);
         assert_eq!(understand(&other, &spec(0, 0), Some(&carried)).unwrap().timeout.unwrap().total.as_secs(), 25);
+    }
+
+    #[test]
+    fn a_wait_stays_the_same_however_late_it_goes_on() {
+        let deadline = Duration::from_millis(120_003);
+        let given = |at, left| Given { at: Duration::from_secs(at), left: Duration::from_millis(left), switches: 0 };
+        let carried = |number, given| Carried {
+            number,
+            instruction: 0x40_0000,
+            stack: 0,
+            deadline: Some(deadline),
+            total: Duration::from_secs(90),
+            unmoved: false,
+            given: Some(given),
+        };
+        let timeout = |registers: &Registers, memory: &Bytes, carried: &Carried| {
+            understand(registers, memory, Some(carried)).unwrap().timeout.unwrap()
+        };
+        // Begun at 100 s with what was left at 99 s: the deadline is a second off, and it is the same wait.
+        let found = timeout(
+            &in_call(nr::EPOLL_WAIT, -EINTR, &[4, 0, 1, 21_003]),
+            &spec(0, 0),
+            &carried(nr::EPOLL_WAIT, given(99, 21_003)),
+        );
+        assert_eq!((found.deadline, found.total), (deadline, Duration::from_secs(90)));
+        let other = timeout(
+            &in_call(nr::EPOLL_WAIT, -EINTR, &[4, 0, 1, 21_004]),
+            &spec(0, 0),
+            &carried(nr::EPOLL_WAIT, given(99, 21_003)),
+        );
+        assert_eq!(other.total, Duration::from_millis(21_004));
+        // What the kernel wrote back is less by at most the time since.
+        let registers = in_call(nr::PSELECT6, -restart::ERESTARTNOHAND, &[1, 0, 0, 0, AT]);
+        let carried = carried(nr::PSELECT6, given(99, 21_003));
+        assert_eq!(timeout(&registers, &spec(15, 0), &carried).deadline, deadline);
+        for (seconds, nanos) in [(21, 4_000_000), (9, 0)] {
+            assert_ne!(timeout(&registers, &spec(seconds, nanos), &carried).deadline, deadline);
+        }
     }
 
     #[test]
@@ -503,6 +539,7 @@ pub(crate) mod tests {
             deadline: Some(Duration::from_secs(120)),
             total: Duration::from_secs(90),
             unmoved: false,
+            given: None,
         };
         let found = understand(&registers, &spec(90, 0), Some(&carried)).unwrap();
         assert_eq!((found.number, found.timeout.unwrap().deadline.as_secs()), (nr::NANOSLEEP, 120));

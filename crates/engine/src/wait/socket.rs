@@ -13,6 +13,7 @@ use rustix::fs::fstat;
 use rustix::net::sockopt::{self, Timeout};
 use torpor_linux::descriptor::duplicate;
 
+use super::restart::Given;
 use super::since::now;
 use crate::proc;
 
@@ -41,6 +42,8 @@ pub(crate) struct Waiter {
     pub(crate) tid: i32,
     /// The call.
     pub(crate) number: u64,
+    /// How long it had run when it was let go on; `None` where the kernel does not tell.
+    pub(crate) ran_ns: Option<u64>,
 }
 
 /// A wait on a socket's own time-out.
@@ -63,41 +66,60 @@ struct Change {
     waiters: Vec<Waiter>,
 }
 
-/// Time-outs that were changed and are to be put back.
+/// Time-outs that were changed and are to be put back, and those of other calls that were let go on.
 #[derive(Debug, Default)]
-pub(crate) struct SocketChanges(Vec<Change>);
+pub(crate) struct SocketChanges {
+    sockets: Vec<Change>,
+    /// By thread.
+    given: HashMap<i32, Given>,
+}
+
+/// What is known of threads that were let go on.
+#[derive(Debug, Default)]
+pub(crate) struct LetGoOn {
+    /// Counts of switches of those whose socket's time-out was changed, once their calls had begun.
+    pub(crate) switches: HashMap<i32, u64>,
+    /// How others were.
+    pub(crate) given: HashMap<i32, Given>,
+}
 
 impl SocketChanges {
+    /// Notes how a thread is let go on.
+    pub(crate) fn note(&mut self, tid: i32, given: Given) {
+        self.given.insert(tid, given);
+    }
+
     /// Sets what is left of a wait as the time-out of its socket, if that has one.
     pub(crate) fn shorten(&mut self, wait: SocketWait) -> io::Result<()> {
         let SocketWait { socket, send, left, waiter } = wait;
         let (inode, left) = (fstat(&socket)?.st_ino, left.max(SHORTEST));
-        if let Some(change) = self.0.iter_mut().find(|change| (change.inode, change.send) == (inode, send)) {
+        if let Some(change) = self.sockets.iter_mut().find(|change| (change.inode, change.send) == (inode, send)) {
             change.waiters.push(waiter);
             change.left = change.left.max(left);
             return Ok(sockopt::set_socket_timeout(&change.socket, which(send), Some(change.left))?);
         }
         let Some(before) = sockopt::socket_timeout(&socket, which(send))? else { return Ok(()) };
         sockopt::set_socket_timeout(&socket, which(send), Some(left))?;
-        self.0.push(Change { socket, inode, send, before, left, waiters: vec![waiter] });
+        self.sockets.push(Change { socket, inode, send, before, left, waiters: vec![waiter] });
         Ok(())
     }
 
     /// Puts them back once the threads, which have been let go, wait in their calls again; gives the threads' counts of
     /// switches then.
-    pub(crate) fn undo(self) -> io::Result<HashMap<i32, u64>> {
+    pub(crate) fn undo(self) -> io::Result<LetGoOn> {
         let mut switches = HashMap::new();
-        for change in self.0 {
+        for change in self.sockets {
             switches.extend(change.waiters.iter().filter_map(begun));
             sockopt::set_socket_timeout(&change.socket, which(change.send), Some(change.before))?;
         }
-        Ok(switches)
+        Ok(LetGoOn { switches, given: self.given })
     }
 }
 
-/// Waits until a thread is in its call; gives its count of switches.
+/// Waits until a thread is in its call; gives its count of switches. Of one that has not had a CPU at all until then it is known,
+/// too: the count that it will have in its call, which then begins with the whole time-out, but is recognised by the next sleep.
 fn begun(waiter: &Waiter) -> Option<(i32, u64)> {
-    let Waiter { pid, tid, number } = *waiter;
+    let Waiter { pid, tid, number, ran_ns } = *waiter;
     let mut looks = 0;
     let started = now();
     // `number args…` while it waits in a call, `running` while it has a CPU or waits for one. There is no event to wait for.
@@ -111,10 +133,18 @@ fn begun(waiter: &Waiter) -> Option<(i32, u64)> {
         } else if call.starts_with("running") && now().saturating_sub(started) < CPU_PATIENCE {
             std::thread::sleep(Duration::from_millis(1));
         } else {
-            break;
+            let starved = ran_ns.is_some() && run_time_ns(pid, tid) == ran_ns;
+            return voluntary_switches(pid, tid).filter(|_| starved).map(|switches| (tid, switches + 1));
         }
     }
     None
+}
+
+/// How long a thread has run.
+pub(crate) fn run_time_ns(pid: i32, tid: i32) -> Option<u64> {
+    // Time on a CPU, time of waiting for one, turns.
+    let times = proc::read(&format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
+    times.split_ascii_whitespace().next()?.parse().ok()
 }
 
 /// How often a thread has given up its processor by itself.
@@ -133,7 +163,7 @@ mod tests {
         let (socket, other) = UnixDatagram::pair().unwrap();
         let set = Duration::from_secs(7);
         socket.set_read_timeout(Some(set)).unwrap();
-        let nobody = Waiter { pid: i32::MAX, tid: i32::MAX, number: 0 };
+        let nobody = Waiter { pid: i32::MAX, tid: i32::MAX, number: 0, ran_ns: None };
         let mut changes = SocketChanges::default();
         let mut shorten = |socket: &UnixDatagram, seconds| {
             let (socket, left) = (socket.try_clone().unwrap().into(), Duration::from_secs(seconds));
@@ -146,7 +176,7 @@ mod tests {
         assert_eq!(socket.read_timeout().unwrap(), Some(Duration::from_secs(3)));
         // It has no time-out any more.
         shorten(&other, 1);
-        assert_eq!(changes.undo().unwrap(), HashMap::new());
+        assert!(changes.undo().unwrap().switches.is_empty());
         assert_eq!(socket.read_timeout().unwrap(), Some(set));
         assert_eq!(other.read_timeout().unwrap(), None);
     }

@@ -146,11 +146,11 @@ fn a_segment_that_is_gone_is_made_again() {
     restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &fault }).unwrap_err();
     assert_eq!(shm::look(id).unwrap(), None, "a restore that failed leaves a segment");
 
-    let other = shm::make(key, 5000, id + (1 << 15), (0, 0)).unwrap();
+    let other = shm::make(key, 5000, id + (1 << 15), (0, 0), 0).unwrap();
     let error = again(&image).unwrap_err();
     assert!(error.is_refusal() && error.to_string().contains(&format!("is that of segment {other} now")), "{error}");
     shm::remove(other).unwrap();
-    assert_eq!(shm::make(0, 77, id, (0, 0)).unwrap(), id);
+    assert_eq!(shm::make(0, 77, id, (0, 0), 0).unwrap(), id);
     let error = again(&image).unwrap_err();
     assert!(error.is_refusal() && error.to_string().contains("77 bytes is not the image's"), "{error}");
     shm::remove(id).unwrap();

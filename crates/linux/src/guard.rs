@@ -195,7 +195,7 @@ mod tests {
     fn dismissed_it_does_nothing() {
         let (_client, served) = connection();
         let (mut child, process) = program();
-        let segment = shm::get(libc::IPC_PRIVATE, 1).unwrap();
+        let segment = shm::get(libc::IPC_PRIVATE, 1, 0).unwrap();
         let rescue =
             Rescue::End { processes: &[process.as_fd()], connections: &[served.as_fd()], segments: &[segment] };
         Guard::start(rescue).unwrap().dismiss().unwrap();
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn segments_that_the_parent_has_made_are_removed() {
-        let own = shm::get(libc::IPC_PRIVATE, 1).unwrap();
+        let own = shm::get(libc::IPC_PRIVATE, 1, 0).unwrap();
         let other = Command::new("ipcmk").args(["-M", "1"]).output().unwrap().stdout;
         let other = String::from_utf8(other).unwrap().split_ascii_whitespace().last().unwrap().parse().unwrap();
         drop(Guard::start(Rescue::End { processes: &[], connections: &[], segments: &[own, other] }).unwrap());

@@ -16,6 +16,7 @@ pub mod fanotify;
 pub mod fcntl;
 pub mod guard;
 pub mod handle;
+pub mod hugepages;
 pub mod ipc;
 pub mod kcmp;
 pub mod keyring;

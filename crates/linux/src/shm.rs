@@ -77,23 +77,25 @@ pub fn find(key: i32) -> io::Result<Option<i32>> {
 }
 
 /// Makes a new segment (mode 0600) for a key that is free, as `maker` (effective user and group); gives its id. That is
-/// `id`, unless the place that its number stands for is taken, or another process was quicker to make one.
-pub fn make(key: i32, bytes: u64, id: i32, maker: (u32, u32)) -> io::Result<i32> {
+/// `id`, unless the place that its number stands for is taken, or another process was quicker to make one. `huge`: flags for
+/// huge pages ([`crate::hugepages::SHM_HUGETLB`] with a size), or 0.
+pub fn make(key: i32, bytes: u64, id: i32, maker: (u32, u32), huge: u32) -> io::Result<i32> {
     std::fs::write(NEXT_ID, id.to_string())?;
     // SAFETY: these only tell.
     if unsafe { (libc::geteuid(), libc::getegid()) } == maker {
-        return get(key, bytes);
+        return get(key, bytes, huge);
     }
     // Users and groups are a thread's own for the kernel; this one ends with the call.
-    let made = std::thread::scope(|scope| scope.spawn(|| become_maker(maker).and_then(|()| get(key, bytes))).join());
+    let made =
+        std::thread::scope(|scope| scope.spawn(|| become_maker(maker).and_then(|()| get(key, bytes, huge))).join());
     made.unwrap_or_else(|_| Err(io::Error::other("the thread that makes the segment has panicked")))
 }
 
 /// Makes a new segment, with the id that comes.
-pub(crate) fn get(key: i32, bytes: u64) -> io::Result<i32> {
+pub(crate) fn get(key: i32, bytes: u64, huge: u32) -> io::Result<i32> {
     let len = usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: no memory of ours is involved.
-    check(unsafe { libc::shmget(key, len, libc::IPC_CREAT | libc::IPC_EXCL | 0o600) })
+    check(unsafe { libc::shmget(key, len, libc::IPC_CREAT | libc::IPC_EXCL | 0o600 | huge.cast_signed()) })
 }
 
 /// Gives the calling thread, and only it, other effective ids. The process stays as dumpable as it was.
@@ -145,6 +147,15 @@ pub(crate) fn remove_made_by(id: i32, maker: i32) {
     }
 }
 
+/// Bytes of the mapping of a segment: whole pages, of whichever size it has.
+fn mapped_bytes(start: usize, bytes: usize) -> usize {
+    let lens = crate::hugepages::sizes().into_iter().map(|size| bytes.next_multiple_of(size as usize));
+    let is_mapped =
+        |len: &usize| std::fs::symlink_metadata(format!("/proc/self/map_files/{start:x}-{:x}", start + len)).is_ok();
+    let small = bytes.next_multiple_of(4096);
+    std::iter::once(small).chain(lens).find(is_mapped).unwrap_or(small)
+}
+
 /// A segment that is attached to this process.
 #[derive(Debug)]
 pub struct Attached {
@@ -162,7 +173,7 @@ impl Attached {
         if start as isize == -1 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { start, len: bytes.next_multiple_of(4096) })
+        Ok(Self { start, len: mapped_bytes(start as usize, bytes) })
     }
 
     /// The memory as a file, open for reading and writing. Needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN.
@@ -196,7 +207,7 @@ mod tests {
 
     #[test]
     fn makes_and_finds_segments() {
-        let probe = make(libc::IPC_PRIVATE, 5000, 1 << 20, (77, 78)).unwrap();
+        let probe = make(libc::IPC_PRIVATE, 5000, 1 << 20, (77, 78), 0).unwrap();
         let about = look(probe).unwrap().unwrap();
         assert_eq!((about.maker, about.owner, about.bytes, about.attached), ((77, 78), (77, 78), 5000, 0));
         // SAFETY: it only tells.
@@ -215,15 +226,15 @@ mod tests {
         drop((attached, file));
         assert_eq!(look(probe).unwrap(), None);
         // The same number again.
-        let again = make(libc::IPC_PRIVATE, 1, probe, (0, 0)).unwrap();
+        let again = make(libc::IPC_PRIVATE, 1, probe, (0, 0), 0).unwrap();
         remove(again).unwrap();
         assert_eq!(again, probe);
 
         let key = 0x7000_0000 | std::process::id() as i32;
         assert_eq!(find(key).unwrap(), None);
-        let id = get(key, 1).unwrap();
+        let id = get(key, 1, 0).unwrap();
         assert_eq!(find(key).unwrap(), Some(id));
-        assert_eq!(get(key, 1).unwrap_err().raw_os_error(), Some(libc::EEXIST));
+        assert_eq!(get(key, 1, 0).unwrap_err().raw_os_error(), Some(libc::EEXIST));
         remove(id).unwrap();
         assert_eq!(find(libc::IPC_PRIVATE).unwrap(), None);
     }

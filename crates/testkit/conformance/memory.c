@@ -313,15 +313,6 @@ PROGRAM(huge_pages_advised, "transparent huge pages: contents and advice") {
     check_fill(memory, bytes, 3, "huge pages");
 }
 
-PROGRAM(huge_page_file_system, "hugetlb memory") {
-    size_t bytes = 2 << 20;
-    char *memory = mmap(NULL, bytes, READ_WRITE, ANONYMOUS | MAP_HUGETLB, -1, 0);
-    if (memory == MAP_FAILED) skip("no hugetlb page: %s", strerror(errno));
-    fill(memory, bytes, 3);
-    captured();
-    check_fill(memory, bytes, 3, "hugetlb memory");
-}
-
 PROGRAM(droppable_memory, "MAP_DROPPABLE memory is never restored: zeros afterwards") {
     char *memory = mmap(NULL, PAGE, READ_WRITE, MAP_DROPPABLE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) skip("no MAP_DROPPABLE: %s", strerror(errno));

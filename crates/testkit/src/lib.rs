@@ -6,6 +6,7 @@
 //! - [`conformance`]: one small program per kind of state, captured and restored by an engine.
 //! - [`daemon`]: a `torpor up` of a test's own, and what it leaves behind.
 //! - [`bare`]: the same programs without Torpor, in namespaces of their own: the baseline.
+//! - [`pool`]: huge pages for a test.
 //! - [`wait`]: waiting on a condition with a deadline. [`skip!`]: skipping a test so that everybody sees it.
 #![forbid(unsafe_code)]
 
@@ -15,6 +16,7 @@ pub mod conformance;
 pub mod daemon;
 pub mod error;
 pub mod native;
+pub mod pool;
 pub mod skip;
 pub mod wait;
 pub mod zoo;

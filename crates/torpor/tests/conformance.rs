@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use torpor_testkit::conformance::{Mode, Torpor, Verdict, captured, program, programs};
+use torpor_testkit::conformance::{Mode, Torpor, Verdict, captured, pools, program, programs};
 use torpor_testkit::skip::skipped;
 
 /// What is expected of a program.
@@ -24,6 +24,7 @@ enum Expected {
 
 fn check(name: &str, expected: Expected) {
     let program = program(name).unwrap();
+    let _pools = pools(std::slice::from_ref(&program)).unwrap();
     let torpor = Torpor { program: Path::new(env!("CARGO_BIN_EXE_torpor")).to_owned() };
     for mode in [Mode::Restored, Mode::LeftRunning] {
         let verdict = captured(&program, &torpor, mode).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -227,7 +228,14 @@ conformance! {
     locked_memory: ok,
     locked_future: ok,
     huge_pages_advised: ok,
-    huge_page_file_system: ok,
+    huge_private: ok,
+    huge_forked: ok,
+    huge_unreserved: ok,
+    huge_shared: ok,
+    huge_memfd: ok,
+    huge_segment: ok,
+    huge_gigantic: ok,
+    huge_file: ok,
     droppable_memory: ok,
     named_memory: ok,
     guard_pages: ok,
@@ -280,6 +288,8 @@ conformance! {
     terminal_hung_up: ok,
     terminal_exclusive: ok,
     controlling_terminal: ok,
+    terminal_line: refused "with lines that have been typed and not been read",
+    job_control: ok,
     // locks.c
     flock_lock: ok,
     flock_inherited: ok,

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
-use torpor_testkit::conformance::{Between, Criu, Engine, Mode, Program, Torpor, captured, programs};
+use torpor_testkit::conformance::{Between, Criu, Engine, Mode, Program, Torpor, captured, pools, programs};
 
 use self::cell::cell;
 use self::results::{Cells, Measured, Results};
@@ -84,6 +84,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
     if options.table {
         return results.write_document(&programs());
     }
+    let _pools = pools(&chosen)?;
     for column in Column::ALL.into_iter().filter(|column| options.columns.contains(column)) {
         let mut with = String::new();
         let cells = match column {

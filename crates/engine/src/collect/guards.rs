@@ -36,7 +36,7 @@ fn part(area: &Area, range: Range<u64>) -> Area {
     part.pages.retain(|region| range.contains(&region.start));
     match &mut part.backing {
         Backing::File { offset, .. } | Backing::Shared { offset, .. } => *offset += range.start - area.start,
-        Backing::Anonymous { .. } | Backing::Kernel { .. } | Backing::Aio { .. } => {}
+        Backing::Anonymous { .. } | Backing::Kernel { .. } | Backing::Aio { .. } | Backing::Huge { .. } => {}
     }
     part.start = range.start;
     part.end = range.end;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use torpor_image::tree::{End, SharedMemoryKind, Tree};
+use torpor_image::tree::{End, FileKind, SharedMemoryKind, Tree};
 
 use crate::view::View;
 
@@ -19,6 +19,9 @@ pub(super) fn translate(tree: &mut Tree, view: &View) -> io::Result<()> {
         process.group = view.id(process.group).unwrap_or(0);
         process.session = view.id(process.session).unwrap_or(0);
         let End::Alive(life) = &mut process.end else { continue };
+        if let Some((_, foreground)) = &mut life.terminal {
+            *foreground = known(*foreground)?;
+        }
         for thread in &mut life.threads {
             thread.tid = known(thread.tid)?;
             let credentials = &mut thread.credentials;
@@ -38,7 +41,12 @@ pub(super) fn translate(tree: &mut Tree, view: &View) -> io::Result<()> {
         match &mut memory.kind {
             SharedMemoryKind::Memfd { owner: of, .. } | SharedMemoryKind::Deleted { owner: of, .. } => *of = owner(*of),
             SharedMemoryKind::SystemV { owners: of, .. } => *of = owners(*of),
-            SharedMemoryKind::Anonymous => {}
+            SharedMemoryKind::Anonymous | SharedMemoryKind::Huge { .. } => {}
+        }
+    }
+    for file in &mut tree.files {
+        if let FileKind::Master(terminal) = &mut file.kind {
+            terminal.owner = owner(terminal.owner);
         }
     }
     let nodes = tree.surroundings.tmpfs.iter_mut().flat_map(|tmpfs| &mut tmpfs.nodes);

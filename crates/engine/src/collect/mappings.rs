@@ -20,6 +20,8 @@ pub(super) struct Mapping {
     /// `VmFlags`.
     pub(super) flags: String,
     pub(super) key: u32,
+    /// Size of its pages; of a pool's huge pages theirs.
+    pub(super) page_bytes: u64,
 }
 
 impl Mapping {
@@ -50,6 +52,9 @@ fn parse(text: &str) -> Option<Vec<Mapping>> {
     for line in text.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
             found.last_mut()?.flags = flags.trim().to_owned();
+        } else if let Some(size) = line.strip_prefix("KernelPageSize:") {
+            let kilobytes: u64 = size.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
+            found.last_mut()?.page_bytes = kilobytes.checked_mul(1024)?;
         } else if let Some(key) = line.strip_prefix("ProtectionKey:") {
             found.last_mut()?.key = key.trim().parse().ok()?;
         } else if line.as_bytes().first().is_some_and(|c| c.is_ascii_digit() || c.is_ascii_lowercase()) {
@@ -82,6 +87,7 @@ fn header(line: &str) -> Option<Mapping> {
         inode,
         flags: String::new(),
         key: 0,
+        page_bytes: torpor_image::PAGE,
     })
 }
 
@@ -92,12 +98,13 @@ mod tests {
     #[test]
     fn reads_headers_flags_and_keys() {
         let text = "7f00-7f10 rw-p 00001000 fe:01 77                         /srv/a b\nSize:  4 kB\n\
-                    ProtectionKey:         3\nVmFlags: rd wr mr mw me ac\n\
+                    KernelPageSize:     2048 kB\nProtectionKey:         3\nVmFlags: rd wr mr mw me ac\n\
                     8000-9000 --xs 00000000 00:00 0 \nVmFlags: ex sh\n";
         let found = parse(text).unwrap();
         assert_eq!((found[0].offset, found[0].device, found[0].inode, found[0].key), (0x1000, (254, 1), 77, 3));
         assert_eq!((found[0].area.name.as_str(), found[0].protection()), ("/srv/a b", 3));
         assert!(found[0].has("ac") && !found[0].has("a"));
+        assert_eq!((found[0].page_bytes, found[1].page_bytes), (2 << 20, 4096));
         assert_eq!((found[1].protection(), found[1].area.access.shared), (4, true));
         assert!(parse("VmFlags: rd").is_none() && parse("zz").is_none());
     }

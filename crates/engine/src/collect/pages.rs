@@ -91,6 +91,7 @@ impl<'a> Copier<'a> {
         for mut area in std::mem::take(&mut space.areas) {
             let private = match area.backing {
                 Backing::Anonymous { droppable, .. } => !droppable,
+                Backing::Huge { .. } => true,
                 Backing::File { shared, .. } | Backing::Shared { shared, .. } => !shared,
                 Backing::Kernel { .. } | Backing::Aio { .. } => false,
             };
@@ -202,8 +203,7 @@ fn run_end(pages: &[Page], first: usize) -> usize {
 
 /// Names pages of a part of the area that begins at `start`.
 fn push(area: &mut Area, start: u64, pages: Range<usize>, content: Content) {
-    // Anonymous memory is zero where nothing is said.
-    if content == Content::Zero && matches!(area.backing, Backing::Anonymous { .. }) {
+    if content == Content::Zero && area.backing.is_zeros() {
         return;
     }
     let (start, pages) = (start + pages.start as u64 * PAGE, pages.len() as u32);

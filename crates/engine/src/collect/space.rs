@@ -32,6 +32,8 @@ const MLOCK_ONFAULT: u32 = 1;
 /// Behind the link of a file whose name has been removed, and in front of a memfd's.
 const GONE: &[u8] = b" (deleted)";
 const MEMFD: &[u8] = b"/memfd:";
+/// What anonymous memory in huge pages of a pool is called (`MAP_HUGETLB`).
+const ANONYMOUS_HUGE: &str = "/anon_hugepage (deleted)";
 
 /// What a link under `/proc/PID` leads to, if it can be reached by its name again; otherwise why not.
 pub(super) fn linked(view: &View, link: &str) -> std::io::Result<Result<PathState, String>> {
@@ -147,8 +149,6 @@ fn refused(mapping: &Mapping) -> Option<(&'static str, &'static str)> {
     let kernels = mapping.is_kernels();
     if mapping.has("um") || mapping.has("uw") || mapping.has("ui") {
         Some(("memory registered with a userfaultfd", "end what uses userfaultfd"))
-    } else if mapping.has("ht") {
-        Some(("huge pages of a pool (hugetlb)", "use transparent huge pages instead"))
     } else if mapping.has("ss") {
         Some(("a shadow stack", "start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"))
     } else if name.starts_with("/secretmem") {
@@ -190,6 +190,10 @@ fn backing(
             droppable: mapping.has("dp"),
             no_reserve: mapping.has("nr") && !mapping.has("dp"),
         });
+    }
+    // Every private mapping of this kind has a file of its own, which nobody else can map.
+    if mapping.has("ht") && !access.shared && name == ANONYMOUS_HUGE {
+        return Ok(Backing::Huge { page_bytes: mapping.page_bytes, no_reserve: mapping.has("nr") });
     }
     let (offset, may_write) = (mapping.offset, access.shared && mapping.has("mw"));
     let key = (mapping.device, mapping.inode);

@@ -5,9 +5,10 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-use rustix::fs::{OFlags, SeekFrom, seek};
+use rustix::fs::{OFlags, SeekFrom, fstatfs, seek};
 use rustix::io::Errno;
 use torpor_image::{Content, FormatError, PAGE, REGION_PAGES, Region, checksum};
+use torpor_linux::hugepages::{self, Mapping};
 
 use super::charge::Charge;
 use super::collect::{Described, Why};
@@ -87,6 +88,7 @@ pub(super) fn fill(
     if let Some(charge) = charge {
         runs(pages).into_iter().for_each(|run| charge.pages(file.as_fd(), run.start, run.end - run.start));
     }
+    let huge = mapping(file, pages).map_err(MakeError::at("mapping", name))?;
     let mut buffer = vec![0; (u64::from(REGION_PAGES) * PAGE) as usize];
     for region in pages {
         let Content::Stored { offset, checksum: wanted } = region.content else { continue };
@@ -94,6 +96,11 @@ pub(super) fn fill(
         image.read_exact_at(buffer, offset).map_err(MakeError::Read)?;
         if checksum(buffer) != wanted {
             return Err(MakeError::Damaged { what: name.to_owned(), source: FormatError::Checksum("a region") });
+        }
+        if let Some(huge) = &huge {
+            huge.write(region.start, buffer).map_err(MakeError::at("filling", name))?;
+            piece.map_or(Ok(()), |piece| piece())?;
+            continue;
         }
         // The last page may be longer than the file.
         let len = region.bytes().min(bytes.saturating_sub(region.start)) as usize;
@@ -104,6 +111,14 @@ pub(super) fn fill(
         piece.map_or(Ok(()), |piece| piece())?;
     }
     Ok(())
+}
+
+/// A file of huge pages of a pool, which cannot be written to in any other way, up to its last stored page.
+fn mapping(file: &File, pages: &[Region]) -> std::io::Result<Option<Mapping>> {
+    let about = fstatfs(file)?;
+    let end = pages.last().map_or(0, |last| last.start + last.bytes());
+    let is_huge = about.f_type == hugepages::MAGIC && end > 0;
+    is_huge.then(|| Mapping::new(file, end.next_multiple_of(about.f_bsize.unsigned_abs()))).transpose()
 }
 
 /// Stored pages that lie together.

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use torpor_image::Region;
 use torpor_image::tree::{FileId, MemoryId, PathState, SharedMemory, SharedMemoryKind};
 use torpor_linux::shm::Attached;
-use torpor_linux::vm;
+use torpor_linux::{hugepages, vm};
 
 use super::collect::{Described, Why};
 use super::contents::{fill, store};
@@ -29,9 +29,9 @@ use super::{CollectError, MakeError, Request, SharedArea, executable, ipc, path}
 use crate::memory::sink::PageSink;
 use crate::{Obstacle, Place};
 
-const HUGE_PAGES: i64 = 0x9584_58f6;
 /// Bytes of `memfd:` in the name, and what is behind a file without a name.
 const MEMFD: &[u8] = b"/memfd:";
+const ANONYMOUS_HUGE: &[u8] = b"/anon_hugepage";
 const GONE: &[u8] = b" (deleted)";
 /// `O_WRONLY | O_RDWR`.
 const WRITING: u32 = 0o3;
@@ -110,7 +110,7 @@ impl<'a, 'b> Memories<'a, 'b> {
         let object = (stat.st_dev, stat.st_ino);
         let name = fs::read_link(&link)?;
         let name = name.as_os_str().as_bytes();
-        if stat.st_dev == self.kernels && name.starts_with(b"/SYSV") {
+        if name.starts_with(b"/SYSV") && (stat.st_dev == self.kernels || pool(File::open(&link)?, &stat)?.is_some()) {
             return self.segment(area, &link, stat.st_ino as i32);
         }
         let writes = |file: &FileId| list.item(*file).info.flags & WRITING != 0;
@@ -146,12 +146,32 @@ impl<'a, 'b> Memories<'a, 'b> {
         }
         let (kind, bytes, attached) = segment::describe(id)?;
         let file = File::open(link)?;
-        let tail = if self.request.look_only { Vec::new() } else { segment::tail(area, bytes)? };
-        let pages = self.store(file.as_fd(), bytes, &tail)?;
         let memory = self.found.len() as MemoryId;
-        self.found.push(SharedMemory { kind, bytes, pages });
+        let tail = || if self.request.look_only { Ok(Vec::new()) } else { segment::tail(area, bytes) };
+        self.add_segment(kind, bytes, &file, tail)?;
         self.segments.add(id, memory, area, attached);
         Ok(memory)
+    }
+
+    /// Adds a segment with this file. What is behind its end in its last page `tail` gives, but for huge pages, whose files have
+    /// whole ones.
+    fn add_segment(
+        &mut self,
+        mut kind: SharedMemoryKind,
+        bytes: u64,
+        file: &File,
+        tail: impl FnOnce() -> std::io::Result<Vec<u8>>,
+    ) -> Described<()> {
+        let huge = pool(file, &fstat(file)?)?;
+        if let (Some(page_bytes), SharedMemoryKind::SystemV { mode, .. }) = (huge, &mut kind) {
+            *mode |= hugepages::SHM_HUGETLB | hugepages::size_flags(page_bytes);
+        }
+        let pages = match huge {
+            Some(page_bytes) => self.store(file.as_fd(), bytes.next_multiple_of(page_bytes), &[])?,
+            None => self.store(file.as_fd(), bytes, &tail()?)?,
+        };
+        self.found.push(SharedMemory { kind, bytes, pages });
+        Ok(())
     }
 
     /// Segments of an app's that nobody is attached to: programs keep their ids.
@@ -162,10 +182,8 @@ impl<'a, 'b> Memories<'a, 'b> {
                 continue;
             }
             let stored = segment::describe(id).and_then(|(kind, bytes, _)| {
-                let file = Attached::new(id)?.open()?;
-                let pages = self.store(file.as_fd(), bytes, &[])?;
-                self.found.push(SharedMemory { kind, bytes, pages });
-                Ok(())
+                let file = File::from(Attached::new(id)?.open()?);
+                self.add_segment(kind, bytes, &file, || Ok(Vec::new()))
             });
             stored.map_err(|why| match why {
                 Why::Stopped => CollectError::Stopped,
@@ -182,22 +200,23 @@ impl<'a, 'b> Memories<'a, 'b> {
     fn add(&mut self, fd: BorrowedFd<'_>, name: &[u8], stat: &Stat) -> Described<MemoryId> {
         let name = name.strip_suffix(GONE).unwrap_or(name);
         let shown = String::from_utf8_lossy(name).into_owned();
-        if fstatfs(fd)?.f_type == HUGE_PAGES {
-            return Err(Why::refused(format!("{shown} is of huge pages, which are not taken yet"), ""));
-        }
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Why::refused(format!("{shown} has been deleted"), "let the program close it"));
         }
         let owner = (stat.st_uid, stat.st_gid);
-        let kind = if stat.st_dev != self.kernels {
+        let huge = pool(fd, stat)?;
+        let kind = if stat.st_dev != self.kernels && huge.is_none() {
             SharedMemoryKind::Deleted { state: path::state(name, stat), owner }
         } else if let Some(name) = name.strip_prefix(MEMFD) {
             let seals = fcntl_get_seals(fd)?.bits();
-            SharedMemoryKind::Memfd { name: name.to_vec(), seals, flags: 0, mode: stat.st_mode & 0o7777, owner }
-        } else if name == b"/dev/zero" {
-            SharedMemoryKind::Anonymous
+            let flags = huge.map_or(0, |size| hugepages::MFD_HUGETLB | hugepages::size_flags(size));
+            SharedMemoryKind::Memfd { name: name.to_vec(), seals, flags, mode: stat.st_mode & 0o7777, owner }
         } else {
-            return Err(Why::refused(format!("{shown}: memory of the kernel's that is not known here"), ""));
+            match huge {
+                None if name == b"/dev/zero" => SharedMemoryKind::Anonymous,
+                Some(page_bytes) if name == ANONYMOUS_HUGE => SharedMemoryKind::Huge { page_bytes },
+                _ => return Err(Why::refused(format!("{shown}: memory of the kernel's that is not known here"), "")),
+            }
         };
         let bytes = stat.st_size as u64;
         let pages = self.store(fd, bytes, &[])?;
@@ -206,6 +225,18 @@ impl<'a, 'b> Memories<'a, 'b> {
         self.known.insert((stat.st_dev, stat.st_ino), id);
         Ok(id)
     }
+}
+
+/// The size of its pages, if a file is memory of the kernel's own in huge pages of a pool: without a name on any file system.
+fn pool(file: impl AsFd, stat: &Stat) -> std::io::Result<Option<u64>> {
+    let about = fstatfs(file)?;
+    if about.f_type != hugepages::MAGIC {
+        return Ok(None);
+    }
+    let page_bytes = about.f_bsize.unsigned_abs();
+    // There is one such file system for each size, which nobody else can mount.
+    let other = hugepages::memfd(b"torpor", page_bytes)?;
+    Ok((fstat(other)?.st_dev == stat.st_dev).then_some(page_bytes))
 }
 
 /// Memory that was made.
@@ -247,9 +278,17 @@ pub(super) fn make(
             let fd = vm::shared_anonymous(memory.bytes).map_err(MakeError::at("making", NAME))?;
             (fd, NAME.to_owned())
         }
-        SharedMemoryKind::Memfd { name, mode, owner, .. } => {
+        SharedMemoryKind::Huge { page_bytes } => {
+            const NAME: &str = "shared memory in huge pages";
+            let fd = hugepages::shared_anonymous(memory.bytes, *page_bytes).map_err(MakeError::at("making", NAME))?;
+            (fd, NAME.to_owned())
+        }
+        SharedMemoryKind::Memfd { name, mode, owner, flags, .. } => {
             let shown = format!("memfd {}", String::from_utf8_lossy(name));
-            let fd = memfd_create(&name[..], MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+            let fd = match flags & hugepages::MFD_HUGETLB {
+                0 => memfd_create(&name[..], MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(Into::into),
+                _ => hugepages::memfd(name, memory.page_bytes()),
+            };
             let fd = fd.map_err(MakeError::at("making", &*shown))?;
             owned(&fd, *owner, *mode, &shown)?;
             ftruncate(&fd, memory.bytes).map_err(MakeError::at("setting the length of", &*shown))?;
@@ -259,7 +298,7 @@ pub(super) fn make(
             let name = segment::name(*id);
             let (segment, attached) = Segment::make(memory, around.same_boot)?;
             let file = File::from(attached.open().map_err(MakeError::at("opening", &*name))?);
-            segment::clear(&file, memory.bytes).map_err(MakeError::at("emptying", &*name))?;
+            segment.clear(&file, memory).map_err(MakeError::at("emptying", &*name))?;
             let behind = |at, tail: &[u8]| attached.write(at, tail);
             fill(&file, (memory.bytes, &memory.pages), image, (around.charge, around.piece), &name, behind)?;
             return Ok(MadeMemory { fd: file.into(), segment: Some(segment) });

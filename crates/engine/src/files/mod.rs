@@ -75,7 +75,7 @@ pub(crate) use self::inet::make_listener;
 pub(crate) use self::make::make;
 pub(crate) use self::path::{Around, Root, difference, is_made_up, made_and_removed, removed, state};
 pub(crate) use self::pipe::reopen;
-pub(crate) use self::segment::to_make as segments_to_make;
+pub(crate) use self::segment::{is_there as has_segment, to_make as segments_to_make};
 pub use self::tcp::{ConnectionLock, Ends, PASS_MARK};
 pub(crate) use self::tcp::{lock_name, outside, silence};
 pub(crate) use self::unix::left_over;

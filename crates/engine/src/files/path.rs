@@ -45,11 +45,10 @@ const MADE_UP: [i64; 8] = [
 ];
 const MESSAGE_QUEUES: i64 = 0x1980_0202;
 /// File systems of kernel objects that are not files: what they are, and their number.
-const OBJECTS: [(i64, &str); 5] = [
+const OBJECTS: [(i64, &str); 4] = [
     (0x6e73_6673, "a namespace's descriptor"),
     (MESSAGE_QUEUES, "a POSIX message queue"),
     (0xcafe_4a11, "a pinned BPF object"),
-    (0x9584_58f6, "memory of huge pages"),
     (0x5346_544e, "a file of NTFS"),
 ];
 /// Devices without state: null, zero, full, random, urandom.

@@ -23,12 +23,15 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use torpor_image::PAGE;
 use torpor_image::tree::{MemoryId, SharedMemory, SharedMemoryKind};
+use torpor_linux::hugepages::{Mapping, SHM_HUGETLB};
 use torpor_linux::shm::{self, Attached, LOCKED, REMOVED};
 
 use super::collect::{Described, Why};
 use super::{MakeError, SharedArea};
 use crate::{Obstacle, Place};
 
+/// The part of a segment's mode that says how large its pages are.
+const HUGE: u32 = SHM_HUGETLB | 0x3f << 26;
 /// Others may make segments between the choice of an id and the call that takes it.
 const ATTEMPTS: u32 = 10;
 
@@ -105,11 +108,6 @@ pub(super) fn tail(area: &SharedArea, bytes: u64) -> io::Result<Vec<u8>> {
     Ok(tail)
 }
 
-/// Makes it all zeros.
-pub(super) fn clear(file: &File, bytes: u64) -> rustix::io::Result<()> {
-    fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes.next_multiple_of(PAGE))
-}
-
 /// A segment that was made or found again.
 #[derive(Debug)]
 pub(super) struct Segment {
@@ -138,7 +136,7 @@ impl Segment {
                 }
             }
             None => {
-                create(key, id, memory.bytes, maker)?;
+                create(key, id, memory.bytes, maker, mode & HUGE)?;
                 segment.ours = true;
             }
         }
@@ -148,6 +146,20 @@ impl Segment {
             shm::lock(id).map_err(MakeError::at("locking", shown))?;
         }
         Ok((segment, attached))
+    }
+
+    /// Makes it all zeros, if it was there. Huge pages stay its own: what is given back to a pool may be somebody else's at once.
+    pub(super) fn clear(&self, file: &File, memory: &SharedMemory) -> io::Result<()> {
+        let bytes = memory.bytes.next_multiple_of(memory.page_bytes());
+        if self.ours {
+            return Ok(());
+        }
+        if memory.page_bytes() == PAGE {
+            return Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes)?);
+        }
+        static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+        let mapping = Mapping::new(file, bytes)?;
+        (0..bytes).step_by(ZEROS.len()).try_for_each(|at| mapping.write(at, &ZEROS))
     }
 
     /// All processes are attached.
@@ -177,6 +189,11 @@ impl Drop for Segment {
     }
 }
 
+/// There is a segment with this id.
+pub(crate) fn is_there(id: i32) -> bool {
+    shm::look(id).is_ok_and(|found| found.is_some())
+}
+
 /// Ids of the segments that are not there and would be made.
 pub(crate) fn to_make(memories: &[SharedMemory]) -> Result<Vec<i32>, MakeError> {
     let mut missing = Vec::new();
@@ -200,7 +217,7 @@ fn taken(id: i32, there: &shm::Segment) -> MakeError {
 }
 
 /// Makes a segment with this key and id, which are free as far as can be seen.
-fn create(key: i32, id: i32, bytes: u64, maker: (u32, u32)) -> Result<(), MakeError> {
+fn create(key: i32, id: i32, bytes: u64, maker: (u32, u32), huge: u32) -> Result<(), MakeError> {
     let shown = &*name(id);
     let of_key = || shm::find(key).map_err(MakeError::at("looking for the key of", shown));
     for _ in 0..ATTEMPTS {
@@ -208,7 +225,7 @@ fn create(key: i32, id: i32, bytes: u64, maker: (u32, u32)) -> Result<(), MakeEr
             let what = format!("key {key:#x} of {shown}");
             return Err(MakeError::Taken { what, how: format!("is that of segment {other} now") });
         }
-        match shm::make(key, bytes, id, maker) {
+        match shm::make(key, bytes, id, maker, huge) {
             Ok(made) if made == id => return Ok(()),
             // Somebody else's has taken the id meanwhile, or has its place.
             Ok(made) => shm::remove(made).map_err(MakeError::at("removing", name(made)))?,

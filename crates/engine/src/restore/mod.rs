@@ -34,6 +34,7 @@ mod limits;
 mod load;
 pub(crate) mod open;
 pub(crate) mod plan;
+pub(crate) mod pool;
 pub(crate) mod run;
 pub(crate) mod staged;
 mod step;
@@ -110,6 +111,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     let around = Around { root: Root::Own, same_boot, passed: None, charge: None, piece: None };
     let staged = Staged::of(&tree).ok_or(CompileError::NoNumbers)?;
     let mut wrong = check::machine(&header.needs, &tree);
+    wrong.extend(pool::lacking(&tree, files::has_segment));
     wrong.extend(check::ids(&plan));
     if tree.namespaces != Namespaces::default() {
         wrong.push("it is of an app, which lives in namespaces of its own".to_owned());

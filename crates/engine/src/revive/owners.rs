@@ -32,10 +32,11 @@ pub(super) fn as_root_inside<T>(home: &Home, work: impl FnOnce() -> T) -> io::Re
 
 /// Translates what [`crate::files::make`] will look at. The plan has been made before, and keeps what the app sees.
 pub(super) fn to_the_machines(tree: &mut Tree, home: &Home, given: &Given) {
-    let socket =
-        |(id, kind): (usize, &FileKind)| matches!(kind, FileKind::Unix(_)) && !given.contains_key(&(id as FileId));
+    let made = |(id, kind): (usize, &FileKind)| {
+        matches!(kind, FileKind::Unix(_) | FileKind::Master(_)) && !given.contains_key(&(id as FileId))
+    };
     let owned = tree.memories.iter().any(|memory| !matches!(memory.kind, SharedMemoryKind::Anonymous))
-        || tree.files.iter().map(|file| &file.kind).enumerate().any(socket)
+        || tree.files.iter().map(|file| &file.kind).enumerate().any(made)
         || tree.surroundings != Surroundings::default();
     let Some(ids) = home.user_namespace.filter(|_| tree.namespaces.user && owned) else { return };
     // Nobody has an id that is not the app's own: unchanged it would be somebody's on the machine.
@@ -53,7 +54,7 @@ pub(super) fn to_the_machines(tree: &mut Tree, home: &Home, given: &Given) {
                 pair(user, group);
                 pair(maker, makers);
             }
-            SharedMemoryKind::Anonymous => {}
+            SharedMemoryKind::Anonymous | SharedMemoryKind::Huge { .. } => {}
         }
     }
     let nodes = tree.surroundings.tmpfs.iter_mut().flat_map(|tmpfs| &mut tmpfs.nodes);
@@ -64,7 +65,14 @@ pub(super) fn to_the_machines(tree: &mut Tree, home: &Home, given: &Given) {
         pair(maker, makers);
     }
     for file in &mut tree.files {
-        let FileKind::Unix(socket) = &mut file.kind else { continue };
+        let socket = match &mut file.kind {
+            FileKind::Unix(socket) => socket,
+            FileKind::Master(terminal) => {
+                pair(&mut terminal.owner.0, &mut terminal.owner.1);
+                continue;
+            }
+            _ => continue,
+        };
         let sent = socket.queue.iter_mut().filter_map(|message| message.credentials.as_mut());
         for (_, user, group) in sent.chain(socket.peer_credentials.as_mut()) {
             pair(user, group);

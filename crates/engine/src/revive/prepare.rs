@@ -18,7 +18,7 @@ use crate::home::Home;
 use crate::restore::open::{self, Starters};
 use crate::restore::plan::Plan;
 use crate::restore::staged::Staged;
-use crate::restore::{CompileError, Loaded, RestoreError, RestoreStep, check, load, lower_limits, plan_again};
+use crate::restore::{CompileError, Loaded, RestoreError, RestoreStep, check, load, lower_limits, plan_again, pool};
 
 /// An image that was read and can be used here.
 pub(super) struct Prepared {
@@ -99,6 +99,7 @@ fn examine(
     around: Around<'_>,
 ) -> Result<Vec<OwnedFd>, RestoreError> {
     let mut wrong = check::machine(needs, tree);
+    wrong.extend(pool::lacking(tree, |_| false));
     if tree.processes[0].pid != home.initial {
         wrong.push(format!("its initial process is {}, and not {}", tree.processes[0].pid, home.initial));
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use torpor_engine::{DeepenError, NoFaults, wake};
 use torpor_sandbox::Security;
-use torpor_testkit::conformance::{Program, programs};
+use torpor_testkit::conformance::{Program, pools, programs};
 use torpor_testkit::error::chain;
 
 use super::app::{App, Recipe};
@@ -42,6 +42,7 @@ enum Verdict {
 fn every_program() {
     let only = std::env::var("TORPOR_CONFORMANCE_ONLY").unwrap_or_default();
     let all: Vec<_> = programs().into_iter().filter(|program| program.name.contains(&only)).collect();
+    let _pools = pools(&all).unwrap();
     let next = AtomicUsize::new(0);
     let [fine, not_warm, skipped, wrong] = [(); 4].map(|()| Mutex::new(Vec::new()));
     std::thread::scope(|scope| {

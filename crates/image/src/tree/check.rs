@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
+use super::memory::{HUGE_SIZE, MFD_HUGETLB, SHM_HUGETLB};
 use super::{
     AddressSpace, Area, Backing, End, Executable, FileId, FileKind, IO_EVENT_BYTES, InetState, Life, PacketMembership,
     PacketSocket, PipeId, Process, SharedMemoryKind, Surroundings, Thread, Tree, UnixState, io_events,
@@ -58,11 +59,19 @@ impl Tree {
         let mut segments = HashSet::new();
         for memory in &self.memories {
             sure(memory.bytes <= ADDRESS_END, "size of shared memory")?;
-            if let SharedMemoryKind::SystemV { id, mode, .. } = memory.kind {
-                sure(id >= 0 && segments.insert(id), "id of a System V segment")?;
-                sure(mode & !0o3777 == 0 && memory.bytes > 0, "a System V segment")?;
-            }
-            regions(&memory.pages, 0..memory.bytes.next_multiple_of(PAGE), pages)?;
+            let huge = match memory.kind {
+                SharedMemoryKind::SystemV { id, mode, .. } => {
+                    sure(id >= 0 && segments.insert(id), "id of a System V segment")?;
+                    let known = if mode & SHM_HUGETLB == 0 { 0o3777 } else { 0o7777 | HUGE_SIZE };
+                    sure(mode & !known == 0 && memory.bytes > 0, "a System V segment")?;
+                    mode & SHM_HUGETLB != 0
+                }
+                SharedMemoryKind::Memfd { flags, .. } => flags & MFD_HUGETLB != 0,
+                SharedMemoryKind::Huge { .. } => true,
+                _ => false,
+            };
+            sure(!huge || is_huge(memory.page_bytes()), "size of huge pages")?;
+            regions(&memory.pages, 0..memory.bytes.next_multiple_of(memory.page_bytes()), pages)?;
         }
         self.surroundings.check(pages)
     }
@@ -124,6 +133,10 @@ impl Tree {
                     let fit = bytes.is_multiple_of(IO_EVENT_BYTES) && bytes / IO_EVENT_BYTES < places;
                     sure(fit, "answers of an AIO context")?;
                 }
+                Backing::Huge { page_bytes, .. } => {
+                    let whole = |address: u64| address.is_multiple_of(page_bytes);
+                    sure(is_huge(page_bytes) && whole(start) && whole(end), "huge pages of an area")?;
+                }
                 Backing::Anonymous { .. } | Backing::Kernel { .. } => {}
             }
         }
@@ -172,6 +185,11 @@ impl Tree {
         }
         Ok(())
     }
+}
+
+/// It can be the size of a page that is larger than the usual one.
+const fn is_huge(page_bytes: u64) -> bool {
+    page_bytes.is_power_of_two() && page_bytes > PAGE && page_bytes < ADDRESS_END
 }
 
 /// What is asked of interfaces is asked call by call.

@@ -129,6 +129,20 @@ pub enum Backing {
         #[serde(deserialize_with = "frugal::list")]
         waiting: Bytes,
     },
+    /// Zeros in huge pages of a pool (`MAP_HUGETLB`), private.
+    Huge {
+        /// Size of a page, bytes.
+        page_bytes: u64,
+        /// `MAP_NORESERVE`.
+        no_reserve: bool,
+    },
+}
+
+impl Backing {
+    /// Where nothing is written it is zero.
+    pub const fn is_zeros(&self) -> bool {
+        matches!(self, Self::Anonymous { .. } | Self::Huge { .. })
+    }
 }
 
 /// Bytes of the kernel's `struct io_event`, and of the header of a ring of them.
@@ -188,7 +202,7 @@ pub enum SharedMemoryKind {
         name: Bytes,
         /// `F_GET_SEALS`.
         seals: u32,
-        /// Flags that it was made with, as far as they can be seen.
+        /// Flags that it was made with, as far as they can be seen: `MFD_HUGETLB` with the size of a page.
         flags: u32,
         /// Permission bits.
         mode: u32,
@@ -201,7 +215,8 @@ pub enum SharedMemoryKind {
         key: i32,
         /// Id.
         id: i32,
-        /// Permission bits, `SHM_DEST` (01000), `SHM_LOCKED` (02000).
+        /// Permission bits, `SHM_DEST` (01000), `SHM_LOCKED` (02000), `SHM_HUGETLB` (04000) with the size of a page as
+        /// `shmget` takes it.
         mode: u32,
         /// Owner's user and group, and its maker's.
         owners: [u32; 4],
@@ -213,4 +228,28 @@ pub enum SharedMemoryKind {
         /// Its user and group.
         owner: (u32, u32),
     },
+    /// `mmap` of shared anonymous memory in huge pages of a pool.
+    Huge {
+        /// Size of a page, bytes.
+        page_bytes: u64,
+    },
+}
+
+/// `SHM_HUGETLB` and `MFD_HUGETLB`, and where either has the binary logarithm of the size of a page.
+pub(super) const SHM_HUGETLB: u32 = 0o4000;
+pub(super) const MFD_HUGETLB: u32 = 4;
+const HUGE_SHIFT: u32 = 26;
+pub(super) const HUGE_SIZE: u32 = 0x3f << HUGE_SHIFT;
+
+impl SharedMemory {
+    /// The size of its pages, bytes: of huge pages of a pool, or [`crate::PAGE`].
+    pub const fn page_bytes(&self) -> u64 {
+        let flags = match self.kind {
+            SharedMemoryKind::Huge { page_bytes } => return page_bytes,
+            SharedMemoryKind::Memfd { flags, .. } if flags & MFD_HUGETLB != 0 => flags,
+            SharedMemoryKind::SystemV { mode, .. } if mode & SHM_HUGETLB != 0 => mode,
+            _ => return crate::PAGE,
+        };
+        1 << (flags >> HUGE_SHIFT & 0x3f)
+    }
 }

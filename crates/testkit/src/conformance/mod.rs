@@ -20,6 +20,7 @@ pub use self::running::{Begun, Running};
 
 use crate::error::Error;
 use crate::native::compile;
+use crate::pool::{GIGANTIC, LARGE, Pools};
 
 macro_rules! sources {
     ($($name:literal: $title:literal,)*) => {
@@ -44,6 +45,7 @@ const SOURCES: &[Source] = sources! {
     "blocked": "Interrupted calls",
     "memory": "Memory of one process",
     "shared": "Shared memory",
+    "huge": "Huge pages of a pool",
     "files": "Files, directories, terminals, devices",
     "locks": "File locks",
     "pipes": "Pipes",
@@ -92,6 +94,20 @@ pub fn programs() -> Vec<Program> {
 pub fn program(name: &str) -> Result<Program, Error> {
     let found = programs().into_iter().find(|program| program.name == name);
     found.ok_or_else(|| Error::Missing { what: format!("conformance program {name}") })
+}
+
+/// The group of those that need huge pages.
+const HUGE: &str = "Huge pages of a pool";
+
+/// The huge pages that these programs need, added to the machine's pools; `None` if they need none.
+///
+/// # Errors
+/// Where the lock for that cannot be had.
+pub fn pools(programs: &[Program]) -> Result<Option<Pools>, Error> {
+    let needed = programs.iter().any(|program| program.group == HUGE);
+    let gigantic = programs.iter().any(|program| program.name == "huge_gigantic");
+    // All of them at once.
+    needed.then(|| Pools::add(&[(LARGE, 32), (GIGANTIC, gigantic.into())])).transpose()
 }
 
 impl Program {

@@ -183,6 +183,8 @@ impl Drop for Running {
             let _ = self.child.kill();
             let _ = self.child.wait();
             if ours.is_empty() {
+                // Of a program that has not come to its end.
+                let _ = rustix::mount::unmount(self.home().join("pool"), rustix::mount::UnmountFlags::DETACH);
                 return;
             }
             std::thread::sleep(Duration::from_millis(5));

@@ -93,6 +93,7 @@ pub(super) fn shared_memory(memory: &SharedMemory) -> String {
     let bytes = size(Some(memory.bytes));
     match &memory.kind {
         SharedMemoryKind::Anonymous => format!("shared anonymous memory, {bytes}"),
+        SharedMemoryKind::Huge { .. } => format!("shared anonymous memory in huge pages, {bytes}"),
         SharedMemoryKind::Memfd { name, .. } => format!("memfd {}, {bytes}", text(name)),
         SharedMemoryKind::SystemV { id, .. } => format!("System V shared memory {id}, {bytes}"),
         SharedMemoryKind::Deleted { state, .. } => format!("deleted file {}, {bytes}", text(&state.path)),

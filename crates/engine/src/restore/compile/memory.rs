@@ -5,8 +5,9 @@
 //! protected. Pages are read from the image straight into place, unless there are many ([`FILL`]). Pages of zeros are nothing in anonymous memory; over a
 //! file they are read from behind the end of the blob's data, which is a hole.
 
+use torpor_image::Content;
 use torpor_image::tree::{Area, Backing, Executable, Layout, Life, MemoryPolicy, SharedMemoryKind, Tree};
-use torpor_image::{Content, PAGE};
+use torpor_linux::hugepages;
 
 use super::super::calls;
 use super::super::staged::{Access, Staged};
@@ -119,7 +120,7 @@ fn keys(life: &Life, steps: &mut Steps) {
 }
 
 fn has_contents(area: &Area) -> bool {
-    let over_file = !matches!(area.backing, Backing::Anonymous { .. });
+    let over_file = !area.backing.is_zeros();
     area.pages.iter().any(|region| over_file || matches!(region.content, Content::Stored { .. }))
 }
 
@@ -173,6 +174,11 @@ fn map(
             advise(area, builder, steps);
             return Ok(());
         }
+        Backing::Huge { page_bytes, no_reserve } => {
+            let size = u64::from(hugepages::MAP_HUGETLB | hugepages::size_flags(page_bytes));
+            let reserve = if no_reserve { MAP_NORESERVE } else { 0 };
+            (MAP_PRIVATE | MAP_ANONYMOUS | size | reserve, -1, 0)
+        }
         Backing::File { file, offset, shared, may_write } => {
             let access = if shared && may_write { Access::ReadWrite } else { Access::Read };
             (kind(shared), staged.path(&life.space.files[file as usize], access), offset)
@@ -180,7 +186,8 @@ fn map(
         Backing::Shared { memory, offset, shared, may_write } => {
             let about = &tree.memories[memory as usize];
             if let SharedMemoryKind::SystemV { id, .. } = about.kind {
-                attach(pid, area, id, offset, may_write, about.bytes, steps)?;
+                let bytes = about.bytes.next_multiple_of(about.page_bytes());
+                attach(pid, area, id, offset, may_write, bytes, steps)?;
                 advise(area, builder, steps);
                 return Ok(());
             }
@@ -242,7 +249,7 @@ fn attach(
     const SHM_EXEC: u64 = 0o100_000;
     const READ: u32 = 1;
     const EXECUTE: u32 = 4;
-    if offset != 0 || area.end - area.start != bytes.next_multiple_of(PAGE) {
+    if offset != 0 || area.end - area.start != bytes {
         return Err(CompileError::PartOfSegment { pid, start: area.start });
     }
     let execute = area.protection & EXECUTE;
@@ -323,7 +330,7 @@ fn fill(life: &Life, kept: &Kept, staged: &Staged<'_>, builder: &mut Builder, st
         for region in &area.pages {
             match region.content {
                 Content::Stored { offset, .. } => stored.push(sharing::Run::new(region.start, region.bytes(), offset)),
-                Content::Zero if matches!(area.backing, Backing::Anonymous { .. }) => {}
+                Content::Zero if area.backing.is_zeros() => {}
                 Content::Zero => {
                     let mut done = 0;
                     while done < region.bytes() {

@@ -254,7 +254,7 @@ impl<'t> Sharing<'t> {
                     there.push(whole);
                 }
                 // Zeros in anonymous memory are not written.
-                let nothing = |content| content == Content::Zero && matches!(area.backing, Backing::Anonymous { .. });
+                let nothing = |content| content == Content::Zero && area.backing.is_zeros();
                 let written = area.pages.iter().filter(|region| !nothing(region.content));
                 let at = |address: u64| address - area.start + start;
                 own.extend(written.map(|region| at(region.start)..at(region.start + region.bytes())));

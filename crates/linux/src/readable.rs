@@ -11,6 +11,11 @@ pub fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     register_for(fd, Interest::READABLE)
 }
 
+/// Registers a descriptor with the runtime, for reading and writing.
+pub fn register_both(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    register_for(fd, Interest::READABLE | Interest::WRITABLE)
+}
+
 /// Registers a descriptor with the runtime, for `POLLPRI`.
 pub fn register_priority(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     register_for(fd, Interest::PRIORITY)

@@ -464,3 +464,71 @@ PROGRAM(controlling_terminal, "a session with a controlling terminal and a group
     EQ(waitpid(child, &status, 0), child);
     EQ(status, 4 << 8);
 }
+PROGRAM(terminal_line, "a line typed at a terminal in canonical mode, and not read") {
+    int slave, master = open_terminal(&slave);
+    EQ(write(master, "typed\nhalf", 10), 10);
+    rest_ms(20);
+    captured();
+    char got[16];
+    EQ(read(slave, got, sizeof got), 6);
+    BYTES(got, "typed\n", 6);
+    EQ(write(master, " a line\n", 8), 8);
+    EQ(read(slave, got, sizeof got), 12);
+    BYTES(got, "half a line\n", 12);
+}
+static void interrupted(int signal) { _exit(signal); }
+PROGRAM(job_control, "jobs of a session: one in the foreground whose leader has ended, one stopped in the background") {
+    int slave, master = open_terminal(&slave);
+    pid_t shell = NEED(fork());
+    if (shell == 0) {
+        NEED(setsid());
+        NEED(ioctl(slave, TIOCSCTTY, 0));
+        signal(SIGTTOU, SIG_IGN);
+        pid_t leader = NEED(fork());
+        if (leader == 0) {
+            await("joined");
+            done();
+        }
+        NEED(setpgid(leader, leader));
+        pid_t member = NEED(fork());
+        if (member == 0) {
+            NEED(setpgid(0, leader));
+            signal(SIGINT, interrupted);
+            mark("joined");
+            for (;;) pause();
+        }
+        reap(leader);
+        NEED(tcsetpgrp(slave, leader));
+        pid_t reader = NEED(fork());
+        if (reader == 0) {
+            NEED(setpgid(0, 0));
+            signal(SIGTTOU, SIG_DFL);
+            char got[16];
+            EQ(read(slave, got, sizeof got), 5);
+            BYTES(got, "line\n", 5);
+            done();
+        }
+        int status;
+        EQ(waitpid(reader, &status, WUNTRACED), reader);
+        EQ(status, SIGTTIN << 8 | 0x7f);
+        mark("child");
+        await("go");
+        EQ(tcgetpgrp(slave), leader);
+        mark("interrupt");
+        EQ(waitpid(member, &status, 0), member);
+        EQ(status, SIGINT << 8);
+        NEED(tcsetpgrp(slave, reader));
+        NEED(kill(-reader, SIGCONT));
+        mark("type");
+        reap(reader);
+        done();
+    }
+    close(slave);
+    await("child");
+    captured();
+    await("interrupt");
+    EQ(write(master, "\003", 1), 1);
+    await("type");
+    EQ(write(master, "line\n", 5), 5);
+    reap(shell);
+}

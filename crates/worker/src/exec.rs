@@ -1,11 +1,15 @@
 //! `torpor exec`: a command in a sandbox, with pipes or a terminal to whoever asked.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{mpsc, oneshot};
 use torpor_api::error::{ApiError, ErrorKind, chain};
 use torpor_api::worker::{AppRecord, ExecRequest, ExecSession};
@@ -105,16 +109,65 @@ fn session(child: ExecChild, ends: Ends, ended: Ended) -> io::Result<ExecSession
             resize,
         }),
         Ends::Terminal(terminal) => {
-            let reading = terminal.try_clone()?;
+            let reading = Master::new(terminal.try_clone()?)?;
             follow_size(terminal.try_clone()?, resizes);
             Ok(ExecSession {
-                input: Box::pin(tokio::fs::File::from_std(File::from(terminal))),
-                output: Box::pin(tokio::fs::File::from_std(File::from(reading))),
+                input: Box::pin(Master::new(terminal)?),
+                output: Box::pin(reading),
                 errors: Box::pin(tokio::io::empty()),
                 status,
                 resize,
             })
         }
+    }
+}
+
+/// Our side of a terminal. It closes when it is dropped, with no read under way that would keep it open: so whoever still has
+/// the other side is hung up when the client has gone.
+struct Master(AsyncFd<OwnedFd>);
+
+impl Master {
+    fn new(terminal: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&terminal, true)?;
+        torpor_linux::readable::register_both(terminal).map(Self)
+    }
+}
+
+impl AsyncRead for Master {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let mut ready = ready!(self.0.poll_read_ready(context))?;
+            let read = ready.try_io(|terminal| Ok(rustix::io::read(terminal, into.initialize_unfilled())?));
+            match read {
+                Ok(Ok(bytes)) => {
+                    into.advance(bytes);
+                    return Poll::Ready(Ok(()));
+                }
+                // Nobody has the other side open any more.
+                Ok(Err(error)) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => return Poll::Ready(Ok(())),
+                Ok(Err(error)) => return Poll::Ready(Err(error)),
+                Err(_would_block) => {}
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Master {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            let mut ready = ready!(self.0.poll_write_ready(context))?;
+            if let Ok(written) = ready.try_io(|terminal| Ok(rustix::io::write(terminal, bytes)?)) {
+                return Poll::Ready(written);
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 }
 

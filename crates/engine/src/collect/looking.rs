@@ -99,11 +99,6 @@ pub(super) fn look(view: &View, pid: i32, threads: &[i32]) -> Result<Looked, Col
         // Calls are made in it.
         obstacles.push(Obstacle::new(pid, Place::Process, "it has unmapped its vDSO", ""));
     }
-    if view.keeps_files() && process::has_terminal(pid).look(pid)? {
-        // It would be hung up when its session's leader ends.
-        let what = "it has a controlling terminal";
-        obstacles.push(Obstacle::new(pid, Place::Process, what, "start it without one (setsid)"));
-    }
     let (cwd, root) = directories(view, pid, &mut obstacles)?;
     let mut shared = Vec::new();
     Ok(Looked {

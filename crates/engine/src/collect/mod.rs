@@ -188,7 +188,7 @@ pub(crate) fn collect_as(
             life.shares = *shares;
         }
     }
-    let Beside { kept, connections, warnings } = put_files(files, root, &mut tree, &mut obstacles)?;
+    let Beside { kept, connections, warnings } = put_files(manner.view, files, root, &mut tree, &mut obstacles)?;
     obstacles.extend(ending::semaphores(manner.view, root).look(root)?);
     obstacles.extend(ending::robust_locks(manner.view, &tree));
     files::ipc::take(manner.view, &mut tree.surroundings).look(root)?;
@@ -257,6 +257,7 @@ fn open_files(
 
 /// Puts open files and shared memory into the tree.
 fn put_files(
+    view: &View,
     found: Result<files::Collected, CollectError>,
     root: i32,
     tree: &mut Tree,
@@ -270,7 +271,9 @@ fn put_files(
         }
         Err(error) => return Err(error),
     };
-    let terminals = terminals(&found.terminals, tree, obstacles).look(root)?;
+    let alive = tree.processes.iter().filter(|process| process.alive().is_some());
+    let sessions = alive.map(|process| (process.pid, process.session));
+    let terminals = terminals(view, &found.terminals, sessions, obstacles).look(root)?;
     for process in &mut tree.processes {
         let End::Alive(life) = &mut process.end else { continue };
         life.terminal = terminals.get(&process.pid).copied();
@@ -283,21 +286,22 @@ fn put_files(
     Ok(Beside { kept: found.kept, connections: found.connections, warnings: found.warnings })
 }
 
-/// Controlling terminals by the sessions' leaders. Who has given up that of its session is in the way.
+/// Controlling terminals by the sessions' leaders. `processes`: those alive, with their sessions. Who has given up that of its
+/// session is in the way, and in an app, whose sessions are all in the tree, who has another's.
 fn terminals(
+    view: &View,
     found: &[ControllingTerminal],
-    tree: &Tree,
+    processes: impl Iterator<Item = (i32, i32)>,
     obstacles: &mut Vec<Obstacle>,
 ) -> io::Result<HashMap<i32, (FileId, i32)>> {
-    let mut terminals = HashMap::new();
-    for terminal in found {
-        terminals.insert(terminal.session, (terminal.slave, terminal.foreground));
-        for process in tree.processes.iter().filter(|process| process.session == terminal.session) {
-            if process.alive().is_some() && !process::has_terminal(process.pid)? {
-                let what = "it has given up the controlling terminal of its session";
-                obstacles.push(Obstacle::new(process.pid, Place::Process, what, ""));
-            }
-        }
+    let terminals: HashMap<_, _> = found.iter().map(|one| (one.session, (one.slave, one.foreground))).collect();
+    for (pid, session) in processes {
+        let what = match (terminals.contains_key(&session), process::has_terminal(pid)?) {
+            (true, false) => "it has given up the controlling terminal of its session",
+            (false, true) if view.keeps_files() => "it has a controlling terminal whose master is not the app's",
+            _ => continue,
+        };
+        obstacles.push(Obstacle::new(pid, Place::Process, what, ""));
     }
     Ok(terminals)
 }
@@ -339,7 +343,11 @@ pub(crate) fn examine(view: &View, family: &[Member]) -> Result<Vec<Obstacle>, C
     let nowhere = File::open("/dev/null").look(root)?;
     let looked = view.within(|| files::collect(&request, &mut PageSink::new(&nowhere, 0))).look(root)?;
     match looked {
-        Ok(_) => {}
+        Ok(files) => {
+            let sessions = processes.iter().map(|pid| Ok((*pid, process::group_and_session(*pid).look(*pid)?.1)));
+            let sessions = sessions.collect::<Result<Vec<_>, CollectError>>()?;
+            terminals(view, &files.terminals, sessions.into_iter(), &mut obstacles).look(root)?;
+        }
         Err(files::CollectError::Refused(more)) => obstacles.extend(more),
         Err(error) => return Err(error.into()),
     }

@@ -124,7 +124,7 @@ pub(super) fn describe_all(
         memories: Memories::new(sink, request).map_err(|source| failed(&list, 0, source))?,
         sockets,
         connections,
-        terminals: if request.view.keeps_files() { Terminals::default() } else { Terminals::of(&list) },
+        terminals: Terminals::of(&list),
         defaults: Defaults::default(),
         warnings: Vec::new(),
     };
@@ -270,12 +270,7 @@ fn kind(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<Fil
             Ok(FileKind::Memory { memory: context.memories.take(item)? })
         }
         FileType::RegularFile | FileType::Directory | FileType::Symlink => path::describe(context.request, item),
-        FileType::CharacterDevice if path::is_master(item) => {
-            if context.request.view.keeps_files() {
-                return Err(Why::kept(format!("the master of a pseudo-terminal ({})", item.name()), ""));
-            }
-            terminal::master(context, id, item)
-        }
+        FileType::CharacterDevice if path::is_master(item) => terminal::master(context, id, item),
         FileType::CharacterDevice if terminal::is_slave(major(item.stat.st_rdev)) => {
             match terminal::slave(context, item)? {
                 Some(slave) => Ok(slave),

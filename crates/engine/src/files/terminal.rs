@@ -7,6 +7,10 @@
 //! `TIOCSTI`-like writes to the master while the terminal is raw, what was shown by writes to the slave without output processing.
 //! Lines that are being typed in canonical mode cannot be seen at all, nor what was written to a master whose slave nobody has
 //! opened yet: opening it would be seen.
+//!
+//! Terminals of an app are kept with all that waits in them, and nothing of that is taken out and put back: it would wake whoever
+//! waits for it. So the image of an app describes its terminals without what waits there. What ends with its processes is only that
+//! a terminal is a session's controlling one: the kernel does not hang pseudo-terminals up for the end of the session's leader.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -14,13 +18,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Gid, Mode, OFlags, Uid, chmod, chown, fstat, major, minor};
 use rustix::io::{Errno, ioctl_fionread};
+use rustix::process::{Pid, getpgid};
 use torpor_image::tree::{FileId, FileKind, OpenFile, Owner, PathState, Terminal};
 use torpor_linux::tty::{self, Number, SETTINGS_BYTES};
 
 use super::collect::{Context, Described, Why};
 use super::list::{Item, List};
 use super::path::{ASYNC, Around};
-use super::{ControllingTerminal, MakeError, locks, path};
+use super::{ControllingTerminal, MakeError, Request, locks, path};
 
 /// First major number of slaves of `/dev/pts`.
 const SLAVES: u32 = 136;
@@ -69,12 +74,13 @@ pub(super) struct Terminals {
 }
 
 impl Terminals {
-    /// Finds the masters.
+    /// Finds the masters of terminals that can be described.
     pub(super) fn of(list: &List) -> Self {
         let mut masters = HashMap::new();
         for (file, item) in (0..).zip(&list.items) {
             if path::is_master(item)
                 && let Ok(number) = tty::number(&item.fd, Number::Pair)
+                && tty::number(&item.fd, Number::Discipline).is_ok_and(|discipline| discipline == USUAL)
             {
                 masters.insert(number as u32, file);
             }
@@ -99,10 +105,11 @@ impl Terminals {
     }
 }
 
-/// A process of the tree has the slave with this number open.
-fn is_open(list: &List, number: u32) -> bool {
-    let is_it = |item: &Item| is_slave(major(item.stat.st_rdev)) && minor(item.stat.st_rdev) == number;
-    list.items.iter().any(|item| FileType::from_raw_mode(item.stat.st_mode) == FileType::CharacterDevice && is_it(item))
+/// An open slave with this number.
+fn opened(list: &List, number: u32) -> Option<&Item> {
+    let is_it = |item: &&Item| is_slave(major(item.stat.st_rdev)) && minor(item.stat.st_rdev) == number;
+    let devices = |item: &&Item| FileType::from_raw_mode(item.stat.st_mode) == FileType::CharacterDevice;
+    list.items.iter().filter(devices).find(is_it)
 }
 
 /// A slave; `None`: its master is not in the tree.
@@ -117,34 +124,35 @@ pub(super) fn slave(context: &Context<'_, '_>, item: &Item) -> Described<Option<
 /// A master with all that its terminal is.
 pub(super) fn master(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<FileKind> {
     let fd = &item.fd;
-    let refused = |what: String, remedy: &str| Err(Why::kept(format!("a pseudo-terminal {what}"), remedy));
     let discipline = tty::number(fd, Number::Discipline)?;
     if discipline != USUAL {
-        return refused(format!("with line discipline {discipline}"), "");
+        return Err(Why::kept(format!("a pseudo-terminal with line discipline {discipline}"), ""));
     }
     let number = tty::number(fd, Number::Pair)? as u32;
     let locked = tty::number(fd, Number::Locked)? != 0;
+    let open = opened(context.list, number);
     // Opening the other end for the first time would be seen: closed again, it hangs the master up.
-    let untouched = !is_open(context.list, number) && !polled(fd, PollFlags::empty())?.contains(PollFlags::HUP);
-    let peer = if untouched { None } else { Some(unlocked(fd, locked)?) };
+    let untouched = open.is_none() && !polled(fd, PollFlags::empty())?.contains(PollFlags::HUP);
     if let Ok(session) = tty::number(fd, Number::Session) {
         let foreground = tty::number(fd, Number::Foreground)?;
-        let ids = &context.request.ids;
-        if !ids.contains_key(&session) {
-            return refused(format!("that is the controlling terminal of session {session}, outside of the tree"), "");
-        }
-        if !ids.contains_key(&foreground) {
-            return refused(format!("with process group {foreground} in its foreground, whose leader has ended"), "");
-        }
+        controls(context.request, session, foreground)?;
         context.terminals.sessions.push((session, id, foreground));
     }
     let settings = tty::settings(fd)?;
-    let (typed, shown) = match &peer {
-        Some(peer) => waiting(fd, peer, &settings)?,
-        None => Default::default(),
+    let exclusive = |end: &OwnedFd| tty::number(end, Number::Exclusive).map(|on| on != 0);
+    let (slave_exclusive, (typed, shown)) = if context.request.view.keeps_files() {
+        let slave = open.map(|item| &item.fd);
+        if polled(fd, PollFlags::IN)?.contains(PollFlags::IN) || slave.map_or(Ok(0), ioctl_fionread)? > 0 {
+            context.warnings.push(format!("what waits unread in the terminal /dev/pts/{number}"));
+        }
+        (slave.map_or(Ok(false), exclusive)?, Default::default())
+    } else if untouched {
+        Default::default()
+    } else {
+        let peer = unlocked(fd, locked)?;
+        (exclusive(&peer)?, waiting(fd, &peer, &settings)?)
     };
     let stat = fstat(tty::open_peer(fd, PLACE.bits() as i32)?)?;
-    let exclusive = |end: &OwnedFd| tty::number(end, Number::Exclusive).map(|on| on != 0);
     Ok(FileKind::Master(Box::new(Terminal {
         path: PathState { bytes: item.stat.st_rdev, ..path::state(&item.link, &item.stat) },
         number,
@@ -153,12 +161,25 @@ pub(super) fn master(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> 
         packets: tty::number(fd, Number::Packets)? != 0,
         locked,
         untouched,
-        exclusive: (exclusive(fd)?, peer.as_ref().map_or(Ok(false), exclusive)?),
+        exclusive: (exclusive(fd)?, slave_exclusive),
         mode: stat.st_mode & 0o7777,
         owner: (stat.st_uid, stat.st_gid),
         typed,
         shown,
     })))
+}
+
+/// Whether a session of the tree can have it as its controlling terminal again, with this group in the foreground.
+fn controls(request: &Request<'_>, session: i32, foreground: i32) -> Described<()> {
+    let refused = |what: String| Err(Why::refused(format!("a pseudo-terminal {what}"), ""));
+    if !request.ids.contains_key(&session) {
+        return refused(format!("that is the controlling terminal of session {session}, outside of the tree"));
+    }
+    let in_it = |pid: &i32| getpgid(Pid::from_raw(*pid)).is_ok_and(|group| group.as_raw_nonzero().get() == foreground);
+    if !request.ids.contains_key(&foreground) && !request.processes.iter().any(in_it) {
+        return refused(format!("with process group {foreground} in its foreground, all of which has ended"));
+    }
+    Ok(())
 }
 
 /// The other end of a master, which may be locked.

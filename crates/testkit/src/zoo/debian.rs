@@ -106,7 +106,7 @@ pub(crate) struct Extract<'a> {
 }
 
 /// Source lists of the distribution itself: a third party's packages would make another zoo on every machine.
-fn source_lists() -> Vec<PathBuf> {
+pub(super) fn source_lists() -> Vec<PathBuf> {
     ["/etc/apt/sources.list", "/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list.d/ubuntu.sources"]
         .iter()
         .map(PathBuf::from)

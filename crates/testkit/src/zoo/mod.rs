@@ -11,6 +11,7 @@ mod cache;
 mod debian;
 mod lighttpd;
 mod recipes;
+mod ssh;
 pub(crate) mod tarball;
 
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ pub use cache::{cache_dir, target_dir};
 pub(crate) use cache::{cached, key};
 pub use lighttpd::make_lighttpd_tarball;
 pub(crate) use recipes::static_tarball;
+pub use ssh::ssh_tarball;
 
 use crate::client::{Session, clamav, counter, dns, mariadb, postgres, redis, smtp, status};
 use crate::error::Error;

@@ -139,6 +139,12 @@ impl NetworkConfig {
         self.index_after(&self.interface_prefix(), interface)
     }
 
+    /// The index of the app that has this address.
+    pub(crate) fn index_of_address(&self, ip: Ipv4Addr) -> Option<u32> {
+        let index = u32::from(ip).checked_sub(u32::from(self.v4_pool.network()))?;
+        (1..=self.max_index()).contains(&index).then_some(index)
+    }
+
     /// The same with the prefix made once: this runs for every app at every read of the counts.
     pub(crate) fn index_after(&self, prefix: &str, interface: &str) -> Option<u32> {
         let digits = interface.strip_prefix(prefix)?;

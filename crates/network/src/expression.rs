@@ -115,10 +115,19 @@ impl Rule {
 
     /// Clears bits of the packet's mark.
     pub(crate) fn clear_mark_bits(self, bits: u32) -> Self {
+        self.change_mark(bits, 0)
+    }
+
+    /// Sets bits of the packet's mark.
+    pub(crate) fn set_mark_bits(self, bits: u32) -> Self {
+        self.change_mark(bits, bits)
+    }
+
+    fn change_mark(self, bits: u32, to: u32) -> Self {
         let mut data = Vec::new();
         number(&mut data, 2, Meta::Mark as u32);
         number(&mut data, 3, REGISTER);
-        self.load(Meta::Mark).bitwise(&(!bits).to_ne_bytes(), &[0; 4]).push("meta", &data)
+        self.load(Meta::Mark).bitwise(&(!bits).to_ne_bytes(), &to.to_ne_bytes()).push("meta", &data)
     }
 
     /// Goes on for packets of tracked connections whose source, in this direction, is in `net`.

@@ -22,6 +22,7 @@ mod expression;
 mod guard;
 mod link;
 mod monitor;
+pub mod names;
 mod netlink;
 pub mod netns;
 mod network;

@@ -16,6 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
@@ -60,6 +61,8 @@ pub(crate) struct State {
     pub(crate) apps: BTreeMap<u32, AppNetwork>,
     sysctls: Sysctls,
     pub(crate) guards: Option<Guards>,
+    /// Ports of our name server, by the name server that it stands before.
+    pub(crate) queries: BTreeMap<Ipv4Addr, u16>,
     /// Torn down: no table is wanted.
     pub(crate) down: bool,
 }
@@ -111,7 +114,13 @@ impl Network {
             record: Mutex::default(),
             options: Options { mtu_bytes, v6: sysctl::has_v6(), group: config.interface_group() },
             links,
-            state: tokio::sync::Mutex::new(State { apps, sysctls, guards: None, down: false }),
+            state: tokio::sync::Mutex::new(State {
+                apps,
+                sysctls,
+                guards: None,
+                queries: BTreeMap::new(),
+                down: false,
+            }),
             reader: Mutex::new(reader),
             config,
         };
@@ -223,6 +232,16 @@ impl Network {
     pub fn activity(&self) -> Result<HashMap<u32, u64>, NetworkError> {
         let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         sets::activity(&mut reader, &self.config).map_err(reading(&self.config))
+    }
+
+    /// From now on queries of apps for these name servers go to these ports of the machine's 127.0.0.1, while
+    /// [`crate::names`] marks their packets.
+    pub(crate) async fn lead_queries(&self, ways: BTreeMap<Ipv4Addr, u16>) -> Result<(), NetworkError> {
+        let mut state = self.state.lock().await;
+        let script = ruleset::lead_queries(&self.config, &ways);
+        nft::apply(&self.config.instance, "lead queries to the name server", &script).await?;
+        state.queries = ways;
+        Ok(())
     }
 
     /// Removes the table, all interfaces and their flows, and puts the machine's settings back.

@@ -25,6 +25,7 @@ const FLAG_OWNER: u32 = 2;
 /// Where a chain of type filter is hooked in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Hook {
+    Prerouting = 0,
     Input = 1,
     Forward = 2,
 }

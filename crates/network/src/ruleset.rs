@@ -7,7 +7,7 @@
 //! ```text
 //! prerouting  raw    raw      drop spoofed sources; drop what apps send to 127.0.0.0/8
 //!             filter tracked  drop new connections of an app that has too many
-//!             nat    pre      published ports: machine's address → app's address
+//!             nat    pre      published ports: machine's address → app's address; queries for names → our server
 //!             filter counted  count meaningful packets from apps (after reply translation: real remote address)
 //! output      nat    output   published ports, for clients on the machine
 //! input       filter input    apps reach nothing on the machine itself, but answers and ping
@@ -21,10 +21,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use crate::app::{AppNetwork, Published};
 use crate::config::{Addresses, GATEWAY_V4, NetworkConfig};
+use crate::names::LIVE;
 
 /// A bit of the marks of packets: some instance's table has looked at this one on its way through the machine. This one and
 /// [`NetworkConfig::pass_mark`] are set at hooks after routing, and removed there by [`crate::guard`].
@@ -42,6 +43,11 @@ add set inet TABLE ignore4 { type ifname . ipv4_addr; flags interval; }
 add set inet TABLE ignore6 { type ifname . ipv6_addr; flags interval; }
 add set inet TABLE guard4 { type ifname; }
 add set inet TABLE guard6 { type ifname; }
+add set inet TABLE named { type ifname; }
+add set inet TABLE resolver { type inet_service; }
+add map inet TABLE resolve4 { type ipv4_addr : ipv4_addr . inet_service; }
+flush set inet TABLE resolver
+flush map inet TABLE resolve4
 add set inet TABLE blocked4 { type ipv4_addr; flags interval; auto-merge; }
 add set inet TABLE blocked6 { type ipv6_addr; flags interval; auto-merge; }
 flush set inet TABLE blocked4
@@ -71,6 +77,7 @@ const CHAINS: [(&str, &str); 13] = [
 
 /// `APPS` stands for the interfaces of all apps, `GW4` for the gateway, `HOST6` for the machine's IPv6 address.
 ///
+/// - `pre`: queries come to our name server while that marks packets; `input` lets them in there, and nowhere else.
 /// - `pre`: a packet from outside for 127.0.0.1 must not find a port that is published there only: it is left to the
 ///   kernel, which drops it.
 /// - `from_app`: link-local addresses and those of `blocked` hold the metadata services of clouds, which give out the
@@ -90,6 +97,8 @@ raw meta nfproto ipv4 iifname . ip saddr != @source4 drop
 raw meta nfproto ipv6 iifname . ip6 saddr != @source6 drop
 raw ip daddr 127.0.0.0/8 drop
 raw ip6 daddr ::1 drop
+pre iifname @named meta mark & LIVE == LIVE meta l4proto { tcp, udp } th dport 53 dnat ip to ip daddr map @resolve4
+pre iifname APPS ip daddr GW4 meta mark & LIVE == LIVE meta l4proto { tcp, udp } th dport 53 dnat ip to ip daddr map @resolve4
 pre iifname != \"lo\" ip daddr 127.0.0.0/8 return
 pre fib daddr type local jump publish
 pre iifname APPS ip daddr GW4 jump publish
@@ -98,6 +107,7 @@ output fib daddr type local jump publish
 input meta mark set meta mark | PASS
 input iifname != APPS accept
 input ct state established,related accept
+input ip daddr 127.0.0.1 ct status dnat meta l4proto { tcp, udp } th dport @resolver accept
 input icmp type echo-request accept
 input icmpv6 type echo-request accept
 input drop
@@ -188,17 +198,33 @@ pub(crate) fn base(config: &NetworkConfig, limit: Option<u32>, networks: &Networ
         .replace("POOL4", &config.v4_pool.trunc().to_string())
         .replace("POOL6", &config.v6_pool.trunc().to_string())
         .replace("PASS", &config.pass_mark().to_string())
-        .replace("ROUTED", &ROUTED.to_string());
+        .replace("ROUTED", &ROUTED.to_string())
+        .replace("LIVE", &LIVE.to_string());
     for rule in rules.lines() {
         let _ = writeln!(text, "add rule inet {table} {rule}");
     }
     if let Some(limit) = limit {
         text.push_str(&limited(config, limit));
     }
-    for name in networks.keys() {
+    for (name, members) in networks {
         let _ = writeln!(text, "add set inet {table} {} {{ type ifname; }}", network_set(name));
+        // An older worker's table has no such set.
+        for index in members {
+            let _ = writeln!(text, "add element inet {table} named {{ \"{}\" }}", config.interface(*index));
+        }
     }
     text.push_str(&joined(config, networks));
+    text
+}
+
+/// Leads queries of apps for these name servers to a port of the machine's 127.0.0.1.
+pub(crate) fn lead_queries(config: &NetworkConfig, ways: &BTreeMap<Ipv4Addr, u16>) -> String {
+    let (table, to) = (&config.instance, Ipv4Addr::LOCALHOST);
+    let mut text = format!("flush map inet {table} resolve4\nflush set inet {table} resolver\n");
+    for (server, port) in ways {
+        let _ = writeln!(text, "add element inet {table} resolver {{ {port} }}");
+        let _ = writeln!(text, "add element inet {table} resolve4 {{ {server} : {to} . {port} }}");
+    }
     text
 }
 
@@ -309,6 +335,9 @@ fn elements(addresses: &Addresses, app: &AppNetwork) -> BTreeSet<Element> {
     ]);
     if app.outgoing {
         all.insert(element("outgoing", name.clone()));
+    }
+    if !app.join.is_empty() {
+        all.insert(element("named", name.clone()));
     }
     for network in &app.join {
         all.insert(element(&network_set(network), name.clone()));

@@ -151,6 +151,7 @@ impl Network {
     pub(crate) async fn rewrite(&self, state: &mut State) -> Result<(), NetworkError> {
         // What is left of it goes in the same transaction: a set may be missing elements, too.
         let script = ruleset::remove_table(&self.config) + &ruleset::whole(&self.config, self.limit, &state.apps);
+        let script = script + &ruleset::lead_queries(&self.config, &state.queries);
         nft::apply(&self.config.instance, "write the rules anew", &script).await?;
         state.guards = None;
         self.forward(state).await?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use torpor_api::error::{ApiError, chain};
 use torpor_api::view::{Check, CheckOutcome};
 use torpor_linux::probe::{Outcome, Probe};
-use torpor_network::{Network, NetworkConfig};
+use torpor_network::NetworkConfig;
 use torpor_sandbox::cgroup::Hierarchies;
 use torpor_sandbox::{Launcher, SandboxError};
 
@@ -46,13 +46,16 @@ pub(crate) async fn checks(shared: &Arc<Shared>) -> Result<Vec<Check>, ApiError>
     let sandbox =
         tokio::task::spawn_blocking(move || torpor_sandbox::probe(Some(&parts.launcher), &parts.config.data_dir));
     let probes = sandbox.await.map_err(|error| ApiError::internal(&error))?;
-    Ok(with_other_parts(probes, &shared.config.network, Some(&shared.network)).await)
+    Ok(with_other_parts(probes, &shared.config.network, Some(shared)).await)
 }
 
 /// What the sandbox's part has found, and the network's and the engine's.
-async fn with_other_parts(mut probes: Vec<Probe>, network: &NetworkConfig, open: Option<&Network>) -> Vec<Check> {
+async fn with_other_parts(mut probes: Vec<Probe>, network: &NetworkConfig, open: Option<&Shared>) -> Vec<Check> {
     probes.extend(torpor_network::probe(network).await);
-    probes.extend(open.map(Network::health).unwrap_or_default());
+    if let Some(shared) = open {
+        probes.extend(shared.network.health());
+        probes.push(crate::network::probe_names(shared));
+    }
     probes.extend(torpor_engine::probe());
     probes.push(crate::pressure::probe());
     probes.into_iter().map(check).collect()

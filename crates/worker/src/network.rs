@@ -1,11 +1,14 @@
 //! The machine's network: its guard's socket in the keeper, and what happens to its rules told as events.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use torpor_api::error::chain;
 use torpor_api::events::NETWORK_REPAIRED;
+use torpor_api::spec::AppSpec;
 use torpor_keeper::Client;
+use torpor_linux::probe::{Outcome, Probe};
+use torpor_network::names::{Directory, Member, NameServer};
 use torpor_network::{Incident, Network};
 
 use crate::shared::Shared;
@@ -33,6 +36,33 @@ pub(crate) fn park_guard(keeper: &Client, network: &Network) {
     if let Err(error) = parked {
         tracing::warn!(error, "parking the socket of the nftables guard: it does not outlive this process");
     }
+}
+
+/// Begins to answer apps' queries for each other's names.
+pub(crate) async fn serve_names(network: &Network, directory: &Arc<Directory>) -> Result<NameServer, String> {
+    let started = NameServer::start(network, directory.clone()).await;
+    started.map_err(|error| chain(&error)).inspect_err(|error| {
+        tracing::warn!(error, "apps of one network do not find each other by name");
+    })
+}
+
+/// From now on apps' queries go to the machine's name servers.
+pub(crate) fn end_names(shared: &Shared) {
+    *shared.name_server.lock().unwrap_or_else(PoisonError::into_inner) = Err("it is taken down".to_owned());
+}
+
+/// What `torpor doctor` says of names.
+pub(crate) fn probe_names(shared: &Shared) -> Probe {
+    let meaning = "apps of one network reach each other by address only";
+    match &*shared.name_server.lock().unwrap_or_else(PoisonError::into_inner) {
+        Ok(_) => Probe::new("names of apps", Outcome::Ok, "apps of one network find each other by name", meaning),
+        Err(error) => Probe::new("names of apps", Outcome::Degraded, error.clone(), meaning),
+    }
+}
+
+/// An app, for those who look for it by name.
+pub(crate) fn member(spec: &AppSpec) -> Member {
+    Member { name: spec.name.clone(), join: spec.network.join.clone(), outgoing: spec.network.outgoing }
 }
 
 /// Looks after the network's rules as long as the worker lives.

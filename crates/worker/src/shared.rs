@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use torpor_keeper::Client;
 use torpor_network::Network;
+use torpor_network::names::{Directory, NameServer};
 use torpor_rootfs::{LayerDigest, Store};
 use torpor_sandbox::{Launcher, User};
 
@@ -37,6 +38,10 @@ pub(crate) struct Shared {
     pub(crate) cached_images: CachedImages,
     pub(crate) image_space: ImageSpace,
     pub(crate) dozers: Dozers,
+    /// Apps by name, for those who share a network with them.
+    pub(crate) directory: Arc<Directory>,
+    /// Answers for them; `None`: why not.
+    pub(crate) name_server: Mutex<Result<NameServer, String>>,
     /// Wakes by packets and timers.
     pub(crate) wakes: Arc<Wakes>,
     /// This boot of the machine, as images name it.

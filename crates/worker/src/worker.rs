@@ -101,6 +101,8 @@ impl Worker {
             ImageSpace::of(&config).map_err(|error| OpenError::Directory(config.data_dir.clone(), error))?;
         let cached_images = crate::cached::CachedImages::new(config.cached_image_bytes);
         let at_once = config.wakes_at_once;
+        let directory = Arc::new(torpor_network::names::Directory::default());
+        let name_server = Mutex::new(crate::network::serve_names(&network, &directory).await);
         let shared = Shared {
             boot: torpor_engine::boot().map_err(OpenError::Boot)?,
             config,
@@ -115,6 +117,8 @@ impl Worker {
             cached_images,
             image_space,
             dozers: Dozers::default(),
+            name_server,
+            directory,
             wakes: crate::wakes::Wakes::new(at_once),
             packets: Mutex::default(),
         };
@@ -143,6 +147,7 @@ impl Worker {
         }
         let files = AppFiles::new(&self.shared.config.data_dir, &self.shared.config.run_dir, &record.id);
         let id = record.id.clone();
+        self.shared.directory.insert(record.index, crate::network::member(&record.spec));
         let handle = crate::app::spawn(record, files, self.shared.clone())?;
         apps.insert(id, handle.clone());
         self.shared.promised.keep(&handle.record.resolved.layers);
@@ -150,7 +155,9 @@ impl Worker {
     }
 
     pub(crate) fn forget(&self, id: &str) {
-        self.apps().remove(id);
+        if let Some(app) = self.apps().remove(id) {
+            self.shared.directory.remove(app.record.index);
+        }
     }
 
     pub(crate) fn records(&self) -> Vec<Arc<AppRecord>> {
@@ -159,6 +166,7 @@ impl Worker {
 
     /// Takes down what the worker set up on the machine; its apps are stopped.
     pub(crate) async fn end_everything(&self) -> Result<(), TeardownError> {
+        crate::network::end_names(&self.shared);
         self.shared.network.teardown().await?;
         let shared = self.shared.clone();
         let ended = tokio::task::spawn_blocking(move || -> Result<(), TeardownError> {

@@ -62,9 +62,10 @@ pub(super) fn answer(
 }
 
 fn find(name: &str, asker: u32, directory: &Directory, search: &[String]) -> Option<u32> {
-    let bare = search.iter().filter(|domain| !domain.is_empty()).find_map(|domain| {
-        name.strip_suffix(domain.as_str()).and_then(|rest| rest.strip_suffix('.'))
-    });
+    let bare = search
+        .iter()
+        .filter(|domain| !domain.is_empty())
+        .find_map(|domain| name.strip_suffix(domain.as_str()).and_then(|rest| rest.strip_suffix('.')));
     [Some(name), bare].into_iter().flatten().find_map(|name| match name.split_once('.') {
         None => directory.find(asker, name, None),
         Some((name, network)) => directory.find(asker, name, Some(network)),
@@ -108,7 +109,9 @@ mod tests {
 
     fn directory() -> Directory {
         let directory = Directory::default();
-        for (index, name, network, outgoing) in [(1, "web", "back", true), (2, "db", "back", false), (3, "x", "else", true)] {
+        for (index, name, network, outgoing) in
+            [(1, "web", "back", true), (2, "db", "back", false), (3, "x", "else", true)]
+        {
             directory.insert(index, Member { name: name.to_owned(), join: vec![network.to_owned()], outgoing });
         }
         directory

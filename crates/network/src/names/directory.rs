@@ -53,7 +53,9 @@ mod tests {
     #[test]
     fn only_names_of_the_askers_networks_are_found() {
         let directory = Directory::default();
-        for (index, name, join) in [(1, "web", &["a", "b"][..]), (2, "db", &["a"]), (3, "other", &["c"]), (4, "alone", &[])] {
+        for (index, name, join) in
+            [(1, "web", &["a", "b"][..]), (2, "db", &["a"]), (3, "other", &["c"]), (4, "alone", &[])]
+        {
             let join = join.iter().map(|name| (*name).to_owned()).collect();
             directory.insert(index, Member { name: name.to_owned(), join, outgoing: false });
         }

@@ -72,7 +72,8 @@ impl ResolvConf {
     pub fn for_app(&self, names: bool) -> String {
         let direct = self.direct();
         let reachable = self.servers.iter().copied().filter(|server| !server.is_loopback() && !server.is_unspecified());
-        let mut servers: Vec<IpAddr> = if names { direct.into_iter().map(IpAddr::V4).collect() } else { reachable.collect() };
+        let mut servers: Vec<IpAddr> =
+            if names { direct.into_iter().map(IpAddr::V4).collect() } else { reachable.collect() };
         if servers.is_empty() {
             servers.push(GATEWAY_V4.into());
         }
@@ -93,13 +94,14 @@ mod tests {
         let conf = ResolvConf::parse("# x\nnameserver 127.0.0.53\nsearch A.example. b\noptions edns0\n");
         assert_eq!(conf.for_app(false), "nameserver 169.254.1.1\n# x\nsearch A.example. b\noptions edns0\n");
         assert_eq!(conf.search(), ["a.example", "b"]);
-        let conf = ResolvConf::parse("nameserver 192.0.2.1\nnameserver 2001:db8::1\nnameserver fe80::1%eth0\nnameserver ::1");
+        let conf =
+            ResolvConf::parse("nameserver 192.0.2.1\nnameserver 2001:db8::1\nnameserver fe80::1%eth0\nnameserver ::1");
         assert_eq!(conf.for_app(false), "nameserver 192.0.2.1\nnameserver 2001:db8::1\n");
         assert_eq!(conf.for_app(true), "nameserver 192.0.2.1\n");
         let conf = ResolvConf::parse("nameserver 2001:db8::1");
-        assert_eq!((conf.for_app(false), conf.for_app(true)), (
-            "nameserver 2001:db8::1\n".to_owned(),
-            "nameserver 169.254.1.1\n".to_owned()
-        ));
+        assert_eq!(
+            (conf.for_app(false), conf.for_app(true)),
+            ("nameserver 2001:db8::1\n".to_owned(), "nameserver 169.254.1.1\n".to_owned())
+        );
     }
 }

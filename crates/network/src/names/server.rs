@@ -90,7 +90,8 @@ impl NameServer {
             tasks.spawn(serve_tcp(common.clone(), upstream, tcp));
         }
         network.lead_queries(ways).await?;
-        let live = Live::new(network.config()).map_err(NetworkError::netlink("lead apps' queries to the name server"))?;
+        let live =
+            Live::new(network.config()).map_err(NetworkError::netlink("lead apps' queries to the name server"))?;
         Ok(Self { live: Some(live), _tasks: tasks })
     }
 }

@@ -37,8 +37,9 @@ pub fn leftovers(instance: &str, dirs: &[&Path]) -> Vec<String> {
     match Command::new("nft").args(["list", "tables"]).output() {
         Ok(output) => {
             let tables = String::from_utf8_lossy(&output.stdout).into_owned();
-            let guard = format!("{instance}_guard");
-            let is_ours = |name: &str| name == instance || name == guard;
+            let is_ours = |name: &str| {
+                name == instance || ["_guard", "_names"].iter().any(|end| name == format!("{instance}{end}"))
+            };
             let ours = tables.lines().filter(|line| line.split(' ').nth(2).is_some_and(is_ours));
             found.extend(ours.map(|line| format!("nft {line}")));
         }

@@ -11,6 +11,7 @@ use torpor_api::spec::{self, AppSpec};
 use torpor_api::worker::AppRecord;
 use torpor_engine::{Journal, Phase};
 use torpor_lifecycle::{Event, Policy, RestartPolicy, Share, StartFailure};
+use torpor_network::names::ResolvConf;
 use torpor_network::{Addresses, AppNetwork, NetworkError, Protocol, Published};
 use torpor_sandbox::{
     EtcFiles, IdRange, Limits, Prepared, Program, Sandbox, SandboxError, SandboxRecord, SandboxSpec, Security,
@@ -407,14 +408,7 @@ fn etc_files(shared: &Shared, record: &AppRecord, hostname: &str) -> EtcFiles {
             hosts.push_str(&format!("{address}\t{hostname}\n"));
         }
     }
-    // The machine's resolvers, unless they listen on its loopback, where an app cannot reach them.
-    let resolv_conf = fs::read_to_string("/etc/resolv.conf").ok().map(|text| {
-        let reachable = |line: &&str| {
-            let address =
-                line.strip_prefix("nameserver").map(str::trim).and_then(|a| a.parse::<std::net::IpAddr>().ok());
-            !address.is_some_and(|address| address.is_loopback())
-        };
-        text.lines().filter(reachable).fold(String::new(), |all, line| all + line + "\n")
-    });
+    let names = !record.spec.network.join.is_empty();
+    let resolv_conf = ResolvConf::machine().ok().map(|conf| conf.for_app(names));
     EtcFiles { hosts: Some(hosts), resolv_conf, hostname: Some(format!("{hostname}\n")) }
 }

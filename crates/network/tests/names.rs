@@ -1,0 +1,173 @@
+//! Names of apps, asked for by real resolvers.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, UdpSocket};
+use std::process::Command;
+use std::sync::Arc;
+
+use common::*;
+use nix::sched::{CloneFlags, unshare};
+use simple_dns::rdata::{A, RData};
+use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE, ResourceRecord, TYPE};
+use torpor_network::names::{Directory, Member, NameServer};
+use torpor_network::{AppNetwork, Network};
+
+/// The machine's resolver has this file, in the test's own mount namespace.
+fn resolv_conf(machine: &Machine, text: &str) {
+    unshare(CloneFlags::CLONE_NEWNS).unwrap();
+    let file = machine.run_dir.path().join("resolv.conf");
+    std::fs::write(&file, text).unwrap();
+    sh("mount --make-rprivate /");
+    sh(&format!("mount --bind {} $(readlink -f /etc/resolv.conf)", file.display()));
+}
+
+/// A name server that knows `example.test` only.
+fn name_server(space: &Space, address: &str) {
+    let socket = space.udp(&format!("{address}:53"));
+    socket.set_read_timeout(None).unwrap();
+    std::thread::spawn(move || serve(&socket));
+}
+
+fn serve(socket: &UdpSocket) {
+    let mut buffer = [0; 4096];
+    loop {
+        let (length, from) = socket.recv_from(&mut buffer).unwrap();
+        let query = Packet::parse(&buffer[..length]).unwrap();
+        let question = query.questions[0].clone();
+        let mut reply = Packet::new_reply(query.id());
+        reply.set_flags(PacketFlag::RECURSION_AVAILABLE | PacketFlag::RECURSION_DESIRED);
+        if question.qname.to_string() != "example.test" {
+            *reply.rcode_mut() = RCODE::NameError;
+        } else if question.qtype == QTYPE::from(TYPE::A) {
+            let data = RData::A(A { address: u32::from_be_bytes([203, 0, 113, 7]) });
+            reply.answers.push(ResourceRecord::new(question.qname.clone(), CLASS::IN, 60, data));
+        }
+        reply.questions.push(question);
+        socket.send_to(&reply.build_bytes_vec().unwrap(), from).unwrap();
+    }
+}
+
+/// What the C library's resolver finds in an app; nothing where it finds nothing.
+async fn getent(app: &Arc<Space>, name: &str) -> String {
+    let (app, name) = (app.clone(), name.to_owned());
+    let ask = move || app.run(|| Command::new("getent").args(["ahosts", &name]).output().unwrap());
+    let output = tokio::task::spawn_blocking(ask).await.unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().find(|line| line.contains("STREAM")).and_then(|line| line.split(' ').next()).unwrap_or("").to_owned()
+}
+
+fn joins(names: &[&str]) -> AppNetwork {
+    AppNetwork { join: names.iter().map(|name| (*name).to_owned()).collect(), ..AppNetwork::default() }
+}
+
+async fn named(network: &Network, directory: &Directory, index: u32, name: &str, wants: &AppNetwork) -> Arc<Space> {
+    let member = Member { name: name.to_owned(), join: wants.join.clone(), outgoing: wants.outgoing };
+    directory.insert(index, member);
+    Arc::new(app(network, index, wants).await)
+}
+
+#[test]
+fn apps_of_one_network_find_each_other_and_the_world() {
+    on_machine(|machine| async move {
+        resolv_conf(&machine, "nameserver 192.0.2.2\nsearch corp.example\n");
+        name_server(&machine.outside, "192.0.2.2");
+        let (network, directory) = (machine.open().await, Arc::new(Directory::default()));
+        let outgoing = |wants: AppNetwork| AppNetwork { outgoing: true, ..wants };
+        let web = named(&network, &directory, 1, "web", &outgoing(joins(&["back"]))).await;
+        let _db = named(&network, &directory, 2, "db", &joins(&["back", "other"])).await;
+        let stranger = named(&network, &directory, 3, "stranger", &outgoing(joins(&["other"]))).await;
+        let alone = named(&network, &directory, 4, "alone", &outgoing(joins(&[]))).await;
+        let inside = named(&network, &directory, 5, "inside", &joins(&["back"])).await;
+        assert_eq!(getent(&web, "example.test").await, "203.0.113.7", "before");
+        assert_eq!(getent(&web, "db").await, "");
+        let server = NameServer::start(&network, directory.clone()).await.unwrap();
+        // The resolver prefers IPv6 where the app has such an address.
+        let db: Vec<String> = network.addresses(2).unwrap().ips().iter().map(IpAddr::to_string).collect();
+        for name in ["db", "DB", "db.back", "db.corp.example", "db.back.corp.example"] {
+            let found = getent(&web, name).await;
+            assert!(db.contains(&found), "{name}: {found}");
+        }
+        assert_eq!(getent(&web, "example.test").await, "203.0.113.7", "asked on");
+        assert_eq!(getent(&web, "db.other").await, "", "a network that it has not joined");
+        assert_ne!(getent(&stranger, "db").await, "");
+        assert_eq!(getent(&stranger, "web").await, "", "no common network");
+        assert_eq!(
+            (getent(&alone, "db").await, getent(&alone, "example.test").await),
+            (String::new(), "203.0.113.7".into())
+        );
+        assert_ne!(getent(&inside, "web").await, "");
+        assert_eq!(getent(&inside, "example.test").await, "", "no leave for the outside");
+
+        // One that comes later, and one that goes.
+        let late = named(&network, &directory, 6, "late", &joins(&["back"])).await;
+        assert_ne!((getent(&web, "late").await, getent(&late, "web").await), (String::new(), String::new()));
+        directory.remove(2);
+        assert_eq!(getent(&web, "db").await, "");
+        // The ports themselves are out of reach.
+        let ways = sh("nft list map inet torpor resolve4");
+        let port: u16 = ways.split("127.0.0.1 . ").nth(1).unwrap().split([' ', ',']).next().unwrap().parse().unwrap();
+        assert!(web.is_cut_off_from((MACHINE_V4, port)));
+        // Rules that are removed come back with the way to it.
+        sh("nft delete table inet torpor");
+        network.update(1, &joins(&["back"])).await.unwrap();
+        assert_ne!(getent(&web, "late").await, "");
+
+        // Without the server queries go where they always went.
+        network.update(1, &outgoing(joins(&["back"]))).await.unwrap();
+        drop(server);
+        assert_eq!(
+            (getent(&web, "late").await, getent(&web, "example.test").await),
+            (String::new(), "203.0.113.7".into())
+        );
+        let tables = sh("nft list tables");
+        assert!(!tables.contains("torpor_names"), "{tables}");
+    });
+}
+
+#[test]
+fn a_name_server_on_the_machines_loopback_is_reached_by_the_gateway() {
+    on_machine(|machine| async move {
+        resolv_conf(&machine, "nameserver 127.0.0.53\n");
+        let socket = UdpSocket::bind("127.0.0.53:53").unwrap();
+        std::thread::spawn(move || serve(&socket));
+        let (network, directory) = (machine.open().await, Arc::new(Directory::default()));
+        let free = named(&network, &directory, 1, "free", &AppNetwork { outgoing: true, ..joins(&[]) }).await;
+        let inside = named(&network, &directory, 2, "inside", &joins(&["back"])).await;
+        let _server = NameServer::start(&network, directory.clone()).await.unwrap();
+        // What apps have in the place of the machine's file.
+        std::fs::write(machine.run_dir.path().join("app.conf"), "nameserver 169.254.1.1\n").unwrap();
+        let conf = machine.run_dir.path().join("app.conf").display().to_string();
+        let ask = |app: &Arc<Space>, name: &'static str| {
+            let (app, conf) = (app.clone(), conf.clone());
+            let script = format!("mount --bind {conf} $(readlink -f /etc/resolv.conf); getent ahostsv4 {name} || true");
+            let run = move || app.run(|| Command::new("unshare").args(["-m", "sh", "-c", &script]).output().unwrap());
+            async { String::from_utf8(tokio::task::spawn_blocking(run).await.unwrap().stdout).unwrap() }
+        };
+        assert!(ask(&free, "example.test").await.starts_with("203.0.113.7"));
+        assert_eq!(ask(&inside, "example.test").await, "");
+        assert!(ask(&inside, "inside").await.starts_with("10.213.0.2"));
+        // By TCP, too: two queries over one connection.
+        let asked = tokio::task::spawn_blocking(move || {
+            let mut stream = inside.connect(("169.254.1.1".parse::<IpAddr>().unwrap(), 53)).unwrap();
+            for id in [7, 8] {
+                let mut query = Packet::new_query(id);
+                let name = Name::new("inside.back").unwrap();
+                query.questions.push(Question::new(name, TYPE::A.into(), QCLASS::CLASS(CLASS::IN), false));
+                let query = query.build_bytes_vec().unwrap();
+                stream.write_all(&(query.len() as u16).to_be_bytes()).unwrap();
+                stream.write_all(&query).unwrap();
+                let mut length = [0; 2];
+                stream.read_exact(&mut length).unwrap();
+                let mut reply = vec![0; u16::from_be_bytes(length).into()];
+                stream.read_exact(&mut reply).unwrap();
+                let reply = Packet::parse(&reply).unwrap();
+                assert_eq!((reply.id(), reply.answers.len()), (id, 1));
+            }
+        });
+        asked.await.unwrap();
+    });
+}

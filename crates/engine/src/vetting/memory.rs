@@ -4,6 +4,8 @@ use torpor_image::tree::{
     AddressSpace, Advice, Area, Backing, Executable, MemoryPolicy, SharedMemory, SharedMemoryKind,
 };
 
+use torpor_linux::hugepages::{MFD_HUGETLB, SHM_HUGETLB};
+
 use super::Vetting;
 
 const MEMORY_LOCK: usize = 8;
@@ -13,6 +15,10 @@ const LOCKED: u32 = 0o2000;
 const SEALS: u32 = 0x3f;
 /// `MFD_CLOEXEC`, `MFD_ALLOW_SEALING`, `MFD_NOEXEC_SEAL`, `MFD_EXEC`.
 const MEMORY_FILE_FLAGS: u32 = 1 | 2 | 8 | 0x10;
+/// Where flags of a memfd have the size of huge pages.
+const HUGE_SIZE: u32 = 0x3f << 26;
+/// `CAP_IPC_LOCK`.
+const IPC_LOCK: u64 = 1 << 14;
 /// Bytes of a memfd's name (`MFD_NAME_MAX_LEN`).
 const NAME_BYTES: usize = 249;
 /// `madvise(2)` for what stays with an area: `MADV_RANDOM`, `_SEQUENTIAL`, `_DONTFORK`, `_MERGEABLE`, `_HUGEPAGE`, `_NOHUGEPAGE`,
@@ -41,7 +47,8 @@ impl Vetting<'_> {
                 | Backing::File { file: _, offset: _, shared: _, may_write: _ }
                 | Backing::Shared { memory: _, offset: _, shared: _, may_write: _ }
                 | Backing::Kernel { name: _ }
-                | Backing::Aio { head: _, waiting: _ } => {}
+                | Backing::Aio { head: _, waiting: _ }
+                | Backing::Huge { page_bytes: _, no_reserve: _ } => {}
             }
             let Advice { madvise, locked: lock, name: _, policy } = advice;
             let MemoryPolicy { mode: _, nodes: _ } = policy;
@@ -67,14 +74,20 @@ impl Vetting<'_> {
         for memory in memories {
             let SharedMemory { kind, bytes, pages: _ } = memory;
             match kind {
-                SharedMemoryKind::Anonymous => {}
+                SharedMemoryKind::Anonymous | SharedMemoryKind::Huge { page_bytes: _ } => {}
                 SharedMemoryKind::Memfd { name, seals, flags, mode, owner } => {
-                    let sane = name.len() <= NAME_BYTES && *seals & !SEALS == 0 && *flags & !MEMORY_FILE_FLAGS == 0;
+                    // The size of huge pages, which the image's check has seen to.
+                    let huge = if *flags & MFD_HUGETLB != 0 { MFD_HUGETLB | HUGE_SIZE } else { 0 };
+                    let known = MEMORY_FILE_FLAGS | huge;
+                    let sane = name.len() <= NAME_BYTES && *seals & !SEALS == 0 && *flags & !known == 0;
                     self.sure(sane && *mode & !0o7777 == 0, || "a memory file that cannot be".to_owned());
                     self.users(&[owner.0, owner.1], "a memory file");
                 }
                 SharedMemoryKind::SystemV { key: _, id: _, mode, owners } => {
                     self.users(owners, "a System V segment");
+                    // The kernel asks for the machine's CAP_IPC_LOCK, which no user namespace gives.
+                    let may = !self.bounds.user_namespace && self.bounds.capabilities & IPC_LOCK != 0;
+                    self.sure(*mode & SHM_HUGETLB == 0 || may, || "a System V segment of huge pages".to_owned());
                     locked = locked.saturating_add(if *mode & LOCKED == 0 { 0 } else { *bytes });
                     if *mode & LOCKED != 0 && locked > most {
                         *mode &= !LOCKED;

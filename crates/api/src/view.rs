@@ -207,6 +207,9 @@ pub struct Stats {
     pub aborted_sleeps: u64,
     /// Wakes.
     pub wakes: u64,
+    /// Lines of its output that are not in its log: it wrote more than `logs.rate`, or the disk was full.
+    #[serde(default)]
+    pub dropped_lines: u64,
 }
 
 /// Something that happened.

@@ -145,7 +145,7 @@ pub struct LogLine {
     /// When it was read.
     #[schema(value_type = String)]
     pub at: Timestamp,
-    /// `out` or `err`.
+    /// `out` or `err`; `torpor` for a line of Torpor's own, which says what is missing of the others.
     pub stream: String,
     /// Without its line end; bytes that are not UTF-8 replaced.
     pub line: String,

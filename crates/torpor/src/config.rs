@@ -19,6 +19,7 @@ const SOCKET_PATH_BYTES: usize = 107;
 /// Log limits.
 const LOG_FILES: std::ops::RangeInclusive<u32> = 1..=100;
 const LEAST_LOG_BYTES: u64 = 4096;
+const LEAST_LOG_RATE: u64 = 4096;
 
 /// The configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -95,6 +96,8 @@ pub(crate) struct Logs {
     pub(crate) size: Bytes,
     /// Files kept of each app, the current one among them.
     pub(crate) files: u32,
+    /// Most that is kept of each app's output per second; 0: no limit.
+    pub(crate) rate: Bytes,
 }
 
 /// What the daemon does about the machine's memory.
@@ -179,7 +182,7 @@ impl Default for Network {
 
 impl Default for Logs {
     fn default() -> Self {
-        Self { size: Bytes(10 << 20), files: 3 }
+        Self { size: Bytes(10 << 20), files: 3, rate: Bytes(1 << 20) }
     }
 }
 
@@ -281,6 +284,12 @@ impl Config {
         if self.logs.size.0 < LEAST_LOG_BYTES {
             return wrong("logs.size", format!("{} is less than {LEAST_LOG_BYTES} bytes", self.logs.size));
         }
+        if (1..LEAST_LOG_RATE).contains(&self.logs.rate.0) {
+            return wrong(
+                "logs.rate",
+                format!("{} is less than {LEAST_LOG_RATE} bytes; 0 is no limit", self.logs.rate),
+            );
+        }
         let Memory { high_watermark: high, low_watermark: low, limit, min_dozing, .. } = &self.memory;
         match (high, low) {
             (Amount::Percent(high), Amount::Percent(low)) if low > high => {
@@ -347,6 +356,7 @@ mod tests {
             ("[api]\nlisten = '127.0.0.1:80'", "token_file"),
             ("[api]\ntoken_file = '/t'", "token_file"),
             ("[logs]\nfiles = 0", "between"),
+            ("[logs]\nrate = 100", "logs.rate"),
             ("[memory]\ncached_images = 'much'", "not a size"),
             ("[memory]\nhigh_watermark = '110%'", "not a size or percentage"),
             ("[memory]\nhigh_watermark = '70%'", "memory.low_watermark"),

@@ -52,6 +52,8 @@ pub struct LogConfig {
     pub file_bytes: u64,
     /// Files kept per app, the current one included; at least 1.
     pub files: u32,
+    /// Most bytes that are kept of one app's output per second, averaged over ten; 0: no limit. Lines beyond it are dropped.
+    pub bytes_per_second: u64,
 }
 
 /// First host id of the ids that apps get for their user namespaces.

@@ -17,6 +17,7 @@ use crate::events::Events;
 use crate::faults::RequestedFaults;
 use crate::images::Promised;
 use crate::keeper::KeeperLife;
+use crate::logs::Pump;
 use crate::pressure::Dozers;
 use crate::space::ImageSpace;
 use crate::wakes::Wakes;
@@ -31,6 +32,7 @@ pub(crate) struct Shared {
     pub(crate) keeper: Client,
     pub(crate) keeper_life: KeeperLife,
     pub(crate) network: Network,
+    pub(crate) output: Pump,
     pub(crate) store: Store,
     pub(crate) events: Events,
     pub(crate) faults: RequestedFaults,

@@ -51,6 +51,9 @@ pub enum OpenError {
     /// The layer store could not be opened.
     #[error("opening the store of layers")]
     Store(#[source] torpor_rootfs::Error),
+    /// The thread that reads apps' output could not be started.
+    #[error("starting to read apps' output")]
+    Output(#[source] io::Error),
     /// Which boot this is could not be read.
     #[error("reading the boot id")]
     Boot(#[source] io::Error),
@@ -110,6 +113,7 @@ impl Worker {
             keeper,
             keeper_life: crate::keeper::KeeperLife::default(),
             network,
+            output: crate::logs::Pump::start().map_err(OpenError::Output)?,
             store,
             events: Events::new(),
             faults,

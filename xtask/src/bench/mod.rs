@@ -7,6 +7,7 @@ mod cost;
 mod daemon;
 mod density;
 pub(crate) mod machine;
+mod noisy;
 mod peers;
 mod program;
 mod report;
@@ -29,15 +30,18 @@ pub(crate) enum Bench {
     Wake(wake::Options),
     /// Memory of many dozing apps, and the worker's own CPU while all of them sleep
     Density(density::Options),
+    /// Time to first byte asleep, alone and beside apps that write to their output as fast as they can
+    Noisy(noisy::Options),
     /// Checkpoint and restore of plain process trees, beside CRIU, runc + CRIU and the pure copying of their memory
     Trees(trees::Options),
     /// The benchmarks, and the results that are there
     List,
 }
 
-const NAMES: [(&str, &str); 3] = [
+const NAMES: [(&str, &str); 4] = [
     ("wake", "time to first byte asleep and never slept, beside peers; capture; the sandbox's own cost"),
     ("density", "memory of many dozing apps, and the worker's own CPU while all of them sleep"),
+    ("noisy", "time to first byte asleep, alone and beside apps that write to their output as fast as they can"),
     ("trees", "checkpoint and restore of plain process trees, beside peers and the pure copying of their memory"),
 ];
 
@@ -46,6 +50,7 @@ pub(crate) fn run(bench: Bench) -> Result<(), Error> {
     match bench {
         Bench::Wake(options) => wake::run(&options),
         Bench::Density(options) => density::run(&options),
+        Bench::Noisy(options) => noisy::run(&options),
         Bench::Trees(options) => trees::run(&options),
         Bench::List => list(),
     }

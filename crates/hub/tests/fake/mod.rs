@@ -252,6 +252,7 @@ impl WorkerPort for FakeWorker {
             packets: 0,
             sleeps,
             warm_sleeps: 0,
+            dropped_lines: 0,
             aborted_sleeps: 0,
             wakes: 0,
         })

@@ -1,4 +1,4 @@
-//! `logs`, `events`: lines as they come.
+//! `logs`, `events`: lines as they come, none held back.
 
 use std::io::Write;
 
@@ -13,14 +13,14 @@ use crate::output;
 /// Events shown where neither a number nor a place to begin is given.
 const EVENTS: u32 = 100;
 
-/// An app's output: what it wrote as errors goes to standard error.
+/// An app's output: what it wrote as errors, and what Torpor says of it, goes to standard error.
 pub(super) async fn logs(client: &Client, args: LogArgs) -> Result<(), Failure> {
     let query = LogQuery { tail: args.tail, follow: args.follow };
     let mut lines = client.logs(&args.app, &query).await?;
     while let Some(line) = lines.next().await? {
         if args.json.json {
             print_json(&line)?;
-        } else if line.stream == "err" {
+        } else if line.stream != "out" {
             let text = output::log_line(&line, args.timestamps);
             let mut err = std::io::stderr().lock();
             err.write_all(text.as_bytes()).map_err(Failure::output)?;

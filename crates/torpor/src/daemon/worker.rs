@@ -28,7 +28,11 @@ fn settings(config: &Config) -> Result<WorkerConfig, ApiError> {
         run_dir: config.run_dir.clone(),
         network,
         program,
-        logs: LogConfig { file_bytes: config.logs.size.0, files: config.logs.files },
+        logs: LogConfig {
+            file_bytes: config.logs.size.0,
+            files: config.logs.files,
+            bytes_per_second: config.logs.rate.0,
+        },
         cached_image_bytes: config.memory.cached_images.0,
         wakes_at_once: config.wake.at_once.map_or_else(processors, |at_once| at_once as usize),
         memory: MemoryConfig {

@@ -96,12 +96,27 @@ pub(crate) fn stats(stats: &[Stats]) -> String {
                 app.warm_sleeps.to_string(),
                 app.aborted_sleeps.to_string(),
                 app.wakes.to_string(),
+                app.dropped_lines.to_string(),
             ]
         })
         .collect();
     let head = [
-        "NAME", "STATE", ">PROCS", ">THREADS", ">PRIVATE", ">SHARED", ">TABLES", ">KERNEL", ">IMAGE", ">CPU",
-        ">PACKETS", ">SLEEPS", ">WARM", ">ABORTED", ">WAKES",
+        "NAME",
+        "STATE",
+        ">PROCS",
+        ">THREADS",
+        ">PRIVATE",
+        ">SHARED",
+        ">TABLES",
+        ">KERNEL",
+        ">IMAGE",
+        ">CPU",
+        ">PACKETS",
+        ">SLEEPS",
+        ">WARM",
+        ">ABORTED",
+        ">WAKES",
+        ">LINES LOST",
     ];
     table(&head, &rows)
 }
@@ -162,9 +177,10 @@ pub(crate) fn event(event: &Event) -> String {
     format!("{at}  {:<16}  {:<14}  {}\n", safe(app), safe(&event.kind), safe(&event.message))
 }
 
-/// One line of `torpor logs`: as the app wrote it, for it may mean its colours.
+/// One line of `torpor logs`: as the app wrote it, for it may mean its colours. What Torpor adds says so.
 pub(crate) fn log_line(line: &LogLine, timestamps: bool) -> String {
-    if timestamps { format!("{:.3}  {}\n", line.at, line.line) } else { format!("{}\n", line.line) }
+    let own = if line.stream == "torpor" { "torpor: " } else { "" };
+    if timestamps { format!("{:.3}  {own}{}\n", line.at, line.line) } else { format!("{own}{}\n", line.line) }
 }
 
 #[cfg(test)]
@@ -196,10 +212,11 @@ mod tests {
             warm_sleeps: 1,
             aborted_sleeps: 1,
             wakes: 2,
+            dropped_lines: 17,
         };
         let expected = "\
-NAME  STATE   PROCS  THREADS   PRIVATE  SHARED    TABLES  KERNEL    IMAGE      CPU  PACKETS  SLEEPS  WARM  ABORTED  WAKES
-web   dozing      1        2  36.0 KiB     0 B  56.0 KiB       -  1.4 MiB  12.3 ms        7       3     1        1      2
+NAME  STATE   PROCS  THREADS   PRIVATE  SHARED    TABLES  KERNEL    IMAGE      CPU  PACKETS  SLEEPS  WARM  ABORTED  WAKES  LINES LOST
+web   dozing      1        2  36.0 KiB     0 B  56.0 KiB       -  1.4 MiB  12.3 ms        7       3     1        1      2          17
 ";
         assert_eq!(super::stats(&[stats]), expected);
     }

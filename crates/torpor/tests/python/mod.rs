@@ -33,7 +33,15 @@ impl Place {
 
     /// With more tables in the daemon's configuration.
     pub(crate) fn with(tables: &str) -> Self {
-        let daemon = Daemon::start_with(tables, &[]).unwrap();
+        Self::of(Daemon::start_with(tables, &[]).unwrap())
+    }
+
+    /// The same, with a disk of its own for the data directory.
+    pub(crate) fn on_disk(tables: &str) -> Self {
+        Self::of(Daemon::start_on_disk(tables).unwrap())
+    }
+
+    fn of(daemon: Daemon) -> Self {
         let tarball = program("python").tarball;
         daemon.ok(&["images", "load", "python", tarball.to_str().unwrap()]).unwrap();
         // Apps' users reach what is mounted from here.

@@ -140,7 +140,7 @@ impl Task {
     /// kept at hand becomes what it would be after a reboot.
     pub(super) fn keeper_lost(&mut self) {
         let (shared, id, name) = (&self.shared, &self.record.id, &self.record.spec.name);
-        let output = self.output.as_ref().map(|output| park_output(shared, id, [output[0].as_fd(), output[1].as_fd()]));
+        let output = self.output.as_ref().map(|output| park_output(shared, id, output.pipes()));
         let asleep = match &self.asleep {
             Some(Sleeping::Dozing(asleep)) => Some(park_watch(shared, id, &asleep.watch, &self.deferred)),
             _ => None,

@@ -25,6 +25,7 @@ pub(super) struct Past {
     aborted_sleeps: u64,
     wakes: u64,
     restarts: u32,
+    dropped_lines: u64,
     last_exit: Option<(Ended, Timestamp)>,
     last_sleeps: Vec<Transition>,
     last_wakes: Vec<Transition>,
@@ -86,6 +87,11 @@ impl Past {
         Counts { sleeps, warm_sleeps, aborted_sleeps, wakes, restarts }
     }
 
+    /// Lines of its output that were dropped.
+    pub(super) const fn dropped_lines(&self) -> u64 {
+        self.dropped_lines
+    }
+
     /// An end before this boot is told with the time of the boot: the clock begins there.
     pub(super) fn last_exit(&self) -> Option<(Exit, Millis)> {
         self.last_exit.clone().map(|(ended, at)| (ended.into(), clock::of_wall(at)))
@@ -122,6 +128,7 @@ impl Task {
             aborted_sleeps,
             wakes,
             restarts,
+            dropped_lines: self.log.dropped_lines(),
             last_exit: self.app.last_exit().map(|(exit, at)| (exit.into(), clock::wall(*at))),
             last_sleeps: self.sleeps.all(),
             last_wakes: self.wakes.all(),

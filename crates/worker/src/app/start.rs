@@ -218,29 +218,16 @@ impl Task {
     }
 
     pub(super) fn pump_output(&mut self, output: [OwnedFd; 2]) {
-        let opened = output.map(|pipe| crate::logs::open(pipe).map(Arc::new));
-        let [Ok(out), Ok(err)] = opened else {
-            for error in opened.into_iter().filter_map(Result::err) {
-                tracing::warn!(app = self.record.spec.name, %error, "reading its output");
-            }
-            return;
-        };
-        for (pipe, stream) in [(out.clone(), "out"), (err.clone(), "err")] {
-            let (log, name) = (self.log.clone(), self.record.spec.name.clone());
-            self.pumps.spawn(async move {
-                if let Err(error) = crate::logs::pump(&pipe, stream, log).await {
-                    tracing::warn!(app = name, stream, %error, "reading its output");
-                }
-            });
+        match self.shared.output.read(output, &self.log) {
+            Ok(reading) => self.output = Some(reading),
+            Err(error) => tracing::warn!(app = self.record.spec.name, %error, "reading its output"),
         }
-        self.output = Some([out, err]);
     }
 
     /// Waits until what its processes wrote last is in the log. They are gone, so the pipes end.
     async fn finish_output(&mut self) {
-        let pumps = std::mem::take(&mut self.pumps);
-        self.output = None;
-        if tokio::time::timeout(LAST_OUTPUT, pumps.join_all()).await.is_err() {
+        let Some(mut output) = self.output.take() else { return };
+        if tokio::time::timeout(LAST_OUTPUT, output.ended()).await.is_err() {
             tracing::warn!(app = self.record.spec.name, "somebody outside of the sandbox holds its output open");
         }
     }

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::net::unix::pipe::Receiver;
 use tokio::sync::{mpsc, oneshot, watch};
 use torpor_api::ApiError;
 use torpor_api::view::{AppImage, AppStatus, Explanation, Stats};
@@ -28,7 +27,7 @@ use super::{AppFiles, Outcome};
 use crate::cached::CachedImage;
 use crate::clock;
 use crate::journal::PhaseFile;
-use crate::logs::Log;
+use crate::logs::{Log, Reading};
 use crate::shared::Shared;
 use crate::wakes::Permit;
 
@@ -125,10 +124,8 @@ pub(crate) struct Task {
     pub(crate) sleeps: History,
     pub(crate) wakes: History,
     pub(crate) refill_buffer: Vec<u8>,
-    /// Reading ends of its output.
-    pub(crate) output: Option<[Arc<Receiver>; 2]>,
-    /// Who read them.
-    pub(crate) pumps: tokio::task::JoinSet<()>,
+    /// Its output, which is being read into its log.
+    pub(crate) output: Option<Reading>,
     pub(crate) sleep_cause: String,
     /// Its wake, while that waits for others.
     pub(super) queued: Option<Box<QueuedWake>>,
@@ -161,7 +158,8 @@ enum Happening {
 /// Starts the task of an app.
 pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> io::Result<AppHandle> {
     files.create()?;
-    let log = Arc::new(Log::new(&files.data, shared.config.logs));
+    let past = Past::read(&files);
+    let log = Arc::new(Log::new(&files.data, shared.config.logs, past.dropped_lines()));
     let journal = Arc::new(PhaseFile::open(&files.phase())?);
     let (orders, mailbox) = mpsc::channel(MAILBOX);
     let (outcomes, results) = mpsc::unbounded_channel();
@@ -175,7 +173,6 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         orders: orders.clone(),
         busy: Arc::default(),
     };
-    let past = Past::read(&files);
     let app = App::new(super::start::policy(&record.spec), record.pinned, clock::now());
     let app = app.with_past(past.counts(), past.last_exit());
     let (sleeps, wakes) = past.histories();
@@ -204,7 +201,6 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         wakes,
         refill_buffer: Vec::new(),
         output: None,
-        pumps: tokio::task::JoinSet::new(),
         sleep_cause: String::new(),
         queued: None,
         used_before: Millis(0),

@@ -117,6 +117,7 @@ pub(crate) fn stats_of_unanswered(app: &AppHandle) -> Stats {
         warm_sleeps: 0,
         aborted_sleeps: 0,
         wakes: 0,
+        dropped_lines: app.log.dropped_lines(),
     }
 }
 
@@ -237,6 +238,7 @@ impl Task {
             warm_sleeps: counts.warm_sleeps,
             aborted_sleeps: counts.aborted_sleeps,
             wakes: counts.wakes,
+            dropped_lines: self.log.dropped_lines(),
         }
     }
 }

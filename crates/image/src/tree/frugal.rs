@@ -34,7 +34,7 @@ fn charge<E: Error>(bytes: usize) -> Result<(), E> {
         if left.get() == usize::MAX {
             return Ok(());
         }
-        let rest = left.get().checked_sub(bytes).unwrap_or(0);
+        let rest = left.get().saturating_sub(bytes);
         left.set(rest);
         if rest == 0 { Err(E::custom("too much memory")) } else { Ok(()) }
     })

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use torpor_image::tree::Tree;
-use torpor_image::{HEADER_BYTES, Header, Kind, Needs, checksum};
+use torpor_image::{HEADER_BYTES, Header, Kind, Needs, VERSION, checksum};
 use torpor_linux::guard::Guard;
 
 use crate::collect::{CollectError, Collected, Stopped, collect, for_record, pids, stop};
@@ -352,6 +352,7 @@ pub(crate) fn write(
     let state = tree.encode();
     let first = tree.processes.iter().find_map(|process| process.alive()).and_then(|life| life.threads.first());
     let header = Header {
+        version: VERSION,
         kind: Kind::Complete,
         app,
         generation,

@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use torpor_image::tree::{FileKind, InetState, SeccompFilter, Thread, Tree};
-use torpor_image::{FormatError, Header, Kind, checksum};
+use torpor_image::{FormatError, Header, Kind, VERSION, checksum};
 
 use crate::header;
 use crate::image_file::{Contents, ImageError, ImageFile};
@@ -105,7 +105,12 @@ pub fn adopt(path: &Path, adoption: &Adoption, bounds: &Bounds) -> Result<Adopte
     let beyond = beyond(&tree, bounds);
     tree.machine.boot = [0, 0];
     // They were copied with all that they were but their numbers; lengths and times are compared as ever.
-    tree.for_each_path(|path| path.inode = 0);
+    // Those of what is gone only tell one from another.
+    tree.for_each_path(|path| {
+        if path.gone.is_none() {
+            path.inode = 0;
+        }
+    });
     for file in &mut tree.files {
         if let FileKind::Inet(socket) = &mut file.kind {
             if let InetState::Established { repair } = &mut socket.state {
@@ -153,6 +158,7 @@ fn write(file: &File, header: &Header, tree: &Tree, adoption: &Adoption) -> io::
     };
     let state = tree.encode();
     let header = Header {
+        version: VERSION,
         app: adoption.app,
         generation: adoption.generation,
         boot: [0, 0],
@@ -244,6 +250,7 @@ mod tests {
         let (state, plan) = (tree.encode(), b"a plan of an enemy".to_vec());
         let pages = &bytes[torpor_image::HEADER_BYTES as usize..header.state_offset() as usize];
         let header = Header {
+            version: VERSION,
             state_bytes: state.len() as u64,
             state_checksum: checksum(&state),
             plan_bytes: plan.len() as u64,

@@ -7,16 +7,20 @@ use crate::{PAGE, checksum};
 pub const HEADER_BYTES: u64 = PAGE;
 
 /// The version that this code writes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TORPOR\r\n");
-/// Bytes of the header of version 1, which knew dozing images only, and of version 2.
+/// The first version that knew complete images; version 3 differs from it in their state only.
+const FIRST_COMPLETE: u32 = 2;
+/// Bytes of the header of version 1, which knew dozing images only, and of later ones.
 const ENCODED_1: usize = 80;
 const ENCODED: usize = 144;
 
 /// What an image is and how large.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
+    /// Version of the format: what is written anew has [`VERSION`].
+    pub version: u32,
     /// What it can be used for.
     pub kind: Kind,
     /// App it belongs to; 0 for a tree that belongs to none.
@@ -38,6 +42,24 @@ pub struct Header {
     pub plan_checksum: u64,
     /// What a machine must have.
     pub needs: Needs,
+}
+
+impl Default for Header {
+    fn default() -> Self {
+        Self {
+            version: VERSION,
+            kind: Kind::default(),
+            app: 0,
+            generation: 0,
+            boot: [0; 2],
+            pages_bytes: 0,
+            state_bytes: 0,
+            state_checksum: 0,
+            plan_bytes: 0,
+            plan_checksum: 0,
+            needs: Needs::default(),
+        }
+    }
 }
 
 /// Kinds of images.
@@ -67,7 +89,8 @@ impl Header {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer(Vec::with_capacity(HEADER_BYTES as usize));
         out.u64(MAGIC);
-        out.u32(VERSION);
+        debug_assert!(self.version >= FIRST_COMPLETE);
+        out.u32(self.version);
         out.u32(match self.kind {
             Kind::Dozing => 0,
             Kind::Complete => 1,
@@ -102,7 +125,7 @@ impl Header {
         let version = reader.u32()?;
         let encoded = match version {
             1 => ENCODED_1,
-            VERSION => ENCODED,
+            FIRST_COMPLETE..=VERSION => ENCODED,
             _ => return Err(FormatError::Version(version)),
         };
         let encoded = bytes.get(..encoded).ok_or(FormatError::Truncated("its header"))?;
@@ -112,10 +135,11 @@ impl Header {
         }
         let kind = match (version, reader.u32()?) {
             (_, 0) => Kind::Dozing,
-            (VERSION, 1) => Kind::Complete,
+            (FIRST_COMPLETE..=VERSION, 1) => Kind::Complete,
             _ => return Err(FormatError::Invalid("kind of image")),
         };
         let mut header = Self {
+            version,
             kind,
             app: reader.u64()?,
             generation: reader.u64()?,
@@ -184,6 +208,7 @@ mod tests {
 
     fn sample() -> Header {
         Header {
+            version: VERSION,
             kind: Kind::Complete,
             app: 7,
             generation: 3,

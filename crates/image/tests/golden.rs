@@ -10,7 +10,7 @@ mod common;
 
 use std::path::PathBuf;
 
-use torpor_image::tree::{Backing, Tree};
+use torpor_image::tree::{Backing, Details, Tree};
 use torpor_image::{FormatError, HEADER_BYTES, Header, Kind, Region, State, VERSION, checksum};
 
 fn fixture(name: &str) -> Vec<u8> {
@@ -33,12 +33,19 @@ fn check_pages(image: &[u8], header: &Header, regions: &[Region]) {
 }
 
 #[test]
-fn a_complete_image_of_version_2_is_what_it_was() {
-    let image = fixture("complete-2.image");
+fn complete_images_of_versions_2_and_3_are_what_they_were() {
+    // Version 2 had no details.
+    check_complete("complete-2.image", 2, &Tree { details: Details::default(), ..common::tree() });
+    check_complete("complete-3.image", 3, &common::tree());
+}
+
+fn check_complete(name: &str, version: u32, wanted: &Tree) {
+    let image = fixture(name);
+    assert_eq!(image[8..12], u32::to_le_bytes(version));
     let (header, state) = open(&image);
-    assert_eq!(header, common::header(Kind::Complete, state, common::PLAN));
+    assert_eq!(header, Header { version, ..common::header(Kind::Complete, state, common::PLAN) }, "{name}");
     let tree = Tree::read(state, &header).unwrap();
-    assert_eq!(tree, common::tree());
+    assert_eq!(tree, *wanted, "{name}");
     let areas = tree.processes.iter().filter_map(|process| process.alive()).flat_map(|life| &life.space.areas);
     let mut stored = 0;
     for area in areas {
@@ -51,12 +58,12 @@ fn a_complete_image_of_version_2_is_what_it_was() {
 }
 
 #[test]
-fn dozing_images_of_versions_1_and_2_are_what_they_were() {
-    for (name, version) in [("dozing-1.image", 1), ("dozing-2.image", 2)] {
+fn dozing_images_of_all_versions_are_what_they_were() {
+    for (name, version) in [("dozing-1.image", 1), ("dozing-2.image", 2), ("dozing-3.image", 3)] {
         let image = fixture(name);
         assert_eq!(image[8..12], u32::to_le_bytes(version));
         let (header, state) = open(&image);
-        assert_eq!(header, common::header(Kind::Dozing, state, &[]), "{name}");
+        assert_eq!(header, Header { version, ..common::header(Kind::Dozing, state, &[]) }, "{name}");
         let state = State::decode(state, &header).unwrap();
         assert_eq!(state, common::dozing(), "{name}");
         check_pages(&image, &header, &state.processes[0].regions);
@@ -65,14 +72,14 @@ fn dozing_images_of_versions_1_and_2_are_what_they_were() {
 
 #[test]
 fn what_is_written_today_is_what_was_written_then() {
-    assert_eq!(VERSION, 2, "a new version needs its own fixtures");
-    assert!(fixture("complete-2.image") == common::complete_image(), "the complete format has changed");
-    assert!(fixture("dozing-2.image") == common::dozing_image(), "the dozing format has changed");
+    assert_eq!(VERSION, 3, "a new version needs its own fixtures");
+    assert!(fixture("complete-3.image") == common::complete_image(), "the complete format has changed");
+    assert!(fixture("dozing-3.image") == common::dozing_image(), "the dozing format has changed");
 }
 
 #[test]
 fn later_versions_are_refused_by_number() {
-    let mut image = fixture("complete-2.image");
+    let mut image = fixture("complete-3.image");
     image[8..12].copy_from_slice(&u32::to_le_bytes(VERSION + 1));
     assert_eq!(Header::decode(&image, image.len() as u64), Err(FormatError::Version(VERSION + 1)));
 }
@@ -83,8 +90,8 @@ fn later_versions_are_refused_by_number() {
 fn make_missing_fixtures() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     for (name, image) in [
-        ("complete-2.image", common::complete_image()),
-        ("dozing-2.image", common::dozing_image()),
+        ("complete-3.image", common::complete_image()),
+        ("dozing-3.image", common::dozing_image()),
         ("dozing-1.image", version_1(&common::dozing_image())),
     ] {
         let path = folder.join(name);

@@ -73,6 +73,7 @@ impl Tree {
             sure(!huge || is_huge(memory.page_bytes()), "size of huge pages")?;
             regions(&memory.pages, 0..memory.bytes.next_multiple_of(memory.page_bytes()), pages)?;
         }
+        self.details.check(self)?;
         self.surroundings.check(pages)
     }
 

@@ -9,6 +9,7 @@
 
 mod check;
 mod credentials;
+mod details;
 mod file;
 mod frugal;
 mod ipc;
@@ -22,6 +23,7 @@ mod tmpfs;
 use serde::{Deserialize, Serialize};
 
 pub use self::credentials::{Credentials, SeccompFilter};
+pub use self::details::{Control, Details, Login, NetlinkPeer, Times};
 pub use self::file::{
     Descriptor, EpollMember, FanotifyMark, FileId, FileKind, FileLock, InotifyWatch, LockKind, MarkExtent, OpenFile,
     Owner, PathState, Pipe, PipeEnd, PipeId, Terminal,
@@ -38,7 +40,7 @@ pub use self::socket::{
 };
 pub use self::tmpfs::{DIRECTORY, KIND_BITS, MOST_DEPTH, Node, NodeContent, Tmpfs};
 
-use crate::{FormatError, Header, checksum};
+use crate::{FormatError, Header, VERSION, checksum};
 
 /// A path or a name, as the kernel has it: any bytes but zero.
 pub type Bytes = Vec<u8>;
@@ -69,6 +71,9 @@ pub struct Tree {
     pub namespaces: Namespaces,
     /// What it finds around itself.
     pub surroundings: Surroundings,
+    /// Behind all else in the bytes; none in those of version 2.
+    #[serde(skip)]
+    pub details: Details,
 }
 
 /// What an app has in its namespaces beside its processes: there as long as its home is, and put into a new one. Empty for a
@@ -135,7 +140,9 @@ impl Surroundings {
 impl Tree {
     /// The tree as bytes.
     pub fn encode(&self) -> Vec<u8> {
-        postcard::to_stdvec(self).expect("a tree in memory can always be written to memory")
+        const WRITABLE: &str = "a tree in memory can always be written to memory";
+        let bytes = postcard::to_stdvec(self).expect(WRITABLE);
+        postcard::to_extend(&self.details, bytes).expect(WRITABLE)
     }
 
     /// Reads and checks the tree of an image with this header.
@@ -143,7 +150,7 @@ impl Tree {
         if checksum(bytes) != header.state_checksum {
             return Err(FormatError::Checksum("the state"));
         }
-        Self::decode(bytes, header.pages())
+        Self::of_version(bytes, &header.pages(), header.version)
     }
 
     /// As [`Tree::read`], of bytes that anybody may have written: decoding takes at most [`FOREIGN_BYTES_PER_BYTE`] bytes of memory
@@ -162,14 +169,22 @@ impl Tree {
         self.processes.iter().filter_map(|process| process.alive()).flat_map(|life| &life.threads)
     }
 
-    /// Reads and checks a tree; `pages` says which part of the file its pages may lie in.
+    /// Reads and checks a tree of today's version; `pages` says which part of the file its pages may lie in.
     pub fn decode(bytes: &[u8], pages: std::ops::Range<u64>) -> Result<Self, FormatError> {
-        let (tree, rest): (Self, _) =
-            postcard::take_from_bytes(bytes).map_err(|_| FormatError::Invalid("state of the tree"))?;
+        Self::of_version(bytes, &pages, VERSION)
+    }
+
+    fn of_version(bytes: &[u8], pages: &std::ops::Range<u64>, version: u32) -> Result<Self, FormatError> {
+        const FIRST_WITH_DETAILS: u32 = 3;
+        let wrong = |_| FormatError::Invalid("state of the tree");
+        let (mut tree, mut rest): (Self, _) = postcard::take_from_bytes(bytes).map_err(wrong)?;
+        if version >= FIRST_WITH_DETAILS {
+            (tree.details, rest) = postcard::take_from_bytes(rest).map_err(wrong)?;
+        }
         if !rest.is_empty() {
             return Err(FormatError::Invalid("bytes after the end of the state"));
         }
-        tree.check(&pages)?;
+        tree.check(pages)?;
         Ok(tree)
     }
 

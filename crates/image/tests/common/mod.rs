@@ -7,14 +7,15 @@
 use std::sync::LazyLock;
 
 use torpor_image::tree::{
-    Action, AddressSpace, Advice, Area, Backing, Connection, Credentials, Descriptor, End, EpollMember, Executable,
-    FanotifyMark, FileKind, FileLock, InetSocket, InetState, InotifyWatch, IntervalTimer, IpcObject, Layout, Life,
-    Limit, LockKind, Machine, MarkExtent, MemoryPolicy, Message, MessageQueue, Namespaces, Node, NodeContent, OpenFile,
-    Owner, PacketMembership, PacketSocket, PathState, PendingSignal, Pipe, PipeEnd, PosixTimer, Process, Scheduling,
-    SeccompFilter, SemaphoreSet, SharedMemory, SharedMemoryKind, Shares, SignalStack, SocketOption, Surroundings,
-    Switches, Terminal, Thread, Tmpfs, Tree, UnixSocket, UnixState, Wait, WaitPlace,
+    Action, AddressSpace, Advice, Area, Backing, Connection, Control, Credentials, Descriptor, Details, End,
+    EpollMember, Executable, FanotifyMark, FileKind, FileLock, InetSocket, InetState, InotifyWatch, IntervalTimer,
+    IpcObject, Layout, Life, Limit, LockKind, Login, Machine, MarkExtent, MemoryPolicy, Message, MessageQueue,
+    Namespaces, NetlinkPeer, Node, NodeContent, OpenFile, Owner, PacketMembership, PacketSocket, PathState,
+    PendingSignal, Pipe, PipeEnd, PosixTimer, Process, Scheduling, SeccompFilter, SemaphoreSet, SharedMemory,
+    SharedMemoryKind, Shares, SignalStack, SocketOption, Surroundings, Switches, Terminal, Thread, Times, Tmpfs, Tree,
+    UnixSocket, UnixState, Wait, WaitPlace,
 };
-use torpor_image::{Content, HEADER_BYTES, Header, Kind, Needs, PAGE, Region, State, checksum};
+use torpor_image::{Content, HEADER_BYTES, Header, Kind, Needs, PAGE, Region, State, VERSION, checksum};
 
 /// Pages of every golden image.
 pub(crate) const STORED_PAGES: u64 = 3;
@@ -329,6 +330,17 @@ pub(crate) fn tree() -> Tree {
         memories: memories(),
         namespaces: Namespaces { user: true, time: true },
         surroundings: surroundings(),
+        details: details(),
+    }
+}
+
+fn details() -> Details {
+    let netlink = open_files().iter().position(|file| matches!(file.kind, FileKind::Netlink { .. })).unwrap();
+    Details {
+        logins: vec![Login { tid: 40, user: 1000 }, Login { tid: 42, user: 0 }],
+        times: vec![Times { memory: 3, accessed_ns: 1_700_000_000_000_000_001, modified_ns: -2 }],
+        controls: vec![Control { tid: 42, option: Control::SPECULATION, arguments: [0, 4] }],
+        netlink_peers: vec![NetlinkPeer { file: netlink as u32, port: 77, groups: 1 << 31 }],
     }
 }
 
@@ -396,6 +408,7 @@ pub(crate) fn header(kind: Kind, state: &[u8], plan: &[u8]) -> Header {
         Kind::Complete => Needs { kernel: (6, 1), cpu: [1, 2, 3, 4], xstate_mask: 7 },
     };
     Header {
+        version: VERSION,
         kind,
         app: 0x0123_4567_89ab_cdef,
         generation: 42,

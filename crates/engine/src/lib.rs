@@ -16,6 +16,7 @@ mod files;
 mod header;
 mod home;
 mod image_file;
+mod login;
 mod memory;
 mod mounts;
 mod moved;

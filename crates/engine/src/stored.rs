@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use rustix::event::epoll::EventFlags;
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
-use torpor_image::tree::{FileId, FileKind, InetState, Tree};
+use torpor_image::tree::{FileId, FileKind, InetSocket, InetState, Tree};
 
-use crate::files::{MakeError, make_listener};
+use crate::files::{MakeError, make_listeners};
 use crate::home::Home;
 use crate::image_file::{Contents, ImageError, ImageFile};
 use crate::wait::since::now;
@@ -153,14 +153,8 @@ impl Stored {
     }
 
     fn make(&self) -> Result<Reopened, StoredError> {
-        let mut files = BTreeMap::new();
-        for (id, file) in (0..).zip(&self.tree.files) {
-            if let FileKind::Inet(socket) = &file.kind
-                && is_reachable(&socket.state, &socket.local, &socket.remote)
-            {
-                files.insert(id, make_listener(socket, file)?);
-            }
-        }
+        let wanted = |socket: &InetSocket| is_reachable(&socket.state, &socket.local, &socket.remote);
+        let files = make_listeners(&self.tree.files, wanted)?;
         let wrong = |error| StoredError::Enter("watching the app's sockets", error);
         let mut watch = Watch::none().map_err(wrong)?;
         for (id, fd) in &files {

@@ -119,6 +119,11 @@ impl View {
         self.0.as_ref().map_or(machine, |inside| inside.users.inside(machine).unwrap_or(OVERFLOW))
     }
 
+    /// A user as the tree sees it, if it does.
+    pub(crate) fn has_user(&self, machine: u32) -> Option<u32> {
+        self.0.as_ref().map_or(Some(machine), |inside| inside.users.inside(machine))
+    }
+
     /// A group of users as the tree sees it.
     pub(crate) fn group(&self, machine: u32) -> u32 {
         self.0.as_ref().map_or(machine, |inside| inside.groups.inside(machine).unwrap_or(OVERFLOW))

@@ -6,6 +6,7 @@
 
 #include <linux/aio_abi.h>
 #include <linux/futex.h>
+#include <linux/netlink.h>
 #include <mqueue.h>
 #include <netinet/in.h>
 #include <sys/epoll.h>
@@ -314,4 +315,38 @@ PROGRAM(blocked_message_queue, "msgrcv on a System V message queue") {
     semaphores = NEED(msgget(IPC_PRIVATE, 0600));
     over_capture(run_message, release_message);
     NEED(msgctl(semaphores, IPC_RMID, NULL));
+}
+
+// Children that wait for messages of the kernel's, which never come; a signal ends them, or runs a handler.
+static void on_term(int signal) { (void)signal; _exit(7); }
+static pid_t netlink_child(bool handler, bool bound, const char *name) {
+    pid_t pid = NEED(fork());
+    if (pid > 0) return pid;
+    int fd = NEED(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, bound ? NETLINK_KOBJECT_UEVENT : NETLINK_ROUTE));
+    struct sockaddr_nl own = { .nl_family = AF_NETLINK };
+    if (bound) NEED(bind(fd, (struct sockaddr *)&own, sizeof own));
+    if (handler) NEED(sigaction(SIGTERM, &(struct sigaction){ .sa_handler = on_term }, NULL));
+    mark(name);
+    char buffer[4096];
+    recv(fd, buffer, sizeof buffer, 0);
+    _exit(8);
+}
+PROGRAM(blocked_netlink, "recv on a netlink socket, which SIGTERM ends") {
+    pid_t plain = netlink_child(false, true, "plain"), caught = netlink_child(true, false, "caught");
+    await("plain");
+    await("caught");
+    await_state(plain, 'S');
+    await_state(caught, 'S');
+    captured();
+    rest_ms(50);
+    EQ(waitpid(-1, NULL, WNOHANG), 0);
+    NEED(kill(plain, SIGTERM));
+    NEED(kill(caught, SIGTERM));
+    for (int i = 0; i < 2; i++) {
+        int status, looks = 0;
+        pid_t pid;
+        while ((pid = NEED(waitpid(-1, &status, WNOHANG))) == 0 && looks++ < 2000) rest_ms(1);
+        if (pid == 0) wrong("SIGTERM has not ended what waits for a netlink message");
+        EQ(status, pid == plain ? SIGTERM : 7 << 8);
+    }
 }

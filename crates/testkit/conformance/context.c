@@ -154,6 +154,40 @@ static void write_proc(const char *path, const char *text) {
     NEED(write(fd, text, strlen(text)));
     NEED(close(fd));
 }
+static void *other_login(void *argument) {
+    write_proc("/proc/thread-self/loginuid", "1235");
+    mark("thread");
+    await("go");
+    char line[32];
+    TEXT(proc_line("/proc/thread-self/loginuid", "", line, sizeof line), "1235");
+    return argument;
+}
+PROGRAM(login_id, "the login uid, of threads and children") {
+    if (access("/proc/self/loginuid", W_OK) < 0) skip("loginuid: %s", strerror(errno));
+    char line[32];
+    pthread_t thread;
+    int fd = NEED(open("/proc/self/loginuid", O_WRONLY | O_CLOEXEC));
+    pid_t child = NEED(fork());
+    if (child == 0) {
+        close(fd);
+        proc_line("/proc/self/loginuid", "", line, sizeof line);
+        char after[32];
+        mark("child");
+        await("go");
+        TEXT(proc_line("/proc/self/loginuid", "", after, sizeof after), line);
+        done();
+    }
+    await("child");
+    EQ(pthread_create(&thread, NULL, other_login, NULL), 0);
+    await("thread");
+    if (write(fd, "1234", 4) < 0) skip("loginuid: %s", strerror(errno));
+    close(fd);
+    captured();
+    TEXT(proc_line("/proc/self/loginuid", "", line, sizeof line), "1234");
+    EQ(pthread_join(thread, NULL), 0);
+    reap(child);
+}
+
 PROGRAM(oom_score, "oom_score_adj") {
     write_proc("/proc/self/oom_score_adj", "321");
     captured();

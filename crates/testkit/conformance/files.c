@@ -85,6 +85,21 @@ PROGRAM(deleted_file, "a deleted file with contents and a hole") {
     EQ(access(AT("file"), F_OK), -1);
 }
 
+PROGRAM(deleted_file_times, "the times of a deleted file") {
+    int fd = make("file", "hello");
+    NEED(unlink(AT("file")));
+    struct timespec times[2] = { { 1000000000, 111 }, { 1100000000, 222 } };
+    NEED(futimens(fd, times));
+    captured();
+    struct stat stat;
+    NEED(fstat(fd, &stat));
+    EQ(stat.st_mtim.tv_sec, 1100000000);
+    EQ(stat.st_mtim.tv_nsec, 222);
+    EQ(pwrite(fd, "x", 1, 0), 1);
+    NEED(fstat(fd, &stat));
+    HOLDS(stat.st_mtim.tv_sec > 1100000000);
+}
+
 PROGRAM(deleted_twice, "a deleted file that is open twice, apart") {
     int one = make("file", "hello"), other = NEED(open(AT("file"), O_RDWR | O_APPEND));
     NEED(unlink(AT("file")));
@@ -189,6 +204,35 @@ PROGRAM(deleted_directory, "a descriptor of a directory that has been removed") 
     NEED(fstat(fd, &stat));
     EQ(stat.st_nlink, 0);
     FAILS(openat(fd, "x", O_CREAT | O_WRONLY, 0600), ENOENT);
+}
+
+PROGRAM(deleted_directory_shared, "one deleted directory: two working directories, two descriptors, its times; another of the same name") {
+    NEED(mkdir(AT("inside"), 0750));
+    int first = NEED(open(AT("inside"), O_RDONLY | O_DIRECTORY));
+    NEED(chdir(AT("inside")));
+    int second = NEED(open(".", O_PATH | O_DIRECTORY));
+    NEED(rmdir(AT("inside")));
+    struct timespec times[2] = { { 1000000000, 111 }, { 1100000000, 222 } };
+    NEED(futimens(first, times));
+    NEED(mkdir(AT("inside"), 0700));
+    int other = NEED(open(AT("inside"), O_RDONLY | O_DIRECTORY));
+    NEED(rmdir(AT("inside")));
+    pid_t child = NEED(fork());
+    if (child == 0) await("go"); else captured();
+    struct stat here, there;
+    NEED(fstat(first, &here));
+    EQ(here.st_nlink, 0);
+    EQ(here.st_mode & 07777, 0750);
+    EQ(here.st_mtim.tv_sec, 1100000000);
+    EQ(here.st_mtim.tv_nsec, 222);
+    NEED(stat(".", &there));
+    EQ(there.st_ino, here.st_ino);
+    NEED(fstat(second, &there));
+    EQ(there.st_ino, here.st_ino);
+    NEED(fstat(other, &there));
+    HOLDS(there.st_ino != here.st_ino);
+    if (child == 0) done();
+    reap(child);
 }
 
 PROGRAM(devices, "/dev/null, zero, full, urandom") {

@@ -137,6 +137,73 @@ PROGRAM(tcp_shared_port, "two listeners on one port (SO_REUSEPORT)") {
     expect(served, "hi");
 }
 
+PROGRAM(tcp_shared_ports, "eight listeners on one port, one of which forbids others by now, and two of IPv6 and IPv4 on another") {
+    int listeners[10];
+    struct endpoint end = loopback(AF_INET);
+    end.address.ss_family = AF_INET;
+    ((struct sockaddr_in *)&end.address)->sin_addr.s_addr = INADDR_ANY;
+    for (int i = 0; i < 8; i++) {
+        listeners[i] = NEED(socket(AF_INET, SOCK_STREAM, 0));
+        set(listeners[i], SOL_SOCKET, SO_REUSEPORT, 1);
+        NEED(bind(listeners[i], (struct sockaddr *)&end.address, end.size));
+        end = own(listeners[i]);
+        NEED(listen(listeners[i], 5));
+    }
+    struct endpoint six = loopback(AF_INET6);
+    for (int i = 8; i < 10; i++) {
+        listeners[i] = socket(i == 8 ? AF_INET6 : AF_INET, SOCK_STREAM, 0);
+        if (listeners[i] < 0) skip("IPv6: %s", strerror(errno));
+        set(listeners[i], SOL_SOCKET, SO_REUSEADDR, 1);
+        set(listeners[i], SOL_SOCKET, SO_REUSEPORT, 1);
+        if (i == 8) {
+            set(listeners[i], IPPROTO_IPV6, IPV6_V6ONLY, 1);
+            ((struct sockaddr_in6 *)&six.address)->sin6_addr = in6addr_any;
+            NEED(bind(listeners[i], (struct sockaddr *)&six.address, six.size));
+            six = own(listeners[i]);
+        } else {
+            struct sockaddr_in four = { .sin_family = AF_INET, .sin_port = ((struct sockaddr_in6 *)&six.address)->sin6_port };
+            NEED(bind(listeners[i], (struct sockaddr *)&four, sizeof four));
+        }
+        NEED(listen(listeners[i], 5));
+    }
+    set(listeners[0], SOL_SOCKET, SO_REUSEPORT, 0);
+    int early = connected_to(listeners[0], SOCK_STREAM), served = -1;
+    struct pollfd waits[8];
+    for (int i = 0; i < 8; i++) waits[i] = (struct pollfd){ listeners[i], POLLIN, 0 };
+    EQ(poll(waits, 8, 2000), 1);
+    for (int i = 0; i < 8; i++)
+        if (waits[i].revents) served = NEED(accept(listeners[i], NULL, NULL));
+    captured();
+    for (int i = 0; i < 10; i++) EQ(option(listeners[i], SOL_SOCKET, SO_REUSEPORT), i > 0);
+    put(early, "still");
+    expect(served, "still");
+    for (int round = 0; round < 32; round++) {
+        int client = connected_to(listeners[0], SOCK_STREAM);
+        struct pollfd wait[8];
+        for (int i = 0; i < 8; i++) wait[i] = (struct pollfd){ listeners[i], POLLIN, 0 };
+        EQ(poll(wait, 8, 2000), 1);
+        for (int i = 0; i < 8; i++)
+            if (wait[i].revents) NEED(close(NEED(accept(listeners[i], NULL, NULL))));
+        close(client);
+    }
+    serves(listeners[8]);
+}
+
+PROGRAM(udp_shared_port, "UDP sockets on one port, by SO_REUSEPORT and by SO_REUSEADDR") {
+    for (int i = 0; i < 2; i++) {
+        int what = i ? SO_REUSEADDR : SO_REUSEPORT;
+        int first = NEED(socket(AF_INET, SOCK_DGRAM, 0)), second = NEED(socket(AF_INET, SOCK_DGRAM, 0));
+        struct endpoint end = loopback(AF_INET);
+        set(first, SOL_SOCKET, what, 1);
+        set(second, SOL_SOCKET, what, 1);
+        NEED(bind(first, (struct sockaddr *)&end.address, end.size));
+        end = own(first);
+        NEED(bind(second, (struct sockaddr *)&end.address, end.size));
+        NEED(connect(second, (struct sockaddr *)&end.address, end.size));
+    }
+    captured();
+}
+
 PROGRAM(tcp_unconnected, "TCP sockets that are neither bound nor connected, or bound only") {
     int fresh = NEED(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)), only_bound = bound(AF_INET, SOCK_STREAM, 0);
     set(fresh, IPPROTO_TCP, TCP_NODELAY, 1);
@@ -186,6 +253,95 @@ PROGRAM(tcp_ended, "a connection that the other side has closed, with data left"
     captured();
     expect(served, "left");
     expect(served, "");
+}
+
+static int tcp_state(int fd) {
+    struct tcp_info info;
+    socklen_t size = sizeof info;
+    NEED(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size));
+    return info.tcpi_state;
+}
+static void await_tcp_state(int fd, int state) {
+    for (int looks = 0; tcp_state(fd) != state; looks++) {
+        if (looks > 2000) wrong("a connection in state %d does not come to state %d", tcp_state(fd), state);
+        rest_ms(1);
+    }
+}
+static void tcp_half_closed_of(int family) {
+    int server = bound(family, SOCK_STREAM, 0);
+    NEED(listen(server, 17));
+    int client = connected_to(server, SOCK_STREAM), served = NEED(accept(server, NULL, NULL));
+    put(client, "question");
+    NEED(shutdown(client, SHUT_WR));
+    put(served, "answer");
+    await_tcp_state(client, TCP_FIN_WAIT2);
+    captured();
+    EQ(tcp_state(client), TCP_FIN_WAIT2);
+    EQ(tcp_state(served), TCP_CLOSE_WAIT);
+    expect(served, "question");
+    expect(served, "");
+    FAILS(send(client, "x", 1, MSG_NOSIGNAL), EPIPE);
+    put(served, " more");
+    rest_ms(10);
+    expect(client, "answer more");
+    NEED(shutdown(served, SHUT_WR));
+    expect(client, "");
+}
+PROGRAM(tcp_half_closed, "a connection of which one process has both ends, and one is shut for writing") { tcp_half_closed_of(AF_INET); }
+PROGRAM(tcp_half_closed_v6, "the same on IPv6") { tcp_half_closed_of(AF_INET6); }
+
+// Pairs of ends of one process, in every way that one or both can have been shut down, with and without data left.
+enum { WAYS = 12 };
+static int shut_ends(int server, int way, int ends[2]) {
+    ends[0] = connected_to(server, SOCK_STREAM);
+    ends[1] = NEED(accept(server, NULL, NULL));
+    int how = way % 3, which = way / 3 % 2;
+    if (way / 6 == 1) put(ends[0], "left"), put(ends[1], "left");
+    rest_ms(2);
+    NEED(shutdown(ends[which], how == 0 ? SHUT_RD : how == 1 ? SHUT_WR : SHUT_RDWR));
+    return which;
+}
+PROGRAM(tcp_shut_ends, "connections of which one process has both ends, and one is shut in any way: their states and what can be read") {
+    int server = bound(AF_INET, SOCK_STREAM, 0), ends[WAYS][2], states[WAYS][2];
+    short events[WAYS][2];
+    NEED(listen(server, 17));
+    for (int way = 0; way < WAYS; way++) shut_ends(server, way, ends[way]);
+    rest_ms(50);
+    for (int n = 0; n < 2 * WAYS; n++) {
+        int fd = ends[n / 2][n % 2];
+        struct pollfd look = { fd, POLLIN | POLLOUT | POLLRDHUP, 0 };
+        NEED(poll(&look, 1, 0));
+        states[n / 2][n % 2] = tcp_state(fd);
+        events[n / 2][n % 2] = look.revents;
+    }
+    captured();
+    for (int n = 0; n < 2 * WAYS; n++) {
+        int fd = ends[n / 2][n % 2];
+        struct pollfd look = { fd, POLLIN | POLLOUT | POLLRDHUP, 0 };
+        NEED(poll(&look, 1, 0));
+        int state = tcp_state(fd), before = states[n / 2][n % 2];
+        if (state != before) wrong("end %d of connection %d: state %d, was %d", n % 2, n / 2, state, before);
+        if (look.revents != events[n / 2][n % 2]) wrong("end %d of connection %d: events %x, were %x", n % 2, n / 2, look.revents, events[n / 2][n % 2]);
+    }
+}
+
+PROGRAM(tcp_closed_end, "connections of which one process had both ends, and has closed one: the other's end of the stream, then its own") {
+    int server = bound(AF_INET, SOCK_STREAM, 0);
+    NEED(listen(server, 17));
+    int client = connected_to(server, SOCK_STREAM), served = NEED(accept(server, NULL, NULL));
+    int second = connected_to(server, SOCK_STREAM), other = NEED(accept(server, NULL, NULL));
+    NEED(close(client));
+    await_tcp_state(served, TCP_CLOSE_WAIT);
+    // Both have ended their sides; one still has its descriptor.
+    NEED(shutdown(other, SHUT_WR));
+    NEED(close(second));
+    await_tcp_state(other, TCP_CLOSE);
+    captured();
+    EQ(tcp_state(served), TCP_CLOSE_WAIT);
+    expect(served, "");
+    EQ(tcp_state(other), TCP_CLOSE);
+    expect(other, "");
+    FAILS(send(other, "x", 1, MSG_NOSIGNAL), EPIPE);
 }
 
 PROGRAM(tcp_reset, "a connection that the other side has reset") {
@@ -243,6 +399,33 @@ PROGRAM(udp_queued, "a UDP socket with datagrams that have not been read, and th
     expect(server, "three");
 }
 
+static void udp_shut_of(int family) {
+    int server = bound(family, SOCK_DGRAM, 0), writes = connected_to(server, SOCK_DGRAM), reads = connected_to(server, SOCK_DGRAM);
+    int both = connected_to(server, SOCK_DGRAM), peer = bound(family, SOCK_DGRAM, 0);
+    struct endpoint end = own(server);
+    NEED(connect(peer, (struct sockaddr *)&end.address, end.size));
+    NEED(shutdown(writes, SHUT_RD));
+    NEED(shutdown(reads, SHUT_WR));
+    NEED(shutdown(both, SHUT_RDWR));
+    // What is not connected is shut all the same, with an error.
+    FAILS(shutdown(server, SHUT_WR), ENOTCONN);
+    captured();
+    char byte;
+    EQ(recv(writes, &byte, 1, 0), 0);
+    put(writes, "writes");
+    expect(server, "writes");
+    FAILS(send(reads, "x", 1, MSG_NOSIGNAL), EPIPE);
+    FAILS(recv(reads, &byte, 1, MSG_DONTWAIT), EAGAIN);
+    FAILS(send(both, "x", 1, MSG_NOSIGNAL), EPIPE);
+    EQ(recv(both, &byte, 1, 0), 0);
+    put(peer, "peer");
+    expect(server, "peer");
+    end = own(peer);
+    FAILS(sendto(server, "x", 1, MSG_NOSIGNAL, (struct sockaddr *)&end.address, end.size), EPIPE);
+}
+PROGRAM(udp_shut, "UDP sockets that are shut down for reading, writing, both") { udp_shut_of(AF_INET); }
+PROGRAM(udp_shut_v6, "UDP sockets on IPv6 that are shut down for reading, writing, both") { udp_shut_of(AF_INET6); }
+
 PROGRAM(udp_multicast, "membership of a multicast group") {
     int server = NEED(socket(AF_INET, SOCK_DGRAM, 0)), client = NEED(socket(AF_INET, SOCK_DGRAM, 0));
     struct sockaddr_in address = { .sin_family = AF_INET };
@@ -279,6 +462,92 @@ PROGRAM(raw_socket, "a raw ICMP socket with a filter") {
     EQ(option(fd, SOL_SOCKET, SO_TYPE), SOCK_RAW);
     EQ(option(fd, SOL_SOCKET, SO_PROTOCOL), IPPROTO_ICMP);
     EQ(option(fd, SOL_RAW, 1), (int)~(1u << ICMP_ECHOREPLY));
+}
+
+static void get_bytes(int fd, int level, int what, unsigned char *bytes, socklen_t *size) {
+    *size = 64;
+    memset(bytes, 0, 64);
+    NEED(getsockopt(fd, level, what, bytes, size));
+}
+PROGRAM(raw_sockets, "raw sockets: unbound, bound, connected, with their own header, on IPv6 with a filter and a checksum") {
+    int plain = socket(AF_INET, SOCK_RAW, IPPROTO_ICMP);
+    if (plain < 0) skip("raw sockets: %s", strerror(errno));
+    struct endpoint four = loopback(AF_INET), six = loopback(AF_INET6), end;
+    int header = NEED(socket(AF_INET, SOCK_RAW, IPPROTO_RAW)), ends = NEED(socket(AF_INET, SOCK_RAW, 253));
+    int v6 = socket(AF_INET6, SOCK_RAW, IPPROTO_ICMPV6), sum = socket(AF_INET6, SOCK_RAW, 253), udp = NEED(socket(AF_INET, SOCK_RAW, IPPROTO_UDP));
+    if (v6 < 0) skip("IPv6: %s", strerror(errno));
+    NEED(bind(plain, (struct sockaddr *)&four.address, four.size));
+    NEED(bind(ends, (struct sockaddr *)&four.address, four.size));
+    NEED(connect(ends, (struct sockaddr *)&four.address, four.size));
+    set(udp, IPPROTO_IP, IP_HDRINCL, 1);
+    unsigned filter[8], got[8];
+    memset(filter, 0xff, sizeof filter);
+    NEED(setsockopt(v6, IPPROTO_ICMPV6, 1 /* ICMPV6_FILTER */, filter, sizeof filter));
+    NEED(bind(sum, (struct sockaddr *)&six.address, six.size));
+    set(sum, IPPROTO_IPV6, 7 /* IPV6_CHECKSUM */, 2);
+    captured();
+    EQ(option(header, IPPROTO_IP, IP_HDRINCL), 1);
+    EQ(option(udp, IPPROTO_IP, IP_HDRINCL), 1);
+    end = own(plain);
+    BYTES(&((struct sockaddr_in *)&end.address)->sin_addr, &((struct sockaddr_in *)&four.address)->sin_addr, 4);
+    socklen_t size = sizeof got;
+    NEED(getsockopt(v6, IPPROTO_ICMPV6, 1, got, &size));
+    BYTES(got, filter, sizeof filter);
+    EQ(option(sum, IPPROTO_IPV6, 7), 2);
+    end = own(sum);
+    BYTES(&((struct sockaddr_in6 *)&end.address)->sin6_addr, &((struct sockaddr_in6 *)&six.address)->sin6_addr, 16);
+    EQ(send(ends, "hello", 5, 0), 5);
+    char packet[64];
+    struct pollfd wait = { ends, POLLIN, 0 };
+    EQ(poll(&wait, 1, 2000), 1);
+    EQ(recv(ends, packet, sizeof packet, 0), 25);
+    BYTES(packet + 20, "hello", 5);
+}
+
+PROGRAM(ip_options, "IP options (IP_OPTIONS) of UDP, TCP and raw sockets, and of a connection") {
+    // Record route: room for one address.
+    const unsigned char route[8] = { IPOPT_RR, 7, 4 };
+    unsigned char before[5][64], after[64];
+    socklen_t sizes[5], size;
+    int udp = bound(AF_INET, SOCK_DGRAM, 0), server = bound(AF_INET, SOCK_STREAM, 0), raw = socket(AF_INET, SOCK_RAW, 253);
+    if (raw < 0) skip("raw sockets: %s", strerror(errno));
+    NEED(setsockopt(udp, IPPROTO_IP, IP_OPTIONS, route, sizeof route));
+    NEED(setsockopt(raw, IPPROTO_IP, IP_OPTIONS, route, sizeof route));
+    NEED(setsockopt(server, IPPROTO_IP, IP_OPTIONS, route, sizeof route));
+    NEED(listen(server, 5));
+    int client = connected_to(server, SOCK_STREAM), served = NEED(accept(server, NULL, NULL));
+    NEED(setsockopt(client, IPPROTO_IP, IP_OPTIONS, route, sizeof route));
+    int fds[5] = { udp, raw, server, client, served };
+    for (int i = 0; i < 5; i++) get_bytes(fds[i], IPPROTO_IP, IP_OPTIONS, before[i], &sizes[i]);
+    captured();
+    for (int i = 0; i < 5; i++) {
+        get_bytes(fds[i], IPPROTO_IP, IP_OPTIONS, after, &size);
+        if (size != sizes[i] || memcmp(after, before[i], size) != 0) wrong("options of socket %d: %u bytes, were %u", i, size, sizes[i]);
+    }
+    put(client, "question");
+    expect(served, "question");
+}
+
+PROGRAM(ip_extension_headers, "extension headers of IPv6 sockets (IPV6_HOPOPTS, IPV6_DSTOPTS, IPV6_RTHDRDSTOPTS)") {
+    int udp = bound(AF_INET6, SOCK_DGRAM, 0), server = bound(AF_INET6, SOCK_STREAM, 0);
+    NEED(listen(server, 5));
+    // One option of padding.
+    const unsigned char padding[8] = { 0, 0, 1, 4, 0, 0, 0, 0 };
+    const int whats[3] = { IPV6_HOPOPTS, IPV6_DSTOPTS, IPV6_RTHDRDSTOPTS };
+    int client = connected_to(server, SOCK_STREAM), fds[3] = { udp, server, client };
+    NEED(accept(server, NULL, NULL));
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 3; k++)
+            if (setsockopt(fds[i], IPPROTO_IPV6, whats[k], padding, sizeof padding) < 0) skip("IPv6 options: %s", strerror(errno));
+    captured();
+    unsigned char got[64];
+    socklen_t size;
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 3; k++) {
+            get_bytes(fds[i], IPPROTO_IPV6, whats[k], got, &size);
+            EQ(size, 8);
+            BYTES(got, padding, 8);
+        }
 }
 
 PROGRAM(packet_socket, "a packet socket: protocol, interface, membership, options, filter; it takes packets again") {
@@ -350,6 +619,25 @@ PROGRAM(netlink, "a netlink socket: port, groups, still answered") {
     EQ(groups[1], 1);
     ask_for_links(fd);
     expect_links(fd);
+}
+PROGRAM(netlink_connected, "netlink sockets that are connected to another one, or to a group") {
+    struct sockaddr_nl own = { .nl_family = AF_NETLINK }, peer = { .nl_family = AF_NETLINK, .nl_groups = 1u << 30 }, got;
+    int server = NEED(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_KOBJECT_UEVENT));
+    int listener = NEED(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_KOBJECT_UEVENT));
+    int client = NEED(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_KOBJECT_UEVENT));
+    NEED(bind(server, (struct sockaddr *)&own, sizeof own));
+    NEED(bind(listener, (struct sockaddr *)&peer, sizeof peer));
+    socklen_t size = sizeof own;
+    NEED(getsockname(server, (struct sockaddr *)&own, &size));
+    peer.nl_pid = own.nl_pid;
+    if (connect(client, (struct sockaddr *)&peer, sizeof peer) < 0) skip("connecting a netlink socket: %s", strerror(errno));
+    captured();
+    NEED(getpeername(client, (struct sockaddr *)&got, &size));
+    BYTES(&got, &peer, sizeof got);
+    struct nlmsghdr message = { sizeof message, 0x1234, NLM_F_REQUEST, 7, 0 };
+    EQ(send(client, &message, sizeof message, 0), (ssize_t)sizeof message);
+    EQ(recv(server, &message, sizeof message, MSG_DONTWAIT), (ssize_t)sizeof message);
+    EQ(recv(listener, &message, sizeof message, MSG_DONTWAIT), (ssize_t)sizeof message);
 }
 PROGRAM(netlink_queued, "a netlink socket with an answer that has not been read") {
     int fd = NEED(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE));

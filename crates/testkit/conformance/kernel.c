@@ -10,6 +10,7 @@
 #include <linux/userfaultfd.h>
 #include <mqueue.h>
 #include <net/if.h>
+#include <sys/eventfd.h>
 #include <sys/fanotify.h>
 #include <sys/ioctl.h>
 #include <sys/ipc.h>
@@ -273,6 +274,46 @@ PROGRAM(aio_inherited, "the ring of an AIO context that a forked process has inh
     await("child");
     captured();
     reap(child);
+}
+// How many requests a context takes at once, by those that wait for a descriptor until all are answered.
+static long capacity(aio_context_t context, long most) {
+    int end = NEED(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    struct iocb control = { .aio_fildes = (unsigned)end, .aio_lio_opcode = IOCB_CMD_POLL, .aio_buf = POLLIN };
+    struct iocb **list = calloc((size_t)most, sizeof *list);
+    struct io_event *events = calloc((size_t)most, sizeof *events);
+    for (long i = 0; i < most; i++) list[i] = &control;
+    long taken = NEED(syscall(SYS_io_submit, context, most, list));
+    HOLDS(taken < most);
+    EQ(write(end, &(uint64_t){ 1 }, 8), 8);
+    EQ(syscall(SYS_io_getevents, context, taken, most, events, &(struct timespec){ 1, 0 }), taken);
+    close(end);
+    free(list);
+    free(events);
+    return taken;
+}
+PROGRAM(aio_idle, "AIO contexts without requests or answers: what they take at once, heads and tails of their rings") {
+    static const unsigned sizes[] = { 1, 100, 300, 2048, 5000 };
+    aio_context_t contexts[5] = { 0 };
+    volatile unsigned *rings[5];
+    unsigned heads[5];
+    int fd = NEED(open(AT("file"), O_CREAT | O_RDWR, 0600));
+    for (int i = 0; i < 5; i++) {
+        NEED(syscall(SYS_io_setup, sizes[i], &contexts[i]));
+        rings[i] = (volatile unsigned *)contexts[i];
+        submit(contexts[i], fd, 5, 7);
+        take(contexts[i], 5, 7);
+        capacity(contexts[i], 20000);
+        heads[i] = rings[i][2];
+    }
+    int before = NEED(dup(fd));
+    close(before);
+    captured();
+    for (int i = 0; i < 5; i++) {
+        EQ(rings[i][2], heads[i]);
+        EQ(rings[i][3], heads[i]);
+        HOLDS(capacity(contexts[i], 20000) >= (long)sizes[i]);
+    }
+    EQ(NEED(dup(fd)), before);
 }
 PROGRAM(aio_poll, "an AIO request that waits for a descriptor") {
     aio_context_t context = 0;

@@ -23,6 +23,42 @@ PROGRAM(flock_lock, "flock, shared and exclusive; the lock goes with the open fi
     NEED(flock(other, LOCK_EX | LOCK_NB));
 }
 
+// Who /proc/locks says has locked the file.
+static pid_t owner_of(int fd, const char *kind) {
+    struct stat stat;
+    NEED(fstat(fd, &stat));
+    char line[256], type[16], file[64], wanted[32];
+    snprintf(wanted, sizeof wanted, ":%lu", stat.st_ino);
+    pid_t found = 0, owner;
+    FILE *locks = NEED(fopen("/proc/locks", "re"));
+    while (fgets(line, sizeof line, locks)) {
+        if (sscanf(line, "%*s %15s %*s %*s %d %63s", type, &owner, file) != 3 || strcmp(type, kind) != 0) continue;
+        const char *inode = strrchr(file, ':');
+        if (inode && strcmp(inode, wanted) == 0) found = owner;
+    }
+    fclose(locks);
+    return found;
+}
+PROGRAM(flock_owner, "who has taken flock locks, as /proc/locks says: the process, a child, one that has ended") {
+    int fd = open_file(), second = NEED(open(AT("second"), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+    int third = NEED(open(AT("third"), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+    NEED(flock(fd, LOCK_EX));
+    pid_t ended = NEED(fork());
+    if (ended == 0) { NEED(flock(third, LOCK_EX)); done(); }
+    reap(ended);
+    pid_t child = NEED(fork());
+    if (child == 0) { NEED(flock(second, LOCK_SH)); mark("child"); await("go"); await("checked"); done(); }
+    await("child");
+    captured();
+    EQ(owner_of(fd, "FLOCK"), getpid());
+    EQ(owner_of(second, "FLOCK"), child);
+    int other = NEED(open(AT("third"), O_RDWR | O_CLOEXEC));
+    FAILS(flock(other, LOCK_SH | LOCK_NB), EWOULDBLOCK);
+    HOLDS(owner_of(third, "FLOCK") != getpid());
+    mark("checked");
+    reap(child);
+}
+
 PROGRAM(flock_inherited, "flock on an open file that a child shares") {
     int fd = open_file(), other = open_file();
     NEED(flock(fd, LOCK_EX));
@@ -96,6 +132,7 @@ PROGRAM(lease, "a lease that another's open breaks") {
     if (fcntl(fd, F_SETLEASE, F_WRLCK) < 0) skip("leases: %s", strerror(errno));
     captured();
     EQ(fcntl(fd, F_GETLEASE), F_WRLCK);
+    EQ(owner_of(fd, "LEASE"), getpid());
     pid_t child = NEED(fork());
     if (child == 0) {
         // The fork's copy of the descriptor keeps no lease from itself: another open file breaks it.

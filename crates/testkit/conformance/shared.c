@@ -2,6 +2,7 @@
 #include "conformance.h"
 
 #include <sys/ipc.h>
+#include <sys/sendfile.h>
 #include <sys/shm.h>
 
 #define BYTES_OF(pages) ((size_t)(pages) * PAGE)
@@ -242,6 +243,45 @@ PROGRAM(memfd, "a memfd: contents, size, offset, a mapping and a descriptor of t
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     NEED(readlink(path, link, sizeof link - 1));
     TEXT(link, "/memfd:conformance (deleted)");
+}
+
+// Runs a copy of this program, which knows no program of that name and says so.
+static void expect_runs(int fd) {
+    pid_t child = NEED(fork());
+    if (child == 0) {
+        char *const arguments[] = { "copy", "none", NULL };
+        syscall(SYS_execveat, fd, "", arguments, (char *[]){ NULL }, AT_EMPTY_PATH);
+        _exit(errno);
+    }
+    int status;
+    EQ(waitpid(child, &status, 0), child);
+    if (status != 96 << 8) wrong("it cannot be executed: %s", strerror(status >> 8));
+}
+static int copy_into(int fd) {
+    int program = NEED(open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+    struct stat stat;
+    NEED(fstat(program, &stat));
+    for (off_t at = 0; at < stat.st_size;) NEED(sendfile(fd, program, &at, (size_t)(stat.st_size - at)));
+    close(program);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int readable = NEED(open(path, O_RDONLY | O_CLOEXEC));
+    close(fd);
+    return readable;
+}
+PROGRAM(memfd_executable, "a memfd and a deleted file, open for reading and mapped, can still be executed") {
+    int memory = NEED(memfd_create("conformance", MFD_CLOEXEC)), file = NEED(open(AT("file"), O_CREAT | O_RDWR | O_CLOEXEC, 0700));
+    memory = copy_into(memory);
+    file = copy_into(file);
+    NEED(unlink(AT("file")));
+    char *mapped = map(PAGE, PROT_READ, MAP_PRIVATE, memory), *shared = map(PAGE, PROT_READ, MAP_SHARED, file);
+    expect_runs(memory);
+    expect_runs(file);
+    captured();
+    BYTES(mapped, "\177ELF", 4);
+    BYTES(shared, "\177ELF", 4);
+    expect_runs(memory);
+    expect_runs(file);
 }
 
 PROGRAM(memfd_seals, "a memfd with seals, and a writable mapping from before") {

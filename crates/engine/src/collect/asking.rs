@@ -13,6 +13,7 @@ use super::credentials::Status;
 use super::landlock::Trial;
 use super::policy;
 use super::remote::{BegunAsk, Remote};
+use super::requests::{self, UnderWay};
 use super::signals::{AskedOfProcess, AskedOfThread, OfProcess, OfThread};
 use crate::memory::layout::Area;
 use crate::trace::{Process, TraceError};
@@ -42,6 +43,8 @@ pub(super) struct Answered {
     pub(super) of_threads: Vec<OfThread>,
     /// See [`contexts::dead`].
     pub(super) dead_rings: Vec<(u64, u64)>,
+    /// See [`requests::under_way`].
+    pub(super) requests: Vec<((u64, u64), UnderWay)>,
     /// See [`policy::of_areas`].
     pub(super) policies: HashMap<u64, MemoryPolicy>,
 }
@@ -83,7 +86,8 @@ fn answers<'a>(
     let mut found = Vec::with_capacity(remotes.len());
     for (remote, (begun, asked)) in remotes.iter().zip(begun) {
         let (of_process, first) = asked.answered(remote, &remote.answers(begun)?, since)?;
-        found.push(Answered { of_process, of_threads: vec![first], dead_rings: Vec::new(), policies: HashMap::new() });
+        let (dead_rings, requests, policies) = (Vec::new(), Vec::new(), HashMap::new());
+        found.push(Answered { of_process, of_threads: vec![first], dead_rings, requests, policies });
     }
     let most = subjects.iter().map(|subject| subject.process.threads.len()).max().unwrap_or(0);
     for n in 1..most {
@@ -106,6 +110,7 @@ fn answers<'a>(
     for ((remote, subject), found) in remotes.iter().zip(subjects).zip(&mut found) {
         found.policies = policy::of_areas(remote, subject.areas)?;
         found.dead_rings = contexts::dead(remote, subject.areas)?;
+        found.requests = requests::under_way(remote, subject.areas, &found.dead_rings)?;
     }
     Ok(found)
 }

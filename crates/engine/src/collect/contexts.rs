@@ -5,6 +5,7 @@ use std::io;
 
 use super::mappings::Mapping;
 use super::remote::Remote;
+use super::requests::UnderWay;
 use crate::aio;
 use crate::memory::layout::Area;
 use crate::obstacle::{Obstacle, Place};
@@ -39,6 +40,17 @@ pub(super) fn dead(remote: &Remote<'_>, areas: &[Area]) -> Result<Vec<(u64, u64)
 fn refuse(pid: i32, (start, end): (u64, u64)) -> Obstacle {
     let what = "the ring of an AIO context that a process has inherited by fork (io_setup)";
     Obstacle::new(pid, Place::Memory(start, end), what, "start it without native AIO")
+}
+
+/// Of a context whose requests are not all answered.
+pub(super) fn busy(pid: i32, (start, end): (u64, u64), under_way: &UnderWay) -> Obstacle {
+    let what = match under_way {
+        UnderWay::Some(count) => format!(
+            "an AIO context with {count} requests under way: they wait for descriptors (IOCB_CMD_POLL), or for I/O (io_submit)"
+        ),
+        UnderWay::Unknown(why) => format!("an AIO context whose requests cannot be counted: {why}"),
+    };
+    Obstacle::new(pid, Place::Memory(start, end), what, "try again when they are answered")
 }
 
 /// As far as it can be seen without asking: rings that are in `known`, which is those of other processes of the tree.

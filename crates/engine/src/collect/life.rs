@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::time::Duration;
 
-use torpor_image::tree::{Life, Machine, PendingSignal, Shares, Switches};
+use torpor_image::tree::{Control, Life, Machine, PendingSignal, Shares, Switches};
 
 use super::asking::{Answered, Subject, ask};
 use super::landlock::Bystanders;
@@ -15,7 +15,7 @@ use crate::plan::ThreadPlan;
 use crate::trace;
 
 /// Describes the living ones of these processes, in their order; `None` for others, and where what is in the way makes it
-/// pointless. `looked` is of the living ones.
+/// pointless. With what threads have set, by the machine's ids. `looked` is of the living ones.
 pub(super) fn lives(
     manner: &Manner<'_>,
     stopped: &[Stopped],
@@ -23,7 +23,7 @@ pub(super) fn lives(
     plans: &[ThreadPlan],
     machine: &Machine,
     obstacles: &mut Vec<Obstacle>,
-) -> Result<Vec<Option<Life>>, CollectError> {
+) -> Result<(Vec<Option<Life>>, Vec<Control>), CollectError> {
     // Were there processes that share memory, that would be among the obstacles.
     let apart = obstacles.is_empty();
     let alive: Vec<&trace::Process> = stopped.iter().filter_map(|process| process.alive.as_ref()).collect();
@@ -65,17 +65,30 @@ pub(super) fn lives(
     };
     let mut looked = looked.into_iter().zip(asked);
     let mut found = Vec::with_capacity(stopped.len());
+    let mut controls = Vec::new();
     for process in stopped {
         let looked = process.alive.as_ref().and_then(|process| Some((process, looked.next()?)));
         found.push(match looked {
             Some((process, (looked, true))) => match answers.next() {
-                Some(answered) => Some(describe.life(process, looked, answered, obstacles)?),
+                Some(answered) => {
+                    controls.extend(controls_of(process, &answered));
+                    Some(describe.life(process, looked, answered, obstacles)?)
+                }
                 None => None,
             },
             _ => None,
         });
     }
-    Ok(found)
+    Ok((found, controls))
+}
+
+fn controls_of(process: &trace::Process, answered: &Answered) -> Vec<Control> {
+    let threads = process.threads.iter().zip(&answered.of_threads);
+    let controls = threads.flat_map(|(thread, answers)| {
+        let tid = thread.tracee.thread();
+        answers.controls.iter().map(move |(option, arguments)| Control { tid, option: *option, arguments: *arguments })
+    });
+    controls.collect()
 }
 
 /// What all descriptions need.
@@ -98,9 +111,10 @@ impl Describe<'_> {
         obstacles: &mut Vec<Obstacle>,
     ) -> Result<Life, CollectError> {
         let pid = process.pid;
-        let Answered { of_process: answers, of_threads, dead_rings, mut policies } = answered;
+        let Answered { of_process: answers, of_threads, dead_rings, requests, mut policies } = answered;
         let quiet = self.manner.view.keeps_files();
         obstacles.extend(contexts::obstacles(pid, &looked.areas, &dead_rings, quiet).look(pid)?);
+        obstacles.extend(requests.iter().map(|(ring, under_way)| contexts::busy(pid, *ring, under_way)));
         if answers.descriptor_table {
             obstacles.push(Obstacle::new(pid, Place::Process, "it has a local descriptor table (modify_ldt)", ""));
         }

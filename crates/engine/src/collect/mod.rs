@@ -14,6 +14,7 @@ mod keyring;
 mod landing;
 mod landlock;
 mod life;
+mod logins;
 mod looking;
 mod lost;
 mod mappings;
@@ -23,6 +24,7 @@ mod policy;
 mod process;
 mod questions;
 mod remote;
+mod requests;
 mod rseq;
 mod signals;
 mod space;
@@ -169,7 +171,8 @@ pub(crate) fn collect_as(
     });
     // Afterwards, where there can be no thread.
     let files = files.unwrap_or_else(describe);
-    for (process, life) in stopped.iter().zip(lives?) {
+    let (lives, mut controls) = lives?;
+    for (process, life) in stopped.iter().zip(lives) {
         let pid = process.pid;
         let (group, session) = process::group_and_session(pid).look(pid)?;
         let end = match (&process.alive, life) {
@@ -207,7 +210,12 @@ pub(crate) fn collect_as(
         }
     }
     let pages_end = copier.finish()?.ok_or(CollectError::Stopped)?;
+    let logins = logins::find(&tree.processes, manner.view).look(root)?;
     inside::translate(&mut tree, manner.view).look(root)?;
+    tree.details.logins = logins::of(&logins, &tree.processes);
+    controls.iter_mut().for_each(|control| control.tid = ids.get(&control.tid).copied().unwrap_or(control.tid));
+    controls.sort_by_key(|control| control.tid);
+    tree.details.controls = controls;
     let warnings = lost::tell(manner.view, &mut tree, warnings);
     Ok(Collected { tree, pages_end, kept, connections, warnings })
 }
@@ -283,6 +291,7 @@ fn put_files(
     tree.files = found.files;
     tree.pipes = found.pipes;
     tree.memories = found.memories;
+    tree.details = found.details;
     Ok(Beside { kept: found.kept, connections: found.connections, warnings: found.warnings })
 }
 

@@ -16,6 +16,8 @@ pub(super) struct Call {
 #[derive(Debug)]
 pub(super) struct Questions {
     calls: Vec<Call>,
+    /// Where the calls go in the process.
+    list: u64,
     /// Of the calls at most.
     most: usize,
     /// Where answers go in the process.
@@ -38,8 +40,8 @@ pub(super) struct Place {
 }
 
 impl Questions {
-    pub(super) const fn new(scratch: u64, most_bytes: usize, most: usize) -> Self {
-        Self { calls: Vec::new(), most, scratch, bytes: 0, most_bytes }
+    pub(super) const fn new((scratch, most_bytes): (u64, usize), (list, most): (u64, usize)) -> Self {
+        Self { calls: Vec::new(), list, most, scratch, bytes: 0, most_bytes }
     }
 
     /// So many bytes for answers.
@@ -57,6 +59,10 @@ impl Questions {
         self.calls.push(Call { name, number, arguments: all });
         assert!(self.calls.len() <= self.most, "calls fit into their pages");
         Asked(self.calls.len() - 1)
+    }
+
+    pub(super) const fn list(&self) -> u64 {
+        self.list
     }
 
     pub(super) fn calls(&self) -> &[Call] {

@@ -18,6 +18,7 @@ use super::credentials::Status;
 use super::landing::{self, CALL_WORDS};
 use super::questions::{Answers, Call, Questions};
 use crate::memory::layout::Area;
+use crate::plan::RemoteMemory;
 use crate::trace::{Process, Thread, TraceError};
 
 const MMAP: u64 = 9;
@@ -26,6 +27,7 @@ const GETPID: u64 = 39;
 /// Bytes of the pages for answers, and behind them those for a list of calls.
 const ANSWERS: usize = 4096;
 const LIST: usize = 3 * 4096;
+const CALL_BYTES: usize = CALL_WORDS * 8;
 /// The answer of a call that has not been made.
 const NONE: i64 = i64::MIN;
 /// What a program may take no notice of, those first that mean the least.
@@ -123,7 +125,22 @@ impl<'a> Remote<'a> {
         Ok(())
     }
 
-    fn wrong(&self, error: io::Error) -> TraceError {
+    /// A list of calls is made to its end, whatever becomes of us.
+    pub(super) const fn makes_lists(&self) -> bool {
+        self.signal.is_some()
+    }
+
+    /// Writes to the process's memory.
+    pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), TraceError> {
+        self.memory.write_all_at(bytes, address).map_err(|error| self.wrong(error))
+    }
+
+    /// The process's memory, to be read.
+    pub(super) const fn memory(&self) -> RemoteMemory {
+        RemoteMemory(self.process.pid)
+    }
+
+    pub(super) fn wrong(&self, error: io::Error) -> TraceError {
         TraceError::Look(self.process.pid, error)
     }
 
@@ -188,7 +205,18 @@ impl<'a> Remote<'a> {
 
     /// An empty list.
     pub(super) fn questions(&self) -> Questions {
-        Questions::new(self.scratch.get(), ANSWERS, LIST / (CALL_WORDS * 8) - 1)
+        let list = self.scratch.get() + ANSWERS as u64;
+        Questions::new((self.scratch.get(), ANSWERS), (list, LIST / CALL_BYTES - 1))
+    }
+
+    /// An empty list for this many calls, which is to be put where the process has [`Self::list_bytes`] for them.
+    pub(super) fn long_questions(&self, list: u64, calls: usize) -> Questions {
+        Questions::new((self.scratch.get(), ANSWERS), (list, calls))
+    }
+
+    /// Bytes of a list of so many calls.
+    pub(super) const fn list_bytes(calls: usize) -> u64 {
+        (CALL_BYTES * (calls + 1)) as u64
     }
 
     /// Makes the calls of a list in thread `n`.
@@ -211,8 +239,8 @@ impl<'a> Remote<'a> {
             return Ok(BegunAsk { n, questions, results: Some(results) });
         }
         self.enter(n)?;
-        let place = self.scratch.get() + ANSWERS as u64;
-        let mut list: Vec<u8> = Vec::with_capacity((calls.len() + 1) * CALL_WORDS * 8);
+        let place = questions.list();
+        let mut list: Vec<u8> = Vec::with_capacity((calls.len() + 1) * CALL_BYTES);
         for call in calls {
             let words = [call.number + 1].into_iter().chain(call.arguments).chain([NONE as u64]);
             list.extend(words.flat_map(u64::to_ne_bytes));
@@ -235,20 +263,19 @@ impl<'a> Remote<'a> {
         let BegunAsk { n, questions, results } = begun;
         let results = match results {
             Some(results) => results,
-            None => self.results(n, questions.calls().len())?,
+            None => self.results(n, &questions)?,
         };
         let mut bytes = vec![0; questions.bytes()];
         self.memory.read_exact_at(&mut bytes, self.scratch.get()).map_err(|error| self.wrong(error))?;
         Ok(questions.answered(self.process.pid, results, bytes))
     }
 
-    fn results(&self, n: usize, calls: usize) -> Result<Vec<i64>, TraceError> {
+    fn results(&self, n: usize, questions: &Questions) -> Result<Vec<i64>, TraceError> {
         self.stopped(n)?;
-        let mut list = vec![0; calls * CALL_WORDS * 8];
-        let place = self.scratch.get() + ANSWERS as u64;
-        self.memory.read_exact_at(&mut list, place).map_err(|error| self.wrong(error))?;
+        let mut list = vec![0; questions.calls().len() * CALL_BYTES];
+        self.memory.read_exact_at(&mut list, questions.list()).map_err(|error| self.wrong(error))?;
         let last = |call: &[u8]| call.last_chunk().map_or(NONE, |word| i64::from_ne_bytes(*word));
-        let results: Vec<i64> = list.chunks_exact(CALL_WORDS * 8).map(last).collect();
+        let results: Vec<i64> = list.chunks_exact(CALL_BYTES).map(last).collect();
         if results.contains(&NONE) {
             let ended = CallError::Other(self.thread(n)?.tracee.thread(), 0);
             return Err(ended.into());

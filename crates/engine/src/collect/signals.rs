@@ -4,7 +4,9 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
-use torpor_image::tree::{Action, IntervalTimer, MemoryPolicy, PendingSignal, PosixTimer, SignalStack, Switches};
+use torpor_image::tree::{
+    Action, Control, IntervalTimer, MemoryPolicy, PendingSignal, PosixTimer, SignalStack, Switches,
+};
 
 use super::keyring::AskedKeyring;
 use super::landlock::Trial;
@@ -46,6 +48,8 @@ mod option {
     pub(super) const GET_TIMERSLACK: u64 = 30;
     pub(super) const GET_CHILD_SUBREAPER: u64 = 37;
     pub(super) const GET_TID_ADDRESS: u64 = 40;
+    pub(super) const GET_SPECULATION: u64 = 52;
+    pub(super) const GET_IO_FLUSHER: u64 = 58;
     pub(super) const GET_TSC: u64 = 25;
     pub(super) const MCE_KILL_GET: u64 = 34;
     pub(super) const GET_THP_DISABLE: u64 = 42;
@@ -83,6 +87,8 @@ pub(super) struct OfThread {
     pub(super) time_stamp_counter: u8,
     pub(super) memory_error_policy: u8,
     pub(super) memory_policy: MemoryPolicy,
+    /// Options and arguments of [`torpor_image::tree::Control`].
+    pub(super) controls: Vec<(u32, [u32; 2])>,
     /// It may not look at a process that is like it.
     pub(super) restricted: bool,
 }
@@ -191,6 +197,8 @@ pub(super) struct AskedOfThread {
     securebits: Asked,
     timer_slack: Asked,
     memory_errors: Asked,
+    io_flusher: Asked,
+    speculation: [Asked; 3],
     trial: Option<Asked>,
 }
 
@@ -208,6 +216,8 @@ impl AskedOfThread {
         let clear_tid = prctl(option::GET_TID_ADDRESS);
         let time_stamps = prctl(option::GET_TSC);
         let memory_policy = policy::AskedPolicy::ask(list, None);
+        let speculation =
+            SPECULATION.map(|(which, _)| list.ask("prctl", PRCTL, &[option::GET_SPECULATION, which, 0, 0, 0]));
         let mut prctl = |option| list.ask("prctl", PRCTL, &[option, 0, 0, 0, 0]);
         Self {
             name,
@@ -219,6 +229,8 @@ impl AskedOfThread {
             securebits: prctl(option::GET_SECUREBITS),
             timer_slack: prctl(option::GET_TIMERSLACK),
             memory_errors: prctl(option::MCE_KILL_GET),
+            io_flusher: prctl(option::GET_IO_FLUSHER),
+            speculation,
             trial,
         }
     }
@@ -248,10 +260,36 @@ impl AskedOfThread {
             time_stamp_counter: answers.word(self.time_stamps.0, 0) as u8,
             memory_error_policy: answers.result(self.memory_errors).unwrap_or(MCE_KILL_DEFAULT) as u8,
             memory_policy: self.memory_policy.answered(answers),
+            controls: self.controls(answers),
             restricted: self.trial.is_some_and(|asked| Trial::is_restricted(answers, asked)),
         })
     }
 }
+
+impl AskedOfThread {
+    /// What is not as every thread begins. What a kernel does not know nobody has set.
+    fn controls(&self, answers: &Answers) -> Vec<(u32, [u32; 2])> {
+        /// The thread may choose.
+        const CHOSEN: u64 = 1;
+        let mut found = Vec::new();
+        for ((which, usual), asked) in SPECULATION.iter().zip(self.speculation) {
+            match answers.result(asked) {
+                Ok(value) if value & CHOSEN != 0 && value != *usual => {
+                    found.push((Control::SPECULATION, [*which as u32, (value & !CHOSEN) as u32]));
+                }
+                _ => {}
+            }
+        }
+        if answers.result(self.io_flusher).is_ok_and(|on| on != 0) {
+            found.push((Control::IO_FLUSHER, [1, 0]));
+        }
+        found
+    }
+}
+
+/// Kinds of speculation that a thread can allow or forbid, each with what it has from the beginning: store bypass and indirect
+/// branches are allowed, flushing the cache is off.
+const SPECULATION: [(u64, u64); 3] = [(0, 3), (1, 3), (2, 5)];
 
 /// Asks for the action of every signal that can have one.
 fn ask_actions(list: &mut Questions) -> Vec<Option<(Place, Asked)>> {

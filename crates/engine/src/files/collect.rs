@@ -3,13 +3,14 @@
 use std::io;
 
 use rustix::fs::{FileType, major};
-use torpor_image::tree::{FileId, FileKind, OpenFile, Owner, SharedMemory};
+use torpor_image::tree::{Details, FileId, FileKind, LockKind, NetlinkPeer, OpenFile, Owner};
 use torpor_linux::fcntl;
 
 use super::list::{CLOSE_ON_EXEC, Descriptors, Holder, Item, List, PATH_ONLY, raise_limit};
 use super::memory::Memories;
 use super::options::Defaults;
 use super::pipe::Pipes;
+use super::shut::Shuts;
 use super::tcp::{self, Connections};
 use super::terminal::{self, Terminals};
 use super::unix::{self, Sockets};
@@ -89,6 +90,9 @@ pub(super) struct Context<'a, 'b> {
     pub(super) connections: Connections,
     pub(super) terminals: Terminals,
     pub(super) defaults: Defaults,
+    pub(super) shuts: Shuts,
+    /// Of connected netlink sockets.
+    pub(super) netlink_peers: Vec<NetlinkPeer>,
     /// See [`Collected::warnings`].
     pub(super) warnings: Vec<String>,
 }
@@ -126,6 +130,8 @@ pub(super) fn describe_all(
         connections,
         terminals: Terminals::of(&list),
         defaults: Defaults::default(),
+        shuts: Shuts::default(),
+        netlink_peers: Vec::new(),
         warnings: Vec::new(),
     };
     let mut files = Vec::with_capacity(list.items.len());
@@ -154,9 +160,12 @@ pub(super) fn describe_all(
         }
     }
     let areas = context.memories.areas(&list, request.areas, &mut obstacles)?;
-    let Context { pipes, memories, terminals, warnings, .. } = context;
+    let Context { pipes, memories, terminals, warnings, netlink_peers, .. } = context;
     let terminals = terminals.controlling(&mut files);
-    let (pipes, memories): (_, Vec<SharedMemory>) = (pipes.finish(), memories.finish());
+    let (memories, times) = memories.finish();
+    let pipes = pipes.finish();
+    let details = Details { times, netlink_peers, ..Details::default() };
+    own_locks(&mut files, request, &descriptors);
     let duplicate = |file: &FileId| list.item(*file).fd.try_clone();
     let connections: Result<Vec<_>, _> = connected.iter().map(duplicate).collect();
     let connections = connections.map_err(|source| failed(&list, 0, source))?;
@@ -169,7 +178,19 @@ pub(super) fn describe_all(
     if !obstacles.is_empty() {
         return Err(CollectError::Refused(obstacles));
     }
-    Ok(Collected { files, pipes, memories, descriptors, areas, kept, terminals, connections, warnings })
+    Ok(Collected { files, pipes, memories, details, descriptors, areas, kept, terminals, connections, warnings })
+}
+
+/// Names the takers of locks that belong to open files, which are the machine's ids until now, as the tree knows them. Who has ended
+/// or has no descriptor of the file any more cannot take it again: somebody else will.
+fn own_locks(files: &mut [OpenFile], request: &Request<'_>, descriptors: &Descriptors) {
+    for (n, file) in files.iter_mut().enumerate() {
+        for lock in file.locks.iter_mut().filter(|lock| lock.kind != LockKind::Posix) {
+            let table = descriptors.get(&lock.pid);
+            let has_it = table.is_some_and(|table| table.iter().any(|one| one.file == n as FileId));
+            lock.pid = request.ids.get(&lock.pid).copied().filter(|_| has_it).unwrap_or(0);
+        }
+    }
 }
 
 /// In the place of a file that cannot be described.
@@ -293,7 +314,7 @@ fn socket(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<F
     match kind.0 {
         UNIX => unix::describe(context, id, item, kind),
         INET | INET6 => inet::describe(context, id, item, kind),
-        NETLINK => netlink::describe(context, item, kind),
+        NETLINK => netlink::describe(context, id, item, kind),
         packet::FAMILY => packet::describe(context, item, kind),
         family => {
             let (name, can_be_kept) = match family {

@@ -4,13 +4,14 @@
 //!
 //! All addresses are bound before the first socket listens or connects, because a listener keeps others from its port.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::ioctl_fionread;
+use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{listen, sockopt};
 use torpor_image::tree::{FileId, FileKind, InetSocket, InetState, Message, OpenFile};
 use torpor_linux::socket;
@@ -18,11 +19,13 @@ use torpor_linux::socket;
 use super::collect::{Context, Described, Why};
 use super::list::Item;
 use super::options::{self, Kind, fresh};
-use super::{MakeError, datagram, locks, multicast, queue, tcp};
+use super::port::{self, Sharing};
+use super::{MakeError, datagram, locks, multicast, queue, raw, tcp};
 
 const INET: i32 = 2;
 const STREAM: i32 = 1;
 const DATAGRAM: i32 = 2;
+const RAW: i32 = 3;
 const TCP: i32 = 6;
 pub(super) const UDP: i32 = 17;
 const MPTCP: i32 = 262;
@@ -33,7 +36,7 @@ const CLOSED: u8 = 7;
 const LISTEN: u8 = 10;
 
 /// Port of a `sockaddr_in` or `sockaddr_in6`.
-fn port(address: &[u8]) -> u16 {
+pub(super) fn port(address: &[u8]) -> u16 {
     address.get(2..4).map_or(0, |port| u16::from_be_bytes([port[0], port[1]]))
 }
 
@@ -55,14 +58,18 @@ fn name(kind: Kind) -> &'static str {
         (STREAM, MPTCP) => "an MPTCP socket",
         (DATAGRAM, UDP) => "a UDP socket",
         (DATAGRAM, _) => "a ping socket",
-        (3, _) => "a raw socket",
+        (RAW, _) => "a raw socket",
         _ => "a socket",
     }
 }
 
 pub(super) fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item, kind: Kind) -> Described<FileKind> {
     let local = socket::local_address(&item.fd)?;
-    let remote = socket::remote_address(&item.fd)?.unwrap_or_default();
+    let remote = match socket::remote_address(&item.fd)? {
+        Some(remote) => remote,
+        None if kind.1 == RAW => raw::remote(kind, item.stat.st_ino)?,
+        None => Vec::new(),
+    };
     if sockopt::socket_cookie(&item.fd).is_err() {
         return Err(Why::kept(format!("{} that the kernel does not describe", name(kind)), ""));
     }
@@ -80,16 +87,17 @@ pub(super) fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item, k
             (state, Vec::new())
         }
         DATAGRAM if kind.2 == UDP => {
-            shut = shut_of(item)?;
+            shut = shut_of(context, item, kind)?;
             // Looked at once only: see `queue`.
             let waiting = if context.request.look_only { Vec::new() } else { datagrams(item, &local)? };
             (InetState::Idle, waiting)
         }
-        DATAGRAM | 3 => {
+        DATAGRAM | RAW => {
             if ioctl_fionread(&item.fd).is_ok_and(|bytes| bytes > 0) || polled(&item.fd)?.contains(PollFlags::IN) {
                 let what = format!("{} with packets that the program has not read", name(kind));
                 return Err(Why::kept(what, "try again when it has"));
             }
+            shut = shut_of(context, item, kind)?;
             (InetState::Idle, Vec::new())
         }
         _ => {
@@ -102,7 +110,7 @@ pub(super) fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item, k
         options.extend(multicast::joined(&item.fd, kind)?);
     }
     // A raw socket's port is its protocol.
-    let bound = if kind.1 == 3 {
+    let bound = if kind.1 == RAW {
         local.get(4..).is_some_and(|rest| rest.iter().any(|byte| *byte != 0))
     } else {
         port(&local) != 0
@@ -144,18 +152,18 @@ fn polled(fd: &OwnedFd) -> rustix::io::Result<PollFlags> {
     Ok(polled[0].revents())
 }
 
-fn shut_of(item: &Item) -> Described<u8> {
+fn shut_of(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -> Described<u8> {
     let events = polled(&item.fd)?;
     if events.contains(PollFlags::ERR) {
-        let what = "a UDP socket with an error that the program has not seen";
+        let what = format!("{} with an error that the program has not seen", name(kind));
         return Err(Why::kept(what, "try again when it has"));
     }
-    // Only both directions together, or reading alone, can be told from outside.
-    Ok(match (events.contains(PollFlags::HUP), events.contains(PollFlags::RDHUP)) {
+    let polled = match (events.contains(PollFlags::HUP), events.contains(PollFlags::RDHUP)) {
         (true, _) => 3,
         (false, true) => 1,
         (false, false) => 0,
-    })
+    };
+    Ok(polled | context.shuts.of(kind, item.stat.st_ino)?)
 }
 
 fn stream(item: &Item, kind: Kind, local: &[u8], remote: &[u8]) -> Described<InetState> {
@@ -203,7 +211,8 @@ fn datagrams(item: &Item, local: &[u8]) -> Described<Vec<Message>> {
 
 /// First half of making: the socket with its address. Where the network has been made `anew` since, an address of the program's own
 /// is gone: the socket stays bound to it, as it would to one that is removed.
-pub(super) fn make(socket: &InetSocket, anew: bool) -> Result<OwnedFd, MakeError> {
+/// `shares`: another socket of the tree has its port, see [`super::port`].
+pub(super) fn make(socket: &InetSocket, anew: bool, shares: Option<Sharing>) -> Result<OwnedFd, MakeError> {
     let name = shown(socket);
     match &socket.state {
         InetState::Established { repair: None } => return reset(socket),
@@ -212,6 +221,9 @@ pub(super) fn make(socket: &InetSocket, anew: bool) -> Result<OwnedFd, MakeError
     }
     let fd = fresh(socket.kind).map_err(MakeError::at("making", &*name))?;
     options::set_early_in(&fd, &socket.options, anew, &name)?;
+    if let Some(sharing) = shares {
+        sharing.allow(&fd).map_err(MakeError::at("preparing", &*name))?;
+    }
     if !socket.local.is_empty() {
         let bind = || match socket::bind(&fd, &socket.local) {
             Err(error) if anew && options::is_gone(&error) => bind_free(&fd, socket),
@@ -284,11 +296,30 @@ fn made_reset(kind: Kind) -> rustix::io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Both halves: a socket that others reach, alone.
-pub(crate) fn make_listener(socket: &InetSocket, file: &OpenFile) -> Result<OwnedFd, MakeError> {
-    let fd = make(socket, true)?;
-    finish(&fd, socket, file, true)?;
-    Ok(fd)
+/// Both halves of all sockets that are `wanted`, in a network that was made anew: those that others reach.
+pub(crate) fn make_listeners(
+    files: &[OpenFile],
+    wanted: impl Fn(&InetSocket) -> bool,
+) -> Result<BTreeMap<FileId, OwnedFd>, MakeError> {
+    let ports = port::shared(files);
+    let sockets: Vec<(FileId, &OpenFile, &InetSocket)> = (0..)
+        .zip(files)
+        .filter_map(|(id, file)| match &file.kind {
+            FileKind::Inet(socket) if wanted(socket) => Some((id, file, &**socket)),
+            _ => None,
+        })
+        .collect();
+    let mut made = BTreeMap::new();
+    for (id, _, socket) in &sockets {
+        made.insert(*id, make(socket, true, ports.get(id).copied())?);
+    }
+    for (id, file, socket) in &sockets {
+        finish(&made[id], socket, file, true)?;
+    }
+    for (id, _, socket) in &sockets {
+        ports.get(id).map_or(Ok(()), |sharing| sharing.settle(&made[id], socket))?;
+    }
+    Ok(made)
 }
 
 /// A socket, for people.
@@ -326,13 +357,17 @@ pub(super) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile, anew: b
                 _ => None,
             };
             if let Some(how) = how {
-                rustix::net::shutdown(fd, how).map_err(MakeError::at("shutting", &*name))?;
+                match rustix::net::shutdown(fd, how) {
+                    // It is shut all the same.
+                    Err(Errno::NOTCONN) if socket.kind.1 != STREAM => {}
+                    other => other.map_err(MakeError::at("shutting", &*name))?,
+                }
             }
         }
         // What is left of one that was made waits for the others.
         InetState::Established { .. } => return locks::set_flags(fd, file, &name),
         InetState::Closed => {
-            return Err(MakeError::at("making a connection of", name)(rustix::io::Errno::OPNOTSUPP));
+            return Err(MakeError::at("making a connection of", name)(Errno::OPNOTSUPP));
         }
     }
     options::set_late(fd, &socket.options, &name)?;

@@ -3,8 +3,9 @@
 //! `/proc/PID/fdinfo/FD` lists those that were taken through this open file: the process's own POSIX locks, and the locks
 //! of the open file itself.
 //!
-//! POSIX locks are taken again by their process, the others on the descriptor that was made. A lease is taken last
-//! ([`super::Made::finish`]): it would be broken by the opening of other descriptors.
+//! POSIX locks are taken again by their process, and so are `flock` locks and leases, which show who took them; the others, and
+//! those whose taker cannot, on the descriptor that was made. Such a lease is taken last ([`super::Made::finish`]): it would be
+//! broken by the opening of other descriptors.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -19,7 +20,7 @@ use super::path::ASYNC;
 const READ: i32 = 0;
 const WRITE: i32 = 1;
 
-/// The locks in a text of fdinfo; `None` if one is not as the kernel writes them.
+/// The locks in a text of fdinfo, of a process with the id `pid`; `flock` locks and leases have the machine's id of who took them; `None` if one is not as the kernel writes them.
 pub(super) fn parse(text: &str, pid: i32) -> Option<Vec<FileLock>> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("lock:"));
     lines.map(|line| lock(line, pid)).collect()
@@ -44,19 +45,26 @@ fn lock(line: &str, pid: i32) -> Option<FileLock> {
         "WRITE" => WRITE,
         _ => return None,
     };
-    let (_holder, _file) = (words.next()?, words.next()?);
+    let (holder, _file): (i32, _) = (words.next()?.parse().ok()?, words.next()?);
     let start: u64 = words.next()?.parse().ok()?;
     let bytes = match words.next()? {
         "EOF" => 0,
         end => end.parse::<u64>().ok()?.checked_sub(start)?.checked_add(1)?,
     };
-    Some(FileLock { kind, mode, pid: if kind == LockKind::Posix { pid } else { 0 }, start, bytes })
+    let pid = match kind {
+        LockKind::Posix => pid,
+        LockKind::OpenFile => 0,
+        LockKind::Flock | LockKind::Lease => holder.max(0),
+    };
+    Some(FileLock { kind, mode, pid, start, bytes })
 }
 
-/// Takes the locks that belong to the open file, but not leases.
+/// Takes the locks that belong to the open file and to none of its processes, but not leases.
 pub(super) fn take(fd: BorrowedFd<'_>, file: &OpenFile, name: &str) -> Result<(), MakeError> {
     for lock in &file.locks {
         match lock.kind {
+            // Who is named takes it.
+            LockKind::Flock if lock.pid != 0 => {}
             LockKind::Flock => {
                 let exclusive = lock.mode == WRITE;
                 let operation = if exclusive {
@@ -103,9 +111,9 @@ mod tests {
         let locks = parse(text, 7).unwrap();
         let lock = |kind, mode, pid, start, bytes| FileLock { kind, mode, pid, start, bytes };
         assert_eq!(locks[0], lock(LockKind::Posix, WRITE, 7, 10, 10));
-        assert_eq!(locks[1], lock(LockKind::Flock, READ, 0, 0, 0));
+        assert_eq!(locks[1], lock(LockKind::Flock, READ, 359, 0, 0));
         assert_eq!(locks[2], lock(LockKind::OpenFile, READ, 0, 5, 1));
-        assert_eq!(locks[3], lock(LockKind::Lease, READ, 0, 0, 0));
+        assert_eq!(locks[3], lock(LockKind::Lease, READ, 359, 0, 0));
         assert!(parse("lock:\t4: LEASE  BREAKING  READ  359 00:13:11691 0 EOF\n", 7).is_none());
         assert_eq!(parse("pos:\t0\n", 7).unwrap(), []);
     }

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, seek};
 use torpor_image::tree::{
-    AddressSpace, Connection, Executable, FileId, FileKind, InetSocket, InetState, MemoryId, OpenFile, PathState,
-    PipeId, Tree,
+    AddressSpace, Backing, Connection, Executable, FileId, FileKind, InetSocket, InetState, MemoryId, OpenFile,
+    PathState, PipeId, Tree,
 };
 use torpor_linux::fcntl;
 
@@ -16,7 +16,7 @@ use super::memory::{self, MadeMemory};
 use super::path::{ASYNC, Around};
 use super::pipe::{self, MadePipe, reopen};
 use super::{
-    Given, Made, MakeError, epoll, event, fanotify, inet, inotify, locks, netlink, packet, path, segment, tcp,
+    Given, Made, MakeError, epoll, event, fanotify, inet, inotify, locks, netlink, packet, path, port, segment, tcp,
     terminal, unix,
 };
 
@@ -36,19 +36,32 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
         }
     }
     let executables = executables(tree);
+    let written = written(tree);
     let mut memories = Vec::with_capacity(tree.memories.len());
     for (id, memory) in tree.memories.iter().enumerate() {
         memories.push(match kept_memory(tree, &files, id) {
             // A file without a name that was kept: its contents are in it.
             Some(kept) => {
                 let fd = kept.try_clone().map_err(MakeError::at("duplicating", "a file without a name"))?;
-                MadeMemory { fd, segment: None }
+                MadeMemory { fd, sealed: None, segment: None }
             }
-            None => memory::make(memory, image, around, executables.contains(&(id as MemoryId)))?,
+            None => {
+                let id = id as MemoryId;
+                memory::make(memory, image, around, (executables.contains(&id), written.contains(&id)))?
+            }
         });
     }
     let kept: Vec<bool> = files.iter().map(Option::is_some).collect();
     let mut pipes = pipes(tree, &kept, around)?;
+    let mut ports = port::shared(&tree.files);
+    if ports.keys().all(|id| kept[*id as usize]) {
+        ports.clear();
+    }
+    for (id, sharing) in ports.iter().filter(|(id, _)| kept[**id as usize]) {
+        if let Some(fd) = &files[*id as usize] {
+            sharing.allow(fd).map_err(MakeError::at("preparing", "a socket"))?;
+        }
+    }
     let reset = if anew { without_address(tree, &kept) } else { HashSet::new() };
     // Addresses first: a listener keeps others from its port.
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
@@ -60,10 +73,10 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
             | FileKind::Fanotify { .. }
             | FileKind::Ended { .. } => None,
             FileKind::Inet(socket) if reset.contains(&id) => Some(inet::reset(socket)?),
-            FileKind::Inet(socket) => Some(inet::make(socket, anew)?),
+            FileKind::Inet(socket) => Some(inet::make(socket, anew, ports.get(&(id as FileId)).copied())?),
             FileKind::Master(found) => Some(terminal::make(found, file, around)?),
             FileKind::Slave { .. } => None,
-            _ => Some(one(tree, file, around, &memories, &mut pipes)?),
+            _ => Some(one(tree, id as FileId, around, &memories, &mut pipes)?),
         };
     }
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
@@ -101,11 +114,21 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
         }
         locks::take(fd.as_fd(), file, &name(file))?;
     }
+    for (id, sharing) in &ports {
+        if let (Some(fd), FileKind::Inet(socket)) = (&files[*id as usize], &tree.files[*id as usize].kind) {
+            sharing.settle(fd, socket)?;
+        }
+    }
     let waits = |file: &OpenFile| connection(file).is_some() || matches!(file.kind, FileKind::Packet(_));
     let is_waiting = |id: &usize| !kept[*id] && !reset.contains(id) && waits(&tree.files[*id]);
     let waiting = (0..files.len()).filter(is_waiting).map(|id| id as FileId).collect();
-    let (memories, segments): (Vec<_>, Vec<_>) = memories.into_iter().map(|made| (made.fd, made.segment)).unzip();
-    Ok(Made { files, memories, segments: segments.into_iter().flatten().collect(), waiting })
+    let (mut segments, mut sealed) = (Vec::new(), Vec::new());
+    let memories = (0..).zip(memories).map(|(id, made)| {
+        segments.extend(made.segment);
+        sealed.extend(made.sealed.map(|fd| (id, fd)));
+        made.fd
+    });
+    Ok(Made { memories: memories.collect(), files, segments, sealed, waiting })
 }
 
 /// Files without a name that are executed.
@@ -116,6 +139,20 @@ fn executables(tree: &Tree) -> HashSet<MemoryId> {
         Executable::File(_) => None,
     };
     spaces.filter_map(memory).collect()
+}
+
+/// Files without a name that somebody writes to: through a descriptor, or a mapping.
+fn written(tree: &Tree) -> HashSet<MemoryId> {
+    let open = tree.files.iter().filter_map(|file| match file.kind {
+        FileKind::Memory { memory } if file.flags & OFlags::ACCMODE.bits() != 0 => Some(memory),
+        _ => None,
+    });
+    let areas = tree.processes.iter().filter_map(|process| process.alive()).flat_map(|life| &life.space.areas);
+    let mapped = areas.filter_map(|area| match area.backing {
+        Backing::Shared { memory, shared: true, may_write: true, .. } => Some(memory),
+        _ => None,
+    });
+    open.chain(mapped).collect()
 }
 
 /// A TCP connection that is made again.
@@ -170,11 +207,12 @@ fn pipes(tree: &Tree, kept: &[bool], around: Around<'_>) -> Result<HashMap<PipeI
 
 fn one(
     tree: &Tree,
-    file: &OpenFile,
+    id: FileId,
     around: Around<'_>,
     memories: &[MadeMemory],
     pipes: &mut HashMap<PipeId, MadePipe>,
 ) -> Result<OwnedFd, MakeError> {
+    let file = &tree.files[id as usize];
     match &file.kind {
         FileKind::Path(state) => path::make(state, file, around),
         FileKind::Pipe { pipe, .. } | FileKind::Fifo { pipe, .. } => match pipes.get_mut(pipe) {
@@ -193,7 +231,9 @@ fn one(
             seek(&fd, SeekFrom::Start(file.position)).map_err(MakeError::at("finding the position in", NAME))?;
             Ok(fd)
         }
-        FileKind::Netlink { kind, port, groups, options } => netlink::make(*kind, *port, groups, options, file),
+        FileKind::Netlink { kind, port, groups, options } => {
+            netlink::make((*kind, *port), groups, options, tree.details.netlink_peer(id), file)
+        }
         FileKind::Packet(socket) => packet::make(socket, file, around.passed.is_some()),
         FileKind::Outside { name } => Err(MakeError::Missing(name.clone())),
         FileKind::Handle { state, handle } => path::make_by_handle(state, handle, file, around),
@@ -216,8 +256,11 @@ impl Made {
         for segment in &mut self.segments {
             segment.attached()?;
         }
-        for (memory, fd) in tree.memories.iter().zip(&self.memories) {
-            memory::seal(memory, fd.as_fd())?;
+        for (id, fd) in std::mem::take(&mut self.sealed) {
+            memory::seal(&tree.memories[id as usize], fd.as_fd())?;
+        }
+        for (id, fd) in (0..).zip(&self.memories) {
+            memory::set_times(tree, id, fd.as_fd())?;
         }
         for (id, file) in tree.files.iter().enumerate() {
             let Some(fd) = self.files.get(id).and_then(Option::as_ref) else { continue };
@@ -242,8 +285,9 @@ impl Made {
         for (fd, socket, found) in &connections {
             tcp::make::go_on(fd, socket, found, &inet::shown(socket))?;
         }
-        for (fd, _, found) in &connections {
-            tcp::make::settle(fd, found);
+        let deadline = tcp::make::settling();
+        for (fd, socket, found) in &connections {
+            tcp::make::settle(fd, found, deadline, &inet::shown(socket))?;
         }
         for id in &self.waiting {
             if let (FileKind::Packet(socket), Some(fd)) = (&tree.files[*id as usize].kind, &self.files[*id as usize]) {

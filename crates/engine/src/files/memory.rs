@@ -15,7 +15,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use torpor_image::Region;
-use torpor_image::tree::{FileId, MemoryId, PathState, SharedMemory, SharedMemoryKind};
+use torpor_image::tree::{FileId, MemoryId, PathState, SharedMemory, SharedMemoryKind, Times, Tree};
 use torpor_linux::shm::Attached;
 use torpor_linux::{hugepages, vm};
 
@@ -33,6 +33,7 @@ use crate::{Obstacle, Place};
 const MEMFD: &[u8] = b"/memfd:";
 const ANONYMOUS_HUGE: &[u8] = b"/anon_hugepage";
 const GONE: &[u8] = b" (deleted)";
+const SECOND_NS: i64 = 1_000_000_000;
 /// `O_WRONLY | O_RDWR`.
 const WRITING: u32 = 0o3;
 
@@ -42,6 +43,7 @@ pub(super) struct Memories<'a, 'b> {
     /// Device of the kernel's own tmpfs, on which memfds and shared memory are.
     kernels: u64,
     found: Vec<SharedMemory>,
+    times: Vec<Times>,
     known: HashMap<(u64, u64), MemoryId>,
     /// Segments, whose numbers are not among those of other files.
     segments: Segments,
@@ -52,11 +54,13 @@ impl<'a, 'b> Memories<'a, 'b> {
     pub(super) fn new(sink: &'a mut PageSink<'b>, request: &'a Request<'a>) -> std::io::Result<Self> {
         let probe = memfd_create("torpor", MemfdFlags::CLOEXEC)?;
         let kernels = fstat(&probe)?.st_dev;
-        Ok(Self { sink, kernels, found: Vec::new(), known: HashMap::new(), segments: Segments::default(), request })
+        let (found, times, known, segments) = (Vec::new(), Vec::new(), HashMap::new(), Segments::default());
+        Ok(Self { sink, kernels, found, times, known, segments, request })
     }
 
-    pub(super) fn finish(self) -> Vec<SharedMemory> {
-        self.found
+    /// What was found, and the times of the files among it.
+    pub(super) fn finish(self) -> (Vec<SharedMemory>, Vec<Times>) {
+        (self.found, self.times)
     }
 
     /// The file lives by being open.
@@ -221,6 +225,15 @@ impl<'a, 'b> Memories<'a, 'b> {
         let bytes = stat.st_size as u64;
         let pages = self.store(fd, bytes, &[])?;
         let id = self.found.len() as MemoryId;
+        if matches!(kind, SharedMemoryKind::Memfd { .. } | SharedMemoryKind::Deleted { .. }) {
+            let ns = |seconds: i64, rest: i64| seconds.saturating_mul(SECOND_NS).saturating_add(rest);
+            let accessed_ns = ns(stat.st_atime, stat.st_atime_nsec as i64);
+            self.times.push(Times {
+                memory: id,
+                accessed_ns,
+                modified_ns: ns(stat.st_mtime, stat.st_mtime_nsec as i64),
+            });
+        }
         self.found.push(SharedMemory { kind, bytes, pages });
         self.known.insert((stat.st_dev, stat.st_ino), id);
         Ok(id)
@@ -244,6 +257,8 @@ fn pool(file: impl AsFd, stat: &Stat) -> std::io::Result<Option<u64>> {
 pub(super) struct MadeMemory {
     /// Open for reading and writing; what is executed from a disk, for reading.
     pub(super) fd: OwnedFd,
+    /// The same for writing, where it is to be sealed.
+    pub(super) sealed: Option<OwnedFd>,
     /// The segment that it is.
     pub(super) segment: Option<Segment>,
 }
@@ -264,13 +279,14 @@ pub(super) fn deleted<'a>(
     memories.iter().zip(made).find(|(memory, _)| is_it(memory)).map(|(_, made)| made.fd.as_fd())
 }
 
-/// Makes a file of this kind with its contents; seals are for [`seal`]. `around`: where the tree lives. `executed`: a process
-/// executes it, and shows its name.
+/// Makes a file of this kind with its contents; seals are for [`seal`], times for [`set_times`]. `around`: where the tree lives.
+/// `executed`: a process executes it, and shows its name. What is not `written` to by anybody can be executed, and must not be open
+/// for writing where it is mapped.
 pub(super) fn make(
     memory: &SharedMemory,
     image: &File,
     around: Around<'_>,
-    executed: bool,
+    (executed, written): (bool, bool),
 ) -> Result<MadeMemory, MakeError> {
     let (fd, name) = match &memory.kind {
         SharedMemoryKind::Anonymous => {
@@ -301,7 +317,7 @@ pub(super) fn make(
             segment.clear(&file, memory).map_err(MakeError::at("emptying", &*name))?;
             let behind = |at, tail: &[u8]| attached.write(at, tail);
             fill(&file, (memory.bytes, &memory.pages), image, (around.charge, around.piece), &name, behind)?;
-            return Ok(MadeMemory { fd: file.into(), segment: Some(segment) });
+            return Ok(MadeMemory { fd: file.into(), sealed: None, segment: Some(segment) });
         }
         SharedMemoryKind::Deleted { state, owner } => {
             let shown = path::text(state);
@@ -318,12 +334,19 @@ pub(super) fn make(
     let file = File::from(fd);
     fill(&file, (memory.bytes, &memory.pages), image, (around.charge, around.piece), &name, |_, _| Ok(()))?;
     let mut fd = OwnedFd::from(file);
-    if executed && matches!(memory.kind, SharedMemoryKind::Deleted { .. }) {
+    let mut sealed = None;
+    let is_file = matches!(memory.kind, SharedMemoryKind::Memfd { .. } | SharedMemoryKind::Deleted { .. });
+    if is_file && !written {
         // What is open for writing cannot be executed.
-        fd = reopen(fd.as_fd(), OFlags::RDONLY.bits()).map_err(MakeError::at("opening", name))?;
-        executable::until_nobody_writes(&fd);
+        let readable = reopen(fd.as_fd(), OFlags::RDONLY.bits()).map_err(MakeError::at("opening", &*name))?;
+        sealed = Some(std::mem::replace(&mut fd, readable)).filter(|_| is_sealed(memory));
+        if executed && sealed.is_none() {
+            executable::until_nobody_writes(&fd);
+        }
+    } else if is_sealed(memory) {
+        sealed = Some(fd.try_clone().map_err(MakeError::at("duplicating", name))?);
     }
-    Ok(MadeMemory { fd, segment: None })
+    Ok(MadeMemory { fd, sealed, segment: None })
 }
 
 fn owned(fd: &OwnedFd, owner: (u32, u32), mode: u32, name: &str) -> Result<(), MakeError> {
@@ -369,6 +392,26 @@ fn made_and_deleted(directory: &OwnedFd) -> rustix::io::Result<OwnedFd> {
         }
     }
     Err(Errno::EXIST)
+}
+
+const fn is_sealed(memory: &SharedMemory) -> bool {
+    matches!(memory.kind, SharedMemoryKind::Memfd { seals, .. } if seals != 0)
+}
+
+/// Gives a file without a name its times, when nobody reads or writes it any more before the program runs.
+pub(super) fn set_times(tree: &Tree, id: MemoryId, fd: BorrowedFd<'_>) -> Result<(), MakeError> {
+    let name = match &tree.memories[id as usize].kind {
+        SharedMemoryKind::Deleted { state, .. } => path::text(state),
+        SharedMemoryKind::Memfd { name, .. } => format!("memfd {}", String::from_utf8_lossy(name)),
+        SharedMemoryKind::Anonymous | SharedMemoryKind::SystemV { .. } | SharedMemoryKind::Huge { .. } => return Ok(()),
+    };
+    let (accessed, modified) = match (tree.details.times(id), &tree.memories[id as usize].kind) {
+        (Some(times), _) => (Some(times.accessed_ns), times.modified_ns),
+        // Of an image of version 2.
+        (None, SharedMemoryKind::Deleted { state, .. }) => (None, state.modified_ns),
+        (None, _) => return Ok(()),
+    };
+    path::set_times(fd, accessed, modified).map_err(MakeError::at("setting the times of", name))
 }
 
 /// Sets a memfd's seals; called when everything that maps it is mapped.

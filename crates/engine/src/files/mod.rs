@@ -48,9 +48,13 @@ mod options;
 mod packet;
 mod path;
 mod pipe;
+mod port;
 mod queue;
+mod raw;
+mod removed;
 mod search;
 mod segment;
+mod shut;
 mod tcp;
 mod terminal;
 #[cfg(test)]
@@ -63,7 +67,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use torpor_image::tree::{Descriptor, FileId, MemoryId, OpenFile, Pipe, SharedMemory};
+use torpor_image::tree::{Descriptor, Details, FileId, MemoryId, OpenFile, Pipe, SharedMemory};
 
 use crate::restore::RestoreStep;
 use crate::step::Fault;
@@ -71,10 +75,11 @@ use crate::view::View;
 
 pub(crate) use self::collect::collect;
 pub use self::error::{CollectError, MakeError};
-pub(crate) use self::inet::make_listener;
+pub(crate) use self::inet::make_listeners;
 pub(crate) use self::make::make;
-pub(crate) use self::path::{Around, Root, difference, is_made_up, made_and_removed, removed, state};
+pub(crate) use self::path::{Around, Root, difference, is_made_up, removed, state};
 pub(crate) use self::pipe::reopen;
+pub(crate) use self::removed::Removed;
 pub(crate) use self::segment::{is_there as has_segment, to_make as segments_to_make};
 pub use self::tcp::{ConnectionLock, Ends, PASS_MARK};
 pub(crate) use self::tcp::{lock_name, outside, silence};
@@ -125,6 +130,8 @@ pub(crate) struct Collected {
     pub(crate) pipes: Vec<Pipe>,
     /// For [`torpor_image::tree::Tree::memories`]; the pages are in the sink.
     pub(crate) memories: Vec<SharedMemory>,
+    /// For [`torpor_image::tree::Tree::details`], but for threads'.
+    pub(crate) details: Details,
     /// By the machine's process id, ascending numbers.
     pub(crate) descriptors: BTreeMap<i32, Vec<Descriptor>>,
     /// What each of [`Request::areas`] maps.
@@ -159,6 +166,8 @@ pub(crate) struct Made {
     pub(crate) memories: Vec<OwnedFd>,
     /// System V segments among them.
     segments: Vec<segment::Segment>,
+    /// Memfds that wait for their seals, open for writing.
+    sealed: Vec<(MemoryId, OwnedFd)>,
     /// TCP connections and packet sockets that wait for [`Made::reconnect`].
     waiting: Vec<FileId>,
 }

@@ -25,10 +25,12 @@ type Group = (i32, u32, Vec<u8>);
 
 /// The groups that a socket has joined, as options.
 pub(super) fn joined(fd: &OwnedFd, kind: Kind) -> Described<Vec<SocketOption>> {
+    const RAW: i32 = 3;
     let mut options = Vec::new();
     for (level, interface, group) in groups()? {
-        // A socket of IPv6 can have joined IPv4 groups, too.
-        if level == IPV6 && kind.0 != i32::from(INET6) {
+        // A socket of IPv6 can have joined IPv4 groups, too, unless it is a raw one.
+        let is_v6 = kind.0 == i32::from(INET6);
+        if (level == IPV6 && !is_v6) || (level == IP && is_v6 && kind.1 == RAW) {
             continue;
         }
         let request = group_request(interface, &group);

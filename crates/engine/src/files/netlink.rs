@@ -5,7 +5,7 @@
 use std::os::fd::OwnedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use torpor_image::tree::{FileKind, OpenFile, SocketOption};
+use torpor_image::tree::{FileId, FileKind, NetlinkPeer, OpenFile, SocketOption};
 use torpor_linux::socket;
 
 use super::collect::{Context, Described, Why};
@@ -21,7 +21,7 @@ const GENERIC: i32 = 16;
 /// Groups of the address; those above are joined one by one.
 const ADDRESS_GROUPS: u32 = 32;
 
-pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -> Described<FileKind> {
+pub(super) fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item, kind: Kind) -> Described<FileKind> {
     if ![ROUTE, SOCK_DIAG, KOBJECT_UEVENT, GENERIC].contains(&kind.2) {
         let what = format!("a netlink socket of protocol {}, whose state in the kernel cannot be seen", kind.2);
         return Err(Why::kept(what, "close it before the checkpoint"));
@@ -32,22 +32,38 @@ pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item, kind: Kind) -
         let what = "a netlink socket with messages that the program has not read";
         return Err(Why::kept(what, "try again when it has"));
     }
-    // Family, padding, port id, groups 1 to 32.
-    let address = socket::local_address(&item.fd)?;
-    let word = |at: usize| address.get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, u32::from_ne_bytes);
+    let (port, _) = port_and_groups(&socket::local_address(&item.fd)?);
+    match port_and_groups(&socket::remote_address(&item.fd)?.unwrap_or_default()) {
+        (0, 0) => {}
+        (port, groups) => context.netlink_peers.push(NetlinkPeer { file: id, port, groups }),
+    }
     Ok(FileKind::Netlink {
         kind: (kind.1, kind.2),
-        port: word(4),
+        port,
         groups: socket::netlink_groups(&item.fd)?,
         options: context.defaults.options(&item.fd, kind)?,
     })
 }
 
+/// A `sockaddr_nl`: family, padding, port id, groups 1 to 32.
+fn address(port: u32, groups: u32) -> Vec<u8> {
+    let mut address = (FAMILY as u16).to_ne_bytes().to_vec();
+    address.extend_from_slice(&[0, 0]);
+    address.extend_from_slice(&port.to_ne_bytes());
+    address.extend_from_slice(&groups.to_ne_bytes());
+    address
+}
+
+fn port_and_groups(address: &[u8]) -> (u32, u32) {
+    let word = |at: usize| address.get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, u32::from_ne_bytes);
+    (word(4), word(8))
+}
+
 pub(super) fn make(
-    kind: (i32, i32),
-    port: u32,
+    (kind, port): ((i32, i32), u32),
     groups: &[u32],
     options: &[SocketOption],
+    peer: Option<&NetlinkPeer>,
     file: &OpenFile,
 ) -> Result<OwnedFd, MakeError> {
     const NAME: &str = "a netlink socket";
@@ -56,14 +72,13 @@ pub(super) fn make(
     let (low, high): (Vec<u32>, Vec<u32>) = groups.iter().partition(|group| **group <= ADDRESS_GROUPS);
     if port != 0 || !low.is_empty() {
         let bits = low.iter().fold(0_u32, |bits, group| bits | 1_u32.checked_shl(group.wrapping_sub(1)).unwrap_or(0));
-        let mut address = (FAMILY as u16).to_ne_bytes().to_vec();
-        address.extend_from_slice(&[0, 0]);
-        address.extend_from_slice(&port.to_ne_bytes());
-        address.extend_from_slice(&bits.to_ne_bytes());
-        socket::bind(&fd, &address).map_err(MakeError::at("binding", NAME))?;
+        socket::bind(&fd, &address(port, bits)).map_err(MakeError::at("binding", NAME))?;
     }
     for group in high {
         socket::join_netlink_group(&fd, group).map_err(MakeError::at("joining a group with", NAME))?;
+    }
+    if let Some(peer) = peer {
+        socket::connect(&fd, &address(peer.port, peer.groups)).map_err(MakeError::at("connecting", NAME))?;
     }
     options::set_late(&fd, options, NAME)?;
     locks::set_flags(&fd, file, NAME)?;

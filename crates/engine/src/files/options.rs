@@ -20,6 +20,10 @@ const TCP: i32 = 6;
 const UDP: i32 = 17;
 const IPV6: i32 = 41;
 const RAW: i32 = 255;
+const ICMPV6: i32 = 58;
+const SEGMENT: i32 = 2;
+const REUSE_ADDRESS: i32 = 2;
+const REUSE_PORT: i32 = 15;
 const NETLINK: i32 = 270;
 const PACKET: i32 = 263;
 const MPTCP: i32 = 262;
@@ -71,6 +75,7 @@ fn applies(option: &Plain, (family, _, protocol): Kind) -> bool {
         TCP => protocol == TCP || protocol == MPTCP,
         UDP => protocol == UDP,
         RAW => family == INET && protocol != TCP && protocol != UDP && protocol != MPTCP,
+        ICMPV6 => family == INET6 && protocol == ICMPV6,
         NETLINK => family == 16,
         PACKET => family == 17,
         _ => false,
@@ -81,6 +86,22 @@ fn values(fd: impl AsFd, kind: Kind) -> Values {
     let fd = fd.as_fd();
     // Kernels and kinds differ in what they know; what cannot be read was never set.
     PLAIN.iter().map(|option| applies(option, kind).then(|| socket::get(fd, option).ok()).flatten()).collect()
+}
+
+/// The least that a program can set (`TCP_MIN_MSS`).
+const SMALLEST_SEGMENT: u32 = 88;
+
+fn u32_of(value: &[u8]) -> Option<u32> {
+    value.try_into().ok().map(u32::from_ne_bytes)
+}
+
+/// Whether a socket lets others use its address, and its port: as an image has it.
+pub(super) fn reuse(options: &[SocketOption]) -> (bool, bool) {
+    let is_set = |name| {
+        let found = options.iter().find(|option| (option.level, option.name) == (SOCKET, name));
+        found.is_some_and(|option| option.value.iter().any(|byte| *byte != 0))
+    };
+    (is_set(REUSE_ADDRESS), is_set(REUSE_PORT))
 }
 
 impl Defaults {
@@ -105,6 +126,9 @@ impl Defaults {
             let own = match (option.level, option.get) {
                 (SOCKET, SEND_BUFFER) => !adapts || locked & 1 != 0,
                 (SOCKET, RECEIVE_BUFFER) => !adapts || locked & 2 != 0,
+                // Of a socket that is not connected the kernel gives the program's own, if it has set one; else what it has
+                // computed itself, which is small where there are IP options.
+                (TCP, SEGMENT) => u32_of(value).is_none_or(|bytes| bytes >= SMALLEST_SEGMENT),
                 _ => true,
             };
             if own {

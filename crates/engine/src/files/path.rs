@@ -7,8 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags, SeekFrom, Stat, Uid, chmodat, chownat,
-    fstat, fstatfs, major, minor, mkdirat, mknodat, openat, openat2, seek, unlinkat,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags, SeekFrom, Stat, Timespec, Timestamps,
+    UTIME_OMIT, Uid, chmodat, chownat, fstat, fstatfs, futimens, major, minor, mkdirat, mknodat, openat, openat2, seek,
+    unlinkat,
 };
 use rustix::io::Errno;
 use torpor_image::tree::{FileKind, OpenFile, PathState};
@@ -18,6 +19,7 @@ use super::charge::Charge;
 use super::collect::{Described, Why};
 use super::list::Item;
 use super::pipe::reopen;
+use super::removed::Removed;
 use super::{EachMade, MakeError, Request, opener};
 use crate::view::View;
 
@@ -106,6 +108,8 @@ pub(crate) struct Around<'a> {
     pub(crate) same_boot: bool,
     /// How much time has passed since then, where timers are to count it: an app's after a reboot.
     pub(crate) passed: Option<Duration>,
+    /// Directories that had been removed, made already.
+    pub(crate) removed: Option<&'a Removed>,
     /// Whose memory the contents of memory files are; `None`: the restorer's.
     pub(crate) charge: Option<&'a Charge<'a>>,
     /// Told of each piece of the contents of files that is there.
@@ -128,6 +132,15 @@ pub(crate) fn state(path: &[u8], stat: &Stat) -> PathState {
         modified_ns: stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64),
         gone: None,
     }
+}
+
+/// Sets the times of an open file; `None` leaves that of the last access.
+pub(super) fn set_times(fd: BorrowedFd<'_>, accessed_ns: Option<i64>, modified_ns: i64) -> rustix::io::Result<()> {
+    const SECOND_NS: i64 = 1_000_000_000;
+    const OMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as _ };
+    let time = |ns: i64| Timespec { tv_sec: ns.div_euclid(SECOND_NS), tv_nsec: ns.rem_euclid(SECOND_NS) };
+    let times = Timestamps { last_access: accessed_ns.map_or(OMIT, time), last_modification: time(modified_ns) };
+    futimens(fd, &times)
 }
 
 /// It is a file, and not an object of the kernel's that looks like one.
@@ -406,7 +419,11 @@ pub(super) fn make(state: &PathState, file: &OpenFile, around: Around<'_>) -> Re
     let flags = OFlags::from_bits_retain(reopened(file.flags));
     let flags = if flags.contains(OFlags::PATH) { flags } else { flags | OFlags::NOCTTY };
     if let Some(owner) = state.gone {
-        return made_and_removed(state, owner, flags, around.root).map_err(MakeError::at("making", text(state)));
+        let made = match around.removed.and_then(|removed| removed.open(state, flags)) {
+            Some(opened) => opened,
+            None => made_and_removed(state, owner, flags, around.root),
+        };
+        return made.map_err(MakeError::at("making", text(state)));
     }
     let opened = around.root.open(&state.path, flags);
     let opened = opened.map_err(MakeError::at("opening", text(state)))?;

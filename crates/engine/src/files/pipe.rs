@@ -158,6 +158,7 @@ pub(super) fn make(pipe: &Pipe, files: &[&OpenFile], root: Root<'_>) -> Result<M
         _ => None,
     });
     let name = fifo.map_or_else(|| "a pipe".to_owned(), path::text);
+    let mut modified_ns = None;
     let (read, write) = match fifo {
         None => pipe_with(PipeFlags::CLOEXEC).map_err(MakeError::at("making", &*name))?,
         Some(state) => {
@@ -173,11 +174,17 @@ pub(super) fn make(pipe: &Pipe, files: &[&OpenFile], root: Root<'_>) -> Result<M
             if FileType::from_raw_mode(found.st_mode) != FileType::Fifo || other {
                 return Err(MakeError::Changed { path: name, how: "it is another file" });
             }
+            let is = path::state(&state.path, &found).modified_ns;
+            modified_ns = Some(if state.gone.is_some() { state.modified_ns } else { is });
             (rustix::io::fcntl_dupfd_cloexec(&both, 0).map_err(MakeError::at("duplicating", &*name))?, both)
         }
     };
     fcntl_setpipe_size(&write, pipe.capacity as usize).map_err(MakeError::at("setting the size of", &*name))?;
     fill(&write, pipe, files, &name)?;
+    if let Some(modified_ns) = modified_ns {
+        // Filling is no change of the program's.
+        path::set_times(write.as_fd(), None, modified_ns).map_err(MakeError::at("setting the times of", &*name))?;
+    }
     let fresh = fifo.is_none();
     Ok(MadePipe { read, write, fresh: (fresh, fresh) })
 }

@@ -32,6 +32,7 @@ calls! {
     SETITIMER = 38, "setitimer";
     WAIT4 = 61, "wait4";
     FCNTL = 72, "fcntl";
+    FLOCK = 73, "flock";
     FCHDIR = 81, "fchdir";
     UMASK = 95, "umask";
     SETPGID = 109, "setpgid";
@@ -97,6 +98,8 @@ pub(crate) fn is_known_prctl(option: u64) -> bool {
     const NO_NEW_PRIVS: u64 = 38;
     const THP_DISABLE: u64 = 41;
     const CAP_AMBIENT: u64 = 47;
+    const SPECULATION_CTRL: u64 = 53;
+    const IO_FLUSHER: u64 = 57;
     const MDWE: u64 = 65;
     const MEMORY_MERGE: u64 = 67;
     const TIMER_CREATE_RESTORE_IDS: u64 = 77;
@@ -116,6 +119,8 @@ pub(crate) fn is_known_prctl(option: u64) -> bool {
             | NO_NEW_PRIVS
             | THP_DISABLE
             | CAP_AMBIENT
+            | SPECULATION_CTRL
+            | IO_FLUSHER
             | MDWE
             | MEMORY_MERGE
             | TIMER_CREATE_RESTORE_IDS

@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use torpor_linux::vm;
 
 use super::calls;
 use super::error::RestoreError;
+use super::logins::Logins;
 use super::plan::{Kind, Plan};
 use super::run::{Building, name};
 use crate::files::Made;
@@ -67,11 +69,19 @@ pub(crate) fn attributes(
 }
 
 /// Removes what the restorer has in every process; `passed` is by how much less is left of waits.
-pub(crate) fn clear(building: &Building<'_>, plan: &Plan, image: &File, passed: Duration) -> Result<(), RestoreError> {
+pub(crate) fn clear(
+    building: &Building<'_>,
+    plan: &Plan,
+    (image, passed): (&File, Duration),
+    (logins, blob): (Logins, BorrowedFd<'_>),
+    warnings: &mut Vec<String>,
+) -> Result<(), RestoreError> {
     for (n, process, life) in leaders(building) {
         let halt = |error: Halt| RestoreError::Halt { pid: process.pid, name: name(process), error };
         write_memory(building.id(n), life, image, passed)?;
         let Some(leader) = &building.newborns[n] else { continue };
+        make_dumpable(leader, life, plan).map_err(halt)?;
+        logins.set(building, (plan, blob), (n, life, ignores_trap(life)), warnings)?;
         remove_blob(leader, n, life, plan).map_err(halt)?;
     }
     Ok(())
@@ -215,16 +225,20 @@ fn coredump_filter(pid: i32, life: &Life, inherited: &Inherited) -> Result<(), R
     fs::write(path, format!("{wanted:#x}")).map_err(set(pid, "setting coredump_filter"))
 }
 
-/// The last calls in a process, of which the very last removes the code that makes them.
-fn remove_blob(leader: &Newborn, n: usize, life: &Life, plan: &Plan) -> Result<(), Halt> {
+/// Threads that changed their ids have reset it.
+fn make_dumpable(leader: &Newborn, life: &Life, plan: &Plan) -> Result<(), Halt> {
     const PR_SET_DUMPABLE: u64 = 4;
     /// `SUID_DUMP_USER`.
     const USER: u8 = 1;
-    if life.threads.len() > 1 {
-        // Threads that changed their ids have reset it.
-        let dumpable = u64::from(life.dumpable == USER);
-        sure(leader, calls::PRCTL, leader.call(plan.address, calls::PRCTL, &[PR_SET_DUMPABLE, dumpable])?)?;
+    if life.threads.len() == 1 {
+        return Ok(());
     }
+    let dumpable = u64::from(life.dumpable == USER);
+    sure(leader, calls::PRCTL, leader.call(plan.address, calls::PRCTL, &[PR_SET_DUMPABLE, dumpable])?)
+}
+
+/// The last calls in a process, of which the very last removes the code that makes them.
+fn remove_blob(leader: &Newborn, n: usize, life: &Life, plan: &Plan) -> Result<(), Halt> {
     let blob = [plan.address, plan.blob_bytes()];
     if !ignores_trap(life) {
         return sure(leader, calls::MUNMAP, leader.call(plan.address, calls::MUNMAP, &blob)?);

@@ -32,6 +32,7 @@ pub(crate) mod fill;
 pub(crate) mod finish;
 mod limits;
 mod load;
+pub(crate) mod logins;
 pub(crate) mod open;
 pub(crate) mod plan;
 pub(crate) mod pool;
@@ -58,10 +59,11 @@ pub use step::{RestoreFaults, RestoreStep};
 use self::finish::Inherited;
 pub(crate) use self::limits::lower_limits;
 pub(crate) use self::load::{Loaded, load, plan_again};
+use self::logins::Logins;
 use self::open::{Opened, Starters};
 use self::run::Building;
 use self::staged::Staged;
-use crate::files::{self, Around, ConnectionLock, Given, Root};
+use crate::files::{self, Around, ConnectionLock, Given, Removed, Root};
 use crate::step::Timings;
 use crate::wait::socket::SocketChanges;
 
@@ -108,7 +110,8 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     reached(RestoreStep::Read)?;
 
     let same_boot = crate::collect::boot().map_or(true, |boot| boot == tree.machine.boot);
-    let around = Around { root: Root::Own, same_boot, passed: None, charge: None, piece: None };
+    let around = Around { root: Root::Own, same_boot, passed: None, removed: None, charge: None, piece: None };
+    let given = given(&tree, request.standard);
     let staged = Staged::of(&tree).ok_or(CompileError::NoNumbers)?;
     let mut wrong = check::machine(&header.needs, &tree);
     wrong.extend(pool::lacking(&tree, files::has_segment));
@@ -116,6 +119,11 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     if tree.namespaces != Namespaces::default() {
         wrong.push("it is of an app, which lives in namespaces of its own".to_owned());
     }
+    let removed = Removed::of(&tree, &given, around.root).unwrap_or_else(|(path, error)| {
+        wrong.push(format!("{}: {}", String::from_utf8_lossy(&path), std::io::Error::from(error)));
+        Removed::default()
+    });
+    let around = Around { removed: Some(&removed), ..around };
     let paths = open::paths(&staged, around).unwrap_or_else(|changed| {
         wrong.extend(changed);
         Vec::new()
@@ -133,7 +141,6 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
 
     let lock = request.lock.filter(|_| !outside.is_empty());
     lock.map_or(Ok(()), |lock| lock.hold(&outside)).map_err(RestoreError::Lock)?;
-    let given = given(&tree, request.standard);
     let segments = files::segments_to_make(&tree.memories)?;
     let no_segments = guard(&[], &[], &segments)?;
     let made = files::make(&tree, &file, given, around)?;
@@ -141,6 +148,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     let mut opened = opened.out_of_the_way(&staged)?;
     reached(RestoreStep::Opened)?;
 
+    let logins = Logins::prepare(&tree).map_err(|error| RestoreError::Own("reading its login id", error))?;
     let no_processes = guard(&[], &connections(&tree, &opened), &[])?;
     let mut building = Building::launch(&tree, &plan, &opened)?;
     reached(RestoreStep::Launched)?;
@@ -152,7 +160,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     building.built()?;
     reached(RestoreStep::Built)?;
     opened.made.finish(&tree, |id| id)?;
-    finish::clear(&building, &plan, &file, Duration::ZERO)?;
+    finish::clear(&building, &plan, (&file, Duration::ZERO), (logins, opened.blob()), &mut warnings)?;
     finish::give_all(&building, Duration::ZERO)?;
     let guard = guard(&building.pidfds()?, &connections(&tree, &opened), &segments)?;
     dismiss(no_processes);

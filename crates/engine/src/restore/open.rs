@@ -12,7 +12,7 @@ use super::RestoreError;
 use super::compile::HOLE_OFFSET;
 use super::plan::Plan;
 use super::staged::{Access, Staged};
-use crate::files::{Around, Made, Root, difference, is_made_up, made_and_removed, opener};
+use crate::files::{Around, Made, Root, difference, is_made_up, opener};
 
 /// Everything that is inherited, in the order of [`Staged`].
 pub(crate) struct Opened {
@@ -60,8 +60,9 @@ fn open_path(path: &PathState, access: Access, around: Around<'_>) -> Result<Own
     };
     let place = matches!(access, Access::Place);
     let flags = if place { flags } else { flags | OFlags::NOCTTY | OFlags::NONBLOCK };
-    if let Some(owner) = path.gone {
-        let made = made_and_removed(path, owner, flags, around.root);
+    if path.gone.is_some() {
+        let made = around.removed.and_then(|removed| removed.open(path, flags));
+        let made = made.unwrap_or(Err(rustix::io::Errno::NOENT));
         return made.map_err(|error| io::Error::from(error).to_string());
     }
     let fd = around.root.open(&path.path, flags).map_err(|error| io::Error::from(error).to_string())?;
@@ -138,6 +139,11 @@ impl Opened {
             }
         }
         Ok(self)
+    }
+
+    /// What the processes have as their blob, open for reading and writing.
+    pub(crate) fn blob(&self) -> BorrowedFd<'_> {
+        self.blob.as_fd()
     }
 
     fn own(&mut self) -> impl Iterator<Item = &mut OwnedFd> {

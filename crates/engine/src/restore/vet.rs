@@ -22,8 +22,8 @@ const CLONE_NEWUSER: u64 = 0x1000_0000;
 const SIGCHLD: u64 = 17;
 /// Words of `struct clone_args`, as plans have it.
 const CLONE_WORDS: usize = 11;
-/// `F_SETFL`, `F_SETLK`.
-const FILE_COMMANDS: [u64; 2] = [4, 6];
+/// `F_SETFL`, `F_SETLK`, `F_SETLEASE`.
+const FILE_COMMANDS: [u64; 3] = [4, 6, 1024];
 /// `TIOCSCTTY`, `TIOCSPGRP`.
 const TERMINAL_REQUESTS: [u64; 2] = [0x540e, 0x5410];
 const CLONE_FS: u64 = 0x200;

@@ -5,6 +5,7 @@
 //! itself counts what was missed and keeps the rhythm.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -86,6 +87,7 @@ pub(super) fn to_kept_files(plan: &mut Plan, tree: &Tree, staged: &Staged<'_>, g
     let is_epoll =
         |file: &&u32| tree.files.get(**file as usize).is_some_and(|file| matches!(file.kind, FileKind::Epoll { .. }));
     let epolls: Vec<u64> = given.keys().filter(is_epoll).map(|file| staged.file(*file) as u64).collect();
+    kept_locks(plan, tree, given);
     if epolls.is_empty() {
         return;
     }
@@ -99,6 +101,39 @@ pub(super) fn to_kept_files(plan: &mut Plan, tree: &Tree, staged: &Staged<'_>, g
             plan.set_step(address, &step);
         }
     }
+}
+
+/// Kept `flock` locks show who had taken them, and are changed to another kind and back. Where somebody waits for one (it is in a
+/// file that others have, too), it is left alone: it might be lost.
+fn kept_locks(plan: &mut Plan, tree: &Tree, given: &Given) {
+    for task in leaders(plan) {
+        let Some(life) = tree.processes.get(task.process as usize).and_then(|process| process.alive()) else {
+            continue;
+        };
+        let mut steps: Vec<_> = plan.steps(&task).collect();
+        // There are two steps for each lock.
+        steps.retain(|(_, step)| i64::from(step.number) == calls::FLOCK);
+        for two in steps.chunks_exact_mut(2) {
+            let [(address, change), (_, back)] = two else { continue };
+            let file = life.descriptors.iter().find(|one| one.fd as u64 == change.arguments[0]).map(|one| one.file);
+            let kept = file.and_then(|file| given.get(&file));
+            if kept.is_some_and(|kept| is_waited_for(kept).unwrap_or(true)) {
+                change.arguments[1] = back.arguments[1];
+                plan.set_step(*address, change);
+            }
+        }
+    }
+}
+
+/// Somebody waits for a lock of the file.
+fn is_waited_for(fd: &OwnedFd) -> io::Result<bool> {
+    let inode = rustix::fs::fstat(fd)?.st_ino.to_string();
+    let locks = crate::proc::read("/proc/locks")?;
+    // `1: -> FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF`
+    Ok(locks.lines().any(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        words.next() == Some("->") && words.nth(4).is_some_and(|file| file.rsplit(':').next() == Some(&inode))
+    }))
 }
 
 fn leaders(plan: &Plan) -> Vec<Task> {

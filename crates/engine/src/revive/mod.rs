@@ -47,6 +47,7 @@ use crate::files::{self, Around, EachMade, Given, MakeError, Root};
 use crate::home::Home;
 use crate::plan::Memories;
 use crate::restore::finish::Inherited;
+use crate::restore::logins::Logins;
 use crate::restore::open::Opened;
 use crate::restore::plan::Kind;
 use crate::restore::run::{self, Building, wait_for_ids};
@@ -175,11 +176,12 @@ impl Reviving<'_> {
         setting_aside: &mpsc::Sender<Renaming>,
     ) -> Result<Revived, ReviveError> {
         let home = self.home;
-        let Prepared { file, tree, plan, starters, root, paths, given, passed, same_boot, mut warnings } = prepared;
+        let Prepared { file, tree, plan, starters, root, removed, paths, given, passed, same_boot, mut warnings } =
+            prepared;
         let charge = Charge::of(home);
         let target = self.target;
         let piece = || target.faults.rebuilt(RestoreStep::Piece);
-        let around = around(&root, same_boot, passed, &charge, &piece);
+        let around = Around { removed: Some(&removed), ..around(&root, same_boot, passed, &charge, &piece) };
         let surroundings = !same_boot && files::ipc::has_any(&tree.surroundings);
         if surroundings || makes_in_namespaces(&tree, &given) {
             let entered = move_into_thread_name_spaces(home.init.as_fd(), ENTERED);
@@ -215,7 +217,8 @@ impl Reviving<'_> {
         self.reached(RestoreStep::Built)?;
         opened.made.finish(&tree, |id| building.id_of(id)).map_err(RestoreError::from)?;
         opened.made.reconnect(&tree).map_err(RestoreError::from)?;
-        finish::clear(&building, &plan, &file, passed)?;
+        let logins = (Logins::inside(&tree), opened.blob());
+        finish::clear(&building, &plan, (&file, passed), logins, &mut warnings)?;
         let waits = finish::socket_waits(&building, &opened.made, passed)?;
         let (initial, memories) = (building.id(0), memories(&building, &tree, passed));
 
@@ -287,7 +290,7 @@ fn around<'a>(
     piece: EachMade<'a>,
 ) -> Around<'a> {
     let passed = (!same_boot).then_some(passed);
-    Around { root: Root::At(root.as_fd()), same_boot, passed, charge: Some(charge), piece: Some(piece) }
+    Around { root: Root::At(root.as_fd()), same_boot, passed, removed: None, charge: Some(charge), piece: Some(piece) }
 }
 
 fn directory(path: &Path) -> io::Result<OwnedFd> {

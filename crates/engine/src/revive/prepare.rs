@@ -13,7 +13,7 @@ use torpor_image::{FormatError, Needs};
 use super::adapt::Times;
 use super::{Revive, ReviveError, Reviving, adapt, directory, owners};
 use crate::files::charge::Charge;
-use crate::files::{self, Around, Given};
+use crate::files::{self, Around, Given, Removed};
 use crate::home::Home;
 use crate::restore::open::{self, Starters};
 use crate::restore::plan::Plan;
@@ -29,6 +29,8 @@ pub(super) struct Prepared {
     pub(super) starters: Starters,
     /// The home's root directory.
     pub(super) root: OwnedFd,
+    /// Directories that had been removed.
+    pub(super) removed: Removed,
     /// What the tree maps or stands in.
     pub(super) paths: Vec<OwnedFd>,
     pub(super) given: Given,
@@ -77,8 +79,16 @@ pub(super) fn prepare(reviving: &mut Reviving<'_>, request: Revive<'_>) -> Resul
     let tree = tree;
     let staged = Staged::of(&tree).ok_or(CompileError::NoNumbers).map_err(RestoreError::from)?;
     // A directory that had been removed is made for them.
-    let examined = owners::as_root_inside(home, || examine(home, &tree, &header.needs, &staged, around));
-    let paths = examined.map_err(|error| ReviveError::Home("taking its owner's place", error))??;
+    let examined = owners::as_root_inside(home, || {
+        let removed = Removed::of(&tree, &given, around.root).map_err(|(path, error)| {
+            let path = String::from_utf8_lossy(&path);
+            RestoreError::Refused(vec![format!("{path}: {}", io::Error::from(error))])
+        })?;
+        let around = Around { removed: Some(&removed), ..around };
+        let paths = examine(home, &tree, &header.needs, &staged, around)?;
+        Ok::<_, RestoreError>((removed, paths))
+    });
+    let (removed, paths) = examined.map_err(|error| ReviveError::Home("taking its owner's place", error))??;
     let mut warnings = Vec::new();
     let others = others(home, &tree, &given, &mut warnings)?;
     given.extend(others);
@@ -87,7 +97,7 @@ pub(super) fn prepare(reviving: &mut Reviving<'_>, request: Revive<'_>) -> Resul
     adapt::to_the_time(&mut plan, &tree, &times);
     let starters = Starters::new(&staged, &plan)?;
     reviving.reached(RestoreStep::Checked)?;
-    Ok(Prepared { file, tree, plan, starters, root, paths, given, passed, same_boot, warnings })
+    Ok(Prepared { file, tree, plan, starters, root, removed, paths, given, passed, same_boot, warnings })
 }
 
 /// What is in the way; opens the paths that the tree maps or stands in.

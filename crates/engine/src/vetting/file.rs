@@ -143,7 +143,8 @@ impl Vetting<'_> {
     fn lock(&mut self, lock: &FileLock) {
         let FileLock { kind, mode, pid, start: _, bytes: _ } = lock;
         match kind {
-            LockKind::Flock | LockKind::OpenFile => {}
+            LockKind::Flock => self.sure(*pid == 0 || self.ids.contains(pid), || format!("a lock of process {pid}")),
+            LockKind::OpenFile => {}
             LockKind::Posix => self.sure(self.ids.contains(pid), || format!("a lock of process {pid}")),
             LockKind::Lease => {
                 // Of a file of its own; its owner needs no capability, and others' files are not in reach.

@@ -11,6 +11,7 @@
 //! Nothing here has a default. Every kind is matched and every field is named, so that a new one does not compile until somebody
 //! has decided what an archive may say of it.
 
+mod details;
 mod file;
 mod machine;
 mod memory;
@@ -128,8 +129,9 @@ impl Vetting<'_> {
     }
 
     fn tree(&mut self, tree: &mut Tree) {
-        let Tree { machine, processes, files, pipes, memories, namespaces, surroundings } = tree;
+        let Tree { machine, processes, files, pipes, memories, namespaces, surroundings, details } = tree;
         self.machine(machine);
+        self.details(details);
         // Its bounds say whether there is a user namespace; the home says whether there is one for time.
         let Namespaces { user: _, time: _ } = namespaces;
         let mapped = processes.iter().filter_map(Process::alive).map(|life| life.space.files.len()).sum::<usize>();

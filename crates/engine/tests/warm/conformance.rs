@@ -22,8 +22,7 @@ const AT_ONCE: usize = 3;
 
 /// Whose state is not found again, as by `torpor restore` (`docs/compatibility.md`, what cannot be seen), and one that needs a
 /// file which is not there.
-const KNOWN: [&str; 3] = [
-    "aio_poll",
+const KNOWN: [&str; 2] = [
     "executables",
     // A tracer is none of the app's.
     "traced",

@@ -5,18 +5,23 @@ use std::collections::HashSet;
 use serde::{Deserialize, Serialize};
 
 use super::check::{Checked, sure};
+use super::frugal;
 use super::{FileId, FileKind, MemoryId, Tree};
 
 /// Details of threads, memory and files that most of them do not have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Details {
     /// Login ids (`/proc/PID/loginuid`) of threads that have one, by ascending thread id.
+    #[serde(deserialize_with = "frugal::list")]
     pub logins: Vec<Login>,
     /// Times of files without a name, by ascending place.
+    #[serde(deserialize_with = "frugal::list")]
     pub times: Vec<Times>,
     /// What threads have set by `prctl(2)` that is not as every thread begins, by ascending thread id.
+    #[serde(deserialize_with = "frugal::list")]
     pub controls: Vec<Control>,
     /// Where connected netlink sockets send to, by ascending place.
+    #[serde(deserialize_with = "frugal::list")]
     pub netlink_peers: Vec<NetlinkPeer>,
 }
 

@@ -17,6 +17,7 @@ const IPV6: i32 = libc::IPPROTO_IPV6;
 const TCP: i32 = libc::IPPROTO_TCP;
 const UDP: i32 = libc::IPPROTO_UDP;
 const RAW: i32 = libc::SOL_RAW;
+const ICMPV6: i32 = libc::IPPROTO_ICMPV6;
 const NETLINK: i32 = libc::SOL_NETLINK;
 const PACKET: i32 = libc::SOL_PACKET;
 
@@ -91,6 +92,12 @@ pub const PLAIN: &[Plain] = &[
     plain(SOCKET, SO_TIMESTAMP_NEW),
     plain(SOCKET, SO_TIMESTAMPNS_NEW),
     plain(SOCKET, libc::SO_TIMESTAMPING),
+    // After the old one: which of the two was set decides the form of what the program gets.
+    plain(SOCKET, SO_TIMESTAMPING_NEW),
+    privileged(SOCKET, libc::SO_TXTIME, Needs::NetworkAdministration),
+    plain(SOCKET, libc::SO_SELECT_ERR_QUEUE),
+    plain(SOCKET, libc::SO_WIFI_STATUS),
+    plain(SOCKET, libc::SO_NOFCS),
     plain(SOCKET, libc::SO_RXQ_OVFL),
     privileged(SOCKET, libc::SO_BUSY_POLL, Needs::NetworkAdministration),
     privileged(SOCKET, libc::SO_PREFER_BUSY_POLL, Needs::NetworkAdministration),
@@ -98,6 +105,8 @@ pub const PLAIN: &[Plain] = &[
     plain(SOCKET, libc::SO_ZEROCOPY),
     plain(SOCKET, SO_TXREHASH),
     privileged(SOCKET, SO_RCVMARK, Needs::Network),
+    privileged(SOCKET, SO_RCVPRIORITY, Needs::Network),
+    late(SOCKET, SO_INQ),
     Plain { set: libc::SO_SNDBUFFORCE, halved: true, ..late(SOCKET, libc::SO_SNDBUF) },
     Plain { set: libc::SO_RCVBUFFORCE, halved: true, ..late(SOCKET, libc::SO_RCVBUF) },
     late(SOCKET, SO_BUF_LOCK),
@@ -106,6 +115,7 @@ pub const PLAIN: &[Plain] = &[
     late(SOCKET, libc::SO_LOCK_FILTER),
     plain(IP, libc::IP_TTL),
     plain(IP, libc::IP_HDRINCL),
+    plain(IP, libc::IP_OPTIONS),
     plain(IP, libc::IP_RECVOPTS),
     plain(IP, libc::IP_RETOPTS),
     plain(IP, libc::IP_PKTINFO),
@@ -147,6 +157,20 @@ pub const PLAIN: &[Plain] = &[
     plain(IPV6, libc::IPV6_RECVTCLASS),
     plain(IPV6, libc::IPV6_TCLASS),
     plain(IPV6, libc::IPV6_DONTFRAG),
+    plain(IPV6, IPV6_2292PKTINFO),
+    plain(IPV6, IPV6_2292HOPOPTS),
+    plain(IPV6, IPV6_2292DSTOPTS),
+    plain(IPV6, IPV6_2292RTHDR),
+    plain(IPV6, IPV6_2292HOPLIMIT),
+    plain(IPV6, libc::IPV6_RECVPATHMTU),
+    plain(IPV6, IPV6_RECVFRAGSIZE),
+    plain(IPV6, IPV6_ROUTER_ALERT_ISOLATE),
+    plain(IPV6, IPV6_HDRINCL),
+    plain(IPV6, libc::IPV6_CHECKSUM),
+    privileged(IPV6, libc::IPV6_HOPOPTS, Needs::Network),
+    privileged(IPV6, libc::IPV6_RTHDRDSTOPTS, Needs::Network),
+    plain(IPV6, libc::IPV6_RTHDR),
+    privileged(IPV6, libc::IPV6_DSTOPTS, Needs::Network),
     plain(IPV6, libc::IPV6_AUTOFLOWLABEL),
     plain(IPV6, libc::IPV6_ADDR_PREFERENCES),
     plain(IPV6, libc::IPV6_MINHOPCOUNT),
@@ -175,6 +199,10 @@ pub const PLAIN: &[Plain] = &[
     plain(TCP, libc::TCP_SAVE_SYN),
     plain(TCP, TCP_INQ),
     plain(TCP, TCP_TX_DELAY),
+    plain(TCP, libc::TCP_FASTOPEN_KEY),
+    plain(TCP, TCP_RTO_MAX_MS),
+    plain(TCP, TCP_RTO_MIN_US),
+    plain(TCP, TCP_DELACK_MAX_US),
     plain(UDP, libc::UDP_CORK),
     plain(UDP, UDP_ENCAP),
     plain(UDP, UDP_NO_CHECK6_TX),
@@ -182,6 +210,7 @@ pub const PLAIN: &[Plain] = &[
     plain(UDP, libc::UDP_SEGMENT),
     plain(UDP, libc::UDP_GRO),
     plain(RAW, ICMP_FILTER),
+    plain(ICMPV6, ICMPV6_FILTER),
     plain(NETLINK, libc::NETLINK_PKTINFO),
     plain(NETLINK, libc::NETLINK_BROADCAST_ERROR),
     plain(NETLINK, libc::NETLINK_NO_ENOBUFS),
@@ -207,26 +236,41 @@ pub const PLAIN: &[Plain] = &[
 // Numbers of `include/uapi` that libc does not have.
 const SO_TIMESTAMP_NEW: i32 = 63;
 const SO_TIMESTAMPNS_NEW: i32 = 64;
+const SO_TIMESTAMPING_NEW: i32 = 65;
 const SO_BUF_LOCK: i32 = 72;
 const SO_TXREHASH: i32 = 74;
 const SO_RCVMARK: i32 = 75;
 const SO_PASSPIDFD: i32 = 76;
+const SO_RCVPRIORITY: i32 = 82;
 const SO_PASSRIGHTS: i32 = 83;
+const SO_INQ: i32 = 84;
 const IP_CHECKSUM: i32 = 23;
 const IP_RECVFRAGSIZE: i32 = 25;
 const IP_RECVERR_RFC4884: i32 = 26;
 const IP_UNICAST_IF: i32 = 50;
 const IP_LOCAL_PORT_RANGE: i32 = 51;
+const IPV6_2292PKTINFO: i32 = 2;
+const IPV6_2292HOPOPTS: i32 = 3;
+const IPV6_2292DSTOPTS: i32 = 4;
+const IPV6_2292RTHDR: i32 = 5;
+const IPV6_2292HOPLIMIT: i32 = 8;
+const IPV6_ROUTER_ALERT_ISOLATE: i32 = 30;
+const IPV6_HDRINCL: i32 = 36;
 const IPV6_UNICAST_IF: i32 = 76;
+const IPV6_RECVFRAGSIZE: i32 = 77;
 const IPV6_RECVERR_RFC4884: i32 = 31;
 const TCP_NOTSENT_LOWAT: i32 = 25;
 const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
 const TCP_INQ: i32 = 36;
 const TCP_TX_DELAY: i32 = 37;
+const TCP_RTO_MAX_MS: i32 = 44;
+const TCP_RTO_MIN_US: i32 = 45;
+const TCP_DELACK_MAX_US: i32 = 46;
 const UDP_ENCAP: i32 = 100;
 const UDP_NO_CHECK6_TX: i32 = 101;
 const UDP_NO_CHECK6_RX: i32 = 102;
 const ICMP_FILTER: i32 = 1;
+const ICMPV6_FILTER: i32 = 1;
 const PACKET_TX_HAS_OFF: i32 = 19;
 const PACKET_QDISC_BYPASS: i32 = 20;
 const PACKET_IGNORE_OUTGOING: i32 = 23;

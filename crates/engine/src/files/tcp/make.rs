@@ -12,7 +12,7 @@ use torpor_linux::tcp::repair::{self, Agreed, Mode, Queue};
 
 use super::super::MakeError;
 use super::super::options::{self, fresh, set_buffer_sizes};
-use super::{CLOSE_WAIT, ESTABLISHED, FIN_WAIT_1, OWN_END_WAITS, PEER_ENDED, packet};
+use super::{CLOSE_WAIT, CLOSING, ESTABLISHED, FIN_WAIT_1, FIN_WAIT_2, LAST_ACK, OWN_END_WAITS, PEER_ENDED, packet};
 
 const SOCKET: i32 = 1;
 const REUSE_ADDRESS: i32 = 2;
@@ -44,7 +44,8 @@ pub(in super::super) fn make(found: &InetSocket, connection: &Connection, name: 
     fill(&fd, connection).map_err(MakeError::at("filling", name))?;
     if connection.outside && PEER_ENDED.contains(&connection.state) {
         packet::end_of_stream(found, connection).map_err(MakeError::at("ending the other side of", name))?;
-        reach(&fd, |state| state != ESTABLISHED).map_err(MakeError::at("ending the other side of", name))?;
+        reach(&fd, settling(), |state| state != ESTABLISHED)
+            .map_err(MakeError::at("ending the other side of", name))?;
         // What answers it goes out while the lock keeps it away.
         sockopt::set_tcp_quickack(&fd, true).map_err(MakeError::at("preparing", name))?;
     }
@@ -104,7 +105,7 @@ pub(in super::super) fn go_on(
 ) -> Result<(), MakeError> {
     let unsent = connection.written.get(connection.sent as usize..).unwrap_or_default();
     write(fd, unsent).map_err(MakeError::at("filling", name))?;
-    let own_end = OWN_END_WAITS.contains(&connection.state) || connection.state == super::FIN_WAIT_2;
+    let own_end = OWN_END_WAITS.contains(&connection.state) || connection.state == FIN_WAIT_2;
     for (wanted, how) in [(own_end, Shutdown::Write), (found.shut & 1 != 0, Shutdown::Read)] {
         if wanted {
             shutdown(fd, how).map_err(MakeError::at("shutting", name))?;
@@ -114,12 +115,29 @@ pub(in super::super) fn go_on(
     options::set_late(fd, &found.options, name)
 }
 
-/// The third: waits until ends in the tree have told each other what they knew.
-pub(in super::super) fn settle(fd: &OwnedFd, connection: &Connection) {
-    if !connection.outside && matches!(connection.state, CLOSE_WAIT | super::FIN_WAIT_2) {
-        // Where it takes longer, the program sees the end a moment later.
-        let _ = reach(fd, |state| !matches!(state, ESTABLISHED | FIN_WAIT_1));
+/// Until when connections are waited for by [`settle`].
+pub(in super::super) fn settling() -> Instant {
+    Instant::now() + WITHIN
+}
+
+/// The third: waits until ends in the tree have told each other what they knew. Where their packets do not come through (a
+/// firewall on loopback), the program would find a connection that it has seen the end of as if it were open.
+pub(in super::super) fn settle(
+    fd: &OwnedFd,
+    connection: &Connection,
+    deadline: Instant,
+    name: &str,
+) -> Result<(), MakeError> {
+    if connection.outside {
+        return Ok(());
     }
+    let settled: &[u8] = match connection.state {
+        CLOSE_WAIT | FIN_WAIT_2 => &[ESTABLISHED, FIN_WAIT_1],
+        LAST_ACK | CLOSING => &[ESTABLISHED, FIN_WAIT_1, FIN_WAIT_2, CLOSE_WAIT],
+        _ => return Ok(()),
+    };
+    let reached = reach(fd, deadline, |state| !settled.contains(&state));
+    reached.map_err(MakeError::at("telling the end of the stream to", name))
 }
 
 /// Sends what could not go out while packets were kept away, and asks the other end what it has. Where that fails, time-outs do it.
@@ -131,11 +149,10 @@ pub(in super::super) fn nudge(fd: &OwnedFd, found: &InetSocket, name: &str) -> R
 }
 
 /// Waits for a state: the packets of this machine to itself are there at once, or in a moment.
-fn reach(fd: &OwnedFd, wanted: impl Fn(u8) -> bool) -> io::Result<()> {
+fn reach(fd: &OwnedFd, deadline: Instant, wanted: impl Fn(u8) -> bool) -> io::Result<()> {
     const PAUSE: Duration = Duration::from_micros(100);
-    let begun = Instant::now();
     while !wanted(socket::tcp_state(fd)?.0) {
-        if begun.elapsed() > WITHIN {
+        if Instant::now() > deadline {
             return Err(io::ErrorKind::TimedOut.into());
         }
         thread::sleep(PAUSE);

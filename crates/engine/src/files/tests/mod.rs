@@ -15,7 +15,8 @@ use super::list::{Descriptors, List};
 use super::{Around, CollectError, Collected, Given, Made, Request, Root, make};
 use crate::memory::sink::PageSink;
 
-const HERE: Around<'static> = Around { root: Root::Own, same_boot: true, passed: None, charge: None, piece: None };
+const HERE: Around<'static> =
+    Around { root: Root::Own, same_boot: true, passed: None, removed: None, charge: None, piece: None };
 
 /// What was taken, and where its pages are.
 struct Taken {

@@ -503,7 +503,7 @@ impl<'t> Compiler<'t> {
         let thread = &life.threads[t];
         let builder = &mut self.builder;
         let common = thread::common_filters(life);
-        thread::attributes(thread, builder, steps);
+        thread::attributes(thread, &self.tree.details, builder, steps);
         thread::filters(&thread.seccomp[common..], builder, steps);
         thread::credentials(thread, builder, steps);
         // Who has no parent in the tree has lost it.

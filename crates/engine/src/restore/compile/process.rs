@@ -1,6 +1,6 @@
 //! Steps for what threads of a process have in common: descriptors, directories, limits, signals, timers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use torpor_image::tree::{FileKind, Life, LockKind, OpenFile, Process, Tree};
 
@@ -9,6 +9,11 @@ use super::super::staged::{Access, Staged};
 use super::build::{Argument, Builder, Steps};
 
 const O_CLOEXEC: u64 = 0o2_000_000;
+/// `F_WRLCK`.
+const WRITE: i32 = 1;
+pub(crate) const LOCK_SH: u64 = 1;
+pub(crate) const LOCK_EX: u64 = 2;
+pub(crate) const LOCK_NB: u64 = 4;
 
 /// Descriptors that one process sets up for all that have them.
 #[derive(Debug, Default)]
@@ -144,19 +149,45 @@ fn lowest_free(life: &Life, fd: i32) -> i32 {
 }
 
 /// POSIX locks belong to the process: it takes them itself. They go with any descriptor of the file that it closes, so this
-/// is done when nothing is closed any more.
+/// is done when nothing is closed any more. Of `flock` locks and leases the kernel shows who has taken them.
 pub(super) fn locks(tree: &Tree, pid: i32, life: &Life, builder: &mut Builder, steps: &mut Steps) {
     const F_SETLK: u64 = 6;
+    const F_SETLEASE: u64 = 1024;
+    let mut done = HashSet::new();
     for found in &life.descriptors {
+        let first = done.insert(found.file);
         for lock in &tree.files[found.file as usize].locks {
-            if lock.kind != LockKind::Posix || lock.pid != pid {
-                continue;
+            match lock.kind {
+                LockKind::Posix if lock.pid == pid => {
+                    // struct flock: type and whence (2 bytes each), start, length, pid.
+                    let place = builder.numbers(&[lock.mode as u16 as u64, lock.start, lock.bytes, 0]);
+                    steps.call(calls::FCNTL, &[found.fd.into(), F_SETLK.into(), place]);
+                }
+                LockKind::Flock if first && owner_of_table(tree, lock.pid) == Some(pid) => {
+                    let [held, other] = if lock.mode == WRITE { [LOCK_EX, LOCK_SH] } else { [LOCK_SH, LOCK_EX] };
+                    // One that has been kept shows who took it then, until it is changed.
+                    steps.any(calls::FLOCK, &[found.fd.into(), (other | LOCK_NB).into()]);
+                    steps.call(calls::FLOCK, &[found.fd.into(), (held | LOCK_NB).into()]);
+                }
+                LockKind::Lease if first && owner_of_table(tree, lock.pid) == Some(pid) => {
+                    // As above: first it is given up. Where the process may not take one, the restorer does.
+                    const F_UNLCK: u64 = 2;
+                    steps.any(calls::FCNTL, &[found.fd.into(), F_SETLEASE.into(), F_UNLCK.into()]);
+                    steps.any(calls::FCNTL, &[found.fd.into(), F_SETLEASE.into(), (lock.mode as u64).into()]);
+                }
+                _ => {}
             }
-            // struct flock: type and whence (2 bytes each), start, length, pid.
-            let place = builder.numbers(&[lock.mode as u16 as u64, lock.start, lock.bytes, 0]);
-            steps.call(calls::FCNTL, &[found.fd.into(), F_SETLK.into(), place]);
         }
     }
+}
+
+/// The process that puts the table of descriptors of another one together.
+fn owner_of_table(tree: &Tree, pid: i32) -> Option<i32> {
+    let mut process = tree.processes.iter().find(|process| process.pid == pid)?;
+    while process.alive()?.shares.descriptors {
+        process = tree.processes.iter().find(|other| other.pid == process.parent)?;
+    }
+    Some(process.pid)
 }
 
 /// Closes everything that was inherited.

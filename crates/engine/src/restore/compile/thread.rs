@@ -1,6 +1,6 @@
 //! Steps for what each thread has of its own.
 
-use torpor_image::tree::{Life, SeccompFilter, Thread};
+use torpor_image::tree::{Control, Details, Life, SeccompFilter, Thread};
 
 use super::super::calls;
 use super::build::{Argument, Builder, Steps};
@@ -26,8 +26,8 @@ pub(super) fn filters(filters: &[SeccompFilter], builder: &mut Builder, steps: &
     }
 }
 
-/// Name, places that the kernel writes to, scheduling.
-pub(super) fn attributes(thread: &Thread, builder: &mut Builder, steps: &mut Steps) {
+/// Name, places that the kernel writes to, scheduling, and what else it has set.
+pub(super) fn attributes(thread: &Thread, details: &Details, builder: &mut Builder, steps: &mut Steps) {
     const PR_SET_NAME: u64 = 15;
     const PR_SET_TIMERSLACK: u64 = 29;
     let mut name = thread.name.clone();
@@ -66,6 +66,11 @@ pub(super) fn attributes(thread: &Thread, builder: &mut Builder, steps: &mut Ste
     if thread.memory_policy.mode != 0 {
         let (nodes, count) = super::memory::nodes(&thread.memory_policy, builder);
         steps.call(calls::SET_MEMPOLICY, &[u64::from(thread.memory_policy.mode).into(), nodes, count]);
+    }
+    for Control { option, arguments: [first, second], .. } in details.controls(thread.tid) {
+        // A processor may have nothing of the kind.
+        let arguments = [*option, *first, *second, 0, 0].map(|word| Argument::from(u64::from(word)));
+        steps.any(calls::PRCTL, &arguments);
     }
     scheduling(thread, builder, steps);
 }

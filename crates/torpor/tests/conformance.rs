@@ -1,8 +1,7 @@
 //! The conformance suite under `torpor checkpoint` and `torpor restore`: what each program must say.
 //!
 //! The list is the truth in both directions: a program that stops being well fails here, and one that begins to be must be
-//! entered. `refused` names words that the refusal must contain; `wrong` names a fault that is known and has no other place
-//! to stand, as nothing may be restored wrongly. Every program is captured twice: once ended and restored, once left running.
+//! entered. `refused` names words that the refusal must contain; nothing may be restored wrongly. Every program is captured twice: once ended and restored, once left running.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeSet;
@@ -18,8 +17,6 @@ enum Expected {
     Ok,
     /// It is refused before anything is touched, with these words among others.
     Refused(&'static str),
-    /// It is captured and restored, and this is not as it was: a known fault. Left running it must be well.
-    Wrong(&'static str),
 }
 
 fn check(name: &str, expected: Expected) {
@@ -32,10 +29,6 @@ fn check(name: &str, expected: Expected) {
             (Verdict::Skipped(why), _) => return skipped(module_path!(), &format!("{name}: {why}")),
             (Verdict::Ok, Expected::Ok) => {}
             (Verdict::Refused(why), Expected::Refused(words)) if why.contains(words) => {}
-            (Verdict::Failed { stage: "restored", .. }, Expected::Wrong(what)) => {
-                eprintln!("KNOWN FAULT {name}: {what}: {verdict}");
-            }
-            (Verdict::Ok, Expected::Wrong(_)) if mode == Mode::LeftRunning => {}
             _ => panic!("{name} ({}), {mode:?}: expected {expected:?}, got {verdict}", program.what),
         }
     }
@@ -47,9 +40,6 @@ macro_rules! expected {
     };
     (refused $words:literal) => {
         Expected::Refused($words)
-    };
-    (wrong $what:literal) => {
-        Expected::Wrong($what)
     };
 }
 

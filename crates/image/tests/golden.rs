@@ -5,6 +5,7 @@
 //! new version, beside which the old one is read.
 
 #![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
 

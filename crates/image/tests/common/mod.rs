@@ -335,7 +335,8 @@ pub(crate) fn tree() -> Tree {
 }
 
 fn details() -> Details {
-    let netlink = open_files().iter().position(|file| matches!(file.kind, FileKind::Netlink { .. })).unwrap();
+    let netlink = open_files().iter().position(|file| matches!(file.kind, FileKind::Netlink { .. }));
+    let netlink = netlink.expect("there is one of every kind");
     Details {
         logins: vec![Login { tid: 40, user: 1000 }, Login { tid: 42, user: 0 }],
         times: vec![Times { memory: 3, accessed_ns: 1_700_000_000_000_000_001, modified_ns: -2 }],

@@ -16,6 +16,7 @@ cargo run --quiet --package torpor-testkit --bin zoo
 all=(); [ "${TORPOR_TEST_ALL:-0}" = 1 ] && all=(--include-ignored)
 status=0
 cargo test --workspace --no-fail-fast -- --test-threads=2 --show-output "${all[@]}" 2>&1 | tee "$log" | scripts/results.awk || status=$?
+if [ "${TORPOR_TEST_ALL:-0}" = 1 ]; then cargo xtask fuzz --for 1m || status=$?; fi
 skipped=$(grep -c '^SKIPPED' "$log" || true)
 passed=$(awk '/^test result:/ { passed += $4 } END { print passed + 0 }' "$log")
 failed=$(awk '/^test result:/ { failed += $6 } END { print failed + 0 }' "$log")

@@ -21,6 +21,9 @@ pub(crate) enum Error {
     /// A peer is not installed.
     #[error("{what} is missing: {hint}")]
     Missing { what: String, hint: &'static str },
+    /// Fuzzing.
+    #[error(transparent)]
+    Fuzz(#[from] crate::fuzz::FuzzError),
     /// A result could not be written.
     #[error("writing the result")]
     Encode(#[from] serde_json::Error),

@@ -1,9 +1,10 @@
-//! Developer commands: `cargo xtask bench`, `cargo xtask conformance`, `cargo xtask tidy`.
+//! Developer commands: `cargo xtask bench`, `cargo xtask conformance`, `cargo xtask fuzz`, `cargo xtask tidy`.
 #![forbid(unsafe_code)]
 
 mod bench;
 mod conformance;
 mod error;
+mod fuzz;
 mod tidy;
 
 use std::process::ExitCode;
@@ -24,6 +25,7 @@ enum Command {
     #[command(subcommand)]
     Bench(bench::Bench),
     Conformance(conformance::Options),
+    Fuzz(fuzz::Options),
     Tidy(tidy::Args),
 }
 
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(bench) => bench::run(bench),
         Command::Conformance(options) => conformance::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options).map_err(error::Error::from),
         Command::Tidy(args) => return tidy::run(&args),
     };
     match done {

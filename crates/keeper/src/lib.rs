@@ -47,3 +47,9 @@ pub use error::{Error, UsageError};
 pub use process::run;
 pub use protocol::{Info, PROTOCOL_VERSION, Refusal};
 pub use start::StartOptions;
+
+/// Reads a packet as keeper and client do: for fuzzing.
+#[doc(hidden)]
+pub fn read_packet(packet: &[u8]) {
+    let _ = (protocol::decode_request(packet), protocol::decode_reply(packet));
+}

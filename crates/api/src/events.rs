@@ -51,6 +51,8 @@ pub const WOKEN: &str = "woken";
 pub const WAKE_FAILED: &str = "wake-failed";
 /// It cannot be woken as things are; it sleeps on until somebody asks again (worker).
 pub const WAKE_REFUSED: &str = "wake-refused";
+/// An operation has not ended in its time (worker).
+pub const OVERDUE: &str = "overdue";
 /// Its image was damaged: its memory is lost, and its restart policy decides what follows (worker).
 pub const LOST: &str = "lost";
 /// Our nftables table was removed by somebody, and written anew or not (worker); `app` is empty.
@@ -82,6 +84,7 @@ pub const ALL: [&str; 26] = [
     WOKEN,
     WAKE_FAILED,
     WAKE_REFUSED,
+    OVERDUE,
     LOST,
     NETWORK_REPAIRED,
 ];

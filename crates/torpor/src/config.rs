@@ -20,6 +20,8 @@ const SOCKET_PATH_BYTES: usize = 107;
 const LOG_FILES: std::ops::RangeInclusive<u32> = 1..=100;
 const LEAST_LOG_BYTES: u64 = 4096;
 const LEAST_LOG_RATE: u64 = 4096;
+/// The shortest deadline of an operation.
+const LEAST_DEADLINE: Span = Span::from_secs(1);
 
 /// The configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,6 +39,7 @@ pub(crate) struct Config {
     pub(crate) memory: Memory,
     pub(crate) images: Images,
     pub(crate) wake: Wake,
+    pub(crate) deadlines: Deadlines,
     /// Idle policy of apps that say nothing of their own.
     pub(crate) idle: Idle,
     pub(crate) log: Log,
@@ -132,6 +135,18 @@ pub(crate) struct Wake {
     pub(crate) at_once: Option<u32>,
 }
 
+/// How long operations of an app may take before they are given up; each gets a second more for 16 MiB of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Deadlines {
+    /// From warm to running.
+    pub(crate) wake: Span,
+    /// To the program's first instruction.
+    pub(crate) start: Span,
+    /// Falling asleep, and going from dozing to warm.
+    pub(crate) sleep: Span,
+}
+
 /// The daemon's own log, on standard error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -162,9 +177,16 @@ impl Default for Config {
             memory: Memory::default(),
             images: Images::default(),
             wake: Wake::default(),
+            deadlines: Deadlines::default(),
             idle: Idle::default(),
             log: Log::default(),
         }
+    }
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self { wake: Span::from_secs(60), start: Span::from_secs(120), sleep: Span::from_secs(600) }
     }
 }
 
@@ -309,6 +331,12 @@ impl Config {
         if *min_dozing > LONGEST_SPAN {
             return wrong("memory.min_dozing", format!("{min_dozing} is more than {LONGEST_SPAN}"));
         }
+        let Deadlines { wake, start, sleep } = self.deadlines;
+        for (key, span) in [("deadlines.wake", wake), ("deadlines.start", start), ("deadlines.sleep", sleep)] {
+            if !(LEAST_DEADLINE..=LONGEST_SPAN).contains(&span) {
+                return wrong(key, format!("{span} is not between {LEAST_DEADLINE} and {LONGEST_SPAN}"));
+            }
+        }
         if let Err(problem) = tracing_subscriber::EnvFilter::try_new(&self.log.level) {
             return wrong("log.level", format!("`{}`: {problem}", self.log.level));
         }
@@ -362,6 +390,8 @@ mod tests {
             ("[memory]\nhigh_watermark = '70%'", "memory.low_watermark"),
             ("[memory]\nhigh_watermark = '1G'\nlow_watermark = '2G'", "memory.low_watermark"),
             ("[memory]\nlimit = 0", "memory.limit"),
+            ("[deadlines]\nwake = '1ms'", "deadlines.wake"),
+            ("[deadlines]\nsleep = '9999d'", "deadlines.sleep"),
             ("[memory]\nmin_dozing = '9999d'", "memory.min_dozing"),
             ("[wake]\nat_once = 0", "wake.at_once"),
             ("[images]\nmax_bytes = 'all'", "not a size or percentage"),

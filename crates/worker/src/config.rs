@@ -27,6 +27,8 @@ pub struct WorkerConfig {
     pub wakes_at_once: usize,
     /// When dozing apps go warm for want of memory.
     pub memory: MemoryConfig,
+    /// How long operations may take.
+    pub deadlines: Deadlines,
     /// Most that images of sleeping apps may take on disk together; none: a tenth of the file system of the data
     /// directory, and 1 GiB at least.
     pub image_limit: Option<Amount>,
@@ -43,6 +45,17 @@ pub struct MemoryConfig {
     pub limit_bytes: Option<u64>,
     /// An app dozes at least this long before.
     pub min_dozing: Duration,
+}
+
+/// How long an operation of an app may take before it is given up. What moves an image gets a second more for each 16 MiB of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// From warm to running.
+    pub wake: Duration,
+    /// To the program's first instruction.
+    pub start: Duration,
+    /// Falling asleep, and going from dozing to warm.
+    pub sleep: Duration,
 }
 
 /// How much of an app's output is kept.

@@ -1,5 +1,5 @@
 //! Faults on demand, for tests of crashes: `TORPOR_FAULT=STEP:ACTION[:COUNT]` makes the worker fail (`error`), kill itself
-//! (`kill`) or its keeper (`keeper`), or panic (`panic`), when an app reaches a step of falling asleep or waking for the COUNT-th time. Steps of
+//! (`kill`) or its keeper (`keeper`), panic (`panic`), or stand still (`hang`), when an app reaches a step of falling asleep or waking for the COUNT-th time. Steps of
 //! building processes again begin with `revive-`, those of an import with `import-`. `torpor checkpoint` obeys it, too.
 
 use std::path::{Path, PathBuf};
@@ -57,6 +57,8 @@ impl AnyStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
     Error,
+    /// Until somebody opens the pipe `TORPOR_FAULT_PIPE` for writing: a call of the kernel's that does not return.
+    Hang,
     KillWorker,
     KillKeeper,
     Panic,
@@ -72,7 +74,7 @@ struct RequestedFault {
 
 /// A value of `TORPOR_FAULT` that is not understood.
 #[derive(Debug, thiserror::Error)]
-#[error("TORPOR_FAULT={0} is not STEP:kill, STEP:keeper, STEP:panic or STEP:error, with an optional :COUNT")]
+#[error("TORPOR_FAULT={0} is not STEP:kill, STEP:keeper, STEP:panic, STEP:hang or STEP:error, with an optional :COUNT")]
 pub struct FaultSyntax(String);
 
 /// Faults from the environment; usually none.
@@ -107,6 +109,7 @@ fn parse(text: &str) -> Option<RequestedFault> {
         "keeper" => Action::KillKeeper,
         "panic" => Action::Panic,
         "error" => Action::Error,
+        "hang" => Action::Hang,
         _ => return None,
     };
     let count: u32 = parts.next().map_or(Some(1), |count| count.parse().ok())?;
@@ -123,6 +126,13 @@ impl RequestedFaults {
         }
         match fault.action {
             Action::Error => true,
+            Action::Hang => {
+                if let Err(error) = hang() {
+                    tracing::error!(%error, "waiting at a pipe");
+                    std::process::abort();
+                }
+                false
+            }
             Action::Panic => panic!("a fault was asked for"),
             Action::KillWorker => {
                 let own: Pid = getpid();
@@ -147,6 +157,12 @@ impl RequestedFaults {
     pub(crate) fn imported(&self, step: ImportStep) -> std::io::Result<()> {
         if self.fails(AnyStep::Import(step)) { Err(std::io::Error::other("a fault was asked for")) } else { Ok(()) }
     }
+}
+
+/// Does not return before somebody writes to the pipe.
+fn hang() -> std::io::Result<()> {
+    let pipe = std::env::var_os("TORPOR_FAULT_PIPE").ok_or(std::io::ErrorKind::NotFound)?;
+    std::fs::File::open(pipe).map(drop)
 }
 
 /// Kills the keeper and waits until it is gone.
@@ -185,6 +201,7 @@ mod tests {
         let opened = faults("revive-opened:error");
         assert!(opened.reached(Step::Opened).is_ok());
         assert!(opened.rebuilt(RestoreStep::Opened).is_err() && opened.rebuilt(RestoreStep::Opened).is_ok());
+        assert_eq!(parse("revive-built:hang").map(|fault| fault.action), Some(Action::Hang));
         assert_eq!(parse("kept:keeper").map(|fault| fault.action), Some(Action::KillKeeper));
         assert!(parse("nowhere:kill").is_none() && parse("frozen:burn").is_none() && parse("frozen").is_none());
     }

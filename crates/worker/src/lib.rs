@@ -32,7 +32,7 @@ mod space;
 mod wakes;
 mod worker;
 
-pub use config::{LogConfig, MemoryConfig, WorkerConfig};
+pub use config::{Deadlines, LogConfig, MemoryConfig, WorkerConfig};
 pub use doctor::doctor;
 pub use faults::{FaultSyntax, RequestedFaults};
 pub use port::port;

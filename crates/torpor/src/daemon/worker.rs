@@ -6,7 +6,7 @@ use torpor_api::view::Check;
 use torpor_api::worker::WorkerPort;
 use torpor_api::{ApiError, ErrorKind, error::chain};
 use torpor_network::NetworkConfig;
-use torpor_worker::{LogConfig, MemoryConfig, OpenError, Worker, WorkerConfig};
+use torpor_worker::{Deadlines, LogConfig, MemoryConfig, OpenError, Worker, WorkerConfig};
 
 use crate::config::Config;
 
@@ -40,6 +40,11 @@ fn settings(config: &Config) -> Result<WorkerConfig, ApiError> {
             low: config.memory.low_watermark,
             limit_bytes: config.memory.limit.map(|limit| limit.0),
             min_dozing: config.memory.min_dozing.0,
+        },
+        deadlines: Deadlines {
+            wake: config.deadlines.wake.0,
+            start: config.deadlines.start.0,
+            sleep: config.deadlines.sleep.0,
         },
         image_limit: config.images.max_bytes,
     })

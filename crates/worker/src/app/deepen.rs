@@ -1,18 +1,18 @@
-//! From dozing to warm, and back: the app's processes are ended, and built again from their image.
+//! From dozing to warm: the app's processes are ended, and only their image is left.
 
 use std::io;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use torpor_engine::{
-    Abort, Asleep, Deepen, DeepenError, Deepened, Home, Ids, Revive, Revived, SleepError, Target, Warm, deepen, revive,
-};
-use torpor_lifecycle::{Event, Retry, SleepCause, WakeCause, WakeFailure};
+use torpor_engine::{Abort, Asleep, Deepen, DeepenError, Deepened, Home, Ids, SleepError, Target, deepen};
+use torpor_lifecycle::{Event, Retry, SleepCause, WakeCause};
 use torpor_sandbox::{ID_COUNT, Sandbox};
 
 use super::Outcome;
 use super::freezer::SandboxFreezer;
 use super::operate::{TellingJournal, chain, text};
+use super::operation::{Commits, Kind, Operation, Steps};
+use super::overdue::Underway;
 use super::panics::Unfinished;
 use super::parking::{self, KeeperParking};
 use super::sleeping::{Sleeping, WarmApp};
@@ -28,6 +28,7 @@ pub(crate) struct Went {
 
 /// Everything that going warm needs, to be carried to its thread.
 struct DeepenJob {
+    operation: Arc<Operation>,
     sandbox: Arc<Sandbox>,
     home: Home,
     shared: Arc<Shared>,
@@ -61,8 +62,8 @@ impl DeepenJob {
             app: self.app,
             boot: self.shared.boot,
             freezer: &freezer,
-            journal: &self.journal,
-            faults: &self.shared.faults,
+            journal: &Commits { operation: &self.operation, journal: &self.journal },
+            faults: &Steps { operation: &self.operation, faults: &self.shared.faults },
         };
         let parking = KeeperParking { shared: &self.shared, id: &self.id };
         let request = Deepen {
@@ -101,7 +102,9 @@ impl Task {
         self.abort = Some(abort.clone());
         let generation = self.generation;
         self.generation += 1;
+        let operation = self.begin_operation(Kind::GoWarm, asleep.image_bytes);
         let job = DeepenJob {
+            operation: operation.clone(),
             sandbox,
             home,
             shared: self.shared.clone(),
@@ -120,7 +123,7 @@ impl Task {
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
             let _unfinished = Unfinished;
             if let Ok(job) = job_of_thread.recv() {
-                let _ = sender.send(Outcome::Deepened(Box::new(job.run())));
+                let _ = sender.send(Outcome::Deepened(operation, Box::new(job.run())));
             }
         });
         match spawned {
@@ -128,6 +131,7 @@ impl Task {
             Ok(_) => drop(jobs.send(job)),
             Err(error) => {
                 self.abort = None;
+                self.underway = Underway::default();
                 self.hold(Sleeping::Dozing(job.asleep), SystemTime::now());
                 refused(error.to_string());
             }
@@ -135,7 +139,8 @@ impl Task {
     }
 
     /// Going warm has ended.
-    pub(super) async fn deepened(&mut self, Went { asleep, deepened }: Went) {
+    pub(super) async fn deepened(&mut self, operation: &Arc<Operation>, Went { asleep, deepened }: Went) {
+        let given_up = self.underway.ended(operation).flatten();
         self.abort = None;
         let Deepened { result, timings, memories } = deepened;
         let cause = std::mem::take(&mut self.sleep_cause);
@@ -155,7 +160,7 @@ impl Task {
             }
             Err(DeepenError::Dozing(reasons)) => {
                 self.hold(Sleeping::Dozing(asleep), self.asleep_since);
-                let reasons = reasons.into_iter().map(Into::into).collect();
+                let reasons = given_up.into_iter().chain(reasons.into_iter().map(Into::into)).collect();
                 self.tell(Event::DeepenRefused { reasons, retry: Retry::Later, dozes: true }).await;
             }
             Err(DeepenError::Awake(error)) => {
@@ -166,6 +171,10 @@ impl Task {
                 self.forget_parked();
                 self.remove_image(&old_image);
                 match error {
+                    SleepError::Aborted(_) | SleepError::Failed { .. } if given_up.is_some() => {
+                        let reasons = given_up.into_iter().collect();
+                        self.tell(Event::DeepenRefused { reasons, retry: Retry::Later, dozes: false }).await;
+                    }
                     SleepError::Aborted(by) => {
                         self.tell(Event::DeepenAborted(WakeCause::Packet(by.into()))).await;
                     }
@@ -205,76 +214,6 @@ impl Task {
                 self.lost = Some(reason.clone());
                 self.tell(Event::DeepenFailed(reason)).await;
             }
-        }
-    }
-
-    /// Builds its processes again. The task waits for it, on this thread; others are moved to another one first.
-    pub(super) fn revive(&mut self, mut app: Box<WarmApp>, cause: &WakeCause) -> Event {
-        let Some(sandbox) = self.sandbox.clone() else {
-            self.asleep = Some(Sleeping::Warm(app));
-            return Event::WakeFailed(WakeFailure::Passing(text("it has no sandbox")));
-        };
-        self.watch = None;
-        let sockets = crate::probes::Sockets::Parked { files: &app.sockets, init: sandbox.init_pid() };
-        crate::probes::undefer(&std::mem::take(&mut self.deferred), &sockets);
-        let (number, shared, journal) = (self.app_number(), self.shared.clone(), self.journal.clone());
-        let id = self.record.id.clone();
-        let home = match home(&sandbox) {
-            Ok(home) => home,
-            Err(error) => {
-                self.hold(Sleeping::Warm(app), SystemTime::now());
-                return Event::WakeFailed(WakeFailure::Passing(text(error)));
-            }
-        };
-        let freezer = match SandboxFreezer::building(&sandbox, self.record.spec.limits.processes) {
-            Ok(freezer) => freezer,
-            Err(error) => {
-                self.hold(Sleeping::Warm(app), SystemTime::now());
-                return Event::WakeFailed(WakeFailure::Passing(text(error)));
-            }
-        };
-        let target =
-            Target { app: number, boot: shared.boot, freezer: &freezer, journal: &*journal, faults: &shared.faults };
-        let held = app.take_files();
-        let given = Box::new(|| held.map_or_else(|| parking::parked_files(&shared, &id), Ok).map_err(io::Error::other));
-        let Warm { image, generation, .. } = &app.warm;
-        let request = Revive { home: &home, image, generation: *generation, given };
-        let (result, timings) = tokio::task::block_in_place(|| revive(&target, request));
-        let outcome = result.as_ref().err().map(|error| chain(error).to_string());
-        self.wakes.add(cause.to_string(), &timings, outcome);
-        match result {
-            Ok(revived) => {
-                self.finish_revival(revived);
-                Event::Woken
-            }
-            Err(error) if error.is_awake() && sandbox.cgroup().thaw().is_ok() => {
-                // Its memory is complete and it is thawed: a detail failed behind that.
-                tracing::warn!(app = self.record.spec.name, reason = %chain(&error), "after waking");
-                self.finish_revival(Revived::default());
-                Event::Woken
-            }
-            Err(error) => {
-                let reason = chain(&error);
-                self.hold(Sleeping::Warm(app), SystemTime::now());
-                Event::WakeFailed(match () {
-                    () if error.is_lost() => WakeFailure::Damaged(reason),
-                    () if error.is_refusal() => WakeFailure::Refused(reason),
-                    () => WakeFailure::Passing(reason),
-                })
-            }
-        }
-    }
-
-    /// The small things after a wake, off the path to the first answer: but first of all its files are its own again.
-    fn finish_revival(&mut self, mut revived: Revived) {
-        self.cached_image = None;
-        tokio::task::block_in_place(|| self.forget_parked());
-        if let Err(error) = tokio::task::block_in_place(|| revived.settle()) {
-            tracing::warn!(app = self.record.spec.name, error = %chain(&error), "after waking");
-        }
-        self.memories = revived.memories;
-        for warning in revived.warnings {
-            tracing::warn!(app = self.record.spec.name, %warning, "after waking");
         }
     }
 

@@ -5,7 +5,7 @@
 use std::time::SystemTime;
 
 use tokio::sync::{mpsc, oneshot};
-use torpor_lifecycle::{Action, Event, Level, Millis, Phase, Retry, SleepCause};
+use torpor_lifecycle::{Action, Event, Level, Millis, Phase, Retry, SleepCause, Text};
 
 use super::task::{Order, Task};
 use crate::pressure::{Dozer, Dozing};
@@ -93,7 +93,12 @@ impl Task {
 
     /// Refuses to write another image.
     pub(super) fn no_space(&self, action: &Action) -> Event {
-        let reasons = vec![self.shared.image_space.words().into()];
+        Self::no_sleep(action, self.shared.image_space.words().into())
+    }
+
+    /// Refuses to put it to sleep, or deeper.
+    pub(super) fn no_sleep(action: &Action, reason: Text) -> Event {
+        let reasons = vec![reason];
         match action {
             Action::BeginDeepen { .. } => Event::DeepenRefused { reasons, retry: Retry::Later, dozes: true },
             _ => Event::CaptureRefused { reasons, retry: Retry::Later },

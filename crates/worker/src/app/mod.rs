@@ -21,9 +21,12 @@ mod labels;
 mod measure;
 mod moving;
 mod operate;
+mod operation;
+mod overdue;
 mod panics;
 mod parking;
 mod past;
+mod revive;
 mod sleeping;
 mod start;
 mod stored;
@@ -38,17 +41,21 @@ pub(crate) use operate::app_number;
 pub(crate) use task::{AppHandle, Order, spawn};
 pub(crate) use view::{explanation_of_unanswered, not_answering, stats_of_unanswered, status_of_unanswered};
 
+use std::sync::Arc;
+
 use torpor_engine::Attempt;
 use torpor_lifecycle as lifecycle;
 
 /// Result of a long operation.
 pub(crate) enum Outcome {
     /// The sandbox stands and the program runs, or why not.
-    Spawned(Box<Result<start::Started, start::StartError>>),
+    Spawned(Arc<operation::Operation>, Box<Result<start::Started, start::StartError>>),
     /// Falling asleep has ended.
-    Slept(Box<Attempt>),
+    Slept(Arc<operation::Operation>, Box<Attempt>),
     /// Going warm has ended.
-    Deepened(Box<deepen::Went>),
+    Deepened(Arc<operation::Operation>, Box<deepen::Went>),
+    /// Building its processes has ended.
+    Revived(Box<revive::Built>),
     /// What the machine is told directly.
     Event(lifecycle::Event),
 }

@@ -7,11 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use torpor_api::spec::WakeOn;
-use torpor_engine::{Abort, Attempt, Journal, Phase, Request, SleepError, Source, Step, Target, fall_asleep, wake};
+use torpor_engine::{
+    Abort, Asleep, Attempt, Journal, Phase, Request, SleepError, Source, Step, Target, fall_asleep, wake,
+};
 use torpor_lifecycle::{Event, Exit, Observation, Retry, SleepCause, Text, WakeCause, WakeFailure};
 use torpor_sandbox::{ExitStatus, Sandbox};
 
 use super::freezer::SandboxFreezer;
+use super::operation::{Commits, Kind, Operation, Steps};
+use super::overdue::Underway;
 use super::panics::Unfinished;
 use super::sleeping::Sleeping;
 use super::task::Task;
@@ -19,9 +23,6 @@ use super::{Outcome, measure};
 use crate::clock;
 use crate::journal::PhaseFile;
 use crate::shared::Shared;
-
-/// Memory that is refilled on the task's own thread; more moves other tasks to another thread first.
-const INLINE_WAKE_BYTES: u64 = 4 << 20;
 
 /// A buffer for waking that is kept between wakes; a larger one is given back.
 const KEPT_BUFFER_BYTES: usize = 1 << 20;
@@ -83,7 +84,9 @@ impl Task {
         self.abort = Some(abort.clone());
         let generation = self.generation;
         self.generation += 1;
+        let operation = self.begin_operation(Kind::Sleep, 0);
         let job = SleepJob {
+            operation: operation.clone(),
             sandbox,
             shared: self.shared.clone(),
             app: self.app_number(),
@@ -100,9 +103,10 @@ impl Task {
         let name = format!("sleep-{}", self.record.spec.name);
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
             let _unfinished = Unfinished;
-            let _ = outcomes.send(Outcome::Slept(Box::new(job.run())));
+            let _ = outcomes.send(Outcome::Slept(operation, Box::new(job.run())));
         });
         if let Err(error) = spawned {
+            self.underway = Underway::default();
             let refused = Event::CaptureRefused { reasons: vec![text(error)], retry: Retry::Later };
             let _ = self.outcomes().send(Outcome::Event(refused));
         }
@@ -121,13 +125,15 @@ impl Task {
     pub(super) async fn outcome(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Event(event) => self.tell(event).await,
-            Outcome::Spawned(result) => self.spawned(*result).await,
-            Outcome::Slept(attempt) => self.slept(*attempt).await,
-            Outcome::Deepened(went) => self.deepened(*went).await,
+            Outcome::Spawned(operation, result) => self.spawned(&operation, *result).await,
+            Outcome::Slept(operation, attempt) => self.slept(&operation, *attempt).await,
+            Outcome::Deepened(operation, went) => self.deepened(&operation, *went).await,
+            Outcome::Revived(built) => self.revived(*built).await,
         }
     }
 
-    async fn slept(&mut self, Attempt { result, timings, memories }: Attempt) {
+    async fn slept(&mut self, operation: &Arc<Operation>, Attempt { result, timings, memories }: Attempt) {
+        let given_up = self.underway.ended(operation).flatten();
         self.abort = None;
         if let Some(memories) = memories {
             self.memories = memories;
@@ -144,6 +150,10 @@ impl Task {
                 self.sleeps.add(cause, &timings, Some(chain(&error).to_string()));
                 let committed = timings.steps().iter().any(|(step, _)| *step == Step::Committed);
                 match error {
+                    SleepError::Aborted(_) | SleepError::Failed { .. } if !committed && given_up.is_some() => {
+                        let reasons = given_up.into_iter().collect();
+                        self.tell(Event::CaptureRefused { reasons, retry: Retry::Later }).await;
+                    }
                     SleepError::Aborted(by) => {
                         self.tell(Event::CaptureAborted(WakeCause::Packet(by.into()))).await;
                     }
@@ -264,17 +274,26 @@ impl Task {
         }
     }
 
-    /// Wakes it, right here: its memory is small, or other tasks are moved away first.
-    pub(super) fn wake(&mut self, cause: &WakeCause) -> Event {
+    /// Wakes it. From dozing that is done right here, and its outcome known.
+    /// From warm it is built on a thread of its own, and the outcome comes later.
+    pub(super) fn wake(&mut self, cause: &WakeCause) -> Option<Event> {
         if let Some(reason) = self.lost.take() {
-            return Event::WakeFailed(WakeFailure::Damaged(reason));
+            return Some(Event::WakeFailed(WakeFailure::Damaged(reason)));
+        }
+        if let Some(reason) = self.underway.held_up() {
+            return Some(Event::WakeFailed(WakeFailure::Passing(reason)));
         }
         let asleep = match self.asleep.take() {
             Some(Sleeping::Dozing(asleep)) => asleep,
             Some(Sleeping::Warm(app)) => return self.revive(app, cause),
             // A sleep that failed was undone already: it runs.
-            None => return Event::Woken,
+            None => return Some(Event::Woken),
         };
+        Some(self.refill(asleep, cause))
+    }
+
+    /// Brings back the memory of one that dozes.
+    fn refill(&mut self, asleep: Box<Asleep>, cause: &WakeCause) -> Event {
         let Some(sandbox) = self.sandbox.clone() else {
             return Event::WakeFailed(WakeFailure::Passing(text("it has no processes")));
         };
@@ -294,8 +313,8 @@ impl Task {
             };
             wake(&target, &asleep, &mut buffer)
         };
-        let small = asleep.state.memory_bytes() <= INLINE_WAKE_BYTES && !self.crowded;
-        let (result, timings) = if small { run() } else { tokio::task::block_in_place(run) };
+        // However little it is, the disk that it is read from may hang: other tasks do not wait for this thread.
+        let (result, timings) = tokio::task::block_in_place(&mut run);
         if buffer.capacity() <= KEPT_BUFFER_BYTES {
             self.refill_buffer = buffer;
         }
@@ -444,6 +463,7 @@ pub(super) fn exit_of(status: Option<ExitStatus>, oom_kills: u64, limit_bytes: O
 
 /// Everything that falling asleep needs, to be carried to its thread.
 struct SleepJob {
+    operation: Arc<Operation>,
     sandbox: Arc<Sandbox>,
     shared: Arc<Shared>,
     app: u64,
@@ -486,8 +506,8 @@ impl SleepJob {
             app: self.app,
             boot: self.shared.boot,
             freezer: &freezer,
-            journal: &self.journal,
-            faults: &self.shared.faults,
+            journal: &Commits { operation: &self.operation, journal: &self.journal },
+            faults: &Steps { operation: &self.operation, faults: &self.shared.faults },
         };
         let request = Request {
             image: self.image.clone(),

@@ -172,6 +172,10 @@ impl Task {
 
     /// Whether a warm app's open files are there: the keeper may have ended after they were parked and before this task knew.
     pub(super) fn check_parked(&mut self) -> bool {
+        if self.reviving.is_some() {
+            // It has them, or fails without them.
+            return true;
+        }
         match has_files(&self.shared, &self.record.id) {
             Ok(true) => true,
             Ok(false) if self.park_held_files() => true,

@@ -19,6 +19,7 @@ use torpor_sandbox::{
 };
 
 use super::operate::chain;
+use super::operation::{Kind, Operation};
 use super::task::Task;
 use super::{AppFiles, Outcome};
 use crate::config::{FIRST_HOST_ID, IDS_PER_APP};
@@ -163,6 +164,12 @@ impl Task {
         let outcomes = self.outcomes();
         let (record, files, shared) = (self.record.clone(), self.files.clone(), self.shared.clone());
         let journal = self.journal.clone();
+        if let Some(reason) = self.underway.held_up() {
+            // The task itself receives it.
+            let _ = outcomes.send(Outcome::Event(Event::StartFailed(reason.into())));
+            return;
+        }
+        let operation = self.begin_operation(Kind::Start, 0);
         tokio::spawn(async move {
             // An image that was given up must not be found after a power cut: what the app writes from now on is newer.
             let result = match files.sync_names().and_then(|()| journal.record(Phase::Awake)) {
@@ -170,11 +177,25 @@ impl Task {
                 Err(error) => Err(StartError::Files(files.run.clone(), error)),
             };
             // The task waits for just this.
-            let _ = outcomes.send(Outcome::Spawned(Box::new(result)));
+            let _ = outcomes.send(Outcome::Spawned(operation, Box::new(result)));
         });
     }
 
-    pub(super) async fn spawned(&mut self, result: Result<Started, StartError>) {
+    pub(super) async fn spawned(&mut self, operation: &Arc<Operation>, result: Result<Started, StartError>) {
+        let result = match (self.underway.ended(operation), result) {
+            (Some(None), result) => result,
+            // Nobody waits for it any more.
+            (given_up, result) => {
+                if let Ok(started) = result {
+                    self.take_down(Arc::new(started.sandbox)).await;
+                }
+                if let Some(Some(reason)) = given_up {
+                    self.after_exit().await;
+                    self.tell(Event::StartFailed(reason.into())).await;
+                }
+                return;
+            }
+        };
         match result {
             Ok(Started { sandbox, output }) => {
                 // New processes: nothing of the old ones' waits is true of them.
@@ -184,19 +205,25 @@ impl Task {
                 match self.hold_sandbox(sandbox.clone()) {
                     Ok(()) => self.tell(Event::Started).await,
                     Err(error) => {
-                        let name = self.record.spec.name.clone();
-                        let destroyed = blocking(move || {
-                            if let Err(error) = sandbox.destroy() {
-                                tracing::error!(app = name, error = %chain(&error), "taking down its sandbox");
-                            }
-                            Ok(())
-                        });
-                        let failed = destroyed.await.err().unwrap_or(StartError::Watch(error));
-                        self.start_failed(&failed).await;
+                        self.take_down(sandbox).await;
+                        self.start_failed(&StartError::Watch(error)).await;
                     }
                 }
             }
             Err(error) => self.start_failed(&error).await,
+        }
+    }
+
+    /// Ends a sandbox that is not held.
+    async fn take_down(&self, sandbox: Arc<Sandbox>) {
+        let name = self.record.spec.name.clone();
+        let destroyed = tokio::task::spawn_blocking(move || {
+            if let Err(error) = sandbox.destroy() {
+                tracing::error!(app = name, error = %chain(&error), "taking down its sandbox");
+            }
+        });
+        if let Err(error) = destroyed.await {
+            tracing::error!(app = self.record.spec.name, %error, "taking down its sandbox");
         }
     }
 

@@ -177,7 +177,7 @@ impl Task {
         };
         self.hold_since_written(Sleeping::Warm(Box::new(WarmApp::new(warm, watch))));
         self.tell(Event::TakenOver(Found::Warm { next_timer })).await;
-        if !self.check_parked() {
+        if self.reviving.is_some() || !self.check_parked() {
             return;
         }
         if lost {

@@ -18,8 +18,10 @@ use torpor_sandbox::Sandbox;
 use super::history::History;
 use super::known::Known;
 use super::moving::Exportable;
+use super::overdue::Underway;
 use super::panics::Unfinished;
 use super::past::Past;
+use super::revive::Reviving;
 use super::sleeping::Sleeping;
 use super::start::Fault;
 use super::turn::QueuedWake;
@@ -117,6 +119,10 @@ pub(crate) struct Task {
     /// Listeners that were told to wait for data.
     pub(crate) deferred: Vec<crate::probes::Deferred>,
     pub(crate) abort: Option<Abort>,
+    /// Its operation, and when it should have ended.
+    pub(super) underway: Underway,
+    /// What is being woken from warm.
+    pub(super) reviving: Option<Reviving>,
     pub(crate) memories: Memories,
     /// Why its memory could not be brought back, until the machine has been told.
     pub(crate) lost: Option<torpor_lifecycle::Text>,
@@ -131,8 +137,6 @@ pub(crate) struct Task {
     pub(super) queued: Option<Box<QueuedWake>>,
     /// When it was used last before it fell asleep.
     pub(super) used_before: Millis,
-    /// Others wake at the same time.
-    pub(super) crowded: bool,
     /// What the worker knows of its sleep.
     pub(super) known: Known,
     /// Changes when the keeper was lost.
@@ -153,6 +157,7 @@ enum Happening {
     Timer,
     Turn(Permit),
     KeeperLost,
+    Overdue,
 }
 
 /// Starts the task of an app.
@@ -194,6 +199,8 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         watch: None,
         deferred: Vec::new(),
         abort: None,
+        underway: Underway::default(),
+        reviving: None,
         memories: Memories::default(),
         lost: None,
         generation: 1,
@@ -204,7 +211,6 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         sleep_cause: String::new(),
         queued: None,
         used_before: Millis(0),
-        crowded: false,
         known: Known::new(orders.downgrade()),
         keeper_losses,
         outcomes,
@@ -244,6 +250,7 @@ impl Task {
             Happening::Watch => self.watch_fired().await,
             Happening::Exit => self.exited().await,
             Happening::KeeperLost => self.keeper_lost(),
+            Happening::Overdue => self.overdue().await,
             Happening::Outcome(outcome) => self.outcome(outcome).await,
             Happening::Turn(permit) => self.wake_in_turn(permit).await,
             Happening::Timer => {
@@ -267,15 +274,25 @@ impl Task {
                 None => std::future::pending().await,
             }
         };
+        let overdue = self.underway.look_at();
+        let overdue = async move {
+            match overdue {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        // While its processes are built, that has an outcome first: what holds it is not to be taken away meanwhile.
+        let settled = self.reviving.is_none();
         tokio::select! {
             biased;
             () = readable(self.watch.as_ref()) => Happening::Watch,
             Some(outcome) = results.recv() => Happening::Outcome(outcome),
-            () = readable(self.init.as_ref()) => Happening::Exit,
+            () = readable(self.init.as_ref()), if settled => Happening::Exit,
             Some(permit) = turn(self.queued.as_deref_mut()) => Happening::Turn(permit),
             order = mailbox.recv() => Happening::Order(order),
             // Its sender lives as long as the worker.
-            Ok(()) = self.keeper_losses.changed() => Happening::KeeperLost,
+            Ok(()) = self.keeper_losses.changed(), if settled => Happening::KeeperLost,
+            () = overdue => Happening::Overdue,
             () = timer => Happening::Timer,
         }
     }
@@ -336,6 +353,9 @@ impl Task {
     async fn perform(&mut self, action: Action) -> Option<Event> {
         match action {
             Action::Spawn => self.begin_start(),
+            Action::BeginCapture { .. } | Action::BeginDeepen { .. } if self.underway.held_up().is_some() => {
+                return self.underway.held_up().map(|why| Self::no_sleep(&action, why));
+            }
             Action::BeginCapture { .. } | Action::BeginDeepen { .. } if self.shared.image_space.is_full() => {
                 return Some(self.no_space(&action));
             }

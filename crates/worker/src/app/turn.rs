@@ -5,12 +5,16 @@
 
 use std::time::{Duration, Instant};
 
+use tokio::sync::oneshot;
 use torpor_lifecycle::{Event, WakeCause, WakeFailure};
 
 use super::operate::text;
 use super::sleeping::Sleeping;
 use super::task::Task;
 use crate::wakes::{Heat, Permit, Turn, Waiting};
+
+/// A wake that takes longer does not keep others from theirs: it is held up.
+const HELD_UP: Duration = Duration::from_secs(5);
 
 /// A wake that waits.
 #[derive(Debug)]
@@ -32,11 +36,11 @@ impl Task {
     /// Wakes it now, or when it is its turn.
     pub(super) fn begin_wake(&mut self, cause: &WakeCause) -> Option<Event> {
         if !matches!(cause, WakeCause::Packet(_) | WakeCause::Timer) {
-            return Some(self.wake(cause));
+            return self.wake(cause);
         }
         let heat = Heat { last_used: self.used_before, wakes: self.app.counts().wakes };
         match self.shared.wakes.ask(heat) {
-            Turn::Now(permit) => Some(self.wake_with(permit, cause)),
+            Turn::Now(permit) => self.wake_with(permit, cause),
             Turn::Later(waiting) => {
                 self.queued = Some(Box::new(QueuedWake { cause: cause.clone(), since: Instant::now(), waiting }));
                 None
@@ -44,12 +48,20 @@ impl Task {
         }
     }
 
-    /// Others wake as well: their tasks need this thread.
-    fn wake_with(&mut self, permit: Permit, cause: &WakeCause) -> Event {
-        self.crowded = !permit.alone;
+    /// The permit is given back with the outcome, or when that takes so long that others should not wait for it.
+    fn wake_with(&mut self, permit: Permit, cause: &WakeCause) -> Option<Event> {
+        let (held, ended) = oneshot::channel::<()>();
+        tokio::spawn(async move {
+            // Whichever comes first.
+            let _ = tokio::time::timeout(HELD_UP, ended).await;
+            drop(permit);
+        });
         let event = self.wake(cause);
-        self.crowded = false;
-        drop(permit);
+        if event.is_none()
+            && let Some(reviving) = &mut self.reviving
+        {
+            reviving.permit = Some(held);
+        }
         event
     }
 
@@ -70,7 +82,14 @@ impl Task {
     }
 
     /// Tells the machine what came of the wake, whose first phase was the waiting.
-    async fn waited(&mut self, waited: Duration, before: u64, event: Event) {
+    async fn waited(&mut self, waited: Duration, before: u64, event: Option<Event>) {
+        let Some(event) = event else {
+            // From warm: that comes later.
+            if let Some(reviving) = &mut self.reviving {
+                reviving.waited = Some(waited);
+            }
+            return;
+        };
         if self.wakes.added() > before {
             self.wakes.waited(waited);
         }

@@ -123,14 +123,13 @@ pub(crate) fn stats_of_unanswered(app: &AppHandle) -> Stats {
 
 impl Task {
     pub(super) fn status(&self) -> AppStatus {
-        let phase = self.app.phase();
         let addresses = self.shared.config.network.addresses(self.record.index);
         let addresses = addresses.map(|found| found.ips().map(|ip| ip.to_string()).to_vec()).unwrap_or_default();
         let counts = self.app.counts();
         AppStatus {
             id: self.record.id.clone(),
             name: self.record.spec.name.clone(),
-            state: state(phase),
+            state: self.state(),
             since: clock::wall(self.app.since()),
             pid: self.sandbox.as_ref().and_then(|sandbox| sandbox.initial_pid()),
             addresses,
@@ -159,6 +158,10 @@ impl Task {
         }
     }
 
+    fn state(&self) -> State {
+        if self.underway.is_stuck() { State::NotAnswering } else { state(self.app.phase()) }
+    }
+
     /// Memory of its processes' own: what sleeping gives back.
     fn memory_bytes(&self) -> Option<u64> {
         let pids = self.sandbox.as_ref()?.cgroup().processes().ok()?;
@@ -168,6 +171,7 @@ impl Task {
     pub(super) fn explain(&self) -> Explanation {
         let account = self.app.explain(clock::now());
         let mut refusals = account.refusals;
+        refusals.extend(self.underway.held_up().map(|why| why.to_string()));
         let known = refusals.clone();
         if let (Phase::Running(_), Some(sandbox)) = (self.app.phase(), &self.sandbox) {
             let found = sandbox.cgroup().processes().map_err(std::io::Error::other);
@@ -224,7 +228,7 @@ impl Task {
         let counts = self.app.counts();
         Stats {
             name: self.record.spec.name.clone(),
-            state: state(self.app.phase()),
+            state: self.state(),
             processes: usage.processes,
             threads: usage.threads,
             private_bytes: usage.private_bytes,

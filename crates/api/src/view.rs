@@ -294,6 +294,17 @@ pub struct Check {
     pub meaning: String,
 }
 
+/// What `torpor down` has done with an app that was up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct PutAway {
+    /// Its name.
+    pub app: String,
+    /// Its memory is kept in its image, and the next daemon finds it warm. Otherwise it was stopped, and starts afresh.
+    pub kept: bool,
+    /// Why it was stopped; empty where that was asked for.
+    pub reasons: Vec<String>,
+}
+
 /// How a check went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "kebab-case")]

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::ApiError;
 use crate::spec::Source;
 use crate::units::Span;
-use crate::view::{AppStatus, Level};
+use crate::view::{AppStatus, Level, PutAway};
 use crate::worker::Progress;
 
 /// Prefix of every path of this version of the API.
@@ -27,6 +27,8 @@ pub enum WorkLine {
     Done(Box<AppStatus>),
     /// The image is stored under this name.
     Stored(String),
+    /// All apps are put away, and what was set up on the machine is removed.
+    TornDown(Vec<PutAway>),
     /// It failed; nothing was left behind unless the message says so.
     Error(ApiError),
 }
@@ -82,6 +84,42 @@ pub struct SleepQuery {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(inline)]
     pub level: Option<Level>,
+    /// How long the answer may take; default 10m.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(value_type = Option<String>)]
+    pub timeout: Option<Span>,
+}
+
+/// Query of `start` and `wake`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(default, deny_unknown_fields)]
+pub struct WaitQuery {
+    /// How long the answer may take; default 3m. What was asked for goes on behind that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(value_type = Option<String>)]
+    pub timeout: Option<Span>,
+}
+
+impl WaitQuery {
+    /// Time for an answer of `start` and `wake`, where none is given.
+    pub const DEFAULT_TIMEOUT: Span = Span::from_secs(180);
+}
+
+impl SleepQuery {
+    /// Time for the answer, where none is given.
+    pub const DEFAULT_TIMEOUT: Span = Span::from_secs(600);
+}
+
+/// Query of `POST /v1/teardown`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(default, deny_unknown_fields)]
+pub struct TeardownQuery {
+    /// Stop every app, and keep no memory of any.
+    pub discard: bool,
+    /// Answer with a stream of lines instead of one body at the end; `done_bytes` and `total_bytes` count apps.
+    pub progress: bool,
 }
 
 /// Query of `GET /v1/apps/{name}/archive`.
@@ -119,6 +157,10 @@ pub struct StopQuery {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(value_type = Option<String>)]
     pub grace: Option<Span>,
+    /// How long the answer may take; default: 3m more than `grace`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(value_type = Option<String>)]
+    pub timeout: Option<Span>,
 }
 
 impl StopQuery {

@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::archive;
 use crate::error::ApiError;
 use crate::spec::{AppSpec, Source};
-use crate::view::{AppImage, AppStatus, Check, Event, Explanation, Level, Stats, StoredImage};
+use crate::view::{AppImage, AppStatus, Check, Event, Explanation, Level, PutAway, Stats, StoredImage};
 
 /// A boxed stream.
 pub type BoxStream<T> = Pin<Box<dyn Stream<Item = T> + Send>>;
@@ -218,6 +218,11 @@ pub trait WorkerPort: Send + Sync + 'static {
     async fn remove_image(&self, name: &str) -> Result<(), ApiError>;
     /// What this machine and kernel offer and lack.
     async fn doctor(&self) -> Result<Vec<Check>, ApiError>;
-    /// Rests every app and removes everything that was set up on the machine (`torpor down`).
-    async fn teardown(&self) -> Result<(), ApiError>;
+    /// Puts every app away and removes everything that was set up on the machine (`torpor down`): what can go warm does and
+    /// keeps its image for the next daemon, the rest is stopped, with `discard` all of them. `progress` counts apps.
+    async fn teardown(
+        &self,
+        discard: bool,
+        progress: tokio::sync::mpsc::Sender<Progress>,
+    ) -> Result<Vec<PutAway>, ApiError>;
 }

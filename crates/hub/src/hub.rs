@@ -73,6 +73,8 @@ pub struct Hub {
     /// Why the worker does not know an app, for those that it refused to take over.
     pub(crate) troubles: Mutex<HashMap<String, ApiError>>,
     rest: Mutex<Rest>,
+    /// Held by a teardown.
+    pub(crate) tearing_down: tokio::sync::Mutex<()>,
     /// True once the hub is closing; streams and loops end then.
     pub(crate) closing: watch::Sender<bool>,
     _lock: InstanceLock,
@@ -87,8 +89,8 @@ impl Hub {
         Self::open_as(options, worker, Opening::AsWanted).await
     }
 
-    /// As [`Hub::open`], but has the worker start none of the apps: for a teardown without a daemon. What is wanted of the apps
-    /// stays as it is. Returns once all are adopted.
+    /// As [`Hub::open`], for a teardown without a daemon: with a worker that starts none of the apps it adopts. What is wanted of
+    /// the apps stays as it is. Returns once all are adopted.
     pub async fn open_to_rest(options: HubOptions, worker: Arc<dyn WorkerPort>) -> Result<Arc<Self>, HubError> {
         let hub = Self::open_as(options, worker, Opening::ToRest).await?;
         hub.adopted(|_| ()).await;
@@ -102,10 +104,7 @@ impl Hub {
     ) -> Result<Arc<Self>, HubError> {
         let lock = InstanceLock::take(&options.data_dir)?;
         let store = Store::open(&options.data_dir.join(DATABASE)).await?;
-        let mut rows = store.all_apps().await?;
-        if opening == Opening::ToRest {
-            rows.iter_mut().for_each(|row| row.record.desired = Desired::Down);
-        }
+        let rows = store.all_apps().await?;
         // Before anything can be collected: layers of an app that is not known yet are in use, too.
         worker.expect(rows.iter().map(|row| row.record.resolved.layers.clone()).collect());
         let (closing, _) = watch::channel(false);
@@ -119,6 +118,7 @@ impl Hub {
             events,
             adopting: Adopting::of(rows),
             troubles: Mutex::default(),
+            tearing_down: tokio::sync::Mutex::default(),
             rest: Mutex::new(if opening == Opening::ToRest { Rest::Begun } else { Rest::None }),
             closing,
             _lock: lock,

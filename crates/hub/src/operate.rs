@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use torpor_api::view::{AppImage, AppStatus, Level, State};
-use torpor_api::worker::{AppRecord, Desired};
+use tokio::sync::mpsc;
+use torpor_api::view::{AppImage, AppStatus, Level, PutAway, State};
+use torpor_api::worker::{AppRecord, Desired, Progress};
 use torpor_api::{ApiError, ErrorKind, events};
 use tracing::{debug, warn};
 
@@ -188,10 +189,17 @@ impl Hub {
         Ok(())
     }
 
-    /// Rests every app and removes what was set up on the machine. What is wanted stays: the next start brings it back.
-    pub async fn teardown(&self) -> Result<(), ApiError> {
+    /// Puts every app away and removes what was set up on the machine. What is wanted stays: the next start brings it back.
+    pub async fn teardown(&self, discard: bool, progress: mpsc::Sender<Progress>) -> Result<Vec<PutAway>, ApiError> {
+        /// How long apps that are being adopted are waited for. One that takes longer is stopped with the rest.
+        const ADOPTING: Duration = Duration::from_secs(60);
+        // Whoever asks a second time waits for the first.
+        let _one = self.tearing_down.lock().await;
         self.set_rest(Rest::Begun);
-        let done = self.worker.teardown().await;
+        if tokio::time::timeout(ADOPTING, self.adopted(|_| ())).await.is_err() {
+            warn!(left = self.adopting.left(), "putting apps away before all are adopted");
+        }
+        let done = self.worker.teardown(discard, progress).await;
         self.set_rest(if done.is_ok() { Rest::Complete } else { Rest::None });
         done
     }

@@ -11,7 +11,7 @@ use torpor_api::ErrorKind;
 use torpor_api::client::AppAction;
 use torpor_api::units::Span;
 use torpor_api::view::{Level, State};
-use torpor_api::wire::{EventQuery, ImageRequest, LogQuery};
+use torpor_api::wire::{EventQuery, ImageRequest, LogQuery, StopQuery};
 use torpor_api::worker::Desired;
 
 async fn kinds(running: &Running, query: EventQuery) -> Vec<(u64, String)> {
@@ -46,12 +46,15 @@ async fn an_app_lives() {
     assert_eq!(client.stats("web").await.unwrap().sleeps, 2);
     assert_eq!(client.all_stats().await.unwrap().len(), 1);
     assert_eq!(client.explain("web").await.unwrap().why, "because");
-    assert_eq!(client.restart("web", Some(Span::from_secs(1))).await.unwrap().state, State::Running);
+    assert_eq!(
+        client.restart("web", &StopQuery { grace: Some(Span::from_secs(1)), timeout: None }).await.unwrap().state,
+        State::Running
+    );
 
     let error = refusal(client.remove("web", false).await.unwrap_err());
     assert_eq!(error.kind, ErrorKind::Conflict);
     assert!(error.hint.unwrap().contains("rm -f web"));
-    assert_eq!(client.stop("web", None).await.unwrap().state, State::Stopped);
+    assert_eq!(client.stop("web", &StopQuery::default()).await.unwrap().state, State::Stopped);
     assert_eq!(client.act("web", AppAction::Start).await.unwrap().state, State::Running);
     client.remove("web", true).await.unwrap();
     assert!(running.worker.apps().is_empty());
@@ -108,7 +111,7 @@ async fn a_new_hub_takes_over() {
     let first = Running::start(dir.path(), FakeWorker::new()).await;
     let up = first.client.create(&app("up", 1), |_| ()).await.unwrap();
     let down = first.client.create(&app("down", 2), |_| ()).await.unwrap();
-    first.client.stop("down", None).await.unwrap();
+    first.client.stop("down", &StopQuery::default()).await.unwrap();
     first.client.act("up", AppAction::Pin).await.unwrap();
     let before = kinds(&first, EventQuery::default()).await;
     first.stop().await;
@@ -210,7 +213,8 @@ async fn teardown_rests_all_and_ends_the_daemon() {
     let running = Running::start(dir.path(), FakeWorker::new()).await;
     running.client.create(&app("web", 1), |_| ()).await.unwrap();
     let worker = running.worker.clone();
-    running.client.teardown().await.unwrap();
+    let put_away = running.client.teardown(false, |_| ()).await.unwrap();
+    assert!(!put_away.is_empty() && put_away.iter().all(|app| app.kept), "{put_away:?}");
     tokio::time::timeout(Duration::from_secs(10), running.ended()).await.expect("the daemon ends");
     assert!(worker.inner.lock().unwrap().torn_down);
     let next = Running::start(dir.path(), FakeWorker::new()).await;
@@ -232,7 +236,7 @@ async fn a_teardown_without_a_daemon_starts_nothing() {
     let worker = FakeWorker::new();
     let hub = torpor_hub::Hub::open_to_rest(options, worker.clone()).await.unwrap();
     assert_eq!(worker.apps()[0].record.desired, Desired::Down);
-    hub.teardown().await.unwrap();
+    hub.teardown(false, tokio::sync::mpsc::channel(1).0).await.unwrap();
     hub.close().await;
     drop(hub);
     let next = Running::start(dir.path(), FakeWorker::new()).await;

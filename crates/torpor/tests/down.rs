@@ -1,5 +1,5 @@
-//! `torpor down`: it leaves nothing, where a daemon runs and where none does any more, and is not held up by one app after the
-//! other.
+//! `torpor down`: it leaves nothing but what the next daemon wakes from, where a daemon runs, where it hangs and where none does any
+//! more, and is not held up by one app after the other.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod python;
@@ -10,8 +10,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use python::Place;
-use support::{PATIENCE, doze, program};
+use support::{PATIENCE, doze, memcheck, program};
+use torpor_testkit::client::Session;
 use torpor_testkit::daemon::{Daemon, binary, leftovers};
+use torpor_testkit::native::{self, LineSession};
 use torpor_testkit::wait::{eventually, eventually_ok};
 
 #[test]
@@ -29,12 +31,103 @@ fn rests_apps_that_a_daemon_left_behind() {
     let still: Vec<String> = leftovers(&daemon.instance(), &[&run]);
     assert!(!still.is_empty(), "the apps live on without their daemon");
     let config = dir.join("torpor.toml");
-    let output = Command::new(binary().unwrap()).arg("down").arg("--config").arg(&config).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let mut down = Command::new(binary().unwrap());
+    // Of another daemon: the one that was named counts.
+    down.arg("down").arg("--config").arg(&config).env("TORPOR_SOCKET", "/nonexistent/api.sock");
+    let output = down.output().unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}");
     assert!(!said.contains("panicked"), "{said}");
+    assert!(said.contains("awake is warm") && said.contains("asleep is warm"), "{said}");
     let dirs: [&Path; 1] = [dir];
     assert_eq!(leftovers(&daemon.instance(), &dirs), Vec::<String>::new(), "{said}");
+    daemon.up().unwrap();
+    for app in ["awake", "asleep"] {
+        assert_eq!(daemon.state(app).unwrap(), "warm", "{}", daemon.log());
+        daemon.ok(&["wake", app]).unwrap();
+    }
+}
+
+/// What `down --json` says of each app: its name, whether its memory is kept, and why not.
+fn down(daemon: &Daemon, options: &[&str]) -> Vec<(String, bool, String)> {
+    let config = daemon.data_dir().with_file_name("torpor.toml");
+    let mut args = vec!["down", "--json", "--config", config.to_str().unwrap()];
+    args.extend(options);
+    let text = daemon.ok(&args).unwrap_or_else(|error| panic!("{error}\n{}", daemon.log()));
+    let apps: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let apps = apps.as_array().unwrap().iter();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    apps.map(|app| (text(&app["app"]), app["kept"].as_bool().unwrap(), app["reasons"].to_string())).collect()
+}
+
+/// Nothing of it is left on the machine at this moment.
+fn is_gone(daemon: &Daemon) {
+    let pid = daemon.pid().unwrap();
+    let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    assert!(state.is_empty() || state.contains(") Z "), "{state}");
+    let data = daemon.data_dir();
+    let dirs: [&Path; 1] = [data.parent().unwrap()];
+    assert_eq!(leftovers(&daemon.instance(), &dirs), Vec::<String>::new());
+}
+
+/// With an app that does nothing.
+fn busy() -> Place {
+    let place = Place::with(
+        "[idle]
+sleep = false
+",
+    );
+    place.run("busy", STUBBORN, &[]);
+    place.wait_log("busy", "up");
+    place
+}
+
+#[test]
+fn what_can_go_warm_keeps_its_memory_and_the_rest_is_named() {
+    let Place { mut daemon, .. } = busy();
+    let memcheck = native::program("memcheck", &["8", "3", "7000", "0"], &[7000]).unwrap();
+    let address = daemon.run_program(&memcheck, "check", "").unwrap()[0];
+    let mut session = eventually_ok("memcheck answers", PATIENCE, || LineSession::open(address)).unwrap();
+    let wait = "import sys; sys.stdin.read()";
+    let mut exec = daemon.command(&["exec", "-i", "busy", "--", "/usr/bin/python3", "-c", wait]);
+    let mut exec = exec.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::null()).spawn().unwrap();
+    eventually("its session is there", PATIENCE, || daemon.ok(&["explain", "busy"]).unwrap().contains("exec session"))
+        .unwrap();
+    session.step().unwrap();
+    let apps = down(&daemon, &[]);
+    is_gone(&daemon);
+    drop(exec.stdin.take());
+    exec.wait().unwrap();
+    assert_eq!(apps.len(), 2, "{apps:?}");
+    assert!(!apps[0].1 && apps[0].2.contains("exec session"), "{apps:?}");
+    assert_eq!((apps[1].0.as_str(), apps[1].1), ("check", true), "{apps:?}");
+    // At once, again and again.
+    for _ in 0..3 {
+        daemon.up().unwrap();
+        assert_eq!(daemon.state("check").unwrap(), "warm", "{}", daemon.log());
+        eventually_ok("it is still there", PATIENCE, || session.again(address)).map(|again| session = again).unwrap();
+        assert!(down(&daemon, &[]).iter().any(|app| app.0 == "check" && app.1));
+        is_gone(&daemon);
+    }
+    daemon.up().unwrap();
+    assert!(down(&daemon, &["--discard"]).iter().all(|app| !app.1));
+    is_gone(&daemon);
+    daemon.up().unwrap();
+    assert_ne!(daemon.state("check").unwrap(), "warm");
+}
+
+#[test]
+fn a_daemon_that_hangs_is_killed_and_what_it_had_is_kept() {
+    let (mut daemon, address, session) = memcheck("8");
+    support::warm(&daemon, "check");
+    let pid = rustix::process::Pid::from_raw(daemon.pid().unwrap().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let apps = down(&daemon, &[]);
+    assert_eq!((apps.len(), apps[0].1), (1, true), "{apps:?}");
+    is_gone(&daemon);
+    daemon.up().unwrap();
+    assert_eq!(daemon.state("check").unwrap(), "warm", "{}", daemon.log());
+    eventually_ok("it is still there", PATIENCE, || session.again(address)).unwrap();
 }
 
 /// Ends by SIGKILL only.

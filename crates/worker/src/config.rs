@@ -27,6 +27,8 @@ pub struct WorkerConfig {
     pub wakes_at_once: usize,
     /// When dozing apps go warm for want of memory.
     pub memory: MemoryConfig,
+    /// Apps are only to be put away: none is started, and images of those that have no sandbox are left alone.
+    pub for_teardown: bool,
     /// How long operations may take.
     pub deadlines: Deadlines,
     /// Most that images of sleeping apps may take on disk together; none: a tenth of the file system of the data

@@ -27,6 +27,7 @@ mod network;
 mod port;
 mod pressure;
 mod probes;
+mod put_away;
 mod shared;
 mod space;
 mod wakes;

@@ -4,12 +4,11 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::StreamExt;
 use tokio::sync::{mpsc, oneshot};
 use torpor_api::archive::{Manifest, Reader};
-use torpor_api::error::{ApiError, ErrorKind, chain};
+use torpor_api::error::{ApiError, ErrorKind};
 use torpor_api::spec::Source;
-use torpor_api::view::{AppImage, AppStatus, Check, Event, Explanation, Level, State, Stats, StoredImage};
+use torpor_api::view::{AppImage, AppStatus, Check, Event, Explanation, Level, PutAway, State, Stats, StoredImage};
 use torpor_api::worker::{
     AppRecord, BoxStream, Desired, ExecRequest, ExecSession, Import, LogLine, LogRequest, Progress, Resolved,
     WorkerPort,
@@ -79,7 +78,11 @@ impl Worker {
     ///
     /// # Errors
     /// `Timeout` where it is.
-    async fn question<T>(&self, id: &str, make: impl FnOnce(oneshot::Sender<T>) -> Order) -> Result<T, ApiError> {
+    pub(crate) async fn question<T>(
+        &self,
+        id: &str,
+        make: impl FnOnce(oneshot::Sender<T>) -> Order,
+    ) -> Result<T, ApiError> {
         let app = self.app(id)?;
         // One that has been held up for so long is not waited for again.
         let held_up = app.busy.since().is_some_and(|since| crate::clock::now().since(since) >= crate::ANSWER);
@@ -88,20 +91,11 @@ impl Worker {
         answered.unwrap_or_else(|_| Err(not_answering(&app)))
     }
 
-    async fn ask<T>(&self, id: &str, make: impl FnOnce(oneshot::Sender<T>) -> Order) -> Result<T, ApiError> {
+    pub(crate) async fn ask<T>(&self, id: &str, make: impl FnOnce(oneshot::Sender<T>) -> Order) -> Result<T, ApiError> {
         let app = self.app(id)?;
         let (answer, answered) = oneshot::channel();
         order(&app, make(answer)).await?;
         answered.await.map_err(|_| gone(&app.record.spec.name))
-    }
-
-    /// Stops an app for a teardown.
-    async fn rest(&self, record: Arc<AppRecord>) -> Result<(), ApiError> {
-        match self.status(&record.id).await {
-            Ok(status) if status.state != State::Stopped => self.stop(&record.id, crate::TEARDOWN_GRACE).await,
-            // It rests; or its task has ended, with it.
-            Ok(_) | Err(_) => Ok(()),
-        }
     }
 
     async fn run_session(&self, id: &str, request: ExecRequest) -> Result<ExecSession, ApiError> {
@@ -120,7 +114,7 @@ impl Worker {
     }
 }
 
-async fn order(app: &AppHandle, order: Order) -> Result<(), ApiError> {
+pub(crate) async fn order(app: &AppHandle, order: Order) -> Result<(), ApiError> {
     app.orders.send(order).await.map_err(|_| gone(&app.record.spec.name))
 }
 
@@ -142,6 +136,7 @@ impl WorkerPort for Worker {
         // The answer comes behind the taking over. One that has ended in the meantime is its restart policy's.
         let not_started = answered.await.map_err(|_| gone(&handle.record.spec.name))?;
         let request = match desired {
+            _ if self.shared.config.for_teardown => return Ok(()),
             Desired::Up if not_started => Request::Start,
             Desired::Down if !not_started && self.status(&handle.record.id).await?.state != State::Stopped => {
                 Request::Stop { grace: crate::TEARDOWN_GRACE }
@@ -294,19 +289,8 @@ impl WorkerPort for Worker {
         crate::doctor::checks(&self.shared).await
     }
 
-    async fn teardown(&self) -> Result<(), ApiError> {
-        let stops = self.records().into_iter().map(|record| self.rest(record));
-        let mut stops = futures_util::stream::iter(stops).buffer_unordered(crate::TEARDOWN_AT_ONCE);
-        // Every app is asked to end before the first that would not is told of.
-        let mut failed = None;
-        while let Some(stopped) = stops.next().await {
-            failed = failed.or(stopped.err());
-        }
-        drop(stops);
-        if let Some(error) = failed {
-            return Err(error);
-        }
-        self.end_everything().await.map_err(|error| ApiError::new(ErrorKind::Internal, chain(&error)))
+    async fn teardown(&self, discard: bool, progress: mpsc::Sender<Progress>) -> Result<Vec<PutAway>, ApiError> {
+        self.put_all_away(discard, progress).await
     }
 }
 

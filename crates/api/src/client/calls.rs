@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::{Client, ClientError, Lines, segment, with_query};
 use crate::units::Span;
-use crate::view::{AppDetail, AppImage, AppStatus, Check, Event, Explanation, Level, Stats, StoredImage};
-use crate::wire::{EventQuery, ImageRequest, LogQuery, Version, WorkLine};
+use crate::view::{AppDetail, AppImage, AppStatus, Check, Event, Explanation, Level, PutAway, Stats, StoredImage};
+use crate::wire::{EventQuery, ImageRequest, LogQuery, StopQuery, Version, WorkLine};
 use crate::worker::{LogLine, Progress};
 
 /// What can be done to an app without more words.
@@ -41,14 +41,28 @@ impl Client {
         self.get("/v1/version").await
     }
 
+    /// Whether the daemon answers within this time.
+    ///
+    /// # Errors
+    /// `CutOff` where it does not.
+    pub async fn ping(&self, within: std::time::Duration) -> Result<(), ClientError> {
+        match tokio::time::timeout(within, self.version()).await {
+            Ok(version) => version.map(drop),
+            Err(_) => Err(ClientError::CutOff),
+        }
+    }
+
     /// What the machine offers and lacks.
     pub async fn doctor(&self) -> Result<Vec<Check>, ClientError> {
         self.get("/v1/doctor").await
     }
 
-    /// Rests every app, removes what Torpor set up, ends the daemon.
-    pub async fn teardown(&self) -> Result<(), ClientError> {
-        self.no_content(Method::POST, "/v1/teardown").await
+    /// Puts every app away, removes what Torpor set up, ends the daemon; `progress` counts apps.
+    pub async fn teardown(&self, discard: bool, progress: impl FnMut(Progress)) -> Result<Vec<PutAway>, ClientError> {
+        match self.work(&format!("/v1/teardown?progress=true&discard={discard}"), &(), progress).await? {
+            WorkLine::TornDown(apps) => Ok(apps),
+            _ => Err(ClientError::CutOff),
+        }
     }
 
     /// Makes and starts an app from a sparse document (see [`crate::document`]).
@@ -106,28 +120,46 @@ impl Client {
 
     /// Does something to an app; returns how it is then.
     pub async fn act(&self, app: &str, action: AppAction) -> Result<AppStatus, ClientError> {
-        let path = format!("/v1/apps/{}/{}", segment(app), action.path());
+        self.act_within(app, action, None).await
+    }
+
+    /// The same with a time for the answer, for those that take one: start and wake.
+    pub async fn act_within(
+        &self,
+        app: &str,
+        action: AppAction,
+        timeout: Option<Span>,
+    ) -> Result<AppStatus, ClientError> {
+        let pairs: Vec<_> = timeout.map(|timeout| ("timeout", timeout.to_string())).into_iter().collect();
+        let path = with_query(&format!("/v1/apps/{}/{}", segment(app), action.path()), &pairs);
         self.call(Method::POST, &path, None::<&()>).await
     }
 
     /// Puts an app to sleep, so deep; returns how it is then.
     pub async fn sleep(&self, app: &str, level: Level) -> Result<AppStatus, ClientError> {
+        self.sleep_within(app, level, None).await
+    }
+
+    /// The same with a time for the answer.
+    pub async fn sleep_within(&self, app: &str, level: Level, timeout: Option<Span>) -> Result<AppStatus, ClientError> {
         let level = match level {
             Level::Dozing => "dozing",
             Level::Warm => "warm",
         };
-        let path = with_query(&format!("/v1/apps/{}/sleep", segment(app)), &[("level", level.to_owned())]);
+        let mut pairs = vec![("level", level.to_owned())];
+        pairs.extend(timeout.map(|timeout| ("timeout", timeout.to_string())));
+        let path = with_query(&format!("/v1/apps/{}/sleep", segment(app)), &pairs);
         self.call(Method::POST, &path, None::<&()>).await
     }
 
     /// Stops an app.
-    pub async fn stop(&self, app: &str, grace: Option<Span>) -> Result<AppStatus, ClientError> {
-        self.call(Method::POST, &graceful(app, "stop", grace), None::<&()>).await
+    pub async fn stop(&self, app: &str, query: &StopQuery) -> Result<AppStatus, ClientError> {
+        self.call(Method::POST, &graceful(app, "stop", query), None::<&()>).await
     }
 
     /// Stops and starts an app.
-    pub async fn restart(&self, app: &str, grace: Option<Span>) -> Result<AppStatus, ClientError> {
-        self.call(Method::POST, &graceful(app, "restart", grace), None::<&()>).await
+    pub async fn restart(&self, app: &str, query: &StopQuery) -> Result<AppStatus, ClientError> {
+        self.call(Method::POST, &graceful(app, "restart", query), None::<&()>).await
     }
 
     /// What one app costs.
@@ -186,7 +218,8 @@ impl Client {
     }
 }
 
-fn graceful(app: &str, action: &str, grace: Option<Span>) -> String {
-    let pairs: Vec<_> = grace.map(|grace| ("grace", grace.to_string())).into_iter().collect();
+fn graceful(app: &str, action: &str, query: &StopQuery) -> String {
+    let spans = [("grace", query.grace), ("timeout", query.timeout)];
+    let pairs: Vec<_> = spans.into_iter().filter_map(|(key, span)| Some((key, span?.to_string()))).collect();
     with_query(&format!("/v1/apps/{}/{action}", segment(app)), &pairs)
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use torpor_api::spec::AppSpec;
 use torpor_api::units::Span;
 use torpor_api::view::{AppDetail, AppImage, AppStatus, Explanation, Stats};
-use torpor_api::wire::{NDJSON, ProgressQuery, RemoveQuery, SleepQuery, StopQuery, WorkLine};
+use torpor_api::wire::{NDJSON, ProgressQuery, RemoveQuery, SleepQuery, StopQuery, WaitQuery, WorkLine};
 use torpor_api::{ApiError, ErrorKind};
 
 use super::App;
@@ -74,19 +74,32 @@ pub(super) async fn remove(
 
 type Changed = Result<axum::Json<AppStatus>, Failure>;
 
-async fn change<F>(hub: App, app: String, run: impl FnOnce(App, String) -> F) -> Changed
+/// How long an answer that takes a moment may take.
+const MOMENT: Span = Span::from_secs(60);
+
+/// Makes a change and answers within this time; behind that it goes on by itself.
+async fn change<F>(hub: App, app: String, within: Span, doing: &str, run: impl FnOnce(App, String) -> F) -> Changed
 where
     F: Future<Output = Result<AppStatus, ApiError>> + Send + 'static,
 {
-    carried_through(run(hub, app)).await.map(axum::Json)
+    let name = torpor_api::validate::shown(&app).to_string();
+    match tokio::time::timeout(within.0, carried_through(run(hub, app))).await {
+        Ok(done) => done.map(axum::Json),
+        Err(_) => {
+            let message = format!("{name}: {doing} has not come to its end within {within} and goes on");
+            let hint = format!("torpor explain {name} says where it is");
+            Err(ApiError::new(ErrorKind::Timeout, message).with_hint(hint).into())
+        }
+    }
 }
 
 /// Starts a stopped app.
-#[utoipa::path(post, path = "/v1/apps/{name}/start", tag = "apps", params(("name" = String, Path, description = "Name or id.")),
+#[utoipa::path(post, path = "/v1/apps/{name}/start", tag = "apps", params(("name" = String, Path, description = "Name or id."), WaitQuery),
     responses((status = 200, body = AppStatus, description = "Running."),
         (status = "default", body = ApiError, description = "Why not.")))]
-pub(super) async fn start(State(hub): State<App>, Named(app): Named) -> Changed {
-    change(hub, app, |hub, app| async move { hub.start(&app).await }).await
+pub(super) async fn start(State(hub): State<App>, Named(app): Named, Params(query): Params<WaitQuery>) -> Changed {
+    let within = query.timeout.unwrap_or(WaitQuery::DEFAULT_TIMEOUT);
+    change(hub, app, within, "the start", |hub, app| async move { hub.start(&app).await }).await
 }
 
 /// Asks an app to end, and kills it after `grace`.
@@ -95,8 +108,8 @@ pub(super) async fn start(State(hub): State<App>, Named(app): Named) -> Changed 
     responses((status = 200, body = AppStatus, description = "Stopped."),
         (status = "default", body = ApiError, description = "Why not.")))]
 pub(super) async fn stop(State(hub): State<App>, Named(app): Named, Params(query): Params<StopQuery>) -> Changed {
-    let grace = grace(query)?;
-    change(hub, app, move |hub, app| async move { hub.stop(&app, grace.0).await }).await
+    let (grace, within) = grace(query)?;
+    change(hub, app, within, "the stop", move |hub, app| async move { hub.stop(&app, grace.0).await }).await
 }
 
 /// Stops an app if it runs, and starts it.
@@ -105,17 +118,19 @@ pub(super) async fn stop(State(hub): State<App>, Named(app): Named, Params(query
     responses((status = 200, body = AppStatus, description = "Running."),
         (status = "default", body = ApiError, description = "Why not.")))]
 pub(super) async fn restart(State(hub): State<App>, Named(app): Named, Params(query): Params<StopQuery>) -> Changed {
-    let grace = grace(query)?;
-    change(hub, app, move |hub, app| async move { hub.restart(&app, grace.0).await }).await
+    let (grace, within) = grace(query)?;
+    change(hub, app, within, "the restart", move |hub, app| async move { hub.restart(&app, grace.0).await }).await
 }
 
-fn grace(query: StopQuery) -> Result<Span, Failure> {
+/// The grace, and the time for the answer.
+fn grace(query: StopQuery) -> Result<(Span, Span), Failure> {
     let grace = query.grace.unwrap_or(StopQuery::DEFAULT_GRACE);
     if grace > StopQuery::LONGEST_GRACE {
         let message = format!("a grace of {grace} is longer than {}", StopQuery::LONGEST_GRACE);
         return Err(ApiError::new(ErrorKind::Invalid, message).into());
     }
-    Ok(grace)
+    let within = query.timeout.unwrap_or(Span(grace.0 + WaitQuery::DEFAULT_TIMEOUT.0));
+    Ok((grace, within))
 }
 
 /// Puts an app to sleep.
@@ -124,15 +139,17 @@ fn grace(query: StopQuery) -> Result<Span, Failure> {
     responses((status = 200, body = AppStatus, description = "Asleep, so deep or deeper."),
         (status = "default", body = ApiError, description = "Why not.")))]
 pub(super) async fn sleep(State(hub): State<App>, Named(app): Named, Params(query): Params<SleepQuery>) -> Changed {
-    change(hub, app, move |hub, app| async move { hub.sleep(&app, query.level.unwrap_or_default()).await }).await
+    let (level, within) = (query.level.unwrap_or_default(), query.timeout.unwrap_or(SleepQuery::DEFAULT_TIMEOUT));
+    change(hub, app, within, "falling asleep", move |hub, app| async move { hub.sleep(&app, level).await }).await
 }
 
 /// Wakes an app.
-#[utoipa::path(post, path = "/v1/apps/{name}/wake", tag = "apps", params(("name" = String, Path, description = "Name or id.")),
+#[utoipa::path(post, path = "/v1/apps/{name}/wake", tag = "apps", params(("name" = String, Path, description = "Name or id."), WaitQuery),
     responses((status = 200, body = AppStatus, description = "Running."),
         (status = "default", body = ApiError, description = "Why not.")))]
-pub(super) async fn wake(State(hub): State<App>, Named(app): Named) -> Changed {
-    change(hub, app, |hub, app| async move { hub.wake(&app).await }).await
+pub(super) async fn wake(State(hub): State<App>, Named(app): Named, Params(query): Params<WaitQuery>) -> Changed {
+    let within = query.timeout.unwrap_or(WaitQuery::DEFAULT_TIMEOUT);
+    change(hub, app, within, "the wake", |hub, app| async move { hub.wake(&app).await }).await
 }
 
 /// Keeps an app awake.
@@ -140,7 +157,7 @@ pub(super) async fn wake(State(hub): State<App>, Named(app): Named) -> Changed {
     responses((status = 200, body = AppStatus, description = "Pinned."),
         (status = "default", body = ApiError, description = "Why not.")))]
 pub(super) async fn pin(State(hub): State<App>, Named(app): Named) -> Changed {
-    change(hub, app, |hub, app| async move { hub.pin(&app, true).await }).await
+    change(hub, app, MOMENT, "the pin", |hub, app| async move { hub.pin(&app, true).await }).await
 }
 
 /// No longer keeps an app awake.
@@ -148,7 +165,7 @@ pub(super) async fn pin(State(hub): State<App>, Named(app): Named) -> Changed {
     responses((status = 200, body = AppStatus, description = "No longer pinned."),
         (status = "default", body = ApiError, description = "Why not.")))]
 pub(super) async fn unpin(State(hub): State<App>, Named(app): Named) -> Changed {
-    change(hub, app, |hub, app| async move { hub.pin(&app, false).await }).await
+    change(hub, app, MOMENT, "the end of the pin", |hub, app| async move { hub.pin(&app, false).await }).await
 }
 
 /// What an app costs, measured from the kernel.

@@ -19,7 +19,8 @@ use torpor_api::archive::{Manifest, Reader};
 use torpor_api::client::{Client, Endpoint};
 use torpor_api::spec::Source;
 use torpor_api::view::{
-    AppImage, AppStatus, Check, CheckOutcome, Event, Exit, Explanation, ImageStanding, Level, State, Stats, StoredImage,
+    AppImage, AppStatus, Check, CheckOutcome, Event, Exit, Explanation, ImageStanding, Level, PutAway, State, Stats,
+    StoredImage,
 };
 use torpor_api::worker::{
     AppRecord, BoxStream, Desired, ExecRequest, ExecSession, Import, LogLine, LogRequest, Progress, Resolved,
@@ -384,12 +385,14 @@ impl WorkerPort for FakeWorker {
         Ok(vec![check("kernel", CheckOutcome::Ok), check("freezer", CheckOutcome::Degraded)])
     }
 
-    async fn teardown(&self) -> Result<(), ApiError> {
+    async fn teardown(&self, discard: bool, _: mpsc::Sender<Progress>) -> Result<Vec<PutAway>, ApiError> {
         self.called("teardown", "")?;
         let mut inner = self.inner.lock().unwrap();
         inner.torn_down = true;
         inner.apps.values_mut().for_each(|app| app.state = State::Stopped);
-        Ok(())
+        let put_away =
+            |app: &FakeApp| PutAway { app: app.record.spec.name.clone(), kept: !discard, reasons: Vec::new() };
+        Ok(inner.apps.values().map(put_away).collect())
     }
 }
 

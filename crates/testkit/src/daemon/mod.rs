@@ -365,7 +365,7 @@ impl Daemon {
             up?;
         }
         let config = self.path("torpor.toml");
-        let down = self.ok(&[OsStr::new("down"), OsStr::new("--config"), config.as_os_str()]);
+        let down = self.ok(&[OsStr::new("down"), OsStr::new("--config"), config.as_os_str(), OsStr::new("--discard")]);
         let ended = if down.is_ok() { self.wait_for_end() } else { self.kill9() };
         down?;
         ended?;

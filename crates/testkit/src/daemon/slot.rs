@@ -88,7 +88,7 @@ impl Slot {
         if !left.is_empty() {
             eprintln!("slot {}: putting to rest what a killed test left: {}", self.number, left.join(", "));
             let mut down = Command::new(binary);
-            down.arg("down").arg("--config").arg(dir.join("torpor.toml")).stdin(Stdio::null());
+            down.arg("down").arg("--config").arg(dir.join("torpor.toml")).arg("--discard").stdin(Stdio::null());
             run(&mut down, "run `cargo build -p torpor`").map_err(|error| error.to_string())?;
             // The daemon itself ends behind its answer.
             let gone = eventually_ok("it is at rest", ENDING, || match leftovers(&self.instance(), &dirs) {

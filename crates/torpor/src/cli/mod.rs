@@ -21,7 +21,7 @@ mod run;
 mod trees;
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 failed, 2 wrong command or description, 3 not found, 4 conflict, 5 unsupported by the machine. \
+Exit codes: 0 done, 1 failed, 2 wrong command or description, 3 not found, 4 conflict, 5 unsupported by the machine, 6 not within --timeout. \
 `torpor exec` gives back the command's own status.";
 
 /// Hosts programs that are idle most of the time: they sleep when nobody uses them, and the next packet wakes them.
@@ -39,8 +39,11 @@ pub(crate) enum Command {
     /// Start the daemon in the foreground; Ctrl-C leaves the apps alone
     #[command(after_help = "Examples:\n  torpor up\n  torpor up --config /etc/torpor/torpor.toml")]
     Up(UpArgs),
-    /// Rest every app and remove everything that Torpor set up on the machine
-    Down(UpArgs),
+    /// Put every app away and remove everything that Torpor set up on the machine
+    #[command(
+        after_help = "Apps that can go warm keep their memory for the next `torpor up`; the others are stopped, and named.\n\nExamples:\n  torpor down\n  torpor down --discard"
+    )]
+    Down(DownArgs),
     /// Say what this machine and kernel offer or lack, what is left over, and what that means
     Doctor {
         #[command(flatten)]
@@ -66,9 +69,9 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  torpor sleep web\n  torpor sleep --level warm web")]
     Sleep(SleepArgs),
     /// Wake an app
-    Wake(Named),
+    Wake(WaitArgs),
     /// Start a stopped app
-    Start(Named),
+    Start(WaitArgs),
     /// Stop an app
     Stop(StopArgs),
     /// Stop an app and start it again
@@ -125,6 +128,20 @@ pub(crate) struct UpArgs {
     pub(crate) config: Option<PathBuf>,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct DownArgs {
+    #[command(flatten)]
+    pub(crate) config: UpArgs,
+    /// Stop every app and keep no memory of any
+    #[arg(long)]
+    pub(crate) discard: bool,
+    /// Wait no longer than this
+    #[arg(long, value_name = "TIME", default_value = "10m")]
+    pub(crate) timeout: Span,
+    #[command(flatten)]
+    pub(crate) json: Json,
+}
+
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Json {
     /// Print JSON
@@ -156,6 +173,22 @@ pub(crate) struct ExplainArgs {
     /// Show the phases of the last sleeps and wakes
     #[arg(short = 'v', long)]
     pub(crate) verbose: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WaitArgs {
+    #[command(flatten)]
+    pub(crate) named: Named,
+    #[command(flatten)]
+    pub(crate) wait: Wait,
+}
+
+/// How long to wait.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Wait {
+    /// Wait no longer than this for the end of it; it goes on then, and the exit code is 6
+    #[arg(long, value_name = "TIME")]
+    pub(crate) timeout: Option<Span>,
 }
 
 #[derive(Debug, Args)]
@@ -215,6 +248,8 @@ pub(crate) struct SleepArgs {
     #[arg(long, value_enum, default_value_t = LevelArg::Dozing)]
     pub(crate) level: LevelArg,
     #[command(flatten)]
+    pub(crate) wait: Wait,
+    #[command(flatten)]
     pub(crate) json: Json,
 }
 
@@ -233,6 +268,8 @@ pub(crate) struct StopArgs {
     /// How long it may take before it is killed
     #[arg(short = 't', long, value_name = "TIME")]
     pub(crate) grace: Option<Span>,
+    #[command(flatten)]
+    pub(crate) wait: Wait,
     #[command(flatten)]
     pub(crate) json: Json,
 }

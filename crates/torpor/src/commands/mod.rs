@@ -3,6 +3,7 @@
 mod apps;
 mod archive;
 mod checkpoint;
+mod down;
 mod exec;
 mod image;
 mod images;
@@ -17,8 +18,10 @@ use std::io::Write;
 use serde::Serialize;
 use torpor_api::client::{AppAction, Client, Endpoint};
 use torpor_api::token::Token;
+use torpor_api::units::Span;
+use torpor_api::wire::StopQuery;
 
-use crate::cli::{self, Cli, Command, Connection, ImageCommand, ImagesCommand, Named, NamedDaemon};
+use crate::cli::{self, Cli, Command, Connection, ImageCommand, ImagesCommand, Named, NamedDaemon, StopArgs};
 use crate::config::Config;
 use crate::daemon;
 use crate::failure::Failure;
@@ -62,7 +65,7 @@ pub(crate) fn run(cli: Cli) -> Result<i32, Failure> {
 async fn dispatch(cli: Cli) -> Result<i32, Failure> {
     let daemon = cli.connection;
     match cli.command {
-        Command::Down(args) => system::down(&daemon, &args).await?,
+        Command::Down(args) => down::down(&daemon, &args).await?,
         Command::Doctor { json, config } => return system::doctor(&daemon, json.json, &config).await,
         Command::Version(json) => system::version(&daemon, json.json).await?,
         Command::Run(args) => run::run(&connect(&daemon)?, *args).await?,
@@ -73,25 +76,25 @@ async fn dispatch(cli: Cli) -> Result<i32, Failure> {
         Command::Explain(args) => apps::explain(&connect(&daemon)?, &args).await?,
         Command::Sleep(args) => {
             let level = args.level.into();
-            let status = connect(&daemon)?.sleep(&args.app, level).await?;
+            let status = connect(&daemon)?.sleep_within(&args.app, level, args.wait.timeout).await?;
             show(args.json.json, &status, |status| output::slept_line(status, level))?;
         }
-        Command::Wake(args) => act(&daemon, &args, AppAction::Wake).await?,
+        Command::Wake(args) => act(&daemon, &args.named, AppAction::Wake, args.wait.timeout).await?,
         Command::Start(args) => {
             let client = connect(&daemon)?;
             let before = settle::Before::now(&client).await?;
-            let status = client.act(&args.app, AppAction::Start).await?;
-            before.show(&client, status, args.json.json).await?;
+            let status = client.act_within(&args.named.app, AppAction::Start, args.wait.timeout).await?;
+            before.show(&client, status, args.named.json.json).await?;
         }
-        Command::Pin(args) => act(&daemon, &args, AppAction::Pin).await?,
-        Command::Unpin(args) => act(&daemon, &args, AppAction::Unpin).await?,
+        Command::Pin(args) => act(&daemon, &args, AppAction::Pin, None).await?,
+        Command::Unpin(args) => act(&daemon, &args, AppAction::Unpin, None).await?,
         Command::Stop(args) => {
-            let status = connect(&daemon)?.stop(&args.app, args.grace).await?;
+            let status = connect(&daemon)?.stop(&args.app, &ending(&args)).await?;
             show(args.json.json, &status, output::status_line)?;
         }
         Command::Restart(args) => {
             let client = connect(&daemon)?;
-            let status = client.restart(&args.app, args.grace).await?;
+            let status = client.restart(&args.app, &ending(&args)).await?;
             show(args.json.json, &status, output::status_line)?;
         }
         Command::Rm(args) => return apps::rm(&connect(&daemon)?, &args).await,
@@ -119,8 +122,12 @@ async fn dispatch(cli: Cli) -> Result<i32, Failure> {
     Ok(0)
 }
 
-async fn act(daemon: &Connection, args: &Named, action: AppAction) -> Result<(), Failure> {
-    let status = connect(daemon)?.act(&args.app, action).await?;
+fn ending(args: &StopArgs) -> StopQuery {
+    StopQuery { grace: args.grace, timeout: args.wait.timeout }
+}
+
+async fn act(daemon: &Connection, args: &Named, action: AppAction, timeout: Option<Span>) -> Result<(), Failure> {
+    let status = connect(daemon)?.act_within(&args.app, action, timeout).await?;
     show(args.json.json, &status, output::status_line)
 }
 

@@ -1,25 +1,14 @@
-//! `down`, `doctor`, `version`.
+//! `doctor`, `version`.
 
 use torpor_api::client::ClientError;
 use torpor_api::view::CheckOutcome;
 
-use super::{connect, print, show};
+use super::{connect, show};
 use crate::cli::{Connection, NamedDaemon, UpArgs};
 use crate::config::Config;
 use crate::daemon as local;
 use crate::failure::Failure;
 use crate::output;
-
-/// Through the daemon if it runs, else by ourselves with its configuration: the apps outlive it.
-pub(super) async fn down(daemon: &Connection, args: &UpArgs) -> Result<(), Failure> {
-    match chosen(daemon, args)?.teardown().await {
-        Err(ClientError::NotRunning { .. }) if is_configured(daemon, args)? => {
-            local::down(Config::load(args.config.as_deref())?).await?;
-        }
-        done => done?,
-    }
-    print(b"every app rests, and what Torpor set up on this machine is removed\n")
-}
 
 /// By the daemon if it runs, else by ourselves. Exit code 5 where something needed is missing.
 pub(super) async fn doctor(daemon: &Connection, json: bool, args: &UpArgs) -> Result<i32, Failure> {
@@ -34,7 +23,7 @@ pub(super) async fn doctor(daemon: &Connection, json: bool, args: &UpArgs) -> Re
 }
 
 /// The daemon that an option names, else that of `--config`, else the usual one.
-fn chosen(daemon: &Connection, args: &UpArgs) -> Result<torpor_api::client::Client, Failure> {
+pub(super) fn chosen(daemon: &Connection, args: &UpArgs) -> Result<torpor_api::client::Client, Failure> {
     match &args.config {
         Some(file) if daemon.socket.is_none() && daemon.address.is_none() => {
             let socket = Some(Config::load(Some(file))?.socket());
@@ -45,7 +34,7 @@ fn chosen(daemon: &Connection, args: &UpArgs) -> Result<torpor_api::client::Clie
 }
 
 /// Whether the daemon is the one that a configuration describes: what can be done without it is done here then.
-fn is_configured(daemon: &Connection, args: &UpArgs) -> Result<bool, Failure> {
+pub(super) fn is_configured(daemon: &Connection, args: &UpArgs) -> Result<bool, Failure> {
     let by_option = daemon.socket.is_some() || daemon.address.is_some();
     let named = daemon.named(|name| std::env::var_os(name))?;
     Ok(!by_option && (args.config.is_some() || named == NamedDaemon::Default))

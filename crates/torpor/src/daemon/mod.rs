@@ -7,8 +7,10 @@ mod worker;
 use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 use torpor_api::token::Token;
-use torpor_api::view::Check;
+use torpor_api::view::{Check, PutAway};
+use torpor_api::worker::Progress;
 use torpor_hub::{Hub, HubOptions, Listen, Server};
 use tracing::{info, warn};
 
@@ -42,7 +44,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
         (Some(address), Some(file)) => Some((address, Token::read(file)?)),
         _ => None,
     };
-    let worker = worker::open(&config).await?;
+    let worker = worker::open(&config, false).await?;
     let hub = Hub::open(options(&config), worker).await?;
     let server = Server::bind(hub.clone(), Listen { socket: config.socket(), tcp }).await?;
     info!(version = env!("CARGO_PKG_VERSION"), instance = config.instance, "torpor is up");
@@ -81,12 +83,16 @@ async fn tell_when_adopted(hub: &Hub) {
 }
 
 /// `torpor down` where no daemon runs.
-pub(crate) async fn down(config: Config) -> Result<(), Failure> {
+pub(crate) async fn down(
+    config: Config,
+    discard: bool,
+    progress: mpsc::Sender<Progress>,
+) -> Result<Vec<PutAway>, Failure> {
     only_root("down")?;
     logging::start(&config);
-    let worker = worker::open(&config).await?;
+    let worker = worker::open(&config, true).await?;
     let hub = Hub::open_to_rest(options(&config), worker).await?;
-    let done = hub.teardown().await;
+    let done = hub.teardown(discard, progress).await;
     hub.close().await;
     done.map_err(Failure::from)
 }

@@ -11,7 +11,7 @@ use torpor_worker::{Deadlines, LogConfig, MemoryConfig, OpenError, Worker, Worke
 use crate::config::Config;
 
 /// The worker's part of the configuration.
-fn settings(config: &Config) -> Result<WorkerConfig, ApiError> {
+fn settings(config: &Config, for_teardown: bool) -> Result<WorkerConfig, ApiError> {
     let program = std::env::current_exe().map_err(|error| ApiError::internal(&error))?;
     let network = NetworkConfig {
         instance: config.instance.clone(),
@@ -41,6 +41,7 @@ fn settings(config: &Config) -> Result<WorkerConfig, ApiError> {
             limit_bytes: config.memory.limit.map(|limit| limit.0),
             min_dozing: config.memory.min_dozing.0,
         },
+        for_teardown,
         deadlines: Deadlines {
             wake: config.deadlines.wake.0,
             start: config.deadlines.start.0,
@@ -58,12 +59,12 @@ fn processors() -> usize {
 
 /// What this machine offers to a worker that need not be able to start.
 pub(super) async fn doctor(config: &Config) -> Result<Vec<Check>, ApiError> {
-    torpor_worker::doctor(settings(config)?).await
+    torpor_worker::doctor(settings(config, false)?).await
 }
 
-/// Opens the worker of this machine.
-pub(super) async fn open(config: &Config) -> Result<Arc<dyn WorkerPort>, ApiError> {
-    match Worker::open(settings(config)?).await {
+/// Opens the worker of this machine; `for_teardown`: only to put apps away.
+pub(super) async fn open(config: &Config, for_teardown: bool) -> Result<Arc<dyn WorkerPort>, ApiError> {
+    match Worker::open(settings(config, for_teardown)?).await {
         Ok(worker) => Ok(torpor_worker::port(worker)),
         Err(error @ OpenError::Running(_)) => Err(ApiError::new(ErrorKind::Conflict, chain(&error))
             .with_hint("use the one that runs, or give this one its own instance, data_dir and run_dir")),

@@ -96,6 +96,22 @@ impl Task {
         }
     }
 
+    /// Removes the sandbox of a warm app. Its image and its journal stay, as a crash of its init would leave them: the next
+    /// daemon makes it a new sandbox.
+    pub(super) async fn put_away(&mut self) -> Result<(), String> {
+        if !matches!(self.app.phase(), torpor_lifecycle::Phase::Warm(_)) {
+            return Err(format!("it is {}", self.app.phase().name()));
+        }
+        (self.watch, self.asleep, self.cached_image, self.init) = (None, None, None, None);
+        if let Some(sandbox) = self.sandbox.take() {
+            let destroyed = tokio::task::spawn_blocking(move || sandbox.destroy()).await;
+            let destroyed = destroyed.map_err(|error| error.to_string())?;
+            destroyed.map_err(|error| chain(&error).to_string())?;
+        }
+        self.after_exit().await;
+        Ok(())
+    }
+
     fn hold_stored(&mut self, stored: &Stored, taken: TakenUp) -> io::Result<Option<Millis>> {
         let TakenUp { sandbox, output, reopened } = taken;
         let wake_at = stored.wake_at();

@@ -23,6 +23,8 @@ impl Task {
     pub(super) async fn take_over(&mut self) {
         let record = match fs::read(self.files.sandbox_record()) {
             Ok(bytes) => bytes,
+            // What the next daemon makes a sandbox for needs none to be put away.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.shared.config.for_teardown => return,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if !self.take_up_stored().await {
                     self.nothing_found();
@@ -52,7 +54,9 @@ impl Task {
                 let exit = exit_of(record.exit_status().ok(), cgroup.oom_kills().unwrap_or(0), limit);
                 self.take_over_output(None);
                 // A warm app has no processes that could have ended: its sandbox is gone, its image is not.
-                if !self.take_up_stored().await {
+                if self.shared.config.for_teardown {
+                    self.clean_up_sandbox().await;
+                } else if !self.take_up_stored().await {
                     self.gone(exit).await;
                 }
                 return;
@@ -107,6 +111,14 @@ impl Task {
 
     async fn gone(&mut self, exit: Exit) {
         self.nothing_found();
+        self.clean_up_sandbox().await;
+        if self.record.desired == torpor_api::worker::Desired::Up {
+            self.tell(Event::TakenOver(Found::Gone(exit))).await;
+        }
+    }
+
+    /// Removes what is left of a sandbox whose init is gone.
+    async fn clean_up_sandbox(&mut self) {
         let shared = self.shared.clone();
         let (id, run) = (self.record.id.clone(), self.files.run.clone());
         let cleaned = tokio::task::block_in_place(|| {
@@ -117,9 +129,6 @@ impl Task {
             tracing::warn!(app = self.record.spec.name, error = %chain(&error), "cleaning up its sandbox");
         }
         self.after_exit().await;
-        if self.record.desired == torpor_api::worker::Desired::Up {
-            self.tell(Event::TakenOver(Found::Gone(exit))).await;
-        }
     }
 
     /// Brings the app to a known state by its journal.

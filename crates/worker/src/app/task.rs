@@ -62,6 +62,8 @@ pub(crate) enum Order {
     TakeUp(oneshot::Sender<Result<(), String>>),
     /// The sandbox, to run a command in; `None` when it has none.
     Sandbox(oneshot::Sender<Option<Arc<Sandbox>>>),
+    /// Remove the sandbox of a warm app and leave its image to the next daemon, or say why not. Nothing else follows.
+    PutAway(oneshot::Sender<Result<(), String>>),
     /// Go warm if it can, for memory is short. The sender is dropped when that has come to its end, or is not to be.
     Deepen(oneshot::Sender<()>),
     /// End the task; the app is stopped.
@@ -332,6 +334,7 @@ impl Task {
             Order::RemoveImages(answer) => drop(answer.send(tokio::task::block_in_place(|| self.remove_images()))),
             Order::Export(answer) => drop(answer.send(self.exportable())),
             Order::TakeUp(answer) => drop(answer.send(self.take_up_imported().await)),
+            Order::PutAway(answer) => drop(answer.send(self.put_away().await)),
             Order::Deepen(done) => self.deepen_for_memory(done).await,
             Order::Sandbox(answer) => drop(answer.send(self.sandbox.clone())),
             Order::End(_) => {}

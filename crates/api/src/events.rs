@@ -59,7 +59,7 @@ pub const LOST: &str = "lost";
 pub const NETWORK_REPAIRED: &str = "network-repaired";
 
 /// All of them.
-pub const ALL: [&str; 26] = [
+pub const ALL: [&str; 27] = [
     CREATED,
     REMOVED,
     EXPORTED,

@@ -36,8 +36,6 @@ pub(crate) struct Wakes {
 #[derive(Debug)]
 pub(crate) struct Permit {
     wakes: Arc<Wakes>,
-    /// No other had one when it was given.
-    pub(crate) alone: bool,
 }
 
 /// A place in the queue; given up when it is dropped.
@@ -67,7 +65,7 @@ impl Wakes {
     pub(crate) fn ask(self: &Arc<Self>, heat: Heat) -> Turn {
         let (sender, turn) = oneshot::channel();
         match self.queue().enter(heat, Instant::now(), sender) {
-            Entered::Now { alone } => Turn::Now(Permit { wakes: self.clone(), alone }),
+            Entered::Now => Turn::Now(Permit { wakes: self.clone() }),
             Entered::Later(id) => Turn::Later(Waiting { wakes: self.clone(), id, turn }),
         }
     }
@@ -82,7 +80,7 @@ impl Drop for Permit {
         let next = self.wakes.queue().release(Instant::now());
         if let Some(next) = next {
             // Where nobody is there to take it, dropping it passes it on.
-            drop(next.send(Self { wakes: self.wakes.clone(), alone: false }));
+            drop(next.send(Self { wakes: self.wakes.clone() }));
         }
     }
 }
@@ -117,7 +115,7 @@ struct Queue<T> {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Entered {
-    Now { alone: bool },
+    Now,
     Later(u64),
 }
 
@@ -128,9 +126,8 @@ impl<T> Queue<T> {
 
     fn enter(&mut self, heat: Heat, now: Instant, who: T) -> Entered {
         if self.free > 0 {
-            let alone = self.free == self.at_once;
             self.free -= 1;
-            return Entered::Now { alone };
+            return Entered::Now;
         }
         self.next += 1;
         self.waiting.insert(self.next, (heat, now, who));
@@ -166,14 +163,14 @@ mod tests {
     #[test]
     fn the_app_that_was_used_last_goes_first() {
         let (mut queue, now) = (Queue::new(2), Instant::now());
-        assert_eq!(queue.enter(heat(1, 0), now, "a"), Entered::Now { alone: true });
-        assert_eq!(queue.enter(heat(1, 0), now, "b"), Entered::Now { alone: false });
+        assert_eq!(queue.enter(heat(1, 0), now, "a"), Entered::Now);
+        assert_eq!(queue.enter(heat(1, 0), now, "b"), Entered::Now);
         for (who, heat) in [("cold", heat(1, 9)), ("warm", heat(2, 1)), ("often", heat(2, 5)), ("hot", heat(3, 0))] {
             assert!(matches!(queue.enter(heat, now, who), Entered::Later(_)));
         }
         let order: Vec<_> = (0..6).map(|_| queue.release(now)).collect();
         assert_eq!(order, [Some("hot"), Some("often"), Some("warm"), Some("cold"), None, None]);
-        assert_eq!(queue.enter(heat(1, 0), now, "c"), Entered::Now { alone: true });
+        assert_eq!(queue.enter(heat(1, 0), now, "c"), Entered::Now);
     }
 
     #[test]
@@ -198,11 +195,10 @@ mod tests {
         drop(gone);
         drop(permit);
         let permit = stays.turn.try_recv().unwrap();
-        assert!(!permit.alone);
         // One that is given and not taken before its place is given up.
         let Turn::Later(gone) = wakes.ask(heat(9, 0)) else { panic!("no place is free") };
         drop(permit);
         drop(gone);
-        assert!(matches!(wakes.ask(heat(1, 0)), Turn::Now(Permit { alone: true, .. })));
+        assert!(matches!(wakes.ask(heat(1, 0)), Turn::Now(_)));
     }
 }

@@ -106,7 +106,6 @@ impl Drop for Waiting {
 /// The decisions, without clock and channels.
 #[derive(Debug)]
 struct Queue<T> {
-    at_once: usize,
     free: usize,
     next: u64,
     /// By the order in which they came.
@@ -121,7 +120,7 @@ enum Entered {
 
 impl<T> Queue<T> {
     fn new(at_once: usize) -> Self {
-        Self { at_once, free: at_once, next: 0, waiting: BTreeMap::new() }
+        Self { free: at_once, next: 0, waiting: BTreeMap::new() }
     }
 
     fn enter(&mut self, heat: Heat, now: Instant, who: T) -> Entered {

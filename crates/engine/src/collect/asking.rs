@@ -13,7 +13,7 @@ use super::credentials::Status;
 use super::landlock::Trial;
 use super::policy;
 use super::remote::{BegunAsk, Remote};
-use super::requests::{self, UnderWay};
+use super::requests::{self, Busy};
 use super::signals::{AskedOfProcess, AskedOfThread, OfProcess, OfThread};
 use crate::memory::layout::Area;
 use crate::trace::{Process, TraceError};
@@ -44,7 +44,7 @@ pub(super) struct Answered {
     /// See [`contexts::dead`].
     pub(super) dead_rings: Vec<(u64, u64)>,
     /// See [`requests::under_way`].
-    pub(super) requests: Vec<((u64, u64), UnderWay)>,
+    pub(super) requests: Vec<Busy>,
     /// See [`policy::of_areas`].
     pub(super) policies: HashMap<u64, MemoryPolicy>,
 }

@@ -48,12 +48,11 @@ pub(super) enum UnderWay {
     Unknown(String),
 }
 
+/// A ring, from its first byte to behind its last, and what its context has under way.
+pub(super) type Busy = ((u64, u64), UnderWay);
+
 /// Contexts among these areas that have requests under way, or where that cannot be told; `dead` are none.
-pub(super) fn under_way(
-    remote: &Remote<'_>,
-    areas: &[Area],
-    dead: &[(u64, u64)],
-) -> Result<Vec<((u64, u64), UnderWay)>, TraceError> {
+pub(super) fn under_way(remote: &Remote<'_>, areas: &[Area], dead: &[(u64, u64)]) -> Result<Vec<Busy>, TraceError> {
     let is_alive = |area: &&Area| aio::is_ring(area) && !dead.contains(&(area.start, area.end));
     let rings: Vec<&Area> = areas.iter().filter(is_alive).collect();
     // Disk I/O ends by itself, and is told of by its own name if it does not.
@@ -275,8 +274,12 @@ fn lowest_free(pid: i32) -> io::Result<u64> {
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         taken.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u64>().ok()));
     }
+    Ok(first_missing(taken))
+}
+
+fn first_missing(mut taken: Vec<u64>) -> u64 {
     taken.sort_unstable();
-    Ok((0..).zip(&taken).find(|(n, fd)| n != *fd).map_or(taken.len() as u64, |(n, _)| n))
+    (0..).zip(&taken).find(|(n, fd)| n != *fd).map_or(taken.len() as u64, |(n, _)| n)
 }
 
 /// How many processors this machine may ever have.
@@ -312,8 +315,7 @@ mod tests {
 
     #[test]
     fn the_lowest_free_number_is_found() {
-        let pid = std::process::id() as i32;
-        let free = lowest_free(pid).unwrap();
-        assert!(std::fs::read_link(format!("/proc/self/fd/{}", free - 1)).is_ok());
+        assert_eq!([vec![], vec![0, 1, 2], vec![4, 0, 1], vec![1]].map(first_missing), [0, 3, 2, 0]);
+        assert!(lowest_free(std::process::id() as i32).unwrap() > 0);
     }
 }

@@ -11,7 +11,7 @@ use super::plan::{LIMITS_BYTES, Plan, key};
 use super::{calls, compile, load, vet};
 
 fn golden() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../image/tests/fixtures/complete-2.image")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../image/tests/fixtures/complete-3.image")
 }
 
 /// Numbers that are the same in every run (xorshift64).

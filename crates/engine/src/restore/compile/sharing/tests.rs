@@ -9,7 +9,7 @@ const BASE: u64 = 0x10_0000;
 
 /// Some process's life.
 fn golden() -> Life {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../image/tests/fixtures/complete-2.image");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../image/tests/fixtures/complete-3.image");
     let image = std::fs::read(path).unwrap();
     let header = Header::decode(&image, image.len() as u64).unwrap();
     let state = &image[header.state_offset() as usize..header.plan_offset() as usize];

@@ -243,9 +243,18 @@ impl Capture<'_> {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(CheckpointError::Image(folder.to_owned(), error)),
         }
+        // What an earlier checkpoint has left goes; a link that others have put there is not followed.
+        self.remove_part()?;
         let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
+        options.write(true).create_new(true).mode(0o600);
         options.open(&self.part).map_err(|error| self.wrong(error))
+    }
+
+    fn remove_part(&self) -> Result<(), CheckpointError> {
+        match fs::remove_file(&self.part) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.wrong(error)),
+            _ => Ok(()),
+        }
     }
 
     /// The tree runs on, and nothing stays of an image that was not committed.
@@ -254,10 +263,7 @@ impl Capture<'_> {
         if let Some(lock) = self.request.lock {
             lock.release("").map_err(CheckpointError::Lock)?;
         }
-        match fs::remove_file(&self.part) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(self.wrong(error)),
-            _ => {}
-        }
+        self.remove_part()?;
         if self.made_folder && !self.image().exists() {
             let folder = self.request.folder;
             fs::remove_dir(folder).map_err(|error| CheckpointError::Image(folder.to_owned(), error))?;

@@ -4,7 +4,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::error::HubError;
@@ -41,11 +41,22 @@ fn write_pid(file: &mut File) -> io::Result<()> {
     writeln!(file, "{}", std::process::id())
 }
 
-/// Makes a directory with mode 0700 if it is not there.
+/// Makes a directory with mode 0700 if it is not there. One that is there must be ours, and nobody else may be able to replace
+/// what lies in it.
 pub(crate) fn private_dir(path: &Path) -> Result<(), HubError> {
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(|source| HubError::Prepare { path: path.to_owned(), source })
+    let failed = |source| HubError::Prepare { path: path.to_owned(), source };
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
+    let found = path.metadata().map_err(failed)?;
+    const STICKY: u32 = 0o1000;
+    const WRITTEN_BY_OTHERS: u32 = 0o022;
+    // Whom this process's own files belong to.
+    let own = Path::new("/proc/self").metadata().map_err(failed)?.uid();
+    let why = if found.uid() != own {
+        format!("it belongs to user {}", found.uid())
+    } else if found.mode() & WRITTEN_BY_OTHERS != 0 && found.mode() & STICKY == 0 {
+        format!("others may write in it (its mode is {:o})", found.mode() & 0o7777)
+    } else {
+        return Ok(());
+    };
+    Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, why)))
 }

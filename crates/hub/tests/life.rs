@@ -91,6 +91,28 @@ async fn files_belong_to_root_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_others_write_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    let refusal = || async {
+        let options = torpor_hub::HubOptions {
+            instance: "others".to_owned(),
+            data_dir: data.clone(),
+            idle: torpor_api::spec::Idle::default(),
+        };
+        let error = torpor_hub::Hub::open(options, FakeWorker::new()).await.err().expect("it was opened");
+        std::error::Error::source(&error).unwrap().to_string()
+    };
+    std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(refusal().await, "others may write in it (its mode is 777)");
+    std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o700)).unwrap();
+    std::os::unix::fs::chown(&data, Some(1000), None).unwrap();
+    assert_eq!(refusal().await, "it belongs to user 1000");
+    assert_eq!(std::fs::read_dir(&data).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_second_daemon_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path(), FakeWorker::new()).await;

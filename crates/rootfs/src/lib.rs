@@ -17,6 +17,7 @@
 //! * `archive`, `pax`: the tar format: bytes to members.
 //! * `unpack`: members to calls: who wins, whiteouts, missing parents.
 //! * `tree`: the calls, none of which can leave the tree.
+//! * [`remove_tree`]: removing trees of any depth.
 //! * [`view`]: reading one file of the stacked layers; [`users`]: names from `etc/passwd` and `etc/group`.
 //!
 //! # Invariants
@@ -42,6 +43,7 @@ mod oci_layout;
 mod pax;
 mod progress;
 mod registry;
+mod remove;
 pub mod store;
 mod stream;
 mod tarball;
@@ -58,5 +60,6 @@ pub use image::{Image, ImageConfig};
 pub use limits::{Limits, MAX_IMAGE_NAME_BYTES};
 pub use progress::{Progress, ProgressFn, no_progress};
 pub use registry::default_auth_file;
+pub use remove::remove_tree;
 pub use store::{Collected, Store, StoredImage};
 pub use users::User;

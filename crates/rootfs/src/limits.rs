@@ -35,7 +35,7 @@ impl Default for Limits {
 pub(crate) const MAX_PATH_BYTES: usize = 4095;
 /// Bytes of one name, as `NAME_MAX`.
 pub(crate) const MAX_NAME_BYTES: usize = 255;
-/// Names in one path. Removing a tree holds one descriptor for each level.
+/// Names in one path. Walking a tree holds one descriptor for each level.
 pub(crate) const MAX_DEPTH: usize = 256;
 /// Bytes of one extension header (PAX records, GNU long name).
 pub(crate) const MAX_EXTENSION_BYTES: u64 = 1 << 20;

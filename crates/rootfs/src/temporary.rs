@@ -50,7 +50,7 @@ pub(crate) fn clean(parent: &Path) -> Result<usize, Error> {
             Err(Errno::WOULDBLOCK) => continue,
             locked => locked.map_err(Error::errno("lock", &path))?,
         }
-        std::fs::remove_dir_all(&path).map_err(Error::io("remove", &path))?;
+        crate::remove_tree(&path).map_err(Error::io("remove", &path))?;
         removed += 1;
     }
     Ok(removed)

@@ -240,7 +240,7 @@ impl Tree {
     pub(crate) fn remove(&mut self, path: &TreePath, is_directory: bool) -> io::Result<()> {
         let (parent, name) = self.parent(path)?;
         if is_directory {
-            remove_below(parent, name)?;
+            crate::remove::remove_below(parent, name)?;
             self.forget();
             return Ok(());
         }
@@ -265,22 +265,4 @@ pub(crate) fn set_owner_and_mode(file: impl AsFd, attributes: &Attributes) -> Re
 /// Gives an open file or directory its time; the last call on it.
 pub(crate) fn set_time(file: impl AsFd, attributes: &Attributes) -> Result<()> {
     futimens(file, &attributes.times())
-}
-
-/// Removes a directory below `parent` and all that is in it. One descriptor is open for each level, of which
-/// [`MAX_DEPTH`] bounds the number.
-fn remove_below(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let directory = openat2(parent, name, flags, Mode::empty(), RESOLVE)?;
-    // A directory must not be read while its entries go away.
-    let names = rustix::fs::Dir::read_from(&directory)?
-        .map(|entry| entry.map(|entry| entry.file_name().to_bytes().to_vec()))
-        .collect::<Result<Vec<_>, _>>()?;
-    for inner in names.iter().filter(|inner| !matches!(inner.as_slice(), b"." | b"..")) {
-        match unlinkat(&directory, inner.as_slice(), AtFlags::empty()) {
-            Err(Errno::ISDIR) => remove_below(directory.as_fd(), inner)?,
-            other => other?,
-        }
-    }
-    Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)
 }

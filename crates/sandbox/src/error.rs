@@ -159,6 +159,12 @@ pub enum SetupError {
     /// A mount point of the image that is not what it must be.
     #[error("`{path}` in the app's files is {found}: nothing can be put there")]
     Target { path: String, found: String },
+    /// A volume's path leads through a symbolic link.
+    #[error(
+        "volume {path}: part of this path is a symbolic link, and who may write where the link lies decides which directory \
+         the app gets; give the path that it leads to"
+    )]
+    VolumeLink { path: String },
     /// The working directory.
     #[error("working directory `{path}`: {}", reason(*errno))]
     WorkingDirectory { path: String, errno: i32 },

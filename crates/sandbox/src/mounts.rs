@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_string,
@@ -210,22 +210,33 @@ impl Root {
     }
 
     /// Makes a directory (0755) or an empty file (0644) unless something of the name is there.
+    ///
+    /// In a volume, others may put something else there in between: the owner is given through a descriptor, and only to
+    /// what is still ours.
     fn make(&self, directory: BorrowedFd<'_>, name: &OsStr, kind: Kind) -> Result<(), Errno> {
         let made = match kind {
-            Kind::Directory => rustix::fs::mkdirat(directory, name, Mode::from_raw_mode(0o755)),
+            Kind::Directory => rustix::fs::mkdirat(directory, name, Mode::from_raw_mode(0o755)).and_then(|()| {
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+                rustix::fs::openat2(directory, name, flags, Mode::empty(), how)
+            }),
             Kind::File => {
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(0o644)).map(drop)
+                rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(0o644))
             }
         };
-        match made {
-            Ok(()) => {
-                let (user, group) = self.owner;
-                rustix::fs::chownat(directory, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)
-            }
-            Err(Errno::EXIST) => Ok(()),
-            Err(error) => Err(error),
+        let made = match made {
+            Err(Errno::EXIST) => return Ok(()),
+            made => made?,
+        };
+        let is_empty = kind == Kind::File
+            || rustix::fs::Dir::read_from(&made)?
+                .all(|entry| entry.is_ok_and(|entry| matches!(entry.file_name().to_bytes(), b"." | b"..")));
+        if !is_empty {
+            return Err(Errno::STALE);
         }
+        let (user, group) = self.owner;
+        rustix::fs::fchown(&made, Some(user), Some(group))
     }
 }
 

@@ -17,7 +17,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, makedev};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, makedev};
+use rustix::io::Errno;
 use rustix::mount::{MountAttrFlags, MountPropagationFlags, UnmountFlags, mount_change, unmount};
 use torpor_linux::mount::{MountChange, change_mount};
 
@@ -216,6 +217,16 @@ fn descriptor_path(descriptor: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", descriptor.as_raw_fd())
 }
 
+/// Opens a volume's place on the machine. Links are not followed: another app may be the one that has put one there, for its
+/// volume may hold this one's path.
+fn open_volume(host: &Path) -> Result<OwnedFd, SetupError> {
+    let links = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    match rustix::fs::openat2(CWD, host, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), links) {
+        Err(Errno::LOOP) => Err(SetupError::VolumeLink { path: host.display().to_string() }),
+        opened => opened.doing(|| format!("volume {}", host.display())),
+    }
+}
+
 /// Takes everything by descriptor that is mounted after the machine's root has gone.
 fn take(
     spec: &SandboxSpec,
@@ -226,10 +237,11 @@ fn take(
     let staged = |path: &str| clone_mount(staging.as_fd(), Path::new(path), false);
     let mut volumes = Vec::new();
     for volume in &spec.volumes {
-        let stat = rustix::fs::stat(&volume.host).doing(|| format!("volume {}", volume.host.display()))?;
+        let place = open_volume(&volume.host)?;
+        let stat = rustix::fs::fstat(&place).doing(|| format!("volume {}", volume.host.display()))?;
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         let kind = if is_directory { Kind::Directory } else { Kind::File };
-        let clone = clone_host(&volume.host, true)?;
+        let clone = clone_mount(place.as_fd(), Path::new(""), true)?;
         if let Some(ids) = ids {
             map_ids(&clone, ids, true, &volume.host)?;
         }

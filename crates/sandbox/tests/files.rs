@@ -71,6 +71,27 @@ fn volumes_and_tmpfs() {
     assert_eq!(fs::metadata(host.join("sub/file")).unwrap().uid(), 0);
 }
 
+/// An app whose volume holds the path of another one's puts a link there.
+#[test]
+fn a_volume_that_has_become_a_link_is_refused() {
+    let machine = Machine::new();
+    let (data, outside) = (machine.directory().join("data"), machine.directory().join("outside"));
+    fs::create_dir_all(data.join("sub/deep")).unwrap();
+    fs::create_dir_all(outside.join("deep")).unwrap();
+    fs::write(outside.join("secret"), "secret").unwrap();
+    let mut app = machine.app("cat /v/secret; ls /v");
+    app.spec.volumes = vec![VolumeMount { host: data.join("sub"), inside: "/v".into(), read_only: false }];
+    assert_eq!(app.output(), "deep\n");
+    fs::rename(data.join("sub"), data.join("other")).unwrap();
+    symlink(&outside, data.join("sub")).unwrap();
+    for volume in ["sub", "sub/deep"] {
+        app.spec.volumes[0].host = data.join(volume);
+        let error = app.start().err().expect("it was started");
+        assert!(error.to_string().contains("is a symbolic link"), "{error}");
+        app.assert_nothing_left();
+    }
+}
+
 #[test]
 fn hostile_links_in_an_image_lead_nowhere() {
     let machine = Machine::new();

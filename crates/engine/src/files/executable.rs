@@ -3,29 +3,27 @@
 //! Another file may have the name by now. So the file is made in a directory of ours beside it, below which is the whole path, and
 //! through a mount of that directory that is attached nowhere: paths end at a mount's root, and the kernel shows the
 //! file's as if it had been at the old place. File, directory and mount are gone again at once; a crash in between leaves
-//! a directory `.torpor-PID-N`.
+//! a directory `.torpor-PID-X`.
 //!
 //! What is in another mount namespace (an app's) cannot be mounted. There the file has its name back for a moment.
 
-use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, Path};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
 use torpor_image::tree::PathState;
 use torpor_linux::fcntl;
 
 use super::path::{self, Root};
+use super::private::{self, Private};
 
 /// How long others may have it open for writing.
 const WRITERS_PATIENCE: Duration = Duration::from_secs(1);
-/// Names that are tried.
-const ATTEMPTS: u32 = 100;
 
 /// A new file that is open for reading and writing, has had this name, and has none any more.
 pub(super) fn make(state: &PathState, root: Root<'_>) -> io::Result<OwnedFd> {
@@ -56,7 +54,7 @@ fn in_place(whole: &Path, root: Root<'_>) -> io::Result<OwnedFd> {
     let (Some(directory), Some(name)) = (whole.parent(), whole.file_name()) else { return Err(Errno::INVAL.into()) };
     let directory = root.open(directory.as_os_str().as_bytes(), OFlags::PATH | OFlags::DIRECTORY)?;
     let made = openat(&directory, name, NEW, Mode::RUSR | Mode::WUSR)?;
-    unlinkat(&directory, name, AtFlags::empty())?;
+    private::remove_name(&directory, name, &made)?;
     Ok(made)
 }
 
@@ -71,36 +69,29 @@ fn aside(whole: &Path) -> io::Result<OwnedFd> {
             Err(Errno::NOENT | Errno::NOTDIR) => continue,
             other => other?,
         };
-        for n in 0..ATTEMPTS {
-            let name = format!(".torpor-{}-{n}", std::process::id());
-            match mkdirat(&above, &name, Mode::RWXU) {
-                Err(Errno::EXIST) => continue,
-                other => other?,
-            }
-            let place = PathBuf::from(format!("/proc/self/fd/{}/{name}", above.as_raw_fd()));
-            let made = below(&place, whole);
-            let removed = fs::remove_dir_all(&place);
-            return made.and_then(|made| removed.map(|()| made));
-        }
+        let mut place = Private::new(above)?;
+        let made = below(&mut place, whole)?;
+        place.remove()?;
+        return Ok(made);
     }
     Err(Errno::NOENT.into())
 }
 
 /// Makes and removes the file through a mount of `place`, which is empty.
-fn below(place: &Path, whole: &Path) -> io::Result<OwnedFd> {
-    let relative = whole.strip_prefix("/").map_err(io::Error::other)?;
-    if let Some(parent) = relative.parent() {
-        fs::create_dir_all(place.join(parent))?;
-    }
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let mount = open_tree(rustix::fs::CWD, place, flags)?;
-    let made = openat(&mount, relative, NEW, Mode::RUSR | Mode::WUSR)?;
-    unlinkat(&mount, relative, AtFlags::empty())?;
+fn below(place: &mut Private, whole: &Path) -> io::Result<OwnedFd> {
+    let relative = place.make_above(whole)?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let mount = open_tree(place.directory(), "", flags)?;
+    let made = openat(&mount, &relative, NEW, Mode::RUSR | Mode::WUSR)?;
+    private::remove_name(&mount, &relative, &made)?;
     Ok(made)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]

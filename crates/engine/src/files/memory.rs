@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{
-    AtFlags, FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, Stat, Uid, fchmod, fchown, fcntl_add_seals,
-    fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, openat, unlinkat,
+    FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, Stat, Uid, fchmod, fchown, fcntl_add_seals, fcntl_get_seals,
+    fstat, fstatfs, ftruncate, memfd_create, openat,
 };
 use rustix::io::Errno;
 use torpor_image::Region;
@@ -25,7 +25,7 @@ use super::list::{Item, List};
 use super::path::{Around, Root};
 use super::pipe::reopen;
 use super::segment::{self, Segment, Segments};
-use super::{CollectError, MakeError, Request, SharedArea, executable, ipc, path};
+use super::{CollectError, MakeError, Request, SharedArea, executable, ipc, path, private};
 use crate::memory::sink::PageSink;
 use crate::{Obstacle, Place};
 
@@ -378,20 +378,11 @@ fn without_name(state: &PathState, root: Root<'_>) -> rustix::io::Result<OwnedFd
 
 /// For file systems that cannot make files without a name.
 fn made_and_deleted(directory: &OwnedFd) -> rustix::io::Result<OwnedFd> {
-    const ATTEMPTS: u32 = 100;
-    for n in 0..ATTEMPTS {
-        let name = format!(".torpor-{}-{n}", std::process::id());
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match openat(directory, &name, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(fd) => {
-                unlinkat(directory, &name, AtFlags::empty())?;
-                return Ok(fd);
-            }
-            Err(Errno::EXIST) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(Errno::EXIST)
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let make = |name: &str| openat(directory, name, flags, Mode::RUSR | Mode::WUSR);
+    let (name, made) = private::with_fresh_name(private::PREFIX, make)?;
+    private::remove_name(directory, name, &made)?;
+    Ok(made)
 }
 
 const fn is_sealed(memory: &SharedMemory) -> bool {

@@ -49,6 +49,7 @@ mod packet;
 mod path;
 mod pipe;
 mod port;
+mod private;
 mod queue;
 mod raw;
 mod removed;

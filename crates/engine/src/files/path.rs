@@ -7,9 +7,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags, SeekFrom, Stat, Timespec, Timestamps,
-    UTIME_OMIT, Uid, chmodat, chownat, fstat, fstatfs, futimens, major, minor, mkdirat, mknodat, openat, openat2, seek,
-    unlinkat,
+    CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags, SeekFrom, Stat, Timespec, Timestamps, UTIME_OMIT,
+    fcntl_setfl, fstat, fstatfs, futimens, major, minor, mkdirat, mknodat, openat, openat2, seek,
 };
 use rustix::io::Errno;
 use torpor_image::tree::{FileKind, OpenFile, PathState};
@@ -20,13 +19,11 @@ use super::collect::{Described, Why};
 use super::list::Item;
 use super::pipe::reopen;
 use super::removed::Removed;
-use super::{EachMade, MakeError, Request, opener};
+use super::{EachMade, MakeError, Request, opener, private};
 use crate::view::View;
 
 /// Behind the link of a file whose name has been removed.
 const GONE: &[u8] = b" (deleted)";
-/// Names that are tried for what is removed at once.
-const ATTEMPTS: u32 = 100;
 
 /// Set in the flags of files made with `O_TMPFILE`, beside `O_DIRECTORY`.
 const TEMPORARY: u32 = 0o20_000_000;
@@ -248,39 +245,30 @@ pub(crate) fn made_and_removed(
     root: Root<'_>,
 ) -> rustix::io::Result<OwnedFd> {
     let whole = path_of(&state.path);
-    let (mode, is_directory) =
-        (Mode::from_raw_mode(state.mode), FileType::from_raw_mode(state.mode) == FileType::Directory);
+    let kind = FileType::from_raw_mode(state.mode);
     for above in whole.ancestors().skip(1) {
         let above = match root.open(above.as_os_str().as_bytes(), OFlags::PATH | OFlags::DIRECTORY) {
             Err(Errno::NOENT | Errno::NOTDIR) => continue,
             other => other?,
         };
-        let own = whole.file_name().unwrap_or_default().to_owned();
-        let others = (0..ATTEMPTS).map(|n| format!(".torpor-{}-{n}", std::process::id()).into());
-        for name in std::iter::once(own).chain(others) {
-            let made = if is_directory {
-                mkdirat(&above, &name, Mode::RWXU)
-            } else {
-                mknodat(&above, &name, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
-            };
-            match made {
-                Err(Errno::EXIST) => continue,
-                other => other?,
-            }
-            let opened = openat(&above, &name, flags | OFlags::CLOEXEC, Mode::empty());
-            let owned = chownat(
-                &above,
-                &name,
-                Some(Uid::from_raw(owner.0)),
-                Some(Gid::from_raw(owner.1)),
-                AtFlags::SYMLINK_NOFOLLOW,
-            );
-            let allowed = chmodat(&above, &name, mode, AtFlags::empty());
-            unlinkat(&above, &name, if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() })?;
-            owned.and(allowed)?;
-            return opened;
-        }
-        return Err(Errno::EXIST);
+        let make = |name: &OsStr| match kind {
+            FileType::Directory => mkdirat(&above, name, Mode::RWXU),
+            _ => mknodat(&above, name, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0),
+        };
+        let own = whole.file_name().unwrap_or_default();
+        let name = match make(own) {
+            Err(Errno::EXIST) => private::with_fresh_name(private::PREFIX, |name| make(OsStr::new(name)))?.0.into(),
+            made => made.map(|()| own.to_owned())?,
+        };
+        let made = private::just_made(&above, &name, kind)?;
+        let opened = match kind {
+            FileType::Directory => openat(&made, ".", flags | OFlags::CLOEXEC, Mode::empty()),
+            _ => reopen(made.as_fd(), flags.bits()),
+        };
+        // Only when nobody reaches it by a name is it given to somebody.
+        private::remove_name(&above, &name, &made)?;
+        private::set_owner_and_mode(&made, Some(owner), state.mode)?;
+        return opened;
     }
     Err(Errno::NOENT)
 }
@@ -373,11 +361,6 @@ fn same(a: &Stat, b: &Stat) -> bool {
     (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 }
 
-/// Opens what is at a path, which holds no symbolic links, to look at it.
-pub(super) fn open_name(path: &[u8]) -> rustix::io::Result<OwnedFd> {
-    Root::Own.look(path)
-}
-
 /// What differs between what was at a path and what is there.
 pub(crate) fn difference(was: &PathState, is: &Stat, made_up: bool, same_boot: bool) -> Option<&'static str> {
     let kind = FileType::from_raw_mode(is.st_mode);
@@ -414,6 +397,11 @@ pub(super) fn reopened(flags: u32) -> u32 {
     flags & !(ASYNC | made)
 }
 
+/// Opening it never waits, however it is opened.
+fn waits_for_nobody(state: &PathState) -> bool {
+    matches!(FileType::from_raw_mode(state.mode), FileType::RegularFile | FileType::Directory)
+}
+
 /// Opens a file that has a name, as it was open.
 pub(super) fn make(state: &PathState, file: &OpenFile, around: Around<'_>) -> Result<OwnedFd, MakeError> {
     let flags = OFlags::from_bits_retain(reopened(file.flags));
@@ -425,13 +413,18 @@ pub(super) fn make(state: &PathState, file: &OpenFile, around: Around<'_>) -> Re
         };
         return made.map_err(MakeError::at("making", text(state)));
     }
-    let opened = around.root.open(&state.path, flags);
+    // Whatever lies there by now, a FIFO for one, does not hold us up; and nothing else is changed by being opened.
+    let no_wait = !flags.intersects(OFlags::PATH | OFlags::NONBLOCK) && waits_for_nobody(state);
+    let opened = around.root.open(&state.path, if no_wait { flags | OFlags::NONBLOCK } else { flags });
     let opened = opened.map_err(MakeError::at("opening", text(state)))?;
     let look = |error| MakeError::at("looking at", text(state))(error);
     let (stat, made_up) = (fstat(&opened).map_err(look)?, is_made_up(&opened).map_err(look)?);
     let forbidden = around.root.forbids(&stat, flags);
     if let Some(how) = forbidden.or_else(|| difference(state, &stat, made_up, around.same_boot)) {
         return Err(MakeError::Changed { path: text(state), how });
+    }
+    if no_wait {
+        fcntl_setfl(&opened, flags).map_err(MakeError::at("setting flags of", text(state)))?;
     }
     if file.position != 0 && !flags.contains(OFlags::PATH) {
         seek(&opened, SeekFrom::Start(file.position)).map_err(MakeError::at("finding the position in", text(state)))?;

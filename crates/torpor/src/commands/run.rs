@@ -109,6 +109,7 @@ fn lay_over(
     top.add("tmpfs", args.tmpfs)?;
     top.set("restart", args.restart.map(Restart::from))?;
     document::root_paths(top.0, here);
+    resolve_volumes(top.0);
 
     let mut settings = Vec::new();
     for file in &args.env_file {
@@ -214,6 +215,18 @@ impl From<WakeOnArg> for WakeOn {
     }
 }
 
+/// Writes volumes as where their paths lead now: at every start they must lead there without links.
+fn resolve_volumes(document: &mut Map<String, Value>) {
+    let volumes = document.get_mut("volumes").and_then(Value::as_array_mut);
+    for host in volumes.into_iter().flatten().filter_map(|volume| volume.get_mut("host")) {
+        // What is not there is told by the daemon.
+        let resolved = host.as_str().and_then(|path| std::fs::canonicalize(path).ok());
+        if let Some(path) = resolved.as_deref().and_then(std::path::Path::to_str) {
+            *host = path.into();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -283,6 +296,18 @@ mod tests {
             "network": {"join": ["back"]},
         });
         assert_eq!(document, expected);
+    }
+
+    #[test]
+    fn volumes_are_written_without_links() {
+        let here = tempfile::tempdir().unwrap();
+        let root = here.path().canonicalize().unwrap();
+        std::fs::create_dir(root.join("data")).unwrap();
+        std::os::unix::fs::symlink("data", root.join("link")).unwrap();
+        std::fs::write(root.join("app.tar"), "").unwrap();
+        let document = described(&["tar:app.tar", "--name", "a", "-v", "link:/a", "-v", "none:/b"], &root).unwrap();
+        let hosts: Vec<_> = document["volumes"].as_array().unwrap().iter().map(|volume| &volume["host"]).collect();
+        assert_eq!(hosts, [root.join("data").to_str().unwrap(), root.join("none").to_str().unwrap()]);
     }
 
     #[test]

@@ -150,7 +150,7 @@ impl AppFiles {
     /// Removes everything of the app.
     pub(crate) fn remove(&self) -> io::Result<()> {
         for folder in [&self.run, &self.data] {
-            match fs::remove_dir_all(folder) {
+            match torpor_rootfs::remove_tree(folder) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }

@@ -12,14 +12,14 @@ use torpor_image::tree::{End, FileId, Machine, Process, Tree};
 
 use super::collect::describe_all;
 use super::list::{Descriptors, List};
-use super::{Around, CollectError, Collected, Given, Made, Request, Root, make};
+use super::{Around, CollectError, Collected, Given, Made, MakeError, Request, Root, make};
 use crate::memory::sink::PageSink;
 
 const HERE: Around<'static> =
     Around { root: Root::Own, same_boot: true, passed: None, removed: None, charge: None, piece: None };
 
 /// What was taken, and where its pages are.
-struct Taken {
+pub(super) struct Taken {
     tree: Tree,
     image: std::fs::File,
     /// By the order in which they were given.
@@ -51,7 +51,7 @@ fn collect_own(fds: &[OwnedFd], image: &std::fs::File) -> Result<(Collected, Vec
     Ok((collected, files))
 }
 
-fn take(fds: &[OwnedFd]) -> Result<Taken, CollectError> {
+pub(super) fn take(fds: &[OwnedFd]) -> Result<Taken, CollectError> {
     let image = tempfile::tempfile().unwrap();
     let (collected, files) = collect_own(fds, &image)?;
     let clock = |id| {
@@ -77,8 +77,12 @@ fn take(fds: &[OwnedFd]) -> Result<Taken, CollectError> {
 }
 
 impl Taken {
-    fn make(&self) -> Made {
-        let mut made = make(&self.tree, &self.image, Given::new(), HERE).unwrap();
+    pub(super) fn try_make(&self) -> Result<Made, MakeError> {
+        make(&self.tree, &self.image, Given::new(), HERE)
+    }
+
+    pub(super) fn make(&self) -> Made {
+        let mut made = self.try_make().unwrap();
         made.finish(&self.tree, |id| id).unwrap();
         made.reconnect(&self.tree).unwrap();
         made
@@ -92,7 +96,7 @@ impl Taken {
 }
 
 /// Takes, closes, makes again.
-fn round(fds: Vec<OwnedFd>) -> Vec<OwnedFd> {
+pub(super) fn round(fds: Vec<OwnedFd>) -> Vec<OwnedFd> {
     let taken = take(&fds).unwrap();
     drop(fds);
     let made = taken.descriptors();

@@ -1,18 +1,18 @@
 //! Names of unix sockets: bound again where they were, or where nobody sees it.
 //!
-//! The name that a socket shows is what was given to `bind`, whatever has become of the file since. A socket whose file is still
-//! there gets it anew at its place; others are bound in a directory of ours that is the root of the binding thread.
+//! The name that a socket shows is what was given to `bind`, whatever has become of the file since. So all are bound in a
+//! directory of ours ([`Private`]) that is the root of the binding thread. A socket whose file is still there is made in a
+//! directory beside it, and its file is renamed to the old one's place.
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Gid, Mode, Uid, chmod, chown, fstat, mkdir, unlink};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid, fstat, unlinkat};
 use rustix::io::Errno;
-use rustix::process::{chdir, chroot, fchdir};
+use rustix::process::{chroot, fchdir};
 use rustix::thread::{CapabilitiesSecureBits, set_capabilities_secure_bits, set_thread_res_gid, set_thread_res_uid};
 use torpor_image::tree::{PathState, UnixSocket};
 use torpor_linux::restorer::as_process;
@@ -20,6 +20,7 @@ use torpor_linux::{socket, thread};
 
 use super::super::MakeError;
 use super::super::path::{self, Root};
+use super::super::private::{self, Private};
 
 const FAMILY: u16 = 1;
 /// Bytes of the longest name, with the zero behind it.
@@ -111,12 +112,10 @@ const SCRATCH: &str = ".torpor-sockets-";
 /// A directory for sockets that nobody is to see, removed in the end.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    directory: Option<PathBuf>,
+    directory: Option<Private>,
     /// Where the tree's paths begin, if not at our own root.
     root: Option<OwnedFd>,
 }
-
-static COUNT: AtomicU32 = AtomicU32::new(0);
 
 impl Scratch {
     pub(super) fn new(root: Root<'_>) -> io::Result<Self> {
@@ -127,38 +126,31 @@ impl Scratch {
         Ok(Self { directory: None, root })
     }
 
-    fn directory(&mut self) -> io::Result<PathBuf> {
-        if let Some(directory) = &self.directory {
-            return Ok(directory.clone());
-        }
-        let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let directory = std::env::temp_dir().join(format!("{SCRATCH}{}-{n}", std::process::id()));
-        mkdir(&directory, Mode::RWXU)?;
-        self.directory = Some(directory.clone());
-        Ok(directory)
+    fn directory(&mut self) -> io::Result<&mut Private> {
+        let directory = match self.directory.take() {
+            Some(directory) => directory,
+            None => {
+                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let above = rustix::fs::open(std::env::temp_dir(), flags, Mode::empty())?;
+                Private::with_prefix(above, SCRATCH)?
+            }
+        };
+        Ok(self.directory.insert(directory))
     }
 
     /// Binds where nobody sees it; abstract names are what they are.
     pub(super) fn bind(&mut self, fd: &OwnedFd, name: &[u8]) -> io::Result<()> {
-        let address = address(name)?;
         if name.first().is_none_or(|byte| *byte == 0) {
-            return socket::bind(fd, &address);
+            return socket::bind(fd, &address(name)?);
         }
         let directory = self.directory()?;
-        let parts = path::path_of(name).components().filter(|part| matches!(part, Component::Normal(_)));
-        let place: PathBuf =
-            std::iter::once(directory.as_path().as_os_str()).chain(parts.map(|part| part.as_os_str())).collect();
-        if let Some(parent) = place.parent() {
-            fs::create_dir_all(parent)?;
-        }
+        let place = directory.make_above(path::path_of(name))?;
         // Bound there before, and closed.
-        let _ = fs::remove_file(&place);
-        aside(|| {
-            thread::own_directories()?;
-            chroot(&directory)?;
-            chdir("/")?;
-            socket::bind(fd, &address)
-        })
+        match unlinkat(directory.directory(), &place, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+        bind_in(fd, name, directory, &place)
     }
 
     /// Binds a socket to its name.
@@ -166,17 +158,11 @@ impl Scratch {
         let name = text(socket);
         match &socket.path {
             _ if socket.name.is_empty() => Ok(()),
-            Some(state) => bind_at(fd, &socket.name, state, &name, self.root.as_ref()),
+            Some(state) => {
+                let root = self.root.as_ref().map_or(Root::Own, |root| Root::At(root.as_fd()));
+                bind_at(fd, &socket.name, state, &name, root)
+            }
             None => self.bind(fd, &socket.name).map_err(MakeError::at("binding", name)),
-        }
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Some(directory) = &self.directory {
-            // A directory that stays is empty but for dead sockets.
-            let _ = fs::remove_dir_all(directory);
         }
     }
 }
@@ -195,48 +181,51 @@ pub(crate) fn left_over() -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Binds to a file anew below `root`, or our own root.
-fn bind_at(fd: &OwnedFd, name: &[u8], state: &PathState, shown: &str, root: Option<&OwnedFd>) -> Result<(), MakeError> {
-    let bound = aside(|| {
+/// Binds with a directory of ours as the root of the binding thread; `place` is the name from there.
+fn bind_in(fd: &OwnedFd, name: &[u8], directory: &mut Private, place: &Path) -> io::Result<()> {
+    let address = address(name)?;
+    directory.holds(place);
+    let root = directory.directory();
+    aside(|| {
         thread::own_directories()?;
-        if let Some(root) = root {
-            fchdir(root)?;
-            chroot(".")?;
-        }
-        Ok(bind_anew(fd, name, state, shown))
-    });
-    bound.map_err(MakeError::at("binding", shown))?
+        fchdir(root)?;
+        chroot(".")?;
+        socket::bind(fd, &address)
+    })
 }
 
-/// In a thread whose directories are its own: the old file goes, the new one gets its mode and owner.
-fn bind_anew(fd: &OwnedFd, name: &[u8], state: &PathState, shown: &str) -> Result<(), MakeError> {
+/// Binds to a file anew. The new one gets its owner and mode where nobody else reaches it, and then the place of the old one.
+fn bind_at(fd: &OwnedFd, name: &[u8], state: &PathState, shown: &str, root: Root<'_>) -> Result<(), MakeError> {
     let changed = |how| MakeError::Changed { path: path::text(state), how };
-    let place = path::path_of(&state.path);
-    let base = state.path.strip_suffix(name).ok_or_else(|| changed("it was moved since it was bound"))?;
-    let before = match path::open_name(&state.path) {
-        Ok(file) => {
-            let stat = fstat(&file).map_err(MakeError::at("looking at", shown))?;
-            if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || !state.is_inode(stat.st_ino) {
-                return Err(changed("it is another file"));
-            }
-            unlink(place).map_err(MakeError::at("removing", shown))?;
-            Some(stat)
-        }
+    if !state.path.ends_with(name) {
+        return Err(changed("it was moved since it was bound"));
+    }
+    let whole = path::path_of(&state.path);
+    let (Some(above), Some(own)) = (whole.parent(), whole.file_name()) else {
+        return Err(MakeError::at("opening", shown)(Errno::INVAL));
+    };
+    let above = root.open(above.as_os_str().as_bytes(), OFlags::PATH | OFlags::DIRECTORY);
+    let above = above.map_err(MakeError::at("opening the directory of", shown))?;
+    let before = match private::at(&above, own) {
+        Ok(file) => Some(fstat(&file).map_err(MakeError::at("looking at", shown))?),
         Err(Errno::NOENT) => None,
         Err(error) => return Err(MakeError::at("opening", shown)(error)),
     };
-    let bound = address(name).map_err(io::Error::from).and_then(|address| {
-        if !base.is_empty() {
-            chdir(std::ffi::OsStr::from_bytes(base))?;
-        }
-        socket::bind(fd, &address)
-    });
-    bound.map_err(MakeError::at("binding", shown))?;
-    if let Some(stat) = before {
-        let (user, group) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
-        chown(place, Some(user), Some(group)).map_err(MakeError::at("giving its owner to", shown))?;
+    if before
+        .is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::Socket || !state.is_inode(stat.st_ino))
+    {
+        return Err(changed("it is another file"));
     }
-    chmod(place, Mode::from_raw_mode(state.mode & 0o7777)).map_err(MakeError::at("setting the mode of", shown))
+    let owner = before.map(|stat| (stat.st_uid, stat.st_gid));
+    let bound = Private::new(above).map_err(io::Error::from).and_then(|mut directory| {
+        let place = directory.make_above(path::path_of(name))?;
+        bind_in(fd, name, &mut directory, &place)?;
+        let file = private::at(directory.directory(), &place)?;
+        private::set_owner_and_mode(&file, owner, state.mode)?;
+        directory.hand_over(&place, own, before.is_some())?;
+        Ok(directory.remove()?)
+    });
+    bound.map_err(MakeError::at("binding", shown))
 }
 
 #[cfg(test)]

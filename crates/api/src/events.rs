@@ -53,13 +53,19 @@ pub const WAKE_FAILED: &str = "wake-failed";
 pub const WAKE_REFUSED: &str = "wake-refused";
 /// An operation has not ended in its time (worker).
 pub const OVERDUE: &str = "overdue";
+/// It cannot be woken as things are, and its policy gives up its memory for that (worker).
+pub const GIVEN_UP: &str = "given-up";
+/// Its files take more on disk than its limit allows: it is not started again so (worker).
+pub const DISK_OVER: &str = "disk-over";
+/// Its files are within its disk limit again (worker).
+pub const DISK_UNDER: &str = "disk-under";
 /// Its image was damaged: its memory is lost, and its restart policy decides what follows (worker).
 pub const LOST: &str = "lost";
 /// Our nftables table was removed by somebody, and written anew or not (worker); `app` is empty.
 pub const NETWORK_REPAIRED: &str = "network-repaired";
 
 /// All of them.
-pub const ALL: [&str; 27] = [
+pub const ALL: [&str; 30] = [
     CREATED,
     REMOVED,
     EXPORTED,
@@ -85,6 +91,9 @@ pub const ALL: [&str; 27] = [
     WAKE_FAILED,
     WAKE_REFUSED,
     OVERDUE,
+    GIVEN_UP,
+    DISK_OVER,
+    DISK_UNDER,
     LOST,
     NETWORK_REPAIRED,
 ];

@@ -183,6 +183,8 @@ pub struct Limits {
     /// Files that each of its processes may have open: soft and hard limit (`RLIMIT_NOFILE`). Absent: 1,024, which a process may
     /// raise to 524,288 by itself.
     pub open_files: Option<u32>,
+    /// What its own files may take on disk; absent: what the daemon's configuration says.
+    pub disk: Option<Bytes>,
 }
 
 /// What to do when the initial process ends.
@@ -216,6 +218,8 @@ pub struct Idle {
     pub with_connections: bool,
     /// What of a new connection wakes.
     pub wake_on: WakeOn,
+    /// What to do when a wake is refused because files of its volumes have changed.
+    pub wake_blocked: WakeBlocked,
     /// Packets from these addresses neither wake nor keep awake.
     #[schema(value_type = Vec<String>)]
     pub ignore: Vec<IpNet>,
@@ -233,6 +237,7 @@ impl Default for Idle {
             cpu_percent: 5.0,
             with_connections: true,
             wake_on: WakeOn::Connect,
+            wake_blocked: WakeBlocked::Wait,
             ignore: Vec::new(),
             timers_over: None,
         }
@@ -248,6 +253,17 @@ pub enum WakeOn {
     Connect,
     /// Its first data: probes that only connect do not wake.
     Data,
+}
+
+/// What to do with an app whose image cannot be used as things are: a file that it has mapped has changed, say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum WakeBlocked {
+    /// Keep its memory and wait until somebody puts that right and wakes it; connections to it are closed meanwhile.
+    #[default]
+    Wait,
+    /// Give up its memory and start it afresh on its files.
+    Restart,
 }
 
 /// What an app may do to the kernel.

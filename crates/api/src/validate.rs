@@ -37,6 +37,8 @@ pub const IGNORED: usize = 256;
 pub const NETWORKS: usize = 16;
 /// Least memory limit, in bytes: below this nothing starts.
 pub const LEAST_MEMORY_BYTES: u64 = 1 << 20;
+/// Least disk limit, in bytes.
+const LEAST_DISK_BYTES: u64 = 1 << 20;
 /// Least memory file system, in bytes: a page.
 pub const LEAST_TMPFS_BYTES: u64 = 4096;
 /// CPU limits, in cores: the kernel's least quota is 1 ms in 100 ms.
@@ -401,6 +403,11 @@ fn limits(limits: &Limits, problems: &mut Problems) {
         && memory.0 < LEAST_MEMORY_BYTES
     {
         problems.add("limits.memory", format_args!("{memory} is less than 1M"));
+    }
+    if let Some(disk) = limits.disk
+        && disk.0 < LEAST_DISK_BYTES
+    {
+        problems.add("limits.disk", format_args!("{disk} is less than 1M"));
     }
     if let Some(cpus) = limits.cpus
         && !CPUS.contains(&cpus)

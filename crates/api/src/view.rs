@@ -96,6 +96,37 @@ pub struct AppStatus {
     pub restarts: u32,
     /// Kept awake by `torpor pin`.
     pub pinned: bool,
+    /// What its own files take on disk, where they are limited.
+    #[serde(default)]
+    pub disk: Option<DiskUse>,
+}
+
+/// What an app's own files take on disk, and may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct DiskUse {
+    /// Bytes, as far as they are known; the highest number where files lie too deep within each other to be measured.
+    pub bytes: Option<u64>,
+    /// The limit, in bytes.
+    pub limit_bytes: u64,
+    /// Who sees to it.
+    pub by: DiskBy,
+}
+
+/// How a disk limit is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskBy {
+    /// The kernel refuses what goes beyond it.
+    Quota,
+    /// Its files are measured while it runs; above the limit it is not started again.
+    Accounting,
+}
+
+impl DiskUse {
+    /// It has more than it may have; by a quota it cannot.
+    pub fn is_over(self) -> bool {
+        self.by == DiskBy::Accounting && self.bytes.is_some_and(|bytes| bytes > self.limit_bytes)
+    }
 }
 
 /// `torpor inspect`.
@@ -194,6 +225,9 @@ pub struct Stats {
     pub kernel_bytes: Option<u64>,
     /// What the current image holds, bytes.
     pub image_bytes: Option<u64>,
+    /// What its own files take on disk, where they are limited.
+    #[serde(default)]
+    pub disk: Option<DiskUse>,
     /// CPU used since start, microseconds.
     pub cpu_us: u64,
     /// Packets with meaning (no keepalives, no bare acknowledgements) since start.

@@ -63,6 +63,7 @@ impl Hub {
             stop_reason: (!creating).then_some(reason),
             restarts: 0,
             pinned: record.pinned,
+            disk: None,
         }
     }
 

@@ -42,3 +42,22 @@ pub const REGION_PAGES: u32 = 64;
 pub fn checksum(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }
+
+/// The checksum of a file that is read in pieces: that of the checksums of its pieces, each of [`Self::PIECE_BYTES`] but the last.
+#[derive(Debug, Default)]
+pub struct Checksums(Vec<u8>);
+
+impl Checksums {
+    /// Bytes of a piece.
+    pub const PIECE_BYTES: usize = 1 << 20;
+
+    /// Adds the next piece.
+    pub fn add(&mut self, piece: &[u8]) {
+        self.0.extend(checksum(piece).to_le_bytes());
+    }
+
+    /// Of all pieces.
+    pub fn total(&self) -> u64 {
+        checksum(&self.0)
+    }
+}

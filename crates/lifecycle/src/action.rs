@@ -90,6 +90,8 @@ pub enum Note {
     WakeFailed(Text, Option<Duration>),
     /// It cannot be woken as things are; it sleeps on until somebody asks again.
     WakeRefused(Text),
+    /// It cannot be woken as things are; its memory is given up for that, and it is started afresh.
+    GivenUp(Text),
     /// Its image is damaged.
     Lost(Text),
     /// It was asked to end.
@@ -120,6 +122,7 @@ impl Note {
             Self::Woken(..) => "woken",
             Self::WakeFailed(..) => "wake-failed",
             Self::WakeRefused(_) => "wake-refused",
+            Self::GivenUp(_) => "given-up",
             Self::Lost(_) => "lost",
             Self::Stopping => "stopping",
             Self::Killed => "killed",
@@ -148,6 +151,9 @@ impl fmt::Display for Note {
             }
             Self::WakeFailed(reason, None) => write!(f, "could not be woken to end by itself, killed: {reason}"),
             Self::WakeRefused(reason) => write!(f, "cannot be woken: {reason}"),
+            Self::GivenUp(reason) => {
+                write!(f, "cannot be woken, so its memory is given up and it is started afresh: {reason}")
+            }
             Self::Lost(reason) => write!(f, "lost, its image is damaged: {reason}"),
             Self::Stopping => f.write_str("asked to end"),
             Self::Killed => f.write_str("did not end in time, killed"),

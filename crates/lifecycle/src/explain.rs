@@ -95,7 +95,7 @@ impl App {
             let Some(at) = retry.at else {
                 return format!(
                     "{level}, and cannot be woken: {}; put that right and wake it, or restart it on its files \
-                     (`torpor restart`), which gives up its memory",
+                     (`torpor restart`), which gives up its memory; connections to it are closed meanwhile",
                     retry.reason
                 );
             };

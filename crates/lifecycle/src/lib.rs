@@ -83,6 +83,6 @@ pub use explain::Account;
 pub use idle::{Blocker, OBSERVE_MAX, OBSERVE_MIN};
 pub use phase::{Asleep, Awake, DeepenStage, Ending, Next, Phase, StartedBy, StopReason, WakeRetry, Warmed};
 pub use policy::{
-    Backoff, CAPTURE_RETRY, KILL_AGAIN, Policy, RAN_WELL, RESTART_DELAY, RestartPolicy, Share, WAKE_RETRY,
+    Backoff, CAPTURE_RETRY, KILL_AGAIN, Policy, RAN_WELL, RESTART_DELAY, RestartPolicy, Share, WAKE_RETRY, WakeBlocked,
 };
 pub use time::{Millis, words};

@@ -20,6 +20,8 @@ pub struct Policy {
     pub with_connections: bool,
     /// What to do when it ends.
     pub restart: RestartPolicy,
+    /// What to do when it cannot be woken as things are.
+    pub wake_blocked: WakeBlocked,
 }
 
 impl Default for Policy {
@@ -32,6 +34,7 @@ impl Default for Policy {
             cpu_limit: Share(500),
             with_connections: true,
             restart: RestartPolicy::OnFailure,
+            wake_blocked: WakeBlocked::Wait,
         }
     }
 }
@@ -45,6 +48,15 @@ pub enum RestartPolicy {
     OnFailure,
     /// Start it again.
     Always,
+}
+
+/// What to do when an app cannot be woken as things are: what its image needs is not there any more, or has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WakeBlocked {
+    /// Keep its image, and wait until somebody wakes it again.
+    Wait,
+    /// Give up its memory, and start it afresh on its files.
+    Restart,
 }
 
 /// A share of one CPU core, in hundredths of a percent; above 10,000 for more than one core.

@@ -5,7 +5,7 @@ use crate::app::{App, Goal, Refused};
 use crate::event::{Retry, SleepCause, Text, WakeCause, WakeFailure};
 use crate::idle::Use;
 use crate::phase::{Asleep, Next, Phase, WakeRetry};
-use crate::policy::WAKE_RETRY;
+use crate::policy::{WAKE_RETRY, WakeBlocked};
 use crate::time::Millis;
 
 impl App {
@@ -168,7 +168,14 @@ impl App {
                 self.kill(stop.next);
             }
             (WakeFailure::Passing(reason), None) => self.retry_wake(cause, asleep, reason),
-            (WakeFailure::Refused(reason), None) => self.stay_refused(cause, asleep, reason),
+            (WakeFailure::Refused(reason), None) => match self.policy.wake_blocked {
+                WakeBlocked::Wait => self.stay_refused(cause, asleep, reason),
+                WakeBlocked::Restart => {
+                    // Those who wait for it get it when it has started.
+                    self.emit(Note::GivenUp(reason));
+                    self.kill(Next::Start);
+                }
+            },
         }
     }
 

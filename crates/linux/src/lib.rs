@@ -26,6 +26,7 @@ pub mod notify;
 pub mod pagemap;
 pub mod probe;
 pub mod ptrace;
+pub mod quota;
 #[cfg(feature = "tokio")]
 pub mod readable;
 pub mod registers;

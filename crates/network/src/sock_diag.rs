@@ -292,6 +292,18 @@ fn parse(answer: &[u8]) -> Option<Socket> {
 /// The queue is first in, first out: when no more are taken than were seen in an [`AcceptQueue`], one that arrives
 /// meanwhile stays. Nobody else may accept from `listener` meanwhile: its app is frozen. Never blocks.
 pub fn drain(listener: BorrowedFd<'_>, count: u32) -> io::Result<u32> {
+    accept_each(listener, count, drop)
+}
+
+/// As [`drain`], but whoever has connected finds the connection reset.
+pub fn refuse(listener: BorrowedFd<'_>, count: u32) -> io::Result<u32> {
+    accept_each(listener, count, |connection| {
+        // Closed all the same where there is no such option.
+        let _ = rustix::net::sockopt::set_socket_linger(&connection, Some(std::time::Duration::ZERO));
+    })
+}
+
+fn accept_each(listener: BorrowedFd<'_>, count: u32, close: impl Fn(std::os::fd::OwnedFd)) -> io::Result<u32> {
     let blocking = !rustix::fs::fcntl_getfl(listener)?.contains(rustix::fs::OFlags::NONBLOCK);
     let mut drained = 0;
     while drained < count {
@@ -300,7 +312,10 @@ pub fn drain(listener: BorrowedFd<'_>, count: u32) -> io::Result<u32> {
             break;
         }
         match accept_with(listener, SocketFlags::CLOEXEC) {
-            Ok(_closed) => drained += 1,
+            Ok(connection) => {
+                close(connection);
+                drained += 1;
+            }
             Err(rustix::io::Errno::AGAIN) => break,
             Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
             Err(error) => return Err(error.into()),

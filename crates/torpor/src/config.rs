@@ -22,6 +22,7 @@ const LEAST_LOG_BYTES: u64 = 4096;
 const LEAST_LOG_RATE: u64 = 4096;
 /// The shortest deadline of an operation.
 const LEAST_DEADLINE: Span = Span::from_secs(1);
+const LEAST_DISK_BYTES: u64 = 1 << 20;
 
 /// The configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +41,7 @@ pub(crate) struct Config {
     pub(crate) images: Images,
     pub(crate) wake: Wake,
     pub(crate) deadlines: Deadlines,
+    pub(crate) disk: Disk,
     /// Idle policy of apps that say nothing of their own.
     pub(crate) idle: Idle,
     pub(crate) log: Log,
@@ -147,6 +149,14 @@ pub(crate) struct Deadlines {
     pub(crate) sleep: Span,
 }
 
+/// What apps have written to their root file systems.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Disk {
+    /// What the files of an app that says nothing may take; absent: there is no limit.
+    pub(crate) limit: Option<Bytes>,
+}
+
 /// The daemon's own log, on standard error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -178,6 +188,7 @@ impl Default for Config {
             images: Images::default(),
             wake: Wake::default(),
             deadlines: Deadlines::default(),
+            disk: Disk::default(),
             idle: Idle::default(),
             log: Log::default(),
         }
@@ -328,6 +339,9 @@ impl Config {
         if *limit == Some(Bytes(0)) {
             return wrong("memory.limit", "0 leaves nothing for apps; leave it out for none".to_owned());
         }
+        if self.disk.limit.is_some_and(|limit| limit.0 < LEAST_DISK_BYTES) {
+            return wrong("disk.limit", "less than 1M; leave it out for none".to_owned());
+        }
         if *min_dozing > LONGEST_SPAN {
             return wrong("memory.min_dozing", format!("{min_dozing} is more than {LONGEST_SPAN}"));
         }
@@ -394,6 +408,7 @@ mod tests {
             ("[deadlines]\nsleep = '9999d'", "deadlines.sleep"),
             ("[memory]\nmin_dozing = '9999d'", "memory.min_dozing"),
             ("[wake]\nat_once = 0", "wake.at_once"),
+            ("[disk]\nlimit = '1k'", "disk.limit"),
             ("[images]\nmax_bytes = 'all'", "not a size or percentage"),
             ("[log]\nlevel = 'loud=what=ever'", "log.level"),
             ("[idle]\nafter = '1ms'", "configuration"),

@@ -250,3 +250,121 @@ time.sleep(1e6)
     place.daemon.ok(&["restart", "holder"]).unwrap();
     assert_eq!(place.daemon.state("holder").unwrap(), "running");
 }
+
+/// Answers on TCP with a byte of a file that it has mapped, and with one of its own memory.
+const MAPPED: &str = r"
+import mmap, socket
+with open('/data/held', 'rb') as file: held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+own = 7
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind(('0.0.0.0', 80))
+server.listen(64)
+print('holding')
+while True:
+    client = server.accept()[0]
+    client.sendall(b'%d %d' % (held[-1], own))
+    own += 1
+    client.close()
+";
+
+/// An app that maps a file of a volume, and where it answers.
+struct Mapped {
+    place: Place,
+    file: std::path::PathBuf,
+    address: String,
+}
+
+impl Mapped {
+    fn new(args: &[&str]) -> Self {
+        let place = Place::with("[idle]\nsleep = false\ntimers_over = '100d'\n");
+        let data = place.directory("data");
+        let file = data.join("held");
+        fs::write(&file, vec![1; 100_000]).unwrap();
+        let volume = format!("{}:/data", data.display());
+        place.run("mapped", MAPPED, &[&["-v", &volume], args].concat());
+        place.wait_log("mapped", "holding");
+        let status = place.daemon.json(&["ps"]).unwrap();
+        let address = status[0]["addresses"][0].as_str().unwrap();
+        let address = format!("{address}:80");
+        Self { place, file, address }
+    }
+
+    fn warm(&self) {
+        let warm = || self.place.daemon.cli(&["sleep", "mapped", "--level", "warm"]).unwrap().status.success();
+        eventually("it goes warm", PATIENCE, warm).unwrap();
+    }
+
+    fn connect(&self) -> std::net::TcpStream {
+        let stream = std::net::TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// All that it answers; `None` if the connection is reset or closed without a word.
+    fn answer(mut stream: std::net::TcpStream) -> Option<String> {
+        let mut text = String::new();
+        match stream.read_to_string(&mut text) {
+            Ok(_) => Some(text).filter(|text| !text.is_empty()),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn event(&self, kind: &str) -> bool {
+        self.place.daemon.ok(&["events", "--app", "mapped"]).unwrap().contains(kind)
+    }
+}
+
+#[test]
+fn a_mapped_file_that_was_touched_or_replaced_by_its_like_is_the_same() {
+    let app = Mapped::new(&[]);
+    app.warm();
+    fs::File::open(&app.file).unwrap().set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    assert_eq!(Mapped::answer(app.connect()).unwrap(), "1 7");
+    app.warm();
+    let copy = app.file.with_extension("copy");
+    fs::copy(&app.file, &copy).unwrap();
+    fs::rename(&copy, &app.file).unwrap();
+    assert_eq!(Mapped::answer(app.connect()).unwrap(), "1 8", "its memory is what it was");
+    assert_eq!(app.place.daemon.state("mapped").unwrap(), "running");
+}
+
+#[test]
+fn clients_of_an_app_that_cannot_be_woken_are_turned_away() {
+    let app = Mapped::new(&[]);
+    app.warm();
+    let mut other = vec![1; 100_000];
+    *other.last_mut().unwrap() = 9;
+    let old = fs::read(&app.file).unwrap();
+    let modified = fs::metadata(&app.file).unwrap().modified().unwrap();
+    fs::write(&app.file, other).unwrap();
+    for _ in 0..3 {
+        assert_eq!(Mapped::answer(app.connect()), None, "nobody waits");
+    }
+    assert_eq!(app.place.daemon.state("mapped").unwrap(), "unwakeable");
+    let explain = app.place.daemon.ok(&["explain", "mapped"]).unwrap();
+    assert!(explain.contains("has been written to") && explain.contains("connections to it are closed"), "{explain}");
+    assert!(app.event("wake-refused"));
+    // Put right, by contents alone.
+    fs::write(&app.file, old).unwrap();
+    assert_ne!(fs::metadata(&app.file).unwrap().modified().unwrap(), modified);
+    app.place.daemon.ok(&["wake", "mapped"]).unwrap();
+    assert_eq!(Mapped::answer(app.connect()).unwrap(), "1 7", "with the memory that it had");
+}
+
+#[test]
+fn an_app_that_cannot_be_woken_is_started_afresh_where_that_is_the_policy() {
+    let app = Mapped::new(&["--wake-blocked", "restart"]);
+    assert_eq!(Mapped::answer(app.connect()).unwrap(), "1 7");
+    app.warm();
+    fs::write(&app.file, vec![5; 100_000]).unwrap();
+    drop(app.connect());
+    app.place.wait_text(&["events", "--app", "mapped"], "given-up");
+    eventually("it runs again", PATIENCE, || app.place.daemon.state("mapped").unwrap() == "running").unwrap();
+    eventually("it answers afresh", PATIENCE, || {
+        std::net::TcpStream::connect(&app.address)
+            .is_ok_and(|stream| Mapped::answer(stream).is_some_and(|text| text == "5 7"))
+    })
+    .unwrap();
+}

@@ -34,6 +34,8 @@ pub struct WorkerConfig {
     /// Most that images of sleeping apps may take on disk together; none: a tenth of the file system of the data
     /// directory, and 1 GiB at least.
     pub image_limit: Option<Amount>,
+    /// What the own files of an app that says nothing may take on disk, in bytes; none: there is no limit.
+    pub disk_limit_bytes: Option<u64>,
 }
 
 /// When dozing apps go warm for want of memory.

@@ -30,6 +30,8 @@ pub async fn doctor(config: WorkerConfig) -> Result<Vec<Check>, ApiError> {
                 probes
             }
         };
+        let mut probes = probes;
+        probes.push(crate::disk::probe(directory));
         (probes, config)
     });
     let (probes, config) = sandbox.await.map_err(|error| ApiError::internal(&error))?;
@@ -43,8 +45,11 @@ fn launcher(config: &WorkerConfig) -> Result<Launcher, SandboxError> {
 /// Asks every part.
 pub(crate) async fn checks(shared: &Arc<Shared>) -> Result<Vec<Check>, ApiError> {
     let parts = shared.clone();
-    let sandbox =
-        tokio::task::spawn_blocking(move || torpor_sandbox::probe(Some(&parts.launcher), &parts.config.data_dir));
+    let sandbox = tokio::task::spawn_blocking(move || {
+        let mut probes = torpor_sandbox::probe(Some(&parts.launcher), &parts.config.data_dir);
+        probes.push(crate::disk::probe(&parts.config.data_dir));
+        probes
+    });
     let probes = sandbox.await.map_err(|error| ApiError::internal(&error))?;
     Ok(with_other_parts(probes, &shared.config.network, Some(shared)).await)
 }

@@ -14,6 +14,7 @@ mod archive;
 mod cached;
 mod clock;
 mod config;
+mod disk;
 mod doctor;
 mod events;
 mod exec;

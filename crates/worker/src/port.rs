@@ -182,6 +182,7 @@ impl WorkerPort for Worker {
         }
         self.ask(id, Order::End).await?;
         self.forget(id);
+        self.shared.disks.forget(id);
         let files: AppFiles = app.files.clone();
         let log = app.log.clone();
         let removed = tokio::task::spawn_blocking(move || log.remove().and_then(|()| files.remove())).await;

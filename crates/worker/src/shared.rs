@@ -13,6 +13,7 @@ use torpor_sandbox::{Launcher, User};
 
 use crate::cached::CachedImages;
 use crate::config::WorkerConfig;
+use crate::disk::Disks;
 use crate::events::Events;
 use crate::faults::RequestedFaults;
 use crate::images::Promised;
@@ -46,6 +47,7 @@ pub(crate) struct Shared {
     pub(crate) name_server: Mutex<Result<NameServer, String>>,
     /// Wakes by packets and timers.
     pub(crate) wakes: Arc<Wakes>,
+    pub(crate) disks: Arc<Disks>,
     /// This boot of the machine, as images name it.
     pub(crate) boot: [u64; 2],
     pub(crate) packets: Mutex<Option<(Instant, HashMap<u32, u64>)>>,

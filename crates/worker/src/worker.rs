@@ -124,6 +124,7 @@ impl Worker {
             name_server,
             directory,
             wakes: crate::wakes::Wakes::new(at_once),
+            disks: Arc::default(),
             packets: Mutex::default(),
         };
         let shared = Arc::new(shared);
@@ -131,6 +132,7 @@ impl Worker {
         tasks.spawn(crate::pressure::manage(shared.clone()));
         tasks.spawn(crate::keeper::look_after(shared.clone()));
         tasks.spawn(crate::network::look_after(shared.clone()));
+        tasks.spawn(crate::disk::manage(shared.clone()));
         Ok(Arc::new(Self { shared, apps: Mutex::default(), _tasks: tasks, _lock: lock }))
     }
 

@@ -217,6 +217,7 @@ pub(crate) fn collect_as(
     controls.sort_by_key(|control| control.tid);
     tree.details.controls = controls;
     let warnings = lost::tell(manner.view, &mut tree, warnings);
+    tree.contents = files::contents(manner.view, &tree, manner.go_on);
     Ok(Collected { tree, pages_end, kept, connections, warnings })
 }
 

@@ -124,7 +124,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
         Removed::default()
     });
     let around = Around { removed: Some(&removed), ..around };
-    let paths = open::paths(&staged, around).unwrap_or_else(|changed| {
+    let paths = open::paths(&staged, &tree.contents, around).unwrap_or_else(|changed| {
         wrong.extend(changed);
         Vec::new()
     });

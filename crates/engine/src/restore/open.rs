@@ -5,14 +5,14 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, OFlags, fstat, ftruncate, memfd_create};
-use torpor_image::tree::{Namespaces, PathState, Tree};
+use torpor_image::tree::{FileContents, Namespaces, PathState, Tree};
 use torpor_linux::restorer::{CODE_BYTES, SPARE_NUMBERS, interpreter, seed};
 
 use super::RestoreError;
 use super::compile::HOLE_OFFSET;
 use super::plan::Plan;
 use super::staged::{Access, Staged};
-use crate::files::{Around, Made, Root, difference, is_made_up, opener};
+use crate::files::{Around, Made, Root, difference, is_made_up, is_same, opener};
 
 /// Everything that is inherited, in the order of [`Staged`].
 pub(crate) struct Opened {
@@ -27,12 +27,16 @@ pub(crate) struct Opened {
 }
 
 /// Opens the paths that the tree maps or stands in; says of each that has changed what has.
-pub(crate) fn paths(staged: &Staged<'_>, around: Around<'_>) -> Result<Vec<OwnedFd>, Vec<String>> {
+pub(crate) fn paths(
+    staged: &Staged<'_>,
+    contents: &[FileContents],
+    around: Around<'_>,
+) -> Result<Vec<OwnedFd>, Vec<String>> {
     let open_all = || {
         let mut opened = Vec::with_capacity(staged.paths.len());
         let mut wrong = Vec::new();
         for (path, access) in &staged.paths {
-            match open_path(path, *access, around) {
+            match open_path(path, *access, contents, around) {
                 Ok(fd) => opened.push(fd),
                 Err(what) => {
                     let line = format!("{}: {what}", String::from_utf8_lossy(&path.path));
@@ -52,7 +56,12 @@ pub(crate) fn paths(staged: &Staged<'_>, around: Around<'_>) -> Result<Vec<Owned
     }
 }
 
-fn open_path(path: &PathState, access: Access, around: Around<'_>) -> Result<OwnedFd, String> {
+fn open_path(
+    path: &PathState,
+    access: Access,
+    contents: &[FileContents],
+    around: Around<'_>,
+) -> Result<OwnedFd, String> {
     let flags = match access {
         Access::Read => OFlags::RDONLY,
         Access::ReadWrite => OFlags::RDWR,
@@ -69,8 +78,12 @@ fn open_path(path: &PathState, access: Access, around: Around<'_>) -> Result<Own
     let stat = fstat(&fd).map_err(|error| io::Error::from(error).to_string())?;
     // A directory in a file system that makes its files up has another number every time.
     let made_up = place && is_made_up(&fd).map_err(|error| io::Error::from(error).to_string())?;
-    match around.root.forbids(&stat, flags).or_else(|| difference(path, &stat, made_up, around.same_boot)) {
+    if let Some(how) = around.root.forbids(&stat, flags) {
+        return Err(how.to_owned());
+    }
+    match difference(path, &stat, made_up, around.same_boot) {
         None => Ok(fd),
+        Some(_) if is_same(path, &fd, access == Access::ReadWrite, contents).is_ok_and(|same| same) => Ok(fd),
         Some(how) => Err(how.to_owned()),
     }
 }

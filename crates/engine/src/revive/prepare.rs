@@ -116,7 +116,7 @@ fn examine(
     if tree.namespaces.user != home.user_namespace.is_some() {
         wrong.push("its home has another user namespace".to_owned());
     }
-    match open::paths(staged, around) {
+    match open::paths(staged, &tree.contents, around) {
         Ok(paths) if wrong.is_empty() => return Ok(paths),
         Ok(_) => {}
         Err(changed) => wrong.extend(changed),

@@ -142,6 +142,7 @@ fn status(app: &FakeApp) -> AppStatus {
         }),
         restarts: 0,
         pinned: app.pinned,
+        disk: None,
     }
 }
 
@@ -249,6 +250,7 @@ impl WorkerPort for FakeWorker {
             page_table_bytes: 0,
             kernel_bytes: None,
             image_bytes: None,
+            disk: None,
             cpu_us: 1,
             packets: 0,
             sleeps,

@@ -74,6 +74,18 @@ pub struct Tree {
     /// Behind all else in the bytes; none in those of version 2.
     #[serde(skip)]
     pub details: Details,
+    /// What was in files that it maps and that others may change. An appendix of the state, absent where it is empty.
+    #[serde(skip)]
+    pub contents: Vec<FileContents>,
+}
+
+/// What was in a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileContents {
+    /// As in its [`PathState`].
+    pub path: Bytes,
+    /// [`Checksums`] of all of it.
+    pub checksum: u64,
 }
 
 /// What an app has in its namespaces beside its processes: there as long as its home is, and put into a new one. Empty for a
@@ -142,7 +154,11 @@ impl Tree {
     pub fn encode(&self) -> Vec<u8> {
         const WRITABLE: &str = "a tree in memory can always be written to memory";
         let bytes = postcard::to_stdvec(self).expect(WRITABLE);
-        postcard::to_extend(&self.details, bytes).expect(WRITABLE)
+        let bytes = postcard::to_extend(&self.details, bytes).expect(WRITABLE);
+        if self.contents.is_empty() {
+            return bytes;
+        }
+        postcard::to_extend(&self.contents, bytes).expect(WRITABLE)
     }
 
     /// Reads and checks the tree of an image with this header.
@@ -178,10 +194,16 @@ impl Tree {
         const FIRST_WITH_DETAILS: u32 = 3;
         let wrong = |_| FormatError::Invalid("state of the tree");
         let (mut tree, mut rest): (Self, _) = postcard::take_from_bytes(bytes).map_err(wrong)?;
+        let mut complete = true;
         if version >= FIRST_WITH_DETAILS {
             (tree.details, rest) = postcard::take_from_bytes(rest).map_err(wrong)?;
+            if !rest.is_empty() {
+                (tree.contents, rest) = postcard::take_from_bytes(rest).map_err(wrong)?;
+                // What is empty is left out.
+                complete = !tree.contents.is_empty();
+            }
         }
-        if !rest.is_empty() {
+        if !rest.is_empty() || !complete {
             return Err(FormatError::Invalid("bytes after the end of the state"));
         }
         tree.check(pages)?;

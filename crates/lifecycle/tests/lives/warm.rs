@@ -237,6 +237,19 @@ fn a_wake_that_is_refused_is_not_tried_again_by_itself() {
 }
 
 #[test]
+fn a_wake_that_is_refused_starts_it_afresh_where_that_is_the_policy() {
+    let mut life = Life::warm(Policy { wake_blocked: WakeBlocked::Restart, ..Policy::default() });
+    let reason = || "/data/index has been written to".into();
+    life.ask(2_000, Request::Wake).at(2_001, Event::WakeFailed(WakeFailure::Refused(reason())));
+    assert!(life.said(&Action::Emit(Note::GivenUp(reason()))) && life.said(&Action::Kill));
+    assert_eq!(life.replies(), [], "who wants it awake waits for the new one");
+    life.at(2_002, Event::Exited(Exit::Signal(9)));
+    assert!(life.said(&Action::DiscardImage) && life.said(&Action::Spawn));
+    life.at(2_003, Event::Started);
+    assert_eq!(life.replies(), [Ok(())]);
+}
+
+#[test]
 fn ending_that_fails_after_the_commit_wakes_from_the_image() {
     let mut life = Life::dozing(Policy::default());
     life.ask(2_000, Request::Sleep { level: Level::Warm });

@@ -11,7 +11,7 @@ use crate::output::Column;
 pub(crate) use self::connection::{Connection, Named as NamedDaemon, definition};
 pub(crate) use self::image::{ExportArgs, ImageCommand, ImportArgs};
 pub(crate) use self::images::{ImagesArgs, ImagesCommand};
-pub(crate) use self::run::{RestartArg, RunArgs, WakeOnArg};
+pub(crate) use self::run::{RestartArg, RunArgs, WakeBlockedArg, WakeOnArg};
 pub(crate) use self::trees::{CheckpointArgs, RestoreArgs};
 
 mod connection;

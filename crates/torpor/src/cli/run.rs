@@ -68,6 +68,9 @@ pub(crate) struct RunArgs {
     /// Memory limit, as 256M
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Bytes>,
+    /// What the files that it writes to its root file system may take on disk
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) disk: Option<Bytes>,
     /// CPU limit, as 0.5
     #[arg(long, value_name = "CORES")]
     pub(crate) cpus: Option<f64>,
@@ -104,6 +107,9 @@ pub(crate) struct RunArgs {
     /// What of a new connection wakes
     #[arg(long, value_name = "WHAT")]
     pub(crate) wake_on: Option<WakeOnArg>,
+    /// What to do when it cannot be woken: a mapped file of a volume has changed
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) wake_blocked: Option<WakeBlockedArg>,
     /// Packets from this address or network neither wake nor keep awake
     #[arg(long, value_name = "NETWORK")]
     pub(crate) ignore: Vec<String>,
@@ -144,6 +150,14 @@ pub(crate) enum RestartArg {
     OnFailure,
     /// Start it again, whatever the status
     Always,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum WakeBlockedArg {
+    /// Keep its memory until somebody wakes it again; close connections meanwhile
+    Wait,
+    /// Give up its memory and start it afresh
+    Restart,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

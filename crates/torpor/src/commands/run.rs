@@ -11,10 +11,10 @@ use serde_json::{Map, Value};
 use torpor_api::client::Client;
 use torpor_api::document::{self, DOCUMENT_BYTES};
 use torpor_api::parse::{self, SourceHint};
-use torpor_api::spec::{Restart, Source, WakeOn};
+use torpor_api::spec::{Restart, Source, WakeBlocked, WakeOn};
 
 use super::settle::Before;
-use crate::cli::{RestartArg, RunArgs, WakeOnArg};
+use crate::cli::{RestartArg, RunArgs, WakeBlockedArg, WakeOnArg};
 use crate::failure::Failure;
 use crate::progress::Bars;
 
@@ -125,13 +125,15 @@ fn lay_over(
             layer.set(&name, Some(value))?;
         }
     }
-    let (memory, cpus, processes, open_files) = (args.memory, args.cpus, args.processes, args.open_files);
-    if memory.is_some() || cpus.is_some() || processes.is_some() || open_files.is_some() {
+    let (memory, cpus, processes) = (args.memory, args.cpus, args.processes);
+    let (open_files, disk) = (args.open_files, args.disk);
+    if memory.is_some() || cpus.is_some() || processes.is_some() || open_files.is_some() || disk.is_some() {
         let mut limits = top.table("limits")?;
         limits.set("memory", memory)?;
         limits.set("cpus", cpus)?;
         limits.set("processes", processes)?;
         limits.set("open_files", open_files)?;
+        limits.set("disk", disk)?;
     }
     let mut idle = top.table("idle")?;
     idle.set("after", args.idle_after)?;
@@ -142,6 +144,7 @@ fn lay_over(
     idle.set("sleep", args.no_sleep.then_some(false))?;
     idle.set("with_connections", args.connections_keep_awake.then_some(false))?;
     idle.set("wake_on", args.wake_on.map(WakeOn::from))?;
+    idle.set("wake_blocked", args.wake_blocked.map(WakeBlocked::from))?;
     idle.add("ignore", args.ignore.iter().map(|text| network(text)).collect::<Result<Vec<_>, _>>()?)?;
     let mut security = top.table("security")?;
     security.set("read_only", args.read_only.then_some(true))?;
@@ -206,6 +209,15 @@ impl From<RestartArg> for Restart {
     }
 }
 
+impl From<WakeBlockedArg> for WakeBlocked {
+    fn from(arg: WakeBlockedArg) -> Self {
+        match arg {
+            WakeBlockedArg::Wait => Self::Wait,
+            WakeBlockedArg::Restart => Self::Restart,
+        }
+    }
+}
+
 impl From<WakeOnArg> for WakeOn {
     fn from(arg: WakeOnArg) -> Self {
         match arg {
@@ -221,7 +233,7 @@ fn resolve_volumes(document: &mut Map<String, Value>) {
     for host in volumes.into_iter().flatten().filter_map(|volume| volume.get_mut("host")) {
         // What is not there is told by the daemon.
         let resolved = host.as_str().and_then(|path| std::fs::canonicalize(path).ok());
-        if let Some(path) = resolved.as_deref().and_then(std::path::Path::to_str) {
+        if let Some(path) = resolved.as_deref().and_then(Path::to_str) {
             *host = path.into();
         }
     }

@@ -48,6 +48,7 @@ fn settings(config: &Config, for_teardown: bool) -> Result<WorkerConfig, ApiErro
             sleep: config.deadlines.sleep.0,
         },
         image_limit: config.images.max_bytes,
+        disk_limit_bytes: config.disk.limit.map(|limit| limit.0),
     })
 }
 

@@ -2,8 +2,9 @@
 //! are in the units of [`words`].
 
 use jiff::Timestamp;
-use torpor_api::view::{Explanation, Transition};
+use torpor_api::view::{DiskBy, Explanation, Transition};
 
+use super::tables::disk;
 use super::units::{ago, micros, words};
 use super::{Cells, safe, table};
 
@@ -24,6 +25,13 @@ pub(crate) fn explanation(told: &Explanation, verbose: bool, now: Timestamp) -> 
     item("stays dozing", &told.keeps_dozing);
     told.warm_at.into_iter().for_each(|at| item("will go warm", &next(at)));
     told.wakes_at.into_iter().for_each(|at| item("timer wakes it", &[ago(at, now)]));
+    if told.status.disk.is_some() {
+        let by = match told.status.disk.map(|found| found.by) {
+            Some(DiskBy::Quota) => "the kernel refuses more",
+            _ => "measured while it runs; above the limit it is not started again",
+        };
+        item("disk", &[format!("{}; {by}", disk(told.status.disk))]);
+    }
     item("woken by", &told.wake_sources);
     item("a reboot costs", &told.lost_by_reboot);
     if !details.is_empty() {
@@ -95,7 +103,7 @@ fn indented(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use torpor_api::view::{Phase, State};
+    use torpor_api::view::{AppStatus, DiskUse, Phase, State};
 
     use super::*;
     use crate::output::tests::status;
@@ -113,7 +121,10 @@ mod tests {
             outcome: outcome.map(str::to_owned),
         };
         Explanation {
-            status: status("web", State::Running),
+            status: AppStatus {
+                disk: Some(DiskUse { bytes: Some(1 << 20), limit_bytes: 1 << 30, by: DiskBy::Quota }),
+                ..status("web", State::Running)
+            },
             why: "running; it will sleep in 20 s if nobody uses it".to_owned(),
             keeps_awake: vec!["2 packets in the last 30 s".to_owned(), "an exec session".to_owned()],
             sleeps_at: Some(at("2026-01-02T00:00:20Z")),
@@ -139,6 +150,7 @@ kept awake by   2 packets in the last 30 s
                 an exec session
 will sleep      in 20 s, if nothing happens
 will go warm    in 10 min 5 s, if nothing happens
+disk            1.0 MiB of 1.0 GiB; the kernel refuses more
 a reboot costs  a terminal
 
 last wakes

@@ -79,6 +79,7 @@ mod tests {
             stop_reason: None,
             restarts: 0,
             pinned: false,
+            disk: None,
         }
     }
 }

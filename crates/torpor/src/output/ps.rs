@@ -5,9 +5,9 @@
 
 use clap::ValueEnum;
 use jiff::Timestamp;
-use torpor_api::view::{AppStatus, State};
+use torpor_api::view::{AppStatus, DiskUse, State};
 
-use super::tables::state;
+use super::tables::{disk, state};
 use super::units::{since, size};
 use super::{Cells, list, safe, table};
 
@@ -31,6 +31,8 @@ pub(crate) enum Column {
     For,
     /// Resident private memory of its processes
     Memory,
+    /// What its own files take on disk, of what they may
+    Disk,
     /// Sleeps since it was created
     Sleeps,
     /// Automatic restarts since the last start by hand
@@ -56,6 +58,7 @@ impl Column {
             Self::State => "STATE",
             Self::For => ">FOR",
             Self::Memory => ">MEMORY",
+            Self::Disk => "DISK",
             Self::Sleeps => ">SLEEPS",
             Self::Restarts => ">RESTARTS",
             Self::Ports => "PORTS",
@@ -71,6 +74,7 @@ impl Column {
             Self::State => format!("{}{}", state(app.state), remark(app)),
             Self::For => since(app.since, now),
             Self::Memory => size(app.memory_bytes),
+            Self::Disk => disk(app.disk),
             Self::Sleeps => app.sleeps.to_string(),
             Self::Restarts => app.restarts.to_string(),
             Self::Ports => list(&app.ports),
@@ -80,10 +84,11 @@ impl Column {
     }
 }
 
-/// What belongs to a state: why an app does not run, and a pin.
+/// What belongs to a state: a disk limit that it has passed, why an app does not run, and a pin.
 fn remark(app: &AppStatus) -> String {
     let rests = matches!(app.state, State::Stopped | State::Restarting);
     match (&app.stop_reason, app.pinned) {
+        _ if app.disk.is_some_and(DiskUse::is_over) => " (over its disk limit)".to_owned(),
         (Some(reason), _) if rests => format!(" ({})", safe(reason)),
         (_, true) => " (pinned)".to_owned(),
         (_, false) => String::new(),
@@ -131,6 +136,8 @@ fn shorten(rows: &mut [Cells], column: usize, excess: usize) {
 
 #[cfg(test)]
 mod tests {
+    use torpor_api::view::DiskBy;
+
     use super::*;
 
     fn now() -> Timestamp {
@@ -143,6 +150,13 @@ mod tests {
             ports: vec!["*:8080->80/tcp".to_owned()],
             ..crate::output::tests::status(name, state)
         }
+    }
+
+    #[test]
+    fn an_app_above_its_disk_limit_is_marked() {
+        let mut over = status("full", State::Running);
+        over.disk = Some(DiskUse { bytes: Some(2), limit_bytes: 1, by: DiskBy::Accounting });
+        assert!(ps(&[over], None, now()).contains("running (over its disk limit)"));
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Lists: numbers, images, events, lines of output; all about one app.
 
 use jiff::Timestamp;
-use torpor_api::view::{AppDetail, AppImage, AppStatus, Event, ImageStanding, Level, State, Stats, StoredImage};
+use torpor_api::view::{
+    AppDetail, AppImage, AppStatus, DiskUse, Event, ImageStanding, Level, State, Stats, StoredImage,
+};
 use torpor_api::worker::LogLine;
 
 use super::units::{micros, size, when};
@@ -59,6 +61,7 @@ pub(crate) fn detail(detail: &AppDetail, now: Timestamp) -> Result<String, serde
         ("addresses", list(&app.addresses)),
         ("ports", list(&app.ports)),
         ("memory", size(app.memory_bytes)),
+        ("disk", disk(app.disk)),
         ("sleeps", app.sleeps.to_string()),
         ("restarts", app.restarts.to_string()),
         ("pinned", if app.pinned { "yes" } else { "no" }.to_owned()),
@@ -90,6 +93,7 @@ pub(crate) fn stats(stats: &[Stats]) -> String {
                 size(Some(app.page_table_bytes)),
                 size(app.kernel_bytes),
                 size(app.image_bytes),
+                disk(app.disk),
                 micros(app.cpu_us),
                 app.packets.to_string(),
                 app.sleeps.to_string(),
@@ -110,6 +114,7 @@ pub(crate) fn stats(stats: &[Stats]) -> String {
         ">TABLES",
         ">KERNEL",
         ">IMAGE",
+        "DISK",
         ">CPU",
         ">PACKETS",
         ">SLEEPS",
@@ -119,6 +124,14 @@ pub(crate) fn stats(stats: &[Stats]) -> String {
         ">LINES LOST",
     ];
     table(&head, &rows)
+}
+
+/// What its files take on disk, of what they may: `12.0 MiB of 1.0 GiB`.
+pub(super) fn disk(disk: Option<DiskUse>) -> String {
+    let Some(found) = disk else { return "-".to_owned() };
+    let bytes = if found.bytes == Some(u64::MAX) { "too deep".to_owned() } else { size(found.bytes) };
+    let over = if found.is_over() { " (over)" } else { "" };
+    format!("{bytes} of {}{over}", size(Some(found.limit_bytes)))
 }
 
 /// `torpor images`.
@@ -187,6 +200,8 @@ pub(crate) fn log_line(line: &LogLine, timestamps: bool) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
+    use torpor_api::view::DiskBy;
+
     use super::*;
     use crate::output::tests::status;
 
@@ -206,6 +221,7 @@ mod tests {
             page_table_bytes: 57_344,
             kernel_bytes: None,
             image_bytes: Some(1_500_000),
+            disk: Some(DiskUse { bytes: Some(3 << 20), limit_bytes: 2 << 20, by: DiskBy::Accounting }),
             cpu_us: 12_345,
             packets: 7,
             sleeps: 3,
@@ -215,8 +231,8 @@ mod tests {
             dropped_lines: 17,
         };
         let expected = "\
-NAME  STATE   PROCS  THREADS   PRIVATE  SHARED    TABLES  KERNEL    IMAGE      CPU  PACKETS  SLEEPS  WARM  ABORTED  WAKES  LINES LOST
-web   dozing      1        2  36.0 KiB     0 B  56.0 KiB       -  1.4 MiB  12.3 ms        7       3     1        1      2          17
+NAME  STATE   PROCS  THREADS   PRIVATE  SHARED    TABLES  KERNEL    IMAGE  DISK                          CPU  PACKETS  SLEEPS  WARM  ABORTED  WAKES  LINES LOST
+web   dozing      1        2  36.0 KiB     0 B  56.0 KiB       -  1.4 MiB  3.0 MiB of 2.0 MiB (over)  12.3 ms        7       3     1        1      2          17
 ";
         assert_eq!(super::stats(&[stats]), expected);
     }

@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use torpor_lifecycle::{Action, Event, Level, Millis, Phase, Retry, SleepCause, Text};
 
 use super::task::{Order, Task};
+use crate::disk::Watched;
 use crate::pressure::{Dozer, Dozing};
 use crate::space::{Held, images_in};
 
@@ -22,17 +23,28 @@ pub(super) struct Known {
     images: Option<((Millis, Level), Held, SystemTime)>,
     /// Whoever waits for the end of a deepening.
     deepening: Option<oneshot::Sender<()>>,
+    /// While it runs with a disk limit, whether it is measured.
+    disk: Option<Option<Watched>>,
 }
 
 impl Known {
     pub(super) const fn new(orders: mpsc::WeakSender<Order>) -> Self {
-        Self { orders, dozing: None, images: None, deepening: None }
+        Self { orders, dozing: None, images: None, deepening: None, disk: None }
     }
 }
 
 impl Task {
     /// Tells the worker what has changed.
     pub(super) fn let_know(&mut self) {
+        self.turn_away();
+        match (self.app.phase(), self.disk_limit()) {
+            (Phase::Running(_), Some(limit)) if self.known.disk.is_none() => {
+                let (record, disks) = (&self.record, &self.shared.disks);
+                self.known.disk = Some(disks.watch(&record.id, &record.spec.name, &self.files, limit));
+            }
+            (Phase::Running(_), _) => {}
+            _ => self.known.disk = None,
+        }
         let phase = self.app.phase();
         match phase {
             Phase::Dozing(asleep) | Phase::Warm(asleep) => {

@@ -33,6 +33,7 @@ mod stored;
 mod takeover;
 mod task;
 mod turn;
+mod turned_away;
 mod view;
 
 pub(crate) use files::AppFiles;

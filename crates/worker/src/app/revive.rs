@@ -90,6 +90,7 @@ impl Task {
             return Some(Event::WakeFailed(WakeFailure::Passing(text("it has no sandbox"))));
         };
         self.watch = None;
+        self.turned_away = None;
         let sockets = crate::probes::Sockets::Parked { files: &app.sockets, init: sandbox.init_pid() };
         crate::probes::undefer(&std::mem::take(&mut self.deferred), &sockets);
         let home = match home(&sandbox) {

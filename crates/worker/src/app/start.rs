@@ -10,7 +10,7 @@ use torpor_api::ErrorKind;
 use torpor_api::spec::{self, AppSpec};
 use torpor_api::worker::AppRecord;
 use torpor_engine::{Journal, Phase};
-use torpor_lifecycle::{Event, Policy, RestartPolicy, Share, StartFailure};
+use torpor_lifecycle::{Event, Policy, RestartPolicy, Share, StartFailure, WakeBlocked};
 use torpor_network::names::ResolvConf;
 use torpor_network::{Addresses, AppNetwork, NetworkError, Protocol, Published};
 use torpor_sandbox::{
@@ -23,6 +23,7 @@ use super::operation::{Kind, Operation};
 use super::task::Task;
 use super::{AppFiles, Outcome};
 use crate::config::{FIRST_HOST_ID, IDS_PER_APP};
+use crate::disk::DiskError;
 use crate::shared::Shared;
 
 /// How long the end of an app's output may be waited for once its processes are gone.
@@ -46,6 +47,9 @@ pub(crate) enum StartError {
     /// Its files.
     #[error("its files in {}", .0.display())]
     Files(std::path::PathBuf, #[source] io::Error),
+    /// Its disk limit.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
     /// Its user.
     #[error(transparent)]
     User(torpor_rootfs::Error),
@@ -97,6 +101,7 @@ impl StartError {
         match self {
             Self::Sandbox(error) if error.exit_status().is_some() => ErrorKind::Invalid,
             Self::NoCommand | Self::Volume(..) | Self::User(_) => ErrorKind::Invalid,
+            Self::Disk(DiskError::Over { .. } | DiskError::TooDeep(_)) => ErrorKind::Conflict,
             Self::Network(NetworkError::Published { .. } | NetworkError::Bound { .. }) => ErrorKind::Conflict,
             _ => ErrorKind::Internal,
         }
@@ -116,6 +121,10 @@ pub(crate) fn policy(spec: &AppSpec) -> Policy {
             spec::Restart::No => RestartPolicy::No,
             spec::Restart::OnFailure => RestartPolicy::OnFailure,
             spec::Restart::Always => RestartPolicy::Always,
+        },
+        wake_blocked: match spec.idle.wake_blocked {
+            spec::WakeBlocked::Wait => WakeBlocked::Wait,
+            spec::WakeBlocked::Restart => WakeBlocked::Restart,
         },
     }
 }
@@ -283,6 +292,7 @@ async fn start(record: &Arc<AppRecord>, files: &AppFiles, shared: &Arc<Shared>) 
         let (record, files, shared) = (record.clone(), files.clone(), shared.clone());
         blocking(move || {
             let spec = sandbox_spec(&record, &files, &shared)?;
+            crate::disk::prepare(&shared.disks, &record.id, &files, disk_limit(&record, &shared))?;
             let (stdio, output) = stdio().map_err(StartError::Pipe)?;
             Ok((spec, stdio, output))
         })
@@ -407,6 +417,18 @@ pub(super) fn sandbox_spec(record: &AppRecord, files: &AppFiles, shared: &Shared
         read_only: spec.security.read_only,
         program: Program { command, env, user, cwd },
     })
+}
+
+/// What its own files may take on disk.
+pub(super) fn disk_limit(record: &AppRecord, shared: &Shared) -> Option<u64> {
+    record.spec.limits.disk.map(|limit| limit.0).or(shared.config.disk_limit_bytes)
+}
+
+impl Task {
+    /// What its own files may take on disk.
+    pub(super) fn disk_limit(&self) -> Option<u64> {
+        disk_limit(&self.record, &self.shared)
+    }
 }
 
 /// The user of the app's program, looked up in its own files.

@@ -146,6 +146,11 @@ async fn take_up(
             let hierarchies = shared.launcher.hierarchies();
             torpor_sandbox::destroy_leftovers(hierarchies, &shared.config.instance, &record.id, &files.run)?;
             let spec = start::sandbox_spec(&record, &files, &shared)?;
+            // Its memory is worth more than the limit, which holds again when it is started afresh.
+            let limit = start::disk_limit(&record, &shared);
+            if let Err(error) = crate::disk::prepare(&shared.disks, &record.id, &files, limit) {
+                tracing::warn!(app = record.spec.name, error = %torpor_api::error::chain(&error), "its disk limit");
+            }
             let (stdio, output) = start::stdio().map_err(StartError::Pipe)?;
             let [monotonic_ns, boottime_ns] = stored.clock_offsets_ns();
             let clocks = Some(Clocks { monotonic_ns, boottime_ns });

@@ -25,6 +25,7 @@ use super::revive::Reviving;
 use super::sleeping::Sleeping;
 use super::start::Fault;
 use super::turn::QueuedWake;
+use super::turned_away::TurnedAway;
 use super::{AppFiles, Outcome};
 use crate::cached::CachedImage;
 use crate::clock;
@@ -139,6 +140,8 @@ pub(crate) struct Task {
     pub(super) queued: Option<Box<QueuedWake>>,
     /// When it was used last before it fell asleep.
     pub(super) used_before: Millis,
+    /// Closes connections to it while it cannot be woken.
+    pub(super) turned_away: Option<TurnedAway>,
     /// What the worker knows of its sleep.
     pub(super) known: Known,
     /// Changes when the keeper was lost.
@@ -213,6 +216,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         sleep_cause: String::new(),
         queued: None,
         used_before: Millis(0),
+        turned_away: None,
         known: Known::new(orders.downgrade()),
         keeper_losses,
         outcomes,

@@ -1,7 +1,7 @@
 //! An app as users see it.
 
 use torpor_api::error::{ApiError, ErrorKind};
-use torpor_api::view::{AppStatus, Exit as ExitView, Explanation, State, Stats};
+use torpor_api::view::{AppStatus, DiskUse, Exit as ExitView, Explanation, State, Stats};
 use torpor_api::worker::Desired;
 use torpor_lifecycle::{Exit, Phase, StopReason};
 use torpor_network::NetworkConfig;
@@ -78,6 +78,7 @@ pub(crate) fn status_of_unanswered(app: &AppHandle, network: &NetworkConfig) -> 
         stop_reason: None,
         restarts: 0,
         pinned: record.pinned,
+        disk: None,
     }
 }
 
@@ -140,6 +141,7 @@ impl Task {
             stop_reason: self.stop_reason(),
             restarts: counts.restarts,
             pinned: self.app.pinned(),
+            disk: self.disk(),
         }
     }
 
@@ -160,6 +162,11 @@ impl Task {
 
     fn state(&self) -> State {
         if self.underway.is_stuck() { State::NotAnswering } else { state(self.app.phase()) }
+    }
+
+    /// What its files take on disk, where that is limited.
+    fn disk(&self) -> Option<DiskUse> {
+        self.shared.disks.of(&self.record.id, &self.files, self.disk_limit())
     }
 
     /// Memory of its processes' own: what sleeping gives back.
@@ -236,6 +243,7 @@ impl Task {
             page_table_bytes: usage.page_table_bytes,
             kernel_bytes: cgroup.and_then(|cgroup| cgroup.kernel_bytes().ok().flatten()),
             image_bytes: self.asleep.as_ref().map(Sleeping::image_bytes),
+            disk: self.disk(),
             cpu_us: cgroup.and_then(|cgroup| cgroup.cpu_us().ok()).unwrap_or(0),
             packets: self.shared.packets(self.record.index).unwrap_or(0),
             sleeps: counts.sleeps,

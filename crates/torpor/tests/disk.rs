@@ -1,0 +1,77 @@
+//! What apps take on disk: their limit, where there are no project quotas, and trees that are hard to remove.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod python;
+
+use std::fs;
+use std::path::PathBuf;
+
+use python::{Place, names};
+use torpor_testkit::skip;
+
+fn own_files(place: &Place) -> PathBuf {
+    let apps = place.daemon.data_dir().join("apps");
+    let [id] = &names(&apps)[..] else { panic!("one app is there") };
+    apps.join(id)
+}
+
+/// Writes so many bytes, and waits.
+const WRITER: &str = r"
+import os, time
+with open('/data', 'wb') as file:
+    file.write(bytes(8 << 20))
+    os.fsync(file.fileno())
+print('written')
+time.sleep(1e6)
+";
+
+#[test]
+fn an_app_above_its_limit_is_told_of_and_not_started_again() {
+    let place = Place::with("[disk]\nlimit = '64M'\n[idle]\nsleep = false\n");
+    if place.daemon.ok(&["doctor"]).unwrap().contains("project quotas") {
+        let doctor = place.daemon.ok(&["doctor"]).unwrap();
+        if !doctor.contains("no project quotas") {
+            skip!("the file system of the tests has project quotas, which the kernel enforces");
+        }
+    }
+    place.run("within", WRITER, &[]);
+    place.wait_log("within", "written");
+    let disk = &place.daemon.json(&["inspect", "within"]).unwrap()["status"]["disk"];
+    assert_eq!((disk["limit_bytes"].as_u64(), disk["by"].as_str()), (Some(64 << 20), Some("accounting")), "{disk}");
+    place.daemon.ok(&["rm", "-f", "within"]).unwrap();
+
+    place.run("over", WRITER, &["--disk", "4M", "--restart", "no"]);
+    place.wait_log("over", "written");
+    place.wait_text(&["events", "--app", "over"], "disk-over");
+    assert!(place.daemon.ok(&["ps"]).unwrap().contains("over its disk limit"));
+    let explain = place.daemon.ok(&["explain", "over"]).unwrap();
+    assert!(explain.contains("of 4.0 MiB (over)"), "{explain}");
+    assert!(place.daemon.ok(&["stats", "over"]).unwrap().contains("of 4.0 MiB (over)"));
+    assert_eq!(place.daemon.state("over").unwrap(), "running", "it runs on");
+    let output = place.daemon.cli(&["restart", "over"]).unwrap();
+    let text = python::said(&output);
+    assert!(!output.status.success() && text.contains("4.0 MiB is its limit") && text.contains("/upper"), "{text}");
+    fs::remove_file(own_files(&place).join("upper/data")).unwrap();
+    place.daemon.ok(&["start", "over"]).unwrap();
+}
+
+/// Nests directories for ever, as far as it goes.
+const NESTED: &str = r"
+import os, time
+for n in range(100_000):
+    os.mkdir('d')
+    os.chdir('d')
+print('nested')
+time.sleep(1e6)
+";
+
+#[test]
+fn an_app_with_a_hundred_thousand_nested_directories_can_be_removed() {
+    let place = Place::with("[idle]\nsleep = false\n");
+    place.run("nested", NESTED, &[]);
+    place.wait_log("nested", "nested");
+    place.daemon.ok(&["stop", "nested"]).unwrap();
+    place.daemon.ok(&["rm", "nested"]).unwrap();
+    assert_eq!(names(&place.daemon.data_dir().join("apps")), [""; 0]);
+    place.daemon.ok(&["ps"]).unwrap();
+}

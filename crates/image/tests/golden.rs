@@ -11,7 +11,7 @@ mod common;
 
 use std::path::PathBuf;
 
-use torpor_image::tree::{Backing, Details, Tree};
+use torpor_image::tree::{Backing, Details, FileContents, Tree};
 use torpor_image::{FormatError, HEADER_BYTES, Header, Kind, Region, State, VERSION, checksum};
 
 fn fixture(name: &str) -> Vec<u8> {
@@ -76,6 +76,22 @@ fn what_is_written_today_is_what_was_written_then() {
     assert_eq!(VERSION, 3, "a new version needs its own fixtures");
     assert!(fixture("complete-3.image") == common::complete_image(), "the complete format has changed");
     assert!(fixture("dozing-3.image") == common::dozing_image(), "the dozing format has changed");
+}
+
+/// An image of before has none of it, and one that has nothing to say has none either.
+#[test]
+fn contents_of_files_follow_the_state() {
+    let image = common::complete_image();
+    let (header, state) = open(&image);
+    let mut tree = Tree::decode(state, header.pages()).unwrap();
+    assert!(tree.contents.is_empty());
+    tree.contents = vec![FileContents { path: b"/data/index".to_vec(), checksum: 7 }];
+    let bytes = tree.encode();
+    assert!(bytes.starts_with(state) && bytes.len() > state.len());
+    assert_eq!(Tree::decode(&bytes, header.pages()).unwrap(), tree);
+    for wrong in [&bytes[..bytes.len() - 1], &[&bytes[..], &[0]].concat(), &[state, &[0]].concat()] {
+        assert!(Tree::decode(wrong, header.pages()).is_err());
+    }
 }
 
 #[test]

@@ -331,6 +331,7 @@ pub(crate) fn tree() -> Tree {
         namespaces: Namespaces { user: true, time: true },
         surroundings: surroundings(),
         details: details(),
+        contents: Vec::new(),
     }
 }
 

@@ -112,6 +112,7 @@ pub(crate) fn stats_of_unanswered(app: &AppHandle) -> Stats {
         page_table_bytes: 0,
         kernel_bytes: None,
         image_bytes: None,
+        disk: None,
         cpu_us: 0,
         packets: 0,
         sleeps: 0,

@@ -7,8 +7,8 @@
 //! whose id is made from the app's, and the kernel refuses what goes beyond the limit (`EDQUOT`). The overlay writes for the
 //! app, and never with `CAP_SYS_RESOURCE`.
 //!
-//! *By accounting* elsewhere: the files of running apps are measured again and again, with pauses that are [`PART`] times as long
-//! as measuring took. An app that is found above its limit is told of (`disk-over`) and runs on, for nothing here could
+//! *By accounting* elsewhere: the files of running apps are measured again and again, with pauses of at least [`SHORTEST`] that are
+//! [`PART`] times as long as measuring took. An app that is found above its limit is told of (`disk-over`) and runs on, for nothing here could
 //! stop its writes in time; but it is not started, nor started again, before it is below. So accounting keeps an app
 //! from growing across restarts; only a quota keeps it from filling the disk at once.
 
@@ -203,8 +203,8 @@ pub(crate) async fn manage(shared: Arc<Shared>) {
             }
         }
         let pause = (begun.elapsed() * PART).max(SHORTEST);
-        // One that begins to run is looked at soon.
-        let _ = tokio::time::timeout(pause, shared.disks.changed.notified()).await;
+        // Whoever begins to run meanwhile waits for it: apps wake more often than they can be measured.
+        tokio::time::sleep(pause).await;
     }
 }
 

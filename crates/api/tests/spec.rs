@@ -49,11 +49,13 @@ memory = "256M"
 cpus = 0.5
 processes = 100
 open_files = 4096
+disk = "1G"
 
 [idle]
 after = "1m30s"
 warm_after = "never"
 wake_on = "data"
+wake_blocked = "restart"
 ignore = ["10.0.0.0/8", "fd00::/8"]
 
 [security]
@@ -229,6 +231,7 @@ fn every_problem_is_named() {
     spec.limits.memory = Some(Bytes(1));
     spec.limits.processes = Some(0);
     spec.limits.open_files = Some(15);
+    spec.limits.disk = Some(Bytes(1));
     spec.idle.cpu_percent = 101.0;
     spec.idle.after = Span::from_secs(0);
     spec.idle.warm_after = Patience::After(Span::from_secs(400 * 24 * 3600));
@@ -249,6 +252,7 @@ fn every_problem_is_named() {
         "limits.memory",
         "limits.processes",
         "limits.open_files",
+        "limits.disk",
         "idle.cpu_percent",
         "idle.after",
         "idle.warm_after",

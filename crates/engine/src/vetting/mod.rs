@@ -129,7 +129,7 @@ impl Vetting<'_> {
     }
 
     fn tree(&mut self, tree: &mut Tree) {
-        let Tree { machine, processes, files, pipes, memories, namespaces, surroundings, details } = tree;
+        let Tree { machine, processes, files, pipes, memories, namespaces, surroundings, details, contents } = tree;
         self.machine(machine);
         self.details(details);
         // Its bounds say whether there is a user namespace; the home says whether there is one for time.
@@ -137,6 +137,8 @@ impl Vetting<'_> {
         let mapped = processes.iter().filter_map(Process::alive).map(|life| life.space.files.len()).sum::<usize>();
         let open = files.len() + memories.len() + mapped;
         self.sure(open <= MOST_FILES, || format!("{open} open and mapped files"));
+        // They are compared with files that are found by the tree's own paths, and with nothing else.
+        self.sure(contents.len() <= mapped, || format!("contents of {} files", contents.len()));
         for process in &mut *processes {
             self.process(process);
         }

@@ -49,8 +49,8 @@ pub(crate) fn explanation(told: &Explanation, verbose: bool, now: Timestamp) -> 
 fn reason(told: &Explanation, now: Timestamp) -> String {
     // The list below has all of them.
     let all = |items: &[String]| match items {
-        [first, second, rest @ ..] if !rest.is_empty() => format!("{first}; {second}; and {} more", rest.len()),
-        few => few.join("; "),
+        [first, rest @ ..] if !rest.is_empty() => format!("{first} (and {} more)", rest.len()),
+        few => few.concat(),
     };
     if !told.refusals.is_empty() {
         return format!("it cannot sleep: {}", all(&told.refusals));
@@ -144,7 +144,7 @@ mod tests {
         let now = at("2026-01-02T00:00:00Z");
         let expected = "\
 web is running; it will sleep in 20 s if nobody uses it
-it is kept awake by 2 packets in the last 30 s; an exec session
+it is kept awake by 2 packets in the last 30 s (and 1 more)
 
 kept awake by   2 packets in the last 30 s
                 an exec session

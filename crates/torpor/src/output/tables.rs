@@ -231,7 +231,7 @@ mod tests {
             dropped_lines: 17,
         };
         let expected = "\
-NAME  STATE   PROCS  THREADS   PRIVATE  SHARED    TABLES  KERNEL    IMAGE  DISK                          CPU  PACKETS  SLEEPS  WARM  ABORTED  WAKES  LINES LOST
+NAME  STATE   PROCS  THREADS   PRIVATE  SHARED    TABLES  KERNEL    IMAGE  DISK                           CPU  PACKETS  SLEEPS  WARM  ABORTED  WAKES  LINES LOST
 web   dozing      1        2  36.0 KiB     0 B  56.0 KiB       -  1.4 MiB  3.0 MiB of 2.0 MiB (over)  12.3 ms        7       3     1        1      2          17
 ";
         assert_eq!(super::stats(&[stats]), expected);

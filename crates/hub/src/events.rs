@@ -6,10 +6,12 @@
 //!   hub's own ───────┘        numbers them          kept            lossy        re-read what they missed
 //! ```
 //! An event is broadcast only after it is stored, so a follower that falls behind, or comes back with `since`, misses none
-//! of those still kept. A crash loses at most the events that were not stored yet.
+//! of those still kept. Where events cannot be stored, as on a full disk, up to [`UNSTORED`] of them wait and are tried again.
+//! A crash loses at most the events that were not stored yet.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use futures_core::Stream;
 use futures_util::StreamExt;
@@ -34,6 +36,10 @@ const WAITING: usize = 256;
 const BEHIND: usize = 1024;
 /// Most events stored in one transaction.
 const BATCH: usize = 256;
+/// Events that wait while none can be stored; beyond that the oldest are lost.
+const UNSTORED: usize = 4096;
+/// Between two tries to store them.
+const STORE_AGAIN: Duration = Duration::from_secs(1);
 /// Events read from the database at a time.
 const PAGE: u32 = 512;
 
@@ -156,18 +162,29 @@ impl Recorder {
         // The hub's own channel never ends before the hub; a worker's stream that ends must not end it.
         let merged = stream::select(worker, ReceiverStream::new(own));
         let mut batches = std::pin::pin!(merged.ready_chunks(BATCH));
+        let mut unstored: Vec<Event> = Vec::new();
         loop {
             let next = tokio::select! {
                 biased;
                 next = batches.next() => next,
                 _ = enough.wait_for(|enough| *enough) => break,
+                () = tokio::time::sleep(STORE_AGAIN), if !unstored.is_empty() => Some(Vec::new()),
             };
-            let Some(mut events) = next else { break };
-            if let Err(problem) = store.append_events(&mut events).await {
-                error!(error = torpor_api::error::chain(&problem), lost = events.len(), "cannot store events");
+            let Some(events) = next else { break };
+            let failed_before = !unstored.is_empty();
+            unstored.extend(events);
+            if let Err(problem) = store.append_events(&mut unstored).await {
+                if !failed_before {
+                    error!(error = torpor_api::error::chain(&problem), "cannot store events now; they are tried again");
+                }
+                let lost = unstored.len().saturating_sub(UNSTORED);
+                if lost > 0 {
+                    error!(lost, "too many events cannot be stored");
+                    unstored.drain(..lost);
+                }
                 continue;
             }
-            for event in events {
+            for event in unstored.drain(..) {
                 if [kinds::EXITED, kinds::LOST].contains(&event.kind.as_str())
                     && let Some(hub) = hub.upgrade()
                 {
@@ -177,6 +194,9 @@ impl Recorder {
                 // An error means that nobody follows.
                 let _ = stored.send(Arc::new(event));
             }
+        }
+        if !unstored.is_empty() {
+            error!(lost = unstored.len(), "the last events could not be stored");
         }
         recording.send_replace(false);
     }

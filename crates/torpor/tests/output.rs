@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use python::{PATIENCE, Place, said, text_of};
 use torpor_testkit::wait::{eventually, eventually_ok};
@@ -49,6 +49,15 @@ while True:
     client = server.accept()[0]
     client.sendall(b'%d' % count)
     client.close()
+";
+
+/// Ends on the first connection.
+const ENDER: &str = r"
+import os, socket
+server = socket.create_server(('0.0.0.0', 80))
+print('up')
+server.accept()
+os._exit(7)
 ";
 
 /// More lines of WRITER than its pipe has room for.
@@ -192,6 +201,9 @@ fn on_a_full_disk_nothing_hangs_and_logging_goes_on_afterwards() {
     let writer = start(&mut place, "writer", WRITER);
     let quiet = start(&mut place, "quiet", COUNTER);
     let stopped = start(&mut place, "stopped", COUNTER);
+    let ender = place.daemon.port().unwrap();
+    place.run("ender", ENDER, &["-p", &format!("{ender}:80"), "--restart", "no"]);
+    place.wait_log("ender", "up");
     place.daemon.ok(&["stop", "stopped"]).unwrap();
     let filler = fill(&place.daemon.data_dir());
     eventually("lines are dropped", PATIENCE, || dropped(&place, "writer") > 0).unwrap();
@@ -242,8 +254,11 @@ fn on_a_full_disk_nothing_hangs_and_logging_goes_on_afterwards() {
     place.daemon.kill9().unwrap();
     place.daemon.up().unwrap();
     assert_eq!(ask(quiet), asked + 2);
+    drop(TcpStream::connect(("127.0.0.1", ender)).unwrap());
+    place.daemon.wait_state("ender", "stopped", PATIENCE).unwrap();
 
     fs::remove_file(filler).unwrap();
+    place.wait_text(&["events", "--app", "ender"], "exited with status 7");
     let first = ask(writer);
     place.wait_log("writer", "dropped: No space left on device");
     place.wait_log("writer", &format!("line {} ", first + PIPE_LINES));
@@ -251,4 +266,8 @@ fn on_a_full_disk_nothing_hangs_and_logging_goes_on_afterwards() {
     assert_eq!(ask(quiet), asked + 3);
     place.daemon.ok(&["start", "stopped"]).unwrap();
     ask(stopped);
+    let (succeeded, text) = within(&place, &another);
+    assert!(succeeded, "{text}");
+    let sync = Command::new("sync").arg("-f").arg(place.daemon.data_dir()).status().unwrap();
+    assert!(sync.success());
 }

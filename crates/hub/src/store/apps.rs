@@ -14,7 +14,7 @@ use sqlx::{Row as _, SqliteConnection};
 use torpor_api::spec::{AppSpec, Port};
 use torpor_api::worker::{AppRecord, Desired, Resolved};
 
-use super::{Store, failed};
+use super::{Store, end, failed};
 use crate::error::StoreError;
 
 /// Highest small number of an app; addresses and id ranges derive from it.
@@ -76,46 +76,8 @@ impl Store {
     /// Inserts a new app in `creating`, resting, with the smallest free slot. The caller holds no row of that name.
     pub(crate) async fn insert_app(&self, id: &str, app: NewApp<'_>) -> Result<AppRecord, InsertError> {
         let mut tx = self.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed("begin a change"))?;
-        if let Some(taken) = taken(&mut tx, &app.spec.name, &app.spec.ports).await? {
-            return Err(taken);
-        }
-        let slot = free_slot(&mut tx).await?.ok_or(InsertError::Full)?;
-        let record = AppRecord {
-            id: id.to_owned(),
-            index: slot,
-            spec: app.spec.clone(),
-            resolved: app.resolved.clone(),
-            created: app.created,
-            desired: Desired::Down,
-            pinned: false,
-        };
-        let spec = serde_json::to_string(&record.spec).map_err(|error| StoreError::Encode("a spec", error))?;
-        let resolved = serde_json::to_string(&record.resolved).map_err(|error| StoreError::Encode("layers", error))?;
-        sqlx::query(
-            "INSERT INTO apps (id, slot, name, phase, desired, pinned, created, spec, resolved)
-             VALUES (?, ?, ?, 'creating', 'down', 0, ?, ?, ?)",
-        )
-        .bind(id)
-        .bind(slot)
-        .bind(&record.spec.name)
-        .bind(record.created.to_string())
-        .bind(spec)
-        .bind(resolved)
-        .execute(&mut *tx)
-        .await
-        .map_err(failed("insert an app"))?;
-        for port in &record.spec.ports {
-            sqlx::query("INSERT INTO ports (app_id, protocol, port, address) VALUES (?, ?, ?, ?)")
-                .bind(id)
-                .bind(port.protocol.to_string())
-                .bind(port.host)
-                .bind(port.host_ip.map(|ip| ip.to_string()))
-                .execute(&mut *tx)
-                .await
-                .map_err(failed("insert a port"))?;
-        }
-        tx.commit().await.map_err(failed("commit a new app"))?;
-        Ok(record)
+        let done = insert(&mut tx, id, app).await;
+        end(tx, done, "commit a new app").await
     }
 
     /// Whether a name or port is taken; `None` if all are free.
@@ -172,6 +134,48 @@ impl Store {
         let query = sqlx::query("DELETE FROM apps WHERE id = ?").bind(id);
         query.execute(&self.pool).await.map(drop).map_err(failed("forget an app"))
     }
+}
+
+async fn insert(connection: &mut SqliteConnection, id: &str, app: NewApp<'_>) -> Result<AppRecord, InsertError> {
+    if let Some(taken) = taken(connection, &app.spec.name, &app.spec.ports).await? {
+        return Err(taken);
+    }
+    let slot = free_slot(connection).await?.ok_or(InsertError::Full)?;
+    let record = AppRecord {
+        id: id.to_owned(),
+        index: slot,
+        spec: app.spec.clone(),
+        resolved: app.resolved.clone(),
+        created: app.created,
+        desired: Desired::Down,
+        pinned: false,
+    };
+    let spec = serde_json::to_string(&record.spec).map_err(|error| StoreError::Encode("a spec", error))?;
+    let resolved = serde_json::to_string(&record.resolved).map_err(|error| StoreError::Encode("layers", error))?;
+    sqlx::query(
+        "INSERT INTO apps (id, slot, name, phase, desired, pinned, created, spec, resolved)
+             VALUES (?, ?, ?, 'creating', 'down', 0, ?, ?, ?)",
+    )
+    .bind(id)
+    .bind(slot)
+    .bind(&record.spec.name)
+    .bind(record.created.to_string())
+    .bind(spec)
+    .bind(resolved)
+    .execute(&mut *connection)
+    .await
+    .map_err(failed("insert an app"))?;
+    for port in &record.spec.ports {
+        sqlx::query("INSERT INTO ports (app_id, protocol, port, address) VALUES (?, ?, ?, ?)")
+            .bind(id)
+            .bind(port.protocol.to_string())
+            .bind(port.host)
+            .bind(port.host_ip.map(|ip| ip.to_string()))
+            .execute(&mut *connection)
+            .await
+            .map_err(failed("insert a port"))?;
+    }
+    Ok(record)
 }
 
 async fn taken(

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use sqlx::Row as _;
+use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 use torpor_api::view::Event;
 
-use super::{Store, failed};
+use super::{Store, end, failed};
 use crate::error::StoreError;
 
 /// Events kept.
@@ -18,31 +19,8 @@ impl Store {
     /// Appends events in one transaction and gives each its sequence number.
     pub(crate) async fn append_events(&self, events: &mut [Event]) -> Result<(), StoreError> {
         let mut tx = self.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed("begin a change"))?;
-        let mut prune = None;
-        for event in events.iter_mut() {
-            let fields = serde_json::to_string(&event.fields).map_err(|error| StoreError::Encode("an event", error))?;
-            let done = sqlx::query("INSERT INTO events (at, app, kind, message, fields) VALUES (?, ?, ?, ?, ?)")
-                .bind(event.at.to_string())
-                .bind(&event.app)
-                .bind(&event.kind)
-                .bind(&event.message)
-                .bind(fields)
-                .execute(&mut *tx)
-                .await
-                .map_err(failed("append an event"))?;
-            event.seq = done.last_insert_rowid().cast_unsigned();
-            if event.seq.is_multiple_of(PRUNE_EVERY) {
-                prune = Some(event.seq.saturating_sub(KEPT));
-            }
-        }
-        if let Some(last) = prune {
-            sqlx::query("DELETE FROM events WHERE seq <= ?")
-                .bind(last.cast_signed())
-                .execute(&mut *tx)
-                .await
-                .map_err(failed("drop old events"))?;
-        }
-        tx.commit().await.map_err(failed("commit events"))
+        let done = append(&mut tx, events).await;
+        end(tx, done, "commit events").await
     }
 
     /// At most `most` events after `seq`, of one app or of all.
@@ -70,6 +48,34 @@ impl Store {
         let seq = row.map(|row| row.try_get::<i64, _>("seq")).transpose().map_err(failed("read an event"))?;
         Ok(seq.map_or(0, i64::cast_unsigned))
     }
+}
+
+async fn append(connection: &mut SqliteConnection, events: &mut [Event]) -> Result<(), StoreError> {
+    let mut prune = None;
+    for event in events.iter_mut() {
+        let fields = serde_json::to_string(&event.fields).map_err(|error| StoreError::Encode("an event", error))?;
+        let done = sqlx::query("INSERT INTO events (at, app, kind, message, fields) VALUES (?, ?, ?, ?, ?)")
+            .bind(event.at.to_string())
+            .bind(&event.app)
+            .bind(&event.kind)
+            .bind(&event.message)
+            .bind(fields)
+            .execute(&mut *connection)
+            .await
+            .map_err(failed("append an event"))?;
+        event.seq = done.last_insert_rowid().cast_unsigned();
+        if event.seq.is_multiple_of(PRUNE_EVERY) {
+            prune = Some(event.seq.saturating_sub(KEPT));
+        }
+    }
+    if let Some(last) = prune {
+        sqlx::query("DELETE FROM events WHERE seq <= ?")
+            .bind(last.cast_signed())
+            .execute(&mut *connection)
+            .await
+            .map_err(failed("drop old events"))?;
+    }
+    Ok(())
 }
 
 fn read(row: &SqliteRow) -> Result<Event, StoreError> {

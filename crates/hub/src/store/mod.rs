@@ -12,8 +12,8 @@ use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{Sqlite, SqlitePool, Transaction};
 
 pub(crate) use apps::{InsertError, NewApp, Phase, Row};
 
@@ -59,7 +59,64 @@ fn make_private(path: &Path) -> io::Result<()> {
     file.set_permissions(std::fs::Permissions::from_mode(0o600))
 }
 
+/// Ends a transaction: commits it if `done` is fine, and else rolls it back.
+///
+/// SQLite itself ends a transaction that meets a full disk. sqlx's rollback then fails, and it counts the transaction as open for
+/// ever and begins no other. So the commit is our own, and sqlx always has a transaction to roll back.
+async fn end<T, E: From<StoreError>>(
+    mut transaction: Transaction<'_, Sqlite>,
+    done: Result<T, E>,
+    what: &'static str,
+) -> Result<T, E> {
+    let done = match done {
+        Ok(value) => {
+            let committed = sqlx::raw_sql("COMMIT").execute(&mut *transaction).await;
+            committed.map(|_| value).map_err(|error| failed(what)(error).into())
+        }
+        Err(error) => Err(error),
+    };
+    // Fails where there still is one.
+    let _ = sqlx::raw_sql("BEGIN").execute(&mut *transaction).await;
+    if let Err(error) = transaction.rollback().await {
+        tracing::error!(%error, "ending a transaction");
+    }
+    done
+}
+
 /// Names what failed.
 fn failed(what: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
     move |source| StoreError::Query { what, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use torpor_api::view::Event;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn after_a_change_that_had_no_room_others_go_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&folder.path().join("torpor.db")).await.unwrap();
+        let event = || Event {
+            seq: 0,
+            at: jiff::Timestamp::now(),
+            app: "web".to_owned(),
+            kind: "started".to_owned(),
+            message: "x".repeat(100_000),
+            fields: BTreeMap::new(),
+        };
+        // No larger than it is.
+        sqlx::raw_sql("PRAGMA max_page_count = 1").execute(&store.pool).await.unwrap();
+        for _ in 0..2 {
+            let full = store.append_events(&mut [event()]).await.unwrap_err();
+            assert!(torpor_api::error::chain(&full).to_string().contains("full"), "{full:?}");
+        }
+        sqlx::raw_sql("PRAGMA max_page_count = 10000").execute(&store.pool).await.unwrap();
+        let mut events = [event()];
+        store.append_events(&mut events).await.unwrap();
+        assert_eq!(store.events_after(0, None, 10).await.unwrap(), events);
+    }
 }

@@ -59,19 +59,28 @@ fn refused(name: &str, refusal: &Refusal) -> ApiError {
 
 impl Worker {
     async fn request(&self, id: &str, request: Request) -> Result<(), ApiError> {
+        let answer = self.attempt(id, request).await?;
+        self.told(id, answer)
+    }
+
+    /// What the app's task answers to a request.
+    async fn attempt(&self, id: &str, request: Request) -> Result<Result<(), Refusal>, ApiError> {
         let app = self.app(id)?;
         let (answer, answered) = oneshot::channel();
         order(&app, Order::Request(request, answer)).await?;
-        let name = &app.record.spec.name;
-        let answer = answered.await.map_err(|_| gone(name))?;
-        answer.map_err(|refusal| {
-            let mut error = refused(name, &refusal);
-            if matches!(refusal, Refusal::StartFailed(_)) {
-                let fault = *app.start_failure.lock().unwrap_or_else(PoisonError::into_inner);
-                (error.kind, error.exit_status) = (fault.kind, fault.exit_status);
-            }
-            error
-        })
+        answered.await.map_err(|_| gone(&app.record.spec.name))
+    }
+
+    /// A task's answer as users read it.
+    fn told(&self, id: &str, answer: Result<(), Refusal>) -> Result<(), ApiError> {
+        let Err(refusal) = answer else { return Ok(()) };
+        let app = self.app(id)?;
+        let mut error = refused(&app.record.spec.name, &refusal);
+        if matches!(refusal, Refusal::StartFailed(_)) {
+            let fault = *app.start_failure.lock().unwrap_or_else(PoisonError::into_inner);
+            (error.kind, error.exit_status) = (fault.kind, fault.exit_status);
+        }
+        Err(error)
     }
 
     /// Asks a question that a task answers at once unless it is held up.
@@ -161,7 +170,13 @@ impl WorkerPort for Worker {
             Level::Dozing => torpor_lifecycle::Level::Dozing,
             Level::Warm => torpor_lifecycle::Level::Warm,
         };
-        self.request(id, Request::Sleep { level }).await
+        let mut answer = self.attempt(id, Request::Sleep { level }).await?;
+        if matches!(answer, Err(Refusal::Busy(_))) {
+            // It starts or wakes, which has a deadline; it can sleep once it runs.
+            self.request(id, Request::Wake).await?;
+            answer = self.attempt(id, Request::Sleep { level }).await?;
+        }
+        self.told(id, answer)
     }
 
     async fn wake(&self, id: &str) -> Result<(), ApiError> {

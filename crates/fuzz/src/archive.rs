@@ -28,10 +28,10 @@ pub(crate) fn frames(bytes: &[u8]) {
 
 /// Whatever the records say, nothing appears beside the directory that they are for.
 pub(crate) fn files(bytes: &[u8]) {
-    let outer = tempfile::tempdir_in(Path::new("/dev/shm")).unwrap();
+    let outer = tempfile::tempdir_in(Path::new("/dev/shm")).expect("there is room in memory");
     let inner = outer.path().join("inner");
-    std::fs::create_dir(&inner).unwrap();
+    std::fs::create_dir(&inner).expect("the directory is new and ours");
     let limits = Limits { max_members: 100, max_unpacked_bytes: 1 << 20, ..Limits::default() };
     let _ = read_tree_within(&mut &bytes[..], &inner, Ids::From(1 << 20), limits);
-    assert_eq!(std::fs::read_dir(outer.path()).unwrap().count(), 1);
+    assert_eq!(std::fs::read_dir(outer.path()).expect("the directory is ours").count(), 1);
 }

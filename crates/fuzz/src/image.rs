@@ -15,7 +15,7 @@ const PAGES: u64 = 3;
 static SUM: LazyLock<usize> = LazyLock::new(|| {
     let header = Header::default().encode();
     let is_sum = |at: &usize| header[*at..].starts_with(&checksum(&header[..*at]).to_le_bytes());
-    (0..header.len()).find(is_sum).unwrap()
+    (0..header.len()).find(is_sum).expect("a header holds its checksum")
 });
 
 pub(crate) fn header(bytes: &[u8]) {
@@ -75,9 +75,9 @@ pub(crate) fn vetting(bytes: &[u8]) {
     let pages = vec![7; (PAGES * PAGE) as usize];
     debug_assert_eq!(header.state_offset(), HEADER_BYTES + PAGES * PAGE);
     // Memory, on every machine.
-    let mut file = tempfile::NamedTempFile::new_in(Path::new("/dev/shm")).unwrap();
+    let mut file = tempfile::NamedTempFile::new_in(Path::new("/dev/shm")).expect("there is room in memory");
     for part in [&header.encode()[..], &pages, &state] {
-        file.write_all(part).unwrap();
+        file.write_all(part).expect("there is room in memory");
     }
     let adoption = Adoption { app: 7, generation: 1, addresses: Vec::new() };
     let _ = adopt(file.path(), &adoption, &BOUNDS);

@@ -386,7 +386,7 @@ fn hostile_descriptions_are_refused() {
 /// A regular file, device or anything else with this name, open with these flags.
 fn open_file(path: &str, flags: u32) -> OpenFile {
     let state = PathState { path: path.into(), mode: 0o100_600, ..PathState::default() };
-    let (owner, locks) = (torpor_image::tree::Owner::default(), Vec::new());
+    let (owner, locks) = (Owner::default(), Vec::new());
     OpenFile { kind: FileKind::Path(state), flags, position: 0, owner, locks }
 }
 

@@ -200,8 +200,11 @@ fn peek(input: Box<dyn Read + Send>) -> (Option<Manifest>, Box<dyn Read + Send>)
     (manifest, Box::new(io::Cursor::new(begin).chain(input)))
 }
 
+/// A source, and what was read of it.
+type Source = (Box<dyn Read + Send>, Vec<u8>);
+
 /// Keeps what is read.
-struct Seen(Arc<Mutex<(Box<dyn Read + Send>, Vec<u8>)>>);
+struct Seen(Arc<Mutex<Source>>);
 
 impl Read for Seen {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {

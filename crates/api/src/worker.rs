@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::pin::Pin;
 
 use bytes::Bytes;
@@ -154,6 +155,10 @@ pub struct LogLine {
 /// What a worker does for its hub. Every call names an app by id.
 #[async_trait::async_trait]
 pub trait WorkerPort: Send + Sync + 'static {
+    /// Indexes that a new app must not get ([`AppRecord::index`]): what belongs to them on the machine is others'.
+    async fn reserved_indexes(&self) -> Result<Vec<RangeInclusive<u32>>, ApiError> {
+        Ok(Vec::new())
+    }
     /// Fetches and unpacks a source; reports progress while it does.
     async fn resolve(
         &self,

@@ -71,7 +71,8 @@ impl Hub {
         archive: Reader,
         import: Import,
     ) -> Result<AppStatus, ApiError> {
-        let new = NewApp { spec, resolved, created: Timestamp::now() };
+        let reserved = &self.worker.reserved_indexes().await?;
+        let new = NewApp { spec, resolved, created: Timestamp::now(), reserved };
         let record = self.store.insert_app(id, new).await.map_err(|error| taken(spec, refused(spec, error)))?;
         let imported = async {
             self.adopt(record.clone()).await?;

@@ -73,7 +73,8 @@ impl Hub {
     }
 
     async fn insert_and_start(&self, id: &str, spec: &AppSpec, resolved: &Resolved) -> Result<AppStatus, ApiError> {
-        let new = NewApp { spec, resolved, created: Timestamp::now() };
+        let reserved = &self.worker.reserved_indexes().await.map_err(|error| about(spec, error))?;
+        let new = NewApp { spec, resolved, created: Timestamp::now(), reserved };
         let record = self.store.insert_app(id, new).await.map_err(|error| refused(spec, error))?;
         let started = async {
             self.adopt(record.clone()).await?;

@@ -82,6 +82,21 @@ async fn of_many_that_want_the_same_one_gets_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn numbers_whose_ids_are_others_are_passed_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    running.worker.inner.lock().unwrap().reserved = vec![2..=3, 1..=2, 5..=5];
+    for (name, index) in [("a", 4), ("b", 6), ("c", 7)] {
+        let made = running.client.create(&app(name, 1000 + index), |_| ()).await.unwrap();
+        assert_eq!(made.addresses, [format!("10.213.0.{index}")]);
+    }
+    running.worker.inner.lock().unwrap().reserved = vec![1..=u32::MAX];
+    let refused = running.client.create(&app("d", 2000), |_| ()).await.unwrap_err();
+    assert!(refused.to_string().contains("/etc/subuid"), "{refused:?}");
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn many_apps_at_once_get_numbers_of_their_own() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path(), FakeWorker::new()).await;

@@ -2,11 +2,12 @@
 //!
 //! The order, and why it is this one:
 //! 1. limits and stdio, while everything is still possible;
-//! 2. the bounding set, which needs CAP_SETPCAP;
-//! 3. the filter, which needs CAP_SYS_ADMIN unless no_new_privs is set (it would break set-user-id programs);
-//! 4. groups, group, user: leaving root clears the effective and permitted sets;
-//! 5. effective and permitted sets of those that stay root; inheritable and ambient sets are always empty;
-//! 6. no_new_privs, if asked for.
+//! 2. the labels of the next program, which no later step takes away;
+//! 3. the bounding set, which needs CAP_SETPCAP;
+//! 4. the filter, which needs CAP_SYS_ADMIN unless no_new_privs is set (it would break set-user-id programs);
+//! 5. groups, group, user: leaving root clears the effective and permitted sets;
+//! 6. effective and permitted sets of those that stay root; inheritable and ambient sets are always empty;
+//! 7. no_new_privs, if asked for.
 //!
 //! Credentials reset the dumpable flag, so it is taken away again at the end: until `execve` this process still has the
 //! daemon's memory, and programs of the app may already run beside it.
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::capabilities::Capabilities;
 use crate::error::{Doing, SandboxError, SetupError};
+use crate::labels::Labels;
 use crate::seccomp::default_filter;
 use crate::spec::{SandboxSpec, User};
 
@@ -30,7 +32,7 @@ const OPEN_FILES: (u64, u64) = (1024, 524_288);
 const CAPABILITY_NUMBERS: u32 = 64;
 
 /// What a program may do; the same for the initial process and for `exec`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Confinement {
     /// The bounding set, and of root programs the permitted and effective sets.
     pub(crate) capabilities: Capabilities,
@@ -41,6 +43,8 @@ pub(crate) struct Confinement {
     /// Most open files, soft and hard; none: [`OPEN_FILES`].
     #[serde(default)]
     pub(crate) open_files: Option<u32>,
+    #[serde(default)]
+    pub(crate) labels: Labels,
 }
 
 impl Confinement {
@@ -51,6 +55,7 @@ impl Confinement {
             seccomp: spec.security.seccomp,
             no_new_privs: spec.security.no_new_privs,
             open_files: spec.limits.open_files,
+            labels: spec.security.labels.clone(),
         })
     }
 
@@ -76,6 +81,7 @@ pub(crate) fn hide_memory() -> Result<(), SetupError> {
 /// Cuts the calling process down to `confinement` and makes it `user`.
 pub(crate) fn confine(confinement: &Confinement, user: &User) -> Result<(), SetupError> {
     limit_files(confinement.open_files)?;
+    confinement.labels.set()?;
     drop_bounding(confinement.capabilities.set())?;
     if confinement.no_new_privs {
         set_no_new_privs(true).doing(|| "setting no_new_privs".to_owned())?;

@@ -79,7 +79,7 @@ pub fn exec(launcher: &Launcher, sandbox: &Sandbox, program: &Program, io: ExecI
     let order = Order {
         program: program.clone(),
         hostname: record.hostname.clone(),
-        confinement: record.confinement,
+        confinement: record.confinement.clone(),
         base: record.ids.map(|ids| ids.base),
         clocks: record.clocks.is_some(),
         support_files: support_files(launcher, &record.cgroup_parent)?,
@@ -274,7 +274,7 @@ fn become_it(order: &Order, late: &[PathBuf], init: &OwnedFd, stdio: Option<[Own
         Ok(stdio) => {
             let program = order.program.clone();
             let environment = program.environment(&order.hostname, order.terminal.is_some());
-            let becoming = Becoming { program, environment, confinement: order.confinement };
+            let becoming = Becoming { program, environment, confinement: order.confinement.clone() };
             become_program(becoming, Open { stdio, report, gate: None })
         }
         Err(error) => fail(report, &error),

@@ -164,7 +164,7 @@ fn become_app(plan: &Plan<'_>, rooms: &Rooms, pipes: ChildEnds) -> ! {
         Ok(stdio) => {
             let program = plan.spec.program.clone();
             let environment = program.environment(&plan.spec.hostname, false);
-            let becoming = Becoming { program, environment, confinement: plan.confinement };
+            let becoming = Becoming { program, environment, confinement: plan.confinement.clone() };
             let gate = Some(Gate { ready: app_ready, go });
             become_program(becoming, Open { stdio: Stdio::Files(stdio), report: app, gate })
         }

@@ -9,6 +9,7 @@ use torpor_linux::probe::{Outcome, Probe};
 
 use crate::cgroup::{DeviceGuard, Hierarchies};
 use crate::error::{SandboxError, While};
+use crate::labels::{self, Labels};
 use crate::launcher::{Launcher, SETUP_COMMAND};
 use crate::prepare::answer;
 use crate::setup::{FromSetup, Request};
@@ -17,9 +18,10 @@ use crate::setup::{FromSetup, Request};
 const OLDEST_KERNEL: (u32, u32) = (6, 7);
 
 /// Looks for everything that sandboxes need. `directory` is where layers will lie; without a launcher (not root, say)
-/// what needs one is left out.
-pub fn probe(launcher: Option<&Launcher>, directory: &Path) -> Vec<Probe> {
+/// what needs one is left out. `labels` are those that apps are to have.
+pub fn probe(launcher: Option<&Launcher>, directory: &Path, labels: &Labels) -> Vec<Probe> {
     let mut probes = vec![kernel(), root(), overlay(), user_namespaces(), seccomp()];
+    probes.extend(labels::probe(labels));
     if let Some(launcher) = launcher {
         probes.push(id_mapping(launcher, directory));
         probes.extend(cgroups(launcher.hierarchies()));

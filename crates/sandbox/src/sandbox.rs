@@ -32,6 +32,7 @@ use torpor_linux::spawn::send_signal;
 use crate::cgroup::{Cgroup, Hierarchies};
 use crate::confine::Confinement;
 use crate::error::{SandboxError, While};
+use crate::labels::Labels;
 use crate::launcher::Launcher;
 use crate::prepare::{Prepared, prepare};
 use crate::process::{ExitStatus, Identity, ids, open, wait_for_end, wait_for_reaping};
@@ -411,6 +412,11 @@ fn find_initial(record: &SandboxRecord, depth: usize, cgroup: &Cgroup) -> Result
 }
 
 impl Sandbox {
+    /// Labels that its programs get; processes that are built again from an image get none.
+    pub fn labels(&self) -> &Labels {
+        &self.record.confinement.labels
+    }
+
     /// Opens the sandbox's null device to read: what stands for a standard input that nobody has any more.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::capabilities::Capabilities;
 use crate::error::SandboxError;
+use crate::labels::Labels;
 
 /// User and group ids in a user namespace: as many as programs expect (`nobody` is 65534).
 pub const ID_COUNT: u32 = 65_536;
@@ -111,11 +112,19 @@ pub struct Security {
     pub seccomp: bool,
     /// Set-user-id programs gain nothing.
     pub no_new_privs: bool,
+    /// Labels of a Linux security module.
+    pub labels: Labels,
 }
 
 impl Default for Security {
     fn default() -> Self {
-        Self { cap_add: Vec::new(), cap_drop: Vec::new(), seccomp: true, no_new_privs: false }
+        Self {
+            cap_add: Vec::new(),
+            cap_drop: Vec::new(),
+            seccomp: true,
+            no_new_privs: false,
+            labels: Labels::default(),
+        }
     }
 }
 

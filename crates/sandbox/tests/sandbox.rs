@@ -14,8 +14,8 @@ use common::{Machine, PATIENCE, null, pipe, program};
 use torpor_linux::probe::Outcome;
 use torpor_sandbox::cgroup::Hierarchies;
 use torpor_sandbox::{
-    EXEC_COMMAND, ExecIo, ExitStatus, Launcher, Program, Sandbox, SandboxError, SandboxRecord, SandboxSpec, SetupError,
-    User, exec, probe,
+    EXEC_COMMAND, ExecIo, ExitStatus, Labels, Launcher, Program, Sandbox, SandboxError, SandboxRecord, SandboxSpec,
+    SetupError, User, exec, probe,
 };
 
 #[test]
@@ -496,7 +496,7 @@ fn an_id_in_use_is_refused_and_the_other_lives_on() {
 #[test]
 fn doctor_finds_what_this_machine_has() {
     let machine = Machine::new();
-    let probes = probe(Some(&machine.launcher), machine.directory());
+    let probes = probe(Some(&machine.launcher), machine.directory(), &Labels::default());
     for probe in &probes {
         println!("{:24} {:?} {} {}", probe.name, probe.outcome, probe.found, probe.meaning);
     }
@@ -504,7 +504,7 @@ fn doctor_finds_what_this_machine_has() {
     assert!(missing.is_empty(), "{missing:?}");
     let mapped = probes.iter().find(|probe| probe.name == "id-mapped mounts").unwrap();
     assert_eq!(mapped.outcome, Outcome::Ok, "{mapped:?}");
-    let proc = probe(Some(&machine.launcher), Path::new("/proc"));
+    let proc = probe(Some(&machine.launcher), Path::new("/proc"), &Labels::default());
     assert!(proc.iter().any(|probe| probe.name == "id-mapped mounts" && probe.outcome == Outcome::Degraded));
     assert_eq!(EXEC_COMMAND, "sandbox-exec");
 }

@@ -24,6 +24,9 @@ const LEAST_LOG_RATE: u64 = 4096;
 const LEAST_DEADLINE: Span = Span::from_secs(1);
 const LEAST_DISK_BYTES: u64 = 1 << 20;
 
+/// Bytes of the name of an AppArmor profile or of an SELinux context.
+const LABEL_BYTES: std::ops::RangeInclusive<usize> = 1..=1024;
+
 /// The configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -42,6 +45,7 @@ pub(crate) struct Config {
     pub(crate) wake: Wake,
     pub(crate) deadlines: Deadlines,
     pub(crate) disk: Disk,
+    pub(crate) security: Security,
     /// Idle policy of apps that say nothing of their own.
     pub(crate) idle: Idle,
     pub(crate) log: Log,
@@ -157,6 +161,16 @@ pub(crate) struct Disk {
     pub(crate) limit: Option<Bytes>,
 }
 
+/// What a Linux security module of the machine calls the programs of apps.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Security {
+    /// Name of a loaded AppArmor profile; absent: none.
+    pub(crate) apparmor_profile: Option<String>,
+    /// SELinux context; absent: none.
+    pub(crate) selinux_label: Option<String>,
+}
+
 /// The daemon's own log, on standard error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -189,6 +203,7 @@ impl Default for Config {
             wake: Wake::default(),
             deadlines: Deadlines::default(),
             disk: Disk::default(),
+            security: Security::default(),
             idle: Idle::default(),
             log: Log::default(),
         }
@@ -351,6 +366,14 @@ impl Config {
                 return wrong(key, format!("{span} is not between {LEAST_DEADLINE} and {LONGEST_SPAN}"));
             }
         }
+        let Security { apparmor_profile, selinux_label } = &self.security;
+        let labels = [("security.apparmor_profile", apparmor_profile), ("security.selinux_label", selinux_label)];
+        for (key, label) in labels.into_iter().filter_map(|(key, label)| Some((key, label.as_deref()?))) {
+            if !LABEL_BYTES.contains(&label.len()) || !label.bytes().all(|byte| byte.is_ascii_graphic()) {
+                let most = LABEL_BYTES.end();
+                return wrong(key, format!("`{label}` is not 1 to {most} visible characters; leave it out for none"));
+            }
+        }
         if let Err(problem) = tracing_subscriber::EnvFilter::try_new(&self.log.level) {
             return wrong("log.level", format!("`{}`: {problem}", self.log.level));
         }
@@ -410,6 +433,8 @@ mod tests {
             ("[wake]\nat_once = 0", "wake.at_once"),
             ("[disk]\nlimit = '1k'", "disk.limit"),
             ("[images]\nmax_bytes = 'all'", "not a size or percentage"),
+            ("[security]\napparmor_profile = ''", "security.apparmor_profile"),
+            ("[security]\nselinux_label = 'a b'", "security.selinux_label"),
             ("[log]\nlevel = 'loud=what=ever'", "log.level"),
             ("[idle]\nafter = '1ms'", "configuration"),
             ("[network]\nv4_pool = 'x'", "v4_pool"),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use torpor_api::units::Amount;
 use torpor_network::NetworkConfig;
+use torpor_sandbox::Labels;
 
 /// Settings of a worker. The binary makes it from its configuration file, where every default is.
 #[derive(Clone, Debug)]
@@ -36,6 +37,8 @@ pub struct WorkerConfig {
     pub image_limit: Option<Amount>,
     /// What the own files of an app that says nothing may take on disk, in bytes; none: there is no limit.
     pub disk_limit_bytes: Option<u64>,
+    /// What a Linux security module calls the programs of apps.
+    pub labels: Labels,
 }
 
 /// When dozing apps go warm for want of memory.
@@ -72,9 +75,3 @@ pub struct LogConfig {
     /// Most bytes that are kept of one app's output per second, averaged over ten; 0: no limit. Lines beyond it are dropped.
     pub bytes_per_second: u64,
 }
-
-/// First host id of the ids that apps get for their user namespaces.
-pub(crate) const FIRST_HOST_ID: u32 = 1 << 20;
-
-/// Ids per app: all that a 16-bit system knows.
-pub(crate) const IDS_PER_APP: u32 = 1 << 16;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use torpor_api::error::{ApiError, chain};
 use torpor_api::view::{Check, CheckOutcome};
+use torpor_api::worker::AppRecord;
 use torpor_linux::probe::{Outcome, Probe};
 use torpor_network::NetworkConfig;
 use torpor_sandbox::cgroup::Hierarchies;
@@ -23,9 +24,9 @@ pub async fn doctor(config: WorkerConfig) -> Result<Vec<Check>, ApiError> {
         // The place may not be there yet; what holds for it holds where it will be made.
         let directory = config.data_dir.ancestors().find(|place| place.is_dir()).unwrap_or(Path::new("/"));
         let probes = match launcher(&config) {
-            Ok(launcher) => torpor_sandbox::probe(Some(&launcher), directory),
+            Ok(launcher) => torpor_sandbox::probe(Some(&launcher), directory, &config.labels),
             Err(error) => {
-                let mut probes = torpor_sandbox::probe(None, directory);
+                let mut probes = torpor_sandbox::probe(None, directory, &config.labels);
                 probes.push(Probe::new("cgroups", Outcome::Missing, chain(&error), "apps cannot be started"));
                 probes
             }
@@ -34,7 +35,8 @@ pub async fn doctor(config: WorkerConfig) -> Result<Vec<Check>, ApiError> {
         probes.push(crate::disk::probe(directory));
         (probes, config)
     });
-    let (probes, config) = sandbox.await.map_err(|error| ApiError::internal(&error))?;
+    let (mut probes, config) = sandbox.await.map_err(|error| ApiError::internal(&error))?;
+    probes.push(crate::ids::probe(&[]));
     Ok(with_other_parts(probes, &config.network, None).await)
 }
 
@@ -43,14 +45,16 @@ fn launcher(config: &WorkerConfig) -> Result<Launcher, SandboxError> {
 }
 
 /// Asks every part.
-pub(crate) async fn checks(shared: &Arc<Shared>) -> Result<Vec<Check>, ApiError> {
+pub(crate) async fn checks(shared: &Arc<Shared>, apps: &[Arc<AppRecord>]) -> Result<Vec<Check>, ApiError> {
     let parts = shared.clone();
     let sandbox = tokio::task::spawn_blocking(move || {
-        let mut probes = torpor_sandbox::probe(Some(&parts.launcher), &parts.config.data_dir);
-        probes.push(crate::disk::probe(&parts.config.data_dir));
+        let config = &parts.config;
+        let mut probes = torpor_sandbox::probe(Some(&parts.launcher), &config.data_dir, &config.labels);
+        probes.push(crate::disk::probe(&config.data_dir));
         probes
     });
-    let probes = sandbox.await.map_err(|error| ApiError::internal(&error))?;
+    let mut probes = sandbox.await.map_err(|error| ApiError::internal(&error))?;
+    probes.push(crate::ids::probe(apps));
     Ok(with_other_parts(probes, &shared.config.network, Some(shared)).await)
 }
 

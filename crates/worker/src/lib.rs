@@ -20,6 +20,7 @@ mod events;
 mod exec;
 mod faults;
 mod files;
+mod ids;
 mod images;
 mod journal;
 mod keeper;

@@ -1,5 +1,6 @@
 //! What the hub asks of this worker.
 
+use std::ops::RangeInclusive;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -129,6 +130,12 @@ pub(crate) async fn order(app: &AppHandle, order: Order) -> Result<(), ApiError>
 
 #[async_trait]
 impl WorkerPort for Worker {
+    async fn reserved_indexes(&self) -> Result<Vec<RangeInclusive<u32>>, ApiError> {
+        let why =
+            |error: std::io::Error| ApiError::new(ErrorKind::Internal, format!("reading the ids of users: {error}"));
+        crate::ids::taken_slots().map_err(why)
+    }
+
     async fn resolve(&self, source: &Source, progress: mpsc::Sender<Progress>) -> Result<Resolved, ApiError> {
         crate::images::resolve(&self.shared, source, progress).await
     }
@@ -302,7 +309,7 @@ impl WorkerPort for Worker {
     }
 
     async fn doctor(&self) -> Result<Vec<Check>, ApiError> {
-        crate::doctor::checks(&self.shared).await
+        crate::doctor::checks(&self.shared, &self.records()).await
     }
 
     async fn teardown(&self, discard: bool, progress: mpsc::Sender<Progress>) -> Result<Vec<PutAway>, ApiError> {

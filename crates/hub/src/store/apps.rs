@@ -7,6 +7,7 @@
 //! A row in `creating` or `removing` when the hub starts belongs to work that a crash cut off.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 use jiff::Timestamp;
 use sqlx::sqlite::SqliteRow;
@@ -18,7 +19,7 @@ use super::{Store, end, failed};
 use crate::error::StoreError;
 
 /// Highest small number of an app; addresses and id ranges derive from it.
-const SLOTS: i64 = 65_000;
+const SLOTS: u32 = 65_000;
 
 /// Where the work on an app's row is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,8 @@ pub(crate) struct NewApp<'a> {
     pub(crate) spec: &'a AppSpec,
     pub(crate) resolved: &'a Resolved,
     pub(crate) created: Timestamp,
+    /// Slots that it must not get.
+    pub(crate) reserved: &'a [RangeInclusive<u32>],
 }
 
 /// Why a row was not inserted.
@@ -65,7 +68,7 @@ pub(crate) enum InsertError {
     #[error("port {port} is taken by app `{holder}`")]
     Port { port: Port, holder: String },
     /// All small numbers are in use.
-    #[error("there are {SLOTS} apps already")]
+    #[error("there are {SLOTS} apps already, those counted whose ids /etc/subuid and /etc/subgid give to users")]
     Full,
     /// The database failed.
     #[error(transparent)]
@@ -140,7 +143,7 @@ async fn insert(connection: &mut SqliteConnection, id: &str, app: NewApp<'_>) ->
     if let Some(taken) = taken(connection, &app.spec.name, &app.spec.ports).await? {
         return Err(taken);
     }
-    let slot = free_slot(connection).await?.ok_or(InsertError::Full)?;
+    let slot = free_slot(connection, app.reserved).await?.ok_or(InsertError::Full)?;
     let record = AppRecord {
         id: id.to_owned(),
         index: slot,
@@ -211,20 +214,24 @@ async fn taken(
     Ok(None)
 }
 
-async fn free_slot(connection: &mut SqliteConnection) -> Result<Option<u32>, StoreError> {
-    // Slot 1, or the successor of a slot in use that is not in use itself; the smallest.
-    let row = sqlx::query(
-        "SELECT MIN(free) AS slot FROM (
-             SELECT 1 AS free WHERE NOT EXISTS (SELECT 1 FROM apps WHERE slot = 1)
-             UNION ALL
-             SELECT slot + 1 FROM apps AS a WHERE NOT EXISTS (SELECT 1 FROM apps AS b WHERE b.slot = a.slot + 1)
-         ) WHERE free <= ?",
-    )
-    .bind(SLOTS)
-    .fetch_one(connection)
-    .await
-    .map_err(failed("find a free number"))?;
-    row.try_get::<Option<u32>, _>("slot").map_err(failed("read a free number"))
+/// The smallest slot that no app has and that is not reserved.
+async fn free_slot(
+    connection: &mut SqliteConnection,
+    reserved: &[RangeInclusive<u32>],
+) -> Result<Option<u32>, StoreError> {
+    let used = sqlx::query_scalar::<_, u32>("SELECT slot FROM apps ORDER BY slot");
+    let used: Vec<u32> = used.fetch_all(connection).await.map_err(failed("find a free number"))?;
+    let mut slot = 1;
+    while slot <= SLOTS {
+        let after_reserved =
+            reserved.iter().find(|range| range.contains(&slot)).map(|range| range.end().saturating_add(1));
+        slot = match after_reserved {
+            Some(next) => next,
+            None if used.binary_search(&slot).is_ok() => slot + 1,
+            None => return Ok(Some(slot)),
+        };
+    }
+    Ok(None)
 }
 
 fn value(column: &'static str, app: &str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> StoreError {

@@ -48,6 +48,7 @@ pub struct Inner {
     pub failing: BTreeSet<&'static str>,
     pub calls: Vec<String>,
     pub torn_down: bool,
+    pub reserved: Vec<std::ops::RangeInclusive<u32>>,
 }
 
 /// The fake.
@@ -148,6 +149,11 @@ fn status(app: &FakeApp) -> AppStatus {
 
 #[async_trait::async_trait]
 impl WorkerPort for FakeWorker {
+    async fn reserved_indexes(&self) -> Result<Vec<std::ops::RangeInclusive<u32>>, ApiError> {
+        self.called("reserved_indexes", "")?;
+        Ok(self.inner.lock().unwrap().reserved.clone())
+    }
+
     async fn resolve(&self, source: &Source, progress: mpsc::Sender<Progress>) -> Result<Resolved, ApiError> {
         self.called("resolve", &format!("{source:?}"))?;
         for done in [1, 2] {

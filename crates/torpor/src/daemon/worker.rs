@@ -6,6 +6,7 @@ use torpor_api::view::Check;
 use torpor_api::worker::WorkerPort;
 use torpor_api::{ApiError, ErrorKind, error::chain};
 use torpor_network::NetworkConfig;
+use torpor_sandbox::Labels;
 use torpor_worker::{Deadlines, LogConfig, MemoryConfig, OpenError, Worker, WorkerConfig};
 
 use crate::config::Config;
@@ -49,6 +50,10 @@ fn settings(config: &Config, for_teardown: bool) -> Result<WorkerConfig, ApiErro
         },
         image_limit: config.images.max_bytes,
         disk_limit_bytes: config.disk.limit.map(|limit| limit.0),
+        labels: Labels {
+            apparmor_profile: config.security.apparmor_profile.clone(),
+            selinux_label: config.security.selinux_label.clone(),
+        },
     })
 }
 

@@ -89,6 +89,14 @@ impl Task {
         let (Some(Sleeping::Dozing(_)), Some(sandbox)) = (&self.asleep, self.sandbox.clone()) else {
             return refused("it does not doze".to_owned());
         };
+        if !sandbox.labels().is_empty() {
+            let reason =
+                "its AppArmor profile or SELinux context would be lost ([security] in the daemon's configuration)";
+            let event = Event::DeepenRefused { reasons: vec![text(reason)], retry: Retry::Pointless, dozes: true };
+            // The task itself receives it.
+            let _ = outcomes.send(Outcome::Event(event));
+            return;
+        }
         let (home, abort) = match home(&sandbox).and_then(|home| Ok((home, Abort::new()?))) {
             Ok(made) => made,
             Err(error) => return refused(error.to_string()),

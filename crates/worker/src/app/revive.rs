@@ -173,6 +173,13 @@ impl Task {
             tracing::warn!(app = self.record.spec.name, error = %chain(&error), "after waking");
         }
         self.memories = revived.memories;
+        if self.sandbox.as_ref().is_some_and(|sandbox| !sandbox.labels().is_empty()) {
+            // It went warm before the daemon was told of labels, or came from another machine.
+            tracing::warn!(
+                app = self.record.spec.name,
+                "runs without its AppArmor profile or SELinux context until a restart"
+            );
+        }
         for warning in revived.warnings {
             tracing::warn!(app = self.record.spec.name, %warning, "after waking");
         }

@@ -14,16 +14,16 @@ use torpor_lifecycle::{Event, Policy, RestartPolicy, Share, StartFailure, WakeBl
 use torpor_network::names::ResolvConf;
 use torpor_network::{Addresses, AppNetwork, NetworkError, Protocol, Published};
 use torpor_sandbox::{
-    EtcFiles, IdRange, Limits, Prepared, Program, Sandbox, SandboxError, SandboxRecord, SandboxSpec, Security,
-    TmpfsMount, User, VolumeMount,
+    EtcFiles, Limits, Prepared, Program, Sandbox, SandboxError, SandboxRecord, SandboxSpec, Security, TmpfsMount, User,
+    VolumeMount,
 };
 
 use super::operate::chain;
 use super::operation::{Kind, Operation};
 use super::task::Task;
 use super::{AppFiles, Outcome};
-use crate::config::{FIRST_HOST_ID, IDS_PER_APP};
 use crate::disk::DiskError;
+use crate::ids;
 use crate::shared::Shared;
 
 /// How long the end of an app's output may be waited for once its processes are gone.
@@ -395,7 +395,7 @@ pub(super) fn sandbox_spec(record: &AppRecord, files: &AppFiles, shared: &Shared
         run_dir: files.run.clone(),
         etc: etc_files(shared, record, &hostname),
         hostname,
-        ids: spec.security.user_namespace.then(|| IdRange { base: FIRST_HOST_ID + record.index * IDS_PER_APP }),
+        ids: spec.security.user_namespace.then(|| ids::range(record.index)),
         volumes: spec
             .volumes
             .iter()
@@ -413,6 +413,7 @@ pub(super) fn sandbox_spec(record: &AppRecord, files: &AppFiles, shared: &Shared
             cap_drop: spec.security.cap_drop.clone(),
             seccomp: spec.security.seccomp,
             no_new_privs: spec.security.no_new_privs,
+            labels: shared.config.labels.clone(),
         },
         read_only: spec.security.read_only,
         program: Program { command, env, user, cwd },

@@ -10,7 +10,7 @@ use torpor_api::archive::{Manifest, Section, Writer};
 use torpor_api::worker::{AppRecord, BoxStream};
 use torpor_api::{ApiError, ErrorKind};
 
-use super::{failed, ids};
+use super::failed;
 use crate::app::{AppHandle, Exportable, Order};
 use crate::shared::{Shared, layer_digests};
 
@@ -116,7 +116,7 @@ impl Export {
             section.finish().map_err(|error| wrong(&error))?;
         }
         let mut section = writer.section(&Section::Files).map_err(|error| wrong(&error))?;
-        let ids = ids(&record.spec, record.index);
+        let ids = crate::ids::of_files(record.spec.security.user_namespace, record.index);
         torpor_rootfs::write_tree(&self.app.files.upper(), ids, &mut section).map_err(|error| wrong(&error))?;
         section.finish().map_err(|error| wrong(&error))?;
         let bytes = self.exportable.bytes;

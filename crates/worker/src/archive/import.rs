@@ -15,7 +15,7 @@ use torpor_engine::{Adopted, Adoption, Bounds, MachineLimits, adopt};
 use torpor_rootfs::{CopyError, Ids, Limits};
 use torpor_sandbox::{Capabilities, Security, default_filter_words, hard_limits};
 
-use super::{broken, check_volumes, failed, ids};
+use super::{broken, check_volumes, failed};
 use crate::app::{AppFiles, AppHandle, app_number};
 use crate::faults::ImportStep;
 use crate::shared::Shared;
@@ -81,7 +81,7 @@ impl Importing {
         }
         let upper = self.files.upper();
         DirBuilder::new().mode(0o700).create(&upper).map_err(broken("making the directory of its files"))?;
-        let ids = ids(&self.record.spec, self.record.index);
+        let ids = crate::ids::of_files(self.record.spec.security.user_namespace, self.record.index);
         let limits = Limits { max_unpacked_bytes: self.free_bytes()?, ..Limits::default() };
         match torpor_rootfs::read_tree_within(&mut self.archive, &upper, ids, limits) {
             Ok(_) => self.nothing_left(),
@@ -182,12 +182,13 @@ fn bounds(spec: &AppSpec, index: u32) -> Result<Bounds, ApiError> {
         cap_drop: spec.security.cap_drop.clone(),
         seccomp: spec.security.seccomp,
         no_new_privs: spec.security.no_new_privs,
+        ..Security::default()
     };
     let capabilities = Capabilities::resolve(&security)
         .map_err(|error| ApiError::new(ErrorKind::Invalid, torpor_api::error::chain(&error)))?;
     Ok(Bounds {
         user_namespace: spec.security.user_namespace,
-        first_id: match ids(spec, index) {
+        first_id: match crate::ids::of_files(spec.security.user_namespace, index) {
             Ids::From(first) => first,
             Ids::Same => 0,
         },

@@ -14,9 +14,6 @@ use std::io;
 
 use torpor_api::spec::AppSpec;
 use torpor_api::{ApiError, ErrorKind};
-use torpor_rootfs::Ids;
-
-use crate::config::{FIRST_HOST_ID, IDS_PER_APP};
 
 pub(crate) use export::export;
 pub(crate) use import::import;
@@ -28,14 +25,6 @@ pub(crate) fn check_volumes(spec: &AppSpec) -> Result<(), ApiError> {
     let message = format!("{name}: it writes to {host}, a directory of this machine, which does not come along");
     Err(ApiError::new(ErrorKind::Conflict, message)
         .with_hint("run the app without that volume, or with the volume read-only and its contents on both machines"))
-}
-
-/// How the machine counts the ids of an app's files.
-fn ids(spec: &AppSpec, index: u32) -> Ids {
-    match spec.security.user_namespace {
-        true => Ids::From(FIRST_HOST_ID + index * IDS_PER_APP),
-        false => Ids::Same,
-    }
 }
 
 fn failed(what: &str, error: &(dyn std::error::Error + 'static)) -> ApiError {

@@ -176,7 +176,7 @@ last sleeps
         assert_eq!(second(&none), "nothing keeps it awake; it sleeps in 20 s");
         let dozing = Explanation { sleeps_at: None, ..none };
         assert_eq!(second(&dozing), "it has been so for 2 min");
-        let timer = Explanation { wakes_at: Some(at("2026-01-02T00:00:07Z")), ..dozing.clone() };
+        let timer = Explanation { wakes_at: Some(at("2026-01-02T00:00:07Z")), ..dozing };
         assert_eq!(second(&timer), "a timer wakes it in 7 s");
         let sources = ["udp 53 (descriptor 4 of process 9)", "tcp 53 (descriptor 5 of process 9)", "udp 53 (x)"];
         let packets = Explanation { wake_sources: sources.map(str::to_owned).to_vec(), ..timer };

@@ -157,7 +157,10 @@ fn doctor_tells_what_the_machine_offers() {
     let output = command.args(["doctor", "--json", "--config"]).arg(&config).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let alone: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(alone.as_array().unwrap().len(), checks.len(), "{alone}");
+    // A daemon tells all of that, and of what only it can know: apps still to be adopted, rules that were removed.
+    let names = |checks: &[Value]| -> Vec<String> { checks.iter().map(|check| check["name"].to_string()).collect() };
+    let (alone, told) = (names(alone.as_array().unwrap()), names(checks));
+    assert!(alone.len() > 10 && alone.iter().all(|name| told.contains(name)), "{alone:?} {told:?}");
     // And where a worker could not start: no rules can be written.
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set=-net_admin", "--inh-caps=-net_admin"]).arg(binary().unwrap());

@@ -158,18 +158,20 @@ pub(crate) fn collect_as(
         PageSink::new(image, offset)
     };
     let mut copier = Copier::new(sink, manner.go_on);
-    // While the processes are asked, their open files are described.
+    // While the processes are asked, their open files are described: but not of trees with AIO contexts, whose processes open a
+    // descriptor for a moment to find out what is under way (`requests.rs`).
+    let together = !looked.iter().flat_map(|looked| &looked.areas).any(crate::aio::is_ring);
     let ids = ids(manner.view, stopped, &found);
     let sink = copier.sink();
     let now = Duration::from_nanos(tree.machine.monotonic_ns);
     let mut describe = || open_files(manner, &found, &ids, &shared, now, &mut *sink);
     let (lives, files) = std::thread::scope(|scope| {
-        let describing = Builder::new().spawn_scoped(scope, &mut describe);
+        let describing = together.then(|| Builder::new().spawn_scoped(scope, &mut describe)).and_then(Result::ok);
         let lives = life::lives(manner, stopped, looked, plans, &tree.machine, &mut obstacles);
         let join = |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
-        (lives, describing.ok().map(join))
+        (lives, describing.map(join))
     });
-    // Afterwards, where there can be no thread.
+    // Afterwards, where it must not be beside that or there can be no thread.
     let files = files.unwrap_or_else(describe);
     let (lives, mut controls) = lives?;
     for (process, life) in stopped.iter().zip(lives) {

@@ -18,7 +18,7 @@ pub(crate) fn bounds() -> Bounds {
     Bounds {
         user_namespace: true,
         first_id: 1 << 20,
-        capabilities: u64::MAX & !((1 << capability::NET_RAW) | (1 << capability::NET_ADMIN) | (1 << 11)),
+        capabilities: !((1 << capability::NET_RAW) | (1 << capability::NET_ADMIN) | (1 << 11)),
         filter: None,
         no_new_privileges: false,
         hard_limits,

@@ -28,7 +28,7 @@ pub fn write_tree(root: &Path, ids: Ids, out: &mut dyn Write) -> Result<Copied, 
     let directory = openat(CWD, root, flags, Mode::empty()).map_err(failed("open", b""))?;
     let mut writer =
         Writing { out, ids, links: HashMap::new(), done: Copied::default(), buffer: vec![0; MOST_DATA_BYTES as usize] };
-    writer.directory(&directory, b"", 0)?;
+    writer.tree(directory)?;
     writer.record(&Record::End)?;
     Ok(writer.done)
 }
@@ -42,6 +42,14 @@ struct Writing<'o> {
     buffer: Vec<u8>,
 }
 
+/// A directory that is being read.
+struct Reading {
+    directory: OwnedFd,
+    path: Vec<u8>,
+    /// What of it is still to come.
+    names: std::vec::IntoIter<Vec<u8>>,
+}
+
 impl Writing<'_> {
     fn record(&mut self, record: &Record) -> Result<(), CopyError> {
         let bytes = record.to_bytes();
@@ -51,30 +59,52 @@ impl Writing<'_> {
         self.out.write_all(&bytes).map_err(CopyError::Stream)
     }
 
-    fn directory(&mut self, directory: &OwnedFd, path: &[u8], depth: usize) -> Result<(), CopyError> {
-        if depth > MAX_DEPTH || path.len() > MAX_PATH_BYTES {
-            return Err(CopyError::Limit { limit: MAX_DEPTH as u64, what: "directories, or 4095 bytes, in a path" });
-        }
-        let stat = fstat(directory).map_err(failed("look at", path))?;
-        let meta = self.meta(&stat, Some(directory.as_fd()), path)?;
-        self.done.members += 1;
-        self.record(&Record::Directory { path: path.to_vec(), meta })?;
-        for name in names(directory).map_err(failed("read", path))? {
-            let inner = if path.is_empty() { name.clone() } else { [path, b"/", &name].concat() };
-            self.entry(directory.as_fd(), &name, inner, depth)?;
+    /// Writes a directory and all that is in it. Directories that are being read are on a list, not on the stack: a program nests
+    /// as many as it likes.
+    fn tree(&mut self, root: OwnedFd) -> Result<(), CopyError> {
+        let mut reading = vec![self.directory(root, Vec::new(), 0)?];
+        while let Some(top) = reading.last_mut() {
+            let Some(name) = top.names.next() else {
+                reading.pop();
+                continue;
+            };
+            let path = if top.path.is_empty() { name.clone() } else { [&top.path, &b"/"[..], &name].concat() };
+            if let Some(directory) = self.entry(top.directory.as_fd(), &name, &path)? {
+                let depth = reading.len();
+                reading.push(self.directory(directory, path, depth)?);
+            }
         }
         Ok(())
     }
 
-    fn entry(&mut self, parent: BorrowedFd<'_>, name: &[u8], path: Vec<u8>, depth: usize) -> Result<(), CopyError> {
-        let stat = match statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => return Err(CopyError::Changed { name: shown(&path) }),
-            stat => stat.map_err(failed("look at", &path))?,
-        };
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        if kind == FileType::Directory {
-            return self.directory(&open(parent, name, OFlags::DIRECTORY, &path)?, &path, depth + 1);
+    /// Writes a directory itself; what is in it follows.
+    fn directory(&mut self, directory: OwnedFd, path: Vec<u8>, depth: usize) -> Result<Reading, CopyError> {
+        if depth > MAX_DEPTH || path.len() > MAX_PATH_BYTES {
+            return Err(CopyError::Limit { limit: MAX_DEPTH as u64, what: "directories, or 4095 bytes, in a path" });
         }
+        let stat = fstat(&directory).map_err(failed("look at", &path))?;
+        let meta = self.meta(&stat, Some(directory.as_fd()), &path)?;
+        self.done.members += 1;
+        self.record(&Record::Directory { path: path.clone(), meta })?;
+        let names = names(&directory).map_err(failed("read", &path))?.into_iter();
+        Ok(Reading { directory, path, names })
+    }
+
+    /// Writes what has this name; gives a directory back, open.
+    fn entry(&mut self, parent: BorrowedFd<'_>, name: &[u8], path: &[u8]) -> Result<Option<OwnedFd>, CopyError> {
+        let stat = match statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Err(CopyError::Changed { name: shown(path) }),
+            stat => stat.map_err(failed("look at", path))?,
+        };
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            return open(parent, name, OFlags::DIRECTORY, path).map(Some);
+        }
+        self.other(parent, name, path.to_vec(), &stat).map(|()| None)
+    }
+
+    /// Writes what is no directory.
+    fn other(&mut self, parent: BorrowedFd<'_>, name: &[u8], path: Vec<u8>, stat: &Stat) -> Result<(), CopyError> {
+        let kind = FileType::from_raw_mode(stat.st_mode);
         self.done.members += 1;
         if kind == FileType::CharacterDevice && stat.st_rdev == 0 {
             return self.record(&Record::Whiteout { path });
@@ -90,7 +120,7 @@ impl Writing<'_> {
             FileType::RegularFile => return self.file(open(parent, name, OFlags::NOATIME, &path)?, &path),
             FileType::Symlink => {
                 let target = readlinkat(parent, name, Vec::new()).map_err(failed("read", &path))?.into_bytes();
-                let meta = self.meta(&stat, None, &path)?;
+                let meta = self.meta(stat, None, &path)?;
                 return self.record(&Record::Symlink { path, target, meta });
             }
             FileType::Fifo => NodeKind::Fifo,
@@ -100,7 +130,7 @@ impl Writing<'_> {
             }
             _ => return Err(CopyError::Kind { name: shown(&path) }),
         };
-        let meta = self.meta(&stat, None, &path)?;
+        let meta = self.meta(stat, None, &path)?;
         self.record(&Record::Node { path, kind: node, meta })
     }
 

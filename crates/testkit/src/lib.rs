@@ -18,6 +18,7 @@ pub mod error;
 pub mod native;
 pub mod pool;
 pub mod skip;
+pub mod stalls;
 pub mod wait;
 pub mod zoo;
 

@@ -169,6 +169,9 @@ fn mix(x: u64) -> u64 {
 /// Where a byte or the checksum is wrong, or the connection breaks.
 pub fn download(address: SocketAddr, mut progress: impl FnMut(u64)) -> Result<u64, Error> {
     let mut stream = Stream::connect("slowsender", address)?;
+    // A buffer that grew by itself, up to 32 MiB, would take all that is left and leave the sender nothing to wait for.
+    rustix::net::sockopt::set_socket_recv_buffer_size(stream.tcp(), 256 << 10)
+        .map_err(|error| Error::network(address.to_string(), "buffer")(error.into()))?;
     let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
     let total = number(&stream.exactly(8)?);
     let (mut received, mut sum) = (0, 0);

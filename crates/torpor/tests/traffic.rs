@@ -11,6 +11,7 @@ use support::{rounds, say};
 use torpor_testkit::client::{Session, http};
 use torpor_testkit::daemon::Daemon;
 use torpor_testkit::native::{self, LineSession};
+use torpor_testkit::stalls::Stalls;
 use torpor_testkit::wait::eventually;
 use torpor_testkit::zoo::Program;
 
@@ -142,14 +143,15 @@ fn an_app_in_the_middle_of_a_send_falls_asleep_at_the_first_command() {
     let mut asked = 0;
     // Nobody reads meanwhile. A blocking send that has sent a part returns when the thread is stopped.
     let received = native::download(addresses[0], |received| {
-        if received >= (asked + 1) * BYTES / 8 && received < BYTES {
+        // The last eighth but one fits into no buffers of both sides; the last one may.
+        if received >= (asked + 1) * BYTES / 8 && asked < 6 {
             asked += 1;
             eventually("it waits until its client reads", PATIENCE, || in_write(&daemon)).unwrap();
             let slept = daemon.cli(&["sleep", "app", "--level", "dozing"]).unwrap();
             assert!(slept.status.success(), "time {asked}: {}", String::from_utf8_lossy(&slept.stderr));
         }
     });
-    assert_eq!((received.unwrap(), asked), (BYTES, 7));
+    assert_eq!((received.unwrap(), asked), (BYTES, 6));
 }
 
 /// A process of the app waits in `write(2)` or `sendto(2)`.
@@ -229,17 +231,19 @@ const LATE_US: i64 = 50_000;
 
 #[test]
 fn time_outs_end_on_time_whatever_the_sleeps_in_between() {
-    // A machine that is busy with something else is late by itself: one run of three has to be on time. What the calls
-    // return must be right in each.
+    // One run of three has to be on time but for what the machine itself stood still. What the calls return must be right in
+    // each.
     let mut lateness = Vec::new();
     for _ in 0..3 {
+        let stalls = Stalls::measure();
         let late = run_of_time_outs();
-        lateness.push(late);
-        if late < LATE_US {
+        let stalled = stalls.total().as_micros() as i64;
+        lateness.push((late, stalled));
+        if late < LATE_US + 2 * stalled {
             return;
         }
     }
-    panic!("late by {lateness:?} µs");
+    panic!("late, and the machine stood still, by {lateness:?} µs");
 }
 
 /// Puts the sleepers to sleep again and again; gives how late the latest of them was, in microseconds.

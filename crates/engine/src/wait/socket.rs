@@ -119,18 +119,18 @@ impl SocketChanges {
 /// Waits until a thread is in its call; gives its count of switches. Of one that has not had a CPU at all until then it is known,
 /// too: the count that it will have in its call, which then begins with the whole time-out, but is recognised by the next sleep.
 fn begun(waiter: &Waiter) -> Option<(i32, u64)> {
-    let Waiter { pid, tid, number, ran_ns } = *waiter;
+    let Waiter { pid, tid, ran_ns, .. } = *waiter;
     let mut looks = 0;
     let started = now();
-    // `number args…` while it waits in a call, `running` while it has a CPU or waits for one. There is no event to wait for.
-    while let Ok(call) = proc::read(&format!("/proc/{pid}/task/{tid}/syscall")) {
-        if call.split(' ').next().and_then(|number| number.parse().ok()) == Some(number) {
-            return voluntary_switches(pid, tid).map(|switches| (tid, switches));
+    // There is no event to wait for.
+    while let Some(seen) = look(waiter) {
+        if let Seen::Waits { switches } = seen {
+            return Some((tid, switches));
         }
         looks += 1;
         if looks < LOOKS {
             std::thread::yield_now();
-        } else if call.starts_with("running") && now().saturating_sub(started) < CPU_PATIENCE {
+        } else if matches!(seen, Seen::OnItsWay) && now().saturating_sub(started) < CPU_PATIENCE {
             std::thread::sleep(Duration::from_millis(1));
         } else {
             let starved = ran_ns.is_some() && run_time_ns(pid, tid) == ran_ns;
@@ -138,6 +138,37 @@ fn begun(waiter: &Waiter) -> Option<(i32, u64)> {
         }
     }
     None
+}
+
+/// What one look at a thread that was let go on shows.
+#[derive(Debug)]
+enum Seen {
+    /// It waits in its call.
+    Waits { switches: u64 },
+    /// It runs, waits for a CPU, or is still stopped or frozen, from which it goes on in a moment.
+    OnItsWay,
+    /// It waits in another call, or outside of calls.
+    Elsewhere,
+}
+
+/// Looks at a thread; `None`: it has ended.
+fn look(waiter: &Waiter) -> Option<Seen> {
+    let Waiter { pid, tid, number, .. } = *waiter;
+    let status = proc::read(&format!("/proc/{pid}/task/{tid}/status")).ok()?;
+    let call = proc::read(&format!("/proc/{pid}/task/{tid}/syscall")).ok()?;
+    // `number args…` while it waits in a call, `running` while it has a CPU or waits for one.
+    if call.starts_with("running") {
+        return Some(Seen::OnItsWay);
+    }
+    if call.split(' ').next().and_then(|number| number.parse().ok()) != Some(number) {
+        return Some(Seen::Elsewhere);
+    }
+    // A thread that is stopped or frozen has the number of its interrupted call, too. The count is that of the wait only if
+    // the thread slept when it was taken, and did so until its call was read.
+    let sleeps = proc::field(&status, "State")?.starts_with('S');
+    let switches = switches(&status)?;
+    let same = sleeps && voluntary_switches(pid, tid)? == switches;
+    Some(if same { Seen::Waits { switches } } else { Seen::OnItsWay })
 }
 
 /// How long a thread has run.
@@ -149,8 +180,11 @@ pub(crate) fn run_time_ns(pid: i32, tid: i32) -> Option<u64> {
 
 /// How often a thread has given up its processor by itself.
 pub(crate) fn voluntary_switches(pid: i32, tid: i32) -> Option<u64> {
-    let status = proc::read(&format!("/proc/{pid}/task/{tid}/status")).ok()?;
-    proc::field(&status, "voluntary_ctxt_switches")?.parse().ok()
+    switches(&proc::read(&format!("/proc/{pid}/task/{tid}/status")).ok()?)
+}
+
+fn switches(status: &str) -> Option<u64> {
+    proc::field(status, "voluntary_ctxt_switches")?.parse().ok()
 }
 
 #[cfg(test)]

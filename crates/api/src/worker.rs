@@ -165,8 +165,9 @@ pub trait WorkerPort: Send + Sync + 'static {
         source: &Source,
         progress: tokio::sync::mpsc::Sender<Progress>,
     ) -> Result<Resolved, ApiError>;
-    /// Apps with these layers are there and will be adopted: nothing of them is collected meanwhile. Called once, first of all.
-    fn expect(&self, layers: Vec<Vec<String>>);
+    /// These apps exist and will be adopted: until then their layers are kept and their names are found. Called once, before
+    /// anything else.
+    async fn expect(&self, apps: Vec<AppRecord>);
     /// Makes an app known, taking over its processes where they live on from before. Does not wait for the start.
     async fn adopt(&self, app: AppRecord) -> Result<(), ApiError>;
     /// Starts a stopped app; returns once its program runs.

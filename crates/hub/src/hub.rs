@@ -105,8 +105,9 @@ impl Hub {
         let lock = InstanceLock::take(&options.data_dir)?;
         let store = Store::open(&options.data_dir.join(DATABASE)).await?;
         let rows = store.all_apps().await?;
-        // Before anything can be collected: layers of an app that is not known yet are in use, too.
-        worker.expect(rows.iter().map(|row| row.record.resolved.layers.clone()).collect());
+        // Before anything can be collected, and before anybody asks for a name: layers and names of an app that is not adopted
+        // yet are in use, too.
+        worker.expect(rows.iter().map(|row| row.record.clone()).collect()).await;
         let (closing, _) = watch::channel(false);
         let (events, recorder) = EventLog::new(store.clone());
         let hub = Arc::new(Self {

@@ -105,7 +105,7 @@ impl Network {
         let limit = connection_limit(&config).await;
         // From before the first rule, so that no removal is missed.
         let monitor = Monitor::open(&config.instance).map_err(NetworkError::netlink("hear of changes to nftables"))?;
-        let base = ruleset::base(&config, limit, &ruleset::networks(&apps));
+        let base = ruleset::base(&config, limit, &apps);
         nft::apply(&config.instance, "write the rules", &base).await?;
         let network = Self {
             guard: Mutex::new(GuardState::new(&config, guard)),
@@ -232,6 +232,21 @@ impl Network {
     pub fn activity(&self) -> Result<HashMap<u32, u64>, NetworkError> {
         let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         sets::activity(&mut reader, &self.config).map_err(reading(&self.config))
+    }
+
+    /// Packets of every attached app that were dropped because they would have begun a connection beyond its
+    /// [share](Self::connection_limit), since it was attached, by index. A client that tries again counts again.
+    ///
+    /// # Errors
+    /// As [`activity`](Self::activity).
+    pub fn refused(&self) -> Result<HashMap<u32, u64>, NetworkError> {
+        let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        sets::refused(&mut reader, &self.config).map_err(reading(&self.config))
+    }
+
+    /// How many connections the machine tracks for one app; `None` where that is not limited, or the kernel cannot.
+    pub fn connection_limit(&self) -> Option<u32> {
+        self.limit
     }
 
     /// From now on queries of apps for these name servers go to these ports of the machine's 127.0.0.1, while

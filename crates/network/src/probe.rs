@@ -41,7 +41,7 @@ async fn version() -> Probe {
 /// Has the kernel check our whole table under another name.
 async fn rules(config: &NetworkConfig) -> Probe {
     let trial = NetworkConfig { instance: format!("probe{}", std::process::id()), ..config.clone() };
-    let script = ruleset::base(&trial, None, &ruleset::Networks::new());
+    let script = ruleset::base(&trial, None, &std::collections::BTreeMap::new());
     let meaning = "the kernel needs nf_tables with the family inet, nat, masquerade, fib, conntrack and counters \
                    (CONFIG_NF_TABLES_INET, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB_INET, CONFIG_NFT_CT), and \
                    CAP_NET_ADMIN";

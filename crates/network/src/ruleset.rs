@@ -39,6 +39,7 @@ add set inet TABLE source4 { type ifname . ipv4_addr; }
 add set inet TABLE source6 { type ifname . ipv6_addr; }
 add set inet TABLE outgoing { type ifname; }
 add set inet TABLE activity { type ifname; counter; }
+add set inet TABLE refused { type ifname; counter; }
 add set inet TABLE ignore4 { type ifname . ipv4_addr; flags interval; }
 add set inet TABLE ignore6 { type ifname . ipv6_addr; flags interval; }
 add set inet TABLE guard4 { type ifname; }
@@ -59,7 +60,8 @@ add map inet TABLE at6 { type ipv6_addr . inet_proto . inet_service : ipv6_addr 
 ";
 
 /// Chains in the order in which a jump finds its target.
-const CHAINS: [(&str, &str); 13] = [
+const CHAINS: [(&str, &str); 14] = [
+    ("refuse", ""),
     ("publish", ""),
     ("joined", ""),
     ("to_app", ""),
@@ -80,6 +82,7 @@ const CHAINS: [(&str, &str); 13] = [
 /// - `pre`: queries come to our name server while that marks packets; `input` lets them in there, and nowhere else.
 /// - `pre`: a packet from outside for 127.0.0.1 must not find a port that is published there only: it is left to the
 ///   kernel, which drops it.
+/// - `refuse`: counts packets beyond an app's share of connections.
 /// - `from_app`: link-local addresses and those of `blocked` hold the metadata services of clouds, which give out the
 ///   machine's credentials; only name servers are reached there. Addresses of the pools that no app has do not leave the
 ///   machine.
@@ -92,6 +95,8 @@ publish meta l4proto { tcp, udp } dnat ip to ip daddr . meta l4proto . th dport 
 publish meta l4proto { tcp, udp } dnat ip to meta l4proto . th dport map @any4
 publish meta l4proto { tcp, udp } dnat ip6 to ip6 daddr . meta l4proto . th dport map @at6
 publish meta l4proto { tcp, udp } dnat ip6 to meta l4proto . th dport map @any6
+refuse iifname @refused
+refuse drop
 raw iifname != APPS accept
 raw meta nfproto ipv4 iifname . ip saddr != @source4 drop
 raw meta nfproto ipv6 iifname . ip6 saddr != @source6 drop
@@ -159,14 +164,15 @@ pub(crate) fn rule_count(limit: Option<u32>, networks: &Networks) -> usize {
 }
 
 /// The set and the rule that limit the tracked connections that an app begins; counted where the first packet comes in,
-/// before it is tracked for good.
+/// before it is tracked for good (*confirmed*). Later packets of a connection that nobody has answered are as `new` as its
+/// first one, but not counted: what the app has begun within its share goes on.
 fn limited(config: &NetworkConfig, limit: u32) -> String {
     let (table, prefix) = (&config.instance, config.interface_prefix());
     format!(
         "add set inet {table} connections {{ type ifname; size 65535; flags dynamic; }}\n\
          flush set inet {table} connections\n\
-         add rule inet {table} tracked iifname \"{prefix}*\" ct state new add @connections {{ iifname ct count over {limit} }} \
-         drop\n"
+         add rule inet {table} tracked iifname \"{prefix}*\" ct state new ct status & confirmed == 0 \
+         add @connections {{ iifname ct count over {limit} }} jump refuse\n"
     )
 }
 
@@ -174,12 +180,14 @@ fn limited(config: &NetworkConfig, limit: u32) -> String {
 pub(crate) fn only_limit(config: &NetworkConfig) -> String {
     let table = &config.instance;
     let hook = CHAINS.iter().find(|(name, _)| *name == "tracked").map_or("", |(_, hook)| hook);
-    format!("add table inet {table}\nadd chain inet {table} tracked {hook}\n{}", limited(config, 1))
+    let chains = format!("add chain inet {table} refuse\nadd chain inet {table} tracked {hook}");
+    format!("add table inet {table}\n{chains}\n{}", limited(config, 1))
 }
 
 /// The table with its rules, whether or not an older worker has made it: sets, elements and counters stay, rules are
 /// written anew.
-pub(crate) fn base(config: &NetworkConfig, limit: Option<u32>, networks: &Networks) -> String {
+pub(crate) fn base(config: &NetworkConfig, limit: Option<u32>, apps: &BTreeMap<u32, AppNetwork>) -> String {
+    let networks = &networks(apps);
     let table = &config.instance;
     let mut text = format!("add table inet {table}\n");
     text.push_str(&SETS.replace("TABLE", table));
@@ -213,6 +221,10 @@ pub(crate) fn base(config: &NetworkConfig, limit: Option<u32>, networks: &Networ
             let _ = writeln!(text, "add element inet {table} named {{ \"{}\" }}", config.interface(*index));
         }
     }
+    // Nor this one.
+    for index in apps.keys() {
+        let _ = writeln!(text, "add element inet {table} refused {{ \"{}\" }}", config.interface(*index));
+    }
     text.push_str(&joined(config, networks));
     text
 }
@@ -231,7 +243,7 @@ pub(crate) fn lead_queries(config: &NetworkConfig, ways: &BTreeMap<Ipv4Addr, u16
 /// The table with its rules and the elements of all `apps`: for a table that somebody has removed.
 pub(crate) fn whole(config: &NetworkConfig, limit: Option<u32>, apps: &BTreeMap<u32, AppNetwork>) -> String {
     let networks = networks(apps);
-    let mut text = base(config, limit, &networks);
+    let mut text = base(config, limit, apps);
     for (index, app) in apps {
         if let Ok(addresses) = config.addresses(*index) {
             text.push_str(&change(config, &addresses, None, Some(app), &networks, &networks));
@@ -332,6 +344,7 @@ fn elements(addresses: &Addresses, app: &AppNetwork) -> BTreeSet<Element> {
         element("source4", format!("{name} . {}", addresses.v4)),
         element("source6", format!("{name} . {}", addresses.v6)),
         element("activity", name.clone()),
+        element("refused", name.clone()),
     ]);
     if app.outgoing {
         all.insert(element("outgoing", name.clone()));

@@ -61,8 +61,17 @@ fn named(value: &str) -> Vec<u8> {
 
 /// The packets counted for each app, by index. `NotFound` when the table is gone.
 pub(crate) fn activity(netlink: &mut Netlink, config: &NetworkConfig) -> io::Result<HashMap<u32, u64>> {
+    counted(netlink, config, "activity")
+}
+
+/// As [`activity`], of packets that would have begun a connection beyond an app's share.
+pub(crate) fn refused(netlink: &mut Netlink, config: &NetworkConfig) -> io::Result<HashMap<u32, u64>> {
+    counted(netlink, config, "refused")
+}
+
+fn counted(netlink: &mut Netlink, config: &NetworkConfig, set: &str) -> io::Result<HashMap<u32, u64>> {
     let prefix = config.interface_prefix();
-    each_element(netlink, &config.instance, "activity", |counts: &mut HashMap<u32, u64>, element| {
+    each_element(netlink, &config.instance, set, |counts: &mut HashMap<u32, u64>, element| {
         if let Some(index) = element.interface().and_then(|name| config.index_after(&prefix, name)) {
             counts.insert(index, element.packets);
         }

@@ -237,6 +237,7 @@ fn one_app_cannot_fill_the_table_of_connections() {
         }
         assert_eq!(answered, LIMIT);
         sockets[0].recv_from(&mut [0; 8]).unwrap();
+        assert_eq!(network.refused().unwrap()[&1], u64::from(LIMIT));
         // Neither towards the machine, its ports, or other apps.
         let before = sh("wc -l < /proc/net/nf_conntrack || true");
         for to in ["192.0.2.1:7000", "192.0.2.1:5353", "10.213.0.2:9", "169.254.1.1:5353"] {
@@ -248,5 +249,37 @@ fn one_app_cannot_fill_the_table_of_connections() {
         assert!(server.recv_from(&mut [0; 8]).is_ok(), "a connection that it has");
         modest.udp("0.0.0.0:0").send_to(b"x", "192.0.2.2:9").unwrap();
         assert!(server.recv_from(&mut [0; 8]).is_ok(), "another app");
+    });
+}
+
+#[test]
+fn at_its_limit_an_app_loses_no_packet_of_what_it_has_begun() {
+    const LIMIT: u32 = 20;
+    const EACH: u32 = 5;
+    on_machine(|machine| async move {
+        let config = NetworkConfig { connections_per_app: Some(LIMIT), ..machine.config() };
+        let network = Network::open(config, None).await.unwrap();
+        let app = app(&network, 1, &outgoing(AppNetwork::default())).await;
+        // A collector of statistics that never answers.
+        let server = machine.outside.udp("0.0.0.0:9");
+        server.set_read_timeout(Some(SILENCE)).unwrap();
+        let sockets: Vec<_> = (0..LIMIT).map(|_| app.udp("0.0.0.0:0")).collect();
+        let beyond = app.udp("0.0.0.0:0");
+        let send = |socket: &std::net::UdpSocket, text: &[u8]| socket.send_to(text, "192.0.2.2:9").unwrap();
+        for socket in &sockets {
+            send(socket, b"x");
+        }
+        for socket in sockets.iter().cycle().take((LIMIT * EACH) as usize) {
+            send(&beyond, b"y");
+            send(socket, b"x");
+        }
+        let (mut buffer, mut arrived) = ([0; 8], 0);
+        while let Ok((length, _)) = server.recv_from(&mut buffer) {
+            assert_eq!(&buffer[..length], b"x");
+            arrived += 1;
+        }
+        assert_eq!(arrived, LIMIT * (EACH + 1));
+        assert_eq!(network.refused().unwrap()[&1], u64::from(LIMIT * EACH));
+        drop(network);
     });
 }

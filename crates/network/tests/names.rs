@@ -9,47 +9,11 @@ use std::net::{IpAddr, UdpSocket};
 use std::process::Command;
 use std::sync::Arc;
 
+use common::names::*;
 use common::*;
-use nix::sched::{CloneFlags, unshare};
-use simple_dns::rdata::{A, RData};
-use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE, ResourceRecord, TYPE};
-use torpor_network::names::{Directory, Member, NameServer};
-use torpor_network::{AppNetwork, Network};
-
-/// The machine's resolver has this file, in the test's own mount namespace.
-fn resolv_conf(machine: &Machine, text: &str) {
-    unshare(CloneFlags::CLONE_NEWNS).unwrap();
-    let file = machine.run_dir.path().join("resolv.conf");
-    std::fs::write(&file, text).unwrap();
-    sh("mount --make-rprivate /");
-    sh(&format!("mount --bind {} $(readlink -f /etc/resolv.conf)", file.display()));
-}
-
-/// A name server that knows `example.test` only.
-fn name_server(space: &Space, address: &str) {
-    let socket = space.udp(&format!("{address}:53"));
-    socket.set_read_timeout(None).unwrap();
-    std::thread::spawn(move || serve(&socket));
-}
-
-fn serve(socket: &UdpSocket) {
-    let mut buffer = [0; 4096];
-    loop {
-        let (length, from) = socket.recv_from(&mut buffer).unwrap();
-        let query = Packet::parse(&buffer[..length]).unwrap();
-        let question = query.questions[0].clone();
-        let mut reply = Packet::new_reply(query.id());
-        reply.set_flags(PacketFlag::RECURSION_AVAILABLE | PacketFlag::RECURSION_DESIRED);
-        if question.qname.to_string() != "example.test" {
-            *reply.rcode_mut() = RCODE::NameError;
-        } else if question.qtype == QTYPE::from(TYPE::A) {
-            let data = RData::A(A { address: u32::from_be_bytes([203, 0, 113, 7]) });
-            reply.answers.push(ResourceRecord::new(question.qname.clone(), CLASS::IN, 60, data));
-        }
-        reply.questions.push(question);
-        socket.send_to(&reply.build_bytes_vec().unwrap(), from).unwrap();
-    }
-}
+use simple_dns::{CLASS, Name, Packet, QCLASS, Question, TYPE};
+use torpor_network::AppNetwork;
+use torpor_network::names::{Directory, NameServer};
 
 /// What the C library's resolver finds in an app; nothing where it finds nothing.
 async fn getent(app: &Arc<Space>, name: &str) -> String {
@@ -58,16 +22,6 @@ async fn getent(app: &Arc<Space>, name: &str) -> String {
     let output = tokio::task::spawn_blocking(ask).await.unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     text.lines().find(|line| line.contains("STREAM")).and_then(|line| line.split(' ').next()).unwrap_or("").to_owned()
-}
-
-fn joins(names: &[&str]) -> AppNetwork {
-    AppNetwork { join: names.iter().map(|name| (*name).to_owned()).collect(), ..AppNetwork::default() }
-}
-
-async fn named(network: &Network, directory: &Directory, index: u32, name: &str, wants: &AppNetwork) -> Arc<Space> {
-    let member = Member { name: name.to_owned(), join: wants.join.clone(), outgoing: wants.outgoing };
-    directory.insert(index, member);
-    Arc::new(app(network, index, wants).await)
 }
 
 #[test]

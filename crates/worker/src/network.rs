@@ -8,7 +8,7 @@ use torpor_api::events::NETWORK_REPAIRED;
 use torpor_api::spec::AppSpec;
 use torpor_keeper::Client;
 use torpor_linux::probe::{Outcome, Probe};
-use torpor_network::names::{Directory, Member, NameServer};
+use torpor_network::names::{Member, NameServer};
 use torpor_network::{Incident, Network};
 
 use crate::shared::Shared;
@@ -38,12 +38,14 @@ pub(crate) fn park_guard(keeper: &Client, network: &Network) {
     }
 }
 
-/// Begins to answer apps' queries for each other's names.
-pub(crate) async fn serve_names(network: &Network, directory: &Arc<Directory>) -> Result<NameServer, String> {
-    let started = NameServer::start(network, directory.clone()).await;
-    started.map_err(|error| chain(&error)).inspect_err(|error| {
+/// Begins to answer apps' queries for each other's names. The directory holds all apps by then: a name that is missing
+/// is asked of the machine's name servers, and programs remember for long that those do not know it.
+pub(crate) async fn serve_names(shared: &Shared) {
+    let started = NameServer::start(&shared.network, shared.directory.clone()).await;
+    let started = started.map_err(|error| chain(&error)).inspect_err(|error| {
         tracing::warn!(error, "apps of one network do not find each other by name");
-    })
+    });
+    *shared.name_server.lock().unwrap_or_else(PoisonError::into_inner) = started;
 }
 
 /// From now on apps' queries go to the machine's name servers.

@@ -140,8 +140,12 @@ impl WorkerPort for Worker {
         crate::images::resolve(&self.shared, source, progress).await
     }
 
-    fn expect(&self, layers: Vec<Vec<String>>) {
-        self.shared.promised.expect(layers);
+    async fn expect(&self, apps: Vec<AppRecord>) {
+        for app in &apps {
+            self.shared.directory.insert(app.index, crate::network::member(&app.spec));
+        }
+        self.shared.promised.expect(apps.into_iter().map(|app| app.resolved.layers).collect());
+        crate::network::serve_names(&self.shared).await;
     }
 
     async fn adopt(&self, app: AppRecord) -> Result<(), ApiError> {

@@ -104,8 +104,6 @@ impl Worker {
             ImageSpace::of(&config).map_err(|error| OpenError::Directory(config.data_dir.clone(), error))?;
         let cached_images = crate::cached::CachedImages::new(config.cached_image_bytes);
         let at_once = config.wakes_at_once;
-        let directory = Arc::new(torpor_network::names::Directory::default());
-        let name_server = Mutex::new(crate::network::serve_names(&network, &directory).await);
         let shared = Shared {
             boot: torpor_engine::boot().map_err(OpenError::Boot)?,
             config,
@@ -121,8 +119,8 @@ impl Worker {
             cached_images,
             image_space,
             dozers: Dozers::default(),
-            name_server,
-            directory,
+            name_server: Mutex::new(Err("it has not been started yet".to_owned())),
+            directory: Arc::default(),
             wakes: crate::wakes::Wakes::new(at_once),
             disks: Arc::default(),
             packets: Mutex::default(),
@@ -154,7 +152,9 @@ impl Worker {
         let files = AppFiles::new(&self.shared.config.data_dir, &self.shared.config.run_dir, &record.id);
         let id = record.id.clone();
         self.shared.directory.insert(record.index, crate::network::member(&record.spec));
-        let handle = crate::app::spawn(record, files, self.shared.clone())?;
+        let index = record.index;
+        let spawned = crate::app::spawn(record, files, self.shared.clone());
+        let handle = spawned.inspect_err(|_| self.shared.directory.remove(index))?;
         apps.insert(id, handle.clone());
         self.shared.promised.keep(&handle.record.resolved.layers);
         Ok(handle)

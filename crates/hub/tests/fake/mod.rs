@@ -164,7 +164,7 @@ impl WorkerPort for FakeWorker {
         Ok(Resolved { layers: vec!["sha256:aa".to_owned()], ..Resolved::default() })
     }
 
-    fn expect(&self, _: Vec<Vec<String>>) {}
+    async fn expect(&self, _: Vec<AppRecord>) {}
 
     async fn adopt(&self, app: AppRecord) -> Result<(), ApiError> {
         self.called("adopt", &app.id)?;

@@ -72,15 +72,16 @@ fn find(name: &str, asker: u32, directory: &Directory, search: &[String]) -> Opt
     })
 }
 
-/// An app without leave for the outside hears so at once, rather than by a time-out.
+/// For an app without leave for the outside, all other names do not exist. `Refused` would be more exact, but musl's resolver
+/// passes such an answer over and waits 5 s for a better one, and glibc's does not go on with the next search domain.
 fn refuse(query: &[u8]) -> Answer {
-    let Ok(packet) = Packet::parse(query) else { return Answer::Ignore };
-    if packet.has_flags(PacketFlag::RESPONSE) {
+    let Ok(query) = Packet::parse(query) else { return Answer::Ignore };
+    if query.has_flags(PacketFlag::RESPONSE) {
         return Answer::Ignore;
     }
-    let mut reply = reply_to(&packet);
+    let mut reply = reply_to(&query);
     reply.remove_flags(PacketFlag::AUTHORITATIVE_ANSWER);
-    *reply.rcode_mut() = RCODE::Refused;
+    *reply.rcode_mut() = if query.opcode() == OPCODE::StandardQuery { RCODE::NameError } else { RCODE::Refused };
     written(&reply)
 }
 
@@ -156,10 +157,28 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_reach_the_outside_is_refused_at_once() {
+    fn for_who_may_not_reach_the_outside_nothing_else_exists() {
         let Answer::Reply(bytes) = ask(2, "example.com", TYPE::A.into(), true) else { panic!() };
-        assert_eq!(Packet::parse(&bytes).unwrap().rcode(), RCODE::Refused);
+        assert_eq!(Packet::parse(&bytes).unwrap().rcode(), RCODE::NameError);
         assert_eq!(addresses(&ask(2, "web", TYPE::A.into(), true)).len(), 1);
+    }
+
+    /// What `dig` sends: EDNS with a cookie and a client subnet (RFC 7873, 7871), and an option that nobody knows.
+    #[test]
+    fn extensions_of_a_query_do_not_matter() {
+        let question = b"\x02dB\x04bACk\0\0\x01\0\x01";
+        let options = b"\0\x0a\0\x08cookie!!\0\x08\0\x05\0\x01\x08\0\x0a\xff\xee\0\x01x";
+        for version in [0, 1] {
+            let mut query = b"\0\x07\x01\x20\0\x01\0\0\0\0\0\x01".to_vec();
+            query.extend_from_slice(question);
+            query.extend_from_slice(&[0, 0, 41, 0x10, 0, 0, version, 0x80, 0, 0, options.len() as u8]);
+            query.extend_from_slice(options);
+            let config = NetworkConfig::new("/run/x");
+            let answer = answer(&query, 1, &directory(), &config, (&[], true));
+            assert_eq!(addresses(&answer), ["10.213.0.2".parse::<IpAddr>().unwrap()]);
+            let Answer::Reply(reply) = answer else { panic!() };
+            assert_eq!(&reply[12..12 + question.len()], question, "in the letters of the query");
+        }
     }
 
     proptest! {

@@ -2,6 +2,8 @@
 //! gone when the test ends, however it ends. The test's own machine is never touched.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
+pub mod names;
+
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};

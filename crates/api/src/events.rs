@@ -61,11 +61,13 @@ pub const DISK_OVER: &str = "disk-over";
 pub const DISK_UNDER: &str = "disk-under";
 /// Its image was damaged: its memory is lost, and its restart policy decides what follows (worker).
 pub const LOST: &str = "lost";
+/// It has as many connections as one app may have: packets that would have begun more were dropped (worker).
+pub const CONNECTIONS_REFUSED: &str = "connections-refused";
 /// Our nftables table was removed by somebody, and written anew or not (worker); `app` is empty.
 pub const NETWORK_REPAIRED: &str = "network-repaired";
 
 /// All of them.
-pub const ALL: [&str; 30] = [
+pub const ALL: [&str; 31] = [
     CREATED,
     REMOVED,
     EXPORTED,
@@ -95,6 +97,7 @@ pub const ALL: [&str; 30] = [
     DISK_OVER,
     DISK_UNDER,
     LOST,
+    CONNECTIONS_REFUSED,
     NETWORK_REPAIRED,
 ];
 

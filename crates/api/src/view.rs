@@ -191,6 +191,9 @@ pub struct Explanation {
     /// When a timer will wake it.
     #[schema(value_type = Option<String>)]
     pub wakes_at: Option<Timestamp>,
+    /// Limits that it has reached since it was started, beside those of memory and disk, and what was lost by that.
+    #[serde(default)]
+    pub at_limits: Vec<String>,
     /// What the engine would refuse, with process and address, and what could be done.
     pub refusals: Vec<String>,
     /// What it would have lost after a reboot, if it is warm now.
@@ -232,6 +235,10 @@ pub struct Stats {
     pub cpu_us: u64,
     /// Packets with meaning (no keepalives, no bare acknowledgements) since start.
     pub packets: u64,
+    /// Packets of its own that were dropped since start because they would have begun a connection beyond
+    /// `[network] connections_per_app`.
+    #[serde(default)]
+    pub refused_packets: u64,
     /// Sleeps completed.
     pub sleeps: u64,
     /// Of these, the ones that went on to warm.

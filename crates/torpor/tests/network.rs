@@ -158,6 +158,53 @@ fn a_new_daemon_knows_the_names_of_apps_that_it_has_not_adopted_yet() {
     .unwrap();
 }
 
+/// Takes datagrams and answers none.
+const COLLECTOR: &str = r"
+import socket
+collector = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+collector.bind(('', 8125))
+print('up')
+while True:
+    collector.recv(100)
+";
+
+/// Sends from more sockets than it may have connections.
+const CHATTY: &str = r"
+import signal, socket
+sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(15)]
+collector = (socket.gethostbyname('collector'), 8125)
+for one in sockets:
+    one.sendto(b'x', collector)
+print('sent')
+signal.pause()
+";
+
+#[test]
+fn an_app_that_may_not_begin_more_connections_is_told_of() {
+    const LIMIT: u64 = 12;
+    let place = Place::with(&format!("connections_per_app = {LIMIT}\n[idle]\nsleep = false\n"));
+    place.run("collector", COLLECTOR, &["--network", "back"]);
+    place.wait_log("collector", "up");
+    place.run("chatty", CHATTY, &["--network", "back"]);
+    place.wait_log("chatty", "sent");
+    let stats = place.daemon.json(&["stats"]).unwrap();
+    let of = |name: &str| stats.as_array().unwrap().iter().find(|app| app["name"] == name).unwrap().clone();
+    let refused = of("chatty")["refused_packets"].as_u64().unwrap();
+    // The name server's connections count, too.
+    assert!(refused >= 15 - LIMIT, "{stats}");
+    assert_eq!(of("collector")["refused_packets"], 0, "{stats}");
+    let told = |text: &str| {
+        text.contains("packets of new connections dropped: it had 12") && text.contains("connections_per_app")
+    };
+    let explained = place.daemon.ok(&["explain", "chatty"]).unwrap();
+    assert!(explained.contains("\nat a limit") && told(&explained), "{explained}");
+    assert!(!told(&place.daemon.ok(&["explain", "collector"]).unwrap()));
+    let event = || events(&place, "connections-refused").into_iter().next().ok_or("there is no event");
+    let event = eventually_ok("it is told", PATIENCE, event).unwrap();
+    assert!(event["app"] == "chatty" && told(event["message"].as_str().unwrap()), "{event}");
+    assert_eq!(event["fields"]["limit"], LIMIT, "{event}");
+}
+
 #[test]
 fn who_was_used_last_wakes_first_when_all_are_touched() {
     let mut place = Place::with("[idle]\nsleep = false\n[wake]\nat_once = 1\n");

@@ -30,6 +30,7 @@ mod port;
 mod pressure;
 mod probes;
 mod put_away;
+mod refused;
 mod shared;
 mod space;
 mod wakes;

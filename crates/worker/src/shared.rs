@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use torpor_keeper::Client;
-use torpor_network::Network;
 use torpor_network::names::{Directory, NameServer};
+use torpor_network::{Network, NetworkError};
 use torpor_rootfs::{LayerDigest, Store};
 use torpor_sandbox::{Launcher, User};
 
@@ -50,15 +50,19 @@ pub(crate) struct Shared {
     pub(crate) disks: Arc<Disks>,
     /// This boot of the machine, as images name it.
     pub(crate) boot: [u64; 2],
-    pub(crate) packets: Mutex<Option<(Instant, HashMap<u32, u64>)>>,
+    pub(crate) packets: Counts,
+    pub(crate) refused_packets: Counts,
 }
 
-impl Shared {
-    /// Meaningful packets of an app since it was attached to the network; `None` if they cannot be read now.
-    pub(crate) fn packets(self: &Arc<Self>, index: u32) -> Option<u64> {
-        let mut cached = self.packets.lock().unwrap_or_else(PoisonError::into_inner);
+/// Counts of all apps, by index, read from the kernel for many questions at once.
+#[derive(Debug, Default)]
+pub(crate) struct Counts(Mutex<Option<(Instant, HashMap<u32, u64>)>>);
+
+impl Counts {
+    fn of(&self, index: u32, read: impl FnOnce() -> Result<HashMap<u32, u64>, NetworkError>) -> Option<u64> {
+        let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if cached.as_ref().is_none_or(|(at, _)| at.elapsed() > PACKETS_FRESH) {
-            match self.network.activity() {
+            match read() {
                 Ok(counts) => *cached = Some((Instant::now(), counts)),
                 Err(error) => {
                     // A table that is gone is written anew by who looks after it.
@@ -68,6 +72,19 @@ impl Shared {
             }
         }
         cached.as_ref().map(|(_, counts)| counts.get(&index).copied().unwrap_or(0))
+    }
+}
+
+impl Shared {
+    /// Meaningful packets of an app since it was attached to the network; `None` if they cannot be read now.
+    pub(crate) fn packets(&self, index: u32) -> Option<u64> {
+        self.packets.of(index, || self.network.activity())
+    }
+
+    /// Packets of an app that were dropped because they would have begun a connection beyond its share; `None` if they
+    /// cannot be read now.
+    pub(crate) fn refused_packets(&self, index: u32) -> Option<u64> {
+        self.refused_packets.of(index, || self.network.refused())
     }
 
     /// Directories of layers, lowest first.

@@ -18,7 +18,7 @@ use crate::config::WorkerConfig;
 use crate::events::Events;
 use crate::faults::{FaultSyntax, RequestedFaults};
 use crate::pressure::Dozers;
-use crate::shared::Shared;
+use crate::shared::{Counts, Shared};
 use crate::space::ImageSpace;
 
 /// Why a worker cannot start.
@@ -123,7 +123,8 @@ impl Worker {
             directory: Arc::default(),
             wakes: crate::wakes::Wakes::new(at_once),
             disks: Arc::default(),
-            packets: Mutex::default(),
+            packets: Counts::default(),
+            refused_packets: Counts::default(),
         };
         let shared = Arc::new(shared);
         let mut tasks = tokio::task::JoinSet::new();
@@ -131,6 +132,7 @@ impl Worker {
         tasks.spawn(crate::keeper::look_after(shared.clone()));
         tasks.spawn(crate::network::look_after(shared.clone()));
         tasks.spawn(crate::disk::manage(shared.clone()));
+        tasks.spawn(crate::refused::manage(shared.clone()));
         Ok(Arc::new(Self { shared, apps: Mutex::default(), _tasks: tasks, _lock: lock }))
     }
 

@@ -29,6 +29,11 @@ impl Directory {
         self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&index);
     }
 
+    /// The name of the app with this index.
+    pub fn name(&self, index: u32) -> Option<String> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&index).map(|member| member.name.clone())
+    }
+
     /// Whether the app may ask for names outside.
     pub(super) fn may_ask_outside(&self, asker: u32) -> bool {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(&asker).is_some_and(|asker| asker.outgoing)

@@ -32,6 +32,7 @@ pub(crate) fn explanation(told: &Explanation, verbose: bool, now: Timestamp) -> 
         };
         item("disk", &[format!("{}; {by}", disk(told.status.disk))]);
     }
+    item("at a limit", &told.at_limits);
     item("woken by", &told.wake_sources);
     item("a reboot costs", &told.lost_by_reboot);
     if !details.is_empty() {
@@ -132,6 +133,7 @@ mod tests {
             warm_at: Some(at("2026-01-02T00:10:05Z")),
             wakes_at: None,
             refusals: Vec::new(),
+            at_limits: vec!["5 packets were dropped".to_owned()],
             lost_by_reboot: vec!["a terminal".to_owned()],
             wake_sources: Vec::new(),
             sleeps: vec![transition("idle for 30 s", &[("freeze", 120)], Some("aborted: packet for tcp 80"))],
@@ -151,6 +153,7 @@ kept awake by   2 packets in the last 30 s
 will sleep      in 20 s, if nothing happens
 will go warm    in 10 min 5 s, if nothing happens
 disk            1.0 MiB of 1.0 GiB; the kernel refuses more
+at a limit      5 packets were dropped
 a reboot costs  a terminal
 
 last wakes

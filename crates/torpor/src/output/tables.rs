@@ -96,6 +96,7 @@ pub(crate) fn stats(stats: &[Stats]) -> String {
                 disk(app.disk),
                 micros(app.cpu_us),
                 app.packets.to_string(),
+                app.refused_packets.to_string(),
                 app.sleeps.to_string(),
                 app.warm_sleeps.to_string(),
                 app.aborted_sleeps.to_string(),
@@ -117,6 +118,7 @@ pub(crate) fn stats(stats: &[Stats]) -> String {
         "DISK",
         ">CPU",
         ">PACKETS",
+        ">REFUSED",
         ">SLEEPS",
         ">WARM",
         ">ABORTED",
@@ -224,6 +226,7 @@ mod tests {
             disk: Some(DiskUse { bytes: Some(3 << 20), limit_bytes: 2 << 20, by: DiskBy::Accounting }),
             cpu_us: 12_345,
             packets: 7,
+            refused_packets: 3,
             sleeps: 3,
             warm_sleeps: 1,
             aborted_sleeps: 1,
@@ -231,8 +234,8 @@ mod tests {
             dropped_lines: 17,
         };
         let expected = "\
-NAME  STATE   PROCS  THREADS   PRIVATE  SHARED    TABLES  KERNEL    IMAGE  DISK                           CPU  PACKETS  SLEEPS  WARM  ABORTED  WAKES  LINES LOST
-web   dozing      1        2  36.0 KiB     0 B  56.0 KiB       -  1.4 MiB  3.0 MiB of 2.0 MiB (over)  12.3 ms        7       3     1        1      2          17
+NAME  STATE   PROCS  THREADS   PRIVATE  SHARED    TABLES  KERNEL    IMAGE  DISK                           CPU  PACKETS  REFUSED  SLEEPS  WARM  ABORTED  WAKES  LINES LOST
+web   dozing      1        2  36.0 KiB     0 B  56.0 KiB       -  1.4 MiB  3.0 MiB of 2.0 MiB (over)  12.3 ms        7        3       3     1        1      2          17
 ";
         assert_eq!(super::stats(&[stats]), expected);
     }

@@ -21,7 +21,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::app::{AppNetwork, Published};
 use crate::config::{Addresses, GATEWAY_V4, NetworkConfig};
@@ -30,6 +32,9 @@ use crate::names::LIVE;
 /// A bit of the marks of packets: some instance's table has looked at this one on its way through the machine. This one and
 /// [`NetworkConfig::pass_mark`] are set at hooks after routing, and removed there by [`crate::guard`].
 pub(crate) const ROUTED: u32 = 0x8000_0000;
+
+/// Always blocked, like fe80::/10; see `RULES`.
+const LINK_LOCAL_V4: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16);
 
 /// Members by network name.
 pub(crate) type Networks = BTreeMap<String, BTreeSet<u32>>;
@@ -84,7 +89,8 @@ const CHAINS: [(&str, &str); 14] = [
 ///   kernel, which drops it.
 /// - `refuse`: counts packets beyond an app's share of connections.
 /// - `from_app`: link-local addresses and those of `blocked` hold the metadata services of clouds, which give out the
-///   machine's credentials; only name servers are reached there. Addresses of the pools that no app has do not leave the
+///   machine's credentials; only name servers are reached there. IPv4 addresses
+///   are blocked in their translated form (NAT64), too. Addresses of the pools that no app has do not leave the
 ///   machine.
 /// - `input`, `forward`: what our table has looked at gets the mark without which the guard drops it.
 /// - `forward`: `guard` holds interfaces on which only we have switched forwarding on; between them nothing is
@@ -195,6 +201,10 @@ pub(crate) fn base(config: &NetworkConfig, limit: Option<u32>, apps: &BTreeMap<u
         let set = if net.addr().is_ipv4() { "blocked4" } else { "blocked6" };
         let _ = writeln!(text, "add element inet {table} {set} {{ {} }}", net.trunc());
     }
+    let blocked4 = config.blocked.iter().filter_map(|net| if let IpNet::V4(net) = net { Some(*net) } else { None });
+    for net in blocked4.chain([LINK_LOCAL_V4]) {
+        let _ = writeln!(text, "add element inet {table} blocked6 {{ {} }}", translated(net));
+    }
     for (chain, hook) in CHAINS {
         let _ = writeln!(text, "add chain inet {table} {chain} {hook}");
         let _ = writeln!(text, "flush chain inet {table} {chain}");
@@ -227,6 +237,14 @@ pub(crate) fn base(config: &NetworkConfig, limit: Option<u32>, apps: &BTreeMap<u
     }
     text.push_str(&joined(config, networks));
     text
+}
+
+/// IPv4 addresses as translators show them to networks of IPv6 alone (RFC 6052, the well-known prefix).
+fn translated(net: Ipv4Net) -> Ipv6Net {
+    const PREFIX: u128 = 0x0064_ff9b << 96;
+    const PREFIX_BITS: u8 = 96;
+    let ip = Ipv6Addr::from(PREFIX | u128::from(u32::from(net.network())));
+    Ipv6Net::new_assert(ip, PREFIX_BITS + net.prefix_len())
 }
 
 /// Leads queries of apps for these name servers to a port of the machine's 127.0.0.1.

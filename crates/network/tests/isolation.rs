@@ -152,6 +152,9 @@ fn spoofed_sources_are_dropped() {
     });
 }
 
+/// 169.254.169.254, 168.63.129.16, as a network of IPv6 alone reaches them (RFC 6052).
+const TRANSLATED: [&str; 2] = ["64:ff9b::a9fe:a9fe", "64:ff9b::a83f:8110"];
+
 #[test]
 fn metadata_services_and_free_addresses_of_the_pool_are_out_of_reach() {
     on_machine(|machine| async move {
@@ -161,6 +164,9 @@ fn metadata_services_and_free_addresses_of_the_pool_are_out_of_reach() {
             sh("ip addr add 169.254.169.254/32 dev in0; ip addr add 10.213.9.9/32 dev in0; \
                 ip addr add 203.0.113.1/32 dev in0");
             for ip in METADATA {
+                sh(&format!("ip addr add {ip} dev in0 nodad"));
+            }
+            for ip in TRANSLATED {
                 sh(&format!("ip addr add {ip} dev in0 nodad"));
             }
         });
@@ -182,13 +188,108 @@ fn metadata_services_and_free_addresses_of_the_pool_are_out_of_reach() {
             app.udp(if ip.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).send_to(b"name?", (ip, 53)).unwrap();
             assert!(names.recv_from(&mut [0; 8]).is_ok(), "a name server at {ip}");
         }
+        for ip in TRANSLATED {
+            assert!(app.is_cut_off_from((ip.parse::<IpAddr>().unwrap(), 81)), "{ip}");
+        }
         drop(network);
         let blocked = vec!["203.0.113.0/24".parse().unwrap()];
         let network = Network::open(NetworkConfig { blocked, ..machine.config() }, None).await.unwrap();
         assert!(app.is_cut_off_from(("203.0.113.1".parse::<IpAddr>().unwrap(), 80)), "a list of one's own");
+        let [link_local, other] = TRANSLATED.map(|ip| (ip.parse::<IpAddr>().unwrap(), 81));
+        assert!(app.is_cut_off_from(link_local) && app.reaches(other));
         for ip in METADATA {
             assert!(app.reaches((ip, if ip.is_ipv4() { 80 } else { 81 })), "{ip}");
         }
         drop(network);
+    });
+}
+
+/// What an app sends by IPv6 below addresses and ports: to and from link-local addresses, to all nodes, as a router, as a neighbour.
+#[test]
+fn link_local_packets_of_an_app_reach_nobody() {
+    on_machine(|machine| async move {
+        let network = machine.open().await;
+        let joined = AppNetwork { outgoing: true, ..joins(&["a"]) };
+        let app_space = app(&network, 1, &joined).await;
+        let other = app(&network, 2, &joined).await;
+        let _listener = TcpListener::bind("[::]:7000").unwrap();
+        let service = std::net::UdpSocket::bind("[::]:7000").unwrap();
+        service.set_read_timeout(Some(SILENCE)).unwrap();
+        let of_other = other.udp("[::]:7000");
+        of_other.set_read_timeout(Some(SILENCE)).unwrap();
+        let links = || sh("ip -6 route show table all | sort; ip -6 addr show; ip -6 neigh show nud permanent | sort");
+        let before = links();
+        let machines: Vec<String> = sh("ip -6 -o addr show scope link | awk '{ split($4, a, \"/\"); print a[1] }'")
+            .lines()
+            .map(str::to_owned)
+            .collect();
+        assert!(!machines.is_empty(), "the machine has a link-local address");
+        // The app gives itself a link-local address, if it may.
+        app_space.run(|| sh("ip -6 addr add fe80::5/64 dev eth0 nodad"));
+        let own = network.addresses(1).unwrap().v6.to_string();
+        let attack = |from: &str| {
+            app_space.run(|| {
+                let script = format!(
+                    r#"
+import socket, struct, sys
+scope = socket.if_nametoindex('eth0')
+def socket_of(kind, protocol):
+    one = socket.socket(socket.AF_INET6, kind, protocol)
+    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 255)
+    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, scope)
+    one.bind(('{from}', 0, 0, scope))
+    return one
+raw = socket_of(socket.SOCK_RAW, 58)
+udp = socket_of(socket.SOCK_DGRAM, 0)
+mac = bytes.fromhex('020000000005')
+prefix = socket.inet_pton(socket.AF_INET6, '2001:db8:bad::')
+other = socket.inet_pton(socket.AF_INET6, '{other}')
+# A router with a default route, an address prefix and a route; a neighbour in the place of the other app; a redirect.
+router = struct.pack('!BBHBBHII', 134, 0, 0, 64, 0, 1800, 0, 0)
+router += struct.pack('!BBBBIII16s', 3, 4, 64, 0xc0, 3600, 3600, 0, prefix)
+router += struct.pack('!BBBBI16s', 24, 3, 48, 0, 3600, prefix)
+neighbour = struct.pack('!BBHI16sBB6s', 136, 0, 0, 0x60000000, other, 2, 1, mac)
+redirect = struct.pack('!BBHI16s16s', 137, 0, 0, 0, other, other)
+for to in ['ff02::1', 'ff02::2', 'fe80::1', *{machines:?}]:
+    for message in router, neighbour, redirect:
+        try:
+            raw.sendto(message, (to, 0, 0, scope))
+        except OSError as error:
+            print(to, error, file=sys.stderr)
+    try:
+        udp.sendto(b'hello', (to, 7000, 0, scope))
+    except OSError as error:
+        print(to, error, file=sys.stderr)
+"#,
+                    other = network.addresses(2).unwrap().v6,
+                );
+                let file = machine.run_dir.path().join("attack.py");
+                std::fs::write(&file, script).unwrap();
+                sh(&format!("python3 {}", file.display()));
+            });
+        };
+        for from in ["fe80::5", &own] {
+            attack(from);
+            for (who, socket) in [("the machine", &service), ("another app", &of_other)] {
+                assert!(socket.recv_from(&mut [0; 8]).is_err(), "{who} hears what {from} says");
+            }
+        }
+        for ip in &machines {
+            let to = app_space.run(|| {
+                let scope: u32 = sh("ip -o link show eth0 | cut -d: -f1").trim().parse().unwrap();
+                std::net::SocketAddrV6::new(ip.parse().unwrap(), 7000, 0, scope)
+            });
+            assert!(app_space.is_cut_off_from(to), "{ip}");
+        }
+        assert_eq!(links(), before, "routes, addresses and neighbours of the machine stay");
+        let to = (network.addresses(2).unwrap().v6, 7001);
+        let _reached = other.listen("[::]:7001");
+        assert!(app_space.reaches(to), "an app of its network, by the addresses that it has");
+        // The attack itself works: without the two rules that stop it, it is heard.
+        sh("nft flush chain inet torpor raw; nft delete rule inet torpor input handle \
+            $(nft -a list chain inet torpor input | awk '$1 == \"drop\" { print $NF }')");
+        attack("fe80::5");
+        assert!(service.recv_from(&mut [0; 8]).is_ok());
     });
 }

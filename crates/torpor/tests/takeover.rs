@@ -160,6 +160,103 @@ fn output_goes_on_when_daemon_and_keeper_are_both_killed() {
     assert_eq!(last, first[..3], "none was started again");
 }
 
+/// Echoes lines on each connection, and datagrams.
+const ECHO: &str = r"
+import selectors, socket
+server = socket.create_server(('0.0.0.0', 80))
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+datagrams.bind(('0.0.0.0', 80))
+select = selectors.DefaultSelector()
+for one in server, datagrams:
+    select.register(one, selectors.EVENT_READ)
+print('up')
+while True:
+    for key, _ in select.select():
+        if key.fileobj is server:
+            select.register(server.accept()[0], selectors.EVENT_READ)
+        elif key.fileobj is datagrams:
+            data, peer = datagrams.recvfrom(100)
+            datagrams.sendto(data, peer)
+        else:
+            try:
+                data = key.fileobj.recv(100)
+            except ConnectionResetError:
+                data = b''
+            if data:
+                key.fileobj.sendall(data)
+            else:
+                select.unregister(key.fileobj)
+                key.fileobj.close()
+";
+
+fn echoes(mut stream: &TcpStream, text: &str) -> io::Result<()> {
+    stream.write_all(text.as_bytes())?;
+    heard(stream, text)
+}
+
+fn heard(mut stream: &TcpStream, text: &str) -> io::Result<()> {
+    let mut answer = vec![0; text.len()];
+    stream.read_exact(&mut answer)?;
+    assert_eq!(String::from_utf8_lossy(&answer), text);
+    Ok(())
+}
+
+#[test]
+fn what_comes_while_daemon_and_keeper_are_dead_waits_for_apps_that_have_processes() {
+    let mut place = Place::with("[idle]\nsleep = false\n");
+    let names = ["awake", "dozing", "warm"];
+    let addresses = names.map(|name| {
+        let address = SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, place.daemon.port().unwrap()));
+        let (tcp, udp) = (format!("{}:80", address.port()), format!("{}:80/udp", address.port()));
+        place.run(name, ECHO, &["-p", &tcp, "-p", &udp]);
+        place.wait_log(name, "up");
+        address
+    });
+    let connect = |address: SocketAddr| {
+        let stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(PATIENCE)).map(|()| stream)
+    };
+    let open = addresses.map(|address| connect(address).unwrap());
+    let datagrams = addresses.map(|address| {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(address).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    });
+    for stream in &open {
+        echoes(stream, "first").unwrap();
+    }
+    place.sleep("dozing");
+    eventually_ok("it is warm", PATIENCE, || place.daemon.ok(&["sleep", "warm", "--level", "warm"])).unwrap();
+    kill_both(&mut place.daemon);
+
+    echoes(&open[0], "awake").unwrap();
+    // Dozing: the kernel takes all of it for the frozen processes.
+    (&open[1]).write_all(b"established").unwrap();
+    datagrams[1].send(b"datagram").unwrap();
+    let new = connect(addresses[1]).unwrap();
+    (&new).write_all(b"new").unwrap();
+    // Warm: its sockets were the keeper's.
+    let reset = open[2].take_error().unwrap().is_some() || echoes(&open[2], "lost").is_err();
+    assert!(reset, "as compatibility and threat model say");
+    assert_eq!(connect(addresses[2]).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+
+    place.daemon.up().unwrap();
+    heard(&open[1], "established").unwrap();
+    heard(&new, "new").unwrap();
+    let mut answer = [0; 20];
+    let length = datagrams[1].recv(&mut answer).unwrap();
+    assert_eq!(&answer[..length], b"datagram");
+    for stream in [&open[0], &open[1], &new] {
+        echoes(stream, "again").unwrap();
+    }
+    let stream = eventually_ok("it is reached again", PATIENCE, || connect(addresses[2])).unwrap();
+    echoes(&stream, "again").unwrap();
+    datagrams[2].send(b"again").unwrap();
+    let again = eventually_ok("datagrams reach it", PATIENCE, || datagrams[2].recv(&mut answer));
+    assert_eq!(again.unwrap(), 5);
+}
+
 #[test]
 fn a_request_to_a_sleeping_app_waits_for_the_next_daemon() {
     let mut place = Place::with("[idle]\nsleep = false\n");

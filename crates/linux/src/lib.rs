@@ -20,6 +20,7 @@ pub mod hugepages;
 pub mod ipc;
 pub mod kcmp;
 pub mod keyring;
+pub mod limits;
 pub mod meminfo;
 pub mod mount;
 pub mod notify;

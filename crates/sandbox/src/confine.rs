@@ -130,28 +130,10 @@ fn drop_bounding(keep: CapabilitySet) -> Result<(), SetupError> {
 /// Hard limits of the programs that this process starts in sandboxes, by resource number (`getrlimit(2)`); `u64::MAX` is infinity.
 /// `files`: the app's own limit of open files, if it has one.
 pub fn hard_limits(files: Option<u32>) -> [u64; 16] {
-    const ALL: [Resource; 16] = [
-        Resource::Cpu,
-        Resource::Fsize,
-        Resource::Data,
-        Resource::Stack,
-        Resource::Core,
-        Resource::Rss,
-        Resource::Nproc,
-        Resource::Nofile,
-        Resource::Memlock,
-        Resource::As,
-        Resource::Locks,
-        Resource::Sigpending,
-        Resource::Msgqueue,
-        Resource::Nice,
-        Resource::Rtprio,
-        Resource::Rttime,
-    ];
-    ALL.map(|resource| {
-        let hard = getrlimit(resource).maximum.unwrap_or(u64::MAX);
-        if resource == Resource::Nofile { hard.min(files.map_or(OPEN_FILES.1, u64::from)) } else { hard }
-    })
+    let mut limits = torpor_linux::limits::hard_limits();
+    let of_files = &mut limits[torpor_linux::limits::OPEN_FILES];
+    *of_files = files.map_or(OPEN_FILES.1, u64::from).min(*of_files);
+    limits
 }
 
 /// Sets the limit of open files, as far as this process may: without CAP_SYS_RESOURCE it cannot be raised.

@@ -2,6 +2,7 @@
 
 use rustix::thread::CapabilitySet;
 use torpor_image::tree::Tree;
+use torpor_linux::limits::hard_limits;
 
 use super::plan::Plan;
 
@@ -11,7 +12,7 @@ pub(crate) fn lower_limits(tree: &Tree, plan: &mut Plan, warnings: &mut Vec<Stri
     if able.is_ok_and(|able| able.contains(CapabilitySet::SYS_RESOURCE)) {
         return;
     }
-    let own = own_limits();
+    let own = hard_limits();
     for task in plan.tasks.clone() {
         let Some(table) = plan.limits(&task) else { continue };
         let lowered = lower(table, &own);
@@ -43,28 +44,4 @@ fn lower(table: &mut [u8], own: &[u64]) -> Vec<usize> {
         }
     }
     lowered
-}
-
-/// Our own hard limits, by number.
-fn own_limits() -> Vec<u64> {
-    use rustix::process::{Resource, getrlimit};
-    const ALL: [Resource; 16] = [
-        Resource::Cpu,
-        Resource::Fsize,
-        Resource::Data,
-        Resource::Stack,
-        Resource::Core,
-        Resource::Rss,
-        Resource::Nproc,
-        Resource::Nofile,
-        Resource::Memlock,
-        Resource::As,
-        Resource::Locks,
-        Resource::Sigpending,
-        Resource::Msgqueue,
-        Resource::Nice,
-        Resource::Rtprio,
-        Resource::Rttime,
-    ];
-    ALL.iter().map(|resource| getrlimit(*resource).maximum.unwrap_or(u64::MAX)).collect()
 }

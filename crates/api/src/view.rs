@@ -65,6 +65,18 @@ pub struct Exit {
     pub at: Timestamp,
 }
 
+/// What came of an import.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Imported {
+    /// The app.
+    #[serde(flatten)]
+    pub status: AppStatus,
+    /// Limits, priorities and sizes of buffers in its image that were lowered to what a new app gets here, in words:
+    /// `oom_score_adj is 0`, `the hard limit memlock is 8388608`.
+    #[serde(default)]
+    pub lowered: Vec<String>,
+}
+
 /// One line of `torpor ps`, and the head of `torpor inspect`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct AppStatus {

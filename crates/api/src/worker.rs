@@ -201,8 +201,8 @@ pub trait WorkerPort: Send + Sync + 'static {
         manifest: &archive::Manifest,
     ) -> Result<(archive::Reader, Resolved), ApiError>;
     /// Makes an app that was adopted and never started one that is warm, from the rest of its archive. After an error it is to
-    /// be removed.
-    async fn import_app(&self, id: &str, archive: archive::Reader, import: Import) -> Result<(), ApiError>;
+    /// be removed. Returns what was lowered to what a new app gets here, in words.
+    async fn import_app(&self, id: &str, archive: archive::Reader, import: Import) -> Result<Vec<String>, ApiError>;
     /// Removes those of its images that nothing uses, and gives them; refused if there are none.
     async fn remove_app_images(&self, id: &str) -> Result<Vec<AppImage>, ApiError>;
     /// Runs a command in it, waking it first.

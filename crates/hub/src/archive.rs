@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use torpor_api::archive::{Manifest, Reader, beyond_default};
 use torpor_api::spec::{AppSpec, Port};
-use torpor_api::view::AppStatus;
+use torpor_api::view::Imported;
 use torpor_api::wire::ImportQuery;
 use torpor_api::worker::{BoxStream, Import, Resolved};
 use torpor_api::{ApiError, ErrorKind, events};
@@ -40,7 +40,7 @@ impl Hub {
         self: Arc<Self>,
         archive: Box<dyn Read + Send>,
         query: ImportQuery,
-    ) -> Result<AppStatus, ApiError> {
+    ) -> Result<Imported, ApiError> {
         let opened = tokio::task::spawn_blocking(move || Reader::open(archive)).await;
         let (archive, manifest) =
             opened.map_err(|error| ApiError::internal(&error))?.map_err(|error| error.to_api())?;
@@ -54,13 +54,13 @@ impl Hub {
         let import = Import { addresses: manifest.addresses, trust: query.trust };
         let id = new_id()?;
         let _change = self.locks.lock(&id).await;
-        let status = self.insert_and_import(&id, &spec, &resolved, archive, import).await;
+        let imported = self.insert_and_import(&id, &spec, &resolved, archive, import).await;
         drop(reservation);
-        let status = status?;
+        let imported = imported?;
         let fields = BTreeMap::from([("id".to_owned(), Value::from(id))]);
         let message = format!("imported; exported as `{}` at {}", manifest.spec.name.escape_debug(), manifest.made);
         self.events.note(&spec.name, events::CREATED, message, fields).await;
-        Ok(status)
+        Ok(imported)
     }
 
     async fn insert_and_import(
@@ -70,18 +70,18 @@ impl Hub {
         resolved: &Resolved,
         archive: Reader,
         import: Import,
-    ) -> Result<AppStatus, ApiError> {
+    ) -> Result<Imported, ApiError> {
         let reserved = &self.worker.reserved_indexes().await?;
         let new = NewApp { spec, resolved, created: Timestamp::now(), reserved };
         let record = self.store.insert_app(id, new).await.map_err(|error| taken(spec, refused(spec, error)))?;
         let imported = async {
             self.adopt(record.clone()).await?;
-            self.worker.import_app(id, archive, import).await?;
+            let lowered = self.worker.import_app(id, archive, import).await?;
             self.store.set_made(id).await?;
-            self.worker.status(id).await
+            Ok(Imported { status: self.worker.status(id).await?, lowered })
         };
         match imported.await {
-            Ok(status) => Ok(status),
+            Ok(imported) => Ok(imported),
             Err(error) => Err(self.undo(id, spec, about(spec, error)).await),
         }
     }

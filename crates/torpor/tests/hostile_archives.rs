@@ -494,6 +494,17 @@ fn images_do_not_raise_privileges() {
     });
     let output = target.try_import(&greedy);
     assert!(output.status.success(), "{}", said(&output));
+    // Who imports it is told.
+    let lowered = ["oom_score_adj is 0", "the hard limit rtprio is ", "there is no real-time priority"];
+    for what in lowered {
+        assert!(said(&output).contains(&format!("torpor: lowered: {what}")), "{what}: {}", said(&output));
+    }
+    target.daemon.ok(&["rm", "-f", "ledger"]).unwrap();
+    let path = target.folder.path().join("hostile.torpor");
+    let told = target.daemon.json(&["image", "import", path.to_str().unwrap(), "--no-publish"]).unwrap();
+    let list = told["lowered"].as_array().unwrap_or_else(|| panic!("{told}"));
+    assert!(lowered.iter().all(|what| list.iter().any(|line| line.as_str().unwrap().starts_with(what))), "{told}");
+    assert_eq!(told["name"], "ledger");
     target.daemon.ok(&["wake", "ledger"]).unwrap();
     let app = target.daemon.json(&["inspect", "ledger"]).unwrap();
     let pid = app["pid"].as_u64().or_else(|| app["status"]["pid"].as_u64()).unwrap_or_else(|| panic!("{app}"));

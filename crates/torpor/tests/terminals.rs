@@ -4,7 +4,8 @@
 mod python;
 mod support;
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -83,7 +84,7 @@ fn ssh(folder: &Path) -> (Daemon, Client) {
     let address = daemon.run_program(&program, "ssh", "").unwrap()[0];
     eventually("it listens", PATIENCE, || {
         let mut answer = [0; 4];
-        std::net::TcpStream::connect(address).and_then(|mut there| there.read_exact(&mut answer)).is_ok()
+        TcpStream::connect(address).and_then(|mut there| there.read_exact(&mut answer)).is_ok()
     })
     .unwrap();
     let mut command = Command::new("ssh");
@@ -152,14 +153,18 @@ fn a_shell_over_ssh_goes_on_with_its_jobs_and_what_was_typed() {
     assert_eq!(status.unwrap().code(), Some(7), "{}", client.shown.lock().unwrap());
 }
 
-/// `exec -it` of a shell in the app `app`.
-fn exec_shell(place: &Place) -> Client {
+/// `torpor` with these arguments at a terminal of its own.
+fn at_a_terminal(place: &Place, arguments: &str) -> Client {
     let program = place.daemon.command(&[] as &[&str]).get_program().to_str().unwrap().to_owned();
     let mut command = Command::new("script");
-    command.args(["--quiet", "--return", "--command"]);
-    command.arg(format!("exec {program} exec -it app -- /bin/sh")).arg("/dev/null");
+    command.args(["--quiet", "--return", "--command"]).arg(format!("exec {program} {arguments}")).arg("/dev/null");
     command.env("TORPOR_SOCKET", place.daemon.socket()).env("SHELL", "/bin/sh");
-    let mut client = Client::start(command);
+    Client::start(command)
+}
+
+/// `exec -it` of a shell in the app `app`.
+fn exec_shell(place: &Place) -> Client {
+    let mut client = at_a_terminal(place, "exec -it app -- /bin/sh");
     client.types("echo in s''ide\n");
     client.shows("in side");
     client
@@ -184,4 +189,49 @@ fn what_exec_leaves_behind_keeps_no_app_from_going_warm() {
     warm(&place.daemon, "app");
     place.daemon.ok(&["wake", "app"]).unwrap();
     assert_eq!(stats(&place.daemon, "app").processes, 2, "the job is there");
+}
+
+#[test]
+fn import_asks_at_a_terminal_for_the_ports_of_the_archive() {
+    let mut place = Place::with("[idle]\nsleep = false\n");
+    let port = place.daemon.port().unwrap();
+    let script = "import http.server\nhttp.server.test(HandlerClass=http.server.SimpleHTTPRequestHandler, port=80)\n";
+    place.run("web", script, &["-p", &format!("{port}:80")]);
+    place.wait_log("web", "Serving");
+    let archive = place.path("web.torpor");
+    let archive = archive.to_str().unwrap();
+    eventually_ok("it is exported", PATIENCE, || place.daemon.ok(&["image", "export", "web", "-o", archive])).unwrap();
+    place.daemon.ok(&["rm", "-f", "web"]).unwrap();
+    let import = |answer: &str| {
+        let mut client = at_a_terminal(&place, &format!("image import {archive}"));
+        client.shows(&format!("the archive of `web` publishes *:{port}->80/tcp"));
+        client.shows("publish these ports? [y/N]");
+        client.types(answer);
+        let status = eventually_ok("the client ends", PATIENCE, || client.child.try_wait().unwrap().ok_or("it asks"));
+        (status.unwrap().code(), client)
+    };
+    for answer in ["n\n", "\n"] {
+        let (status, client) = import(answer);
+        client.shows("nothing was imported");
+        assert_eq!(status, Some(2));
+        assert_eq!(place.daemon.json(&["ps"]).unwrap().as_array().map(Vec::len), Some(0));
+    }
+    assert_eq!(import("y\n").0, Some(0));
+    eventually_ok("the imported app answers", PATIENCE, || http(port)).unwrap();
+    place.daemon.ok(&["rm", "-f", "web"]).unwrap();
+    // Without a terminal nobody is asked.
+    let said = place.daemon.cli(&["image", "import", archive]).unwrap();
+    assert_eq!(said.status.code(), Some(4));
+    place.daemon.ok(&["image", "import", archive, "--yes"]).unwrap();
+    eventually_ok("the imported app answers", PATIENCE, || http(port)).unwrap();
+}
+
+/// The first line of the answer to a request.
+fn http(port: u16) -> std::io::Result<String> {
+    let mut connection = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    connection.set_read_timeout(Some(PATIENCE))?;
+    connection.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    BufReader::new(connection).read_line(&mut answer)?;
+    if answer.contains("200") { Ok(answer) } else { Err(std::io::Error::other(answer)) }
 }

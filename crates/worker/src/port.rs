@@ -264,13 +264,14 @@ impl WorkerPort for Worker {
         crate::images::receive(&self.shared, archive, manifest).await
     }
 
-    async fn import_app(&self, id: &str, archive: Reader, import: Import) -> Result<(), ApiError> {
+    async fn import_app(&self, id: &str, archive: Reader, import: Import) -> Result<Vec<String>, ApiError> {
         let app = self.app(id)?;
-        crate::archive::import(&self.shared, &app, archive, import).await?;
+        let lowered = crate::archive::import(&self.shared, &app, archive, import).await?;
         let taken = self.ask(id, Order::TakeUp).await?;
         let shared = self.shared.clone();
         let taken = taken.and_then(|()| shared.faults.imported(ImportStep::Taken).map_err(|error| error.to_string()));
-        taken.map_err(|reason| ApiError::new(ErrorKind::Conflict, reason))
+        taken.map_err(|reason| ApiError::new(ErrorKind::Conflict, reason))?;
+        Ok(lowered)
     }
 
     async fn exec(&self, id: &str, request: ExecRequest) -> Result<ExecSession, ApiError> {

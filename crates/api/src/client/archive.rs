@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::{Client, ClientError, collect, refusal, segment, with_query};
 use crate::archive::MEDIA_TYPE;
-use crate::view::AppStatus;
+use crate::view::Imported;
 use crate::wire::ImportQuery;
 
 /// An archive that is being received.
@@ -61,7 +61,7 @@ impl Client {
         &self,
         query: &ImportQuery,
         pieces: mpsc::Receiver<io::Result<Bytes>>,
-    ) -> Result<AppStatus, ClientError> {
+    ) -> Result<Imported, ClientError> {
         let mut pairs = vec![("yes", query.yes.to_string()), ("trust", query.trust.to_string())];
         pairs.extend(query.name.clone().map(|name| ("name", name)));
         pairs.extend(query.publish.clone().map(|ports| ("publish", ports)));

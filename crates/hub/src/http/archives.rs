@@ -11,7 +11,7 @@ use futures_util::StreamExt;
 use tokio::sync::mpsc;
 use torpor_api::ApiError;
 use torpor_api::archive::MEDIA_TYPE;
-use torpor_api::view::AppStatus;
+use torpor_api::view::Imported;
 use torpor_api::wire::{ExportQuery, ImportQuery};
 
 use super::App;
@@ -44,7 +44,7 @@ pub(super) async fn export(
 /// Makes an app from an archive; it sleeps then, and its first packet wakes it.
 #[utoipa::path(post, path = "/v1/archives", tag = "apps", operation_id = "import_app", params(ImportQuery),
     request_body(content_type = MEDIA_TYPE, content = String),
-    responses((status = 201, body = AppStatus, description = "Made, and asleep."),
+    responses((status = 201, body = Imported, description = "Made, and asleep."),
         (status = "default", body = ApiError, description = "Why not; nothing was left behind.")))]
 pub(super) async fn import(
     State(hub): State<App>,
@@ -54,8 +54,8 @@ pub(super) async fn import(
     let (pieces, received) = mpsc::channel(PIECES);
     tokio::spawn(pass_on(body, pieces, hub.closed()));
     let archive = Box::new(Received { pieces: received, piece: Bytes::new() });
-    let status = carried_through(async move { hub.import(archive, query).await }).await?;
-    Ok((StatusCode::CREATED, axum::Json(status)).into_response())
+    let imported = carried_through(async move { hub.import(archive, query).await }).await?;
+    Ok((StatusCode::CREATED, axum::Json(imported)).into_response())
 }
 
 /// Reads a body to its end, also where nobody wants the rest: a client that is still sending would not see our answer.

@@ -300,14 +300,15 @@ impl WorkerPort for FakeWorker {
         Ok((archive, manifest.resolved.clone()))
     }
 
-    async fn import_app(&self, id: &str, mut archive: Reader, _: Import) -> Result<(), ApiError> {
+    async fn import_app(&self, id: &str, mut archive: Reader, _: Import) -> Result<Vec<String>, ApiError> {
         self.called("import_app", id)?;
         let passed = tokio::task::spawn_blocking(move || {
             while archive.next_section().map_err(|error| error.to_api())?.is_some() {}
             Ok::<_, ApiError>(())
         });
         passed.await.unwrap()?;
-        self.start(id).await
+        self.start(id).await?;
+        Ok(Vec::new())
     }
 
     /// `cat` echoes its input; `exit N` ends with that status; `size` prints each new size; anything else prints its arguments.

@@ -188,7 +188,11 @@ pub(super) async fn import(client: &Client, args: ImportArgs) -> Result<(), Fail
     {
         return Err(Failure::Read { path: args.archive, source });
     }
-    show(args.json.json, &status?, output::status_line)
+    let imported = status?;
+    if !args.json.json {
+        imported.lowered.iter().try_for_each(|what| warn(&format!("lowered: {what}")))?;
+    }
+    show(args.json.json, &imported, |imported| output::status_line(&imported.status))
 }
 
 /// What the archive says of itself, and the whole of it again. `None`: it is none, as the daemon will say.

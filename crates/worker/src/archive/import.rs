@@ -24,12 +24,13 @@ use crate::shared::Shared;
 const GENERATION: u64 = 1;
 
 /// Puts the app's files and its image where they belong, from what follows the layers in its archive. Nothing is running yet.
+/// Returns what was lowered to what a new app gets.
 pub(crate) async fn import(
     shared: &Arc<Shared>,
     app: &AppHandle,
     archive: Reader,
     import: Import,
-) -> Result<(), ApiError> {
+) -> Result<Vec<String>, ApiError> {
     let importing =
         Importing { shared: shared.clone(), record: app.record.clone(), files: app.files.clone(), archive, import };
     let done = tokio::task::spawn_blocking(move || importing.run());
@@ -45,7 +46,7 @@ struct Importing {
 }
 
 impl Importing {
-    fn run(mut self) -> Result<(), ApiError> {
+    fn run(mut self) -> Result<Vec<String>, ApiError> {
         check_volumes(&self.record.spec)?;
         if self.shared.image_space.is_full() {
             return Err(ApiError::new(
@@ -63,12 +64,13 @@ impl Importing {
         if self.archive.next_section().map_err(|error| error.to_api())?.is_some() {
             return Err(ArchiveError::Invalid("more follows its image").to_api());
         }
-        self.adopt(&part)?;
+        let lowered = self.adopt(&part)?;
         // Files and image must be on disk before the row says that the app is made.
         let folder = File::open(&self.files.data).map_err(broken("opening its directory"))?;
         rustix::fs::syncfs(&folder).map_err(|error| broken("writing its files to disk")(error.into()))?;
         fs::rename(&part, &image).and_then(|()| folder.sync_all()).map_err(broken("naming its image"))?;
-        self.reached(ImportStep::Placed)
+        self.reached(ImportStep::Placed)?;
+        Ok(lowered)
     }
 
     fn reached(&self, step: ImportStep) -> Result<(), ApiError> {
@@ -128,7 +130,7 @@ impl Importing {
         }
     }
 
-    fn adopt(&self, part: &Path) -> Result<(), ApiError> {
+    fn adopt(&self, part: &Path) -> Result<Vec<String>, ApiError> {
         let spec = &self.record.spec;
         let here = self.shared.config.network.addresses(self.record.index);
         let here = here.map(|found| found.ips().to_vec()).map_err(|error| failed("its addresses", &error))?;
@@ -149,7 +151,7 @@ impl Importing {
         if !lowered.is_empty() {
             tracing::warn!(app = spec.name, "lowered to what a new app gets: {}", lowered.join("; "));
         }
-        Ok(())
+        Ok(lowered)
     }
 }
 

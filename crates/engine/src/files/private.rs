@@ -75,10 +75,12 @@ pub(super) fn remove_name(directory: impl AsFd, name: impl AsRef<Path>, made: &O
 
 /// Gives what a descriptor leads to an owner, then a mode.
 pub(super) fn set_owner_and_mode(fd: &OwnedFd, owner: Option<(u32, u32)>, mode: u32) -> rustix::io::Result<()> {
+    moment();
     if let Some((user, group)) = owner {
         let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
         chownat(fd, "", Some(Uid::from_raw(user)), Some(Gid::from_raw(group)), flags)?;
     }
+    moment();
     chmod(by_descriptor(fd.as_fd()), Mode::from_raw_mode(mode & 0o7777))
 }
 

@@ -2,14 +2,14 @@
 
 use std::cell::Cell;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 
 use torpor_image::tree::PathState;
 
 use super::super::executable;
 use super::super::path::{Root, made_and_removed};
-use super::super::tests::{round, take};
+use super::super::tests::{Taken, round, take};
 use super::*;
 
 thread_local! {
@@ -19,6 +19,14 @@ thread_local! {
 
 fn meanwhile(work: impl FnOnce() + 'static) {
     MEANWHILE.with(|place| place.set(Some(Box::new(work))));
+}
+
+/// The same at a later one: so many come before it.
+fn later(moments: u32, work: impl FnOnce() + 'static) {
+    match moments {
+        0 => meanwhile(work),
+        _ => meanwhile(move || later(moments - 1, work)),
+    }
 }
 
 /// A directory that others write, and one that they must not touch.
@@ -148,6 +156,95 @@ fn a_sockets_owner_and_mode_go_to_no_other_file() {
     assert_eq!(fs::read_dir(place.others.path().join("moved")).unwrap().count(), 1);
     std::os::unix::net::UnixStream::connect(place.others.path().join("moved/file")).unwrap();
     drop(made);
+}
+
+/// Moments of a socket's binding: its directory was made, it was bound, before its owner and before its mode are set, and before
+/// it gets its name.
+const DIRECTORY_MADE: u32 = 0;
+const BOUND: u32 = 1;
+const BEFORE_OWNER: u32 = 2;
+const BEFORE_MODE: u32 = 3;
+const BEFORE_NAME: u32 = 4;
+
+/// A listener at `x` of user 1000, with mode 0777.
+fn listener_of_others(place: &Place) -> Taken {
+    let path = place.others.path().join("x");
+    let listener = UnixListener::bind(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+    std::os::unix::fs::chown(&path, Some(1000), Some(1000)).unwrap();
+    take(&[listener.into()]).unwrap()
+}
+
+/// The victim's file takes the place of the socket in the directory that it is bound in, by a hard link: whoever is root in an app
+/// can enter it.
+fn replace_bound_socket(place: &Place) -> impl FnOnce() + 'static {
+    let (others, victim) = (place.others.path().to_owned(), place.victim.path().join("file"));
+    move || {
+        let names = fs::read_dir(&others).unwrap().map(|entry| entry.unwrap().file_name());
+        let ours = names.into_iter().find(|name| name.to_str().unwrap().starts_with(PREFIX)).unwrap();
+        let bound = others.join(ours).join(others.join("x").strip_prefix("/").unwrap());
+        fs::rename(&bound, others.join("kept")).unwrap();
+        fs::hard_link(victim, bound).unwrap();
+    }
+}
+
+#[test]
+fn what_takes_a_bound_sockets_place_gets_neither_its_owner_nor_its_mode() {
+    for moment in [BEFORE_OWNER, BEFORE_MODE] {
+        let place = Place::new();
+        let taken = listener_of_others(&place);
+        later(moment, replace_bound_socket(&place));
+        drop(taken.try_make());
+        // The socket has them, whatever its name is by now.
+        let kept = fs::symlink_metadata(place.others.path().join("kept")).unwrap();
+        assert_eq!((kept.uid(), kept.mode() & 0o7777), (1000, 0o777), "{moment}");
+        place.is_untouched();
+    }
+    let place = Place::new();
+    let taken = listener_of_others(&place);
+    later(BOUND, replace_bound_socket(&place));
+    assert!(taken.try_make().unwrap_err().to_string().contains("binding"));
+    place.is_untouched();
+}
+
+#[test]
+fn a_link_in_the_place_of_a_sockets_name_is_replaced_and_not_followed() {
+    for moment in [DIRECTORY_MADE, BEFORE_NAME] {
+        let place = Place::new();
+        let taken = listener_of_others(&place);
+        let (path, victim) = (place.others.path().join("x"), place.victim.path().join("file"));
+        later(moment, {
+            let path = path.clone();
+            move || {
+                fs::remove_file(&path).unwrap();
+                symlink(victim, path).unwrap();
+            }
+        });
+        let made = taken.make();
+        place.is_untouched();
+        let found = fs::symlink_metadata(&path).unwrap();
+        assert!(found.file_type().is_socket(), "{moment}");
+        assert_eq!((found.uid(), found.mode() & 0o7777), (1000, 0o777), "{moment}");
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
+        assert_eq!(fs::read_dir(place.others.path()).unwrap().count(), 1, "{moment}");
+        drop(made);
+    }
+}
+
+#[test]
+fn a_sockets_name_that_somebody_has_taken_is_left_to_them() {
+    let place = Place::new();
+    let taken = listener_of_others(&place);
+    let (path, victim) = (place.others.path().join("x"), place.victim.path().join("file"));
+    fs::remove_file(&path).unwrap();
+    later(BEFORE_NAME, {
+        let path = path.clone();
+        move || symlink(victim, path).unwrap()
+    });
+    assert!(taken.try_make().unwrap_err().to_string().contains("binding"));
+    place.is_untouched();
+    assert!(fs::symlink_metadata(&path).unwrap().is_symlink());
+    assert_eq!(fs::read_dir(place.others.path()).unwrap().count(), 1);
 }
 
 #[test]

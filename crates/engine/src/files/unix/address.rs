@@ -220,7 +220,7 @@ fn bind_at(fd: &OwnedFd, name: &[u8], state: &PathState, shown: &str, root: Root
     let bound = Private::new(above).map_err(io::Error::from).and_then(|mut directory| {
         let place = directory.make_above(path::path_of(name))?;
         bind_in(fd, name, &mut directory, &place)?;
-        let file = private::at(directory.directory(), &place)?;
+        let file = private::just_made(directory.directory(), &place, FileType::Socket)?;
         private::set_owner_and_mode(&file, owner, state.mode)?;
         directory.hand_over(&place, own, before.is_some())?;
         Ok(directory.remove()?)

@@ -329,6 +329,50 @@ PROGRAM(aio_poll, "an AIO request that waits for a descriptor") {
     EQ(syscall(SYS_io_getevents, context, 1L, 1L, &event, &(struct timespec){ 1, 0 }), 1);
     EQ(event.data, 3);
 }
+PROGRAM(aio_poll_answered, "an AIO request that waits for a descriptor, beside results that have not been taken") {
+    aio_context_t context = 0;
+    NEED(syscall(SYS_io_setup, 16, &context));
+    int fd = NEED(open(AT("file"), O_CREAT | O_RDWR, 0600));
+    int ends[2];
+    NEED(pipe2(ends, O_CLOEXEC));
+    struct iocb control = { .aio_fildes = (unsigned)ends[0], .aio_lio_opcode = IOCB_CMD_POLL, .aio_buf = POLLIN, .aio_data = 3 };
+    struct iocb *list[1] = { &control };
+    EQ(syscall(SYS_io_submit, context, 1L, list), 1);
+    submit(context, fd, 5, 40);
+    captured();
+    take(context, 5, 40);
+    EQ(write(ends[1], "x", 1), 1);
+    struct io_event event;
+    EQ(syscall(SYS_io_getevents, context, 1L, 1L, &event, &(struct timespec){ 1, 0 }), 1);
+    EQ(event.data, 3);
+}
+PROGRAM(aio_answers, "results of AIO contexts that have not been taken, and how many requests there are places for beside them") {
+    static const unsigned sizes[] = { 1, 16, 300, 2048 };
+    static const long waiting[] = { 1, 15, 250, 2000 };
+    aio_context_t contexts[4] = { 0 };
+    int fd = NEED(open(AT("file"), O_CREAT | O_RDWR, 0600));
+    for (int i = 0; i < 4; i++) {
+        NEED(syscall(SYS_io_setup, sizes[i], &contexts[i]));
+        submit(contexts[i], fd, 7, 1);
+        take(contexts[i], 7, 1);
+        submit(contexts[i], fd, waiting[i], 50);
+    }
+    captured();
+    for (int i = 0; i < 4; i++) {
+        // Until there is no place for more: the ring must hold them all.
+        long more = 0;
+        for (;; more++) {
+            struct iocb control = { .aio_fildes = (unsigned)fd, .aio_lio_opcode = IOCB_CMD_PREAD, .aio_data = 5000 + (uint64_t)more };
+            struct iocb *list[1] = { &control };
+            if (syscall(SYS_io_submit, contexts[i], 1L, list) != 1) break;
+        }
+        take(contexts[i], waiting[i], 50);
+        take(contexts[i], more, 5000);
+        struct io_event event;
+        EQ(syscall(SYS_io_getevents, contexts[i], 0L, 1L, &event, &(struct timespec){ 0, 0 }), 0);
+        HOLDS(capacity(contexts[i], 20000) >= (long)sizes[i]);
+    }
+}
 
 PROGRAM(system_v_semaphore, "a System V semaphore with an undo at the process's end") {
     int id = NEED(semget(IPC_PRIVATE, 2, 0600));

@@ -392,6 +392,8 @@ conformance! {
     aio_idle: ok,
     aio_inherited: refused "a process has inherited by fork",
     aio_poll: refused "requests under way: they wait for descriptors",
+    aio_poll_answered: refused "requests under way: they wait for descriptors",
+    aio_answers: ok,
     system_v_semaphore: ok,
     system_v_messages: ok,
     posix_messages: refused "a POSIX message queue",

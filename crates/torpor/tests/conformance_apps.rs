@@ -30,6 +30,7 @@ enum Expected {
 const EXCEPTIONS: &[(&str, Expected)] = &[
     ("aio_inherited", Refused("the ring of an AIO context that a process has inherited by fork (io_setup)")),
     ("aio_poll", Refused("requests under way: they wait for descriptors")),
+    ("aio_poll_answered", Refused("requests under way: they wait for descriptors")),
     ("avx", Refused("is at work")),
     ("avx512", Refused("is at work")),
     ("bpf_map", NotThere("bpf")),

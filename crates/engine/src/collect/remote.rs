@@ -135,6 +135,11 @@ impl<'a> Remote<'a> {
         self.memory.write_all_at(bytes, address).map_err(|error| self.wrong(error))
     }
 
+    /// The process's id as it knows it itself.
+    pub(super) fn own_pid(&self) -> i32 {
+        self.statuses.first().map_or(self.process.pid, |status| status.ids.0)
+    }
+
     /// The process's memory, to be read.
     pub(super) const fn memory(&self) -> RemoteMemory {
         RemoteMemory(self.process.pid)

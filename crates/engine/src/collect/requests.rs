@@ -6,7 +6,12 @@
 //! many answers have gone through the ring as it has places, so that its head and tail are where they were.
 //!
 //! The kernel hands places to processors in batches (`fs/aio.c`, `req_batch`), and only whole ones: the thread takes those of each
-//! processor in turn. A context whose answers nobody has taken yet is left alone: ours would come behind them.
+//! processor in turn.
+//!
+//! Answers that the program has not taken yet hold places, too, and come out before ours. The last call of the list puts them back
+//! before the ring's tail, where they were (`process_vm_readv(2)` within the process). Where requests of the program's are under way
+//! the tail is elsewhere; then we put them right, and so we do with answers that came meanwhile. If we die just then, such a context
+//! lacks answers.
 
 use std::io;
 
@@ -28,8 +33,11 @@ const SCHED_SETAFFINITY: u64 = 203;
 const IO_GETEVENTS: u64 = 208;
 const IO_SUBMIT: u64 = 209;
 const EVENTFD2: u64 = 290;
+const PROCESS_VM_READV: u64 = 310;
 const CLOSE_RANGE: u64 = 436;
 
+/// Takes of answers.
+const TAKES: u64 = 4;
 /// Calls of a list beside two for each processor.
 const OTHER_CALLS: usize = 16;
 const PAGE: u64 = 4096;
@@ -37,7 +45,10 @@ const PAGE: u64 = 4096;
 /// processors for each of them and for the thread as it was.
 const ONE: u64 = 64;
 const NO_TIME: u64 = 72;
-const SETS: u64 = 128;
+const HEAD_WORD: u64 = 80;
+/// Pieces of memory: to where answers are put back, and from where.
+const PIECES: u64 = 96;
+const SETS: u64 = 256;
 
 /// Whether a context has requests under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,24 +80,42 @@ pub(super) fn under_way(remote: &Remote<'_>, areas: &[Area], dead: &[(u64, u64)]
 
 fn of(remote: &Remote<'_>, ring: &Area) -> Result<Option<UnderWay>, TraceError> {
     let unknown = |why: &str| Ok(Some(UnderWay::Unknown(why.to_owned())));
-    if aio::answered(&remote.memory(), ring.start).map_err(|error| remote.wrong(error))? {
-        return Ok(None);
-    }
     if !remote.makes_lists() {
         return unknown("it takes every signal");
     }
     let cpus = processors().map_err(|error| remote.wrong(error))?;
     let (places, cpus) = (io_events(ring.end - ring.start), cpus as u64);
+    let untaken = Untaken::of(remote, ring, places).map_err(|error| remote.wrong(error))?;
     let free = Free::of(places, cpus);
     let layout = Layout { cpus, places };
     let Some(map) = map(remote, layout.bytes())? else { return unknown("it can have no more memory") };
-    let taken = take(remote, ring, map, &layout, &free);
+    let taken = take(remote, ring, map, &layout, &free, &untaken);
     let mut list = remote.questions();
     list.ask("munmap", MUNMAP, &[map, layout.bytes()]);
     remote.ask(0, list)?;
     match taken? {
         Err(why) => unknown(&why),
-        Ok(taken) => Ok(free.takable.checked_sub(taken).filter(|missing| *missing > 0).map(UnderWay::Some)),
+        Ok(taken) => {
+            let missing = free.takable.checked_sub(taken + untaken.count);
+            Ok(missing.filter(|missing| *missing > 0).map(UnderWay::Some))
+        }
+    }
+}
+
+/// Answers in a ring that the program has not taken.
+struct Untaken {
+    head: u64,
+    tail: u64,
+    count: u64,
+}
+
+impl Untaken {
+    fn of(remote: &Remote<'_>, ring: &Area, places: u64) -> io::Result<Self> {
+        let mut words = [0; 8];
+        remote.memory().read(ring.start + HEAD, &mut words)?;
+        let word = |at: usize| u64::from(u32::from_ne_bytes(std::array::from_fn(|n| words[at + n]))) % places;
+        let (head, tail) = (word(0), word(4));
+        Ok(Self { head, tail, count: (tail + places - head) % places })
     }
 }
 
@@ -96,6 +125,16 @@ struct Free {
     takable: u64,
     /// More answers until the ring has turned once.
     rest: u64,
+}
+
+impl Free {
+    /// Requests that turn the ring once in all, when all but `untaken` were answered; in rounds, the last of which holds at
+    /// least as many as `untaken`: so many places the kernel takes to be theirs again.
+    fn rounds(&self, untaken: u64) -> [u64; 2] {
+        let all = self.rest + untaken;
+        let last = all.min(self.takable);
+        [(all - last).min(self.takable), last]
+    }
 }
 
 impl Free {
@@ -128,18 +167,14 @@ impl Layout {
         self.set(self.cpus + 1).next_multiple_of(PAGE)
     }
 
-    const fn answers(&self) -> u64 {
-        self.requests() + self.places * 8
-    }
-
-    /// Behind as many answers as the ring holds; there may be as many again.
-    const fn more_answers(&self) -> u64 {
-        self.answers() + self.places * IO_EVENT_BYTES
+    /// As many as the ring holds, of each take: the first, one for each round, and one of what comes late.
+    const fn answers(&self, take: u64) -> u64 {
+        self.requests() + self.places * 8 + take * self.places * IO_EVENT_BYTES
     }
 
     /// The list of calls.
     const fn calls(&self) -> u64 {
-        self.more_answers() + 2 * self.places * IO_EVENT_BYTES
+        self.answers(TAKES)
     }
 
     const fn most_calls(&self) -> usize {
@@ -161,6 +196,24 @@ fn map(remote: &Remote<'_>, bytes: u64) -> Result<Option<u64>, TraceError> {
     Ok(answers.result(asked).ok())
 }
 
+/// What puts untaken answers back, when the first take has them and the ring has turned once: pieces to where, and from where, and
+/// the head.
+fn putting_back(page: &mut [u8], (ring, map): (u64, u64), layout: &Layout, untaken: &Untaken) -> (u64, u64) {
+    let mut pieces: Vec<(u64, u64)> = aio::pieces(untaken.head as u32, untaken.tail as u32, layout.places as u32)
+        .map(|(first, end)| (aio::place(ring, first), u64::from(end - first) * IO_EVENT_BYTES))
+        .collect();
+    pieces.push((ring + HEAD, 4));
+    let to = pieces.len() as u64;
+    // The head comes last: until then the ring is empty.
+    pieces.extend([(map + layout.answers(0), untaken.count * IO_EVENT_BYTES), (map + HEAD_WORD, 4)]);
+    page[HEAD_WORD as usize..][..4].copy_from_slice(&(untaken.head as u32).to_ne_bytes());
+    for (n, (address, bytes)) in pieces.iter().enumerate() {
+        let piece = [address.to_ne_bytes(), bytes.to_ne_bytes()].concat();
+        page[PIECES as usize + n * piece.len()..][..piece.len()].copy_from_slice(&piece);
+    }
+    (to, pieces.len() as u64 - to)
+}
+
 /// Takes all that are free; gives how many, or why that cannot be done.
 fn take(
     remote: &Remote<'_>,
@@ -168,6 +221,7 @@ fn take(
     map: u64,
     layout: &Layout,
     free: &Free,
+    untaken: &Untaken,
 ) -> Result<Result<u64, String>, TraceError> {
     let look = |error: io::Error| remote.wrong(error);
     let fd = lowest_free(remote.process.pid).map_err(look)?;
@@ -183,12 +237,13 @@ fn take(
             page[(all + cpu / 8) as usize] |= 1 << (cpu % 8);
         }
     }
+    let (to, from) = putting_back(&mut page, (ring.start, map), layout, untaken);
     page.extend((0..layout.places).flat_map(|_| map.to_ne_bytes()));
     remote.write(map, &page)?;
 
     let mut list = remote.long_questions(map + layout.calls(), layout.most_calls());
     let (requests, no_time) = (map + layout.requests(), map + NO_TIME);
-    let (answers, more) = (map + layout.answers(), map + layout.more_answers());
+    let answers = |take: u64| map + layout.answers(take);
     let eventfd = list.ask("eventfd2", EVENTFD2, &[0, O_NONBLOCK_CLOEXEC]);
     let mut submitted: Vec<Asked> = Vec::with_capacity(layout.cpus as usize);
     for cpu in 0..layout.cpus {
@@ -198,10 +253,19 @@ fn take(
     }
     list.ask("sched_setaffinity", SCHED_SETAFFINITY, &[0, layout.set_bytes(), map + layout.set(layout.cpus)]);
     list.ask("write", WRITE, &[fd, map + ONE, 8]);
-    let took = list.ask("io_getevents", IO_GETEVENTS, &[ring.start, 0, layout.places, answers, no_time]);
+    let mut took = vec![list.ask("io_getevents", IO_GETEVENTS, &[ring.start, 0, layout.places, answers(0), no_time])];
     // The eventfd is readable now: these are answered at once.
-    let rest = list.ask("io_submit", IO_SUBMIT, &[ring.start, free.rest.min(free.takable), requests]);
-    let took_rest = list.ask("io_getevents", IO_GETEVENTS, &[ring.start, 0, layout.places, more, no_time]);
+    let mut rest = Vec::new();
+    for (round, take) in free.rounds(untaken.count).into_iter().zip(1..) {
+        rest.push(list.ask("io_submit", IO_SUBMIT, &[ring.start, round, requests]));
+        let arguments = [ring.start, 0, layout.places, answers(take), no_time];
+        took.push(list.ask("io_getevents", IO_GETEVENTS, &arguments));
+    }
+    if untaken.count > 0 {
+        let own = remote.own_pid() as u64;
+        let (pieces, behind) = (map + PIECES, map + PIECES + to * 16);
+        list.ask("process_vm_readv", PROCESS_VM_READV, &[own, pieces, to, behind, from, 0]);
+    }
     list.ask("close_range", CLOSE_RANGE, &[fd, fd, 0]);
     let found = remote.ask(0, list)?;
     if let Err(TraceError::Call { error, .. }) = found.result(eventfd) {
@@ -209,14 +273,19 @@ fn take(
     }
     let count = |asked: Asked| found.result(asked).unwrap_or(0);
     let ours: u64 = submitted.into_iter().map(count).sum();
-    let (first, mut second) = (count(took), count(took_rest));
-    let missing = (ours + count(rest)).saturating_sub(first + second);
+    let submitted = ours + rest.into_iter().map(count).sum::<u64>();
+    let mut took: Vec<u64> = took.into_iter().map(count).collect();
+    let emptied = |took: &[u64]| (untaken.head + took.iter().sum::<u64>()) % layout.places;
+    let missing = (submitted + untaken.count).saturating_sub(took.iter().sum());
     if missing > 0 {
-        second += late(remote, ring, (more + second * IO_EVENT_BYTES, missing))?;
+        set_head(remote, ring, emptied(&took))?;
+        took.push(late(remote, ring, (answers(TAKES - 1), missing))?);
     }
-    let mut strange = strangers(remote, map, answers, first).map_err(look)?;
-    strange.extend(strangers(remote, map, more, second).map_err(look)?);
-    give_back(remote, ring, layout.places, &strange)?;
+    let mut strange = Vec::new();
+    for (take, count) in (0..).zip(&took) {
+        strange.extend(strangers(remote, map, answers(take), *count).map_err(look)?);
+    }
+    give_back(remote, ring, (layout.places, emptied(&took)), &strange)?;
     Ok(Ok(ours))
 }
 
@@ -229,21 +298,25 @@ fn strangers(remote: &Remote<'_>, map: u64, answers: u64, count: u64) -> io::Res
     Ok(bytes.chunks_exact(IO_EVENT_BYTES as usize).filter(is_strange).flatten().copied().collect())
 }
 
-/// Puts answers to requests of the program's own, which came meanwhile, into the ring again, before its head.
-fn give_back(remote: &Remote<'_>, ring: &Area, places: u64, events: &[u8]) -> Result<(), TraceError> {
-    const HEAD: u64 = 8;
+/// Puts answers to requests of the program's own into the ring again, before the place up to which it was emptied.
+fn give_back(remote: &Remote<'_>, ring: &Area, (places, emptied): (u64, u64), events: &[u8]) -> Result<(), TraceError> {
     let count = events.len() as u64 / IO_EVENT_BYTES;
     if count == 0 {
         return Ok(());
     }
-    let mut head = [0; 4];
-    remote.memory().read(ring.start + HEAD, &mut head).map_err(|error| remote.wrong(error))?;
-    let first = (u64::from(u32::from_ne_bytes(head)) + places - count % places) % places;
+    let first = (emptied + places - count % places) % places;
     for (n, event) in events.chunks_exact(IO_EVENT_BYTES as usize).enumerate() {
         remote.write(aio::place(ring.start, ((first + n as u64) % places) as u32), event)?;
     }
-    remote.write(ring.start + HEAD, &(first as u32).to_ne_bytes())
+    set_head(remote, ring, first)
 }
+
+fn set_head(remote: &Remote<'_>, ring: &Area, head: u64) -> Result<(), TraceError> {
+    remote.write(ring.start + HEAD, &(head as u32).to_ne_bytes())
+}
+
+/// Where a ring has its head, and then its tail.
+const HEAD: u64 = 8;
 
 /// `O_NONBLOCK | O_CLOEXEC`.
 const O_NONBLOCK_CLOEXEC: u64 = 0o2_004_000;
@@ -304,11 +377,23 @@ mod tests {
     }
 
     #[test]
+    fn rounds_turn_the_ring_and_end_with_as_many_as_are_untaken() {
+        for (all, cpus) in [(127, 2), (127, 64), (2047, 4), (7, 1)] {
+            let free = Free::of(all, cpus);
+            for untaken in 0..=free.takable {
+                let [first, last] = free.rounds(untaken);
+                assert_eq!(first + last + free.takable - untaken, all);
+                assert!(last >= untaken && first <= free.takable && last <= free.takable);
+            }
+        }
+    }
+
+    #[test]
     fn the_parts_of_the_mapping_are_apart() {
         for cpus in [1, 2, 64, 65, 512] {
             let layout = Layout { cpus, places: 500 };
             assert!(layout.set(cpus + 1) <= layout.requests() && layout.requests().is_multiple_of(PAGE));
-            assert!(layout.more_answers() + 1000 * IO_EVENT_BYTES <= layout.calls());
+            assert!(layout.answers(TAKES - 1) + 500 * IO_EVENT_BYTES <= layout.calls());
             assert!(layout.calls() + Remote::list_bytes(2 * cpus as usize + OTHER_CALLS) <= layout.bytes());
         }
     }

@@ -88,7 +88,7 @@ pub(crate) fn drained() -> io::Result<bool> {
 }
 
 /// Requests under way on all block devices.
-fn in_flight(diskstats: &str) -> u64 {
+pub(crate) fn in_flight(diskstats: &str) -> u64 {
     let requests = diskstats.lines().filter_map(|line| line.split_ascii_whitespace().nth(11)?.parse::<u64>().ok());
     requests.sum()
 }

@@ -31,6 +31,7 @@ mod sleep;
 mod step;
 mod stored;
 mod target;
+mod texts;
 mod timers;
 mod trace;
 mod vetting;
@@ -58,6 +59,8 @@ pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fa
 pub use step::{Fault, Faults, Named, NoFaults, Step, Timings};
 pub use stored::{Reopened, Stored, StoredError};
 pub use target::{Freezer, Journal, Parking, Phase};
+#[doc(hidden)]
+pub use texts::read_texts;
 pub use timers::Deadline;
 pub use trace::TraceError;
 pub use vetting::{Bounds, MachineLimits};

@@ -24,8 +24,11 @@ pub(crate) struct Mount {
 /// The mounts in the namespace of the process behind this `/proc` directory.
 pub(crate) fn read(reference: &str) -> io::Result<Vec<Mount>> {
     let path = format!("{reference}/mountinfo");
-    let text = proc::read(&path)?;
-    text.lines().map(|line| parse(line).ok_or_else(|| proc::unexpected(&path))).collect()
+    parse_all(&proc::read(&path)?).ok_or_else(|| proc::unexpected(&path))
+}
+
+pub(crate) fn parse_all(text: &str) -> Option<Vec<Mount>> {
+    text.lines().map(parse).collect()
 }
 
 /// `36 35 98:0 /root /place rw,noatime master:1 - ext3 /dev/root rw,errors=continue`

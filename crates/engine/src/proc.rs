@@ -43,24 +43,25 @@ pub(crate) struct Stat {
 
 /// Reads `/proc/PID/stat` or `/proc/PID/task/TID/stat`.
 pub(crate) fn stat(path: &str) -> io::Result<Stat> {
-    let text = read(path)?;
-    // The name in parentheses may contain anything, also parentheses: the last one ends it.
-    let fields = text.rfind(')').and_then(|end| text.get(end + 2..)).ok_or_else(|| unexpected(path))?;
-    let mut fields = fields.split_ascii_whitespace();
-    let state = fields.next().and_then(|field| field.chars().next());
+    parse_stat(&read(path)?).ok_or_else(|| unexpected(path))
+}
+
+pub(crate) fn parse_stat(text: &str) -> Option<Stat> {
+    let mut fields = after_name(text)?.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
     // Fields 5 and 6, where the state is field 3.
-    let group = fields.nth(1).and_then(|field| field.parse().ok());
-    let session = fields.next().and_then(|field| field.parse().ok());
+    let group = fields.nth(1)?.parse().ok()?;
+    let session = fields.next()?.parse().ok()?;
     // Field 22.
-    let start_ticks = fields.nth(15).and_then(|field| field.parse().ok());
+    let start_ticks = fields.nth(15)?.parse().ok()?;
     // Field 39.
-    let cpu = fields.nth(16).and_then(|field| field.parse().ok());
-    match (state, group, session, start_ticks, cpu) {
-        (Some(state), Some(group), Some(session), Some(start_ticks), Some(cpu)) => {
-            Ok(Stat { state, group, session, start_ticks, cpu })
-        }
-        _ => Err(unexpected(path)),
-    }
+    let cpu = fields.nth(16)?.parse().ok()?;
+    Some(Stat { state, group, session, start_ticks, cpu })
+}
+
+/// The fields of `stat` from the third on. The name in parentheses may contain anything, also parentheses: the last one ends it.
+pub(crate) fn after_name(text: &str) -> Option<&str> {
+    text.get(text.rfind(')')? + 2..)
 }
 
 /// Ids of a process's threads, ascending; the first is not always the leader's.

@@ -71,7 +71,7 @@ pub(crate) fn timer_descriptors(pid: i32, now: Duration, before: &[Deadline]) ->
 }
 
 /// `(seconds, nanoseconds)`.
-fn parenthesised(text: &str) -> Option<Duration> {
+pub(crate) fn parenthesised(text: &str) -> Option<Duration> {
     let (seconds, nanos) = text.strip_prefix('(')?.strip_suffix(')')?.split_once(',')?;
     Some(Duration::new(seconds.trim().parse().ok()?, nanos.trim().parse::<u32>().ok()?))
 }
@@ -121,7 +121,7 @@ pub(crate) const fn counts_time(clock: i32) -> bool {
     clock >= 0 && clock != 2 && clock != 3
 }
 
-fn parse_posix_timers(text: &str) -> Vec<u64> {
+pub(crate) fn parse_posix_timers(text: &str) -> Vec<u64> {
     let mut timers = Vec::new();
     let mut id: Option<u64> = None;
     for line in text.lines() {

@@ -31,7 +31,7 @@ impl IdMap {
         Self::parse(&proc::read(path)?).ok_or_else(|| proc::unexpected(path))
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let range = |line: &str| {
             let mut numbers = line.split_ascii_whitespace().map(str::parse);
             Some((numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?))
@@ -204,15 +204,16 @@ fn is_zombie(pid: i32) -> io::Result<bool> {
 fn pairs(path: &str, keys: &[&str], found: &mut BTreeMap<i32, i32>) -> io::Result<()> {
     let text = proc::read(path)?;
     for key in keys {
-        let ids = proc::field(&text, key).ok_or_else(|| proc::unexpected(path))?;
-        let mut ids = ids.split_ascii_whitespace().map(str::parse::<i32>);
-        let (first, last) = (ids.next(), ids.next_back());
-        match (first, last) {
-            (Some(Ok(machine)), Some(Ok(inside))) => found.insert(machine, inside),
-            _ => return Err(proc::unexpected(path)),
-        };
+        let (machine, inside) = pair(&text, key).ok_or_else(|| proc::unexpected(path))?;
+        found.insert(machine, inside);
     }
     Ok(())
+}
+
+/// The first and the last of the ids behind `key:`.
+pub(crate) fn pair(status: &str, key: &str) -> Option<(i32, i32)> {
+    let mut ids = proc::field(status, key)?.split_ascii_whitespace().map(str::parse);
+    Some((ids.next()?.ok()?, ids.next_back()?.ok()?))
 }
 
 /// The parent of a process, by the machine's ids.

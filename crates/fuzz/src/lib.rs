@@ -11,8 +11,14 @@
 
 mod archive;
 mod image;
+mod layers;
+mod registry;
+mod tarballs;
+mod texts;
 
 use std::path::PathBuf;
+
+pub use registry::can_pull;
 
 /// Something that reads bytes.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +38,11 @@ pub const TARGETS: &[Target] = &[
     Target { name: "archive", run: archive::frames },
     Target { name: "files", run: archive::files },
     Target { name: "keeper", run: torpor_keeper::read_packet },
+    Target { name: "tar", run: layers::tar },
+    Target { name: "layers", run: layers::layers },
+    Target { name: "documents", run: torpor_rootfs::read_documents },
+    Target { name: "registry", run: registry::answers_of_a_registry },
+    Target { name: "texts", run: texts::texts },
 ];
 
 /// The target with this name.

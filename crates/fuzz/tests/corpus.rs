@@ -3,7 +3,15 @@
 
 use std::fs;
 
-use torpor_fuzz::{TARGETS, corpus};
+use torpor_fuzz::{TARGETS, can_pull, corpus};
+use torpor_testkit::skip;
+
+#[test]
+fn registries_can_be_asked() {
+    if !can_pull() {
+        skip!("answers of registries need root, network namespaces and iproute2");
+    }
+}
 
 #[test]
 fn every_corpus_is_read() {

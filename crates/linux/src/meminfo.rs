@@ -21,7 +21,8 @@ impl Memory {
         Self::parse(&text).ok_or_else(|| io::Error::other("/proc/meminfo lacks a line"))
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    /// From the text of `/proc/meminfo`; `None` if it lacks a line.
+    pub fn parse(text: &str) -> Option<Self> {
         let kilobytes = |key: &str| {
             let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
             rest.split_ascii_whitespace().next()?.parse::<u64>().ok()

@@ -115,6 +115,14 @@ impl Store {
     }
 }
 
+/// Reads `manifest.json`: for fuzzing.
+pub(crate) fn read_manifest(bytes: &[u8]) {
+    let Ok(entries) = serde_json::from_slice::<Vec<Entry>>(bytes) else { return };
+    if let Ok(entry) = choose_entry(entries, Some("app:latest")) {
+        let _ = check_name(&entry.config, Digest::of(bytes));
+    }
+}
+
 fn place(member: &Member, at: &TreePath) -> Result<Option<Place>, ArchiveError> {
     let link = |target: &TreePath| Some(Place::Link(target.clone()));
     Ok(match member.kind {

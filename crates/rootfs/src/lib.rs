@@ -63,3 +63,16 @@ pub use registry::default_auth_file;
 pub use remove::remove_tree;
 pub use store::{Collected, Store, StoredImage};
 pub use users::User;
+
+/// Reads `bytes` as each document of an image or registry is read, and as the files that name users and credentials: for fuzzing.
+#[doc(hidden)]
+pub fn read_documents(bytes: &[u8]) {
+    let limits = Limits::default();
+    if let Ok(image::Document::Index(entries)) = image::Document::parse(bytes, &limits) {
+        let _ = [None, Some("latest")].map(|reference| image::choose(&entries, reference).is_ok());
+    }
+    let _ = image::Described::parse(bytes, &limits);
+    docker_archive::read_manifest(bytes);
+    registry::read_documents(bytes);
+    users::read_files(&String::from_utf8_lossy(bytes));
+}

@@ -87,6 +87,16 @@ fn client(reference: &Reference) -> Result<Client, RegistryError> {
     Client::try_from(config).map_err(|error| RegistryError::Client(Box::new(error)))
 }
 
+/// Reads credentials, references and digests: for fuzzing.
+pub(crate) fn read_documents(bytes: &[u8]) {
+    auth::read_file(bytes);
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(reference) = text.trim_end().parse::<Reference>() {
+        let _ = is_loopback(reference.resolve_registry());
+    }
+    let _ = (text.parse::<Digest>(), text.parse::<LayerDigest>(), is_loopback(&text));
+}
+
 /// Whether `host:port` can only be this machine.
 fn is_loopback(registry: &str) -> bool {
     let host = match registry.strip_prefix('[') {

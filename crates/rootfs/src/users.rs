@@ -84,6 +84,13 @@ fn resolve(user: &str, passwd: &str, groups: &str) -> Result<User, UserRefusal> 
     Ok(User { uid, gid, extra_gids: Vec::new(), home })
 }
 
+/// Reads a name and the two files, with empty lines between them: for fuzzing.
+pub(crate) fn read_files(text: &str) {
+    let mut parts = text.splitn(3, "\n\n");
+    let mut next = || parts.next().unwrap_or_default();
+    let _ = resolve(next(), next(), next());
+}
+
 /// A number, if it is one.
 fn id(text: &str) -> Result<Option<u32>, UserRefusal> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {

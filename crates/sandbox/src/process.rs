@@ -99,9 +99,17 @@ fn is_traced(pid: i32) -> std::io::Result<bool> {
 /// The numbers of a line in `/proc/PID/status`; none if the process is gone.
 fn status_numbers(pid: i32, name: &str) -> std::io::Result<Option<Vec<i32>>> {
     let Some(text) = read_if_there(&format!("/proc/{pid}/status"))? else { return Ok(None) };
+    Ok(line_numbers(&text, name))
+}
+
+fn line_numbers(status: &[u8], name: &str) -> Option<Vec<i32>> {
     // The name before it may hold any byte but a line's end.
-    let line = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(name.as_bytes()));
-    Ok(line.and_then(numbers))
+    numbers(status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(name.as_bytes()))?)
+}
+
+/// Reads a text as `status` and as a list of processes: for fuzzing.
+pub(crate) fn parse(text: &[u8]) {
+    let _ = (line_numbers(text, "NSpid:"), numbers(text));
 }
 
 fn numbers(text: &[u8]) -> Option<Vec<i32>> {

@@ -49,6 +49,13 @@ pub fn prepare_process() {
     torpor_linux::allocator::give_back_large_blocks();
 }
 
+/// Reads a text as each kind of text that the machine tells of apps is read: for fuzzing.
+#[doc(hidden)]
+pub fn read_texts(text: &str) {
+    app::read_texts(text);
+    ids::read_text(text);
+}
+
 /// How long a question to an app's task may take before it counts as one that does not answer.
 const ANSWER: std::time::Duration = std::time::Duration::from_secs(2);
 

@@ -10,7 +10,7 @@ use super::tree::Tree;
 /// Folder of a crate → crates of ours that it may name. Lower lines never name higher ones.
 const ARROWS: [(&str, &[&str]); 15] = [
     ("xtask", &["api", "linux", "testkit"]),
-    ("fuzz", &["api", "engine", "image", "keeper", "rootfs"]),
+    ("fuzz", &["api", "engine", "image", "keeper", "linux", "network", "rootfs", "sandbox", "worker"]),
     ("torpor", &["api", "engine", "hub", "image", "keeper", "network", "sandbox", "worker"]),
     ("worker", &["api", "engine", "image", "keeper", "lifecycle", "linux", "network", "rootfs", "sandbox"]),
     ("hub", &["api", "lifecycle"]),

@@ -17,15 +17,7 @@ pub(crate) const TOOLS: [Tool; 2] = [
     Tool { name: "formatting", arguments: &["fmt", "--all", "--check", "--", "-l"], findings: unformatted },
     Tool {
         name: "clippy",
-        arguments: &[
-            "clippy",
-            "--quiet",
-            "--workspace",
-            "--all-targets",
-            "--all-features",
-            "--keep-going",
-            "--message-format=short",
-        ],
+        arguments: &["clippy", "--quiet", "--workspace", "--all-targets", "--keep-going", "--message-format=short"],
         findings: lints,
     },
 ];

@@ -31,7 +31,7 @@ pub(super) fn status(pid: i32, tid: i32) -> io::Result<Status> {
     parse(&proc::read(&path)?, pid, tid).ok_or_else(|| proc::unexpected(&path))
 }
 
-fn parse(text: &str, pid: i32, tid: i32) -> Option<Status> {
+pub(super) fn parse(text: &str, pid: i32, tid: i32) -> Option<Status> {
     let numbers =
         |value: &str| -> Option<Vec<u32>> { value.split_ascii_whitespace().map(|id| id.parse().ok()).collect() };
     let set = |value: &str| u64::from_str_radix(value, 16).ok();

@@ -36,7 +36,7 @@ pub(super) fn semaphores(view: &View, root: i32) -> io::Result<Vec<Obstacle>> {
 }
 
 /// Ids of the sets that have been operated on: `key semid perms nsems uid gid cuid cgid otime ctime`.
-fn operated(text: &str) -> Vec<&str> {
+pub(super) fn operated(text: &str) -> Vec<&str> {
     fn set(line: &str) -> Option<&str> {
         let mut words = line.split_ascii_whitespace();
         let id = words.nth(1)?;

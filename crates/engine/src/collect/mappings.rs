@@ -47,7 +47,7 @@ pub(super) fn mappings(pid: i32) -> io::Result<Vec<Mapping>> {
     parse(&proc::read(&path)?).ok_or_else(|| proc::unexpected(&path))
 }
 
-fn parse(text: &str) -> Option<Vec<Mapping>> {
+pub(super) fn parse(text: &str) -> Option<Vec<Mapping>> {
     let mut found: Vec<Mapping> = Vec::new();
     for line in text.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {

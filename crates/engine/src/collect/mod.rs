@@ -29,6 +29,7 @@ mod rseq;
 mod signals;
 mod space;
 mod stop;
+pub(crate) mod texts;
 mod thread;
 
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -32,7 +32,7 @@ pub(super) fn limits(pid: i32) -> io::Result<Vec<Limit>> {
     parse_limits(&proc::read(&path)?).ok_or_else(|| proc::unexpected(&path))
 }
 
-fn parse_limits(text: &str) -> Option<Vec<Limit>> {
+pub(super) fn parse_limits(text: &str) -> Option<Vec<Limit>> {
     let value = |word: &str| if word == "unlimited" { Some(u64::MAX) } else { word.parse().ok() };
     let limit = |label: &&str| {
         let line = text.lines().find_map(|line| line.strip_prefix(label))?;
@@ -44,32 +44,31 @@ fn parse_limits(text: &str) -> Option<Vec<Limit>> {
 
 /// Process group and session.
 pub(super) fn group_and_session(pid: i32) -> io::Result<(i32, i32)> {
-    let path = format!("/proc/{pid}/stat");
-    let text = proc::read(&path)?;
-    // Behind the name: state, parent, group, session.
-    let fields = text.rfind(')').and_then(|end| text.get(end + 2..)).unwrap_or_default();
-    let mut fields = fields.split_ascii_whitespace().skip(2).map(|field| field.parse::<i32>().ok());
-    match (fields.next().flatten(), fields.next().flatten()) {
-        (Some(group), Some(session)) => Ok((group, session)),
-        _ => Err(proc::unexpected(&path)),
-    }
+    let stat = proc::stat(&format!("/proc/{pid}/stat"))?;
+    Ok((stat.group, stat.session))
 }
 
 /// It has a controlling terminal.
 pub(super) fn has_terminal(pid: i32) -> io::Result<bool> {
     let path = format!("/proc/{pid}/stat");
     let text = proc::read(&path)?;
-    // Behind the name: state, parent, group, session, terminal.
-    let fields = text.rfind(')').and_then(|end| text.get(end + 2..)).unwrap_or_default();
-    let terminal = fields.split_ascii_whitespace().nth(4).ok_or_else(|| proc::unexpected(&path))?;
-    Ok(terminal != "0")
+    terminal(&text).map(|terminal| terminal != "0").ok_or_else(|| proc::unexpected(&path))
+}
+
+/// After the name: state, parent, group, session, terminal.
+pub(super) fn terminal(stat: &str) -> Option<&str> {
+    proc::after_name(stat)?.split_ascii_whitespace().nth(4)
 }
 
 /// Status of a process that has ended and has not been asked for, as `waitpid` will give it.
 pub(super) fn exit_status(pid: i32) -> io::Result<i32> {
     let path = format!("/proc/{pid}/stat");
     let text = proc::read(&path)?;
-    text.trim_end().rsplit(' ').next().and_then(|status| status.parse().ok()).ok_or_else(|| proc::unexpected(&path))
+    last_field(&text).ok_or_else(|| proc::unexpected(&path))
+}
+
+pub(super) fn last_field(stat: &str) -> Option<i32> {
+    stat.trim_end().rsplit(' ').next()?.parse().ok()
 }
 
 /// A number in a file of its own under `/proc/PID`.

@@ -355,7 +355,7 @@ fn posix_timers(remote: &Remote<'_>, since: Duration) -> Result<Vec<PosixTimer>,
 }
 
 /// `ID: 0`, `signal: 14/00007f…`, `notify: signal/tid.77`, `ClockID: 1` for each.
-fn parse_timers(text: &str) -> Option<Vec<PosixTimer>> {
+pub(super) fn parse_timers(text: &str) -> Option<Vec<PosixTimer>> {
     const SIGEV_THREAD_ID: i32 = 4;
     let mut timers: Vec<PosixTimer> = Vec::new();
     for line in text.lines() {

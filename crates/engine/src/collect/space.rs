@@ -243,7 +243,7 @@ fn layout(pid: i32, heap_end: u64) -> Result<Layout, CollectError> {
     let look = |error| TraceError::Look(pid, error);
     let path = format!("/proc/{pid}/stat");
     let text = proc::read(&path).map_err(look)?;
-    let fields = text.rfind(')').and_then(|end| text.get(end + 2..)).ok_or_else(|| look(proc::unexpected(&path)))?;
+    let fields = proc::after_name(&text).ok_or_else(|| look(proc::unexpected(&path)))?;
     // The first of these is field 3.
     let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
     let field = |n: usize| {

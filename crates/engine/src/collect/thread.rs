@@ -213,7 +213,7 @@ pub(super) fn online() -> io::Result<Vec<u64>> {
 }
 
 /// `0-3,5`.
-fn parse_cpus(text: &str) -> Option<Vec<u64>> {
+pub(super) fn parse_cpus(text: &str) -> Option<Vec<u64>> {
     let mut words = Vec::new();
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

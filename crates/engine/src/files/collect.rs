@@ -275,8 +275,8 @@ fn kind(context: &mut Context<'_, '_>, id: FileId, item: &Item) -> Described<Fil
     }
     if let Some(anonymous) = item.link.strip_prefix(b"anon_inode:") {
         return match anonymous {
-            b"[eventfd]" => event::counter(item),
-            b"[signalfd]" => event::signals(item),
+            b"[eventfd]" => event::counter(&item.info),
+            b"[signalfd]" => event::signals(&item.info),
             b"[timerfd]" => event::timer(item, context.request.since),
             b"[pidfd]" => event::process(context, item),
             b"[eventpoll]" => epoll::describe(context, item),

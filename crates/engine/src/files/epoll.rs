@@ -19,7 +19,7 @@ use crate::proc;
 
 /// A line of fdinfo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Line {
+pub(super) struct Line {
     fd: i32,
     events: u32,
     data: u64,
@@ -28,7 +28,7 @@ struct Line {
 }
 
 /// `tfd:        5 events:       19 data:                5  pos:0 ino:2d sdev:f`
-fn line(text: &str) -> Option<Line> {
+pub(super) fn line(text: &str) -> Option<Line> {
     let mut words = text.split(|c: char| c.is_ascii_whitespace() || c == ':').filter(|word| !word.is_empty());
     let mut value = |key: &str| if words.next()? == key { words.next() } else { None };
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();

@@ -31,21 +31,21 @@ const NONBLOCK: u32 = 0o4_000;
 /// `PIDFD_THREAD`: `O_EXCL`.
 const THREAD: u32 = 0o200;
 
-fn number<T: std::str::FromStr>(item: &Item, key: &str) -> io::Result<T> {
-    item.info.field(key)?.parse().map_err(|_| proc::unexpected(&format!("fdinfo ({key})")))
+fn number<T: std::str::FromStr>(info: &Info, key: &str) -> io::Result<T> {
+    info.field(key)?.parse().map_err(|_| proc::unexpected(&format!("fdinfo ({key})")))
 }
 
-fn hexadecimal(item: &Item, key: &str) -> io::Result<u64> {
-    u64::from_str_radix(item.info.field(key)?, 16).map_err(|_| proc::unexpected(&format!("fdinfo ({key})")))
+fn hexadecimal(info: &Info, key: &str) -> io::Result<u64> {
+    u64::from_str_radix(info.field(key)?, 16).map_err(|_| proc::unexpected(&format!("fdinfo ({key})")))
 }
 
-pub(super) fn counter(item: &Item) -> Described<FileKind> {
-    let semaphore = number::<u8>(item, "eventfd-semaphore")? != 0;
-    Ok(FileKind::Event { count: hexadecimal(item, "eventfd-count")?, semaphore })
+pub(super) fn counter(info: &Info) -> Described<FileKind> {
+    let semaphore = number::<u8>(info, "eventfd-semaphore")? != 0;
+    Ok(FileKind::Event { count: hexadecimal(info, "eventfd-count")?, semaphore })
 }
 
-pub(super) fn signals(item: &Item) -> Described<FileKind> {
-    Ok(FileKind::Signal { mask: hexadecimal(item, "sigmask")? })
+pub(super) fn signals(info: &Info) -> Described<FileKind> {
+    Ok(FileKind::Signal { mask: hexadecimal(info, "sigmask")? })
 }
 
 /// `(1, 500000000)`: seconds and nanoseconds.
@@ -65,8 +65,13 @@ pub(super) fn timer(item: &Item, since: Duration) -> Described<FileKind> {
     // counted, and is it known when the next one is. Looking takes none of them away.
     timerfd_gettime(&item.fd).map_err(io::Error::from)?;
     let info = Info::read(std::process::id() as i32, item.fd.as_raw_fd())?;
-    let ran = crate::wait::since::now().saturating_sub(since).as_nanos() as u64;
-    let left_ns = span(&info, "it_value")?;
+    timer_of(&info, crate::wait::since::now().saturating_sub(since)).map_err(Why::from)
+}
+
+/// The timer that fdinfo shows, as it was when `ran` had not passed yet.
+pub(super) fn timer_of(info: &Info, ran: Duration) -> io::Result<FileKind> {
+    let ran = ran.as_nanos() as u64;
+    let left_ns = span(info, "it_value")?;
     let field = |key: &str| info.field(key);
     let wrong = |key: &str| proc::unexpected(&format!("fdinfo ({key})"));
     Ok(FileKind::Timer {
@@ -74,12 +79,12 @@ pub(super) fn timer(item: &Item, since: Duration) -> Described<FileKind> {
         settime_flags: i32::from_str_radix(field("settime flags")?, 8).map_err(|_| wrong("settime flags"))?,
         ticks: field("ticks")?.parse().map_err(|_| wrong("ticks"))?,
         left_ns: if left_ns == 0 { 0 } else { left_ns.saturating_add(ran) },
-        interval_ns: span(&info, "it_interval")?,
+        interval_ns: span(info, "it_interval")?,
     })
 }
 
 pub(super) fn process(context: &Context<'_, '_>, item: &Item) -> Described<FileKind> {
-    let pid: i32 = number(item, "Pid")?;
+    let pid: i32 = number(&item.info, "Pid")?;
     match context.request.ids.get(&pid) {
         // Threads are made when descriptors are in their places; one that is kept is of the thread that has ended.
         Some(_) if item.info.flags & THREAD != 0 && !context.request.processes.contains(&pid) => {

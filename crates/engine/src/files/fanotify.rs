@@ -51,14 +51,14 @@ impl Target {
 /// A line of fdinfo: `fanotify ino:4f969 sdev:800013 mflags:0 mask:3b ignored_mask:40000000 fhandle-bytes:8 …`,
 /// `fanotify mnt_id:12 …`, or only `fanotify sdev:800013 …`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Line {
+pub(super) struct Line {
     target: Target,
     flags: u32,
     mask: u32,
     ignored: u32,
 }
 
-fn line(text: &str) -> Option<Line> {
+pub(super) fn line(text: &str) -> Option<Line> {
     let number = |key| hexadecimal(text, key).and_then(|value| u32::try_from(value).ok());
     let target = if hexadecimal(text, "ino").is_some() {
         Target::Inode(Inode::of(text)?)

@@ -25,14 +25,14 @@ const FIRST: i32 = 1;
 
 /// A line of fdinfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Line {
+pub(super) struct Line {
     watch: i32,
     mask: u32,
     inode: Inode,
 }
 
 /// `inotify wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:7e9e0000640d1b6d`
-fn line(text: &str) -> Option<Line> {
+pub(super) fn line(text: &str) -> Option<Line> {
     Some(Line {
         watch: value(text, "wd")?.parse().ok()?,
         mask: hexadecimal(text, "mask")? as u32,

@@ -50,8 +50,12 @@ pub(super) fn ids(path: &str) -> io::Result<Vec<i32>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
-    let id = |line: &str| line.split_ascii_whitespace().nth(1)?.parse().ok();
-    text.lines().skip(1).map(|line| id(line).ok_or_else(|| proc::unexpected(path))).collect()
+    listed(&text).ok_or_else(|| proc::unexpected(path))
+}
+
+/// The second column of each line but the first.
+pub(super) fn listed(text: &str) -> Option<Vec<i32>> {
+    text.lines().skip(1).map(|line| line.split_ascii_whitespace().nth(1)?.parse().ok()).collect()
 }
 
 const fn object(id: i32, about: About) -> IpcObject {

@@ -65,7 +65,7 @@ pub(super) struct List {
 }
 
 impl Info {
-    fn parse(text: String) -> Option<Self> {
+    pub(super) fn parse(text: String) -> Option<Self> {
         let position = proc::field(&text, "pos")?.parse::<i64>().ok()?;
         let flags = u32::from_str_radix(proc::field(&text, "flags")?, 8).ok()?;
         Some(Self { position: u64::try_from(position).unwrap_or(0), flags, text })

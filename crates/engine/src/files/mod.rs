@@ -61,6 +61,7 @@ mod tcp;
 mod terminal;
 #[cfg(test)]
 mod tests;
+pub(crate) mod texts;
 pub(crate) mod tmpfs;
 mod unix;
 mod watched;

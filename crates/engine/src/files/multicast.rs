@@ -70,7 +70,7 @@ fn groups() -> io::Result<Vec<Group>> {
 }
 
 /// Interfaces (`1  lo  :  1  V3`), each with its groups behind it (`  010000E0  1 0:00000000  0`).
-fn v4(text: &str) -> Vec<Group> {
+pub(super) fn v4(text: &str) -> Vec<Group> {
     let mut found = Vec::new();
     let mut interface = None;
     for line in text.lines().skip(1) {
@@ -88,7 +88,7 @@ fn v4(text: &str) -> Vec<Group> {
 }
 
 /// `1    lo   ff020000000000000000000000000001     1 0000000C 0`
-fn v6(line: &str) -> Option<Group> {
+pub(super) fn v6(line: &str) -> Option<Group> {
     let mut words = line.split_ascii_whitespace();
     let interface = words.next()?.parse().ok()?;
     let digits = words.nth(1)?;

@@ -19,7 +19,7 @@ pub(super) fn remote(kind: Kind, inode: u64) -> io::Result<Vec<u8>> {
 
 /// `  1: 0100007F:0001 0100007F:0000 01 00000000:00000000 00:00000000 00000000     0        0 4711 2 0000000000000000 0`: the inode,
 /// and the address if there is one.
-fn entry(line: &str) -> Option<(u64, Vec<u8>)> {
+pub(super) fn entry(line: &str) -> Option<(u64, Vec<u8>)> {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     let (remote, state, inode) = (words.get(2)?, *words.get(3)?, words.get(9)?.parse().ok()?);
     if state != CONNECTED {

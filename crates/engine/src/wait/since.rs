@@ -92,7 +92,7 @@ impl Drop for SchedulerClock {
 
 /// The time of `se.exec_start` in a `sched` file, by the CPU's clock; `None` for a thread that has not run since it was
 /// started on or moved to its CPU.
-fn last_ran(sched: &str) -> io::Result<Option<Duration>> {
+pub(crate) fn last_ran(sched: &str) -> io::Result<Option<Duration>> {
     let line = sched.lines().find(|line| line.starts_with("se.exec_start"));
     let millis = line.and_then(|line| line.rsplit(':').next()?.trim().parse::<f64>().ok());
     millis

@@ -48,6 +48,11 @@ pub(super) fn credentials(file: Option<&Path>, registry: &str) -> Result<Registr
     })
 }
 
+/// Reads such a file: for fuzzing.
+pub(super) fn read_file(bytes: &[u8]) {
+    let _ = ["docker.io", "r.example:5000"].map(|registry| choose(bytes, registry).is_ok());
+}
+
 enum Refusal {
     Damaged(io::Error),
     Helper(String),

@@ -44,9 +44,13 @@ pub(super) fn read(path: &Path) -> Result<String, CgroupError> {
 
 /// The process ids in a `cgroup.procs` file.
 pub(super) fn read_processes(path: &Path) -> Result<Vec<i32>, CgroupError> {
+    processes(path, &read(path)?)
+}
+
+fn processes(path: &Path, text: &str) -> Result<Vec<i32>, CgroupError> {
     let process =
         |line: &str| line.parse().map_err(|_| CgroupError::Content { path: path.to_owned(), text: line.to_owned() });
-    read(path)?.lines().map(process).collect()
+    text.lines().map(process).collect()
 }
 
 /// The number in a file; none if the file is not there or says `max`.
@@ -54,9 +58,12 @@ pub(super) fn read_number(path: &Path) -> Result<Option<u64>, CgroupError> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(failed("reading cgroup file", path)(error)),
-        Ok(text) if text.trim() == "max" => Ok(None),
-        Ok(text) => number(path, text.trim()).map(Some),
+        Ok(text) => limit(path, &text),
     }
+}
+
+fn limit(path: &Path, text: &str) -> Result<Option<u64>, CgroupError> {
+    if text.trim() == "max" { Ok(None) } else { number(path, text.trim()).map(Some) }
 }
 
 /// The number after `key` in a file of `key number` lines; none if file or key are not there.
@@ -65,12 +72,22 @@ pub(super) fn read_field(path: &Path, key: &str) -> Result<Option<u64>, CgroupEr
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other.map_err(failed("reading cgroup file", path))?,
     };
+    field(path, &text, key)
+}
+
+fn field(path: &Path, text: &str, key: &str) -> Result<Option<u64>, CgroupError> {
     let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
     value.map(|value| number(path, value)).transpose()
 }
 
 fn number(path: &Path, text: &str) -> Result<u64, CgroupError> {
     text.parse().map_err(|_| CgroupError::Content { path: path.to_owned(), text: text.to_owned() })
+}
+
+/// Reads a text as each kind of file is read: for fuzzing.
+pub(super) fn parse(text: &str) {
+    let path = Path::new("cgroup");
+    let _ = (processes(path, text), limit(path, text), field(path, text, "usage_usec"));
 }
 
 /// Waits until `path`, an event file, has the line `line`; false after `deadline`.

@@ -92,6 +92,13 @@ impl Hierarchies {
         Self { core: core.to_owned(), controllers, legacy: Vec::new() }
     }
 
+    /// Reads a text as `mountinfo`: for fuzzing.
+    pub(super) fn parse(text: &str) {
+        let lines = text.lines().map(MountInfo::from_line);
+        let Ok(mounts) = lines.collect::<Result<Vec<_>, _>>() else { return };
+        let _ = (Self::core_mount(&mounts), Self::legacy_mounts(&mounts));
+    }
+
     fn core_mount(mounts: &[MountInfo]) -> Option<PathBuf> {
         let core = || mounts.iter().filter(|mount| mount.fs_type == "cgroup2");
         core().find(|mount| mount.root == "/").or_else(|| core().next()).map(|mount| mount.mount_point.clone())

@@ -381,6 +381,12 @@ impl Cgroup {
     }
 }
 
+/// Reads a text as each file of a cgroup and as `mountinfo`: for fuzzing.
+pub(crate) fn parse(text: &str) {
+    files::parse(text);
+    Hierarchies::parse(text);
+}
+
 /// Removes the directory of a group once its last process has ended; says who is in it where that does not come.
 pub(crate) fn remove_group(path: &Path) -> Result<(), CgroupError> {
     let started = Instant::now();

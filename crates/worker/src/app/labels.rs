@@ -27,6 +27,13 @@ fn socket(line: &str, protocol: &str) -> Option<(String, String)> {
     Some((format!("socket:[{}]", fields.get(9)?), words))
 }
 
+/// Reads a text as each table of sockets: for fuzzing.
+pub(crate) fn parse(text: &str) {
+    for line in text.lines() {
+        let _ = (socket(line, "tcp"), socket(line, "udp"));
+    }
+}
+
 /// Words for the sources of an app without processes, whose network namespace `init` is in.
 pub(super) fn labels_without_processes(init: i32, sources: &[Source]) -> Vec<String> {
     let sockets = sockets(init);

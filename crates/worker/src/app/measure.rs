@@ -17,7 +17,10 @@ pub(crate) struct Usage {
 pub(crate) fn usage(pids: &[i32]) -> io::Result<Usage> {
     let mut usage = Usage::default();
     for pid in pids {
-        let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}"));
+        // A program gives its threads names of any bytes.
+        let read = |file: &str| {
+            fs::read(format!("/proc/{pid}/{file}")).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        };
         let (rollup, status) = match (read("smaps_rollup"), read("status")) {
             (Ok(rollup), Ok(status)) => (rollup, status),
             (Err(error), _) | (_, Err(error)) if ended(&error) => continue,
@@ -32,6 +35,11 @@ pub(crate) fn usage(pids: &[i32]) -> io::Result<Usage> {
         usage.page_table_bytes += number(&status, "VmPTE:") << 10;
     }
     Ok(usage)
+}
+
+/// Reads a text as each kind of text is read: for fuzzing.
+pub(crate) fn parse(text: &str) {
+    let _ = (number(text, "Pss:"), open_connections(text));
 }
 
 fn ended(error: &io::Error) -> bool {
@@ -66,6 +74,8 @@ fn open_connections(snmp: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead as _, BufReader};
+    use std::process::{Command, Stdio};
 
     #[test]
     fn measures_itself_and_passes_over_the_dead() {
@@ -73,6 +83,22 @@ mod tests {
         let usage = usage(&[own, i32::MAX]).unwrap();
         assert_eq!(usage.processes, 1);
         assert!(usage.threads >= 1 && usage.private_bytes > 4096 && usage.page_table_bytes > 4096);
+    }
+
+    #[test]
+    fn a_program_with_a_name_of_any_bytes_is_measured() {
+        let script = "printf '\\377\\376' > /proc/self/comm && echo ready && read line";
+        let mut command = Command::new("sh");
+        let mut child = command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let pid = child.id() as i32;
+        let named = fs::read(format!("/proc/{pid}/comm")).unwrap();
+        let usage = usage(&[pid]);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!((line.as_str(), named.as_slice()), ("ready\n", &b"\xff\xfe\n"[..]));
+        assert_eq!(usage.unwrap().processes, 1);
     }
 
     #[test]

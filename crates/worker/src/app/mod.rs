@@ -60,3 +60,9 @@ pub(crate) enum Outcome {
     /// What the machine is told directly.
     Event(lifecycle::Event),
 }
+
+/// Reads a text as each kind of text is read: for fuzzing.
+pub(crate) fn read_texts(text: &str) {
+    measure::parse(text);
+    labels::parse(text);
+}

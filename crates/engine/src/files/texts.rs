@@ -1,0 +1,16 @@
+//! The parsers of this folder, each on the same text: for fuzzing.
+
+use std::time::Duration;
+
+use super::list::Info;
+use super::{epoll, event, fanotify, inotify, ipc, locks, multicast, raw};
+
+/// `fdinfo` of every kind, the tables of a network namespace and of System V objects.
+pub(crate) fn parse(text: &str) {
+    for line in text.lines() {
+        let _ = (epoll::line(line), inotify::line(line), fanotify::line(line), raw::entry(line), multicast::v6(line));
+    }
+    let _ = (multicast::v4(text), ipc::listed(text), locks::parse(text, 1));
+    let Some(info) = Info::parse(text.to_owned()) else { return };
+    let _ = (event::counter(&info), event::signals(&info), event::timer_of(&info, Duration::from_secs(1)));
+}

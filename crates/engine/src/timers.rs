@@ -73,7 +73,7 @@ pub(crate) fn timer_descriptors(pid: i32, now: Duration, before: &[Deadline]) ->
 /// `(seconds, nanoseconds)`.
 pub(crate) fn parenthesised(text: &str) -> Option<Duration> {
     let (seconds, nanos) = text.strip_prefix('(')?.strip_suffix(')')?.split_once(',')?;
-    Some(Duration::new(seconds.trim().parse().ok()?, nanos.trim().parse::<u32>().ok()?))
+    Duration::from_secs(seconds.trim().parse().ok()?).checked_add(Duration::from_nanos(nanos.trim().parse().ok()?))
 }
 
 /// The process's interval timer and POSIX timers, asked by remote calls: the process must be parked and not frozen. The

@@ -42,7 +42,7 @@ impl IdMap {
     /// The id inside.
     pub(crate) fn inside(&self, machine: u32) -> Option<u32> {
         self.0.iter().find_map(|(inside, outside, count)| {
-            machine.checked_sub(*outside).filter(|n| n < count).map(|n| inside + n)
+            machine.checked_sub(*outside).filter(|n| n < count).and_then(|n| inside.checked_add(n))
         })
     }
 }

@@ -95,10 +95,8 @@ impl Drop for SchedulerClock {
 pub(crate) fn last_ran(sched: &str) -> io::Result<Option<Duration>> {
     let line = sched.lines().find(|line| line.starts_with("se.exec_start"));
     let millis = line.and_then(|line| line.rsplit(':').next()?.trim().parse::<f64>().ok());
-    millis
-        .filter(|millis| millis.is_finite() && *millis >= 0.0)
-        .map(|millis| (millis > 0.0).then(|| Duration::from_secs_f64(millis / 1e3)))
-        .ok_or_else(|| proc::unexpected("sched"))
+    let ran = millis.and_then(|millis| Duration::try_from_secs_f64(millis / 1e3).ok());
+    ran.map(|ran| (!ran.is_zero()).then_some(ran)).ok_or_else(|| proc::unexpected("sched"))
 }
 
 #[cfg(test)]

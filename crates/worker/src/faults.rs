@@ -1,6 +1,7 @@
 //! Faults on demand, for tests of crashes: `TORPOR_FAULT=STEP:ACTION[:COUNT]` makes the worker fail (`error`), kill itself
 //! (`kill`) or its keeper (`keeper`), panic (`panic`), or stand still (`hang`), when an app reaches a step of falling asleep or waking for the COUNT-th time. Steps of
-//! building processes again begin with `revive-`, those of an import with `import-`. `torpor checkpoint` obeys it, too.
+//! building processes again begin with `revive-`, those of an import with `import-`, those of making a sandbox with `start-`,
+//! for a stored image with `adopt-`. `torpor checkpoint` obeys it, too.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,6 +15,23 @@ enum AnyStep {
     Sleep(Step),
     Revive(RestoreStep),
     Import(ImportStep),
+    Sandbox(SandboxStep),
+}
+
+/// Steps of making a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SandboxStep {
+    /// For a start: it stands, and its program has not begun.
+    Prepared,
+    /// For an app of which only its image is left: there is a record of it.
+    Recorded,
+    /// Likewise: the app's listeners are there, and not yet parked.
+    Reopened,
+}
+
+impl SandboxStep {
+    const ALL: [(Self, &'static str); 3] =
+        [(Self::Prepared, "start-prepared"), (Self::Recorded, "adopt-recorded"), (Self::Reopened, "adopt-reopened")];
 }
 
 /// Steps of an import.
@@ -45,6 +63,9 @@ impl AnyStep {
     fn named(name: &str) -> Option<Self> {
         if let Some(name) = name.strip_prefix("import-") {
             return ImportStep::ALL.into_iter().find(|(_, known)| *known == name).map(|(step, _)| Self::Import(step));
+        }
+        if let Some((step, _)) = SandboxStep::ALL.into_iter().find(|(_, known)| *known == name) {
+            return Some(Self::Sandbox(step));
         }
         match name.strip_prefix("revive-") {
             Some(name) => RestoreStep::ALL.into_iter().find(|step| step.name() == name).map(Self::Revive),
@@ -153,6 +174,11 @@ impl RequestedFaults {
 }
 
 impl RequestedFaults {
+    /// A step of making a sandbox has come to its end.
+    pub(crate) fn made(&self, step: SandboxStep) -> std::io::Result<()> {
+        if self.fails(AnyStep::Sandbox(step)) { Err(std::io::Error::other("a fault was asked for")) } else { Ok(()) }
+    }
+
     /// A step of an import has come to its end.
     pub(crate) fn imported(&self, step: ImportStep) -> std::io::Result<()> {
         if self.fails(AnyStep::Import(step)) { Err(std::io::Error::other("a fault was asked for")) } else { Ok(()) }

@@ -39,6 +39,7 @@ mod view;
 pub(crate) use files::AppFiles;
 pub(crate) use moving::Exportable;
 pub(crate) use operate::app_number;
+pub(crate) use stored::is_stored;
 pub(crate) use task::{AppHandle, Order, spawn};
 pub(crate) use view::{explanation_of_unanswered, not_answering, stats_of_unanswered, status_of_unanswered};
 

@@ -45,10 +45,7 @@ impl Task {
                 Ok(())
             }
             Ok(None) => Err("it has no image".to_owned()),
-            Err(reason) => {
-                self.after_exit().await;
-                Err(reason.to_string())
-            }
+            Err(error) => Err(error.reason().to_string()),
         }
     }
 }

@@ -23,6 +23,7 @@ use super::operation::{Kind, Operation};
 use super::task::Task;
 use super::{AppFiles, Outcome};
 use crate::disk::DiskError;
+use crate::faults::SandboxStep;
 use crate::ids;
 use crate::shared::Shared;
 
@@ -224,7 +225,7 @@ impl Task {
     }
 
     /// Ends a sandbox that is not held.
-    async fn take_down(&self, sandbox: Arc<Sandbox>) {
+    pub(super) async fn take_down(&self, sandbox: Arc<Sandbox>) {
         let name = self.record.spec.name.clone();
         let destroyed = tokio::task::spawn_blocking(move || {
             if let Err(error) = sandbox.destroy() {
@@ -312,6 +313,7 @@ async fn start(record: &Arc<AppRecord>, files: &AppFiles, shared: &Arc<Shared>) 
         if let Err(error) = super::parking::park_output(&shared, &record.id, [output[0].as_fd(), output[1].as_fd()]) {
             tracing::warn!(app = record.spec.name, error = %chain(&error), "parking its output");
         }
+        shared.faults.made(SandboxStep::Prepared).map_err(|error| StartError::Files(files.run.clone(), error))?;
         Ok(Started { sandbox: prepared.start()?, output })
     })
     .await

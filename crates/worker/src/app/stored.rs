@@ -2,16 +2,28 @@
 //!
 //! Which image counts? Only the newest of an app's, and only one whose wake has not begun: a wake renames it on the disk before the
 //! app runs. After a crash of the worker alone the journal says more: an image that it does not call the truth is not.
+//!
+//! ```text
+//! image ──▶ sandbox, network, listeners ──▶ warm
+//!   │  ▲            │ one of them cannot be made: what there is of them is removed
+//!   │  └── again ── warm without a sandbox (`Unhoused`): nobody reaches it, its image is untouched
+//!   └─ damaged, or of another machine: set aside, the app starts afresh
+//! ```
+//! Only what is wrong with the image itself costs an app its memory. A port that another process has, an address or a volume that is
+//! missing, and a disk that cannot be read may be there later: the app keeps its image, `explain` says what is in the way, and it is
+//! tried again after [`WAKE_RETRY`], or at once when somebody wakes it. Whatever fails or is killed here leaves no process behind, so
+//! that the next attempt, and `torpor down`, find the machine as it was.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
+use torpor_api::spec::WakeBlocked;
 use torpor_api::worker::{AppRecord, Desired};
-use torpor_engine::{Journal, Parking, Phase, Reopened, Stored, Warm};
-use torpor_lifecycle::{Event, Found, Millis, Text};
+use torpor_engine::{ImageError, Journal, Parking, Phase, Reopened, Stored, StoredError, Warm};
+use torpor_lifecycle::{Event, Exit, Found, Millis, Text, WAKE_RETRY, WakeFailure, words};
 use torpor_sandbox::{Clocks, Sandbox};
 
 use super::AppFiles;
@@ -22,6 +34,8 @@ use super::sleeping::{Sleeping, WarmApp};
 use super::start::{self, StartError};
 use super::task::Task;
 use crate::clock;
+use crate::faults::SandboxStep;
+use crate::journal::PhaseFile;
 use crate::shared::Shared;
 
 /// What was made for a stored app.
@@ -29,6 +43,53 @@ struct TakenUp {
     sandbox: Sandbox,
     output: [OwnedFd; 2],
     reopened: Reopened,
+}
+
+/// Why an app that is nothing but an image has no sandbox.
+#[derive(Debug)]
+pub(super) enum NoSandbox {
+    /// Its image is damaged, another's, or of another machine: no attempt can succeed.
+    Unusable(Text),
+    /// The image is whole; something that its sandbox needs is not there.
+    Prevented {
+        /// What.
+        reason: Text,
+        /// It is a listener that cannot be made: an app that starts afresh may do without.
+        listener: bool,
+    },
+}
+
+impl NoSandbox {
+    pub(super) fn reason(&self) -> &Text {
+        match self {
+            Self::Unusable(reason) | Self::Prevented { reason, .. } => reason,
+        }
+    }
+
+    fn prevented(error: impl Into<Text>) -> Self {
+        Self::Prevented { reason: error.into(), listener: false }
+    }
+
+    fn of_image(error: &StoredError) -> Self {
+        match error {
+            // What cannot be read now need not be damaged.
+            StoredError::Image(ImageError::Read(..)) => Self::prevented(chain(error)),
+            _ => Self::Unusable(chain(error)),
+        }
+    }
+
+    fn of_start(error: &StartError) -> Self {
+        Self::Prevented { reason: chain(error), listener: matches!(error, StartError::Stored(_)) }
+    }
+}
+
+/// A warm app without a sandbox. No process of it exists, nothing of it is parked.
+#[derive(Debug)]
+pub(super) struct Unhoused {
+    reason: Text,
+    /// Failures in a row.
+    failures: u32,
+    again_at: Instant,
 }
 
 impl Task {
@@ -44,49 +105,127 @@ impl Task {
     }
 
     /// Makes a sandbox for an app of which only its image is left, and holds it as a warm one; gives when it wakes by itself.
+    /// Where the sandbox cannot be made now, it is warm without one. None: there is no image that can be used.
     pub(super) async fn house_stored(&mut self) -> Option<Option<Millis>> {
         match self.try_to_house().await {
             Ok(housed) => housed,
-            Err(reason) => {
-                self.lose_stored(&reason);
+            Err(NoSandbox::Prevented { reason, listener }) if !(listener && self.prefers_restart()) => {
+                self.stay_unhoused(reason);
+                Some(None)
+            }
+            Err(error) => {
+                self.lose_stored(error.reason());
                 None
             }
         }
     }
 
-    /// As [`Task::house_stored`], but touches nothing of an image that cannot be used, and says why it cannot.
-    pub(super) async fn try_to_house(&mut self) -> Result<Option<Option<Millis>>, Text> {
-        let Some(stored) = tokio::task::block_in_place(|| self.stored())? else { return Ok(None) };
-        let stored = Arc::new(stored);
-        let taken = take_up(&self.record, &self.files, &self.shared, &stored).await.map_err(|error| chain(&error))?;
-        self.hold_stored(&stored, taken).map(Some).map_err(text)
-    }
-
-    /// The newest image, if it is complete and nobody has begun to wake from it.
-    fn stored(&self) -> Result<Option<Stored>, String> {
-        let phase = self.journal.read().map_err(|error| error.to_string())?;
-        if matches!(phase, Some(Phase::Awake | Phase::Dropping { .. } | Phase::Dozing { .. })) {
-            return Ok(None);
-        }
-        if let Some(Phase::Warm { generation, .. }) = phase {
-            // A wake that did not come to its end.
-            self.files.take_back(generation).map_err(|error| error.to_string())?;
-        }
-        let Some((image, generation)) = self.files.newest_image().map_err(|error| error.to_string())? else {
+    /// As [`Task::house_stored`], but touches nothing of an image that cannot be used, and says why it cannot. After an error
+    /// nothing of it is running or set up.
+    pub(super) async fn try_to_house(&mut self) -> Result<Option<Option<Millis>>, NoSandbox> {
+        let Some(stored) = tokio::task::block_in_place(|| stored(&self.record, &self.files, &self.journal))? else {
             return Ok(None);
         };
-        match phase {
-            Some(Phase::Ending { generation: named, .. } | Phase::Warm { generation: named, .. })
-                if named != generation =>
-            {
-                Ok(None)
+        // Before there is a record of its sandbox: who finds one without this would take it for an app that runs.
+        let warm = Phase::Warm { generation: stored.generation(), wake_at: stored.wake_at() };
+        self.journal.record(warm).map_err(|error| NoSandbox::prevented(text(error)))?;
+        let stored = Arc::new(stored);
+        let housed = match take_up(&self.record, &self.files, &self.shared, &stored).await {
+            Ok(taken) => self.hold_stored(&stored, taken).await,
+            Err(error) => Err(NoSandbox::of_start(&error)),
+        };
+        match housed {
+            Ok(next_timer) => {
+                self.unhoused = None;
+                Ok(Some(next_timer))
             }
-            _ => Stored::open_complete(&image, app_number(&self.record.id)).map_err(|error| chain(&error).to_string()),
+            Err(error) => {
+                // Its place in the network, what is parked of it, and the record of its sandbox.
+                self.after_exit().await;
+                Err(error)
+            }
         }
+    }
+
+    fn prefers_restart(&self) -> bool {
+        self.record.spec.idle.wake_blocked == WakeBlocked::Restart
+    }
+
+    /// It is warm, and has no sandbox for now.
+    fn stay_unhoused(&mut self, reason: Text) {
+        let known = self.unhoused.take();
+        let failures = known.as_ref().map_or(0, |known| known.failures);
+        let again_at = Instant::now() + WAKE_RETRY.delay(failures);
+        if known.is_none_or(|known| known.reason != reason) {
+            let message = format!("its sandbox cannot be made, and its image is kept: {reason}");
+            self.shared.events.emit(&self.record.spec.name, "wake-refused", message, BTreeMap::default());
+        }
+        self.unhoused = Some(Unhoused { reason, failures: failures.saturating_add(1), again_at });
+    }
+
+    /// When its sandbox is to be tried again.
+    pub(super) fn house_at(&self) -> Option<Instant> {
+        self.unhoused.as_ref().map(|unhoused| unhoused.again_at)
+    }
+
+    /// Tries again to make the sandbox of an app that has none. With it the app can be reached, and sleeps on.
+    pub(super) async fn house_again(&mut self) {
+        match self.house_unhoused().await {
+            Ok(()) => {
+                let message = "its sandbox is made; it can be reached and woken again".to_owned();
+                self.shared.events.emit(&self.record.spec.name, "warm", message, BTreeMap::default());
+            }
+            Err(NoSandbox::Unusable(reason)) => self.tell(Event::Exited(Exit::Lost(reason))).await,
+            Err(NoSandbox::Prevented { .. }) => {}
+        }
+    }
+
+    /// Before a wake: makes the sandbox of an app that has none. Gives the outcome of the wake where that fails.
+    pub(super) async fn house_for_wake(&mut self) -> Option<Event> {
+        self.unhoused.as_ref()?;
+        let failure = match self.house_unhoused().await {
+            Ok(()) => return None,
+            Err(NoSandbox::Unusable(reason)) => WakeFailure::Damaged(reason),
+            Err(NoSandbox::Prevented { reason, listener }) if listener && self.prefers_restart() => {
+                WakeFailure::Refused(reason)
+            }
+            Err(NoSandbox::Prevented { reason, .. }) => WakeFailure::Passing(reason),
+        };
+        Some(Event::WakeFailed(failure))
+    }
+
+    /// One attempt; after it, what is known of it is up to date.
+    async fn house_unhoused(&mut self) -> Result<(), NoSandbox> {
+        let error = match self.try_to_house().await {
+            Ok(Some(_)) => return Ok(()),
+            Ok(None) => NoSandbox::Unusable(text("its image is gone")),
+            Err(error) => error,
+        };
+        match &error {
+            NoSandbox::Unusable(reason) => self.lose_stored(reason),
+            NoSandbox::Prevented { reason, .. } => self.stay_unhoused(reason.clone()),
+        }
+        Err(error)
+    }
+
+    /// What is in the way of its sandbox, and what to do, for `explain`.
+    pub(super) fn why_unhoused(&self) -> Option<String> {
+        let Unhoused { reason, again_at, .. } = self.unhoused.as_ref()?;
+        let next = words(again_at.saturating_duration_since(Instant::now()));
+        Some(format!(
+            "warm, but its sandbox cannot be made, so nobody reaches it: {reason}; put that right (next attempt in {next}, or \
+             `torpor wake`), or restart it on its files (`torpor restart`), which gives up its memory"
+        ))
+    }
+
+    /// Why it has no sandbox; none: it has one, or needs none.
+    pub(super) fn unhoused_reason(&self) -> Option<Text> {
+        self.unhoused.as_ref().map(|unhoused| unhoused.reason.clone())
     }
 
     /// Its memory is gone; it starts afresh on its files.
     fn lose_stored(&mut self, reason: &str) {
+        self.unhoused = None;
         tracing::error!(app = self.record.spec.name, %reason, "its image cannot be used; it starts afresh");
         self.shared.events.emit(&self.record.spec.name, "lost", reason.to_owned(), BTreeMap::default());
         match self.files.set_newest_aside() {
@@ -112,12 +251,15 @@ impl Task {
         Ok(())
     }
 
-    fn hold_stored(&mut self, stored: &Stored, taken: TakenUp) -> io::Result<Option<Millis>> {
+    async fn hold_stored(&mut self, stored: &Stored, taken: TakenUp) -> Result<Option<Millis>, NoSandbox> {
         let TakenUp { sandbox, output, reopened } = taken;
         let wake_at = stored.wake_at();
-        self.journal.record(Phase::Warm { generation: stored.generation(), wake_at })?;
+        let sandbox = Arc::new(sandbox);
+        if let Err(error) = self.hold_sandbox(sandbox.clone()) {
+            self.take_down(sandbox).await;
+            return Err(NoSandbox::prevented(text(error)));
+        }
         self.pump_output(output);
-        self.hold_sandbox(Arc::new(sandbox))?;
         self.keep_only(stored.generation());
         let warm = Warm {
             image: stored.path().to_owned(),
@@ -133,6 +275,36 @@ impl Task {
     }
 }
 
+/// The newest image, if it is complete and nobody has begun to wake from it.
+fn stored(record: &AppRecord, files: &AppFiles, journal: &PhaseFile) -> Result<Option<Stored>, NoSandbox> {
+    let unread = |error: io::Error| NoSandbox::prevented(text(error));
+    let phase = journal.read().map_err(unread)?;
+    if matches!(phase, Some(Phase::Awake | Phase::Dropping { .. } | Phase::Dozing { .. })) {
+        return Ok(None);
+    }
+    if let Some(Phase::Warm { generation, .. }) = phase {
+        // A wake that did not come to its end.
+        files.take_back(generation).map_err(unread)?;
+    }
+    let Some((image, generation)) = files.newest_image().map_err(unread)? else { return Ok(None) };
+    match phase {
+        Some(Phase::Ending { generation: named, .. } | Phase::Warm { generation: named, .. })
+            if named != generation =>
+        {
+            Ok(None)
+        }
+        _ => Stored::open_complete(&image, app_number(&record.id)).map_err(|error| NoSandbox::of_image(&error)),
+    }
+}
+
+/// Whether the next daemon finds the app warm, of which no process and no sandbox is there.
+pub(crate) fn is_stored(record: &AppRecord, files: &AppFiles) -> bool {
+    let journal = PhaseFile::open(&files.phase());
+    record.desired == Desired::Up && journal.is_ok_and(|journal| matches!(stored(record, files, &journal), Ok(Some(_))))
+}
+
+/// Makes what others can reach of the app. After an error, and after a crash in the middle, there is no process of it that the
+/// next attempt does not end.
 async fn take_up(
     record: &Arc<AppRecord>,
     files: &AppFiles,
@@ -164,22 +336,47 @@ async fn take_up(
     let (record, files, shared, stored) = (record.clone(), files.clone(), shared.clone(), stored.clone());
     start::blocking(move || {
         start::write_record(&files, prepared.record())?;
+        shared.faults.made(SandboxStep::Recorded).map_err(|error| StartError::Files(files.run.clone(), error))?;
         let sandbox = prepared.start()?;
-        let home = home(&sandbox).map_err(|error| StartError::Files(files.run.clone(), error))?;
-        let mut reopened = stored.reopen(&home).map_err(|error| StartError::Stored(Box::new(error)))?;
-        let [_, output_end, error_end] = output_stdio;
-        let standard = stored.standard().into_iter().zip([sandbox.null_device()?, output_end, error_end]);
-        let standard = standard.filter_map(|(place, fd)| Some((place?, fd)));
-        let outside: Vec<(u32, OwnedFd)> = standard.collect();
-        let all = reopened.files.iter().map(|(place, fd)| (*place, fd.as_fd()));
-        let all: Vec<_> = all.chain(outside.iter().map(|(place, fd)| (*place, fd.as_fd()))).collect();
-        let parked = KeeperParking { shared: &shared, id: &record.id }.park(&all);
-        parked.map_err(|error| StartError::Files(files.run.clone(), error))?;
-        if let Err(error) = parking::park_output(&shared, &record.id, [output[0].as_fd(), output[1].as_fd()]) {
-            tracing::warn!(app = record.spec.name, error = %chain(&error), "parking its output");
+        match reopen(&sandbox, &record, &files, &shared, &stored, output_stdio, &output) {
+            Ok(reopened) => Ok(TakenUp { sandbox, output, reopened }),
+            Err(error) => {
+                // Nothing ends with it by itself: its init would stay, and keep its name and its cgroup.
+                if let Err(error) = sandbox.destroy() {
+                    tracing::error!(app = record.spec.name, error = %chain(&error), "taking down its sandbox");
+                }
+                Err(error)
+            }
         }
-        reopened.files.clear();
-        Ok(TakenUp { sandbox, output, reopened })
     })
     .await
+}
+
+/// Makes the app's listeners in its sandbox, and parks them with the writing ends of its output.
+fn reopen(
+    sandbox: &Sandbox,
+    record: &AppRecord,
+    files: &AppFiles,
+    shared: &Shared,
+    stored: &Stored,
+    output_stdio: [OwnedFd; 3],
+    output: &[OwnedFd; 2],
+) -> Result<Reopened, StartError> {
+    let failed = |error| StartError::Files(files.run.clone(), error);
+    let home = home(sandbox).map_err(failed)?;
+    let mut reopened = stored.reopen(&home).map_err(|error| StartError::Stored(Box::new(error)))?;
+    let [_, output_end, error_end] = output_stdio;
+    let standard = stored.standard().into_iter().zip([sandbox.null_device()?, output_end, error_end]);
+    let standard = standard.filter_map(|(place, fd)| Some((place?, fd)));
+    let outside: Vec<(u32, OwnedFd)> = standard.collect();
+    let all = reopened.files.iter().map(|(place, fd)| (*place, fd.as_fd()));
+    let all: Vec<_> = all.chain(outside.iter().map(|(place, fd)| (*place, fd.as_fd()))).collect();
+    let fault = |error| StartError::Stored(Box::new(StoredError::Enter("making its listeners", error)));
+    shared.faults.made(SandboxStep::Reopened).map_err(fault)?;
+    KeeperParking { shared, id: &record.id }.park(&all).map_err(failed)?;
+    if let Err(error) = parking::park_output(shared, &record.id, [output[0].as_fd(), output[1].as_fd()]) {
+        tracing::warn!(app = record.spec.name, error = %chain(&error), "parking its output");
+    }
+    reopened.files.clear();
+    Ok(reopened)
 }

@@ -12,7 +12,7 @@ use torpor_api::ApiError;
 use torpor_api::view::{AppImage, AppStatus, Explanation, Stats};
 use torpor_api::worker::AppRecord;
 use torpor_engine::{Abort, Memories};
-use torpor_lifecycle::{Action, App, Event, Millis, Note, Phase, Refusal, Request, StopReason, Ticket};
+use torpor_lifecycle::{Action, App, Event, Exit, Millis, Note, Phase, Refusal, Request, StopReason, Ticket};
 use torpor_sandbox::Sandbox;
 
 use super::history::History;
@@ -24,6 +24,7 @@ use super::past::Past;
 use super::revive::Reviving;
 use super::sleeping::Sleeping;
 use super::start::Fault;
+use super::stored::Unhoused;
 use super::turn::QueuedWake;
 use super::turned_away::TurnedAway;
 use super::{AppFiles, Outcome};
@@ -36,6 +37,9 @@ use crate::wakes::Permit;
 
 /// Orders that may wait for one app's task.
 const MAILBOX: usize = 256;
+
+/// How an app ends that is killed while it has no sandbox.
+const SIGKILL: i32 = 9;
 
 /// Something asked of an app.
 pub(crate) enum Order {
@@ -126,6 +130,8 @@ pub(crate) struct Task {
     pub(super) underway: Underway,
     /// What is being woken from warm.
     pub(super) reviving: Option<Reviving>,
+    /// Set while it is warm without a sandbox; `sandbox`, `init` and `asleep` are none then.
+    pub(super) unhoused: Option<Unhoused>,
     pub(crate) memories: Memories,
     /// Why its memory could not be brought back, until the machine has been told.
     pub(crate) lost: Option<torpor_lifecycle::Text>,
@@ -163,6 +169,7 @@ enum Happening {
     Turn(Permit),
     KeeperLost,
     Overdue,
+    HouseAgain,
 }
 
 /// Starts the task of an app.
@@ -206,6 +213,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         abort: None,
         underway: Underway::default(),
         reviving: None,
+        unhoused: None,
         memories: Memories::default(),
         lost: None,
         generation: 1,
@@ -257,6 +265,7 @@ impl Task {
             Happening::Exit => self.exited().await,
             Happening::KeeperLost => self.keeper_lost(),
             Happening::Overdue => self.overdue().await,
+            Happening::HouseAgain => self.house_again().await,
             Happening::Outcome(outcome) => self.outcome(outcome).await,
             Happening::Turn(permit) => self.wake_in_turn(permit).await,
             Happening::Timer => {
@@ -280,13 +289,8 @@ impl Task {
                 None => std::future::pending().await,
             }
         };
-        let overdue = self.underway.look_at();
-        let overdue = async move {
-            match overdue {
-                Some(at) => tokio::time::sleep_until(at.into()).await,
-                None => std::future::pending().await,
-            }
-        };
+        let overdue = at(self.underway.look_at());
+        let house = at(self.house_at());
         // While its processes are built, that has an outcome first: what holds it is not to be taken away meanwhile.
         let settled = self.reviving.is_none();
         tokio::select! {
@@ -299,6 +303,7 @@ impl Task {
             // Its sender lives as long as the worker.
             Ok(()) = self.keeper_losses.changed(), if settled => Happening::KeeperLost,
             () = overdue => Happening::Overdue,
+            () = house => Happening::HouseAgain,
             () = timer => Happening::Timer,
         }
     }
@@ -373,8 +378,17 @@ impl Task {
                 }
             }
             Action::BeginDeepen { cause } => self.begin_deepen(cause),
-            Action::BeginWake { cause } => return self.begin_wake(&cause),
+            Action::BeginWake { cause } => {
+                if let Some(failed) = self.house_for_wake().await {
+                    return Some(failed);
+                }
+                return self.begin_wake(&cause);
+            }
             Action::Terminate => self.terminate(),
+            Action::Kill if self.sandbox.is_none() => {
+                self.unhoused = None;
+                return Some(Event::Exited(Exit::Signal(SIGKILL)));
+            }
             Action::Kill => self.kill(),
             Action::DiscardImage => self.discard_image(),
             Action::SetImageAside => self.set_image_aside(),
@@ -410,6 +424,14 @@ impl Task {
             }
         }
         self.shared.events.emit(&self.record.spec.name, note.kind(), note.to_string(), fields);
+    }
+}
+
+/// Waits until then; for ever where there is no such time.
+async fn at(time: Option<std::time::Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time.into()).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -164,7 +164,11 @@ impl Task {
     }
 
     fn state(&self) -> State {
-        if self.underway.is_stuck() { State::NotAnswering } else { state(self.app.phase()) }
+        match self.app.phase() {
+            _ if self.underway.is_stuck() => State::NotAnswering,
+            Phase::Warm(_) if self.unhoused.is_some() => State::Unwakeable,
+            phase => state(phase),
+        }
     }
 
     /// What its files take on disk, where that is limited.
@@ -193,9 +197,10 @@ impl Task {
             }
         }
         let sources = self.asleep.as_ref().map(|asleep| asleep.watch().sources()).unwrap_or_default();
-        let why = match &self.queued {
-            Some(queued) => format!("{}; {}", account.why, queued.words()),
-            None => account.why,
+        let why = match (&self.queued, self.why_unhoused()) {
+            (Some(queued), _) => format!("{}; {}", account.why, queued.words()),
+            (None, Some(unhoused)) => unhoused,
+            (None, None) => account.why,
         };
         Explanation {
             status: self.status(),

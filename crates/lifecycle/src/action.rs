@@ -206,9 +206,6 @@ pub enum Refusal {
     /// It cannot go warm now.
     #[error("it cannot go warm: {}", .0.join("; "))]
     WarmRefused(Vec<Text>),
-    /// It cannot be put to sleep while it starts, wakes or is being thawed.
-    #[error("it cannot be put to sleep while it is {0}")]
-    Busy(&'static str),
     /// The queue is full.
     #[error("{MAX_WAITING} requests or more wait for it already")]
     TooMany,

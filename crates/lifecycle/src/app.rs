@@ -371,6 +371,7 @@ impl App {
         self.answer(|goal| goal == Goal::Exec, &Ok(()));
         let granted = u32::try_from(before - self.waiting.len()).unwrap_or(u32::MAX);
         self.exec_sessions = self.exec_sessions.saturating_add(granted);
+        self.sleep_if_asked();
         self.watch();
     }
 

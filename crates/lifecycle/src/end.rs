@@ -33,12 +33,15 @@ impl App {
         self.emit(Note::StartFailed(reason.clone()));
         if let Some(stop) = self.stop.take() {
             self.answer(|goal| goal == Goal::Ended, &Ok(()));
+            self.answer(Goal::is_sleep, &Err(Refusal::BeingStopped));
             return match stop.next {
                 Next::Start => self.spawn(StartedBy::Request),
                 Next::Stay | Next::Lost(_) => self.enter(Phase::Stopped { why: StopReason::Asked }),
             };
         }
-        self.refuse_wakers(&Refusal::StartFailed(reason.clone()));
+        let refusal = Refusal::StartFailed(reason.clone());
+        self.refuse_wakers(&refusal);
+        self.answer(Goal::is_sleep, &Err(refusal));
         match by {
             StartedBy::Request => self.enter(Phase::Stopped { why: StopReason::StartFailed(reason) }),
             StartedBy::Policy => self.back_off(),

@@ -108,14 +108,14 @@ impl App {
     fn request_sleep(&mut self, ticket: Ticket, level: Level) -> Option<Result<(), Refusal>> {
         let goal = if level == Level::Warm { Goal::Warm } else { Goal::Asleep };
         match &self.phase {
-            Phase::Running(_) if self.pinned => Some(Err(Refusal::Pinned)),
-            Phase::Running(_) if self.exec_sessions > 0 => Some(Err(Refusal::ExecSessions(self.exec_sessions))),
-            Phase::Running(_) => {
-                self.refused = None;
-                let waits = self.wait(ticket, goal);
-                self.begin_capture(SleepCause::Command);
-                waits
-            }
+            Phase::Running(_) => match self.kept_awake() {
+                Some(refusal) => Some(Err(refusal)),
+                None => {
+                    let waits = self.wait(ticket, goal);
+                    self.sleep_on_command();
+                    waits
+                }
+            },
             Phase::Capturing { .. } | Phase::Dropping { .. } => self.wait(ticket, goal),
             Phase::Dozing(asleep) if level > asleep.level() => {
                 if let Some(retry) = &asleep.retry {
@@ -134,10 +134,37 @@ impl App {
             Phase::Deepening { stage: DeepenStage::Aborting(by), .. } | Phase::Aborting { by, .. } => {
                 Some(Err(Refusal::SleepAborted(by.clone())))
             }
-            Phase::Starting { .. } | Phase::Waking { .. } => Some(Err(Refusal::Busy(self.phase.name()))),
+            // It is put to sleep as soon as it runs.
+            Phase::Starting { .. } | Phase::Waking { .. } if self.stop.is_some() => Some(Err(Refusal::BeingStopped)),
+            Phase::Starting { .. } | Phase::Waking { .. } => self.wait(ticket, goal),
             Phase::Stopped { why } => Some(Err(Refusal::Stopped(why.clone()))),
             Phase::Stopping { .. } => Some(Err(Refusal::BeingStopped)),
             Phase::Backoff { .. } => Some(Err(Refusal::Restarting)),
+        }
+    }
+
+    /// What keeps a running app awake even if somebody wants it asleep.
+    fn kept_awake(&self) -> Option<Refusal> {
+        match self.exec_sessions {
+            _ if self.pinned => Some(Refusal::Pinned),
+            0 => None,
+            sessions => Some(Refusal::ExecSessions(sessions)),
+        }
+    }
+
+    fn sleep_on_command(&mut self) {
+        self.refused = None;
+        self.begin_capture(SleepCause::Command);
+    }
+
+    /// It runs: whoever has asked meanwhile that it sleep gets that now.
+    pub(crate) fn sleep_if_asked(&mut self) {
+        if !self.waiting.iter().any(|waiting| waiting.goal.is_sleep()) {
+            return;
+        }
+        match self.kept_awake() {
+            Some(refusal) => self.answer(Goal::is_sleep, &Err(refusal)),
+            None => self.sleep_on_command(),
         }
     }
 

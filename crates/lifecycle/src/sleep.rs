@@ -183,7 +183,9 @@ impl App {
     fn stay_refused(&mut self, cause: WakeCause, mut asleep: Asleep, reason: Text) {
         let failures = asleep.retry.as_ref().map_or(0, |retry| retry.failures).saturating_add(1);
         self.emit(Note::WakeRefused(reason.clone()));
-        self.refuse_wakers(&Refusal::WakeRefused(reason.clone()));
+        let refusal = Refusal::WakeRefused(reason.clone());
+        self.refuse_wakers(&refusal);
+        self.answer_sleepers(&asleep, &refusal);
         asleep.retry = Some(WakeRetry { at: None, cause, reason, failures });
         self.enter(asleep.phase());
     }
@@ -193,10 +195,19 @@ impl App {
         let failures = asleep.retry.as_ref().map_or(0, |retry| retry.failures);
         let delay = WAKE_RETRY.delay(failures);
         self.emit(Note::WakeFailed(reason.clone(), Some(delay)));
-        self.refuse_wakers(&Refusal::WakeFailed(reason.clone()));
+        let refusal = Refusal::WakeFailed(reason.clone());
+        self.refuse_wakers(&refusal);
+        self.answer_sleepers(&asleep, &refusal);
         asleep.retry =
             Some(WakeRetry { at: Some(self.now + delay), cause, reason, failures: failures.saturating_add(1) });
         self.enter(asleep.phase());
+    }
+
+    /// Its wake has failed: who waits for a sleep has it if it is as deep as that, and else will not get it.
+    fn answer_sleepers(&mut self, asleep: &Asleep, refusal: &Refusal) {
+        let warm = asleep.warm.is_some();
+        self.answer(|goal| goal == Goal::Asleep || warm && goal == Goal::Warm, &Ok(()));
+        self.answer(Goal::is_sleep, &Err(refusal.clone()));
     }
 
     /// Answers those who wait for a running app that they will not get it.

@@ -109,6 +109,8 @@ impl World {
             Action::BeginCapture { .. } => {
                 assert!(self.running() && !self.pinned && self.sessions == 0, "capture\n{}", at());
                 assert!(!self.terminated && !self.killed, "capture of an app that ends\n{}", at());
+                // It runs, if only for a moment: somebody had asked that it sleep then.
+                self.roused = false;
                 self.op = Some(Op::Capture { committed: false });
             }
             Action::AbortCapture => {

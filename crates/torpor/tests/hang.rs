@@ -5,12 +5,12 @@
 mod support;
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 
 use support::{PATIENCE, told, warm};
 use torpor_testkit::client::Session;
-use torpor_testkit::daemon::Daemon;
+use torpor_testkit::daemon::{Daemon, leftovers};
 use torpor_testkit::native::{self, LineSession};
 use torpor_testkit::wait::{eventually, eventually_ok};
 
@@ -138,9 +138,110 @@ fn one_that_dozes_and_is_not_refilled_does_not_answer_and_holds_nobody_up() {
     let asked = held.ask();
     held.is("not-answering");
     held.nobody_waits();
+    // Nothing of it is given up, and it is told.
+    eventually("the deadline is told", PATIENCE, || held.event("overdue")).unwrap();
+    held.is("not-answering");
     held.release();
     held.answered(asked);
     held.is("running");
+}
+
+#[test]
+fn one_that_dozes_and_is_not_refilled_wakes_at_the_next_daemon() {
+    let mut held = Held::up_to("opened", SHORT);
+    support::doze(&held.daemon, "check");
+    let asked = held.ask();
+    eventually("the deadline is told", PATIENCE, || held.event("overdue")).unwrap();
+    held.daemon.kill9().unwrap();
+    held.daemon.set_environment("TORPOR_FAULT", None);
+    held.daemon.up().unwrap();
+    held.answered(asked);
+    held.is("running");
+}
+
+#[test]
+fn a_start_that_does_not_end_is_given_up_and_can_be_tried_again() {
+    let mut held = Held::up_to("start-prepared", &format!("{SHORT}start = '2s'\n"));
+    held.daemon.ok(&["stop", "check"]).unwrap();
+    let failed = held.daemon.cli(&["start", "check"]).unwrap();
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success() && said.contains("starting it has not ended within 2 s"), "{said}");
+    assert!(held.event("overdue"));
+    held.is("stopped");
+    // The thread is still there, and nothing else is begun before it has come back.
+    let refused = held.daemon.cli(&["start", "check"]).unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("held up"), "{said}");
+    held.nobody_waits();
+    held.release();
+    eventually("it starts again", PATIENCE, || held.daemon.cli(&["start", "check"]).unwrap().status.success())
+        .unwrap_or_else(|error| panic!("{error}\n{}\n{}", told(&held.daemon, "check"), held.daemon.log()));
+    held.is("running");
+    let left = held.daemon.down().unwrap();
+    assert_eq!(left, Vec::<String>::new());
+}
+
+#[test]
+fn a_sleep_waits_for_the_wake_that_comes_first() {
+    let mut held = Held::up_to("revive-built", "[idle]\nsleep = false\n");
+    warm(&held.daemon, "check");
+    let asked = held.ask();
+    held.is("waking");
+    let mut sleeping = held.daemon.command(&["sleep", "check"]).spawn().unwrap();
+    held.nobody_waits();
+    assert!(sleeping.try_wait().unwrap().is_none(), "it neither sleeps nor is refused while it wakes");
+    held.release();
+    // The request that woke it is under way when it is to sleep: it is answered, and the sleep may be aborted by it.
+    held.answered(asked);
+    let status = sleeping.wait().unwrap();
+    let counts = support::stats(&held.daemon, "check");
+    assert!(status.success() || counts.aborted_sleeps > 0, "{}\n{}", told(&held.daemon, "check"), held.daemon.log());
+    let events = held.daemon.ok(&["events", "-n", "50", "--app", "check"]).unwrap();
+    let begun = events.lines().filter(|line| line.contains("falling asleep: command")).count();
+    // One for going warm, one for this.
+    assert_eq!(begun, 2, "{events}");
+}
+
+#[test]
+fn down_does_not_wait_for_one_that_is_held_up() {
+    for step in ["opened", "copied", "revive-built"] {
+        let mut held = Held::up_to(step, SHORT);
+        let config = held.daemon.data_dir().with_file_name("torpor.toml");
+        let command = match step {
+            "opened" => {
+                support::doze(&held.daemon, "check");
+                &["wake", "check"]
+            }
+            "revive-built" => {
+                warm(&held.daemon, "check");
+                &["wake", "check"]
+            }
+            _ => &["sleep", "check"],
+        };
+        let mut asked = held.daemon.command(command).stderr(Stdio::null()).spawn().unwrap();
+        let state = if step == "revive-built" { "waking" } else { "not-answering" };
+        held.is(state);
+        let down =
+            held.daemon.command(&["down", "--timeout", "2m", "--json", "--config", config.to_str().unwrap()]).output();
+        let down = down.unwrap();
+        let said = format!("{}{}", String::from_utf8_lossy(&down.stdout), String::from_utf8_lossy(&down.stderr));
+        assert!(down.status.success(), "{step}: {said}\n{}", held.daemon.log());
+        let apps: serde_json::Value = serde_json::from_slice(&down.stdout).unwrap();
+        let kept = |name: &str| apps.as_array().unwrap().iter().find(|app| app["app"] == name).unwrap()["kept"].clone();
+        assert_eq!(kept("other"), true, "{step}: {said}");
+        // What holds it up ends with the daemon, and it is kept as well.
+        assert_eq!(kept("check"), true, "{step}: {said}");
+        assert!(step == "revive-built" || said.contains("is killed"), "{step}: {said}");
+        let dirs = [config.parent().unwrap()];
+        assert_eq!(leftovers(&held.daemon.instance(), &dirs), Vec::<String>::new(), "{step}: {said}");
+        asked.wait().unwrap();
+        held.daemon.set_environment("TORPOR_FAULT", None);
+        held.daemon.up().unwrap();
+        for app in ["check", "other"] {
+            held.daemon.ok(&["wake", app]).unwrap_or_else(|error| panic!("{step}: {error}"));
+        }
+        assert_eq!(held.daemon.down().unwrap(), Vec::<String>::new());
+    }
 }
 
 #[test]

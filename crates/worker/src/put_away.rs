@@ -5,6 +5,11 @@
 //!  └──▶ cannot go warm ─▶ stopped, with the reason
 //! ```
 //! An app that does not end counts as stopped: the removal of its cgroups kills it, or says which process stays.
+//!
+//! One that is held up (`not answering`) cannot be put away by this process: nobody but the thread that is held up can let go of it, and
+//! only a new worker finds out how far it is. So it is left as it is, all others are put away, and nothing is removed; the answer is
+//! `Timeout`. `torpor down` then ends the daemon, and with it what holds the app, and goes on with a worker of its own
+//! (`torpor::commands::down`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +21,7 @@ use torpor_api::view::{PutAway, State};
 use torpor_api::worker::{AppRecord, Progress, WorkerPort};
 use torpor_lifecycle::{Level, Refusal, Request};
 
-use crate::app::Order;
+use crate::app::{AppHandle, Order, is_stored};
 use crate::port::order;
 use crate::worker::Worker;
 
@@ -24,8 +29,13 @@ use crate::worker::Worker;
 const AT_WORK: Duration = Duration::from_secs(10);
 /// Between two tries.
 const AGAIN: Duration = Duration::from_millis(100);
+/// Between two looks at whether an app that does not answer yet is held up.
+const LOOK: Duration = Duration::from_secs(1);
 /// How long the end of an app may take after its grace: it is killed then.
 const KILLED_WITHIN: Duration = Duration::from_secs(30);
+
+/// A call of ours for the app does not return.
+struct HeldUp;
 
 impl Worker {
     /// Puts all apps away, then removes what was set up on the machine.
@@ -41,14 +51,23 @@ impl Worker {
             (name, self.put_one_away(record, discard).await)
         });
         let mut apps = futures_util::stream::iter(apps).buffer_unordered(crate::TEARDOWN_AT_ONCE);
-        let (mut put_away, mut done) = (Vec::new(), 0);
+        let (mut put_away, mut held_up, mut done) = (Vec::new(), Vec::new(), 0);
         while let Some((name, app)) = apps.next().await {
             done += 1;
             // A full channel only loses a report in between.
-            let _ = progress.try_send(Progress { what: name, done_bytes: done, total_bytes: Some(total) });
-            put_away.extend(app);
+            let _ = progress.try_send(Progress { what: name.clone(), done_bytes: done, total_bytes: Some(total) });
+            match app {
+                Ok(app) => put_away.extend(app),
+                Err(HeldUp) => held_up.push(name),
+            }
         }
         drop(apps);
+        if !held_up.is_empty() {
+            let message =
+                format!("calls of the daemon's for {} do not return; all other apps are put away", held_up.join(", "));
+            let hint = "end the daemon (systemctl stop torpor), then torpor down again: it takes the app over as after a crash";
+            return Err(ApiError::new(ErrorKind::Timeout, message).with_hint(hint));
+        }
         put_away.sort_by(|one, other| one.app.cmp(&other.app));
         let ended = self.end_everything().await;
         ended.map_err(|error| ApiError::new(ErrorKind::Internal, chain(&error)))?;
@@ -56,20 +75,27 @@ impl Worker {
     }
 
     /// None: it was not up.
-    async fn put_one_away(&self, record: Arc<AppRecord>, discard: bool) -> Option<PutAway> {
+    async fn put_one_away(&self, record: Arc<AppRecord>, discard: bool) -> Result<Option<PutAway>, HeldUp> {
         let (id, app) = (&record.id, record.spec.name.clone());
         // Its task has ended: it was removed meanwhile.
-        let status = self.status(id).await.ok()?;
-        if status.state == State::Stopped {
-            if discard && let Err(error) = self.discard_images(id) {
-                tracing::warn!(app, %error, "removing its image");
+        let Ok(status) = self.status(id).await else { return Ok(None) };
+        match status.state {
+            State::NotAnswering => return Err(HeldUp),
+            State::Stopped => {
+                if discard && let Err(error) = self.discard_images(id) {
+                    tracing::warn!(app, %error, "removing its image");
+                }
+                // Put away before, by a daemon that could not go on to the end.
+                let kept = !discard && self.shared.config.for_teardown && self.is_stored(&record).await;
+                return Ok(kept.then(|| PutAway { app, kept, reasons: Vec::new() }));
             }
-            return None;
+            _ => {}
         }
         let mut reasons = Vec::new();
         if !discard {
             match self.keep(id).await {
-                Ok(()) => return Some(PutAway { app, kept: true, reasons }),
+                Ok(()) => return Ok(Some(PutAway { app, kept: true, reasons })),
+                Err(_) if self.is_held_up(id).await => return Err(HeldUp),
                 Err(reason) => reasons.push(reason),
             }
         }
@@ -77,11 +103,21 @@ impl Worker {
         match tokio::time::timeout(within, self.stop(id, crate::TEARDOWN_GRACE)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => reasons.push(error.message),
+            Err(_) if self.is_held_up(id).await => return Err(HeldUp),
             Err(_) => {
                 reasons.push(format!("it has not ended within {} s and is killed with its cgroup", within.as_secs()))
             }
         }
-        Some(PutAway { app, kept: false, reasons })
+        Ok(Some(PutAway { app, kept: false, reasons }))
+    }
+
+    async fn is_held_up(&self, id: &str) -> bool {
+        self.status(id).await.is_ok_and(|status| status.state == State::NotAnswering)
+    }
+
+    async fn is_stored(&self, record: &Arc<AppRecord>) -> bool {
+        let Ok(AppHandle { record, files, .. }) = self.app(&record.id) else { return false };
+        tokio::task::spawn_blocking(move || is_stored(&record, &files)).await.unwrap_or(false)
     }
 
     fn discard_images(&self, id: &str) -> std::io::Result<()> {
@@ -101,21 +137,37 @@ impl Worker {
             let (answer, answered) = oneshot::channel();
             let request = Request::Sleep { level: Level::Warm };
             order(&app, Order::Request(request, answer)).await.map_err(|error| error.message)?;
-            let answer = answered.await.map_err(|_| "its task has ended".to_owned())?;
-            let reason = match answer {
-                Ok(()) => match self.ask(id, Order::PutAway).await.map_err(|error| error.message)? {
+            let reason = match self.while_it_answers(id, answered).await? {
+                Ok(()) => match self.put_away(&app).await? {
                     Ok(()) => return Ok(()),
                     Err(reason) => reason,
                 },
-                Err(refusal @ (Refusal::SleepAborted(_) | Refusal::SleepRefused(_) | Refusal::Busy(_))) => {
-                    refusal.to_string()
-                }
+                Err(refusal @ (Refusal::SleepAborted(_) | Refusal::SleepRefused(_))) => refusal.to_string(),
                 Err(refusal) => return Err(refusal.to_string()),
             };
             if begun.elapsed() >= AT_WORK {
                 return Err(reason);
             }
             tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// Removes the sandbox of a warm app.
+    async fn put_away(&self, app: &AppHandle) -> Result<Result<(), String>, String> {
+        let (answer, answered) = oneshot::channel();
+        order(app, Order::PutAway(answer)).await.map_err(|error| error.message)?;
+        self.while_it_answers(&app.record.id, answered).await
+    }
+
+    /// An answer of an app's task. It may take long, for memory is written; but nobody waits for one that is held up, which its own
+    /// deadlines tell (see `app::overdue`).
+    async fn while_it_answers<T>(&self, id: &str, mut answered: oneshot::Receiver<T>) -> Result<T, String> {
+        loop {
+            match tokio::time::timeout(LOOK, &mut answered).await {
+                Ok(answer) => return answer.map_err(|_| "its task has ended".to_owned()),
+                Err(_) if self.is_held_up(id).await => return Err("it does not answer".to_owned()),
+                Err(_) => {}
+            }
         }
     }
 }

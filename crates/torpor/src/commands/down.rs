@@ -1,4 +1,7 @@
 //! `down`: by the daemon if it answers, else by ourselves. It returns when the daemon has gone.
+//!
+//! Where calls of the daemon's for some apps do not return, it puts the others away and says so. It is ended then, which lets go of these
+//! apps, and they are put away by ourselves: what a killed daemon leaves is taken over as after any crash.
 
 use std::fs::File;
 use std::io::{IsTerminal, Read};
@@ -42,7 +45,21 @@ pub(super) async fn down(daemon: &Connection, args: &DownArgs) -> Result<(), Fai
     };
     let process = socket.as_deref().and_then(listener);
     let apps = match (client.ping(ANSWER).await, config) {
-        (Ok(()), _) => by_daemon(&client, args).await?,
+        (Ok(()), config) => match (by_daemon(&client, args).await, config, &process) {
+            (Err(Failure::Client(ClientError::Refused(held_up))), Some(config), Some((pid, daemon)))
+                if held_up.kind == ErrorKind::Timeout =>
+            {
+                say(&format!(
+                    "{}; the daemon (process {pid}) is killed, and what it had is taken over",
+                    held_up.message
+                ));
+                kill(daemon)?;
+                ended(process.as_ref()).await?;
+                free_lock(&config).await?;
+                alone(config, args).await?
+            }
+            (done, ..) => done?,
+        },
         (Err(ClientError::NotRunning { .. }), Some(config)) => {
             free_lock(&config).await?;
             alone(config, args).await?

@@ -286,8 +286,12 @@ impl Task {
         let asleep = match self.asleep.take() {
             Some(Sleeping::Dozing(asleep)) => asleep,
             Some(Sleeping::Warm(app)) => return self.revive(app, cause),
-            // A sleep that failed was undone already: it runs.
-            None => return Some(Event::Woken),
+            None => {
+                // Its sandbox has gone while the wake waited for its turn, and cannot be made. Else a sleep that failed was
+                // undone already: it runs.
+                let failed = |reason| Event::WakeFailed(WakeFailure::Passing(reason));
+                return Some(self.unhoused_reason().map_or(Event::Woken, failed));
+            }
         };
         Some(self.refill(asleep, cause))
     }
@@ -302,6 +306,7 @@ impl Task {
         let app = self.app_number();
         let shared = self.shared.clone();
         let journal = self.journal.clone();
+        let (operation, _watched) = self.watch_refill(asleep.image_bytes);
         let mut buffer = std::mem::take(&mut self.refill_buffer);
         let mut run = || {
             let target = Target {
@@ -309,7 +314,7 @@ impl Task {
                 boot: shared.boot,
                 freezer: &SandboxFreezer::of(&sandbox),
                 journal: &*journal,
-                faults: &shared.faults,
+                faults: &Steps { operation: &operation, faults: &shared.faults },
             };
             wake(&target, &asleep, &mut buffer)
         };

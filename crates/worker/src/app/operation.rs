@@ -28,6 +28,8 @@ pub(crate) enum Kind {
     GoWarm,
     /// Processes are built from an image.
     Wake,
+    /// Memory is brought back from an image; never given up.
+    Refill,
 }
 
 impl Kind {
@@ -37,14 +39,14 @@ impl Kind {
             Self::Start => "starting it",
             Self::Sleep => "putting it to sleep",
             Self::GoWarm => "taking it to warm",
-            Self::Wake => "waking it",
+            Self::Wake | Self::Refill => "waking it",
         }
     }
 
     /// What the journal says from the point on from which it cannot be given up any more.
     const fn commits(self, phase: Phase) -> bool {
         match self {
-            Self::Start => false,
+            Self::Start | Self::Refill => false,
             Self::Sleep => matches!(phase, Phase::Dropping { .. }),
             Self::GoWarm => matches!(phase, Phase::Ending { .. }),
             Self::Wake => matches!(phase, Phase::Awake),

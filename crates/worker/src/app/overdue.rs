@@ -2,16 +2,27 @@
 //!
 //! | what | at its deadline | where its thread is held up even then |
 //! |---|---|---|
+//! | a wake from dozing | it is said, and nothing is given up: see below | as long as its task waits, `ps` shows `not answering` |
 //! | a wake from warm | its half-built processes are killed and its commit is refused | the app is warm as before, and each further attempt fails with this reason until the thread has come back |
 //! | a start | what there is of its sandbox is killed | it counts as a start that failed, and each further attempt fails likewise |
 //! | falling asleep, going warm | it is given up | `ps` shows `not answering`: its processes may stand still |
 //! | any of them behind its commit | it is said | as above |
+//!
+//! A wake from dozing is not given up. The app's only processes are frozen with a part of their memory, and the rest is nowhere but in the
+//! image whose reading is held up: to kill them would lose the app, and to thaw them would run it with memory missing. It goes on when
+//! the call returns. The daemon may be restarted meanwhile, or killed: the journal still says `Dozing`, so the next one finds the app
+//! asleep, with all that waits for it, and wakes it (`app::takeover`).
+//!
+//! A capture that is held up while the image is synced, where most of its time goes, lets the app run at once: another thread waits for the
+//! disk (`engine::sleep::events`). Held up in another call, its app stands still until that returns: only the thread that traces it can let
+//! it go.
 //!
 //! So no app is lost for a disk that hangs, and nothing begins for one while an earlier thread may still act on its files.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use tokio::task::JoinSet;
 use torpor_lifecycle::{Event, StartFailure, Text, WakeFailure};
 use torpor_sandbox::cgroup::Cgroup;
 
@@ -19,6 +30,7 @@ use super::operate::chain;
 use super::operation::{Kind, Operation};
 use super::sleeping::Sleeping;
 use super::task::Task;
+use crate::shared::Shared;
 
 /// How long an operation that was given up may take to end at the most; never longer than it was allowed to take at all.
 const GRACE: Duration = Duration::from_secs(15);
@@ -65,6 +77,13 @@ impl Underway {
     }
 }
 
+/// Tells that an operation has not ended in its time.
+fn tell(shared: &Shared, app: &str, operation: &Operation, words: &str) {
+    let message = format!("{}{words}", operation.words());
+    tracing::error!(app, "{message}");
+    shared.events.emit(app, "overdue", message, std::collections::BTreeMap::new());
+}
+
 impl Task {
     /// An operation begins, which handles so many bytes of an image.
     pub(super) fn begin_operation(&mut self, kind: Kind, bytes: u64) -> Arc<Operation> {
@@ -72,7 +91,7 @@ impl Task {
         let allowed = match kind {
             Kind::Start => deadlines.start,
             Kind::Sleep | Kind::GoWarm => deadlines.sleep,
-            Kind::Wake => deadlines.wake,
+            Kind::Wake | Kind::Refill => deadlines.wake,
         };
         let operation = Operation::begin(kind, allowed + Duration::from_secs(bytes / BYTES_PER_SECOND));
         self.underway.look_at = Some(operation.deadline());
@@ -104,17 +123,28 @@ impl Task {
                 self.underway.held_up = Some(operation.clone());
                 self.tell(Event::StartFailed(StartFailure { reason: operation.words().into(), status: None })).await;
             }
-            Kind::Sleep | Kind::GoWarm => self.underway.stuck = true,
+            Kind::Sleep | Kind::GoWarm | Kind::Refill => self.underway.stuck = true,
         }
+    }
+
+    /// For a wake from dozing, whose outcome the task itself waits for: tells when its deadline passes, until what this gives is dropped.
+    pub(super) fn watch_refill(&self, bytes: u64) -> (Arc<Operation>, JoinSet<()>) {
+        let allowed = self.shared.config.deadlines.wake + Duration::from_secs(bytes / BYTES_PER_SECOND);
+        let operation = Operation::begin(Kind::Refill, allowed);
+        let (shared, name, watched) = (self.shared.clone(), self.record.spec.name.clone(), operation.clone());
+        let mut watching = JoinSet::new();
+        watching.spawn(async move {
+            tokio::time::sleep_until(watched.deadline().into()).await;
+            tell(&shared, &name, &watched, "; it sleeps until the call returns, or the daemon is restarted");
+        });
+        (operation, watching)
     }
 
     fn give_up(&mut self, operation: &Operation) {
         let name = self.record.spec.name.clone();
         let given_up = operation.cancel();
         let words = if given_up { "; it is given up" } else { "; it is past the point of giving up" };
-        let message = format!("{}{words}", operation.words());
-        tracing::error!(app = name, "{message}");
-        self.shared.events.emit(&name, "overdue", message, std::collections::BTreeMap::new());
+        tell(&self.shared, &name, operation, words);
         if !given_up {
             (self.underway.stuck, self.underway.look_at) = (true, None);
             return;

@@ -166,6 +166,9 @@ impl ExecRequest {
         {
             problems.add("workdir", why);
         }
+        if self.timeout.is_some_and(|timeout| timeout.0.is_zero()) {
+            problems.add("timeout", "no command ends within no time");
+        }
         problems.into_result("the command cannot be run")
     }
 }

@@ -57,7 +57,20 @@ pub struct Version {
     pub adopting: usize,
 }
 
-/// Query of `POST /v1/apps` and `POST /v1/images`.
+/// Query of `POST /v1/apps`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(default, deny_unknown_fields)]
+pub struct CreateQuery {
+    /// Answer with a stream of lines instead of one body at the end.
+    pub progress: bool,
+    /// How long the answer may take; default: as long as it takes. The app is made and started behind that all the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(value_type = Option<String>)]
+    pub timeout: Option<Span>,
+}
+
+/// Query of `POST /v1/images`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(default, deny_unknown_fields)]

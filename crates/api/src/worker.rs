@@ -18,6 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::archive;
 use crate::error::ApiError;
 use crate::spec::{AppSpec, Source};
+use crate::units::Span;
 use crate::view::{AppImage, AppStatus, Check, Event, Explanation, Level, PutAway, Stats, StoredImage};
 
 /// A boxed stream.
@@ -106,6 +107,11 @@ pub struct ExecRequest {
     /// Give it a terminal of this many columns and rows.
     #[serde(default)]
     pub terminal: Option<(u16, u16)>,
+    /// End it when it has not ended so long after the worker was asked, the app's wake included: SIGTERM to every process of its session,
+    /// and SIGKILL 2 s later. Absent: it may take as long as it likes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub timeout: Option<Span>,
 }
 
 /// A running `exec`: bytes go in, output and at last the status come out.
@@ -116,8 +122,8 @@ pub struct ExecSession {
     pub output: Pin<Box<dyn AsyncRead + Send>>,
     /// Standard error; empty with a terminal.
     pub errors: Pin<Box<dyn AsyncRead + Send>>,
-    /// Exit status, as a shell reports it (128 + signal).
-    pub status: tokio::sync::oneshot::Receiver<i32>,
+    /// Exit status, as a shell reports it (128 + signal); or why the command was ended.
+    pub status: tokio::sync::oneshot::Receiver<Result<i32, ApiError>>,
     /// New sizes of the terminal.
     pub resize: tokio::sync::mpsc::Sender<(u16, u16)>,
 }

@@ -32,6 +32,13 @@ pub(crate) struct Prepared {
     reservation: Reservation,
 }
 
+impl Prepared {
+    /// The app's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.spec.name
+    }
+}
+
 impl Hub {
     /// Checks a document and holds its name and ports: everything that can be refused before the long work.
     pub(crate) async fn prepare(&self, mut document: Value) -> Result<Prepared, ApiError> {

@@ -3,6 +3,7 @@
 use std::sync::PoisonError;
 
 use futures_util::{StreamExt, stream};
+use torpor_api::units::Span;
 use torpor_api::view::{AppDetail, AppImage, AppStatus, Exit, Explanation, State, Stats};
 use torpor_api::worker::{AppRecord, BoxStream, ExecRequest, ExecSession, LogLine, LogRequest};
 use torpor_api::{ApiError, ErrorKind};
@@ -125,7 +126,14 @@ impl Hub {
     /// A command in an app.
     pub(crate) async fn exec(&self, app: &str, request: ExecRequest) -> Result<ExecSession, ApiError> {
         request.validate()?;
-        let id = self.adopted_row(app).await?.record.id;
-        self.worker.exec(&id, request).await
+        let found = self.adopted_row(app);
+        let row = match request.timeout {
+            Some(Span(within)) => tokio::time::timeout(within, found).await.unwrap_or_else(|_| {
+                let message = format!("{}: not adopted within {}", torpor_api::validate::shown(app), Span(within));
+                Err(ApiError::new(ErrorKind::Timeout, message))
+            })?,
+            None => found.await?,
+        };
+        self.worker.exec(&row.record.id, request).await
     }
 }

@@ -10,19 +10,20 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::process::{WaitId, WaitIdOptions, waitid};
+use rustix::process::{Pid, WaitId, WaitIdOptions, getsid, waitid};
 use rustix::termios::{Winsize, tcsetwinsize};
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces};
 use serde::{Deserialize, Serialize};
 use torpor_linux::spawn::{ChildOf, Forked, fork, fork_into};
 
+use crate::cgroup::Cgroup;
 use crate::channel::{Channel, from_file, to_file};
 use crate::confine::Confinement;
 use crate::error::{Doing, SandboxError, SetupError, While};
 use crate::first::{Entrances, become_root};
 use crate::launcher::{EXEC_COMMAND, Launcher};
 use crate::prepare::{answer, support_files};
-use crate::process::{ExitStatus, wait_for_end};
+use crate::process::{ExitStatus, open, wait_for_end};
 use crate::program::{Becoming, Open, Stdio, become_program};
 use crate::sandbox::{Sandbox, deliver};
 use crate::setup::{FromSetup, Report, begin_process, fail, give_stdio, open_group, outcome};
@@ -165,6 +166,25 @@ impl ExecChild {
     /// What `poll` says.
     pub fn ends_within(&self, within: Duration) -> Result<bool, SandboxError> {
         wait_for_end(&self.pidfd, Some(within)).whilst(|| format!("waiting for process {}", self.pid))
+    }
+
+    /// Sends a signal to every process of `cgroup` that is in its session, itself among them; how many there are. Its own end does not
+    /// end its session: call it before [`ExecChild::wait`], until then its number is no other session's.
+    ///
+    /// # Errors
+    /// When the processes of the group cannot be listed, or one not be signalled.
+    pub fn signal_session(&self, cgroup: &Cgroup, signal: i32) -> Result<usize, SandboxError> {
+        let mut reached = 0;
+        for pid in cgroup.processes()? {
+            // First the descriptor: if it is still of the session afterwards, it is the process that was looked at.
+            let Some(pidfd) = open(pid).whilst(|| format!("opening process {pid}"))? else { continue };
+            let session = Pid::from_raw(pid).map(|pid| getsid(Some(pid)));
+            if matches!(session, Some(Ok(session)) if session.as_raw_nonzero().get() == self.pid) {
+                deliver(pidfd.as_fd(), signal, pid)?;
+                reached += 1;
+            }
+        }
+        Ok(reached)
     }
 
     /// Sends it a signal. Fine if it has ended.

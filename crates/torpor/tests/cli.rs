@@ -106,6 +106,8 @@ async fn a_program_that_ends_at_once_is_shown_with_its_status_and_last_output() 
     assert!(out.is_empty() && err.contains("job has ended: exited with status 0"), "{out}{err}");
     let (out, _) = expect(&running, &["start", "--json", "bad"], 1).await;
     assert_eq!(serde_json::from_str::<serde_json::Value>(&out).unwrap()["last_exit"]["code"], 3);
+    let (_, err) = expect(&running, &["restart", "bad"], 1).await;
+    assert!(err.contains("bad has ended: exited with status 3") && err.contains("  line 9\n"), "{err}");
     let (out, _) = expect(&running, &["ps"], 0).await;
     assert!(out.contains("stopped (exited with status 3)"), "{out}");
     running.stop().await;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod python;
+mod support;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output, Stdio};
@@ -81,6 +82,69 @@ fn exec_passes_streams_user_directory_and_status() {
     assert_eq!(String::from_utf8_lossy(&inside.stdout), "3 app\n", "init, the program, the command: {}", said(&inside));
     // Nothing of it stays.
     assert_eq!(place.daemon.json(&["stats", "app"]).unwrap()["processes"].as_u64().unwrap(), 1);
+}
+
+/// Says its session's processes, and lives on; `deaf` to SIGTERM.
+const LASTING: &str = r"
+import os, signal, sys, time
+if 'deaf' in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+children = []
+for _ in range(2):
+    child = os.fork()
+    if child == 0:
+        while True: time.sleep(1000)
+    children.append(child)
+print('begun', flush=True)
+while True: time.sleep(1000)
+";
+
+#[test]
+fn exec_ends_what_it_started_at_its_time_out() {
+    let place = waiting("[idle]\nsleep = false\n");
+    let alone = place.daemon.json(&["stats", "app"]).unwrap()["processes"].as_u64().unwrap();
+    for (more, words) in [("", "was ended"), ("deaf", "was killed")] {
+        let line = ["exec", "--timeout", "1s", "app", "--", PYTHON, "-c", LASTING, more];
+        let output = place.daemon.cli(&line).unwrap();
+        assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            told.contains("app: the command had not ended") && told.contains(words) && told.contains("1s"),
+            "{told}"
+        );
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "begun\n");
+        let left = place.daemon.json(&["stats", "app"]).unwrap()["processes"].as_u64().unwrap();
+        assert_eq!(left, alone, "{more}");
+        // Its session is over.
+        support::warm(&place.daemon, "app");
+    }
+    // What ends in time is not touched.
+    let output =
+        place.daemon.cli(&["exec", "--timeout", "1m", "app", "--", PYTHON, "-c", "raise SystemExit(3)"]).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert_eq!(place.daemon.cli(&["exec", "--timeout", "0s", "app", "--", PYTHON]).unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn a_time_out_counts_the_wake_and_the_start() {
+    let mut place = waiting("[idle]\nsleep = false\n");
+    let pipe = place.path("held");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let release = || std::fs::File::options().write(true).open(&pipe).map(drop).unwrap();
+    place.daemon.set_environment("TORPOR_FAULT_PIPE", pipe.to_str());
+    support::warm(&place.daemon, "app");
+    support::restart(&mut place.daemon, Some("revive-built:hang"));
+    let output = place.daemon.cli(&["exec", "--timeout", "1s", "app", "--", PYTHON, "-c", ""]).unwrap();
+    assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+    assert!(said(&output).contains("torpor explain app"), "{}", said(&output));
+    release();
+    place.daemon.wait_state("app", "running", PATIENCE).unwrap();
+    // The session that came too late does not keep it awake.
+    support::warm(&place.daemon, "app");
+    support::restart(&mut place.daemon, Some("start-prepared:hang"));
+    let output = place.try_run("slow", WAITER, &["--timeout", "1s"]);
+    assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+    release();
+    place.daemon.wait_state("slow", "running", PATIENCE).unwrap();
 }
 
 #[test]

@@ -1,10 +1,20 @@
 //! `torpor exec`: a command in a sandbox, with pipes or a terminal to whoever asked.
+//!
+//! ```text
+//! asked ─▶ awake ─▶ the command runs ─▶ it has ended: its status
+//!   │ the time-out   │ the time-out: SIGTERM to its session ─▶ GRACE: SIGKILL ─▶ reaped
+//!   ▼                └─────────────────────────────────────────────▶ `Timeout`, at the latest KILLED_WITHIN after the SIGKILL
+//! `Timeout`; the wake goes on
+//! ```
+//! A process of the command that has made a session of its own (a daemon) is not in reach of the time-out. The session counts for the
+//! app, which does not sleep meanwhile, until the command has been reaped.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -12,15 +22,41 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{mpsc, oneshot};
 use torpor_api::error::{ApiError, ErrorKind, chain};
+use torpor_api::units::Span;
 use torpor_api::worker::{AppRecord, ExecRequest, ExecSession};
-use torpor_sandbox::{ExecChild, ExecIo, Program, Sandbox, resize_terminal};
+use torpor_sandbox::{ExecChild, ExecIo, Program, Sandbox, SandboxError, resize_terminal};
 
 use crate::shared::Shared;
 
 /// Changes of the terminal's size that may wait.
 const RESIZES: usize = 8;
+/// Between SIGTERM and SIGKILL at a command's time-out; the documents name it.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long the end of killed processes is waited for before whoever asked is answered.
+const KILLED_WITHIN: Duration = Duration::from_secs(1);
+/// Between two looks at what is left of a killed session.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const SIGTERM: i32 = 15;
+const SIGKILL: i32 = 9;
 
 type Ended = Box<dyn FnOnce() + Send>;
+
+/// When a command is ended, and what is said then.
+#[derive(Clone, Debug)]
+pub(crate) struct TimeOut {
+    pub(crate) at: Instant,
+    /// Of which app, and how long it might have taken.
+    pub(crate) app: String,
+    pub(crate) within: Span,
+}
+
+impl TimeOut {
+    /// The answer to whoever asked; `what` has happened.
+    pub(crate) fn error(&self, what: &str) -> ApiError {
+        let Self { app, within, .. } = self;
+        ApiError::new(ErrorKind::Timeout, format!("{app}: {what} within {within}"))
+    }
+}
 
 /// Runs a command in an awake sandbox. `ended` is called once it has ended, if this succeeds.
 pub(crate) async fn run(
@@ -28,13 +64,60 @@ pub(crate) async fn run(
     record: Arc<AppRecord>,
     sandbox: Arc<Sandbox>,
     request: ExecRequest,
+    time_out: Option<TimeOut>,
     ended: Ended,
 ) -> Result<ExecSession, ApiError> {
     let name = record.spec.name.clone();
-    let started = tokio::task::spawn_blocking(move || start(&shared, &record, &sandbox, request)).await;
+    let home = sandbox.clone();
+    let started = tokio::task::spawn_blocking(move || start(&shared, &record, &home, request)).await;
     let started = started.map_err(|error| ApiError::internal(&error))?;
     let Started { child, ends } = started.map_err(|error| error.with_hint(format!("in {name}")))?;
-    session(child, ends, ended).map_err(|error| ApiError::internal(&error))
+    let command = Command { child, sandbox, time_out };
+    session(command, ends, ended).map_err(|error| ApiError::internal(&error))
+}
+
+/// A command that runs.
+struct Command {
+    child: ExecChild,
+    sandbox: Arc<Sandbox>,
+    time_out: Option<TimeOut>,
+}
+
+impl Command {
+    /// Waits for its end: its status, or why it was ended. Where it does not end even then, `held_up` is told before.
+    fn wait(&self, held_up: impl FnOnce(ApiError)) -> Result<Result<i32, ApiError>, SandboxError> {
+        let ended = match &self.time_out {
+            Some(time_out) if !self.child.ends_within(time_out.at.saturating_duration_since(Instant::now()))? => {
+                Some(self.end(time_out)?)
+            }
+            _ => None,
+        };
+        if let Some(error) = &ended
+            && !self.child.ends_within(Duration::ZERO)?
+        {
+            held_up(error.clone());
+        }
+        let status = self.child.wait()?;
+        Ok(ended.map_or(Ok(status.shell()), Err))
+    }
+
+    /// Ends its session at its time-out.
+    fn end(&self, time_out: &TimeOut) -> Result<ApiError, SandboxError> {
+        let cgroup = self.sandbox.cgroup();
+        self.child.signal_session(cgroup, SIGTERM)?;
+        let obeyed = self.child.ends_within(GRACE)?;
+        // Also those that outlive it. One that was made meanwhile is found by the next look.
+        let kill_until = Instant::now() + KILLED_WITHIN;
+        while self.child.signal_session(cgroup, SIGKILL)? > 0 && Instant::now() < kill_until {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        let what = match (obeyed, self.child.ends_within(Duration::ZERO)?) {
+            (true, _) => "the command had not ended, and was ended,",
+            (false, true) => "the command had not ended, and was killed,",
+            (false, false) => "the command had not ended; it was killed, and is held up in a call; it was to end",
+        };
+        Ok(time_out.error(what))
+    }
 }
 
 /// Our ends.
@@ -65,7 +148,7 @@ fn start(shared: &Shared, record: &AppRecord, sandbox: &Sandbox, request: ExecRe
         user,
         cwd: workdir.filter(|path| !path.as_os_str().is_empty()).unwrap_or_else(|| "/".into()),
     };
-    let fails = |error: torpor_sandbox::SandboxError| {
+    let fails = |error: SandboxError| {
         let exit_status = error.exit_status();
         ApiError { exit_status, ..ApiError::new(ErrorKind::Invalid, chain(&error)) }
     };
@@ -82,7 +165,7 @@ fn start(shared: &Shared, record: &AppRecord, sandbox: &Sandbox, request: ExecRe
     Ok(Started { child, ends: Ends::Pipes { input, output, errors } })
 }
 
-fn session(child: ExecChild, ends: Ends, ended: Ended) -> io::Result<ExecSession> {
+fn session(command: Command, ends: Ends, ended: Ended) -> io::Result<ExecSession> {
     let (tell, status) = oneshot::channel();
     let (resize, resizes) = mpsc::channel(RESIZES);
     // A process's end is waited for on a thread: it may be days away, but sessions are few.
@@ -91,12 +174,15 @@ fn session(child: ExecChild, ends: Ends, ended: Ended) -> io::Result<ExecSession
         let runtime = tokio::runtime::Handle::current();
         move || {
             let _in_runtime = runtime.enter();
-            let ended_with = child.wait();
+            let mut tell = Some(tell);
+            let ended_with = command.wait(|error| drop(tell.take().map(|tell| tell.send(Err(error)))));
+            // First the app's task: whoever asked may want it to sleep next.
             ended();
-            match ended_with {
+            match (ended_with, tell) {
                 // Whoever asked may have gone.
-                Ok(status) => drop(tell.send(status.shell())),
-                Err(error) => tracing::warn!(error = %chain(&error), "waiting for an exec session"),
+                (Ok(status), Some(tell)) => drop(tell.send(status)),
+                (Ok(_), None) => {}
+                (Err(error), _) => tracing::warn!(error = %chain(&error), "waiting for an exec session"),
             }
         }
     })?;

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot};
@@ -19,6 +19,7 @@ use torpor_lifecycle::{Refusal, Request};
 use crate::app::{
     AppFiles, AppHandle, Order, explanation_of_unanswered, not_answering, stats_of_unanswered, status_of_unanswered,
 };
+use crate::exec::TimeOut;
 use crate::faults::ImportStep;
 use crate::worker::Worker;
 
@@ -40,8 +41,7 @@ fn refused(name: &str, refusal: &Refusal) -> ApiError {
         | Refusal::SleepAborted(_)
         | Refusal::SleepRefused(_)
         | Refusal::WarmRefused(_)
-        | Refusal::WakeRefused(_)
-        | Refusal::Busy(_) => ErrorKind::Conflict,
+        | Refusal::WakeRefused(_) => ErrorKind::Conflict,
     };
     let error = ApiError::new(kind, format!("{name}: {refusal}"));
     match refusal {
@@ -51,6 +51,7 @@ fn refused(name: &str, refusal: &Refusal) -> ApiError {
             "put that right and try again, or give up its memory: `torpor restart {name}` starts it afresh on its files"
         )),
         Refusal::Ended(_) => error.with_hint(format!("see `torpor logs {name}`")),
+        Refusal::WakeFailed(_) => error.with_hint(format!("see `torpor explain {name}`")),
         Refusal::SleepRefused(_) | Refusal::WarmRefused(_) | Refusal::SleepAborted(_) => {
             error.with_hint(format!("see `torpor explain {name}`"))
         }
@@ -60,16 +61,10 @@ fn refused(name: &str, refusal: &Refusal) -> ApiError {
 
 impl Worker {
     async fn request(&self, id: &str, request: Request) -> Result<(), ApiError> {
-        let answer = self.attempt(id, request).await?;
-        self.told(id, answer)
-    }
-
-    /// What the app's task answers to a request.
-    async fn attempt(&self, id: &str, request: Request) -> Result<Result<(), Refusal>, ApiError> {
         let app = self.app(id)?;
         let (answer, answered) = oneshot::channel();
         order(&app, Order::Request(request, answer)).await?;
-        answered.await.map_err(|_| gone(&app.record.spec.name))
+        self.told(id, answered.await.map_err(|_| gone(&app.record.spec.name))?)
     }
 
     /// A task's answer as users read it.
@@ -108,7 +103,38 @@ impl Worker {
         answered.await.map_err(|_| gone(&app.record.spec.name))
     }
 
-    async fn run_session(&self, id: &str, request: ExecRequest) -> Result<ExecSession, ApiError> {
+    /// Waits until the app is awake and has granted an exec session.
+    async fn exec_session(&self, app: &AppHandle, time_out: Option<&TimeOut>) -> Result<(), ApiError> {
+        let name = &app.record.spec.name;
+        let (answer, mut answered) = oneshot::channel();
+        order(app, Order::Request(Request::Exec, answer)).await?;
+        let granted = match time_out {
+            Some(time_out) => match tokio::time::timeout_at(time_out.at.into(), &mut answered).await {
+                Ok(granted) => granted,
+                Err(_) => {
+                    let app = app.clone();
+                    // A session that is granted later has nobody to end it.
+                    tokio::spawn(async move {
+                        if matches!(answered.await, Ok(Ok(()))) {
+                            // The task may be gone with the worker.
+                            let _ = order(&app, Order::ExecEnded).await;
+                        }
+                    });
+                    let hint = format!("the wake goes on; torpor explain {name} says where it is");
+                    return Err(time_out.error("it is not awake").with_hint(hint));
+                }
+            },
+            None => answered.await,
+        };
+        self.told(&app.record.id, granted.map_err(|_| gone(name))?)
+    }
+
+    async fn run_session(
+        &self,
+        id: &str,
+        request: ExecRequest,
+        time_out: Option<TimeOut>,
+    ) -> Result<ExecSession, ApiError> {
         let app = self.app(id)?;
         let name = app.record.spec.name.clone();
         let sandbox = self.ask(id, Order::Sandbox).await?;
@@ -120,7 +146,7 @@ impl Worker {
                 let _ = orders.send(Order::ExecEnded).await;
             });
         };
-        crate::exec::run(self.shared.clone(), app.record.clone(), sandbox, request, Box::new(ended)).await
+        crate::exec::run(self.shared.clone(), app.record.clone(), sandbox, request, time_out, Box::new(ended)).await
     }
 }
 
@@ -181,13 +207,7 @@ impl WorkerPort for Worker {
             Level::Dozing => torpor_lifecycle::Level::Dozing,
             Level::Warm => torpor_lifecycle::Level::Warm,
         };
-        let mut answer = self.attempt(id, Request::Sleep { level }).await?;
-        if matches!(answer, Err(Refusal::Busy(_))) {
-            // It starts or wakes, which has a deadline; it can sleep once it runs.
-            self.request(id, Request::Wake).await?;
-            answer = self.attempt(id, Request::Sleep { level }).await?;
-        }
-        self.told(id, answer)
+        self.request(id, Request::Sleep { level }).await
     }
 
     async fn wake(&self, id: &str) -> Result<(), ApiError> {
@@ -275,11 +295,12 @@ impl WorkerPort for Worker {
     }
 
     async fn exec(&self, id: &str, request: ExecRequest) -> Result<ExecSession, ApiError> {
-        self.request(id, Request::Exec).await?;
-        let result = self.run_session(id, request).await;
-        if result.is_err()
-            && let Ok(app) = self.app(id)
-        {
+        let app = self.app(id)?;
+        let name = app.record.spec.name.clone();
+        let time_out = request.timeout.map(|within| TimeOut { at: Instant::now() + within.0, app: name, within });
+        self.exec_session(&app, time_out.as_ref()).await?;
+        let result = self.run_session(id, request, time_out).await;
+        if result.is_err() {
             // The session that the machine granted did not come about.
             order(&app, Order::ExecEnded).await?;
         }

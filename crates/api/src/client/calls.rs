@@ -67,7 +67,18 @@ impl Client {
 
     /// Makes and starts an app from a sparse document (see [`crate::document`]).
     pub async fn create(&self, document: &Value, progress: impl FnMut(Progress)) -> Result<AppStatus, ClientError> {
-        match self.work("/v1/apps?progress=true", document, progress).await? {
+        self.create_within(document, None, progress).await
+    }
+
+    /// The same with a time for the answer; behind that it goes on by itself.
+    pub async fn create_within(
+        &self,
+        document: &Value,
+        timeout: Option<Span>,
+        progress: impl FnMut(Progress),
+    ) -> Result<AppStatus, ClientError> {
+        let timeout = timeout.map_or_else(String::new, |timeout| format!("&timeout={timeout}"));
+        match self.work(&format!("/v1/apps?progress=true{timeout}"), document, progress).await? {
             WorkLine::Done(status) => Ok(*status),
             _ => Err(ClientError::CutOff),
         }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use torpor_api::spec::AppSpec;
 use torpor_api::units::Span;
 use torpor_api::view::{AppDetail, AppImage, AppStatus, Explanation, Stats};
-use torpor_api::wire::{NDJSON, ProgressQuery, RemoveQuery, SleepQuery, StopQuery, WaitQuery, WorkLine};
+use torpor_api::wire::{CreateQuery, NDJSON, RemoveQuery, SleepQuery, StopQuery, WaitQuery, WorkLine};
 use torpor_api::{ApiError, ErrorKind};
 
 use super::App;
@@ -25,19 +25,22 @@ pub(super) async fn list(State(hub): State<App>) -> Result<axum::Json<Vec<AppSta
 /// Makes and starts an app.
 ///
 /// The body is an app's description; keys that it leaves out have their defaults, those of `idle` the daemon's own.
-#[utoipa::path(post, path = "/v1/apps", tag = "apps", params(ProgressQuery), request_body = AppSpec,
+#[utoipa::path(post, path = "/v1/apps", tag = "apps", params(CreateQuery), request_body = AppSpec,
     responses((status = 201, body = AppStatus, description = "Made and running."),
         (status = 200, content_type = NDJSON, body = WorkLine, description = "With `progress`: how far it is, then its end."),
         (status = "default", body = ApiError, description = "Why not; nothing was left behind.")))]
 pub(super) async fn create(
     State(hub): State<App>,
-    Params(query): Params<ProgressQuery>,
+    Params(query): Params<CreateQuery>,
     Json(document): Json<Value>,
 ) -> Result<Response, Failure> {
     let prepared = hub.prepare(document).await?;
+    let name = prepared.name().to_owned();
     let lines = streams::work(move |reports| async move {
         hub.create(prepared, reports).await.map(|status| WorkLine::Done(Box::new(status)))
     });
+    let late = query.timeout.map(|within| (within, not_within(&name, "the start", within)));
+    let lines = streams::within(lines, late);
     if query.progress {
         return Ok(streams::ndjson(lines));
     }
@@ -85,12 +88,14 @@ where
     let name = torpor_api::validate::shown(&app).to_string();
     match tokio::time::timeout(within.0, carried_through(run(hub, app))).await {
         Ok(done) => done.map(axum::Json),
-        Err(_) => {
-            let message = format!("{name}: {doing} has not come to its end within {within} and goes on");
-            let hint = format!("torpor explain {name} says where it is");
-            Err(ApiError::new(ErrorKind::Timeout, message).with_hint(hint).into())
-        }
+        Err(_) => Err(not_within(&name, doing, within).into()),
     }
+}
+
+/// The answer where a change takes longer than its client waits.
+fn not_within(name: &str, doing: &str, within: Span) -> ApiError {
+    let message = format!("{name}: {doing} has not come to its end within {within} and goes on");
+    ApiError::new(ErrorKind::Timeout, message).with_hint(format!("torpor explain {name} says where it is"))
 }
 
 /// Starts a stopped app.

@@ -6,7 +6,7 @@
 //!   output, errors ─▶ pumps ─▶ frames (queue) ─▶ writer ─▶ frames out
 //! ```
 //! The session ends when the command has ended and its output is read (at most [`DRAIN`] after its end, for background
-//! processes may hold it open), when the client leaves or sends what is no frame, or when the hub closes. Dropping the
+//! processes may hold it open), when the worker has ended it at its time-out, when the client leaves or sends what is no frame, or when the hub closes. Dropping the
 //! worker's side of the session is what tells the worker to end the command. Every queue is bounded, so a slow reader
 //! slows the command and nothing grows; a client that leaves while its input waits in a full queue is noticed only when
 //! the command reads, writes or ends.
@@ -31,7 +31,7 @@ use torpor_api::{ApiError, ErrorKind, error};
 use tracing::{debug, warn};
 
 use super::App;
-use super::extract::{Failure, Named, json};
+use super::extract::{Failure, Named, carried_through, json};
 
 /// How long output is read after the command has ended.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -53,7 +53,10 @@ pub(super) async fn exec(State(hub): State<App>, Named(app): Named, request: Req
             format!("exec needs the headers Connection: Upgrade, Upgrade: {EXEC_PROTOCOL}"),
         )
     })?;
-    let session = hub.exec(&app, json(body).await?).await?;
+    let (request, name) = (json(body).await?, app.clone());
+    // Carried through where the client leaves before it is answered: a session that was granted is told to have ended.
+    let opened = hub.clone();
+    let session = carried_through(async move { opened.exec(&name, request).await }).await?;
     tokio::spawn(async move {
         match upgrade.await {
             Ok(upgraded) => {
@@ -77,6 +80,8 @@ pub enum SessionEnd {
     ClientLeft,
     /// The client sent what is no frame of its side.
     Protocol(String),
+    /// The worker ended the command, for this reason.
+    Ended(ApiError),
     /// The worker lost the command.
     Lost,
     /// The hub closed.
@@ -110,7 +115,11 @@ pub async fn run_session(
             }
             () = &mut output => status.await,
         };
-        status.map_or(SessionEnd::Lost, SessionEnd::Status)
+        match status {
+            Ok(Ok(status)) => SessionEnd::Status(status),
+            Ok(Err(error)) => SessionEnd::Ended(error),
+            Err(_) => SessionEnd::Lost,
+        }
     };
     let end = tokio::select! {
         end = command => end,
@@ -124,6 +133,7 @@ pub async fn run_session(
         SessionEnd::Status(status) => Some(Frame::Status(*status)),
         SessionEnd::ClientLeft => None,
         SessionEnd::Protocol(why) => Some(broken(ErrorKind::Invalid, &format!("exec ended: {why}"))),
+        SessionEnd::Ended(error) => Some(failed(error)),
         SessionEnd::Lost => Some(broken(ErrorKind::Internal, "the command's status was lost")),
         SessionEnd::Closed => Some(broken(ErrorKind::Internal, "torpor is ending; the command was given up")),
     };
@@ -143,8 +153,11 @@ pub async fn run_session(
 }
 
 fn broken(kind: ErrorKind, message: &str) -> Frame {
-    let error = ApiError::new(kind, message);
-    Frame::Error(Bytes::from(serde_json::to_vec(&error).unwrap_or_default()))
+    failed(&ApiError::new(kind, message))
+}
+
+fn failed(error: &ApiError) -> Frame {
+    Frame::Error(Bytes::from(serde_json::to_vec(error).unwrap_or_default()))
 }
 
 /// Reads the client's frames.

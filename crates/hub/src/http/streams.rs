@@ -12,6 +12,7 @@ use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use torpor_api::units::Span;
 use torpor_api::wire::{EventQuery, LogQuery, NDJSON, WorkLine};
 use torpor_api::worker::{LogRequest, Progress};
 use torpor_api::{ApiError, view, worker};
@@ -54,6 +55,27 @@ where
         }
     };
     ReceiverStream::new(received).map(WorkLine::Progress).chain(stream::once(end))
+}
+
+/// The lines of some work, ended by this error where it takes longer than this. The work goes on.
+pub(super) fn within(
+    lines: impl Stream<Item = WorkLine> + Send + 'static,
+    late: Option<(Span, ApiError)>,
+) -> impl Stream<Item = WorkLine> + Send + 'static {
+    let state = (Box::pin(lines), late.map(|(within, error)| (Box::pin(tokio::time::sleep(within.0)), error)), false);
+    stream::unfold(state, |(mut lines, late, passed)| async move {
+        if passed {
+            return None;
+        }
+        match late {
+            None => lines.next().await.map(|line| (line, (lines, None, false))),
+            Some((mut passes, error)) => tokio::select! {
+                biased;
+                line = lines.next() => line.map(|line| (line, (lines, Some((passes, error)), false))),
+                () = &mut passes => Some((WorkLine::Error(error), (lines, None, true))),
+            },
+        }
+    })
 }
 
 /// Runs long work whose client does not want to hear of progress, and waits for its end.

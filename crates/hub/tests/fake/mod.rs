@@ -335,7 +335,7 @@ impl WorkerPort for FakeWorker {
                 }
             };
             drop((stdout, stderr));
-            let _ = ended.send(code);
+            let _ = ended.send(Ok(code));
         });
         Ok(ExecSession { input: Box::pin(input), output: Box::pin(output), errors: Box::pin(errors), status, resize })
     }

@@ -184,7 +184,7 @@ pub(crate) struct WaitArgs {
 }
 
 /// How long to wait.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct Wait {
     /// Wait no longer than this for the end of it; it goes on then, and the exit code is 6
     #[arg(long, value_name = "TIME")]
@@ -235,6 +235,9 @@ pub(crate) struct ExecArgs {
     /// Working directory
     #[arg(short = 'w', long, value_name = "PATH")]
     pub(crate) workdir: Option<String>,
+    /// End the command when it has not ended within this time, waking the app included; the exit code is 6
+    #[arg(long, value_name = "TIME")]
+    pub(crate) timeout: Option<Span>,
     /// Program and arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<String>,

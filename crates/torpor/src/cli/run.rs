@@ -6,6 +6,8 @@ use clap::{Args, ValueEnum};
 use torpor_api::spec::{Port, Tmpfs, Volume};
 use torpor_api::units::{Bytes, Patience, Span};
 
+use super::Wait;
+
 pub(super) const RUN_EXAMPLES: &str = "\
 Examples:
   torpor run --name web -p 8080:80 app.tar -- /usr/sbin/lighttpd -D -f /etc/lighttpd/lighttpd.conf
@@ -137,6 +139,8 @@ pub(crate) struct RunArgs {
     /// Drop a capability, or ALL
     #[arg(long, value_name = "CAP")]
     pub(crate) cap_drop: Vec<String>,
+    #[command(flatten)]
+    pub(crate) wait: Wait,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -18,8 +18,13 @@ use crate::failure::Failure;
 const CHUNK: usize = 16 * 1024;
 
 pub(super) async fn exec(client: &Client, args: ExecArgs) -> Result<i32, Failure> {
-    let mut request =
-        ExecRequest { command: args.command, user: args.user, workdir: args.workdir, ..ExecRequest::default() };
+    let mut request = ExecRequest {
+        command: args.command,
+        user: args.user,
+        workdir: args.workdir,
+        timeout: args.timeout,
+        ..ExecRequest::default()
+    };
     for text in &args.env {
         let (name, value) = parse::env(text, |name| std::env::var(name).ok())?;
         request.env.insert(name, value);

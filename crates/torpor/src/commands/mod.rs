@@ -94,8 +94,9 @@ async fn dispatch(cli: Cli) -> Result<i32, Failure> {
         }
         Command::Restart(args) => {
             let client = connect(&daemon)?;
+            let before = settle::Before::now(&client).await?;
             let status = client.restart(&args.app, &ending(&args)).await?;
-            show(args.json.json, &status, output::status_line)?;
+            before.show(&client, status, args.json.json).await?;
         }
         Command::Rm(args) => return apps::rm(&connect(&daemon)?, &args).await,
         Command::Logs(args) => streams::logs(&connect(&daemon)?, args).await?,

@@ -21,11 +21,11 @@ use crate::progress::Bars;
 pub(super) async fn run(client: &Client, args: RunArgs) -> Result<(), Failure> {
     let here = std::env::current_dir()
         .map_err(|source| Failure::Terminal { what: "find out the working directory", source })?;
-    let json = args.json;
+    let (json, timeout) = (args.json, args.wait.timeout);
     let document = describe(args, &here, |name| std::env::var(name).ok())?;
     let before = Before::now(client).await?;
     let mut bars = Bars::new();
-    let made = client.create(&document, |step| bars.step(&step)).await;
+    let made = client.create_within(&document, timeout, |step| bars.step(&step)).await;
     bars.clear();
     before.show(client, made?, json).await
 }

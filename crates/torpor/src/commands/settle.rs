@@ -1,4 +1,4 @@
-//! Starting an app, and seeing that it stays: a program that ends as soon as it has started is what most first attempts
+//! Starting an app, or starting it again, and seeing that it stays: a program that ends as soon as it has started is what most first attempts
 //! at a description come to. Its exit status and last output are what its user needs then.
 
 use std::io::Write;
@@ -53,8 +53,11 @@ impl Before {
         let query = EventQuery { since: self.0, app: Some(app.to_owned()), follow: true, tail: None };
         let mut events = client.events(&query).await?;
         let exited = async {
-            while let Some(event) = events.next().await? {
-                if is_exit(&event) {
+            let mut started = false;
+            while let Some(Event { kind, .. }) = events.next().await? {
+                // Before a restart the old program ends.
+                started |= kind == torpor_api::events::STARTED;
+                if started && kind == torpor_api::events::EXITED {
                     return Ok(true);
                 }
             }
@@ -62,10 +65,6 @@ impl Before {
         };
         tokio::time::timeout(SETTLE, exited).await.unwrap_or(Ok(false))
     }
-}
-
-fn is_exit(event: &Event) -> bool {
-    event.kind == torpor_api::events::EXITED
 }
 
 async fn last_output(client: &Client, app: &str) -> Result<Vec<String>, Failure> {

@@ -36,6 +36,14 @@ pub struct ImageConfig {
     pub stop_signal: Option<String>,
 }
 
+impl ImageConfig {
+    /// What its strings take on a new program's stack: each with its terminating zero byte and a pointer to it.
+    fn program_bytes(&self) -> u64 {
+        let single = [&self.user, &self.workdir, &self.stop_signal].into_iter().flatten();
+        self.command.iter().chain(&self.env).chain(single).map(|text| text.len() as u64 + 9).sum()
+    }
+}
+
 /// The part of an image configuration that matters here. Unknown keys are part of the format.
 #[derive(Deserialize)]
 struct ConfigDocument {
@@ -95,6 +103,11 @@ impl Described {
             workdir: given(section.working_dir),
             stop_signal: given(section.stop_signal),
         };
+        let limit_bytes = limits.max_program_bytes;
+        if config.program_bytes() > limit_bytes {
+            let what = "the list of its arguments and environment variables".to_owned();
+            return Err(ImageError::TooLarge { what, limit_bytes });
+        }
         Ok(Self { digest: Digest::of(data), config, diff_ids: rootfs.diff_ids })
     }
 }
@@ -211,4 +224,27 @@ pub(crate) fn choose<'i>(index: &'i [Descriptor], reference: Option<&str>) -> Re
 pub(crate) fn check_counts(layers: usize, described: &Described) -> Result<(), ImageError> {
     let diff_ids = described.diff_ids.len();
     if layers == diff_ids { Ok(()) } else { Err(ImageError::LayerCount { layers, diff_ids }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_and_environment_are_bounded_by_count_and_length() {
+        let limits = Limits { max_program_bytes: 100, ..Limits::default() };
+        let parse = |command: Vec<&str>, env: Vec<&str>| {
+            let document = serde_json::json!({
+                "architecture": "amd64", "os": "linux", "rootfs": {"diff_ids": []},
+                "config": {"Entrypoint": command, "Env": env},
+            });
+            Described::parse(document.to_string().as_bytes(), &limits)
+        };
+        parse(vec!["x"; 5], vec!["A=1"; 4]).unwrap();
+        let long = "y".repeat(100);
+        for (command, env) in [(vec!["x"; 11], vec![]), (vec![], vec![""; 12]), (vec![long.as_str()], vec![])] {
+            let refused = parse(command, env).unwrap_err();
+            assert!(matches!(refused, ImageError::TooLarge { limit_bytes: 100, .. }), "{refused}");
+        }
+    }
 }

@@ -14,8 +14,11 @@ pub struct Limits {
     pub ratio_floor_bytes: u64,
     /// Layers of one image.
     pub max_layers: usize,
-    /// Bytes of a manifest, index or configuration.
+    /// Bytes of a manifest, index or configuration, and of a record of the store.
     pub max_json_bytes: u64,
+    /// Bytes of an image's arguments and environment, counted as the kernel does for `execve(2)`: each string with its
+    /// terminating zero byte and an 8-byte pointer.
+    pub max_program_bytes: u64,
 }
 
 impl Default for Limits {
@@ -27,6 +30,7 @@ impl Default for Limits {
             ratio_floor_bytes: 1 << 30,
             max_layers: 128,
             max_json_bytes: 4 << 20,
+            max_program_bytes: 1 << 20,
         }
     }
 }

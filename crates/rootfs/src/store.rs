@@ -317,7 +317,7 @@ impl Store {
 }
 
 fn to_json(value: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec_pretty(value).expect("records hold only strings, numbers and lists")
+    serde_json::to_vec(value).expect("records hold only strings, numbers and lists")
 }
 
 fn check_digest(what: &'static str, expected: Option<Digest>, found: Digest) -> Result<(), ArchiveError> {

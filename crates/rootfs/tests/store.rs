@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Place, Tar, add, chain, lower, section, upper};
-use torpor_rootfs::{Error, Image, ImageConfig, Store, no_progress};
+use torpor_rootfs::{Error, Image, ImageConfig, Limits, Store, no_progress};
 
 #[test]
 fn names_lead_to_images() {
@@ -114,8 +114,9 @@ fn damaged_records_are_reported() {
     let good = fs::read(&record).unwrap();
     fs::write(&record, "{").unwrap();
     assert!(matches!(place.store.resolve("web"), Err(Error::DamagedRecord { .. })));
-    // What an unreadable record lists is not known, so nothing may go.
-    assert!(place.store.gc(&HashSet::new(), Duration::ZERO).is_err());
+    // What an unreadable record lists is not known, so no layer may go.
+    let collected = place.store.gc(&HashSet::new(), Duration::ZERO).unwrap();
+    assert_eq!((collected.layers, collected.unreadable), (0, 1));
     fs::write(&record, good).unwrap();
     place.store.layer_path(&image.layers[0]).unwrap();
     fs::write(place.path("store/names/web"), "sha256:zz").unwrap();
@@ -147,4 +148,52 @@ fn only_regular_files_are_read() {
         assert!(matches!(error, Error::Io { .. }), "{}", chain(&error));
     }
     place.assert_empty();
+}
+
+#[test]
+fn one_damaged_record_does_not_stop_the_others() {
+    let place = Place::new();
+    let store = &place.store;
+    let good = place.tarball(&Tar::new().file("f", "good").end()).unwrap();
+    let bad = place.tarball(&Tar::new().file("f", "bad").end()).unwrap();
+    let loose = place.tarball(&Tar::new().file("f", "loose").end()).unwrap();
+    store.tag("good", &good).unwrap();
+    store.tag("bad", &bad).unwrap();
+    let record = |image: &Image| place.path("store/images").join(format!("{}.json", image.digest.hex()));
+    fs::write(record(&bad), "").unwrap();
+    // What is none of the store's; and a record that would block whoever opens it.
+    place.write("store/names/.swp", b"x");
+    fs::create_dir(place.path("store/names/lost")).unwrap();
+    let pipe = place.path("store/images").join(format!("{:064}.json", 7));
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+    let listed = store.list().unwrap();
+    let find = |name: &str| listed.iter().find(|image| image.names == [name]).unwrap();
+    assert_eq!((find("good").image.as_ref(), find("good").bytes), (Some(&good), 4));
+    assert_eq!((find("bad").image.as_ref(), find("bad").digest), (None, bad.digest));
+    assert_eq!(listed.len(), 4);
+    // Without names, these two go, read or not; the layers stay, since the damaged one may list any of them.
+    let collected = store.gc(&HashSet::new(), Duration::ZERO).unwrap();
+    assert_eq!((collected.images, collected.layers, collected.unreadable), (2, 0, 1));
+    assert!(!pipe.exists());
+    store.layer_path(&loose.layers[0]).unwrap();
+    // A name that cannot be read may be that of any image.
+    store.remove("bad").unwrap();
+    fs::write(place.path("store/names/odd"), "?").unwrap();
+    let collected = store.gc(&HashSet::new(), Duration::ZERO).unwrap();
+    assert_eq!((collected.images, collected.layers, collected.unreadable), (0, 0, 1));
+    store.remove("odd").unwrap();
+    let collected = store.gc(&HashSet::new(), Duration::ZERO).unwrap();
+    assert_eq!((collected.images, collected.layers, collected.unreadable), (1, 2, 0));
+    assert_eq!(store.resolve("good").unwrap(), good);
+}
+
+#[test]
+fn a_record_that_could_not_be_read_is_not_written() {
+    // Such an image would otherwise be damaged as soon as it is stored.
+    let small = Place::with(Limits { max_json_bytes: 100, ..Limits::default() });
+    let error = small.tarball(&Tar::new().file("f", "").end()).unwrap_err();
+    assert!(matches!(error, Error::LargeRecord { limit_bytes: 100, .. }), "{}", chain(&error));
+    assert!(small.store.list().unwrap().is_empty());
+    // Its layer is garbage.
+    assert_eq!(small.store.gc(&HashSet::new(), Duration::ZERO).unwrap().layers, 1);
 }

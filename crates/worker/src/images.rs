@@ -181,13 +181,16 @@ pub(crate) async fn list(shared: &Arc<Shared>, apps: &[Arc<AppRecord>]) -> Resul
     let listed = tokio::task::spawn_blocking(move || store.store.list());
     let listed = listed.await.map_err(|error| ApiError::internal(&error))?.map_err(|error| failed(&error))?;
     let view = |found: torpor_rootfs::StoredImage| {
-        let layers: Vec<String> = found.image.layers.iter().map(ToString::to_string).collect();
-        let used_by = used_by(&layers, apps);
+        // Of one that is damaged, only name and digest are known.
+        let layers: Option<Vec<String>> =
+            found.image.map(|image| image.layers.iter().map(ToString::to_string).collect());
+        let used_by = layers.as_deref().map(|layers| used_by(layers, apps)).unwrap_or_default();
+        let layers = layers.map_or(0, |layers| layers.len() as u32);
         let one = move |name: Option<String>| StoredImage {
             name,
-            digest: found.image.digest.to_string(),
+            digest: found.digest.to_string(),
             bytes: found.bytes,
-            layers: layers.len() as u32,
+            layers,
             created: found.stored.try_into().unwrap_or_default(),
             used_by: used_by.clone(),
         };
@@ -206,12 +209,14 @@ pub(crate) async fn remove(
     let (store, name) = (shared.clone(), name.to_owned());
     let removed = tokio::task::spawn_blocking(move || store.store.remove(&name));
     removed.await.map_err(|error| ApiError::internal(&error))?.map_err(|error| failed(&error))?;
-    collect(shared, apps).await
+    collect(shared, apps).await;
+    Ok(())
 }
 
-/// Removes layers that neither a name nor an app uses; while something is fetched, that is left to the next time.
-pub(crate) async fn collect(shared: &Arc<Shared>, apps: impl FnOnce() -> Vec<Arc<AppRecord>>) -> Result<(), ApiError> {
-    let Ok(_no_fetching) = shared.promised.fetching.try_write() else { return Ok(()) };
+/// Removes layers that neither a name nor an app uses; while something is fetched, that is left to the next time. So is what
+/// fails, with a warning: whoever removes an app or a name has removed it, whatever becomes of the layers.
+pub(crate) async fn collect(shared: &Arc<Shared>, apps: impl FnOnce() -> Vec<Arc<AppRecord>>) {
+    let Ok(_no_fetching) = shared.promised.fetching.try_write() else { return };
     // In this order: an app that is made in between is among the promised or among the apps.
     let mut in_use: Vec<String> = shared.promised.layers().iter().flat_map(|(layers, _)| layers.clone()).collect();
     in_use.extend(shared.promised.expected().iter().flatten().cloned());
@@ -221,5 +226,10 @@ pub(crate) async fn collect(shared: &Arc<Shared>, apps: impl FnOnce() -> Vec<Arc
         let in_use: HashSet<_> = crate::shared::layer_digests(&in_use)?;
         shared.store.gc(&in_use, Duration::ZERO)
     });
-    collected.await.map_err(|error| ApiError::internal(&error))?.map(drop).map_err(|error| failed(&error))
+    let why = match collected.await {
+        Ok(Ok(_)) => return,
+        Ok(Err(error)) => chain(&error),
+        Err(error) => chain(&error),
+    };
+    tracing::warn!(why, "layers that nobody uses were not removed; they are tried again with the next app or image");
 }

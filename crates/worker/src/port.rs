@@ -235,7 +235,8 @@ impl WorkerPort for Worker {
         removed.map_err(|error| ApiError::internal(&error))?.map_err(|error| {
             ApiError::new(ErrorKind::Internal, format!("removing files of {}: {error}", status.name))
         })?;
-        crate::images::collect(&self.shared, || self.records()).await
+        crate::images::collect(&self.shared, || self.records()).await;
+        Ok(())
     }
 
     async fn status(&self, id: &str) -> Result<AppStatus, ApiError> {

@@ -11,7 +11,22 @@ use crate::digest::{Digest, LayerDigest};
 use crate::error::Error;
 use crate::image::Image;
 use crate::limits::MAX_IMAGE_NAME_BYTES;
+use crate::tarball::open_input;
 use crate::temporary::open_directory;
+
+/// What the directory of names says.
+#[derive(Default)]
+pub(super) struct Names {
+    pub(super) targets: BTreeMap<String, Digest>,
+    /// Names whose image is not known.
+    pub(super) unreadable: usize,
+}
+
+/// Logs that a record is passed over, with the cause.
+pub(super) fn warn_of(error: &Error) {
+    let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+    tracing::warn!(%error, cause, "passing over a record of the store that cannot be read");
+}
 
 impl Store {
     pub(super) fn image_path(&self, digest: &Digest) -> PathBuf {
@@ -54,12 +69,23 @@ impl Store {
         digest.map(Some).map_err(|source| Error::DamagedRecord { path: path.to_owned(), source })
     }
 
-    pub(super) fn names(&self) -> Result<BTreeMap<String, Digest>, Error> {
-        let mut names = BTreeMap::new();
+    /// All names. What no name can be (an editor's file, a directory) is passed over.
+    pub(super) fn names(&self) -> Result<Names, Error> {
+        let mut names = Names::default();
         for file in self.entries("names")? {
             let name = file.replace("%2F", "/");
-            if let Some(digest) = self.name_target(&self.name_path(&name)?)? {
-                names.insert(name, digest);
+            let Ok(path) = self.name_path(&name) else { continue };
+            // One that goes away meanwhile is none, either.
+            if !fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_file()) {
+                continue;
+            }
+            match self.name_target(&path) {
+                Ok(Some(digest)) => drop(names.targets.insert(name, digest)),
+                Ok(None) => {}
+                Err(error) => {
+                    warn_of(&error);
+                    names.unreadable += 1;
+                }
             }
         }
         Ok(names)
@@ -77,9 +103,9 @@ impl Store {
     }
 
     pub(super) fn read(&self, path: &Path) -> Result<Option<(Vec<u8>, SystemTime)>, Error> {
-        let file = match File::open(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            file => file.map_err(Error::io("open", path))?,
+        let (file, _) = match open_input(path) {
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
         };
         let modified = file.metadata().and_then(|metadata| metadata.modified()).map_err(Error::io("look at", path))?;
         let limit_bytes = self.limits().max_json_bytes;
@@ -91,8 +117,12 @@ impl Store {
         Ok(Some((data, modified)))
     }
 
-    /// Writes a small file so that a crash leaves the old one or the new one.
+    /// Writes a small file so that a crash leaves the old one or the new one. Refuses what [`Store::read`] would refuse.
     pub(super) fn write(&self, path: &Path, data: &[u8]) -> Result<(), Error> {
+        let limit_bytes = self.limits().max_json_bytes;
+        if data.len() as u64 > limit_bytes {
+            return Err(Error::LargeRecord { path: path.to_owned(), limit_bytes });
+        }
         let temporary = self.temporary()?;
         let made = temporary.join("file");
         let mut file = File::create_new(&made).map_err(Error::io("create", &made))?;

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use torpor_image::tree::Tree;
+use torpor_image::tree::{End, Process, Tree};
 use torpor_image::{Header, PAGE};
 use torpor_linux::restorer::{STEP_BYTES, STOP, Step};
 
@@ -228,4 +228,17 @@ fn a_plan_of_a_hostile_tree_is_made_or_refused() {
         }
     }
     assert!(read > 200, "only {read} trees were read");
+}
+
+/// A size that takes minutes where each process is compared with each other one.
+#[test]
+fn a_plan_of_many_ended_children_takes_no_more_than_their_number() {
+    const MANY: i32 = 100_000;
+    let (mut tree, plan, _) = golden_plan();
+    let Process { pid, group, session, .. } = tree.processes[0];
+    let ended = || End::Zombie { status: 0, name: Vec::new() };
+    tree.processes.extend((0..MANY).map(|n| Process { pid: 1000 + n, parent: pid, group, session, end: ended() }));
+    let large = compile::plan(&tree, 9).unwrap();
+    assert_eq!(large.tasks.len(), plan.tasks.len() + MANY as usize);
+    assert!(vet::is_sound(&tree, &large));
 }

@@ -8,7 +8,7 @@
 //! This is a second line, not a sandbox: the programs in an image run as the users and with the capabilities that its state
 //! names, and may then do what these may. Who must not trust an image checks its state (`docs/threat-model.md`).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use torpor_image::tree::Tree;
 use torpor_linux::restorer::{ANY, CHILD, EXACT, FROM_VDSO, NO_ERROR, STEP_BYTES, STOP, Step};
@@ -54,13 +54,19 @@ struct Vet<'a> {
     /// Processes and threads that the plan makes.
     ids: BTreeSet<u64>,
     groups: BTreeSet<u64>,
+    /// By the address of its first step: whose list it is.
+    lists: HashMap<u64, i32>,
 }
 
 impl<'a> Vet<'a> {
     fn new(tree: &'a Tree, plan: &'a Plan) -> Self {
         let ids: BTreeSet<u64> = plan.tasks.iter().map(|task| task.tid as u64).collect();
         let groups = tree.processes.iter().map(|process| process.group as u64);
-        Self { tree, plan, groups: groups.chain(ids.iter().copied()).collect(), ids }
+        let mut lists = HashMap::new();
+        for task in &plan.tasks {
+            lists.entry(task.first).or_insert(task.tid);
+        }
+        Self { tree, plan, groups: groups.chain(ids.iter().copied()).collect(), ids, lists }
     }
 
     /// The interpreter runs from the first step to a stop or an end: that has to be the last.
@@ -125,7 +131,6 @@ impl<'a> Vet<'a> {
         let own = flags & !CLONE_PTRACE;
         let known = own == CLONE_THREAD_FLAGS || own & !(CLONE_PARENT | CLONE_FS | CLONE_FILES) == 0;
         let id = self.words::<1>(set_tid).map(|[id]| id);
-        let task = self.plan.tasks.iter().find(|task| task.first == list);
         size == (CLONE_WORDS * 8) as u64
             && flags & CLONE_PTRACE != 0
             && known
@@ -133,7 +138,7 @@ impl<'a> Vet<'a> {
             && matches!(signal, 0 | SIGCHLD)
             && set_tid_size == 1
             && id == Some(step.expected as u64)
-            && task.is_some_and(|task| i64::from(task.tid) == step.expected)
+            && self.lists.get(&list).is_some_and(|tid| i64::from(*tid) == step.expected)
     }
 
     fn words<const N: usize>(&self, address: u64) -> Option<[u64; N]> {

@@ -22,6 +22,8 @@ mod process;
 mod sharing;
 mod thread;
 
+use std::collections::HashSet;
+
 use torpor_image::checksum;
 use torpor_image::tree::{End, Life, Process, Shares, Tree};
 use torpor_linux::restorer::CODE_BYTES;
@@ -221,6 +223,8 @@ struct Compiler<'t> {
     sharing: &'t Sharing<'t>,
     builder: Builder,
     claimed: process::Claimed,
+    /// Processes with children that have ended.
+    reapers: HashSet<i32>,
     /// Number of the task of each process and of each helper.
     processes: Vec<usize>,
     helpers: Vec<usize>,
@@ -248,7 +252,10 @@ impl<'t> Compiler<'t> {
         }
         let claimed = process::Claimed::new(tree);
         let kernel = KernelAreas::of(tree, room);
-        Self { tree, staged, order, room, kernel, sharing, builder: Builder::default(), claimed, processes, helpers }
+        let ended = tree.processes.iter().filter(|process| process.alive().is_none());
+        let reapers = ended.map(|process| process.parent).collect();
+        let builder = Builder::default();
+        Self { tree, staged, order, room, kernel, sharing, builder, claimed, reapers, processes, helpers }
     }
 
     /// The lists of all tasks, with offsets for addresses.
@@ -368,7 +375,7 @@ impl<'t> Compiler<'t> {
         }
         let (early, late) = self.order.births(Node::Process(n));
         for birth in early {
-            self.make(birth, steps);
+            self.make(*birth, steps);
         }
         if process.session == process.pid {
             steps.exact(calls::SETSID, process.pid as u64, &[]);
@@ -379,7 +386,7 @@ impl<'t> Compiler<'t> {
             const TIOCSCTTY: u64 = 0x540e;
             steps.call(calls::IOCTL, &[self.staged.file(slave).into(), TIOCSCTTY.into(), 0_u64.into()]);
         }
-        for birth in &late {
+        for birth in late {
             self.make(*birth, steps);
         }
         let own: Vec<i32> = late
@@ -414,8 +421,7 @@ impl<'t> Compiler<'t> {
         for pid in &own {
             steps.exact(calls::WAIT4, *pid as u64, &[(*pid).into(), 0_u64.into(), WALL.into(), 0_u64.into()]);
         }
-        let zombies = self.tree.processes.iter().any(|child| child.parent == process.pid && child.alive().is_none());
-        if process.alive().is_some() && (zombies || !own.is_empty()) {
+        if process.alive().is_some() && (self.reapers.contains(&process.pid) || !own.is_empty()) {
             // The children's ends were reported long ago.
             let set = self.builder.numbers(&[1 << (SIGCHLD - 1)]);
             let now = self.builder.numbers(&[0, 0]);
@@ -457,7 +463,7 @@ impl<'t> Compiler<'t> {
         }
         let (_, children) = self.order.births(Node::Helper(h));
         for birth in children {
-            self.make(birth, &mut steps);
+            self.make(*birth, &mut steps);
         }
         steps.stop(BORN);
         steps.stop(JOINED);
@@ -475,7 +481,7 @@ impl<'t> Compiler<'t> {
             process::descriptors(self.tree, life, self.staged, &mut self.claimed, builder, steps);
             process::surroundings(life, self.staged, builder, steps);
             process::close_inherited(self.staged, steps);
-            process::locks(self.tree, pid, life, builder, steps);
+            process::locks(self.tree, pid, life, &self.claimed, builder, steps);
         }
         process::actions(life, builder, steps);
         let common = thread::common_filters(life);

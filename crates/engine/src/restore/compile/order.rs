@@ -83,6 +83,19 @@ pub(super) struct Order {
     pub(super) groups: Vec<Group>,
     /// Helpers.
     pub(super) helpers: Vec<Helper>,
+    /// Whom each process makes.
+    by_process: Vec<Births>,
+    /// Whom each helper makes.
+    by_helper: Vec<Births>,
+}
+
+/// Whom one node makes, in this order.
+#[derive(Clone, Debug, Default)]
+struct Births {
+    /// Before it makes its own session.
+    early: Vec<Birth>,
+    /// Afterwards.
+    late: Vec<Birth>,
 }
 
 impl Order {
@@ -94,32 +107,34 @@ impl Order {
         let mut born_in =
             vec![processes.first().map_or(0, |root| if root.session == root.pid { -1 } else { root.session })];
         let mut helpers: BTreeMap<i32, usize> = BTreeMap::new();
-        for (n, process) in processes.iter().enumerate().skip(1) {
+        // The first process of each session and parent.
+        let mut siblings: HashMap<(i32, i32), usize> = HashMap::new();
+        for (n, process) in processes.iter().enumerate() {
+            let sibling = siblings.get(&(process.session, process.parent)).copied();
+            siblings.entry((process.session, process.parent)).or_insert(n);
+            if n == 0 {
+                continue;
+            }
             let parent = places.get(&process.parent).copied();
             let leads = process.session == process.pid;
             let maker = match parent {
                 Some(by) if leads || processes[by].session == process.session => Maker::Parent { by, early: false },
                 Some(by) if born_in[by] == process.session => Maker::Parent { by, early: true },
                 None if leads || processes[0].session == process.session => Maker::Sibling { by: 0 },
-                _ => {
-                    let sibling = processes[..n]
-                        .iter()
-                        .position(|other| other.session == process.session && other.parent == process.parent);
-                    match (sibling, parent) {
-                        (Some(by), _) => Maker::Sibling { by },
-                        (None, parent) if process.session > 0 && !places.contains_key(&process.session) => {
-                            let helper = *helpers.entry(process.session).or_insert_with(|| {
-                                order.helpers.push(Helper { pid: process.session, parent, session: true });
-                                order.helpers.len() - 1
-                            });
-                            if order.helpers[helper].parent != parent {
-                                return Err(CompileError::Session { pid: process.pid, session: process.session });
-                            }
-                            Maker::Helper { by: helper }
+                _ => match (sibling, parent) {
+                    (Some(by), _) => Maker::Sibling { by },
+                    (None, parent) if process.session > 0 && !places.contains_key(&process.session) => {
+                        let helper = *helpers.entry(process.session).or_insert_with(|| {
+                            order.helpers.push(Helper { pid: process.session, parent, session: true });
+                            order.helpers.len() - 1
+                        });
+                        if order.helpers[helper].parent != parent {
+                            return Err(CompileError::Session { pid: process.pid, session: process.session });
                         }
-                        _ => return Err(CompileError::Session { pid: process.pid, session: process.session }),
+                        Maker::Helper { by: helper }
                     }
-                }
+                    _ => return Err(CompileError::Session { pid: process.pid, session: process.session }),
+                },
             };
             born_in.push(match maker {
                 Maker::Parent { by, early: true } => born_in[by],
@@ -129,37 +144,41 @@ impl Order {
             order.makers.push(maker);
         }
         order.groups(tree, &places, &helpers)?;
+        order.index();
         Ok(order)
     }
 
     /// Whom it makes before it makes its own session, and whom afterwards, in this order.
-    pub(super) fn births(&self, maker: Node) -> (Vec<Birth>, Vec<Birth>) {
-        let (mut early, mut late) = (Vec::new(), Vec::new());
+    pub(super) fn births(&self, maker: Node) -> (&[Birth], &[Birth]) {
+        let births = match maker {
+            Node::Process(n) => &self.by_process[n],
+            Node::Helper(h) => &self.by_helper[h],
+        };
+        (&births.early, &births.late)
+    }
+
+    /// Sorts all births by their makers, once: looking for the children of each process by itself would take the square of
+    /// their number.
+    fn index(&mut self) {
+        self.by_process = vec![Births::default(); self.makers.len()];
+        self.by_helper = vec![Births::default(); self.helpers.len()];
         for (child, made) in self.makers.iter().enumerate() {
             let node = Node::Process(child);
-            match (*made, maker) {
-                (Maker::Parent { by, early: true }, Node::Process(n)) if by == n => {
-                    early.push(Birth { node, sibling: false });
-                }
-                (Maker::Parent { by, early: false }, Node::Process(n)) if by == n => {
-                    late.push(Birth { node, sibling: false });
-                }
-                (Maker::Sibling { by }, Node::Process(n)) | (Maker::Helper { by }, Node::Helper(n)) if by == n => {
-                    late.push(Birth { node, sibling: true });
-                }
-                _ => {}
+            let list = match *made {
+                Maker::Launch => continue,
+                Maker::Parent { by, early: true } => &mut self.by_process[by].early,
+                Maker::Parent { by, early: false } | Maker::Sibling { by } => &mut self.by_process[by].late,
+                Maker::Helper { by } => &mut self.by_helper[by].late,
+            };
+            list.push(Birth { node, sibling: !matches!(made, Maker::Parent { .. }) });
+        }
+        // The root's own helpers come before those that it makes beside itself.
+        for beside in [false, true] {
+            for (h, helper) in self.helpers.iter().enumerate().filter(|(_, helper)| helper.parent.is_none() == beside) {
+                let births = &mut self.by_process[helper.parent.unwrap_or(0)];
+                births.late.push(Birth { node: Node::Helper(h), sibling: beside });
             }
         }
-        let Node::Process(n) = maker else { return (early, late) };
-        let helpers = |parent: Option<usize>| {
-            let found = self.helpers.iter().enumerate().filter(move |(_, helper)| helper.parent == parent);
-            found.map(move |(h, _)| Birth { node: Node::Helper(h), sibling: parent.is_none() })
-        };
-        late.extend(helpers(Some(n)));
-        if n == 0 {
-            late.extend(helpers(None));
-        }
-        (early, late)
     }
 
     fn groups(
@@ -170,6 +189,11 @@ impl Order {
     ) -> Result<(), CompileError> {
         let root = &tree.processes[0];
         let mut helpers: BTreeMap<i32, usize> = BTreeMap::new();
+        // The first living process of each session.
+        let mut living: HashMap<i32, usize> = HashMap::new();
+        for (n, process) in tree.processes.iter().enumerate().filter(|(_, process)| process.alive().is_some()) {
+            living.entry(process.session).or_insert(n);
+        }
         for (n, process) in tree.processes.iter().enumerate() {
             let group = process.group;
             let outside = root.session != root.pid && process.session == root.session;
@@ -183,8 +207,7 @@ impl Order {
                 Group::Inherited
             } else {
                 // Its leader has ended: a child of a process in the same session makes it again.
-                let parent =
-                    tree.processes.iter().position(|other| other.alive().is_some() && other.session == process.session);
+                let parent = living.get(&process.session).copied();
                 let parent = parent.ok_or(CompileError::Group { pid: process.pid, group })?;
                 helpers.entry(group).or_insert_with(|| {
                     self.helpers.push(Helper { pid: group, parent: Some(parent), session: false });
@@ -252,6 +275,23 @@ mod tests {
         assert_eq!(order.helpers, [Helper { pid: 11, parent: None, session: true }]);
         assert_eq!(order.makers[1..], [Maker::Helper { by: 0 }, late(1)]);
         assert_eq!(order.groups[1..], [Group::Join(11), Group::Join(11)]);
+    }
+
+    /// Sizes that take minutes if each process is compared with each other one.
+    #[test]
+    fn large_trees_take_no_more_than_their_size() {
+        const MANY: i32 = 200_000;
+        let root = (10, 0, 10, 10);
+        let children: Vec<_> = std::iter::once(root).chain((0..MANY).map(|n| (1000 + n, 10, 10, 10))).collect();
+        let orphans = (0..MANY).map(|n| (1000 + n, 10, 1_000_000 + n, 1_000_000 + n));
+        let orphans: Vec<_> = std::iter::once(root).chain(orphans).collect();
+        for (processes, helpers) in [(children, 0), (orphans, MANY as usize)] {
+            let order = Order::of(&tree(&processes)).unwrap();
+            assert_eq!(order.helpers.len(), helpers);
+            let nodes = (0..order.makers.len()).map(Node::Process).chain((0..helpers).map(Node::Helper));
+            let made: usize = nodes.map(|node| order.births(node)).map(|(early, late)| early.len() + late.len()).sum();
+            assert_eq!(made, MANY as usize + helpers);
+        }
     }
 
     #[test]

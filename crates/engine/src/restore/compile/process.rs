@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use torpor_image::tree::{FileKind, Life, LockKind, OpenFile, Process, Tree};
+use torpor_image::tree::{FileKind, FileLock, Life, LockKind, OpenFile, Process, Tree};
 
 use super::super::calls;
 use super::super::staged::{Access, Staged};
@@ -20,11 +20,20 @@ pub(crate) const LOCK_NB: u64 = 4;
 pub(super) struct Claimed {
     epolls: Vec<bool>,
     notified: Vec<bool>,
+    /// By process: the one that puts its table of descriptors together.
+    tables: HashMap<i32, i32>,
 }
 
 impl Claimed {
     pub(super) fn new(tree: &Tree) -> Self {
-        Self { epolls: vec![false; tree.files.len()], notified: vec![false; tree.files.len()] }
+        let mut tables = HashMap::new();
+        for process in &tree.processes {
+            let Some(life) = process.alive() else { continue };
+            // Parents come before their children.
+            let owner = if life.shares.descriptors { tables.get(&process.parent).copied() } else { Some(process.pid) };
+            tables.extend(owner.map(|owner| (process.pid, owner)));
+        }
+        Self { epolls: vec![false; tree.files.len()], notified: vec![false; tree.files.len()], tables }
     }
 }
 
@@ -71,6 +80,7 @@ pub(super) fn descriptors(
         }
     }
     let mut processes: HashMap<u32, i32> = HashMap::new();
+    let first_free = first_free(life);
     for found in &life.descriptors {
         let flags = Argument::Value(if found.close_on_exec { O_CLOEXEC } else { 0 });
         let file = &tree.files[found.file as usize];
@@ -80,7 +90,7 @@ pub(super) fn descriptors(
                 None => {
                     // A new number: ours is put there by dup3 afterwards.
                     let place = staged.file(found.file);
-                    let lowest = lowest_free(life, found.fd);
+                    let lowest = first_free.min(found.fd);
                     open(kind, file, lowest, builder, steps);
                     steps.exact(calls::DUP3, place as u64, &[lowest.into(), place.into(), 0_u64.into()]);
                     steps.call(calls::CLOSE_RANGE, &[lowest.into(), lowest.into(), 0_u64.into()]);
@@ -136,23 +146,19 @@ fn notified(tree: &Tree, life: &Life, claimed: &mut Claimed, steps: &mut Steps) 
     }
 }
 
-/// The number that the kernel gives when the descriptors below `fd` are in their places.
-fn lowest_free(life: &Life, fd: i32) -> i32 {
-    let mut lowest = 0;
-    for found in life.descriptors.iter().take_while(|found| found.fd < fd) {
-        if found.fd != lowest {
-            break;
-        }
-        lowest += 1;
-    }
-    lowest
+/// The number that the kernel gives when all descriptors are in their places; while only those below a number are, it is not
+/// higher than that.
+fn first_free(life: &Life) -> i32 {
+    let taken = life.descriptors.iter().zip(0..).take_while(|(found, number)| found.fd == *number);
+    taken.count() as i32
 }
 
 /// POSIX locks belong to the process: it takes them itself. They go with any descriptor of the file that it closes, so this
 /// is done when nothing is closed any more. Of `flock` locks and leases the kernel shows who has taken them.
-pub(super) fn locks(tree: &Tree, pid: i32, life: &Life, builder: &mut Builder, steps: &mut Steps) {
+pub(super) fn locks(tree: &Tree, pid: i32, life: &Life, claimed: &Claimed, builder: &mut Builder, steps: &mut Steps) {
     const F_SETLK: u64 = 6;
     const F_SETLEASE: u64 = 1024;
+    let owns = |lock: &FileLock| claimed.tables.get(&lock.pid) == Some(&pid);
     let mut done = HashSet::new();
     for found in &life.descriptors {
         let first = done.insert(found.file);
@@ -163,13 +169,13 @@ pub(super) fn locks(tree: &Tree, pid: i32, life: &Life, builder: &mut Builder, s
                     let place = builder.numbers(&[lock.mode as u16 as u64, lock.start, lock.bytes, 0]);
                     steps.call(calls::FCNTL, &[found.fd.into(), F_SETLK.into(), place]);
                 }
-                LockKind::Flock if first && owner_of_table(tree, lock.pid) == Some(pid) => {
+                LockKind::Flock if first && owns(lock) => {
                     let [held, other] = if lock.mode == WRITE { [LOCK_EX, LOCK_SH] } else { [LOCK_SH, LOCK_EX] };
                     // One that has been kept shows who took it then, until it is changed.
                     steps.any(calls::FLOCK, &[found.fd.into(), (other | LOCK_NB).into()]);
                     steps.call(calls::FLOCK, &[found.fd.into(), (held | LOCK_NB).into()]);
                 }
-                LockKind::Lease if first && owner_of_table(tree, lock.pid) == Some(pid) => {
+                LockKind::Lease if first && owns(lock) => {
                     // As above: first it is given up. Where the process may not take one, the restorer does.
                     const F_UNLCK: u64 = 2;
                     steps.any(calls::FCNTL, &[found.fd.into(), F_SETLEASE.into(), F_UNLCK.into()]);
@@ -179,15 +185,6 @@ pub(super) fn locks(tree: &Tree, pid: i32, life: &Life, builder: &mut Builder, s
             }
         }
     }
-}
-
-/// The process that puts the table of descriptors of another one together.
-fn owner_of_table(tree: &Tree, pid: i32) -> Option<i32> {
-    let mut process = tree.processes.iter().find(|process| process.pid == pid)?;
-    while process.alive()?.shares.descriptors {
-        process = tree.processes.iter().find(|other| other.pid == process.parent)?;
-    }
-    Some(process.pid)
 }
 
 /// Closes everything that was inherited.

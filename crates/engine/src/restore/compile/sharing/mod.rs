@@ -13,8 +13,10 @@
 mod moved;
 mod runs;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
+use std::rc::Rc;
 
 use torpor_image::Content;
 use torpor_image::tree::{Area, Backing, Life, MemoryId, PathState, Process, Tree};
@@ -42,6 +44,16 @@ enum Source<'t> {
     File(&'t PathState, u64),
     /// A private mapping of shared memory.
     Memory(MemoryId, u64),
+}
+
+impl Hash for Source<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            Self::Anonymous { .. } => {}
+            Self::File(path, origin) => (&path.path, origin).hash(state),
+            Self::Memory(memory, origin) => (memory, origin).hash(state),
+        }
+    }
 }
 
 impl<'t> Source<'t> {
@@ -90,7 +102,7 @@ pub(super) struct Sharing<'t> {
     /// By the maker's child: what it maps and fills before.
     before: Vec<Has>,
     /// What each node has when it has made all whom it makes.
-    has: Vec<Has>,
+    has: Vec<Rc<Has>>,
 }
 
 /// What a process keeps of what it has inherited.
@@ -130,7 +142,7 @@ impl<'t> Sharing<'t> {
         let carriers = carriers(tree, &moved, &mut own);
         let nodes = own.len() + order.helpers.len();
         let mut sharing = Self { carriers, own, moved, before: vec![Has::default(); nodes], has: Vec::new() };
-        sharing.has = vec![Has::default(); nodes];
+        sharing.has = vec![Rc::default(); nodes];
         sharing.hand_down(order);
         sharing
     }
@@ -153,7 +165,7 @@ impl<'t> Sharing<'t> {
         let mut n = 0;
         while let Some((maker, _)) = makers.get(n) {
             let (early, late) = order.births(*maker);
-            let made: Vec<Node> = early.into_iter().chain(late).map(|birth| birth.node).collect();
+            let made: Vec<Node> = early.iter().chain(late).map(|birth| birth.node).collect();
             makers.extend(made.iter().map(|node| (*node, Vec::new())));
             makers[n].1 = made;
             n += 1;
@@ -172,13 +184,18 @@ impl<'t> Sharing<'t> {
             for node in made.iter().rev() {
                 let needed = &below[self.place(*node)];
                 wanted.push(common(needed, &later));
-                later = union(&later, needed);
+                if !needed.is_empty() {
+                    later = union(&later, needed);
+                }
             }
-            let mut has = std::mem::take(&mut self.has[maker]);
+            // Children for whom nothing is filled have the same, and there may be many.
+            let mut has = Rc::clone(&self.has[maker]);
             for (node, wanted) in made.iter().zip(wanted.into_iter().rev()) {
                 let child = self.place(*node);
-                self.before[child] = self.fill(&mut has, child, &wanted);
-                self.has[child] = has.clone();
+                if !wanted.is_empty() {
+                    self.before[child] = self.fill(Rc::make_mut(&mut has), child, &wanted);
+                }
+                self.has[child] = Rc::clone(&has);
             }
             self.has[maker] = has;
         }
@@ -227,10 +244,11 @@ impl<'t> Sharing<'t> {
     /// What process `n`, which is to become `life`, keeps.
     pub(super) fn kept(&self, n: usize, life: &Life) -> Kept {
         let Some(has) = self.has.get(n).filter(|has| !has.carriers.is_empty()) else { return Kept::default() };
-        let carriers = || has.carriers.iter().filter_map(|place| self.carriers.get(*place));
+        let inherited: Vec<&Carrier<'_>> = has.carriers.iter().filter_map(|place| self.carriers.get(*place)).collect();
         let runs = common(self.own(n), &has.runs);
         let held = places(&runs);
         let moves = self.moved.get(n).map_or(&[][..], Vec::as_slice);
+        let sources = moved::sources(moves);
         let mut kept = Kept::default();
         // Its own pages, and areas that stay in their places.
         let (mut own, mut there) = (Vec::new(), Vec::new());
@@ -238,16 +256,17 @@ impl<'t> Sharing<'t> {
             let found = moved::of(moves, place);
             let start = found.map_or(area.start, |found| found.from);
             let whole = start..start + (area.end - area.start);
-            if found.is_none() && moves.iter().any(|other| overlaps(whole.clone(), &[other.source()])) {
+            if found.is_none() && overlaps(whole.clone(), &sources) {
                 // It came there when what was there had gone.
                 continue;
             }
             let source = Source::of(life, area, start);
-            let covers = |carrier: &&Carrier<'_>| {
+            let first = inherited.partition_point(|carrier| carrier.end <= whole.start);
+            let covered = inherited.get(first).is_some_and(|carrier| {
                 carrier.start <= whole.start && whole.end <= carrier.end && Some(carrier.source) == source
-            };
+            });
             // Without such a page it is better made anew.
-            if carriers().any(|carrier| covers(&carrier)) && overlaps(whole.clone(), &held) {
+            if covered && overlaps(whole.clone(), &held) {
                 kept.areas.insert(place);
                 kept.moves.extend(found.cloned());
                 if found.is_none() {
@@ -263,7 +282,7 @@ impl<'t> Sharing<'t> {
         let own = ranges(own);
         let targets = kept.moves.iter().map(Move::target);
         let taken = ranges(there.into_iter().chain(targets).chain(kept.moves.iter().map(Move::source)).collect());
-        let all = ranges(carriers().map(|carrier| carrier.start..carrier.end).collect());
+        let all = ranges(inherited.iter().map(|carrier| carrier.start..carrier.end).collect());
         kept.unmapped = all.iter().flat_map(|range| without(range, &taken)).collect();
         // Its own pages are written over what is there.
         let left = |runs: &[Run]| moved::not_covered(&outside(runs, &kept.unmapped), &kept.moves);
@@ -313,11 +332,12 @@ fn carriers<'t>(tree: &'t Tree, moved: &[Vec<Move>], own: &mut [Vec<Run>]) -> Ve
     for (process, (life, own)) in tree.processes.iter().map(Process::alive).zip(own.iter()).enumerate() {
         let (Some(life), held) = (life, places(own)) else { continue };
         let moves = moved.get(process).map_or(&[][..], Vec::as_slice);
+        let sources = moved::sources(moves);
         for (n, area) in life.space.areas.iter().enumerate() {
             let found = moved::of(moves, n);
             let start = found.map_or(area.start, |found| found.from);
             let whole = start..start + (area.end - area.start);
-            let gone = found.is_none() && moves.iter().any(|other| overlaps(whole.clone(), &[other.source()]));
+            let gone = found.is_none() && overlaps(whole.clone(), &sources);
             let Some(source) = Source::of(life, area, start).filter(|_| !gone) else { continue };
             let bytes =
                 whole.end - whole.start - without(&whole, &held).iter().map(|gap| gap.end - gap.start).sum::<u64>();
@@ -341,11 +361,13 @@ fn carriers<'t>(tree: &'t Tree, moved: &[Vec<Move>], own: &mut [Vec<Run>]) -> Ve
             last += 1;
         }
         let mut kinds: Vec<(Source<'t>, u64)> = Vec::new();
+        let mut of_kind: HashMap<Source<'t>, usize> = HashMap::new();
         for Sharer { carrier, bytes, .. } in &sharers[first..last] {
-            match kinds.iter_mut().find(|(source, _)| *source == carrier.source) {
-                Some((_, sum)) => *sum += bytes,
-                None => kinds.push((carrier.source, *bytes)),
-            }
+            let kind = *of_kind.entry(carrier.source).or_insert_with(|| {
+                kinds.push((carrier.source, 0));
+                kinds.len() - 1
+            });
+            kinds[kind].1 += bytes;
         }
         let chosen = kinds.iter().max_by_key(|(_, bytes)| *bytes).map(|(source, _)| *source);
         for Sharer { process, carrier, .. } in sharers[first..last].iter() {

@@ -63,6 +63,14 @@ pub(super) fn common(a: &[Run], b: &[Run]) -> Vec<Run> {
     out
 }
 
+/// Whether anything is in both; `all` may be much larger.
+pub(super) fn any_common(runs: &[Run], all: &[Run]) -> bool {
+    runs.iter().any(|run| {
+        let first = all.partition_point(|other| (other.distance, other.end) <= (run.distance, run.start));
+        all.get(first).is_some_and(|other| other.distance == run.distance && other.start < run.end)
+    })
+}
+
 /// What is in at least two of them.
 pub(super) fn in_several(sets: &[Vec<Run>]) -> Vec<Run> {
     let edges = |run: &Run| [(run.distance, run.start, 1), (run.distance, run.end, -1)];
@@ -152,6 +160,8 @@ mod tests {
         assert_eq!(union(&a, &b), [run(0, 5, 9), run(1, 10, 40), run(2, 0, 99)]);
         assert_eq!(common(&a, &b), [run(1, 15, 16), run(1, 25, 30)]);
         assert_eq!(common(&b, &a), common(&a, &b));
+        assert!(any_common(&a, &b) && any_common(&b, &a) && any_common(&[run(1, 39, 41)], &b));
+        assert!(!any_common(&a, &[run(0, 8, 9), run(1, 5, 10), run(1, 30, 31)]) && !any_common(&[], &b));
     }
 
     #[test]

@@ -183,3 +183,42 @@ fn moved_areas_are_inherited_where_the_others_have_them() {
         assert_eq!(alone.unmapped, [BASE..BASE + 4 * PAGE]);
     }
 }
+
+/// Sizes that take minutes, or all memory, where each region is compared with each other one.
+#[test]
+fn one_page_that_is_named_very_often_takes_no_more_than_its_names() {
+    let copies = |count: u64| (0..count).map(|n| (n, 10)).collect::<Vec<_>>();
+    let alone = tree(vec![process(1, 0, 200_000, &copies(200_000), None)]);
+    assert!(sharing(&alone).carriers.is_empty());
+    let away = BASE + (1 << 20) * PAGE;
+    let first = process(1, 0, 20_000, &copies(20_000), None);
+    let two = tree(vec![first, moved(process(2, 1, 20_000, &copies(20_000), None), away)]);
+    let found = sharing(&two);
+    // What lies beyond the bound is read by each for itself.
+    assert!(found.carriers.is_empty() && kept(&found, &two, 1).moves.is_empty());
+}
+
+#[test]
+fn very_many_areas_that_were_moved_take_no_more_than_their_number() {
+    const COUNT: u64 = 40_000;
+    let many = |pid, parent, start: u64| {
+        let mut process = process(pid, parent, 1, &[(0, 10)], None);
+        let End::Alive(life) = &mut process.end else { panic!("it has ended") };
+        let area = life.space.areas[0].clone();
+        let at = |n: u64| {
+            let mut area = area.clone();
+            (area.start, area.end) = (start + 2 * n * PAGE, start + (2 * n + 1) * PAGE);
+            area.pages[0].start = area.start;
+            area.pages[0].content = Content::Stored { offset: 2 * n * PAGE, checksum: 0 };
+            area
+        };
+        life.space.areas = (0..COUNT).map(at).collect();
+        process
+    };
+    let away = BASE + 4 * COUNT * PAGE;
+    let tree = tree(vec![many(1, 0, BASE), many(2, 1, away)]);
+    let found = sharing(&tree);
+    let second = kept(&found, &tree, 1);
+    assert_eq!((second.areas.len() as u64, second.moves.len() as u64), (COUNT, COUNT));
+    assert!(second.unmapped.is_empty() && second.stale.is_empty());
+}

@@ -8,6 +8,8 @@
 //! - What is a matter of degree (limits, priorities, sizes of buffers) is **lowered** to what a fresh start of the app would
 //!   give. A program may lower such values itself, so it has to cope with it.
 //!
+//! How much there is of anything is bounded ([`size`]).
+//!
 //! Nothing here has a default. Every kind is matched and every field is named, so that a new one does not compile until somebody
 //! has decided what an archive may say of it.
 
@@ -17,6 +19,7 @@ mod machine;
 mod memory;
 mod options;
 mod process;
+mod size;
 mod socket;
 mod surroundings;
 #[cfg(test)]
@@ -27,6 +30,7 @@ use std::collections::HashSet;
 use torpor_image::tree::{End, Machine, Namespaces, Process, Tree};
 
 pub use self::machine::MachineLimits;
+use self::size::Sizes;
 
 /// Highest process or thread id of any kernel (`PID_MAX_LIMIT`).
 const HIGHEST_PID: i32 = 4 << 20;
@@ -103,7 +107,12 @@ pub(crate) fn vet(tree: &mut Tree, bounds: &Bounds) -> Vetted {
     let threads = tree.threads().map(|thread| thread.tid);
     let ids = groups.chain(threads).filter(|id| *id > 0).collect();
     let mut vetting = Vetting { bounds, ids, found: Vetted::default() };
-    vetting.tree(tree);
+    for beyond in Sizes::of(tree).beyond(&Sizes::MOST) {
+        vetting.refuse(beyond);
+    }
+    if vetting.found.refused.is_empty() {
+        vetting.tree(tree);
+    }
     vetting.found
 }
 

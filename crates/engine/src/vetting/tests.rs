@@ -51,7 +51,7 @@ pub(crate) fn tame(tree: &mut Tree) {
     }
 }
 
-fn golden() -> Tree {
+pub(super) fn golden() -> Tree {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../image/tests/fixtures/complete-2.image");
     let bytes = std::fs::read(golden).unwrap();
     let header = Header::decode(&bytes, bytes.len() as u64).unwrap();
@@ -182,6 +182,10 @@ fn what_no_app_can_have_is_refused() {
         ("clocks that are centuries off", |tree| tree.machine.clock_offsets_ns[0] = i64::MIN),
         ("open and mapped files", |tree| {
             tree.files.extend(vec![tree.files[4].clone(); MOST_FILES]);
+        }),
+        ("descriptors, more than", |tree| {
+            let one = life(tree).descriptors[0];
+            life(tree).descriptors.extend(vec![one; Sizes::MOST.descriptors]);
         }),
         ("inotify watch number", |tree| {
             let watch = torpor_image::tree::InotifyWatch { watch: i32::MAX, mask: 2, path: path("/") };

@@ -2,7 +2,7 @@
 //!
 //! For whoever looks into images; putting an app to sleep, waking and restoring read on their own, as their ways need.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
@@ -243,7 +243,8 @@ pub struct MemoryDifference {
     pub gone_pages: u64,
 }
 
-/// Compares the private memory of processes that are in both images, page by page.
+/// Compares the private memory of processes that are in both images, page by page. It takes memory for the regions only: one of
+/// zeros may have any number of pages.
 ///
 /// # Errors
 /// Where pages cannot be read.
@@ -253,36 +254,66 @@ pub fn compare_memory(
 ) -> Result<Vec<MemoryDifference>, ImageError> {
     let others: HashMap<i32, Vec<&Region>> = second.1.private().into_iter().collect();
     let mut differences = Vec::new();
-    for (pid, regions) in first.1.private() {
-        let Some(other) = others.get(&pid) else { continue };
-        let (before, after) = (pages(&regions), pages(other));
-        let mut found = MemoryDifference { pid, ..MemoryDifference::default() };
-        for (address, old) in &before {
-            match after.get(address) {
-                None => found.gone_pages += 1,
-                Some(new) if first.0.page(*old)? == second.0.page(*new)? => found.same_pages += 1,
-                Some(_) => found.changed_pages += 1,
-            }
-        }
-        found.new_pages = after.keys().filter(|address| !before.contains_key(address)).count() as u64;
-        differences.push(found);
+    for (pid, before) in first.1.private() {
+        let Some(after) = others.get(&pid) else { continue };
+        differences.push(compare(pid, (first.0, &before), (second.0, after))?);
     }
     Ok(differences)
 }
 
-/// Where each page is in its file; `None`: it is zero.
-fn pages(regions: &[&Region]) -> BTreeMap<u64, Option<u64>> {
-    let of = |region: &&Region| {
-        let (start, content) = (region.start, region.content);
-        (0..u64::from(region.pages)).map(move |n| {
-            let place = match content {
-                Content::Zero => None,
-                Content::Stored { offset, .. } => Some(offset + n * PAGE),
-            };
-            (start + n * PAGE, place)
-        })
-    };
-    regions.iter().flat_map(of).collect()
+/// Compares two lists of regions, which ascend without overlap, by walking along both.
+fn compare(
+    pid: i32,
+    (first, before): (&ImageFile, &[&Region]),
+    (second, after): (&ImageFile, &[&Region]),
+) -> Result<MemoryDifference, ImageError> {
+    let end = |region: &Region| region.start + region.bytes();
+    let mut found = MemoryDifference { pid, ..MemoryDifference::default() };
+    // Up to here everything is counted.
+    let mut at = 0;
+    let (mut old, mut new) = (before.iter().peekable(), after.iter().peekable());
+    loop {
+        while old.next_if(|region| end(region) <= at).is_some() {}
+        while new.next_if(|region| end(region) <= at).is_some() {}
+        let starts = |region: &&&Region| at.max(region.start);
+        let next = match (old.peek(), new.peek()) {
+            (None, None) => return Ok(found),
+            (Some(one), other) if other.is_none_or(|other| starts(one) < starts(other)) => {
+                let next = other.map_or(u64::MAX, starts).min(end(one));
+                found.gone_pages += (next - starts(one)) / PAGE;
+                next
+            }
+            (other, Some(one)) if other.is_none_or(|other| starts(one) < starts(other)) => {
+                let next = other.map_or(u64::MAX, starts).min(end(one));
+                found.new_pages += (next - starts(one)) / PAGE;
+                next
+            }
+            (Some(one), Some(other)) => {
+                let (start, next) = (starts(one), end(one).min(end(other)));
+                if one.content == Content::Zero && other.content == Content::Zero {
+                    found.same_pages += (next - start) / PAGE;
+                } else {
+                    // One of them is stored, so they are few.
+                    for address in (start..next).step_by(PAGE as usize) {
+                        let same = first.page(place(one, address))? == second.page(place(other, address))?;
+                        *(if same { &mut found.same_pages } else { &mut found.changed_pages }) += 1;
+                    }
+                }
+                next
+            }
+            // One of the cases above.
+            (Some(_), None) | (None, Some(_)) => return Ok(found),
+        };
+        at = next;
+    }
+}
+
+/// Where the page at `address` of a region is in its file; `None`: it is zero.
+fn place(region: &Region, address: u64) -> Option<u64> {
+    match region.content {
+        Content::Zero => None,
+        Content::Stored { offset, .. } => Some(offset + (address - region.start)),
+    }
 }
 
 #[cfg(test)]
@@ -293,6 +324,11 @@ mod tests {
 
     /// An image of one dozing process with three pages: two stored, one zero.
     fn image(bytes: [u8; 2]) -> (tempfile::NamedTempFile, u64) {
+        image_of(bytes, 0x10000, (0x20000, 1))
+    }
+
+    /// The same with the stored pages at an address, and so many zero pages at another one.
+    fn image_of(bytes: [u8; 2], start: u64, zeros: (u64, u32)) -> (tempfile::NamedTempFile, u64) {
         let pages: Vec<u8> = bytes.iter().flat_map(|byte| vec![*byte; PAGE as usize]).collect();
         let stored = Content::Stored { offset: HEADER_BYTES, checksum: checksum(&pages) };
         let region = |start, pages, content| Region { start, pages, writable: true, content };
@@ -301,7 +337,7 @@ mod tests {
             pid: 7,
             start_ticks: 1,
             park_address: 0x7000,
-            regions: vec![region(0x10000, 2, stored), region(0x20000, 1, Content::Zero)],
+            regions: vec![region(start, 2, stored), region(zeros.0, zeros.1, Content::Zero)],
             threads: vec![thread],
         };
         let state = State { processes: vec![process] }.encode();
@@ -358,5 +394,30 @@ mod tests {
         let found = compare_memory((&one, &before), (&other, &after)).unwrap();
         let expected = MemoryDifference { pid: 7, same_pages: 2, changed_pages: 1, new_pages: 0, gone_pages: 0 };
         assert_eq!(found, [expected]);
+    }
+
+    /// With an entry for each page this takes more memory than there is.
+    #[test]
+    fn zeros_are_compared_as_ranges() {
+        const MANY: u32 = 4_000_000_000;
+        let differs = |one: &tempfile::NamedTempFile, other: &tempfile::NamedTempFile| {
+            let (one, other) = (ImageFile::open(one.path()).unwrap(), ImageFile::open(other.path()).unwrap());
+            let (before, after) = (one.contents().unwrap(), other.contents().unwrap());
+            let found = compare_memory((&one, &before), (&other, &after)).unwrap();
+            let [MemoryDifference { same_pages, changed_pages, new_pages, gone_pages, .. }] = found[..] else {
+                panic!("{found:?}")
+            };
+            (same_pages, changed_pages, new_pages, gone_pages)
+        };
+        let many = u64::from(MANY);
+        let (one, _) = image_of([1, 2], 0x10000, (0x20000, MANY));
+        // One page higher.
+        let (other, _) = image_of([1, 3], 0x10000, (0x21000, MANY));
+        assert_eq!(differs(&one, &other), (many, 1, 1, 1));
+        assert_eq!(differs(&other, &one), (many, 1, 1, 1));
+        // Stored pages in the place of the first zeros, the first of them zero, too.
+        let (third, _) = image_of([0, 3], 0x20000, (0x25000, 7));
+        assert_eq!(differs(&one, &third), (1 + 7, 1, 0, many - 2 - 7 + 2));
+        assert_eq!(differs(&third, &one), (1 + 7, 1, many - 2 - 7 + 2, 0));
     }
 }

@@ -36,6 +36,9 @@ pub(crate) struct Plan<'a> {
     pub(crate) files: &'a Files,
     /// The app's group in v2.
     pub(crate) core: &'a OwnedFd,
+    /// The app's groups in v1, opened by the set-up process: the kernel looks at the opener's effective user, which is the
+    /// machine's root there only.
+    pub(crate) groups: Entrances,
     pub(crate) confinement: Confinement,
 }
 
@@ -81,9 +84,9 @@ impl Entrances {
     }
 
     /// Moves the calling process, of one thread, in.
-    pub(crate) fn enter(&mut self) -> Result<(), SetupError> {
-        self.0.iter_mut().try_for_each(|(path, file)| {
-            file.write_all(b"0").doing(|| format!("entering the cgroup of {}", path.display()))
+    pub(crate) fn enter(&self) -> Result<(), SetupError> {
+        self.0.iter().try_for_each(|(path, file)| {
+            (&*file).write_all(b"0").doing(|| format!("entering the cgroup of {}", path.display()))
         })
     }
 }
@@ -154,7 +157,7 @@ fn become_app(plan: &Plan<'_>, rooms: &Rooms, pipes: ChildEnds) -> ! {
     let ChildEnds { first, app_ready, app, go } = pipes;
     drop(first);
     let prepared = (|| {
-        Entrances::open(&plan.begin.app_tasks)?.enter()?;
+        plan.groups.enter()?;
         come_in(plan, rooms)?;
         let [input, output, errors] = plan.files.stdio.each_ref().map(OwnedFd::try_clone);
         let stdio = input.and_then(|input| Ok([input, output?, errors?]));

@@ -20,6 +20,7 @@ mod first;
 mod labels;
 mod launcher;
 mod mounts;
+mod owner;
 mod prepare;
 mod probe;
 mod process;

@@ -20,7 +20,7 @@ const OLDEST_KERNEL: (u32, u32) = (6, 7);
 /// Looks for everything that sandboxes need. `directory` is where layers will lie; without a launcher (not root, say)
 /// what needs one is left out. `labels` are those that apps are to have.
 pub fn probe(launcher: Option<&Launcher>, directory: &Path, labels: &Labels) -> Vec<Probe> {
-    let mut probes = vec![kernel(), root(), overlay(), user_namespaces(), seccomp()];
+    let mut probes = vec![kernel(), root(), overlay(), user_namespaces(), seccomp(), aio_events(), terminals()];
     probes.extend(labels::probe(labels));
     if let Some(launcher) = launcher {
         probes.push(id_mapping(launcher, directory));
@@ -93,6 +93,42 @@ fn seccomp() -> Probe {
     }
 }
 
+/// Asynchronous I/O, which the kernel counts for the whole machine only.
+fn aio_events() -> Probe {
+    let meaning = "once they are used up, programs get no AIO context, and warm apps that have one are not woken: raise \
+                   fs.aio-max-nr with sysctl, or stop what holds them";
+    machine_wide("AIO events", ["fs/aio-nr", "fs/aio-max-nr"], None, meaning)
+}
+
+/// Pseudo-terminals, of which a part is kept for the machine's own programs.
+fn terminals() -> Probe {
+    let meaning = "once they are used up, `torpor exec -it` fails and programs get no terminal: raise kernel.pty.max with \
+                   sysctl, or stop what holds them";
+    machine_wide("pseudo-terminals", ["kernel/pty/nr", "kernel/pty/max"], Some("kernel/pty/reserve"), meaning)
+}
+
+/// How much of something is used that all programs of the machine share; degraded from three quarters on.
+fn machine_wide(name: &str, [used, most]: [&str; 2], kept: Option<&str>, meaning: &str) -> Probe {
+    let number = |path: &str| -> std::io::Result<u64> {
+        let text = fs::read_to_string(Path::new("/proc/sys").join(path))?;
+        text.trim().parse().map_err(std::io::Error::other)
+    };
+    let numbers = || -> std::io::Result<_> { Ok((number(used)?, number(most)?, kept.map_or(Ok(0), number)?)) };
+    match numbers() {
+        Ok((used, most, kept)) => share(name, used, most.saturating_sub(kept), meaning),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Probe::new(name, Outcome::Ok, "not in this kernel", meaning)
+        }
+        Err(error) => Probe::new(name, Outcome::Degraded, error.to_string(), meaning),
+    }
+}
+
+fn share(name: &str, used: u64, most: u64, meaning: &str) -> Probe {
+    let near = used.saturating_mul(4) >= most.saturating_mul(3);
+    let outcome = if near { Outcome::Degraded } else { Outcome::Ok };
+    Probe::new(name, outcome, format!("{used} of {most} in use"), meaning)
+}
+
 fn cgroups(hierarchies: &Hierarchies) -> Vec<Probe> {
     let freezer = Probe::new("cgroup v2 freezer", Outcome::Ok, hierarchies.core().display().to_string(), "");
     let limits = [
@@ -113,4 +149,20 @@ fn cgroups(hierarchies: &Hierarchies) -> Vec<Probe> {
     };
     let devices = Probe::new("device limits", devices.0, devices.1, meaning);
     [freezer].into_iter().chain(limits).chain([devices]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_nearly_used_up_is_told() {
+        let outcome = |used, most| share("x", used, most, "raise it").outcome;
+        assert_eq!([outcome(0, 100), outcome(74, 100)], [Outcome::Ok; 2]);
+        assert_eq!([outcome(75, 100), outcome(101, 100), outcome(0, 0)], [Outcome::Degraded; 3]);
+        assert_eq!(share("x", 75, 100, "raise it").meaning, "raise it");
+        for probe in [aio_events(), terminals()] {
+            assert!(probe.found.ends_with("in use") || probe.found == "not in this kernel", "{probe:?}");
+        }
+    }
 }

@@ -60,6 +60,8 @@ const LINKS: [(&str, &str); 5] = [
 ];
 /// The group of terminals (`tty`) in every distribution.
 const TTY_GROUP: u32 = 5;
+/// Most pseudo-terminals of an app at a time: the machine has `kernel.pty.max` for all, 4,096 by default, 1,024 of them not for apps.
+const MAX_TERMINALS: &str = "256";
 /// Ports that need no privilege begin here: all, as container engines set it.
 const PORT_START: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
 /// Groups that may ping without privileges: all, as container engines set it; to be written inside the user namespace.
@@ -333,15 +335,15 @@ fn furnish(spec: &SandboxSpec, root: &Root, taken: &Taken, base: u32) -> Result<
     Ok(ping_groups)
 }
 
-/// Terminals, which belong to the group `tty`. Older kernels (6.12, say) take no group above `i32::MAX`, that of the apps
+/// Terminals, which belong to the group `tty`, and are at most [`MAX_TERMINALS`]. Older kernels (6.12, say) take no group above `i32::MAX`, that of the apps
 /// after some 30,000: there, terminals belong to the group of whoever opens them.
 fn terminals(base: u32) -> Result<OwnedFd, SetupError> {
     let group = base + TTY_GROUP;
     let tty = group.to_string();
-    let options = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", tty.as_str())];
+    let options = [("ptmxmode", "0666"), ("mode", "0620"), ("max", MAX_TERMINALS), ("gid", tty.as_str())];
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     match new_file_system("devpts", &options, attributes) {
-        Err(_) if i32::try_from(group).is_err() => new_file_system("devpts", &options[..2], attributes),
+        Err(_) if i32::try_from(group).is_err() => new_file_system("devpts", &options[..3], attributes),
         made => made,
     }
 }

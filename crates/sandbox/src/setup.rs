@@ -10,6 +10,9 @@
 //! Everything of the sandbox belongs to its user namespace, so that whoever brings processes back from inside of it may
 //! choose their ids; but what is mounted was mounted, and locked, by the machine's root.
 //!
+//! The user namespace itself belongs to the app's first id, not to the machine's root ([`Owner`]): the kernel charges inotify
+//! instances, queued signals, message queues and the like to the namespace's owner as well, with a limit for each user.
+//!
 //! `builder` says how it went; `first` reports on one pipe, `app` on another; both close on exec, so their end without a
 //! word is success. If the worker goes away before `Started`, or anything fails, the set-up process kills `builder` and
 //! `first`, and the kernel everything below it. If the set-up process is killed, `first` and `builder` see the end of the
@@ -40,6 +43,7 @@ use crate::confine::{Confinement, hide_memory};
 use crate::error::{Doing, SetupError};
 use crate::first::{self, Entrances};
 use crate::mounts::{clone_host, map_ids};
+use crate::owner::Owner;
 use crate::spec::{Clocks, ID_COUNT, IdRange, SandboxSpec};
 
 /// The first message to the set-up process; with it come [`Files`].
@@ -220,19 +224,25 @@ fn set_up(channel: &Channel) -> Result<(), SetupError> {
     let confinement = Confinement::of(&spec).map_err(|error| SetupError::Protocol { what: error.to_string() })?;
     confinement.allow_files()?;
     let (core, support) = (open_group(&begin.core)?, open_group(&begin.support)?);
-    let plan = first::Plan { spec: &spec, begin: &begin, files: &files, core: &core, confinement };
+    let groups = Entrances::open(if begin.empty.is_some() { &[] } else { &begin.app_tasks })?;
+    let plan = first::Plan { spec: &spec, begin: &begin, files: &files, core: &core, groups, confinement };
     let (link, theirs) = Channel::pair().doing(|| "making a socket pair".to_owned())?;
     let (ends, child_ends) = first::pipes()?;
     let mut kinds =
         UnshareFlags::NEWPID | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS | UnshareFlags::NEWNS;
     kinds.set(UnshareFlags::NEWUSER, spec.ids.is_some());
+    let owner = spec.ids.map(Owner::assume).transpose()?;
     let forked = fork_into(kinds, ChildOf::Caller, Some(support.as_fd()), None);
-    let Forked::Parent { pid, pidfd } = forked.doing(|| format!("making the first process and {kinds:?}"))? else {
+    if matches!(forked, Ok(Forked::Child)) {
         drop((ends, link));
         first::run(&plan, child_ends, theirs.into());
+    }
+    let again_root = owner.map_or(Ok(()), Owner::leave);
+    let Forked::Parent { pid, pidfd } = forked.doing(|| format!("making the first process and {kinds:?}"))? else {
+        unreachable!("the child does not return")
     };
     drop((child_ends, theirs));
-    let started = furnish(&plan, &link, pid, &pidfd).and_then(|()| match begin.empty {
+    let started = again_root.and_then(|()| furnish(&plan, &link, pid, &pidfd)).and_then(|()| match begin.empty {
         None => await_start(channel, &begin, pid, pidfd.as_fd(), ends),
         Some(_) => await_init(channel, pid, pidfd.as_fd(), ends),
     });
@@ -365,7 +375,7 @@ fn write_maps(process: Pid, ids: IdRange) -> Result<(), SetupError> {
     })
 }
 
-/// Makes a user namespace, by a process that ends at once.
+/// Makes a user namespace, by a process that ends at once. It belongs to the machine's root: nobody runs in it.
 fn user_namespace(ids: IdRange) -> Result<OwnedFd, SetupError> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).doing(|| "making a pipe".to_owned())?;
     let forked = fork(UnshareFlags::NEWUSER, ChildOf::Caller).doing(|| "making a user namespace".to_owned())?;

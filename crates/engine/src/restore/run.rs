@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use torpor_image::tree::{End, Life, Process, Tree};
 use torpor_image::{Content, Region};
@@ -247,6 +248,7 @@ impl<'a> Building<'a> {
         {
             return Err(RestoreError::Refused(vec![check::taken(step.expected as i32)]));
         }
+        let call = call + step.map_or("", |step| scarcity(step.number, &error));
         Err(RestoreError::Call { pid: process.pid, name: name(process), tid: task.tid, call, error })
     }
 
@@ -411,6 +413,22 @@ fn describe(step: &restorer::Step) -> String {
     format!("{}({}, …)", calls::name(step.number), arguments.join(", "))
 }
 
+/// What is used up, and the remedy, where the kernel's error does not name the resource.
+fn scarcity(call: u32, error: &io::Error) -> &'static str {
+    if error.raw_os_error() != Some(Errno::AGAIN.raw_os_error()) {
+        return "";
+    }
+    match i64::from(call) {
+        calls::IO_SETUP => {
+            " (the machine's AIO events are used up, see fs.aio-nr: raise fs.aio-max-nr with sysctl, or stop what holds them)"
+        }
+        calls::TIMER_CREATE | calls::RT_SIGQUEUEINFO | calls::RT_TGSIGQUEUEINFO => {
+            " (its user has as many POSIX timers and queued signals as the limit of pending signals allows, `ulimit -i`)"
+        }
+        _ => "",
+    }
+}
+
 impl Drop for Building<'_> {
     fn drop(&mut self) {
         if self.released {
@@ -441,5 +459,19 @@ impl Drop for Building<'_> {
         {
             tracing::warn!(%error, "still a subreaper after a failed restore");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_used_up_is_named() {
+        let told = |call: i64, error: Errno| scarcity(call as u32, &error.into());
+        assert!(told(calls::IO_SETUP, Errno::AGAIN).contains("fs.aio-max-nr"));
+        assert!(told(calls::TIMER_CREATE, Errno::AGAIN).contains("pending signals"));
+        assert_eq!(told(calls::IO_SETUP, Errno::NOMEM), "");
+        assert_eq!(told(calls::CLONE3, Errno::AGAIN), "");
     }
 }

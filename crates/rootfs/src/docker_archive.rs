@@ -15,7 +15,7 @@ use crate::archive::{Archive, Kind, Member};
 use crate::digest::Digest;
 use crate::error::{ArchiveError, Error, ImageError};
 use crate::image::{Described, Image, check_counts};
-use crate::limits::{MAX_INDEX_ENTRIES, MAX_SYMLINKS};
+use crate::limits::{Budget, MAX_INDEX_ENTRIES, MAX_SYMLINKS};
 use crate::progress::{ProgressFn, Reporter};
 use crate::store::{LayerSource, Store};
 use crate::stream::Stream;
@@ -104,9 +104,12 @@ impl Store {
         let stream = Stream::new(again(&file)?, length_bytes, self.limits(), reporter).map_err(damaged)?;
         let mut archive = Archive::new(stream, self.limits());
         let mut places = HashMap::new();
+        let mut budget = Budget::new(self.limits().max_kept_bytes);
         while let Some(member) = archive.next().map_err(damaged)? {
             let at = TreePath::parse(&member.path).map_err(damaged)?;
             if let Some(place) = place(&member, &at).map_err(damaged)? {
+                let linked = if let Place::Link(target) = &place { target.bytes().len() } else { 0 };
+                budget.take(at.bytes().len() + linked).map_err(damaged)?;
                 places.insert(at, place);
             }
         }

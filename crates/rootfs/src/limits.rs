@@ -1,5 +1,7 @@
 //! Bounds on what an archive or image may ask for. Every default is here.
 
+use crate::error::ArchiveError;
+
 /// What unpacking refuses to go beyond.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -19,6 +21,9 @@ pub struct Limits {
     /// Bytes of an image's arguments and environment, counted as the kernel does for `execve(2)`: each string with its
     /// terminating zero byte and an 8-byte pointer.
     pub max_program_bytes: u64,
+    /// Bytes of memory for what must be remembered while an archive is read, as directories and whiteouts; each entry
+    /// is counted with its overhead.
+    pub max_kept_bytes: u64,
 }
 
 impl Default for Limits {
@@ -31,7 +36,32 @@ impl Default for Limits {
             max_layers: 128,
             max_json_bytes: 4 << 20,
             max_program_bytes: 1 << 20,
+            max_kept_bytes: 256 << 20,
         }
+    }
+}
+
+/// Bytes that an entry of a map or set of paths takes beside its path, at most.
+pub(crate) const ENTRY_BYTES: u64 = 160;
+
+/// What is left of a bound on memory ([`Limits::max_kept_bytes`]). What is dropped again is not given back: the bound is
+/// on what an archive may ask for in all.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit: u64,
+    left: u64,
+}
+
+impl Budget {
+    pub(crate) fn new(limit: u64) -> Self {
+        Self { limit, left: limit }
+    }
+
+    /// Takes what an entry with paths of so many bytes needs.
+    pub(crate) fn take(&mut self, bytes: usize) -> Result<(), ArchiveError> {
+        let left = self.left.checked_sub((bytes as u64).saturating_add(ENTRY_BYTES));
+        self.left = left.ok_or(ArchiveError::Limit { limit: self.limit, what: "bytes of names to be remembered" })?;
+        Ok(())
     }
 }
 
@@ -49,6 +79,8 @@ pub(crate) const MAX_EXTENSIONS: usize = 16;
 pub(crate) const MAX_SPARSE_PIECES: usize = 1 << 16;
 /// Bytes of one extended attribute, as `XATTR_SIZE_MAX`.
 pub(crate) const MAX_XATTR_BYTES: usize = 64 << 10;
+/// Bytes of the names of one file's extended attributes, with a zero byte each, as `XATTR_LIST_MAX`.
+pub(crate) const MAX_XATTR_LIST_BYTES: usize = 64 << 10;
 /// Highest user and group id: what an app's id range covers.
 pub(crate) const MAX_ID: u64 = 65_535;
 /// Window of a zstd frame, as a power of two: 128 MiB, what `zstd --ultra` uses at most without `--long`.

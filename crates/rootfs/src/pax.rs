@@ -3,6 +3,8 @@
 //! Read here rather than with the `tar` crate: its parser splits at newlines, which file names and binary extended
 //! attributes may hold, and it skips what it cannot read.
 
+use std::collections::BTreeMap;
+
 use crate::limits::MAX_SPARSE_PIECES;
 
 /// A piece of a sparse file that holds data.
@@ -12,8 +14,13 @@ pub(crate) struct Piece {
     pub(crate) length: u64,
 }
 
-/// Extended attributes, names and values.
-pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+/// Extended attributes by name. A map: an archive may repeat names, and hold tens of thousands of them in one header.
+pub(crate) type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// Whether an extended attribute of an archive is kept. The others are dropped as soon as they are read.
+pub(crate) fn is_kept(name: &[u8]) -> bool {
+    name == b"security.capability" || (name.starts_with(b"user.") && !name.starts_with(b"user.overlay."))
+}
 
 /// What a PAX header says of the member that follows.
 #[derive(Debug, Default)]
@@ -58,8 +65,9 @@ impl Pax {
 
     fn take(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
         if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
-            self.xattrs.retain(|(known, _)| known != name);
-            self.xattrs.push((name.to_vec(), value.to_vec()));
+            if is_kept(name) {
+                self.xattrs.insert(name.to_vec(), value.to_vec());
+            }
             return Some(());
         }
         if value.is_empty() {
@@ -135,8 +143,19 @@ mod tests {
     fn records_may_hold_newlines_and_binary_data() {
         let pax = Pax::parse(b"14 path=a\nb\nc\n27 SCHILY.xattr.user.x=\n\0\xff\n15 mtime=-1.25\n").unwrap();
         assert_eq!(pax.path.unwrap(), b"a\nb\nc");
-        assert_eq!(pax.xattrs, vec![(b"user.x".to_vec(), b"\n\0\xff".to_vec())]);
+        assert_eq!(pax.xattrs, Xattrs::from([(b"user.x".to_vec(), b"\n\0\xff".to_vec())]));
         assert_eq!(pax.mtime, Some((-2, 750_000_000)));
+    }
+
+    #[test]
+    fn attributes_are_kept_once_and_only_those_that_a_file_gets() {
+        let record = |key: &str, value: &str| {
+            let rest = format!(" SCHILY.xattr.{key}={value}\n");
+            format!("{}{rest}", rest.len() + 2)
+        };
+        let data = [record("user.a", "first"), record("trusted.b", "x"), record("user.overlay.c", "x")].concat();
+        let pax = Pax::parse((data + &record("user.a", "last")).as_bytes()).unwrap();
+        assert_eq!(pax.xattrs, Xattrs::from([(b"user.a".to_vec(), b"last".to_vec())]));
     }
 
     #[test]

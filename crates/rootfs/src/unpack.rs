@@ -15,13 +15,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom, Write as _};
 
-use rustix::fs::{FileType, Stat, XattrFlags, fsetxattr};
+use rustix::fs::{FileType, Stat, XattrFlags, flistxattr, fremovexattr, fsetxattr};
 use rustix::io::Errno;
 
 use crate::archive::{Archive, Kind, Member};
 use crate::error::{ArchiveError, shown};
-use crate::limits::{Limits, MAX_ID, MAX_XATTR_BYTES};
-use crate::pax::Xattrs;
+use crate::limits::{Budget, Limits, MAX_ID, MAX_XATTR_BYTES};
+use crate::pax::{Xattrs, is_kept};
 use crate::tree::{Attributes, Tree, TreePath, set_owner_and_mode, set_time};
 use crate::view::View;
 
@@ -80,6 +80,7 @@ pub(crate) fn unpack(
         mapped: None,
         done: Unpacked::default(),
         max_bytes: limits.max_unpacked_bytes,
+        budget: Budget::new(limits.max_kept_bytes),
         buffer: vec![0; BUFFER_BYTES],
     };
     while let Some(member) = archive.next()? {
@@ -88,12 +89,13 @@ pub(crate) fn unpack(
     unpacker.finish()
 }
 
-/// A directory of the tree: its attributes are set at the very end, because filling it changes its time.
+/// A directory of the tree: its owner, mode and time are set at the very end, because filling it changes its time. Its
+/// extended attributes, which may be large, are set at once.
 struct Directory {
     attributes: Attributes,
-    xattrs: Xattrs,
     /// It has no member of its own.
     implied: bool,
+    has_xattrs: bool,
 }
 
 struct Unpacker<'v> {
@@ -106,6 +108,8 @@ struct Unpacker<'v> {
     mapped: Option<(TreePath, TreePath)>,
     done: Unpacked,
     max_bytes: u64,
+    /// For the paths in the sets above.
+    budget: Budget,
     buffer: Vec<u8>,
 }
 
@@ -135,10 +139,7 @@ impl Unpacker<'_> {
         let path = parent.join(name);
         match member.kind {
             Kind::Directory => self.directory(path, member, attributes),
-            Kind::CharDevice { .. } | Kind::BlockDevice { .. } => {
-                self.whiteouts.insert(path);
-                Ok(())
-            }
+            Kind::CharDevice { .. } | Kind::BlockDevice { .. } => self.remember_whiteout(path),
             Kind::File => self.file(archive, &path, member, &attributes),
             Kind::HardLink => self.hard_link(&path, &member.link),
             Kind::Symlink => self.symlink(&path, &member.link, &attributes),
@@ -153,9 +154,7 @@ impl Unpacker<'_> {
         if member.kind != Kind::Directory {
             return Err(ArchiveError::BadPath { name: shown(&member.path), why: "is the root but no directory" });
         }
-        self.directories
-            .insert(TreePath::default(), Directory { attributes, xattrs: kept_xattrs(member)?, implied: false });
-        Ok(())
+        self.enter(TreePath::default(), member, attributes)
     }
 
     /// True for a device that is left out; an error for one that is refused.
@@ -175,13 +174,14 @@ impl Unpacker<'_> {
 
     fn whiteout(&mut self, parent: TreePath, name: &[u8], path: &TreePath) -> Result<(), ArchiveError> {
         if name == OPAQUE {
+            self.budget.take(parent.bytes().len())?;
             self.opaque.insert(parent);
         } else if !name.starts_with(AUFS) {
             let hidden = &name[WHITEOUT.len()..];
             if matches!(hidden, b"" | b"." | b"..") {
                 return Err(ArchiveError::BadPath { name: path.shown(), why: "is a whiteout of no file" });
             }
-            self.whiteouts.insert(parent.join(hidden));
+            self.remember_whiteout(parent.join(hidden))?;
         }
         Ok(())
     }
@@ -195,7 +195,32 @@ impl Unpacker<'_> {
             self.make_room(&path)?;
             self.tree.make_directory(&path).map_err(failed("create the directory", &path))?;
         }
-        self.directories.insert(path, Directory { attributes, xattrs: kept_xattrs(member)?, implied: false });
+        self.enter(path, member, attributes)
+    }
+
+    /// Gives a directory that exists what its member says.
+    fn enter(&mut self, path: TreePath, member: &Member, attributes: Attributes) -> Result<(), ArchiveError> {
+        check_xattrs(&member.xattrs)?;
+        let opened = self.tree.readable_directory(&path).map_err(failed("open", &path))?;
+        // A directory that comes again has only what its last member says.
+        if self.directories.get(&path).is_some_and(|known| known.has_xattrs) {
+            clear_xattrs(&opened, &path)?;
+        }
+        set_xattrs(&opened, &member.xattrs, &path)?;
+        self.remember(path, Directory { attributes, implied: false, has_xattrs: !member.xattrs.is_empty() })
+    }
+
+    fn remember(&mut self, path: TreePath, directory: Directory) -> Result<(), ArchiveError> {
+        if !self.directories.contains_key(&path) {
+            self.budget.take(path.bytes().len())?;
+        }
+        self.directories.insert(path, directory);
+        Ok(())
+    }
+
+    fn remember_whiteout(&mut self, path: TreePath) -> Result<(), ArchiveError> {
+        self.budget.take(path.bytes().len())?;
+        self.whiteouts.insert(path);
         Ok(())
     }
 
@@ -214,7 +239,8 @@ impl Unpacker<'_> {
         let mut file = self.tree.make_file(path).map_err(failed("create", path))?;
         self.fill(archive, &mut file, member, path)?;
         set_owner_and_mode(&file, attributes).map_err(failed("set the owner and mode of", path))?;
-        set_xattrs(&file, &kept_xattrs(member)?, path)?;
+        check_xattrs(&member.xattrs)?;
+        set_xattrs(&file, &member.xattrs, path)?;
         set_time(&file, attributes).map_err(failed("set the time of", path))
     }
 
@@ -286,12 +312,12 @@ impl Unpacker<'_> {
             self.mapped = None;
             self.directories.remove(path);
             let (from, to) = path.below();
+            // Only what lies below it is looked at: an archive may replace as many directories as it likes.
             for set in [&mut self.whiteouts, &mut self.opaque] {
-                set.retain(|inner| inner < &from || inner >= &to);
+                set.extract_if(&from..&to, |_| true).for_each(drop);
             }
             self.opaque.remove(path);
-            let gone: Vec<_> = self.directories.range(from..to).map(|(inner, _)| inner.clone()).collect();
-            gone.iter().for_each(|inner| drop(self.directories.remove(inner)));
+            self.directories.extract_if(from..to, |_, _| true).for_each(drop);
         }
         let removed = self.tree.remove(path, is_directory(&stat));
         removed.map_err(|source| ArchiveError::Write { action: "replace", name: path.shown(), source })
@@ -315,12 +341,11 @@ impl Unpacker<'_> {
             // Layers seldom have the root itself: it does not make them depend on those below.
             let merged = matches!(self.below, Below::Base(_));
             let attributes = if merged { self.borrow(&root)? } else { Attributes::IMPLIED };
-            self.directories.insert(root, Directory { attributes, xattrs: Vec::new(), implied: true });
+            self.directories.insert(root, Directory { attributes, implied: true, has_xattrs: false });
         }
         for (path, directory) in &self.directories {
             let opened = self.tree.readable_directory(path).map_err(failed("open", path))?;
             set_owner_and_mode(&opened, &directory.attributes).map_err(failed("set the owner and mode of", path))?;
-            set_xattrs(&opened, &directory.xattrs, path)?;
             set_time(&opened, &directory.attributes).map_err(failed("set the time of", path))?;
         }
         Ok(self.done)
@@ -336,16 +361,22 @@ fn attributes(member: &Member, path: &TreePath) -> Result<Attributes, ArchiveErr
     Ok(Attributes { uid, gid, mode: member.mode, mtime: member.mtime })
 }
 
-/// The extended attributes that are kept.
-fn kept_xattrs(member: &Member) -> Result<Xattrs, ArchiveError> {
-    let kept = |name: &[u8]| {
-        name == b"security.capability" || (name.starts_with(b"user.") && !name.starts_with(b"user.overlay."))
-    };
-    let xattrs: Vec<_> = member.xattrs.iter().filter(|(name, _)| kept(name)).cloned().collect();
+/// Fails for an extended attribute that no file can have.
+fn check_xattrs(xattrs: &Xattrs) -> Result<(), ArchiveError> {
     if xattrs.iter().any(|(name, value)| value.len() > MAX_XATTR_BYTES || name.contains(&0)) {
         return Err(ArchiveError::Limit { limit: MAX_XATTR_BYTES as u64, what: "bytes in an extended attribute" });
     }
-    Ok(xattrs)
+    Ok(())
+}
+
+/// Takes the extended attributes away that an earlier member gave.
+fn clear_xattrs(file: impl std::os::fd::AsFd, path: &TreePath) -> Result<(), ArchiveError> {
+    let mut list = vec![0; MAX_XATTR_BYTES];
+    let length = flistxattr(&file, &mut list[..]).map_err(failed("list the extended attributes of", path))?;
+    for name in list[..length].split(|byte| *byte == 0).filter(|name| is_kept(name)) {
+        fremovexattr(&file, name).map_err(failed("remove an extended attribute of", path))?;
+    }
+    Ok(())
 }
 
 fn set_xattrs(file: impl std::os::fd::AsFd, xattrs: &Xattrs, path: &TreePath) -> Result<(), ArchiveError> {

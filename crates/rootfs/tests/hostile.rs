@@ -192,6 +192,51 @@ fn limits_stop_bombs() {
     place.tree(&zeros);
 }
 
+#[test]
+fn what_must_be_remembered_is_bounded() {
+    let place = Place::with(Limits { max_kept_bytes: 2000, ..Limits::default() });
+    let words = "more than 2000 bytes of names to be remembered";
+    let fill = |one: fn(Tar, String) -> Tar| (0..20).fold(Tar::new(), |tar, index| one(tar, index.to_string())).end();
+    for hostile in [
+        fill(|tar, name| tar.dir(&name, 0o755)),
+        fill(|tar, name| tar.file(&format!("{name}/implied"), "")),
+        fill(|tar, name| tar.file(&format!(".wh.{name}"), "")),
+        fill(|tar, name| tar.device(&name, b'3', (0, 0))),
+        fill(|tar, _| tar.file(".wh..wh..opq", "")),
+    ] {
+        let refusal = place.refusal(&hostile);
+        assert!(refusal.contains(words), "{refusal}");
+    }
+    let path = place.write("save.tar", &fill(|tar, name| tar.file(&name, "")));
+    let error = place.store.add_docker_archive(&path, None, &torpor_rootfs::no_progress()).unwrap_err();
+    assert!(common::chain(&error).contains(words), "{}", common::chain(&error));
+    // Files are not remembered, and neither are attributes of directories.
+    place.tree(&fill(|tar, name| tar.file(&name, "")));
+    let large = [b'x'; 3000];
+    let tree = place.tree(&Tar::new().pax(&[(b"SCHILY.xattr.user.note", &large)]).dir("d", 0o755).end());
+    let mut value = [0; 4000];
+    assert_eq!(rustix::fs::getxattr(tree.join("d"), "user.note", &mut value[..]).unwrap(), 3000);
+}
+
+#[test]
+fn a_directory_has_the_attributes_of_its_last_member() {
+    let note = |key: &'static [u8]| [(key, &b"1"[..])];
+    let (first, second) = (note(b"SCHILY.xattr.user.first"), note(b"SCHILY.xattr.user.second"));
+    let place = Place::new();
+    let tree = place.tree(&Tar::new().pax(&first).dir("d", 0o755).pax(&second).dir("d", 0o700).end());
+    let has = |name: &str| rustix::fs::getxattr(tree.join("d"), name, &mut [0_u8; 9][..]).is_ok();
+    assert!(!has("user.first") && has("user.second"));
+}
+
+#[test]
+fn replacing_a_directory_forgets_what_was_in_it_and_nothing_else() {
+    let place = Place::new();
+    let tar = Tar::new().file("d/.wh.a", "").file("d.x/.wh.b", "").file("d/e/.wh.c", "").dir("d/f", 0o700);
+    let tree = place.tree(&tar.file("d", "now a file").end());
+    assert_eq!(std::fs::read(tree.join("d")).unwrap(), b"now a file");
+    assert!(std::fs::symlink_metadata(tree.join("d.x/b")).is_ok());
+}
+
 /// Runs itself again in a mount namespace of its own, on a disk of 1 MiB.
 #[test]
 fn a_full_disk_leaves_nothing() {

@@ -14,7 +14,7 @@ use rustix::process::{Gid, Uid};
 use super::attributes::to_outside;
 use super::error::failed;
 use super::{Copied, CopyError, Ids, MOST_DATA_BYTES, MOST_RECORD_BYTES, Meta, NodeKind, Record};
-use crate::limits::{Limits, MAX_PATH_BYTES};
+use crate::limits::{ENTRY_BYTES, Limits, MAX_PATH_BYTES, MAX_XATTR_LIST_BYTES};
 use crate::tree::{Tree, TreePath};
 
 /// Makes the tree that `input` holds in the empty directory `root`, which gets the attributes of the tree's root.
@@ -33,15 +33,25 @@ pub fn read_tree_within(input: &mut dyn Read, root: &Path, ids: Ids, limits: Lim
     let tree = Tree::open(root).map_err(failed("open", b""))?;
     let buffer = vec![0; MOST_DATA_BYTES as usize];
     let (open, done) = (Vec::new(), Copied::default());
-    let mut reading = Reading { input, tree, ids, open, file: None, limits, done, buffer };
+    let mut reading = Reading { input, tree, ids, open, kept_bytes: 0, file: None, limits, done, buffer };
     while reading.next()? {}
     Ok(reading.done)
 }
 
 /// A directory whose contents are being made: its attributes are set when it is left, since filling it changes its time.
+///
+/// Its extended attributes wait, too: what is made in it would inherit its default access list.
 struct OpenDirectory {
     path: TreePath,
     meta: Meta,
+}
+
+impl OpenDirectory {
+    /// Bytes of memory, at most.
+    fn kept_bytes(&self) -> u64 {
+        let pairs = self.meta.xattrs.iter().map(|(name, value)| (name.len() + value.len()) as u64 + ENTRY_BYTES);
+        self.path.bytes().len() as u64 + ENTRY_BYTES + pairs.sum::<u64>()
+    }
 }
 
 /// A file whose data is being written.
@@ -60,6 +70,8 @@ struct Reading<'i> {
     ids: Ids,
     /// From the root on.
     open: Vec<OpenDirectory>,
+    /// Of the directories in `open`.
+    kept_bytes: u64,
     file: Option<OpenFile>,
     limits: Limits,
     done: Copied,
@@ -134,7 +146,9 @@ impl Reading<'_> {
     /// Sets the attributes of open directories from the `keep`th on.
     fn leave(&mut self, keep: usize) -> Result<(), CopyError> {
         while self.open.len() > keep {
-            let Some(OpenDirectory { path, meta }) = self.open.pop() else { break };
+            let Some(directory) = self.open.pop() else { break };
+            self.kept_bytes -= directory.kept_bytes();
+            let OpenDirectory { path, meta } = directory;
             let opened = self.tree.readable_directory(&path).map_err(failed("open", path.bytes()))?;
             furnish(&opened, &meta, path.bytes())?;
         }
@@ -145,6 +159,9 @@ impl Reading<'_> {
         if meta.mode > 0o7777 || meta.modified.1 >= 1_000_000_000 {
             return Err(CopyError::Invalid("a mode or time is none"));
         }
+        if meta.xattrs.iter().map(|(name, _)| name.len() + 1).sum::<usize>() > MAX_XATTR_LIST_BYTES {
+            return Err(CopyError::Invalid("a file has more extended attributes than one can have"));
+        }
         to_outside(&mut meta, name, self.ids)?;
         Ok(meta)
     }
@@ -153,12 +170,20 @@ impl Reading<'_> {
         let meta = self.checked(meta, raw)?;
         if raw.is_empty() && self.done.members == 0 {
             self.done.members = 1;
-            self.open.push(OpenDirectory { path: TreePath::default(), meta });
-            return Ok(());
+            return self.keep_open(OpenDirectory { path: TreePath::default(), meta });
         }
         let path = self.enter(raw)?;
         self.tree.make_directory(&path).map_err(failed("make the directory", raw))?;
-        self.open.push(OpenDirectory { path, meta });
+        self.keep_open(OpenDirectory { path, meta })
+    }
+
+    fn keep_open(&mut self, directory: OpenDirectory) -> Result<(), CopyError> {
+        self.kept_bytes += directory.kept_bytes();
+        let limit = self.limits.max_kept_bytes;
+        if self.kept_bytes > limit {
+            return Err(CopyError::Limit { limit, what: "bytes of attributes of directories in each other" });
+        }
+        self.open.push(directory);
         Ok(())
     }
 

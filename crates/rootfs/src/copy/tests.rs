@@ -222,3 +222,25 @@ proptest! {
         prop_assert_eq!(fs::read_dir(outer.path()).unwrap().count(), 1);
     }
 }
+
+#[test]
+fn attributes_of_directories_in_each_other_are_bounded() {
+    let with = |path: &str, xattrs: Vec<(Vec<u8>, Vec<u8>)>| Record::Directory {
+        path: path.into(),
+        meta: Meta { mode: 0o755, xattrs, ..Meta::default() },
+    };
+    let read = |records: &[Record], max_kept_bytes| {
+        let stream: Vec<u8> = records.iter().flat_map(Record::to_bytes).collect();
+        let root = tempfile::tempdir().unwrap();
+        read_tree_within(&mut &stream[..], root.path(), Ids::Same, Limits { max_kept_bytes, ..Limits::default() })
+    };
+    // Each takes 5 bytes and the kernel lists no more than 64 KiB of them, but memory takes far more.
+    let many = vec![(b"user.".to_vec(), Vec::new()); 20_000];
+    assert!(matches!(read(&[with("", many)], u64::MAX), Err(CopyError::Invalid(why)) if why.contains("attributes")));
+    let some = || vec![(b"user.a".to_vec(), vec![7; 500])];
+    let beside = [with("", some()), with("a", some()), with("b", some()), with("c", some()), Record::End];
+    read(&beside, 2500).unwrap();
+    let within = [with("", some()), with("a", some()), with("a/b", some()), with("a/b/c", some()), Record::End];
+    assert!(matches!(read(&within, 2500), Err(CopyError::Limit { limit: 2500, .. })));
+    read(&within, 5000).unwrap();
+}

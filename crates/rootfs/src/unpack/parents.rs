@@ -79,8 +79,7 @@ impl Unpacker<'_> {
         self.tree.make_directory(path).map_err(failed("create the directory", path))?;
         // Its member, if one follows, overwrites these.
         let attributes = self.borrow(path)?;
-        self.directories.insert(path.clone(), Directory { attributes, xattrs: Vec::new(), implied: true });
-        Ok(())
+        self.remember(path.clone(), Directory { attributes, implied: true, has_xattrs: false })
     }
 
     pub(super) fn borrow(&self, path: &TreePath) -> Result<Attributes, ArchiveError> {

@@ -21,9 +21,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure; needs root. A table on standard output, JSON in target/bench/NAME.json
-    #[command(subcommand)]
-    Bench(bench::Bench),
+    Bench(bench::Options),
     Conformance(conformance::Options),
     Fuzz(fuzz::Options),
     Tidy(tidy::Args),
@@ -31,7 +29,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Bench(bench) => bench::run(bench),
+        Command::Bench(options) => bench::run(options),
         Command::Conformance(options) => conformance::run(&options),
         Command::Fuzz(options) => fuzz::run(&options).map_err(error::Error::from),
         Command::Tidy(args) => return tidy::run(&args),

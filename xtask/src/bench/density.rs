@@ -52,6 +52,16 @@ impl Level {
     }
 }
 
+impl Options {
+    /// The name of its result.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self.level {
+            Level::Dozing => "density",
+            Level::Warm => "density-warm",
+        }
+    }
+}
+
 /// Before memory is read, so that what the kernel frees late is free.
 const SETTLE: Duration = Duration::from_secs(5);
 /// Kernel memory by its parts, and memory files.
@@ -63,8 +73,8 @@ const APPS_BETWEEN: usize = 10;
 /// Gives back dentries and inodes that nothing holds (`proc_sys_vm(5)`); file contents stay.
 const DROP_CACHES: (&str, &str) = ("/proc/sys/vm/drop_caches", "2");
 
-/// Measures, prints, writes.
-pub(crate) fn run(options: &Options) -> Result<(), Error> {
+/// Measures.
+pub(crate) fn run(options: &Options) -> Result<Report, Error> {
     let program = programs(&["lighttpd".to_owned()])?.remove(0);
     let mut daemon = Daemon::start(&release_binary()?, "")?;
     daemon.load("lighttpd", &program.zoo.tarball)?;
@@ -128,7 +138,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
         // Those that were woken start afresh.
         add("up_after_reboot", "ms", daemon.reboot()?.as_secs_f64() * 1000.0);
     }
-    Report::new(&samples, Vec::new())?.publish("density")
+    Report::new(&samples, Vec::new())
 }
 
 /// The machine's memory when it has come to rest.

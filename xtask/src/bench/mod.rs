@@ -1,13 +1,15 @@
-//! Benchmarks: each prints a table and writes `target/bench/NAME.json`.
+//! Benchmarks: each prints a table and writes `target/bench/NAME.json`, with `--docs` `docs/benchmarks/NAME.md`, too.
 //!
 //! Those of apps start a `torpor up` of their own (release build) beside whatever runs on the machine, and take it down.
 
+mod chart;
 mod client;
 mod cost;
 mod daemon;
 mod density;
 pub(crate) mod machine;
 mod noisy;
+mod pages;
 mod peers;
 mod program;
 mod report;
@@ -17,15 +19,26 @@ mod wake;
 use std::path::PathBuf;
 use std::process::Command;
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use torpor_testkit::zoo::target_dir;
 
 pub(crate) use self::peers::criu_binary;
+use self::report::Report;
 use crate::error::{Error, run as run_command};
+
+/// Measure; needs root. A table on standard output, JSON in target/bench/NAME.json
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    bench: Bench,
+    /// Write docs/benchmarks/NAME.md, too; with `list` from the last results, without measuring
+    #[arg(long, global = true)]
+    docs: bool,
+}
 
 /// Which benchmark.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Bench {
+enum Bench {
     /// Time to first byte asleep and never slept, beside runc + CRIU and a cold start; capture; the sandbox's own cost
     Wake(wake::Options),
     /// Memory of many dozing apps, and the worker's own CPU while all of them sleep
@@ -38,22 +51,25 @@ pub(crate) enum Bench {
     List,
 }
 
-const NAMES: [(&str, &str); 4] = [
+const NAMES: [(&str, &str); 5] = [
     ("wake", "time to first byte asleep and never slept, beside peers; capture; the sandbox's own cost"),
     ("density", "memory of many dozing apps, and the worker's own CPU while all of them sleep"),
+    ("density-warm", "the same of warm apps, and the time until all are there again after a reboot"),
     ("noisy", "time to first byte asleep, alone and beside apps that write to their output as fast as they can"),
     ("trees", "checkpoint and restore of plain process trees, beside peers and the pure copying of their memory"),
 ];
 
 /// Runs a benchmark.
-pub(crate) fn run(bench: Bench) -> Result<(), Error> {
-    match bench {
-        Bench::Wake(options) => wake::run(&options),
-        Bench::Density(options) => density::run(&options),
-        Bench::Noisy(options) => noisy::run(&options),
-        Bench::Trees(options) => trees::run(&options),
-        Bench::List => list(),
-    }
+pub(crate) fn run(options: Options) -> Result<(), Error> {
+    let (name, report) = match &options.bench {
+        Bench::Wake(options) => ("wake", wake::run(options)?),
+        Bench::Density(options) => (options.name(), density::run(options)?),
+        Bench::Noisy(options) => ("noisy", noisy::run(options)?),
+        Bench::Trees(options) => ("trees", trees::run(options)?),
+        Bench::List => return list(options.docs),
+    };
+    report.publish(name)?;
+    if options.docs { pages::write(name, &report) } else { Ok(()) }
 }
 
 /// Where results are written.
@@ -61,14 +77,18 @@ pub(crate) fn results() -> PathBuf {
     target_dir().join("bench")
 }
 
-fn list() -> Result<(), Error> {
+fn list(docs: bool) -> Result<(), Error> {
     for (name, what) in NAMES {
-        println!("{name:<10}{what}");
+        println!("{name:<14}{what}");
         let path = results().join(format!("{name}.json"));
-        match std::fs::read_to_string(&path) {
-            Ok(text) => println!("\nlast result, {}:\n{}", path.display(), report::Report::parse(&text)?.table()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        let report = match std::fs::read_to_string(&path) {
+            Ok(text) => Report::parse(&text)?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) => return Err(Error::file("read", path)(error)),
+        };
+        println!("\nlast result, {}:\n{}", path.display(), report.table());
+        if docs {
+            pages::write(name, &report)?;
         }
     }
     Ok(())

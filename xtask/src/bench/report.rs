@@ -35,10 +35,10 @@ pub(crate) struct Row {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// CPU, kernel, memory.
-    machine: String,
+    pub(crate) machine: String,
     /// What was measured.
-    commit: String,
-    rows: Vec<Row>,
+    pub(crate) commit: String,
+    pub(crate) rows: Vec<Row>,
 }
 
 /// What a sample belongs to.

@@ -55,8 +55,8 @@ const REBOOTED: &str = "rebooted";
 /// Steps of falling asleep during which the program is frozen and may still be let go.
 const FROZEN: [&str; 6] = ["frozen", "stopped", "watched", "copied", "synced", "committed"];
 
-/// Measures, prints, writes.
-pub(crate) fn run(options: &Options) -> Result<(), Error> {
+/// Measures.
+pub(crate) fn run(options: &Options) -> Result<Report, Error> {
     let programs = programs(&options.programs)?;
     let binary = release_binary()?;
     let mut samples = Samples::default();
@@ -70,7 +70,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
         let mut daemon = Daemon::start(&binary, IMAGES_CACHED)?;
         compared.extend(cost::measure(&mut daemon, options.runs.min(30), &mut samples)?);
     }
-    Report::new(&samples, compared)?.publish("wake")
+    Report::new(&samples, compared)
 }
 
 fn compare(program: &str, samples: &Samples) -> Vec<Row> {

@@ -68,8 +68,8 @@ const LEVEL: &str = "image";
 /// A tree whose process ids the machine gave to others meanwhile is tried again.
 const TRIES: usize = 3;
 
-/// Measures, prints, writes.
-pub(crate) fn run(options: &Options) -> Result<(), Error> {
+/// Measures.
+pub(crate) fn run(options: &Options) -> Result<Report, Error> {
     // Not below /tmp: that may be a memory file system.
     let dir = tempfile::Builder::new().prefix("torpor-bench-").tempdir_in("/var/tmp");
     let dir = dir.map_err(Error::file("make a directory in", "/var/tmp"))?;
@@ -102,7 +102,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
         }
         compared.extend(compare(&shape.to_string(), &samples));
     }
-    Report::new(&samples, compared)?.publish("trees")
+    Report::new(&samples, compared)
 }
 
 fn compare(shape: &str, samples: &Samples) -> Vec<Row> {

@@ -86,14 +86,21 @@ pub(crate) fn anonymous_bytes(pid: i32) -> u64 {
     resident.saturating_sub(shared).saturating_mul(PAGE)
 }
 
-/// The program's name, as `ps` shows it.
+/// The program's name, for messages. A program may choose any bytes: those that would end a line or steer a terminal are replaced.
 pub(crate) fn name(pid: i32) -> String {
-    read(&format!("/proc/{pid}/comm")).map_or_else(|_| "?".to_owned(), |name| name.trim_end().to_owned())
+    let harmless = |name: &str| name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+    read(&format!("/proc/{pid}/comm")).map_or_else(|_| "?".to_owned(), |name| harmless(name.trim_end_matches('\n')))
 }
 
 /// The value behind `key:` in a file of `key: value` lines.
 pub(crate) fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
+}
+
+/// How many descriptors the table of a process has room for; none of a higher number is open. `i32::MAX` where that cannot be told.
+pub(crate) fn descriptor_table(pid: i32) -> i32 {
+    let size = || field(&read(&format!("/proc/{pid}/status")).ok()?, "FDSize")?.parse().ok();
+    size().unwrap_or(i32::MAX)
 }
 
 /// Who traces a thread, if somebody does.

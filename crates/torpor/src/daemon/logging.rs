@@ -1,6 +1,6 @@
-//! The daemon's own log: lines on standard error, as text or JSON.
+//! The daemon's own log: lines on standard error, as text or JSON. An event is one line, whatever names and paths of apps it holds.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -18,5 +18,38 @@ pub(super) fn start(config: &Config) {
 }
 
 fn stderr() -> impl for<'a> MakeWriter<'a> + Send + Sync + 'static {
-    std::io::stderr
+    || OneLine(io::stderr())
+}
+
+/// Writes each event, which comes in one piece, as one line: a newline within it would let an app write lines of its own.
+struct OneLine<W>(W);
+
+impl<W: Write> Write for OneLine<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let (text, end) = event.strip_suffix(b"\n").map_or((event, &b""[..]), |text| (text, b"\n"));
+        if text.contains(&b'\n') {
+            let line = text.split(|byte| *byte == b'\n').collect::<Vec<_>>().join(&b"\\n"[..]);
+            self.0.write_all(&[&line, end].concat())?;
+        } else {
+            self.0.write_all(event)?;
+        }
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line() {
+        let mut log = OneLine(Vec::new());
+        log.write_all(b"an app called x\nERROR forged\n").unwrap();
+        log.write_all(b"plain\n").unwrap();
+        assert_eq!(String::from_utf8(log.0).unwrap(), "an app called x\\nERROR forged\nplain\n");
+    }
 }

@@ -8,6 +8,7 @@
 //! the sleep is aborted. On sockets that are watched although nothing waits for them, what lies unread already does not
 //! count, only what comes.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -43,11 +44,35 @@ pub struct Watch {
     sources: Vec<Source>,
 }
 
-/// A process and what its threads wait for.
+/// A process and the descriptors that its threads wait for: each once, whatever number of threads names it.
 pub(crate) struct Waiting {
     pub(crate) pid: i32,
-    pub(crate) waits: Vec<Waits>,
+    awaited: BTreeMap<i32, Awaited>,
+    /// A thread waits for descriptors, be they open or not.
+    on_descriptors: bool,
 }
+
+impl Waiting {
+    pub(crate) const fn new(pid: i32) -> Self {
+        Self { pid, awaited: BTreeMap::new(), on_descriptors: false }
+    }
+
+    /// Adds what one thread waits for.
+    pub(crate) fn add(&mut self, waits: Waits) {
+        let Waits::On(awaited) = waits else { return };
+        self.on_descriptors = true;
+        // As the kernel does, which looks at no bit of a set beyond the process's table of descriptors.
+        let table = if awaited.len() > MANY { proc::descriptor_table(self.pid) } else { i32::MAX };
+        for one in awaited.into_iter().filter(|one| one.fd < table) {
+            let known = self.awaited.entry(one.fd).or_insert(one);
+            known.events |= one.events;
+            known.epoll |= one.epoll;
+        }
+    }
+}
+
+/// Of more descriptors than this that one thread names, those that cannot be open are sorted out.
+const MANY: usize = 64;
 
 impl Watch {
     /// An epoll descriptor that was parked, with its sources as they were then.
@@ -115,18 +140,14 @@ impl Watch {
         let mut watch =
             Self { epoll: epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from)?, sources: Vec::new() };
         for process in processes {
-            if !process.waits.iter().any(|waits| matches!(waits, Waits::On(_))) {
+            if !process.on_descriptors {
                 watch.add_all_sockets(process.pid)?;
             }
         }
         // What lies there already does not count for those.
         while watch.fired()?.is_some() {}
         for process in processes {
-            for waits in &process.waits {
-                if let Waits::On(awaited) = waits {
-                    watch.add_awaited(process.pid, awaited, single_sockets)?;
-                }
-            }
+            watch.add_awaited(process, single_sockets)?;
         }
         match watch.fired()? {
             Some(source) => Err(WatchError::Ready(source)),
@@ -145,9 +166,10 @@ impl Watch {
         Ok(())
     }
 
-    fn add_awaited(&mut self, pid: i32, awaited: &[Awaited], single_sockets: bool) -> Result<(), WatchError> {
+    fn add_awaited(&mut self, waiting: &Waiting, single_sockets: bool) -> Result<(), WatchError> {
+        let pid = waiting.pid;
         let process = open(pid)?;
-        for Awaited { fd, events, epoll } in awaited {
+        for Awaited { fd, events, epoll } in waiting.awaited.values() {
             let what = match std::fs::read_link(format!("/proc/{pid}/fd/{fd}")) {
                 Ok(what) => what.to_string_lossy().into_owned(),
                 // The program waits for a descriptor that it has not got; the call will say so.
@@ -186,14 +208,35 @@ impl Watch {
         let data = EventData::new_u64(self.sources.len() as u64);
         let events = EventFlags::from_bits_retain(source.events) | EventFlags::ET;
         match epoll::add(&self.epoll, file, data, events) {
-            // Regular files are always ready and never awaited; the same file twice needs no second registration.
-            Err(rustix::io::Errno::PERM | rustix::io::Errno::EXIST) => Ok(()),
+            // Regular files are always ready and never awaited.
+            Err(rustix::io::Errno::PERM) => Ok(()),
+            Err(rustix::io::Errno::EXIST) => self.widen(file, &source),
             Err(error) => Err(error.into()),
             Ok(()) => {
                 self.sources.push(source);
                 Ok(())
             }
         }
+    }
+}
+
+impl Watch {
+    /// The open file of this source is registered already, for another process: it is watched for the events of both. One that
+    /// reads and one that writes may share a socket.
+    fn widen(&mut self, file: BorrowedFd<'_>, source: &Source) -> io::Result<()> {
+        // Other kinds of files have no name of their own by which to find their registration.
+        if !["socket:", "pipe:"].iter().any(|kind| source.what.starts_with(kind)) {
+            return Ok(());
+        }
+        let Some(at) = self.sources.iter().rposition(|known| known.what == source.what) else { return Ok(()) };
+        let known = &mut self.sources[at];
+        if known.events | source.events == known.events {
+            return Ok(());
+        }
+        known.events |= source.events;
+        known.awaited |= source.awaited;
+        let events = EventFlags::from_bits_retain(known.events) | EventFlags::ET;
+        Ok(epoll::modify(&self.epoll, file, EventData::new_u64(at as u64), events)?)
     }
 }
 
@@ -261,4 +304,65 @@ pub fn epoll_members(pid: i32, fd: i32) -> io::Result<Vec<(i32, String)>> {
 fn open(pid: i32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn awaited(fd: &impl AsRawFd, events: EventFlags) -> Waits {
+        Waits::On(vec![Awaited { fd: fd.as_raw_fd(), events, epoll: false }])
+    }
+
+    /// This process, whose threads wait so.
+    fn own(waits: impl IntoIterator<Item = Waits>) -> Waiting {
+        let mut waiting = Waiting::new(rustix::process::getpid().as_raw_nonzero().get());
+        waits.into_iter().for_each(|waits| waiting.add(waits));
+        waiting
+    }
+
+    /// A socket with so much in its buffer that nothing more fits, and its other end.
+    fn full() -> (UnixStream, UnixStream) {
+        use std::io::Write;
+        let (mut socket, peer) = UnixStream::pair().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        while socket.write(&[0; 4096]).is_ok() {}
+        (socket, peer)
+    }
+
+    fn drain(peer: &UnixStream) {
+        use std::io::Read;
+        peer.set_nonblocking(true).unwrap();
+        let mut peer = peer;
+        while peer.read(&mut [0; 1 << 16]).is_ok_and(|read| read > 0) {}
+    }
+
+    #[test]
+    fn a_reader_and_a_writer_of_one_socket_are_both_woken() {
+        let both = |socket: &UnixStream| [awaited(socket, EventFlags::IN), awaited(socket, EventFlags::OUT)];
+        // Two threads of one process.
+        let (socket, peer) = full();
+        let watch = Watch::build(&[own(both(&socket))], false).unwrap();
+        assert!(watch.fired().unwrap().is_none());
+        drain(&peer);
+        assert!(watch.fired().unwrap().is_some(), "the writer has room");
+        // As two processes that share it: one after the other.
+        let (socket, peer) = full();
+        let waiting = both(&socket).map(|waits| own([waits]));
+        let watch = Watch::build(&waiting, false).unwrap();
+        assert!(watch.fired().unwrap().is_none());
+        drain(&peer);
+        assert!(watch.fired().unwrap().is_some(), "the writer has room");
+    }
+
+    #[test]
+    fn full_sets_of_many_threads_are_looked_at_once() {
+        let table = proc::descriptor_table(rustix::process::getpid().as_raw_nonzero().get());
+        assert!((1..16_384).contains(&table));
+        let all = || Waits::On((0..16_384).map(|fd| Awaited { fd, events: EventFlags::PRI, epoll: false }).collect());
+        let waiting = own(std::iter::repeat_with(all).take(50));
+        assert_eq!(waiting.awaited.len(), table as usize);
+    }
 }

@@ -71,9 +71,11 @@ impl Sleep<'_> {
             // A call that was not interrupted has just ended: nothing is waited for.
             let number = plan.interrupted.map(|interrupted| interrupted.number);
             let found = waits(number, &plan.registers, &crate::plan::RemoteMemory(plan.pid));
-            match waiting.last_mut().filter(|process| process.pid == plan.pid) {
-                Some(process) => process.waits.push(found),
-                None => waiting.push(Waiting { pid: plan.pid, waits: vec![found] }),
+            if waiting.last().is_none_or(|process| process.pid != plan.pid) {
+                waiting.push(Waiting::new(plan.pid));
+            }
+            if let Some(process) = waiting.last_mut() {
+                process.add(found);
             }
         }
         waiting

@@ -80,6 +80,8 @@ fn select(registers: &Registers, memory: &dyn Memory) -> Waits {
     }
     let words = count.div_ceil(64);
     let mut awaited: Vec<Awaited> = Vec::new();
+    // Where each descriptor is in the list. Sets may be full, in each of thousands of threads.
+    let mut places = vec![None; count];
     for (n, events) in [(1, READ), (2, EventFlags::OUT), (3, EventFlags::PRI)] {
         let mut set = vec![0; words * 8];
         let address = registers.argument(n);
@@ -93,9 +95,12 @@ fn select(registers: &Registers, memory: &dyn Memory) -> Waits {
             if set[fd / 8] & (1 << (fd % 8)) == 0 {
                 continue;
             }
-            match awaited.iter_mut().find(|awaited| awaited.fd == fd as i32) {
-                Some(awaited) => awaited.events |= events,
-                None => awaited.push(Awaited { fd: fd as i32, events, epoll: false }),
+            match places[fd] {
+                Some(place) => awaited[place as usize].events |= events,
+                None => {
+                    places[fd] = Some(awaited.len() as u32);
+                    awaited.push(Awaited { fd: fd as i32, events, epoll: false });
+                }
             }
         }
     }

@@ -18,14 +18,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use torpor_image::tree::Tree;
-use torpor_image::{HEADER_BYTES, Header, Kind, Needs, VERSION, checksum};
+use torpor_image::{FormatError, HEADER_BYTES, Header, Kind, Needs, VERSION, checksum};
 use torpor_linux::guard::Guard;
 
 use crate::collect::{CollectError, Collected, Stopped, collect, for_record, pids, stop};
 use crate::files::{self, ConnectionLock};
 use crate::obstacle::{Obstacle, Place};
 use crate::plan::{Began, Memories, ThreadPlan, let_go};
-use crate::restore::{CompileError, compile};
+use crate::restore::compile;
 use crate::step::{Fault, Faults, Step, Timings};
 use crate::trace::TraceError;
 use crate::wait::since::now;
@@ -205,7 +205,9 @@ impl Capture<'_> {
         let collected = collect(&self.stopped, &records, &file, HEADER_BYTES, self.request.lock);
         let Collected { tree, pages_end, connections, .. } = collected.map_err(CheckpointError::Collect)?;
         self.connections = connections;
-        let plan = compile(&tree).map_err(|error| self.cannot_be_restored(&error))?;
+        let sound = tree.check(&(HEADER_BYTES..pages_end));
+        sound.map_err(|error| self.cannot_be_restored(unreadable(&error)))?;
+        let plan = compile(&tree).map_err(|error| self.cannot_be_restored(error.to_string()))?;
         let image_bytes = write(&file, &tree, &plan, pages_end, (0, 0)).map_err(|error| self.wrong(error))?;
         self.reached(Step::Copied)?;
 
@@ -231,8 +233,8 @@ impl Capture<'_> {
     }
 
     /// What cannot be restored is not captured.
-    fn cannot_be_restored(&self, error: &CompileError) -> CheckpointError {
-        let obstacle = Obstacle::new(self.request.pid, Place::Process, error.to_string(), "");
+    fn cannot_be_restored(&self, why: String) -> CheckpointError {
+        let obstacle = Obstacle::new(self.request.pid, Place::Process, why, "");
         CheckpointError::Collect(obstacle.into())
     }
 
@@ -345,6 +347,11 @@ fn settle(tid: i32) {
         }
         std::thread::yield_now();
     }
+}
+
+/// Why a tree is not written, although all of it could be described: its image could not be read again.
+pub(crate) fn unreadable(error: &FormatError) -> String {
+    format!("it has more than an image can hold: {error}")
 }
 
 /// Writes everything but the pages of an image of this app and generation; gives the file's length.

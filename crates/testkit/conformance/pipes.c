@@ -1,7 +1,9 @@
 // Pipes and FIFOs.
 #include "conformance.h"
 
+#include <netinet/in.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 
 static void expect_read(int fd, const char *text) {
     char got[256] = "";
@@ -107,6 +109,35 @@ PROGRAM(pipe_size, "a pipe made larger, with much in it") {
     EQ(fcntl(ends[0], F_GETPIPE_SZ), 1 << 20);
     for (size_t at = 0; at < sizeof got;) at += (size_t)NEED(read(ends[0], got + at, sizeof got - at));
     BYTES(got, data, sizeof got);
+}
+
+PROGRAM(pipe_spliced, "a pipe that holds more than its capacity, by splice(2) from a socket") {
+    struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof name;
+    int listener = NEED(socket(AF_INET, SOCK_STREAM, 0)), ends[2], held = 0, big = 4 << 20;
+    NEED(bind(listener, (struct sockaddr *)&name, sizeof name));
+    NEED(listen(listener, 1));
+    NEED(getsockname(listener, (struct sockaddr *)&name, &length));
+    int from = NEED(socket(AF_INET, SOCK_STREAM, 0));
+    NEED(setsockopt(from, SOL_SOCKET, SO_SNDBUF, &big, sizeof big));
+    NEED(connect(from, (struct sockaddr *)&name, sizeof name));
+    int to = NEED(accept(listener, NULL, NULL));
+    close(listener);
+    NEED(pipe2(ends, O_NONBLOCK));
+    static char data[1 << 20], got[1 << 20];
+    fill(data, sizeof data, 9);
+    EQ(write(from, data, sizeof data), (ssize_t)sizeof data);
+    close(from);
+    for (int tries = 0; tries < 1000 && held <= 65536; tries++) {
+        ssize_t spliced = splice(to, NULL, ends[1], NULL, sizeof data, SPLICE_F_NONBLOCK);
+        if (spliced < 0 && errno == EAGAIN) usleep(1000);
+        NEED(ioctl(ends[0], FIONREAD, &held));
+    }
+    close(to);
+    if (held <= 65536) skip("the pipe holds %d bytes only", held);
+    captured();
+    for (int at = 0; at < held;) at += (int)NEED(read(ends[0], got + at, (size_t)(held - at)));
+    BYTES(got, data, (size_t)held);
 }
 
 PROGRAM(fifo, "a FIFO with contents, open in two processes") {

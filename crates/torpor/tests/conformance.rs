@@ -299,6 +299,7 @@ conformance! {
     pipe_closed: ok,
     pipe_between: ok,
     pipe_size: ok,
+    pipe_spliced: refused "it has more than an image can hold: image is invalid: contents of a pipe",
     fifo: ok,
     fifo_deleted: ok,
     // unix.c

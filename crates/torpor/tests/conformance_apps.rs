@@ -60,6 +60,7 @@ const EXCEPTIONS: &[(&str, Expected)] = &[
     ("no_virtual_object", Refused("no vDSO with room")),
     ("perf_event", NotThere("perf_event_open")),
     ("pid_namespace", Refused("it is in another pid (for its children) namespace")),
+    ("pipe_spliced", Refused("it has more than an image can hold")),
     ("proc_files", Refused("may only be opened by its process")),
     ("protection_key_rights", NotThere("no protection keys")),
     ("replaced_executable", Refused("another file has its name")),

@@ -10,7 +10,7 @@ use torpor_image::tree::{SharedMemoryKind, Tree};
 
 use super::rouse::{all, why};
 use super::{Captured, Deepening};
-use crate::checkpoint::write;
+use crate::checkpoint::{unreadable, write};
 use crate::collect::{Collected, Manner, Member, collect_as, for_record, hold};
 use crate::home::clock_offsets;
 use crate::plan::{Began, ThreadPlan};
@@ -101,6 +101,7 @@ impl Deepening<'_> {
             tree.namespaces.time = true;
             tree.machine.clock_offsets_ns = clock_offsets(self.request.home.init_pid).map_err(Failure::Look)?;
         }
+        tree.check(&(HEADER_BYTES..pages_end)).map_err(|error| Stop::Refused(unreadable(&error)))?;
         let plan = compile(&tree).map_err(|error| Stop::Refused(error.to_string()))?;
         let image_bytes = write(file, &tree, &plan, pages_end, (self.target.app, self.request.generation))
             .map_err(|error| Failure::Image(self.part.clone(), error))?;

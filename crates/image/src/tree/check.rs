@@ -41,7 +41,12 @@ pub(super) fn sure(holds: bool, what: &'static str) -> Checked {
 }
 
 impl Tree {
-    pub(super) fn check(&self, pages: &Range<u64>) -> Checked {
+    /// Checks what [`Tree::decode`] checks; `pages` says which part of the file its pages may lie in. Whoever writes an image does so before
+    /// it counts: a program can bring about more than an image may hold.
+    ///
+    /// # Errors
+    /// The first thing that a reader would refuse.
+    pub fn check(&self, pages: &Range<u64>) -> Result<(), FormatError> {
         let mut ids = HashSet::new();
         for process in &self.processes {
             sure(process.parent == 0 || ids.contains(&process.parent), "order of processes")?;

@@ -1,22 +1,20 @@
-//! Pulling from a registry (OCI distribution specification), by `oci-client`.
+//! Pulling from a registry (OCI distribution specification).
 //!
 //! TLS always, except to registries on the loopback interface. Everything that comes is checked against its digest and
-//! size here, whatever the client checks; additional URLs of descriptors are not followed.
+//! size here; additional URLs of descriptors are not followed.
 
+use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use oci_client::client::{ClientConfig, ClientProtocol};
-use oci_client::manifest::OciDescriptor;
-use oci_client::secrets::RegistryAuth;
-use oci_client::{Client, Reference};
+use oci_client::Reference;
+use oci_client::errors::OciDistributionError;
+use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::digest::{Digest, LayerDigest};
-use crate::error::{Error, ImageError, RegistryError};
+use crate::error::{ArchiveError, Error, ImageError, RegistryError};
 use crate::image::{Described, Descriptor, Document, Image, check_counts, choose};
 use crate::limits::MAX_INDEX_DEPTH;
 use crate::oci_layout::check_blob;
@@ -25,18 +23,9 @@ use crate::store::{LayerSource, Pins, Store};
 use crate::tarball::open_input;
 
 mod auth;
+mod client;
 
-/// A registry that sends nothing for this long is given up.
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// A registry that does not take the connection within this is given up.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-
-const ACCEPTED: [&str; 4] = [
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-];
+use self::client::{Client, DOCUMENT_TIMEOUT};
 
 /// Where `docker login` keeps credentials: `$DOCKER_CONFIG/config.json`, or `~/.docker/config.json`.
 pub fn default_auth_file() -> Option<PathBuf> {
@@ -50,7 +39,6 @@ struct Pull<'s> {
     store: &'s Store,
     client: Client,
     reference: Reference,
-    auth: RegistryAuth,
     progress: ProgressFn,
 }
 
@@ -62,29 +50,10 @@ impl Store {
         let failed = |source| Error::Registry { reference: reference.to_owned(), source };
         let parsed: Reference = reference.parse().map_err(|error| failed(RegistryError::Reference(error)))?;
         let auth = auth::credentials(auth_file, parsed.registry()).map_err(failed)?;
-        let client = client(&parsed).map_err(failed)?;
-        let pull = Pull { store: self, client, reference: parsed, auth, progress: Arc::clone(progress) };
+        let client = Client::new(&parsed, auth).map_err(|error| failed(RegistryError::Client(Box::new(error))))?;
+        let pull = Pull { store: self, client, reference: parsed, progress: Arc::clone(progress) };
         pull.image().await
     }
-}
-
-fn client(reference: &Reference) -> Result<Client, RegistryError> {
-    // Whoever was first installed the same one.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let registry = reference.resolve_registry();
-    let protocol = if is_loopback(registry) {
-        ClientProtocol::HttpsExcept(vec![registry.to_owned()])
-    } else {
-        ClientProtocol::Https
-    };
-    let config = ClientConfig {
-        protocol,
-        platform_resolver: None,
-        read_timeout: Some(READ_TIMEOUT),
-        connect_timeout: Some(CONNECT_TIMEOUT),
-        ..ClientConfig::default()
-    };
-    Client::try_from(config).map_err(|error| RegistryError::Client(Box::new(error)))
 }
 
 /// Reads credentials, references and digests: for fuzzing.
@@ -109,6 +78,10 @@ fn is_loopback(registry: &str) -> bool {
 impl Pull<'_> {
     fn failed(&self, source: RegistryError) -> Error {
         Error::Registry { reference: self.reference.whole(), source }
+    }
+
+    fn unfetched(&self, what: &str, error: OciDistributionError) -> Error {
+        self.failed(RegistryError::Fetch { what: what.to_owned(), source: Box::new(error) })
     }
 
     fn unusable(&self, source: ImageError) -> Error {
@@ -159,21 +132,18 @@ impl Pull<'_> {
     }
 
     async fn manifest_bytes(&self, reference: &Reference) -> Result<Vec<u8>, Error> {
-        let pulled = self.client.pull_manifest_raw(reference, &self.auth, &ACCEPTED).await;
-        let (data, _) = pulled.map_err(|error| {
-            self.failed(RegistryError::Fetch { what: "the manifest".to_owned(), source: Box::new(error) })
-        })?;
         let limit_bytes = self.store.limits().max_json_bytes;
-        if data.len() as u64 > limit_bytes {
-            return Err(self.unusable(ImageError::TooLarge { what: "its manifest".to_owned(), limit_bytes }));
-        }
+        let fetched = self.client.manifest(reference, limit_bytes).await;
+        let data = fetched.map_err(|error| self.unfetched("the manifest", error))?;
+        let too_large = || self.unusable(ImageError::TooLarge { what: "its manifest".to_owned(), limit_bytes });
+        let data = data.ok_or_else(too_large)?;
         if let Some(digest) = reference.digest() {
             let digest: Digest = digest.parse().map_err(|error| self.unusable(error))?;
             let size = data.len() as u64;
             let descriptor = Descriptor::new(digest, size);
             check_blob(&data, &descriptor, "its manifest").map_err(|error| self.unusable(error))?;
         }
-        Ok(data.to_vec())
+        Ok(data)
     }
 
     /// A blob that is a document, in memory.
@@ -183,8 +153,11 @@ impl Pull<'_> {
             return Err(self.unusable(ImageError::TooLarge { what: "its configuration".to_owned(), limit_bytes }));
         }
         let mut data = Vec::new();
-        self.download(descriptor, &mut data, None).await?;
-        check_blob(&data, descriptor, "its configuration").map_err(|error| self.unusable(error))?;
+        let downloaded = tokio::time::timeout(DOCUMENT_TIMEOUT, self.download(descriptor, &mut data, None)).await;
+        downloaded.unwrap_or_else(|elapsed| {
+            let what = "the configuration".to_owned();
+            Err(self.failed(RegistryError::Download { what, source: elapsed.into() }))
+        })?;
         Ok(data)
     }
 
@@ -213,7 +186,7 @@ impl Pull<'_> {
         task.await.map_err(|source| Error::Task { what, source })?
     }
 
-    /// Downloads a blob, not a byte more than it should have. Its digest is checked by whoever reads it.
+    /// Downloads a blob, not a byte more than it should have, and checks its digest.
     async fn download(
         &self,
         blob: &Descriptor,
@@ -222,26 +195,27 @@ impl Pull<'_> {
     ) -> Result<(), Error> {
         let what = format!("blob {}", blob.digest);
         let broken = |source| self.failed(RegistryError::Download { what: what.clone(), source });
-        let size = i64::try_from(blob.size).unwrap_or(i64::MAX);
-        let descriptor = OciDescriptor { digest: blob.digest.to_string(), size, ..OciDescriptor::default() };
-        let stream = self.client.pull_blob_stream(&self.reference, &descriptor).await;
-        let mut stream = stream
-            .map_err(|error| self.failed(RegistryError::Fetch { what: what.clone(), source: Box::new(error) }))?;
-        let mut done = 0;
-        while let Some(chunk) = stream.next().await {
-            let chunk = chunk.map_err(broken)?;
+        let response = self.client.blob(&blob.digest.to_string()).await;
+        let mut response = response.map_err(|error| self.unfetched(&what, error))?;
+        let (mut done, mut hasher) = (0, Sha256::new());
+        while let Some(chunk) = response.chunk().await.map_err(|error| broken(io::Error::other(error)))? {
             done += chunk.len() as u64;
             if done > blob.size {
                 break;
             }
+            hasher.update(&chunk);
             output.write_all(&chunk).await.map_err(broken)?;
             if let Some(reporter) = &mut reporter {
                 reporter.advance(chunk.len() as u64);
             }
         }
+        let mismatch = |source| self.unusable(ImageError::Mismatch { what: what.clone(), source: Box::new(source) });
         if done != blob.size {
-            let source = crate::error::ArchiveError::SizeMismatch { expected: blob.size, found: done };
-            return Err(self.unusable(ImageError::Mismatch { what, source: Box::new(source) }));
+            return Err(mismatch(ArchiveError::SizeMismatch { expected: blob.size, found: done }));
+        }
+        let (expected, found) = (blob.digest, Digest::finish(hasher));
+        if expected != found {
+            return Err(mismatch(ArchiveError::DigestMismatch { what: "digest", expected, found }));
         }
         if let Some(reporter) = &mut reporter {
             reporter.finish();

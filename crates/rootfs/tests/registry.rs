@@ -217,7 +217,7 @@ fn what_is_not_as_promised_is_refused_and_leaves_nothing() {
     flipped[1000] ^= 1;
     let mut longer = good.clone();
     longer.push(0);
-    for (bad, words) in [(flipped, "igest"), (longer, "bytes, not"), (good[..1000].to_vec(), "igest")] {
+    for (bad, words) in [(flipped, "igest"), (longer, "bytes, not"), (good[..1000].to_vec(), "bytes, not")] {
         fs::write(&path, bad).unwrap();
         refuse(&place, "demo:1", words);
     }

@@ -31,6 +31,8 @@ pub(crate) const READY: u8 = b'R';
 
 /// The argument that asks for detachment.
 pub(crate) const DETACH: &str = "--detach";
+/// What `ps` shows.
+const NAME: &str = "torpor-keeper";
 
 /// The arguments of `torpor keeper`, after those two words.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -131,6 +133,8 @@ fn serve(arguments: &Arguments) -> Result<(), Error> {
             source,
         })?;
     }
+    // It was executed as `/proc/self/exe`. Only what `ps` shows depends on it.
+    let _ = fs::write("/proc/self/comm", NAME);
     rustix::process::umask(Mode::from_raw_mode(0o177));
     std::env::set_current_dir("/").map_err(|source| Error::File { step: "change to", path: "/".into(), source })?;
     let lock = lock(&socket)?;

@@ -251,7 +251,7 @@ impl WorkerPort for Worker {
     async fn explain(&self, id: &str) -> Result<Explanation, ApiError> {
         match self.question(id, Order::Explain).await {
             Err(error) if error.kind == ErrorKind::Timeout => {
-                Ok(explanation_of_unanswered(&self.app(id)?, &self.shared.config.network, error.message))
+                Ok(explanation_of_unanswered(&self.app(id)?, &self.shared.config.network))
             }
             answer => answer,
         }

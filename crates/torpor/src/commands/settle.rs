@@ -5,6 +5,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use torpor_api::client::Client;
+use torpor_api::spec::Restart;
 use torpor_api::view::{AppStatus, Event, State};
 use torpor_api::wire::{EventQuery, LogQuery};
 
@@ -34,13 +35,20 @@ impl Before {
         if !self.ended(client, &status.name).await? {
             return show(json, &status, output::status_line);
         }
-        let status = client.inspect(&status.id).await?.status;
+        let detail = client.inspect(&status.id).await?;
+        let (status, restart) = (detail.status, detail.spec.restart);
         let Some(exit) = status.last_exit.clone() else { return show(json, &status, output::status_line) };
         let lines = last_output(client, &status.id).await?;
         if json {
             show(true, &status, output::status_line)?;
         }
-        let stays = status.state == State::Stopped;
+        // That it has ended is told before it counts as stopped.
+        let stays = status.state == State::Stopped
+            || match restart {
+                Restart::No => true,
+                Restart::OnFailure => exit.code == Some(0),
+                Restart::Always => false,
+            };
         let ended = Failure::Ended { app: status.name, reason: exit.reason, restarts: !stays, output: lines };
         if stays && exit.code != Some(0) {
             return Err(ended);

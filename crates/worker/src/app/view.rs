@@ -50,11 +50,14 @@ fn port(port: &torpor_api::spec::Port) -> String {
     }
 }
 
+fn held_up(app: &AppHandle) -> String {
+    let since = app.busy.since().map_or(0, |since| clock::now().since(since).as_secs());
+    format!("a call of the daemon's for it has not returned for {since} s")
+}
+
 /// Why a question to an app's task had no answer.
 pub(crate) fn not_answering(app: &AppHandle) -> ApiError {
-    let name = &app.record.spec.name;
-    let since = app.busy.since().map_or(0, |since| clock::now().since(since).as_secs());
-    let message = format!("{name} does not answer: a call of the daemon's for it has not returned for {since} s");
+    let message = format!("{} does not answer: {}", app.record.spec.name, held_up(app));
     ApiError::new(ErrorKind::Timeout, message)
         .with_hint("other apps go on; a restart of the daemon adopts it anew (`systemctl restart torpor`)")
 }
@@ -83,10 +86,10 @@ pub(crate) fn status_of_unanswered(app: &AppHandle, network: &NetworkConfig) -> 
 }
 
 /// The same, explained.
-pub(crate) fn explanation_of_unanswered(app: &AppHandle, network: &NetworkConfig, why: String) -> Explanation {
+pub(crate) fn explanation_of_unanswered(app: &AppHandle, network: &NetworkConfig) -> Explanation {
     Explanation {
         status: status_of_unanswered(app, network),
-        why,
+        why: format!("not answering: {}", held_up(app)),
         keeps_awake: Vec::new(),
         sleeps_at: None,
         keeps_dozing: Vec::new(),

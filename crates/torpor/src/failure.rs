@@ -9,6 +9,7 @@
 //! | 4 | a name, port or state is in the way |
 //! | 5 | the machine or kernel lacks what is needed |
 //! | 6 | it took longer than `--timeout` |
+//! | 7 | `down`: done, but the memory of an app is not kept |
 //! | 126, 127 | an app's program, or a command in it, cannot be executed, or is not there |
 //!
 //! `exec` gives back the command's own status instead. For `checkpoint` and `restore` 3 means refused.
@@ -107,6 +108,9 @@ pub(crate) enum Failure {
         /// The last lines that it wrote.
         output: Vec<String>,
     },
+    /// `torpor down` is done, and has stopped apps whose memory it was to keep.
+    #[error("the memory of {} is not kept", .0.join(", "))]
+    NotKept(Vec<String>),
     /// The exec stream broke.
     #[error("the exec stream broke")]
     Frame(#[from] torpor_api::frame::FrameError),
@@ -145,6 +149,7 @@ impl Failure {
                 ErrorKind::Timeout => 6,
             },
             Self::Parse(_) | Self::Config(_) | Self::Usage(_) => 2,
+            Self::NotKept(_) => 7,
             Self::Interrupted => 130,
             Self::Hub(HubError::AlreadyRunning { .. }) => 4,
             Self::Checkpoint(CheckpointError::Refused { .. }) => 3,

@@ -53,9 +53,15 @@ fn down(daemon: &Daemon, options: &[&str]) -> Vec<(String, bool, String)> {
     let config = daemon.data_dir().with_file_name("torpor.toml");
     let mut args = vec!["down", "--json", "--config", config.to_str().unwrap()];
     args.extend(options);
-    let text = daemon.ok(&args).unwrap_or_else(|error| panic!("{error}\n{}", daemon.log()));
-    let apps: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let output = daemon.cli(&args).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let apps: serde_json::Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}\n{said}\n{}", daemon.log()));
     let apps = apps.as_array().unwrap().iter();
+    let lost = apps.clone().any(|app| app["kept"] == false && app["reasons"] != serde_json::json!([]));
+    let code = if lost { Some(7) } else { Some(0) };
+    assert_eq!(output.status.code(), code, "{said}");
+    assert_eq!(said.contains("is not kept"), lost, "{said}");
     let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
     apps.map(|app| (text(&app["app"]), app["kept"].as_bool().unwrap(), app["reasons"].to_string())).collect()
 }

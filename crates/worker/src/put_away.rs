@@ -92,7 +92,8 @@ impl Worker {
             _ => {}
         }
         let mut reasons = Vec::new();
-        if !discard {
+        // One that waits for its restart has no memory.
+        if !discard && status.state != State::Restarting {
             match self.keep(id).await {
                 Ok(()) => return Ok(Some(PutAway { app, kept: true, reasons })),
                 Err(_) if self.is_held_up(id).await => return Err(HeldUp),

@@ -21,7 +21,8 @@ mod run;
 mod trees;
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 failed, 2 wrong command or description, 3 not found, 4 conflict, 5 unsupported by the machine, 6 not within --timeout. \
+Exit codes: 0 done, 1 failed, 2 wrong command or description, 3 not found, 4 conflict, 5 unsupported by the machine, 6 not within --timeout, \
+7 `down` could not keep an app's memory. \
 `torpor exec` gives back the command's own status.";
 
 /// Hosts programs that are idle most of the time: they sleep when nobody uses them, and the next packet wakes them.

@@ -77,7 +77,12 @@ pub(super) async fn down(daemon: &Connection, args: &DownArgs) -> Result<(), Fai
         (Err(error), _) => return Err(error.into()),
     };
     ended(process.as_ref()).await?;
-    show(args.json.json, &apps, |apps| text(apps))
+    show(args.json.json, &apps, |apps| text(apps))?;
+    let lost = apps.into_iter().filter(|app| !app.kept && !app.reasons.is_empty()).map(|app| app.app);
+    match lost.collect::<Vec<_>>() {
+        lost if args.discard || lost.is_empty() => Ok(()),
+        lost => Err(Failure::NotKept(lost)),
+    }
 }
 
 /// What was done, in words.

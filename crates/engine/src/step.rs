@@ -184,7 +184,7 @@ impl Timings {
 
 impl<S: Copy + Ord> Timings<S> {
     /// Nothing is reached yet.
-    pub(crate) fn begin() -> Self {
+    pub fn begin() -> Self {
         /// Room for those of one operation.
         const STEPS: usize = 16;
         let now = Instant::now();

@@ -4,12 +4,14 @@
 //! image. Nothing is ever deleted for it: each image is the only copy of an app's memory.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use torpor_api::units::Amount;
 
 use crate::config::WorkerConfig;
@@ -20,6 +22,9 @@ const DEFAULT_LIMIT: Amount = Amount::Percent(10);
 const LEAST_DEFAULT_BYTES: u64 = 1 << 30;
 /// The unit of `st_blocks`, stat(2).
 const BLOCK_BYTES: u64 = 512;
+
+/// What is said where the disk is full.
+pub(crate) const NO_ROOM: &str = "the disk of the data directory is full (make room there)";
 
 /// The space that all images of a worker take.
 #[derive(Clone, Debug)]
@@ -88,6 +93,20 @@ fn limit(configured: Option<Amount>, disk_bytes: u64) -> u64 {
     }
 }
 
+/// Whether a file of so many bytes can be written at `path`, which must be nobody's: tried with a file that is removed at once, since the
+/// numbers of a file system say nothing of quotas and of blocks that are set aside for root.
+pub(crate) fn has_room(path: &Path, bytes: u64) -> io::Result<()> {
+    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    let tried = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes);
+    drop(file);
+    std::fs::remove_file(path)?;
+    match tried {
+        // This file system cannot tell.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        tried => Ok(tried?),
+    }
+}
+
 /// What the images in an app's directory take on disk, and when the newest was written, if there is one.
 pub(crate) fn images_in(folder: &Path) -> io::Result<(u64, Option<SystemTime>)> {
     let (mut bytes, mut newest) = (0, None);
@@ -122,6 +141,14 @@ mod tests {
         drop(two);
         assert!(!space.is_full());
         assert!(ImageSpace::new(0).is_full() && ImageSpace::new(0).words().contains("max_bytes"));
+    }
+
+    #[test]
+    fn room_is_tried_and_nothing_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("1.image.part");
+        has_room(&path, 1 << 20).unwrap();
+        assert!(has_room(&path, 1 << 62).is_err() && !path.exists());
     }
 
     #[test]

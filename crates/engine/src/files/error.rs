@@ -26,7 +26,7 @@ pub enum CollectError {
         source: io::Error,
     },
     /// The image could not be written.
-    #[error("writing the image")]
+    #[error("its image cannot be written")]
     Write(#[source] io::Error),
     /// Packets of its connections could not be kept away.
     #[error("keeping away the packets of its TCP connections")]

@@ -44,7 +44,7 @@ pub enum CopyError {
     #[error("reading the memory of process {0}")]
     Read(i32, #[source] io::Error),
     /// The image could not be written.
-    #[error("writing the image")]
+    #[error("its image cannot be written")]
     Write(#[source] io::Error),
 }
 

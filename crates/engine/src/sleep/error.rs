@@ -19,7 +19,7 @@ pub enum SleepError {
     #[error("it cannot sleep: {0}")]
     Refused(String),
     /// Something failed on the way.
-    #[error("failed at {}", .at.name())]
+    #[error("an attempt failed after step {}", .at.name())]
     Failed {
         /// The last step that was reached.
         at: Step,

@@ -1,24 +1,29 @@
 //! From dozing to warm: the app's processes are ended, and only their image is left.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use torpor_engine::{Abort, Asleep, Deepen, DeepenError, Deepened, Home, Ids, SleepError, Target, deepen};
+use torpor_engine::{Abort, Asleep, Deepen, DeepenError, Deepened, Home, Ids, SleepError, Target, Timings, deepen};
 use torpor_lifecycle::{Event, Retry, SleepCause, WakeCause};
 use torpor_sandbox::{ID_COUNT, Sandbox};
 
-use super::Outcome;
 use super::freezer::SandboxFreezer;
-use super::operate::{TellingJournal, chain, text};
+use super::operate::{TellingJournal, chain, text, why_not};
 use super::operation::{Commits, Kind, Operation, Steps};
 use super::overdue::Underway;
 use super::panics::Unfinished;
 use super::parking::{self, KeeperParking};
 use super::sleeping::{Sleeping, WarmApp};
 use super::task::Task;
+use super::{Outcome, measure};
 use crate::clock;
 use crate::shared::Shared;
+use crate::space;
+
+/// What an image takes beside memory, about.
+const DESCRIPTION_BYTES: u64 = 256 << 10;
 
 /// What became of an app that was to go warm, with what was known of it while it dozed.
 pub(crate) struct Went {
@@ -57,6 +62,12 @@ pub(super) fn home(sandbox: &Sandbox) -> io::Result<Home> {
 
 impl DeepenJob {
     fn run(self) -> Went {
+        // Once its memory is back it can only run on.
+        if let Err(reason) = self.has_room() {
+            let result = Err(DeepenError::Dozing(vec![reason]));
+            let deepened = Deepened { result, timings: Timings::begin(), memories: None };
+            return Went { asleep: self.asleep, deepened };
+        }
         let freezer = SandboxFreezer::of(&self.sandbox);
         let target = Target {
             app: self.app,
@@ -75,6 +86,22 @@ impl DeepenJob {
         };
         let deepened = deepen(&target, &self.asleep, &request);
         Went { asleep: self.asleep, deepened }
+    }
+
+    /// Whether the disk has room for its complete image: what is in its dozing image, and the memory that has stayed. Or why not.
+    fn has_room(&self) -> Result<(), String> {
+        let kept = self.sandbox.cgroup().processes().map_err(io::Error::other).and_then(|pids| measure::usage(&pids));
+        let kept_bytes = kept.map(|usage| usage.private_bytes + usage.shmem_bytes);
+        let kept_bytes = kept_bytes.map_err(|error| format!("its memory cannot be measured: {error}"))?;
+        let bytes = self.asleep.image_bytes + kept_bytes + DESCRIPTION_BYTES;
+        let mut part = self.image.clone().into_os_string();
+        part.push(".part");
+        space::has_room(Path::new(&part), bytes).map_err(|error| match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                format!("its image needs about {} KiB, and {}: {error}", bytes >> 10, space::NO_ROOM)
+            }
+            _ => format!("its image cannot be written: {error}"),
+        })
     }
 }
 
@@ -152,7 +179,7 @@ impl Task {
         self.abort = None;
         let Deepened { result, timings, memories } = deepened;
         let cause = std::mem::take(&mut self.sleep_cause);
-        self.sleeps.add(cause, &timings, result.as_ref().err().map(|error| chain(error).to_string()));
+        self.sleeps.add(cause, &timings, result.as_ref().err().map(|error| why_not(error).to_string()));
         let old_image = asleep.image.clone();
         match result {
             Ok(warm) => {
@@ -187,7 +214,7 @@ impl Task {
                         self.tell(Event::DeepenAborted(WakeCause::Packet(by.into()))).await;
                     }
                     error => {
-                        let reasons = vec![chain(&error)];
+                        let reasons = vec![why_not(&error)];
                         self.tell(Event::DeepenRefused { reasons, retry: Retry::Later, dozes: false }).await;
                     }
                 }
@@ -237,7 +264,7 @@ impl Task {
         }
     }
 
-    fn remove_image(&self, image: &std::path::Path) {
+    fn remove_image(&self, image: &Path) {
         match std::fs::remove_file(image) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(app = self.record.spec.name, image = %image.display(), %error, "removing an old image");

@@ -10,6 +10,8 @@ pub(crate) struct Usage {
     pub(crate) threads: u32,
     pub(crate) private_bytes: u64,
     pub(crate) shared_bytes: u64,
+    /// Of these, what is in no file on a disk.
+    pub(crate) shmem_bytes: u64,
     pub(crate) page_table_bytes: u64,
 }
 
@@ -32,6 +34,7 @@ pub(crate) fn usage(pids: &[i32]) -> io::Result<Usage> {
         let private = number(&rollup, "Pss_Anon:");
         usage.private_bytes += private << 10;
         usage.shared_bytes += number(&rollup, "Pss:").saturating_sub(private) << 10;
+        usage.shmem_bytes += number(&rollup, "Pss_Shmem:") << 10;
         usage.page_table_bytes += number(&status, "VmPTE:") << 10;
     }
     Ok(usage)

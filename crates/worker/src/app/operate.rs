@@ -60,6 +60,19 @@ pub(crate) fn app_number(id: &str) -> u64 {
     u64::from_str_radix(id, 16).unwrap_or_default()
 }
 
+/// Why it did not go to sleep; a full disk first, and what to do about it.
+pub(super) fn why_not(error: &(dyn std::error::Error + 'static)) -> Text {
+    let mut source = Some(error);
+    while let Some(cause) = source {
+        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        if matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) {
+            return text(format!("{}: {}", crate::space::NO_ROOM, chain(error)));
+        }
+        source = cause.source();
+    }
+    chain(error)
+}
+
 impl Task {
     pub(super) fn app_number(&self) -> u64 {
         app_number(&self.record.id)
@@ -147,7 +160,7 @@ impl Task {
                 self.tell(Event::Dozed { next_timer }).await;
             }
             Err(error) => {
-                self.sleeps.add(cause, &timings, Some(chain(&error).to_string()));
+                self.sleeps.add(cause, &timings, Some(why_not(&error).to_string()));
                 let committed = timings.steps().iter().any(|(step, _)| *step == Step::Committed);
                 match error {
                     SleepError::Aborted(_) | SleepError::Failed { .. } if !committed && given_up.is_some() => {
@@ -164,7 +177,7 @@ impl Task {
                     // It was brought back from the image and runs: there is nothing left to wake.
                     SleepError::Failed { .. } if committed => self.tell(Event::DropFailed(chain(&error))).await,
                     SleepError::Failed { .. } => {
-                        let reasons = vec![chain(&error)];
+                        let reasons = vec![why_not(&error)];
                         self.tell(Event::CaptureRefused { reasons, retry: Retry::Later }).await;
                     }
                     SleepError::Lost(_) => {

@@ -51,6 +51,18 @@ pub enum StoreError {
         #[source]
         source: sqlx::Error,
     },
+    /// The disk is full.
+    #[error(
+        "the disk is full: make room on the file system of {} and start Torpor again; apps and their memory stay as they are",
+        path.display()
+    )]
+    Full {
+        /// The file.
+        path: PathBuf,
+        /// What failed for it.
+        #[source]
+        source: Box<StoreError>,
+    },
     /// Its tables cannot be brought up to date.
     #[error("cannot bring the database {} up to date", path.display())]
     Migrate {

@@ -159,3 +159,60 @@ fn a_full_disk_keeps_it_awake_and_whole() {
     sleep(&daemon, "check", &[]);
     session.step().unwrap();
 }
+
+/// Its memory is not brought back for an image that has no room.
+#[test]
+fn a_full_disk_keeps_it_dozing() {
+    let (daemon, _, mut session) = memcheck("8");
+    support::doze(&daemon, "check");
+    let folder = app_directory(&daemon);
+    let dozing = image(&daemon);
+    let disk = SmallDisk::over(&folder);
+    // What it wakes from is there, as on a disk that others have filled.
+    let output = daemon.cli(&["sleep", "--level", "warm", "check"]).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("is full") && said.contains("No space left"), "{said}");
+    assert_eq!(daemon.state("check").unwrap(), "dozing", "{}", daemon.log());
+    let left = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let left: Vec<String> = left.filter(|name| name.contains(".image")).collect();
+    assert_eq!(left, [""; 0], "nothing of the attempt stays");
+    drop(disk);
+    assert!(dozing.exists());
+    session.step().unwrap();
+    support::doze(&daemon, "check");
+    support::warm(&daemon, "check");
+    session.step().unwrap();
+}
+
+/// Takes all room of a file system, by files that begin with `name`.
+fn fill(folder: &Path, name: &str) {
+    for (n, size) in ["1G", "16M", "1M", "64K", "16K", "4K", "4K", "4K", "4K"].into_iter().enumerate() {
+        let path = folder.join(format!("{name}-{n}"));
+        // What fits of it stays.
+        let tried = Command::new("fallocate").args(["--length", size]).arg(path).output().unwrap();
+        assert!(n == 0 || !tried.stderr.is_empty() || tried.status.success());
+    }
+}
+
+#[test]
+fn a_daemon_starts_on_a_full_disk_by_the_room_set_aside_and_else_says_so() {
+    let mut daemon = Daemon::start_on_disk("").unwrap();
+    let data = daemon.data_dir();
+    daemon.term().unwrap();
+    fill(&data, "first");
+    daemon.up().unwrap();
+    daemon.ok(&["ps"]).unwrap();
+    daemon.term().unwrap();
+    fill(&data, "second");
+    let error = daemon.up().unwrap_err().to_string();
+    assert!(error.contains("the disk is full: make room"), "{error}");
+    for entry in std::fs::read_dir(&data).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if name.starts_with("first-") || name.starts_with("second-") {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    daemon.up().unwrap();
+    daemon.ok(&["ps"]).unwrap();
+}

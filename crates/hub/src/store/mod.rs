@@ -6,6 +6,7 @@
 
 mod apps;
 mod events;
+mod room;
 
 use std::fs::OpenOptions;
 use std::io;
@@ -26,8 +27,29 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Opens the file, makes it if there is none, and brings its tables up to date.
+    /// Opens the file, makes it if there is none, and brings its tables up to date. On a full disk it uses what is set aside for this
+    /// ([`room`]).
     pub(crate) async fn open(path: &Path) -> Result<Self, StoreError> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let error = match Self::try_open(path).await {
+            Ok(store) => {
+                room::set_aside(folder);
+                return Ok(store);
+            }
+            Err(error) => error,
+        };
+        if !room::is_full(folder) {
+            return Err(error);
+        }
+        let full = |error| StoreError::Full { path: path.to_owned(), source: Box::new(error) };
+        if !room::use_up(folder) {
+            return Err(full(error));
+        }
+        tracing::warn!(folder = %folder.display(), "the disk is full; starting with the room that was set aside");
+        Self::try_open(path).await.map_err(full)
+    }
+
+    async fn try_open(path: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::Open { path: path.to_owned(), source };
         make_private(path).map_err(|error| failed(sqlx::Error::Io(error)))?;
         let options = SqliteConnectOptions::new()

@@ -56,8 +56,14 @@ impl ApiError {
     }
 }
 
-/// `error` and its causes, joined by `: `.
+/// `error` and its causes in one line, joined by `: `. Messages may hold names that an enemy has chosen: see [`one_line`].
 pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    one_line(&causes(error))
+}
+
+/// `error` and its causes, joined by `: `, as they are: for errors of what the user has written, whose excerpts take several
+/// lines.
+pub fn causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -66,4 +72,54 @@ pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         cause = error.source();
     }
     text
+}
+
+/// Text that stays in its line and reads as it is written: control characters but tabs, and what [`is_deceptive`], as escapes
+/// (`\n`, `\u{202e}`).
+pub fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if (c.is_control() && c != '\t') || is_deceptive(c) {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
+    }
+    line
+}
+
+/// A character that nobody sees and that changes how others are read: marks and overrides of direction, separators of lines and
+/// paragraphs, invisible formatting, tags. Joiners, which scripts need, are none of them.
+pub const fn is_deceptive(c: char) -> bool {
+    matches!(
+        c,
+        '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'
+            | '\u{200e}'
+            | '\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}'
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_is_one_line_that_reads_as_it_is_written() {
+        let forged =
+            "no `a\nINFO forged\u{1b}[2J\u{9b}\u{202e}\u{2028}\u{200b}\u{2066}\u{e0041}`, \tbut `é 🤷\u{200d} \\n`";
+        let error = ApiError::new(ErrorKind::Invalid, forged);
+        let expected = r"no `a\nINFO forged\u{1b}[2J\u{9b}\u{202e}\u{2028}\u{200b}\u{2066}\u{e0041}`, ".to_owned()
+            + "\tbut `é 🤷\u{200d} \\n`";
+        assert_eq!(chain(&error), expected);
+        assert_eq!(one_line(&expected), expected);
+        assert_eq!(causes(&error), forged);
+    }
 }

@@ -48,7 +48,7 @@ pub(crate) enum Failure {
     /// The daemon cannot start.
     #[error(transparent)]
     Hub(#[from] HubError),
-    /// The arguments do not go together.
+    /// The arguments do not go together, or a file that the user has written is wrong; may have several lines.
     #[error("{0}")]
     Usage(String),
     /// Only root may do that.
@@ -184,19 +184,24 @@ impl Failure {
     }
 
     fn raw_text(&self) -> String {
-        let mut text = format!("torpor: {}\n", error::chain(self));
+        let told = match self {
+            // Excerpts of what the user has written, in their own lines.
+            Self::Parse(_) | Self::Config(_) | Self::Usage(_) => error::causes(self),
+            _ => error::chain(self),
+        };
+        let mut text = format!("torpor: {told}\n");
         if let Self::Checkpoint(CheckpointError::Refused { obstacles, .. }) = self {
             for obstacle in Obstacle::lines(obstacles) {
-                text.push_str(&format!("  {obstacle}\n"));
+                text.push_str(&format!("  {}\n", error::one_line(&obstacle)));
             }
         }
         if let Self::Ended { output, .. } = self {
             for line in output {
-                text.push_str(&format!("  {line}\n"));
+                text.push_str(&format!("  {}\n", error::one_line(line)));
             }
         }
         if let Some(hint) = self.hint() {
-            text.push_str(&format!("  {hint}\n"));
+            text.push_str(&format!("  {}\n", error::one_line(&hint)));
         }
         text
     }
@@ -208,5 +213,24 @@ impl Failure {
             let _ = io::stderr().write_all(self.text().as_bytes());
         }
         self.code()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_errors_forge_no_lines() {
+        let error = ApiError::new(ErrorKind::Invalid, "path `x\n2026-01-01 INFO forged\u{202e}` does not fit")
+            .with_hint("remove `a\nb`");
+        for failure in [Failure::Api(error.clone()), Failure::Client(ClientError::Refused(error))] {
+            let text = failure.text();
+            let expected = ["torpor: path `x\\n2026-01-01 INFO forged\\u{202e}` does not fit", "  remove `a\\nb`"];
+            assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+        }
+        // What the user has written is shown in its own lines.
+        let excerpt = Failure::Usage("not TOML:\n1 | a =\n  |   ^".to_owned());
+        assert_eq!(excerpt.text().lines().count(), 3);
     }
 }

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::read::Reader;
 pub use self::write::{SectionWriter, Writer};
-use crate::error::ApiError;
+use crate::error::{ApiError, one_line};
 use crate::spec::{AppSpec, Security};
 use crate::worker::Resolved;
 
@@ -74,7 +74,7 @@ pub struct Manifest {
 }
 
 /// What a description asks for that reaches beyond a sandbox as any app has it. Whoever runs an app has written that; whoever
-/// imports one has not read it.
+/// imports one has not read it. Each is one line, whatever the names in it are.
 pub fn beyond_default(spec: &AppSpec) -> Vec<String> {
     let Security { user_namespace, cap_add, seccomp, .. } = &spec.security;
     let mut asked: Vec<String> =
@@ -87,7 +87,7 @@ pub fn beyond_default(spec: &AppSpec) -> Vec<String> {
     }
     asked.extend(cap_add.iter().map(|name| format!("the capability {name}")));
     asked.extend(spec.network.join.iter().map(|name| format!("to join the network {name}")));
-    asked
+    asked.iter().map(|asked| one_line(asked)).collect()
 }
 
 /// A part of an archive: layers, lowest first, then the app's own files, then its image.

@@ -74,7 +74,8 @@ fn from_file(file: &Path, here: &Path) -> Result<Map<String, Value>, Failure> {
         (opened.take(most).read_to_string(&mut text), from)
     };
     read.map_err(failed)?;
-    let mut document = document::from_toml(&text)?;
+    // Shown with the lines of the file that it is about.
+    let mut document = document::from_toml(&text).map_err(|error| Failure::Usage(error.message))?;
     document::root_paths(&mut document, &from);
     Ok(document)
 }

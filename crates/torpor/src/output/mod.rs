@@ -8,6 +8,8 @@ mod ps;
 mod tables;
 mod units;
 
+use torpor_api::error::is_deceptive;
+
 pub(crate) use doctor::checks;
 pub(crate) use explain::explanation;
 pub(crate) use image::{ImageDifference, ImageView, VerifiedView, difference, inspected, verified};
@@ -49,9 +51,10 @@ pub(crate) fn table(head: &[&str], rows: &[Cells]) -> String {
     text
 }
 
-/// Text from outside, with control characters made harmless for a terminal.
+/// Text from outside, with control characters, and those that change how others are read, made harmless for a terminal.
 pub(crate) fn safe(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
+    let harmful = |c: char| (c.is_control() && c != '\t') || is_deceptive(c);
+    text.chars().map(|c| if harmful(c) { '\u{fffd}' } else { c }).collect()
 }
 
 /// A list in a cell; `-` where it is empty.
@@ -62,6 +65,14 @@ pub(crate) fn list(items: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use torpor_api::view::{AppStatus, State};
+
+    #[test]
+    fn text_from_outside_cannot_change_what_is_around_it() {
+        assert_eq!(
+            super::safe("a\n\u{1b}[2J\u{202e}\u{2066}\u{200b}\tb é"),
+            "a\u{fffd}\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}\tb é"
+        );
+    }
 
     /// An app that has been in a state for two minutes at 2026-01-02T00:00:00Z.
     pub(super) fn status(name: &str, state: State) -> AppStatus {

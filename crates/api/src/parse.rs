@@ -32,6 +32,16 @@ pub enum ParseError {
     /// Not a setting of the environment.
     #[error("`{0}` is not a setting of the environment: write NAME=VALUE, or NAME to pass on your own")]
     Env(String),
+    /// A variable to pass on that is not there.
+    #[error("`{0}` is not set in the environment of this command: set it, or write {0}=VALUE")]
+    EnvUnset(String),
+    /// A directory, and not of an image.
+    #[error(
+        "{} is a directory without an OCI image (no `index.json`): make a tarball of a root file system \
+         (tar -C {} -cf root.tar .) and give that",
+        .0.display(), .0.display()
+    )]
+    Directory(PathBuf),
     /// A line of an environment file.
     #[error("line {line} of the environment file is not NAME=VALUE: `{text}`")]
     EnvLine {
@@ -146,7 +156,8 @@ pub fn env(text: &str, lookup: impl Fn(&str) -> Option<String>) -> Result<(Strin
     let wrong = || ParseError::Env(text.to_owned());
     let (name, value) = match text.split_once('=') {
         Some((name, value)) => (name, value.to_owned()),
-        None => (text, lookup(text).ok_or_else(wrong)?),
+        None if text.is_empty() => return Err(wrong()),
+        None => (text, lookup(text).ok_or_else(|| ParseError::EnvUnset(text.to_owned()))?),
     };
     if name.is_empty() { Err(wrong()) } else { Ok((name.to_owned(), value)) }
 }
@@ -199,6 +210,9 @@ impl SourceHint {
             return source;
         }
         let path = Path::new(text);
+        if path.is_dir() && !path.join("index.json").exists() {
+            return Err(ParseError::Directory(path.to_owned()));
+        }
         if path.is_dir() {
             return Ok(Source::OciLayout { path: path.to_owned(), reference: None });
         }

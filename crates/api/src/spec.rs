@@ -119,7 +119,7 @@ pub enum Protocol {
 
 /// A port of the machine that leads to a port of the app.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a port as a table: { host = 8080, app = 80 }")]
 pub struct Port {
     /// The machine's address; absent: all of them, 127.0.0.1 too.
     #[serde(default)]

@@ -163,8 +163,16 @@ fn other_short_forms() {
     assert!("/t:much".parse::<Tmpfs>().is_err() && "".parse::<Tmpfs>().is_err());
     let none = |_: &str| None;
     assert_eq!(parse::env("A=b=c", none).unwrap(), ("A".to_owned(), "b=c".to_owned()));
-    assert!(parse::env("A", none).is_err() && parse::env("=x", none).is_err());
+    assert!(parse::env("A", none).unwrap_err().to_string().contains("`A` is not set"));
+    assert!(parse::env("", none).is_err() && parse::env("=x", none).is_err());
     assert!(parse::env_file("A=1\n\n#B\nC").unwrap_err().to_string().contains("line 4"));
+}
+
+#[test]
+fn a_port_in_its_short_form_is_told_how_to_be_written() {
+    let text = "name = 'x'\nports = ['80:80']\n[source.stored]\nname = 'x'\n";
+    let error = document::spec_from_toml(text).unwrap_err().message;
+    assert!(error.contains("{ host = 8080, app = 80 }") && !error.contains("struct"), "{error}");
 }
 
 #[test]
@@ -175,6 +183,9 @@ fn sources_are_told_by_path_and_scheme() {
     std::fs::write(&tarball, "").unwrap();
     let path = |text: &str| PathBuf::from(text);
     let detect = |text: &str| SourceHint::Detect.detect(text);
+    let root = detect(dir.to_str().unwrap()).unwrap_err().to_string();
+    assert!(root.contains("make a tarball"), "{root}");
+    std::fs::write(dir.join("index.json"), "{}").unwrap();
     let found = (detect(dir.to_str().unwrap()), detect(tarball.to_str().unwrap()));
     let whole = SourceHint::DockerArchive.detect(tarball.to_str().unwrap()).unwrap();
     std::fs::remove_dir_all(&dir).unwrap();

@@ -71,7 +71,13 @@ fn failed(error: &torpor_rootfs::Error) -> ApiError {
         _ => ErrorKind::Invalid,
     };
     let told = ApiError::new(kind, chain(error));
-    if kind == ErrorKind::NotFound { told.with_hint("torpor images lists what is stored") } else { told }
+    if kind == ErrorKind::NotFound {
+        told.with_hint(
+            "torpor images lists what is stored; an image of a registry begins with its host, as docker.io/library/debian:13",
+        )
+    } else {
+        told
+    }
 }
 
 /// Passes progress on, as far as whoever reads it keeps up.

@@ -109,6 +109,30 @@ impl Channel {
         Ok(Some(Message { body: serde_json::from_slice(&buffer[..received.bytes])?, descriptors }))
     }
 
+    /// The same, unless `given_up` becomes readable before: `ConnectionAborted` then.
+    pub(crate) fn receive_unless<T: DeserializeOwned>(
+        &self,
+        within: Duration,
+        given_up: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Option<Message<T>>> {
+        let started = Instant::now();
+        loop {
+            let left = within.saturating_sub(started.elapsed());
+            let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+            let mut waits = vec![PollFd::new(&self.0, PollFlags::IN)];
+            waits.extend(given_up.map(|given_up| PollFd::from_borrowed_fd(given_up, PollFlags::IN)));
+            match poll(&mut waits, Some(&timeout)) {
+                Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+                Ok(_) if waits.get(1).is_some_and(|given_up| !given_up.revents().is_empty()) => {
+                    return Err(io::ErrorKind::ConnectionAborted.into());
+                }
+                Ok(_) => return self.receive(None),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
     fn wait(&self, within: Option<Duration>) -> io::Result<()> {
         let Some(within) = within else { return Ok(()) };
         let started = Instant::now();

@@ -59,9 +59,15 @@ pub enum SandboxError {
     /// Another sandbox of that id lives.
     #[error("sandbox {id} has processes already: destroy it first")]
     InUse { id: String },
-    /// Killed processes that do not end.
-    #[error("processes of sandbox {id} are still there {} s after they were killed", after.as_secs())]
-    StillThere { id: String, after: Duration },
+    /// A command that has not begun in its time; it was killed.
+    #[error("the command has not begun within {:.1} s, and was killed: {held}", after.as_secs_f64())]
+    ExecSilent { id: String, after: Duration, held: String },
+    /// Nobody wants the command any more; it was killed.
+    #[error("the start of the command was given up")]
+    ExecGivenUp { id: String },
+    /// Killed processes that do not end, and what holds them.
+    #[error("processes of sandbox {id} are still there {} s after they were killed: {held}", after.as_secs())]
+    StillThere { id: String, after: Duration, held: String },
     /// The processes of a record are gone.
     #[error("init of sandbox {id} (pid {pid}) is no longer there")]
     Gone { id: String, pid: i32 },

@@ -22,12 +22,13 @@ use crate::confine::Confinement;
 use crate::error::{Doing, SandboxError, SetupError, While};
 use crate::first::{Entrances, become_root};
 use crate::launcher::{EXEC_COMMAND, Launcher};
-use crate::prepare::{answer, support_files};
+use crate::prepare::support_files;
 use crate::process::{ExitStatus, open, wait_for_end};
 use crate::program::{Becoming, Open, Stdio, become_program};
 use crate::sandbox::{Sandbox, deliver};
 use crate::setup::{FromSetup, Report, begin_process, fail, give_stdio, open_group, outcome};
 use crate::spec::Program;
+use crate::starting::{Patience, Starting};
 use crate::terminal::NewTerminal;
 
 /// Where the program reads and writes.
@@ -39,7 +40,7 @@ pub enum ExecIo {
     Terminal(u16, u16),
 }
 
-/// A program in a sandbox, a child of this process.
+/// A program in a sandbox, a child of this process. Dropped before it has been waited for, it is killed and reaped.
 #[derive(Debug)]
 pub struct ExecChild {
     pid: i32,
@@ -69,8 +70,22 @@ struct Order {
 /// Starts `program` in a sandbox that is awake; returns once it runs.
 ///
 /// # Errors
-/// Why it does not run; nothing is left of it then.
+/// As [`exec_within`].
 pub fn exec(launcher: &Launcher, sandbox: &Sandbox, program: &Program, io: ExecIo) -> Result<ExecChild, SandboxError> {
+    exec_within(launcher, sandbox, program, io, Patience::default())
+}
+
+/// The same, unless it is given up before.
+///
+/// # Errors
+/// Why it does not run; nothing is left of it then. `ExecSilent`: it has not begun in its time. `ExecGivenUp`: nobody wants it.
+pub fn exec_within(
+    launcher: &Launcher,
+    sandbox: &Sandbox,
+    program: &Program,
+    io: ExecIo,
+    patience: Patience<'_>,
+) -> Result<ExecChild, SandboxError> {
     let record = sandbox.record();
     program.check(record.ids.is_some())?;
     let (stdio, terminal) = match io {
@@ -89,47 +104,25 @@ pub fn exec(launcher: &Launcher, sandbox: &Sandbox, program: &Program, io: ExecI
         terminal,
     };
     let file = to_file(&order).whilst(|| "writing the order to memory".to_owned())?;
-    let (channel, mut helper) = launcher.spawn(EXEC_COMMAND)?;
+    let starting = Starting::begin(&record.id, || launcher.spawn(EXEC_COMMAND))?;
     let mut files = vec![file.as_fd(), sandbox.pidfd()];
     files.extend(stdio.iter().flatten().map(AsFd::as_fd));
     // An exec process that has died is reported by the answer that does not come.
-    let _dead = channel.send(&(), &files);
-    let child = await_program(&channel, &mut helper, &record.id);
-    helper.wait().whilst(|| format!("waiting for the exec process of {}", record.id))?;
-    child
-}
-
-fn await_program(channel: &Channel, helper: &mut std::process::Child, id: &str) -> Result<ExecChild, SandboxError> {
-    let unfit = |what| SandboxError::SetupAnswer { id: id.to_owned(), what };
-    let (mut process, mut terminal) = (None, None);
-    let outcome = loop {
-        let (message, descriptors) = match answer(channel, helper, id) {
-            Ok(answer) => answer,
-            Err(error) => break Err(error),
-        };
-        match (message, descriptors.into_iter().next()) {
-            (FromSetup::Made { pid }, Some(pidfd)) => process = Some((pid, pidfd)),
-            (FromSetup::Terminal, Some(ours)) => terminal = Some(ours),
-            (FromSetup::Started, None) => break Ok(()),
-            (FromSetup::Failed(error), None) => break Err(error.into()),
-            _ => break Err(unfit("neither started nor failed")),
-        }
-    };
-    let Some((pid, pidfd)) = process else {
-        return Err(outcome.err().unwrap_or_else(|| unfit("no process")));
-    };
-    let child = ExecChild { pid, pidfd, terminal };
-    match outcome {
-        Ok(()) => Ok(child),
-        Err(error) => {
-            child.signal(libc::SIGKILL)?;
-            child.wait()?;
-            Err(error)
-        }
-    }
+    let _dead = starting.channel().send(&(), &files);
+    starting.finish(patience)
 }
 
 impl ExecChild {
+    pub(crate) const fn new(pid: i32, pidfd: OwnedFd, terminal: Option<OwnedFd>) -> Self {
+        Self { pid, pidfd, terminal }
+    }
+
+    /// Kills and reaps it; where it does not end in this time, a thread of its own reaps it when it does.
+    pub(crate) fn end(self, within: Duration) {
+        // What cannot be signalled has ended, and what cannot be waited for is left to the drop.
+        let _ = self.signal(libc::SIGKILL).and_then(|()| self.ends_within(within));
+    }
+
     /// Its pid.
     pub fn pid(&self) -> i32 {
         self.pid
@@ -193,6 +186,28 @@ impl ExecChild {
     /// For a number that is no signal.
     pub fn signal(&self, signal: i32) -> Result<(), SandboxError> {
         deliver(self.pidfd.as_fd(), signal, self.pid)
+    }
+}
+
+impl Drop for ExecChild {
+    /// A command whose owner has gone is killed. It is reaped whatever happens: nobody else can, and its sandbox would not end.
+    fn drop(&mut self) {
+        let reap = |pidfd: &OwnedFd, options| waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | options);
+        match self.signal(libc::SIGKILL).map(|()| reap(&self.pidfd, WaitIdOptions::NOHANG)) {
+            // It has not ended yet.
+            Ok(Ok(None)) => {}
+            // Now, or before.
+            Ok(Ok(Some(_)) | Err(_)) => return,
+            Err(error) => tracing::error!(%error, pid = self.pid, "ending a command"),
+        }
+        let pid = self.pid;
+        let reaping = self.pidfd.try_clone().and_then(|pidfd| {
+            let thread = std::thread::Builder::new().name("exec-reap".to_owned());
+            thread.spawn(move || while let Err(rustix::io::Errno::INTR) = reap(&pidfd, WaitIdOptions::empty()) {})
+        });
+        if let Err(error) = reaping {
+            tracing::error!(%error, pid, "reaping a command: its app cannot end before the daemon does");
+        }
     }
 }
 

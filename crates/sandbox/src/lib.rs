@@ -17,6 +17,7 @@ mod confine;
 mod error;
 mod exec;
 mod first;
+mod held;
 mod labels;
 mod launcher;
 mod mounts;
@@ -30,13 +31,14 @@ mod sandbox;
 mod seccomp;
 mod setup;
 mod spec;
+mod starting;
 mod status;
 mod terminal;
 
 pub use capabilities::Capabilities;
 pub use confine::hard_limits;
 pub use error::{CgroupError, SandboxError, SetupError};
-pub use exec::{ExecChild, ExecIo, exec, exec_main, resize_terminal};
+pub use exec::{ExecChild, ExecIo, exec, exec_main, exec_within, resize_terminal};
 pub use labels::Labels;
 pub use launcher::{EXEC_COMMAND, Launcher, SETUP_COMMAND};
 pub use prepare::Prepared;
@@ -48,6 +50,7 @@ pub use setup::setup_main;
 pub use spec::{
     Clocks, EtcFiles, ID_COUNT, IdRange, Limits, Program, SandboxSpec, Security, TmpfsMount, User, VolumeMount,
 };
+pub use starting::{EXEC_DEADLINE, Patience};
 
 /// Reads a text of the kernel's about processes or control groups as each kind of text is read: for fuzzing.
 #[doc(hidden)]

@@ -31,7 +31,8 @@ use torpor_linux::spawn::send_signal;
 
 use crate::cgroup::{Cgroup, Hierarchies};
 use crate::confine::Confinement;
-use crate::error::{SandboxError, While};
+use crate::error::{CgroupError, SandboxError, While};
+use crate::held;
 use crate::labels::Labels;
 use crate::launcher::Launcher;
 use crate::prepare::{Prepared, prepare};
@@ -338,14 +339,18 @@ impl Sandbox {
         wait_for_end(&self.init, within).whilst(|| format!("waiting for the end of sandbox {}", self.record.id))
     }
 
-    /// Kills every process, frozen ones too, and returns once they have ended.
+    /// Kills every process, frozen ones too, and returns once they have ended. May block for 30 s: not for threads that others
+    /// wait for.
     ///
     /// # Errors
-    /// When they do not end.
+    /// `StillThere` when they do not end, with what holds them.
     pub fn kill(&self) -> Result<(), SandboxError> {
         // The initial process first: init then writes down how it ended, and exits.
         self.signal(libc::SIGKILL)?;
-        self.cgroup.kill()?;
+        match self.cgroup.kill() {
+            Err(CgroupError::NotEmpty { after, .. }) => return Err(self.still_there(after)),
+            other => other?,
+        }
         if status::is_marked(&self.record.run_dir)? {
             // Init thinks nothing of it.
             self.end_init()?;
@@ -353,7 +358,7 @@ impl Sandbox {
         if !self.has_ended(Some(KILL_DEADLINE))? {
             deliver(self.init.as_fd(), libc::SIGKILL, self.record.init.pid)?;
             if !self.has_ended(Some(KILL_DEADLINE))? {
-                return Err(SandboxError::StillThere { id: self.record.id.clone(), after: KILL_DEADLINE });
+                return Err(self.still_there(2 * KILL_DEADLINE));
             }
         }
         // Where this process has inherited it as the reaper of orphans, it must not stay a zombie.
@@ -361,6 +366,10 @@ impl Sandbox {
             Ok(_) | Err(Errno::CHILD) => Ok(()),
             Err(error) => Err(error).whilst(|| format!("reaping init of sandbox {}", self.record.id)),
         }
+    }
+
+    fn still_there(&self, after: Duration) -> SandboxError {
+        SandboxError::StillThere { id: self.record.id.clone(), after, held: held::holders(self.record.init.pid) }
     }
 
     /// Kills every process and removes what was made for the sandbox: cgroups, status file, mount point. May be called
@@ -463,7 +472,8 @@ pub fn destroy_leftovers(
     // Whoever ends lets go of the file first and of its mounts later.
     for (pid, init) in &inits {
         if !wait_for_end(init, Some(KILL_DEADLINE)).whilst(|| format!("waiting for process {pid}"))? {
-            return Err(SandboxError::StillThere { id: id.to_owned(), after: KILL_DEADLINE });
+            let held = held::holders(*pid);
+            return Err(SandboxError::StillThere { id: id.to_owned(), after: KILL_DEADLINE, held });
         }
     }
     remove(&cgroup, run_dir)

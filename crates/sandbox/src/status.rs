@@ -60,7 +60,8 @@ pub(crate) fn wait_for_last(run_dir: &Path, id: &str) -> Result<(), SandboxError
             return Err(error).whilst(|| format!("locking {}", path.display()));
         }
         if started.elapsed() > END_DEADLINE {
-            return Err(SandboxError::StillThere { id: id.to_owned(), after: END_DEADLINE });
+            let held = format!("one of them holds {}", path.display());
+            return Err(SandboxError::StillThere { id: id.to_owned(), after: END_DEADLINE, held });
         }
         std::thread::sleep(LOCK_PAUSE);
     }

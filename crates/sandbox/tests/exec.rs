@@ -5,9 +5,12 @@ mod common;
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
 
-use common::{Machine, null, pipe, program};
-use torpor_sandbox::{ExecIo, ExitStatus, Program, SandboxError, SetupError, User, exec};
+use common::{Machine, PATIENCE, null, pipe, program};
+use torpor_sandbox::{ExecIo, ExitStatus, Patience, Program, SandboxError, SetupError, User, exec, exec_within};
 
 #[test]
 fn exec_joins_the_sandbox_with_the_same_confinement() {
@@ -140,4 +143,77 @@ fn open_files_are_limited() {
         }
         running.sandbox.destroy().unwrap();
     }
+}
+
+/// Stops every process beside it, for ever.
+const STOPALL: &str = "echo up; while :; do kill -STOP -1; done";
+
+#[test]
+fn a_command_that_is_stopped_before_it_begins_is_given_up_and_leaves_nothing() {
+    let machine = Machine::new();
+    let app = machine.app(STOPALL);
+    let mut running = app.start().unwrap();
+    running.expect_line("up");
+    let files = || ExecIo::Files([null(), null(), null()]);
+    let sleep = program("exec sleep 1000");
+    let start = |patience: Patience<'_>| exec_within(&machine.launcher, &running.sandbox, &sleep, files(), patience);
+    let alone = || assert_eq!(running.sandbox.cgroup().processes().unwrap().len(), 1);
+
+    // On a busy machine one may begin before it is stopped.
+    let late = loop {
+        match start(Patience { within: Duration::from_secs(1), given_up: None }) {
+            Ok(child) => drop(child),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(late, SandboxError::ExecSilent { .. }), "{late}");
+    assert!(late.to_string().contains("is stopped by a signal"), "{late}");
+
+    let given_up = loop {
+        let (given_up, wanted) = pipe();
+        let started = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // It is there, and does not go on.
+                let there = || running.sandbox.cgroup().processes().unwrap().len() == 2;
+                torpor_testkit::wait::eventually("its process is there", PATIENCE, there).unwrap();
+                drop(wanted);
+            });
+            start(Patience { within: 2 * PATIENCE, given_up: Some(given_up.as_fd()) })
+        });
+        match started {
+            Ok(child) => drop(child),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(given_up, SandboxError::ExecGivenUp { .. }), "{given_up:?}");
+    torpor_testkit::wait::eventually("nothing is left", PATIENCE, || {
+        running.sandbox.cgroup().processes().unwrap().len() == 1
+    })
+    .unwrap();
+
+    // Nobody wants it from the start: whatever has been made by then.
+    for _ in 0..20 {
+        let (given_up, wanted) = pipe();
+        drop(wanted);
+        let given_up = start(Patience { within: PATIENCE, given_up: Some(given_up.as_fd()) }).map(drop);
+        assert!(matches!(given_up, Err(SandboxError::ExecGivenUp { .. })), "{given_up:?}");
+    }
+    alone();
+    // Its init ends only once everything was reaped.
+    running.sandbox.destroy().unwrap();
+}
+
+#[test]
+fn a_command_whose_owner_has_gone_is_killed_and_reaped() {
+    let machine = Machine::new();
+    let app = machine.app("echo up; exec sleep 1000");
+    let mut running = app.start().unwrap();
+    running.expect_line("up");
+    let io = ExecIo::Files([null(), null(), null()]);
+    let child = exec(&machine.launcher, &running.sandbox, &program("exec sleep 1000"), io).unwrap();
+    let place = format!("/proc/{}", child.pid());
+    assert!(Path::new(&place).exists());
+    drop(child);
+    torpor_testkit::wait::eventually("it is reaped", PATIENCE, || !Path::new(&place).exists()).unwrap();
+    running.sandbox.destroy().unwrap();
 }

@@ -24,6 +24,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("registers", include_str!("../c/registers.c")),
     ("sleepers", include_str!("../c/sleepers.c")),
     ("slowsender", include_str!("../c/slowsender.c")),
+    ("stopall", include_str!("../c/stopall.c")),
     ("tree", include_str!("../c/tree.c")),
 ];
 const FLAGS: &[&str] = &[

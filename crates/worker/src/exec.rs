@@ -8,6 +8,10 @@
 //! ```
 //! A process of the command that has made a session of its own (a daemon) is not in reach of the time-out. The session counts for the
 //! app, which does not sleep meanwhile, until the command has been reaped.
+//!
+//! Each step owns what the steps before it have made: [`Granted`], the session at the app's task, and [`ExecChild`], the process.
+//! Dropping them ends the session and kills and reaps the process. So the request's future can be dropped at any time, and is when
+//! its client leaves: a start that is under way on its thread is given up then, and what it still makes is dropped.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,8 +28,11 @@ use tokio::sync::{mpsc, oneshot};
 use torpor_api::error::{ApiError, ErrorKind, chain};
 use torpor_api::units::Span;
 use torpor_api::worker::{AppRecord, ExecRequest, ExecSession};
-use torpor_sandbox::{ExecChild, ExecIo, Program, Sandbox, SandboxError, resize_terminal};
+use torpor_sandbox::{
+    EXEC_DEADLINE, ExecChild, ExecIo, Patience, Program, Sandbox, SandboxError, exec_within, resize_terminal,
+};
 
+use crate::app::{AppHandle, Order};
 use crate::shared::Shared;
 
 /// Changes of the terminal's size that may wait.
@@ -39,7 +46,29 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const SIGTERM: i32 = 15;
 const SIGKILL: i32 = 9;
 
-type Ended = Box<dyn FnOnce() + Send>;
+/// A session that the app's task has granted: it keeps the app awake until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Granted {
+    orders: mpsc::Sender<Order>,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Granted {
+    /// To be called once for each session that was granted, on a thread of the runtime.
+    pub(crate) fn by(app: &AppHandle) -> Self {
+        Self { orders: app.orders.clone(), runtime: tokio::runtime::Handle::current() }
+    }
+}
+
+impl Drop for Granted {
+    fn drop(&mut self) {
+        // Where nobody takes orders any more, the worker is shutting down.
+        if let Err(mpsc::error::TrySendError::Full(order)) = self.orders.try_send(Order::ExecEnded) {
+            let orders = self.orders.clone();
+            self.runtime.spawn(async move { orders.send(order).await });
+        }
+    }
+}
 
 /// When a command is ended, and what is said then.
 #[derive(Clone, Debug)]
@@ -51,6 +80,10 @@ pub(crate) struct TimeOut {
 }
 
 impl TimeOut {
+    fn left(&self) -> Duration {
+        self.at.saturating_duration_since(Instant::now())
+    }
+
     /// The answer to whoever asked; `what` has happened.
     pub(crate) fn error(&self, what: &str) -> ApiError {
         let Self { app, within, .. } = self;
@@ -58,38 +91,51 @@ impl TimeOut {
     }
 }
 
-/// Runs a command in an awake sandbox. `ended` is called once it has ended, if this succeeds.
+/// Starts a command in an awake sandbox. Where the future is dropped before, the start is given up.
 pub(crate) async fn run(
     shared: Arc<Shared>,
     record: Arc<AppRecord>,
     sandbox: Arc<Sandbox>,
     request: ExecRequest,
     time_out: Option<TimeOut>,
-    ended: Ended,
+    granted: Granted,
 ) -> Result<ExecSession, ApiError> {
     let name = record.spec.name.clone();
-    let home = sandbox.clone();
-    let started = tokio::task::spawn_blocking(move || start(&shared, &record, &home, request)).await;
-    let started = started.map_err(|error| ApiError::internal(&error))?;
-    let Started { child, ends } = started.map_err(|error| error.with_hint(format!("in {name}")))?;
-    let command = Command { child, sandbox, time_out };
-    session(command, ends, ended).map_err(|error| ApiError::internal(&error))
+    // Hung up when `wanted` is dropped.
+    let (given_up, wanted) =
+        pipe_with(PipeFlags::CLOEXEC).map_err(|error| ApiError::internal(&io::Error::from(error)))?;
+    let starting = tokio::task::spawn_blocking(move || {
+        let within = time_out.as_ref().map_or(EXEC_DEADLINE, |time_out| time_out.left().min(EXEC_DEADLINE));
+        let patience = Patience { within, given_up: Some(given_up.as_fd()) };
+        let started = start(&shared, &record, &sandbox, request, patience);
+        let (child, ends) = started.map_err(|error| match &time_out {
+            Some(time_out) if time_out.left().is_zero() => {
+                time_out.error("the command had not begun").with_hint(error.message)
+            }
+            _ => error.with_hint(format!("in {name}")),
+        })?;
+        Ok((Command { child, sandbox, time_out, granted }, ends))
+    });
+    let started = starting.await.map_err(|error| ApiError::internal(&error))?;
+    drop(wanted);
+    let (command, ends) = started?;
+    session(command, ends).map_err(|error| ApiError::internal(&error))
 }
 
-/// A command that runs.
+/// A command that runs. What is dropped first stands first.
 struct Command {
     child: ExecChild,
     sandbox: Arc<Sandbox>,
     time_out: Option<TimeOut>,
+    #[expect(dead_code, reason = "its drop ends the session")]
+    granted: Granted,
 }
 
 impl Command {
     /// Waits for its end: its status, or why it was ended. Where it does not end even then, `held_up` is told before.
     fn wait(&self, held_up: impl FnOnce(ApiError)) -> Result<Result<i32, ApiError>, SandboxError> {
         let ended = match &self.time_out {
-            Some(time_out) if !self.child.ends_within(time_out.at.saturating_duration_since(Instant::now()))? => {
-                Some(self.end(time_out)?)
-            }
+            Some(time_out) if !self.child.ends_within(time_out.left())? => Some(self.end(time_out)?),
             _ => None,
         };
         if let Some(error) = &ended
@@ -126,12 +172,13 @@ enum Ends {
     Terminal(OwnedFd),
 }
 
-struct Started {
-    child: ExecChild,
-    ends: Ends,
-}
-
-fn start(shared: &Shared, record: &AppRecord, sandbox: &Sandbox, request: ExecRequest) -> Result<Started, ApiError> {
+fn start(
+    shared: &Shared,
+    record: &AppRecord,
+    sandbox: &Sandbox,
+    request: ExecRequest,
+    patience: Patience<'_>,
+) -> Result<(ExecChild, Ends), ApiError> {
     let internal = |error: io::Error| ApiError::internal(&error);
     let invalid = |error: &dyn std::error::Error| ApiError::new(ErrorKind::Invalid, error.to_string());
     let user_name = request.user.as_deref().or(record.spec.user.as_deref());
@@ -150,62 +197,60 @@ fn start(shared: &Shared, record: &AppRecord, sandbox: &Sandbox, request: ExecRe
     };
     let fails = |error: SandboxError| {
         let exit_status = error.exit_status();
-        ApiError { exit_status, ..ApiError::new(ErrorKind::Invalid, chain(&error)) }
+        let kind =
+            if matches!(error, SandboxError::ExecSilent { .. }) { ErrorKind::Timeout } else { ErrorKind::Invalid };
+        ApiError { exit_status, ..ApiError::new(kind, chain(&error)) }
     };
     if let Some((columns, rows)) = request.terminal {
         let io = ExecIo::Terminal(columns, rows);
-        let mut child = torpor_sandbox::exec(&shared.launcher, sandbox, &program, io).map_err(fails)?;
+        let mut child = exec_within(&shared.launcher, sandbox, &program, io, patience).map_err(fails)?;
         let terminal = child.take_terminal().ok_or_else(|| internal(io::ErrorKind::NotFound.into()))?;
-        return Ok(Started { child, ends: Ends::Terminal(terminal) });
+        return Ok((child, Ends::Terminal(terminal)));
     }
     let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(|error| internal(error.into()));
     let ((in_read, input), (output, out_write), (errors, err_write)) = (pipe()?, pipe()?, pipe()?);
     let io = ExecIo::Files([in_read, out_write, err_write]);
-    let child = torpor_sandbox::exec(&shared.launcher, sandbox, &program, io).map_err(fails)?;
-    Ok(Started { child, ends: Ends::Pipes { input, output, errors } })
+    let child = exec_within(&shared.launcher, sandbox, &program, io, patience).map_err(fails)?;
+    Ok((child, Ends::Pipes { input, output, errors }))
 }
 
-fn session(command: Command, ends: Ends, ended: Ended) -> io::Result<ExecSession> {
+fn session(command: Command, ends: Ends) -> io::Result<ExecSession> {
     let (tell, status) = oneshot::channel();
     let (resize, resizes) = mpsc::channel(RESIZES);
-    // A process's end is waited for on a thread: it may be days away, but sessions are few.
-    let waiting = std::thread::Builder::new().name("exec-wait".to_owned());
-    waiting.spawn({
-        let runtime = tokio::runtime::Handle::current();
-        move || {
-            let _in_runtime = runtime.enter();
-            let mut tell = Some(tell);
-            let ended_with = command.wait(|error| drop(tell.take().map(|tell| tell.send(Err(error)))));
-            // First the app's task: whoever asked may want it to sleep next.
-            ended();
-            match (ended_with, tell) {
-                // Whoever asked may have gone.
-                (Ok(status), Some(tell)) => drop(tell.send(status)),
-                (Ok(_), None) => {}
-                (Err(error), _) => tracing::warn!(error = %chain(&error), "waiting for an exec session"),
-            }
-        }
-    })?;
-    match ends {
-        Ends::Pipes { input, output, errors } => Ok(ExecSession {
+    let session = match ends {
+        Ends::Pipes { input, output, errors } => ExecSession {
             input: Box::pin(sender(input)?),
             output: Box::pin(receiver(output)?),
             errors: Box::pin(receiver(errors)?),
             status,
             resize,
-        }),
+        },
         Ends::Terminal(terminal) => {
             let reading = Master::new(terminal.try_clone()?)?;
             follow_size(terminal.try_clone()?, resizes);
-            Ok(ExecSession {
+            ExecSession {
                 input: Box::pin(Master::new(terminal)?),
                 output: Box::pin(reading),
                 errors: Box::pin(tokio::io::empty()),
                 status,
                 resize,
-            })
+            }
         }
-    }
+    };
+    // A process's end is waited for on a thread: it may be days away, but sessions are few.
+    std::thread::Builder::new().name("exec-wait".to_owned()).spawn(move || {
+        let mut tell = Some(tell);
+        let ended_with = command.wait(|error| drop(tell.take().map(|tell| tell.send(Err(error)))));
+        // First the app's task: whoever asked may want it to sleep next.
+        drop(command);
+        match (ended_with, tell) {
+            // Whoever asked may have gone.
+            (Ok(status), Some(tell)) => drop(tell.send(status)),
+            (Ok(_), None) => {}
+            (Err(error), _) => tracing::warn!(error = %chain(&error), "waiting for an exec session"),
+        }
+    })?;
+    Ok(session)
 }
 
 /// Our side of a terminal. It closes when it is dropped, with no read under way that would keep it open: so whoever still has

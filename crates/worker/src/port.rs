@@ -19,7 +19,7 @@ use torpor_lifecycle::{Refusal, Request};
 use crate::app::{
     AppFiles, AppHandle, Order, explanation_of_unanswered, not_answering, stats_of_unanswered, status_of_unanswered,
 };
-use crate::exec::TimeOut;
+use crate::exec::{Granted, TimeOut};
 use crate::faults::ImportStep;
 use crate::worker::Worker;
 
@@ -68,8 +68,11 @@ impl Worker {
     }
 
     /// A task's answer as users read it.
-    fn told(&self, id: &str, answer: Result<(), Refusal>) -> Result<(), ApiError> {
-        let Err(refusal) = answer else { return Ok(()) };
+    fn told<T>(&self, id: &str, answer: Result<T, Refusal>) -> Result<T, ApiError> {
+        let refusal = match answer {
+            Ok(answer) => return Ok(answer),
+            Err(refusal) => refusal,
+        };
         let app = self.app(id)?;
         let mut error = refused(&app.record.spec.name, &refusal);
         if matches!(refusal, Refusal::StartFailed(_)) {
@@ -103,50 +106,22 @@ impl Worker {
         answered.await.map_err(|_| gone(&app.record.spec.name))
     }
 
-    /// Waits until the app is awake and has granted an exec session.
-    async fn exec_session(&self, app: &AppHandle, time_out: Option<&TimeOut>) -> Result<(), ApiError> {
+    /// Waits until the app is awake and has granted an exec session. One that nobody waits for any more ends at once.
+    async fn exec_session(&self, app: &AppHandle, time_out: Option<&TimeOut>) -> Result<Granted, ApiError> {
         let name = &app.record.spec.name;
-        let (answer, mut answered) = oneshot::channel();
+        let (answer, answered) = oneshot::channel();
         order(app, Order::Request(Request::Exec, answer)).await?;
+        // A task of its own, which takes the answer in any case: what it gives to nobody is dropped.
+        let asked = app.clone();
+        let granting = tokio::spawn(async move { Some(answered.await.ok()?.map(|()| Granted::by(&asked))) });
         let granted = match time_out {
-            Some(time_out) => match tokio::time::timeout_at(time_out.at.into(), &mut answered).await {
-                Ok(granted) => granted,
-                Err(_) => {
-                    let app = app.clone();
-                    // A session that is granted later has nobody to end it.
-                    tokio::spawn(async move {
-                        if matches!(answered.await, Ok(Ok(()))) {
-                            // The task may be gone with the worker.
-                            let _ = order(&app, Order::ExecEnded).await;
-                        }
-                    });
-                    let hint = format!("the wake goes on; torpor explain {name} says where it is");
-                    return Err(time_out.error("it is not awake").with_hint(hint));
-                }
-            },
-            None => answered.await,
+            Some(time_out) => tokio::time::timeout_at(time_out.at.into(), granting).await.map_err(|_| {
+                let hint = format!("the wake goes on; torpor explain {name} says where it is");
+                time_out.error("it is not awake").with_hint(hint)
+            })?,
+            None => granting.await,
         };
-        self.told(&app.record.id, granted.map_err(|_| gone(name))?)
-    }
-
-    async fn run_session(
-        &self,
-        id: &str,
-        request: ExecRequest,
-        time_out: Option<TimeOut>,
-    ) -> Result<ExecSession, ApiError> {
-        let app = self.app(id)?;
-        let name = app.record.spec.name.clone();
-        let sandbox = self.ask(id, Order::Sandbox).await?;
-        let sandbox = sandbox.ok_or_else(|| ApiError::new(ErrorKind::Conflict, format!("{name}: it has ended")))?;
-        let orders = app.orders.clone();
-        let ended = move || {
-            tokio::spawn(async move {
-                // The task may be gone with the worker.
-                let _ = orders.send(Order::ExecEnded).await;
-            });
-        };
-        crate::exec::run(self.shared.clone(), app.record.clone(), sandbox, request, time_out, Box::new(ended)).await
+        self.told(&app.record.id, granted.ok().flatten().ok_or_else(|| gone(name))?)
     }
 }
 
@@ -299,13 +274,11 @@ impl WorkerPort for Worker {
         let app = self.app(id)?;
         let name = app.record.spec.name.clone();
         let time_out = request.timeout.map(|within| TimeOut { at: Instant::now() + within.0, app: name, within });
-        self.exec_session(&app, time_out.as_ref()).await?;
-        let result = self.run_session(id, request, time_out).await;
-        if result.is_err() {
-            // The session that the machine granted did not come about.
-            order(&app, Order::ExecEnded).await?;
-        }
-        result
+        let granted = self.exec_session(&app, time_out.as_ref()).await?;
+        let sandbox = self.ask(id, Order::Sandbox).await?;
+        let ended = || ApiError::new(ErrorKind::Conflict, format!("{}: it has ended", app.record.spec.name));
+        let sandbox = sandbox.ok_or_else(ended)?;
+        crate::exec::run(self.shared.clone(), app.record.clone(), sandbox, request, time_out, granted).await
     }
 
     async fn logs(&self, id: &str, request: LogRequest) -> Result<BoxStream<LogLine>, ApiError> {

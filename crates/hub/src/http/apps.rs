@@ -71,12 +71,18 @@ pub(super) async fn remove(
     Named(app): Named,
     Params(query): Params<RemoveQuery>,
 ) -> Result<StatusCode, Failure> {
-    carried_through(async move { hub.remove(&app, query.force).await }).await?;
-    Ok(StatusCode::NO_CONTENT)
+    let (asked, named) = (hub.clone(), app.clone());
+    let removal = carried_through(async move { hub.remove(&app, query.force).await });
+    match tokio::time::timeout(MOMENT.0, removal).await {
+        Ok(removed) => removed.map(|()| StatusCode::NO_CONTENT),
+        Err(_) => Err(late(&asked, &named, "the removal", MOMENT).await.into()),
+    }
 }
 
 type Changed = Result<axum::Json<AppStatus>, Failure>;
 
+/// How long the words for why a change is late may take.
+const EXPLAINED_WITHIN: std::time::Duration = std::time::Duration::from_secs(3);
 /// How long an answer that takes a moment may take.
 const MOMENT: Span = Span::from_secs(60);
 
@@ -85,10 +91,19 @@ async fn change<F>(hub: App, app: String, within: Span, doing: &str, run: impl F
 where
     F: Future<Output = Result<AppStatus, ApiError>> + Send + 'static,
 {
-    let name = torpor_api::validate::shown(&app).to_string();
+    let (asked, named) = (hub.clone(), app.clone());
     match tokio::time::timeout(within.0, carried_through(run(hub, app))).await {
         Ok(done) => done.map(axum::Json),
-        Err(_) => Err(not_within(&name, doing, within).into()),
+        Err(_) => Err(late(&asked, &named, doing, within).await.into()),
+    }
+}
+
+/// As [`not_within`], with where the app is.
+async fn late(hub: &App, app: &str, doing: &str, within: Span) -> ApiError {
+    let error = not_within(&torpor_api::validate::shown(app), doing, within);
+    match tokio::time::timeout(EXPLAINED_WITHIN, hub.explain(app)).await {
+        Ok(Ok(explained)) => ApiError { message: format!("{} ({})", error.message, explained.why), ..error },
+        _ => error,
     }
 }
 

@@ -31,7 +31,7 @@ use torpor_api::{ApiError, ErrorKind, error};
 use tracing::{debug, warn};
 
 use super::App;
-use super::extract::{Failure, Named, carried_through, json};
+use super::extract::{Failure, Named, json};
 
 /// How long output is read after the command has ended.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -53,10 +53,8 @@ pub(super) async fn exec(State(hub): State<App>, Named(app): Named, request: Req
             format!("exec needs the headers Connection: Upgrade, Upgrade: {EXEC_PROTOCOL}"),
         )
     })?;
-    let (request, name) = (json(body).await?, app.clone());
-    // Carried through where the client leaves before it is answered: a session that was granted is told to have ended.
-    let opened = hub.clone();
-    let session = carried_through(async move { opened.exec(&name, request).await }).await?;
+    // Where the client leaves before it is answered, this is dropped: the worker gives the start up then.
+    let session = hub.exec(&app, json(body).await?).await?;
     tokio::spawn(async move {
         match upgrade.await {
             Ok(upgraded) => {

@@ -16,6 +16,7 @@ mod files;
 mod freezer;
 mod history;
 mod images;
+mod killing;
 mod known;
 mod labels;
 mod measure;
@@ -56,6 +57,8 @@ pub(crate) enum Outcome {
     Slept(Arc<operation::Operation>, Box<Attempt>),
     /// Going warm has ended.
     Deepened(Arc<operation::Operation>, Box<deepen::Went>),
+    /// Killing this sandbox has ended; what holds it, where it has not.
+    Killed(Arc<torpor_sandbox::Sandbox>, Option<lifecycle::Text>),
     /// Building its processes has ended.
     Revived(Box<revive::Built>),
     /// What the machine is told directly.

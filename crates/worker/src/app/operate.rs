@@ -14,6 +14,7 @@ use torpor_lifecycle::{Event, Exit, Observation, Retry, SleepCause, Text, WakeCa
 use torpor_sandbox::{ExitStatus, Sandbox};
 
 use super::freezer::SandboxFreezer;
+use super::killing::Killing;
 use super::operation::{Commits, Kind, Operation, Steps};
 use super::overdue::Underway;
 use super::panics::Unfinished;
@@ -141,6 +142,7 @@ impl Task {
             Outcome::Spawned(operation, result) => self.spawned(&operation, *result).await,
             Outcome::Slept(operation, attempt) => self.slept(&operation, *attempt).await,
             Outcome::Deepened(operation, went) => self.deepened(&operation, *went).await,
+            Outcome::Killed(sandbox, held) => self.killed(&sandbox, held),
             Outcome::Revived(built) => self.revived(*built).await,
         }
     }
@@ -191,7 +193,12 @@ impl Task {
     }
 
     /// Keeps what waking takes, and parks what must outlive us. It fell asleep at `since`.
-    pub(super) fn hold(&mut self, mut asleep: Sleeping, since: SystemTime) {
+    pub(super) fn hold(&mut self, asleep: Sleeping, since: SystemTime) {
+        // It asks the keeper, and reads what may be much.
+        tokio::task::block_in_place(|| self.hold_here(asleep, since));
+    }
+
+    fn hold_here(&mut self, mut asleep: Sleeping, since: SystemTime) {
         let init = self.sandbox.as_ref().map_or(0, |sandbox| sandbox.init_pid());
         match &asleep {
             Sleeping::Dozing(asleep) => {
@@ -381,7 +388,7 @@ impl Task {
         self.asleep = None;
         self.cached_image = None;
         self.watch = None;
-        match self.files.clean_images(None) {
+        match tokio::task::block_in_place(|| self.files.clean_images(None)) {
             Ok(_) => {}
             Err(error) => tracing::warn!(app = self.record.spec.name, %error, "removing its image"),
         }
@@ -392,7 +399,7 @@ impl Task {
         self.cached_image = None;
         self.watch = None;
         let aside = asleep.image().with_extension("damaged");
-        match fs::rename(asleep.image(), &aside) {
+        match tokio::task::block_in_place(|| fs::rename(asleep.image(), &aside)) {
             Ok(()) => tracing::warn!(app = self.record.spec.name, kept = %aside.display(), "damaged image"),
             Err(error) => tracing::warn!(app = self.record.spec.name, %error, "setting its damaged image aside"),
         }
@@ -407,17 +414,10 @@ impl Task {
         }
     }
 
-    pub(super) fn kill(&mut self) {
-        if let Some(sandbox) = &self.sandbox
-            && let Err(error) = sandbox.kill()
-        {
-            tracing::warn!(app = self.record.spec.name, error = %chain(&error), "killing it");
-        }
-    }
-
     /// Its init has ended: all its processes have.
     pub(super) async fn exited(&mut self) {
         let Some(sandbox) = self.sandbox.take() else { return };
+        self.killing = Killing::default();
         let was_warm = self.is_warm();
         self.init = None;
         self.watch = None;
@@ -457,6 +457,16 @@ impl Task {
         let exit = exit_of(status, ooms, limit.map(|limit| limit.0));
         self.tell(Event::Exited(exit)).await;
         self.leave_queue().await;
+    }
+
+    /// Looks at its processes. That waits for locks of their memory, which they may hold for long: other tasks do not wait for this
+    /// thread. Where it has none, there is nothing to wait for.
+    pub(super) fn look<T>(&self, look: impl FnOnce(&Self) -> T) -> T {
+        if self.sandbox.is_some() && !matches!(self.asleep, Some(Sleeping::Warm(_))) {
+            tokio::task::block_in_place(|| look(self))
+        } else {
+            look(self)
+        }
     }
 
     pub(super) fn observe(&self) -> Option<Observation> {

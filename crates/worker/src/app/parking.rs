@@ -176,9 +176,9 @@ impl Task {
             // It has them, or fails without them.
             return true;
         }
-        match has_files(&self.shared, &self.record.id) {
+        match tokio::task::block_in_place(|| has_files(&self.shared, &self.record.id)) {
             Ok(true) => true,
-            Ok(false) if self.park_held_files() => true,
+            Ok(false) if tokio::task::block_in_place(|| self.park_held_files()) => true,
             Ok(false) => {
                 self.end_without_files();
                 false

@@ -182,9 +182,14 @@ impl Task {
         let operation = self.begin_operation(Kind::Start, 0);
         tokio::spawn(async move {
             // An image that was given up must not be found after a power cut: what the app writes from now on is newer.
-            let result = match files.sync_names().and_then(|()| journal.record(Phase::Awake)) {
+            let own = files.clone();
+            let synced = blocking(move || {
+                let synced = own.sync_names().and_then(|()| journal.record(Phase::Awake));
+                synced.map_err(|error| StartError::Files(own.run, error))
+            });
+            let result = match synced.await {
                 Ok(()) => start(&record, &files, &shared).await,
-                Err(error) => Err(StartError::Files(files.run.clone(), error)),
+                Err(error) => Err(error),
             };
             // The task waits for just this.
             let _ = outcomes.send(Outcome::Spawned(operation, Box::new(result)));
@@ -276,7 +281,8 @@ impl Task {
         if let Err(error) = self.shared.network.detach(self.record.index).await {
             tracing::warn!(app = name, error = %chain(&error), "taking down its network");
         }
-        if let Err(error) = self.shared.keeper.drop_prefix(&super::parking::prefix(&self.record.id)) {
+        let drop_parked = || self.shared.keeper.drop_prefix(&super::parking::prefix(&self.record.id));
+        if let Err(error) = tokio::task::block_in_place(drop_parked) {
             tracing::warn!(app = name, error = %chain(&error), "forgetting its parked descriptors");
         }
         match fs::remove_file(self.files.sandbox_record()) {

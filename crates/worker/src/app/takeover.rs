@@ -52,7 +52,7 @@ impl Task {
                 let cgroup = Cgroup::at(hierarchies, &self.shared.config.instance, &self.record.id);
                 let limit = self.record.spec.limits.memory.map(|limit| limit.0);
                 let exit = exit_of(record.exit_status().ok(), cgroup.oom_kills().unwrap_or(0), limit);
-                self.take_over_output(None);
+                tokio::task::block_in_place(|| self.take_over_output(None));
                 // A warm app has no processes that could have ended: its sandbox is gone, its image is not.
                 if self.shared.config.for_teardown {
                     self.clean_up_sandbox().await;
@@ -62,7 +62,7 @@ impl Task {
                 return;
             }
         };
-        self.take_over_output(Some(&sandbox));
+        tokio::task::block_in_place(|| self.take_over_output(Some(&sandbox)));
         if let Err(error) = self.hold_sandbox(Arc::new(sandbox)) {
             tracing::error!(app = self.record.spec.name, %error, "taking over its sandbox");
         }

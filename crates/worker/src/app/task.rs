@@ -16,6 +16,7 @@ use torpor_lifecycle::{Action, App, Event, Exit, Millis, Note, Phase, Refusal, R
 use torpor_sandbox::Sandbox;
 
 use super::history::History;
+use super::killing::Killing;
 use super::known::Known;
 use super::moving::Exportable;
 use super::overdue::Underway;
@@ -128,6 +129,8 @@ pub(crate) struct Task {
     pub(crate) abort: Option<Abort>,
     /// Its operation, and when it should have ended.
     pub(super) underway: Underway,
+    /// What has come of killing its sandbox.
+    pub(super) killing: Killing,
     /// What is being woken from warm.
     pub(super) reviving: Option<Reviving>,
     /// Set while it is warm without a sandbox; `sandbox`, `init` and `asleep` are none then.
@@ -212,6 +215,7 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         deferred: Vec::new(),
         abort: None,
         underway: Underway::default(),
+        killing: Killing::default(),
         reviving: None,
         unhoused: None,
         memories: Memories::default(),
@@ -263,7 +267,7 @@ impl Task {
         match happening {
             Happening::Watch => self.watch_fired().await,
             Happening::Exit => self.exited().await,
-            Happening::KeeperLost => self.keeper_lost(),
+            Happening::KeeperLost => tokio::task::block_in_place(|| self.keeper_lost()),
             Happening::Overdue => self.overdue().await,
             Happening::HouseAgain => self.house_again().await,
             Happening::Outcome(outcome) => self.outcome(outcome).await,
@@ -336,9 +340,9 @@ impl Task {
                 let not_started = matches!(phase, Phase::Stopped { why: StopReason::NotStarted });
                 let _ = answer.send(not_started);
             }
-            Order::Status(answer) => drop(answer.send(self.status())),
-            Order::Explain(answer) => drop(answer.send(self.explain())),
-            Order::Stats(answer) => drop(answer.send(self.stats())),
+            Order::Status(answer) => drop(answer.send(self.look(Self::status))),
+            Order::Explain(answer) => drop(answer.send(self.look(Self::explain))),
+            Order::Stats(answer) => drop(answer.send(self.look(Self::stats))),
             Order::Images(answer) => drop(answer.send(tokio::task::block_in_place(|| self.images()))),
             Order::RemoveImages(answer) => drop(answer.send(tokio::task::block_in_place(|| self.remove_images()))),
             Order::Export(answer) => drop(answer.send(self.exportable())),
@@ -392,7 +396,7 @@ impl Task {
             Action::Kill => self.kill(),
             Action::DiscardImage => self.discard_image(),
             Action::SetImageAside => self.set_image_aside(),
-            Action::Observe => return self.observe().map(Event::Observed),
+            Action::Observe => return self.look(Self::observe).map(Event::Observed),
             Action::SetTimer(at) => self.timer = Some(at),
             Action::ClearTimer => self.timer = None,
             Action::Reply(ticket, answer) => {

@@ -203,7 +203,10 @@ impl Task {
         let why = match (&self.queued, self.why_unhoused()) {
             (Some(queued), _) => format!("{}; {}", account.why, queued.words()),
             (None, Some(unhoused)) => unhoused,
-            (None, None) => account.why,
+            (None, None) => match self.killing.held() {
+                Some(held) => format!("{}: {held}", account.why),
+                None => account.why,
+            },
         };
         Explanation {
             status: self.status(),

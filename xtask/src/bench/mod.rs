@@ -1,4 +1,4 @@
-//! Benchmarks: each prints a table and writes `target/bench/NAME.json`, with `--docs` `docs/benchmarks/NAME.md`, too.
+//! Benchmarks: each prints a table and writes `target/bench/NAME.json`, and with `--docs` a page in `docs/benchmarks/`.
 //!
 //! Those of apps start a `torpor up` of their own (release build) beside whatever runs on the machine, and take it down.
 
@@ -31,7 +31,7 @@ use crate::error::{Error, run as run_command};
 pub(crate) struct Options {
     #[command(subcommand)]
     bench: Bench,
-    /// Write docs/benchmarks/NAME.md, too; with `list` from the last results, without measuring
+    /// Write a page in docs/benchmarks, too; with `list` from the last results, without measuring
     #[arg(long, global = true)]
     docs: bool,
 }

@@ -9,6 +9,7 @@ pub mod bpf;
 pub mod bystander;
 pub mod cache;
 mod clone;
+pub mod closer;
 pub mod cpu;
 pub mod descriptor;
 pub mod ended;

@@ -21,11 +21,28 @@ pub use packet::packet_membership;
 pub const ADDRESS_BYTES: usize = 128;
 /// `SIOCUNIXFILE`.
 const UNIX_FILE: libc::Ioctl = 0x89E0;
+/// `SO_PEERPIDFD`.
+const PEER_PIDFD: libc::c_int = 77;
 /// `SIOCOUTQ`.
 const UNSENT: libc::Ioctl = 0x5411;
 
 pub(crate) fn check(answer: libc::c_int) -> io::Result<libc::c_int> {
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+}
+
+/// The process at the other end of a Unix socket (`SO_PEERPIDFD`, Linux 6.5): a pidfd. For a socket that has connected, that is
+/// the process that called `listen(2)`.
+///
+/// # Errors
+/// `ESRCH` or `EINVAL` where that process has ended.
+pub fn peer_process(socket: impl AsFd) -> io::Result<OwnedFd> {
+    let mut pidfd: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `len` bytes to `pidfd`, which has as many.
+    check(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, PEER_PIDFD, (&raw mut pidfd).cast(), &raw mut len) })?;
+    // SAFETY: the kernel has just opened it for this call; nobody else knows the number.
+    Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
 }
 
 /// The address that a socket is bound to: a `sockaddr` of its family.

@@ -9,12 +9,13 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use torpor_linux::closer::AppFile;
 
 use crate::error::Error;
 use crate::limits::{FDS_PER_KEY, FDS_PER_PACKET, PACKET_BYTES, REPLY_TIMEOUT};
@@ -30,7 +31,7 @@ pub struct Parked {
     /// The blob.
     pub blob: Vec<u8>,
     /// Duplicates of the descriptors, in the order in which they were put, close-on-exec.
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<AppFile>,
 }
 
 /// A line of [`Client::list`].
@@ -45,12 +46,13 @@ pub struct Listed {
 }
 
 struct Connection {
-    socket: Option<OwnedFd>,
+    /// Replies that nobody has read can be in it, with descriptors of apps.
+    socket: Option<AppFile>,
     /// The head of the request.
     head: Vec<u8>,
     /// The reply.
     packet: Box<[u8]>,
-    fds: Vec<OwnedFd>,
+    fds: Vec<AppFile>,
 }
 
 /// A connection to a keeper. May be shared by threads; they take turns.
@@ -58,6 +60,7 @@ pub struct Client {
     path: PathBuf,
     timeout: Duration,
     connection: Mutex<Connection>,
+    when_silent: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl fmt::Debug for Client {
@@ -80,15 +83,38 @@ impl Client {
     /// # Errors
     /// As [`Client::connect`].
     pub fn connect_with_timeout(path: &Path, timeout: Duration) -> Result<Self, Error> {
+        let client = Self::unconnected(path, timeout);
+        client.ping()?;
+        Ok(client)
+    }
+
+    fn unconnected(path: &Path, timeout: Duration) -> Self {
         let connection = Connection {
             socket: None,
             head: Vec::new(),
             packet: vec![0; PACKET_BYTES].into_boxed_slice(),
             fds: Vec::new(),
         };
-        let client = Self { path: path.to_owned(), timeout, connection: Mutex::new(connection) };
-        client.ping()?;
-        Ok(client)
+        let connection = Mutex::new(connection);
+        Self { path: path.to_owned(), timeout, connection, when_silent: OnceLock::new() }
+    }
+
+    /// Calls `told` each time that the keeper has not answered in time, in the thread that waited. Only the first call counts.
+    pub fn when_silent(&self, told: impl Fn() + Send + Sync + 'static) {
+        self.when_silent.get_or_init(|| Box::new(told));
+    }
+
+    /// The process that listens on `path`: a pidfd.
+    pub(crate) fn listener(path: &Path) -> Result<OwnedFd, Error> {
+        let client = Self::unconnected(path, REPLY_TIMEOUT);
+        let socket = client.open()?;
+        let failed = |source| Error::Socket { step: "find the process of", path: path.to_owned(), source };
+        if rustix::net::sockopt::socket_peercred(&socket).map_err(|errno| failed(errno.into()))?.pid
+            == rustix::process::getpid()
+        {
+            return Err(failed(io::Error::other("it is this process")));
+        }
+        torpor_linux::socket::peer_process(&socket).map_err(failed)
     }
 
     /// The keeper's socket.
@@ -262,7 +288,7 @@ impl Client {
         request: &Request<'_>,
         tail: &[u8],
         fds: &[BorrowedFd<'_>],
-        read: impl FnOnce(Reply<'_>, &[u8], Vec<OwnedFd>) -> Option<T>,
+        read: impl FnOnce(Reply<'_>, &[u8], Vec<AppFile>) -> Option<T>,
     ) -> Result<T, Error> {
         self.exchange(&mut self.lock(), name, key, request, (tail, fds), read)
     }
@@ -275,7 +301,7 @@ impl Client {
         key: &str,
         request: &Request<'_>,
         (tail, fds): (&[u8], &[BorrowedFd<'_>]),
-        read: impl FnOnce(Reply<'_>, &[u8], Vec<OwnedFd>) -> Option<T>,
+        read: impl FnOnce(Reply<'_>, &[u8], Vec<AppFile>) -> Option<T>,
     ) -> Result<T, Error> {
         encode(request, &mut connection.head);
         self.send(connection, matches!(request, Request::PutMore), tail, fds)?;
@@ -345,7 +371,7 @@ impl Client {
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
             Err(errno) => return Err(self.socket_error("ask", errno)),
         }
-        connection.socket = Some(socket);
+        connection.socket = Some(socket.into());
         Ok(())
     }
 
@@ -367,7 +393,12 @@ impl Client {
 
     fn socket_error(&self, step: &'static str, errno: Errno) -> Error {
         match errno {
-            Errno::AGAIN => Error::TimedOut { path: self.path.clone(), timeout: self.timeout },
+            Errno::AGAIN => {
+                if let Some(told) = self.when_silent.get() {
+                    told();
+                }
+                Error::TimedOut { path: self.path.clone(), timeout: self.timeout }
+            }
             errno => Error::Socket { step, path: self.path.clone(), source: io::Error::from(errno) },
         }
     }

@@ -21,7 +21,7 @@ pub enum Error {
     /// A step on the socket failed.
     #[error("cannot {step} the keeper on {path}")]
     Socket {
-        /// `connect to`, `ask`, `hear from`.
+        /// `connect to`, `ask`, `hear from` …
         step: &'static str,
         /// The socket.
         path: PathBuf,

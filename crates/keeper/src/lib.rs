@@ -20,11 +20,15 @@
 //! - Everything a client can send is bounded ([`limits`]); the keeper refuses, it does not grow or panic. A client that
 //!   does not read its replies is disconnected; nobody else waits for it.
 //! - One keeper for each socket: it holds an exclusive `flock(2)` on `SOCKET.lock` as long as it lives.
+//! - No app can hold up the keeper by what it has put into its files: the loop closes none of them ([`torpor_linux::closer`]).
 //! - Only root and the keeper's own user may talk to it (`SO_PEERCRED`, beside the socket's mode 0600).
 //!
 //! # After a crash
 //! Of a client: its connection is closed, everything parked stays. Of the keeper: the socket file stays and answers
 //! `ECONNREFUSED`, the lock is free; the next [`Client::connect_or_spawn`] starts an empty keeper in its place.
+//!
+//! One that does not answer is no better than one that has died: who finds that nothing comes within [`limits::REPLY_TIMEOUT`],
+//! twice, kills it ([`Client::connect_or_spawn`], [`Client::end`], [`Client::end_silent`]).
 //!
 //! # Versions
 //! A packet begins with eight bytes that never change their meaning, the protocol's version among them
@@ -39,6 +43,7 @@ mod packet;
 mod process;
 mod protocol;
 mod server;
+mod silent;
 mod start;
 mod store;
 

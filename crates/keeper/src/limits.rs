@@ -38,6 +38,9 @@ pub const LISTED_PER_PACKET: usize = 256;
 /// How long a client waits for one reply.
 pub const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long somebody who has killed a keeper waits for its end. What still waits in the kernel then runs no code any more.
+pub const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Pause after a connection could not be accepted for want of descriptors or memory.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 

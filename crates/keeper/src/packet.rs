@@ -2,13 +2,14 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
+use torpor_linux::closer::AppFile;
 
 use crate::limits::FDS_PER_PACKET;
 
@@ -36,14 +37,14 @@ pub(crate) fn send(socket: impl AsFd, head: &[u8], tail: &[u8], fds: &[BorrowedF
 }
 
 /// Receives one packet into `buffer`; its descriptors are added to `fds`, close-on-exec.
-pub(crate) fn receive(socket: impl AsFd, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Received, Errno> {
+pub(crate) fn receive(socket: impl AsFd, buffer: &mut [u8], fds: &mut Vec<AppFile>) -> Result<Received, Errno> {
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let message =
         retry_on_intr(|| recvmsg(&socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC))?;
     for part in control.drain() {
         if let RecvAncillaryMessage::ScmRights(more) = part {
-            fds.extend(more);
+            fds.extend(more.map(AppFile::from));
         }
     }
     let truncated = message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);

@@ -12,6 +12,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -69,7 +70,7 @@ impl Arguments {
 /// [`crate::Client::connect_or_spawn`] uses: leaves the session, runs this process's own command line again without it,
 /// and comes back at once).
 ///
-/// Returns when a client has asked for the shutdown. Standard output gets one byte `R` once the keeper listens, or the
+/// Returns when a client has asked for the shutdown; what was parked is closed by the end of the process, which has to follow. Standard output gets one byte `R` once the keeper listens, or the
 /// error in words, and is `/dev/null` from then on.
 ///
 /// # Errors
@@ -141,14 +142,14 @@ fn serve(arguments: &Arguments) -> Result<(), Error> {
     protect_from_oom();
     let fds_limit = raise_open_files()?;
     let listener = listen(&socket)?;
-    let mut server = Server::new(listener, fds_limit)?;
+    // Never dropped: what it holds is closed by the end of this process, which waits for no lingering socket.
+    let mut server = ManuallyDrop::new(Server::new(listener, fds_limit)?);
     report_ready()?;
     let last = server.serve()?;
-    drop(server);
     fs::remove_file(&socket).map_err(|source| Error::File { step: "remove", path: socket, source })?;
     drop(lock);
     // Last of all: its closing tells the client that everything else is done.
-    drop(last);
+    drop(OwnedFd::from(last));
     Ok(())
 }
 

@@ -4,6 +4,9 @@
 //! packet gets one reply, sent without waiting. A client whose reply does not fit its socket, or that breaks the
 //! protocol's framing, is disconnected.
 //!
+//! It closes nothing that may be an app's by itself, since the app could make that take as long as it likes:
+//! [`torpor_linux::closer`] does. What is being closed counts among the open files until it is gone.
+//!
 //! Nothing that happens to one connection ends the keeper. Where one cannot be accepted for want of descriptors or memory,
 //! the listening socket is left alone for [`ACCEPT_PAUSE`]: it would be readable all the time.
 
@@ -15,6 +18,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::process::Uid;
+use torpor_linux::closer::{self, AppFile};
 
 use crate::error::Error;
 use crate::limits::{ACCEPT_PAUSE, CLIENTS, FDS_PER_PACKET, LISTED_PER_PACKET, PACKET_BYTES};
@@ -29,11 +33,12 @@ struct Staged {
     key: Box<str>,
     blob: Box<[u8]>,
     wanted: usize,
-    fds: Vec<OwnedFd>,
+    fds: Vec<AppFile>,
 }
 
 struct Connection {
-    socket: OwnedFd,
+    /// Packets that nobody has read can be in it, with descriptors of apps.
+    socket: AppFile,
     staged: Option<Staged>,
 }
 
@@ -52,7 +57,7 @@ pub(crate) struct Server {
     /// Until then nobody is accepted.
     paused: Option<Instant>,
     connections: Vec<Option<Connection>>,
-    store: Store<OwnedFd>,
+    store: Store<AppFile>,
     packet: Box<[u8]>,
     reply: Vec<u8>,
 }
@@ -79,7 +84,7 @@ impl Server {
     }
 
     /// Serves until a client asks for the shutdown; gives back its connection, which it hears the end of by its closing.
-    pub(crate) fn serve(&mut self) -> Result<OwnedFd, Error> {
+    pub(crate) fn serve(&mut self) -> Result<AppFile, Error> {
         loop {
             let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 16];
             let pause = self.resume()?;
@@ -115,7 +120,7 @@ impl Server {
 
     fn accept(&mut self) -> Result<(), Error> {
         let socket = match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(socket) => socket,
+            Ok(socket) => AppFile::from(socket),
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             // Of the connection, not of the listening socket: accept(2) lists what it may be.
             Err(errno @ (Errno::CONNABORTED | Errno::PROTO | Errno::PERM)) => {
@@ -137,7 +142,7 @@ impl Server {
     }
 
     /// Takes a client in, or tells it why not.
-    fn admit(&mut self, socket: OwnedFd) -> Result<(), Refusal> {
+    fn admit(&mut self, socket: AppFile) -> Result<(), Refusal> {
         let user = match rustix::net::sockopt::socket_peercred(&socket) {
             Ok(peer) if peer.uid == Uid::ROOT || peer.uid == rustix::process::geteuid() => None,
             Ok(peer) => Some(peer.uid.as_raw()),
@@ -165,7 +170,7 @@ impl Server {
     }
 
     /// Tells a client that is about to be disconnected why; it may already be gone, which is as well.
-    fn refuse(&mut self, socket: &OwnedFd, refusal: Refusal) {
+    fn refuse(&mut self, socket: &AppFile, refusal: Refusal) {
         encode(&Reply::Refused(refusal), &mut self.reply);
         if let Err(errno) = packet::send(socket, &self.reply, &[], &[]) {
             tracing::debug!(%errno, "a refused client did not hear why");
@@ -173,13 +178,17 @@ impl Server {
     }
 
     /// One packet of the client in `slot`; its socket, if it asked for the shutdown.
-    fn serve_client(&mut self, slot: usize) -> Option<OwnedFd> {
+    fn serve_client(&mut self, slot: usize) -> Option<AppFile> {
         let mut connection = self.connections.get_mut(slot)?.take()?;
         let next = self.serve_packet(&mut connection);
         match next {
             Next::Keep => self.connections[slot] = Some(connection),
-            // Closing the last descriptor of the socket takes it out of the epoll; staged descriptors go with it.
-            Next::Close => drop(connection),
+            // It is closed a little later; until then it must not be reported as whoever has the slot next.
+            Next::Close => {
+                if let Err(errno) = epoll::delete(&self.epoll, &connection.socket) {
+                    tracing::warn!(%errno, "a closed connection stays in the epoll until it is gone");
+                }
+            }
             Next::Shutdown => return Some(connection.socket),
         }
         None
@@ -201,7 +210,7 @@ impl Server {
     }
 
     /// Carries out a request and replies. `packet` is absent where it did not arrive whole.
-    fn answer(&mut self, connection: &mut Connection, packet: Option<&[u8]>, fds: Vec<OwnedFd>) -> Next {
+    fn answer(&mut self, connection: &mut Connection, packet: Option<&[u8]>, fds: Vec<AppFile>) -> Next {
         let decoded = packet.ok_or(DecodeError::Malformed).and_then(decode_request);
         let staged = connection.staged.take();
         let (request, tail) = match decoded {
@@ -254,8 +263,10 @@ impl Server {
         }
     }
 
-    fn staged_fds(&self) -> usize {
-        self.connections.iter().flatten().filter_map(|c| c.staged.as_ref()).map(|staged| staged.wanted).sum()
+    /// Open files beside those in the store: of puts under way, and those that are being closed.
+    fn other_fds(&self) -> usize {
+        let staged = self.connections.iter().flatten().filter_map(|c| c.staged.as_ref());
+        staged.map(|staged| staged.wanted).sum::<usize>() + closer::pending()
     }
 
     fn begin_put(
@@ -263,14 +274,14 @@ impl Server {
         key: &str,
         blob: &[u8],
         wanted: usize,
-        fds: Vec<OwnedFd>,
+        fds: Vec<AppFile>,
     ) -> Result<Option<Staged>, Refusal> {
-        self.store.check(key, blob.len(), wanted, self.staged_fds())?;
+        self.store.check(key, blob.len(), wanted, self.other_fds())?;
         self.continue_put(Staged { key: key.into(), blob: blob.into(), wanted, fds: Vec::new() }, fds)
     }
 
     /// Adds `fds`; the put as it stands if more are to come, nothing once it is in the store.
-    fn continue_put(&mut self, mut staged: Staged, fds: Vec<OwnedFd>) -> Result<Option<Staged>, Refusal> {
+    fn continue_put(&mut self, mut staged: Staged, fds: Vec<AppFile>) -> Result<Option<Staged>, Refusal> {
         let missing = staged.wanted - staged.fds.len();
         if fds.len() > missing || fds.len() < missing.min(FDS_PER_PACKET) {
             let received = (staged.fds.len() + fds.len()) as u64;

@@ -1,9 +1,10 @@
 //! Starting a keeper where none runs.
 //!
 //! Starters take turns by an exclusive `flock(2)` on `SOCKET.start`, so that of two only the first spawns and the second
-//! finds it running. A starter holds the lock no longer than [`START_TIMEOUT`]; if it is killed, the kernel frees it.
+//! finds it running. A starter holds the lock no longer than [`START_TIMEOUT`] and what killing a silent one takes; if it is killed, the kernel frees it.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,6 +18,7 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::limits::{COMPLAINT_BYTES, START_TIMEOUT};
 use crate::process::{DETACH, READY, beside, open_lock};
+use crate::silent;
 
 /// How a new keeper is set up; a keeper that already runs stays as it is.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +30,7 @@ pub struct StartOptions {
 }
 
 impl Client {
-    /// Connects to the keeper on `path`; where none runs, starts `program` with `args` (the words that lead to
+    /// Connects to the keeper on `path`; one that does not answer within [`crate::limits::REPLY_TIMEOUT`], twice, is killed. Where none runs, starts `program` with `args` (the words that lead to
     /// [`crate::run`]) as a process that is nobody's child, in a session of its own, and waits until it listens.
     ///
     /// # Errors
@@ -40,23 +42,30 @@ impl Client {
         options: &StartOptions,
     ) -> Result<Self, Error> {
         match Self::connect(path) {
-            Err(Error::NotRunning { .. }) => {}
+            Err(Error::NotRunning { .. } | Error::TimedOut { .. }) => {}
             outcome => return outcome,
         }
-        let lock_path = beside(path, ".start");
-        let lock = open_lock(&lock_path)?;
-        retry_on_intr(|| rustix::fs::flock(&lock, FlockOperation::LockExclusive)).map_err(|errno| Error::File {
-            step: "lock",
-            path: lock_path,
-            source: errno.into(),
-        })?;
+        let _lock = take_turns(path)?;
         match Self::connect(path) {
             Err(Error::NotRunning { .. }) => {}
+            Err(Error::TimedOut { .. }) => silent::kill(path)?,
             outcome => return outcome,
         }
         spawn(path, program, args, options)?;
         Self::connect(path)
     }
+}
+
+/// Waits until no other process starts or kills a keeper of `path`; none does as long as the value lives.
+pub(crate) fn take_turns(path: &Path) -> Result<File, Error> {
+    let lock_path = beside(path, ".start");
+    let lock = open_lock(&lock_path)?;
+    retry_on_intr(|| rustix::fs::flock(&lock, FlockOperation::LockExclusive)).map_err(|errno| Error::File {
+        step: "lock",
+        path: lock_path,
+        source: errno.into(),
+    })?;
+    Ok(lock)
 }
 
 /// Spawns the keeper and waits for its byte.

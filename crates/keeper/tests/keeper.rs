@@ -96,7 +96,7 @@ fn a_pipe_still_has_its_bytes() {
     let fd = keeper.client().get("app/1/out").unwrap().unwrap().fds.pop().unwrap();
     assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
     let mut text = String::new();
-    PipeReader::from(fd).read_to_string(&mut text).unwrap();
+    PipeReader::from(OwnedFd::from(fd)).read_to_string(&mut text).unwrap();
     assert_eq!(text, "left behind", "the writing end was not parked, so the pipe ends after its bytes");
 }
 
@@ -114,7 +114,7 @@ fn an_epoll_reports_what_happened_while_no_client_lived() {
     visitor.write_all(b"hello").unwrap();
     keeper.reconnect();
     let mut fds = keeper.client().get("app/2").unwrap().unwrap().fds.into_iter();
-    let (epoll, listener) = (fds.next().unwrap(), TcpListener::from(fds.next().unwrap()));
+    let (epoll, listener) = (fds.next().unwrap(), TcpListener::from(OwnedFd::from(fds.next().unwrap())));
     let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 4];
     let count = epoll::wait(&epoll, &mut events, Some(&Timespec { tv_sec: 5, tv_nsec: 0 })).unwrap();
     assert_eq!((count, events[0].data.u64()), (1, 42));
@@ -193,7 +193,7 @@ fn a_client_killed_midway_changes_nothing() {
     let mut whole = keeper.client().get("whole").unwrap().unwrap();
     assert_eq!(whole.blob, b"w");
     let mut text = String::new();
-    PipeReader::from(whole.fds.pop().unwrap()).read_to_string(&mut text).unwrap();
+    PipeReader::from(OwnedFd::from(whole.fds.pop().unwrap())).read_to_string(&mut text).unwrap();
     assert_eq!(text, "from the dead");
     let info = keeper.client().ping().unwrap();
     assert_eq!((info.keys, info.fds), (2, 1));

@@ -1,0 +1,82 @@
+//! A keeper that does not answer: stopped, or in a wait of the kernel that does not end. It is killed; what is lost with it is
+//! what is lost with one that dies.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Signal, pidfd_send_signal};
+use rustix::time::Timespec;
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::limits::KILL_TIMEOUT;
+use crate::process::beside;
+use crate::start::take_turns;
+
+impl Client {
+    /// Kills the keeper on `path` if it answers nothing within [`crate::limits::REPLY_TIMEOUT`]; whether it was killed.
+    ///
+    /// # Errors
+    /// Where it cannot be found or killed.
+    pub fn end_silent(path: &Path) -> Result<bool, Error> {
+        let _lock = take_turns(path)?;
+        match Self::connect(path) {
+            Err(Error::TimedOut { .. }) => kill(path).map(|()| true),
+            // Who has to do with it hears of it.
+            Ok(_) | Err(_) => Ok(false),
+        }
+    }
+
+    /// Ends the keeper on `path`, if there is one, as [`Client::shutdown`] does; one that does not answer is killed. Its socket
+    /// is gone then.
+    ///
+    /// # Errors
+    /// As [`Client::shutdown`], or where it cannot be found or killed.
+    pub fn end(path: &Path) -> Result<(), Error> {
+        match Self::connect(path).and_then(Self::shutdown) {
+            Ok(()) | Err(Error::NotRunning { .. }) => return Ok(()),
+            Err(Error::TimedOut { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        let _lock = take_turns(path)?;
+        kill(path)?;
+        remove(path)
+    }
+}
+
+/// Kills whoever listens on `path`, which is the keeper: only it and we may make sockets there. Waits for its end. The caller has
+/// the turn ([`take_turns`]).
+pub(crate) fn kill(path: &Path) -> Result<(), Error> {
+    let failed = |errno: Errno| Error::Kernel { step: "kill the keeper that does not answer", source: errno.into() };
+    let process = match Client::listener(path) {
+        Ok(process) => process,
+        Err(Error::NotRunning { .. }) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    tracing::error!(path = %path.display(), "the keeper does not answer and is killed; what only it held is lost");
+    match pidfd_send_signal(&process, Signal::KILL) {
+        Ok(()) | Err(Errno::SRCH) => {}
+        Err(errno) => return Err(failed(errno)),
+    }
+    let limit = Timespec { tv_sec: KILL_TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
+    let mut fds = [PollFd::new(&process, PollFlags::IN)];
+    if retry_on_intr(|| poll(&mut fds, Some(&limit))).map_err(failed)? == 0 {
+        // A thread of it waits in the kernel for a file that a signal does not help. It never runs its program again, so its
+        // lock is worth nothing; but it is held until then.
+        tracing::error!("the keeper has been killed and does not end: a file that it held does not let it");
+        remove(&beside(path, ".lock"))?;
+    }
+    Ok(())
+}
+
+fn remove(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(Error::File { step: "remove", path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use torpor_image::tree::Tree;
 use torpor_image::{FormatError, HEADER_BYTES, Header, Kind, Needs, VERSION, checksum};
+use torpor_linux::closer::{self, AppFile};
 use torpor_linux::guard::Guard;
 
 use crate::collect::{CollectError, Collected, Stopped, collect, for_record, pids, stop};
@@ -131,7 +132,7 @@ struct Capture<'a> {
     stopped: Vec<Stopped>,
     plans: Vec<ThreadPlan>,
     /// Its TCP connections, to be closed after its end.
-    connections: Vec<OwnedFd>,
+    connections: Vec<AppFile>,
 }
 
 /// Captures a tree. Runs on one thread from beginning to end, since tracing belongs to a thread.
@@ -324,6 +325,7 @@ impl Capture<'_> {
             doomed.end(std::mem::take(&mut self.stopped), &self.connections).map_err(after)?;
             self.request.faults.reached(Step::Ended).map_err(|fault| after(fault.into()))?;
             self.connections.clear();
+            closer::settle(files::SETTLE);
         }
         self.reached(Step::Released).map_err(|fault| after(fault.into()))?;
         Ok(Checkpointed {
@@ -407,7 +409,7 @@ struct Doomed {
 }
 
 impl Doomed {
-    fn new(stopped: &[Stopped], connections: &[OwnedFd]) -> Result<Self, CheckpointError> {
+    fn new(stopped: &[Stopped], connections: &[AppFile]) -> Result<Self, CheckpointError> {
         let alive = stopped.iter().filter_map(|process| process.alive.as_ref());
         let processes = alive.map(|process| {
             let pid = Pid::from_raw(process.pid).ok_or(rustix::io::Errno::SRCH);
@@ -421,7 +423,7 @@ impl Doomed {
     }
 
     /// Ends every process and waits until none of them runs. Their connections end without a word.
-    fn end(self, stopped: Vec<Stopped>, connections: &[OwnedFd]) -> Result<(), CheckpointError> {
+    fn end(self, stopped: Vec<Stopped>, connections: &[AppFile]) -> Result<(), CheckpointError> {
         let alive = stopped.into_iter().filter_map(|process| process.alive);
         let alive: Vec<_> = alive.zip(&self.processes).collect();
         for (process, descriptor) in &alive {

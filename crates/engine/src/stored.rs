@@ -7,13 +7,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::epoll::EventFlags;
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 use torpor_image::tree::{FileId, FileKind, InetSocket, InetState, Tree};
+use torpor_linux::closer::AppFile;
 
 use crate::files::{MakeError, make_listeners};
 use crate::home::Home;
@@ -54,7 +55,7 @@ pub struct Stored {
 #[derive(Debug)]
 pub struct Reopened {
     /// By their place in the image; to be parked.
-    pub files: BTreeMap<FileId, OwnedFd>,
+    pub files: BTreeMap<FileId, AppFile>,
     /// What wakes it.
     pub watch: Watch,
 }
@@ -161,7 +162,7 @@ impl Stored {
             let (pid, number) = self.holder(*id);
             watch.add_file(fd.as_fd(), pid, number, EventFlags::IN | EventFlags::RDHUP).map_err(wrong)?;
         }
-        Ok(Reopened { files, watch })
+        Ok(Reopened { files: files.into_iter().map(|(id, fd)| (id, fd.into())).collect(), watch })
     }
 
     /// A process that has the file, and its number there.

@@ -14,7 +14,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use torpor_linux::descriptor::duplicate_of;
 
 use crate::proc;
 use crate::wait::sources::{Awaited, Waits};
@@ -104,7 +105,7 @@ impl Watch {
     pub fn ready_now(&self) -> io::Result<Option<Source>> {
         let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         for source in &self.sources {
-            let duplicate = match pidfd_getfd(open(source.pid)?, source.fd, PidfdGetfdFlags::empty()) {
+            let duplicate = match duplicate_of(open(source.pid)?, source.fd) {
                 Ok(duplicate) => duplicate,
                 Err(rustix::io::Errno::BADF) => continue,
                 Err(error) => return Err(error.into()),
@@ -196,7 +197,7 @@ impl Watch {
             // Timers wake by their own deadline, if they are far enough away.
             return Ok(());
         }
-        let duplicate = match pidfd_getfd(process, source.fd, PidfdGetfdFlags::empty()) {
+        let duplicate = match duplicate_of(process, source.fd) {
             Ok(duplicate) => duplicate,
             Err(rustix::io::Errno::BADF) => return Ok(()),
             Err(error) => return Err(io::Error::from(error).into()),

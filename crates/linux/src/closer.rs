@@ -72,8 +72,9 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Closes the descriptors soon, in other threads. Does not wait for it, whatever they are.
+/// Closes the descriptors soon, in other threads, or at once where that never waits.
 pub fn close(fds: impl IntoIterator<Item = OwnedFd>) {
+    let fds: Vec<OwnedFd> = fds.into_iter().filter(may_wait).collect();
     let mut state = lock();
     for fd in fds {
         let number = state.next;
@@ -83,6 +84,11 @@ pub fn close(fds: impl IntoIterator<Item = OwnedFd>) {
     if !state.queue.is_empty() {
         provide(&mut state);
     }
+}
+
+/// Not pipes: their other end sees at once that they are closed.
+fn may_wait(fd: &OwnedFd) -> bool {
+    !rustix::fs::fstat(fd).is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_fifo())
 }
 
 /// Waits until what has been given to [`close`] is closed, so that its addresses are free, for at most `limit`; not for what

@@ -1,4 +1,4 @@
-//! The keeper's life: where it ends before its time, a new one is started, and every app's task parks again what it still
+//! The keeper's life: where it ends before its time, or is killed because it does not answer, a new one is started, and every app's task parks again what it still
 //! holds. What the old one alone held is lost: the open files of warm apps, whose sandboxes are then made again from their
 //! images, as after a reboot.
 
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use torpor_api::error::chain;
 use torpor_keeper::{Client, Error, StartOptions};
 use torpor_sandbox::cgroup::Hierarchies;
@@ -88,11 +88,14 @@ fn process(keeper: &Client) -> Result<Option<OwnedFd>, Error> {
 
 /// Looks after the keeper as long as the worker lives.
 pub(crate) async fn look_after(shared: Arc<Shared>) {
+    let silent = Arc::new(Notify::new());
+    let told = silent.clone();
+    shared.keeper.when_silent(move || told.notify_one());
     loop {
         let keeper = shared.clone();
         match tokio::task::spawn_blocking(move || process(&keeper.keeper)).await {
             Ok(Ok(Some(process))) => {
-                if let Err(error) = ended(process).await {
+                if let Err(error) = ended(process, &silent, &shared).await {
                     tracing::error!(%error, "watching the keeper");
                     tokio::time::sleep(AGAIN).await;
                     continue;
@@ -101,6 +104,7 @@ pub(crate) async fn look_after(shared: Arc<Shared>) {
             Ok(Ok(None)) => {}
             Ok(Err(error)) => {
                 tracing::error!(error = %chain(&error), "asking the keeper");
+                end_silent(&shared).await;
                 tokio::time::sleep(AGAIN).await;
                 continue;
             }
@@ -122,8 +126,24 @@ pub(crate) async fn look_after(shared: Arc<Shared>) {
     }
 }
 
-async fn ended(process: OwnedFd) -> io::Result<()> {
-    torpor_linux::readable::register(process)?.readable().await.map(drop)
+/// Waits for its end, which it gets here where it does not answer.
+async fn ended(process: OwnedFd, silent: &Notify, shared: &Arc<Shared>) -> io::Result<()> {
+    let process = torpor_linux::readable::register(process)?;
+    loop {
+        tokio::select! {
+            ended = process.readable() => return ended.map(drop),
+            () = silent.notified() => end_silent(shared).await,
+        }
+    }
+}
+
+/// Kills the keeper if it still does not answer.
+async fn end_silent(shared: &Arc<Shared>) {
+    let path = shared.keeper.path().to_owned();
+    match tokio::task::spawn_blocking(move || Client::end_silent(&path)).await {
+        Ok(Err(error)) => tracing::error!(error = %chain(&error), "killing a keeper that does not answer"),
+        Ok(Ok(_)) | Err(_) => {}
+    }
 }
 
 /// Starts a new one; `false`: none is wanted.

@@ -19,7 +19,7 @@ const GUARD_KEY: &str = "network/guard";
 /// The socket of an earlier worker's guard.
 pub(crate) fn parked_guard(keeper: &Client) -> Option<OwnedFd> {
     match keeper.get(GUARD_KEY) {
-        Ok(parked) => parked.and_then(|parked| parked.fds.into_iter().next()),
+        Ok(parked) => parked.and_then(|parked| parked.fds.into_iter().next()).map(OwnedFd::from),
         Err(error) => {
             tracing::warn!(error = %chain(&error), "finding the socket of the nftables guard");
             None

@@ -9,13 +9,14 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use ipnet::IpNet;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrAny, SocketType, sockopt};
 use serde::{Deserialize, Serialize};
 use torpor_api::spec::Idle;
 use torpor_engine::{Source, Watch};
+use torpor_linux::closer::AppFile;
 use torpor_linux::descriptor::duplicate;
 use torpor_linux::tcp;
 use torpor_network::sock_diag::{AcceptQueue, SockDiag, drain, set_backlog};
@@ -37,14 +38,14 @@ pub(crate) enum Sockets<'a> {
     /// It has no processes.
     Parked {
         /// By the process that had it and its number there.
-        files: &'a HashMap<(i32, i32), OwnedFd>,
+        files: &'a HashMap<(i32, i32), AppFile>,
         /// A process in its network namespace.
         init: i32,
     },
 }
 
 impl Sockets<'_> {
-    fn get(&self, pid: i32, fd: i32) -> io::Result<OwnedFd> {
+    fn get(&self, pid: i32, fd: i32) -> io::Result<AppFile> {
         match self {
             Self::OfProcesses => duplicate(pid, fd),
             Self::Parked { files, .. } => files.get(&(pid, fd)).ok_or(io::ErrorKind::NotFound)?.try_clone(),
@@ -162,7 +163,7 @@ fn look(source: &Source, sockets: &Sockets<'_>, idle: &Idle) -> io::Result<bool>
     Ok(!peer.is_some_and(|peer| ignored(peer.ip(), &idle.ignore)))
 }
 
-fn listener(source: &Source, socket: &OwnedFd, sockets: &Sockets<'_>, idle: &Idle) -> io::Result<bool> {
+fn listener(source: &Source, socket: &AppFile, sockets: &Sockets<'_>, idle: &Idle) -> io::Result<bool> {
     let Some(queue) = accept_queue(source, sockets)? else { return Ok(true) };
     // One without data in the queue of a listener that defers has waited for the server to speak first.
     if queue.alive().any(|one| !ignored(one.remote.ip(), &idle.ignore)) {
@@ -174,7 +175,7 @@ fn listener(source: &Source, socket: &OwnedFd, sockets: &Sockets<'_>, idle: &Idl
 }
 
 /// Whether a datagram waits that is not from an ignored source; ignored ones before it are thrown away.
-fn datagrams(socket: &OwnedFd, ignore: &[IpNet]) -> io::Result<bool> {
+fn datagrams(socket: &AppFile, ignore: &[IpNet]) -> io::Result<bool> {
     for _ in 0..MAX_LOOKS {
         let mut byte = [0; 1];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;

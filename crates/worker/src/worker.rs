@@ -179,12 +179,8 @@ impl Worker {
         let shared = self.shared.clone();
         let ended = tokio::task::spawn_blocking(move || -> Result<(), TeardownError> {
             shared.keeper_life.end();
-            match Client::connect(shared.keeper.path()) {
-                Ok(keeper) => keeper.shutdown()?,
-                // An earlier attempt has ended it, and failed behind that.
-                Err(torpor_keeper::Error::NotRunning { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
+            // An earlier attempt may have ended it, and failed after that.
+            Client::end(shared.keeper.path())?;
             let (hierarchies, instance) = (shared.launcher.hierarchies(), &shared.config.instance);
             for id in hierarchies.apps(instance)? {
                 tracing::warn!(id, "removing the cgroup of an app that was never started completely");

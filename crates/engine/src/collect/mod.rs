@@ -35,12 +35,12 @@ mod thread;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::panic::resume_unwind;
 use std::thread::{Builder, ScopedJoinHandle};
 use std::time::Duration;
 
 use torpor_image::tree::{End, FileId, Machine, Process, Tree};
+use torpor_linux::closer::AppFile;
 
 pub(crate) use self::family::{Member, family, hold, without_leaders};
 use self::looking::{Looked, look, look_at_all};
@@ -86,9 +86,9 @@ pub(crate) struct Collected {
     /// Where its pages end in the image.
     pub(crate) pages_end: u64,
     /// An app's open files that can be kept.
-    pub(crate) kept: Vec<(FileId, OwnedFd)>,
+    pub(crate) kept: Vec<(FileId, AppFile)>,
     /// TCP connections that are in the image.
-    pub(crate) connections: Vec<OwnedFd>,
+    pub(crate) connections: Vec<AppFile>,
     /// What only comes back if it is kept, in words.
     pub(crate) warnings: Vec<String>,
 }
@@ -227,8 +227,8 @@ pub(crate) fn collect_as(
 /// What there is of open files beside the tree; see [`Collected`].
 #[derive(Default)]
 struct Beside {
-    kept: Vec<(FileId, OwnedFd)>,
-    connections: Vec<OwnedFd>,
+    kept: Vec<(FileId, AppFile)>,
+    connections: Vec<AppFile>,
     warnings: Vec<String>,
 }
 

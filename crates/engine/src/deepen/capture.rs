@@ -136,7 +136,7 @@ impl Deepening<'_> {
 /// An image that is written but for its name.
 struct Written {
     tree: Tree,
-    kept: Vec<(torpor_image::tree::FileId, std::os::fd::OwnedFd)>,
+    kept: Vec<(torpor_image::tree::FileId, torpor_linux::closer::AppFile)>,
     warnings: Vec<String>,
     image_bytes: u64,
 }

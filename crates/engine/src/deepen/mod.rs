@@ -23,11 +23,11 @@ mod end;
 mod error;
 mod rouse;
 
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use torpor_image::tree::FileId;
+use torpor_linux::closer::AppFile;
 
 pub use self::error::DeepenError;
 use crate::collect::Stopped;
@@ -118,7 +118,7 @@ struct Captured {
     segments: Vec<i32>,
     warnings: Vec<String>,
     /// Duplicates of what was parked.
-    _kept: Vec<(FileId, OwnedFd)>,
+    _kept: Vec<(FileId, AppFile)>,
 }
 
 impl Deepening<'_> {

@@ -4,9 +4,9 @@
 //! without a name is kept where nobody maps it; otherwise what is mapped and what is open would not be the same any more.
 
 use std::collections::HashSet;
-use std::os::fd::OwnedFd;
 
 use torpor_image::tree::{FileId, FileKind, MemoryId, OpenFile, SharedMemory, SharedMemoryKind};
+use torpor_linux::closer::AppFile;
 
 use super::collect::obstacle;
 use super::list::List;
@@ -39,7 +39,7 @@ pub(super) fn flying(list: &List, flying: &HashSet<FileId>, lost: &HashSet<FileI
 }
 
 /// The descriptors of those that are kept.
-pub(super) fn duplicates(list: List, lost: &HashSet<FileId>) -> Vec<(FileId, OwnedFd)> {
+pub(super) fn duplicates(list: List, lost: &HashSet<FileId>) -> Vec<(FileId, AppFile)> {
     let all = list.items.into_iter().enumerate().map(|(id, item)| (id as FileId, item.fd));
     all.filter(|(id, _)| !lost.contains(id)).collect()
 }

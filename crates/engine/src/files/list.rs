@@ -3,13 +3,15 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 
 use rustix::fs::{Stat, fstat};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource, getrlimit, pidfd_getfd, pidfd_open, setrlimit};
+use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open, setrlimit};
 use torpor_image::tree::{Descriptor, FileId, FileLock};
+use torpor_linux::closer::AppFile;
+use torpor_linux::descriptor::duplicate_of;
 use torpor_linux::kcmp;
 
 use super::{CollectError, locks};
@@ -43,7 +45,7 @@ pub(super) struct Info {
 #[derive(Debug)]
 pub(super) struct Item {
     /// A duplicate of ours.
-    pub(super) fd: OwnedFd,
+    pub(super) fd: AppFile,
     pub(super) holder: Holder,
     /// What `/proc/PID/fd/FD` leads to.
     pub(super) link: Vec<u8>,
@@ -105,7 +107,7 @@ impl List {
     }
 
     /// Takes a duplicate of an open file, which may be known already.
-    pub(super) fn add(&mut self, fd: OwnedFd, holder: Holder, info: Option<&Info>) -> io::Result<FileId> {
+    pub(super) fn add(&mut self, fd: AppFile, holder: Holder, info: Option<&Info>) -> io::Result<FileId> {
         let own = std::process::id() as i32;
         let stat = fstat(&fd)?;
         let known = self.objects.entry((stat.st_dev, stat.st_ino)).or_default();
@@ -163,8 +165,7 @@ impl List {
         let mut found = Vec::with_capacity(numbers.len());
         for fd in numbers {
             let failed = |source| look(pid, &format!("descriptor {fd}"), source);
-            let duplicate =
-                pidfd_getfd(&handle, *fd, PidfdGetfdFlags::empty()).map_err(|error| failed(error.into()))?;
+            let duplicate = duplicate_of(&handle, *fd).map_err(|error| failed(error.into()))?;
             let info = Info::read(pid, *fd).map_err(failed)?;
             let holder = Holder { pid, fd: *fd, in_flight: false };
             let file = self.add(duplicate, holder, Some(&info)).map_err(failed)?;

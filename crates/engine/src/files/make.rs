@@ -9,6 +9,7 @@ use torpor_image::tree::{
     AddressSpace, Backing, Connection, Executable, FileId, FileKind, InetSocket, InetState, MemoryId, OpenFile,
     PathState, PipeId, Tree,
 };
+use torpor_linux::closer;
 use torpor_linux::fcntl;
 
 use super::list::{PATH_ONLY, raise_limit};
@@ -16,8 +17,8 @@ use super::memory::{self, MadeMemory};
 use super::path::{ASYNC, Around};
 use super::pipe::{self, MadePipe, reopen};
 use super::{
-    Given, Made, MakeError, epoll, event, fanotify, inet, inotify, locks, netlink, packet, path, port, segment, tcp,
-    terminal, unix,
+    Given, Made, MakeError, SETTLE, epoll, event, fanotify, inet, inotify, locks, netlink, packet, path, port, segment,
+    tcp, terminal, unix,
 };
 
 /// Makes the open files and shared memory of `tree`, whose pages are in `image`. `given` are descriptors that came from
@@ -32,7 +33,7 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
     let mut files: Vec<Option<OwnedFd>> = tree.files.iter().map(|_| None).collect();
     for (id, fd) in given {
         if let Some(place) = files.get_mut(id as usize) {
-            *place = Some(fd);
+            *place = Some(fd.into());
         }
     }
     let executables = executables(tree);
@@ -52,6 +53,10 @@ pub(crate) fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) 
         });
     }
     let kept: Vec<bool> = files.iter().map(Option::is_some).collect();
+    if kept.contains(&false) {
+        // An attempt before this one may have had the same addresses.
+        closer::settle(SETTLE);
+    }
     let mut pipes = pipes(tree, &kept, around)?;
     let mut ports = port::shared(&tree.files);
     if ports.keys().all(|id| kept[*id as usize]) {

@@ -71,6 +71,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use torpor_image::tree::{Descriptor, Details, FileId, MemoryId, OpenFile, Pipe, SharedMemory};
+use torpor_linux::closer::{self, AppFile};
 
 use crate::restore::RestoreStep;
 use crate::step::Fault;
@@ -141,11 +142,11 @@ pub(crate) struct Collected {
     /// What each of [`Request::areas`] maps.
     pub(crate) areas: Vec<MemoryId>,
     /// Duplicates of an app's open files that can be kept while it has no processes.
-    pub(crate) kept: Vec<(FileId, OwnedFd)>,
+    pub(crate) kept: Vec<(FileId, AppFile)>,
     /// Controlling terminals of sessions.
     pub(crate) terminals: Vec<ControllingTerminal>,
     /// Duplicates of TCP connections that are in the image.
-    pub(crate) connections: Vec<OwnedFd>,
+    pub(crate) connections: Vec<AppFile>,
     /// What only comes back if it is kept, in words.
     pub(crate) warnings: Vec<String>,
 }
@@ -160,6 +161,9 @@ pub(crate) struct ControllingTerminal {
     /// Process group in the foreground, as the machine numbers it.
     pub(crate) foreground: i32,
 }
+
+/// How long it is waited for the close of what was open here before its addresses are taken again.
+pub(crate) const SETTLE: Duration = Duration::from_millis(100);
 
 /// Open files that were made.
 #[derive(Debug)]
@@ -176,8 +180,15 @@ pub(crate) struct Made {
     waiting: Vec<FileId>,
 }
 
+impl Drop for Made {
+    /// The programs may have closed theirs meanwhile.
+    fn drop(&mut self) {
+        closer::close(self.files.drain(..).flatten());
+    }
+}
+
 /// Told of each thing that is made, one by one; an error ends the making.
 pub(crate) type EachMade<'a> = &'a (dyn Fn() -> Result<(), Fault<RestoreStep>> + Sync);
 
 /// Descriptors from outside of the tree, for [`torpor_image::tree::FileKind::Outside`] and parked ones.
-pub(crate) type Given = BTreeMap<FileId, OwnedFd>;
+pub(crate) type Given = BTreeMap<FileId, AppFile>;

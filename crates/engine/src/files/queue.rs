@@ -8,10 +8,11 @@
 //! capture that came to nothing loses its empty messages at the next, if the program has not read them meanwhile.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionread;
+use torpor_linux::closer::AppFile;
 use torpor_linux::socket::{Peeked, before_last_piece, peek};
 
 use super::options::{peek_offset, set_peek_offset};
@@ -27,13 +28,14 @@ pub(super) struct Waiting {
     pub(super) bytes: Vec<u8>,
     /// A `sockaddr`, empty if unknown.
     pub(super) from: Vec<u8>,
-    pub(super) files: Vec<OwnedFd>,
+    pub(super) files: Vec<AppFile>,
     pub(super) credentials: Option<(i32, u32, u32)>,
 }
 
 impl From<Peeked> for Waiting {
     fn from(peeked: Peeked) -> Self {
         let Peeked { bytes, from, files, credentials, .. } = peeked;
+        let files = files.into_iter().map(AppFile::from).collect();
         Self { bytes, from, files, credentials }
     }
 }

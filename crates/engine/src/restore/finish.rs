@@ -115,7 +115,12 @@ pub(crate) fn socket_waits(
             let (Some(socket), Some(number)) = (socket, call(thread)) else { continue };
             let socket = socket.try_clone().map_err(set(process.pid, "duplicating a socket"))?;
             let waiter = Waiter { pid: building.id(n), tid: building.id(id), number, ran_ns: None };
-            waits.push(SocketWait { socket, send, left: Duration::from_nanos(left_ns(&wait, passed)), waiter });
+            waits.push(SocketWait {
+                socket: socket.into(),
+                send,
+                left: Duration::from_nanos(left_ns(&wait, passed)),
+                waiter,
+            });
         }
     }
     Ok(waits)

@@ -227,7 +227,7 @@ fn given(tree: &Tree, standard: [Option<OwnedFd>; 3]) -> Given {
         if let (Some(there), Some(own)) = (there, own)
             && matches!(tree.files[there.file as usize].kind, FileKind::Outside { .. })
         {
-            given.entry(there.file).or_insert(own);
+            given.entry(there.file).or_insert(own.into());
         }
     }
     given

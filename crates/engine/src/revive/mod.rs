@@ -35,6 +35,7 @@ use std::time::Duration;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::move_into_thread_name_spaces;
 use torpor_image::tree::{FileId, FileKind, SharedMemoryKind, Tree};
+use torpor_linux::closer::AppFile;
 use torpor_linux::registers::Registers;
 use torpor_linux::restorer::{Entered, enter_for_children};
 
@@ -61,7 +62,7 @@ use crate::wait::since::now;
 use crate::wait::socket::{SocketChanges, SocketWait};
 
 /// An app's parked files, by their place in the image's list of files.
-pub type Parked = BTreeMap<FileId, OwnedFd>;
+pub type Parked = BTreeMap<FileId, AppFile>;
 
 /// How an app is to be woken.
 pub struct Revive<'a> {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 use torpor_image::tree::{FileId, FileKind, Machine, Tree};
 use torpor_image::{FormatError, Needs};
+use torpor_linux::closer::AppFile;
 
 use super::adapt::Times;
 use super::{Revive, ReviveError, Reviving, adapt, directory, owners};
@@ -141,7 +142,7 @@ fn others(
     tree: &Tree,
     given: &Given,
     warnings: &mut Vec<String>,
-) -> Result<Vec<(FileId, OwnedFd)>, ReviveError> {
+) -> Result<Vec<(FileId, AppFile)>, ReviveError> {
     let mut found = Vec::new();
     for (id, name) in missing(tree, given) {
         let file = match opened_again(tree, given, id, &name) {
@@ -151,7 +152,7 @@ fn others(
                 dead_end(home).map_err(|error| ReviveError::Home("making an end without another", error))?
             }
         };
-        found.push((id, file));
+        found.push((id, file.into()));
     }
     Ok(found)
 }

@@ -6,11 +6,11 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::fs::fstat;
 use rustix::net::sockopt::{self, Timeout};
+use torpor_linux::closer::AppFile;
 use torpor_linux::descriptor::duplicate;
 
 use super::restart::Given;
@@ -49,7 +49,7 @@ pub(crate) struct Waiter {
 /// A wait on a socket's own time-out.
 #[derive(Debug)]
 pub(crate) struct SocketWait {
-    pub(crate) socket: OwnedFd,
+    pub(crate) socket: AppFile,
     /// It is the one for sending.
     pub(crate) send: bool,
     pub(crate) left: Duration,
@@ -58,7 +58,7 @@ pub(crate) struct SocketWait {
 
 #[derive(Debug)]
 struct Change {
-    socket: OwnedFd,
+    socket: AppFile,
     inode: u64,
     send: bool,
     before: Duration,
@@ -190,6 +190,7 @@ fn switches(status: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixDatagram;
 
     #[test]
@@ -200,7 +201,7 @@ mod tests {
         let nobody = Waiter { pid: i32::MAX, tid: i32::MAX, number: 0, ran_ns: None };
         let mut changes = SocketChanges::default();
         let mut shorten = |socket: &UnixDatagram, seconds| {
-            let (socket, left) = (socket.try_clone().unwrap().into(), Duration::from_secs(seconds));
+            let (socket, left) = (OwnedFd::from(socket.try_clone().unwrap()).into(), Duration::from_secs(seconds));
             changes.shorten(SocketWait { socket, send: false, left, waiter: nobody }).unwrap();
         };
         shorten(&socket, 2);

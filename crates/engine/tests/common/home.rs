@@ -102,6 +102,7 @@ impl Place {
         let journal = Memory::new();
         journal.0.lock().map(|mut phase| *phase = WARM).unwrap();
         let target = Target { app: 0, boot: boot(), freezer: &self.group, journal: &journal, faults };
+        let given: BTreeMap<_, _> = given.into_iter().map(|(id, fd)| (id, fd.into())).collect();
         let request = Revive { home: &self.home, image, generation: 0, given: Box::new(move || Ok(given)) };
         let (result, timings) = revive(&target, request);
         Outcome { result, timings, phase: journal.phase() }

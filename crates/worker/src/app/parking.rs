@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use serde::{Deserialize, Serialize};
 use torpor_engine::{Parking, Source, Watch};
 use torpor_keeper::Error;
+use torpor_linux::closer::AppFile;
 
 use super::operate::chain;
 use super::sleeping::Sleeping;
@@ -85,7 +86,7 @@ pub(super) fn parked_watch(shared: &Shared, id: &str) -> Result<Option<(Watch, V
         Source { pid, fd, what, awaited, events }
     };
     let sources = sources.into_iter().map(source).collect();
-    Ok(Some((Watch::from_parts(epoll, sources), deferred)))
+    Ok(Some((Watch::from_parts(epoll.into(), sources), deferred)))
 }
 
 /// Parks the reading ends of an app's output.
@@ -96,7 +97,7 @@ pub(super) fn park_output(shared: &Shared, id: &str, output: [BorrowedFd<'_>; 2]
 /// The reading ends of an app's output; `None` if they are not parked.
 pub(super) fn parked_output(shared: &Shared, id: &str) -> Result<Option<[OwnedFd; 2]>, Error> {
     let parked = shared.keeper.get(&output_key(id))?;
-    Ok(parked.and_then(|parked| <[OwnedFd; 2]>::try_from(parked.fds).ok()))
+    Ok(parked.and_then(|parked| <[AppFile; 2]>::try_from(parked.fds).ok().map(|both| both.map(OwnedFd::from))))
 }
 
 /// An app's place for open files in the keeper.
@@ -114,7 +115,7 @@ impl Parking for KeeperParking<'_> {
 }
 
 /// The parked open files of an app by their place in its image; empty if there are none.
-pub(super) fn parked_files(shared: &Shared, id: &str) -> Result<BTreeMap<u32, OwnedFd>, Error> {
+pub(super) fn parked_files(shared: &Shared, id: &str) -> Result<BTreeMap<u32, AppFile>, Error> {
     let Some(parked) = shared.keeper.get(&files_key(id))? else { return Ok(BTreeMap::new()) };
     let ids: Vec<u32> = serde_json::from_slice(&parked.blob).unwrap_or_default();
     if ids.len() != parked.fds.len() {

@@ -1,11 +1,11 @@
 //! What is kept of a sleeping app, at whatever level.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use torpor_engine::{Asleep, Parked, Warm, Watch};
 use torpor_image::tree::FileId;
+use torpor_linux::closer::AppFile;
 
 use crate::cached::Depth;
 use crate::probes::Sockets;
@@ -28,10 +28,10 @@ pub(crate) struct WarmApp {
     /// What wakes it. The descriptors are registered as files, so they count although no process has them.
     pub(crate) watch: Watch,
     /// Those of its parked files that wake it, by process and number; only where policy looks at single sockets.
-    pub(crate) sockets: HashMap<(i32, i32), OwnedFd>,
+    pub(crate) sockets: HashMap<(i32, i32), AppFile>,
     /// Duplicates of its parked files, so that a wake does not have to wait for the keeper, and nothing is lost with it; none
     /// if there are many.
-    held: Option<Box<[(FileId, OwnedFd)]>>,
+    held: Option<Box<[(FileId, AppFile)]>>,
 }
 
 impl WarmApp {
@@ -46,7 +46,7 @@ impl WarmApp {
     }
 
     /// Those that are at hand.
-    pub(crate) fn held_files(&self) -> Option<&[(FileId, OwnedFd)]> {
+    pub(crate) fn held_files(&self) -> Option<&[(FileId, AppFile)]> {
         self.held.as_deref()
     }
 
@@ -58,8 +58,8 @@ impl WarmApp {
     /// Picks from its parked files those that wake it: they are told apart by what they are.
     pub(crate) fn pick_sockets(&mut self, parked: &Parked) {
         use std::os::fd::AsRawFd;
-        let name = |fd: &OwnedFd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-        let mut by_name: HashMap<String, &OwnedFd> = HashMap::new();
+        let name = |fd: &AppFile| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        let mut by_name: HashMap<String, &AppFile> = HashMap::new();
         for fd in parked.values() {
             if let Ok(name) = name(fd) {
                 by_name.insert(name.to_string_lossy().into_owned(), fd);

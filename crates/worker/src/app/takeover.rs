@@ -181,7 +181,7 @@ impl Task {
             }
         };
         let ready = match parking::parked_files(&self.shared, &self.record.id) {
-            Ok(files) => watch.ready_among(files.values()),
+            Ok(files) => watch.ready_among(files.values().map(|file| &**file)),
             Err(error) => Err(io::Error::other(error)),
         };
         self.hold_since_written(Sleeping::Warm(Box::new(WarmApp::new(warm, watch))));

@@ -39,7 +39,7 @@ impl Task {
             for file in parked.into_values().filter(|file| sockopt::socket_acceptconn(file).unwrap_or(false)) {
                 let name = self.record.spec.name.clone();
                 tasks.spawn(async move {
-                    if let Err(error) = close_all(file).await {
+                    if let Err(error) = close_all(file.into()).await {
                         tracing::warn!(app = name, %error, "closing connections that nobody will answer");
                     }
                 });

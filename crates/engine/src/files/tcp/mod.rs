@@ -25,9 +25,9 @@ mod take;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
 
 use torpor_image::tree::{FileKind, InetState, Machine, Tree};
+use torpor_linux::closer::AppFile;
 use torpor_linux::tcp::repair::{Mode, repair};
 
 pub(super) use self::take::{Connections, shut_for_reading, take};
@@ -94,7 +94,7 @@ fn address(bytes: &[u8]) -> Option<SocketAddr> {
 }
 
 /// From now on connections whose processes never run again tell their peers nothing, whoever closes them last.
-pub(crate) fn silence(connections: &[OwnedFd]) {
+pub(crate) fn silence(connections: &[AppFile]) {
     for fd in connections {
         // Those that cannot be put into repair mode have ended meanwhile: nobody is there to be told.
         let _ = repair(fd, Mode::On);

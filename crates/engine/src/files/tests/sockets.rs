@@ -5,8 +5,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
+use torpor_linux::closer::{self, AppFile};
 use torpor_linux::socket;
 
+use super::super::SETTLE;
 use super::super::options::fresh;
 use super::{refusal, round, take};
 
@@ -164,8 +166,10 @@ fn connection(address: &str) -> (TcpStream, TcpStream) {
 fn connected_again(streams: Vec<TcpStream>) -> Vec<TcpStream> {
     let fds: Vec<OwnedFd> = streams.into_iter().map(OwnedFd::from).collect();
     let taken = take(&fds).unwrap();
+    let fds: Vec<AppFile> = fds.into_iter().map(AppFile::from).collect();
     super::super::silence(&fds);
     drop(fds);
+    closer::settle(SETTLE);
     taken.descriptors().into_iter().map(TcpStream::from).collect()
 }
 

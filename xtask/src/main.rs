@@ -29,7 +29,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Bench(options) => bench::run(options),
+        Command::Bench(options) => bench::run(&options),
         Command::Conformance(options) => conformance::run(&options),
         Command::Fuzz(options) => fuzz::run(&options).map_err(error::Error::from),
         Command::Tidy(args) => return tidy::run(&args),

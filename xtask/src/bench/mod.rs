@@ -60,7 +60,7 @@ const NAMES: [(&str, &str); 5] = [
 ];
 
 /// Runs a benchmark.
-pub(crate) fn run(options: Options) -> Result<(), Error> {
+pub(crate) fn run(options: &Options) -> Result<(), Error> {
     let (name, report) = match &options.bench {
         Bench::Wake(options) => ("wake", wake::run(options)?),
         Bench::Density(options) => (options.name(), density::run(options)?),

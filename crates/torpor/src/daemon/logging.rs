@@ -13,7 +13,7 @@ pub(super) fn start(config: &Config) {
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr()).with_target(false);
     match config.log.format {
         LogFormat::Json => builder.json().init(),
-        LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).init(),
     }
 }
 

@@ -16,6 +16,7 @@ use torpor_engine::{
     Abort, Asleep, Deepen, Deepened, Faults, Freezer, Home, Ids, Journal, Memories, NoFaults, Parking, Phase, Request,
     Revive, SleepError, Step, Target, Warm, deepen, fall_asleep, revive,
 };
+use torpor_linux::closer::AppFile;
 use torpor_sandbox::cgroup::Hierarchies;
 use torpor_sandbox::{EtcFiles, ID_COUNT, IdRange, Launcher, Limits, Program, Sandbox, SandboxSpec, Security, User};
 use torpor_testkit::error::chain;
@@ -307,9 +308,9 @@ impl App {
     }
 
     /// Duplicates of what is kept.
-    pub fn given(&self) -> BTreeMap<u32, OwnedFd> {
+    pub fn given(&self) -> BTreeMap<u32, AppFile> {
         let kept = self.kept.0.lock().unwrap();
-        kept.iter().map(|(id, fd)| (*id, fd.try_clone().unwrap())).collect()
+        kept.iter().map(|(id, fd)| (*id, fd.try_clone().unwrap().into())).collect()
     }
 
     pub fn init_lives(&self) -> bool {

@@ -140,9 +140,8 @@ async fn ended(process: OwnedFd, silent: &Notify, shared: &Arc<Shared>) -> io::R
 /// Kills the keeper if it still does not answer.
 async fn end_silent(shared: &Arc<Shared>) {
     let path = shared.keeper.path().to_owned();
-    match tokio::task::spawn_blocking(move || Client::end_silent(&path)).await {
-        Ok(Err(error)) => tracing::error!(error = %chain(&error), "killing a keeper that does not answer"),
-        Ok(Ok(_)) | Err(_) => {}
+    if let Ok(Err(error)) = tokio::task::spawn_blocking(move || Client::end_silent(&path)).await {
+        tracing::error!(error = %chain(&error), "killing a keeper that does not answer");
     }
 }
 

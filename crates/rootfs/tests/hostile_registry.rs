@@ -74,7 +74,7 @@ fn answer(mut stream: TcpStream, address: SocketAddr, sent: &AtomicUsize) -> std
         "token" if has_token => ("404 Not Found\r\nContent-Length: 0".to_owned(), false),
         "token" => (wants_token("give/one"), false),
         "one?scope=repository%3Atoken%3Apull&service=s" => {
-            ("200 OK\r\nContent-Length: 15\r\n\r\n{\"token\":\"abc\"}".to_owned(), false)
+            ("200 OK\r\nContent-Length: 15\r\nConnection: close\r\n\r\n{\"token\":\"abc\"}".to_owned(), false)
         }
         "endlesstoken" => (wants_token("give/endless"), false),
         other if other.starts_with("endless?") => ("200 OK\r\nTransfer-Encoding: chunked".to_owned(), true),

@@ -207,12 +207,13 @@ fn packets_leave_without_our_mark() {
         let network = machine.open().await;
         let app = app(&network, 1, &outgoing(AppNetwork::default())).await;
         sh("nft 'add table inet other; add chain inet other post { type filter hook postrouting priority 200; }; \
-            add rule inet other post meta mark 0 counter; add rule inet other post meta mark != 0 counter'");
+            add rule inet other post meta l4proto tcp meta mark 0 counter; \
+            add rule inet other post meta l4proto tcp meta mark != 0 counter'");
         let _listener = machine.outside.listen("0.0.0.0:80");
         assert!(app.reaches((OUTSIDE_V4, 80)));
         let seen = sh("nft list chain inet other post");
         let marked = seen.lines().find(|line| line.contains("mark !=")).unwrap();
-        assert!(marked.contains("packets 0 "), "{seen}");
+        assert!(marked.contains("packets 0 ") && seen.matches("packets 0 ").count() == 1, "{seen}");
     });
 }
 

@@ -57,6 +57,8 @@ fn an_error_at_any_step_leaves_nothing() {
         assert!(asked, "{}: {error:?}", step.name());
         assert_eq!(outcome.phase, WARM, "{}", step.name());
         assert!(place.is_empty(), "{}", step.name());
+        // Those of the app are closed by other threads.
+        torpor_linux::closer::settle(std::time::Duration::from_secs(10));
         assert!(open() <= descriptors + 1, "{}: descriptors are left", step.name());
     }
     assert_eq!(fs::read(&image).unwrap(), before);

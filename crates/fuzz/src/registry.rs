@@ -93,7 +93,7 @@ fn answers(bytes: &[u8]) -> Vec<Vec<u8>> {
     found
 }
 
-/// Pulls from a registry that gives these answers: the first to each `GET /v2/`, the others to other requests in turn. And `HOST` in them becomes its address.
+/// Pulls from a registry that gives these answers in turn. `HOST` in them becomes its address.
 async fn pull(answers: Vec<Vec<u8>>) -> Result<Image, String> {
     let place = tempfile::tempdir_in("/dev/shm").expect("there is room in memory");
     let store = Store::open_with(place.path().join("store"), limits()).expect("the directory is ours");
@@ -107,28 +107,29 @@ async fn pull(answers: Vec<Vec<u8>>) -> Result<Image, String> {
 }
 
 async fn serve(listener: TcpListener, answers: Vec<Vec<u8>>) {
-    let (first, mut others) = (answers.first().cloned(), answers.into_iter().skip(1));
+    let mut answers = answers.into_iter();
     while let Ok((mut connection, _)) = listener.accept().await {
-        let Some(request) = request(&mut connection).await else { continue };
-        let answer = if request.starts_with(b"GET /v2/ ") { first.clone() } else { others.next() };
+        if !asked(&mut connection).await {
+            continue;
+        }
         // Whoever asks more finds the connection closed.
-        let Some(answer) = answer else { continue };
+        let Some(answer) = answers.next() else { continue };
         let _ = connection.write_all(&answer).await;
         let _ = connection.shutdown().await;
     }
 }
 
-/// The head of a request; `None` if it has no end.
-async fn request(connection: &mut TcpStream) -> Option<Vec<u8>> {
+/// Reads the head of a request; `false` if it has no end.
+async fn asked(connection: &mut TcpStream) -> bool {
     let mut read = Vec::new();
     while read.len() < REQUEST && !read.ends_with(b"\r\n\r\n") {
         let mut part = [0; 2048];
         match connection.read(&mut part).await {
-            Ok(0) | Err(_) => return None,
+            Ok(0) | Err(_) => return false,
             Ok(bytes) => read.extend(&part[..bytes]),
         }
     }
-    Some(read)
+    true
 }
 
 #[cfg(test)]

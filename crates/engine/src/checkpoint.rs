@@ -351,7 +351,7 @@ fn settle(tid: i32) {
     }
 }
 
-/// Why a tree is not written, although all of it could be described: its image could not be read again.
+/// The reason to refuse a tree whose image would fail the reader's own checks.
 pub(crate) fn unreadable(error: &FormatError) -> String {
     format!("it has more than an image can hold: {error}")
 }

@@ -72,7 +72,7 @@ impl Waiting {
     }
 }
 
-/// Of more descriptors than this that one thread names, those that cannot be open are sorted out.
+/// If one thread waits for more descriptors than this, [`Waiting::add`] drops those beyond the process's descriptor table.
 const MANY: usize = 64;
 
 impl Watch {

@@ -70,8 +70,8 @@ impl Arguments {
 /// [`crate::Client::connect_or_spawn`] uses: leaves the session, runs this process's own command line again without it,
 /// and comes back at once).
 ///
-/// Returns when a client has asked for the shutdown; what was parked is closed by the end of the process, which has to follow. Standard output gets one byte `R` once the keeper listens, or the
-/// error in words, and is `/dev/null` from then on.
+/// Returns when a client has asked for the shutdown. The caller must then exit, which closes the parked descriptors. Standard output gets
+/// one byte `R` once the keeper listens, or the error in words, and is `/dev/null` from then on.
 ///
 /// # Errors
 /// When the keeper cannot start ([`Error::Taken`] where another one serves the socket), or the kernel fails it.

@@ -86,7 +86,7 @@ pub fn close(fds: impl IntoIterator<Item = OwnedFd>) {
     }
 }
 
-/// Not pipes: their other end sees at once that they are closed.
+/// Whether `close(2)` of this descriptor can block. Pipes are excluded: programs rely on the other end seeing their close at once.
 fn may_wait(fd: &OwnedFd) -> bool {
     !rustix::fs::fstat(fd).is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_fifo())
 }

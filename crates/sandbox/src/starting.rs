@@ -4,8 +4,8 @@
 //! It is this thread's, by its maker's (`CLONE_PARENT`), and known from the first answer on. Where its maker is ended before that
 //! answer, it is found among the thread's children.
 //!
-//! The app's processes share a pid namespace with it before it is the program: they may stop it, trace it, or hold a lease on its
-//! file. So its start has a deadline, and SIGKILL at its end.
+//! The new process joins the app's pid namespace before it executes the program. From then on, the app's processes can stop it, trace
+//! it, or hold a lease on the program's file. Its start therefore has a deadline, after which it gets SIGKILL.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -57,7 +57,8 @@ where
     ReceiverStream::new(received).map(WorkLine::Progress).chain(stream::once(end))
 }
 
-/// The lines of some work, ended by this error where it takes longer than this. The work goes on.
+/// Passes the lines of an operation on. If the operation takes longer than the limit, the stream ends with the error; the operation
+/// itself continues.
 pub(super) fn within(
     lines: impl Stream<Item = WorkLine> + Send + 'static,
     late: Option<(Span, ApiError)>,

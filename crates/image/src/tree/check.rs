@@ -41,8 +41,8 @@ pub(super) fn sure(holds: bool, what: &'static str) -> Checked {
 }
 
 impl Tree {
-    /// Checks what [`Tree::decode`] checks; `pages` says which part of the file its pages may lie in. Whoever writes an image does so before
-    /// it counts: a program can bring about more than an image may hold.
+    /// Runs the checks of [`Tree::decode`]; `pages` is the part of the file that its pages may lie in. Call it before an image is committed,
+    /// because a program can have state that exceeds the limits of the format.
     ///
     /// # Errors
     /// The first thing that a reader would refuse.

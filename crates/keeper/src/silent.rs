@@ -1,8 +1,9 @@
 //! A keeper that does not answer: stopped, or in a wait of the kernel that does not end. It is killed; what is lost with it is
-//! what is lost with one that dies.
+//! what is lost with one that dies. One that hangs up on whoever connects is about to end: its end is waited for.
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -36,13 +37,14 @@ impl Client {
     /// # Errors
     /// As [`Client::shutdown`], or where it cannot be found or killed.
     pub fn end(path: &Path) -> Result<(), Error> {
-        match Self::connect(path).and_then(Self::shutdown) {
+        let end = match Self::connect(path).and_then(Self::shutdown) {
             Ok(()) | Err(Error::NotRunning { .. }) => return Ok(()),
-            Err(Error::TimedOut { .. }) => {}
+            Err(Error::TimedOut { .. }) => kill,
+            Err(Error::Closed { .. }) => wait_for_end,
             Err(error) => return Err(error),
-        }
+        };
         let _lock = take_turns(path)?;
-        kill(path)?;
+        end(path)?;
         remove(path)
     }
 }
@@ -51,25 +53,49 @@ impl Client {
 /// the turn ([`take_turns`]).
 pub(crate) fn kill(path: &Path) -> Result<(), Error> {
     let failed = |errno: Errno| Error::Kernel { step: "kill the keeper that does not answer", source: errno.into() };
-    let process = match Client::listener(path) {
-        Ok(process) => process,
-        Err(Error::NotRunning { .. }) => return Ok(()),
-        Err(error) => return Err(error),
-    };
+    let Some(process) = listener(path)? else { return Ok(()) };
     tracing::error!(path = %path.display(), "the keeper does not answer and is killed; what only it held is lost");
     match pidfd_send_signal(&process, Signal::KILL) {
         Ok(()) | Err(Errno::SRCH) => {}
         Err(errno) => return Err(failed(errno)),
     }
-    let limit = Timespec { tv_sec: KILL_TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
-    let mut fds = [PollFd::new(&process, PollFlags::IN)];
-    if retry_on_intr(|| poll(&mut fds, Some(&limit))).map_err(failed)? == 0 {
+    if !ends(&process).map_err(failed)? {
         // A thread of it waits in the kernel for a file that a signal does not help. It never runs its program again, so its
         // lock is worth nothing; but it is held until then.
         tracing::error!("the keeper has been killed and does not end: a file that it held does not let it");
         remove(&beside(path, ".lock"))?;
     }
     Ok(())
+}
+
+/// Waits until the process that listens on `path` has ended. The kernel closes the connections to a killed process before it
+/// closes the socket that takes new ones, and that before it frees the lock.
+///
+/// # Errors
+/// [`Error::Closed`] where it has not ended within [`KILL_TIMEOUT`].
+pub(crate) fn wait_for_end(path: &Path) -> Result<(), Error> {
+    let Some(process) = listener(path)? else { return Ok(()) };
+    match ends(&process) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Error::Closed { path: path.to_owned() }),
+        Err(errno) => Err(Error::Kernel { step: "wait for the end of the keeper", source: errno.into() }),
+    }
+}
+
+/// The process that listens on `path`; `None` where there is none.
+fn listener(path: &Path) -> Result<Option<OwnedFd>, Error> {
+    match Client::listener(path) {
+        Ok(process) => Ok(Some(process)),
+        Err(Error::NotRunning { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the process ends within [`KILL_TIMEOUT`].
+fn ends(process: &OwnedFd) -> Result<bool, Errno> {
+    let limit = Timespec { tv_sec: KILL_TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    Ok(retry_on_intr(|| poll(&mut fds, Some(&limit)))? > 0)
 }
 
 fn remove(path: &Path) -> Result<(), Error> {

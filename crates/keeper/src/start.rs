@@ -30,7 +30,8 @@ pub struct StartOptions {
 }
 
 impl Client {
-    /// Connects to the keeper on `path`; one that does not answer within [`crate::limits::REPLY_TIMEOUT`], twice, is killed. Where none runs, starts `program` with `args` (the words that lead to
+    /// Connects to the keeper on `path`; one that does not answer within [`crate::limits::REPLY_TIMEOUT`], twice, is killed, and
+    /// the end of one that is just ending is waited for. Where none runs, starts `program` with `args` (the words that lead to
     /// [`crate::run`]) as a process that is nobody's child, in a session of its own, and waits until it listens.
     ///
     /// # Errors
@@ -42,13 +43,14 @@ impl Client {
         options: &StartOptions,
     ) -> Result<Self, Error> {
         match Self::connect(path) {
-            Err(Error::NotRunning { .. } | Error::TimedOut { .. }) => {}
+            Err(Error::NotRunning { .. } | Error::TimedOut { .. } | Error::Closed { .. }) => {}
             outcome => return outcome,
         }
         let _lock = take_turns(path)?;
         match Self::connect(path) {
             Err(Error::NotRunning { .. }) => {}
             Err(Error::TimedOut { .. }) => silent::kill(path)?,
+            Err(Error::Closed { .. }) => silent::wait_for_end(path)?,
             outcome => return outcome,
         }
         spawn(path, program, args, options)?;

@@ -440,6 +440,29 @@ fn a_killed_keeper_is_replaced() {
     assert_ne!(connect_or_spawn(&keeper.path()).unwrap().ping().unwrap().pid, pid);
 }
 
+/// Between the end of a killed keeper's connections and that of its socket, whoever connects is hung up on.
+#[test]
+fn a_keeper_that_is_just_ending_is_replaced() {
+    const ENDING: &str = "
+import socket, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.bind(sys.argv[1])
+s.listen()
+print('up', flush=True)
+for _ in range(3):
+    s.accept()[0].close()
+";
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("k");
+    let mut ending = Command::new("python3").args(["-c", ENDING]).arg(&path).stdout(Stdio::piped()).spawn().unwrap();
+    let mut up = [0; 3];
+    ending.stdout.take().unwrap().read_exact(&mut up).unwrap();
+    let client = connect_or_spawn(&path).unwrap();
+    assert!(ending.wait().unwrap().success(), "it was not killed");
+    assert_ne!(client.ping().unwrap().pid, ending.id());
+    client.shutdown().unwrap();
+}
+
 #[test]
 fn a_start_that_fails_says_why() {
     let dir = tempfile::tempdir().unwrap();

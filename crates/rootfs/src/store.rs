@@ -215,10 +215,11 @@ impl Store {
     ) -> Result<Option<LayerDigest>, Error> {
         let alone = LayerDigest::alone(diff_id);
         let mut state = self.inner.pins();
-        let mut found = self.layer_record(&alone)?.filter(|record| below.is_empty() || !record.borrowed).map(|_| alone);
+        let mut found =
+            self.readable_record(&alone)?.filter(|record| below.is_empty() || !record.borrowed).map(|_| alone);
         if found.is_none() && !below.is_empty() {
             let over = LayerDigest::over(diff_id, below, false);
-            found = self.layer_record(&over)?.map(|_| over);
+            found = self.readable_record(&over)?.map(|_| over);
         }
         if let Some(layer) = found {
             *state.entry(layer).or_default() += 1;
@@ -298,8 +299,14 @@ impl Store {
         let target = self.inner.layer(layer);
         let mut state = self.inner.pins();
         match renameat_with(CWD, made, CWD, &target, RenameFlags::NOREPLACE) {
-            // Another one was faster; ours goes away with its temporary directory.
-            Err(Errno::EXIST | Errno::NOTEMPTY) => {}
+            // Another one was faster, or its record is damaged; ours goes away with its temporary directory.
+            Err(Errno::EXIST | Errno::NOTEMPTY) => {
+                if self.readable_record(layer)?.is_none() {
+                    let damaged = target.join("layer.json");
+                    fs::rename(&path, &damaged).map_err(Error::io("store", &damaged))?;
+                    open_directory(&target)?.sync_all().map_err(Error::io("sync", &target))?;
+                }
+            }
             renamed => renamed.map_err(Error::errno("store", &target))?,
         }
         *state.entry(*layer).or_default() += 1;

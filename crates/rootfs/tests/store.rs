@@ -188,6 +188,21 @@ fn one_damaged_record_does_not_stop_the_others() {
 }
 
 #[test]
+fn a_layer_with_a_damaged_record_is_stored_again() {
+    let place = Place::new();
+    let data = Tar::new().file("f", "good").end();
+    let image = place.tarball(&data).unwrap();
+    let record = place.store.layer_path(&image.layers[0]).unwrap().with_file_name("layer.json");
+    let good = fs::read(&record).unwrap();
+    for damaged in ["", "{\"diff_id\":"] {
+        fs::write(&record, damaged).unwrap();
+        assert_eq!(place.tarball(&data).unwrap(), image);
+        assert_eq!(fs::read(&record).unwrap(), good);
+    }
+    assert_eq!(place.store.list().unwrap()[0].bytes, 4);
+}
+
+#[test]
 fn a_record_that_could_not_be_read_is_not_written() {
     // Such an image would otherwise be damaged as soon as it is stored.
     let small = Place::with(Limits { max_json_bytes: 100, ..Limits::default() });

@@ -6,7 +6,7 @@
 //! dumpable until it is the program: programs of the app run beside it and could otherwise look at the worker's code and
 //! descriptors.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::error::{Doing, SandboxError, SetupError, While};
 use crate::first::{Entrances, become_root};
 use crate::launcher::{EXEC_COMMAND, Launcher};
 use crate::prepare::support_files;
-use crate::process::{ExitStatus, open, wait_for_end};
+use crate::process::{ExitStatus, first_readable, open, wait_for_end};
 use crate::program::{Becoming, Open, Stdio, become_program};
 use crate::sandbox::{Sandbox, deliver};
 use crate::setup::{FromSetup, Report, begin_process, fail, give_stdio, open_group, outcome};
@@ -46,6 +46,17 @@ pub struct ExecChild {
     pid: i32,
     pidfd: OwnedFd,
     terminal: Option<OwnedFd>,
+}
+
+/// What [`ExecChild::ends_before`] has waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// The command has ended.
+    Ended,
+    /// The other descriptor is readable or hung up.
+    Other,
+    /// Neither in time.
+    TimeOut,
 }
 
 /// The first message to the exec process.
@@ -159,6 +170,21 @@ impl ExecChild {
     /// What `poll` says.
     pub fn ends_within(&self, within: Duration) -> Result<bool, SandboxError> {
         wait_for_end(&self.pidfd, Some(within)).whilst(|| format!("waiting for process {}", self.pid))
+    }
+
+    /// Waits for its end or until `other` is readable or hung up, at most so long; none waits without end. Ended, it must still be
+    /// waited for.
+    ///
+    /// # Errors
+    /// What `poll` says.
+    pub fn ends_before(&self, other: Option<BorrowedFd<'_>>, within: Option<Duration>) -> Result<Before, SandboxError> {
+        let fds: Vec<_> = [self.pidfd.as_fd()].into_iter().chain(other).collect();
+        let first = first_readable(&fds, within).whilst(|| format!("waiting for process {}", self.pid))?;
+        Ok(match first {
+            Some(0) => Before::Ended,
+            Some(_) => Before::Other,
+            None => Before::TimeOut,
+        })
     }
 
     /// Sends a signal to every process of `cgroup` that is in its session, itself among them; how many there are. Its own end does not

@@ -38,7 +38,7 @@ mod terminal;
 pub use capabilities::Capabilities;
 pub use confine::hard_limits;
 pub use error::{CgroupError, SandboxError, SetupError};
-pub use exec::{ExecChild, ExecIo, exec, exec_main, exec_within, resize_terminal};
+pub use exec::{Before, ExecChild, ExecIo, exec, exec_main, exec_within, resize_terminal};
 pub use labels::Labels;
 pub use launcher::{EXEC_COMMAND, Launcher, SETUP_COMMAND};
 pub use prepare::Prepared;

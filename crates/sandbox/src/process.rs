@@ -1,6 +1,6 @@
 //! Processes by pid and start time, and how they end.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use procfs::process::Process;
@@ -151,14 +151,20 @@ pub(crate) fn wait_for_reaping(parent: i32, within: Duration) -> std::io::Result
 
 /// Waits until the process of a pidfd has ended; false after `within`. None waits without end.
 pub(crate) fn wait_for_end(pidfd: &OwnedFd, within: Option<Duration>) -> std::io::Result<bool> {
+    Ok(first_readable(&[pidfd.as_fd()], within)?.is_some())
+}
+
+/// Waits until one of the descriptors is readable or hung up: the first such one; none after `within`. None waits without end.
+pub(crate) fn first_readable(fds: &[BorrowedFd<'_>], within: Option<Duration>) -> std::io::Result<Option<usize>> {
     let started = Instant::now();
+    let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     loop {
         let timeout = within.map(|within| {
             let left = within.saturating_sub(started.elapsed());
             Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() }
         });
-        match poll(&mut [PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)], timeout.as_ref()) {
-            Ok(ready) => return Ok(ready > 0),
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(_) => return Ok(polled.iter().position(|fd| !fd.revents().is_empty())),
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

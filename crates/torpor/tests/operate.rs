@@ -207,6 +207,31 @@ fn an_exec_session_wakes_it_and_keeps_it_awake() {
 }
 
 #[test]
+fn a_command_without_a_terminal_is_hung_up_when_its_client_leaves() {
+    let place = waiting("[idle]\nsleep = false\n");
+    let processes = || place.daemon.json(&["stats", "app"]).unwrap()["processes"].as_u64().unwrap();
+    let alone = processes();
+    let deaf = format!("import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n{LASTING}");
+    for (script, left) in [(LASTING, 0), (&deaf, 3)] {
+        let mut command = place.daemon.command(&["exec", "app", "--", PYTHON, "-c", script]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        assert_eq!(processes(), alone + 3);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if left == 0 {
+            eventually("the whole session has ended", PATIENCE, || processes() == alone).unwrap();
+            support::warm(&place.daemon, "app");
+            place.daemon.ok(&["wake", "app"]).unwrap();
+        } else {
+            // As `nohup` runs it.
+            assert!(place.refused(&["sleep", "app"], 4).contains("exec session"));
+            assert_eq!(processes(), alone + left);
+        }
+    }
+}
+
+#[test]
 fn logs_are_kept_followed_and_rotated() {
     let mut place = Place::with("[idle]\nsleep = false\n[logs]\nsize = \"4k\"\nfiles = 3\n");
     let script = "import socket, sys\nserver = socket.create_server(('0.0.0.0', 80))\nprint('up')\nprint('warned', file=sys.stderr)\nn = 0\n\

@@ -9,6 +9,9 @@
 //! A process of the command that has made a session of its own (a daemon) is not in reach of the time-out. The session counts for the
 //! app, which does not sleep meanwhile, until the command has been reaped.
 //!
+//! When the client leaves, the command is hung up: by the kernel if it has a terminal, otherwise by SIGHUP and SIGCONT to its session.
+//! A command that ignores SIGHUP goes on.
+//!
 //! Each step owns what the steps before it have made: [`Granted`], the session at the app's task, and [`ExecChild`], the process.
 //! Dropping them ends the session and kills and reaps the process. So the request's future can be dropped at any time, and is when
 //! its client leaves: a start that is under way on its thread is given up then, and what it still makes is dropped.
@@ -29,7 +32,7 @@ use torpor_api::error::{ApiError, ErrorKind, chain};
 use torpor_api::units::Span;
 use torpor_api::worker::{AppRecord, ExecRequest, ExecSession};
 use torpor_sandbox::{
-    EXEC_DEADLINE, ExecChild, ExecIo, Patience, Program, Sandbox, SandboxError, exec_within, resize_terminal,
+    Before, EXEC_DEADLINE, ExecChild, ExecIo, Patience, Program, Sandbox, SandboxError, exec_within, resize_terminal,
 };
 
 use crate::app::{AppHandle, Order};
@@ -43,8 +46,10 @@ const GRACE: Duration = Duration::from_secs(2);
 const KILLED_WITHIN: Duration = Duration::from_secs(1);
 /// Between two looks at what is left of a killed session.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-const SIGTERM: i32 = 15;
+const SIGHUP: i32 = 1;
 const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+const SIGCONT: i32 = 18;
 
 /// A session that the app's task has granted: it keeps the app awake until this is dropped.
 #[derive(Debug)]
@@ -114,7 +119,7 @@ pub(crate) async fn run(
             }
             _ => error.with_hint(format!("in {name}")),
         })?;
-        Ok((Command { child, sandbox, time_out, granted }, ends))
+        Ok((Command { child, sandbox, time_out, granted, left: None }, ends))
     });
     let started = starting.await.map_err(|error| ApiError::internal(&error))?;
     drop(wanted);
@@ -129,15 +134,16 @@ struct Command {
     time_out: Option<TimeOut>,
     #[expect(dead_code, reason = "its drop ends the session")]
     granted: Granted,
+    /// Hung up when the client leaves a command that has no terminal.
+    left: Option<OwnedFd>,
 }
 
 impl Command {
     /// Waits for its end: its status, or why it was ended. Where it does not end even then, `held_up` is told before.
     fn wait(&self, held_up: impl FnOnce(ApiError)) -> Result<Result<i32, ApiError>, SandboxError> {
-        let ended = match &self.time_out {
-            Some(time_out) if !self.child.ends_within(time_out.left())? => Some(self.end(time_out)?),
-            _ => None,
-        };
+        let in_time = self.ends_in_time()?;
+        let late = self.time_out.as_ref().filter(|_| !in_time);
+        let ended = late.map(|time_out| self.end(time_out)).transpose()?;
         if let Some(error) = &ended
             && !self.child.ends_within(Duration::ZERO)?
         {
@@ -145,6 +151,24 @@ impl Command {
         }
         let status = self.child.wait()?;
         Ok(ended.map_or(Ok(status.shell()), Err))
+    }
+
+    /// Waits for its end: false at its time-out. When the client leaves, its session is hung up.
+    fn ends_in_time(&self) -> Result<bool, SandboxError> {
+        let mut left = self.left.as_ref();
+        loop {
+            let within = self.time_out.as_ref().map(TimeOut::left);
+            match self.child.ends_before(left.map(OwnedFd::as_fd), within)? {
+                Before::Ended => return Ok(true),
+                Before::TimeOut => return Ok(false),
+                Before::Other => {
+                    left = None;
+                    for signal in [SIGHUP, SIGCONT] {
+                        self.child.signal_session(self.sandbox.cgroup(), signal)?;
+                    }
+                }
+            }
+        }
     }
 
     /// Ends its session at its time-out.
@@ -214,8 +238,16 @@ fn start(
     Ok((child, Ends::Pipes { input, output, errors }))
 }
 
-fn session(command: Command, ends: Ends) -> io::Result<ExecSession> {
-    let (tell, status) = oneshot::channel();
+fn session(mut command: Command, ends: Ends) -> io::Result<ExecSession> {
+    let (tell, status) = match &ends {
+        // The kernel hangs up a terminal.
+        Ends::Terminal(_) => oneshot::channel(),
+        Ends::Pipes { .. } => {
+            let (left, here) = pipe_with(PipeFlags::CLOEXEC)?;
+            command.left = Some(left);
+            watched(here)
+        }
+    };
     let (resize, resizes) = mpsc::channel(RESIZES);
     let session = match ends {
         Ends::Pipes { input, output, errors } => ExecSession {
@@ -251,6 +283,23 @@ fn session(command: Command, ends: Ends) -> io::Result<ExecSession> {
         }
     })?;
     Ok(session)
+}
+
+/// A channel for a command's status; `here` is closed when nobody waits for it any more.
+fn watched(here: OwnedFd) -> (oneshot::Sender<Result<i32, ApiError>>, oneshot::Receiver<Result<i32, ApiError>>) {
+    let (tell, mut told) = oneshot::channel();
+    let (mut pass_on, status) = oneshot::channel();
+    tokio::spawn(async move {
+        let told = tokio::select! {
+            told = &mut told => told,
+            () = pass_on.closed() => return drop(here),
+        };
+        if let Ok(status) = told {
+            // Whoever asked may have gone.
+            drop(pass_on.send(status));
+        }
+    });
+    (tell, status)
 }
 
 /// Our side of a terminal. It closes when it is dropped, with no read under way that would keep it open: so whoever still has

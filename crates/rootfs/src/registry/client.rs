@@ -62,6 +62,8 @@ impl Client {
         let http = reqwest::Client::builder()
             .read_timeout(READ_TIMEOUT)
             .connect_timeout(CONNECT_TIMEOUT)
+            // Wherever it redirects to.
+            .https_only(scheme == "https")
             .user_agent(concat!("torpor/", env!("CARGO_PKG_VERSION")))
             .build()?;
         let authorization = match &credentials {
@@ -233,7 +235,18 @@ async fn accepted(response: Response) -> Result<Response> {
 
 #[cfg(test)]
 mod tests {
-    use super::bearer_realm;
+    use super::{Client, RegistryAuth, bearer_realm};
+
+    #[tokio::test]
+    async fn a_registry_with_tls_leads_nowhere_without() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let client = Client::new(&"registry.example/a".parse().unwrap(), RegistryAuth::Anonymous).unwrap();
+        let error = client.http.get(url).send().await.unwrap_err();
+        assert!(error.is_builder(), "{error}");
+        assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
 
     #[test]
     fn the_bearer_challenge_is_found_among_others() {

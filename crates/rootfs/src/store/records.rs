@@ -51,6 +51,17 @@ impl Store {
         serde_json::from_slice(&data).map(Some).map_err(|source| Error::DamagedRecord { path, source })
     }
 
+    /// The same, `None` also where the record is damaged: then the layer has to be fetched again.
+    pub(super) fn readable_record(&self, layer: &LayerDigest) -> Result<Option<LayerRecord>, Error> {
+        match self.layer_record(layer) {
+            Err(error @ (Error::DamagedRecord { .. } | Error::LargeRecord { .. })) => {
+                warn_of(&error);
+                Ok(None)
+            }
+            record => record,
+        }
+    }
+
     /// The file of a name: slashes become `%2F`, which no name holds.
     pub(super) fn name_path(&self, name: &str) -> Result<PathBuf, Error> {
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._:/@-".contains(&byte);

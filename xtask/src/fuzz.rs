@@ -40,7 +40,7 @@ pub(crate) enum FuzzError {
     Finding { target: String, place: PathBuf },
 }
 
-/// Coverage as libFuzzer reads it, on every edge, and comparisons.
+/// Coverage of our own crates as libFuzzer reads it, on every edge, and comparisons.
 const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
                      -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Clink-dead-code";
@@ -79,12 +79,13 @@ pub(crate) fn run(options: &Options) -> Result<(), FuzzError> {
         Some(target) => return Err(FuzzError::Target(target.clone())),
     };
     let place = root.join("target/fuzz");
-    // With a target named, build scripts and macros are not instrumented.
+    // With a target named, build scripts and macros are not instrumented; by the wrapper, neither are the crates of others.
     let host = "x86_64-unknown-linux-gnu";
     let built = Command::new("cargo")
         .args(["build", "--package", "torpor-fuzz", "--features", "libfuzzer", "--target", host, "--target-dir"])
         .arg(&place)
-        .env("RUSTFLAGS", FLAGS)
+        .env("RUSTC_WORKSPACE_WRAPPER", root.join("scripts/instrument.sh"))
+        .env("TORPOR_FUZZ_FLAGS", FLAGS)
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
         .current_dir(root)
         .status()

@@ -15,12 +15,24 @@ pub fn own_directories() -> io::Result<()> {
 /// # Errors
 /// `EPERM` when the thread may not, or the user namespace does not have the user.
 pub fn set_file_user(user: u32) -> io::Result<()> {
-    // SAFETY: changes a number of this thread's; the kernel answers with the former one in every case.
-    let set = |user: u32| unsafe { libc::syscall(libc::SYS_setfsuid, user) };
-    set(user);
-    // No user has this id, so it only asks.
+    set_file_id(libc::SYS_setfsuid, user)
+}
+
+/// The same for the group (`setfsgid(2)`).
+///
+/// # Errors
+/// As [`set_file_user`].
+pub fn set_file_group(group: u32) -> io::Result<()> {
+    set_file_id(libc::SYS_setfsgid, group)
+}
+
+fn set_file_id(call: libc::c_long, id: u32) -> io::Result<()> {
+    // SAFETY: both calls take a number, and change one of this thread's; the kernel answers with the former one in every case.
+    let set = |id: u32| unsafe { libc::syscall(call, id) };
+    set(id);
+    // Nobody has this id, so it only asks.
     let now = set(u32::MAX);
-    if now == libc::c_long::from(user) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
+    if now == libc::c_long::from(id) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
 }
 
 #[cfg(test)]

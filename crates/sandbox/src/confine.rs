@@ -12,6 +12,7 @@
 //! Credentials reset the dumpable flag, so it is taken away again at the end: until `execve` this process still has the
 //! daemon's memory, and programs of the app may already run beside it.
 
+use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Uid, getrlimit, set_dumpable_behavior, setrlimit};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, capability_is_in_bounding_set, clear_ambient_capability_set,
@@ -75,7 +76,11 @@ impl Confinement {
 
 /// Nobody may look into this process from now on.
 pub(crate) fn hide_memory() -> Result<(), SetupError> {
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).doing(|| "making the set-up process not dumpable".to_owned())
+    not_dumpable().doing(|| "making the set-up process not dumpable".to_owned())
+}
+
+pub(crate) fn not_dumpable() -> Result<(), Errno> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
 }
 
 /// Cuts the calling process down to `confinement` and makes it `user`.

@@ -16,6 +16,7 @@ use rustix::mount::{
 use torpor_linux::mount::{MountChange, change_mount};
 
 use crate::error::{Doing, SetupError};
+use crate::owner::with_files_of;
 
 /// Symbolic links that end in nothing are followed so often when a mount point is made.
 const LINKS: u32 = 16;
@@ -214,7 +215,7 @@ impl Root {
     /// In a volume, others may put something else there in between: the owner is given through a descriptor, and only to
     /// what is still ours.
     fn make(&self, directory: BorrowedFd<'_>, name: &OsStr, kind: Kind) -> Result<(), Errno> {
-        let made = match kind {
+        let make = || match kind {
             Kind::Directory => rustix::fs::mkdirat(directory, name, Mode::from_raw_mode(0o755)).and_then(|()| {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
@@ -224,6 +225,11 @@ impl Root {
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(0o644))
             }
+        };
+        let made = match make() {
+            // An id-mapped mount, that of a volume, in which the machine's root is nobody.
+            Err(Errno::OVERFLOW) => with_files_of(self.owner.0.as_raw(), make),
+            made => made,
         };
         let made = match made {
             Err(Errno::EXIST) => return Ok(()),

@@ -15,13 +15,16 @@
 //! - the user for files stays root: the first process has it, too, and needs it for what only the machine's root may (see [`first`](crate::first));
 //! - capabilities stay, which some kernels ask for (`kernel.unprivileged_userns_clone`, AppArmor's restriction of user namespaces).
 
+use std::io;
+
+use rustix::io::Errno;
 use rustix::process::Uid;
 use rustix::thread::{
     CapabilitiesSecureBits, capabilities_secure_bits, set_capabilities_secure_bits, set_thread_res_uid,
 };
-use torpor_linux::thread::set_file_user;
+use torpor_linux::thread::{set_file_group, set_file_user};
 
-use crate::confine::hide_memory;
+use crate::confine::{hide_memory, not_dumpable};
 use crate::error::{Doing, SetupError};
 use crate::spec::IdRange;
 
@@ -52,4 +55,18 @@ impl Owner {
         set_capabilities_secure_bits(self.bits).doing(|| "setting the secure bits".to_owned())?;
         hide_memory()
     }
+}
+
+/// Lets the calling thread, which is the machine's root, do `action` with files as user and group `id`; it keeps its capabilities.
+/// In an id-mapped mount, only a user that the mapping has can make files.
+pub(crate) fn with_files_of<T>(id: u32, action: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let bits = capabilities_secure_bits()?;
+    set_capabilities_secure_bits(bits | CapabilitiesSecureBits::NO_SETUID_FIXUP)?;
+    let done = set_file_group(id).and_then(|()| set_file_user(id)).map_err(errno).and_then(|()| action());
+    set_file_user(0).and_then(|()| set_file_group(0)).map_err(errno)?;
+    set_capabilities_secure_bits(bits)?;
+    // Each change of users resets it.
+    not_dumpable()?;
+    done
 }

@@ -252,8 +252,6 @@ fn take(
         change_mount(&clone, change).doing(|| format!("preparing volume {}", volume.host.display()))?;
         volumes.push((volume.inside.clone(), kind, clone));
     }
-    // Parents before what lies in them.
-    volumes.sort_by_key(|(inside, ..)| inside.components().count());
     let mut taken_cgroups = Vec::new();
     for (name, path) in cgroups {
         if !name.is_empty() {
@@ -368,21 +366,22 @@ fn furnish_cgroups(root: &Root, taken: &Taken) -> Result<(), SetupError> {
     change_mount(&place, kernel_files()).doing(|| format!("making {path} read-only"))
 }
 
+/// Volumes and memory file systems, parents before what lies in them.
 fn furnish_volumes(spec: &SandboxSpec, root: &Root, taken: &Taken, base: u32) -> Result<(), SetupError> {
     let owner = base.to_string();
-    let mut tmpfs: Vec<_> = spec.tmpfs.iter().collect();
-    tmpfs.sort_by_key(|mount| mount.inside.components().count());
-    for mount in tmpfs {
-        let size = mount.size_bytes.to_string();
+    let tmpfs = |size_bytes: u64| {
+        let size = size_bytes.to_string();
         let options = [("mode", "1777"), ("size", size.as_str()), ("uid", owner.as_str()), ("gid", owner.as_str())];
-        let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-        let made = new_file_system("tmpfs", &options, attributes)?;
-        let target = root.mount_point(&mount.inside, Kind::Directory)?;
-        attach(&made, target.as_fd(), &mount.inside.display().to_string())?;
-    }
-    for (inside, kind, volume) in &taken.volumes {
-        let target = root.mount_point(inside, *kind)?;
-        attach(volume, target.as_fd(), &inside.display().to_string())?;
+        new_file_system("tmpfs", &options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)
+    };
+    let made = spec.tmpfs.iter().map(|mount| tmpfs(mount.size_bytes)).collect::<Result<Vec<_>, _>>()?;
+    let made = spec.tmpfs.iter().zip(&made).map(|(mount, made)| (&mount.inside, Kind::Directory, made));
+    let volumes = taken.volumes.iter().map(|(inside, kind, volume)| (inside, *kind, volume));
+    let mut mounts: Vec<_> = made.chain(volumes).collect();
+    mounts.sort_by_key(|(inside, ..)| inside.components().count());
+    for (inside, kind, mount) in mounts {
+        let target = root.mount_point(inside, kind)?;
+        attach(mount, target.as_fd(), &inside.display().to_string())?;
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod python;
+mod support;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -367,4 +368,43 @@ fn an_app_that_cannot_be_woken_is_started_afresh_where_that_is_the_policy() {
             .is_ok_and(|stream| Mapped::answer(stream).is_some_and(|text| text == "5 7"))
     })
     .unwrap();
+}
+
+/// Makes a file in each mount, and says who owns it.
+const NESTED: &str = r"
+import os, time
+for path in ('/m/in', '/m/in/deep/er', '/m/own', '/m/mem', '/m/mem/back'):
+    stat = os.stat(path)
+    open(path + '/made', 'w').write(path)
+    print('found', path, stat.st_uid, stat.st_gid)
+print('done')
+time.sleep(10000)
+";
+
+#[test]
+fn mounts_in_mounts_are_made_in_any_order_and_come_back() {
+    let mut place = Place::with("[idle]\nsleep = false\n");
+    let [outer, inner, deep, own, back] = ["outer", "inner", "deep", "own", "back"].map(|name| place.directory(name));
+    fs::create_dir(outer.join("own")).unwrap();
+    let volumes = [(&deep, "/m/in/deep/er"), (&back, "/m/mem/back"), (&own, "/m/own"), (&inner, "/m/in"), (&outer, "/m")];
+    let volumes = volumes.map(|(host, inside)| format!("{}:{inside}", host.display()));
+    let mut flags: Vec<&str> = volumes.iter().flat_map(|volume| ["-v", volume]).collect();
+    flags.extend(["--tmpfs", "/m/mem"]);
+    place.run("nested", NESTED, &flags);
+    place.wait_log("nested", "done");
+    for directory in [&inner, &deep, &own, &back] {
+        assert!(directory.join("made").is_file(), "{}", directory.display());
+    }
+    // What was missing was made as the app's root, which is the machine's in a volume.
+    for made in [outer.join("in"), inner.join("deep"), inner.join("deep/er"), outer.join("mem")] {
+        let metadata = fs::symlink_metadata(&made).unwrap();
+        assert!(metadata.is_dir() && (metadata.uid(), metadata.gid()) == (0, 0), "{}", made.display());
+        assert!(!made.join("made").exists(), "{}", made.display());
+    }
+    support::warm(&place.daemon, "nested");
+    place.daemon.power_off().unwrap();
+    place.daemon.up().unwrap();
+    place.daemon.ok(&["wake", "nested"]).unwrap();
+    let read = ["exec", "nested", "--", "/bin/cat", "/m/in/deep/er/made", "/m/mem/made", "/m/mem/back/made"];
+    assert_eq!(place.daemon.ok(&read).unwrap(), "/m/in/deep/er/m/mem/m/mem/back");
 }

@@ -70,6 +70,17 @@ fn apps_of_one_network_find_each_other_and_the_world() {
         network.update(1, &joins(&["back"])).await.unwrap();
         assert_ne!(getent(&web, "late").await, "");
 
+        // The machine gets another name server and search domain, and an app that starts then uses them; older ones go on.
+        std::fs::write(machine.run_dir.path().join("resolv.conf"), "nameserver 192.0.2.9\nsearch lab.example\n")
+            .unwrap();
+        server.renew(&network).await.unwrap();
+        network.update(1, &outgoing(joins(&["back"]))).await.unwrap();
+        assert_ne!(getent(&web, "late").await, "");
+        assert_ne!(getent(&web, "late.lab.example").await, "");
+        std::fs::write(machine.run_dir.path().join("resolv.conf"), "nameserver 192.0.2.2\nsearch corp.example\n")
+            .unwrap();
+        assert_ne!(getent(&web, "late").await, "");
+
         // Without the server queries go where they always went.
         network.update(1, &outgoing(joins(&["back"]))).await.unwrap();
         drop(server);

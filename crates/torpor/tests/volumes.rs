@@ -386,7 +386,8 @@ fn mounts_in_mounts_are_made_in_any_order_and_come_back() {
     let mut place = Place::with("[idle]\nsleep = false\n");
     let [outer, inner, deep, own, back] = ["outer", "inner", "deep", "own", "back"].map(|name| place.directory(name));
     fs::create_dir(outer.join("own")).unwrap();
-    let volumes = [(&deep, "/m/in/deep/er"), (&back, "/m/mem/back"), (&own, "/m/own"), (&inner, "/m/in"), (&outer, "/m")];
+    let volumes =
+        [(&deep, "/m/in/deep/er"), (&back, "/m/mem/back"), (&own, "/m/own"), (&inner, "/m/in"), (&outer, "/m")];
     let volumes = volumes.map(|(host, inside)| format!("{}:{inside}", host.display()));
     let mut flags: Vec<&str> = volumes.iter().flat_map(|volume| ["-v", volume]).collect();
     flags.extend(["--tmpfs", "/m/mem"]);

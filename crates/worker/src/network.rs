@@ -42,10 +42,21 @@ pub(crate) fn park_guard(keeper: &Client, network: &Network) {
 /// is asked of the machine's name servers, and programs remember for long that those do not know it.
 pub(crate) async fn serve_names(shared: &Shared) {
     let started = NameServer::start(&shared.network, shared.directory.clone()).await;
-    let started = started.map_err(|error| chain(&error)).inspect_err(|error| {
+    let started = started.map(Arc::new).map_err(|error| chain(&error)).inspect_err(|error| {
         tracing::warn!(error, "apps of one network do not find each other by name");
     });
     *shared.name_server.lock().unwrap_or_else(PoisonError::into_inner) = started;
+}
+
+/// To be called before the program of an app runs that has been given the machine's `resolv.conf`: it may name other servers by now,
+/// before which ours has to stand.
+pub(crate) async fn renew_names(shared: &Shared) {
+    let server = shared.name_server.lock().unwrap_or_else(PoisonError::into_inner).as_ref().ok().cloned();
+    if let Some(server) = server
+        && let Err(error) = server.renew(&shared.network).await
+    {
+        tracing::warn!(error = chain(&error), "apps do not find each other by way of new name servers");
+    }
 }
 
 /// From now on apps' queries go to the machine's name servers.

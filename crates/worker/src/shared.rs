@@ -44,7 +44,7 @@ pub(crate) struct Shared {
     /// Apps by name, for those who share a network with them.
     pub(crate) directory: Arc<Directory>,
     /// Answers for them; `None`: why not.
-    pub(crate) name_server: Mutex<Result<NameServer, String>>,
+    pub(crate) name_server: Mutex<Result<Arc<NameServer>, String>>,
     /// Wakes by packets and timers.
     pub(crate) wakes: Arc<Wakes>,
     pub(crate) disks: Arc<Disks>,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -34,18 +34,30 @@ const CONNECTIONS: [usize; 2] = [128, 8];
 /// Pause after a socket failed.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Real name servers that it stands before at most: those of the present `resolv.conf`, and of former ones, which older apps use.
+const WAYS: usize = 64;
+
 /// Answers as long as it lives; dropped, queries go to the real name servers again.
 #[derive(Debug)]
 pub struct NameServer {
     live: Option<Live>,
-    _tasks: JoinSet<()>,
+    common: Arc<Common>,
+    ways: tokio::sync::Mutex<Ways>,
+}
+
+/// The ports for each real name server, and who serves them.
+#[derive(Debug, Default)]
+struct Ways {
+    ports: BTreeMap<Ipv4Addr, u16>,
+    tasks: JoinSet<()>,
 }
 
 /// What all sockets share.
+#[derive(Debug)]
 struct Common {
     config: NetworkConfig,
     directory: Arc<Directory>,
-    search: Vec<String>,
+    search: RwLock<Vec<String>>,
     v6: bool,
     forwards: Arc<Shares>,
     connections: Arc<Shares>,
@@ -66,33 +78,58 @@ impl NameServer {
     /// # Errors
     /// No port is free, the rules cannot be written, or the kernel has no tables with owners. Nothing of it stays.
     pub async fn start(network: &Network, directory: Arc<Directory>) -> Result<Self, NetworkError> {
-        let conf = ResolvConf::machine().unwrap_or_else(|error| {
-            tracing::warn!(%error, "reading /etc/resolv.conf");
-            ResolvConf::default()
-        });
         let common = Arc::new(Common {
             config: network.config().clone(),
             directory,
-            search: conf.search().to_vec(),
+            search: RwLock::default(),
             v6: network.has_v6(),
             forwards: Arc::new(Shares::new(FORWARDS)),
             connections: Arc::new(Shares::new(CONNECTIONS)),
         });
+        let mut server = Self { live: None, common, ways: tokio::sync::Mutex::default() };
+        server.renew(network).await?;
+        let live =
+            Live::new(network.config()).map_err(NetworkError::netlink("lead apps' queries to the name server"))?;
+        server.live = Some(live);
+        Ok(server)
+    }
+
+    /// Reads the machine's `resolv.conf` again: to be called before an app is given what it says now.
+    ///
+    /// # Errors
+    /// As [`NameServer::start`]; what it stood before, it still stands before.
+    pub async fn renew(&self, network: &Network) -> Result<(), NetworkError> {
+        let conf = ResolvConf::machine().unwrap_or_else(|error| {
+            tracing::warn!(%error, "reading /etc/resolv.conf");
+            ResolvConf::default()
+        });
+        *self.common.search.write().unwrap_or_else(PoisonError::into_inner) = conf.search().to_vec();
         let servers = conf.direct().into_iter().map(|ip| (ip, Upstream::One(ip)));
-        let (mut tasks, mut ways) = (JoinSet::new(), BTreeMap::new());
+        let mut ways = self.ways.lock().await;
+        let mut ports = ways.ports.clone();
+        let mut sockets = Vec::new();
         for (ip, upstream) in servers.chain([(GATEWAY_V4, Upstream::Machine)]) {
-            if ways.contains_key(&ip) {
+            if ports.contains_key(&ip) {
+                continue;
+            }
+            if ports.len() == WAYS {
+                tracing::warn!(server = %ip, "too many name servers have been in /etc/resolv.conf: restart the daemon");
                 continue;
             }
             let (udp, tcp, port) = bind().await.map_err(NetworkError::netlink("find a port for the name server"))?;
-            ways.insert(ip, port);
-            tasks.spawn(serve_udp(common.clone(), upstream, Arc::new(udp)));
-            tasks.spawn(serve_tcp(common.clone(), upstream, tcp));
+            ports.insert(ip, port);
+            sockets.push((upstream, udp, tcp));
         }
-        network.lead_queries(ways).await?;
-        let live =
-            Live::new(network.config()).map_err(NetworkError::netlink("lead apps' queries to the name server"))?;
-        Ok(Self { live: Some(live), _tasks: tasks })
+        if sockets.is_empty() {
+            return Ok(());
+        }
+        network.lead_queries(ports.clone()).await?;
+        ways.ports = ports;
+        for (upstream, udp, tcp) in sockets {
+            ways.tasks.spawn(serve_udp(self.common.clone(), upstream, Arc::new(udp)));
+            ways.tasks.spawn(serve_tcp(self.common.clone(), upstream, tcp));
+        }
+        Ok(())
     }
 }
 
@@ -128,7 +165,8 @@ impl Common {
     }
 
     fn answer(&self, query: &[u8], asker: u32) -> Answer {
-        answer(query, asker, &self.directory, &self.config, (&self.search, self.v6))
+        let search = self.search.read().unwrap_or_else(PoisonError::into_inner);
+        answer(query, asker, &self.directory, &self.config, (&search, self.v6))
     }
 }
 

@@ -331,6 +331,9 @@ pub(super) async fn attach(
     shared: &Arc<Shared>,
     prepared: Prepared,
 ) -> Result<Prepared, StartError> {
+    if !record.spec.network.join.is_empty() {
+        crate::network::renew_names(shared).await;
+    }
     for limit in prepared.unenforced() {
         tracing::warn!(app = record.spec.name, error = %chain(limit), "a limit is not enforced");
     }

@@ -146,7 +146,7 @@ fn open_files_are_limited() {
 }
 
 /// Stops every process beside it, for ever.
-const STOPALL: &str = "echo up; while :; do kill -STOP -1; done";
+const STOPALL: &str = "echo up; while :; do kill -STOP -1 2>/dev/null; done";
 
 #[test]
 fn a_command_that_is_stopped_before_it_begins_is_given_up_and_leaves_nothing() {

@@ -13,7 +13,7 @@ const STEPS: [&str; 2] = ["crates/engine/src/step.rs", "crates/engine/src/restor
 /// Where users read of them.
 const PHASES: &str = "docs/reference/phases.md";
 /// Its part on building processes again, which has names of its own.
-const BUILDING: &str = "## Building again";
+const BUILDING: &str = "## Building the processes";
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -193,12 +193,12 @@ mod tests {
         let steps = "            Self::Frozen => \"frozen\",\n            Self::Awake => \"awake\",\n";
         let building = "            Self::Read => \"read\",\n            Self::Frozen => \"frozen\",\n";
         let all = |phases: &str| found(&[(STEPS[0], steps), (STEPS[1], building), (PHASES, phases)]);
-        let good = "| `frozen` | x |\n| `awake` | y |\n\n## Building again\n| `read` | z |\n| `frozen` | z |\n";
+        let good = "| `frozen` | x |\n| `awake` | y |\n\n## Building the processes\n| `read` | z |\n| `frozen` | z |\n";
         assert_eq!(all(good), [""; 0]);
         let findings = all(&good.replace("awake", "thawed").replace("read", "write"));
         assert_eq!(findings.len(), 4, "{findings:?}");
         // A name of the one is none of the other.
-        let findings = all(&good.replace("## Building again", "text"));
+        let findings = all(&good.replace("## Building the processes", "text"));
         assert_eq!(findings.len(), 3, "{findings:?}");
     }
 }

@@ -464,7 +464,8 @@ pub fn destroy_leftovers(
     let cgroup = Cgroup::at(hierarchies, cgroup_parent, id);
     let inits = inits_of(hierarchies, cgroup_parent, run_dir)?;
     cgroup.kill()?;
-    let marked = status::is_marked(run_dir)?;
+    // Without its file, whether an init is marked cannot be seen; an unmarked one ends with the last process, or now.
+    let marked = status::is_marked(run_dir)? || !status::path(run_dir).exists();
     for (pid, init) in inits.iter().filter(|_| marked) {
         deliver(init.as_fd(), libc::SIGKILL, *pid)?;
     }
@@ -479,7 +480,7 @@ pub fn destroy_leftovers(
     remove(&cgroup, run_dir)
 }
 
-/// The init whose descriptor 0 is the status file in `run_dir`, if there is one.
+/// The init whose descriptor 0 is the status file in `run_dir`, if there is one; also where the file has been removed.
 fn inits_of(
     hierarchies: &Hierarchies,
     cgroup_parent: &str,
@@ -487,15 +488,19 @@ fn inits_of(
 ) -> Result<Vec<(i32, OwnedFd)>, SandboxError> {
     let path = status::path(run_dir);
     let file = match fs::metadata(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.whilst(|| format!("examining {}", path.display()))?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        other => Some(other.whilst(|| format!("examining {}", path.display()))?),
     };
+    let mut removed = path.into_os_string();
+    removed.push(" (deleted)");
     let mut found = Vec::new();
     for pid in hierarchies.support_processes(cgroup_parent)? {
         let Some(pidfd) = open(pid).whilst(|| format!("opening process {pid}"))? else { continue };
+        let input = format!("/proc/{pid}/fd/0");
         // One that has just ended has no descriptors.
-        let Ok(input) = fs::metadata(format!("/proc/{pid}/fd/0")) else { continue };
-        if (input.dev(), input.ino()) == (file.dev(), file.ino()) {
+        let (Ok(metadata), Ok(name)) = (fs::metadata(&input), fs::read_link(&input)) else { continue };
+        let is_file = file.as_ref().is_some_and(|file| (metadata.dev(), metadata.ino()) == (file.dev(), file.ino()));
+        if is_file || name == removed {
             found.push((pid, pidfd));
         }
     }

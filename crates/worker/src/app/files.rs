@@ -106,21 +106,28 @@ impl AppFiles {
         Ok(found)
     }
 
-    /// The image with the highest generation, if no wake from it has begun.
-    pub(crate) fn newest_image(&self) -> io::Result<Option<(PathBuf, u64)>> {
-        let mut found: Vec<(PathBuf, u64)> = Vec::new();
+    /// The image with the highest generation; also one that a wake has set aside.
+    pub(crate) fn newest(&self) -> io::Result<Option<NewestImage>> {
+        let mut found: Vec<NewestImage> = Vec::new();
         for (path, generation) in self.images()? {
             let woken = path.to_string_lossy().strip_suffix(".woken").map(PathBuf::from);
             let generation_of = |path: &Path| path.file_stem()?.to_str()?.parse::<u64>().ok();
             match (generation, woken) {
-                (Some(generation), _) => found.push((path, generation)),
-                // The app has run on since.
-                (None, Some(image)) => found.extend(generation_of(&image).map(|generation| (path, generation))),
+                (Some(generation), _) => found.push(NewestImage { path, generation, woken: false }),
+                (None, Some(image)) => {
+                    found.extend(generation_of(&image).map(|generation| NewestImage { path, generation, woken: true }))
+                }
                 (None, None) => {}
             }
         }
-        let newest = found.into_iter().max_by_key(|(_, generation)| *generation);
-        Ok(newest.filter(|(path, _)| path.extension().is_some_and(|extension| extension == "image")))
+        Ok(found.into_iter().max_by_key(|image| image.generation))
+    }
+
+    /// The image with the highest generation, if no wake from it has begun.
+    pub(crate) fn newest_image(&self) -> io::Result<Option<(PathBuf, u64)>> {
+        // After such a wake the app has run on.
+        let newest = self.newest()?.filter(|image| !image.woken);
+        Ok(newest.map(|image| (image.path, image.generation)))
     }
 
     /// Keeps the newest image for inspection, so that it is never used; gives its new name.
@@ -157,6 +164,15 @@ impl AppFiles {
         }
         Ok(())
     }
+}
+
+/// The image of an app with the highest generation.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NewestImage {
+    pub(crate) path: PathBuf,
+    pub(crate) generation: u64,
+    /// A wake has set it aside, and may or may not have reached its end.
+    pub(crate) woken: bool,
 }
 
 #[cfg(test)]

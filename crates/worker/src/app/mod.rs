@@ -16,6 +16,7 @@ mod files;
 mod freezer;
 mod history;
 mod images;
+mod inferred;
 mod killing;
 mod known;
 mod labels;

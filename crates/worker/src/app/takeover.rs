@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use torpor_engine::{Freezer, Phase, Recovered, Source, Target, Warm, Watch, recover};
@@ -11,6 +12,7 @@ use torpor_sandbox::cgroup::Cgroup;
 use torpor_sandbox::{Sandbox, SandboxRecord};
 
 use super::freezer::SandboxFreezer;
+use super::inferred::infer;
 use super::operate::{chain, exit_of, text};
 use super::parking;
 use super::sleeping::{Sleeping, WarmApp};
@@ -26,8 +28,12 @@ impl Task {
             // What the next daemon makes a sandbox for needs none to be put away.
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.shared.config.for_teardown => return,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let lost = self.end_unrecorded().await;
                 if !self.take_up_stored().await {
-                    self.nothing_found();
+                    match lost {
+                        true => self.gone(Exit::Unknown).await,
+                        false => self.nothing_found(),
+                    }
                 }
                 return;
             }
@@ -68,6 +74,41 @@ impl Task {
         }
         self.adopt_network().await;
         self.settle().await;
+    }
+
+    /// Ends processes of an app of whose sandbox there is no record: they cannot be taken over. Whether it was asleep, so that its
+    /// memory is lost; the image is kept for inspection.
+    async fn end_unrecorded(&mut self) -> bool {
+        let name = self.record.spec.name.clone();
+        let cgroup = Cgroup::at(self.shared.launcher.hierarchies(), &self.shared.config.instance, &self.record.id);
+        match cgroup.processes() {
+            Ok(pids) if pids.is_empty() => return false,
+            Ok(pids) => {
+                tracing::error!(
+                    app = name,
+                    processes = pids.len(),
+                    "the record of its sandbox is lost: its processes are ended"
+                );
+            }
+            Err(error) => tracing::warn!(app = name, error = %chain(&error), "looking for its processes"),
+        }
+        self.clean_up_sandbox().await;
+        let complete = |path: &Path| torpor_engine::ImageFile::open(path).is_ok_and(|image| image.is_complete());
+        match self.files.newest_image() {
+            Ok(Some((image, _))) if !complete(&image) => {}
+            Ok(_) => return false,
+            Err(error) => {
+                tracing::warn!(app = name, %error, "looking for its image");
+                return false;
+            }
+        }
+        if let Err(error) = self.files.set_newest_aside() {
+            tracing::warn!(app = name, %error, "setting its image aside");
+        }
+        self.nothing_found();
+        let reason = "the record of its sandbox was lost while it dozed".to_owned();
+        self.shared.events.emit(&name, "lost", reason, std::collections::BTreeMap::default());
+        true
     }
 
     /// Its rules may have been removed while no worker lived.
@@ -224,8 +265,11 @@ impl Task {
     pub(super) fn recovered(&mut self) -> Result<(Recovered, Option<Watch>), String> {
         let Some(sandbox) = self.sandbox.clone() else { return Err("it has no processes".to_owned()) };
         let freezer = SandboxFreezer::of(&sandbox);
-        let phase = self.journal.read().map_err(|error| text(error).to_string())?;
-        let phase = phase.unwrap_or(Phase::Awake);
+        let known = self.journal.read().map_err(|error| text(error).to_string())?;
+        let phase = match known {
+            Some(phase) => phase,
+            None => self.infer_phase(&freezer)?,
+        };
         let mut watch = match parking::parked_watch(&self.shared, &self.record.id) {
             Ok(parked) => parked.map(|(watch, deferred)| {
                 self.deferred = deferred;
@@ -236,6 +280,10 @@ impl Task {
                 None
             }
         };
+        if known.is_none() {
+            // When its timers are due is lost as well: it is woken.
+            watch = None;
+        }
         let (generation, warm) = match phase {
             Phase::Awake => (0, false),
             Phase::Dropping { generation } | Phase::Dozing { generation, .. } => (generation, false),
@@ -263,6 +311,31 @@ impl Task {
             // Nothing to freeze any more: it has ended, which its init will tell.
             Err(_) if !warm && freezer.processes().is_ok_and(|pids| pids.is_empty()) => Ok((Recovered::Running, None)),
             Err(error) => Err(chain(&error).to_string()),
+        }
+    }
+
+    /// The phase of an app whose phase file is lost. Where it cannot be known, its image is kept for inspection.
+    fn infer_phase(&mut self, freezer: &SandboxFreezer<'_>) -> Result<Phase, String> {
+        let name = self.record.spec.name.clone();
+        match infer(&self.files, freezer) {
+            Ok(Phase::Awake) => Ok(Phase::Awake),
+            Ok(phase) => {
+                tracing::error!(
+                    app = name,
+                    ?phase,
+                    "its phase was lost, and is inferred from its image and its processes"
+                );
+                Ok(phase)
+            }
+            Err(reason) => {
+                match self.files.set_newest_aside() {
+                    Ok(Some(aside)) => tracing::error!(app = name, image = %aside.display(), "its image is set aside"),
+                    Ok(None) => {}
+                    Err(error) => tracing::error!(app = name, %error, "setting its image aside"),
+                }
+                self.nothing_found();
+                Err(reason)
+            }
         }
     }
 }

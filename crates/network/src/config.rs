@@ -4,6 +4,7 @@
 //! configuration and of its index, so a worker that restarts knows them without asking.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -24,6 +25,16 @@ pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 pub const APP_INTERFACE: &str = "eth0";
 /// Offset of the machine's address in the IPv6 pool: just above the largest index.
 const HOST_V6_OFFSET: u128 = 0x1_0000;
+/// IPv4 networks in which no pool can lie: their addresses never reach an interface, or mean something else to the kernel.
+const UNUSABLE: [Ipv4Net; 5] = [
+    Ipv4Net::new_assert(Ipv4Addr::new(0, 0, 0, 0), 8),
+    Ipv4Net::new_assert(Ipv4Addr::LOCALHOST, 8),
+    Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16),
+    Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4),
+    Ipv4Net::new_assert(Ipv4Addr::new(240, 0, 0, 0), 4),
+];
+/// Largest packets of an interface, in bytes: IPv6 needs 1280, a veth takes no more than 65,535.
+const MTU_BYTES: RangeInclusive<u32> = 1280..=65_535;
 /// Most networks in [`NetworkConfig::blocked`].
 pub const MAX_BLOCKED: usize = 1024;
 /// Metadata services of clouds whose addresses are not link-local: they hand out the machine's credentials.
@@ -49,13 +60,14 @@ pub const METADATA: [IpAddr; 7] = [
 pub struct NetworkConfig {
     /// Names the nftables table and, shortened, the interfaces; 1 to 32 of `a-z` and `0-9`, a letter first.
     pub instance: String,
-    /// App number `n` has the `n`th address of this pool.
+    /// App number `n` has the `n`th address of this pool, which has a prefix of at most 30 bits; not loopback, link-local,
+    /// multicast or reserved.
     pub v4_pool: Ipv4Net,
     /// App number `n` has the `n`th address of this pool; a unique local prefix of at most 104 bits.
     pub v6_pool: Ipv6Net,
     /// Directory that holds what must be put back on teardown; must survive a restart of the worker, not a reboot.
     pub run_dir: PathBuf,
-    /// Largest packet on the apps' interfaces, in bytes; absent: that of the interface with the default route.
+    /// Largest packet on the apps' interfaces, in bytes, 1280 to 65,535; absent: that of the interface with the default route.
     pub mtu_bytes: Option<u32>,
     /// Apps reach nothing in these networks but name servers (port 53); at most [`MAX_BLOCKED`].
     pub blocked: Vec<IpNet>,
@@ -86,14 +98,29 @@ impl NetworkConfig {
             return Err(NetworkError::Instance { name: self.instance.clone() });
         }
         if self.v4_pool.prefix_len() > 30 {
-            return Err(NetworkError::Pool { pool: self.v4_pool.into(), need: "a prefix of at most 30 bits" });
+            let need = "a prefix of at most 30 bits";
+            return Err(NetworkError::Pool { key: "v4_pool", pool: self.v4_pool.into(), need });
+        }
+        let overlaps = |net: &Ipv4Net| net.contains(&self.v4_pool) || self.v4_pool.contains(net);
+        if UNUSABLE.iter().any(overlaps) {
+            return Err(NetworkError::Pool {
+                key: "v4_pool",
+                pool: self.v4_pool.into(),
+                need: "unicast addresses outside of 0.0.0.0/8, 127.0.0.0/8 (loopback), 169.254.0.0/16 (link-local), \
+                       224.0.0.0/4 (multicast) and 240.0.0.0/4",
+            });
         }
         let unique_local = self.v6_pool.network().octets()[0] & 0xfe == 0xfc;
         if !unique_local || self.v6_pool.prefix_len() > 104 {
             return Err(NetworkError::Pool {
+                key: "v6_pool",
                 pool: self.v6_pool.into(),
                 need: "a unique local prefix (fc00::/7) of at most 104 bits",
             });
+        }
+        if let Some(mtu_bytes) = self.mtu_bytes.filter(|mtu_bytes| !MTU_BYTES.contains(mtu_bytes)) {
+            let (least, most) = (MTU_BYTES.start(), MTU_BYTES.end());
+            return Err(NetworkError::Invalid { what: format!("mtu_bytes {mtu_bytes} is not in {least}..={most}") });
         }
         if self.blocked.len() > MAX_BLOCKED {
             return Err(NetworkError::Invalid {
@@ -223,6 +250,26 @@ mod tests {
         assert!(config.addresses(0).is_err());
         assert!(config.addresses(MAX_INDEX).is_ok());
         assert!(config.addresses(MAX_INDEX + 1).is_err());
+    }
+
+    #[test]
+    fn refuses_pools_and_packets_that_cannot_work() {
+        let refused = |v4_pool: &str, mtu_bytes| {
+            let v4_pool = v4_pool.parse().unwrap();
+            NetworkConfig { v4_pool, mtu_bytes, ..NetworkConfig::new("/run/x") }.validate().map_err(|e| e.to_string())
+        };
+        for pool in
+            ["127.0.0.0/16", "127.0.0.0/8", "126.0.0.0/7", "0.0.0.0/0", "0.0.0.0/8", "169.254.0.0/16", "224.0.0.0/16"]
+        {
+            assert!(refused(pool, None).unwrap_err().contains("v4_pool"), "{pool}");
+        }
+        assert!(refused("255.255.0.0/16", None).unwrap_err().contains("v4_pool"));
+        for mtu_bytes in [0, 65, 1279, 65_536, u32::MAX] {
+            assert!(refused("10.1.0.0/16", Some(mtu_bytes)).unwrap_err().contains("mtu_bytes"), "{mtu_bytes}");
+        }
+        for (pool, mtu_bytes) in [("10.1.0.0/16", 1280), ("100.64.0.0/10", 65_535), ("126.0.0.0/8", 1500)] {
+            refused(pool, Some(mtu_bytes)).unwrap();
+        }
     }
 
     #[test]

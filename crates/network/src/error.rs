@@ -17,8 +17,10 @@ pub enum NetworkError {
         name: String,
     },
     /// A pool that cannot hold apps.
-    #[error("address pool {pool} does not fit: it needs {need}")]
+    #[error("{key} {pool} cannot be used: it needs {need}")]
     Pool {
+        /// Its name in the configuration.
+        key: &'static str,
         /// The pool.
         pool: IpNet,
         /// What it needs.

@@ -11,6 +11,7 @@ use torpor_api::ApiError;
 use torpor_api::spec::Idle;
 use torpor_api::units::{Amount, Bytes, Span};
 use torpor_api::validate::LONGEST_SPAN;
+use torpor_network::NetworkConfig;
 
 /// The file that is read where `--config` is not given, if it is there.
 pub(crate) const DEFAULT_FILE: &str = "/etc/torpor/torpor.toml";
@@ -268,6 +269,9 @@ pub(crate) enum ConfigError {
     /// A value cannot be used.
     #[error("the configuration is wrong: {key}: {problem}")]
     Value { key: &'static str, problem: String },
+    /// The network cannot be used.
+    #[error("the configuration is wrong: network")]
+    Network(#[source] torpor_network::NetworkError),
     /// The idle policy cannot be used.
     #[error("the configuration is wrong")]
     Idle(#[source] ApiError),
@@ -296,6 +300,19 @@ impl Config {
         self.api.socket.clone().unwrap_or_else(|| self.run_dir.join("api.sock"))
     }
 
+    /// The network's part.
+    pub(crate) fn network_config(&self) -> NetworkConfig {
+        NetworkConfig {
+            instance: self.instance.clone(),
+            v4_pool: self.network.v4_pool,
+            v6_pool: self.network.v6_pool,
+            run_dir: self.run_dir.clone(),
+            mtu_bytes: self.network.mtu_bytes,
+            blocked: self.network.blocked.iter().map(|blocked| blocked.0).collect(),
+            connections_per_app: self.network.connections_per_app,
+        }
+    }
+
     fn validate(&self) -> Result<(), ConfigError> {
         let wrong = |key, problem: String| Err(ConfigError::Value { key, problem });
         let name = self.instance.as_bytes();
@@ -321,10 +338,7 @@ impl Config {
         if self.api.listen.is_some() != self.api.token_file.is_some() {
             return wrong("api.listen", "it needs api.token_file, and the other way round".to_owned());
         }
-        if self.network.blocked.len() > torpor_network::MAX_BLOCKED {
-            let (count, most) = (self.network.blocked.len(), torpor_network::MAX_BLOCKED);
-            return wrong("network.blocked", format!("{count} networks are more than {most}"));
-        }
+        self.network_config().validate().map_err(ConfigError::Network)?;
         if !LOG_FILES.contains(&self.logs.files) {
             let (least, most) = (LOG_FILES.start(), LOG_FILES.end());
             return wrong("logs.files", format!("{} is not between {least} and {most}", self.logs.files));
@@ -383,6 +397,8 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use torpor_api::error::causes;
+
     use super::*;
 
     #[test]
@@ -438,9 +454,11 @@ mod tests {
             ("[log]\nlevel = 'loud=what=ever'", "log.level"),
             ("[idle]\nafter = '1ms'", "configuration"),
             ("[network]\nv4_pool = 'x'", "v4_pool"),
+            ("[network]\nv4_pool = '127.0.0.0/16'", "network: v4_pool 127.0.0.0/16"),
+            ("[network]\nmtu_bytes = 65", "network: mtu_bytes 65"),
             ("[network]\nblocked = ['everything']", "not an address or a network"),
         ] {
-            let result = Config::parse(text).and_then(|config| config.validate().map_err(|error| error.to_string()));
+            let result = Config::parse(text).and_then(|config| config.validate().map_err(|error| causes(&error)));
             let problem = result.expect_err(text);
             assert!(problem.contains(about), "{text}: {problem}");
         }

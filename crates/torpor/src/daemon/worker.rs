@@ -5,7 +5,6 @@ use std::sync::Arc;
 use torpor_api::view::Check;
 use torpor_api::worker::WorkerPort;
 use torpor_api::{ApiError, ErrorKind, error::chain};
-use torpor_network::NetworkConfig;
 use torpor_sandbox::Labels;
 use torpor_worker::{Deadlines, LogConfig, MemoryConfig, OpenError, Worker, WorkerConfig};
 
@@ -14,20 +13,11 @@ use crate::config::Config;
 /// The worker's part of the configuration.
 fn settings(config: &Config, for_teardown: bool) -> Result<WorkerConfig, ApiError> {
     let program = std::env::current_exe().map_err(|error| ApiError::internal(&error))?;
-    let network = NetworkConfig {
-        instance: config.instance.clone(),
-        v4_pool: config.network.v4_pool,
-        v6_pool: config.network.v6_pool,
-        run_dir: config.run_dir.clone(),
-        mtu_bytes: config.network.mtu_bytes,
-        blocked: config.network.blocked.iter().map(|blocked| blocked.0).collect(),
-        connections_per_app: config.network.connections_per_app,
-    };
     Ok(WorkerConfig {
         instance: config.instance.clone(),
         data_dir: config.data_dir.clone(),
         run_dir: config.run_dir.clone(),
-        network,
+        network: config.network_config(),
         program,
         logs: LogConfig {
             file_bytes: config.logs.size.0,

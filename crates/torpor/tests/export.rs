@@ -339,6 +339,36 @@ fn a_full_disk_ends_an_import() {
 }
 
 #[test]
+fn an_export_replaces_regular_files_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, archive, _) = ledger(folder.path());
+    let magic = fs::read(&archive).unwrap()[..8].to_vec();
+    let export_to = |path: &Path| from.command(&["image", "export", "ledger", "-o", path.to_str().unwrap()]);
+    let (file, link, fifo) = ["file", "link", "fifo"].map(|name| folder.path().join(name)).into();
+    fs::write(&file, "old").unwrap();
+    std::os::unix::fs::symlink("file", &link).unwrap();
+    assert!(export_to(&link).status().unwrap().success());
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(fs::read(&file).unwrap()[..8], magic);
+
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let mut child = export_to(&fifo).spawn().unwrap();
+    assert_eq!(fs::read(&fifo).unwrap()[..8], magic);
+    assert!(child.wait().unwrap().success());
+    assert!(!fs::metadata(&fifo).unwrap().is_file());
+
+    let output = export_to(Path::new("/dev/stdout")).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(output.stdout[..8], magic);
+    assert!(!export_to(folder.path()).output().unwrap().status.success());
+
+    // A reader that has had enough: the archive is cut off.
+    let mut child = from.command(&["image", "export", "ledger"]).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdout.take().unwrap().read_exact(&mut [0; 8]).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+}
+
+#[test]
 fn a_wake_comes_before_an_export() {
     let mut from = Place::new();
     let host = from.daemon.port().unwrap();

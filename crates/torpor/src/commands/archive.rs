@@ -2,7 +2,7 @@
 //!
 //! An archive is checked to its end while it is written, into a file that has no name yet: what has its name is whole.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -44,18 +44,19 @@ pub(super) async fn export(client: &Client, args: ExportArgs) -> Result<(), Fail
         return Err(Failure::Usage("an archive is nothing for a terminal: name a file with -o FILE".to_owned()));
     }
     let mut interrupt = Interrupt::new()?;
-    let file = args.output.as_deref().map(temporary).transpose()?;
+    let target = match &args.output {
+        Some(path) => tokio::select! {
+            // The reader of a FIFO may be long in coming.
+            target = Target::of(path.clone()) => target?,
+            () = interrupt.comes() => return Err(Failure::Interrupted),
+        },
+        None => Target::Stream(Box::new(io::stdout())),
+    };
     let download = tokio::select! {
         download = client.export(&args.app, !args.no_sleep) => download?,
         () = interrupt.comes() => return Err(Failure::Interrupted),
     };
-    let out: Box<dyn Write + Send> = match &file {
-        Some((file, path)) => {
-            let file = file.as_file().try_clone();
-            Box::new(file.map_err(|source| Failure::Write { path: path.clone(), source })?)
-        }
-        None => Box::new(io::stdout()),
-    };
+    let (out, file) = target.writer()?;
     let (manifest, bytes) = receive(download, out, args.output.as_deref(), &mut interrupt).await?;
     for what in &manifest.left_out {
         warn(&format!("not in the archive: {}", output::safe(what)))?;
@@ -68,12 +69,47 @@ pub(super) async fn export(client: &Client, args: ExportArgs) -> Result<(), Fail
     show(args.json, &exported, |exported| format!("{} is exported to {}\n", exported.app, exported.archive.display()))
 }
 
-/// A file beside `path`, for root only, that goes away unless it gets that name.
-fn temporary(path: &Path) -> Result<(NamedTempFile, PathBuf), Failure> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let made = tempfile::Builder::new().prefix(".torpor-export-").tempfile_in(folder);
-    let file = made.map_err(|source| Failure::Write { path: path.to_owned(), source })?;
-    Ok((file, path.to_owned()))
+/// Where an archive is written.
+enum Target {
+    /// A file beside the path, for root only, that goes away unless it gets that name.
+    File(NamedTempFile, PathBuf),
+    /// Standard output, or what is no regular file and cannot be replaced by one: a device, a FIFO.
+    Stream(Box<dyn Write + Send>),
+}
+
+impl Target {
+    async fn of(path: PathBuf) -> Result<Self, Failure> {
+        let opening =
+            tokio::task::spawn_blocking(move || Self::open(&path).map_err(|source| Failure::Write { path, source }));
+        opening.await.map_err(|error| Failure::Api(ApiError::internal(&error)))?
+    }
+
+    fn open(path: &Path) -> io::Result<Self> {
+        let path = match fs::metadata(path) {
+            Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            // Through a symbolic link the file that it leads to is written.
+            Ok(found) if found.is_file() => path.canonicalize()?,
+            Ok(_) => return Ok(Self::Stream(Box::new(File::options().write(true).open(path)?))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
+            Err(error) => return Err(error),
+        };
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let made = tempfile::Builder::new().prefix(".torpor-export-").tempfile_in(folder);
+        // Its error names the temporary file.
+        let file = made.map_err(|error| io::Error::from(error.kind()))?;
+        Ok(Self::File(file, path))
+    }
+
+    /// What is written to, and the file that gets its name at the end.
+    fn writer(self) -> Result<(Box<dyn Write + Send>, Option<(NamedTempFile, PathBuf)>), Failure> {
+        match self {
+            Self::Stream(stream) => Ok((stream, None)),
+            Self::File(file, path) => match file.as_file().try_clone() {
+                Ok(out) => Ok((Box::new(out), Some((file, path)))),
+                Err(source) => Err(Failure::Write { path, source }),
+            },
+        }
+    }
 }
 
 /// Writes an archive to `out` as it comes, and checks it; gives its manifest and length.
@@ -109,7 +145,8 @@ async fn receive(
     match (failed, checked) {
         (Some(source), _) => Err(match path {
             Some(path) => Failure::Write { path: path.to_owned(), source },
-            None => Failure::output(source),
+            // Also where the other end of a pipe is closed: what it got is cut off.
+            None => Failure::Write { path: "standard output".into(), source },
         }),
         (None, Err(ArchiveError::Failed(error))) => Err(Failure::Api(error)),
         (None, checked) => Ok((checked?, bytes)),
@@ -161,7 +198,7 @@ pub(super) async fn import(client: &Client, args: ImportArgs) -> Result<(), Fail
             Box::new(file.map_err(|source| Failure::Read { path: args.archive.clone(), source })?)
         }
     };
-    let total_bytes = std::fs::metadata(&args.archive).ok().filter(|_| !standard).map(|file| file.len());
+    let total_bytes = fs::metadata(&args.archive).ok().filter(|_| !standard).map(|file| file.len());
     let publish = match (args.ports.is_empty(), args.no_publish) {
         (false, _) => Some(args.ports.join(",")),
         (true, none) => none.then(String::new),

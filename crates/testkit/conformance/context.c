@@ -76,6 +76,38 @@ PROGRAM(limit_below_descriptors, "a limit of descriptors below a number that is 
     FAILS(dup2(0, 51), EBADF);
 }
 
+PROGRAM(hard_limits_below_use, "hard limits below what it has: descriptors, timers, queued signals") {
+    sigset_t blocked;
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGRTMIN + 2);
+    NEED(sigprocmask(SIG_BLOCK, &blocked, NULL));
+    for (int n = 1; n <= 5; n++) NEED(sigqueue(getpid(), SIGRTMIN + 2, (union sigval){ n }));
+    timer_t timer;
+    NEED(timer_create(CLOCK_MONOTONIC, &(struct sigevent){ .sigev_notify = SIGEV_NONE }, &timer));
+    NEED(timer_settime(timer, 0, &(struct itimerspec){ .it_value.tv_sec = 5000 }, NULL));
+    NEED(dup2(0, 900));
+    const int lowered[] = { RLIMIT_NOFILE, RLIMIT_SIGPENDING, RLIMIT_NPROC, RLIMIT_MSGQUEUE };
+    const rlim_t to[] = { 20, 0, 0, 0 };
+    for (int n = 0; n < 4; n++) NEED(setrlimit(lowered[n], &(struct rlimit){ to[n], to[n] }));
+    captured();
+    for (int n = 0; n < 4; n++) {
+        struct rlimit got;
+        NEED(getrlimit(lowered[n], &got));
+        EQ(got.rlim_cur, to[n]);
+        EQ(got.rlim_max, to[n]);
+    }
+    NEED(fcntl(900, F_GETFD));
+    FAILS(dup2(0, 21), EBADF);
+    struct itimerspec left;
+    NEED(timer_gettime(timer, &left));
+    if (left.it_value.tv_sec < 4000) wrong("the timer has %ld s left", left.it_value.tv_sec);
+    for (int n = 1; n <= 5; n++) {
+        siginfo_t info;
+        EQ(sigwaitinfo(&blocked, &info), SIGRTMIN + 2);
+        EQ(info.si_value.sival_int, n);
+    }
+}
+
 static void *nice_thread(void *argument) {
     (void)argument;
     NEED(sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){ 0 }));

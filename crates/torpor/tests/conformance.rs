@@ -104,6 +104,7 @@ conformance! {
     file_mode_mask: ok,
     limits: ok,
     limit_below_descriptors: ok,
+    hard_limits_below_use: ok,
     scheduling: ok,
     realtime: ok,
     affinity: ok,

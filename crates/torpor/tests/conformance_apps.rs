@@ -121,6 +121,7 @@ const DAILY: &[&str] = &[
     "growing_stack",
     "shared_file_memory",
     "limits",
+    "hard_limits_below_use",
     "working_directory",
     "root_directory",
     "clocks",

@@ -4,7 +4,7 @@
 //! task              steps
 //! ────              ─────
 //! process           children of before setsid, setsid, children, own group │1│ join a group │2│ helpers' ends │ memory,
-//!                   descriptors, directories, signal actions, threads, limits, timers, credentials, pending signals │3│
+//!                   descriptors, directories, signal actions, threads, timers, limits, credentials, pending signals │3│
 //! thread            its own attributes, filters, credentials, pending signals │3│
 //! zombie            as a process until its group, then its end
 //! helper            a session or group for others │1│ │2│ its end
@@ -490,8 +490,9 @@ impl<'t> Compiler<'t> {
             self.clone(other.tid, CLONE_THREAD_FLAGS, 0, self.processes[n] + t, steps);
         }
         process::pending(process, life, &mut self.builder, steps);
-        let limits = process::limits(life, &mut self.builder, steps);
         process::timers(life, exact_timer_ids(self.tree), &mut self.builder, steps);
+        // A program may have lowered its limits below what it has.
+        let limits = process::limits(life, &mut self.builder, steps);
         self.thread(process, life, 0, steps);
         if life.threads.len() == 1 {
             const PR_SET_DUMPABLE: u64 = 4;

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use torpor_image::tree::{FileKind, FileLock, Life, LockKind, OpenFile, Process, Tree};
+use torpor_linux::limits::hard_limits;
 
 use super::super::calls;
 use super::super::staged::{Access, Staged};
@@ -260,12 +261,13 @@ pub(super) fn limits(life: &Life, builder: &mut Builder, steps: &mut Steps) -> A
     table
 }
 
-/// The highest hard limits of all processes, as far as they can be set.
+/// The limits under which the tree is built: the highest hard limits of all processes, as far as they can be set, and no lower than our
+/// own. A program may have more than its own limits allow: descriptors above RLIMIT_NOFILE, timers beyond RLIMIT_SIGPENDING.
 pub(super) fn highest_limits(tree: &Tree, builder: &mut Builder, steps: &mut Steps) {
     let lives = || tree.processes.iter().filter_map(Process::alive);
     let count = lives().map(|life| life.limits.len()).max().unwrap_or(0);
-    for n in 0..count {
-        let hard = lives().filter_map(|life| Some(life.limits.get(n)?.hard)).max().unwrap_or(u64::MAX);
+    for (n, own) in hard_limits().into_iter().enumerate().take(count) {
+        let hard = lives().filter_map(|life| Some(life.limits.get(n)?.hard)).max().unwrap_or(u64::MAX).max(own);
         let place = builder.numbers(&[hard, hard]);
         steps.any(calls::PRLIMIT64, &[0_u64.into(), (n as u64).into(), place, 0_u64.into()]);
     }

@@ -109,7 +109,8 @@ pub(crate) async fn run(
     // Hung up when `wanted` is dropped.
     let (given_up, wanted) =
         pipe_with(PipeFlags::CLOEXEC).map_err(|error| ApiError::internal(&io::Error::from(error)))?;
-    let starting = tokio::task::spawn_blocking(move || {
+    let threads = shared.requests.handle().clone();
+    let starting = threads.spawn_blocking(move || {
         let within = time_out.as_ref().map_or(EXEC_DEADLINE, |time_out| time_out.left().min(EXEC_DEADLINE));
         let patience = Patience { within, given_up: Some(given_up.as_fd()) };
         let started = start(&shared, &record, &sandbox, request, patience);

@@ -110,8 +110,8 @@ async fn fetch(shared: &Arc<Shared>, source: &Source, progress: mpsc::Sender<Pro
         let auth = torpor_rootfs::default_auth_file();
         return shared.store.pull(reference, auth.as_deref(), &report).await.map_err(|error| failed(&error));
     }
-    let (shared, source) = (shared.clone(), source.clone());
-    let unpacked = tokio::task::spawn_blocking(move || match source {
+    let (threads, shared, source) = (shared.requests.handle(), shared.clone(), source.clone());
+    let unpacked = threads.spawn_blocking(move || match source {
         Source::Tarball { path, base } => shared.store.add_tarball(&path, base.as_deref(), &report),
         Source::OciLayout { path, reference } => shared.store.add_oci_layout(&path, reference.as_deref(), &report),
         Source::DockerArchive { path, reference } => {
@@ -155,7 +155,7 @@ pub(crate) async fn receive(
 ) -> Result<(Reader, Resolved), ApiError> {
     let _fetching = shared.promised.fetching.read().await;
     let (store, mut resolved) = (shared.clone(), manifest.resolved.clone());
-    let received = tokio::task::spawn_blocking(move || {
+    let received = shared.requests.handle().spawn_blocking(move || {
         let names: Vec<LayerDigest> = crate::shared::layer_digests(&resolved.layers).map_err(|error| failed(&error))?;
         for (name, digest) in resolved.layers.iter_mut().zip(names) {
             match archive.next_section().map_err(|error| error.to_api())? {
@@ -184,7 +184,7 @@ fn used_by(layers: &[String], apps: &[Arc<AppRecord>]) -> Vec<String> {
 /// All stored images.
 pub(crate) async fn list(shared: &Arc<Shared>, apps: &[Arc<AppRecord>]) -> Result<Vec<StoredImage>, ApiError> {
     let store = shared.clone();
-    let listed = tokio::task::spawn_blocking(move || store.store.list());
+    let listed = shared.requests.handle().spawn_blocking(move || store.store.list());
     let listed = listed.await.map_err(|error| ApiError::internal(&error))?.map_err(|error| failed(&error))?;
     let view = |found: torpor_rootfs::StoredImage| {
         // Of one that is damaged, only name and digest are known.
@@ -213,7 +213,7 @@ pub(crate) async fn remove(
     apps: impl FnOnce() -> Vec<Arc<AppRecord>>,
 ) -> Result<(), ApiError> {
     let (store, name) = (shared.clone(), name.to_owned());
-    let removed = tokio::task::spawn_blocking(move || store.store.remove(&name));
+    let removed = shared.requests.handle().spawn_blocking(move || store.store.remove(&name));
     removed.await.map_err(|error| ApiError::internal(&error))?.map_err(|error| failed(&error))?;
     collect(shared, apps).await;
     Ok(())
@@ -227,8 +227,8 @@ pub(crate) async fn collect(shared: &Arc<Shared>, apps: impl FnOnce() -> Vec<Arc
     let mut in_use: Vec<String> = shared.promised.layers().iter().flat_map(|(layers, _)| layers.clone()).collect();
     in_use.extend(shared.promised.expected().iter().flatten().cloned());
     in_use.extend(apps().iter().flat_map(|app| app.resolved.layers.clone()));
-    let shared = shared.clone();
-    let collected = tokio::task::spawn_blocking(move || {
+    let (threads, shared) = (shared.requests.handle(), shared.clone());
+    let collected = threads.spawn_blocking(move || {
         let in_use: HashSet<_> = crate::shared::layer_digests(&in_use)?;
         shared.store.gc(&in_use, Duration::ZERO)
     });

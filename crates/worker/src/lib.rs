@@ -31,6 +31,7 @@ mod pressure;
 mod probes;
 mod put_away;
 mod refused;
+mod requests;
 mod shared;
 mod space;
 mod wakes;

@@ -283,7 +283,7 @@ impl WorkerPort for Worker {
 
     async fn logs(&self, id: &str, request: LogRequest) -> Result<BoxStream<LogLine>, ApiError> {
         let log = self.app(id)?.log;
-        let read = tokio::task::spawn_blocking(move || log.read(&request)).await;
+        let read = self.shared.requests.handle().spawn_blocking(move || log.read(&request)).await;
         read.map_err(|error| ApiError::internal(&error))?.map_err(|error| ApiError::internal(&error))
     }
 

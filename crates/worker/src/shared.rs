@@ -20,6 +20,7 @@ use crate::images::Promised;
 use crate::keeper::KeeperLife;
 use crate::logs::Pump;
 use crate::pressure::Dozers;
+use crate::requests::RequestThreads;
 use crate::space::ImageSpace;
 use crate::wakes::Wakes;
 
@@ -35,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) network: Network,
     pub(crate) output: Pump,
     pub(crate) store: Store,
+    /// Where requests of the API block; apps use the threads of the runtime itself.
+    pub(crate) requests: RequestThreads,
     pub(crate) events: Events,
     pub(crate) faults: RequestedFaults,
     pub(crate) promised: Promised,

@@ -18,6 +18,7 @@ use crate::config::WorkerConfig;
 use crate::events::Events;
 use crate::faults::{FaultSyntax, RequestedFaults};
 use crate::pressure::Dozers;
+use crate::requests::RequestThreads;
 use crate::shared::{Counts, Shared};
 use crate::space::ImageSpace;
 
@@ -54,6 +55,9 @@ pub enum OpenError {
     /// The thread that reads apps' output could not be started.
     #[error("starting to read apps' output")]
     Output(#[source] io::Error),
+    /// The threads of requests cannot be had.
+    #[error("preparing threads for requests")]
+    Requests(#[source] io::Error),
     /// Which boot this is could not be read.
     #[error("reading the boot id")]
     Boot(#[source] io::Error),
@@ -113,6 +117,7 @@ impl Worker {
             network,
             output: crate::logs::Pump::start().map_err(OpenError::Output)?,
             store,
+            requests: RequestThreads::new().map_err(OpenError::Requests)?,
             events: Events::new(),
             faults,
             promised: crate::images::Promised::default(),

@@ -40,7 +40,8 @@ pub(crate) async fn export(shared: &Arc<Shared>, app: AppHandle) -> Result<BoxSt
     let (pieces, received) = mpsc::channel(PIECES);
     let shared = shared.clone();
     // It ends by itself where nobody reads any more.
-    tokio::task::spawn_blocking(move || Export { shared, app, exportable }.run(pieces));
+    let threads = shared.requests.handle().clone();
+    threads.spawn_blocking(move || Export { shared, app, exportable }.run(pieces));
     let stream = futures_util::stream::unfold(received, |mut received| async move {
         let piece = received.recv().await?;
         Some((Ok(piece), received))

@@ -33,7 +33,7 @@ pub(crate) async fn import(
 ) -> Result<Vec<String>, ApiError> {
     let importing =
         Importing { shared: shared.clone(), record: app.record.clone(), files: app.files.clone(), archive, import };
-    let done = tokio::task::spawn_blocking(move || importing.run());
+    let done = shared.requests.handle().spawn_blocking(move || importing.run());
     done.await.map_err(|error| ApiError::internal(&error))?
 }
 

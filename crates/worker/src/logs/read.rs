@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use jiff::Timestamp;
+use tokio::runtime::Handle;
 use torpor_api::worker::{BoxStream, LogLine, LogRequest};
 
 use super::file::whole_lines;
@@ -47,6 +48,8 @@ pub(super) struct Reader {
     next: i64,
     follow: bool,
     lines: VecDeque<LogLine>,
+    /// Whose threads it reads on: those that it was opened on.
+    threads: Handle,
 }
 
 impl Reader {
@@ -70,7 +73,8 @@ impl Reader {
             let end = if request.follow { None } else { Some(end) };
             parts.push_front(Part { sequence, file, offset, end });
         }
-        Ok(Self { log, parts, next, follow: request.follow, lines: VecDeque::new() })
+        let threads = Handle::current();
+        Ok(Self { log, parts, next, follow: request.follow, lines: VecDeque::new(), threads })
     }
 
     /// One buffer's lines. May block.
@@ -134,7 +138,8 @@ impl Reader {
                 tokio::pin!(changed);
                 // From here on no change is missed.
                 changed.as_mut().enable();
-                let step = tokio::task::spawn_blocking(move || {
+                let threads = reader.threads.clone();
+                let step = threads.spawn_blocking(move || {
                     let step = reader.step();
                     (reader, step)
                 });

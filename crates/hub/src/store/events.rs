@@ -30,7 +30,7 @@ impl Store {
                 .bind(i64::try_from(seq).unwrap_or(i64::MAX))
                 .bind(app)
                 .bind(most)
-                .fetch_all(&self.pool)
+                .fetch_all(&self.events)
                 .await
                 .map_err(failed("read events"))?;
         rows.iter().map(read).collect()
@@ -42,7 +42,7 @@ impl Store {
             sqlx::query("SELECT seq FROM events WHERE ?1 IS NULL OR app = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2")
                 .bind(app)
                 .bind(count)
-                .fetch_optional(&self.pool)
+                .fetch_optional(&self.events)
                 .await
                 .map_err(failed("find the last events"))?;
         let seq = row.map(|row| row.try_get::<i64, _>("seq")).transpose().map_err(failed("read an event"))?;

@@ -1,6 +1,7 @@
 //! The hub's state in one SQLite file, `data_dir/torpor.db`, mode 0600.
 //!
-//! One connection does everything: statements are short, so waiting for each other costs less than `SQLITE_BUSY`. WAL with
+//! One connection does everything but read events: statements are short, so waiting for each other costs less than `SQLITE_BUSY`.
+//! Events are read through a connection of their own, because followers may read thousands of them, and no command may wait for that. WAL with
 //! `synchronous = FULL`: a change that was answered survives a power cut. [`apps`] holds what is wanted, [`events`] what
 //! happened. A crash in a transaction leaves the state before it.
 
@@ -24,6 +25,8 @@ use crate::error::StoreError;
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     pool: SqlitePool,
+    /// For reading events.
+    events: SqlitePool,
 }
 
 impl Store {
@@ -58,19 +61,16 @@ impl Store {
             .foreign_keys(true)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full);
-        let pool = SqlitePoolOptions::new()
-            .max_connections(1)
-            .idle_timeout(None)
-            .max_lifetime(None)
-            .connect_with(options)
-            .await
-            .map_err(failed)?;
+        let one = || SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
+        let pool = one().connect_with(options.clone()).await.map_err(failed)?;
         sqlx::migrate!().run(&pool).await.map_err(|source| StoreError::Migrate { path: path.to_owned(), source })?;
-        Ok(Self { pool })
+        let events = one().connect_with(options.pragma("query_only", "on")).await.map_err(failed)?;
+        Ok(Self { pool, events })
     }
 
     /// Writes everything out and closes the file.
     pub(crate) async fn close(&self) {
+        self.events.close().await;
         self.pool.close().await;
     }
 }
@@ -117,6 +117,16 @@ mod tests {
     use torpor_api::view::Event;
 
     use super::*;
+
+    #[tokio::test]
+    async fn reading_events_holds_up_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&folder.path().join("torpor.db")).await.unwrap();
+        let reading = store.events.begin().await.unwrap();
+        assert!(store.find_app("web").await.unwrap().is_none());
+        drop(reading);
+        assert!(sqlx::raw_sql("DELETE FROM events").execute(&store.events).await.is_err());
+    }
 
     #[tokio::test]
     async fn after_a_change_that_had_no_room_others_go_on() {

@@ -36,6 +36,8 @@ pub enum State {
     Restarting,
     /// The daemon has just started and has not looked for it yet. It may run or sleep all the while.
     Adopting,
+    /// Its archive is being received. Nothing of it runs yet; `torpor rm` ends the import.
+    Importing,
     /// What drives it in the daemon is held up by a call that does not return. What else is shown was true before.
     NotAnswering,
 }

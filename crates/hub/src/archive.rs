@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
 
+use futures_util::StreamExt;
 use jiff::Timestamp;
 use serde_json::Value;
 use torpor_api::archive::{Manifest, Reader, beyond_default};
@@ -21,41 +22,53 @@ use torpor_api::{ApiError, ErrorKind, events};
 use crate::create::{about, new_id, refused};
 use crate::hub::Hub;
 use crate::store::NewApp;
+use crate::transfers::Upload;
 
 impl Hub {
-    /// Sends an app as an archive.
+    /// Sends an app as an archive; nothing waits for a place among those that are sent.
     pub(crate) async fn export(
         &self,
         app: &str,
         sleep: bool,
     ) -> Result<BoxStream<std::io::Result<bytes::Bytes>>, ApiError> {
+        let place = self.exports.take()?;
         let record = self.adopted_row(app).await?.record;
         let archive = self.worker.export(&record.id, sleep).await?;
         self.events.note(&record.spec.name, events::EXPORTED, "exported".to_owned(), BTreeMap::new()).await;
-        Ok(archive)
+        Ok(Box::pin(archive.inspect(move |_| {
+            let _held = &place;
+        })))
     }
 
     /// Makes an app from an archive; it sleeps then.
     pub(crate) async fn import(
         self: Arc<Self>,
         archive: Box<dyn Read + Send>,
+        upload: Arc<Upload>,
         query: ImportQuery,
     ) -> Result<Imported, ApiError> {
+        let _place = self.uploads.take()?;
+        // Where the upload was ended, that it ends there is what reading it says.
+        let because = |error: ApiError| upload.why().unwrap_or(error);
         let opened = tokio::task::spawn_blocking(move || Reader::open(archive)).await;
         let (archive, manifest) =
-            opened.map_err(|error| ApiError::internal(&error))?.map_err(|error| error.to_api())?;
+            opened.map_err(|error| ApiError::internal(&error))?.map_err(|error| because(error.to_api()))?;
         let spec = described(&manifest, &query)?;
+        let id = new_id()?;
         let reservation = self.reserved.reserve(&spec).map_err(|error| taken(&spec, refused(&spec, error)))?;
         if let Some(error) = self.store.check_free(&spec).await? {
             return Err(taken(&spec, refused(&spec, error)));
         }
+        // From here on `ps` and `rm` find it. Declared before all that it stands for, so that they are gone when it is over.
+        let importing = self.imports.begin(&spec.name, &id, upload.clone());
+        let reservation = reservation;
         let received = self.worker.import_layers(archive, &manifest).await;
-        let (archive, resolved) = received.map_err(|error| about(&spec, error))?;
+        let (archive, resolved) = received.map_err(|error| about(&spec, because(error)))?;
         let import = Import { addresses: manifest.addresses, trust: query.trust };
-        let id = new_id()?;
-        let _change = self.locks.lock(&id).await;
-        let imported = self.insert_and_import(&id, &spec, &resolved, archive, import).await;
-        drop(reservation);
+        let change = self.locks.lock(&id).await;
+        let imported = self.insert_and_import(&id, &spec, &resolved, (archive, &upload), import).await;
+        drop((reservation, change));
+        drop(importing);
         let imported = imported?;
         let fields = BTreeMap::from([("id".to_owned(), Value::from(id))]);
         let message = format!("imported; exported as `{}` at {}", manifest.spec.name.escape_debug(), manifest.made);
@@ -68,7 +81,7 @@ impl Hub {
         id: &str,
         spec: &AppSpec,
         resolved: &Resolved,
-        archive: Reader,
+        (archive, upload): (Reader, &Upload),
         import: Import,
     ) -> Result<Imported, ApiError> {
         let reserved = &self.worker.reserved_indexes().await?;
@@ -77,12 +90,15 @@ impl Hub {
         let imported = async {
             self.adopt(record.clone()).await?;
             let lowered = self.worker.import_app(id, archive, import).await?;
+            if let Some(why) = upload.why() {
+                return Err(why);
+            }
             self.store.set_made(id).await?;
             Ok(Imported { status: self.worker.status(id).await?, lowered })
         };
         match imported.await {
             Ok(imported) => Ok(imported),
-            Err(error) => Err(self.undo(id, spec, about(spec, error)).await),
+            Err(error) => Err(self.undo(id, spec, about(spec, upload.why().unwrap_or(error))).await),
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::instance::InstanceLock;
 use crate::locks::AppLocks;
 use crate::reserve::Reservations;
 use crate::store::{Phase, Row, Store};
+use crate::transfers::{Imports, Places};
 
 /// Name of the database in the data directory.
 const DATABASE: &str = "torpor.db";
@@ -35,6 +36,8 @@ pub struct HubOptions {
     pub data_dir: PathBuf,
     /// Idle policy of apps that say nothing of their own.
     pub idle: Idle,
+    /// How long a transfer of an archive may make no progress: [`STALLED_AFTER`](crate::STALLED_AFTER), less in tests.
+    pub stalled_after: Duration,
 }
 
 /// How long the checks of a machine may take.
@@ -68,6 +71,10 @@ pub struct Hub {
     pub(crate) reserved: Reservations,
     pub(crate) locks: AppLocks,
     pub(crate) events: EventLog,
+    pub(crate) exports: Places,
+    /// Places for archives that are being imported.
+    pub(crate) uploads: Places,
+    pub(crate) imports: Imports,
     /// Apps that the worker has still to adopt.
     pub(crate) adopting: Adopting,
     /// Why the worker does not know an app, for those that it refused to take over.
@@ -117,6 +124,9 @@ impl Hub {
             reserved: Reservations::default(),
             locks: AppLocks::default(),
             events,
+            exports: Places::new("exported"),
+            uploads: Places::new("imported"),
+            imports: Imports::default(),
             adopting: Adopting::of(rows),
             troubles: Mutex::default(),
             tearing_down: tokio::sync::Mutex::default(),

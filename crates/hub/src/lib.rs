@@ -12,7 +12,7 @@
 //! - An app whose making or removal was cut off by a crash is taken away at the next start, never left half-made.
 //! - Changes run in tasks of their own: a client that leaves does not stop them halfway.
 //!
-//! Lock order: an app's lock ([`locks`]), then the database's one connection. No lock is held while waiting for a client.
+//! Lock order: an app's lock ([`locks`]), then the database's connection for statements. No lock is held while waiting for a client.
 #![forbid(unsafe_code)]
 
 mod adopting;
@@ -30,6 +30,7 @@ mod query;
 mod reserve;
 mod serve;
 mod store;
+mod transfers;
 mod visitors;
 
 pub use error::{HubError, StoreError};
@@ -37,3 +38,4 @@ pub use http::exec::{SessionEnd, run_session};
 pub use http::openapi;
 pub use hub::{Hub, HubOptions};
 pub use serve::{Listen, Server};
+pub use transfers::STALLED_AFTER;

@@ -25,10 +25,16 @@ impl Hub {
         })
     }
 
-    /// The same, once the worker has adopted it.
+    /// The same, once the worker has adopted it; refused while it is being imported.
     pub(crate) async fn adopted_row(&self, app: &str) -> Result<Row, ApiError> {
         let row = self.row(app).await?;
-        self.adopting.wait(&row.record.id, &row.record.spec.name).await?;
+        let AppRecord { id, spec, .. } = &row.record;
+        self.adopting.wait(id, &spec.name).await?;
+        if self.imports.received_bytes(id).is_some() {
+            let name = &spec.name;
+            return Err(ApiError::new(ErrorKind::Conflict, format!("{name} is being imported"))
+                .with_hint(format!("torpor explain {name} says how far it is; torpor rm {name} ends the import")));
+        }
         Ok(row)
     }
 
@@ -135,8 +141,17 @@ impl Hub {
         self.worker.status(&record.id).await
     }
 
-    /// Removes an app; one that runs only with `force`.
+    /// Removes an app; one that runs only with `force`. Ends the import of one that is being imported.
     pub(crate) async fn remove(&self, app: &str, force: bool) -> Result<(), ApiError> {
+        let why = ApiError::new(ErrorKind::Conflict, "the import was ended by torpor rm");
+        if let Some(name) = self.imports.end(app, why).await
+            && self.store.find_app(app).await?.is_none()
+        {
+            self.events
+                .note(&name, events::REMOVED, "removed while it was being imported".to_owned(), BTreeMap::new())
+                .await;
+            return Ok(());
+        }
         let (row, _guard) = self.locked(app).await?;
         let record = row.record;
         let name = &record.spec.name;
@@ -178,6 +193,9 @@ impl Hub {
     }
 
     async fn try_settle(&self, app: &str) -> Result<(), ApiError> {
+        if self.imports.received_bytes(app).is_some() {
+            return Ok(());
+        }
         let (row, _guard) = self.locked(app).await?;
         let resting = self.rest() != Rest::None || *self.closing.borrow();
         if row.phase != Phase::Ready || resting {

@@ -23,14 +23,15 @@ impl Hub {
     }
 
     async fn status(&self, row: &Row) -> AppStatus {
-        if self.adopting.contains(&row.record.id) {
+        let id = &row.record.id;
+        let busy = match () {
+            () if self.adopting.contains(id) => Some(State::Adopting),
+            () if self.imports.received_bytes(id).is_some() => Some(State::Importing),
+            () => None,
+        };
+        if let Some(state) = busy {
             let nothing = ApiError::new(ErrorKind::Timeout, "not adopted yet");
-            return AppStatus {
-                state: State::Adopting,
-                last_exit: None,
-                stop_reason: None,
-                ..self.unknown(row, nothing)
-            };
+            return AppStatus { state, last_exit: None, stop_reason: None, ..self.unknown(row, nothing) };
         }
         match self.worker.status(&row.record.id).await {
             Ok(status) => status,
@@ -78,8 +79,36 @@ impl Hub {
 
     /// Why an app is where it is.
     pub(crate) async fn explain(&self, app: &str) -> Result<Explanation, ApiError> {
+        let row = self.row(app).await?;
+        if let Some(received) = self.imports.received_bytes(&row.record.id) {
+            return Ok(self.importing(&row, received).await);
+        }
         let id = self.adopted_row(app).await?.record.id;
         self.worker.explain(&id).await
+    }
+
+    /// What there is to say of an app that is being imported.
+    async fn importing(&self, row: &Row, received_bytes: u64) -> Explanation {
+        let name = &row.record.spec.name;
+        let why = format!(
+            "importing: {} KiB of its archive have been received; torpor rm {name} ends the import",
+            received_bytes >> 10
+        );
+        Explanation {
+            status: self.status(row).await,
+            why,
+            keeps_awake: Vec::new(),
+            sleeps_at: None,
+            keeps_dozing: Vec::new(),
+            warm_at: None,
+            wakes_at: None,
+            at_limits: Vec::new(),
+            refusals: Vec::new(),
+            lost_by_reboot: Vec::new(),
+            wake_sources: Vec::new(),
+            sleeps: Vec::new(),
+            wakes: Vec::new(),
+        }
     }
 
     /// What one app costs.

@@ -12,12 +12,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::{Extension, Router};
+use axum::Router;
+use hyper::body::Incoming;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use torpor_api::token::Token;
 use tracing::{debug, info, warn};
 
@@ -37,6 +40,21 @@ const HEAD_TIME: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(15);
 /// Pause after `accept` failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// A TCP connection without traffic is probed after this time, and then every [`PROBE_AGAIN`]; without an answer to [`PROBES`] it ends.
+const PROBE_AFTER: Duration = Duration::from_secs(60);
+const PROBE_AGAIN: Duration = Duration::from_secs(10);
+const PROBES: u32 = 6;
+
+/// Closes the connection of a request, which finds it among its extensions.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HangUp(Arc<Notify>);
+
+impl HangUp {
+    /// Closes it now, whatever is still to be sent.
+    pub(crate) fn now(&self) {
+        self.0.notify_one();
+    }
+}
 
 /// Where to listen.
 #[derive(Clone, Debug)]
@@ -66,7 +84,9 @@ impl Server {
                 if !address.ip().is_loopback() {
                     warn!(%address, "the API listens beyond this machine without encryption; put a TLS proxy before it");
                 }
-                Some((TcpListener::bind(address).await.map_err(failed)?, token))
+                let listener = TcpListener::bind(address).await.map_err(failed)?;
+                keep_alive(&listener).map_err(|error| failed(error.into()))?;
+                Some((listener, token))
             }
         };
         Ok(Self { hub, socket: listen.socket, unix, tcp })
@@ -135,12 +155,7 @@ where
         let Ok(place) = Arc::clone(places).acquire_owned().await else { return };
         match next().await {
             Ok((stream, visitor)) => {
-                // Where there is a token, whatever checks it finds the visitor with the request.
-                let router = match &visitor {
-                    Some(visitor) => router.clone().layer(Extension(visitor.clone())),
-                    None => router.clone(),
-                };
-                tokio::spawn(connection(stream, router, visitor, hub.closed(), place));
+                tokio::spawn(connection(stream, router.clone(), visitor, hub.closed(), place));
             }
             Err(error) => {
                 // Of one connection, or for want of descriptors: there is no event to wait for.
@@ -162,7 +177,17 @@ async fn connection<S>(
 {
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
-    let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).with_upgrades();
+    let hang_up = HangUp::default();
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(|mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(hang_up.clone());
+        // Where there is a token, whatever checks it finds the visitor with the request.
+        if let Some(visitor) = &visitor {
+            request.extensions_mut().insert(visitor.clone());
+        }
+        router.call(request)
+    });
+    let connection = http.serve_connection(TokioIo::new(stream), service).with_upgrades();
     let mut connection = std::pin::pin!(connection);
     let dismissed = async {
         match &visitor {
@@ -176,6 +201,10 @@ async fn connection<S>(
             debug!("a connection that has not shown the token is closed");
             return;
         }
+        () = hang_up.0.notified() => {
+            debug!("a connection whose client makes no progress is closed");
+            return;
+        }
         () = closed => {
             connection.as_mut().graceful_shutdown();
             connection.await
@@ -184,6 +213,14 @@ async fn connection<S>(
     if let Err(error) = ended {
         debug!(%error, "a connection broke");
     }
+}
+
+/// Ends connections whose peer is gone without a word; connections inherit it from their listener.
+fn keep_alive(listener: &TcpListener) -> rustix::io::Result<()> {
+    sockopt::set_socket_keepalive(listener, true)?;
+    sockopt::set_tcp_keepidle(listener, PROBE_AFTER)?;
+    sockopt::set_tcp_keepintvl(listener, PROBE_AGAIN)?;
+    sockopt::set_tcp_keepcnt(listener, PROBES)
 }
 
 /// Binds a Unix socket that only root may use, in the place of one that a crash left.

@@ -100,6 +100,7 @@ async fn a_directory_that_others_write_is_refused() {
             instance: "others".to_owned(),
             data_dir: data.clone(),
             idle: torpor_api::spec::Idle::default(),
+            stalled_after: torpor_hub::STALLED_AFTER,
         };
         let error = torpor_hub::Hub::open(options, FakeWorker::new()).await.err().expect("it was opened");
         std::error::Error::source(&error).unwrap().to_string()
@@ -120,6 +121,7 @@ async fn a_second_daemon_is_refused() {
         instance: "second".to_owned(),
         data_dir: dir.path().join("data"),
         idle: torpor_api::spec::Idle::default(),
+        stalled_after: torpor_hub::STALLED_AFTER,
     };
     let error = torpor_hub::Hub::open(options, FakeWorker::new()).await.err().unwrap();
     let pid = std::process::id().to_string();
@@ -254,6 +256,7 @@ async fn a_teardown_without_a_daemon_starts_nothing() {
         instance: "test".to_owned(),
         data_dir: dir.path().join("data"),
         idle: torpor_api::spec::Idle::default(),
+        stalled_after: torpor_hub::STALLED_AFTER,
     };
     let worker = FakeWorker::new();
     let hub = torpor_hub::Hub::open_to_rest(options, worker.clone()).await.unwrap();

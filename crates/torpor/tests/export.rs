@@ -5,9 +5,11 @@
 mod python;
 mod support;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
@@ -72,6 +74,33 @@ fn ledger(folder: &Path) -> (Daemon, PathBuf, String) {
     let archive = folder.join("ledger.torpor");
     export(&from, "ledger", &archive);
     (from, archive, last)
+}
+
+#[test]
+fn exports_that_nobody_reads_hold_up_no_app() {
+    /// More than a pool has threads.
+    const STREAMS: usize = 520;
+    let (daemon, _, mut session) = support::memcheck("8");
+    support::warm(&daemon, "check");
+    let unread: Vec<UnixStream> = (0..STREAMS)
+        .map(|_| {
+            let mut stream = UnixStream::connect(daemon.run_dir().join("api.sock")).unwrap();
+            stream.write_all(b"GET /v1/apps/check/archive HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            stream
+        })
+        .collect();
+    let mut answers = BTreeMap::<String, usize>::new();
+    for mut stream in &unread {
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).unwrap();
+        *answers.entry(String::from_utf8_lossy(&status).into_owned()).or_default() += 1;
+    }
+    let expected = [("HTTP/1.1 200".to_owned(), 8), ("HTTP/1.1 409".to_owned(), STREAMS - 8)];
+    assert_eq!(answers, BTreeMap::from(expected), "{}", daemon.log());
+    let answered = session.ask();
+    answered.unwrap_or_else(|error| panic!("{error}\n{}\n{}", told(&daemon, "check"), daemon.log()));
+    assert_eq!(stats(&daemon, "check").state, "running");
+    daemon.ok(&["images"]).unwrap();
 }
 
 #[test]

@@ -292,6 +292,10 @@ impl WorkerPort for FakeWorker {
 
     async fn export(&self, id: &str, _sleep: bool) -> Result<BoxStream<std::io::Result<bytes::Bytes>>, ApiError> {
         self.called("export", id)?;
+        if self.name(id).as_deref() == Some("endless") {
+            let piece = || async { Some((Ok(bytes::Bytes::from_static(&[0; 512 << 10])), ())) };
+            return Ok(Box::pin(futures_util::stream::unfold((), move |()| piece())));
+        }
         Ok(Box::pin(futures_util::stream::iter([Ok(bytes::Bytes::from_static(b"an archive"))])))
     }
 
@@ -419,16 +423,21 @@ pub struct Running {
 
 impl Running {
     pub async fn start(dir: &Path, worker: Arc<FakeWorker>) -> Self {
-        Self::serve(dir, worker, None, true).await
+        Self::serve(dir, worker, None, true, torpor_hub::STALLED_AFTER).await
+    }
+
+    /// One that ends transfers of archives that have stalled for so long.
+    pub async fn impatient(dir: &Path, worker: Arc<FakeWorker>, stalled_after: Duration) -> Self {
+        Self::serve(dir, worker, None, true, stalled_after).await
     }
 
     /// One that does not wait until apps are adopted.
     pub async fn start_at_once(dir: &Path, worker: Arc<FakeWorker>) -> Self {
-        Self::serve(dir, worker, None, false).await
+        Self::serve(dir, worker, None, false, torpor_hub::STALLED_AFTER).await
     }
 
     pub async fn with_token(dir: &Path, worker: Arc<FakeWorker>, token: Option<torpor_api::token::Token>) -> Self {
-        Self::serve(dir, worker, token, true).await
+        Self::serve(dir, worker, token, true, torpor_hub::STALLED_AFTER).await
     }
 
     async fn serve(
@@ -436,9 +445,10 @@ impl Running {
         worker: Arc<FakeWorker>,
         token: Option<torpor_api::token::Token>,
         adopted: bool,
+        stalled_after: Duration,
     ) -> Self {
         let idle = torpor_api::spec::Idle { after: torpor_api::units::Span::from_secs(77), ..Default::default() };
-        let options = HubOptions { instance: "test".to_owned(), data_dir: dir.join("data"), idle };
+        let options = HubOptions { instance: "test".to_owned(), data_dir: dir.join("data"), idle, stalled_after };
         let hub = Hub::open(options, worker.clone()).await.unwrap();
         if adopted {
             hub.adopted(|_| ()).await;

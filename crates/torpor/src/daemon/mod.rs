@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use torpor_api::token::Token;
 use torpor_api::view::{Check, PutAway};
 use torpor_api::worker::Progress;
-use torpor_hub::{Hub, HubOptions, Listen, Server};
+use torpor_hub::{Hub, HubOptions, Listen, STALLED_AFTER, Server};
 use tracing::{info, warn};
 
 use crate::config::Config;
@@ -104,7 +104,12 @@ pub(crate) async fn doctor(config: &Config) -> Result<Vec<Check>, Failure> {
 }
 
 fn options(config: &Config) -> HubOptions {
-    HubOptions { instance: config.instance.clone(), data_dir: config.data_dir.clone(), idle: config.idle.clone() }
+    HubOptions {
+        instance: config.instance.clone(),
+        data_dir: config.data_dir.clone(),
+        idle: config.idle.clone(),
+        stalled_after: STALLED_AFTER,
+    }
 }
 
 fn only_root(command: &'static str) -> Result<(), Failure> {

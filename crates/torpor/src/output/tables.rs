@@ -24,6 +24,7 @@ pub(super) fn state(state: State) -> &'static str {
         State::Stopping => "stopping",
         State::Restarting => "restarting",
         State::Adopting => "adopting",
+        State::Importing => "importing",
         State::NotAnswering => "not answering",
     }
 }

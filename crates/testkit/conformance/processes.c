@@ -208,6 +208,50 @@ PROGRAM(stopped, "a child stopped by SIGSTOP goes on when it is continued, and n
     EQ(status, 0);
 }
 
+// Stops its children, naps, continues them, and counts rounds and continuations that it did not hear of.
+static void stop_and_continue(volatile long *rounds, volatile long *lost) {
+    enum { CHILDREN = 60 };
+    pid_t children[CHILDREN];
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (int i = 0; i < CHILDREN; i++) {
+        children[i] = NEED(fork());
+        if (children[i] == 0) { prctl(PR_SET_PDEATHSIG, SIGKILL); for (;;) pause(); }
+    }
+    for (;; ++*rounds) {
+        int status;
+        for (int i = 0; i < CHILDREN; i++) {
+            NEED(kill(children[i], SIGSTOP));
+            if (waitpid(children[i], &status, WUNTRACED) != children[i] || !WIFSTOPPED(status)) ++*lost;
+        }
+        usleep(200000);
+        for (int i = 0; i < CHILDREN; i++) NEED(kill(children[i], SIGCONT));
+        for (int i = 0; i < CHILDREN; i++) {
+            pid_t heard = 0;
+            for (int n = 0; n < 2000 && heard == 0; n++) {
+                // What it hears of first may be the stop.
+                heard = waitpid(children[i], &status, WCONTINUED | WNOHANG);
+                if (heard == 0) usleep(1000);
+            }
+            if (heard != children[i] || !WIFCONTINUED(status)) ++*lost;
+        }
+    }
+}
+PROGRAM(stopped_children, "a parent hears of each of its stopped children that it continues right after") {
+    volatile long *counts = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    NEED(counts == MAP_FAILED ? -1 : 0);
+    pid_t parent = NEED(fork());
+    if (parent == 0) stop_and_continue(&counts[0], &counts[1]);
+    while (counts[0] < 1) usleep(1000);
+    captured();
+    long before = counts[0];
+    for (int n = 0; counts[0] < before + 2 && n < 20000; n++) usleep(1000);
+    HOLDS(counts[0] >= before + 2);
+    EQ(counts[1], 0);
+    int status;
+    NEED(kill(parent, SIGKILL));
+    EQ(waitpid(parent, &status, 0), parent);
+}
+
 static __thread int own;
 static void *named_thread(void *argument) {
     long number = (long)argument;

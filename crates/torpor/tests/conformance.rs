@@ -73,6 +73,7 @@ conformance! {
     zombies: ok,
     subreaper: ok,
     stopped: ok,
+    stopped_children: ok,
     threads: ok,
     many_threads: ok,
     ended_leader: refused "its first thread has ended while others live on",

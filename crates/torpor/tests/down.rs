@@ -5,6 +5,7 @@
 mod python;
 mod support;
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -44,6 +45,37 @@ fn rests_apps_that_a_daemon_left_behind() {
     daemon.up().unwrap();
     for app in ["awake", "asleep"] {
         assert_eq!(daemon.state(app).unwrap(), "warm", "{}", daemon.log());
+        daemon.ok(&["wake", app]).unwrap();
+    }
+}
+
+#[test]
+fn clients_that_only_listen_learn_that_their_connections_have_ended() {
+    let mut daemon = Daemon::start_with("[idle]\nsleep = false\n", &[]).unwrap();
+    let program = native::program("memcheck", &["2", "1", "7000", "0"], &[7000]).unwrap();
+    let clients = ["awake", "dozing", "warm"].map(|app| {
+        let address = daemon.run_program(&program, app, "").unwrap()[0];
+        let mut session = eventually_ok("it answers", PATIENCE, || LineSession::open(address)).unwrap();
+        session.step().unwrap();
+        let listens = std::net::TcpStream::connect(address).unwrap();
+        listens.set_read_timeout(Some(PATIENCE)).unwrap();
+        (app, session, listens)
+    });
+    doze(&daemon, "dozing");
+    support::warm(&daemon, "warm");
+    daemon.ok(&["down"]).unwrap();
+    for (app, session, mut listens) in clients {
+        match listens.read(&mut [0; 1]) {
+            Ok(0) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+            told => panic!("{app}: {told:?}"),
+        }
+        drop(session);
+    }
+    let log = daemon.log();
+    assert!(!log.contains("holds its output open"), "{log}");
+    daemon.up().unwrap();
+    for app in ["awake", "dozing", "warm"] {
         daemon.ok(&["wake", app]).unwrap();
     }
 }

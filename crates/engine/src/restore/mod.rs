@@ -45,7 +45,7 @@ mod vet;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -64,8 +64,14 @@ use self::open::{Opened, Starters};
 use self::run::Building;
 use self::staged::Staged;
 use crate::files::{self, Around, ConnectionLock, Given, Removed, Root};
+use crate::proc;
 use crate::step::Timings;
 use crate::wait::socket::SocketChanges;
+
+/// How long it may take until a process that was stopped has stopped again.
+const STOPS_WITHIN: Duration = Duration::from_secs(1);
+/// Between two looks at it.
+const STOP_PAUSE: Duration = Duration::from_micros(50);
 
 /// What to restore.
 pub struct Restore<'a> {
@@ -254,8 +260,26 @@ impl Building<'_> {
             let stopped = self.life(n).and_then(|life| life.stopped_by).filter(|_| task.kind == plan::Kind::Thread(0));
             let signal = stopped.unwrap_or(0);
             newborn.detach(signal).map_err(|error| RestoreError::Set { pid: task.tid, what: "letting go", error })?;
+            if stopped.is_some() {
+                self.wait_until_stopped(n);
+            }
         }
         Ok(())
+    }
+
+    /// A stopped process stops by itself, also in the freezer. Before it has, SIGCONT would only take back the stop, and a parent that
+    /// sends it would wait for ever for its child to continue (`WCONTINUED`).
+    fn wait_until_stopped(&self, n: usize) {
+        let path = format!("/proc/{}/stat", self.id(n));
+        let deadline = Instant::now() + STOPS_WITHIN;
+        // There is no event for who is not its parent. One that has been killed meanwhile is not there.
+        while proc::stat(&path).is_ok_and(|stat| !matches!(stat.state, 'T' | 'Z' | 'X')) {
+            if Instant::now() >= deadline {
+                tracing::warn!(pid = self.id(n), "a process that was stopped has not stopped again yet");
+                return;
+            }
+            std::thread::sleep(STOP_PAUSE);
+        }
     }
 
     fn life(&self, n: usize) -> Option<&Life> {

@@ -40,7 +40,8 @@ pub(super) async fn exec(client: &Client, args: ExecArgs) -> Result<i32, Failure
     }
     request.validate()?;
     let stream = client.exec(&args.app, &request).await?;
-    let raw = if args.tty { Some(RawTerminal::enter()?) } else { None };
+    // Without input, keys are for this command: Ctrl-C ends it.
+    let raw = if args.tty && args.interactive { Some(RawTerminal::enter()?) } else { None };
     let mut reader = stream.reader;
     let sending = send(stream.writer, args.interactive, args.tty);
     let receiving = async {

@@ -242,6 +242,8 @@ impl Task {
             return Err(format!("it is {}", self.app.phase().name()));
         }
         (self.watch, self.asleep, self.cached_image, self.init) = (None, None, None, None);
+        // While its network is there: so its connections end for their peers, too. And nobody else has its output open then.
+        tokio::task::block_in_place(|| self.forget_parked());
         if let Some(sandbox) = self.sandbox.take() {
             let destroyed = tokio::task::spawn_blocking(move || sandbox.destroy()).await;
             let destroyed = destroyed.map_err(|error| error.to_string())?;

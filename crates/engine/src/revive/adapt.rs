@@ -4,14 +4,15 @@
 //! sleeps: those of the clocks that time passes on are set to the moment at which they would have expired, so that the kernel
 //! itself counts what was missed and keeps the rhythm.
 
+use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use torpor_image::tree::{FileKind, Machine, Tree};
+use torpor_image::tree::{FileId, FileKind, Machine, Tree};
 use torpor_linux::restorer::ANY;
 
+use super::waited::Waited;
 use crate::files::Given;
 use crate::home::{Home, clock_offsets};
 use crate::restore::calls;
@@ -103,9 +104,11 @@ pub(super) fn to_kept_files(plan: &mut Plan, tree: &Tree, staged: &Staged<'_>, g
     }
 }
 
-/// Kept `flock` locks show who had taken them, and are changed to another kind and back. Where somebody waits for one (it is in a
+/// Kept `flock` locks show who had taken them, and are changed to another kind and back. Where somebody may wait for one (it is in a
 /// file that others have, too), it is left alone: it might be lost.
 fn kept_locks(plan: &mut Plan, tree: &Tree, given: &Given) {
+    // Read once, and only where a lock is kept.
+    let mut waited = None;
     for task in leaders(plan) {
         let Some(life) = tree.processes.get(task.process as usize).and_then(|process| process.alive()) else {
             continue;
@@ -113,27 +116,21 @@ fn kept_locks(plan: &mut Plan, tree: &Tree, given: &Given) {
         let mut steps: Vec<_> = plan.steps(&task).collect();
         // There are two steps for each lock.
         steps.retain(|(_, step)| i64::from(step.number) == calls::FLOCK);
+        if steps.is_empty() {
+            continue;
+        }
+        let files: HashMap<u64, FileId> = life.descriptors.iter().map(|one| (one.fd as u64, one.file)).collect();
         for two in steps.chunks_exact_mut(2) {
             let [(address, change), (_, back)] = two else { continue };
-            let file = life.descriptors.iter().find(|one| one.fd as u64 == change.arguments[0]).map(|one| one.file);
-            let kept = file.and_then(|file| given.get(&file));
-            if kept.is_some_and(|kept| is_waited_for(kept).unwrap_or(true)) {
+            let kept = files.get(&change.arguments[0]).and_then(|file| given.get(file));
+            let Some(kept) = kept else { continue };
+            let waited = waited.get_or_insert_with(Waited::read);
+            if rustix::fs::fstat(kept).map_or(true, |stat| waited.may_have(stat.st_ino)) {
                 change.arguments[1] = back.arguments[1];
                 plan.set_step(*address, change);
             }
         }
     }
-}
-
-/// Somebody waits for a lock of the file.
-fn is_waited_for(fd: &OwnedFd) -> io::Result<bool> {
-    let inode = rustix::fs::fstat(fd)?.st_ino.to_string();
-    let locks = crate::proc::read("/proc/locks")?;
-    // `1: -> FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF`
-    Ok(locks.lines().any(|line| {
-        let mut words = line.split_ascii_whitespace().skip(1);
-        words.next() == Some("->") && words.nth(4).is_some_and(|file| file.rsplit(':').next() == Some(&inode))
-    }))
 }
 
 fn leaders(plan: &Plan) -> Vec<Task> {

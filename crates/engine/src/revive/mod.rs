@@ -23,6 +23,7 @@ mod aside;
 mod error;
 mod owners;
 mod prepare;
+mod waited;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

@@ -70,7 +70,7 @@ impl Began {
         for pid in pids {
             let threads = match proc::threads(*pid) {
                 Ok(threads) => threads,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) if proc::gone(&error) => continue,
                 Err(error) => return Err(error),
             };
             for tid in threads.into_iter().filter(|tid| waits_for_a_time(*pid, *tid)) {

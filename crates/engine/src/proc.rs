@@ -5,6 +5,8 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 
+use rustix::io::Errno;
+
 /// `path`'s contents; files under `/proc` have no length to ask for.
 pub(crate) fn read(path: &str) -> io::Result<String> {
     let mut file = File::open(path)?;
@@ -20,6 +22,11 @@ pub(crate) fn read(path: &str) -> io::Result<String> {
     }
     // Names of programs and files may hold any bytes; what is parsed here is ASCII.
     Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
+/// The process or thread that was asked about is not there any more.
+pub(crate) fn gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
 /// A line of `/proc` that is not as `proc(5)` says.

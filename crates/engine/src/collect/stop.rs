@@ -7,7 +7,6 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
 use torpor_linux::ptrace::{Seized, StopError};
 
 use super::CollectError;
@@ -61,17 +60,13 @@ fn children_of(pid: i32, threads: &[i32]) -> io::Result<Vec<i32>> {
 fn gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) if proc::gone(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
 fn gone_is_none(result: io::Result<Vec<i32>>) -> io::Result<Vec<i32>> {
     gone(result).map(Option::unwrap_or_default)
-}
-
-fn is_gone(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
 #[derive(Default)]
@@ -187,7 +182,7 @@ fn seize(pid: i32, tid: i32) -> Result<Option<Seized>, CollectError> {
     }
     match Seized::seize(tid) {
         Ok(seized) => Ok(Some(seized)),
-        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) if proc::gone(&error) => Ok(None),
         Err(error) => Err(why_not(pid, tid, error)),
     }
 }

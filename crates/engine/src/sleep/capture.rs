@@ -1,7 +1,6 @@
 //! The abortable part: freeze, stop, watch, copy, sync, commit.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use torpor_image::{HEADER_BYTES, Header, State, checksum};
@@ -13,6 +12,7 @@ use crate::memory::copy::copy;
 use crate::memory::layout::{Flags, areas};
 use crate::memory::sink::PageSink;
 use crate::plan::{Began, Memories, ThreadPlan};
+use crate::proc::gone;
 use crate::step::Step;
 use crate::target::Phase;
 use crate::trace::{Process, install_park_loop, stop_all};
@@ -216,14 +216,16 @@ fn given_up(by: Option<String>) -> Result<(), Stop> {
 fn prepare(pids: &[i32], memories: &Memories) -> Result<(Began, Vec<(i32, Flags)>), Stop> {
     let mut flags = Vec::with_capacity(pids.len());
     for pid in pids {
-        let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(3);
-        match Flags::read(*pid) {
-            Ok(found) => flags.push((*pid, found)),
-            Err(error) if gone(&error) => continue,
+        // One that ends while it is looked at is not there to fall asleep.
+        match Flags::read(*pid).and_then(|flags| Ok((flags, pins(*pid)?))) {
+            Ok((found, pins)) => {
+                flags.push((*pid, found));
+                if let Some(why) = pins.into_iter().next() {
+                    return Err(Stop::Refused(why));
+                }
+            }
+            Err(error) if gone(&error) => {}
             Err(error) => return Err(Failure::Look(error).into()),
-        }
-        if let Some(why) = pins(*pid).map_err(Failure::Look)?.into_iter().next() {
-            return Err(Stop::Refused(why));
         }
     }
     Ok((Began::take(pids, memories).map_err(Failure::Look)?, flags))
@@ -237,4 +239,24 @@ fn shares_with(pid: i32, others: &[i32]) -> Result<bool, Failure> {
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_that_end_while_they_are_looked_at_are_passed_over() {
+        for _ in 0..300 {
+            let mut child = std::process::Command::new("true").spawn().unwrap();
+            let pid = child.id() as i32;
+            let reaper = std::thread::spawn(move || child.wait());
+            while !reaper.is_finished() {
+                if let Err(Stop::Failed(error)) = prepare(&[pid], &Memories::default()) {
+                    panic!("{error:?}");
+                }
+            }
+            assert!(reaper.join().unwrap().unwrap().success());
+        }
+    }
 }

@@ -38,12 +38,11 @@ fn areas_in_the_way(pid: i32) -> io::Result<Vec<String>> {
 
 /// Everything that would make a sleep of these processes be refused; those that have ended are passed over.
 pub fn obstacles(pids: &[i32]) -> io::Result<Vec<String>> {
-    const ESRCH: i32 = 3;
     let mut found = Vec::new();
     for pid in pids {
         match pins(*pid).and_then(|pins| Ok((pins, areas_in_the_way(*pid)?))) {
             Ok((pins, areas)) => found.extend(pins.into_iter().chain(areas)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {}
+            Err(error) if proc::gone(&error) => {}
             Err(error) => return Err(error),
         }
     }

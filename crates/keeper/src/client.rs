@@ -19,8 +19,8 @@ use torpor_linux::closer::AppFile;
 
 use crate::error::Error;
 use crate::limits::{FDS_PER_KEY, FDS_PER_PACKET, PACKET_BYTES, REPLY_TIMEOUT};
-use crate::packet;
 use crate::protocol::{DecodeError, Info, PROTOCOL_VERSION, Refusal, Reply, Request, check_key, decode_reply, encode};
+use crate::{packet, store};
 
 /// How often an entry may be replaced while it is read before [`Client::get`] gives up.
 const GET_ATTEMPTS: u32 = 16;
@@ -168,6 +168,23 @@ impl Client {
             }
             (rest, request, tail) = (after, Request::PutMore, &[]);
         }
+    }
+
+    /// Whether `fds` descriptors could be put under `key` now, as far as their number goes. Nothing is reserved.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] as [`Client::put`] would; when the keeper cannot be reached.
+    pub fn has_room(&self, key: &str, fds: usize) -> Result<(), Error> {
+        let info = self.ping()?;
+        let beside = match store::group(key) {
+            Some(group) => self.list(group)?.iter().filter(|other| other.key != key).map(|one| one.fds as usize).sum(),
+            None => 0,
+        };
+        store::check_fds(fds, info.fds as usize, beside, info.fds_limit as usize).map_err(|source| Error::Refused {
+            request: "put",
+            key: key.to_owned(),
+            source,
+        })
     }
 
     /// The entry of `key`, if there is one. The keeper keeps its own descriptors.

@@ -12,6 +12,26 @@ use std::ops::Bound;
 use crate::limits::{ALL_BLOBS_BYTES, APP_SHARE, BLOB_BYTES, FDS_PER_KEY, KEYS, SMALL_PUT};
 use crate::protocol::{Refusal, check_key};
 
+/// What the keys of one app have in common, with the `/` at its end; `None`: the key belongs to no app.
+pub(crate) fn group(key: &str) -> Option<&str> {
+    key.match_indices('/').nth(1).map(|(end, _)| &key[..=end])
+}
+
+/// Whether `fds` descriptors may be put where `all` are held, `own` of them by other entries of the app, and `limit` may be.
+pub(crate) fn check_fds(fds: usize, all: usize, own: usize, limit: usize) -> Result<(), Refusal> {
+    if fds > FDS_PER_KEY {
+        return Err(Refusal::FdsPerKey { count: fds as u64 });
+    }
+    if all + fds > limit {
+        return Err(Refusal::Fds { held: all as u64, asked: fds as u64, limit: limit as u64 });
+    }
+    let share = limit / APP_SHARE;
+    if fds > SMALL_PUT && own + fds > share {
+        return Err(Refusal::Share { held: own as u64, asked: fds as u64, limit: share as u64 });
+    }
+    Ok(())
+}
+
 /// One key's blob and descriptors.
 #[derive(Debug)]
 pub(crate) struct Held<D> {
@@ -60,20 +80,7 @@ impl<D> Store<D> {
         if blob_bytes > BLOB_BYTES {
             return Err(Refusal::Blob { bytes: blob_bytes as u64 });
         }
-        if fds > FDS_PER_KEY {
-            return Err(Refusal::FdsPerKey { count: fds as u64 });
-        }
-        if self.fds + staged + fds > self.fds_limit {
-            return Err(Refusal::Fds {
-                held: (self.fds + staged) as u64,
-                asked: fds as u64,
-                limit: self.fds_limit as u64,
-            });
-        }
-        let (held, limit) = (self.held_beside(key), self.fds_limit / APP_SHARE);
-        if fds > SMALL_PUT && held + fds > limit {
-            return Err(Refusal::Share { held: held as u64, asked: fds as u64, limit: limit as u64 });
-        }
+        check_fds(fds, self.fds + staged, self.held_beside(key), self.fds_limit)?;
         if self.blob_bytes + blob_bytes > ALL_BLOBS_BYTES {
             return Err(Refusal::Blobs { held: self.blob_bytes as u64, asked: blob_bytes as u64 });
         }
@@ -85,8 +92,7 @@ impl<D> Store<D> {
 
     /// Descriptors of the other entries of the app that `key` belongs to.
     fn held_beside(&self, key: &str) -> usize {
-        let Some((end, _)) = key.match_indices('/').nth(1) else { return 0 };
-        let group = &key[..=end];
+        let Some(group) = group(key) else { return 0 };
         self.range(group, None).filter(|(other, _)| *other != key).map(|(_, held)| held.fds.len()).sum()
     }
 

@@ -260,6 +260,28 @@ fn bounds_are_refused_with_their_numbers() {
     assert!(client.get(&"x".repeat(5_000)).unwrap().is_none());
 }
 
+/// What is asked beforehand is answered as the put would be.
+#[test]
+fn room_is_told_beforehand() {
+    let keeper = Keeper::start();
+    let client = keeper.client();
+    let share = client.ping().unwrap().fds_limit as usize / torpor_keeper::limits::APP_SHARE;
+    let pipe: Vec<OwnedFd> = vec![io::pipe().unwrap().0.into()];
+    client.put("app/1/watch", b"", &borrow(&pipe)).unwrap();
+    client.put("app/2/files", b"", &borrow(&pipe)).unwrap();
+    let most = torpor_keeper::limits::FDS_PER_KEY;
+    if share > most {
+        client.has_room("app/1/files", most).unwrap();
+        let error = client.has_room("app/1/files", most + 1).unwrap_err();
+        assert!(matches!(error, Error::Refused { source: Refusal::FdsPerKey { .. }, .. }), "{error}");
+        return;
+    }
+    // One is taken by the other entry of the app.
+    client.has_room("app/1/files", share - 1).unwrap();
+    let error = client.has_room("app/1/files", share).unwrap_err();
+    assert!(matches!(error, Error::Refused { source: Refusal::Share { held: 1, .. }, .. }), "{error}");
+}
+
 #[test]
 fn hostile_packets_are_refused_and_harm_nobody() {
     let keeper = Keeper::start();

@@ -73,4 +73,10 @@ pub trait Parking: Send + Sync {
     /// Holds duplicates of these descriptors, by their place in the image's list of files, in place of all that it held of
     /// this app; all or nothing.
     fn park(&self, files: &[(FileId, BorrowedFd<'_>)]) -> io::Result<()>;
+
+    /// Whether so many would be held; an error says why not. Asked before anything is done for going warm, so that an app with
+    /// too many goes on dozing.
+    fn has_room(&self, _files: usize) -> io::Result<()> {
+        Ok(())
+    }
 }

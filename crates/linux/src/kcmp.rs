@@ -58,14 +58,13 @@ pub fn open_files(a: (i32, i32), b: (i32, i32)) -> io::Result<Ordering> {
     order(unsafe { libc::syscall(libc::SYS_kcmp, a.0, b.0, KCMP_FILE, number(a.1), number(b.1)) })
 }
 
-/// Whether the open file of a descriptor (process and number) is what `slot` of an epoll descriptor of process `watcher`
-/// watches.
-pub fn is_watched(file: (i32, i32), watcher: i32, slot: EpollSlot) -> io::Result<bool> {
+/// Orders the open file of a descriptor (process and number) and the one that `slot` of an epoll descriptor of process `watcher`
+/// watches, as [`open_files`] orders. The kernel walks the registrations of the epoll descriptor for each call.
+pub fn watched(file: (i32, i32), watcher: i32, slot: EpollSlot) -> io::Result<Ordering> {
     let number = libc::c_ulong::from(file.1.unsigned_abs());
     // SAFETY: beside numbers kcmp takes the address of a slot in the kernel's layout, which lives through the call and
     // is only read.
-    let answer = unsafe { libc::syscall(libc::SYS_kcmp, file.0, watcher, KCMP_EPOLL_TFD, number, &raw const slot) };
-    order(answer).map(Ordering::is_eq)
+    order(unsafe { libc::syscall(libc::SYS_kcmp, file.0, watcher, KCMP_EPOLL_TFD, number, &raw const slot) })
 }
 
 #[cfg(test)]
@@ -95,8 +94,10 @@ mod tests {
         let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
         epoll::add(&watcher, &a, epoll::EventData::new_u64(7), epoll::EventFlags::IN).unwrap();
         let slot = EpollSlot { epoll: watcher.as_raw_fd() as u32, target: a.as_raw_fd() as u32, occurrence: 0 };
-        assert!(is_watched((own, a.as_raw_fd()), own, slot).unwrap());
-        assert!(!is_watched((own, b.as_raw_fd()), own, slot).unwrap());
-        assert!(is_watched((own, a.as_raw_fd()), own, EpollSlot { occurrence: 1, ..slot }).is_err());
+        assert_eq!(watched((own, a.as_raw_fd()), own, slot).unwrap(), Ordering::Equal);
+        let order = open_files((own, b.as_raw_fd()), (own, a.as_raw_fd())).unwrap();
+        assert_eq!(watched((own, b.as_raw_fd()), own, slot).unwrap(), order);
+        assert_ne!(order, Ordering::Equal);
+        assert!(watched((own, a.as_raw_fd()), own, EpollSlot { occurrence: 1, ..slot }).is_err());
     }
 }

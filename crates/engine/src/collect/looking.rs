@@ -43,10 +43,12 @@ pub(super) struct Looked {
     pub(super) obstacles: Vec<Obstacle>,
 }
 
-/// Looks at all processes of a tree, with their threads: what is in the way of it as a whole, and each of them.
+/// Looks at all processes of a tree, with their threads: what is in the way of it as a whole, and each of them. Where `go_on` says
+/// no, it ends with [`CollectError::Stopped`].
 pub(super) fn look_at_all(
     view: &View,
     tree: &[(i32, Vec<i32>)],
+    go_on: &(dyn Fn() -> bool + Sync),
 ) -> (io::Result<Vec<Obstacle>>, Result<Vec<Looked>, CollectError>) {
     let next = AtomicUsize::new(0);
     let some = || {
@@ -54,7 +56,7 @@ pub(super) fn look_at_all(
         loop {
             let n = next.fetch_add(1, Ordering::Relaxed);
             let Some((pid, threads)) = tree.get(n) else { return found };
-            found.push((n, look(view, *pid, threads)));
+            found.push((n, look(view, *pid, threads, go_on)));
         }
     };
     let threads: usize = tree.iter().map(|(_, threads)| threads.len()).sum();
@@ -83,11 +85,14 @@ pub(super) fn shared(looked: &mut [Looked]) -> Vec<SharedArea> {
 }
 
 /// Looks at a process with these threads.
-pub(super) fn look(view: &View, pid: i32, threads: &[i32]) -> Result<Looked, CollectError> {
+pub(super) fn look(view: &View, pid: i32, threads: &[i32], go_on: &dyn Fn() -> bool) -> Result<Looked, CollectError> {
     let mut obstacles = Vec::new();
     let mappings = mappings(pid).look(pid)?;
     let mut statuses = Vec::with_capacity(threads.len());
     for tid in threads {
+        if !go_on() {
+            return Err(CollectError::Stopped);
+        }
         let status = status(pid, *tid).look(pid)?;
         let mut refuse = |what: &str| obstacles.push(Obstacle::new(pid, Place::Thread(*tid), what, ""));
         if status.shadow_stack {

@@ -147,7 +147,7 @@ pub(crate) fn collect_as(
     let threads = |process: &trace::Process| process.threads.iter().map(|thread| thread.tracee.thread()).collect();
     let alive = stopped.iter().filter_map(|process| process.alive.as_ref());
     let found: Vec<(i32, Vec<i32>)> = alive.map(|process| (process.pid, threads(process))).collect();
-    let (obstacles, looked) = look_at_all(manner.view, &found);
+    let (obstacles, looked) = look_at_all(manner.view, &found, manner.go_on);
     let mut obstacles = obstacles.look(root)?;
     let mut looked = looked?;
     let mut tree = Tree { machine: machine().look(root)?, ..Tree::default() };
@@ -319,9 +319,21 @@ fn terminals(
     Ok(terminals)
 }
 
+/// What can be seen of processes that are to be captured.
+pub(crate) struct Examined {
+    /// What is in the way.
+    pub(crate) obstacles: Vec<Obstacle>,
+    /// Open files that would be kept; 0 where some cannot be described.
+    pub(crate) kept: usize,
+}
+
 /// Everything that can be seen to be in the way of capturing these processes of an app, which may be frozen and without
-/// their memory. Nothing is touched.
-pub(crate) fn examine(view: &View, family: &[Member]) -> Result<Vec<Obstacle>, CollectError> {
+/// their memory. Nothing is touched. Where `go_on` says no, it ends with [`CollectError::Stopped`].
+pub(crate) fn examine(
+    view: &View,
+    family: &[Member],
+    go_on: &(dyn Fn() -> bool + Sync),
+) -> Result<Examined, CollectError> {
     let mut found = Vec::new();
     for member in family.iter().filter(|member| !member.ended) {
         let mut threads = proc::threads(member.pid).look(member.pid)?;
@@ -334,7 +346,7 @@ pub(crate) fn examine(view: &View, family: &[Member]) -> Result<Vec<Obstacle>, C
     obstacles::shares(&parents.collect(), &mut obstacles).look(root)?;
     let (mut shared, mut rings) = (Vec::new(), HashSet::new());
     for (pid, threads) in &found {
-        let Looked { mappings, shared: more, obstacles: others, .. } = look(view, *pid, threads)?;
+        let Looked { mappings, shared: more, obstacles: others, .. } = look(view, *pid, threads, go_on)?;
         obstacles.extend(others);
         obstacles.extend(contexts::inherited(*pid, &mappings, &mut rings));
         shared.extend(more);
@@ -351,21 +363,24 @@ pub(crate) fn examine(view: &View, family: &[Member]) -> Result<Vec<Obstacle>, C
         lock: None,
         since: crate::wait::since::now(),
         look_only: true,
-        go_on: &|| true,
+        go_on,
     };
     let nowhere = File::open("/dev/null").look(root)?;
     let looked = view.within(|| files::collect(&request, &mut PageSink::new(&nowhere, 0))).look(root)?;
+    let mut kept = 0;
     match looked {
         Ok(files) => {
+            kept = files.kept.len();
             let sessions = processes.iter().map(|pid| Ok((*pid, process::group_and_session(*pid).look(*pid)?.1)));
             let sessions = sessions.collect::<Result<Vec<_>, CollectError>>()?;
             terminals(view, &files.terminals, sessions.into_iter(), &mut obstacles).look(root)?;
         }
         Err(files::CollectError::Refused(more)) => obstacles.extend(more),
+        Err(files::CollectError::Stopped) => return Err(CollectError::Stopped),
         Err(error) => return Err(error.into()),
     }
     obstacles.extend(ending::semaphores(view, root).look(root)?);
-    Ok(obstacles)
+    Ok(Examined { obstacles, kept })
 }
 
 /// This machine, now.

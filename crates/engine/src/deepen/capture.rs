@@ -2,7 +2,6 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use torpor_image::HEADER_BYTES;
@@ -79,19 +78,10 @@ impl Deepening<'_> {
     /// Describes it, copies its memory and writes the image.
     fn collect(&self, family: &[Member], records: &[ThreadPlan], file: &File) -> Result<Written, Stop> {
         let view = View::of(self.request.home, &all(family)).map_err(Failure::Look)?;
-        let by = Mutex::new(None);
-        let go_on = || match events::happened(&self.asleep.watch, self.request.abort) {
-            Ok(None) => true,
-            Ok(Some(what)) => {
-                *by.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(what);
-                false
-            }
-            // Asked again, and told, behind the copy.
-            Err(_) => true,
-        };
-        let manner = Manner { view: &view, go_on: &go_on, lock: None, streamed: false };
-        let collected = collect_as(&manner, &self.stopped, records, file, HEADER_BYTES);
-        let by = by.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (collected, by) = self.heeding(|go_on| {
+            let manner = Manner { view: &view, go_on, lock: None, streamed: false };
+            collect_as(&manner, &self.stopped, records, file, HEADER_BYTES)
+        });
         let Collected { mut tree, pages_end, kept, warnings, .. } = collected.map_err(|error| why(error, by))?;
         let captured = Duration::from_nanos(tree.machine.monotonic_ns);
         let left = self.asleep.wake_at.map(|at| at.saturating_sub(captured));

@@ -24,6 +24,7 @@ mod error;
 mod rouse;
 
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use torpor_image::tree::FileId;
@@ -33,7 +34,7 @@ pub use self::error::DeepenError;
 use crate::collect::Stopped;
 use crate::home::Home;
 use crate::plan::Memories;
-use crate::sleep::{Abort, Asleep, Stop, Target};
+use crate::sleep::{Abort, Asleep, Stop, Target, events};
 use crate::step::{Fault, Step, Timings};
 use crate::target::Parking;
 
@@ -123,11 +124,13 @@ struct Captured {
 
 impl Deepening<'_> {
     fn run(&mut self) -> Result<Warm, DeepenError> {
-        let family = self.examine()?;
-        let happened = self.sync_files()?;
+        let examined = match self.examine()? {
+            Ok(family) => self.sync_files()?.map_or(Ok(family), Err),
+            happened => happened,
+        };
         self.rouse()?;
         // What has happened is told only once: it must run for it.
-        let captured = happened.map_or(Ok(()), |by| Err(Stop::Aborted(by))).and_then(|()| self.capture(&family));
+        let captured = examined.map_err(Stop::Aborted).and_then(|family| self.capture(&family));
         match captured {
             Ok(captured) => self.end(captured),
             Err(Stop::Failed(error)) if self.ending() => Err(DeepenError::Ending(Box::new(error))),
@@ -137,6 +140,22 @@ impl Deepening<'_> {
 
     fn reached(&mut self, step: Step) -> Result<(), Fault> {
         self.timings.reached(step, self.target.faults)
+    }
+
+    /// Does something that asks whether to go on; gives what has happened, where that has ended it.
+    fn heeding<T>(&self, work: impl FnOnce(&(dyn Fn() -> bool + Sync)) -> T) -> (T, Option<String>) {
+        let by = Mutex::new(None);
+        let go_on = || match events::happened(&self.asleep.watch, self.request.abort) {
+            Ok(None) => true,
+            Ok(Some(what)) => {
+                *by.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
+                false
+            }
+            // Asked again, and told, afterwards.
+            Err(_) => true,
+        };
+        let done = work(&go_on);
+        (done, by.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn at(&self) -> Step {

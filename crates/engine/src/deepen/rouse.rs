@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use super::{DeepenError, Deepening};
-use crate::collect::{CollectError, Member, examine, family, without_leaders};
+use crate::collect::{CollectError, Examined, Member, examine, family, without_leaders};
 use crate::memory::refill::{RefillError, refill};
 use crate::obstacle::Obstacle;
 use crate::plan::{Memories, let_go};
@@ -34,8 +34,8 @@ fn dozes(error: &dyn std::error::Error) -> DeepenError {
 }
 
 impl Deepening<'_> {
-    /// Looks for what is in the way; touches nothing.
-    pub(super) fn examine(&mut self) -> Result<Vec<Member>, DeepenError> {
+    /// Looks for what is in the way; touches nothing. Or gives what has happened meanwhile.
+    pub(super) fn examine(&mut self) -> Result<Result<Vec<Member>, String>, DeepenError> {
         let mut pids = self.target.freezer.processes().map_err(|error| dozes(&error))?;
         pids.sort_unstable();
         if !self.asleep.state.processes.iter().map(|process| process.pid).eq(pids.iter().copied()) {
@@ -43,16 +43,22 @@ impl Deepening<'_> {
         }
         let mut obstacles = Vec::new();
         let family = family(self.request.home, &pids, &mut obstacles).map_err(|error| dozes(&error))?;
-        let found = View::of(self.request.home, &all(&family)).map_err(|error| dozes(&error)).and_then(|view| {
-            obstacles.extend(without_leaders(&family).map_err(|error| dozes(&error))?);
-            examine(&view, &family).map_err(|error| dozes(&error))
-        })?;
-        obstacles.extend(found);
-        if !obstacles.is_empty() {
-            return Err(DeepenError::Dozing(Obstacle::lines(&obstacles)));
-        }
+        let view = View::of(self.request.home, &all(&family)).map_err(|error| dozes(&error))?;
+        obstacles.extend(without_leaders(&family).map_err(|error| dozes(&error))?);
+        let happened = match self.heeding(|go_on| examine(&view, &family, go_on)) {
+            (Err(CollectError::Stopped), by) => Some(by.unwrap_or_else(|| "asked to".to_owned())),
+            (examined, _) => {
+                let Examined { obstacles: found, kept } = examined.map_err(|error| dozes(&error))?;
+                obstacles.extend(found);
+                if !obstacles.is_empty() {
+                    return Err(DeepenError::Dozing(Obstacle::lines(&obstacles)));
+                }
+                self.request.parking.has_room(kept).map_err(|error| dozes(&Failure::Park(error)))?;
+                None
+            }
+        };
         self.reached(Step::Examined).map_err(|fault| dozes(&fault))?;
-        Ok(family)
+        Ok(happened.map_or(Ok(family), Err))
     }
 
     /// Sees to it that the app's files are on disk, which takes long where much was written: while it dozes nobody waits for it.

@@ -1,5 +1,6 @@
 //! Taking: the flow, and what kind each open file is.
 
+use std::collections::{HashMap, HashSet};
 use std::io;
 
 use rustix::fs::{FileType, major};
@@ -15,7 +16,7 @@ use super::tcp::{self, Connections};
 use super::terminal::{self, Terminals};
 use super::unix::{self, Sockets};
 use super::{CollectError, Collected, Request, keep};
-use super::{epoll, event, fanotify, inet, inotify, netlink, packet, path};
+use super::{epoll, event, fanotify, inet, inotify, multicast, netlink, packet, path};
 use crate::memory::sink::PageSink;
 use crate::{Obstacle, Place};
 
@@ -83,6 +84,7 @@ pub(super) type Described<T> = Result<T, Why>;
 /// What describing one file may ask about all of them.
 pub(super) struct Context<'a, 'b> {
     pub(super) list: &'a List,
+    pub(super) descriptors: &'a Descriptors,
     pub(super) request: &'a Request<'a>,
     pub(super) pipes: Pipes,
     pub(super) memories: Memories<'a, 'b>,
@@ -91,6 +93,8 @@ pub(super) struct Context<'a, 'b> {
     pub(super) terminals: Terminals,
     pub(super) defaults: Defaults,
     pub(super) shuts: Shuts,
+    pub(super) groups: multicast::Groups,
+    pub(super) visited: epoll::Visited,
     /// Of connected netlink sockets.
     pub(super) netlink_peers: Vec<NetlinkPeer>,
     /// See [`Collected::warnings`].
@@ -104,7 +108,7 @@ pub(crate) fn collect(request: &Request<'_>, sink: &mut PageSink<'_>) -> Result<
     let mut descriptors = Descriptors::new();
     for (n, pid) in request.processes.iter().enumerate() {
         let inside = request.ids.get(pid).copied().unwrap_or(*pid);
-        descriptors.insert(*pid, list.descriptors(*pid, inside, n == 0)?);
+        descriptors.insert(*pid, list.descriptors(*pid, inside, n == 0, request.go_on)?);
     }
     describe_all(request, list, descriptors, sink)
 }
@@ -123,6 +127,7 @@ pub(super) fn describe_all(
     let connected = connections.files();
     let mut context = Context {
         list: &list,
+        descriptors: &descriptors,
         request,
         pipes: Pipes::default(),
         memories: Memories::new(sink, request).map_err(|source| failed(&list, 0, source))?,
@@ -131,6 +136,8 @@ pub(super) fn describe_all(
         terminals: Terminals::of(&list),
         defaults: Defaults::default(),
         shuts: Shuts::default(),
+        groups: multicast::Groups::default(),
+        visited: epoll::Visited::default(),
         netlink_peers: Vec::new(),
         warnings: Vec::new(),
     };
@@ -150,11 +157,16 @@ pub(super) fn describe_all(
             Err(Why::Stopped) => return Err(CollectError::Stopped),
         }
     }
-    for (file, item) in files.iter().zip(&list.items).enumerate().filter_map(|(n, (file, item))| {
-        let several = descriptors.values().filter(|table| table.iter().any(|one| one.file == n as FileId)).count() > 1;
-        (several || flying.contains(&(n as FileId))).then_some((file, item))
-    }) {
-        if matches!(file.kind, FileKind::OfProcess { .. }) {
+    // Each process counts once, however many descriptors of the file it has.
+    let mut holders: HashMap<FileId, usize> = HashMap::new();
+    for table in descriptors.values() {
+        let own: HashSet<FileId> = table.iter().map(|one| one.file).collect();
+        own.into_iter().for_each(|file| *holders.entry(file).or_default() += 1);
+    }
+    for (n, (file, item)) in files.iter().zip(&list.items).enumerate() {
+        let id = n as FileId;
+        let several = holders.get(&id).is_some_and(|holders| *holders > 1);
+        if matches!(file.kind, FileKind::OfProcess { .. }) && (several || flying.contains(&id)) {
             let what = format!("{} is shared by several processes", item.name());
             obstacles.push(obstacle(item, &what, "close it before the checkpoint"));
         }
@@ -184,10 +196,12 @@ pub(super) fn describe_all(
 /// Names the takers of locks that belong to open files, which are the machine's ids until now, as the tree knows them. Who has ended
 /// or has no descriptor of the file any more cannot take it again: somebody else will.
 fn own_locks(files: &mut [OpenFile], request: &Request<'_>, descriptors: &Descriptors) {
+    let locked = |file: FileId| files[file as usize].locks.iter().any(|lock| lock.kind != LockKind::Posix);
+    let tables = descriptors.iter().flat_map(|(pid, table)| table.iter().map(|one| (*pid, one.file)));
+    let holders: HashSet<(i32, FileId)> = tables.filter(|(_, file)| locked(*file)).collect();
     for (n, file) in files.iter_mut().enumerate() {
         for lock in file.locks.iter_mut().filter(|lock| lock.kind != LockKind::Posix) {
-            let table = descriptors.get(&lock.pid);
-            let has_it = table.is_some_and(|table| table.iter().any(|one| one.file == n as FileId));
+            let has_it = holders.contains(&(lock.pid, n as FileId));
             lock.pid = request.ids.get(&lock.pid).copied().filter(|_| has_it).unwrap_or(0);
         }
     }

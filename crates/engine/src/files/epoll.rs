@@ -3,7 +3,13 @@
 //! A registration is of a number and the open file that was behind it then; the kernel tells which of the tree's files it
 //! is (`kcmp(2)`). It is made again by a process, with the number it had. What an edge-triggered registration has told
 //! already, it may tell once more.
+//!
+//! Anonymous files (event counters, timers) share one inode, which says nothing about which of them is watched. The file that has the
+//! number now is nearly always the right one, and is compared first. Where it is not, the ordered list of the files of that inode is
+//! searched by halves. The kernel walks the registrations of the epoll descriptor for each comparison: how many it may visit for a tree
+//! is bounded ([`MOST_VISITED`]).
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -14,8 +20,21 @@ use torpor_linux::kcmp::{self, EpollSlot};
 
 use super::MakeError;
 use super::collect::{Context, Described, Why};
-use super::list::{Item, List};
+use super::list::Item;
 use crate::proc;
+
+/// Registrations that the kernel may visit for a tree; it visits one in about 10 ns.
+const MOST_VISITED: usize = 1 << 28;
+/// After so many it is asked whether to go on.
+const VISITED_AT_ONCE: usize = 1 << 17;
+
+/// How many registrations have been visited.
+#[derive(Debug, Default)]
+pub(super) struct Visited {
+    all: usize,
+    /// Since it was asked whether to go on.
+    lately: usize,
+}
 
 /// A line of fdinfo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +66,9 @@ pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item) -> Described<
     let keeps = context.request.view.keeps_files();
     let mut members = Vec::new();
     let mut seen: HashMap<i32, u32> = HashMap::new();
-    for text in item.info.text.lines().filter(|line| line.trim_start().starts_with("tfd:")) {
+    let lines = || item.info.text.lines().filter(|line| line.trim_start().starts_with("tfd:"));
+    let registered = lines().count();
+    for text in lines() {
         let line = line(text).ok_or_else(|| proc::unexpected("fdinfo (tfd)"))?;
         let occurrence = seen.entry(line.fd).or_default();
         let slot = EpollSlot {
@@ -56,7 +77,7 @@ pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item) -> Described<
             occurrence: *occurrence,
         };
         *occurrence += 1;
-        let Some(file) = find(context.list, &line, slot)? else {
+        let Some(file) = find(context, item, &line, (slot, registered))? else {
             if keeps {
                 // The kept descriptor goes on watching it.
                 let what = format!("an epoll descriptor that watches what was descriptor {}", line.fd);
@@ -76,8 +97,15 @@ pub(super) fn describe(context: &mut Context<'_, '_>, item: &Item) -> Described<
     Ok(FileKind::Epoll { members })
 }
 
-fn find(list: &List, line: &Line, slot: EpollSlot) -> std::io::Result<Option<FileId>> {
+/// The file that `slot` of `item` watches, which has so many registrations.
+fn find(
+    context: &mut Context<'_, '_>,
+    item: &Item,
+    line: &Line,
+    (slot, registered): (EpollSlot, usize),
+) -> Described<Option<FileId>> {
     let own = std::process::id() as i32;
+    let list = context.list;
     let candidates = list.same_object((line.device, line.inode));
     // A socket has one open file only; asking the kernel takes the longer, the more is watched.
     if let [only] = candidates
@@ -85,13 +113,48 @@ fn find(list: &List, line: &Line, slot: EpollSlot) -> std::io::Result<Option<Fil
     {
         return Ok(Some(*only));
     }
-    let watched = |file: &FileId| kcmp::is_watched((own, list.item(*file).fd.as_raw_fd()), own, slot);
-    for file in candidates {
-        if watched(file)? {
-            return Ok(Some(*file));
+    let (visited, go_on) = (&mut context.visited, context.request.go_on);
+    let mut order = |file: FileId| -> Described<Ordering> {
+        visited.visit(registered, go_on)?;
+        Ok(kcmp::watched((own, list.item(file).fd.as_raw_fd()), own, slot)?)
+    };
+    // What has the number now.
+    let table = context.descriptors.get(&item.holder.pid).map_or(&[][..], Vec::as_slice);
+    let now = table.binary_search_by_key(&line.fd, |one| one.fd).ok().map(|place| table[place].file);
+    if let Some(file) = now.filter(|file| list.item(*file).object() == (line.device, line.inode))
+        && order(file)?.is_eq()
+    {
+        return Ok(Some(file));
+    }
+    let (mut from, mut to) = (0, candidates.len());
+    while from < to {
+        let middle = from.midpoint(to);
+        match order(candidates[middle])? {
+            Ordering::Equal => return Ok(Some(candidates[middle])),
+            Ordering::Less => from = middle + 1,
+            Ordering::Greater => to = middle,
         }
     }
     Ok(None)
+}
+
+impl Visited {
+    /// Another so many are visited.
+    fn visit(&mut self, registrations: usize, go_on: &dyn Fn() -> bool) -> Described<()> {
+        self.all += registrations;
+        self.lately += registrations;
+        if self.all > MOST_VISITED {
+            let what = "epoll descriptors that watch so many files that finding them would take too long";
+            return Err(Why::refused(what, "let it watch fewer files that are not sockets"));
+        }
+        if self.lately > VISITED_AT_ONCE {
+            self.lately = 0;
+            if !go_on() {
+                return Err(Why::Stopped);
+            }
+        }
+        Ok(())
+    }
 }
 
 pub(super) fn make(_file: &OpenFile) -> Result<OwnedFd, MakeError> {
@@ -108,5 +171,14 @@ mod tests {
         assert_eq!((found.fd, found.events, found.data), (5, 0x8000_2019, 0xffff_0000_0000_0005));
         assert_eq!((found.inode, found.device), (0x2d, rustix::fs::makedev(8, 0x13)));
         assert!(line("tfd: 5 events: 19").is_none());
+    }
+
+    #[test]
+    fn what_is_visited_is_bounded() {
+        let mut visited = Visited::default();
+        for _ in 0..MOST_VISITED / 4096 {
+            visited.visit(4096, &|| true).unwrap();
+        }
+        assert!(matches!(visited.visit(1, &|| true), Err(Why::Refused { .. })));
     }
 }

@@ -20,7 +20,7 @@ use super::collect::{Context, Described, Why};
 use super::list::Item;
 use super::options::{self, Kind, fresh};
 use super::port::{self, Sharing};
-use super::{MakeError, datagram, locks, multicast, queue, raw, tcp};
+use super::{MakeError, datagram, locks, queue, raw, tcp};
 
 const INET: i32 = 2;
 const STREAM: i32 = 1;
@@ -107,7 +107,7 @@ pub(super) fn describe(context: &mut Context<'_, '_>, id: FileId, item: &Item, k
     };
     let mut options = context.defaults.options(&item.fd, kind)?;
     if kind.1 != STREAM {
-        options.extend(multicast::joined(&item.fd, kind)?);
+        options.extend(context.groups.joined(&item.fd, kind, context.request.go_on)?);
     }
     // A raw socket's port is its protocol.
     let bound = if kind.1 == RAW {

@@ -15,12 +15,16 @@ use torpor_linux::descriptor::duplicate_of;
 use torpor_linux::kcmp;
 
 use super::{CollectError, locks};
+use crate::obstacle::{Obstacle, Place};
 use crate::proc;
 
 /// `O_CLOEXEC`, which `fdinfo` shows among the flags although it is the descriptor's own.
 pub(super) const CLOSE_ON_EXEC: u32 = 0o2_000_000;
 /// `O_PATH`.
 pub(super) const PATH_ONLY: u32 = 0o10_000_000;
+/// Locks of a tree that are taken; one counts for each descriptor that shows it. The kernel walks all locks of a file to take another one
+/// there, so that the time for taking them again grows with the square.
+const MOST_LOCKS: usize = 1 << 14;
 
 /// Where an open file was found first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +68,8 @@ pub(super) struct List {
     pub(super) items: Vec<Item>,
     /// By device and inode; in each, ordered by the kernel's order of open files.
     objects: HashMap<(u64, u64), Vec<FileId>>,
+    /// Lines of locks that were read.
+    locks: usize,
 }
 
 impl Info {
@@ -146,10 +152,16 @@ impl List {
         }
     }
 
-    /// The descriptors of process `pid`; `inside` is its id in the tree's pid namespace.
-    pub(super) fn descriptors(&mut self, pid: i32, inside: i32, root: bool) -> Result<Vec<Descriptor>, CollectError> {
+    /// The descriptors of process `pid`; `inside` is its id in the tree's pid namespace. `go_on` is asked for each.
+    pub(super) fn descriptors(
+        &mut self,
+        pid: i32,
+        inside: i32,
+        root: bool,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Vec<Descriptor>, CollectError> {
         let numbers = numbers(pid).map_err(|source| look(pid, "the descriptors", source))?;
-        self.descriptors_among(pid, inside, root, &numbers)
+        self.descriptors_among(pid, inside, root, &numbers, go_on)
     }
 
     /// As [`Self::descriptors`], of these numbers, which ascend.
@@ -159,11 +171,15 @@ impl List {
         inside: i32,
         root: bool,
         numbers: &[i32],
+        go_on: &dyn Fn() -> bool,
     ) -> Result<Vec<Descriptor>, CollectError> {
         let handle = Pid::from_raw(pid).ok_or(Errno::SRCH).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
         let handle = handle.map_err(|error| look(pid, "the descriptors", error.into()))?;
         let mut found = Vec::with_capacity(numbers.len());
         for fd in numbers {
+            if !go_on() {
+                return Err(CollectError::Stopped);
+            }
             let failed = |source| look(pid, &format!("descriptor {fd}"), source);
             let duplicate = duplicate_of(&handle, *fd).map_err(|error| failed(error.into()))?;
             let info = Info::read(pid, *fd).map_err(failed)?;
@@ -176,8 +192,16 @@ impl List {
                 item.unknown_lock = true;
                 continue;
             };
+            self.locks += found_locks.len();
+            if self.locks > MOST_LOCKS {
+                let what = format!("it has more than {MOST_LOCKS} locks of files (fcntl, flock)");
+                let remedy = "let it release locks, or lock longer ranges";
+                return Err(CollectError::Refused(vec![Obstacle::new(pid, Place::Descriptor(*fd), what, remedy)]));
+            }
+            // Another descriptor may have shown them already; one descriptor shows each once.
+            let known = item.locks.len();
             for lock in found_locks {
-                if !item.locks.contains(&lock) {
+                if !item.locks[..known].contains(&lock) {
                     item.locks.push(lock);
                 }
             }
@@ -222,11 +246,26 @@ mod tests {
         let mut numbers: Vec<i32> = [&file, &same, &other].iter().map(|file| file.as_fd().as_raw_fd()).collect();
         numbers.sort_unstable();
         let mut list = List::default();
-        let found = list.descriptors_among(own, own, false, &numbers).unwrap();
+        let found = list.descriptors_among(own, own, false, &numbers, &|| true).unwrap();
         let id = |wanted: &std::fs::File| found.iter().find(|one| one.fd == wanted.as_raw_fd()).unwrap().file;
         assert_eq!(id(&file), id(&same));
         assert_ne!(id(&file), id(&other));
         assert!(found.iter().all(|one| one.close_on_exec));
         assert_eq!(list.items.len(), 2);
+    }
+    #[test]
+    fn too_many_locks_are_refused() {
+        let own = std::process::id() as i32;
+        let file = tempfile::tempfile().unwrap();
+        for byte in 0..=MOST_LOCKS as i64 / 2 {
+            // With a byte between them, so that they stay apart.
+            torpor_linux::fcntl::set_open_file_lock(&file, 1, 2 * byte, 1).unwrap();
+        }
+        let listed = |numbers: &[i32]| List::default().descriptors_among(own, own, false, numbers, &|| true);
+        listed(&[file.as_raw_fd()]).unwrap();
+        // A second descriptor shows them again.
+        let same = file.try_clone().unwrap();
+        let Err(CollectError::Refused(obstacles)) = listed(&[file.as_raw_fd(), same.as_raw_fd()]) else { panic!() };
+        assert!(obstacles[0].to_string().contains("more than 16384 locks"), "{}", obstacles[0]);
     }
 }

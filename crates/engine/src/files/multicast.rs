@@ -1,7 +1,8 @@
 //! Multicast groups that sockets have joined.
 //!
 //! The kernel does not list them by socket, but it lists the groups of each interface, and says of a socket whether it has
-//! joined one.
+//! joined one. That is asked for each pair of a socket and a group, under a lock of the network namespace: how often is bounded
+//! ([`MOST_ASKED`]).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,28 +24,59 @@ const INET6: u16 = 10;
 /// A group of an interface: the protocol's level, the interface's number, the group's `sockaddr`.
 type Group = (i32, u32, Vec<u8>);
 
-/// The groups that a socket has joined, as options.
-pub(super) fn joined(fd: &OwnedFd, kind: Kind) -> Described<Vec<SocketOption>> {
-    const RAW: i32 = 3;
-    let mut options = Vec::new();
-    for (level, interface, group) in groups()? {
-        // A socket of IPv6 can have joined IPv4 groups, too, unless it is a raw one.
-        let is_v6 = kind.0 == i32::from(INET6);
-        if (level == IPV6 && !is_v6) || (level == IP && is_v6 && kind.1 == RAW) {
-            continue;
-        }
-        let request = group_request(interface, &group);
-        match membership(fd, level, &request) {
-            Ok(None) => {}
-            Ok(Some(true)) => options.push(SocketOption { level, name: JOIN, value: request.to_vec() }),
-            Ok(Some(false)) => {
-                let what = "a socket that takes a multicast group from certain sources only";
-                return Err(Why::kept(what, "close it before the checkpoint"));
+/// How often the kernel is asked for a tree; it answers in about 1 µs.
+const MOST_ASKED: usize = 1 << 20;
+/// After so many answers it is asked whether to go on.
+const ASKED_AT_ONCE: usize = 1 << 10;
+
+/// The groups of the calling thread's network namespace, read once.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    groups: Option<Vec<Group>>,
+    asked: usize,
+}
+
+impl Groups {
+    /// The groups that a socket has joined, as options.
+    pub(super) fn joined(
+        &mut self,
+        fd: &OwnedFd,
+        kind: Kind,
+        go_on: &dyn Fn() -> bool,
+    ) -> Described<Vec<SocketOption>> {
+        const RAW: i32 = 3;
+        let mut options = Vec::new();
+        let groups = match &mut self.groups {
+            Some(known) => known,
+            none => none.insert(groups()?),
+        };
+        for (level, interface, group) in groups {
+            // A socket of IPv6 can have joined IPv4 groups, too, unless it is a raw one.
+            let is_v6 = kind.0 == i32::from(INET6);
+            if (*level == IPV6 && !is_v6) || (*level == IP && is_v6 && kind.1 == RAW) {
+                continue;
             }
-            Err(error) => return Err(error.into()),
+            self.asked += 1;
+            if self.asked > MOST_ASKED {
+                let what = "so many sockets and multicast groups that finding who has joined which would take too long";
+                return Err(Why::refused(what, "let it join fewer groups, or have fewer datagram sockets"));
+            }
+            if self.asked.is_multiple_of(ASKED_AT_ONCE) && !go_on() {
+                return Err(Why::Stopped);
+            }
+            let request = group_request(*interface, group);
+            match membership(fd, *level, &request) {
+                Ok(None) => {}
+                Ok(Some(true)) => options.push(SocketOption { level: *level, name: JOIN, value: request.to_vec() }),
+                Ok(Some(false)) => {
+                    let what = "a socket that takes a multicast group from certain sources only";
+                    return Err(Why::kept(what, "close it before the checkpoint"));
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
+        Ok(options)
     }
-    Ok(options)
 }
 
 /// Joins a group again.
@@ -114,5 +146,19 @@ mod tests {
         let found = v6("3    eth0            ff0200000000000000000000000000fb     1 0000000C 0").unwrap();
         assert_eq!((found.1, found.2[8], found.2[23]), (3, 0xff, 0xfb));
         assert!(v6("").is_none());
+    }
+    #[test]
+    fn asking_is_bounded_and_ends_when_told_to() {
+        const UDP: Kind = (INET as i32, 2, 17);
+        let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap().into();
+        let mut address = INET.to_ne_bytes().to_vec();
+        address.extend_from_slice(&[0, 0, 239, 1, 2, 3]);
+        let group: Group = (IP, 1, address);
+        let mut groups = Groups { groups: Some(vec![group; ASKED_AT_ONCE]), asked: 0 };
+        assert_eq!(groups.joined(&socket, UDP, &|| true).unwrap(), []);
+        assert!(matches!(groups.joined(&socket, UDP, &|| false), Err(Why::Stopped)));
+        groups.asked = MOST_ASKED - ASKED_AT_ONCE;
+        assert_eq!(groups.joined(&socket, UDP, &|| true).unwrap(), []);
+        assert!(matches!(groups.joined(&socket, UDP, &|| true), Err(Why::Refused { .. })));
     }
 }

@@ -69,15 +69,19 @@ impl Journal for Memory {
     }
 }
 
-/// A keeper in memory.
+/// A keeper in memory, with room for so many files.
 #[derive(Default)]
-pub struct Kept(pub Mutex<BTreeMap<u32, OwnedFd>>);
+pub struct Kept(pub Mutex<BTreeMap<u32, OwnedFd>>, pub Option<usize>);
 
 impl Parking for Kept {
     fn park(&self, files: &[(u32, BorrowedFd<'_>)]) -> io::Result<()> {
         let files = files.iter().map(|(id, fd)| Ok((*id, fd.try_clone_to_owned()?)));
         *self.0.lock().unwrap() = files.collect::<io::Result<_>>()?;
         Ok(())
+    }
+
+    fn has_room(&self, files: usize) -> io::Result<()> {
+        if self.1.is_none_or(|most| files <= most) { Ok(()) } else { Err(io::Error::other("no room in the keeper")) }
     }
 }
 

@@ -19,6 +19,7 @@ pub const TESTS: &[super::Test] = &[
     ("an_error_at_any_step_leaves_it_where_it_is_or_should_be", an_error_at_any_step),
     ("a_connection_ends_it", a_connection_ends_it),
     ("an_event_or_a_wish_at_any_step_ends_it", given_up_at_any_step),
+    ("too_many_open_files_leave_it_dozing", too_many_open_files_leave_it_dozing),
     ("the_zoo", the_zoo),
 ];
 
@@ -195,6 +196,21 @@ fn given_up_at_any_step() {
 }
 
 /// Programs of many processes and threads, with connections open.
+/// Whoever keeps its files is asked before anything is done.
+fn too_many_open_files_leave_it_dozing() {
+    let mut app = App::of_zoo("redis");
+    assert_eq!(count(&app), 1);
+    let asleep = app.doze();
+    app.kept.1 = Some(1);
+    let deepened = app.deepen(&asleep, &NoFaults);
+    let Err(DeepenError::Dozing(reasons)) = &deepened.result else { panic!("{:?}", deepened.result) };
+    assert!(reasons[0].contains("no room in the keeper"), "{reasons:?}");
+    assert!(deepened.timings.steps().is_empty(), "{:?}", deepened.timings.steps());
+    assert!(matches!(app.phase(), Phase::Dozing { .. }), "{:?}", app.phase());
+    app.kept.1 = None;
+    app.deepen(&asleep, &NoFaults).result.unwrap();
+}
+
 fn the_zoo() {
     let zoo = torpor_testkit::zoo::Zoo::open().unwrap();
     for program in zoo.programs().iter().filter(|program| program.name != "postfix") {

@@ -112,6 +112,10 @@ impl Parking for KeeperParking<'_> {
         let blob = serde_json::to_vec(&ids).map_err(io::Error::other)?;
         self.shared.keeper.put(&files_key(self.id), &blob, &fds).map_err(io::Error::other)
     }
+
+    fn has_room(&self, files: usize) -> io::Result<()> {
+        self.shared.keeper.has_room(&files_key(self.id), files).map_err(io::Error::other)
+    }
 }
 
 /// The parked open files of an app by their place in its image; empty if there are none.

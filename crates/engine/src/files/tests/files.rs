@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
@@ -16,8 +17,9 @@ use rustix::time::{
 };
 use torpor_image::tree::{FileKind, LockKind};
 
-use super::super::MakeError;
-use super::{Given, HERE, make, refusal, round, take};
+use super::super::list::{Descriptors, List};
+use super::super::{CollectError, MakeError};
+use super::{Given, HERE, described, make, refusal, round, take};
 
 fn seconds(tv_sec: i64) -> Timespec {
     Timespec { tv_sec, tv_nsec: 0 }
@@ -270,6 +272,61 @@ fn epoll_knows_its_members() {
         refusal(&[fds[0].try_clone().unwrap(), fds[1].try_clone().unwrap(), fds[2].try_clone().unwrap()])
             .contains("which the tree has not open")
     );
+}
+
+/// Event counters share one inode. Those that still have their number are found at once, the others by halves.
+#[test]
+fn epoll_finds_its_members_among_many_of_one_inode() {
+    let watcher = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let counters: Vec<_> = (0..300).map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).collect();
+    for (n, counter) in counters.iter().enumerate() {
+        epoll::add(&watcher, counter, epoll::EventData::new_u64(n as u64), epoll::EventFlags::IN).unwrap();
+    }
+    // The second half goes on under other numbers.
+    let mut fds: Vec<_> = vec![watcher];
+    for (n, counter) in counters.into_iter().enumerate() {
+        fds.push(if n < 150 { counter } else { counter.try_clone().unwrap() });
+    }
+    let own = std::process::id() as i32;
+    let mut numbers: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+    numbers.sort_unstable();
+    for descriptors in [false, true] {
+        let mut list = List::default();
+        let found = list.descriptors_among(own, own, false, &numbers, &|| true).unwrap();
+        let file = |fd: &OwnedFd| found.iter().find(|one| one.fd == fd.as_raw_fd()).unwrap().file;
+        let wanted: Vec<_> = fds[1..].iter().map(file).collect();
+        let mut tables = Descriptors::new();
+        if descriptors {
+            tables.insert(own, found.clone());
+        }
+        let files = described(list, tables, &|| true).unwrap().files;
+        let FileKind::Epoll { members } = &files[file(&fds[0]) as usize].kind else { panic!() };
+        let mut members: Vec<_> = members.iter().map(|member| (member.data, member.file)).collect();
+        members.sort_unstable();
+        assert_eq!(members, wanted.into_iter().enumerate().map(|(n, file)| (n as u64, file)).collect::<Vec<_>>());
+    }
+}
+
+/// Whoever asks for an end is heard while the members of one epoll descriptor are looked for.
+#[test]
+fn epoll_stops_when_asked_to() {
+    let watcher = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    // 500 comparisons visit 500 registrations each.
+    let counters: Vec<_> = (0..500).map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).collect();
+    for counter in &counters {
+        epoll::add(&watcher, counter, epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
+    }
+    let own = std::process::id() as i32;
+    let mut numbers: Vec<i32> = counters.iter().map(AsRawFd::as_raw_fd).collect();
+    // The first file that is described.
+    numbers.insert(0, watcher.as_raw_fd());
+    let mut list = List::default();
+    list.descriptors_among(own, own, false, &numbers, &|| true).unwrap();
+    // For each of the files it is asked once while sockets are looked for, and once before the first is described.
+    let asked = AtomicUsize::new(0);
+    let go_on = || asked.fetch_add(1, Ordering::Relaxed) < numbers.len() + 1;
+    assert!(matches!(described(list, Descriptors::new(), &go_on), Err(CollectError::Stopped)));
+    assert_eq!(asked.load(Ordering::Relaxed), numbers.len() + 2, "it was asked behind the members");
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn collect_own(fds: &[OwnedFd], image: &std::fs::File) -> Result<(Collected, Vec
     let mut numbers: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     numbers.sort_unstable();
     let mut list = List::default();
-    let found = list.descriptors_among(own, own, false, &numbers)?;
+    let found = list.descriptors_among(own, own, false, &numbers, &|| true)?;
     let ids = BTreeMap::from([(own, own)]);
     let request = Request {
         processes: &[own],
@@ -49,6 +49,28 @@ fn collect_own(fds: &[OwnedFd], image: &std::fs::File) -> Result<(Collected, Vec
     let collected = describe_all(&request, list, Descriptors::new(), &mut sink)?;
     sink.flush().unwrap();
     Ok((collected, files))
+}
+
+/// Describes what was listed.
+pub(super) fn described(
+    list: List,
+    descriptors: Descriptors,
+    go_on: &(dyn Fn() -> bool + Sync),
+) -> Result<Collected, CollectError> {
+    let own = std::process::id() as i32;
+    let request = Request {
+        processes: &[own],
+        ids: &BTreeMap::from([(own, own)]),
+        areas: &[],
+        view: &crate::view::View::machine(),
+        lock: None,
+        since: crate::wait::since::now(),
+        look_only: false,
+        go_on,
+    };
+    let image = tempfile::tempfile().unwrap();
+    let mut sink = PageSink::new(&image, HEADER_BYTES);
+    describe_all(&request, list, descriptors, &mut sink)
 }
 
 pub(super) fn take(fds: &[OwnedFd]) -> Result<Taken, CollectError> {

@@ -69,6 +69,9 @@ pub(super) fn queues(
     let mut sockets = Sockets::default();
     let mut n = 0;
     while let Some(item) = list.items.get(n) {
+        if !(request.go_on)() {
+            return Err(CollectError::Stopped);
+        }
         let id = n as FileId;
         n += 1;
         let failed = {

@@ -91,7 +91,9 @@ impl SandboxError {
     pub fn exit_status(&self) -> Option<i32> {
         match self {
             Self::Setup(SetupError::ProgramNotFound { .. }) => Some(127),
-            Self::Setup(SetupError::NotExecutable { .. } | SetupError::NoInterpreter { .. }) => Some(126),
+            Self::Setup(
+                SetupError::NotExecutable { .. } | SetupError::NoInterpreter { .. } | SetupError::Program32 { .. },
+            ) => Some(126),
             _ => None,
         }
     }
@@ -145,6 +147,9 @@ impl CgroupError {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are the operands of the message")]
 pub enum SetupError {
+    /// A program for 32 bits, while the filter is on.
+    #[error("`{program}` is a 32-bit program, and the system-call filter allows 64-bit programs only")]
+    Program32 { program: String },
     /// The program is nowhere.
     #[error("program `{program}` not found{}", searched.as_ref().map(|path| format!(" in PATH ({path})")).unwrap_or_default())]
     ProgramNotFound { program: String, searched: Option<String> },

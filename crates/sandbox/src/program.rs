@@ -77,7 +77,7 @@ pub(crate) fn become_program(becoming: Becoming, open: Open) -> ! {
             .and_then(|()| prepare(&becoming, stdio))
             .and_then(|()| gate.map_or(Ok(()), Gate::pass));
         let error = match prepared {
-            Ok(()) => execute(&becoming.program.command, &becoming.environment),
+            Ok(()) => execute(&becoming.program.command, &becoming.environment, becoming.confinement.seccomp),
             Err(error) => error,
         };
         never(report, &error)
@@ -178,31 +178,48 @@ fn c_strings(words: &[String]) -> Result<Vec<CString>, SetupError> {
 }
 
 /// Becomes `command` with `environment`, with default signals and no descriptor beyond 2. Returns only the error.
-fn execute(command: &[String], environment: &[String]) -> SetupError {
+fn execute(command: &[String], environment: &[String], filtered: bool) -> SetupError {
     let attempt = || -> Result<SetupError, SetupError> {
         close_on_exec_from(3).doing(|| "closing descriptors".to_owned())?;
         reset_signals(false).doing(|| "resetting signals".to_owned())?;
         let (arguments, words) = (c_strings(command)?, c_strings(environment)?);
         let program = command.first().map(String::as_str).unwrap_or_default();
+        let refused = |path: &str| filtered && is_32_bit(path);
         if program.contains('/') {
+            if refused(program) {
+                return Ok(SetupError::Program32 { program: program.to_owned() });
+            }
             let error = execve(&c_string(program)?, &arguments, &words);
             return Ok(failure(program, program, &error, None));
         }
         let path = environment.iter().find_map(|word| word.strip_prefix("PATH=")).unwrap_or_default();
-        let mut refused = None;
+        let mut passed_over = None;
         for directory in path.split(':') {
             let candidate = format!("{}/{program}", if directory.is_empty() { "." } else { directory });
+            if refused(&candidate) {
+                passed_over.get_or_insert(SetupError::Program32 { program: candidate });
+                continue;
+            }
             let error = execve(&c_string(&candidate)?, &arguments, &words);
             let failure = failure(program, &candidate, &error, Some(path));
             if !matches!(failure, SetupError::ProgramNotFound { .. }) {
                 // As execvp does: a file that may not be executed is passed over, but remembered.
-                refused.get_or_insert(failure);
+                passed_over.get_or_insert(failure);
             }
         }
         let nowhere = SetupError::ProgramNotFound { program: program.to_owned(), searched: Some(path.to_owned()) };
-        Ok(refused.unwrap_or(nowhere))
+        Ok(passed_over.unwrap_or(nowhere))
     };
     attempt().unwrap_or_else(|error| error)
+}
+
+/// Whether it is an ELF file for 32 bits, all of whose system calls the filter refuses: it would end by a signal without a word.
+fn is_32_bit(path: &str) -> bool {
+    const BEGINNING: [u8; 5] = *b"\x7fELF\x01";
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::open(path, flags, Mode::empty()) else { return false };
+    let mut found = [0; BEGINNING.len()];
+    matches!(rustix::io::read(&file, &mut found), Ok(_) if found == BEGINNING)
 }
 
 fn failure(program: &str, path: &str, error: &io::Error, searched: Option<&str>) -> SetupError {

@@ -73,6 +73,10 @@ fn exec_passes_streams_user_directory_and_status() {
         let output = exec(&place, &flags, who, b"");
         assert!(!output.status.success() && said(&output).contains(words), "{}", said(&output));
     }
+    let old = "import os; open('/tmp/old', 'wb').write(b'\\x7fELF\\x01' + bytes(99)); os.chmod('/tmp/old', 0o755)";
+    assert!(exec(&place, &[], old, b"").status.success());
+    let old = place.refused(&["exec", "app", "--", "/tmp/old"], 126);
+    assert!(old.contains("`/tmp/old` is a 32-bit program"), "{old}");
     let none = place.refused(&["exec", "app", "--", "/bin/none"], 127);
     assert!(none.contains("/bin/none"), "{none}");
     assert!(place.refused(&["exec", "nobody", "--", "/bin/x"], 3).contains("nobody"));

@@ -259,7 +259,7 @@ pub(crate) struct SleepArgs {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum LevelArg {
-    /// Frozen in place, its memory in an image: awake again in half a millisecond
+    /// Frozen in place, its memory in an image: small programs wake within a millisecond or two
     Dozing,
     /// Its processes ended, all of them in an image: takes the least memory
     Warm,

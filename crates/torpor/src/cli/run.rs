@@ -18,7 +18,7 @@ Examples:
 
 A source is a tarball, an OCI layout directory, a stored image, or a registry reference whose first part is a host
 (registry.example/web:1, localhost:5000/web). Schemes say it outright: tar:PATH, oci:PATH[:REF],
-docker-archive:PATH[:REF], docker://REF, image:NAME.";
+docker-archive:PATH[:NAME:TAG], docker://REF, image:NAME.";
 
 /// How `run` describes an app. Flags go over what the file says; lists are added to it.
 #[derive(Debug, Default, Args)]

@@ -19,7 +19,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -118,17 +118,24 @@ impl Store {
         Self::open_with(directory, Limits::default())
     }
 
-    /// Opens the store in `directory`, making it where it is missing, and removes what a crash left.
+    /// Opens the store in `directory`, making it where it is missing, and removes what a crash left. The caller has made sure that
+    /// nobody else can replace `directory`.
+    ///
+    /// # Errors
+    /// Where it, or a directory of the store in it, is a symbolic link or belongs to somebody else.
     pub fn open_with(directory: impl Into<PathBuf>, limits: Limits) -> Result<Self, Error> {
         let root = directory.into();
         let root = std::path::absolute(&root).map_err(Error::io("find", root))?;
-        for directory in [root.clone(), root.join("layers"), root.join("images"), root.join("names"), root.join("tmp")]
-        {
-            let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-            made.map_err(Error::io("create", &directory))?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&root).map_err(Error::io("create", &root))?;
+        temporary::close_directory(&root)?;
+        for name in ["layers", "images", "names", "tmp"] {
+            let directory = root.join(name);
+            match fs::DirBuilder::new().mode(0o700).create(&directory) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                made => made.map_err(Error::io("create", &directory))?,
+            }
+            temporary::close_directory(&directory)?;
         }
-        let closed = fs::set_permissions(&root, fs::Permissions::from_mode(0o700));
-        closed.map_err(Error::io("restrict", &root))?;
         let removed = temporary::clean(&root.join("tmp"))?;
         if removed > 0 {
             tracing::info!(removed, "removed temporaries of an earlier run");

@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, fchmod, flock, fstat, openat};
 use rustix::io::Errno;
 use tempfile::TempDir;
 
@@ -37,13 +37,18 @@ impl Temporary {
     }
 }
 
-/// Removes what earlier processes left in `parent`; returns how many.
+/// Removes the directories that earlier processes left in `parent`; returns how many. What is no directory is nobody's leftover and stays.
 pub(crate) fn clean(parent: &Path) -> Result<usize, Error> {
     let gate = open_directory(parent)?;
     flock(&gate, FlockOperation::LockExclusive).map_err(Error::errno("lock", parent))?;
     let mut removed = 0;
     for entry in std::fs::read_dir(parent).map_err(Error::io("read", parent))? {
-        let path = entry.map_err(Error::io("read", parent))?.path();
+        let entry = entry.map_err(Error::io("read", parent))?;
+        let path = entry.path();
+        if !entry.file_type().map_err(Error::io("look at", &path))?.is_dir() {
+            tracing::warn!(path = %path.display(), "no directory, so it is no temporary of the store; it stays");
+            continue;
+        }
         let lock = open_directory(&path)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             // Somebody works in it.
@@ -56,7 +61,34 @@ pub(crate) fn clean(parent: &Path) -> Result<usize, Error> {
     Ok(removed)
 }
 
+/// Gives a directory mode 0700. It must be our own, and no symbolic link.
+pub(crate) fn close_directory(path: &Path) -> Result<(), Error> {
+    let directory = open_directory(path)?;
+    let found = fstat(&directory).map_err(Error::errno("look at", path))?;
+    if found.st_uid != rustix::process::geteuid().as_raw() {
+        let why = format!("it belongs to user {}", found.st_uid);
+        return Err(Error::io("use", path)(std::io::Error::new(std::io::ErrorKind::PermissionDenied, why)));
+    }
+    fchmod(&directory, Mode::RWXU).map_err(Error::errno("restrict", path))
+}
+
 pub(crate) fn open_directory(path: &Path) -> Result<File, Error> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty()).map(File::from).map_err(Error::errno("open", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_directory_stays() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = |name: &str| parent.path().join(name);
+        std::fs::create_dir_all(path("t-1/inner")).unwrap();
+        std::fs::write(path("precious"), "x").unwrap();
+        std::os::unix::fs::symlink("/nonexistent", path("link")).unwrap();
+        assert_eq!(clean(parent.path()).unwrap(), 1);
+        assert!(path("precious").is_file() && path("link").is_symlink() && !path("t-1").exists());
+    }
 }

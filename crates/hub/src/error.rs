@@ -25,6 +25,24 @@ pub enum HubError {
         /// Who: its process id, as it wrote it.
         holder: String,
     },
+    /// Somebody else can replace a directory that the daemon works in as root.
+    #[error("cannot use {}: {why}", path.display())]
+    Unsafe {
+        /// The directory of the configuration.
+        path: PathBuf,
+        /// Which part of it, why, and what to do.
+        why: String,
+    },
+    /// A daemon with other directories has this name.
+    #[error("another torpor of the instance `{instance}` runs (process {holder}, data_dir {})", data_dir.display())]
+    NameTaken {
+        /// Name of the instance.
+        instance: String,
+        /// Who: its process id, as it wrote it.
+        holder: String,
+        /// Its data directory, as it wrote it.
+        data_dir: PathBuf,
+    },
     /// The database.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -32,7 +32,7 @@ const AT_ONCE: usize = 8;
 pub struct HubOptions {
     /// Name of the instance.
     pub instance: String,
-    /// Where its state is; made with mode 0700 if it is not there.
+    /// Where its state is: the directory that its lock is for.
     pub data_dir: PathBuf,
     /// Idle policy of apps that say nothing of their own.
     pub idle: Idle,
@@ -84,7 +84,7 @@ pub struct Hub {
     pub(crate) tearing_down: tokio::sync::Mutex<()>,
     /// True once the hub is closing; streams and loops end then.
     pub(crate) closing: watch::Sender<bool>,
-    _lock: InstanceLock,
+    _lock: Arc<InstanceLock>,
 }
 
 impl Hub {
@@ -92,24 +92,32 @@ impl Hub {
     /// [`Hub::adopted`].
     ///
     /// An app that cannot be taken over does not keep the others from it: it is logged and shown with the reason.
-    pub async fn open(options: HubOptions, worker: Arc<dyn WorkerPort>) -> Result<Arc<Self>, HubError> {
-        Self::open_as(options, worker, Opening::AsWanted).await
+    pub async fn open(
+        options: HubOptions,
+        lock: Arc<InstanceLock>,
+        worker: Arc<dyn WorkerPort>,
+    ) -> Result<Arc<Self>, HubError> {
+        Self::open_as(options, lock, worker, Opening::AsWanted).await
     }
 
     /// As [`Hub::open`], for a teardown without a daemon: with a worker that starts none of the apps it adopts. What is wanted of
     /// the apps stays as it is. Returns once all are adopted.
-    pub async fn open_to_rest(options: HubOptions, worker: Arc<dyn WorkerPort>) -> Result<Arc<Self>, HubError> {
-        let hub = Self::open_as(options, worker, Opening::ToRest).await?;
+    pub async fn open_to_rest(
+        options: HubOptions,
+        lock: Arc<InstanceLock>,
+        worker: Arc<dyn WorkerPort>,
+    ) -> Result<Arc<Self>, HubError> {
+        let hub = Self::open_as(options, lock, worker, Opening::ToRest).await?;
         hub.adopted(|_| ()).await;
         Ok(hub)
     }
 
     async fn open_as(
         options: HubOptions,
+        lock: Arc<InstanceLock>,
         worker: Arc<dyn WorkerPort>,
         opening: Opening,
     ) -> Result<Arc<Self>, HubError> {
-        let lock = InstanceLock::take(&options.data_dir)?;
         let store = Store::open(&options.data_dir.join(DATABASE)).await?;
         let rows = store.all_apps().await?;
         // Before anything can be collected, and before anybody asks for a name: layers and names of an app that is not adopted

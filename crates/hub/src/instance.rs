@@ -1,62 +1,179 @@
-//! One daemon for one data directory: a lock on `data_dir/torpor.lock`.
+//! One daemon for one data directory and one for one instance name: two locks, taken before anything is set up or changed.
 //!
-//! The kernel drops the lock with the process, however it ends; the file stays and holds the last owner's process id.
+//! | file | keeps away |
+//! |---|---|
+//! | `data_dir/torpor.lock` | a second daemon on the same state |
+//! | `/run/torpor-instances/NAME` | a daemon with other directories, but the same cgroups and nftables tables |
+//!
+//! The kernel drops a lock with the process, however it ends. `torpor.lock` stays and holds the last owner's process id. The
+//! other file also holds the data directory. Its owner removes it; a file that a crash leaves does no harm. Only the
+//! holder of the lock removes the name, and who has locked a file that has lost its name opens the path again.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 
+use crate::directories;
 use crate::error::HubError;
 
-/// The lock; it ends with this value.
+/// Where names of instances are locked: the same place for every daemon of the machine, whatever its configuration says.
+const NAMES: &str = "/run/torpor-instances";
+/// Directories of the worker in the data directory.
+const DATA: [&str; 2] = ["files", "apps"];
+/// And in the run directory.
+const RUN: [&str; 1] = ["apps"];
+/// Most that is read of a lock file, in bytes.
+const MOST_BYTES: u64 = 4096 + 32;
+
+/// What a daemon claims for itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim<'a> {
+    /// Name of the instance.
+    pub instance: &'a str,
+    /// State, images and layers.
+    pub data_dir: &'a Path,
+    /// Sockets.
+    pub run_dir: &'a Path,
+    /// The API's Unix socket.
+    pub socket: &'a Path,
+}
+
+/// The locks; they end with this value.
 #[derive(Debug)]
-pub(crate) struct InstanceLock(#[expect(dead_code, reason = "held for its lock")] File);
+pub struct InstanceLock {
+    _data: File,
+    _name: Option<NameLock>,
+}
 
 impl InstanceLock {
-    /// Takes the lock of a data directory, made with mode 0700 if it is not there.
-    pub(crate) fn take(data_dir: &Path) -> Result<Self, HubError> {
-        private_dir(data_dir)?;
-        let path = data_dir.join("torpor.lock");
-        let failed = |source| HubError::Prepare { path: path.clone(), source };
-        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).clone();
-        let mut file = options.open(&path).map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let mut holder = String::new();
-                file.take(32).read_to_string(&mut holder).map_err(failed)?;
-                return Err(HubError::AlreadyRunning { path: data_dir.to_owned(), holder: holder.trim().to_owned() });
-            }
-            Err(TryLockError::Error(source)) => return Err(failed(source)),
+    /// Checks the directories of a daemon, makes those that are missing, and takes both locks.
+    ///
+    /// # Errors
+    /// Where a user other than root can replace one of the directories, or another daemon has one of the locks. Nothing but
+    /// missing directories is made.
+    pub fn claim(claim: Claim<'_>) -> Result<Self, HubError> {
+        let Claim { instance, data_dir, run_dir, socket } = claim;
+        directories::private(data_dir)?;
+        directories::private(run_dir)?;
+        directories::shared(socket.parent().unwrap_or(Path::new("/")))?;
+        for (parent, names) in [(data_dir, DATA.as_slice()), (run_dir, RUN.as_slice())] {
+            names.iter().try_for_each(|name| directories::private_below(parent, name))?;
         }
-        write_pid(&mut file).map_err(failed)?;
-        Ok(Self(file))
+        let mut lock = Self::take(data_dir)?;
+        lock._name = Some(NameLock::take(Path::new(NAMES), instance, data_dir)?);
+        Ok(lock)
+    }
+
+    /// Takes the lock of a data directory only, made with mode 0700 if it is not there.
+    ///
+    /// # Errors
+    /// As [`claim`](Self::claim).
+    pub fn take(data_dir: &Path) -> Result<Self, HubError> {
+        directories::private(data_dir)?;
+        let path = data_dir.join("torpor.lock");
+        let (mut file, locked) = open_locked(&path)?;
+        if let Err(holder) = locked {
+            return Err(HubError::AlreadyRunning { path: data_dir.to_owned(), holder: holder.trim().to_owned() });
+        }
+        write(&mut file, &format!("{}\n", std::process::id())).map_err(failed(&path))?;
+        Ok(Self { _data: file, _name: None })
     }
 }
 
-fn write_pid(file: &mut File) -> io::Result<()> {
-    file.set_len(0)?;
-    file.rewind()?;
-    writeln!(file, "{}", std::process::id())
+/// The lock of an instance's name.
+#[derive(Debug)]
+struct NameLock {
+    path: PathBuf,
+    /// Unlocked after the name is removed.
+    _file: File,
 }
 
-/// Makes a directory with mode 0700 if it is not there. One that is there must be ours, and nobody else may be able to replace
-/// what lies in it.
-pub(crate) fn private_dir(path: &Path) -> Result<(), HubError> {
-    let failed = |source| HubError::Prepare { path: path.to_owned(), source };
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
-    let found = path.metadata().map_err(failed)?;
-    const STICKY: u32 = 0o1000;
-    const WRITTEN_BY_OTHERS: u32 = 0o022;
-    // Whom this process's own files belong to.
-    let own = Path::new("/proc/self").metadata().map_err(failed)?.uid();
-    let why = if found.uid() != own {
-        format!("it belongs to user {}", found.uid())
-    } else if found.mode() & WRITTEN_BY_OTHERS != 0 && found.mode() & STICKY == 0 {
-        format!("others may write in it (its mode is {:o})", found.mode() & 0o7777)
-    } else {
-        return Ok(());
-    };
-    Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, why)))
+impl NameLock {
+    fn take(names: &Path, instance: &str, data_dir: &Path) -> Result<Self, HubError> {
+        directories::private(names)?;
+        let path = names.join(instance);
+        loop {
+            let (mut file, locked) = open_locked(&path)?;
+            if let Err(holder) = locked {
+                let (process, data_dir) = holder.split_once('\n').unwrap_or((&holder, ""));
+                return Err(HubError::NameTaken {
+                    instance: instance.to_owned(),
+                    holder: process.trim().to_owned(),
+                    data_dir: PathBuf::from(data_dir.trim_end_matches('\n')),
+                });
+            }
+            if !is_named(&file, &path).map_err(failed(&path))? {
+                continue;
+            }
+            let text = format!("{}\n{}\n", std::process::id(), data_dir.display());
+            write(&mut file, &text).map_err(failed(&path))?;
+            return Ok(Self { path, _file: file });
+        }
+    }
+}
+
+impl Drop for NameLock {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the lock of the instance");
+        }
+    }
+}
+
+fn failed(path: &Path) -> impl Fn(io::Error) -> HubError {
+    let path = path.to_owned();
+    move |source| HubError::Prepare { path: path.clone(), source }
+}
+
+/// Opens a lock file in a checked directory and tries to lock it; the inner error is what its holder has written.
+fn open_locked(path: &Path) -> Result<(File, Result<(), String>), HubError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let file = options.open(path).map_err(failed(path))?;
+    match file.try_lock() {
+        Ok(()) => Ok((file, Ok(()))),
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = Vec::new();
+            (&file).take(MOST_BYTES).read_to_end(&mut holder).map_err(failed(path))?;
+            Ok((file, Err(String::from_utf8_lossy(&holder).into_owned())))
+        }
+        Err(TryLockError::Error(source)) => Err(failed(path)(source)),
+    }
+}
+
+/// Whether `path` is still the name of `file`.
+fn is_named(file: &File, path: &Path) -> io::Result<bool> {
+    let id = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+    match path.symlink_metadata() {
+        Ok(named) => Ok(id(named) == id(file.metadata()?)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn write(file: &mut File, text: &str) -> io::Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    file.write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_belongs_to_one_daemon_and_is_free_after_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = dir.path().join("names");
+        let first = NameLock::take(&names, "one", Path::new("/data/first")).unwrap();
+        let other = NameLock::take(&names, "two", Path::new("/data/second")).unwrap();
+        let error = NameLock::take(&names, "one", Path::new("/data/second")).unwrap_err().to_string();
+        assert!(error.contains(&std::process::id().to_string()) && error.contains("/data/first"), "{error}");
+        drop(first);
+        assert_eq!(fs::read_dir(&names).unwrap().count(), 1);
+        let again = NameLock::take(&names, "one", Path::new("/data/second")).unwrap();
+        drop((again, other));
+        assert_eq!(fs::read_dir(&names).unwrap().count(), 0);
+    }
 }

@@ -18,6 +18,7 @@
 mod adopting;
 mod archive;
 mod create;
+mod directories;
 mod error;
 mod events;
 mod http;
@@ -37,5 +38,6 @@ pub use error::{HubError, StoreError};
 pub use http::exec::{SessionEnd, run_session};
 pub use http::openapi;
 pub use hub::{Hub, HubOptions};
+pub use instance::{Claim, InstanceLock};
 pub use serve::{Listen, Server};
 pub use transfers::STALLED_AFTER;

@@ -24,10 +24,10 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use torpor_api::token::Token;
 use tracing::{debug, info, warn};
 
+use crate::directories;
 use crate::error::HubError;
 use crate::http;
 use crate::hub::{Hub, Rest};
-use crate::instance::private_dir;
 use crate::visitors::{AUTHENTICATED, VISITORS, Visitor, Visitors};
 
 /// Connections at the same time on the Unix socket.
@@ -57,27 +57,17 @@ impl HangUp {
 }
 
 /// Where to listen.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Listen {
-    /// The Unix socket.
-    pub socket: PathBuf,
-    /// TCP, and the token that it asks for.
-    pub tcp: Option<(SocketAddr, Token)>,
-}
-
-/// A hub that listens.
-pub struct Server {
-    hub: Arc<Hub>,
     socket: PathBuf,
-    unix: UnixListener,
     tcp: Option<(TcpListener, Token)>,
 }
 
-impl Server {
-    /// Opens the listeners. The hub's lock on its data directory says that no other daemon owns the socket.
-    pub async fn bind(hub: Arc<Hub>, listen: Listen) -> Result<Self, HubError> {
-        let unix = bind_private(&listen.socket)?;
-        let tcp = match listen.tcp {
+impl Listen {
+    /// The Unix socket's path, and a TCP address with the token that it asks for. The address is taken here, the path only by
+    /// [`Server::bind`]: to be called before anything is set up, so that an address in use is found in time.
+    pub async fn open(socket: PathBuf, tcp: Option<(SocketAddr, Token)>) -> Result<Self, HubError> {
+        let tcp = match tcp {
             None => None,
             Some((address, token)) => {
                 let failed = |source| HubError::Listen { address: address.to_string(), source };
@@ -89,7 +79,24 @@ impl Server {
                 Some((listener, token))
             }
         };
-        Ok(Self { hub, socket: listen.socket, unix, tcp })
+        Ok(Self { socket, tcp })
+    }
+}
+
+/// A hub that listens.
+pub struct Server {
+    hub: Arc<Hub>,
+    socket: PathBuf,
+    unix: UnixListener,
+    tcp: Option<(TcpListener, Token)>,
+}
+
+impl Server {
+    /// Opens the Unix socket. The hub's lock on its data directory says that no other daemon owns it.
+    pub fn bind(hub: Arc<Hub>, listen: Listen) -> Result<Self, HubError> {
+        let Listen { socket, tcp } = listen;
+        let unix = bind_private(&socket)?;
+        Ok(Self { hub, socket, unix, tcp })
     }
 
     /// The TCP address that it listens on.
@@ -227,9 +234,10 @@ fn keep_alive(listener: &TcpListener) -> rustix::io::Result<()> {
 fn bind_private(path: &Path) -> Result<UnixListener, HubError> {
     let failed = |source| HubError::Listen { address: path.display().to_string(), source };
     let parent = path.parent().unwrap_or(Path::new("/"));
-    private_dir(parent)?;
-    let hidden = parent.join(format!(".api-{}", std::process::id()));
-    private_dir(&hidden)?;
+    directories::shared(parent)?;
+    let hidden = format!(".api-{}", std::process::id());
+    directories::private_below(parent, &hidden)?;
+    let hidden = parent.join(hidden);
     let fresh = hidden.join("s");
     let bound = UnixListener::bind(&fresh).and_then(|listener| {
         std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;

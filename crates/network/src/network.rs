@@ -81,7 +81,8 @@ impl Network {
     /// To be called in the machine's network namespace, on whose runtime threads all other calls are made too.
     ///
     /// # Errors
-    /// No `nft`, a kernel that lacks what the rules need, a pool that overlaps a route, settings that cannot be written.
+    /// No `nft`, a kernel that lacks what the rules need, a pool that overlaps a route, settings that cannot be written. Then
+    /// nothing is left of a table that was made here.
     pub async fn open(config: NetworkConfig, guard: Option<OwnedFd>) -> Result<Self, NetworkError> {
         config.validate()?;
         fs::create_dir_all(&config.run_dir).map_err(|source| NetworkError::File {
@@ -95,6 +96,7 @@ impl Network {
         let mut reader =
             Netlink::open(protocols::NETFILTER).map_err(NetworkError::netlink("open a netlink socket for nftables"))?;
         let found = sets::attached(&mut reader, &config).map_err(reading(&config))?;
+        let is_new = found.is_none();
         let apps = match found {
             Some(apps) => {
                 tracing::info!(table = config.instance, apps = apps.len(), "taking over the network");
@@ -124,7 +126,13 @@ impl Network {
             reader: Mutex::new(reader),
             config,
         };
-        network.forward(&mut *network.state.lock().await).await?;
+        let forwarded = network.forward(&mut *network.state.lock().await).await;
+        if let Err(error) = forwarded {
+            if is_new && let Err(error) = network.teardown().await {
+                tracing::warn!(%error, "taking down a network that could not be set up");
+            }
+            return Err(error);
+        }
         Ok(network)
     }
 

@@ -151,7 +151,7 @@ impl Failure {
             Self::Parse(_) | Self::Config(_) | Self::Usage(_) => 2,
             Self::NotKept(_) => 7,
             Self::Interrupted => 130,
-            Self::Hub(HubError::AlreadyRunning { .. }) => 4,
+            Self::Hub(HubError::AlreadyRunning { .. } | HubError::NameTaken { .. }) => 4,
             Self::Checkpoint(CheckpointError::Refused { .. }) => 3,
             Self::Restore(error) if error.is_refusal() => 3,
             _ => 1,
@@ -173,6 +173,9 @@ impl Failure {
             Self::Ended { app, .. } => Some(format!("all that it wrote: torpor logs {app}")),
             Self::Hub(HubError::AlreadyRunning { .. }) => {
                 Some("use the one that runs, or give this one its own data_dir and run_dir".to_owned())
+            }
+            Self::Hub(HubError::NameTaken { .. }) => {
+                Some("use the one that runs, or give this one its own instance and pools".to_owned())
             }
             _ => None,
         }

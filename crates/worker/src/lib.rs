@@ -34,6 +34,7 @@ mod refused;
 mod requests;
 mod shared;
 mod space;
+mod support;
 mod wakes;
 mod worker;
 

@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use torpor_api::error::{ApiError, ErrorKind};
+use torpor_api::error::{ApiError, ErrorKind, chain};
 use torpor_api::worker::AppRecord;
 use torpor_keeper::Client;
 use torpor_network::{Network, NetworkError};
@@ -21,6 +21,7 @@ use crate::pressure::Dozers;
 use crate::requests::RequestThreads;
 use crate::shared::{Counts, Shared};
 use crate::space::ImageSpace;
+use crate::support::{self, Support};
 
 /// Why a worker cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +71,8 @@ pub enum OpenError {
 pub struct Worker {
     pub(crate) shared: Arc<Shared>,
     apps: Mutex<HashMap<String, AppHandle>>,
+    /// There was no keeper, and so no app of an earlier worker that lives.
+    is_new: bool,
     /// Ended with us.
     _tasks: tokio::task::JoinSet<()>,
     /// Held as long as we live: one worker per run directory.
@@ -77,45 +80,50 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker: takes over the keeper and the network, or sets them up.
+    /// Starts a worker: takes over the keeper and the network, or sets them up. The caller has made both directories of `config`,
+    /// and sure that nobody else can replace them or uses them.
+    ///
+    /// # Errors
+    /// What this start has set up is taken down again, unless an earlier worker's apps may depend on it.
     pub async fn open(config: WorkerConfig) -> Result<Arc<Self>, OpenError> {
         if !rustix::process::geteuid().is_root() {
             return Err(OpenError::NotRoot);
         }
-        for folder in [&config.data_dir, &config.run_dir] {
-            private_directory(folder).map_err(|error| OpenError::Directory(folder.clone(), error))?;
-        }
         torpor_linux::restorer::reserve().map_err(OpenError::Descriptors)?;
         let lock = lock(&config)?;
         let faults = RequestedFaults::with_keeper(crate::keeper::socket(&config))?;
-        let (launcher, keeper, store, config) = {
-            let opened = tokio::task::spawn_blocking(move || {
-                let hierarchies = Hierarchies::detect(&config.run_dir.join("cgroup2"))?;
-                let launcher = Launcher::new(&config.program, hierarchies)?;
-                let keeper = crate::keeper::open(&config, launcher.hierarchies()).map_err(OpenError::Keeper)?;
-                let store = Store::open(config.data_dir.join("files")).map_err(OpenError::Store)?;
-                Ok::<_, OpenError>((launcher, keeper, store, config))
-            });
-            match opened.await {
-                Ok(opened) => opened?,
-                Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-            }
-        };
+        // All that can fail without a trace comes before the first thing that leaves one.
+        let boot = torpor_engine::boot().map_err(OpenError::Boot)?;
+        let output = crate::logs::Pump::start().map_err(OpenError::Output)?;
+        let (launcher, Support { keeper, is_new }, store, config) = blocking(move || {
+            let store = Store::open(config.data_dir.join("files")).map_err(OpenError::Store)?;
+            let hierarchies = Hierarchies::detect(&config.run_dir.join("cgroup2"))?;
+            let launcher = Launcher::new(&config.program, hierarchies)?;
+            let support = Support::open(&config, launcher.hierarchies()).map_err(OpenError::Keeper)?;
+            Ok::<_, OpenError>((launcher, support, store, config))
+        })
+        .await?;
         let guard = crate::network::parked_guard(&keeper);
-        let network = Network::open(config.network.clone(), guard).await.map_err(OpenError::Network)?;
+        let opened = Self::open_network(&config, guard).await;
+        let (network, image_space) = match opened {
+            Ok(opened) => opened,
+            Err(error) if is_new => {
+                blocking(move || support::undo(&config, launcher.hierarchies())).await;
+                return Err(error);
+            }
+            Err(error) => return Err(error),
+        };
         crate::network::park_guard(&keeper, &network);
-        let image_space =
-            ImageSpace::of(&config).map_err(|error| OpenError::Directory(config.data_dir.clone(), error))?;
         let cached_images = crate::cached::CachedImages::new(config.cached_image_bytes);
         let at_once = config.wakes_at_once;
         let shared = Shared {
-            boot: torpor_engine::boot().map_err(OpenError::Boot)?,
+            boot,
             config,
             launcher,
             keeper,
             keeper_life: crate::keeper::KeeperLife::default(),
             network,
-            output: crate::logs::Pump::start().map_err(OpenError::Output)?,
+            output,
             store,
             requests: RequestThreads::new().map_err(OpenError::Requests)?,
             events: Events::new(),
@@ -138,7 +146,38 @@ impl Worker {
         tasks.spawn(crate::network::look_after(shared.clone()));
         tasks.spawn(crate::disk::manage(shared.clone()));
         tasks.spawn(crate::refused::manage(shared.clone()));
-        Ok(Arc::new(Self { shared, apps: Mutex::default(), _tasks: tasks, _lock: lock }))
+        Ok(Arc::new(Self { shared, apps: Mutex::default(), is_new, _tasks: tasks, _lock: lock }))
+    }
+
+    async fn open_network(
+        config: &WorkerConfig,
+        guard: Option<std::os::fd::OwnedFd>,
+    ) -> Result<(Network, ImageSpace), OpenError> {
+        let image_space =
+            ImageSpace::of(config).map_err(|error| OpenError::Directory(config.data_dir.clone(), error))?;
+        Ok((Network::open(config.network.clone(), guard).await.map_err(OpenError::Network)?, image_space))
+    }
+
+    /// For a daemon that cannot start although its worker could: takes down what this start has set up. Nothing is touched
+    /// that an app may depend on: none has been made known, no cgroup and no interface of one is there, and the keeper is new.
+    pub async fn give_up(&self) {
+        let is_used = || async {
+            let hierarchies = self.shared.launcher.hierarchies();
+            let groups = hierarchies.apps(&self.shared.config.instance)?;
+            let attached = self.shared.network.attached().await?;
+            Ok::<_, TeardownError>(!groups.is_empty() || !attached.is_empty())
+        };
+        if !self.is_new || !self.apps().is_empty() {
+            return;
+        }
+        let done = match is_used().await {
+            Ok(true) => Ok(()),
+            Ok(false) => self.end_everything().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = done {
+            tracing::warn!(error = %chain(&error), "taking down what this start has set up");
+        }
     }
 
     fn apps(&self) -> std::sync::MutexGuard<'_, HashMap<String, AppHandle>> {
@@ -182,7 +221,7 @@ impl Worker {
         crate::network::end_names(&self.shared);
         self.shared.network.teardown().await?;
         let shared = self.shared.clone();
-        let ended = tokio::task::spawn_blocking(move || -> Result<(), TeardownError> {
+        blocking(move || -> Result<(), TeardownError> {
             shared.keeper_life.end();
             // An earlier attempt may have ended it, and failed after that.
             Client::end(shared.keeper.path())?;
@@ -193,11 +232,8 @@ impl Worker {
             }
             hierarchies.remove_parent(instance)?;
             Ok(())
-        });
-        match ended.await {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-        }
+        })
+        .await
     }
 }
 
@@ -212,16 +248,20 @@ pub(crate) enum TeardownError {
     Cgroups(#[from] torpor_sandbox::CgroupError),
 }
 
-fn private_directory(path: &std::path::Path) -> io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+/// Runs what blocks on a thread for it.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
 }
 
 /// One worker per run directory.
 fn lock(config: &WorkerConfig) -> Result<std::fs::File, OpenError> {
     let path = config.run_dir.join("worker.lock");
     let wrong = |error: io::Error| OpenError::Directory(path.clone(), error);
-    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(wrong)?;
+    let file =
+        std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(wrong)?;
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::Running(config.run_dir.clone())),

@@ -27,7 +27,7 @@ use torpor_api::worker::{
     WorkerPort,
 };
 use torpor_api::{ApiError, ErrorKind};
-use torpor_hub::{Hub, HubError, HubOptions, Listen, Server};
+use torpor_hub::{Hub, HubError, HubOptions, InstanceLock, Listen, Server};
 
 /// What the fake holds of an app.
 #[derive(Clone, Debug)]
@@ -449,13 +449,15 @@ impl Running {
     ) -> Self {
         let idle = torpor_api::spec::Idle { after: torpor_api::units::Span::from_secs(77), ..Default::default() };
         let options = HubOptions { instance: "test".to_owned(), data_dir: dir.join("data"), idle, stalled_after };
-        let hub = Hub::open(options, worker.clone()).await.unwrap();
+        let lock = Arc::new(InstanceLock::take(&options.data_dir).unwrap());
+        let hub = Hub::open(options, lock, worker.clone()).await.unwrap();
         if adopted {
             hub.adopted(|_| ()).await;
         }
         let socket = dir.join("run/api.sock");
         let tcp = token.map(|token| ("127.0.0.1:0".parse().unwrap(), token));
-        let server = Server::bind(hub, Listen { socket: socket.clone(), tcp }).await.unwrap();
+        let listen = Listen::open(socket.clone(), tcp).await.unwrap();
+        let server = Server::bind(hub, listen).unwrap();
         let tcp = server.tcp_address();
         let (stop, stopped) = oneshot::channel::<()>();
         let served = tokio::spawn(server.run(async move {

@@ -4,6 +4,7 @@ mod logging;
 mod notify;
 mod worker;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -11,7 +12,7 @@ use tokio::sync::mpsc;
 use torpor_api::token::Token;
 use torpor_api::view::{Check, PutAway};
 use torpor_api::worker::Progress;
-use torpor_hub::{Hub, HubOptions, Listen, STALLED_AFTER, Server};
+use torpor_hub::{Claim, Hub, HubError, HubOptions, InstanceLock, Listen, STALLED_AFTER, Server};
 use tracing::{info, warn};
 
 use crate::config::Config;
@@ -44,9 +45,26 @@ async fn serve(config: Config) -> Result<(), Failure> {
         (Some(address), Some(file)) => Some((address, Token::read(file)?)),
         _ => None,
     };
+    let lock = claim(&config)?;
+    let listen = Listen::open(config.socket(), tcp).await?;
     let worker = worker::open(&config, false).await?;
-    let hub = Hub::open(options(&config), worker).await?;
-    let server = Server::bind(hub.clone(), Listen { socket: config.socket(), tcp }).await?;
+    let hub = match Hub::open(options(&config), lock.clone(), torpor_worker::port(worker.clone())).await {
+        Ok(hub) => hub,
+        Err(error) => {
+            worker.give_up().await;
+            return Err(error.into());
+        }
+    };
+    let server = match Server::bind(hub.clone(), listen) {
+        Ok(server) => server,
+        Err(error) => {
+            // Only then does the worker know whether there are apps.
+            hub.adopted(|_| ()).await;
+            hub.close().await;
+            worker.give_up().await;
+            return Err(error.into());
+        }
+    };
     info!(version = env!("CARGO_PKG_VERSION"), instance = config.instance, "torpor is up");
     let ready = tokio::spawn(async move { tell_when_adopted(&hub).await });
     let stop = async {
@@ -90,8 +108,15 @@ pub(crate) async fn down(
 ) -> Result<Vec<PutAway>, Failure> {
     only_root("down")?;
     logging::start(&config);
+    let lock = claim(&config)?;
     let worker = worker::open(&config, true).await?;
-    let hub = Hub::open_to_rest(options(&config), worker).await?;
+    let hub = match Hub::open_to_rest(options(&config), lock.clone(), torpor_worker::port(worker.clone())).await {
+        Ok(hub) => hub,
+        Err(error) => {
+            worker.give_up().await;
+            return Err(error.into());
+        }
+    };
     let done = hub.teardown(discard, progress).await;
     hub.close().await;
     done.map_err(Failure::from)
@@ -101,6 +126,13 @@ pub(crate) async fn down(
 pub(crate) async fn doctor(config: &Config) -> Result<Vec<Check>, Failure> {
     only_root("doctor")?;
     Ok(worker::doctor(config).await?)
+}
+
+/// Makes sure of the directories and of being the only daemon with them and with this name, before anything is set up.
+fn claim(config: &Config) -> Result<Arc<InstanceLock>, HubError> {
+    let socket = config.socket();
+    let (instance, data_dir, run_dir) = (&config.instance, &config.data_dir, &config.run_dir);
+    InstanceLock::claim(Claim { instance, data_dir, run_dir, socket: &socket }).map(Arc::new)
 }
 
 fn options(config: &Config) -> HubOptions {

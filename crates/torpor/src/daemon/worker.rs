@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use torpor_api::view::Check;
-use torpor_api::worker::WorkerPort;
 use torpor_api::{ApiError, ErrorKind, error::chain};
 use torpor_sandbox::Labels;
 use torpor_worker::{Deadlines, LogConfig, MemoryConfig, OpenError, Worker, WorkerConfig};
@@ -59,9 +58,9 @@ pub(super) async fn doctor(config: &Config) -> Result<Vec<Check>, ApiError> {
 }
 
 /// Opens the worker of this machine; `for_teardown`: only to put apps away.
-pub(super) async fn open(config: &Config, for_teardown: bool) -> Result<Arc<dyn WorkerPort>, ApiError> {
+pub(super) async fn open(config: &Config, for_teardown: bool) -> Result<Arc<Worker>, ApiError> {
     match Worker::open(settings(config, for_teardown)?).await {
-        Ok(worker) => Ok(torpor_worker::port(worker)),
+        Ok(worker) => Ok(worker),
         Err(error @ OpenError::Running(_)) => Err(ApiError::new(ErrorKind::Conflict, chain(&error))
             .with_hint("use the one that runs, or give this one its own instance, data_dir and run_dir")),
         Err(error) => Err(ApiError::new(ErrorKind::Unsupported, format!("the worker cannot start: {}", chain(&error)))

@@ -1,0 +1,184 @@
+//! Starts that are refused: they change nothing on the machine, and nothing in directories that others have prepared.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs::{self, Permissions};
+use std::net::TcpListener;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, lchown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use torpor_testkit::daemon::{Daemon, binary, leftovers};
+
+/// A user of the machine without root.
+const USER: Option<u32> = Some(1000);
+
+/// A place for starts with an instance of its own, on which no daemon runs any more.
+struct Place {
+    daemon: Daemon,
+    dir: PathBuf,
+}
+
+impl Place {
+    fn new() -> Self {
+        let mut daemon = Daemon::start().unwrap();
+        assert_eq!(daemon.down().unwrap(), Vec::<String>::new());
+        let dir = daemon.data_dir().parent().unwrap().to_owned();
+        Self { daemon, dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// A configuration as the daemon's, with other directories.
+    fn config(&self, data_dir: &Path, more: &str) -> PathBuf {
+        other_config(&self.dir, data_dir, &self.path("run"), more)
+    }
+
+    /// A start that must be refused with `words` and leave nothing; what it says.
+    fn refused(&self, config: &Path, words: &[&str]) {
+        let output = up(config);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code().is_some_and(|code| code != 0 && code != 124), "{:?}: {said}", output.status);
+        for words in words {
+            assert!(said.contains(words), "without {words:?}: {said}");
+        }
+        let dirs: [&Path; 1] = [&self.dir];
+        assert_eq!(leftovers(&self.daemon.instance(), &dirs), Vec::<String>::new(), "{said}");
+    }
+
+    fn data(&self, name: &str, mode: u32) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        path
+    }
+}
+
+/// The configuration in `dir` with other directories, and `more` at its end.
+fn other_config(dir: &Path, data_dir: &Path, run_dir: &Path, more: &str) -> PathBuf {
+    let text = fs::read_to_string(dir.join("torpor.toml")).unwrap();
+    let lines = text.lines().map(|line| match line.split(' ').next() {
+        Some("data_dir") => format!("data_dir = '{}'\n", data_dir.display()),
+        Some("run_dir") => format!("run_dir = '{}'\n", run_dir.display()),
+        _ => format!("{line}\n"),
+    });
+    let path = dir.join("other.toml");
+    fs::write(&path, lines.collect::<String>() + more).unwrap();
+    path
+}
+
+/// `torpor up`, killed after a while: status 124.
+fn up(config: &Path) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "60"]).arg(binary().unwrap()).arg("up").arg("--config").arg(config);
+    command.output().unwrap()
+}
+
+/// Every file below `dir` with its owner and mode.
+fn tree(dir: &Path) -> Vec<(PathBuf, u32, u32)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let metadata = path.symlink_metadata().unwrap();
+        found.push((path.clone(), metadata.uid(), metadata.mode()));
+        if metadata.is_dir() {
+            found.extend(tree(&path));
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn directories_that_others_can_replace_are_refused_before_anything_is_done() {
+    let place = Place::new();
+    let victim = place.path("victim");
+    fs::create_dir_all(victim.join("tmp/dir")).unwrap();
+    fs::write(victim.join("tmp/dir/precious"), "x").unwrap();
+    fs::set_permissions(&victim, Permissions::from_mode(0o755)).unwrap();
+    let before = tree(&place.path("victim"));
+    let plant = |at: &Path| {
+        symlink("../victim", at).unwrap();
+        lchown(at, USER, USER).unwrap();
+    };
+
+    let open = place.data("open", 0o777);
+    plant(&open.join("files"));
+    place.refused(&place.config(&open, ""), &["others may write in", "open (its mode is 777)", "chmod go-w"]);
+    let sticky = place.data("sticky", 0o1777);
+    place.refused(&place.config(&sticky, ""), &["sticky (its mode is 1777)"]);
+    let closed = place.data("closed", 0o700);
+    plant(&closed.join("files"));
+    place.refused(&place.config(&closed, ""), &["closed/files", "symbolic link"]);
+    let theirs = place.data("theirs", 0o700);
+    fs::DirBuilder::new().mode(0o777).create(theirs.join("apps")).unwrap();
+    chown(theirs.join("apps"), USER, USER).unwrap();
+    place.refused(&place.config(&theirs, ""), &["theirs/apps belongs to user 1000"]);
+    let inside = place.data("inside", 0o700);
+    fs::create_dir_all(inside.join("files/layers")).unwrap();
+    chown(inside.join("files/layers"), USER, USER).unwrap();
+    place.refused(&place.config(&inside, ""), &["inside/files/layers", "belongs to user 1000"]);
+
+    // A link of theirs in a directory of theirs; a directory of root in one of theirs.
+    let home = place.data("home", 0o755);
+    plant(&home.join("data"));
+    fs::create_dir(home.join("root")).unwrap();
+    chown(&home, USER, USER).unwrap();
+    for name in ["data", "root"] {
+        place.refused(&place.config(&home.join(name), ""), &["home belongs to user 1000", "chown"]);
+    }
+    let run = place.data("run2", 0o777);
+    place.refused(&other_config(&place.dir, &place.path("data"), &run, ""), &["run2 (its mode is 777)"]);
+
+    assert_eq!(tree(&victim), before);
+    assert_eq!(victim.metadata().unwrap().mode() & 0o7777, 0o755);
+}
+
+#[test]
+fn a_start_that_fails_takes_back_what_it_has_set_up() {
+    let place = Place::new();
+    // After keeper, network and store.
+    let no_database = place.data("no-database", 0o700);
+    fs::create_dir(no_database.join("torpor.db")).unwrap();
+    place.refused(&place.config(&no_database, ""), &["torpor.db"]);
+    // And after the database.
+    let no_socket = place.data("no-socket", 0o700);
+    fs::create_dir_all(place.path("api/api.sock/full")).unwrap();
+    let socket = format!("[api]\nsocket = '{}'\n", place.path("api/api.sock").display());
+    place.refused(&place.config(&no_socket, &socket), &["api.sock"]);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let token = place.path("token");
+    fs::write(&token, "0123456789abcdef").unwrap();
+    fs::set_permissions(&token, Permissions::from_mode(0o600)).unwrap();
+    let listen = taken.local_addr().unwrap();
+    let tcp = format!("[api]\nlisten = '{listen}'\ntoken_file = '{}'\n", token.display());
+    place.refused(&place.config(&place.path("no-port"), &tcp), &["cannot listen on"]);
+}
+
+#[test]
+fn a_plain_file_among_temporaries_keeps_no_daemon_from_starting() {
+    let mut place = Place::new();
+    let precious = place.path("data/files/tmp/precious");
+    fs::write(&precious, "x").unwrap();
+    place.daemon.up().unwrap();
+    assert_eq!(fs::read_to_string(precious).unwrap(), "x");
+}
+
+#[test]
+fn a_second_daemon_of_the_same_instance_is_refused() {
+    let daemon = Daemon::start().unwrap();
+    let dir = daemon.data_dir().parent().unwrap().to_owned();
+    let dirs: [&Path; 1] = [&dir];
+    let before = leftovers(&daemon.instance(), &dirs);
+    let config = other_config(&dir, &dir.join("data2"), &dir.join("run2"), "");
+    let output = up(&config);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    let (pid, data) = (daemon.pid().unwrap().to_string(), daemon.data_dir().display().to_string());
+    for words in [&daemon.instance(), &pid, &data] {
+        assert!(said.contains(words), "without {words:?}: {said}");
+    }
+    assert_eq!(leftovers(&daemon.instance(), &dirs), before);
+    daemon.ok(&["ps"]).unwrap();
+}

@@ -163,8 +163,8 @@ pub enum SetupError {
     NoInterpreter { program: String },
     /// The file system of a layer or volume cannot be seen with other owners.
     #[error(
-        "the file system of {path} does not allow id-mapped mounts, which a user namespace needs: use ext4, xfs, btrfs or \
-         another that does, or turn the app's user namespace off"
+        "the file system of {path}, or one that is mounted below it, does not allow id-mapped mounts, which a user namespace \
+         needs: use ext4, xfs, btrfs or another that does, name a directory without mounts, or turn the app's user namespace off"
     )]
     NoIdMapping { path: String },
     /// A mount point of the image that is not what it must be.

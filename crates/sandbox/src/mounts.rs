@@ -76,7 +76,7 @@ pub(crate) fn clone_host(path: &Path, recursive: bool) -> Result<OwnedFd, SetupE
 pub(crate) fn map_ids(mount: &OwnedFd, ids: BorrowedFd<'_>, recursive: bool, path: &Path) -> Result<(), SetupError> {
     let change = MountChange { ids: Some(ids), recursive, ..MountChange::default() };
     change_mount(mount, change).map_err(|error| match error.raw_os_error() {
-        Some(libc::EINVAL) => SetupError::NoIdMapping { path: path.display().to_string() },
+        Some(libc::EINVAL | libc::EPERM) => SetupError::NoIdMapping { path: path.display().to_string() },
         errno => SetupError::System {
             doing: format!("mapping the ids of {}", path.display()),
             errno: errno.unwrap_or(libc::EIO),

@@ -13,8 +13,9 @@ use super::sleeping::Sleeping;
 use super::task::Task;
 use crate::wakes::{Heat, Permit, Turn, Waiting};
 
-/// A wake that takes longer does not keep others from theirs: it is held up.
-const HELD_UP: Duration = Duration::from_secs(5);
+/// A wake that takes longer does not keep others from theirs. Processes are built under the app's own CPU quota, so an app decides
+/// how long its wake takes; the bound on wakes at the same time is only meant to keep many short ones from slowing each other down.
+const LONGEST_TURN: Duration = Duration::from_millis(200);
 
 /// A wake that waits.
 #[derive(Debug)]
@@ -50,12 +51,7 @@ impl Task {
 
     /// The permit is given back with the outcome, or when that takes so long that others should not wait for it.
     fn wake_with(&mut self, permit: Permit, cause: &WakeCause) -> Option<Event> {
-        let (held, ended) = oneshot::channel::<()>();
-        tokio::spawn(async move {
-            // Whichever comes first.
-            let _ = tokio::time::timeout(HELD_UP, ended).await;
-            drop(permit);
-        });
+        let held = lend(permit);
         let event = self.wake(cause);
         if event.is_none()
             && let Some(reviving) = &mut self.reviving
@@ -107,5 +103,36 @@ impl Task {
     pub(super) fn is_warm(&self) -> bool {
         let waits = self.queued.is_some() && matches!(self.asleep, Some(Sleeping::Warm(_)));
         waits || matches!(self.app.phase(), torpor_lifecycle::Phase::Warm(_))
+    }
+}
+
+/// Gives the permit back when what is returned is dropped, or after [`LONGEST_TURN`].
+fn lend(permit: Permit) -> oneshot::Sender<()> {
+    let (held, ended) = oneshot::channel::<()>();
+    tokio::spawn(async move {
+        // Whichever comes first.
+        let _ = tokio::time::timeout(LONGEST_TURN, ended).await;
+        drop(permit);
+    });
+    held
+}
+
+#[cfg(test)]
+mod tests {
+    use torpor_lifecycle::Millis;
+
+    use super::*;
+    use crate::wakes::Wakes;
+
+    #[tokio::test]
+    async fn a_wake_that_does_not_end_gives_its_turn_to_the_next() {
+        let heat = Heat { last_used: Millis(1), wakes: 0 };
+        let wakes = Wakes::new(1);
+        let Turn::Now(permit) = wakes.ask(heat) else { panic!("a place was free") };
+        let Turn::Later(mut next) = wakes.ask(heat) else { panic!("no place is free") };
+        let held = lend(permit);
+        let turn = tokio::time::timeout(10 * LONGEST_TURN, next.turn()).await;
+        assert!(matches!(turn, Ok(Some(_))));
+        drop(held);
     }
 }

@@ -38,6 +38,8 @@ pub enum State {
     Adopting,
     /// Its archive is being received. Nothing of it runs yet; `torpor rm` ends the import.
     Importing,
+    /// Its row in the database cannot be read, so nothing is done with it: its processes, files and images stay as they are.
+    Unreadable,
     /// What drives it in the daemon is held up by a call that does not return. What else is shown was true before.
     NotAnswering,
 }

@@ -43,6 +43,15 @@ pub struct AppRecord {
     pub pinned: bool,
 }
 
+/// An app of which the hub cannot read the row. Nothing is done with it: its processes, files, images and layers stay as they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeftAlone {
+    /// Its name, as far as it can be read; for messages only.
+    pub name: String,
+    /// `sha256:…` of its layers. `None`: they cannot be read, so that any layer may be one of its.
+    pub layers: Option<Vec<String>>,
+}
+
 /// What is wanted of an app.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -171,9 +180,9 @@ pub trait WorkerPort: Send + Sync + 'static {
         source: &Source,
         progress: tokio::sync::mpsc::Sender<Progress>,
     ) -> Result<Resolved, ApiError>;
-    /// These apps exist and will be adopted: until then their layers are kept and their names are found. Called once, before
-    /// anything else.
-    async fn expect(&self, apps: Vec<AppRecord>);
+    /// These apps exist and will be adopted: until then their layers are kept and their names are found. The others exist and are left
+    /// alone. Called once, before anything else.
+    async fn expect(&self, apps: Vec<AppRecord>, left_alone: Vec<LeftAlone>);
     /// Makes an app known, taking over its processes where they live on from before. Does not wait for the start.
     async fn adopt(&self, app: AppRecord) -> Result<(), ApiError>;
     /// Starts a stopped app; returns once its program runs.

@@ -120,6 +120,12 @@ pub enum StoreError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        Self::internal(&error)
+        let told = Self::internal(&error);
+        match error {
+            StoreError::Value { .. } => told.with_hint(
+                "the app is left as it is: repair its row in torpor.db, or start the version that wrote it, then restart the daemon",
+            ),
+            _ => told,
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use torpor_api::spec::Idle;
 use torpor_api::view::{Check, CheckOutcome};
-use torpor_api::worker::{AppRecord, Desired, WorkerPort};
+use torpor_api::worker::{AppRecord, Desired, LeftAlone, WorkerPort};
 use torpor_api::{ApiError, ErrorKind};
 use tracing::{error, info, warn};
 
@@ -18,7 +18,7 @@ use crate::events::EventLog;
 use crate::instance::InstanceLock;
 use crate::locks::AppLocks;
 use crate::reserve::Reservations;
-use crate::store::{Phase, Row, Store};
+use crate::store::{AllApps, Phase, Row, Store};
 use crate::transfers::{Imports, Places};
 
 /// Name of the database in the data directory.
@@ -91,7 +91,8 @@ impl Hub {
     /// Opens the state, and begins to finish what a crash cut off and to have the worker adopt every app: see
     /// [`Hub::adopted`].
     ///
-    /// An app that cannot be taken over does not keep the others from it: it is logged and shown with the reason.
+    /// An app that cannot be taken over does not keep the others from it: it is logged and shown with the reason. So is one whose row
+    /// cannot be read; that one is left alone.
     pub async fn open(
         options: HubOptions,
         lock: Arc<InstanceLock>,
@@ -119,10 +120,17 @@ impl Hub {
         opening: Opening,
     ) -> Result<Arc<Self>, HubError> {
         let store = Store::open(&options.data_dir.join(DATABASE)).await?;
-        let rows = store.all_apps().await?;
+        let AllApps { rows, unreadable } = store.read_apps().await?;
+        for app in &unreadable {
+            let error = torpor_api::error::chain(&app.why);
+            error!(app = app.name, id = app.id, error, "its row cannot be read; the app is left alone");
+        }
+        let left_alone = unreadable
+            .into_iter()
+            .map(|app| LeftAlone { name: app.name, layers: app.resolved.map(|resolved| resolved.layers) });
         // Before anything can be collected, and before anybody asks for a name: layers and names of an app that is not adopted
         // yet are in use, too.
-        worker.expect(rows.iter().map(|row| row.record.clone()).collect()).await;
+        worker.expect(rows.iter().map(|row| row.record.clone()).collect(), left_alone.collect()).await;
         let (closing, _) = watch::channel(false);
         let (events, recorder) = EventLog::new(store.clone());
         let hub = Arc::new(Self {
@@ -246,6 +254,18 @@ impl Hub {
                 meaning:
                     "the daemon has just started: `torpor ps` shows them as `adopting`, and what is asked of them waits"
                         .to_owned(),
+            });
+        }
+        for app in self.store.read_apps().await?.unreadable {
+            checks.push(Check {
+                name: "rows of apps".to_owned(),
+                outcome: CheckOutcome::Degraded,
+                found: format!("app `{}` cannot be read", app.name),
+                meaning: format!(
+                    "{}; its processes, files and images stay as they are. Repair its row in torpor.db, or start the version that wrote it, \
+                     then restart the daemon",
+                    torpor_api::error::chain(&app.why)
+                ),
             });
         }
         Ok(checks)

@@ -3,23 +3,49 @@
 use std::sync::PoisonError;
 
 use futures_util::{StreamExt, stream};
+use jiff::Timestamp;
 use torpor_api::units::Span;
 use torpor_api::view::{AppDetail, AppImage, AppStatus, Exit, Explanation, State, Stats};
 use torpor_api::worker::{AppRecord, BoxStream, ExecRequest, ExecSession, LogLine, LogRequest};
 use torpor_api::{ApiError, ErrorKind};
 
 use crate::hub::Hub;
-use crate::store::{Phase, Row};
+use crate::store::{AllApps, Phase, Row, Unreadable};
 
 /// Apps asked about at the same time.
 const AT_ONCE: usize = 256;
 
+/// What there is to say of an app whose row cannot be read.
+fn left_alone(Unreadable { id, name, why, .. }: Unreadable) -> AppStatus {
+    AppStatus {
+        id,
+        name,
+        state: State::Unreadable,
+        since: Timestamp::now(),
+        pid: None,
+        addresses: Vec::new(),
+        ports: Vec::new(),
+        memory_bytes: None,
+        sleeps: 0,
+        last_exit: None,
+        stop_reason: Some(torpor_api::error::chain(&why)),
+        restarts: 0,
+        pinned: false,
+        disk: None,
+    }
+}
+
 impl Hub {
     /// All apps by name. One that the worker does not know is shown too, with the reason as its last end.
     pub(crate) async fn statuses(&self) -> Result<Vec<AppStatus>, ApiError> {
-        let rows = self.store.all_apps().await?;
+        let AllApps { rows, unreadable } = self.store.read_apps().await?;
         let statuses = stream::iter(rows).map(|row| async move { self.status(&row).await }).buffered(AT_ONCE);
-        Ok(statuses.collect().await)
+        let mut statuses: Vec<_> = statuses.collect().await;
+        if !unreadable.is_empty() {
+            statuses.extend(unreadable.into_iter().map(left_alone));
+            statuses.sort_by(|one, other| one.name.cmp(&other.name));
+        }
+        Ok(statuses)
     }
 
     async fn status(&self, row: &Row) -> AppStatus {

@@ -286,8 +286,11 @@ fn session(mut command: Command, ends: Ends) -> io::Result<ExecSession> {
     Ok(session)
 }
 
+/// The exit status of a command, or why it was ended.
+type Status = Result<i32, ApiError>;
+
 /// A channel for a command's status; `here` is closed when nobody waits for it any more.
-fn watched(here: OwnedFd) -> (oneshot::Sender<Result<i32, ApiError>>, oneshot::Receiver<Result<i32, ApiError>>) {
+fn watched(here: OwnedFd) -> (oneshot::Sender<Status>, oneshot::Receiver<Status>) {
     let (tell, mut told) = oneshot::channel();
     let (mut pass_on, status) = oneshot::channel();
     tokio::spawn(async move {

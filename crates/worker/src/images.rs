@@ -227,6 +227,13 @@ pub(crate) async fn collect(shared: &Arc<Shared>, apps: impl FnOnce() -> Vec<Arc
     let mut in_use: Vec<String> = shared.promised.layers().iter().flat_map(|(layers, _)| layers.clone()).collect();
     in_use.extend(shared.promised.expected().iter().flatten().cloned());
     in_use.extend(apps().iter().flat_map(|app| app.resolved.layers.clone()));
+    for app in shared.left_alone.get().into_iter().flatten() {
+        let Some(layers) = &app.layers else {
+            tracing::warn!(app = app.name, "no layers are removed: those of this app cannot be read");
+            return;
+        };
+        in_use.extend(layers.iter().cloned());
+    }
     let (threads, shared) = (shared.requests.handle(), shared.clone());
     let collected = threads.spawn_blocking(move || {
         let in_use: HashSet<_> = crate::shared::layer_digests(&in_use)?;

@@ -11,8 +11,8 @@ use torpor_api::error::{ApiError, ErrorKind};
 use torpor_api::spec::Source;
 use torpor_api::view::{AppImage, AppStatus, Check, Event, Explanation, Level, PutAway, State, Stats, StoredImage};
 use torpor_api::worker::{
-    AppRecord, BoxStream, Desired, ExecRequest, ExecSession, Import, LogLine, LogRequest, Progress, Resolved,
-    WorkerPort,
+    AppRecord, BoxStream, Desired, ExecRequest, ExecSession, Import, LeftAlone, LogLine, LogRequest, Progress,
+    Resolved, WorkerPort,
 };
 use torpor_lifecycle::{Refusal, Request};
 
@@ -141,7 +141,10 @@ impl WorkerPort for Worker {
         crate::images::resolve(&self.shared, source, progress).await
     }
 
-    async fn expect(&self, apps: Vec<AppRecord>) {
+    async fn expect(&self, apps: Vec<AppRecord>, left_alone: Vec<LeftAlone>) {
+        if self.shared.left_alone.set(left_alone).is_err() {
+            tracing::error!("apps are expected a second time; those that are left alone stay the same");
+        }
         for app in &apps {
             self.shared.directory.insert(app.index, crate::network::member(&app.spec));
         }

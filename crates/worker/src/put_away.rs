@@ -68,6 +68,17 @@ impl Worker {
             let hint = "end the daemon (systemctl stop torpor), then torpor down again: it takes the app over as after a crash";
             return Err(ApiError::new(ErrorKind::Timeout, message).with_hint(hint));
         }
+        // Their processes would lose what they run in.
+        let left_alone: Vec<&str> =
+            self.shared.left_alone.get().into_iter().flatten().map(|app| app.name.as_str()).collect();
+        if !left_alone.is_empty() {
+            let message = format!(
+                "all apps are put away but {}, whose rows in the database cannot be read; nothing was removed from the machine",
+                left_alone.join(", ")
+            );
+            let hint = "repair these rows in torpor.db, or delete them with the apps, restart the daemon, then torpor down again";
+            return Err(ApiError::new(ErrorKind::Conflict, message).with_hint(hint));
+        }
         put_away.sort_by(|one, other| one.app.cmp(&other.app));
         let ended = self.end_everything().await;
         ended.map_err(|error| ApiError::new(ErrorKind::Internal, chain(&error)))?;

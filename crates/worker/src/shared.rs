@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use torpor_api::worker::LeftAlone;
 use torpor_keeper::Client;
 use torpor_network::names::{Directory, NameServer};
 use torpor_network::{Network, NetworkError};
@@ -41,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) events: Events,
     pub(crate) faults: RequestedFaults,
     pub(crate) promised: Promised,
+    /// Apps that the hub cannot read; set once, before the first is adopted.
+    pub(crate) left_alone: OnceLock<Vec<LeftAlone>>,
     pub(crate) cached_images: CachedImages,
     pub(crate) image_space: ImageSpace,
     pub(crate) dozers: Dozers,

@@ -129,6 +129,7 @@ impl Worker {
             events: Events::new(),
             faults,
             promised: crate::images::Promised::default(),
+            left_alone: std::sync::OnceLock::new(),
             cached_images,
             image_space,
             dozers: Dozers::default(),

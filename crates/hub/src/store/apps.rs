@@ -20,6 +20,8 @@ use crate::error::StoreError;
 
 /// Highest small number of an app; addresses and id ranges derive from it.
 const SLOTS: u32 = 65_000;
+/// Digits of an id.
+const ID_DIGITS: usize = 16;
 
 /// Where the work on an app's row is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +49,25 @@ impl Phase {
 pub(crate) struct Row {
     pub(crate) record: AppRecord,
     pub(crate) phase: Phase,
+}
+
+/// A row that cannot be read, by an accident or because another version has written it. Nothing is done with its app; its name, slot and ports
+/// stay taken.
+#[derive(Debug)]
+pub(crate) struct Unreadable {
+    /// As far as they can be read.
+    pub(crate) id: String,
+    pub(crate) name: String,
+    /// `None`: they cannot be read.
+    pub(crate) resolved: Option<Resolved>,
+    pub(crate) why: StoreError,
+}
+
+/// All rows, by name.
+#[derive(Debug, Default)]
+pub(crate) struct AllApps {
+    pub(crate) rows: Vec<Row>,
+    pub(crate) unreadable: Vec<Unreadable>,
 }
 
 /// What a new row needs; id and slot are given by the store.
@@ -99,13 +120,25 @@ impl Store {
         row.as_ref().map(read).transpose()
     }
 
-    /// All apps by name.
+    /// All apps by name, but for those that cannot be read.
     pub(crate) async fn all_apps(&self) -> Result<Vec<Row>, StoreError> {
+        Ok(self.read_apps().await?.rows)
+    }
+
+    /// All apps by name. A row that cannot be read does not keep the others from being read.
+    pub(crate) async fn read_apps(&self) -> Result<AllApps, StoreError> {
         let rows = sqlx::query("SELECT * FROM apps ORDER BY name")
             .fetch_all(&self.pool)
             .await
             .map_err(failed("list the apps"))?;
-        rows.iter().map(read).collect()
+        let mut all = AllApps::default();
+        for row in &rows {
+            match read(row) {
+                Ok(app) => all.rows.push(app),
+                Err(why) => all.unreadable.push(unreadable(row, why)),
+            }
+        }
+        Ok(all)
     }
 
     /// Notes how far the work on an app is.
@@ -235,7 +268,7 @@ async fn free_slot(
 }
 
 fn value(column: &'static str, app: &str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> StoreError {
-    StoreError::Value { column, app: app.to_owned(), source: source.into() }
+    StoreError::Value { column, app: torpor_api::validate::shown(app), source: source.into() }
 }
 
 fn desired_text(desired: Desired) -> &'static str {
@@ -245,9 +278,24 @@ fn desired_text(desired: Desired) -> &'static str {
     }
 }
 
+/// What can still be said of a row that cannot be read.
+fn unreadable(row: &SqliteRow, why: StoreError) -> Unreadable {
+    let text = |column| row.try_get::<String, _>(column);
+    let shown = |column| text(column).map_or_else(|_| "?".to_owned(), |text| torpor_api::validate::shown(&text));
+    let resolved = text("resolved").ok().and_then(|text| serde_json::from_str(&text).ok());
+    Unreadable { id: shown("id"), name: shown("name"), resolved, why }
+}
+
+/// Ids name directories and cgroups.
+fn check_id(id: &str) -> Result<(), &'static str> {
+    let digits = id.len() == ID_DIGITS && id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    if digits { Ok(()) } else { Err("it is not 16 lower-case hexadecimal digits") }
+}
+
 fn read(row: &SqliteRow) -> Result<Row, StoreError> {
     let text = |column: &'static str| row.try_get::<String, _>(column).map_err(failed("read an app"));
-    let name = text("name")?;
+    let (id, name) = (text("id")?, text("name")?);
+    check_id(&id).map_err(|why| value("id", &name, why))?;
     let phase = match text("phase")?.as_str() {
         "creating" => Phase::Creating,
         "removing" => Phase::Removing,
@@ -255,7 +303,7 @@ fn read(row: &SqliteRow) -> Result<Row, StoreError> {
     };
     let desired = if text("desired")? == "up" { Desired::Up } else { Desired::Down };
     let record = AppRecord {
-        id: text("id")?,
+        id,
         index: row.try_get("slot").map_err(failed("read an app"))?,
         spec: serde_json::from_str(&text("spec")?).map_err(|source| value("spec", &name, source))?,
         resolved: serde_json::from_str(&text("resolved")?).map_err(|source| value("list of layers", &name, source))?,
@@ -263,5 +311,8 @@ fn read(row: &SqliteRow) -> Result<Row, StoreError> {
         desired,
         pinned: row.try_get("pinned").map_err(failed("read an app"))?,
     };
+    if record.spec.name != name {
+        return Err(value("name", &name, "its spec has another one"));
+    }
     Ok(Row { record, phase })
 }

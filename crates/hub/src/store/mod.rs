@@ -17,7 +17,7 @@ use std::path::Path;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{Sqlite, SqlitePool, Transaction};
 
-pub(crate) use apps::{InsertError, NewApp, Phase, Row};
+pub(crate) use apps::{AllApps, InsertError, NewApp, Phase, Row, Unreadable};
 
 use crate::error::StoreError;
 

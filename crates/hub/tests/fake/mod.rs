@@ -23,8 +23,8 @@ use torpor_api::view::{
     StoredImage,
 };
 use torpor_api::worker::{
-    AppRecord, BoxStream, Desired, ExecRequest, ExecSession, Import, LogLine, LogRequest, Progress, Resolved,
-    WorkerPort,
+    AppRecord, BoxStream, Desired, ExecRequest, ExecSession, Import, LeftAlone, LogLine, LogRequest, Progress,
+    Resolved, WorkerPort,
 };
 use torpor_api::{ApiError, ErrorKind};
 use torpor_hub::{Hub, HubError, HubOptions, InstanceLock, Listen, Server};
@@ -49,6 +49,7 @@ pub struct Inner {
     pub calls: Vec<String>,
     pub torn_down: bool,
     pub reserved: Vec<std::ops::RangeInclusive<u32>>,
+    pub left_alone: Vec<LeftAlone>,
 }
 
 /// The fake.
@@ -164,7 +165,9 @@ impl WorkerPort for FakeWorker {
         Ok(Resolved { layers: vec!["sha256:aa".to_owned()], ..Resolved::default() })
     }
 
-    async fn expect(&self, _: Vec<AppRecord>) {}
+    async fn expect(&self, _: Vec<AppRecord>, left_alone: Vec<LeftAlone>) {
+        self.inner.lock().unwrap().left_alone = left_alone;
+    }
 
     async fn adopt(&self, app: AppRecord) -> Result<(), ApiError> {
         self.called("adopt", &app.id)?;

@@ -25,6 +25,7 @@ pub(super) fn state(state: State) -> &'static str {
         State::Restarting => "restarting",
         State::Adopting => "adopting",
         State::Importing => "importing",
+        State::Unreadable => "unreadable",
         State::NotAnswering => "not answering",
     }
 }

@@ -1,0 +1,74 @@
+//! A row that cannot be read: its app is left alone, and keeps no other from anything.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+mod fake;
+
+use std::path::Path;
+
+use fake::{FakeWorker, Running, app, refusal};
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
+use torpor_api::ErrorKind;
+use torpor_api::client::AppAction;
+use torpor_api::view::State;
+
+async fn change(dir: &Path, statement: &'static str) {
+    let options = SqliteConnectOptions::new().filename(dir.join("data/torpor.db")).foreign_keys(false);
+    let database = SqlitePool::connect_with(options).await.unwrap();
+    assert_eq!(sqlx::raw_sql(statement).execute(&database).await.unwrap().rows_affected(), 1, "{statement}");
+    database.close().await;
+}
+
+/// A damage, and whether the layers of the app can still be read.
+const DAMAGES: [(&str, bool); 8] = [
+    ("UPDATE apps SET spec = '{' WHERE name = 'y'", true),
+    ("UPDATE apps SET spec = replace(spec, '{\"name\"', '{\"zzz\":1,\"name\"') WHERE name = 'y'", true),
+    ("UPDATE apps SET spec = replace(spec, '\"y\"', '\"web\"') WHERE name = 'y'", true),
+    ("UPDATE apps SET resolved = '{}' WHERE name = 'y'", false),
+    ("UPDATE apps SET created = 'yesterday' WHERE name = 'y'", true),
+    ("UPDATE apps SET id = '../../../etc' WHERE name = 'y'", true),
+    ("UPDATE apps SET id = upper(substr(id, 1, 15)) || 'X' WHERE name = 'y'", true),
+    ("UPDATE apps SET phase = 'removing', created = '' WHERE name = 'y'", true),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn its_app_is_left_alone_and_the_others_go_on() {
+    for (damage, layers) in DAMAGES {
+        let dir = tempfile::tempdir().unwrap();
+        let running = Running::start(dir.path(), FakeWorker::new()).await;
+        for (name, port) in [("x", 8001), ("y", 8002), ("z", 8003)] {
+            running.client.create(&app(name, port), |_| ()).await.unwrap();
+        }
+        running.stop().await;
+        change(dir.path(), damage).await;
+
+        let running = Running::start(dir.path(), FakeWorker::new()).await;
+        let (client, worker) = (&running.client, &running.worker);
+        let states: Vec<_> = client.apps().await.unwrap().into_iter().map(|app| (app.name, app.state)).collect();
+        let expected = [("x", State::Running), ("y", State::Unreadable), ("z", State::Running)];
+        assert_eq!(states, expected.map(|(name, state)| (name.to_owned(), state)), "{damage}");
+        let left_alone = worker.inner.lock().unwrap().left_alone.clone();
+        assert_eq!(left_alone.len(), 1, "{damage}");
+        assert_eq!(left_alone[0].layers, layers.then(|| vec!["sha256:aa".to_owned()]), "{damage}");
+        let known: Vec<_> = worker.apps().into_iter().map(|app| app.record.spec.name).collect();
+        assert!(known.len() == 2 && !known.contains(&"y".to_owned()), "{damage}: {known:?}");
+
+        for refused in [
+            client.act("y", AppAction::Start).await.unwrap_err(),
+            client.explain("y").await.unwrap_err(),
+            client.remove("y", true).await.unwrap_err(),
+        ] {
+            let refused = refusal(refused);
+            assert!(refused.message.contains("`y`") && refused.hint.is_some(), "{damage}: {refused:?}");
+        }
+        let checks = client.doctor().await.unwrap();
+        assert!(checks.iter().any(|check| check.found.contains("`y`")), "{damage}: {checks:?}");
+        // Its name, its slot and its port stay its own.
+        let refused = refusal(client.create(&app("y", 9000), |_| ()).await.unwrap_err());
+        assert_eq!(refused.kind, ErrorKind::Conflict, "{damage}");
+        client.create(&app("new", 9000), |_| ()).await.unwrap();
+        assert_eq!(client.inspect("new").await.unwrap().status.addresses, ["10.213.0.4"], "{damage}");
+        client.act("x", AppAction::Wake).await.unwrap();
+        client.remove("z", true).await.unwrap();
+        running.stop().await;
+    }
+}

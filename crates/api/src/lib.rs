@@ -13,6 +13,7 @@ pub mod error;
 pub mod events;
 pub mod frame;
 pub mod parse;
+pub mod regular;
 pub mod spec;
 pub mod token;
 pub mod units;

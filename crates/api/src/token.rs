@@ -4,7 +4,6 @@
 //! see) and never printed: its `Debug` shows nothing.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -47,7 +46,7 @@ impl Token {
     /// Reads a token from a file of mode 0600 or less; white space around it does not count.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let failed = |source| TokenError::Read { path: path.to_owned(), source };
-        let file = File::open(path).map_err(failed)?;
+        let file = crate::regular::open(path).map_err(failed)?;
         let mode = file.metadata().map_err(failed)?.mode() & 0o7777;
         if mode & 0o077 != 0 {
             return Err(TokenError::Mode { path: path.to_owned(), mode });

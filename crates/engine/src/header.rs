@@ -31,7 +31,7 @@ impl Unopened {
 
 /// Opens the image at `path`.
 pub(crate) fn open(path: &Path) -> Result<(File, Header), Unopened> {
-    let file = File::open(path).map_err(Unopened::Read)?;
+    let file = torpor_linux::regular::open(path).map_err(Unopened::Read)?;
     let bytes = file.metadata().map_err(Unopened::Read)?.len();
     let mut header = [0; HEADER_BYTES as usize];
     let known = bytes.min(HEADER_BYTES) as usize;

@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -73,10 +73,6 @@ impl ImageFile {
     pub fn open(path: &Path) -> Result<Self, ImageError> {
         let path = if path.is_dir() { path.join(IMAGE_NAME) } else { path.to_owned() };
         let read = |error| ImageError::Read(path.clone(), error);
-        let kind = fs::metadata(&path).map_err(read)?;
-        if !kind.is_file() {
-            return Err(read(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
-        }
         let format = |error| ImageError::Format(path.clone(), error);
         let (file, header) = header::open(&path).map_err(|error| error.either(read, format))?;
         let metadata = file.metadata().map_err(read)?;
@@ -318,6 +314,8 @@ fn place(region: &Region, address: u64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use std::io::Write;
     use torpor_image::{HEADER_BYTES, Process, Thread};

@@ -32,6 +32,7 @@ pub mod quota;
 #[cfg(feature = "tokio")]
 pub mod readable;
 pub mod registers;
+pub mod regular;
 pub mod restorer;
 pub mod scheduling;
 pub mod seccomp;

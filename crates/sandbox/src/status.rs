@@ -17,13 +17,15 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 
 use crate::error::{SandboxError, While};
 use crate::process::ExitStatus;
 
 /// Where the mark is.
 const MARK_OFFSET: u64 = 8;
+/// For opening to write: a FIFO in its place is an error, not a wait for its reader.
+const NOT_WAITING: i32 = OFlags::NONBLOCK.bits().cast_signed();
 /// How long killed processes may take to end.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 /// Pause between looks at a lock.
@@ -49,7 +51,7 @@ pub(crate) fn take(run_dir: &Path, id: &str) -> Result<File, SandboxError> {
 /// Waits until no process holds the file any more: the last one of the sandbox has ended.
 pub(crate) fn wait_for_last(run_dir: &Path, id: &str) -> Result<(), SandboxError> {
     let path = path(run_dir);
-    let file = match File::open(&path) {
+    let file = match torpor_linux::regular::open(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other.whilst(|| format!("opening {}", path.display()))?,
     };
@@ -73,6 +75,7 @@ pub(crate) fn mark(run_dir: &Path, put_away: bool) -> Result<(), SandboxError> {
     let path = path(run_dir);
     File::options()
         .write(true)
+        .custom_flags(NOT_WAITING)
         .open(&path)
         .and_then(|file| file.write_all_at(&[u8::from(put_away)], MARK_OFFSET))
         .whilst(|| format!("marking {}", path.display()))
@@ -97,7 +100,7 @@ pub(crate) fn tell_killed(run_dir: &Path) -> Result<(), SandboxError> {
     let mut note = [0; 8];
     note[..4].copy_from_slice(&libc::SIGKILL.to_ne_bytes());
     note[4..].copy_from_slice(&1_u32.to_ne_bytes());
-    let file = File::options().write(true).open(&path);
+    let file = File::options().write(true).custom_flags(NOT_WAITING).open(&path);
     file.and_then(|file| file.write_all_at(&note, 0)).whilst(|| format!("writing to {}", path.display()))
 }
 
@@ -114,7 +117,7 @@ fn told(content: &[u8]) -> Option<i32> {
 fn read(run_dir: &Path) -> Result<Vec<u8>, SandboxError> {
     let path = path(run_dir);
     let mut content = [0; MARK_OFFSET as usize + 1];
-    let file = match File::open(&path) {
+    let file = match torpor_linux::regular::open(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other.whilst(|| format!("opening {}", path.display()))?,
     };

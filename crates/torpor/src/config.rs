@@ -281,7 +281,8 @@ impl Config {
     /// Reads a file; without one the default file if it is there, and else the defaults.
     pub(crate) fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
         let path = file.unwrap_or(Path::new(DEFAULT_FILE));
-        let text = match std::fs::read_to_string(path) {
+        let read = torpor_api::regular::open(path).and_then(std::io::read_to_string);
+        let text = match read {
             Ok(text) => text,
             Err(error) if file.is_none() && error.kind() == std::io::ErrorKind::NotFound => return Ok(Self::default()),
             Err(source) => return Err(ConfigError::Read { path: path.to_owned(), source }),

@@ -6,9 +6,14 @@ use std::net::TcpListener;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use torpor_testkit::daemon::{Daemon, binary, leftovers};
+use torpor_testkit::native;
 
+/// How long anything may take that ought to take a moment.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// A user of the machine without root.
 const USER: Option<u32> = Some(1000);
 
@@ -154,6 +159,51 @@ fn a_start_that_fails_takes_back_what_it_has_set_up() {
     let listen = taken.local_addr().unwrap();
     let tcp = format!("[api]\nlisten = '{listen}'\ntoken_file = '{}'\n", token.display());
     place.refused(&place.config(&place.path("no-port"), &tcp), &["cannot listen on"]);
+}
+
+#[test]
+fn a_fifo_in_the_place_of_a_file_is_refused_and_not_waited_for() {
+    let mut place = Place::new();
+    let fifo = |path: &Path| {
+        mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    };
+    let regular = "not a regular file";
+    let config = place.path("fifo.toml");
+    fifo(&config);
+    place.refused(&config, &["fifo.toml", regular]);
+    let token = place.path("token");
+    fifo(&token);
+    let tcp = format!("[api]\nlisten = '127.0.0.1:0'\ntoken_file = '{}'\n", token.display());
+    place.refused(&place.config(&place.path("data"), &tcp), &["token", regular]);
+    let database = place.data("database", 0o700);
+    fifo(&database.join("torpor.db"));
+    place.refused(&place.config(&database, ""), &["torpor.db", regular]);
+    let image = place.path("image");
+    fifo(&image);
+    let mut restore = Command::new("timeout");
+    restore.args(["--signal=KILL", "60"]).arg(binary().unwrap()).arg("restore").arg("--image").arg(&place.dir);
+    let output = restore.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains(regular), "{:?}: {said}", output.status);
+
+    // What a daemon reads of each app.
+    place.daemon.up().unwrap();
+    let tarball = native::program("ignorer", &[], &[]).unwrap().tarball;
+    let tarball = tarball.to_str().unwrap();
+    place.daemon.ok(&["run", "--name", "app", tarball, "--", "/bin/ignorer", "7003", "7004"]).unwrap();
+    place.daemon.ok(&["stop", "app"]).unwrap();
+    place.daemon.term().unwrap();
+    let id = fs::read_dir(place.path("data/apps")).unwrap().next().unwrap().unwrap().file_name();
+    for file in [place.path("data/apps").join(&id).join("past.json"), place.path("run/apps").join(&id).join("status")] {
+        if file.exists() {
+            fs::remove_file(&file).unwrap();
+        }
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fifo(&file);
+    }
+    place.daemon.up().unwrap();
+    place.daemon.wait_state("app", "stopped", PATIENCE).unwrap();
+    place.daemon.ok(&["rm", "app"]).unwrap();
 }
 
 #[test]

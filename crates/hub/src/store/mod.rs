@@ -77,6 +77,11 @@ impl Store {
 
 /// Makes the file with mode 0600 before SQLite sees it; its WAL gets the same mode from it.
 fn make_private(path: &Path) -> io::Result<()> {
+    // Nobody else can put something in its place meanwhile: the directory is ours.
+    match path.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        found => torpor_api::regular::check(&found?)?,
+    }
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
     file.set_permissions(std::fs::Permissions::from_mode(0o600))
 }

@@ -73,7 +73,7 @@ impl Past {
     /// What is known; nothing, with a warning, where the file cannot be read.
     pub(super) fn read(files: &AppFiles) -> Self {
         let path = files.past();
-        let read = std::fs::read(&path).and_then(|bytes| serde_json::from_slice(&bytes).map_err(io::Error::from));
+        let read = crate::files::read(&path).and_then(|bytes| serde_json::from_slice(&bytes).map_err(io::Error::from));
         read.unwrap_or_else(|error| {
             if error.kind() != io::ErrorKind::NotFound {
                 tracing::warn!(path = %path.display(), %error, "what was known of the app's past is lost");

@@ -1,6 +1,5 @@
 //! Across a restart of the worker: finding an app again.
 
-use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -23,7 +22,7 @@ use crate::probes::Sockets;
 impl Task {
     /// First thing of a task: finds what an earlier worker left of the app.
     pub(super) async fn take_over(&mut self) {
-        let record = match fs::read(self.files.sandbox_record()) {
+        let record = match crate::files::read(&self.files.sandbox_record()) {
             Ok(bytes) => bytes,
             // What the next daemon makes a sandbox for needs none to be put away.
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.shared.config.for_teardown => return,
@@ -245,7 +244,7 @@ impl Task {
     }
 
     fn hold_since_written(&mut self, asleep: Sleeping) {
-        let written = fs::metadata(asleep.image()).and_then(|file| file.modified());
+        let written = std::fs::metadata(asleep.image()).and_then(|file| file.modified());
         // Where the file system tells no time, it counts as the one that sleeps longest.
         let since = written.unwrap_or(std::time::SystemTime::UNIX_EPOCH);
         self.hold(asleep, since);

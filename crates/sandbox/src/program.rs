@@ -219,7 +219,7 @@ fn is_32_bit(path: &str) -> bool {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let Ok(file) = rustix::fs::open(path, flags, Mode::empty()) else { return false };
     let mut found = [0; BEGINNING.len()];
-    matches!(rustix::io::read(&file, &mut found), Ok(_) if found == BEGINNING)
+    rustix::io::read(&file, &mut found).is_ok() && found == BEGINNING
 }
 
 fn failure(program: &str, path: &str, error: &io::Error, searched: Option<&str>) -> SetupError {

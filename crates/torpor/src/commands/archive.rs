@@ -74,8 +74,10 @@ enum Target {
     /// A file beside the path, for root only, that goes away unless it gets that name.
     File(NamedTempFile, PathBuf),
     /// Standard output, or what is no regular file and cannot be replaced by one: a device, a FIFO.
-    Stream(Box<dyn Write + Send>),
+    Stream(Writer),
 }
+
+type Writer = Box<dyn Write + Send>;
 
 impl Target {
     async fn of(path: PathBuf) -> Result<Self, Failure> {
@@ -101,7 +103,7 @@ impl Target {
     }
 
     /// What is written to, and the file that gets its name at the end.
-    fn writer(self) -> Result<(Box<dyn Write + Send>, Option<(NamedTempFile, PathBuf)>), Failure> {
+    fn writer(self) -> Result<(Writer, Option<(NamedTempFile, PathBuf)>), Failure> {
         match self {
             Self::Stream(stream) => Ok((stream, None)),
             Self::File(file, path) => match file.as_file().try_clone() {
@@ -115,7 +117,7 @@ impl Target {
 /// Writes an archive to `out` as it comes, and checks it; gives its manifest and length.
 async fn receive(
     mut download: Download,
-    out: Box<dyn Write + Send>,
+    out: Writer,
     path: Option<&Path>,
     interrupt: &mut Interrupt,
 ) -> Result<(Manifest, u64), Failure> {
@@ -163,7 +165,7 @@ fn check(input: Written) -> Result<Manifest, ArchiveError> {
 struct Written {
     pieces: mpsc::Receiver<Bytes>,
     piece: Bytes,
-    out: Box<dyn Write + Send>,
+    out: Writer,
     /// Why it could not be written.
     failed: Arc<Mutex<Option<io::Error>>>,
 }

@@ -137,7 +137,7 @@ pub enum CgroupError {
 
 impl CgroupError {
     /// Whether it says that the group is not there (any more).
-    pub(crate) fn is_gone(&self) -> bool {
+    pub fn is_gone(&self) -> bool {
         matches!(self, Self::File { source, .. }
             if matches!(source.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)))
     }

@@ -134,28 +134,22 @@ fn a_new_daemon_knows_the_names_of_apps_that_it_has_not_adopted_yet() {
     for app in ["web", "db"] {
         place.wait_log(app, "up");
     }
-    let created = events(&place, "created").into_iter().find(|event| event["app"] == "db").unwrap();
-    let id = created["fields"]["id"].as_str().unwrap().to_owned();
     place.daemon.kill9().unwrap();
-    // Who reads this file waits for somebody to write to it, and that is the first thing that an adoption does.
-    let record = place.daemon.run_dir().join("apps").join(&id).join("sandbox.json");
-    let aside = place.path("sandbox.json");
-    std::fs::copy(&record, &aside).unwrap();
-    std::fs::remove_file(&record).unwrap();
-    assert!(Command::new("mkfifo").arg(&record).status().unwrap().success());
+    // One of the two is held at the beginning of its adoption.
+    let pipe = place.path("held");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    place.daemon.set_environment("TORPOR_FAULT_PIPE", pipe.to_str());
+    place.daemon.set_environment("TORPOR_FAULT", Some("adopt-begun:hang"));
     place.daemon.up_at_once().unwrap();
     place.wait_text(&["ps"], "adopting");
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     std::io::Write::write_all(&mut stream, b"db").unwrap();
     assert_eq!(hello(stream), "hello", "{}", place.daemon.log());
     place.wait_text(&["ps"], "adopting");
-    std::fs::write(&record, std::fs::read(&aside).unwrap()).unwrap();
-    std::fs::rename(&aside, &record).unwrap();
-    eventually_ok("it is adopted", PATIENCE, || match place.daemon.state("db").unwrap().as_str() {
-        "running" => Ok(()),
-        other => Err(other.to_owned()),
-    })
-    .unwrap();
+    std::fs::File::options().write(true).open(&pipe).map(drop).unwrap();
+    for app in ["web", "db"] {
+        place.daemon.wait_state(app, "running", PATIENCE).unwrap();
+    }
 }
 
 /// Takes datagrams and answers none.

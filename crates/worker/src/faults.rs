@@ -1,7 +1,7 @@
 //! Faults on demand, for tests of crashes: `TORPOR_FAULT=STEP:ACTION[:COUNT]` makes the worker fail (`error`), kill itself
 //! (`kill`) or its keeper (`keeper`), panic (`panic`), or stand still (`hang`), when an app reaches a step of falling asleep or waking for the COUNT-th time. Steps of
 //! building processes again begin with `revive-`, those of an import with `import-`, those of making a sandbox with `start-`,
-//! for a stored image with `adopt-`. `torpor checkpoint` obeys it, too.
+//! those of an adoption with `adopt-`. `torpor checkpoint` obeys it, too.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,6 +23,8 @@ enum AnyStep {
 pub(crate) enum SandboxStep {
     /// For a start: it stands, and its program has not begun.
     Prepared,
+    /// A new worker has begun to adopt it.
+    Begun,
     /// For an app of which only its image is left: there is a record of it.
     Recorded,
     /// Likewise: the app's listeners are there, and not yet parked.
@@ -30,8 +32,12 @@ pub(crate) enum SandboxStep {
 }
 
 impl SandboxStep {
-    const ALL: [(Self, &'static str); 3] =
-        [(Self::Prepared, "start-prepared"), (Self::Recorded, "adopt-recorded"), (Self::Reopened, "adopt-reopened")];
+    const ALL: [(Self, &'static str); 4] = [
+        (Self::Prepared, "start-prepared"),
+        (Self::Begun, "adopt-begun"),
+        (Self::Recorded, "adopt-recorded"),
+        (Self::Reopened, "adopt-reopened"),
+    ];
 }
 
 /// Steps of an import.

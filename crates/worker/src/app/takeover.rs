@@ -17,11 +17,17 @@ use super::parking;
 use super::sleeping::{Sleeping, WarmApp};
 use super::task::Task;
 use crate::clock;
+use crate::faults::SandboxStep;
 use crate::probes::Sockets;
 
 impl Task {
     /// First thing of a task: finds what an earlier worker left of the app.
     pub(super) async fn take_over(&mut self) {
+        let shared = self.shared.clone();
+        if let Err(error) = tokio::task::block_in_place(|| shared.faults.made(SandboxStep::Begun)) {
+            tracing::error!(app = self.record.spec.name, %error, "adopting it");
+            return;
+        }
         let record = match crate::files::read(&self.files.sandbox_record()) {
             Ok(bytes) => bytes,
             // What the next daemon makes a sandbox for needs none to be put away.
@@ -89,6 +95,7 @@ impl Task {
                     "the record of its sandbox is lost: its processes are ended"
                 );
             }
+            Err(error) if error.is_gone() => return false,
             Err(error) => tracing::warn!(app = name, error = %chain(&error), "looking for its processes"),
         }
         self.clean_up_sandbox().await;

@@ -122,7 +122,7 @@ fn apps_that_write_without_end_keep_nobody_waiting() {
     assert_eq!(ask(port), 8);
 }
 
-/// Peak resident memory of a process since it was last reset, bytes.
+/// Peak resident memory of a process since it was last reset, bytes. The kernel counts by processor: a later value may be a little less.
 fn peak(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -155,13 +155,13 @@ fn a_long_log_is_streamed() {
         let line = lines.next().unwrap();
         assert!(line.starts_with(&format!("line {n} ")), "{line}");
         if n == LINES - 2000 {
-            let grown = peak(client.id()) - client_before;
+            let grown = peak(client.id()).saturating_sub(client_before);
             assert!(grown < MOST, "the client grew by {grown} bytes");
         }
     }
     assert_eq!((lines.next().unwrap().as_str(), lines.next()), ("up", None));
     assert!(client.wait().unwrap().success());
-    let grown = peak(daemon) - before;
+    let grown = peak(daemon).saturating_sub(before);
     assert!(grown < MOST, "the daemon grew by {grown} bytes");
     assert_eq!(place.daemon.ok(&["logs", "-n", "1", "app"]).unwrap(), "up\n");
     let two = place.daemon.ok(&["logs", "-n", "2", "app"]).unwrap();

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-/// Opens a regular file for reading, through symbolic links too. Something else in its place, as a FIFO, is not waited for.
+/// Opens a regular file for reading and follows symbolic links. Does not wait for the other end of a FIFO that is in its place.
 ///
 /// # Errors
 /// `InvalidInput` where it is no regular file.

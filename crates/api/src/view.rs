@@ -223,6 +223,27 @@ pub struct Explanation {
     pub wakes: Vec<Transition>,
 }
 
+impl Explanation {
+    /// Of an app of which no more is known than its status and the reason for it.
+    pub fn only(status: AppStatus, why: String) -> Self {
+        Self {
+            status,
+            why,
+            keeps_awake: Vec::new(),
+            sleeps_at: None,
+            keeps_dozing: Vec::new(),
+            warm_at: None,
+            wakes_at: None,
+            at_limits: Vec::new(),
+            refusals: Vec::new(),
+            lost_by_reboot: Vec::new(),
+            wake_sources: Vec::new(),
+            sleeps: Vec::new(),
+            wakes: Vec::new(),
+        }
+    }
+}
+
 /// `torpor stats`: measured from the kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Stats {

@@ -59,8 +59,9 @@ impl Hub {
         if let Some(error) = self.store.check_free(&spec).await? {
             return Err(taken(&spec, refused(&spec, error)));
         }
-        // From here on `ps` and `rm` find it. Declared before all that it stands for, so that they are gone when it is over.
+        // From here on, `ps` and `rm` find it.
         let importing = self.imports.begin(&spec.name, &id, upload.clone());
+        // Values are dropped in reverse order: an early return releases the name before it reports the import as over.
         let reservation = reservation;
         let received = self.worker.import_layers(archive, &manifest).await;
         let (archive, resolved) = received.map_err(|error| about(&spec, because(error)))?;

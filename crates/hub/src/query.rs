@@ -50,10 +50,10 @@ impl Hub {
 
     async fn status(&self, row: &Row) -> AppStatus {
         let id = &row.record.id;
-        let busy = match () {
-            () if self.adopting.contains(id) => Some(State::Adopting),
-            () if self.imports.received_bytes(id).is_some() => Some(State::Importing),
-            () => None,
+        let busy = if self.adopting.contains(id) {
+            Some(State::Adopting)
+        } else {
+            self.imports.received_bytes(id).map(|_| State::Importing)
         };
         if let Some(state) = busy {
             let nothing = ApiError::new(ErrorKind::Timeout, "not adopted yet");
@@ -120,21 +120,7 @@ impl Hub {
             "importing: {} KiB of its archive have been received; torpor rm {name} ends the import",
             received_bytes >> 10
         );
-        Explanation {
-            status: self.status(row).await,
-            why,
-            keeps_awake: Vec::new(),
-            sleeps_at: None,
-            keeps_dozing: Vec::new(),
-            warm_at: None,
-            wakes_at: None,
-            at_limits: Vec::new(),
-            refusals: Vec::new(),
-            lost_by_reboot: Vec::new(),
-            wake_sources: Vec::new(),
-            sleeps: Vec::new(),
-            wakes: Vec::new(),
-        }
+        Explanation::only(self.status(row).await, why)
     }
 
     /// What one app costs.

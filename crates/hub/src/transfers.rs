@@ -15,7 +15,7 @@ use torpor_api::{ApiError, ErrorKind};
 
 /// Archives that are exported at the same time, and archives that are imported.
 pub(crate) const AT_ONCE: usize = 8;
-/// How long [`LEAST_BYTES`] may be waited for.
+/// How long a transfer may wait for [`LEAST_BYTES`].
 pub const STALLED_AFTER: Duration = Duration::from_secs(60);
 /// A transfer that moves fewer bytes in that time has stalled.
 pub(crate) const LEAST_BYTES: u64 = 64 << 10;
@@ -49,7 +49,7 @@ impl Places {
     }
 }
 
-/// Progress of a transfer against the time for which the client was waited for.
+/// How many bytes a transfer has moved, and how long it has waited for the client meanwhile.
 #[derive(Debug)]
 pub(crate) struct Pace {
     allowed: Duration,
@@ -63,12 +63,12 @@ impl Pace {
         Self { allowed, waited: Duration::ZERO, bytes: 0 }
     }
 
-    /// How long the client may still be waited for.
+    /// How much longer the transfer may wait for the client.
     pub(crate) fn left(&self) -> Duration {
         self.allowed.saturating_sub(self.waited)
     }
 
-    /// So many bytes have passed after the client was waited for.
+    /// Notes a wait for the client and the bytes that passed after it.
     pub(crate) fn passed(&mut self, waited: Duration, bytes: u64) {
         self.waited += waited;
         self.bytes += bytes;

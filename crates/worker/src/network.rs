@@ -48,8 +48,8 @@ pub(crate) async fn serve_names(shared: &Shared) {
     *shared.name_server.lock().unwrap_or_else(PoisonError::into_inner) = started;
 }
 
-/// To be called before the program of an app runs that has been given the machine's `resolv.conf`: it may name other servers by now,
-/// before which ours has to stand.
+/// Intercepts queries to name servers that the machine's `resolv.conf` has got since. To be called before the program of an app runs
+/// that has a copy of this file.
 pub(crate) async fn renew_names(shared: &Shared) {
     let server = shared.name_server.lock().unwrap_or_else(PoisonError::into_inner).as_ref().ok().cloned();
     if let Some(server) = server

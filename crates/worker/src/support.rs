@@ -8,7 +8,7 @@ use crate::config::WorkerConfig;
 use crate::keeper::{self, OpenKeeperError};
 use crate::worker::TeardownError;
 
-/// What a worker's apps lean on.
+/// What apps need beside the worker.
 pub(crate) struct Support {
     pub(crate) keeper: Client,
     /// No keeper ran before.

@@ -29,7 +29,7 @@ const MOST_ASKED: usize = 1 << 20;
 /// After so many answers it is asked whether to go on.
 const ASKED_AT_ONCE: usize = 1 << 10;
 
-/// The groups of the calling thread's network namespace, read once.
+/// The multicast groups that any socket of the calling thread's network namespace has joined. The kernel is asked for them once.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     groups: Option<Vec<Group>>,

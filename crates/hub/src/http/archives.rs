@@ -27,7 +27,7 @@ use crate::transfers::{LEAST_BYTES, Pace, Upload};
 
 /// Pieces of an archive that may wait to be read.
 const PIECES: usize = 8;
-/// Most bytes of an exported archive that are passed to its connection at a time.
+/// The largest part of an exported archive that is passed to its connection at once, in bytes.
 const PART_BYTES: usize = 64 << 10;
 
 /// An app as an archive.
@@ -70,17 +70,7 @@ async fn send(
             () = &mut closed => return,
         };
         let Some(piece) = piece else { return };
-        // In parts, so that a slow reader is seen to make progress.
-        let mut rest = piece.map_err(Some);
-        loop {
-            let part = match &mut rest {
-                Ok(bytes) if bytes.is_empty() => break,
-                Ok(bytes) => Ok(bytes.split_to(bytes.len().min(PART_BYTES))),
-                Err(error) => match error.take() {
-                    Some(error) => Err(error),
-                    None => break,
-                },
-            };
+        for part in parts(piece) {
             let (bytes, since) = (part.as_ref().map_or(0, Bytes::len), Instant::now());
             let room = tokio::select! {
                 room = tokio::time::timeout(pace.left(), pieces.reserve()) => room,
@@ -97,6 +87,19 @@ async fn send(
             pace.passed(since.elapsed(), bytes as u64);
         }
     }
+}
+
+/// A piece in parts of at most [`PART_BYTES`], so that a slow reader is seen to make progress; an error is one part.
+fn parts(piece: io::Result<Bytes>) -> impl Iterator<Item = io::Result<Bytes>> {
+    let (mut rest, error) = match piece {
+        Ok(bytes) => (bytes, None),
+        Err(error) => (Bytes::new(), Some(error)),
+    };
+    let bytes = std::iter::from_fn(move || {
+        let part = rest.split_to(rest.len().min(PART_BYTES));
+        (!part.is_empty()).then_some(Ok(part))
+    });
+    bytes.chain(error.map(Err))
 }
 
 /// Makes an app from an archive; it sleeps then, and its first packet wakes it.

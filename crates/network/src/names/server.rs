@@ -34,7 +34,7 @@ const CONNECTIONS: [usize; 2] = [128, 8];
 /// Pause after a socket failed.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Real name servers that it stands before at most: those of the present `resolv.conf`, and of former ones, which older apps use.
+/// The most name servers whose queries are intercepted: those of the current `resolv.conf` and of earlier ones, which older apps use.
 const WAYS: usize = 64;
 
 /// Answers as long as it lives; dropped, queries go to the real name servers again.
@@ -94,10 +94,11 @@ impl NameServer {
         Ok(server)
     }
 
-    /// Reads the machine's `resolv.conf` again: to be called before an app is given what it says now.
+    /// Reads the machine's `resolv.conf` again and intercepts queries to the name servers that are new in it. To be called before an
+    /// app starts that has the new file.
     ///
     /// # Errors
-    /// As [`NameServer::start`]; what it stood before, it still stands before.
+    /// As [`NameServer::start`]. Queries that were intercepted before still are.
     pub async fn renew(&self, network: &Network) -> Result<(), NetworkError> {
         let conf = ResolvConf::machine().unwrap_or_else(|error| {
             tracing::warn!(%error, "reading /etc/resolv.conf");

@@ -62,7 +62,7 @@ impl Client {
         let http = reqwest::Client::builder()
             .read_timeout(READ_TIMEOUT)
             .connect_timeout(CONNECT_TIMEOUT)
-            // Wherever it redirects to.
+            // Holds for redirects, too.
             .https_only(scheme == "https")
             .user_agent(concat!("torpor/", env!("CARGO_PKG_VERSION")))
             .build()?;

@@ -73,7 +73,7 @@ pub(super) async fn export(client: &Client, args: ExportArgs) -> Result<(), Fail
 enum Target {
     /// A file beside the path, for root only, that goes away unless it gets that name.
     File(NamedTempFile, PathBuf),
-    /// Standard output, or what is no regular file and cannot be replaced by one: a device, a FIFO.
+    /// Standard output, or a file that must not be replaced by a regular one: a device or a FIFO.
     Stream(Writer),
 }
 

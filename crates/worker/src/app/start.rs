@@ -360,10 +360,7 @@ pub(super) fn write_record(files: &AppFiles, record: &SandboxRecord) -> Result<(
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StartError> + Send + 'static,
 ) -> Result<T, StartError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    }
+    crate::worker::blocking(work).await
 }
 
 /// `/dev/null` and two pipes for the app; their reading ends for us.

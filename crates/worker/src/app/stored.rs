@@ -228,10 +228,16 @@ impl Task {
         self.unhoused = None;
         tracing::error!(app = self.record.spec.name, %reason, "its image cannot be used; it starts afresh");
         self.shared.events.emit(&self.record.spec.name, "lost", reason.to_owned(), BTreeMap::default());
+        self.set_newest_image_aside();
+    }
+
+    /// Keeps its newest image for inspection, so that it is never used.
+    pub(super) fn set_newest_image_aside(&self) {
+        let name = &self.record.spec.name;
         match self.files.set_newest_aside() {
-            Ok(Some(kept)) => tracing::warn!(app = self.record.spec.name, kept = %kept.display(), "image kept"),
+            Ok(Some(kept)) => tracing::warn!(app = name, kept = %kept.display(), "its image is set aside"),
             Ok(None) => {}
-            Err(error) => tracing::warn!(app = self.record.spec.name, %error, "setting its image aside"),
+            Err(error) => tracing::warn!(app = name, %error, "setting its image aside"),
         }
     }
 
@@ -242,7 +248,8 @@ impl Task {
             return Err(format!("it is {}", self.app.phase().name()));
         }
         (self.watch, self.asleep, self.cached_image, self.init) = (None, None, None, None);
-        // While its network is there: so its connections end for their peers, too. And nobody else has its output open then.
+        // Peers hear of the end of connections only while the app's network exists. The output ends once the keeper has closed
+        // its duplicates.
         tokio::task::block_in_place(|| self.forget_parked());
         if let Some(sandbox) = self.sandbox.take() {
             let destroyed = tokio::task::spawn_blocking(move || sandbox.destroy()).await;

@@ -108,9 +108,7 @@ impl Task {
                 return false;
             }
         }
-        if let Err(error) = self.files.set_newest_aside() {
-            tracing::warn!(app = name, %error, "setting its image aside");
-        }
+        self.set_newest_image_aside();
         self.nothing_found();
         let reason = "the record of its sandbox was lost while it dozed".to_owned();
         self.shared.events.emit(&name, "lost", reason, std::collections::BTreeMap::default());
@@ -334,11 +332,7 @@ impl Task {
                 Ok(phase)
             }
             Err(reason) => {
-                match self.files.set_newest_aside() {
-                    Ok(Some(aside)) => tracing::error!(app = name, image = %aside.display(), "its image is set aside"),
-                    Ok(None) => {}
-                    Err(error) => tracing::error!(app = name, %error, "setting its image aside"),
-                }
+                self.set_newest_image_aside();
                 self.nothing_found();
                 Err(reason)
             }

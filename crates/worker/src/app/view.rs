@@ -87,21 +87,7 @@ pub(crate) fn status_of_unanswered(app: &AppHandle, network: &NetworkConfig) -> 
 
 /// The same, explained.
 pub(crate) fn explanation_of_unanswered(app: &AppHandle, network: &NetworkConfig) -> Explanation {
-    Explanation {
-        status: status_of_unanswered(app, network),
-        why: format!("not answering: {}", held_up(app)),
-        keeps_awake: Vec::new(),
-        sleeps_at: None,
-        keeps_dozing: Vec::new(),
-        warm_at: None,
-        wakes_at: None,
-        at_limits: Vec::new(),
-        refusals: Vec::new(),
-        lost_by_reboot: Vec::new(),
-        wake_sources: Vec::new(),
-        sleeps: Vec::new(),
-        wakes: Vec::new(),
-    }
+    Explanation::only(status_of_unanswered(app, network), format!("not answering: {}", held_up(app)))
 }
 
 /// The same, of numbers: none is known.

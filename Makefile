@@ -8,8 +8,8 @@ build:
 
 demo:
 	@scripts/setup.sh build
-	@echo "Building (the first time takes some minutes) …"
-	@cargo build --quiet --release --package torpor --package torpor-testkit
+	@echo "Building torpor and the demo's web server package; the first time takes some minutes …"
+	@cargo build --release --package torpor --package torpor-testkit $$([ -t 2 ] || echo --quiet)
 	@scripts/demo.sh
 
 test:

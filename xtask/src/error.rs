@@ -24,8 +24,20 @@ pub(crate) enum Error {
     /// Fuzzing.
     #[error(transparent)]
     Fuzz(#[from] crate::fuzz::FuzzError),
-    /// A result could not be written.
-    #[error("writing the result")]
+    /// Clippy found something, or did not run.
+    #[error("clippy: {0}")]
+    Lints(String),
+    /// Tests failed.
+    #[error("failed: {0}")]
+    Tests(String),
+    /// Benchmarks failed.
+    #[error("not measured: {0}; the errors are above")]
+    Benchmarks(String),
+    /// A document lacks what the benchmark writes into.
+    #[error("{path}: {what}")]
+    Document { path: PathBuf, what: String },
+    /// JSON could not be written or read.
+    #[error("encoding or decoding JSON")]
     Encode(#[from] serde_json::Error),
 }
 

@@ -1,10 +1,12 @@
-//! Developer commands: `cargo xtask bench`, `cargo xtask conformance`, `cargo xtask fuzz`, `cargo xtask tidy`.
+//! Developer commands: `cargo xtask bench`, `cargo xtask conformance`, `cargo xtask fuzz`, `cargo xtask test`,
+//! `cargo xtask tidy`.
 #![forbid(unsafe_code)]
 
 mod bench;
 mod conformance;
 mod error;
 mod fuzz;
+mod test;
 mod tidy;
 
 use std::process::ExitCode;
@@ -24,6 +26,7 @@ enum Command {
     Bench(bench::Options),
     Conformance(conformance::Options),
     Fuzz(fuzz::Options),
+    Test(test::Options),
     Tidy(tidy::Args),
 }
 
@@ -32,6 +35,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Conformance(options) => conformance::run(&options),
         Command::Fuzz(options) => fuzz::run(&options).map_err(error::Error::from),
+        Command::Test(options) => test::run(&options),
         Command::Tidy(args) => return tidy::run(&args),
     };
     match done {

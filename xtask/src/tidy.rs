@@ -4,9 +4,13 @@
 //! compiler knows better (formatting, lints) is asked of `cargo fmt` and `cargo clippy`. Nothing is ever changed.
 
 mod arrows;
+mod circles;
 mod dependencies;
 mod documents;
 mod machine;
+mod mentions;
+mod modules;
+mod names;
 mod rust;
 mod sizes;
 mod tokens;
@@ -19,12 +23,17 @@ use std::process::ExitCode;
 
 use tree::Tree;
 
+use crate::error::Error;
+
 /// Check the sources: formatting, lints, structure, documents.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Leave out `cargo fmt` and `cargo clippy`.
     #[arg(long)]
     no_cargo: bool,
+    /// Leave out `cargo clippy`, which compiles everything.
+    #[arg(long)]
+    no_clippy: bool,
 }
 
 /// Something that is not as it should be.
@@ -54,12 +63,15 @@ impl fmt::Display for Finding {
 /// A check of files.
 type Check = fn(&Tree) -> Vec<Finding>;
 
-const CHECKS: [(&str, Check); 6] = [
+const CHECKS: [(&str, Check); 9] = [
     ("crate arrows", arrows::check),
+    ("module arrows", circles::check),
     ("dependencies in use", dependencies::check),
     ("rust sources", rust::check),
     ("file sizes", sizes::check),
+    ("file names", names::check),
     ("documents", documents::check),
+    ("mentions", mentions::check),
     ("nothing of this machine", machine::check),
 ];
 
@@ -73,17 +85,24 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         }
     };
     let mut summary: Vec<(&str, String)> = CHECKS.iter().map(|(name, check)| (*name, report(check(&tree)))).collect();
-    if !args.no_cargo {
-        summary.extend(tools::TOOLS.iter().map(|tool| {
-            let result = tool.run(&tree.root).map(report);
-            (tool.name, result.unwrap_or_else(|why| why))
-        }));
+    for (tool, left_out) in [(tools::FORMATTING, args.no_cargo), (tools::CLIPPY, args.no_cargo || args.no_clippy)] {
+        if !left_out {
+            let result = tool.run(&tree.root, 0).map(report);
+            summary.push((tool.name, result.unwrap_or_else(|why| why)));
+        }
     }
     println!();
     for (name, result) in &summary {
         println!("{name:<24} {result}");
     }
     if summary.iter().all(|(_, result)| result == "ok") { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs clippy at the lowest priority, as long as other things matter more; prints what it found.
+pub(crate) fn lint() -> Result<(), Error> {
+    let root = tree::root();
+    let result = tools::CLIPPY.run(&root, 19).map_or_else(|why| why, report);
+    if result == "ok" { Ok(()) } else { Err(Error::Lints(result)) }
 }
 
 /// Prints findings and says how many they are.

@@ -40,7 +40,7 @@ pub struct ApiError {
 impl ApiError {
     /// An error of `kind` that says `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), hint: None, exit_status: None }
+        Self { kind, message: without_numbers(&message.into()), hint: None, exit_status: None }
     }
 
     /// The same error with advice.
@@ -61,8 +61,8 @@ pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     one_line(&causes(error))
 }
 
-/// `error` and its causes, joined by `: `, as they are: for errors of what the user has written, whose excerpts take several
-/// lines.
+/// `error` and its causes, joined by `: `, [without numbers](without_numbers) and otherwise as they are: for errors of what the
+/// user has written, whose excerpts take several lines.
 pub fn causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -71,7 +71,23 @@ pub fn causes(error: &(dyn std::error::Error + 'static)) -> String {
         text.push_str(&error.to_string());
         cause = error.source();
     }
-    text
+    without_numbers(&text)
+}
+
+/// `text` without the numbers that the standard library puts behind the texts of errors of the system: ` (os error 2)`.
+pub fn without_numbers(text: &str) -> String {
+    const BEGIN: &str = " (os error ";
+    let mut parts = text.split(BEGIN);
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.split_once(')') {
+            Some((number, rest)) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => {
+                plain.push_str(rest);
+            }
+            _ => plain.extend([BEGIN, part]),
+        }
+    }
+    plain
 }
 
 /// Text that stays in its line and reads as it is written: control characters but tabs, and what [`is_deceptive`], as escapes
@@ -110,6 +126,25 @@ pub const fn is_deceptive(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_of_the_system_are_told_in_words() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot open `x` ({text})")]
+        struct Outer {
+            text: String,
+            #[source]
+            source: std::io::Error,
+        }
+        let source = || std::io::Error::from_raw_os_error(2);
+        let outer = Outer { text: source().to_string(), source: source() };
+        let told = "cannot open `x` (No such file or directory): No such file or directory";
+        assert_eq!(chain(&outer), told);
+        assert_eq!(ApiError::internal(&outer).message, told);
+        for unchanged in ["", "an (os error )", "an (os error x)", "an (os error 2", "(os error 2)"] {
+            assert_eq!(without_numbers(unchanged), unchanged);
+        }
+    }
 
     #[test]
     fn a_chain_is_one_line_that_reads_as_it_is_written() {

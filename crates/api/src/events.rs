@@ -21,8 +21,8 @@ pub const IMAGE_REMOVED: &str = "image-removed";
 pub const STARTED: &str = "started";
 /// A start failed (worker).
 pub const START_FAILED: &str = "start-failed";
-/// Taken over, running or dozing, by a new daemon (worker).
-pub const TAKEN_OVER: &str = "taken-over";
+/// Adopted by a new daemon, running or asleep (worker).
+pub const ADOPTED: &str = "adopted";
 /// It was asked to end (worker).
 pub const STOPPING: &str = "stopping";
 /// It did not end in time and is killed (worker).
@@ -77,7 +77,7 @@ pub const ALL: [&str; 31] = [
     IMAGE_REMOVED,
     STARTED,
     START_FAILED,
-    TAKEN_OVER,
+    ADOPTED,
     STOPPING,
     KILLED,
     EXITED,

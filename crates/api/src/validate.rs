@@ -461,24 +461,25 @@ pub fn capability(text: &str) -> Option<&'static str> {
 }
 
 fn security(security: &Security, problems: &mut Problems) {
-    let mut added = BTreeSet::new();
-    for text in &security.cap_add {
-        match capability(text) {
-            Some(name) => drop(added.insert(name)),
-            None => problems.add("security.cap_add", format_args!("there is no capability `{}`", shown(text))),
-        }
+    let added: BTreeSet<&str> = security.cap_add.iter().filter_map(|text| capability(text)).collect();
+    for name in security.cap_drop.iter().filter_map(|text| capability(text)).filter(|name| added.contains(name)) {
+        problems.add("security.cap_drop", format_args!("`{name}` is both added and dropped"));
     }
-    for text in &security.cap_drop {
-        if text.eq_ignore_ascii_case("all") {
-            continue;
-        }
-        match capability(text) {
-            Some(name) if added.contains(name) => {
-                problems.add("security.cap_drop", format_args!("`{name}` is both added and dropped"));
-            }
-            Some(_) => {}
-            None => problems.add("security.cap_drop", format_args!("there is no capability `{}`", shown(text))),
-        }
+    unknown_capabilities("security.cap_add", &security.cap_add, problems);
+    let dropped = security.cap_drop.iter().filter(|text| !text.eq_ignore_ascii_case("all"));
+    unknown_capabilities("security.cap_drop", dropped, problems);
+}
+
+fn unknown_capabilities<'a>(field: &str, texts: impl IntoIterator<Item = &'a String>, problems: &mut Problems) {
+    let unknown = texts.into_iter().filter(|text| capability(text).is_none());
+    let unknown: Vec<String> = unknown.map(|text| format!("`{}`", shown(text))).collect();
+    if !unknown.is_empty() {
+        let what = format_args!(
+            "{} names no capability; names are, in upper or lower case, with or without CAP_: {}; ALL can be dropped, not added",
+            unknown.join(", "),
+            CAPABILITIES.join(", ")
+        );
+        problems.add(field, what);
     }
 }
 

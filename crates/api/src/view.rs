@@ -27,18 +27,19 @@ pub enum State {
     /// Its processes have ended: an image on disk, parked descriptors, a sandbox without processes.
     Warm,
     /// As warm, but its image cannot be used as things are: `torpor explain` says why.
-    Unwakeable,
+    #[serde(alias = "unwakeable")]
+    WakeBlocked,
     /// Getting its memory, or its processes, back.
     Waking,
     /// Told to end.
     Stopping,
     /// Ended, and waiting to be started again by its restart policy.
     Restarting,
-    /// The daemon has just started and has not looked for it yet. It may run or sleep all the while.
+    /// The daemon has started and has not adopted it yet, or cannot: `torpor explain` says why. It may run or sleep all the while.
     Adopting,
     /// Its archive is being received. Nothing of it runs yet; `torpor rm` ends the import.
     Importing,
-    /// Its row in the database cannot be read, so nothing is done with it: its processes, files and images stay as they are.
+    /// Its row in the database cannot be read, or is lost, so nothing is done with it: its processes, files and images stay as they are.
     Unreadable,
     /// What drives it in the daemon is held up by a call that does not return. What else is shown was true before.
     NotAnswering,

@@ -206,7 +206,8 @@ pub struct EventQuery {
     /// Only the last so many of those kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tail: Option<u32>,
-    /// Only of this app.
+    /// Only of this app, by its name or id. If there is no such app and no kept event of one, the answer is `not-found`, unless
+    /// `follow` is set: the app may be created later.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub app: Option<String>,
     /// Go on with new events until the client leaves.

@@ -3,7 +3,7 @@
 //! In one process the hub calls a worker directly through [`WorkerPort`]; between machines the same calls will travel
 //! over a stream. The hub owns names and what is wanted ([`AppRecord`], in its database); the worker owns what is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -24,6 +24,15 @@ use crate::view::{AppImage, AppStatus, Check, Event, Explanation, Level, PutAway
 /// A boxed stream.
 pub type BoxStream<T> = Pin<Box<dyn Stream<Item = T> + Send>>;
 
+/// Digits of an app's id: 64 random bits.
+pub const APP_ID_DIGITS: usize = 16;
+
+/// Whether this may be the id of an app: 16 lower-case hexadecimal digits. Ids name directories and cgroups.
+#[must_use]
+pub fn is_app_id(id: &str) -> bool {
+    id.len() == APP_ID_DIGITS && id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 /// An app as the hub keeps it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AppRecord {
@@ -43,9 +52,12 @@ pub struct AppRecord {
     pub pinned: bool,
 }
 
-/// An app of which the hub cannot read the row. Nothing is done with it: its processes, files, images and layers stay as they are.
+/// An app of which the hub cannot read the row, or has none. Nothing is done with it: its processes, files, images and layers stay as
+/// they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeftAlone {
+    /// Its id; of a damaged row, whatever it says.
+    pub id: String,
     /// Its name, as far as it can be read; for messages only.
     pub name: String,
     /// `sha256:…` of its layers. `None`: they cannot be read, so that any layer may be one of its.
@@ -180,6 +192,11 @@ pub trait WorkerPort: Send + Sync + 'static {
         source: &Source,
         progress: tokio::sync::mpsc::Sender<Progress>,
     ) -> Result<Resolved, ApiError>;
+    /// Ids of all apps of which something is on the worker's machine: files, images, processes or cgroups. A worker that finds out
+    /// what it has asks before [`expect`](Self::expect).
+    async fn found(&self) -> Result<BTreeSet<String>, ApiError>;
+    /// Ends the processes of an app that is not adopted, and removes all that it has; fine where it has nothing.
+    async fn remove_unknown(&self, id: &str) -> Result<(), ApiError>;
     /// These apps exist and will be adopted: until then their layers are kept and their names are found. The others exist and are left
     /// alone. Called once, before anything else.
     async fn expect(&self, apps: Vec<AppRecord>, left_alone: Vec<LeftAlone>);

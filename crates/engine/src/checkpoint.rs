@@ -20,19 +20,17 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use torpor_image::tree::Tree;
 use torpor_image::{FormatError, HEADER_BYTES, Header, Kind, Needs, VERSION, checksum};
 use torpor_linux::closer::{self, AppFile};
-use torpor_linux::guard::Guard;
+use torpor_linux::guard::CrashGuard;
 
-use crate::collect::{CollectError, Collected, Stopped, collect, for_record, pids, stop};
-use crate::files::{self, ConnectionLock};
-use crate::obstacle::{Obstacle, Place};
-use crate::plan::{Began, Memories, ThreadPlan, let_go};
-use crate::restore::compile;
-use crate::step::{Fault, Faults, Step, Timings};
-use crate::trace::TraceError;
-use crate::wait::since::now;
-
-/// Name of the image in its directory.
-pub const IMAGE_NAME: &str = "image";
+use torpor_capture::{CollectError, Collected, Stopped, collect, for_record, pids, stop};
+use torpor_descriptors::ConnectionLock;
+use torpor_planner::compile::compile;
+use torpor_process::blocker::{Blocker, Place};
+use torpor_process::step::{Fault, Faults, Step, Timings};
+use torpor_process::threads::{Began, ThreadPlan, WaitHistory, let_go};
+use torpor_process::trace::TraceError;
+use torpor_process::wait::since::now;
+use torpor_store::IMAGE_NAME;
 
 /// Oldest kernel that restores an image.
 const KERNEL: (u16, u16) = (6, 7);
@@ -85,7 +83,7 @@ pub enum CheckpointError {
         /// Its name.
         name: String,
         /// What is in the way.
-        obstacles: Vec<Obstacle>,
+        obstacles: Vec<Blocker>,
     },
     /// Looking at it, holding it or copying it failed.
     #[error(transparent)]
@@ -101,7 +99,7 @@ pub enum CheckpointError {
     Lock(#[source] io::Error),
     /// Who would end the tree in our place could not be started.
     #[error("starting a guard for the end of the tree")]
-    Guard(#[source] io::Error),
+    CrashGuard(#[source] io::Error),
     /// A test asked for it.
     #[error(transparent)]
     Fault(#[from] Fault),
@@ -162,7 +160,7 @@ pub fn checkpoint(request: &Checkpoint<'_>) -> Result<Checkpointed, CheckpointEr
 fn named(pid: i32, error: CheckpointError) -> CheckpointError {
     match error {
         CheckpointError::Collect(CollectError::Refused(obstacles)) => {
-            CheckpointError::Refused { pid, name: crate::proc::name(pid), obstacles }
+            CheckpointError::Refused { pid, name: torpor_proc::name(pid), obstacles }
         }
         error => error,
     }
@@ -185,12 +183,12 @@ impl Capture<'_> {
         if before.contains(&(std::process::id() as i32)) {
             return Err(CheckpointError::Own(root));
         }
-        let began = Began::take(&before, &Memories::default()).map_err(look)?;
+        let began = Began::take(&before, &WaitHistory::default()).map_err(look)?;
         let file = self.open()?;
         self.reached(Step::Prepared)?;
 
         self.stopped = stop(root, &before).map_err(CheckpointError::Collect)?;
-        let memories = Memories::default();
+        let memories = WaitHistory::default();
         let (at, mut records) = (now(), Vec::new());
         for process in self.stopped.iter_mut().filter_map(|process| process.alive.as_mut()) {
             for thread in &mut process.threads {
@@ -235,7 +233,7 @@ impl Capture<'_> {
 
     /// What cannot be restored is not captured.
     fn cannot_be_restored(&self, why: String) -> CheckpointError {
-        let obstacle = Obstacle::new(self.request.pid, Place::Process, why, "");
+        let obstacle = Blocker::new(self.request.pid, Place::Process, why, "");
         CheckpointError::Collect(obstacle.into())
     }
 
@@ -294,7 +292,7 @@ impl Capture<'_> {
     fn doom(&mut self, locked: Option<(&dyn ConnectionLock, &str)>) -> Result<Doomed, CheckpointError> {
         let doomed = locked.map_or(Ok(()), |(lock, name)| {
             lock.keep(name).map_err(CheckpointError::Lock)?;
-            Ok(self.request.faults.reached(Step::Kept)?)
+            Ok(self.request.faults.reached(Step::FilesParked)?)
         });
         let error = match doomed.and_then(|()| Doomed::new(&self.stopped, &self.connections)) {
             Ok(doomed) => return Ok(doomed),
@@ -312,20 +310,20 @@ impl Capture<'_> {
     /// Ends the tree, or lets it go.
     fn finish(mut self, tree: &Tree, image_bytes: u64) -> Result<Checkpointed, CheckpointError> {
         let after = |error| CheckpointError::After { pid: self.request.pid, error: Box::new(error) };
-        let locked = self.request.lock.filter(|_| !files::outside(tree).is_empty());
+        let locked = self.request.lock.filter(|_| !torpor_descriptors::outside(tree).is_empty());
         let mut name = None;
         if self.request.leave_running {
             // What it sends from now on is its own.
             locked.map_or(Ok(()), |lock| lock.release("")).map_err(|error| after(CheckpointError::Lock(error)))?;
             self.release().map_err(after)?;
         } else {
-            name = locked.map(|_| files::lock_name(&tree.machine));
+            name = locked.map(|_| torpor_descriptors::lock_name(&tree.machine));
             let doomed = self.doom(locked.zip(name.as_deref())).map_err(after)?;
             self.request.faults.reached(Step::Ending).map_err(|fault| after(fault.into()))?;
             doomed.end(std::mem::take(&mut self.stopped), &self.connections).map_err(after)?;
             self.request.faults.reached(Step::Ended).map_err(|fault| after(fault.into()))?;
             self.connections.clear();
-            closer::settle(files::SETTLE);
+            closer::settle(torpor_descriptors::SETTLE);
         }
         self.reached(Step::Released).map_err(|fault| after(fault.into()))?;
         Ok(Checkpointed {
@@ -344,7 +342,7 @@ impl Capture<'_> {
 fn settle(tid: i32) {
     const LOOKS: u32 = 1000;
     for _ in 0..LOOKS {
-        if crate::proc::stat(&format!("/proc/{tid}/stat")).map_or(true, |stat| stat.state != 'R') {
+        if torpor_proc::stat(&format!("/proc/{tid}/stat")).map_or(true, |stat| stat.state != 'R') {
             return;
         }
         std::thread::yield_now();
@@ -405,7 +403,7 @@ struct Doomed {
     /// Descriptors of its processes.
     processes: Vec<OwnedFd>,
     /// What ends them, too, where they are several or have connections: it takes several calls.
-    guard: Option<Guard>,
+    guard: Option<CrashGuard>,
 }
 
 impl Doomed {
@@ -418,7 +416,7 @@ impl Doomed {
         });
         let processes: Vec<_> = processes.collect::<Result<_, _>>()?;
         let connections: Vec<_> = connections.iter().map(AsFd::as_fd).collect();
-        let guard = Guard::of_end(&processes, &connections, &[]).map_err(CheckpointError::Guard)?;
+        let guard = CrashGuard::of_end(&processes, &connections, &[]).map_err(CheckpointError::CrashGuard)?;
         Ok(Self { processes, guard })
     }
 
@@ -430,9 +428,9 @@ impl Doomed {
             let killed = pidfd_send_signal(descriptor, Signal::KILL);
             killed.map_err(|error| CheckpointError::Look(process.pid, error.into()))?;
         }
-        files::silence(connections);
+        torpor_descriptors::silence(connections);
         // All is done that it would do: whether it is still there does not matter.
-        let _ = self.guard.map_or(Ok(()), Guard::dismiss);
+        let _ = self.guard.map_or(Ok(()), CrashGuard::dismiss);
         for (mut process, _) in alive {
             // The first thread's end is told only when the others' has been taken.
             while process.threads.pop().is_some() {}

@@ -1,68 +1,65 @@
 //! Capture and restore of a process tree.
 //!
-//! One level so far: *dozing*. Processes stay, frozen; their private memory goes into an image and comes back in place, so
-//! every kernel object stays what it is. [`fall_asleep`] and [`wake`] are the two halves; their modules say how each can be
-//! interrupted, fail or crash at every step and what is left then. [`recover`] is for whoever comes after a crash.
+//! Four ways lead between the levels of sleep, and two to and from a directory of its own:
 //!
-//! The engine knows nothing of apps, policies or networks: a [`Freezer`], a [`Journal`], a path for the image, and a
-//! [`Watch`] that tells when the app has work.
+//! ```text
+//!          fall_asleep            hibernate
+//! running ────────────▶ dozing ───────────▶ warm      checkpoint: a plain process tree into an image
+//!         ◀────────────        ◀─ ─ ─ ─ ─ ─           restore:    and back
+//!             wake                resume (to running)
+//! ```
+//! - [`fall_asleep`], [`wake`]: the processes stay, frozen. Their private memory goes into an image and comes back in place, so every
+//!   kernel object stays what it is.
+//! - [`hibernate`], [`resume`]: the processes end as well. A complete image describes them, and their open files are parked.
+//! - [`Stored`]: an image without a sandbox, as after a reboot. [`adopt`]: an image from another machine.
+//! - [`recover`] is for the next worker after a crash.
+//!
+//! The modules say how each can be interrupted, fail or crash at every step, and what is left then. The engine knows nothing of apps,
+//! policies or networks: a [`Freezer`], a [`Journal`], a path for the image, and a [`Watch`] that tells when the app has work.
 #![forbid(unsafe_code)]
 
-mod aio;
+mod boot_image;
 mod checkpoint;
-mod collect;
-mod deepen;
-mod files;
-mod header;
-mod home;
-mod image_file;
-mod login;
-mod memory;
-mod mounts;
-mod moved;
-mod obstacle;
-mod plan;
+mod hibernate;
+mod import;
 mod probe;
-mod proc;
 mod recover;
-mod restore;
-mod revive;
+mod resume;
 mod sleep;
-mod step;
-mod stored;
 mod target;
 mod texts;
-mod timers;
-mod trace;
-mod vetting;
-mod view;
-mod wait;
 mod wake;
 mod watch;
 
-pub use checkpoint::{Checkpoint, CheckpointError, Checkpointed, IMAGE_NAME, checkpoint};
-pub use collect::{CollectError, boot};
-pub use deepen::{Deepen, DeepenError, Deepened, Warm, deepen};
-pub use files::{CollectError as FilesError, ConnectionLock, Ends, MakeError, PASS_MARK};
-pub use home::{Home, Ids};
-pub use image_file::{Contents, ImageError, ImageFile, MemoryDifference, Verified, compare_memory};
-pub use memory::copy::CopyError;
-pub use memory::refill::RefillError;
-pub use moved::{AdoptError, Adopted, Adoption, adopt, stays};
-pub use obstacle::{Obstacle, Place};
-pub use plan::Memories;
+pub use boot_image::{BootImage, BootImageError, Reopened};
+pub use checkpoint::{Checkpoint, CheckpointError, Checkpointed, checkpoint};
+pub use hibernate::{HibernateError, HibernateOutcome, HibernateRequest, Warm, hibernate};
+pub use import::{Import, ImportError, Imported, adopt, stays};
 pub use probe::probe;
 pub use recover::{RecoverError, Recovered, recover};
-pub use restore::{CompileError, Restore, RestoreError, RestoreFaults, RestoreStep, Restored, compile, restore};
-pub use revive::{Parked, Revive, ReviveError, Revived, revive, woken};
-pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep, obstacles};
-pub use step::{Fault, Faults, Named, NoFaults, Step, Timings};
-pub use stored::{Reopened, Stored, StoredError};
+pub use resume::{Parked, ResumeError, ResumeOutcome, ResumeRequest, resume, woken};
+pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep, is_begun_sleep, obstacles};
 pub use target::{Freezer, Journal, Parking, Phase};
 #[doc(hidden)]
 pub use texts::read_texts;
-pub use timers::Deadline;
-pub use trace::TraceError;
-pub use vetting::{Bounds, MachineLimits};
+pub use torpor_capture::CollectError;
+pub use torpor_descriptors::{CollectError as FilesError, ConnectionLock, Ends, MakeError, PASS_MARK};
+pub use torpor_pages::copy::CopyError;
+pub use torpor_pages::refill::RefillError;
+pub use torpor_planner::bounds::{Bounds, MachineLimits};
+pub use torpor_proc::boot;
+pub use torpor_process::blocker::{Blocker, Place};
+pub use torpor_process::sandbox::{Ids, SandboxHandle};
+pub use torpor_process::step::{Fault, Faults, Named, NoFaults, Step, Timings};
+pub use torpor_process::threads::WaitHistory;
+pub use torpor_process::timers::Deadline;
+pub use torpor_process::trace::TraceError;
+pub use torpor_restore::{CompileError, Restore, RestoreError, RestoreFaults, RestoreStep, Restored, compile, restore};
+pub use torpor_store::{Contents, IMAGE_NAME, ImageError, ImageFile, MemoryDifference, Verified, compare_memory};
 pub use wake::{WakeError, Woken, wake};
 pub use watch::{Source, Watch, WatchError, epoll_members};
+
+/// What this machine lets programs without privileges have.
+pub fn machine_limits() -> MachineLimits {
+    MachineLimits::of(|name| torpor_proc::read(&format!("/proc/sys/{name}")).ok())
+}

@@ -6,10 +6,9 @@ use std::io;
 use torpor_linux::pagemap::{self, Filter};
 use torpor_linux::probe::{Outcome, Probe};
 
-use crate::files;
-use crate::memory::layout::areas;
-use crate::trace::park_place;
-use crate::wait::since::SchedulerClock;
+use torpor_proc::maps::areas;
+use torpor_process::trace::park_place;
+use torpor_process::wait::since::SchedulerClock;
 
 fn entry(name: &str, missing: Outcome, result: io::Result<String>, meaning: &str) -> Probe {
     match result {
@@ -42,7 +41,7 @@ pub fn probe() -> Vec<Probe> {
 fn left_over() -> Probe {
     let name = "leftovers of restores";
     let meaning = "directories of dead sockets, left by restores that were killed: rm -r";
-    match files::left_over() {
+    match torpor_descriptors::left_over() {
         Ok(found) if found.is_empty() => Probe::new(name, Outcome::Ok, "none", meaning),
         Ok(found) => {
             let paths: Vec<_> = found.iter().map(|path| path.display().to_string()).collect();

@@ -14,15 +14,15 @@ use std::time::Duration;
 use torpor_image::{FormatError, State};
 use torpor_linux::registers::Registers;
 
-use crate::deepen::Warm;
-use crate::memory::refill::refill;
-use crate::plan::{Began, Memories, ThreadPlan, let_go};
+use crate::hibernate::Warm;
 use crate::sleep::{Asleep, Failure, Target};
 use crate::target::Phase;
-use crate::trace::stop_all;
-use crate::wait::restart::Carried;
 use crate::wake::{WakeError, open};
 use crate::watch::Watch;
+use torpor_pages::refill::refill;
+use torpor_process::threads::{Began, ThreadPlan, WaitHistory, let_go};
+use torpor_process::trace::stop_all;
+use torpor_process::wait::restart::PriorWait;
 
 /// State behind the pages of an image at most; more is taken for damage.
 const MAX_STATE_BYTES: u64 = 256 << 20;
@@ -120,7 +120,7 @@ fn carry_on(target: &Target<'_>) -> Result<(), Failure> {
     let pids = target.freezer.processes().map_err(Failure::Look)?;
     let processes = stop_all(&pids)?;
     let began = Began::just_now();
-    let memories = Memories::default();
+    let memories = WaitHistory::default();
     let plans: Vec<ThreadPlan> = processes
         .iter()
         .flat_map(|process| process.threads.iter().map(move |thread| (process.pid, thread)))
@@ -161,12 +161,12 @@ fn bring_back(target: &Target<'_>, path: &Path, state: &State) -> Result<(), Rec
 }
 
 /// What the image says of the threads' waits.
-fn memories(state: &State) -> Memories {
-    let mut memories = Memories::default();
+fn memories(state: &State) -> WaitHistory {
+    let mut memories = WaitHistory::default();
     for thread in state.processes.iter().flat_map(|process| &process.threads) {
         let registers = Registers::from_words(thread.registers);
         let (Some(number), Some(wait)) = (registers.call(), thread.wait) else { continue };
-        let carried = Carried {
+        let carried = PriorWait {
             number,
             instruction: registers.instruction(),
             stack: registers.stack(),
@@ -180,7 +180,7 @@ fn memories(state: &State) -> Memories {
     memories
 }
 
-fn plans(state: &State, memories: &Memories) -> Vec<ThreadPlan> {
+fn plans(state: &State, memories: &WaitHistory) -> Vec<ThreadPlan> {
     let threads = state.processes.iter().flat_map(|p| p.threads.iter().map(move |thread| (p.pid, thread)));
     threads.map(|(pid, thread)| ThreadPlan::from_image(pid, thread, memories)).collect()
 }

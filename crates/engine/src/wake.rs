@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 use torpor_image::{FormatError, Header, Kind};
 use torpor_linux::ptrace::Seized;
 
-use crate::header;
-use crate::memory::refill::{RefillError, refill};
-use crate::plan::{Memories, ThreadPlan};
 use crate::sleep::{Asleep, Failure, Target};
-use crate::step::{Fault, Step, Timings};
 use crate::target::Phase;
-use crate::trace::{Thread, TraceError};
-use crate::wait::since::now;
-use crate::wait::socket::SocketChanges;
+use torpor_pages::refill::{RefillError, refill};
+use torpor_process::step::{Fault, Step, Timings};
+use torpor_process::threads::{ThreadPlan, WaitHistory};
+use torpor_process::trace::{Thread, TraceError};
+use torpor_process::wait::since::now;
+use torpor_process::wait::socket::SocketChanges;
+use torpor_store::header;
 
 /// Why an app was not woken. It stays asleep, with its image.
 #[derive(Debug, thiserror::Error)]
@@ -57,13 +57,13 @@ impl WakeError {
 #[derive(Debug)]
 pub struct Woken {
     changes: SocketChanges,
-    memories: Memories,
+    memories: WaitHistory,
     image: PathBuf,
 }
 
 impl Woken {
     /// Puts socket options back and removes the image. Gives back what the next sleep must know.
-    pub fn finish(self) -> Result<Memories, Failure> {
+    pub fn finish(self) -> Result<WaitHistory, Failure> {
         let mut memories = self.memories;
         memories.let_go_on(self.changes.undo().map_err(Failure::Look)?);
         std::fs::remove_file(&self.image).map_err(|error| Failure::Image(self.image.clone(), error))?;

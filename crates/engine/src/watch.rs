@@ -7,6 +7,11 @@
 //! Registration is edge-triggered. A descriptor that the app waits for and that is ready *now* means that the app has work:
 //! the sleep is aborted. On sockets that are watched although nothing waits for them, what lies unread already does not
 //! count, only what comes.
+//!
+//! An epoll descriptor of the app is registered as a whole. If it has timers, or if some sockets are to be ignored, its members are
+//! registered one by one instead. A member that the app registered with `EPOLLET` may be ready all the time (a socket with room in its
+//! send buffer), and the app was told once. Such readiness does not abort the sleep. An edge that the app was not told of yet does: then
+//! the app's own epoll descriptor is readable.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,8 +22,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use torpor_linux::descriptor::duplicate_of;
 
-use crate::proc;
-use crate::wait::sources::{Awaited, Waits};
+use torpor_proc as proc;
+use torpor_process::wait::sources::{Awaited, Waits};
 
 /// Events taken from the epoll descriptor in one call; those behind it stay there for the next.
 const EVENTS: usize = 1;
@@ -47,7 +52,7 @@ pub struct Watch {
 
 /// A process and the descriptors that its threads wait for: each once, whatever number of threads names it.
 pub(crate) struct Waiting {
-    pub(crate) pid: i32,
+    pub pid: i32,
     awaited: BTreeMap<i32, Awaited>,
     /// A thread waits for descriptors, be they open or not.
     on_descriptors: bool,
@@ -103,16 +108,13 @@ impl Watch {
     /// The first source that is ready now, whether an event told of it or not. For whoever takes over from a worker that
     /// may have taken the event and died.
     pub fn ready_now(&self) -> io::Result<Option<Source>> {
-        let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         for source in &self.sources {
             let duplicate = match duplicate_of(open(source.pid)?, source.fd) {
                 Ok(duplicate) => duplicate,
                 Err(rustix::io::Errno::BADF) => continue,
                 Err(error) => return Err(error.into()),
             };
-            // The low bits of poll's and epoll's events are the same.
-            let events = PollFlags::from_bits_truncate(source.events as u16);
-            if poll(&mut [PollFd::new(&duplicate, events)], Some(&zero))? > 0 {
+            if is_ready(&duplicate, source.events)? {
                 return Ok(Some(source.clone()));
             }
         }
@@ -122,13 +124,11 @@ impl Watch {
     /// As [`Watch::ready_now`], for an app without processes whose open files these are: they are told apart by what they
     /// are, where that says which one it is; else all of a kind are looked at.
     pub fn ready_among<'a>(&self, files: impl IntoIterator<Item = &'a OwnedFd>) -> io::Result<Option<Source>> {
-        let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         for file in files {
             let what = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
             let what = what.to_string_lossy();
             for source in self.sources.iter().filter(|source| source.what == what) {
-                let events = PollFlags::from_bits_truncate(source.events as u16);
-                if poll(&mut [PollFd::new(file, events)], Some(&zero))? > 0 {
+                if is_ready(file, source.events)? {
                     return Ok(Some(source.clone()));
                 }
             }
@@ -145,10 +145,20 @@ impl Watch {
                 watch.add_all_sockets(process.pid)?;
             }
         }
+        let singled: Vec<_> =
+            processes.iter().map(|process| singled(process, single_sockets)).collect::<io::Result<_>>()?;
+        for (process, singled) in processes.iter().zip(&singled) {
+            watch.add_members(process.pid, singled, true)?;
+        }
         // What lies there already does not count for those.
         while watch.fired()?.is_some() {}
-        for process in processes {
-            watch.add_awaited(process, single_sockets)?;
+        for (process, singled) in processes.iter().zip(&singled) {
+            // An edge from before that makes the epoll descriptor of the app readable.
+            if let Some(source) = untold(process.pid, singled)? {
+                return Err(WatchError::Ready(source));
+            }
+            watch.add_members(process.pid, singled, false)?;
+            watch.add_awaited(process, singled)?;
         }
         match watch.fired()? {
             Some(source) => Err(WatchError::Ready(source)),
@@ -167,26 +177,25 @@ impl Watch {
         Ok(())
     }
 
-    fn add_awaited(&mut self, waiting: &Waiting, single_sockets: bool) -> Result<(), WatchError> {
+    /// Members of epoll descriptors that are watched one by one: those that the app has registered as edge-triggered, or the others.
+    fn add_members(&mut self, pid: i32, singled: &Singled, edge: bool) -> Result<(), WatchError> {
+        let process = open(pid)?;
+        for Member { fd, what, events, .. } in
+            singled.values().flatten().filter(|member| !member.timer && member.edge == edge)
+        {
+            let source = Source { pid, fd: *fd, what: what.clone(), awaited: true, events: events.bits() };
+            self.add(process.as_fd(), source)?;
+        }
+        Ok(())
+    }
+
+    fn add_awaited(&mut self, waiting: &Waiting, singled: &Singled) -> Result<(), WatchError> {
         let pid = waiting.pid;
         let process = open(pid)?;
-        for Awaited { fd, events, epoll } in waiting.awaited.values() {
-            let what = match std::fs::read_link(format!("/proc/{pid}/fd/{fd}")) {
-                Ok(what) => what.to_string_lossy().into_owned(),
-                // The program waits for a descriptor that it has not got; the call will say so.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(error.into()),
-            };
-            match epoll.then(|| members(pid, *fd)).transpose()? {
-                Some(members) if single_sockets || members.iter().any(|member| member.timer) => {
-                    for member in members.into_iter().filter(|member| !member.timer) {
-                        let Member { fd, what, events, .. } = member;
-                        self.add(process.as_fd(), Source { pid, fd, what, awaited: true, events: events.bits() })?;
-                    }
-                }
-                _ => {
-                    self.add(process.as_fd(), Source { pid, fd: *fd, what, awaited: true, events: events.bits() })?;
-                }
+        for Awaited { fd, events, .. } in waiting.awaited.values().filter(|awaited| !singled.contains_key(&awaited.fd))
+        {
+            if let Some(what) = what_is_open(pid, *fd)? {
+                self.add(process.as_fd(), Source { pid, fd: *fd, what, awaited: true, events: events.bits() })?;
             }
         }
         Ok(())
@@ -271,6 +280,60 @@ struct Member {
     what: String,
     events: EventFlags,
     timer: bool,
+    /// Registered with `EPOLLET`.
+    edge: bool,
+}
+
+/// Epoll descriptors of a process that are watched by their members.
+type Singled = BTreeMap<i32, Vec<Member>>;
+
+/// Those of a process that waits: all with `single_sockets`, else those that have timers.
+fn singled(waiting: &Waiting, single_sockets: bool) -> io::Result<Singled> {
+    let mut found = Singled::new();
+    for awaited in waiting.awaited.values().filter(|awaited| awaited.epoll) {
+        if what_is_open(waiting.pid, awaited.fd)?.is_none() {
+            continue;
+        }
+        let members = members(waiting.pid, awaited.fd)?;
+        if single_sockets || members.iter().any(|member| member.timer) {
+            found.insert(awaited.fd, members);
+        }
+    }
+    Ok(found)
+}
+
+/// An epoll descriptor that has edge-triggered members and is readable: `epoll_wait(2)` would return an event to the app.
+fn untold(pid: i32, singled: &Singled) -> io::Result<Option<Source>> {
+    let process = open(pid)?;
+    for fd in singled.iter().filter(|(_, members)| members.iter().any(|member| member.edge)).map(|(fd, _)| *fd) {
+        let duplicate = match duplicate_of(process.as_fd(), fd) {
+            Ok(duplicate) => duplicate,
+            Err(rustix::io::Errno::BADF) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        if is_ready(&duplicate, EventFlags::IN.bits())? {
+            let what = what_is_open(pid, fd)?.unwrap_or_default();
+            return Ok(Some(Source { pid, fd, what, awaited: true, events: EventFlags::IN.bits() }));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether one of these events is there now; `events` as `epoll_ctl(2)` numbers them.
+fn is_ready(file: impl AsFd, events: u32) -> io::Result<bool> {
+    let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    // The low bits of poll's and epoll's events are the same.
+    let events = PollFlags::from_bits_truncate(events as u16);
+    Ok(poll(&mut [PollFd::new(&file, events)], Some(&zero))? > 0)
+}
+
+/// What a descriptor of a process is; none where it has none of this number: the call of the program will say so.
+fn what_is_open(pid: i32, fd: i32) -> io::Result<Option<String>> {
+    match std::fs::read_link(format!("/proc/{pid}/fd/{fd}")) {
+        Ok(what) => Ok(Some(what.to_string_lossy().into_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// What an epoll descriptor of a process has registered, as `/proc/PID/fdinfo` shows it.
@@ -282,16 +345,13 @@ fn members(pid: i32, fd: i32) -> io::Result<Vec<Member>> {
         let member = fields.next().and_then(|fd| fd.parse::<i32>().ok());
         let events = fields.nth(1).and_then(|events| u32::from_str_radix(events, 16).ok());
         let (Some(fd), Some(events)) = (member, events) else { continue };
-        let what = match std::fs::read_link(format!("/proc/{pid}/fd/{fd}")) {
-            Ok(what) => what.to_string_lossy().into_owned(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(error),
-        };
+        let Some(what) = what_is_open(pid, fd)? else { continue };
+        let edge = events & EventFlags::ET.bits() != 0;
         let kinds = EventFlags::IN | EventFlags::OUT | EventFlags::PRI | EventFlags::RDHUP;
         let events = EventFlags::from_bits_truncate(events) & kinds;
         let timer = what == TIMERFD;
         if !events.is_empty() {
-            members.push(Member { fd, what, events, timer });
+            members.push(Member { fd, what, events, timer, edge });
         }
     }
     Ok(members)
@@ -356,6 +416,40 @@ mod tests {
         assert!(watch.fired().unwrap().is_none());
         drain(&peer);
         assert!(watch.fired().unwrap().is_some(), "the writer has room");
+    }
+
+    #[test]
+    fn readiness_that_an_edge_triggered_member_has_been_told_of_does_not_count() {
+        use rustix::event::{EventfdFlags, eventfd};
+        use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+        let epoll = epoll::create(CreateFlags::CLOEXEC).unwrap();
+        let event = eventfd(1, EventfdFlags::NONBLOCK).unwrap();
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK).unwrap();
+        let (socket, mut peer) = UnixStream::pair().unwrap();
+        let edge = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
+        epoll::add(&epoll, &event, EventData::new_u64(1), EventFlags::IN | EventFlags::ET).unwrap();
+        epoll::add(&epoll, &timer, EventData::new_u64(2), EventFlags::IN).unwrap();
+        epoll::add(&epoll, &socket, EventData::new_u64(3), edge).unwrap();
+        let waits = || {
+            let awaited = Awaited { fd: epoll.as_raw_fd(), events: EventFlags::IN, epoll: true };
+            Watch::build(&[own([Waits::On(vec![awaited])])], false)
+        };
+        assert!(matches!(waits(), Err(WatchError::Ready(_))), "the program has not been told yet");
+        let tell = || {
+            let mut events = Vec::with_capacity(8);
+            let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&zero)).unwrap()
+        };
+        assert_eq!(tell(), 2);
+        let watch = waits().unwrap();
+        assert!(watch.fired().unwrap().is_none());
+        io::Write::write_all(&mut peer, b"x").unwrap();
+        assert!(watch.fired().unwrap().is_some_and(|source| source.fd == socket.as_raw_fd()));
+        assert!(matches!(waits(), Err(WatchError::Ready(_))));
+        assert_eq!(tell(), 1);
+        let watch = waits().unwrap();
+        rustix::io::write(&event, &1_u64.to_ne_bytes()).unwrap();
+        assert!(watch.fired().unwrap().is_some_and(|source| source.fd == event.as_raw_fd()));
     }
 
     #[test]

@@ -1,14 +1,19 @@
 //! Real programs are captured: what their images say, and that they run on.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
+use common::FailAt;
 use torpor_engine::{Checkpoint, CheckpointError, Checkpointed, Fault, Faults, NoFaults, Step, checkpoint};
-use torpor_image::tree::{Backing, End, Life, Tree};
+use torpor_image::tree::{Backing, End, LiveProcess, Tree};
 use torpor_image::{Content, HEADER_BYTES, Header, Kind, checksum};
+use torpor_testkit::programs::{only_standard_descriptors, python};
+use torpor_testkit::wait::soon;
 
 /// A program that answers lines with lines.
 struct Program {
@@ -18,17 +23,9 @@ struct Program {
 }
 
 impl Program {
-    fn python(source: &str) -> Self {
-        // Descriptors of whoever runs the tests are not the program's.
-        let close = "for f in /proc/self/fd/*; do n=${f##*/}; [ $n -gt 2 ] && eval \"exec $n>&-\"; done; exec \"$@\"";
-        let mut command = Command::new("bash");
-        let mut child = command
-            .args(["-c", close, "bash", "python3", "-c", source])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+    fn start(name: &str) -> Self {
+        let mut command = only_standard_descriptors(&python(name));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let input = child.stdin.take().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         let mut program = Self { child, input, output };
@@ -77,12 +74,12 @@ fn read(folder: &Path) -> (Vec<u8>, Tree) {
     (bytes, tree)
 }
 
-fn life(tree: &Tree, n: usize) -> &Life {
+fn life(tree: &Tree, n: usize) -> &LiveProcess {
     tree.processes[n].alive().expect("it lives")
 }
 
 /// Memory of a process as its image has it; `None` where nothing is stored.
-fn stored(bytes: &[u8], life: &Life, address: u64, len: usize) -> Option<Vec<u8>> {
+fn stored(bytes: &[u8], life: &LiveProcess, address: u64, len: usize) -> Option<Vec<u8>> {
     let mut regions = life.space.areas.iter().flat_map(|area| &area.pages);
     let region = regions.find(|region| region.start <= address && address < region.start + region.bytes())?;
     let Content::Stored { offset, checksum: sum } = region.content else { return None };
@@ -92,20 +89,9 @@ fn stored(bytes: &[u8], life: &Life, address: u64, len: usize) -> Option<Vec<u8>
     Some(pages[from..(from + len).min(pages.len())].to_vec())
 }
 
-const ECHO: &str = r#"
-import ctypes, os, signal, sys, threading, time
-# Python leaves it alone where it was started with it ignored.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-buffer = ctypes.create_string_buffer(b"torpor" * 1000)
-threading.Thread(target=lambda: threading.Event().wait(), daemon=True).start()
-print("ready", flush=True)
-for line in sys.stdin:
-    print(hex(ctypes.addressof(buffer)) if line.strip() == "where" else line.strip(), flush=True)
-"#;
-
 #[test]
 fn an_image_has_the_memory_and_the_program_runs_on() {
-    let mut program = Program::python(ECHO);
+    let mut program = Program::start("echo_lines.py");
     let address = u64::from_str_radix(&program.ask("where")[2..], 16).unwrap();
     let folder = tempfile::tempdir().unwrap();
     for round in 0..10 {
@@ -127,17 +113,9 @@ fn an_image_has_the_memory_and_the_program_runs_on() {
     assert!(actions[1].handler > 1 && actions[12].handler == 1);
 }
 
-struct FailAt(Step);
-
-impl Faults for FailAt {
-    fn reached(&self, step: Step) -> Result<(), Fault> {
-        if step == self.0 { Err(Fault(step)) } else { Ok(()) }
-    }
-}
-
 #[test]
 fn an_error_at_any_step_leaves_it_running_and_nothing_behind() {
-    let mut program = Program::python(ECHO);
+    let mut program = Program::start("echo_lines.py");
     let parent = tempfile::tempdir().unwrap();
     let folder = parent.path().join("image");
     for step in [Step::Prepared, Step::Stopped, Step::Copied, Step::Synced] {
@@ -156,7 +134,7 @@ fn an_error_at_any_step_leaves_it_running_and_nothing_behind() {
 
 #[test]
 fn an_error_after_the_commit_says_that_the_image_is_there() {
-    let mut program = Program::python(ECHO);
+    let mut program = Program::start("echo_lines.py");
     let parent = tempfile::tempdir().unwrap();
     for step in [Step::Committed, Step::Released] {
         let folder = parent.path().join(step.name());
@@ -172,17 +150,14 @@ fn an_error_after_the_commit_says_that_the_image_is_there() {
 
 #[test]
 fn without_leave_running_the_tree_ends_once_its_image_is_there() {
-    let program =
-        Program::python("import os, time\nif os.fork(): print('ready', flush=True)\nos.fork()\ntime.sleep(1000)");
+    let program = Program::start("fork_twice.py");
     let folder = tempfile::tempdir().unwrap();
     // The other fork may still be on its way.
     let children = || {
         let path = format!("/proc/{0}/task/{0}/children", program.child.id());
         fs::read_to_string(path).unwrap().split_whitespace().count()
     };
-    while children() < 2 {
-        std::thread::yield_now();
-    }
+    soon("both children are there", || children() == 2);
     let done = checkpoint(&Checkpoint {
         pid: program.pid(),
         folder: folder.path(),

@@ -1,34 +1,19 @@
 //! A real program dozes and wakes, its memory checked by itself.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::Command;
 use std::time::Duration;
 
-use common::{Memory, Program, private_kb};
+use common::journal::MemoryJournal;
+use common::{FailAt, Program, private_kb};
 use torpor_engine::{
-    Abort, Asleep, Attempt, Faults, Memories, NoFaults, Phase, Recovered, Request, SleepError, Step, Target,
+    Abort, Asleep, Attempt, Faults, NoFaults, Phase, Recovered, Request, SleepError, Step, Target, WaitHistory,
     fall_asleep, recover, wake,
 };
-
-const SERVER: &str = r#"
-import socket, threading, hashlib, sys, os
-data = bytearray(os.urandom(1 << 20) * 16)
-digest = hashlib.sha256(data).hexdigest()
-count = 0
-threading.Thread(target=lambda: threading.Event().wait(), daemon=True).start()
-s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen(16)
-print(s.getsockname()[1], flush=True)
-while True:
-    c, _ = s.accept()
-    c.recv(1)
-    count += 1
-    ok = hashlib.sha256(data).hexdigest() == digest
-    c.sendall(b"%d %s" % (count, b"ok" if ok else b"WRONG"))
-    c.close()
-"#;
+use torpor_testkit::programs::python;
 
 fn ask(port: u16) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -42,22 +27,22 @@ fn ask(port: u16) -> String {
 struct App {
     program: Program,
     port: u16,
-    journal: Memory,
+    journal: MemoryJournal,
     folder: tempfile::TempDir,
     generation: u64,
-    memories: Memories,
+    memories: WaitHistory,
 }
 
 impl App {
     fn start() -> Self {
-        let (program, line) = Program::start(Command::new("python3").args(["-c", SERVER]));
+        let (program, line) = Program::start(&python("memory_server.py"));
         let folder = tempfile::tempdir().unwrap();
         let port = line.parse().unwrap();
-        Self { program, port, journal: Memory::new(), folder, generation: 0, memories: Memories::default() }
+        Self { program, port, journal: MemoryJournal::awake(), folder, generation: 0, memories: WaitHistory::default() }
     }
 
     fn target<'a>(&'a self, faults: &'a dyn Faults) -> Target<'a> {
-        Target { app: 7, boot: [1, 2], freezer: &self.program.group, journal: &self.journal, faults }
+        Target { app: 7, boot: [1, 2], freezer: &*self.program.cgroup, journal: &self.journal, faults }
     }
 
     fn sleep(&mut self, faults: &dyn Faults) -> Result<Asleep, SleepError> {
@@ -109,14 +94,6 @@ fn memory_leaves_and_comes_back() {
         assert!(asleep.watch.fired().unwrap().is_some());
         app.wake(&asleep);
         assert_eq!(client.join().unwrap(), format!("{} ok", round + 2));
-    }
-}
-
-struct FailAt(Step);
-
-impl Faults for FailAt {
-    fn reached(&self, step: Step) -> Result<(), torpor_engine::Fault> {
-        if step == self.0 { Err(torpor_engine::Fault(step)) } else { Ok(()) }
     }
 }
 
@@ -184,5 +161,5 @@ fn a_damaged_image_is_never_woken_from() {
     std::fs::write(&asleep.image, bytes).unwrap();
     let (result, _) = wake(&app.target(&NoFaults), &asleep, &mut Vec::new());
     assert!(result.expect_err("damaged").is_lost());
-    assert!(app.program.group.is_frozen());
+    assert!(app.program.cgroup.is_frozen());
 }

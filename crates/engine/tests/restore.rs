@@ -1,133 +1,84 @@
 //! Real processes through an image and back.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use common::process::{UNCHANGED, capture, exit_status, let_go_on, restored as restored_from, start, start_python};
 use rustix::process::{Pid, WaitOptions, waitpid};
-use torpor_engine::{Checkpoint, Fault, NoFaults, Restore, RestoreError, RestoreStep, Restored, checkpoint, restore};
+use torpor_engine::{Fault, Restore, RestoreError, RestoreStep, Restored, restore};
 use torpor_linux::restorer::as_process;
+use torpor_testkit::wait::soon;
 
-/// A program without the descriptors of whoever runs the tests.
-fn start(line: &str) -> Child {
-    let close = "for f in /proc/self/fd/*; do n=${f##*/}; [ $n -gt 2 ] && eval \"exec $n>&-\"; done; eval \"exec $1\"";
-    let mut command = Command::new("bash");
-    let child = command.args(["-c", close, "bash", line]);
-    let file = || Stdio::from(std::fs::File::open("/etc/passwd").unwrap());
-    child.stdin(file()).stdout(file()).stderr(file()).spawn().unwrap()
-}
-
-/// Until the process has this name: programs that take their time give themselves one.
-fn named(child: &Child, name: &str) {
-    let path = format!("/proc/{}/comm", child.id());
-    let is = || std::fs::read_to_string(&path).is_ok_and(|found| found.trim() == name);
-    let wait = || std::thread::sleep(std::time::Duration::from_millis(5));
-    assert!(
-        (0..4000).any(|_| is() || {
-            wait();
-            false
-        }),
-        "{name} does not come"
-    );
-    // It may still be on its way into the call that it waits in.
-    std::thread::sleep(std::time::Duration::from_millis(50));
-}
-
-fn through(mut child: Child, name: &str) -> Restored {
+/// Captures and restores a program that has begun to wait.
+fn captured_and_restored(mut child: Child) -> Restored {
     let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path().join("image");
-    named(&child, name);
-    let pid = child.id() as i32;
-    let done = checkpoint(&Checkpoint { pid, folder: &folder, leave_running: false, lock: None, faults: &NoFaults });
-    let done = done.unwrap_or_else(|error| panic!("{error:#?}"));
+    let done = capture(&mut child, folder.path());
     eprintln!("checkpoint {:?}", done.timings.steps());
-    // The tracer that ended it may have been the one to wait for it.
-    let _ = child.wait();
-    let restored =
-        restore(Restore { image: &done.image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) });
-    let restored = restored.unwrap_or_else(|error| panic!("{error:#?}"));
+    let restored = restored_from(&done.image).unwrap_or_else(|error| panic!("{error:#?}"));
     eprintln!("{restored:?} {}", restored.timings.total_us());
     restored
 }
 
-fn status(pid: i32) -> Option<i32> {
-    waitpid(Pid::from_raw(pid), WaitOptions::empty()).unwrap().unwrap().1.exit_status()
+#[test]
+fn a_sleeping_program_goes_on() {
+    let restored = captured_and_restored(start(Command::new("sleep").arg("2"), "sleep"));
+    assert_eq!(exit_status(restored.pid), Some(0));
+}
+
+/// Runs a Python program through an image, which finds everything as it was.
+fn is_unchanged(program: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let restored = captured_and_restored(start_python(program, folder.path()));
+    let_go_on(folder.path());
+    assert_eq!(exit_status(restored.pid), Some(UNCHANGED), "{program}");
 }
 
 #[test]
-fn sleep_goes_on() {
-    let restored = through(start("sleep 2"), "sleep");
-    assert_eq!(status(restored.pid), Some(0));
-}
-
-/// Runs a C or Python program that ends with status 7 if all is well a while after its restore.
-fn checks_itself(line: &str) {
-    let restored = through(start(line), "ready");
-    assert_eq!(status(restored.pid), Some(7), "{line}");
-}
-
-#[test]
-fn python_goes_on() {
-    checks_itself(
-        "python3 -c 'import time,sys\nd={i:str(i)*3 for i in range(100000)}\nt=time.time()\nopen(\"/proc/self/comm\",\"w\").write(\"ready\")\nwhile time.time()<t+2.0: time.sleep(0.01)\nsys.exit(7 if all(d[i]==str(i)*3 for i in d) else 1)'",
-    );
+fn a_python_program_goes_on_with_its_memory() {
+    is_unchanged("keeps_memory.py");
 }
 
 #[test]
 fn threads_go_on() {
-    checks_itself(
-        "python3 -c 'import time,sys,threading\nn=[0]*8\nstop=[]\ndef work(k):\n  while not stop:\n    n[k]+=1\n    time.sleep(0.001)\nts=[threading.Thread(target=work,args=(k,)) for k in range(8)]\n[t.start() for t in ts]\nopen(\"/proc/self/comm\",\"w\").write(\"ready\")\ntime.sleep(1.5)\nb=n[:]\ntime.sleep(0.5)\nok=all(x<y for x,y in zip(b,n))\nstop.append(1)\n[t.join() for t in ts]\nsys.exit(7 if ok else 1)'",
-    );
+    is_unchanged("keeps_threads.py");
 }
 
 #[test]
-fn trees_go_on() {
-    checks_itself(
-        "python3 -c 'import os,sys,time\nr=[]\nfor k in range(5):\n  p=os.fork()\n  if p==0:\n    if k==1: os.setsid()\n    if k==2: os.setpgid(0,0)\n    if k==3: os._exit(5)\n    if k==4: os.kill(os.getpid(),15)\n    g=os.fork()\n    if g==0:\n      time.sleep(1.5); os._exit(3)\n    s=os.getsid(0); q=os.getpgid(0)\n    a=os.waitpid(g,0)[1]>>8\n    os._exit(10+a+k if (s,q)==(os.getsid(0),os.getpgid(0)) else 99)\n  r.append(p)\ntime.sleep(0.3)\nopen(\"/proc/self/comm\",\"w\").write(\"ready\")\ntime.sleep(1.5)\nst=[os.waitpid(p,0)[1] for p in r]\nsys.exit(7 if st==[13<<8,14<<8,15<<8,5<<8,15] else 1)'",
-    );
+fn a_process_tree_goes_on() {
+    is_unchanged("keeps_process_tree.py");
 }
 
 /// One at a time: a restore that fails adopts for a moment what others leave, and nobody would ask for their children.
 static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
-const STEPS: [&str; 8] = ["read", "checked", "opened", "launched", "born", "verified", "built", "finished"];
+const STEPS: [&str; 8] = ["read", "checked", "opened", "launched", "forked", "verified", "built", "finished"];
 
-/// A tree with threads, a child and a zombie, as an image.
-fn imaged(folder: &std::path::Path) -> (std::path::PathBuf, Vec<i32>) {
-    let mut child = start(
-        "python3 -c 'import os,time,threading\nif os.fork()==0:\n  time.sleep(99)\nif os.fork()==0:\n  os._exit(1)\nt=threading.Thread(target=time.sleep,args=(99,),daemon=True)\nt.start()\ntime.sleep(0.2)\nopen(\"/proc/self/comm\",\"w\").write(\"ready\")\ntime.sleep(99)'",
-    );
-    named(&child, "ready");
+/// A tree with threads, a child and a zombie, as an image; and the ids of all its threads and processes.
+fn imaged(folder: &Path) -> (PathBuf, Vec<i32>) {
+    let mut child = start_python("waiting_tree.py", folder);
     let pid = child.id() as i32;
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let mut ids: Vec<i32> =
         threads.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     ids.extend(children.split_whitespace().map(|id| id.parse::<i32>().unwrap()));
-    let done = checkpoint(&Checkpoint {
-        pid,
-        folder: &folder.join("image"),
-        leave_running: false,
-        lock: None,
-        faults: &NoFaults,
-    });
-    let done = done.unwrap_or_else(|error| panic!("{error:#?}"));
+    let done = capture(&mut child, folder);
     assert_eq!((done.processes, done.threads, ids.len()), (3, 3, 4), "the program was not ready");
-    let _ = child.wait();
     (done.image, ids)
 }
 
-/// The process has ended and its id is free. Its last parent is the machine's init, which may take seconds to ask for it, or
+/// Waits until the process has ended and its id is free. Its last parent is the machine's init, which may take seconds to reap it, or
 /// this process, while another test restores in it (`restore` adopts what its helpers leave).
 fn nothing_left(pid: i32) {
-    let gone = || rustix::process::test_kill_process(Pid::from_raw(pid).unwrap()).is_err();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
-    while !gone() {
+    soon(&format!("{pid} is gone"), || {
         // Not a child of ours is as good.
         let _ = waitpid(Pid::from_raw(pid), WaitOptions::NOHANG);
-        assert!(std::time::Instant::now() < deadline, "{pid} is left");
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
+        rustix::process::test_kill_process(Pid::from_raw(pid).unwrap()).is_err()
+    });
 }
 
 fn kill(restored: &Restored) {
@@ -156,12 +107,10 @@ fn an_error_at_any_step_leaves_nothing() {
         assert!(open() <= descriptors + 1, "{name}: descriptors are left");
     }
     assert_eq!(std::fs::read(&image).unwrap(), before);
-    let restored =
-        restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) }).unwrap();
+    let restored = restored_from(&image).unwrap();
     assert_eq!((restored.processes, restored.threads), (3, 3));
     // The first one's taken id is the error of a second.
-    let error =
-        restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) }).unwrap_err();
+    let error = restored_from(&image).unwrap_err();
     assert!(error.is_refusal() && error.to_string().contains("is taken by ready"), "{error}");
     kill(&restored);
 }
@@ -175,7 +124,7 @@ fn helper_with_an_id() {
 }
 
 #[test]
-fn an_id_that_is_taken_behind_the_check_is_named() {
+fn a_process_id_that_is_taken_after_the_check_is_named_in_the_error() {
     let _turn = TURN.lock();
     let folder = tempfile::tempdir().unwrap();
     let (image, ids) = imaged(folder.path());
@@ -186,10 +135,7 @@ fn an_id_that_is_taken_behind_the_check_is_named() {
                 let mut helper = Command::new(std::env::current_exe().unwrap());
                 helper.args(["--exact", "helper_with_an_id"]).env("TORPOR_TEST_ID", id.to_string());
                 taker.replace(Some(helper.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()));
-                let there = || std::path::Path::new(&format!("/proc/{id}")).exists();
-                while !there() {
-                    std::thread::sleep(std::time::Duration::from_millis(1));
-                }
+                soon("the id is taken", || Path::new(&format!("/proc/{id}")).exists());
             }
             Ok(())
         };
@@ -203,14 +149,13 @@ fn an_id_that_is_taken_behind_the_check_is_named() {
         assert!(taker.wait().unwrap().success(), "it was disturbed");
         nothing_left(*id);
     }
-    let restored =
-        restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) }).unwrap();
+    let restored = restored_from(&image).unwrap();
     kill(&restored);
 }
 
 /// A session whose leader has ended has its number still, and no process has it.
 #[test]
-fn a_session_that_has_the_id_is_named() {
+fn a_session_that_has_the_process_id_is_named_in_the_error() {
     let _turn = TURN.lock();
     let folder = tempfile::tempdir().unwrap();
     let (image, ids) = imaged(folder.path());
@@ -246,12 +191,8 @@ fn helper_killed_at_a_step() {
         }
         Ok(())
     };
-    let result = restore(Restore {
-        image: std::path::Path::new(&image),
-        standard: [None, None, None],
-        lock: None,
-        faults: &fault,
-    });
+    let result =
+        restore(Restore { image: Path::new(&image), standard: [None, None, None], lock: None, faults: &fault });
     eprintln!("{result:?}");
 }
 
@@ -270,8 +211,7 @@ fn killing_the_restorer_at_any_step_leaves_nothing() {
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{name}");
         ids.iter().for_each(|id| nothing_left(*id));
     }
-    let restored =
-        restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) }).unwrap();
+    let restored = restored_from(&image).unwrap();
     kill(&restored);
 }
 
@@ -281,20 +221,10 @@ fn a_changed_byte_or_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("sleeper");
     std::fs::copy("/bin/sleep", &program).unwrap();
-    let mut child = start(&format!("{} 99", program.display()));
-    named(&child, "sleeper");
+    let mut child = start(Command::new(&program).arg("99"), "sleeper");
     let pid = child.id() as i32;
-    let done = checkpoint(&Checkpoint {
-        pid,
-        folder: &folder.path().join("image"),
-        leave_running: false,
-        lock: None,
-        faults: &NoFaults,
-    })
-    .unwrap();
-    let _ = child.wait();
-    let again =
-        || restore(Restore { image: &done.image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) });
+    let done = capture(&mut child, folder.path());
+    let again = || restored_from(&done.image);
     let file = std::fs::OpenOptions::new().read(true).write(true).open(&done.image).unwrap();
     let mut byte = [0];
     file.read_exact_at(&mut byte, 5000).unwrap();

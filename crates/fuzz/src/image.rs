@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use torpor_engine::{Adoption, Bounds, MachineLimits, adopt};
+use torpor_engine::{Bounds, Import, adopt, machine_limits};
 use torpor_image::tree::Tree;
 use torpor_image::{HEADER_BYTES, Header, Kind, Needs, PAGE, State, checksum};
 
@@ -66,7 +66,7 @@ pub(crate) fn vetting(bytes: &[u8]) {
         filter: None,
         no_new_privileges: false,
         hard_limits: [1 << 30; 16],
-        machine: MachineLimits::read(),
+        machine: machine_limits(),
     });
     let Ok(mut tree) = Tree::read_foreign(bytes, &of(Kind::Complete, bytes)) else { return };
     tree.machine.kernel = rustix::system::uname().release().to_string_lossy().into_owned();
@@ -79,6 +79,6 @@ pub(crate) fn vetting(bytes: &[u8]) {
     for part in [&header.encode()[..], &pages, &state] {
         file.write_all(part).expect("there is room in memory");
     }
-    let adoption = Adoption { app: 7, generation: 1, addresses: Vec::new() };
+    let adoption = Import { app: 7, generation: 1, addresses: Vec::new() };
     let _ = adopt(file.path(), &adoption, &BOUNDS);
 }

@@ -72,26 +72,35 @@ impl Hub {
         let status = self.insert_and_start(&id, &spec, &resolved).await;
         // Only now: until the row is there (or gone again) nobody else may try the name.
         drop(reservation);
-        let status = status?;
-        let message = format!("made from {} layers", resolved.layers.len());
-        let fields = BTreeMap::from([("id".to_owned(), Value::from(id))]);
-        self.events.note(&spec.name, events::CREATED, message, fields).await;
-        Ok(status)
+        status
     }
 
     async fn insert_and_start(&self, id: &str, spec: &AppSpec, resolved: &Resolved) -> Result<AppStatus, ApiError> {
         let reserved = &self.worker.reserved_indexes().await.map_err(|error| about(spec, error))?;
         let new = NewApp { spec, resolved, created: Timestamp::now(), reserved };
         let record = self.store.insert_app(id, new).await.map_err(|error| refused(spec, error))?;
+        if let Err(error) = self.adopt(record).await {
+            return Err(self.undo(id, spec, about(spec, error)).await);
+        }
+        // Before the first event of the worker's.
+        let message = format!("made from {} layers", resolved.layers.len());
+        let fields = BTreeMap::from([("id".to_owned(), Value::from(id))]);
+        self.events.note(&spec.name, events::CREATED, message, fields).await;
         let started = async {
-            self.adopt(record.clone()).await?;
             self.worker.start(id).await?;
             self.store.set_made(id).await?;
             self.worker.status(id).await
         };
         match started.await {
             Ok(status) => Ok(status),
-            Err(error) => Err(self.undo(id, spec, about(spec, error)).await),
+            Err(error) => {
+                let error = self.undo(id, spec, about(spec, error)).await;
+                if let Ok(None) = self.store.find_app(id).await {
+                    let message = format!("removed: {}", error.message);
+                    self.events.note(&spec.name, events::REMOVED, message, BTreeMap::new()).await;
+                }
+                Err(error)
+            }
         }
     }
 

@@ -43,9 +43,22 @@ pub enum HubError {
         /// Its data directory, as it wrote it.
         data_dir: PathBuf,
     },
+    /// Another daemon listens on the socket, whatever its instance and directories.
+    #[error("another torpor listens on {} (process {holder}, data_dir {})", path.display(), data_dir.display())]
+    SocketTaken {
+        /// The socket.
+        path: PathBuf,
+        /// Who: its process id, as it wrote it.
+        holder: String,
+        /// Its data directory, as it wrote it.
+        data_dir: PathBuf,
+    },
     /// The database.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Which apps are on the machine cannot be found out.
+    #[error("cannot find the apps of this machine: {}", .0.message)]
+    Apps(ApiError),
     /// The address cannot be listened on.
     #[error("cannot listen on {address}")]
     Listen {
@@ -123,7 +136,7 @@ impl From<StoreError> for ApiError {
         let told = Self::internal(&error);
         match error {
             StoreError::Value { .. } => told.with_hint(
-                "the app is left as it is: repair its row in torpor.db, or start the version that wrote it, then restart the daemon",
+                "the app is left as it is: repair its row in torpor.db, or start the version that wrote it, then restart the daemon; torpor rm -f removes it",
             ),
             _ => told,
         }

@@ -170,7 +170,9 @@ impl Recorder {
                 _ = enough.wait_for(|enough| *enough) => break,
                 () = tokio::time::sleep(STORE_AGAIN), if !unstored.is_empty() => Some(Vec::new()),
             };
-            let Some(events) = next else { break };
+            let Some(mut events) = next else { break };
+            // The streams take turns, whichever event came first.
+            events.sort_by_key(|event| event.at);
             let failed_before = !unstored.is_empty();
             unstored.extend(events);
             if let Err(problem) = store.append_events(&mut unstored).await {

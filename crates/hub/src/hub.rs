@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use torpor_api::spec::Idle;
 use torpor_api::view::{Check, CheckOutcome};
-use torpor_api::worker::{AppRecord, Desired, LeftAlone, WorkerPort};
+use torpor_api::worker::{AppRecord, Desired, WorkerPort};
 use torpor_api::{ApiError, ErrorKind};
 use tracing::{error, info, warn};
 
@@ -16,6 +16,7 @@ use crate::adopting::{Adopting, ONE};
 use crate::error::HubError;
 use crate::events::EventLog;
 use crate::instance::InstanceLock;
+use crate::left_alone::{self, Orphans};
 use crate::locks::AppLocks;
 use crate::reserve::Reservations;
 use crate::store::{AllApps, Phase, Row, Store};
@@ -77,6 +78,7 @@ pub struct Hub {
     pub(crate) imports: Imports,
     /// Apps that the worker has still to adopt.
     pub(crate) adopting: Adopting,
+    pub(crate) orphans: Orphans,
     /// Why the worker does not know an app, for those that it refused to take over.
     pub(crate) troubles: Mutex<HashMap<String, ApiError>>,
     rest: Mutex<Rest>,
@@ -92,7 +94,7 @@ impl Hub {
     /// [`Hub::adopted`].
     ///
     /// An app that cannot be taken over does not keep the others from it: it is logged and shown with the reason. So is one whose row
-    /// cannot be read; that one is left alone.
+    /// cannot be read or is gone; that one is left alone.
     pub async fn open(
         options: HubOptions,
         lock: Arc<InstanceLock>,
@@ -120,17 +122,13 @@ impl Hub {
         opening: Opening,
     ) -> Result<Arc<Self>, HubError> {
         let store = Store::open(&options.data_dir.join(DATABASE)).await?;
-        let AllApps { rows, unreadable } = store.read_apps().await?;
-        for app in &unreadable {
-            let error = torpor_api::error::chain(&app.why);
-            error!(app = app.name, id = app.id, error, "its row cannot be read; the app is left alone");
-        }
-        let left_alone = unreadable
-            .into_iter()
-            .map(|app| LeftAlone { name: app.name, layers: app.resolved.map(|resolved| resolved.layers) });
+        let apps = store.read_apps().await?;
+        let orphans = Orphans::among(worker.found().await.map_err(HubError::Apps)?, &apps);
+        let AllApps { rows, unreadable } = apps;
+        let left_alone = left_alone::all(&orphans, &unreadable);
         // Before anything can be collected, and before anybody asks for a name: layers and names of an app that is not adopted
         // yet are in use, too.
-        worker.expect(rows.iter().map(|row| row.record.clone()).collect(), left_alone.collect()).await;
+        worker.expect(rows.iter().map(|row| row.record.clone()).collect(), left_alone).await;
         let (closing, _) = watch::channel(false);
         let (events, recorder) = EventLog::new(store.clone());
         let hub = Arc::new(Self {
@@ -144,6 +142,7 @@ impl Hub {
             uploads: Places::new("imported"),
             imports: Imports::default(),
             adopting: Adopting::of(rows),
+            orphans,
             troubles: Mutex::default(),
             tearing_down: tokio::sync::Mutex::default(),
             rest: Mutex::new(if opening == Opening::ToRest { Rest::Begun } else { Rest::None }),
@@ -229,10 +228,17 @@ impl Hub {
         result
     }
 
-    /// Ends an app at once and removes it from the worker and the store; one the worker does not know counts as removed.
+    /// Ends an app at once and removes it from the worker and the store, also one that the worker could not adopt.
     pub(crate) async fn discard(&self, id: &str) -> Result<(), ApiError> {
-        unknown_is_fine(self.worker.stop(id, Duration::ZERO).await)?;
-        unknown_is_fine(self.worker.remove(id).await)?;
+        let ended = match self.worker.stop(id, Duration::ZERO).await {
+            Ok(()) => self.worker.remove(id).await,
+            Err(error) => Err(error),
+        };
+        match ended {
+            // It may have files, images and processes all the same.
+            Err(error) if error.kind == ErrorKind::NotFound => self.worker.remove_unknown(id).await?,
+            ended => ended?,
+        }
         self.store.delete_app(id).await?;
         self.troubles.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
         Ok(())
@@ -256,18 +262,7 @@ impl Hub {
                         .to_owned(),
             });
         }
-        for app in self.store.read_apps().await?.unreadable {
-            checks.push(Check {
-                name: "rows of apps".to_owned(),
-                outcome: CheckOutcome::Degraded,
-                found: format!("app `{}` cannot be read", app.name),
-                meaning: format!(
-                    "{}; its processes, files and images stay as they are. Repair its row in torpor.db, or start the version that wrote it, \
-                     then restart the daemon",
-                    torpor_api::error::chain(&app.why)
-                ),
-            });
-        }
+        checks.extend(self.checks_of_left_alone().await?);
         Ok(checks)
     }
 
@@ -285,13 +280,5 @@ impl Hub {
         self.closing.send_replace(true);
         self.events.end().await;
         self.store.close().await;
-    }
-}
-
-/// An app that the worker does not know needs nothing done.
-fn unknown_is_fine(result: Result<(), ApiError>) -> Result<(), ApiError> {
-    match result {
-        Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
-        other => other,
     }
 }

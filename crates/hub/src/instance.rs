@@ -1,14 +1,20 @@
-//! One daemon for one data directory and one for one instance name: two locks, taken before anything is set up or changed.
+//! One daemon for one data directory, one for one instance name and one for one socket: three locks, taken before anything is set
+//! up or changed.
 //!
 //! | file | keeps away |
 //! |---|---|
 //! | `data_dir/torpor.lock` | a second daemon on the same state |
 //! | `/run/torpor-instances/NAME` | a daemon with other directories, but the same cgroups and nftables tables |
+//! | `/run/torpor-instances/.socket-DEV-INO-FILE` | a daemon with another name and other directories, but the same API socket |
+//!
+//! A socket is identified by the device and inode of its directory and its name in it, whatever path leads there. Its lock does not lie
+//! beside it: there, others may be able to make files (`/tmp`).
 //!
 //! The kernel drops a lock with the process, however it ends. `torpor.lock` stays and holds the last owner's process id. The
-//! other file also holds the data directory. Its owner removes it; a file that a crash leaves does no harm. Only the
+//! other files also hold the data directory. Their owner removes them; a file that a crash leaves does no harm. Only the
 //! holder of the lock removes the name, and who has locked a file that has lost its name opens the path again.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -43,11 +49,12 @@ pub struct Claim<'a> {
 #[derive(Debug)]
 pub struct InstanceLock {
     _data: File,
-    _name: Option<NameLock>,
+    /// Of the instance and of the socket.
+    _names: Vec<NameLock>,
 }
 
 impl InstanceLock {
-    /// Checks the directories of a daemon, makes those that are missing, and takes both locks.
+    /// Checks the directories of a daemon, makes those that are missing, and takes the three locks.
     ///
     /// # Errors
     /// Where a user other than root can replace one of the directories, or another daemon has one of the locks. Nothing but
@@ -61,7 +68,8 @@ impl InstanceLock {
             names.iter().try_for_each(|name| directories::private_below(parent, name))?;
         }
         let mut lock = Self::take(data_dir)?;
-        lock._name = Some(NameLock::take(Path::new(NAMES), instance, data_dir)?);
+        lock._names.push(NameLock::of_instance(Path::new(NAMES), instance, data_dir)?);
+        lock._names.push(NameLock::of_socket(Path::new(NAMES), socket, data_dir)?);
         Ok(lock)
     }
 
@@ -77,11 +85,11 @@ impl InstanceLock {
             return Err(HubError::AlreadyRunning { path: data_dir.to_owned(), holder: holder.trim().to_owned() });
         }
         write(&mut file, &format!("{}\n", std::process::id())).map_err(failed(&path))?;
-        Ok(Self { _data: file, _name: None })
+        Ok(Self { _data: file, _names: Vec::new() })
     }
 }
 
-/// The lock of an instance's name.
+/// The lock of an instance's name, or of a socket's.
 #[derive(Debug)]
 struct NameLock {
     path: PathBuf,
@@ -90,33 +98,59 @@ struct NameLock {
 }
 
 impl NameLock {
-    fn take(names: &Path, instance: &str, data_dir: &Path) -> Result<Self, HubError> {
+    fn of_instance(names: &Path, instance: &str, data_dir: &Path) -> Result<Self, HubError> {
+        Self::take(names, instance.as_ref(), data_dir)?.map_err(|(holder, data_dir)| HubError::NameTaken {
+            instance: instance.to_owned(),
+            holder,
+            data_dir,
+        })
+    }
+
+    /// The directory of the socket has been checked.
+    fn of_socket(names: &Path, socket: &Path, data_dir: &Path) -> Result<Self, HubError> {
+        let name = socket_name(socket).map_err(failed(socket))?;
+        Self::take(names, &name, data_dir)?.map_err(|(holder, data_dir)| HubError::SocketTaken {
+            path: socket.to_owned(),
+            holder,
+            data_dir,
+        })
+    }
+
+    /// Takes the lock. If another daemon has it, the inner error holds that daemon's process id and data directory, as it wrote them.
+    fn take(names: &Path, name: &OsStr, data_dir: &Path) -> Result<Result<Self, (String, PathBuf)>, HubError> {
         directories::private(names)?;
-        let path = names.join(instance);
+        let path = names.join(name);
         loop {
             let (mut file, locked) = open_locked(&path)?;
             if let Err(holder) = locked {
                 let (process, data_dir) = holder.split_once('\n').unwrap_or((&holder, ""));
-                return Err(HubError::NameTaken {
-                    instance: instance.to_owned(),
-                    holder: process.trim().to_owned(),
-                    data_dir: PathBuf::from(data_dir.trim_end_matches('\n')),
-                });
+                return Ok(Err((process.trim().to_owned(), data_dir.trim_end_matches('\n').into())));
             }
             if !is_named(&file, &path).map_err(failed(&path))? {
                 continue;
             }
             let text = format!("{}\n{}\n", std::process::id(), data_dir.display());
             write(&mut file, &text).map_err(failed(&path))?;
-            return Ok(Self { path, _file: file });
+            return Ok(Ok(Self { path, _file: file }));
         }
     }
+}
+
+/// A name for the lock of a socket that no instance can have.
+fn socket_name(socket: &Path) -> io::Result<OsString> {
+    let (Some(parent), Some(file)) = (socket.parent(), socket.file_name()) else {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not the path of a file"));
+    };
+    let parent = parent.metadata()?;
+    let mut name = OsString::from(format!(".socket-{}-{}-", parent.dev(), parent.ino()));
+    name.push(file);
+    Ok(name)
 }
 
 impl Drop for NameLock {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_file(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "cannot remove the lock of the instance");
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the lock of the instance or of its socket");
         }
     }
 }
@@ -166,14 +200,33 @@ mod tests {
     fn a_name_belongs_to_one_daemon_and_is_free_after_it() {
         let dir = tempfile::tempdir().unwrap();
         let names = dir.path().join("names");
-        let first = NameLock::take(&names, "one", Path::new("/data/first")).unwrap();
-        let other = NameLock::take(&names, "two", Path::new("/data/second")).unwrap();
-        let error = NameLock::take(&names, "one", Path::new("/data/second")).unwrap_err().to_string();
+        let first = NameLock::of_instance(&names, "one", Path::new("/data/first")).unwrap();
+        let other = NameLock::of_instance(&names, "two", Path::new("/data/second")).unwrap();
+        let error = NameLock::of_instance(&names, "one", Path::new("/data/second")).unwrap_err().to_string();
         assert!(error.contains(&std::process::id().to_string()) && error.contains("/data/first"), "{error}");
         drop(first);
         assert_eq!(fs::read_dir(&names).unwrap().count(), 1);
-        let again = NameLock::take(&names, "one", Path::new("/data/second")).unwrap();
+        let again = NameLock::of_instance(&names, "one", Path::new("/data/second")).unwrap();
         drop((again, other));
+        assert_eq!(fs::read_dir(&names).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_socket_belongs_to_one_daemon_by_whatever_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let (names, run) = (dir.path().join("names"), dir.path().join("run"));
+        fs::create_dir(&run).unwrap();
+        std::os::unix::fs::symlink("run", dir.path().join("link")).unwrap();
+        let take = |socket: &str| NameLock::of_socket(&names, &dir.path().join(socket), Path::new("/data/one"));
+        let first = take("run/api.sock").unwrap();
+        for same in ["run/api.sock", "link/api.sock", "run/../link/./api.sock"] {
+            let error = take(same).unwrap_err().to_string();
+            assert!(error.contains(same) && error.contains("/data/one"), "{error}");
+            assert!(error.contains(&std::process::id().to_string()), "{error}");
+        }
+        let other = take("run/other.sock").unwrap();
+        drop(first);
+        drop((take("link/api.sock").unwrap(), other));
         assert_eq!(fs::read_dir(&names).unwrap().count(), 0);
     }
 }

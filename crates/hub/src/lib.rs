@@ -25,6 +25,7 @@ mod http;
 mod hub;
 mod images;
 mod instance;
+mod left_alone;
 mod locks;
 mod operate;
 mod query;

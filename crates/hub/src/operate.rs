@@ -18,11 +18,14 @@ use crate::store::{Phase, Row};
 impl Hub {
     /// The row of an app, or an error that says which names there are to choose from.
     pub(crate) async fn row(&self, app: &str) -> Result<Row, ApiError> {
-        self.store.find_app(app).await?.ok_or_else(|| {
+        if let Some(row) = self.store.find_app(app).await? {
+            return Ok(row);
+        }
+        Err(self.orphans.refusal(app).unwrap_or_else(|| {
             let shown = torpor_api::validate::shown(app);
             ApiError::new(ErrorKind::NotFound, format!("there is no app `{shown}`"))
                 .with_hint("torpor ps lists the apps")
-        })
+        }))
     }
 
     /// The same, once the worker has adopted it; refused while it is being imported.
@@ -69,7 +72,8 @@ impl Hub {
         let mut result = self.worker.start(&record.id).await;
         if result.as_ref().is_err_and(|error| error.kind == ErrorKind::NotFound) {
             // It could not be taken over when the hub started; perhaps the cause is gone.
-            result = match self.adopt(AppRecord { desired: Desired::Down, ..record.clone() }).await {
+            // Wanted up: what it had in memory is not to be given up.
+            result = match self.adopt(AppRecord { desired: Desired::Up, ..record.clone() }).await {
                 Ok(()) => self.worker.start(&record.id).await,
                 Err(error) => Err(error),
             };
@@ -141,7 +145,7 @@ impl Hub {
         self.worker.status(&record.id).await
     }
 
-    /// Removes an app; one that runs only with `force`. Ends the import of one that is being imported.
+    /// Removes an app; one that runs or is left alone only with `force`. Ends the import of one that is being imported.
     pub(crate) async fn remove(&self, app: &str, force: bool) -> Result<(), ApiError> {
         let why = ApiError::new(ErrorKind::Conflict, "the import was ended by torpor rm");
         if let Some(name) = self.imports.end(app, why).await
@@ -150,6 +154,10 @@ impl Hub {
             self.events
                 .note(&name, events::REMOVED, "removed while it was being imported".to_owned(), BTreeMap::new())
                 .await;
+            return Ok(());
+        }
+        // A row that can be read is not left alone; all rows need not be read for it.
+        if !matches!(self.store.find_app(app).await, Ok(Some(_))) && self.remove_left_alone(app, force).await? {
             return Ok(());
         }
         let (row, _guard) = self.locked(app).await?;

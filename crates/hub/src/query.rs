@@ -2,38 +2,19 @@
 
 use std::sync::PoisonError;
 
+use futures_core::Stream;
 use futures_util::{StreamExt, stream};
-use jiff::Timestamp;
 use torpor_api::units::Span;
-use torpor_api::view::{AppDetail, AppImage, AppStatus, Exit, Explanation, State, Stats};
+use torpor_api::view::{AppDetail, AppImage, AppStatus, Event, Exit, Explanation, State, Stats};
+use torpor_api::wire::EventQuery;
 use torpor_api::worker::{AppRecord, BoxStream, ExecRequest, ExecSession, LogLine, LogRequest};
 use torpor_api::{ApiError, ErrorKind};
 
 use crate::hub::Hub;
-use crate::store::{AllApps, Phase, Row, Unreadable};
+use crate::store::{AllApps, Phase, Row};
 
 /// Apps asked about at the same time.
 const AT_ONCE: usize = 256;
-
-/// What there is to say of an app whose row cannot be read.
-fn left_alone(Unreadable { id, name, why, .. }: Unreadable) -> AppStatus {
-    AppStatus {
-        id,
-        name,
-        state: State::Unreadable,
-        since: Timestamp::now(),
-        pid: None,
-        addresses: Vec::new(),
-        ports: Vec::new(),
-        memory_bytes: None,
-        sleeps: 0,
-        last_exit: None,
-        stop_reason: Some(torpor_api::error::chain(&why)),
-        restarts: 0,
-        pinned: false,
-        disk: None,
-    }
-}
 
 impl Hub {
     /// All apps by name. One that the worker does not know is shown too, with the reason as its last end.
@@ -41,8 +22,9 @@ impl Hub {
         let AllApps { rows, unreadable } = self.store.read_apps().await?;
         let statuses = stream::iter(rows).map(|row| async move { self.status(&row).await }).buffered(AT_ONCE);
         let mut statuses: Vec<_> = statuses.collect().await;
-        if !unreadable.is_empty() {
-            statuses.extend(unreadable.into_iter().map(left_alone));
+        let left_alone = self.statuses_left_alone(unreadable);
+        if !left_alone.is_empty() {
+            statuses.extend(left_alone);
             statuses.sort_by(|one, other| one.name.cmp(&other.name));
         }
         Ok(statuses)
@@ -156,6 +138,33 @@ impl Hub {
             }
         }
         Ok(all)
+    }
+
+    /// The events that a query asks for.
+    ///
+    /// # Errors
+    /// `NotFound` for an app that is not there and that no stored event names, unless new events are to follow: it may be made yet.
+    pub(crate) async fn read_events(
+        &self,
+        mut query: EventQuery,
+    ) -> Result<impl Stream<Item = Event> + Send + use<>, ApiError> {
+        if let Some(app) = &query.app
+            && self.store.events_after(0, Some(app), 1).await?.is_empty()
+        {
+            match self.store.find_app(app).await? {
+                // Events have names; this may have been an id.
+                Some(row) => query.app = Some(row.record.spec.name),
+                None if query.follow => {}
+                None => {
+                    let shown = torpor_api::validate::shown(app);
+                    let message = format!("there is no app `{shown}`, and none of the events that are kept is of one");
+                    return Err(ApiError::new(ErrorKind::NotFound, message).with_hint(
+                        "torpor ps lists the apps; with --follow, events of an app that is made later are shown",
+                    ));
+                }
+            }
+        }
+        Ok(self.events.read(query).await?)
     }
 
     /// An app's output.

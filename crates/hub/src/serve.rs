@@ -1,13 +1,14 @@
 //! Listening: the Unix socket for root, TCP with a token.
 //!
 //! The socket is bound inside a directory that only root can enter, given mode 0600 there and then moved to its place, so
-//! that there is no moment in which others could connect, and a socket left by a crash is replaced. Connections are counted,
+//! that there is no moment in which others could connect, and a socket left by a crash is replaced. That no daemon listens on it is what
+//! [`crate::InstanceLock`] says. At its end, the server removes the socket only if it is its own. Connections are counted,
 //! over TCP those that have not shown the token apart from the others ([`crate::visitors`]);
 //! a head of a request that does not come in time ends its connection. When the server ends it takes no more connections,
 //! ends streams, gives requests [`GRACE`] to finish, and leaves the apps alone.
 
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,8 +66,10 @@ pub struct Listen {
 
 impl Listen {
     /// The Unix socket's path, and a TCP address with the token that it asks for. The address is taken here, the path only by
-    /// [`Server::bind`]: to be called before anything is set up, so that an address in use is found in time.
+    /// [`Server::bind`]: to be called before anything is set up, so that an address in use, or a directory in the place of the
+    /// socket, is found in time.
     pub async fn open(socket: PathBuf, tcp: Option<(SocketAddr, Token)>) -> Result<Self, HubError> {
+        refuse_directory(&socket)?;
         let tcp = match tcp {
             None => None,
             Some((address, token)) => {
@@ -87,16 +90,18 @@ impl Listen {
 pub struct Server {
     hub: Arc<Hub>,
     socket: PathBuf,
+    /// What the socket's name leads to.
+    id: Id,
     unix: UnixListener,
     tcp: Option<(TcpListener, Token)>,
 }
 
 impl Server {
-    /// Opens the Unix socket. The hub's lock on its data directory says that no other daemon owns it.
+    /// Opens the Unix socket. The hub's lock says that no other daemon owns it.
     pub fn bind(hub: Arc<Hub>, listen: Listen) -> Result<Self, HubError> {
         let Listen { socket, tcp } = listen;
-        let unix = bind_private(&socket)?;
-        Ok(Self { hub, socket, unix, tcp })
+        let (unix, id) = bind_private(&socket)?;
+        Ok(Self { hub, socket, id, unix, tcp })
     }
 
     /// The TCP address that it listens on.
@@ -106,7 +111,7 @@ impl Server {
 
     /// Serves until `stop` resolves or the machine was torn down; then closes the hub.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), HubError> {
-        let Self { hub, socket, unix, tcp } = self;
+        let Self { hub, socket, id, unix, tcp } = self;
         let router = http::router(Arc::clone(&hub));
         let places = [CONNECTIONS, TCP_CONNECTIONS].map(|most| (Arc::new(Semaphore::new(most)), most));
         info!(socket = %socket.display(), "serving");
@@ -130,8 +135,15 @@ impl Server {
         }
         hub.closing.send_replace(true);
         drop((unix, tcp));
-        if let Err(error) = std::fs::remove_file(&socket) {
-            warn!(socket = %socket.display(), %error, "cannot remove the socket");
+        match named(&socket) {
+            Ok(now) if now != id => {
+                warn!(socket = %socket.display(), "something else has the name of the socket and stays")
+            }
+            now => {
+                if let Err(error) = now.and_then(|_| std::fs::remove_file(&socket)) {
+                    warn!(socket = %socket.display(), %error, "cannot remove the socket");
+                }
+            }
         }
         // Each connection holds a place: all places free means that all connections have ended.
         let ended = async {
@@ -230,8 +242,30 @@ fn keep_alive(listener: &TcpListener) -> rustix::io::Result<()> {
     sockopt::set_tcp_keepcnt(listener, PROBES)
 }
 
+/// Device and inode.
+type Id = (u64, u64);
+
+/// What the name leads to; links are not followed.
+fn named(path: &Path) -> std::io::Result<Id> {
+    path.symlink_metadata().map(|found| (found.dev(), found.ino()))
+}
+
+/// Refuses a directory in the place of the socket, which nothing can replace.
+fn refuse_directory(socket: &Path) -> Result<(), HubError> {
+    match socket.symlink_metadata() {
+        Ok(found) if found.is_dir() => Err(HubError::Unsafe {
+            path: socket.to_owned(),
+            why: format!(
+                "a directory of user {} lies in the place of the socket; remove it, or choose another path (`socket` in `[api]`)",
+                found.uid()
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Binds a Unix socket that only root may use, in the place of one that a crash left.
-fn bind_private(path: &Path) -> Result<UnixListener, HubError> {
+fn bind_private(path: &Path) -> Result<(UnixListener, Id), HubError> {
     let failed = |source| HubError::Listen { address: path.display().to_string(), source };
     let parent = path.parent().unwrap_or(Path::new("/"));
     directories::shared(parent)?;
@@ -241,8 +275,9 @@ fn bind_private(path: &Path) -> Result<UnixListener, HubError> {
     let fresh = hidden.join("s");
     let bound = UnixListener::bind(&fresh).and_then(|listener| {
         std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
+        let id = named(&fresh)?;
         std::fs::rename(&fresh, path)?;
-        Ok(listener)
+        Ok((listener, id))
     });
     if bound.is_err()
         && let Err(error) = std::fs::remove_file(&fresh)

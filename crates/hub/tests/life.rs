@@ -62,9 +62,12 @@ async fn an_app_lives() {
     assert_eq!(client.apps().await.unwrap(), []);
     assert_eq!(refusal(client.inspect("web").await.unwrap_err()).kind, ErrorKind::NotFound);
 
-    let kinds = kinds(&running, EventQuery::default()).await;
+    let of_web = EventQuery { app: Some("web".to_owned()), ..EventQuery::default() };
+    let kinds = kinds(&running, of_web).await;
     let names: Vec<&str> = kinds.iter().map(|(_, kind)| kind.as_str()).collect();
-    for kind in ["created", "started", "pinned", "unpinned", "removed"] {
+    assert_eq!(names[..2], ["created", "started"]);
+    assert_eq!(names.last(), Some(&"removed"), "{names:?}");
+    for kind in ["pinned", "unpinned"] {
         assert!(names.contains(&kind), "{kind} is missing: {names:?}");
     }
     running.stop().await;
@@ -116,6 +119,29 @@ async fn a_second_daemon_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_socket_that_is_not_its_own_stays_at_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    let (socket, other) = (running.socket.clone(), dir.path().join("other"));
+    let listener = std::os::unix::net::UnixListener::bind(&other).unwrap();
+    std::fs::rename(&other, &socket).unwrap();
+    running.stop().await;
+    std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    drop(listener);
+}
+
+#[tokio::test]
+async fn a_directory_in_the_place_of_the_socket_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("api.sock");
+    std::fs::create_dir(&socket).unwrap();
+    let refused = torpor_hub::Listen::open(socket.clone(), None).await.unwrap_err().to_string();
+    assert!(refused.contains("api.sock: a directory of user ") && refused.contains("remove it"), "{refused}");
+    std::fs::remove_dir(&socket).unwrap();
+    torpor_hub::Listen::open(socket, None).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_new_hub_takes_over() {
     let dir = tempfile::tempdir().unwrap();
     let first = Running::start(dir.path(), FakeWorker::new()).await;
@@ -156,7 +182,7 @@ async fn a_slow_app_does_not_keep_the_others_waiting_at_the_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_app_that_cannot_be_taken_over_does_not_stop_the_others() {
+async fn one_app_that_cannot_be_adopted_does_not_stop_the_others() {
     let dir = tempfile::tempdir().unwrap();
     let first = Running::start(dir.path(), FakeWorker::new()).await;
     first.client.create(&app("web", 1), |_| ()).await.unwrap();

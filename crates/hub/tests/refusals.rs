@@ -11,6 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use torpor_api::ErrorKind;
 use torpor_api::client::{Client, ClientError, Endpoint};
 use torpor_api::token::Token;
+use torpor_api::wire::EventQuery;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn failure_at_each_step_leaves_nothing() {
@@ -27,6 +28,20 @@ async fn failure_at_each_step_leaves_nothing() {
         let made = running.client.create(&app("web", 8080), |_| ()).await.unwrap();
         assert_eq!(made.addresses, ["10.213.0.1"], "{step}");
         running.client.remove("web", true).await.unwrap();
+    }
+    // What began to be there ended; of the four successes and the two that came as far as the start.
+    let follow = EventQuery { app: Some("web".to_owned()), follow: true, ..EventQuery::default() };
+    let mut events = running.client.events(&follow).await.unwrap();
+    let mut there = false;
+    for _ in 0..12 {
+        let kind = loop {
+            let kind = events.next().await.unwrap().unwrap().kind;
+            if ["created", "removed"].contains(&kind.as_str()) {
+                break kind;
+            }
+        };
+        assert_eq!(kind, if there { "removed" } else { "created" });
+        there = !there;
     }
     running.stop().await;
 }

@@ -18,7 +18,7 @@ use torpor_api::worker::Resolved;
 /// Exports, and imports, at the same time.
 const PLACES: usize = 8;
 /// How long a transfer may make no progress, where the test waits for its end.
-const MOMENT: Duration = Duration::from_millis(300);
+const MOMENT: Duration = Duration::from_secs(1);
 
 /// A whole archive of the app `web`.
 fn archive() -> Vec<u8> {

@@ -12,7 +12,7 @@ use torpor_api::client::{Client, Endpoint};
 use torpor_api::token::Token;
 
 /// Long enough for whatever comes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn read_to_end(stream: &mut TcpStream) -> String {
     let mut text = String::new();

@@ -105,6 +105,17 @@ pub enum Error {
         /// The socket.
         path: PathBuf,
     },
+    /// A keeper of an older version lives whose socket was removed.
+    #[error(
+        "a keeper holds {lock} and does not listen on {path}: end its process (`fuser {lock}` shows it) and start again; what \
+         only that keeper holds is lost"
+    )]
+    Hidden {
+        /// The socket.
+        path: PathBuf,
+        /// Its lock.
+        lock: PathBuf,
+    },
     /// The new keeper said why it could not start.
     #[error("the keeper for {path} did not start: {complaint}")]
     Start {

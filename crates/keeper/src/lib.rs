@@ -30,6 +30,8 @@
 //! One that does not answer is no better than one that has died: who finds that nothing comes within [`limits::REPLY_TIMEOUT`],
 //! twice, kills it ([`Client::connect_or_spawn`], [`Client::end`], [`Client::end_silent`]).
 //!
+//! A keeper whose socket was removed makes it again (`place.rs`); who finds that one does not, although it holds the lock, kills it, too.
+//!
 //! # Versions
 //! A packet begins with eight bytes that never change their meaning, the protocol's version among them
 //! ([`PROTOCOL_VERSION`]). A keeper and a worker of different versions refuse each other with [`Error::Version`]: the
@@ -38,8 +40,10 @@
 
 mod client;
 mod error;
+mod hidden;
 pub mod limits;
 mod packet;
+mod place;
 mod process;
 mod protocol;
 mod server;

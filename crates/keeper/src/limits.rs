@@ -23,6 +23,13 @@ pub const APP_SHARE: usize = 8;
 /// A put of at most so many descriptors is never refused for the app's share: what wakes an app, and its output.
 pub const SMALL_PUT: usize = 4;
 
+/// An app whose entries hold at most so many descriptors altogether is *small*: a part of the limit is kept for such apps.
+pub const SMALL_APP: usize = 32;
+
+/// The part of the limit that only [`SMALL_PUT`]s get: one in so many. As much again only these and [`SMALL_APP`]s get. So however
+/// many apps park all they can, another one still goes warm, and what wakes apps and their output stay parked.
+pub const RESERVE: usize = 16;
+
 /// Descriptors in one packet: the kernel carries at most 253 (`SCM_MAX_FD`, unix(7)).
 pub const FDS_PER_PACKET: usize = 253;
 

@@ -10,21 +10,20 @@
 //! reap it. A starter that dies meanwhile is not missed: the keeper's byte goes nowhere and the keeper stays.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use rustix::fs::{FlockOperation, Mode};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::error::{Error, UsageError};
-use crate::limits::{CLIENTS, OWN_FDS};
+use crate::limits::OWN_FDS;
+use crate::place::{self, Place};
 use crate::server::Server;
 
 /// The byte that says "I listen".
@@ -108,6 +107,8 @@ fn detach(arguments: &Arguments) -> Result<(), Error> {
             .append(true)
             .create(true)
             .mode(0o600)
+            // Does not wait for a reader of a FIFO in its place.
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
             .open(path)
             .map_err(|source| Error::File { step: "open the log", path: path.clone(), source })?
             .into(),
@@ -138,45 +139,18 @@ fn serve(arguments: &Arguments) -> Result<(), Error> {
     let _ = fs::write("/proc/self/comm", NAME);
     rustix::process::umask(Mode::from_raw_mode(0o177));
     std::env::set_current_dir("/").map_err(|source| Error::File { step: "change to", path: "/".into(), source })?;
-    let lock = lock(&socket)?;
+    let lock = place::lock(&socket)?;
     protect_from_oom();
     let fds_limit = raise_open_files()?;
-    let listener = listen(&socket)?;
+    let place = Place::listen(socket, lock)?;
     // Never dropped: what it holds is closed by the end of this process, which waits for no lingering socket.
-    let mut server = ManuallyDrop::new(Server::new(listener, fds_limit)?);
+    let mut server = ManuallyDrop::new(Server::new(place, fds_limit)?);
     report_ready()?;
     let last = server.serve()?;
-    fs::remove_file(&socket).map_err(|source| Error::File { step: "remove", path: socket, source })?;
-    drop(lock);
+    server.place().remove()?;
     // Last of all: its closing tells the client that everything else is done.
     drop(OwnedFd::from(last));
     Ok(())
-}
-
-/// The path of the lock beside `socket`.
-pub(crate) fn beside(socket: &Path, suffix: &str) -> PathBuf {
-    let mut path = socket.as_os_str().to_owned();
-    path.push(suffix);
-    path.into()
-}
-
-/// Opens (and makes) a lock file, without locking it.
-pub(crate) fn open_lock(path: &Path) -> Result<File, Error> {
-    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).map_err(|source| Error::File {
-        step: "open the lock",
-        path: path.to_owned(),
-        source,
-    })
-}
-
-fn lock(socket: &Path) -> Result<File, Error> {
-    let path = beside(socket, ".lock");
-    let file = open_lock(&path)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(Errno::WOULDBLOCK) => Err(Error::Taken { path: socket.to_owned() }),
-        Err(errno) => Err(Error::File { step: "lock", path, source: errno.into() }),
-    }
 }
 
 /// Asks the kernel to kill others first. Without `CAP_SYS_RESOURCE` it refuses; the keeper then lives as it is.
@@ -198,30 +172,6 @@ fn raise_open_files() -> Result<usize, Error> {
     }
     let open = getrlimit(Resource::Nofile).current.or(system).unwrap_or(u64::MAX);
     Ok(usize::try_from(open).unwrap_or(usize::MAX).saturating_sub(OWN_FDS))
-}
-
-/// Listens on `socket`, in place of what a keeper before left there. The lock is held, so nobody else does.
-fn listen(socket: &Path) -> Result<OwnedFd, Error> {
-    let failed = |step| move |errno: Errno| Error::File { step, path: socket.to_owned(), source: errno.into() };
-    remove_stale(socket).map_err(|source| Error::File { step: "replace", path: socket.to_owned(), source })?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .map_err(failed("make the socket"))?;
-    let address = SocketAddrUnix::new(socket).map_err(failed("use as a socket"))?;
-    // The umask makes its mode 0600 from the first moment.
-    rustix::net::bind(&listener, &address).map_err(failed("bind"))?;
-    rustix::net::listen(&listener, CLIENTS as i32).map_err(failed("listen on"))?;
-    Ok(listener)
-}
-
-/// Removes the socket that a keeper before left; anything but a socket stays and is an error.
-fn remove_stale(socket: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(socket) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-        Ok(found) if found.file_type().is_socket() => fs::remove_file(socket),
-        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "it is not a socket")),
-    }
 }
 
 fn report_ready() -> Result<(), Error> {

@@ -7,6 +7,8 @@
 //! It closes nothing that may be an app's by itself, since the app could make that take as long as it likes:
 //! [`torpor_linux::closer`] does. What is being closed counts among the open files until it is gone.
 //!
+//! It watches its own directory, too, and puts back a socket that is removed ([`crate::place`]).
+//!
 //! Nothing that happens to one connection ends the keeper. Where one cannot be accepted for want of descriptors or memory,
 //! the listening socket is left alone for [`ACCEPT_PAUSE`]: it would be readable all the time.
 
@@ -23,10 +25,12 @@ use torpor_linux::closer::{self, AppFile};
 use crate::error::Error;
 use crate::limits::{ACCEPT_PAUSE, CLIENTS, FDS_PER_PACKET, LISTED_PER_PACKET, PACKET_BYTES};
 use crate::packet;
+use crate::place::Place;
 use crate::protocol::{DecodeError, Entry, Info, Refusal, Reply, Request, decode_request, encode};
 use crate::store::Store;
 
 const LISTENER: u64 = u64::MAX;
+const WATCH: u64 = u64::MAX - 1;
 
 /// A put whose descriptors have not all come.
 struct Staged {
@@ -52,7 +56,7 @@ enum Next {
 
 /// The keeper at work.
 pub(crate) struct Server {
-    listener: OwnedFd,
+    place: Place,
     epoll: OwnedFd,
     /// Until then nobody is accepted.
     paused: Option<Instant>,
@@ -67,13 +71,17 @@ fn kernel(step: &'static str) -> impl Fn(Errno) -> Error {
 }
 
 impl Server {
-    /// A keeper for at most `fds_limit` descriptors behind the listening, non-blocking `listener`.
-    pub(crate) fn new(listener: OwnedFd, fds_limit: usize) -> Result<Self, Error> {
+    /// A keeper for at most `fds_limit` descriptors that is found at `place`.
+    pub(crate) fn new(place: Place, fds_limit: usize) -> Result<Self, Error> {
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(kernel("make an epoll descriptor"))?;
-        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
+        epoll::add(&epoll, &place.bound.listener, EventData::new_u64(LISTENER), EventFlags::IN)
             .map_err(kernel("poll the listening socket"))?;
+        if let Some(watch) = &place.watch {
+            epoll::add(&epoll, watch, EventData::new_u64(WATCH), EventFlags::IN)
+                .map_err(kernel("poll the directory of the socket"))?;
+        }
         Ok(Self {
-            listener,
+            place,
             epoll,
             paused: None,
             connections: Vec::new(),
@@ -97,6 +105,8 @@ impl Server {
                 let token = event.data.u64();
                 if token == LISTENER {
                     self.accept()?;
+                } else if token == WATCH {
+                    self.keep_name()?;
                 } else if let Some(socket) = self.serve_client(token as usize) {
                     return Ok(socket);
                 }
@@ -104,12 +114,39 @@ impl Server {
         }
     }
 
+    /// Where the keeper is found.
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Listens again where the socket has lost its name.
+    fn keep_name(&mut self) -> Result<(), Error> {
+        if self.place.is_named() {
+            return Ok(());
+        }
+        // Who has connected to the old one is not turned away.
+        while self.accept()? {}
+        let again = self.place.bind_again().and_then(|bound| {
+            epoll::add(&self.epoll, &bound.listener, EventData::new_u64(LISTENER), EventFlags::IN)
+                .map_err(kernel("poll the listening socket"))?;
+            Ok(bound)
+        });
+        match again {
+            Ok(bound) => {
+                tracing::warn!("the socket was removed and is made again");
+                self.place.bound = bound;
+            }
+            Err(error) => tracing::error!(error = &error as &dyn std::error::Error, "making the removed socket again"),
+        }
+        Ok(())
+    }
+
     /// Polls the listening socket again once the pause is over; what is left of it.
     fn resume(&mut self) -> Result<Option<Timespec>, Error> {
         let Some(until) = self.paused else { return Ok(None) };
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), EventFlags::IN)
+            epoll::modify(&self.epoll, &self.place.bound.listener, EventData::new_u64(LISTENER), EventFlags::IN)
                 .map_err(kernel("poll the listening socket"))?;
             self.paused = None;
             return Ok(None);
@@ -118,27 +155,34 @@ impl Server {
         Ok(Timespec::try_from(left).ok())
     }
 
-    fn accept(&mut self) -> Result<(), Error> {
-        let socket = match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(socket) => AppFile::from(socket),
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
-            // Of the connection, not of the listening socket: accept(2) lists what it may be.
-            Err(errno @ (Errno::CONNABORTED | Errno::PROTO | Errno::PERM)) => {
-                tracing::debug!(%errno, "a client left before it was accepted");
-                return Ok(());
-            }
-            Err(errno) => {
-                tracing::warn!(%errno, "a client cannot be accepted now");
-                epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), EventFlags::empty())
+    /// Accepts a client; `false`: nobody waits, or nobody can be accepted now.
+    fn accept(&mut self) -> Result<bool, Error> {
+        let socket =
+            match rustix::net::accept_with(&self.place.bound.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => AppFile::from(socket),
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
+                // Of the connection, not of the listening socket: accept(2) lists what it may be.
+                Err(errno @ (Errno::CONNABORTED | Errno::PROTO | Errno::PERM)) => {
+                    tracing::debug!(%errno, "a client left before it was accepted");
+                    return Ok(true);
+                }
+                Err(errno) => {
+                    tracing::warn!(%errno, "a client cannot be accepted now");
+                    epoll::modify(
+                        &self.epoll,
+                        &self.place.bound.listener,
+                        EventData::new_u64(LISTENER),
+                        EventFlags::empty(),
+                    )
                     .map_err(kernel("leave the listening socket alone"))?;
-                self.paused = Some(Instant::now() + ACCEPT_PAUSE);
-                return Ok(());
-            }
-        };
+                    self.paused = Some(Instant::now() + ACCEPT_PAUSE);
+                    return Ok(false);
+                }
+            };
         if let Err(refusal) = self.admit(socket) {
             tracing::warn!(%refusal, "a client is disconnected");
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Takes a client in, or tells it why not.

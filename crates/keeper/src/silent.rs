@@ -14,8 +14,7 @@ use rustix::time::Timespec;
 use crate::client::Client;
 use crate::error::Error;
 use crate::limits::KILL_TIMEOUT;
-use crate::process::beside;
-use crate::start::take_turns;
+use crate::place::{beside, take_turns};
 
 impl Client {
     /// Kills the keeper on `path` if it answers nothing within [`crate::limits::REPLY_TIMEOUT`]; whether it was killed.
@@ -52,14 +51,21 @@ impl Client {
 /// Kills whoever listens on `path`, which is the keeper: only it and we may make sockets there. Waits for its end. The caller has
 /// the turn ([`take_turns`]).
 pub(crate) fn kill(path: &Path) -> Result<(), Error> {
+    match listener(path)? {
+        Some(process) => kill_process(path, &process),
+        None => Ok(()),
+    }
+}
+
+/// Kills `process`, the keeper of `path`, and waits for its end.
+pub(crate) fn kill_process(path: &Path, process: &OwnedFd) -> Result<(), Error> {
     let failed = |errno: Errno| Error::Kernel { step: "kill the keeper that does not answer", source: errno.into() };
-    let Some(process) = listener(path)? else { return Ok(()) };
     tracing::error!(path = %path.display(), "the keeper does not answer and is killed; what only it held is lost");
-    match pidfd_send_signal(&process, Signal::KILL) {
+    match pidfd_send_signal(process, Signal::KILL) {
         Ok(()) | Err(Errno::SRCH) => {}
         Err(errno) => return Err(failed(errno)),
     }
-    if !ends(&process).map_err(failed)? {
+    if !ends(process).map_err(failed)? {
         // A thread of it waits in the kernel for a file that a signal does not help. It never runs its program again, so its
         // lock is worth nothing; but it is held until then.
         tracing::error!("the keeper has been killed and does not end: a file that it held does not let it");

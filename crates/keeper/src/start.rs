@@ -4,21 +4,20 @@
 //! finds it running. A starter holds the lock no longer than [`START_TIMEOUT`] and what killing a silent one takes; if it is killed, the kernel frees it.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::FlockOperation;
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::Errno;
 
 use crate::client::Client;
 use crate::error::Error;
 use crate::limits::{COMPLAINT_BYTES, START_TIMEOUT};
-use crate::process::{DETACH, READY, beside, open_lock};
-use crate::silent;
+use crate::place::take_turns;
+use crate::process::{DETACH, READY};
+use crate::{hidden, silent};
 
 /// How a new keeper is set up; a keeper that already runs stays as it is.
 #[derive(Clone, Debug, Default)]
@@ -30,8 +29,8 @@ pub struct StartOptions {
 }
 
 impl Client {
-    /// Connects to the keeper on `path`; one that does not answer within [`crate::limits::REPLY_TIMEOUT`], twice, is killed, and
-    /// the end of one that is just ending is waited for. Where none runs, starts `program` with `args` (the words that lead to
+    /// Connects to the keeper on `path`; one that does not answer within [`crate::limits::REPLY_TIMEOUT`], twice, is killed, so is
+    /// one that lives and does not listen for as long, and the end of one that is just ending is waited for. Where none runs, starts `program` with `args` (the words that lead to
     /// [`crate::run`]) as a process that is nobody's child, in a session of its own, and waits until it listens.
     ///
     /// # Errors
@@ -47,7 +46,10 @@ impl Client {
             outcome => return outcome,
         }
         let _lock = take_turns(path)?;
-        match Self::connect(path) {
+        match Self::connect(path).or_else(|error| match error {
+            Error::NotRunning { .. } => hidden::connect(path),
+            error => Err(error),
+        }) {
             Err(Error::NotRunning { .. }) => {}
             Err(Error::TimedOut { .. }) => silent::kill(path)?,
             Err(Error::Closed { .. }) => silent::wait_for_end(path)?,
@@ -56,18 +58,6 @@ impl Client {
         spawn(path, program, args, options)?;
         Self::connect(path)
     }
-}
-
-/// Waits until no other process starts or kills a keeper of `path`; none does as long as the value lives.
-pub(crate) fn take_turns(path: &Path) -> Result<File, Error> {
-    let lock_path = beside(path, ".start");
-    let lock = open_lock(&lock_path)?;
-    retry_on_intr(|| rustix::fs::flock(&lock, FlockOperation::LockExclusive)).map_err(|errno| Error::File {
-        step: "lock",
-        path: lock_path,
-        source: errno.into(),
-    })?;
-    Ok(lock)
 }
 
 /// Spawns the keeper and waits for its byte.

@@ -1,7 +1,7 @@
 //! What the keeper holds: a table with bounds. Pure: `D` is a descriptor, or in tests anything.
 //!
 //! Keys that agree up to their second `/` belong together: `app/7/files` and `app/7/watch` are one app's, which has a share
-//! of the descriptors.
+//! of the descriptors. The last ones are kept for apps that hold few, and for puts of few ([`check_fds`]).
 //!
 //! Invariants: `fds` and `blob_bytes` are the sums over all entries; no bound of [`crate::limits`] is exceeded;
 //! a refused change leaves the table as it was. Every entry has a stamp of its own, never used again.
@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use crate::limits::{ALL_BLOBS_BYTES, APP_SHARE, BLOB_BYTES, FDS_PER_KEY, KEYS, SMALL_PUT};
+use crate::limits::{ALL_BLOBS_BYTES, APP_SHARE, BLOB_BYTES, FDS_PER_KEY, KEYS, RESERVE, SMALL_APP, SMALL_PUT};
 use crate::protocol::{Refusal, check_key};
 
 /// What the keys of one app have in common, with the `/` at its end; `None`: the key belongs to no app.
@@ -22,8 +22,13 @@ pub(crate) fn check_fds(fds: usize, all: usize, own: usize, limit: usize) -> Res
     if fds > FDS_PER_KEY {
         return Err(Refusal::FdsPerKey { count: fds as u64 });
     }
-    if all + fds > limit {
-        return Err(Refusal::Fds { held: all as u64, asked: fds as u64, limit: limit as u64 });
+    let kept = match fds {
+        ..=SMALL_PUT => 0,
+        _ if own + fds <= SMALL_APP => limit / RESERVE,
+        _ => limit / RESERVE * 2,
+    };
+    if all + fds > limit - kept {
+        return Err(Refusal::Fds { held: all as u64, asked: fds as u64, limit: (limit - kept) as u64 });
     }
     let share = limit / APP_SHARE;
     if fds > SMALL_PUT && own + fds > share {
@@ -185,8 +190,9 @@ mod tests {
                     Step::Put(key, blob, fds) => {
                         let held: usize = model.values().map(|(_, n)| n).sum();
                         let result = store.put(&key, blob.clone().into(), vec![0; fds]);
-                        if held + fds > LIMIT {
-                            let refusal = Refusal::Fds { held: held as u64, asked: fds as u64, limit: LIMIT as u64 };
+                        let most = if fds > SMALL_PUT { LIMIT - LIMIT / RESERVE } else { LIMIT };
+                        if held + fds > most {
+                            let refusal = Refusal::Fds { held: held as u64, asked: fds as u64, limit: most as u64 };
                             prop_assert_eq!(result.err(), Some(refusal));
                         } else if fds > LIMIT / APP_SHARE {
                             let limit = (LIMIT / APP_SHARE) as u64;
@@ -220,6 +226,33 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Many apps that park all they can leave room for others.
+    #[test]
+    fn many_apps_together_leave_room_for_small_ones() {
+        const LIMIT: usize = 1_600;
+        let mut store: Store<u8> = Store::new(LIMIT);
+        let mut fill = |name: &str, fds: usize| {
+            let put = |n: &usize| store.put(&format!("app/{name}{n}/files"), Box::default(), vec![1; fds]).is_ok();
+            (0..LIMIT).take_while(put).count()
+        };
+        // Each its share, an eighth; then what fits beside those.
+        assert_eq!(fill("large", LIMIT / APP_SHARE), 7);
+        assert_eq!(fill("medium", SMALL_APP + 1), 0);
+        assert_eq!(fill("small", SMALL_APP), 3);
+        assert_eq!(fill("smaller", SMALL_PUT + 1), 0);
+        let refusal = Refusal::Fds { held: 1_496, asked: 5, limit: 1_500 };
+        assert_eq!(store.check("app/x/files", 0, SMALL_PUT + 1, 0), Err(refusal));
+        for n in 0..7 {
+            store.put(&format!("app/large{n}/watch"), Box::default(), vec![1]).expect("what wakes it");
+            store.put(&format!("app/large{n}/output"), Box::default(), vec![1; 2]).expect("its output");
+        }
+        // It is small only with all its entries.
+        store.remove_prefix("app/small0/");
+        store.put("app/y/watch", Box::default(), vec![1; 2]).expect("fits");
+        assert!(matches!(store.check("app/y/files", 0, SMALL_APP - 1, 0), Err(Refusal::Fds { limit: 1_400, .. })));
+        store.put("app/y/files", Box::default(), vec![1; 11]).expect("it has few");
     }
 
     #[test]

@@ -262,7 +262,7 @@ fn bounds_are_refused_with_their_numbers() {
 
 /// What is asked beforehand is answered as the put would be.
 #[test]
-fn room_is_told_beforehand() {
+fn the_keeper_tells_beforehand_whether_it_has_room() {
     let keeper = Keeper::start();
     let client = keeper.client();
     let share = client.ping().unwrap().fds_limit as usize / torpor_keeper::limits::APP_SHARE;
@@ -283,7 +283,7 @@ fn room_is_told_beforehand() {
 }
 
 #[test]
-fn hostile_packets_are_refused_and_harm_nobody() {
+fn hostile_packets_are_refused_and_other_clients_are_served() {
     let keeper = Keeper::start();
     let (reader, _writer) = io::pipe().unwrap();
     keeper.client().put("safe", b"safe", &[reader.as_fd()]).unwrap();
@@ -339,7 +339,7 @@ fn hostile_packets_are_refused_and_harm_nobody() {
     drop(crowd);
     // It hears of the hang-ups soon, but not at once: a process that another test starts at this moment has copies of our
     // descriptors until it runs its own program.
-    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
     let after = loop {
         let after = open_files(keeper.client().ping().unwrap().pid);
         if after <= before || std::time::Instant::now() > deadline {
@@ -385,7 +385,7 @@ fn an_unlike_version_is_a_clear_error_on_both_sides() {
 fn a_keeper_that_hangs_times_out() {
     let keeper = Keeper::start();
     let pid = Pid::from_raw(keeper.client().ping().unwrap().pid as i32).unwrap();
-    let client = Client::connect_with_timeout(&keeper.path(), Duration::from_millis(50)).unwrap();
+    let client = Client::connect_with_timeout(&keeper.path(), Duration::from_secs(2)).unwrap();
     client.put("k", b"1", &[]).unwrap();
     kill_process(pid, Signal::STOP).unwrap();
     let error = client.put("k", b"2", &[]).unwrap_err();
@@ -413,7 +413,7 @@ fn twenty_starters_make_one_keeper() {
 }
 
 #[test]
-fn it_is_nobodys_child_and_private() {
+fn the_keeper_is_no_child_of_its_starter_and_private() {
     let dir = tempfile::tempdir().unwrap();
     let (path, log, procs) = (dir.path().join("k"), dir.path().join("log"), dir.path().join("cgroup.procs"));
     fs::write(&procs, "").unwrap();
@@ -465,18 +465,10 @@ fn a_killed_keeper_is_replaced() {
 /// Between the end of a killed keeper's connections and that of its socket, whoever connects is hung up on.
 #[test]
 fn a_keeper_that_is_just_ending_is_replaced() {
-    const ENDING: &str = "
-import socket, sys
-s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-s.bind(sys.argv[1])
-s.listen()
-print('up', flush=True)
-for _ in range(3):
-    s.accept()[0].close()
-";
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("k");
-    let mut ending = Command::new("python3").args(["-c", ENDING]).arg(&path).stdout(Stdio::piped()).spawn().unwrap();
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/hang_up.py");
+    let mut ending = Command::new("python3").arg(program).arg(&path).stdout(Stdio::piped()).spawn().unwrap();
     let mut up = [0; 3];
     ending.stdout.take().unwrap().read_exact(&mut up).unwrap();
     let client = connect_or_spawn(&path).unwrap();
@@ -538,7 +530,7 @@ fn set_open_files(pid: u32, soft: u64) {
 }
 
 #[test]
-fn a_client_that_cannot_be_accepted_waits_and_harms_nobody() {
+fn a_client_that_cannot_be_accepted_waits_and_other_clients_are_served() {
     let keeper = Keeper::start();
     let pid = keeper.client().ping().unwrap().pid;
     let highest = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(1 << 20);

@@ -50,7 +50,7 @@ fn lingering(listener: &TcpListener) -> (OwnedFd, TcpStream) {
 }
 
 #[test]
-fn lingering_sockets_do_not_stop_it() {
+fn lingering_sockets_do_not_block_the_keeper() {
     let keeper = keeper();
     let client = keeper.connect();
     let first = pid(&client);
@@ -85,7 +85,7 @@ fn lingering_sockets_do_not_stop_it() {
 }
 
 #[test]
-fn one_that_is_stopped_is_replaced_and_can_be_ended() {
+fn a_stopped_keeper_is_replaced_and_can_be_ended() {
     let keeper = keeper();
     let client = keeper.connect();
     client.put("app/1/files", b"", &[]).unwrap();

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::app::MAX_WAITING;
 use crate::event::{Exit, Retry, SleepCause, Text, Ticket, WakeCause};
 use crate::phase::StopReason;
 use crate::time::{Millis, words};
+
+/// Requests that may wait for their answers at once, and as many again to stop or restart; more are refused.
+pub const MAX_WAITING: usize = 1_024;
 
 /// Something to do, in the order given.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,13 +24,13 @@ pub enum Action {
     /// Give up the capture if it has not committed, and thaw. Its outcome comes as of any capture. After a restart of
     /// the daemon: undo what the old one left.
     AbortCapture,
-    /// Take it from dozing to warm: leads to `DeepenCommitted` and then `Deepened`, or before the commit to
-    /// `DeepenAborted` or `DeepenRefused`, or any time to `DeepenFailed`.
+    /// Take it from dozing to warm: leads to `HibernateCommitted` and then `Hibernated`, or before the commit to
+    /// `HibernateAborted` or `HibernateRefused`, or any time to `HibernateFailed`.
     BeginDeepen {
         /// Why.
         cause: SleepCause,
     },
-    /// Give up the deepening if it has not committed. Its outcome comes as of any deepening.
+    /// Give up the hibernating if it has not committed. Its outcome comes as of any hibernating.
     AbortDeepen,
     /// Let it run again from the level where it is, dozing or warm: leads to `Woken` or `WakeFailed`.
     BeginWake {
@@ -103,7 +105,7 @@ pub enum Note {
     /// It will be started again after so long.
     Restarting(Duration),
     /// A new worker found it running, or asleep.
-    TakenOver,
+    Adopted,
 }
 
 impl Note {
@@ -128,7 +130,7 @@ impl Note {
             Self::Killed => "killed",
             Self::Exited(_) => "exited",
             Self::Restarting(_) => "restarting",
-            Self::TakenOver => "taken-over",
+            Self::Adopted => "adopted",
         }
     }
 }
@@ -159,7 +161,7 @@ impl fmt::Display for Note {
             Self::Killed => f.write_str("did not end in time, killed"),
             Self::Exited(exit) => exit.fmt(f),
             Self::Restarting(delay) => write!(f, "starting again in {}", words(*delay)),
-            Self::TakenOver => f.write_str("taken over by a new worker"),
+            Self::Adopted => f.write_str("adopted by a new worker"),
         }
     }
 }
@@ -206,6 +208,9 @@ pub enum Refusal {
     /// It cannot go warm now.
     #[error("it cannot go warm: {}", .0.join("; "))]
     WarmRefused(Vec<Text>),
+    /// The daemon has started and could not adopt it; it is left as it is and will be tried again.
+    #[error("it cannot be adopted now and is left as it is: {0}")]
+    NotAdopted(Text),
     /// The queue is full.
     #[error("{MAX_WAITING} requests or more wait for it already")]
     TooMany,

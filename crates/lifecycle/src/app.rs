@@ -5,14 +5,10 @@ use std::time::Duration;
 
 use crate::action::{Action, Note, Refusal};
 use crate::event::{Event, Exit, Found, SleepCause, Text, Ticket, WakeCause};
-use crate::idle::Use;
-use crate::phase::{Asleep, Awake, DeepenStage, Ending, Next, Phase, StartedBy, StopReason, Warmed};
+use crate::phase::{Asleep, Awake, Ending, HibernateStage, Next, Phase, StartedBy, StopReason, Warmed};
 use crate::policy::Policy;
 use crate::time::Millis;
-use crate::watch::Watch;
-
-/// Requests that may wait for their answers at once, and as many again to stop or restart; more are refused.
-pub const MAX_WAITING: usize = 1_024;
+use crate::watch::{Use, Watch};
 
 /// One app's life-cycle.
 ///
@@ -36,7 +32,7 @@ pub struct App {
     pub(crate) holds_image: bool,
     pub(crate) used: (Millis, Use),
     pub(crate) refused: Option<Refused>,
-    /// The last deepening that was refused, if none has succeeded since.
+    /// The last hibernating that was refused, if none has succeeded since.
     pub(crate) deep_refused: Option<Refused>,
     pub(crate) started_at: Option<Millis>,
     /// Unasked ends in a row, for the delay of the next restart.
@@ -94,7 +90,7 @@ pub(crate) struct Stop {
     pub(crate) next: Next,
 }
 
-/// A capture or deepening that was refused.
+/// A capture or hibernating that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) reasons: Vec<Text>,
@@ -145,11 +141,11 @@ impl App {
             Event::Request(ticket, request) => self.request(ticket, request),
             Event::Pinned(pinned) => self.pin(pinned),
             Event::ExecEnded => self.exec_ended(),
-            Event::Packet(source) => self.rouse(WakeCause::Packet(source)),
+            Event::Packet(source) => self.activate(WakeCause::Packet(source)),
             Event::TimerFired => self.timer_fired(),
             Event::Observed(seen) => self.observed(seen),
-            Event::Deepen(cause) => self.deepen_for(cause),
-            Event::TakenOver(found) => self.taken_over(found),
+            Event::Hibernate(cause) => self.hibernate_for(cause),
+            Event::Adopted(found) => self.adopted(found),
             outcome => self.outcome(outcome),
         }
         self.arm();
@@ -197,10 +193,10 @@ impl App {
             | Event::CaptureRefused { .. }
             | Event::Dozed { .. }
             | Event::DropFailed(_)
-            | Event::Deepened { .. }
-            | Event::DeepenAborted(_)
-            | Event::DeepenRefused { .. }
-            | Event::DeepenFailed(_)
+            | Event::Hibernated { .. }
+            | Event::HibernateAborted(_)
+            | Event::HibernateRefused { .. }
+            | Event::HibernateFailed(_)
             | Event::Woken
                 if self.exited.is_some() =>
             {
@@ -213,11 +209,11 @@ impl App {
             Event::CaptureRefused { reasons, retry } => self.capture_refused(reasons, retry),
             Event::Dozed { next_timer } => self.dozed(next_timer),
             Event::DropFailed(reason) => self.drop_failed(reason),
-            Event::DeepenCommitted => self.deepen_committed(),
-            Event::Deepened { next_timer } => self.deepened(next_timer),
-            Event::DeepenAborted(by) => self.deepen_aborted(by),
-            Event::DeepenRefused { reasons, retry, dozes } => self.deepen_refused(reasons, retry, dozes),
-            Event::DeepenFailed(reason) => self.deepen_failed(reason),
+            Event::HibernateCommitted => self.hibernate_committed(),
+            Event::Hibernated { next_timer } => self.hibernated(next_timer),
+            Event::HibernateAborted(by) => self.hibernate_aborted(by),
+            Event::HibernateRefused { reasons, retry, dozes } => self.hibernate_refused(reasons, retry, dozes),
+            Event::HibernateFailed(reason) => self.hibernate_failed(reason),
             Event::Woken => self.woken(),
             Event::WakeFailed(failure) => self.wake_failed(failure),
             Event::Exited(exit) if self.phase.is_operation() => self.exited_midway(exit),
@@ -242,16 +238,16 @@ impl App {
                 matches!(event, Event::CaptureCommitted | Event::CaptureAborted(_) | Event::CaptureRefused { .. })
             }
             Phase::Dropping { .. } => matches!(event, Event::Dozed { .. } | Event::DropFailed(_)),
-            Phase::Deepening { stage: DeepenStage::Committed { .. }, .. } => {
-                matches!(event, Event::Deepened { .. } | Event::DeepenFailed(_))
+            Phase::Hibernating { stage: HibernateStage::Committed { .. }, .. } => {
+                matches!(event, Event::Hibernated { .. } | Event::HibernateFailed(_))
             }
-            Phase::Deepening { .. } => {
+            Phase::Hibernating { .. } => {
                 matches!(
                     event,
-                    Event::DeepenCommitted
-                        | Event::DeepenAborted(_)
-                        | Event::DeepenRefused { .. }
-                        | Event::DeepenFailed(_)
+                    Event::HibernateCommitted
+                        | Event::HibernateAborted(_)
+                        | Event::HibernateRefused { .. }
+                        | Event::HibernateFailed(_)
                 )
             }
             Phase::Waking { .. } => matches!(event, Event::Woken | Event::WakeFailed(_)),
@@ -272,7 +268,7 @@ impl App {
                     let cause = asleep.retry.as_ref().map_or(WakeCause::Timer, |retry| retry.cause.clone());
                     self.begin_wake(cause, asleep);
                 } else {
-                    self.begin_deepen(SleepCause::Dozed(self.now.since(asleep.since)), asleep);
+                    self.begin_hibernate(SleepCause::Dozed(self.now.since(asleep.since)), asleep);
                 }
             }
             Phase::Stopping { ending, next } => {
@@ -303,7 +299,7 @@ impl App {
             | Phase::Capturing { .. }
             | Phase::Aborting { .. }
             | Phase::Dropping { .. }
-            | Phase::Deepening { .. }
+            | Phase::Hibernating { .. }
             | Phase::Waking { .. } => None,
         }
     }
@@ -318,15 +314,15 @@ impl App {
     }
 
     /// A new daemon says what it found.
-    fn taken_over(&mut self, found: Found) {
+    fn adopted(&mut self, found: Found) {
         if self.phase != (Phase::Stopped { why: StopReason::NotStarted }) {
-            return self.unexpected(&Event::TakenOver(found));
+            return self.unexpected(&Event::Adopted(found));
         }
         self.used = (self.now, Use::Unwatched);
         if !matches!(found, Found::Gone(_)) {
-            self.emit(Note::TakenOver);
+            self.emit(Note::Adopted);
         }
-        let cause = SleepCause::TakenOver;
+        let cause = SleepCause::Adopted;
         let asleep = Asleep { since: self.now, cause, warm: None, next_timer: None, retry: None };
         match found {
             Found::Running => {
@@ -339,7 +335,7 @@ impl App {
                 let warm = (!matches!(found, Found::Dozing { .. })).then_some(Warmed { since: self.now, cause });
                 self.enter(Asleep { next_timer, warm, ..asleep }.phase());
                 if self.pinned {
-                    self.rouse(WakeCause::Pin);
+                    self.activate(WakeCause::Pin);
                 }
             }
             Found::MidCapture => {

@@ -5,9 +5,9 @@ use std::mem;
 use crate::action::{Action, Note, Refusal};
 use crate::app::{App, Goal, Stop};
 use crate::event::{Exit, StartFailure, WakeCause};
-use crate::idle::Use;
 use crate::phase::{Ending, Next, Phase, StartedBy, StopReason};
 use crate::policy::{KILL_AGAIN, RAN_WELL, RESTART_DELAY, RestartPolicy};
+use crate::watch::Use;
 
 impl App {
     pub(crate) fn spawn(&mut self, by: StartedBy) {
@@ -70,7 +70,7 @@ impl App {
                 self.act(Action::AbortCapture);
                 self.enter(Phase::Aborting { cause, by: WakeCause::Recovery });
             }
-            Phase::Deepening { .. } => self.abort_deepen(WakeCause::Recovery),
+            Phase::Hibernating { .. } => self.abort_hibernate(WakeCause::Recovery),
             _ => {}
         }
     }

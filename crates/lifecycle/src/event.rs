@@ -55,20 +55,20 @@ pub enum Event {
     /// with an unknown part of its memory.
     DropFailed(Text),
     /// The machine needs memory: it is to go warm if it dozes and nothing speaks against it. Elsewhere nothing happens.
-    Deepen(SleepCause),
+    Hibernate(SleepCause),
     /// [`Action::BeginDeepen`](crate::Action::BeginDeepen): the image is durable; no way back but a wake.
-    DeepenCommitted,
+    HibernateCommitted,
     /// [`Action::BeginDeepen`](crate::Action::BeginDeepen): its processes have ended; it is warm. Its image of the
     /// doze may go.
-    Deepened {
+    Hibernated {
         /// As in [`Event::Dozed`].
         next_timer: Option<Millis>,
     },
     /// [`Action::BeginDeepen`](crate::Action::BeginDeepen): it was given up before the commit, because of traffic that
     /// the engine saw or by [`Action::AbortDeepen`](crate::Action::AbortDeepen), and it runs.
-    DeepenAborted(WakeCause),
+    HibernateAborted(WakeCause),
     /// [`Action::BeginDeepen`](crate::Action::BeginDeepen): it cannot go warm, or writing failed.
-    DeepenRefused {
+    HibernateRefused {
         /// Every reason found, with process and object.
         reasons: Vec<Text>,
         /// Whether trying again can help.
@@ -79,7 +79,7 @@ pub enum Event {
     /// [`Action::BeginDeepen`](crate::Action::BeginDeepen): it neither runs nor sleeps. After the commit: ending its
     /// processes failed; the image is whole, and a wake ends what is left of them first. Before it: it is frozen with an
     /// unknown part of its memory, and a wake brings it back or finds it lost.
-    DeepenFailed(Text),
+    HibernateFailed(Text),
     /// [`Action::BeginWake`](crate::Action::BeginWake): it runs, with all its memory.
     Woken,
     /// [`Action::BeginWake`](crate::Action::BeginWake): it does not run; it is where it was before.
@@ -88,7 +88,7 @@ pub enum Event {
     /// again.
     Exited(Exit),
     /// First event after a restart of the daemon, for an app that was running or asleep before.
-    TakenOver(Found),
+    Adopted(Found),
 }
 
 /// What someone wants of an app.
@@ -168,7 +168,7 @@ pub enum SleepCause {
     /// Someone asked.
     Command,
     /// From before the daemon was restarted.
-    TakenOver,
+    Adopted,
 }
 
 impl fmt::Display for SleepCause {
@@ -178,12 +178,12 @@ impl fmt::Display for SleepCause {
             Self::Dozed(span) => write!(f, "dozed for {}", words(*span)),
             Self::Memory => f.write_str("memory is short"),
             Self::Command => f.write_str("command"),
-            Self::TakenOver => f.write_str("found so when the worker started"),
+            Self::Adopted => f.write_str("found so when the worker started"),
         }
     }
 }
 
-/// Why it wakes, or why its capture or deepening is aborted.
+/// Why it wakes, or why its capture or hibernating is aborted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WakeCause {
     /// Something that it waits for became ready, in words: `packet for tcp 80`.

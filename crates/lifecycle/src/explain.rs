@@ -1,7 +1,7 @@
 //! Why an app is where it is, in words: the part of `torpor explain` that needs no kernel.
 
 use crate::app::App;
-use crate::phase::{Asleep, DeepenStage, Ending, Next, Phase, StartedBy, StopReason, Warmed};
+use crate::phase::{Asleep, Ending, HibernateStage, Next, Phase, StartedBy, StopReason, Warmed};
 use crate::time::{Millis, words};
 
 /// An app's state in words.
@@ -63,14 +63,14 @@ impl App {
                 format!("falling asleep ({cause}), and will wake at once: {wake}")
             }
             Phase::Dozing(asleep) | Phase::Warm(asleep) => self.why_asleep(asleep),
-            Phase::Deepening { cause, stage: DeepenStage::Abortable, .. } => format!("going warm: {cause}"),
-            Phase::Deepening { stage: DeepenStage::Aborting(by), .. } => {
+            Phase::Hibernating { cause, stage: HibernateStage::Abortable, .. } => format!("going warm: {cause}"),
+            Phase::Hibernating { stage: HibernateStage::Aborting(by), .. } => {
                 format!("staying dozing: going warm was aborted: {by}")
             }
-            Phase::Deepening { cause, stage: DeepenStage::Committed { wake: None }, .. } => {
+            Phase::Hibernating { cause, stage: HibernateStage::Committed { wake: None }, .. } => {
                 format!("going warm, its image is durable: {cause}")
             }
-            Phase::Deepening { cause, stage: DeepenStage::Committed { wake: Some(wake) }, .. } => {
+            Phase::Hibernating { cause, stage: HibernateStage::Committed { wake: Some(wake) }, .. } => {
                 format!("going warm ({cause}), and will wake at once: {wake}")
             }
             Phase::Waking { cause, .. } => format!("waking: {cause}"),
@@ -106,7 +106,8 @@ impl App {
             );
         }
         let slept = words(now.since(asleep.since));
-        let mut why = match &asleep.warm {
+        // When it goes warm and when a timer wakes it have places of their own.
+        match &asleep.warm {
             None => format!("dozing for {slept}: {}", asleep.cause),
             Some(warm) if warm.cause == asleep.cause && warm.since == asleep.since => {
                 format!("warm for {slept}: {}", asleep.cause)
@@ -114,14 +115,6 @@ impl App {
             Some(Warmed { since, cause }) => {
                 format!("warm for {} ({cause}), asleep for {slept}: {}", words(now.since(*since)), asleep.cause)
             }
-        };
-        let wakes_at = asleep.next_timer;
-        if let Some(at) = self.warm_at().filter(|at| wakes_at.is_none_or(|wakes_at| *at < wakes_at)) {
-            why += &format!("; it goes warm in {}", words(at.since(now)));
         }
-        if let Some(at) = wakes_at {
-            why += &format!("; a timer wakes it in {}", words(at.since(now)));
-        }
-        why
     }
 }

@@ -13,39 +13,14 @@ use crate::event::{Observation, Text};
 use crate::phase::{Awake, Phase};
 use crate::policy::{Policy, Share};
 use crate::time::{Millis, words};
-use crate::watch::Watch;
+use crate::watch::{OBSERVE_MIN, Use, Watch};
 
-/// Counters are not read more often than this, and CPU shares are not taken over less.
-pub const OBSERVE_MIN: Duration = Duration::from_millis(250);
 /// Counters are read at least this often while use decides.
 pub const OBSERVE_MAX: Duration = Duration::from_secs(5);
 
 /// How often counters are read.
 fn interval(policy: &Policy) -> Duration {
     (policy.idle_after / 4).clamp(OBSERVE_MIN, OBSERVE_MAX)
-}
-
-/// What counted as use of an app.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
-    Start,
-    Packets,
-    Command,
-    Exec,
-    /// Nothing was watched until then: a pin, an exec session, another daemon.
-    Unwatched,
-}
-
-impl Use {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Start => "start",
-            Self::Packets => "packets",
-            Self::Command => "command",
-            Self::Exec => "exec",
-            Self::Unwatched => "not watched until then",
-        }
-    }
 }
 
 /// Something that keeps a running app awake.

@@ -4,7 +4,7 @@
 //! the [`Action`]s that come back, in order; nothing else changes it. Everything that decides (when to sleep, what
 //! wakes, what a stop or an exit leads to, what a restart of the daemon found) is here, and everything that does is not.
 //! It does not know processes, sockets or files, and nothing here survives a crash: after one, the owner says what it
-//! found ([`Event::TakenOver`]).
+//! found ([`Event::Adopted`]).
 //!
 //! ```text
 //!          start        started      idle, by hand   committed      dropped
@@ -21,19 +21,19 @@
 //! One level deeper, with the processes ended and only the image and what is parked left:
 //! ```text
 //!          asleep for long, memory, by hand   committed       ended
-//! Dozing ─────▶ Deepening ────────────────▶ (Deepening) ─────▶ Warm
+//! Dozing ─────▶ Hibernating ────────────────▶ (Hibernating) ─────▶ Warm
 //!    ▲ refused,   │ packet, exec, stop,       │ failed          │  ▲
 //!    └ untouched ─┤ refused after a change    ▼                 ▼  │ failed: tried again later
 //!                 ▼                         Waking ◀────────────┴──┘
 //!              Running (as after a wake)
 //! ```
-//! A wake that was asked for after a commit (`Dropping`, `Deepening`), a stop that was ordered and an exit that happened
+//! A wake that was asked for after a commit (`Dropping`, `Hibernating`), a stop that was ordered and an exit that happened
 //! during an operation are kept and follow its outcome. A stop of a sleeping app goes through `Waking`. A process that
 //! ends in `Running` or `Dozing`, or a sandbox that has gone in `Warm`, goes to the policy at once. A wake whose image is
 //! damaged goes to `Stopping`, killed.
 //!
 //! # Invariants
-//! - **One operation at a time.** `Starting`, `Capturing`/`Aborting`/`Dropping`, `Deepening` and `Waking` are operations: the
+//! - **One operation at a time.** `Starting`, `Capturing`/`Aborting`/`Dropping`, `Hibernating` and `Waking` are operations: the
 //!   owner answers each [`Action::Spawn`], [`Action::BeginCapture`], [`Action::BeginDeepen`] and [`Action::BeginWake`]
 //!   with exactly one outcome, and nothing new begins before it. What arrives meanwhile is kept: a wake after a commit,
 //!   an order to stop, an exit.
@@ -56,15 +56,15 @@
 //! - Deeper levels are phases beside `Dozing`, entered from it and left through `Waking`. A wake that fails goes back to
 //!   the level that it came from.
 //! - Going warm is refused without harm: the app dozes on, and it is tried again later, or not before it is started
-//!   afresh. A deepening that is given up after it has begun is a wake, for users too.
+//!   afresh. A hibernating that is given up after it has begun is a wake, for users too.
 #![forbid(unsafe_code)]
 
 mod action;
 mod app;
-mod deepen;
 mod end;
 mod event;
 mod explain;
+mod hibernate;
 mod idle;
 mod phase;
 mod policy;
@@ -73,16 +73,17 @@ mod sleep;
 mod time;
 mod watch;
 
-pub use action::{Action, Note, Refusal};
-pub use app::{App, Counts, MAX_WAITING};
+pub use action::{Action, MAX_WAITING, Note, Refusal};
+pub use app::{App, Counts};
 pub use event::{
     Event, Exit, Found, Level, Observation, Request, Retry, SleepCause, StartFailure, Text, Ticket, WakeCause,
     WakeFailure,
 };
 pub use explain::Account;
-pub use idle::{Blocker, OBSERVE_MAX, OBSERVE_MIN};
-pub use phase::{Asleep, Awake, DeepenStage, Ending, Next, Phase, StartedBy, StopReason, WakeRetry, Warmed};
+pub use idle::{Blocker, OBSERVE_MAX};
+pub use phase::{Asleep, Awake, Ending, HibernateStage, Next, Phase, StartedBy, StopReason, WakeRetry, Warmed};
 pub use policy::{
     Backoff, CAPTURE_RETRY, KILL_AGAIN, Policy, RAN_WELL, RESTART_DELAY, RestartPolicy, Share, WAKE_RETRY, WakeBlocked,
 };
 pub use time::{Millis, words};
+pub use watch::OBSERVE_MIN;

@@ -43,13 +43,13 @@ pub enum Phase {
     /// Frozen in place, memory in the image.
     Dozing(Asleep),
     /// It is being taken from dozing to warm.
-    Deepening {
+    Hibernating {
         /// Why.
         cause: SleepCause,
-        /// The sleep that it deepens.
+        /// The sleep that it hibernates.
         asleep: Asleep,
         /// How far that is.
-        stage: DeepenStage,
+        stage: HibernateStage,
     },
     /// No processes: its image, its sandbox, and what is parked.
     Warm(Asleep),
@@ -85,7 +85,7 @@ impl Phase {
             Self::Aborting { .. } => "staying awake",
             Self::Dropping { .. } => "dropping memory",
             Self::Dozing(_) => "dozing",
-            Self::Deepening { .. } => "going warm",
+            Self::Hibernating { .. } => "going warm",
             Self::Warm(_) => "warm",
             Self::Waking { .. } => "waking",
             Self::Stopping { .. } => "stopping",
@@ -101,7 +101,7 @@ impl Phase {
                 | Self::Capturing { .. }
                 | Self::Aborting { .. }
                 | Self::Dropping { .. }
-                | Self::Deepening { .. }
+                | Self::Hibernating { .. }
                 | Self::Waking { .. }
         )
     }
@@ -150,9 +150,9 @@ pub struct Awake {
     pub(crate) watch: Watch,
 }
 
-/// How far a deepening is.
+/// How far a hibernating is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeepenStage {
+pub enum HibernateStage {
     /// Anything that needs it awake stops it.
     Abortable,
     /// It is to be given up for this; the commit may still win the race.

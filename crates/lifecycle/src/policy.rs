@@ -110,7 +110,7 @@ impl Backoff {
 pub const RESTART_DELAY: Backoff = Backoff { first: Duration::from_millis(250), most: Duration::from_secs(60) };
 /// An app that lived this long since its start begins again with the first restart delay.
 pub const RAN_WELL: Duration = Duration::from_secs(60);
-/// Between a refused capture or deepening and the next attempt that nobody asked for.
+/// Between a refused capture or hibernating and the next attempt that nobody asked for.
 pub const CAPTURE_RETRY: Backoff = Backoff { first: Duration::from_secs(10), most: Duration::from_secs(600) };
 /// Between a failed wake of an intact image and the next attempt.
 pub const WAKE_RETRY: Backoff = Backoff { first: Duration::from_millis(100), most: Duration::from_secs(30) };

@@ -3,10 +3,10 @@
 use std::mem;
 use std::time::Duration;
 
-use crate::action::{Action, Refusal};
-use crate::app::{App, Goal, MAX_WAITING, Stop, Waiting};
+use crate::action::{Action, MAX_WAITING, Refusal};
+use crate::app::{App, Goal, Stop, Waiting};
 use crate::event::{Event, Level, Request, SleepCause, Ticket, WakeCause};
-use crate::phase::{DeepenStage, Ending, Next, Phase, StartedBy, StopReason};
+use crate::phase::{Ending, HibernateStage, Next, Phase, StartedBy, StopReason};
 
 impl App {
     pub(crate) fn request(&mut self, ticket: Ticket, request: Request) {
@@ -30,7 +30,7 @@ impl App {
     pub(crate) fn pin(&mut self, pinned: bool) {
         let before = mem::replace(&mut self.pinned, pinned);
         match (before, pinned) {
-            (false, true) => self.rouse(WakeCause::Pin),
+            (false, true) => self.activate(WakeCause::Pin),
             (true, false) => self.watch_again(),
             (false, false) | (true, true) => {}
         }
@@ -79,7 +79,7 @@ impl App {
     fn request_awake(&mut self, ticket: Ticket, goal: Goal, cause: WakeCause) -> Option<Result<(), Refusal>> {
         match &self.phase {
             Phase::Running(_) => {
-                self.rouse(cause);
+                self.activate(cause);
                 Some(Ok(()))
             }
             Phase::Stopped { why } => Some(Err(Refusal::Stopped(why.clone()))),
@@ -90,7 +90,7 @@ impl App {
             _ if self.stop.as_ref().is_some_and(|stop| stop.next == Next::Stay) => Some(Err(Refusal::BeingStopped)),
             _ => {
                 let waits = self.wait(ticket, goal);
-                self.rouse(cause);
+                self.activate(cause);
                 waits
             }
         }
@@ -124,14 +124,14 @@ impl App {
                 self.deep_refused = None;
                 let asleep = asleep.clone();
                 let waits = self.wait(ticket, goal);
-                self.begin_deepen(SleepCause::Command, asleep);
+                self.begin_hibernate(SleepCause::Command, asleep);
                 waits
             }
             Phase::Dozing(_) | Phase::Warm(_) => Some(Ok(())),
-            Phase::Deepening { stage: DeepenStage::Abortable | DeepenStage::Committed { .. }, .. } => {
+            Phase::Hibernating { stage: HibernateStage::Abortable | HibernateStage::Committed { .. }, .. } => {
                 self.wait(ticket, goal)
             }
-            Phase::Deepening { stage: DeepenStage::Aborting(by), .. } | Phase::Aborting { by, .. } => {
+            Phase::Hibernating { stage: HibernateStage::Aborting(by), .. } | Phase::Aborting { by, .. } => {
                 Some(Err(Refusal::SleepAborted(by.clone())))
             }
             // It is put to sleep as soon as it runs.
@@ -182,6 +182,8 @@ impl App {
             }
             Phase::Stopped { .. } | Phase::Backoff { .. } => self.spawn_by_request(),
             Phase::Running(_) => self.terminate(Stop { grace, next }),
+            // It would not come to hear of it: it need not wake for that.
+            Phase::Dozing(_) | Phase::Warm(_) if grace.is_zero() => self.kill(next),
             Phase::Stopping { ending, next: following } => {
                 *following = next;
                 if let Ending::Asked { kill_at } = ending {
@@ -190,7 +192,7 @@ impl App {
             }
             _ => {
                 let grace = self.stop.as_ref().map_or(grace, |earlier| earlier.grace.min(grace));
-                self.rouse(WakeCause::Stop);
+                self.activate(WakeCause::Stop);
                 self.stop = Some(Stop { grace, next });
             }
         }

@@ -3,10 +3,10 @@
 use crate::action::{Action, Note, Refusal};
 use crate::app::{App, Goal, Refused};
 use crate::event::{Retry, SleepCause, Text, WakeCause, WakeFailure};
-use crate::idle::Use;
 use crate::phase::{Asleep, Next, Phase, WakeRetry};
 use crate::policy::{WAKE_RETRY, WakeBlocked};
 use crate::time::Millis;
+use crate::watch::Use;
 
 impl App {
     /// Nobody uses it.
@@ -22,7 +22,7 @@ impl App {
     }
 
     /// Something needs it awake. Safe in every phase: where it is awake, or becomes so anyway, nothing is to be done.
-    pub(crate) fn rouse(&mut self, cause: WakeCause) {
+    pub(crate) fn activate(&mut self, cause: WakeCause) {
         self.note_use(&cause);
         match &mut self.phase {
             Phase::Running(_) => self.plan_look(),
@@ -34,7 +34,7 @@ impl App {
             Phase::Dropping { wake, .. } => {
                 wake.get_or_insert(cause);
             }
-            Phase::Deepening { .. } => self.abort_deepen(cause),
+            Phase::Hibernating { .. } => self.abort_hibernate(cause),
             Phase::Dozing(asleep) | Phase::Warm(asleep) => {
                 // What failed a moment ago is not hurried by every packet, but by people.
                 if asleep.retry.is_none() || !matches!(cause, WakeCause::Packet(_)) {
@@ -110,7 +110,7 @@ impl App {
             }
             None if self.waiting.iter().any(|waiting| waiting.goal == Goal::Warm) => {
                 self.deep_refused = None;
-                self.begin_deepen(SleepCause::Command, asleep);
+                self.begin_hibernate(SleepCause::Command, asleep);
             }
             None => self.enter(Phase::Dozing(asleep)),
         }

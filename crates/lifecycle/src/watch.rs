@@ -4,12 +4,36 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::event::Observation;
-use crate::idle::OBSERVE_MIN;
 use crate::policy::Share;
 use crate::time::Millis;
 
+/// Counters are not read more often than this, and CPU shares are not taken over less.
+pub const OBSERVE_MIN: Duration = Duration::from_millis(250);
 /// The span over which CPU is measured is `idle_after`, or longer by at most this part of it.
 const CPU_MARKS: u32 = 8;
+
+/// What counted as use of an app.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Start,
+    Packets,
+    Command,
+    Exec,
+    /// Nothing was watched until then: a pin, an exec session, another daemon.
+    Unwatched,
+}
+
+impl Use {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Packets => "packets",
+            Self::Command => "command",
+            Self::Exec => "exec",
+            Self::Unwatched => "not watched until then",
+        }
+    }
+}
 
 /// CPU used up to a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -130,7 +130,7 @@ falling asleep: idle for 46 s
   refused: pid 12: pages pinned by io_uring at 7f00
 falling asleep, its image is durable: idle for 46 s
   refused: pid 12: pages pinned by io_uring at 7f00
-dozing for 0 ms: idle for 46 s; a timer wakes it in 1 min 30 s
+dozing for 0 ms: idle for 46 s
   warm at 656002
   wakes at 146002
 waking: packet for tcp 80
@@ -202,9 +202,9 @@ stopping: it was killed, and its processes have not exited yet
 starting by request
 restarting: killed by the memory limit (64 MiB); its restart policy starts it again in 250 ms
 stopped: exited with status 0; its restart policy leaves it so
-dozing for 0 ms: command; it goes warm in 3 h
+dozing for 0 ms: command
   warm at 10817000
-dozing for 2 h: command; it goes warm in 1 h
+dozing for 2 h: command
   warm at 10817000
 waking: stop
 stopping; it is killed in 10 s
@@ -231,7 +231,7 @@ fn down_to_warm_and_back() {
     let mut told = Told::new(Policy::default());
     let dozed = Event::Dozed { next_timer: None };
     let refused =
-        |retry| Event::DeepenRefused { reasons: vec!["pid 12: a pipe of another app".into()], retry, dozes: true };
+        |retry| Event::HibernateRefused { reasons: vec!["pid 12: a pipe of another app".into()], retry, dozes: true };
     let warm = || ask(Request::Sleep { level: Level::Warm });
     told.text.clear();
     let doze = ask(Request::Sleep { level: Level::Dozing });
@@ -241,26 +241,26 @@ fn down_to_warm_and_back() {
         .at(601_001, [refused(Retry::Later)])
         .at(611_001, [Event::TimerFired, refused(Retry::Pointless)])
         .at(700_000, [warm()])
-        .at(700_001, [Event::DeepenCommitted])
+        .at(700_001, [Event::HibernateCommitted])
         .at(700_002, [Event::Packet("packet for tcp 80".into())])
         .at(
             700_003,
-            [Event::Deepened { next_timer: None }, Event::WakeFailed(WakeFailure::Passing("no memory".into()))],
+            [Event::Hibernated { next_timer: None }, Event::WakeFailed(WakeFailure::Passing("no memory".into()))],
         )
         .at(700_103, [Event::TimerFired, Event::Woken, warm(), Event::CaptureCommitted])
-        .at(700_200, [Event::Dozed { next_timer: None }, Event::DeepenCommitted])
-        .at(700_300, [Event::Deepened { next_timer: Some(Millis(999_000)) }])
+        .at(700_200, [Event::Dozed { next_timer: None }, Event::HibernateCommitted])
+        .at(700_300, [Event::Hibernated { next_timer: Some(Millis(999_000)) }])
         .at(900_300, [])
         .at(900_400, [ask(Request::Wake), Event::Woken, warm(), Event::CaptureCommitted])
         .at(900_500, [Event::Dozed { next_timer: None }, Event::Packet("packet for tcp 80".into())]);
     told.expect(
         "
-dozing for 0 ms: command; it goes warm in 10 min
+dozing for 0 ms: command
   warm at 601000
-dozing for 6 min 40 s: command; it goes warm in 3 min 20 s
+dozing for 6 min 40 s: command
   warm at 601000
 going warm: dozed for 10 min
-dozing for 10 min: command; it goes warm in 10 s
+dozing for 10 min: command
   dozes: it could not go warm, next attempt in 10 s at the earliest: pid 12: a pipe of another app
   warm at 611001
 dozing for 10 min 10 s: command
@@ -272,9 +272,9 @@ warm: waking it (packet for tcp 80) failed, next attempt in 100 ms: no memory
   wakes at 700103
 falling asleep, its image is durable: command
 going warm, its image is durable: command
-warm for 0 ms (command), asleep for 100 ms: command; a timer wakes it in 4 min 58 s
+warm for 0 ms (command), asleep for 100 ms: command
   wakes at 999000
-warm for 3 min 20 s (command), asleep for 3 min 20 s: command; a timer wakes it in 1 min 38 s
+warm for 3 min 20 s (command), asleep for 3 min 20 s: command
   wakes at 999000
 falling asleep, its image is durable: command
 staying dozing: going warm was aborted: packet for tcp 80
@@ -287,14 +287,14 @@ fn why_it_does_not_go_warm_and_what_was_found() {
     let asleep = |policy| {
         let mut told = Told::new(policy);
         told.text.clear();
-        told.at(0, [Event::TakenOver(Found::Dozing { next_timer: None })]);
+        told.at(0, [Event::Adopted(Found::Dozing { next_timer: None })]);
         told.text
     };
     let text = asleep(Policy { warm_after: None, ..Policy::default() });
     let text = text + &asleep(Policy { sleep: false, ..Policy::default() });
     let mut told = Told::new(Policy::default());
     told.text = text;
-    told.at(5, [Event::TakenOver(Found::Stored { next_timer: None })]).at(60_005, []);
+    told.at(5, [Event::Adopted(Found::Stored { next_timer: None })]).at(60_005, []);
     told.expect(
         "
 dozing for 0 ms: found so when the worker started

@@ -2,7 +2,7 @@
 //!
 //! Some things take many calls, and are good only before the first and behind the last of them. A guard is forked before the
 //! first and dismissed behind the last; where its parent ends without having dismissed it, whatever ended it, it does what
-//! [`Rescue`] says, at once, and ends. To be forked and to be dismissed are single calls: there is nothing in between.
+//! [`CleanUp`] says, at once, and ends. To be forked and to be dismissed are single calls: there is nothing in between.
 //!
 //! It is a copy, so that it outlives what ends all that share memory (the kernel, where that is short); no signal
 //! but `SIGKILL` ends it. Its parent's children waited for as usual do not have it among them.
@@ -19,7 +19,7 @@ use crate::shm;
 
 /// What is done when the parent ends.
 #[derive(Clone, Copy, Debug)]
-pub enum Rescue<'a> {
+pub enum CleanUp<'a> {
     /// These sockets leave TCP's repair mode without a packet; with `SO_REUSEADDR` as given, which that loses.
     LeaveRepair(&'a [(BorrowedFd<'a>, bool)]),
     /// These processes are killed, these connections are none any more, of which nobody is told, and these segments are removed.
@@ -36,21 +36,21 @@ pub enum Rescue<'a> {
 
 /// While this is there, the guard is; dropped, it does its work, unless it has been dismissed.
 #[derive(Debug)]
-pub struct Guard {
+pub struct CrashGuard {
     process: OwnedFd,
     lead: Option<PipeWriter>,
 }
 
-impl Guard {
+impl CrashGuard {
     /// Starts it.
     ///
     /// # Errors
     /// What the kernel says to `pipe2` or `clone3`.
-    pub fn start(rescue: Rescue<'_>) -> io::Result<Self> {
+    pub fn start(rescue: CleanUp<'_>) -> io::Result<Self> {
         let (own, lead) = io::pipe()?;
         // What the child uses is put together here: it must not ask for memory.
         let mut kept = vec![own.as_raw_fd()];
-        if let Rescue::LeaveRepair(sockets) = rescue {
+        if let CleanUp::LeaveRepair(sockets) = rescue {
             kept.extend(sockets.iter().map(|(socket, _)| socket.as_raw_fd()));
         }
         kept.sort_unstable();
@@ -61,16 +61,16 @@ impl Guard {
         Ok(Self { process, lead: Some(lead) })
     }
 
-    /// Starts one that does [`Rescue::End`], unless there is nothing to do but to end one process, which takes a single call.
+    /// Starts one that does [`CleanUp::End`], unless there is nothing to do but to end one process, which takes a single call.
     ///
     /// # Errors
-    /// As [`Guard::start`].
+    /// As [`CrashGuard::start`].
     pub fn of_end(processes: &[OwnedFd], connections: &[BorrowedFd<'_>], segments: &[i32]) -> io::Result<Option<Self>> {
         if processes.len() < 2 && connections.is_empty() && segments.is_empty() {
             return Ok(None);
         }
         let processes: Vec<_> = processes.iter().map(AsFd::as_fd).collect();
-        Self::start(Rescue::End { processes: &processes, connections, segments }).map(Some)
+        Self::start(CleanUp::End { processes: &processes, connections, segments }).map(Some)
     }
 
     /// It ends without having done anything: what it was to put right is complete.
@@ -82,7 +82,7 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for CrashGuard {
     fn drop(&mut self) {
         drop(self.lead.take());
         let options = WaitIdOptions::EXITED | WaitIdOptions::from_bits_retain(libc::__WALL as u32);
@@ -94,7 +94,7 @@ impl Drop for Guard {
 ///
 /// # Safety
 /// To be called in a forked child only, with these descriptors open.
-unsafe fn keep_watch(own: RawFd, lead: RawFd, parent: i32, rescue: Rescue<'_>, kept: &[RawFd]) -> ! {
+unsafe fn keep_watch(own: RawFd, lead: RawFd, parent: i32, rescue: CleanUp<'_>, kept: &[RawFd]) -> ! {
     const NAME: &CStr = c"torpor-guard";
     let none = ptr::null::<libc::siginfo_t>();
     let all = u64::MAX;
@@ -109,7 +109,7 @@ unsafe fn keep_watch(own: RawFd, lead: RawFd, parent: i32, rescue: Rescue<'_>, k
         );
         libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, NAME.as_ptr(), 0, 0, 0);
         libc::syscall(libc::SYS_close, lead);
-        if matches!(rescue, Rescue::LeaveRepair(_)) {
+        if matches!(rescue, CleanUp::LeaveRepair(_)) {
             // Nothing else of ours is kept open by it.
             let mut from = 0;
             for fd in kept {
@@ -124,13 +124,13 @@ unsafe fn keep_watch(own: RawFd, lead: RawFd, parent: i32, rescue: Rescue<'_>, k
         // All signals are blocked: it is not interrupted.
         if libc::syscall(libc::SYS_read, own, &raw mut word, 1) == 0 {
             match rescue {
-                Rescue::LeaveRepair(sockets) => {
+                CleanUp::LeaveRepair(sockets) => {
                     for (socket, reuse) in sockets {
                         set(*socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, crate::tcp::repair::OFF_WITHOUT_PROBE);
                         set(*socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, libc::c_int::from(*reuse));
                     }
                 }
-                Rescue::End { processes, connections, segments } => {
+                CleanUp::End { processes, connections, segments } => {
                     for process in processes {
                         libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), libc::SIGKILL, none, 0);
                     }
@@ -197,8 +197,8 @@ mod tests {
         let (mut child, process) = program();
         let segment = shm::get(libc::IPC_PRIVATE, 1, 0).unwrap();
         let rescue =
-            Rescue::End { processes: &[process.as_fd()], connections: &[served.as_fd()], segments: &[segment] };
-        Guard::start(rescue).unwrap().dismiss().unwrap();
+            CleanUp::End { processes: &[process.as_fd()], connections: &[served.as_fd()], segments: &[segment] };
+        CrashGuard::start(rescue).unwrap().dismiss().unwrap();
         shm::remove(segment).unwrap();
         assert_eq!((child.try_wait().unwrap(), tcp_state(&served).unwrap().0), (None, ESTABLISHED));
         child.kill().unwrap();
@@ -209,8 +209,8 @@ mod tests {
     fn an_end_is_silent() {
         let (mut client, served) = connection();
         let (mut child, process) = program();
-        let rescue = Rescue::End { processes: &[process.as_fd()], connections: &[served.as_fd()], segments: &[] };
-        drop(Guard::start(rescue).unwrap());
+        let rescue = CleanUp::End { processes: &[process.as_fd()], connections: &[served.as_fd()], segments: &[] };
+        drop(CrashGuard::start(rescue).unwrap());
         assert_eq!(tcp_state(&served).unwrap().0, CLOSED);
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()), Some(libc::SIGKILL));
         client.set_nonblocking(true).unwrap();
@@ -224,7 +224,7 @@ mod tests {
         let own = shm::get(libc::IPC_PRIVATE, 1, 0).unwrap();
         let other = Command::new("ipcmk").args(["-M", "1"]).output().unwrap().stdout;
         let other = String::from_utf8(other).unwrap().split_ascii_whitespace().last().unwrap().parse().unwrap();
-        drop(Guard::start(Rescue::End { processes: &[], connections: &[], segments: &[own, other] }).unwrap());
+        drop(CrashGuard::start(CleanUp::End { processes: &[], connections: &[], segments: &[own, other] }).unwrap());
         assert_eq!(shm::look(own).unwrap(), None);
         shm::remove(other).unwrap();
     }
@@ -236,7 +236,7 @@ mod tests {
         set_socket_reuseaddr(&served, true).unwrap();
         set_socket_reuseaddr(&other.0, false).unwrap();
         let sockets = [(served.as_fd(), true), (other.0.as_fd(), false)];
-        let guard = Guard::start(Rescue::LeaveRepair(&sockets)).unwrap();
+        let guard = CrashGuard::start(CleanUp::LeaveRepair(&sockets)).unwrap();
         repair(&served, Mode::On).unwrap();
         assert!(served.write(b"x").is_err());
         drop(guard);

@@ -6,13 +6,12 @@
 
 pub mod allocator;
 pub mod bpf;
-pub mod bystander;
 pub mod cache;
 mod clone;
 pub mod closer;
 pub mod cpu;
 pub mod descriptor;
-pub mod ended;
+pub mod exited;
 pub mod fanotify;
 pub mod fcntl;
 pub mod guard;
@@ -28,6 +27,7 @@ pub mod notify;
 pub mod pagemap;
 pub mod probe;
 pub mod ptrace;
+pub mod ptrace_probe;
 pub mod quota;
 #[cfg(feature = "tokio")]
 pub mod readable;

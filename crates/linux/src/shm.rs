@@ -8,6 +8,8 @@ use std::ptr;
 
 use libc::{c_int, c_void};
 
+use crate::clone;
+
 /// Bit of [`Segment::mode`]: it goes when nobody is attached any more (`SHM_DEST`).
 pub const REMOVED: u32 = 0o1000;
 /// Bit of [`Segment::mode`]: it is not swapped (`SHM_LOCKED`).
@@ -156,7 +158,8 @@ fn mapped_bytes(start: usize, bytes: usize) -> usize {
     std::iter::once(small).chain(lens).find(is_mapped).unwrap_or(small)
 }
 
-/// A segment that is attached to this process.
+/// A segment that is attached to this process. Processes that are forked meanwhile do not have it: the kernel counts who is
+/// attached, and shows the number to the program whose segment it is.
 #[derive(Debug)]
 pub struct Attached {
     start: *mut c_void,
@@ -168,12 +171,16 @@ impl Attached {
     /// Attaches the segment, for reading and writing.
     pub fn new(id: i32) -> io::Result<Self> {
         let bytes = state(id)?.shm_segsz;
+        let _unforked = clone::hold_forks();
         // SAFETY: a new mapping at a place that the kernel chooses; nothing else lies there.
         let start = unsafe { libc::shmat(id, ptr::null(), 0) };
         if start as isize == -1 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { start, len: mapped_bytes(start as usize, bytes) })
+        let attached = Self { start, len: mapped_bytes(start as usize, bytes) };
+        // SAFETY: changes what a fork does with the mapping that has just been made.
+        check(unsafe { libc::madvise(start, attached.len, libc::MADV_DONTFORK) })?;
+        Ok(attached)
     }
 
     /// The memory as a file, open for reading and writing. Needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN.
@@ -219,8 +226,11 @@ mod tests {
         let mut byte = [0; 2];
         let file = File::from(attached.open().unwrap());
         assert_eq!((file.read_at(&mut byte, 4999).unwrap(), byte[0]), (1, b'e'));
+        // A copy of this process is not attached.
+        let copy = crate::ptrace_probe::PtraceProbe::start(None, 0, 0).unwrap();
         let about = look(probe).unwrap().unwrap();
         assert_eq!((about.owner, about.mode & 0o777, about.attached), ((5, 6), 0o640, 1));
+        drop(copy);
         remove(probe).unwrap();
         assert_eq!(look(probe).unwrap().unwrap().mode & REMOVED, REMOVED);
         drop((attached, file));

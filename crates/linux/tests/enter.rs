@@ -6,61 +6,23 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use torpor_linux::restorer::{
-    CODE_BYTES, EXACT, Entered, Inside, Launch, LaunchError, Newborn, STOP, Step, enter, enter_for_children,
+    BuildingTask, CODE_BYTES, EXACT, Entered, Inside, Launch, LaunchError, STOP, Step, enter, enter_for_children,
     interpreter, reserve, seed,
 };
+use torpor_testkit::namespaces::Namespaces;
+use torpor_testkit::wait::{SOON, eventually, soon};
 
 const BLOB: u64 = 0x20_0000_0000;
 const DATA: u64 = BLOB + CODE_BYTES as u64;
 const FIRST: i32 = 700;
 const ROOT: i32 = 77;
 const INHERITED: usize = 600;
-
-/// Waits for something that takes a moment.
-fn soon(what: &str, mut is: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !is() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Namespaces with an init that does nothing but reap.
-struct Namespaces {
-    unshare: Child,
-    init: i32,
-}
-
-impl Namespaces {
-    fn new() -> Self {
-        // The kernel reaps for whom ignores the ends of its children.
-        let line =
-            "import os, signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nos.execvp('sleep', ['sleep', '600'])";
-        let mut command = Command::new("unshare");
-        command.args(["--pid", "--net", "--ipc", "--uts", "--mount", "--fork", "--kill-child", "python3", "-c", line]);
-        let unshare = command.spawn().unwrap();
-        let path = format!("/proc/{0}/task/{0}/children", unshare.id());
-        let mut init = 0;
-        soon("init does not come", || {
-            init = fs::read_to_string(&path).unwrap().trim().parse().unwrap_or(0);
-            fs::read_to_string(format!("/proc/{init}/comm")).is_ok_and(|name| name.trim() == "sleep")
-        });
-        Self { unshare, init }
-    }
-}
-
-impl Drop for Namespaces {
-    fn drop(&mut self) {
-        let _ = kill_process(Pid::from_raw(self.init).unwrap(), Signal::KILL);
-        let _ = self.unshare.wait();
-    }
-}
 
 /// A group in v2, and one in a v1 hierarchy if there is any.
 struct Groups {
@@ -94,12 +56,8 @@ impl Drop for Groups {
     fn drop(&mut self) {
         let _ = fs::write(self.v2.join("cgroup.kill"), "1");
         for path in [Some(&self.v2), self.v1.as_ref()].into_iter().flatten() {
-            let removed = (0..2000).any(|_| {
-                std::thread::sleep(Duration::from_millis(1));
-                fs::remove_dir(path).is_ok()
-            });
-            if !removed {
-                eprintln!("{} stays", path.display());
+            if let Err(error) = eventually("the group is empty", SOON, || fs::remove_dir(path).is_ok()) {
+                eprintln!("{} stays: {error}", path.display());
             }
         }
     }
@@ -142,7 +100,7 @@ fn entered(init: i32, v2: &Path, v1: Option<&Path>, pid: i32) -> Result<Entered,
 /// As soon as the id is free: the kernel frees that of one that has ended after its group and its parent forgot it.
 fn entered_once_free(init: i32, v2: &Path, v1: Option<&Path>) -> Entered {
     let mut found = None;
-    soon("its id is still taken", || match entered(init, v2, v1, ROOT) {
+    soon("its id is free", || match entered(init, v2, v1, ROOT) {
         Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => false,
         result => {
             found = Some(result.unwrap());
@@ -153,7 +111,7 @@ fn entered_once_free(init: i32, v2: &Path, v1: Option<&Path>) -> Entered {
 }
 
 /// With so many descriptors to inherit.
-fn execute(entered: &mut Entered, inherited: usize) -> Newborn {
+fn execute(entered: &mut Entered, inherited: usize) -> BuildingTask {
     let (blob, seed) = files();
     let inherit = vec![blob.as_fd(); inherited];
     let launch = Launch { pid: ROOT, seed: seed.as_fd(), inherit: &inherit, first: FIRST };
@@ -162,14 +120,14 @@ fn execute(entered: &mut Entered, inherited: usize) -> Newborn {
 
 #[test]
 fn the_seed_is_a_child_of_the_namespaces_init() {
-    let (namespaces, groups) = (Namespaces::new(), Groups::new("inside"));
+    let (namespaces, groups) = (Namespaces::new().unwrap(), Groups::new("inside"));
     let result = std::thread::scope(|scope| {
         let work = || {
             let begun = Instant::now();
-            let mut entered = entered(namespaces.init, &groups.v2, groups.v1.as_deref(), ROOT).unwrap();
+            let mut entered = entered(namespaces.init(), &groups.v2, groups.v1.as_deref(), ROOT).unwrap();
             let host = entered.pid();
             assert_eq!(groups.processes().trim(), host.to_string());
-            let taken = self::entered(namespaces.init, &groups.v2, None, ROOT).unwrap_err();
+            let taken = self::entered(namespaces.init(), &groups.v2, None, ROOT).unwrap_err();
             assert_eq!((taken.step, taken.error.kind()), ("clone3", io::ErrorKind::AlreadyExists));
             // More than go with one message.
             let newborn = execute(&mut entered, INHERITED);
@@ -188,7 +146,7 @@ fn the_seed_is_a_child_of_the_namespaces_init() {
             }
             let same = |name: &str| {
                 let of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/{name}")).unwrap();
-                of(host) == of(namespaces.init) && of(host) != of(std::process::id() as i32)
+                of(host) == of(namespaces.init()) && of(host) != of(std::process::id() as i32)
             };
             assert!(["pid", "net", "ipc", "uts", "mnt"].into_iter().all(same));
             let cgroups = fs::read_to_string(format!("/proc/{host}/cgroup")).unwrap();
@@ -206,23 +164,23 @@ fn the_seed_is_a_child_of_the_namespaces_init() {
     });
     let host = result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     // The tracing thread has ended.
-    soon("the seed outlives its tracer", || !Path::new(&format!("/proc/{host}")).exists());
+    soon("the seed has ended with its tracer", || !Path::new(&format!("/proc/{host}")).exists());
     assert_eq!(groups.processes(), "");
 }
 
 #[test]
 fn many_descriptors_of_ours_are_neither_inherited_nor_touched() {
     reserve().unwrap();
-    let (namespaces, groups) = (Namespaces::new(), Groups::new("many"));
+    let (namespaces, groups) = (Namespaces::new().unwrap(), Groups::new("many"));
     let ours: Vec<OwnedFd> = (0..500).map(|n| memory("ours", &[n as u8])).collect();
     let open = |pid: i32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
     let work = || {
         // Dropped at the gate, more often than there are numbers for gates.
         for _ in 0..40 {
-            let waiting = entered_once_free(namespaces.init, &groups.v2, groups.v1.as_deref());
-            soon("it keeps more than its gate", || open(waiting.pid()) == 1);
+            let waiting = entered_once_free(namespaces.init(), &groups.v2, groups.v1.as_deref());
+            soon("it keeps its gate only", || open(waiting.pid()) == 1);
         }
-        let mut last = entered_once_free(namespaces.init, &groups.v2, groups.v1.as_deref());
+        let mut last = entered_once_free(namespaces.init(), &groups.v2, groups.v1.as_deref());
         let stop = execute(&mut last, INHERITED).stopped().unwrap();
         assert!(!stop.failed, "{stop:?}");
         assert_eq!(open(last.pid()), INHERITED);
@@ -238,14 +196,15 @@ fn many_descriptors_of_ours_are_neither_inherited_nor_touched() {
 
 #[test]
 fn a_killed_group_of_ours_is_no_obstacle() {
-    let (namespaces, ours, theirs) = (Namespaces::new(), Groups::new("killed-ours"), Groups::new("killed-theirs"));
+    let (namespaces, ours, theirs) =
+        (Namespaces::new().unwrap(), Groups::new("killed-ours"), Groups::new("killed-theirs"));
     for _ in 0..3 {
         fs::write(ours.v2.join("cgroup.kill"), "1").unwrap();
     }
     // Whoever enters is in that group: so a process of its own does.
     let mut helper = Command::new(std::env::current_exe().unwrap());
     helper.args(["--exact", "helper_in_a_killed_group", "--nocapture"]);
-    let words = format!("{} {} {}", namespaces.init, theirs.v2.display(), ours.v2.display());
+    let words = format!("{} {} {}", namespaces.init(), theirs.v2.display(), ours.v2.display());
     let output = helper.env("TORPOR_TEST_KILLED", words).output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }
@@ -290,7 +249,7 @@ impl Limited {
 impl Drop for Limited {
     fn drop(&mut self) {
         if let Some(path) = &self.0 {
-            soon("the group stays", || fs::remove_dir(path).is_ok());
+            soon("the group is removed", || fs::remove_dir(path).is_ok());
         }
     }
 }
@@ -298,31 +257,31 @@ impl Drop for Limited {
 #[test]
 fn a_limit_of_processes_is_an_error_and_nothing_stays() {
     reserve().unwrap();
-    let (namespaces, groups) = (Namespaces::new(), Groups::new("limited"));
+    let (namespaces, groups) = (Namespaces::new().unwrap(), Groups::new("limited"));
     let Some(limited) = Limited::new(&groups, 1) else {
         eprintln!("SKIPPED: no hierarchy here limits processes");
         return;
     };
     let work = || {
         for _ in 0..40 {
-            let refused = entered(namespaces.init, &groups.v2, limited.0.as_deref(), ROOT).unwrap_err();
+            let refused = entered(namespaces.init(), &groups.v2, limited.0.as_deref(), ROOT).unwrap_err();
             assert_eq!((refused.step, refused.error.raw_os_error()), ("clone3", Some(libc::EAGAIN)), "{refused:?}");
         }
         fs::write(limited.0.as_ref().unwrap_or(&groups.v2).join("pids.max"), "max").unwrap();
-        drop(entered_once_free(namespaces.init, &groups.v2, limited.0.as_deref()));
+        drop(entered_once_free(namespaces.init(), &groups.v2, limited.0.as_deref()));
     };
     std::thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    soon("it stays in the group", || groups.processes().is_empty());
+    soon("the group is empty", || groups.processes().is_empty());
 }
 
 #[test]
 fn dropping_it_before_it_is_executed_ends_it() {
-    let (namespaces, groups) = (Namespaces::new(), Groups::new("dropped"));
+    let (namespaces, groups) = (Namespaces::new().unwrap(), Groups::new("dropped"));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..50 {
-                drop(entered_once_free(namespaces.init, &groups.v2, None));
-                soon("it stays in the group", || groups.processes().is_empty());
+                drop(entered_once_free(namespaces.init(), &groups.v2, None));
+                soon("the group is empty", || groups.processes().is_empty());
             }
         });
     });
@@ -348,17 +307,14 @@ fn helper_killed_at_a_point() {
 
 #[test]
 fn it_dies_with_us() {
-    let (namespaces, groups) = (Namespaces::new(), Groups::new("killed"));
+    let (namespaces, groups) = (Namespaces::new().unwrap(), Groups::new("killed"));
     for point in ["entered", "executed", "stopped"] {
         let mut helper = Command::new(std::env::current_exe().unwrap());
         helper.args(["--exact", "helper_killed_at_a_point"]);
-        helper.env("TORPOR_TEST_ENTER", format!("{} {} {point}", namespaces.init, groups.v2.display()));
+        helper.env("TORPOR_TEST_ENTER", format!("{} {} {point}", namespaces.init(), groups.v2.display()));
         let status = helper.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
         assert_eq!(status.signal(), Some(9), "{point}");
         soon(point, || groups.processes().is_empty());
-        soon(point, || {
-            let path = format!("/proc/{0}/task/{0}/children", namespaces.init);
-            fs::read_to_string(path).unwrap().is_empty()
-        });
+        soon(point, || namespaces.is_empty());
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use ipnet::{IpNet, Ipv4Net};
 
-use crate::app::Published;
+use crate::published::Published;
 
 /// Why something in the network could not be done.
 #[derive(Debug, thiserror::Error)]

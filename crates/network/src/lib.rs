@@ -8,7 +8,7 @@
 //! interfaces on which only we have switched forwarding on. A packet must pass every table, so a machine whose own
 //! FORWARD chain drops by policy (Docker's does) must let our interfaces through; `probe` finds that and says how.
 //!
-//! Where something removes our table, `upkeep` writes it anew, and `guard` keeps traffic closed meanwhile.
+//! Where something removes our table, `network::upkeep` writes it anew, and `guard` keeps traffic closed meanwhile.
 //!
 //! Several instances may share a machine, with pools of their own; whichever goes last puts the machine's settings back.
 #![forbid(unsafe_code)]
@@ -21,6 +21,7 @@ mod error;
 mod expression;
 mod guard;
 mod link;
+mod live;
 mod monitor;
 pub mod names;
 mod netlink;
@@ -30,16 +31,16 @@ mod nft;
 mod owned;
 mod ports;
 mod probe;
+mod published;
 mod ruleset;
 mod sets;
 pub mod sock_diag;
 mod sysctl;
-mod upkeep;
 
-pub use app::{AppNetwork, MAX_IGNORED, MAX_JOINED, MAX_PORTS, Protocol, Published};
+pub use app::{AppNetwork, MAX_IGNORED, MAX_JOINED, MAX_PORTS};
 pub use config::{APP_INTERFACE, Addresses, GATEWAY_V4, GATEWAY_V6, MAX_BLOCKED, MAX_INDEX, METADATA, NetworkConfig};
 pub use connections::HeldConnections;
 pub use error::NetworkError;
-pub use network::Network;
+pub use network::{Incident, Network};
 pub use probe::probe;
-pub use upkeep::Incident;
+pub use published::{Protocol, Published};

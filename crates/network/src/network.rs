@@ -13,6 +13,8 @@
 //! `detach` likewise. In `teardown` less than there was: call it again. A worker that comes back reads what is attached
 //! from the kernel.
 
+mod upkeep;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io;
@@ -23,16 +25,19 @@ use std::sync::{Mutex, PoisonError};
 use ipnet::{Ipv4Net, Ipv6Net};
 use rustix::net::netlink as protocols;
 
-use crate::app::{AppNetwork, Protocol};
+use crate::app::AppNetwork;
 use crate::config::{Addresses, NetworkConfig};
 use crate::error::NetworkError;
 use crate::guard::{Guard, RoutesForUs};
 use crate::link::{Links, Options};
 use crate::monitor::Monitor;
 use crate::netlink::Netlink;
+use crate::published::Protocol;
 use crate::sysctl::{Guards, Sysctls};
-use crate::upkeep::Record;
 use crate::{conntrack, nft, ports, ruleset, sets, sysctl};
+
+pub use self::upkeep::Incident;
+use self::upkeep::Record;
 
 /// Of what the machine can track, one app's share where none is configured.
 const CONNECTION_SHARE: u32 = 8;

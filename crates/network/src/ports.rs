@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 
-use crate::app::{AppNetwork, Protocol, Published};
+use crate::app::AppNetwork;
 use crate::error::NetworkError;
+use crate::published::{Protocol, Published};
 use crate::sock_diag::{SockDiag, Socket, TcpState};
 
 /// Refuses ports that another app than `index` has published.

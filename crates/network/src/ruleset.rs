@@ -25,9 +25,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::app::{AppNetwork, Published};
+use crate::app::AppNetwork;
 use crate::config::{Addresses, GATEWAY_V4, NetworkConfig};
-use crate::names::LIVE;
+use crate::live::LIVE;
+use crate::published::Published;
 
 /// A bit of the marks of packets: some instance's table has looked at this one on its way through the machine. This one and
 /// [`NetworkConfig::pass_mark`] are set at hooks after routing, and removed there by [`crate::guard`].
@@ -398,7 +399,7 @@ fn published(port: &Published, app: IpAddr) -> Element {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::app::Protocol;
+    use crate::published::Protocol;
 
     #[test]
     fn a_change_touches_only_what_differs() {

@@ -11,9 +11,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use rustix::io::Errno;
 
-use crate::app::{AppNetwork, Protocol, Published, is_label};
+use crate::app::{AppNetwork, is_label};
 use crate::config::NetworkConfig;
 use crate::netlink::{Netlink, attribute, attributes, bytes_at, push_attribute, text};
+use crate::published::{Protocol, Published};
 use crate::sysctl::Guards;
 
 const SUBSYSTEM: u16 = 10 << 8;

@@ -21,9 +21,9 @@ use std::os::fd::BorrowedFd;
 use rustix::net::netlink as protocols;
 use rustix::net::{SocketFlags, accept_with};
 
-use crate::app::Protocol;
 use crate::netlink::{Netlink, attribute, bytes_at, u32_at};
 use crate::netns;
+use crate::published::Protocol;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const FAMILY_V4: u8 = 2;

@@ -131,7 +131,7 @@ fn assert_closed(machine: &Machine, network: &NetworkConfig, app: &Space) {
 }
 
 #[test]
-fn what_was_closed_stays_so_while_the_table_is_missing() {
+fn closed_ports_stay_closed_while_the_table_is_missing() {
     on_machine(|machine| async move {
         let second = Space::new();
         let path = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&second.fd()));

@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
 use common::*;
 use torpor_network::{AppNetwork, GATEWAY_V4, METADATA, Network, NetworkConfig};
+use torpor_testkit::programs;
 
 fn joins(names: &[&str]) -> AppNetwork {
     AppNetwork { join: names.iter().map(|name| (*name).to_owned()).collect(), ..AppNetwork::default() }
@@ -229,44 +230,9 @@ fn link_local_packets_of_an_app_reach_nobody() {
         let own = network.addresses(1).unwrap().v6.to_string();
         let attack = |from: &str| {
             app_space.run(|| {
-                let script = format!(
-                    r#"
-import socket, struct, sys
-scope = socket.if_nametoindex('eth0')
-def socket_of(kind, protocol):
-    one = socket.socket(socket.AF_INET6, kind, protocol)
-    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
-    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 255)
-    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, scope)
-    one.bind(('{from}', 0, 0, scope))
-    return one
-raw = socket_of(socket.SOCK_RAW, 58)
-udp = socket_of(socket.SOCK_DGRAM, 0)
-mac = bytes.fromhex('020000000005')
-prefix = socket.inet_pton(socket.AF_INET6, '2001:db8:bad::')
-other = socket.inet_pton(socket.AF_INET6, '{other}')
-# A router with a default route, an address prefix and a route; a neighbour in the place of the other app; a redirect.
-router = struct.pack('!BBHBBHII', 134, 0, 0, 64, 0, 1800, 0, 0)
-router += struct.pack('!BBBBIII16s', 3, 4, 64, 0xc0, 3600, 3600, 0, prefix)
-router += struct.pack('!BBBBI16s', 24, 3, 48, 0, 3600, prefix)
-neighbour = struct.pack('!BBHI16sBB6s', 136, 0, 0, 0x60000000, other, 2, 1, mac)
-redirect = struct.pack('!BBHI16s16s', 137, 0, 0, 0, other, other)
-for to in ['ff02::1', 'ff02::2', 'fe80::1', *{machines:?}]:
-    for message in router, neighbour, redirect:
-        try:
-            raw.sendto(message, (to, 0, 0, scope))
-        except OSError as error:
-            print(to, error, file=sys.stderr)
-    try:
-        udp.sendto(b'hello', (to, 7000, 0, scope))
-    except OSError as error:
-        print(to, error, file=sys.stderr)
-"#,
-                    other = network.addresses(2).unwrap().v6,
-                );
-                let file = machine.run_dir.path().join("attack.py");
-                std::fs::write(&file, script).unwrap();
-                sh(&format!("python3 {}", file.display()));
+                let mut program = programs::python("link_local_attack.py");
+                let other = network.addresses(2).unwrap().v6.to_string();
+                assert!(program.args([from, &other]).args(&machines).status().unwrap().success());
             });
         };
         for from in ["fe80::5", &own] {

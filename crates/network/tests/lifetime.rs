@@ -40,7 +40,7 @@ fn teardown_leaves_nothing() {
 }
 
 #[test]
-fn a_new_worker_takes_over_apps_connections_and_counts() {
+fn a_new_worker_adopts_apps_connections_and_counts() {
     on_machine(|machine| async move {
         let before = traces();
         let network = machine.open().await;

@@ -4,14 +4,14 @@
 
 mod common;
 
-use std::io::{Read, Write};
 use std::net::{IpAddr, UdpSocket};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::names::*;
 use common::*;
-use simple_dns::{CLASS, Name, Packet, QCLASS, Question, TYPE};
+use simple_dns::Packet;
 use torpor_network::AppNetwork;
 use torpor_network::names::{Directory, NameServer};
 
@@ -119,19 +119,77 @@ fn a_name_server_on_the_machines_loopback_is_reached_by_the_gateway() {
         let asked = tokio::task::spawn_blocking(move || {
             let mut stream = inside.connect(("169.254.1.1".parse::<IpAddr>().unwrap(), 53)).unwrap();
             for id in [7, 8] {
-                let mut query = Packet::new_query(id);
-                let name = Name::new("inside.back").unwrap();
-                query.questions.push(Question::new(name, TYPE::A.into(), QCLASS::CLASS(CLASS::IN), false));
-                let query = query.build_bytes_vec().unwrap();
-                stream.write_all(&(query.len() as u16).to_be_bytes()).unwrap();
-                stream.write_all(&query).unwrap();
-                let mut length = [0; 2];
-                stream.read_exact(&mut length).unwrap();
-                let mut reply = vec![0; u16::from_be_bytes(length).into()];
-                stream.read_exact(&mut reply).unwrap();
+                send_by_tcp(&mut stream, &query(id, "inside.back"));
+                let reply = receive_by_tcp(&mut stream).unwrap();
                 let reply = Packet::parse(&reply).unwrap();
                 assert_eq!((reply.id(), reply.answers.len()), (id, 1));
             }
+        });
+        asked.await.unwrap();
+    });
+}
+
+/// Greedy apps, in one network. Together they take all queries that the name server forwards at a time, and all its connections.
+const GREEDY: usize = 16;
+/// What each of them gets of 512 queries, and of 128 connections.
+const QUERIES: usize = 32;
+const CONNECTIONS: usize = 8;
+
+/// A name server that never answers a query for `slow.test`, and counts them.
+fn slow_name_server(space: &Space, address: &str) -> Arc<AtomicUsize> {
+    let (socket, slow) = (space.udp(&format!("{address}:53")), Arc::new(AtomicUsize::new(0)));
+    socket.set_read_timeout(None).unwrap();
+    let count = slow.clone();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        loop {
+            let (length, from) = socket.recv_from(&mut buffer).unwrap();
+            if Packet::parse(&buffer[..length]).unwrap().questions[0].qname.to_string() == "slow.test" {
+                count.fetch_add(1, Ordering::SeqCst);
+            } else {
+                socket.send_to(&reply(&buffer[..length]), from).unwrap();
+            }
+        }
+    });
+    slow
+}
+
+#[test]
+fn apps_of_one_network_do_not_take_the_name_server_from_another() {
+    on_machine(|machine| async move {
+        resolv_conf(&machine, "nameserver 192.0.2.2\n");
+        let slow = slow_name_server(&machine.outside, "192.0.2.2");
+        let (network, directory) = (machine.open().await, Arc::new(Directory::default()));
+        let outgoing = |name: &str| AppNetwork { outgoing: true, ..joins(&[name]) };
+        let mut greedy = Vec::new();
+        for index in 1..=GREEDY {
+            let name = format!("greedy{index}");
+            greedy.push(named(&network, &directory, index as u32, &name, &outgoing("back")).await);
+        }
+        let other = named(&network, &directory, 100, "other", &outgoing("front")).await;
+        let _server = NameServer::start(&network, directory.clone()).await.unwrap();
+        let server = (IpAddr::from(OUTSIDE_V4), 53);
+        let asked = tokio::task::spawn_blocking(move || {
+            let sockets: Vec<UdpSocket> = greedy.iter().map(|app| app.udp("0.0.0.0:0")).collect();
+            for round in 0..QUERIES {
+                for socket in &sockets {
+                    socket.send_to(&query(round as u16, "slow.test"), server).unwrap();
+                }
+                wait_for(|| slow.load(Ordering::SeqCst) == (round + 1) * GREEDY);
+            }
+            let socket = other.udp("0.0.0.0:0");
+            socket.send_to(&query(7, "example.test"), server).unwrap();
+            let mut buffer = [0; 512];
+            let length = socket.recv(&mut buffer).expect("no reply while apps of another network wait for theirs");
+            assert_eq!(Packet::parse(&buffer[..length]).unwrap().answers.len(), 1);
+
+            let idle: Vec<_> =
+                (0..CONNECTIONS).flat_map(|_| greedy.iter().map(|app| app.connect(server).unwrap())).collect();
+            let mut stream = other.connect(server).unwrap();
+            send_by_tcp(&mut stream, &query(8, "other.front"));
+            let reply = receive_by_tcp(&mut stream).expect("closed while apps of another network have connections");
+            assert_eq!(Packet::parse(&reply).unwrap().answers.len(), 1);
+            drop(idle);
         });
         asked.await.unwrap();
     });

@@ -6,7 +6,13 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::error::ImageError;
+/// A text that is not a SHA-256 digest.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a sha256 digest")]
+pub struct DigestError {
+    /// Its beginning.
+    text: String,
+}
 
 /// A SHA-256 digest, written `sha256:` and 64 lower-case hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -59,18 +65,18 @@ impl fmt::Debug for Digest {
 }
 
 impl FromStr for Digest {
-    type Err = ImageError;
+    type Err = DigestError;
 
-    fn from_str(text: &str) -> Result<Self, ImageError> {
+    fn from_str(text: &str) -> Result<Self, DigestError> {
         let digest = text.strip_prefix("sha256:").and_then(Self::from_hex);
-        digest.ok_or_else(|| ImageError::BadDigest { text: text.chars().take(100).collect() })
+        digest.ok_or_else(|| DigestError { text: text.chars().take(100).collect() })
     }
 }
 
 impl TryFrom<String> for Digest {
-    type Error = ImageError;
+    type Error = DigestError;
 
-    fn try_from(text: String) -> Result<Self, ImageError> {
+    fn try_from(text: String) -> Result<Self, DigestError> {
         text.parse()
     }
 }
@@ -138,9 +144,9 @@ impl fmt::Debug for LayerDigest {
 }
 
 impl FromStr for LayerDigest {
-    type Err = ImageError;
+    type Err = DigestError;
 
-    fn from_str(text: &str) -> Result<Self, ImageError> {
+    fn from_str(text: &str) -> Result<Self, DigestError> {
         text.parse().map(Self)
     }
 }

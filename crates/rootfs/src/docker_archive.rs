@@ -12,14 +12,17 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::archive::{Archive, Kind, Member};
+use crate::budget::Budget;
 use crate::digest::Digest;
 use crate::error::{ArchiveError, Error, ImageError};
+use crate::form::ImageForm;
 use crate::image::{Described, Image, check_counts};
-use crate::limits::{Budget, MAX_INDEX_ENTRIES, MAX_SYMLINKS};
+use crate::limits::{MAX_INDEX_ENTRIES, MAX_SYMLINKS};
 use crate::progress::{ProgressFn, Reporter};
+use crate::reference::Reference;
+use crate::source::{self, NamedAs, open_input};
 use crate::store::{LayerSource, Store};
 use crate::stream::Stream;
-use crate::tarball::open_input;
 use crate::tree::TreePath;
 
 #[derive(Deserialize)]
@@ -53,6 +56,7 @@ impl Store {
         reference: Option<&str>,
         progress: &ProgressFn,
     ) -> Result<Image, Error> {
+        source::check(path, NamedAs::Image(ImageForm::DockerArchive))?;
         let name = path.display().to_string();
         let unusable = |source| Error::Image { what: name.clone(), source };
         let temporary = self.temporary()?;
@@ -221,7 +225,7 @@ fn choose_entry(mut entries: Vec<Entry>, reference: Option<&str>) -> Result<Entr
             _ => Err(ImageError::Ambiguous { available }),
         };
     };
-    let whole = |text: &str| text.parse::<oci_client::Reference>().map(|parsed| parsed.whole()).ok();
+    let whole = |text: &str| text.parse::<Reference>().map(|parsed| parsed.to_string()).ok();
     let wanted = whole(reference);
     let is_called = |tag: &String| tag == reference || (wanted.is_some() && whole(tag) == wanted);
     let found = entries.into_iter().find(|entry| entry.repo_tags.iter().flatten().any(is_called));

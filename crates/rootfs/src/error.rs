@@ -3,13 +3,17 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::copy::CopyError;
-use crate::digest::LayerDigest;
+use crate::digest::{DigestError, LayerDigest};
+use crate::form::ImageForm;
 
 mod archive;
+mod copy;
+mod registry;
 
 pub use archive::ArchiveError;
 pub(crate) use archive::shown;
+pub use copy::CopyError;
+pub use registry::{RegistryError, RequestError};
 
 /// What went wrong with the store or a source.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +27,26 @@ pub enum Error {
         path: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// What a user has named as a source is not there.
+    #[error("there is no file or directory {}", path.display())]
+    NoSource {
+        /// What was named.
+        path: PathBuf,
+    },
+    /// A directory was named in the place of an archive.
+    #[error("{} is {}, not an archive", path.display(), if *is_layout { "an OCI image layout" } else { "a directory" })]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// It is an OCI image layout.
+        is_layout: bool,
+    },
+    /// A file was named in the place of an OCI image layout.
+    #[error("{} is a file, and an OCI image layout is a directory", path.display())]
+    NotADirectory {
+        /// Which.
+        path: PathBuf,
     },
     /// The archive cannot be unpacked.
     #[error("cannot unpack {what}")]
@@ -109,6 +133,26 @@ pub enum Error {
 }
 
 impl Error {
+    /// What the user can do, where the source is of another kind than the one that it was named as.
+    pub fn advice(&self) -> Option<String> {
+        match self {
+            Self::Directory { path, is_layout: true } => Some(format!("name it with: --oci-layout {}", path.display())),
+            Self::Directory { path, is_layout: false } => {
+                Some(format!("make a tarball of it, and name that: tar -C {} -cf root.tar .", path.display()))
+            }
+            Self::NotADirectory { path } => {
+                Some(format!("name an archive that docker save wrote with: --docker-archive {}", path.display()))
+            }
+            Self::Archive { what, source: ArchiveError::HoldsImage(ImageForm::DockerArchive) } => {
+                Some(format!("name it with: --docker-archive {what}"))
+            }
+            Self::Archive { source: ArchiveError::HoldsImage(ImageForm::OciLayout), .. } => {
+                Some("unpack it into a directory, and name that with: --oci-layout DIRECTORY".to_owned())
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }
@@ -146,11 +190,8 @@ pub enum UserRefusal {
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// Not a SHA-256 digest.
-    #[error("{text:?} is not a sha256 digest")]
-    BadDigest {
-        /// What stands there.
-        text: String,
-    },
+    #[error(transparent)]
+    BadDigest(#[from] DigestError),
     /// A part of it is missing.
     #[error("{what} is missing")]
     Missing {
@@ -221,50 +262,5 @@ pub enum ImageError {
         limit: usize,
         /// Of what.
         what: &'static str,
-    },
-}
-
-/// Why a registry did not give an image.
-#[derive(Debug, thiserror::Error)]
-pub enum RegistryError {
-    /// The reference does not parse.
-    #[error("it is not a reference to an image")]
-    Reference(#[source] oci_client::ParseError),
-    /// The registry or the way to it.
-    #[error("cannot fetch {what}")]
-    Fetch {
-        /// The manifest, a blob.
-        what: String,
-        /// Why.
-        source: Box<oci_client::errors::OciDistributionError>,
-    },
-    /// The connection broke.
-    #[error("the download of {what} broke off")]
-    Download {
-        /// What was fetched.
-        what: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// The client cannot be made.
-    #[error("cannot set up the registry client")]
-    Client(#[source] Box<oci_client::errors::OciDistributionError>),
-    /// The file with credentials does not read.
-    #[error("the credentials in {} cannot be read", path.display())]
-    AuthFile {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Credentials are kept by a helper program.
-    #[error(
-        "the credentials for {registry} are kept by the helper {helper:?}, which is not supported; use \"docker login\" without helpers"
-    )]
-    AuthHelper {
-        /// Which registry.
-        registry: String,
-        /// Which helper.
-        helper: String,
     },
 }

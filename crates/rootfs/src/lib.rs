@@ -33,17 +33,22 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+mod budget;
 mod copy;
 mod digest;
 mod docker_archive;
 mod error;
+mod form;
 mod image;
 mod limits;
 mod oci_layout;
 mod pax;
 mod progress;
+mod reference;
 mod registry;
 mod remove;
+mod resolve;
+mod source;
 pub mod store;
 mod stream;
 mod tarball;
@@ -53,12 +58,14 @@ mod unpack;
 pub mod users;
 pub mod view;
 
-pub use copy::{Copied, CopyError, Ids, Meta, NodeKind, Record, read_tree, read_tree_within, write_tree};
-pub use digest::{Digest, LayerDigest};
-pub use error::{ArchiveError, Error, ImageError, RegistryError};
+pub use copy::{Copied, Ids, Meta, NodeKind, Record, read_tree, read_tree_within, write_tree};
+pub use digest::{Digest, DigestError, LayerDigest};
+pub use error::{ArchiveError, CopyError, Error, ImageError, RegistryError, RequestError};
+pub use form::ImageForm;
 pub use image::{Image, ImageConfig};
 pub use limits::{Limits, MAX_IMAGE_NAME_BYTES};
 pub use progress::{Progress, ProgressFn, no_progress};
+pub use reference::ReferenceError;
 pub use registry::default_auth_file;
 pub use remove::remove_tree;
 pub use store::{Collected, Store, StoredImage};

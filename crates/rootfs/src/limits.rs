@@ -1,7 +1,5 @@
 //! Bounds on what an archive or image may ask for. Every default is here.
 
-use crate::error::ArchiveError;
-
 /// What unpacking refuses to go beyond.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -43,27 +41,6 @@ impl Default for Limits {
 
 /// Bytes that an entry of a map or set of paths takes beside its path, at most.
 pub(crate) const ENTRY_BYTES: u64 = 160;
-
-/// What is left of a bound on memory ([`Limits::max_kept_bytes`]). What is dropped again is not given back: the bound is
-/// on what an archive may ask for in all.
-#[derive(Debug)]
-pub(crate) struct Budget {
-    limit: u64,
-    left: u64,
-}
-
-impl Budget {
-    pub(crate) fn new(limit: u64) -> Self {
-        Self { limit, left: limit }
-    }
-
-    /// Takes what an entry with paths of so many bytes needs.
-    pub(crate) fn take(&mut self, bytes: usize) -> Result<(), ArchiveError> {
-        let left = self.left.checked_sub((bytes as u64).saturating_add(ENTRY_BYTES));
-        self.left = left.ok_or(ArchiveError::Limit { limit: self.limit, what: "bytes of names to be remembered" })?;
-        Ok(())
-    }
-}
 
 /// Bytes of one path, as `PATH_MAX` without its end.
 pub(crate) const MAX_PATH_BYTES: usize = 4095;

@@ -5,16 +5,18 @@ use std::path::Path;
 
 use crate::digest::Digest;
 use crate::error::{ArchiveError, Error, ImageError};
+use crate::form::ImageForm;
 use crate::image::{Described, Descriptor, Document, Image, check_counts, choose};
 use crate::limits::MAX_INDEX_DEPTH;
 use crate::progress::ProgressFn;
+use crate::source::{self, NamedAs, open_input};
 use crate::store::{LayerSource, Store};
-use crate::tarball::open_input;
 
 impl Store {
     /// Stores the linux/amd64 image of an OCI layout directory. `reference` is its
     /// `org.opencontainers.image.ref.name`, needed where there are several.
     pub fn add_oci_layout(&self, path: &Path, reference: Option<&str>, progress: &ProgressFn) -> Result<Image, Error> {
+        source::check(path, NamedAs::Image(ImageForm::OciLayout))?;
         let unusable = |source| Error::Image { what: path.display().to_string(), source };
         if !path.join("oci-layout").is_file() {
             let what = "the file oci-layout, which marks an OCI image layout,".to_owned();

@@ -8,19 +8,18 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use oci_client::Reference;
-use oci_client::errors::OciDistributionError;
 use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::digest::{Digest, LayerDigest};
-use crate::error::{ArchiveError, Error, ImageError, RegistryError};
+use crate::error::{ArchiveError, Error, ImageError, RegistryError, RequestError};
 use crate::image::{Described, Descriptor, Document, Image, check_counts, choose};
 use crate::limits::MAX_INDEX_DEPTH;
 use crate::oci_layout::check_blob;
 use crate::progress::{ProgressFn, Reporter};
+use crate::reference::Reference;
+use crate::source::open_input;
 use crate::store::{LayerSource, Pins, Store};
-use crate::tarball::open_input;
 
 mod auth;
 mod client;
@@ -50,7 +49,7 @@ impl Store {
         let failed = |source| Error::Registry { reference: reference.to_owned(), source };
         let parsed: Reference = reference.parse().map_err(|error| failed(RegistryError::Reference(error)))?;
         let auth = auth::credentials(auth_file, parsed.registry()).map_err(failed)?;
-        let client = Client::new(&parsed, auth).map_err(|error| failed(RegistryError::Client(Box::new(error))))?;
+        let client = Client::new(&parsed, auth).map_err(|error| failed(RegistryError::Client(error)))?;
         let pull = Pull { store: self, client, reference: parsed, progress: Arc::clone(progress) };
         pull.image().await
     }
@@ -61,7 +60,7 @@ pub(crate) fn read_documents(bytes: &[u8]) {
     auth::read_file(bytes);
     let text = String::from_utf8_lossy(bytes);
     if let Ok(reference) = text.trim_end().parse::<Reference>() {
-        let _ = is_loopback(reference.resolve_registry());
+        let _ = is_loopback(reference.host());
     }
     let _ = (text.parse::<Digest>(), text.parse::<LayerDigest>(), is_loopback(&text));
 }
@@ -77,15 +76,15 @@ fn is_loopback(registry: &str) -> bool {
 
 impl Pull<'_> {
     fn failed(&self, source: RegistryError) -> Error {
-        Error::Registry { reference: self.reference.whole(), source }
+        Error::Registry { reference: self.reference.to_string(), source }
     }
 
-    fn unfetched(&self, what: &str, error: OciDistributionError) -> Error {
-        self.failed(RegistryError::Fetch { what: what.to_owned(), source: Box::new(error) })
+    fn unfetched(&self, what: &str, error: RequestError) -> Error {
+        self.failed(RegistryError::Fetch { what: what.to_owned(), source: error })
     }
 
     fn unusable(&self, source: ImageError) -> Error {
-        Error::Image { what: self.reference.whole(), source }
+        Error::Image { what: self.reference.to_string(), source }
     }
 
     async fn image(&self) -> Result<Image, Error> {
@@ -107,7 +106,7 @@ impl Pull<'_> {
             };
             stored.push(added);
         }
-        let (store, what) = (self.store.clone(), self.reference.whole());
+        let (store, what) = (self.store.clone(), self.reference.to_string());
         let task = tokio::task::spawn_blocking(move || {
             let image = store.save_image(described, stored);
             drop(pins);
@@ -123,7 +122,7 @@ impl Pull<'_> {
                 Document::Manifest { config, layers } => return Ok((config, layers)),
                 Document::Index(entries) => {
                     let chosen = choose(&entries, None).map_err(|error| self.unusable(error))?;
-                    data = self.manifest_bytes(&self.reference.clone_with_digest(chosen.digest.to_string())).await?;
+                    data = self.manifest_bytes(&self.reference.with_digest(chosen.digest.to_string())).await?;
                     check_blob(&data, chosen, "its manifest").map_err(|error| self.unusable(error))?;
                 }
             }
@@ -138,7 +137,7 @@ impl Pull<'_> {
         let too_large = || self.unusable(ImageError::TooLarge { what: "its manifest".to_owned(), limit_bytes });
         let data = data.ok_or_else(too_large)?;
         if let Some(digest) = reference.digest() {
-            let digest: Digest = digest.parse().map_err(|error| self.unusable(error))?;
+            let digest: Digest = digest.parse::<Digest>().map_err(|error| self.unusable(error.into()))?;
             let size = data.len() as u64;
             let descriptor = Descriptor::new(digest, size);
             check_blob(&data, &descriptor, "its manifest").map_err(|error| self.unusable(error))?;

@@ -15,7 +15,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, openat, openat2, renameat_with, unlinkat};
 use rustix::io::Errno;
 
-use crate::tree::RESOLVE;
+use crate::resolve::RESOLVE;
 
 /// Directories within each other that are entered before one is renamed to the top; each holds two descriptors.
 const LEVELS: usize = 32;

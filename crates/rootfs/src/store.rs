@@ -18,7 +18,9 @@
 //! A crash leaves entries of `tmp/`, which [`Store::open`] removes, and layers of no image, which [`Store::gc`] removes.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,6 +32,7 @@ use serde::{Deserialize, Serialize};
 use crate::archive::Archive;
 use crate::digest::{Digest, LayerDigest};
 use crate::error::{ArchiveError, Error};
+use crate::form::{self, ImageForm};
 use crate::image::{Described, Image};
 use crate::limits::Limits;
 use crate::progress::{ProgressFn, Reporter};
@@ -258,6 +261,9 @@ impl Store {
         let what = source.what.clone();
         let unpacked = self.unpack_checked(source, root, below_it, is_tarball, progress);
         let (unpacked, totals, members) = unpacked.map_err(|source| Error::Archive { what: what.clone(), source })?;
+        if is_tarball && let Some(form) = image_in(&tree)? {
+            return Err(Error::Archive { what, source: ArchiveError::HoldsImage(form) });
+        }
         if unpacked.skipped_devices > 0 {
             tracing::info!(archive = what, devices = unpacked.skipped_devices, "left out device nodes below /dev");
         }
@@ -328,6 +334,13 @@ impl Store {
         self.write(&self.image_path(&image.digest), &to_json(&image))?;
         Ok(image)
     }
+}
+
+/// The image that the files in `tree` are the parts of.
+fn image_in(tree: &Path) -> Result<Option<ImageForm>, Error> {
+    let names = fs::read_dir(tree).and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
+    let names: Vec<OsString> = names.map_err(Error::io("list", tree))?;
+    Ok(form::of_root(names.iter().map(|name| name.as_bytes())))
 }
 
 fn to_json(value: &impl Serialize) -> Vec<u8> {

@@ -10,18 +10,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, XattrFlags, chmodat, chownat,
-    fchmod, fchown, fsetxattr, futimens, linkat, mkdirat, mknodat, openat2, statat, symlinkat, unlinkat, utimensat,
+    AtFlags, CWD, FileType, Mode, OFlags, Stat, Timespec, Timestamps, XattrFlags, chmodat, chownat, fchmod, fchown,
+    fsetxattr, futimens, linkat, mkdirat, mknodat, openat2, statat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
 use crate::error::{ArchiveError, shown};
 use crate::limits::{MAX_DEPTH, MAX_NAME_BYTES, MAX_PATH_BYTES};
-
-/// How every path is resolved.
-pub(crate) const RESOLVE: ResolveFlags =
-    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+use crate::resolve::RESOLVE;
 
 /// A path below the root of a tree: names joined by single slashes, none of them `.` or `..`; empty for the root.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

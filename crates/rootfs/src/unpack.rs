@@ -19,8 +19,9 @@ use rustix::fs::{FileType, Stat, XattrFlags, flistxattr, fremovexattr, fsetxattr
 use rustix::io::Errno;
 
 use crate::archive::{Archive, Kind, Member};
+use crate::budget::Budget;
 use crate::error::{ArchiveError, shown};
-use crate::limits::{Budget, Limits, MAX_ID, MAX_XATTR_BYTES};
+use crate::limits::{Limits, MAX_ID, MAX_XATTR_BYTES};
 use crate::pax::{Xattrs, is_kept};
 use crate::tree::{Attributes, Tree, TreePath, set_owner_and_mode, set_time};
 use crate::view::View;

@@ -12,7 +12,8 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fgetxattr, fstat, openat, op
 use rustix::io::Errno;
 
 use crate::limits::{MAX_DEPTH, MAX_NAME_BYTES, MAX_SYMLINKS};
-use crate::tree::{OPAQUE, RESOLVE, TreePath};
+use crate::resolve::RESOLVE;
+use crate::tree::{OPAQUE, TreePath};
 
 /// Stacked layers.
 pub struct View {

@@ -193,7 +193,7 @@ fn limits_stop_bombs() {
 }
 
 #[test]
-fn what_must_be_remembered_is_bounded() {
+fn memory_taken_by_an_archive_is_bounded() {
     let place = Place::with(Limits { max_kept_bytes: 2000, ..Limits::default() });
     let words = "more than 2000 bytes of names to be remembered";
     let fill = |one: fn(Tar, String) -> Tar| (0..20).fold(Tar::new(), |tar, index| one(tar, index.to_string())).end();

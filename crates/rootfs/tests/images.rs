@@ -286,7 +286,7 @@ fn damaged_layouts_are_refused_and_leave_nothing() {
     refuse(&root, "list of layers is missing");
     let empty = Tar::new().end();
     refuse(&place.layout("many", &vec![empty; 4], &section()), "more than 3 layers");
-    refuse(&place.path("nowhere"), "oci-layout");
+    refuse(&place.path("nowhere"), "there is no file or directory");
 }
 
 fn docker_archive(place: &Place, links: bool) -> Vec<u8> {
@@ -331,6 +331,40 @@ fn a_docker_archive_gives_the_same_layers_as_a_layout() {
             assert!(chain(&add(Some("demo:old")).unwrap_err()).contains("1 layers but 2 layer digests"));
         }
     }
+}
+
+#[test]
+fn sources_of_another_kind_are_refused_with_the_right_one() {
+    let place = Place::new();
+    let layout = place.layout("layout", &[lower()], &section());
+    let digest = "0123456789abcdef".repeat(4);
+    let old = Tar::new().dir(&format!("{digest}/"), 0o755).file(&format!("{digest}/layer.tar"), "");
+    let old = old.file(&format!("{digest}.json"), "{}").file("manifest.json", "[]").file("repositories", "{}");
+    place.write("old.tar", &gzip(&old.end()));
+    let new = Tar::new().file(&format!("blobs/sha256/{digest}"), "").file("index.json", "{}");
+    place.write("new.tar", &new.file("manifest.json", "[]").file("oci-layout", "{}").end());
+    let mut packed = tar::Builder::new(Vec::new());
+    packed.append_dir_all("", &layout).unwrap();
+    place.write("layout.tar", &packed.into_inner().unwrap());
+
+    let tarball = |name: &str| place.store.add_tarball(&place.path(name), None, &no_progress()).unwrap_err();
+    let archive = |name: &str| place.store.add_docker_archive(&place.path(name), None, &no_progress()).unwrap_err();
+    let named = |name: &str| place.store.add_oci_layout(&place.path(name), None, &no_progress()).unwrap_err();
+    for (error, told, advice) in [
+        (tarball("old.tar"), "docker save", "--docker-archive /"),
+        (tarball("new.tar"), "docker save", "--docker-archive /"),
+        (tarball("layout.tar"), "an OCI image layout", "--oci-layout DIRECTORY"),
+        (tarball("layout"), "an OCI image layout", "--oci-layout /"),
+        (archive("layout"), "an OCI image layout", "--oci-layout /"),
+        (tarball("layout/blobs"), "a directory", "tar -C /"),
+        (named("new.tar"), "a file", "--docker-archive /"),
+    ] {
+        assert!(chain(&error).contains(told) && error.advice().unwrap().contains(advice), "{error:?}");
+    }
+    for error in [tarball("nowhere"), archive("nowhere"), named("nowhere"), tarball("new.tar/below")] {
+        assert!(matches!(error, Error::NoSource { .. }), "{error:?}");
+    }
+    place.assert_empty();
 }
 
 /// `skopeo` as the oracle: what it makes of a layout, in the form of `docker save`, is the same image.

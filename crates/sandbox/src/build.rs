@@ -9,17 +9,16 @@
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags};
 use rustix::process::Pid;
 use rustix::thread::{LinkNameSpaceType, ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces};
 use torpor_linux::spawn::{ChildOf, Forked, fork_into};
 
 use crate::channel::Channel;
+use crate::child::{Entrances, become_root, die_with_parent, end, enter, exit, leave, namespace_of};
 use crate::confine::hide_memory;
 use crate::error::{Doing, SetupError};
-use crate::first::{Entrances, become_root};
+use crate::message::Begin;
 use crate::root;
-use crate::setup::{Begin, die_with_parent, end, enter, exit, leave};
 use crate::spec::{ID_COUNT, SandboxSpec};
 
 /// The builder's number inside: allowed everywhere (`pid_max` is at least 301).
@@ -65,12 +64,6 @@ fn take(builder: &Channel, pid: Pid) -> Result<Rooms, SetupError> {
     let message = builder.receive::<Result<(), SetupError>>(None).doing(|| "hearing from the builder".to_owned())?;
     message.ok_or_else(|| SetupError::Protocol { what: "the builder died".to_owned() })?.body?;
     Ok(Rooms { mounts: namespace_of(pid, "mnt")?, cgroups: namespace_of(pid, "cgroup")? })
-}
-
-/// Opens a namespace of a process.
-pub(crate) fn namespace_of(pid: Pid, name: &str) -> Result<OwnedFd, SetupError> {
-    let path = format!("/proc/{}/ns/{name}", pid.as_raw_nonzero());
-    rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).doing(|| format!("opening {path}"))
 }
 
 fn run(site: &Site<'_>, channel: &Channel) -> ! {

@@ -8,7 +8,6 @@ use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
 use crate::error::SandboxError;
-use crate::spec::Security;
 
 /// Names in the order of their numbers, without `CAP_`.
 const NAMES: [&str; 41] = [
@@ -78,26 +77,26 @@ impl Capabilities {
     /// None.
     pub const NONE: Self = Self(0);
 
-    /// The default set, with what `security` adds and without what it drops; as with container engines a drop of
+    /// The default set with what `add` names and without what `drop` names; as with container engines a drop of
     /// `ALL` comes first, single ones win over `ALL`.
     ///
     /// # Errors
     /// A name that is no capability.
-    pub fn resolve(security: &Security) -> Result<Self, SandboxError> {
+    pub(crate) fn resolve(add: &[String], drop: &[String]) -> Result<Self, SandboxError> {
         let all = (1_u64 << NAMES.len()) - 1;
         let mut set = DEFAULT.iter().try_fold(0, |set, name| Some(set | bit(name)?)).unwrap_or_default();
         let is_all = |name: &&String| name.eq_ignore_ascii_case("ALL");
-        if security.cap_add.iter().any(|name| is_all(&name)) {
+        if add.iter().any(|name| is_all(&name)) {
             set = all;
         }
-        if security.cap_drop.iter().any(|name| is_all(&name)) {
+        if drop.iter().any(|name| is_all(&name)) {
             set = 0;
         }
         let known = |name: &String| bit(name).ok_or_else(|| SandboxError::Capability { name: name.clone() });
-        for name in security.cap_add.iter().filter(|name| !is_all(name)) {
+        for name in add.iter().filter(|name| !is_all(name)) {
             set |= known(name)?;
         }
-        for name in security.cap_drop.iter().filter(|name| !is_all(name)) {
+        for name in drop.iter().filter(|name| !is_all(name)) {
             set &= !known(name)?;
         }
         Ok(Self(set))
@@ -130,9 +129,8 @@ mod tests {
     use super::*;
 
     fn resolve(add: &[&str], drop: &[&str]) -> Result<u64, SandboxError> {
-        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
-        let security = Security { cap_add: words(add), cap_drop: words(drop), ..Security::default() };
-        Capabilities::resolve(&security).map(Capabilities::bits)
+        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<String>>();
+        Capabilities::resolve(&words(add), &words(drop)).map(Capabilities::bits)
     }
 
     #[test]

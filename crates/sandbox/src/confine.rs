@@ -52,7 +52,7 @@ impl Confinement {
     /// That of a sandbox's programs.
     pub(crate) fn of(spec: &SandboxSpec) -> Result<Self, SandboxError> {
         Ok(Self {
-            capabilities: Capabilities::resolve(&spec.security)?,
+            capabilities: spec.security.capabilities()?,
             seccomp: spec.security.seccomp,
             no_new_privs: spec.security.no_new_privs,
             open_files: spec.limits.open_files,

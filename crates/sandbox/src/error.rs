@@ -170,6 +170,12 @@ pub enum SetupError {
     /// A mount point of the image that is not what it must be.
     #[error("`{path}` in the app's files is {found}: nothing can be put there")]
     Target { path: String, found: String },
+    /// A path inside leads through a symbolic link that others may have put there.
+    #[error(
+        "`{path}` in the app's files: `{link}` is a symbolic link on what is mounted at `{mount}`, and who may write there decides \
+         where it leads; replace the link with a directory or file, or choose a path that does not lead through it"
+    )]
+    LinkOnMount { path: String, link: String, mount: String },
     /// A volume's path leads through a symbolic link.
     #[error(
         "volume {path}: part of this path is a symbolic link, and who may write where the link lies decides which directory \

@@ -6,23 +6,21 @@
 //! either has become root of the user namespace.
 
 use std::ffi::CString;
-use std::fs::File;
-use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 
-use rustix::process::{Gid, Uid, set_parent_process_death_signal};
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use rustix::process::set_parent_process_death_signal;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 use torpor_linux::spawn::{
     ChildOf, Forked, close_on_exec_from, execve_file, fork_into, no_address_randomisation, reset_signals,
 };
 
 use crate::build::Rooms;
 use crate::channel::Channel;
+use crate::child::{Entrances, Report, become_root, die_with_parent, enter, exit, fail, leave};
 use crate::confine::{Confinement, give_up_everything, hide_memory};
 use crate::error::{Doing, SetupError};
+use crate::message::{Begin, Files};
 use crate::program::{Becoming, Gate, Open, Stdio, become_program};
-use crate::setup::{Begin, Files, Report, die_with_parent, enter, exit, fail, leave};
 use crate::spec::{Clocks, SandboxSpec};
 
 /// The offsets of the time namespace that this process's next program gets.
@@ -69,26 +67,6 @@ pub(crate) fn pipes() -> Result<(ParentEnds, ChildEnds), SetupError> {
         ParentEnds { first: first.reader, app_ready: app_ready.reader, app: app.reader, go: go.writer },
         ChildEnds { first: first.writer, app_ready: app_ready.writer, app: app.writer, go: go.reader },
     ))
-}
-
-/// Files `tasks` or `cgroup.procs`, opened while they can be reached and with the privileges of then.
-pub(crate) struct Entrances(Vec<(PathBuf, File)>);
-
-impl Entrances {
-    pub(crate) fn open(paths: &[PathBuf]) -> Result<Self, SetupError> {
-        let open = |path: &PathBuf| {
-            let file = File::options().write(true).open(path);
-            Ok((path.clone(), file.doing(|| format!("opening {}", path.display()))?))
-        };
-        paths.iter().map(open).collect::<Result<_, SetupError>>().map(Self)
-    }
-
-    /// Moves the calling process, of one thread, in.
-    pub(crate) fn enter(&self) -> Result<(), SetupError> {
-        self.0.iter().try_for_each(|(path, file)| {
-            (&*file).write_all(b"0").doing(|| format!("entering the cgroup of {}", path.display()))
-        })
-    }
 }
 
 /// What the first process does. Ends as init.
@@ -143,14 +121,6 @@ fn come_in(plan: &Plan<'_>, rooms: &Rooms) -> Result<(), SetupError> {
     enter(&rooms.cgroups, LinkNameSpaceType::ControlGroup, "cgroup")?;
     enter(&rooms.mounts, LinkNameSpaceType::Mount, "mount")?;
     if plan.spec.ids.is_some() { become_root() } else { hide_memory() }
-}
-
-/// Becomes root of the user namespace that this process has entered.
-pub(crate) fn become_root() -> Result<(), SetupError> {
-    set_thread_groups(&[]).doing(|| "leaving the machine's groups".to_owned())?;
-    set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT).doing(|| "becoming the root group".to_owned())?;
-    set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).doing(|| "becoming root".to_owned())?;
-    hide_memory()
 }
 
 fn become_app(plan: &Plan<'_>, rooms: &Rooms, pipes: ChildEnds) -> ! {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use torpor_linux::probe::{Outcome, Probe};
 
 use crate::error::{Doing, SetupError};
-use crate::program::open_inside;
+use crate::inside::open_inside;
 
 /// What programs of apps are called; absent: what the daemon is, which is nothing special as a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

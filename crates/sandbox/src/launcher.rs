@@ -1,13 +1,14 @@
 //! What all sandboxes of a worker share: the program that sets them up, their init, the cgroup hierarchies.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use torpor_linux::mount::{MountChange, change_mount};
@@ -16,14 +17,16 @@ use torpor_linux::spawn::SANDBOX_INIT;
 use crate::cgroup::{Hierarchies, make_group, remove_group};
 use crate::channel::Channel;
 use crate::error::{Doing, SandboxError, SetupError, While};
+use crate::message::{FromSetup, Request};
 use crate::mounts::clone_host;
-use crate::prepare::answer;
-use crate::setup::{FromSetup, Request};
 
 /// The hidden subcommand that must call [`setup_main`](crate::setup_main).
 pub const SETUP_COMMAND: &str = "sandbox-setup";
 /// The hidden subcommand that must call [`exec_main`](crate::exec_main).
 pub const EXEC_COMMAND: &str = "sandbox-exec";
+
+/// How long a set-up process may take for one answer.
+pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 
 /// For the names of groups in which processes are made to try it.
 static PROBES: AtomicU32 = AtomicU32::new(0);
@@ -119,9 +122,37 @@ impl Launcher {
     }
 }
 
+/// Ends a set-up process, if it has not ended.
+pub(crate) fn reap(setup: &mut Child, id: &str) {
+    // Killing a child that has ended and not been waited for does nothing.
+    if let Err(error) = setup.kill().and_then(|()| setup.wait().map(drop)) {
+        tracing::warn!(id, %error, "ending a set-up process");
+    }
+}
+
+/// The next answer of a set-up process, and the descriptors that came with it.
+pub(crate) fn answer(
+    channel: &Channel,
+    setup: &mut Child,
+    id: &str,
+) -> Result<(FromSetup, Vec<OwnedFd>), SandboxError> {
+    match channel.receive(Some(ANSWER_DEADLINE)) {
+        Ok(Some(message)) => Ok((message.body, message.descriptors)),
+        Ok(None) => {
+            let status = setup.wait().whilst(|| format!("waiting for the set-up process of {id}"))?;
+            Err(SandboxError::SetupDied { id: id.to_owned(), status })
+        }
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            reap(setup, id);
+            Err(SandboxError::SetupSilent { id: id.to_owned(), after: ANSWER_DEADLINE })
+        }
+        Err(error) => Err(error).whilst(|| format!("hearing from the set-up process of {id}")),
+    }
+}
+
 /// Init's executable: sealed, and readable by nobody without privileges. The kernel keeps the memory of processes whose
 /// executable cannot be read from everyone in their user namespace.
-fn init_image() -> std::io::Result<OwnedFd> {
+fn init_image() -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memory = match rustix::fs::memfd_create(c"torpor-init", flags | MemfdFlags::EXEC) {
         // Kernels before 6.3 do not know the flag and make it executable anyway.

@@ -13,13 +13,18 @@ mod build;
 mod capabilities;
 pub mod cgroup;
 mod channel;
+mod child;
 mod confine;
 mod error;
 mod exec;
+mod exec_child;
+mod exec_start;
 mod first;
 mod held;
+mod inside;
 mod labels;
 mod launcher;
+mod message;
 mod mounts;
 mod owner;
 mod prepare;
@@ -31,14 +36,16 @@ mod sandbox;
 mod seccomp;
 mod setup;
 mod spec;
-mod starting;
 mod status;
+mod target;
 mod terminal;
 
 pub use capabilities::Capabilities;
 pub use confine::hard_limits;
 pub use error::{CgroupError, SandboxError, SetupError};
-pub use exec::{Before, ExecChild, ExecIo, exec, exec_main, exec_within, resize_terminal};
+pub use exec::{ExecIo, exec, exec_main, exec_within, resize_terminal};
+pub use exec_child::{Before, ExecChild};
+pub use exec_start::{EXEC_DEADLINE, Patience};
 pub use labels::Labels;
 pub use launcher::{EXEC_COMMAND, Launcher, SETUP_COMMAND};
 pub use prepare::Prepared;
@@ -50,7 +57,6 @@ pub use setup::setup_main;
 pub use spec::{
     Clocks, EtcFiles, ID_COUNT, IdRange, Limits, Program, SandboxSpec, Security, TmpfsMount, User, VolumeMount,
 };
-pub use starting::{EXEC_DEADLINE, Patience};
 
 /// Reads a text of the kernel's about processes or control groups as each kind of text is read: for fuzzing.
 #[doc(hidden)]

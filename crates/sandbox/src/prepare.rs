@@ -5,21 +5,20 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
 use std::sync::Mutex;
-use std::time::Duration;
 
 use crate::cgroup::{Cgroup, Hierarchies};
 use crate::channel::{Channel, to_file};
 use crate::confine::Confinement;
 use crate::error::{CgroupError, SandboxError, While};
-use crate::launcher::{Launcher, SETUP_COMMAND};
+use crate::launcher::{Launcher, SETUP_COMMAND, answer, reap};
+use crate::message::{Begin, Empty, FromSetup, Request, ToSetup};
 use crate::process::{Identity, ids};
 use crate::sandbox::{HeldOutput, Initial, Sandbox, SandboxRecord, depth_of, destroy_leftovers, open_netns};
-use crate::setup::{Begin, Empty, FromSetup, Request, ToSetup};
-use crate::spec::SandboxSpec;
+use crate::spec::{Clocks, SandboxSpec};
 use crate::status;
 
-/// How long a set-up process may take for one answer.
-pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+/// The lowest id of an initial process: 1 is init's.
+const FIRST_INITIAL: i32 = 2;
 
 /// A sandbox whose program has not started. Dropping it removes everything.
 #[derive(Debug)]
@@ -77,36 +76,48 @@ impl Drop for Prepared {
     }
 }
 
-/// Ends a set-up process, if it has not ended.
-fn reap(setup: &mut Child, id: &str) {
-    // Killing a child that has ended and not been waited for does nothing.
-    if let Err(error) = setup.kill().and_then(|()| setup.wait().map(drop)) {
-        tracing::warn!(id, %error, "ending a set-up process");
+impl Sandbox {
+    /// Makes everything and stops just before the program starts.
+    ///
+    /// # Errors
+    /// What could not be made; nothing is left behind then.
+    pub fn prepare(
+        launcher: &Launcher,
+        spec: &SandboxSpec,
+        stdio: [OwnedFd; 3],
+        output: HeldOutput<'_>,
+    ) -> Result<Prepared, SandboxError> {
+        spec.check()?;
+        prepare(launcher, spec, stdio, output, None)
     }
-}
 
-/// The next answer of a set-up process, and the descriptors that came with it.
-pub(crate) fn answer(
-    channel: &Channel,
-    setup: &mut Child,
-    id: &str,
-) -> Result<(FromSetup, Vec<OwnedFd>), SandboxError> {
-    match channel.receive(Some(ANSWER_DEADLINE)) {
-        Ok(Some(message)) => Ok((message.body, message.descriptors)),
-        Ok(None) => {
-            let status = setup.wait().whilst(|| format!("waiting for the set-up process of {id}"))?;
-            Err(SandboxError::SetupDied { id: id.to_owned(), status })
+    /// Makes everything but a process of the app, for processes that come later and have ended before, perhaps before a
+    /// reboot: their initial one's id inside is `initial_inside`. `clocks` makes a time namespace, in which their clocks go on
+    /// from where they were; init holds it, `exec` joins it. [`Prepared::start`] then starts nothing; until
+    /// [`Sandbox::processes_are_back`] the sandbox is as after [`Sandbox::end_processes`].
+    ///
+    /// # Errors
+    /// What could not be made; nothing is left behind then.
+    pub fn prepare_empty(
+        launcher: &Launcher,
+        spec: &SandboxSpec,
+        initial_inside: i32,
+        clocks: Option<Clocks>,
+        output: HeldOutput<'_>,
+    ) -> Result<Prepared, SandboxError> {
+        spec.check()?;
+        if initial_inside < FIRST_INITIAL {
+            return Err(SandboxError::Initial { id: initial_inside });
         }
-        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-            reap(setup, id);
-            Err(SandboxError::SetupSilent { id: id.to_owned(), after: ANSWER_DEADLINE })
-        }
-        Err(error) => Err(error).whilst(|| format!("hearing from the set-up process of {id}")),
+        let null = || File::options().read(true).write(true).open("/dev/null").map(OwnedFd::from);
+        let stdio = || Ok::<_, io::Error>([null()?, null()?, null()?]);
+        let stdio = stdio().whilst(|| "opening /dev/null".to_owned())?;
+        prepare(launcher, spec, stdio, output, Some(Empty { initial: initial_inside, clocks }))
     }
 }
 
 /// Makes a sandbox up to its start, with `stdio` for its program, or an empty one; its init holds `output`.
-pub(crate) fn prepare(
+fn prepare(
     launcher: &Launcher,
     spec: &SandboxSpec,
     stdio: [OwnedFd; 3],
@@ -133,7 +144,7 @@ fn prepare_with(
     empty: Option<Empty>,
 ) -> Result<Prepared, SandboxError> {
     if empty.is_some() {
-        status::mark(&spec.run_dir, true)?;
+        status::StatusFile { run_dir: &spec.run_dir, init: None }.mark(true)?;
     }
     let place = spec.run_dir.join("root");
     if let Err(error) = fs::create_dir(&place)

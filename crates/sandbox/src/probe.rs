@@ -10,9 +10,8 @@ use torpor_linux::probe::{Outcome, Probe};
 use crate::cgroup::{DeviceGuard, Hierarchies};
 use crate::error::{SandboxError, While};
 use crate::labels::{self, Labels};
-use crate::launcher::{Launcher, SETUP_COMMAND};
-use crate::prepare::answer;
-use crate::setup::{FromSetup, Request};
+use crate::launcher::{Launcher, SETUP_COMMAND, answer};
+use crate::message::{FromSetup, Request};
 
 /// The oldest kernel that has everything: appended overlay layers, PAGEMAP_SCAN.
 const OLDEST_KERNEL: (u32, u32) = (6, 7);
@@ -107,7 +106,7 @@ fn terminals() -> Probe {
     machine_wide("pseudo-terminals", ["kernel/pty/nr", "kernel/pty/max"], Some("kernel/pty/reserve"), meaning)
 }
 
-/// How much of something is used that all programs of the machine share; degraded from three quarters on.
+/// How much of something is used that all programs of the machine share.
 fn machine_wide(name: &str, [used, most]: [&str; 2], kept: Option<&str>, meaning: &str) -> Probe {
     let number = |path: &str| -> std::io::Result<u64> {
         let text = fs::read_to_string(Path::new("/proc/sys").join(path))?;
@@ -115,18 +114,12 @@ fn machine_wide(name: &str, [used, most]: [&str; 2], kept: Option<&str>, meaning
     };
     let numbers = || -> std::io::Result<_> { Ok((number(used)?, number(most)?, kept.map_or(Ok(0), number)?)) };
     match numbers() {
-        Ok((used, most, kept)) => share(name, used, most.saturating_sub(kept), meaning),
+        Ok((used, most, kept)) => Probe::use_of(name, used, most.saturating_sub(kept), meaning),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             Probe::new(name, Outcome::Ok, "not in this kernel", meaning)
         }
         Err(error) => Probe::new(name, Outcome::Degraded, error.to_string(), meaning),
     }
-}
-
-fn share(name: &str, used: u64, most: u64, meaning: &str) -> Probe {
-    let near = used.saturating_mul(4) >= most.saturating_mul(3);
-    let outcome = if near { Outcome::Degraded } else { Outcome::Ok };
-    Probe::new(name, outcome, format!("{used} of {most} in use"), meaning)
 }
 
 fn cgroups(hierarchies: &Hierarchies) -> Vec<Probe> {
@@ -156,11 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_nearly_used_up_is_told() {
-        let outcome = |used, most| share("x", used, most, "raise it").outcome;
-        assert_eq!([outcome(0, 100), outcome(74, 100)], [Outcome::Ok; 2]);
-        assert_eq!([outcome(75, 100), outcome(101, 100), outcome(0, 0)], [Outcome::Degraded; 3]);
-        assert_eq!(share("x", 75, 100, "raise it").meaning, "raise it");
+    fn what_the_machine_shares_is_counted() {
         for probe in [aio_events(), terminals()] {
             assert!(probe.found.ends_with("in use") || probe.found == "not in this kernel", "{probe:?}");
         }

@@ -3,7 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use procfs::process::Process;
+use procfs::FromRead;
+use procfs::process::Stat;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, WaitIdStatus, pidfd_open};
 use serde::{Deserialize, Serialize};
@@ -63,9 +64,11 @@ fn boot() -> std::io::Result<String> {
 }
 
 impl Identity {
-    /// Of a process that is alive and cannot be reaped meanwhile; none if it is not there.
+    /// Of a process that is alive and cannot be reaped meanwhile; none if it is not there. Any other reason why it cannot be
+    /// examined, such as a want of descriptors, is an error: it says nothing of the process.
     pub(crate) fn of(pid: i32) -> std::io::Result<Option<Self>> {
-        let Ok(stat) = Process::new(pid).and_then(|process| process.stat()) else { return Ok(None) };
+        let Some(text) = read_if_there(&format!("/proc/{pid}/stat"))? else { return Ok(None) };
+        let stat = Stat::from_read(&text[..]).map_err(std::io::Error::other)?;
         Ok(Some(Self { pid, start_ticks: stat.starttime, boot: boot()? }))
     }
 

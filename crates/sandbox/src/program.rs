@@ -12,13 +12,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, makedev, openat2};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use torpor_linux::spawn::{close_on_exec_from, execve, keep_only, reset_signals};
 
+use crate::child::{exit, fail};
 use crate::confine::{Confinement, confine};
 use crate::error::{Doing, SetupError};
-use crate::setup::{exit, fail};
+use crate::inside::{is_null_device, open_inside, take_stdio};
 use crate::spec::Program;
 use crate::terminal::NewTerminal;
 
@@ -100,15 +101,6 @@ fn prepare(becoming: &Becoming, stdio: Stdio) -> Result<(), SetupError> {
     confine(&becoming.confinement, &becoming.program.user)
 }
 
-/// Makes `stdio` this process's standard input, output and error.
-pub(crate) fn take_stdio(stdio: &[OwnedFd; 3]) -> Result<(), SetupError> {
-    let [input, output, errors] = stdio;
-    rustix::stdio::dup2_stdin(input)
-        .and_then(|()| rustix::stdio::dup2_stdout(output))
-        .and_then(|()| rustix::stdio::dup2_stderr(errors))
-        .doing(|| "taking standard input and output".to_owned())
-}
-
 impl Gate {
     fn pass(self) -> Result<(), SetupError> {
         rustix::io::write(&self.ready, b"!").doing(|| "reporting".to_owned())?;
@@ -119,14 +111,6 @@ impl Gate {
             _ => Ok(()),
         }
     }
-}
-
-/// Opens a path of the app's, inside its root directory, which is this process's, and through no magic link of `/proc`.
-pub(crate) fn open_inside(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::open("/", directory, Mode::empty())?;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    openat2(&root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
 }
 
 /// The app's null device in the place of the machine's, whose owner and mode root inside could change without a user
@@ -145,13 +129,6 @@ fn own_null(file: OwnedFd) -> Result<OwnedFd, SetupError> {
     }
     rustix::fs::fcntl_setfl(&own, flags).doing(opening)?;
     Ok(own)
-}
-
-/// Whether it is the null device, whatever its name.
-pub(crate) fn is_null_device(file: &OwnedFd) -> rustix::io::Result<bool> {
-    let stat = rustix::fs::fstat(file)?;
-    let character = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
-    Ok(character && stat.st_rdev == makedev(1, 3))
 }
 
 /// Makes a directory of the app's the working directory.

@@ -23,8 +23,9 @@ use rustix::mount::{MountAttrFlags, MountPropagationFlags, UnmountFlags, mount_c
 use torpor_linux::mount::{MountChange, change_mount};
 
 use crate::error::{Doing, SetupError};
-use crate::mounts::{Kind, PLAIN, Root, attach, clone_host, clone_mount, map_ids, new_file_system};
+use crate::mounts::{PLAIN, attach, clone_host, clone_mount, map_ids, new_file_system};
 use crate::spec::SandboxSpec;
+use crate::target::{Kind, Root};
 
 /// Upper bound of `/dev`, as with container engines.
 const DEV_SIZE: &str = "size=65536k";
@@ -109,9 +110,9 @@ pub(crate) fn build(
     }
     rustix::process::chdir("/").doing(|| "entering the new root".to_owned())?;
 
-    let root = Root::new(open_directory(Path::new("/"))?, base);
+    let root = Root::new(open_directory(Path::new("/"))?, base)?;
     let ping_groups = furnish(spec, &root, &taken, base)?;
-    root.mount_point(&spec.program.cwd, Kind::Directory)?;
+    root.working_directory(&spec.program.cwd)?;
     if spec.read_only {
         let change = MountChange { read_only: true, ..MountChange::default() };
         change_mount(root.directory(), change).doing(|| "making the root file system read-only".to_owned())?;

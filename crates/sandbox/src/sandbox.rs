@@ -15,7 +15,7 @@
 //! `prepare` and `start` either succeed or leave nothing behind. The worker writes [`Prepared::record`] down before it
 //! calls `start`; a crash before that ends the processes by themselves, and [`destroy_leftovers`] removes the rest.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -33,17 +33,12 @@ use crate::cgroup::{Cgroup, Hierarchies};
 use crate::confine::Confinement;
 use crate::error::{CgroupError, SandboxError, While};
 use crate::held;
+use crate::inside::is_null_device;
 use crate::labels::Labels;
-use crate::launcher::Launcher;
-use crate::prepare::{Prepared, prepare};
 use crate::process::{ExitStatus, Identity, ids, open, wait_for_end, wait_for_reaping};
-use crate::program::is_null_device;
-use crate::setup::Empty;
-use crate::spec::{Clocks, IdRange, SandboxSpec};
-use crate::status;
+use crate::spec::{Clocks, IdRange};
+use crate::status::{self, StatusFile};
 
-/// The lowest id of an initial process: 1 is init's.
-const FIRST_INITIAL: i32 = 2;
 /// How long init may take to reap before that is left to it.
 const REAP_PATIENCE: Duration = Duration::from_secs(1);
 /// How long killed processes may take to end.
@@ -85,7 +80,13 @@ impl SandboxRecord {
     /// # Errors
     /// When the status file cannot be read.
     pub fn exit_status(&self) -> Result<ExitStatus, SandboxError> {
-        status::exit_status(&self.run_dir)
+        self.status().exit_status()
+    }
+}
+
+impl SandboxRecord {
+    fn status(&self) -> StatusFile<'_> {
+        StatusFile { run_dir: &self.run_dir, init: None }
     }
 }
 
@@ -109,44 +110,6 @@ pub(crate) struct Initial {
 }
 
 impl Sandbox {
-    /// Makes everything and stops just before the program starts.
-    ///
-    /// # Errors
-    /// What could not be made; nothing is left behind then.
-    pub fn prepare(
-        launcher: &Launcher,
-        spec: &SandboxSpec,
-        stdio: [OwnedFd; 3],
-        output: HeldOutput<'_>,
-    ) -> Result<Prepared, SandboxError> {
-        spec.check()?;
-        prepare(launcher, spec, stdio, output, None)
-    }
-
-    /// Makes everything but a process of the app, for processes that come later and have ended before, perhaps before a
-    /// reboot: their initial one's id inside is `initial_inside`. `clocks` makes a time namespace, in which their clocks go on
-    /// from where they were; init holds it, `exec` joins it. [`Prepared::start`] then starts nothing; until
-    /// [`Sandbox::processes_are_back`] the sandbox is as after [`Sandbox::end_processes`].
-    ///
-    /// # Errors
-    /// What could not be made; nothing is left behind then.
-    pub fn prepare_empty(
-        launcher: &Launcher,
-        spec: &SandboxSpec,
-        initial_inside: i32,
-        clocks: Option<Clocks>,
-        output: HeldOutput<'_>,
-    ) -> Result<Prepared, SandboxError> {
-        spec.check()?;
-        if initial_inside < FIRST_INITIAL {
-            return Err(SandboxError::Initial { id: initial_inside });
-        }
-        let null = || File::options().read(true).write(true).open("/dev/null").map(OwnedFd::from);
-        let stdio = || Ok::<_, io::Error>([null()?, null()?, null()?]);
-        let stdio = stdio().whilst(|| "opening /dev/null".to_owned())?;
-        prepare(launcher, spec, stdio, output, Some(Empty { initial: initial_inside, clocks }))
-    }
-
     /// Takes over a sandbox that an earlier worker made.
     ///
     /// # Errors
@@ -288,7 +251,7 @@ impl Sandbox {
         if record.initial_inside == 0 {
             return Err(SandboxError::Outdated { id: record.id.clone() });
         }
-        status::mark(&record.run_dir, true)?;
+        self.status().mark(true)?;
         self.cgroup.end_processes()?;
         *self.initial() = None;
         // Their ids are wanted again.
@@ -317,8 +280,12 @@ impl Sandbox {
         self.are_back(Some(Initial { pid, pidfd }))
     }
 
+    fn status(&self) -> StatusFile<'_> {
+        StatusFile { init: Some((self.record.init.pid, self.init.as_fd())), ..self.record.status() }
+    }
+
     fn are_back(&self, found: Option<Initial>) -> Result<(), SandboxError> {
-        status::mark(&self.record.run_dir, false)?;
+        self.status().mark(false)?;
         // Only now: had it ended a moment before, init would have thought nothing of it.
         let alive = match &found {
             Some(initial) => !wait_for_end(&initial.pidfd, Some(Duration::ZERO))
@@ -331,7 +298,7 @@ impl Sandbox {
 
     /// Ends init where nobody but us can tell that the initial process was killed.
     fn end_init(&self) -> Result<(), SandboxError> {
-        status::tell_killed(&self.record.run_dir)?;
+        self.status().tell_killed()?;
         deliver(self.init.as_fd(), libc::SIGKILL, self.record.init.pid)
     }
 
@@ -351,7 +318,7 @@ impl Sandbox {
             Err(CgroupError::NotEmpty { after, .. }) => return Err(self.still_there(after)),
             other => other?,
         }
-        if status::is_marked(&self.record.run_dir)? {
+        if self.status().is_marked()? {
             // Init thinks nothing of it.
             self.end_init()?;
         }
@@ -465,7 +432,7 @@ pub fn destroy_leftovers(
     let inits = inits_of(hierarchies, cgroup_parent, run_dir)?;
     cgroup.kill()?;
     // Without its file, whether an init is marked cannot be seen; an unmarked one ends with the last process, or now.
-    let marked = status::is_marked(run_dir)? || !status::path(run_dir).exists();
+    let marked = StatusFile { run_dir, init: None }.is_marked()? || !status::path(run_dir).exists();
     for (pid, init) in inits.iter().filter(|_| marked) {
         deliver(init.as_fd(), libc::SIGKILL, *pid)?;
     }

@@ -23,167 +23,25 @@
 //! Processes enter v2 groups by being made in them, and v1 groups by `tasks` while they have one thread: `cgroup.procs`
 //! makes its writer wait for all processors, some 20 ms for each hierarchy (where the worker's group has been killed once,
 //! the set-up process moves in this way all the same: [`Launcher::makes_in_groups`](crate::Launcher::makes_in_groups)). A sandbox without processes
-//! ([`Empty`]) is made in the same way, without `app`.
+//! ([`Empty`](crate::message::Empty)) is made in the same way, without `app`.
 
-use std::fs::File;
-use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 
-use rustix::fs::{FileType, Gid, Mode, OFlags, Uid};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_open, set_parent_process_death_signal, waitid};
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
-use serde::{Deserialize, Serialize};
-use torpor_linux::spawn::{ChildOf, Forked, close_on_exec_from, fork, fork_into, unshare};
+use rustix::process::{Pid, WaitId, WaitIdOptions, pidfd_open, waitid};
+use rustix::thread::UnshareFlags;
+use torpor_linux::spawn::{ChildOf, Forked, fork, fork_into};
 
-use crate::build::{Site, build, namespace_of};
+use crate::build::{Site, build};
 use crate::channel::{Channel, from_file};
-use crate::confine::{Confinement, hide_memory};
+use crate::child::{Entrances, begin_process, end, exit, give_stdio, namespace_of, open_group, outcome};
+use crate::confine::Confinement;
 use crate::error::{Doing, SetupError};
-use crate::first::{self, Entrances};
+use crate::first;
+use crate::message::{Begin, Files, FromSetup, Request, ToSetup};
 use crate::mounts::{clone_host, map_ids};
 use crate::owner::Owner;
-use crate::spec::{Clocks, ID_COUNT, IdRange, SandboxSpec};
-
-/// The first message to the set-up process; with it come [`Files`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Begin {
-    /// `tasks` of the app's v1 groups.
-    pub(crate) app_tasks: Vec<PathBuf>,
-    /// What of the support group the set-up process enters: `tasks` in v1; `cgroup.procs` in v2 where it could not make
-    /// processes in groups otherwise.
-    pub(crate) support_files: Vec<PathBuf>,
-    /// The app's own group in v2.
-    pub(crate) core: PathBuf,
-    /// The support group in v2.
-    pub(crate) support: PathBuf,
-    /// What the app sees of its groups.
-    pub(crate) visible: Vec<(String, PathBuf)>,
-    /// There is no program to start.
-    pub(crate) empty: Option<Empty>,
-}
-
-/// A sandbox whose processes come later.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Empty {
-    /// What the initial process will be called inside.
-    pub(crate) initial: i32,
-    /// A time namespace, which init holds.
-    pub(crate) clocks: Option<Clocks>,
-}
-
-/// What a set-up process is asked to do.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Request {
-    /// Make a sandbox.
-    SetUp(Begin),
-    /// Try whether a directory can be seen with other owners; `Started` if so.
-    TryIdMapping(PathBuf),
-    /// Try whether a process made in this v2 group lives; `Started` if so, `Killed` if not.
-    TryGroup(PathBuf),
-}
-
-/// What the worker says to its set-up process later.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) enum ToSetup {
-    /// Let the program start.
-    Go,
-}
-
-/// What the set-up process says to the worker.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum FromSetup {
-    /// The app waits to become its program. Comes with pidfds of init and, where there is one, of the app.
-    Ready {
-        /// Init, as the set-up process's pid namespace numbers it.
-        init: i32,
-        /// The app's initial process.
-        initial: Option<i32>,
-    },
-    /// `exec` has made its process, a child of the worker. Comes with its pidfd.
-    Made {
-        /// As the worker's pid namespace numbers it.
-        pid: i32,
-    },
-    /// The process that `exec` has made has a terminal. Comes with the worker's side of it; before or after `Made`.
-    Terminal,
-    /// The program runs.
-    Started,
-    /// It does not, and all processes are gone.
-    Failed(SetupError),
-}
-
-/// The descriptors that come with [`Begin`], in this order.
-#[derive(Debug)]
-pub(crate) struct Files {
-    pub(crate) spec: OwnedFd,
-    pub(crate) stdio: [OwnedFd; 3],
-    pub(crate) status: OwnedFd,
-    pub(crate) init: OwnedFd,
-    /// What init holds as descriptors 1 and 2: the reading ends of the app's output.
-    pub(crate) output: Option<[OwnedFd; 2]>,
-}
-
-impl Files {
-    fn new(mut descriptors: Vec<OwnedFd>) -> Option<Self> {
-        const ALWAYS: usize = 6;
-        let output = descriptors.split_off(ALWAYS.min(descriptors.len()));
-        let output = if output.is_empty() { None } else { Some(output.try_into().ok()?) };
-        let [spec, stdin, stdout, stderr, status, init]: [OwnedFd; ALWAYS] = descriptors.try_into().ok()?;
-        Some(Self { spec, stdio: [stdin, stdout, stderr], status, init, output })
-    }
-}
-
-/// A pipe whose reader learns how its writer fared: an error in JSON, or its end without a word.
-#[derive(Debug)]
-pub(crate) struct Report {
-    pub(crate) reader: OwnedFd,
-    pub(crate) writer: OwnedFd,
-}
-
-impl Report {
-    pub(crate) fn new() -> Result<Self, SetupError> {
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).doing(|| "making a pipe".to_owned())?;
-        Ok(Self { reader, writer })
-    }
-}
-
-/// Says `error` on a report pipe and ends the process.
-pub(crate) fn fail(writer: OwnedFd, error: &SetupError) -> ! {
-    // If nobody reads, nobody wants to know; the status says that it failed.
-    if let Ok(text) = serde_json::to_vec(error) {
-        let _unread = File::from(writer).write_all(&text);
-    }
-    exit(1)
-}
-
-/// Ends a forked process. Nothing is registered to run at its end: the set-up process writes no output.
-pub(crate) fn exit(status: i32) -> ! {
-    std::process::exit(status)
-}
-
-/// Reads a report pipe to its end.
-pub(crate) fn outcome(reader: OwnedFd) -> Result<(), SetupError> {
-    let mut text = Vec::new();
-    File::from(reader).read_to_end(&mut text).doing(|| "reading a report".to_owned())?;
-    if text.is_empty() {
-        return Ok(());
-    }
-    Err(serde_json::from_slice(&text).unwrap_or_else(|_| SetupError::Protocol {
-        what: format!("a report of {} bytes that is no error", text.len()),
-    }))
-}
-
-/// What a process of its own does at the very start: no memory to look at, no descriptor to leak, no session keyring of the
-/// worker's. That of the programs is made here, by the machine's root, whose quota of keys is the largest.
-pub(crate) fn begin_process() -> Result<Channel, SetupError> {
-    hide_memory()?;
-    close_on_exec_from(3).doing(|| "closing inherited descriptors".to_owned())?;
-    torpor_linux::keyring::join_new_session().doing(|| "making a session keyring".to_owned())?;
-    rustix::process::umask(Mode::from_raw_mode(0o022));
-    Channel::from_standard_input().doing(|| "taking the channel to the worker".to_owned())
-}
+use crate::spec::{ID_COUNT, IdRange, SandboxSpec};
 
 /// The set-up process of a sandbox: what the binary runs for its hidden subcommand. Talks to the worker over standard
 /// input. Must be called before the process makes any thread.
@@ -250,12 +108,6 @@ fn set_up(channel: &Channel) -> Result<(), SetupError> {
         end(pid, &pidfd)?;
     }
     started
-}
-
-/// Opens the directory of a group in v2, to make processes in it.
-pub(crate) fn open_group(path: &std::path::Path) -> Result<OwnedFd, SetupError> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty()).doing(|| format!("opening {}", path.display()))
 }
 
 /// Has everything built that the first process is to see, and hands it over.
@@ -344,29 +196,6 @@ fn only_process(core: &std::path::Path) -> Result<Pid, SetupError> {
     }
 }
 
-/// Kills a child, with the first process its pid namespace, too, and waits for its end.
-pub(crate) fn end(pid: Pid, pidfd: &OwnedFd) -> Result<(), SetupError> {
-    match rustix::process::pidfd_send_signal(pidfd, Signal::KILL) {
-        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-        Err(error) => return Err(error).doing(|| format!("killing process {}", pid.as_raw_nonzero())),
-    }
-    waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED)
-        .doing(|| format!("waiting for process {}", pid.as_raw_nonzero()))
-        .map(drop)
-}
-
-/// Gives pipes to the app's user, so that it can open `/dev/stdout` again.
-pub(crate) fn give_stdio(stdio: &mut [OwnedFd; 3], owner: u32) -> Result<(), SetupError> {
-    for file in stdio {
-        let stat = rustix::fs::fstat(&*file).doing(|| "examining standard input and output".to_owned())?;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Fifo {
-            rustix::fs::fchown(&*file, Some(Uid::from_raw(owner)), None::<Gid>)
-                .doing(|| "giving standard input and output to the app".to_owned())?;
-        }
-    }
-    Ok(())
-}
-
 /// Says which of the machine's ids a process's new user namespace has.
 fn write_maps(process: Pid, ids: IdRange) -> Result<(), SetupError> {
     ["uid_map", "gid_map"].iter().try_for_each(|name| {
@@ -390,19 +219,4 @@ fn user_namespace(ids: IdRange) -> Result<OwnedFd, SetupError> {
     drop(writer);
     end(pid, &pidfd)?;
     made
-}
-
-/// Enters a namespace made before.
-pub(crate) fn enter(namespace: &OwnedFd, kind: LinkNameSpaceType, name: &str) -> Result<(), SetupError> {
-    move_into_link_name_space(namespace.as_fd(), Some(kind)).doing(|| format!("entering the {name} namespace"))
-}
-
-/// Makes the calling process die with its parent.
-pub(crate) fn die_with_parent() -> Result<(), SetupError> {
-    set_parent_process_death_signal(Some(Signal::KILL)).doing(|| "setting the parent-death signal".to_owned())
-}
-
-/// New namespaces for the calling process.
-pub(crate) fn leave(kinds: UnshareFlags) -> Result<(), SetupError> {
-    unshare(kinds).doing(|| format!("making namespaces {kinds:?}"))
 }

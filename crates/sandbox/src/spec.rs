@@ -220,8 +220,18 @@ impl SandboxSpec {
             return Err(SandboxError::Ids { base: ids.base });
         }
         self.limits.check()?;
-        Capabilities::resolve(&self.security)?;
+        self.security.capabilities()?;
         self.program.check(self.ids.is_some())
+    }
+}
+
+impl Security {
+    /// The capabilities that the app's programs may have.
+    ///
+    /// # Errors
+    /// A name that is no capability.
+    pub fn capabilities(&self) -> Result<Capabilities, SandboxError> {
+        Capabilities::resolve(&self.cap_add, &self.cap_drop)
     }
 }
 

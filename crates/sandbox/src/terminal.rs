@@ -9,8 +9,8 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::channel::Channel;
 use crate::error::{Doing, SetupError};
-use crate::program::{open_inside, take_stdio};
-use crate::setup::FromSetup;
+use crate::inside::{open_inside, take_stdio};
+use crate::message::FromSetup;
 
 const PTMX: &str = "/dev/pts/ptmx";
 const DEVPTS_MAGIC: u64 = 0x1cd1;

@@ -76,7 +76,7 @@ fn exec_with_a_terminal() {
 const KEYRING: &str = "perl -e 'print syscall(250, 0, -3, 0), qq(\\n)'";
 
 #[test]
-fn nobody_shares_the_session_keyring_of_the_worker() {
+fn no_process_shares_the_session_keyring_of_the_worker() {
     let machine = Machine::new();
     // This test's thread is the worker.
     torpor_linux::keyring::join_new_session().unwrap();

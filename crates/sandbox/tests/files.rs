@@ -5,9 +5,13 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use common::Machine;
-use torpor_sandbox::{TmpfsMount, VolumeMount};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use torpor_sandbox::{ExitStatus, TmpfsMount, VolumeMount};
 
 #[test]
 fn files_have_mapped_owners() {
@@ -119,6 +123,175 @@ fn hostile_links_in_an_image_lead_nowhere() {
     let error = app.start().err().unwrap();
     assert!(error.to_string().contains("inside /proc or /sys"), "{error}");
     app.assert_nothing_left();
+}
+
+fn volume(host: &Path, inside: &str) -> VolumeMount {
+    VolumeMount { host: host.into(), inside: inside.into(), read_only: false }
+}
+
+/// Another app with the same volume puts a link where a mount of this one belongs, or on the way to it.
+#[test]
+fn links_in_a_volume_place_no_mounts() {
+    let machine = Machine::new();
+    let [outer, inner] = ["outer", "inner"].map(|name| machine.directory().join(name));
+    fs::create_dir(&outer).unwrap();
+    fs::create_dir(&inner).unwrap();
+    let mut app = machine.app("cat /mnt/in/key");
+    fs::write(inner.join("key"), "key\n").unwrap();
+    let nested = [volume(&outer, "/mnt"), volume(&inner, "/mnt/in")];
+    app.spec.volumes = nested.to_vec();
+    assert_eq!(app.output(), "key\n", "the mount point is made");
+    let link = outer.join("in");
+    fs::remove_dir(&link).unwrap();
+    let refused = |app: &common::App<'_>, at: &str| {
+        let error = app.start().err().expect("it was started").to_string();
+        assert!(error.contains(&format!("`{at}` is a symbolic link on what is mounted at `/mnt`")), "{error}");
+        app.assert_nothing_left();
+    };
+    for target in ["/bin", "/", "..", "other", "/missing", "/proc/self/root"] {
+        symlink(target, &link).unwrap();
+        for inside in ["/mnt/in", "/mnt/in/missing"] {
+            app.spec.volumes[1].inside = inside.into();
+            refused(&app, "/mnt/in");
+        }
+        app.spec.volumes.truncate(1);
+        app.spec.tmpfs = vec![TmpfsMount { inside: "/mnt/in".into(), size_bytes: 1 << 20 }];
+        refused(&app, "/mnt/in");
+        app.spec.tmpfs.clear();
+        app.spec.volumes = nested.to_vec();
+        fs::remove_file(&link).unwrap();
+    }
+    assert!(!app.spec.upper.join("missing").exists(), "a link of the volume made a directory in the app's root");
+    // In the place of a file, deeper, and where the way in leads through a link of the app's own image.
+    let file = inner.join("key");
+    symlink("/etc/passwd", outer.join("file")).unwrap();
+    app.spec.volumes[1] = volume(&file, "/mnt/file");
+    refused(&app, "/mnt/file");
+    fs::create_dir_all(outer.join("a/b")).unwrap();
+    symlink("/bin", outer.join("a/b/c")).unwrap();
+    fs::create_dir_all(app.spec.upper.join("var")).unwrap();
+    symlink("../mnt/./a", app.spec.upper.join("var/way")).unwrap();
+    app.spec.volumes[1] = volume(&inner, "/var/way/b/c/d");
+    refused(&app, "/mnt/a/b/c");
+    fs::remove_file(outer.join("a/b/c")).unwrap();
+    app.spec.program.command[2] = "cat /mnt/a/b/c/d/key".into();
+    assert_eq!(app.output(), "key\n");
+    // A working directory that is a link is entered as what it is; one that ends in nothing is not made.
+    symlink("a", outer.join("current")).unwrap();
+    symlink("/made", outer.join("dangling")).unwrap();
+    app.spec.volumes.truncate(1);
+    app.spec.program.command[2] = "pwd -P".into();
+    app.spec.program.cwd = "/mnt/current".into();
+    assert_eq!(app.output(), "/mnt/a\n");
+    app.spec.program.cwd = "/mnt/dangling".into();
+    refused(&app, "/mnt/dangling");
+    assert!(!app.spec.upper.join("made").exists());
+}
+
+/// The same while the volume changes all the time: the mount point is now a directory, now a link.
+#[test]
+fn a_volume_that_changes_meanwhile_places_no_mounts() {
+    let machine = Machine::new();
+    let [outer, inner] = ["outer", "inner"].map(|name| machine.directory().join(name));
+    fs::create_dir_all(outer.join("in")).unwrap();
+    fs::create_dir(&inner).unwrap();
+    symlink("/bin", outer.join("link")).unwrap();
+    let mut app = machine.app("true");
+    app.spec.volumes = vec![volume(&outer, "/mnt"), volume(&inner, "/mnt/in")];
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let [one, other] = ["in", "link"].map(|name| outer.join(name));
+            let started = Instant::now();
+            while !ended.load(Ordering::Relaxed) && started.elapsed() < common::PATIENCE {
+                renameat_with(CWD, &one, CWD, &other, RenameFlags::EXCHANGE).unwrap();
+            }
+        });
+        let starts = (0..16).map(|_| app.start().map(common::Running::finish));
+        let outcomes: Vec<_> = starts.collect();
+        ended.store(true, Ordering::Relaxed);
+        for outcome in outcomes {
+            match outcome {
+                // Over /bin, the volume would hide the shell.
+                Ok(outcome) => assert_eq!(outcome, (String::new(), ExitStatus::Exited(0))),
+                Err(error) => assert!(error.to_string().contains("is a symbolic link on what is mounted"), "{error}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn links_of_the_image_lead_mounts_to_its_own_directories_only() {
+    let machine = Machine::new();
+    let image = machine.directory().join("image");
+    for directory in ["var", "run", "opt/real"] {
+        fs::create_dir_all(image.join(directory)).unwrap();
+    }
+    let data = machine.directory().join("data");
+    fs::create_dir(&data).unwrap();
+    fs::write(data.join("key"), "key\n").unwrap();
+    for (link, target) in [
+        ("var/run", "/run"),
+        ("opt/link", "real/../real/missing/../made"),
+        ("up", "../../../opt/./real"),
+        ("root-link", "/"),
+        ("over", "var/.."),
+        ("devices", "/dev"),
+        ("terminals", "/dev/pts"),
+        ("kernel", "/proc/sys/kernel"),
+        ("groups", "/sys/fs/cgroup/made"),
+        ("circle", "circle"),
+    ] {
+        symlink(target, image.join(link)).unwrap();
+    }
+    let mut app = machine.app("cat /run/app/key /opt/real/made/key /opt/real/up/key; ls -d /run/app /opt/real/missing");
+    app.spec.layers.push(image);
+    app.spec.volumes = vec![volume(&data, "/var/run/app"), volume(&data, "/opt/link"), volume(&data, "/up/up")];
+    assert_eq!(app.output(), "key\nkey\nkey\n/opt/real/missing\n/run/app\n");
+    for (inside, found) in [
+        ("/root-link", "the root directory"),
+        ("/over", "the root directory"),
+        ("/devices", "in /dev, where a symbolic link leads"),
+        ("/devices/made", "in /dev, where a symbolic link leads"),
+        ("/terminals", "in /dev, where a symbolic link leads"),
+        ("/kernel", "inside /proc or /sys"),
+        ("/groups", "inside /proc or /sys"),
+        ("/circle", "more than 40 symbolic links"),
+    ] {
+        app.spec.volumes = vec![volume(&data, inside)];
+        let error = app.start().err().expect("it was started").to_string();
+        assert!(error.contains(inside) && error.contains(found), "{error}");
+        app.assert_nothing_left();
+    }
+    // Where it is written so, it may lie in /dev.
+    app.spec.volumes = vec![volume(&data, "/dev/shm/own")];
+    app.spec.program.command[2] = "cat /dev/shm/own/key".into();
+    assert_eq!(app.output(), "key\n");
+}
+
+/// Each link leads through the next and on to thousands of missing directories.
+#[test]
+fn chains_of_links_end_in_an_error() {
+    let machine = Machine::new();
+    let image = machine.directory().join("image");
+    fs::create_dir(&image).unwrap();
+    let long = format!("{}y", "x/".repeat(2030));
+    for number in 0..17 {
+        symlink(format!("l{}/{long}", number + 1), image.join(format!("l{number}"))).unwrap();
+    }
+    symlink("l0/z", image.join("in")).unwrap();
+    let mut app = machine.app("true");
+    app.spec.layers.push(image.clone());
+    let data = machine.directory().join("data");
+    fs::create_dir(&data).unwrap();
+    for inside in ["/in", "/mnt/in"] {
+        // The second: the same chain on a volume.
+        app.spec.volumes = vec![volume(&image, "/mnt"), volume(&data, inside)];
+        let error = app.start().err().expect("it was started").to_string();
+        let why = if inside == "/in" { "more than 4096 components" } else { "is a symbolic link on what is mounted" };
+        assert!(error.contains(why), "{error}");
+        app.assert_nothing_left();
+    }
 }
 
 #[test]

@@ -33,6 +33,8 @@
 #include <unistd.h>
 
 #define PAGE 4096L
+// A deadline for what comes at once on a machine with nothing else to do.
+#define PATIENCE_MS 60000
 #define SECOND 1000000000L
 
 // Where `ready`, `go` and `result` are. Programs that change their root change it.
@@ -206,7 +208,7 @@ static inline char state_of(pid_t pid) {
 // Waits until a thread is blocked in the kernel.
 static inline void await_state(pid_t pid, char state) {
     for (int looks = 0; state_of(pid) != state; looks++) {
-        if (looks > 10000) wrong("process %d does not come to state %c", (int)pid, state);
+        if (looks > PATIENCE_MS) wrong("process %d does not come to state %c", (int)pid, state);
         rest_ms(1);
     }
 }

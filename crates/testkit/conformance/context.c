@@ -108,6 +108,42 @@ PROGRAM(hard_limits_below_use, "hard limits below what it has: descriptors, time
     }
 }
 
+// Sets limits far below what the program has, and checks that they stay.
+static void below_use(bool hard) {
+    char *memory = map(256 * PAGE, READ_WRITE, ANONYMOUS, -1);
+    fill(memory, 256 * PAGE, 7);
+    NEED(mlock(memory, 4 * PAGE));
+    const int lowered[] = { RLIMIT_AS, RLIMIT_DATA, RLIMIT_MEMLOCK };
+    struct rlimit to[] = { { 16 * PAGE, 1 << 20 }, { PAGE, PAGE }, { 0, PAGE } };
+    for (int n = 0; n < 3; n++) {
+        struct rlimit had;
+        NEED(getrlimit(lowered[n], &had));
+        if (!hard) to[n].rlim_max = had.rlim_max;
+        NEED(setrlimit(lowered[n], &to[n]));
+    }
+    captured();
+    for (int n = 0; n < 3; n++) {
+        struct rlimit got;
+        NEED(getrlimit(lowered[n], &got));
+        EQ(got.rlim_cur, to[n].rlim_cur);
+        EQ(got.rlim_max, to[n].rlim_max);
+    }
+    check_fill(memory, 256 * PAGE, 7, "memory above the limits");
+    HOLDS(mmap(NULL, PAGE, READ_WRITE, ANONYMOUS, -1, 0) == MAP_FAILED && errno == ENOMEM);
+    fill(memory, 256 * PAGE, 8);
+    NEED(munmap(memory, 256 * PAGE));
+}
+
+PROGRAM(memory_limits_below_use, "limits of address space, data and locked memory below what it has") { below_use(false); }
+
+PROGRAM(hard_memory_limits_below_use, "hard limits of address space, data and locked memory below what it has") {
+    struct rlimit limit;
+    NEED(getrlimit(RLIMIT_CORE, &limit));
+    NEED(setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 }));
+    if (setrlimit(RLIMIT_CORE, &limit) != 0) skip("only CAP_SYS_RESOURCE lifts hard limits");
+    below_use(true);
+}
+
 static void *nice_thread(void *argument) {
     (void)argument;
     NEED(sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){ 0 }));

@@ -13,6 +13,7 @@
 #include <netinet/tcp.h>
 #include <netinet/udp.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 
 #ifndef IPPROTO_MPTCP
 #define IPPROTO_MPTCP 262
@@ -58,9 +59,18 @@ static void put(int fd, const char *text) { EQ(send(fd, text, strlen(text), MSG_
 static void expect(int fd, const char *text) {
     char got[256] = "";
     struct pollfd wait = { fd, POLLIN, 0 };
-    poll(&wait, 1, 2000);
+    poll(&wait, 1, PATIENCE_MS);
     EQ(recv(fd, got, sizeof got - 1, MSG_DONTWAIT), (ssize_t)strlen(text));
     TEXT(got, text);
+}
+// Waits until so many bytes can be read.
+static void await_bytes(int fd, int bytes) {
+    int there = 0;
+    for (int looks = 0; there < bytes; looks++) {
+        NEED(ioctl(fd, FIONREAD, &there));
+        if (looks > PATIENCE_MS) wrong("%d bytes of %d have come", there, bytes);
+        if (there < bytes) rest_ms(1);
+    }
 }
 static void serves(int server) {
     int client = connected_to(server, SOCK_STREAM), served = NEED(accept(server, NULL, NULL));
@@ -131,7 +141,7 @@ PROGRAM(tcp_shared_port, "two listeners on one port (SO_REUSEPORT)") {
     captured();
     int client = connected_to(first, SOCK_STREAM);
     struct pollfd wait[2] = { { first, POLLIN, 0 }, { second, POLLIN, 0 } };
-    EQ(poll(wait, 2, 2000), 1);
+    EQ(poll(wait, 2, PATIENCE_MS), 1);
     int served = NEED(accept(wait[0].revents ? first : second, NULL, NULL));
     put(client, "hi");
     expect(served, "hi");
@@ -170,7 +180,7 @@ PROGRAM(tcp_shared_ports, "eight listeners on one port, one of which forbids oth
     int early = connected_to(listeners[0], SOCK_STREAM), served = -1;
     struct pollfd waits[8];
     for (int i = 0; i < 8; i++) waits[i] = (struct pollfd){ listeners[i], POLLIN, 0 };
-    EQ(poll(waits, 8, 2000), 1);
+    EQ(poll(waits, 8, PATIENCE_MS), 1);
     for (int i = 0; i < 8; i++)
         if (waits[i].revents) served = NEED(accept(listeners[i], NULL, NULL));
     captured();
@@ -181,7 +191,7 @@ PROGRAM(tcp_shared_ports, "eight listeners on one port, one of which forbids oth
         int client = connected_to(listeners[0], SOCK_STREAM);
         struct pollfd wait[8];
         for (int i = 0; i < 8; i++) wait[i] = (struct pollfd){ listeners[i], POLLIN, 0 };
-        EQ(poll(wait, 8, 2000), 1);
+        EQ(poll(wait, 8, PATIENCE_MS), 1);
         for (int i = 0; i < 8; i++)
             if (wait[i].revents) NEED(close(NEED(accept(listeners[i], NULL, NULL))));
         close(client);
@@ -263,7 +273,7 @@ static int tcp_state(int fd) {
 }
 static void await_tcp_state(int fd, int state) {
     for (int looks = 0; tcp_state(fd) != state; looks++) {
-        if (looks > 2000) wrong("a connection in state %d does not come to state %d", tcp_state(fd), state);
+        if (looks > PATIENCE_MS) wrong("a connection in state %d does not come to state %d", tcp_state(fd), state);
         rest_ms(1);
     }
 }
@@ -282,7 +292,7 @@ static void tcp_half_closed_of(int family) {
     expect(served, "");
     FAILS(send(client, "x", 1, MSG_NOSIGNAL), EPIPE);
     put(served, " more");
-    rest_ms(10);
+    await_bytes(client, 11);
     expect(client, "answer more");
     NEED(shutdown(served, SHUT_WR));
     expect(client, "");
@@ -297,7 +307,7 @@ static int shut_ends(int server, int way, int ends[2]) {
     ends[1] = NEED(accept(server, NULL, NULL));
     int how = way % 3, which = way / 3 % 2;
     if (way / 6 == 1) put(ends[0], "left"), put(ends[1], "left");
-    rest_ms(2);
+    if (way / 6 == 1) await_bytes(ends[0], 4), await_bytes(ends[1], 4);
     NEED(shutdown(ends[which], how == 0 ? SHUT_RD : how == 1 ? SHUT_WR : SHUT_RDWR));
     return which;
 }
@@ -305,8 +315,12 @@ PROGRAM(tcp_shut_ends, "connections of which one process has both ends, and one 
     int server = bound(AF_INET, SOCK_STREAM, 0), ends[WAYS][2], states[WAYS][2];
     short events[WAYS][2];
     NEED(listen(server, 17));
-    for (int way = 0; way < WAYS; way++) shut_ends(server, way, ends[way]);
-    rest_ms(50);
+    for (int way = 0; way < WAYS; way++) {
+        int which = shut_ends(server, way, ends[way]);
+        bool ended = way % 3 != 0;
+        await_tcp_state(ends[way][which], ended ? TCP_FIN_WAIT2 : TCP_ESTABLISHED);
+        await_tcp_state(ends[way][!which], ended ? TCP_CLOSE_WAIT : TCP_ESTABLISHED);
+    }
     for (int n = 0; n < 2 * WAYS; n++) {
         int fd = ends[n / 2][n % 2];
         struct pollfd look = { fd, POLLIN | POLLOUT | POLLRDHUP, 0 };
@@ -499,7 +513,7 @@ PROGRAM(raw_sockets, "raw sockets: unbound, bound, connected, with their own hea
     EQ(send(ends, "hello", 5, 0), 5);
     char packet[64];
     struct pollfd wait = { ends, POLLIN, 0 };
-    EQ(poll(&wait, 1, 2000), 1);
+    EQ(poll(&wait, 1, PATIENCE_MS), 1);
     EQ(recv(ends, packet, sizeof packet, 0), 25);
     BYTES(packet + 20, "hello", 5);
 }

@@ -4,6 +4,15 @@
 #include <sys/file.h>
 
 static int open_file(void) { return NEED(open(AT("file"), O_CREAT | O_RDWR | O_CLOEXEC, 0600)); }
+// In a file system that only the program's own processes reach: an app runs in a volume, where others may lock files, too.
+static const char *own_path(const char *name) {
+    static char path[64];
+    static pid_t first;
+    if (first == 0) first = getpid();
+    snprintf(path, sizeof path, "/dev/shm/conformance-%d-%s", first, name);
+    return path;
+}
+static int open_own(const char *name, int flags) { return NEED(open(own_path(name), flags | O_RDWR | O_CLOEXEC, 0600)); }
 static struct flock range(short type, off_t start, off_t bytes) {
     return (struct flock){ .l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = bytes };
 }
@@ -23,8 +32,7 @@ PROGRAM(flock_lock, "flock, shared and exclusive; the lock goes with the open fi
     NEED(flock(other, LOCK_EX | LOCK_NB));
 }
 
-// Who /proc/locks says has locked the file.
-static pid_t owner_of(int fd, const char *kind) {
+static pid_t listed_owner(int fd, const char *kind) {
     struct stat stat;
     NEED(fstat(fd, &stat));
     char line[256], type[16], file[64], wanted[32];
@@ -39,9 +47,17 @@ static pid_t owner_of(int fd, const char *kind) {
     fclose(locks);
     return found;
 }
+// Who /proc/locks says has locked the file. A long list is read in parts: a line is passed over where another's lock goes meanwhile.
+static pid_t owner_of(int fd, const char *kind) {
+    pid_t found = 0;
+    for (int looks = 0; found == 0 && looks < 100; looks++) {
+        if (looks > 0) rest_ms(1);
+        found = listed_owner(fd, kind);
+    }
+    return found;
+}
 PROGRAM(flock_owner, "who has taken flock locks, as /proc/locks says: the process, a child, one that has ended") {
-    int fd = open_file(), second = NEED(open(AT("second"), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
-    int third = NEED(open(AT("third"), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+    int fd = open_own("first", O_CREAT), second = open_own("second", O_CREAT), third = open_own("third", O_CREAT);
     NEED(flock(fd, LOCK_EX));
     pid_t ended = NEED(fork());
     if (ended == 0) { NEED(flock(third, LOCK_EX)); done(); }
@@ -52,11 +68,14 @@ PROGRAM(flock_owner, "who has taken flock locks, as /proc/locks says: the proces
     captured();
     EQ(owner_of(fd, "FLOCK"), getpid());
     EQ(owner_of(second, "FLOCK"), child);
-    int other = NEED(open(AT("third"), O_RDWR | O_CLOEXEC));
+    int other = open_own("third", 0);
     FAILS(flock(other, LOCK_SH | LOCK_NB), EWOULDBLOCK);
     HOLDS(owner_of(third, "FLOCK") != getpid());
     mark("checked");
     reap(child);
+    NEED(unlink(own_path("first")));
+    NEED(unlink(own_path("second")));
+    NEED(unlink(own_path("third")));
 }
 
 PROGRAM(flock_inherited, "flock on an open file that a child shares") {
@@ -85,7 +104,7 @@ static void expect_lock(int fd, off_t start, short type, pid_t owner) {
     reap(child);
 }
 PROGRAM(record_locks, "POSIX record locks, of a process and its child") {
-    int fd = open_file();
+    int fd = open_own("file", O_CREAT);
     struct flock read_lock = range(F_RDLCK, 0, 10), write_lock = range(F_WRLCK, 20, 0);
     NEED(fcntl(fd, F_SETLK, &read_lock));
     pid_t child = NEED(fork());
@@ -107,6 +126,7 @@ PROGRAM(record_locks, "POSIX record locks, of a process and its child") {
     mark("checked");
     reap(child);
     expect_lock(fd, 13, F_UNLCK, 0);
+    NEED(unlink(own_path("file")));
 }
 
 PROGRAM(open_file_locks, "OFD locks") {
@@ -128,7 +148,7 @@ PROGRAM(lease, "a lease that another's open breaks") {
     sigemptyset(&set);
     sigaddset(&set, SIGIO);
     NEED(sigprocmask(SIG_BLOCK, &set, NULL));
-    int fd = open_file();
+    int fd = open_own("file", O_CREAT);
     if (fcntl(fd, F_SETLEASE, F_WRLCK) < 0) skip("leases: %s", strerror(errno));
     captured();
     EQ(fcntl(fd, F_GETLEASE), F_WRLCK);
@@ -136,10 +156,11 @@ PROGRAM(lease, "a lease that another's open breaks") {
     pid_t child = NEED(fork());
     if (child == 0) {
         // The fork's copy of the descriptor keeps no lease from itself: another open file breaks it.
-        FAILS(open(AT("file"), O_RDWR | O_NONBLOCK), EWOULDBLOCK);
+        FAILS(open(own_path("file"), O_RDWR | O_NONBLOCK), EWOULDBLOCK);
         done();
     }
     siginfo_t info;
     EQ(sigtimedwait(&set, &info, &(struct timespec){ 5, 0 }), SIGIO);
     reap(child);
+    NEED(unlink(own_path("file")));
 }

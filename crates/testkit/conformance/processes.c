@@ -227,7 +227,7 @@ static void stop_and_continue(volatile long *rounds, volatile long *lost) {
         for (int i = 0; i < CHILDREN; i++) NEED(kill(children[i], SIGCONT));
         for (int i = 0; i < CHILDREN; i++) {
             pid_t heard = 0;
-            for (int n = 0; n < 2000 && heard == 0; n++) {
+            for (int n = 0; n < PATIENCE_MS && heard == 0; n++) {
                 // What it hears of first may be the stop.
                 heard = waitpid(children[i], &status, WCONTINUED | WNOHANG);
                 if (heard == 0) usleep(1000);
@@ -244,12 +244,110 @@ PROGRAM(stopped_children, "a parent hears of each of its stopped children that i
     while (counts[0] < 1) usleep(1000);
     captured();
     long before = counts[0];
-    for (int n = 0; counts[0] < before + 2 && n < 20000; n++) usleep(1000);
+    for (int n = 0; counts[0] < before + 2 && n < PATIENCE_MS; n++) usleep(1000);
     HOLDS(counts[0] >= before + 2);
     EQ(counts[1], 0);
     int status;
     NEED(kill(parent, SIGKILL));
     EQ(waitpid(parent, &status, 0), parent);
+}
+
+static void nothing(int signal) { (void)signal; }
+static volatile long *beats;
+static void *beat(void *place) {
+    for (;; ++*(volatile long *)place) rest_ms(2);
+    return NULL;
+}
+// Child number `i`: counts until it is stopped. Some are special.
+static void count_until_stopped(int i) {
+    sigset_t none, stop;
+    pthread_t thread;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    sigemptyset(&none);
+    sigemptyset(&stop);
+    sigaddset(&stop, SIGTSTP);
+    if (i == 1) signal(SIGTRAP, SIG_IGN);
+    if (i == 2) signal(SIGUSR1, nothing);
+    if (i == 2) sigprocmask(SIG_BLOCK, &stop, NULL);
+    if (i == 3) EQ(pthread_create(&thread, NULL, beat, (void *)&beats[i]), 0);
+    // Signals that it blocks reach this one in here only.
+    if (i == 2) for (;;) { ++beats[i]; sigsuspend(&none); }
+    if (i == 3) for (;;) pause();
+    beat((void *)&beats[i]);
+}
+PROGRAM(stopped_orphans, "children stopped by SIGTSTP, whose groups were orphaned after that, stay stopped until they are continued") {
+    enum { CHILDREN = 100 };
+    beats = map(PAGE, READ_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1);
+    pid_t parent = NEED(fork());
+    if (parent == 0) {
+        int status;
+        pid_t children[CHILDREN];
+        long before[CHILDREN];
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (int i = 0; i < CHILDREN; i++) {
+            children[i] = NEED(fork());
+            if (children[i] == 0) count_until_stopped(i);
+            NEED(setpgid(children[i], children[i]));
+        }
+        for (int i = 0; i < CHILDREN; i++) {
+            for (int looks = 0; beats[i] == 0 && looks < PATIENCE_MS; looks++) rest_ms(1);
+            HOLDS(beats[i] > 0);
+            NEED(kill(children[i], SIGTSTP));
+            EQ(waitpid(children[i], &status, WUNTRACED), children[i]);
+            EQ(status, SIGTSTP << 8 | 0x7f);
+        }
+        // Their parent is in another session now, and the kernel tells them nothing of it.
+        NEED(setsid());
+        for (int i = 0; i < CHILDREN; i++) before[i] = beats[i];
+        mark("stopped");
+        await("go");
+        rest_ms(20);
+        for (int i = 0; i < CHILDREN; i++) {
+            if (state_of(children[i]) != 'T') wrong("child %d is in state %c", i, state_of(children[i]));
+            EQ(beats[i], before[i]);
+        }
+        for (int i = 0; i < CHILDREN; i++) {
+            NEED(kill(children[i], SIGCONT));
+            EQ(waitpid(children[i], &status, WCONTINUED), children[i]);
+            HOLDS(WIFCONTINUED(status));
+            for (int looks = 0; beats[i] == before[i] && looks < PATIENCE_MS; looks++) {
+                if (i == 2) NEED(kill(children[i], SIGUSR1));
+                rest_ms(1);
+            }
+            if (beats[i] == before[i]) wrong("child %d does not go on: state %c", i, state_of(children[i]));
+            NEED(kill(children[i], SIGKILL));
+            EQ(waitpid(children[i], &status, 0), children[i]);
+        }
+        done();
+    }
+    await("stopped");
+    captured();
+    reap(parent);
+}
+
+// Sleeps, and is stopped; a handler interrupts it when it is continued. SIGTRAP is ignored, as nobody expects.
+static void sleep_until_interrupted(void) {
+    const struct timespec asked = { 1000, 0 };
+    struct timespec left = { 0, 0 };
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    signal(SIGTRAP, SIG_IGN);
+    signal(SIGUSR1, nothing);
+    FAILS(nanosleep(&asked, &left), EINTR);
+    WITHIN(left.tv_sec, 1, 999);
+    done();
+}
+PROGRAM(stopped_sleeper, "a stopped child that sleeps and ignores SIGTRAP is interrupted by a handler when it is continued") {
+    int status;
+    pid_t child = NEED(fork());
+    if (child == 0) sleep_until_interrupted();
+    await_state(child, 'S');
+    NEED(kill(child, SIGSTOP));
+    EQ(waitpid(child, &status, WUNTRACED), child);
+    captured();
+    EQ(state_of(child), 'T');
+    NEED(kill(child, SIGUSR1));
+    NEED(kill(child, SIGCONT));
+    reap(child);
 }
 
 static __thread int own;

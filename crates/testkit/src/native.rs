@@ -1,6 +1,6 @@
 //! Small C programs that check themselves, compiled statically when a test wants them and cached by their source.
 //!
-//! What each does, its arguments and its answers stand at the top of its source in `crates/testkit/c`.
+//! What each does, its arguments and its answers stand at the top of its source in `crates/testkit/programs`.
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
@@ -11,21 +11,22 @@ use crate::client::{ANSWER_TIMEOUT, Session, Stream};
 use crate::error::{Error, run};
 use crate::zoo::{Check, Program, Transport, cached, key, static_tarball};
 
-const COMMON: &str = include_str!("../c/common.h");
+const COMMON: &str = include_str!("../programs/common.h");
 const SOURCES: &[(&str, &str)] = &[
-    ("diskreader", include_str!("../c/diskreader.c")),
-    ("holder", include_str!("../c/holder.c")),
-    ("ignorer", include_str!("../c/ignorer.c")),
-    ("ledger", include_str!("../c/ledger.c")),
-    ("memcheck", include_str!("../c/memcheck.c")),
-    ("paired", include_str!("../c/paired.c")),
-    ("powercut", include_str!("../c/powercut.c")),
-    ("preforked", include_str!("../c/preforked.c")),
-    ("registers", include_str!("../c/registers.c")),
-    ("sleepers", include_str!("../c/sleepers.c")),
-    ("slowsender", include_str!("../c/slowsender.c")),
-    ("stopall", include_str!("../c/stopall.c")),
-    ("tree", include_str!("../c/tree.c")),
+    ("diskreader", include_str!("../programs/diskreader.c")),
+    ("holder", include_str!("../programs/holder.c")),
+    ("ignorer", include_str!("../programs/ignorer.c")),
+    ("interrupted", include_str!("../programs/interrupted.c")),
+    ("ledger", include_str!("../programs/ledger.c")),
+    ("memcheck", include_str!("../programs/memcheck.c")),
+    ("paired", include_str!("../programs/paired.c")),
+    ("powercut", include_str!("../programs/powercut.c")),
+    ("preforked", include_str!("../programs/preforked.c")),
+    ("registers", include_str!("../programs/registers.c")),
+    ("sleepers", include_str!("../programs/sleepers.c")),
+    ("slowsender", include_str!("../programs/slowsender.c")),
+    ("stopall", include_str!("../programs/stopall.c")),
+    ("tree", include_str!("../programs/tree.c")),
 ];
 const FLAGS: &[&str] = &[
     "-std=gnu17",
@@ -45,7 +46,7 @@ const FLAGS: &[&str] = &[
 pub fn executable(name: &str) -> Result<PathBuf, Error> {
     let source = SOURCES.iter().find(|(known, _)| *known == name).map(|(_, source)| *source);
     let source = source.ok_or_else(|| Error::Missing { what: format!("C program {name}") })?;
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(format!("{name}.c"));
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(format!("{name}.c"));
     compile(&format!("c-{name}"), &file, &[source, COMMON], &[])
 }
 

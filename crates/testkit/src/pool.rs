@@ -17,22 +17,7 @@ pub const GIGANTIC: u64 = 1 << 30;
 
 /// How long others may have the pools: a whole conformance suite.
 const PATIENCE_S: u32 = 1200;
-const SCRIPT: &str = r#"
-exec 9>>/run/lock/torpor-test-hugepages || exit 1
-flock -w "$PATIENCE" 9 || { echo 'the lock is not given'; exit 1; }
-pool() { echo "/sys/kernel/mm/hugepages/hugepages-$(($1 / 1024))kB/nr_hugepages"; }
-before=
-for wish; do
-    file=$(pool "${wish%:*}")
-    [ -w "$file" ] || continue
-    number=$(cat "$file")
-    before="$before $file:$number"
-    echo $((number + ${wish#*:})) > "$file" || true
-done
-echo ready
-cat > /dev/null
-for old in $before; do echo "${old##*:}" > "${old%:*}"; done
-"#;
+const SCRIPT: &str = include_str!("../programs/add_huge_pages.sh");
 
 /// Pages that were added to pools.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use torpor_testkit::skip::skipped;
 const AT_ONCE: usize = 6;
 
 #[test]
-fn every_program_is_well_by_itself() {
+fn every_program_passes_without_an_engine() {
     let all = programs();
     let next = AtomicUsize::new(0);
     let wrong = Mutex::new(Vec::new());

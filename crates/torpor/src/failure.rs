@@ -5,14 +5,14 @@
 //! | 0 | done |
 //! | 1 | failed |
 //! | 2 | the command or the description of the app is wrong |
-//! | 3 | no such app, image or event |
+//! | 3 | no such app, image or file; `checkpoint`, `restore`: refused |
 //! | 4 | a name, port or state is in the way |
 //! | 5 | the machine or kernel lacks what is needed |
 //! | 6 | it took longer than `--timeout` |
 //! | 7 | `down`: done, but the memory of an app is not kept |
 //! | 126, 127 | an app's program, or a command in it, cannot be executed, or is not there |
 //!
-//! `exec` gives back the command's own status instead. For `checkpoint` and `restore` 3 means refused.
+//! `exec` gives back the command's own status instead.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use torpor_api::client::ClientError;
 use torpor_api::parse::ParseError;
 use torpor_api::token::TokenError;
 use torpor_api::{ApiError, ErrorKind, error};
-use torpor_engine::{CheckpointError, Obstacle, RestoreError};
+use torpor_engine::{Blocker, CheckpointError, ImageError, RestoreError};
 use torpor_hub::HubError;
 
 use crate::config::ConfigError;
@@ -74,7 +74,7 @@ pub(crate) enum Failure {
     },
     /// An image could not be looked into.
     #[error(transparent)]
-    Image(#[from] torpor_engine::ImageError),
+    Image(#[from] ImageError),
     /// An archive is not whole.
     #[error(transparent)]
     Archive(#[from] torpor_api::archive::ArchiveError),
@@ -148,10 +148,18 @@ impl Failure {
                 ErrorKind::Internal => 1,
                 ErrorKind::Timeout => 6,
             },
+            Self::Parse(ParseError::NoFile(_)) => 3,
+            Self::Read { source, .. }
+            | Self::Image(ImageError::Read(_, source))
+            | Self::Restore(RestoreError::Read(_, source))
+                if source.kind() == io::ErrorKind::NotFound =>
+            {
+                3
+            }
             Self::Parse(_) | Self::Config(_) | Self::Usage(_) => 2,
             Self::NotKept(_) => 7,
             Self::Interrupted => 130,
-            Self::Hub(HubError::AlreadyRunning { .. } | HubError::NameTaken { .. }) => 4,
+            Self::Hub(HubError::AlreadyRunning { .. } | HubError::NameTaken { .. } | HubError::SocketTaken { .. }) => 4,
             Self::Checkpoint(CheckpointError::Refused { .. }) => 3,
             Self::Restore(error) if error.is_refusal() => 3,
             _ => 1,
@@ -174,6 +182,15 @@ impl Failure {
             Self::Hub(HubError::AlreadyRunning { .. }) => {
                 Some("use the one that runs, or give this one its own data_dir and run_dir".to_owned())
             }
+            Self::Client(ClientError::Foreign { path, .. }) => Some(format!(
+                "only root can listen there for torpor: remove {} and start the daemon, or choose a directory in which only root can \
+                 make files (`socket` in `[api]`)",
+                path.display()
+            )),
+            Self::Hub(HubError::SocketTaken { .. }) => Some(
+                "use the one that runs, or give this one its own run_dir, and `socket` in `[api]` if it is set"
+                    .to_owned(),
+            ),
             Self::Hub(HubError::NameTaken { .. }) => {
                 Some("use the one that runs, or give this one its own instance and pools".to_owned())
             }
@@ -194,7 +211,7 @@ impl Failure {
         };
         let mut text = format!("torpor: {told}\n");
         if let Self::Checkpoint(CheckpointError::Refused { obstacles, .. }) = self {
-            for obstacle in Obstacle::lines(obstacles) {
+            for obstacle in Blocker::lines(obstacles) {
                 text.push_str(&format!("  {}\n", error::one_line(&obstacle)));
             }
         }

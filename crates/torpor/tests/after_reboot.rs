@@ -47,7 +47,7 @@ fn answer(daemon: &Daemon, address: SocketAddr) -> String {
 
 /// It is known to be in trouble, and for which reason.
 fn is_blocked(daemon: &Daemon, app: &str, reason: &str) {
-    assert_eq!(daemon.state(app).unwrap(), "unwakeable", "{}", told(daemon, app));
+    assert_eq!(daemon.state(app).unwrap(), "wake-blocked", "{}", told(daemon, app));
     let explained = daemon.ok(&["explain", app]).unwrap();
     for words in [reason, "torpor restart"] {
         assert!(explained.contains(words), "{explained}\n{}", daemon.log());

@@ -9,15 +9,6 @@ use python::{PATIENCE, Place};
 use torpor_testkit::skip::skipped;
 use torpor_testkit::wait::eventually_ok;
 
-/// Shared memory, which is in the image, and a file in a memory file system, which a power cut takes.
-const HOLDER: &str = "
-import mmap, signal
-shared = mmap.mmap(-1, 24 << 20)
-shared.write(b'x' * (24 << 20))
-with open('/dev/shm/file', 'wb') as file: file.write(b'y' * (16 << 20))
-print('ready')
-signal.pause()
-";
 const MB: u64 = 1 << 20;
 
 /// What is charged to the app's cgroup; none where it has none that counts memory.
@@ -41,9 +32,10 @@ fn charged(place: &Place) -> Option<u64> {
 }
 
 #[test]
-fn what_is_made_again_is_charged_to_the_app() {
+fn restored_memory_is_charged_to_the_app() {
     let mut place = Place::with("[idle]\nsleep = false\n");
-    place.run("holder", HOLDER, &["--memory", "128M"]);
+    // Shared memory, which is in the image, and a file in a memory file system, which a power cut takes.
+    place.run("holder", "hold_memory.py", &["--memory", "128M"]);
     place.wait_log("holder", "ready");
     if charged(&place).is_none() {
         return skipped(module_path!(), "no cgroup hierarchy here counts memory");

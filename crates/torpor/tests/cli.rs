@@ -132,6 +132,154 @@ async fn exec_passes_streams_and_status() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_export_to_a_file_begins_again_when_the_app_wakes() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    expect(&running, &["run", "--name", "restless", "tar:/srv/web.tar"], 0).await;
+    let file = dir.path().join("restless.torpor");
+    let line = ["image", "export", "restless", "-o", file.to_str().unwrap()];
+    // Twice it wakes, and with --no-sleep that is the end of it.
+    let (_, err) = expect(&running, &[&line[..], &["--no-sleep"]].concat(), 4).await;
+    assert!(err.contains("restless woke while it was exported") && !file.exists(), "{err}");
+    let (out, err) = expect(&running, &line, 0).await;
+    assert!(out.contains("restless is exported") && err.matches("begins again").count() == 1, "{out}{err}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "the directories of the daemon, and the archive");
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_that_name_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    for line in [
+        "inspect @",
+        "explain @",
+        "logs @",
+        "stats @",
+        "exec @ ls",
+        "sleep @",
+        "wake @",
+        "start @",
+        "stop @",
+        "restart @",
+        "pin @",
+        "unpin @",
+        "rm web @",
+        "events --app @",
+        "images rm @",
+        "images load @ tar:/x",
+        "images pull @",
+        "image rm @",
+        "image export @ -o /x",
+        "image import x --name @",
+        "run --name @ tar:/x",
+    ] {
+        let line: Vec<&str> = line.split(' ').map(|word| if word == "@" { "" } else { word }).collect();
+        let (out, err) = expect(&running, &line, 2).await;
+        assert!(out.is_empty() && err.contains("a name is not empty"), "{line:?}: {out}{err}");
+    }
+    // An app that is not there has no events, unless it had some or may have some.
+    let (out, err) = expect(&running, &["events", "--app", "web"], 3).await;
+    assert!(out.is_empty() && err.contains("there is no app `web`") && err.contains("--follow"), "{err}");
+    expect(&running, &["run", "--name", "web", "tar:/srv/web.tar"], 0).await;
+    let id = serde_json::from_str::<serde_json::Value>(&expect(&running, &["inspect", "web", "--json"], 0).await.0);
+    let id = id.unwrap()["status"]["id"].as_str().unwrap().to_owned();
+    let (by_name, _) = expect(&running, &["events", "--app", "web"], 0).await;
+    assert!(by_name.contains("created"), "{by_name}");
+    assert_eq!(expect(&running, &["events", "--app", &id], 0).await.0, by_name);
+    expect(&running, &["rm", "-f", "web"], 0).await;
+    assert!(expect(&running, &["events", "--app", "web"], 0).await.0.contains("created"));
+
+    // Files: one code, and words without numbers.
+    let nowhere = dir.path().join("nowhere");
+    let nowhere = nowhere.to_str().unwrap();
+    for line in [
+        &["image", "inspect", nowhere][..],
+        &["image", "verify", nowhere],
+        &["image", "diff", nowhere, nowhere],
+        &["image", "import", nowhere],
+        &["restore", "--image", nowhere],
+        &["run", "-f", nowhere],
+        &["run", "--env-file", nowhere, "tar:/srv/web.tar"],
+        &["run", "--name", "x", &format!("{nowhere}/app.tar")],
+        &["images", "load", "x", &format!("{nowhere}.tar")],
+    ] {
+        // These talk to no daemon, and reject its socket.
+        let mut command = std::process::Command::new(PROGRAM);
+        command.args(line).env_clear().env("TORPOR_SOCKET", &running.socket);
+        let output = tokio::task::block_in_place(|| command.output()).unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(3), "{line:?}: {err}");
+        assert!(err.contains(nowhere) && !err.contains("os error"), "{line:?}: {err}");
+    }
+    for number in ["nan", "inf", "half"] {
+        let (_, err) = expect(&running, &["run", "--name", "x", "--cpus", number, "tar:/x"], 2).await;
+        assert!(err.contains("expected a number, as 0.5"), "{err}");
+    }
+    let (_, err) =
+        expect(&running, &["run", "--name", "x", "--cap-add", "all", "--cap-add", "net_admin", "tar:/x"], 2).await;
+    assert!(
+        err.contains("`all` names no capability") && err.contains("NET_ADMIN, ") && err.contains("dropped"),
+        "{err}"
+    );
+    expect(&running, &["run", "--name", "x", "--cap-add", "cap_net_admin", "--cap-drop", "all", "tar:/x"], 0).await;
+    running.stop().await;
+}
+
+/// What a command shows at a terminal of so many columns.
+fn at_terminal(running: &Running, args: &[&str], columns: u16) -> String {
+    use std::io::Read;
+    use std::os::unix::ffi::OsStrExt;
+
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::{Winsize, tcsetwinsize};
+
+    let mut terminal = std::fs::File::from(openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap());
+    grantpt(&terminal).unwrap();
+    unlockpt(&terminal).unwrap();
+    tcsetwinsize(&terminal, Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    let name = ptsname(&terminal, Vec::new()).unwrap();
+    let shown = std::fs::File::options().write(true).open(std::ffi::OsStr::from_bytes(name.as_bytes())).unwrap();
+    let mut command = std::process::Command::new(PROGRAM);
+    command.args(args).env_clear().env("TORPOR_SOCKET", &running.socket);
+    let mut child = command.stdin(Stdio::null()).stdout(shown).spawn().unwrap();
+    // The last one that has it open.
+    drop(command);
+    let mut text = Vec::new();
+    // At its end the terminal has no other side: an error, EIO.
+    let _ended = terminal.read_to_end(&mut text);
+    assert!(child.wait().unwrap().success(), "{args:?}");
+    String::from_utf8(text).unwrap().replace("\r\n", "\n")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_fit_the_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    for (name, ports) in [("web", "8080:80"), ("a-name-of-thirty-characters-abc", "[::1]:9090:9090")] {
+        expect(&running, &["run", "--name", name, "-p", ports, "tar:/srv/web.tar"], 0).await;
+        expect(&running, &["images", "load", name, "tar:/srv/d.tar"], 0).await;
+        expect(&running, &["sleep", "--level", "warm", name], 0).await;
+    }
+    tokio::task::block_in_place(|| {
+        for args in [&["ps"][..], &["stats"], &["images"], &["image", "ls"], &["doctor"], &["stats", "web"]] {
+            for columns in [60, 80, 200] {
+                let text = at_terminal(&running, args, columns);
+                let fits = |line: &str| line.chars().count() <= columns.into();
+                assert!(text.lines().all(fits) && text.lines().count() > 1, "{args:?} at {columns}:\n{text}");
+            }
+        }
+        assert!(at_terminal(&running, &["ps"], 60).contains("\na-name-of-thirty-characters-abc  warm "));
+        assert!(at_terminal(&running, &["stats", "web"], 60).contains("\nlines lost  0\n"));
+        // A size of 0 says nothing.
+        assert!(at_terminal(&running, &["ps"], 0).contains("RESTARTS"));
+    });
+    // Where there is no terminal, all is there.
+    assert!(expect(&running, &["stats"], 0).await.0.contains("LINES LOST"));
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_a_daemon() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("api.sock");

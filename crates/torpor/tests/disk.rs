@@ -9,24 +9,17 @@ use std::path::PathBuf;
 use python::{Place, names};
 use torpor_testkit::skip;
 
+/// Writes 8 MiB, and waits.
+const WRITER: &str = "write_file.py /data 8388608";
+
 fn own_files(place: &Place) -> PathBuf {
     let apps = place.daemon.data_dir().join("apps");
     let [id] = &names(&apps)[..] else { panic!("one app is there") };
     apps.join(id)
 }
 
-/// Writes so many bytes, and waits.
-const WRITER: &str = r"
-import os, time
-with open('/data', 'wb') as file:
-    file.write(bytes(8 << 20))
-    os.fsync(file.fileno())
-print('written')
-time.sleep(1e6)
-";
-
 #[test]
-fn an_app_above_its_limit_is_told_of_and_not_started_again() {
+fn an_app_above_its_disk_limit_is_reported_and_cannot_be_restarted() {
     let place = Place::with("[disk]\nlimit = '64M'\n[idle]\nsleep = false\n");
     if place.daemon.ok(&["doctor"]).unwrap().contains("project quotas") {
         let doctor = place.daemon.ok(&["doctor"]).unwrap();
@@ -55,20 +48,10 @@ fn an_app_above_its_limit_is_told_of_and_not_started_again() {
     place.daemon.ok(&["start", "over"]).unwrap();
 }
 
-/// Nests directories for ever, as far as it goes.
-const NESTED: &str = r"
-import os, time
-for n in range(100_000):
-    os.mkdir('d')
-    os.chdir('d')
-print('nested')
-time.sleep(1e6)
-";
-
 #[test]
 fn an_app_with_a_hundred_thousand_nested_directories_can_be_removed() {
     let place = Place::with("[idle]\nsleep = false\n");
-    place.run("nested", NESTED, &[]);
+    place.run("nested", "nest_directories.py 100000", &[]);
     place.wait_log("nested", "nested");
     place.daemon.ok(&["stop", "nested"]).unwrap();
     place.daemon.ok(&["rm", "nested"]).unwrap();

@@ -17,8 +17,11 @@ use torpor_testkit::daemon::{Daemon, binary, leftovers};
 use torpor_testkit::native::{self, LineSession};
 use torpor_testkit::wait::{eventually, eventually_ok};
 
+/// Ends by SIGKILL only.
+const STUBBORN: &str = "idle.py --ignore SIGTERM";
+
 #[test]
-fn rests_apps_that_a_daemon_left_behind() {
+fn down_without_a_daemon_makes_its_apps_warm() {
     let lighttpd = program("lighttpd");
     let mut daemon = Daemon::start().unwrap();
     for app in ["awake", "asleep"] {
@@ -110,24 +113,19 @@ fn is_gone(daemon: &Daemon) {
 
 /// With an app that does nothing.
 fn busy() -> Place {
-    let place = Place::with(
-        "[idle]
-sleep = false
-",
-    );
+    let place = Place::with("[idle]\nsleep = false\n");
     place.run("busy", STUBBORN, &[]);
     place.wait_log("busy", "up");
     place
 }
 
 #[test]
-fn what_can_go_warm_keeps_its_memory_and_the_rest_is_named() {
+fn apps_that_can_go_warm_keep_their_memory_and_the_others_are_named() {
     let Place { mut daemon, .. } = busy();
     let memcheck = native::program("memcheck", &["8", "3", "7000", "0"], &[7000]).unwrap();
     let address = daemon.run_program(&memcheck, "check", "").unwrap()[0];
     let mut session = eventually_ok("memcheck answers", PATIENCE, || LineSession::open(address)).unwrap();
-    let wait = "import sys; sys.stdin.read()";
-    let mut exec = daemon.command(&["exec", "-i", "busy", "--", "/usr/bin/python3", "-c", wait]);
+    let mut exec = daemon.command(&["exec", "-i", "busy", "--", "/bin/cat"]);
     let mut exec = exec.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::null()).spawn().unwrap();
     eventually("its session is there", PATIENCE, || daemon.ok(&["explain", "busy"]).unwrap().contains("exec session"))
         .unwrap();
@@ -155,7 +153,7 @@ fn what_can_go_warm_keeps_its_memory_and_the_rest_is_named() {
 }
 
 #[test]
-fn a_daemon_that_hangs_is_killed_and_what_it_had_is_kept() {
+fn down_kills_a_hanging_daemon_and_keeps_its_warm_apps() {
     let (mut daemon, address, session) = memcheck("8");
     support::warm(&daemon, "check");
     let pid = rustix::process::Pid::from_raw(daemon.pid().unwrap().cast_signed()).unwrap();
@@ -168,16 +166,8 @@ fn a_daemon_that_hangs_is_killed_and_what_it_had_is_kept() {
     eventually_ok("it is still there", PATIENCE, || session.again(address)).unwrap();
 }
 
-/// Ends by SIGKILL only.
-const STUBBORN: &str = r"
-import signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print('up')
-while True: time.sleep(1000)
-";
-
 #[test]
-fn apps_that_do_not_end_when_asked_are_waited_for_together() {
+fn apps_that_ignore_sigterm_are_waited_for_in_parallel() {
     let mut place = Place::with("[idle]\nsleep = false\n");
     let apps = ["one", "two", "three", "four"];
     for app in apps {
@@ -186,9 +176,9 @@ fn apps_that_do_not_end_when_asked_are_waited_for_together() {
     }
     let begun = Instant::now();
     assert_eq!(place.daemon.down().unwrap(), Vec::<String>::new());
-    // Each is given ten seconds.
+    // Each is given ten seconds: one after the other would take forty.
     let took = begun.elapsed();
-    assert!(took > Duration::from_secs(9) && took < Duration::from_secs(20), "{took:?}");
+    assert!(took > Duration::from_secs(9) && took < Duration::from_secs(40), "{took:?}");
     let log = place.daemon.log();
     assert!(log.contains("every app rests") && !log.contains("left as they are"), "{log}");
 }
@@ -200,7 +190,7 @@ fn cgroup2() -> PathBuf {
 }
 
 #[test]
-fn what_a_crash_left_of_an_app_that_was_being_started_goes_too() {
+fn down_removes_what_a_crash_left_of_a_starting_app() {
     let mut daemon = Daemon::start().unwrap();
     let group = cgroup2().join(daemon.instance()).join("00000000deadbeef");
     std::fs::create_dir(&group).unwrap();
@@ -217,7 +207,7 @@ fn what_a_crash_left_of_an_app_that_was_being_started_goes_too() {
 }
 
 #[test]
-fn who_keeps_the_machine_in_use_is_named() {
+fn down_names_the_process_that_keeps_a_cgroup_in_use() {
     let mut daemon = Daemon::start().unwrap();
     let group = cgroup2().join(daemon.instance()).join("support");
     let mut process = Command::new("sleep").arg("1000").spawn().unwrap();
@@ -231,4 +221,35 @@ fn who_keeps_the_machine_in_use_is_named() {
     assert!(!output.status.success() && said.contains(&format!("process {} (sleep)", process.id())), "{said}");
     // And then it can be done.
     assert_eq!(daemon.down().unwrap(), Vec::<String>::new());
+}
+
+/// One whose own timer is due while others are still put away is not woken any more: that would use up its image.
+#[test]
+fn timers_do_not_wake_an_app_that_down_has_put_away() {
+    let mut place = Place::with("[idle]\nsleep = false\ntimers_over = '500ms'\n");
+    for (app, script) in [("busy", STUBBORN), ("ticks", "count_connections.py --poll 1.5")] {
+        place.run(app, script, &[]);
+        place.wait_log(app, "up");
+    }
+    let daemon = &mut place.daemon;
+    // It stays busy, and is killed after its grace.
+    let mut exec = daemon.command(&["exec", "-i", "busy", "--", "/bin/cat"]);
+    let mut exec = exec.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::null()).spawn().unwrap();
+    eventually("its session is there", PATIENCE, || daemon.ok(&["explain", "busy"]).unwrap().contains("exec session"))
+        .unwrap();
+    let ask = |daemon: &Daemon| {
+        let status = daemon.json(&["inspect", "ticks"]).unwrap();
+        let address = format!("{}:80", status["status"]["addresses"][0].as_str().unwrap());
+        let mut text = String::new();
+        std::net::TcpStream::connect(address).unwrap().read_to_string(&mut text).unwrap();
+        text
+    };
+    assert_eq!(ask(daemon), "1");
+    let put_away = down(daemon, &[]);
+    drop(exec.stdin.take());
+    exec.wait().unwrap();
+    let kept = |app: &str| put_away.iter().any(|(name, kept, _)| name == app && *kept);
+    assert!(kept("ticks"), "{put_away:?}");
+    daemon.up().unwrap();
+    assert_eq!(ask(daemon), "2", "{put_away:?}\n{}", daemon.log());
 }

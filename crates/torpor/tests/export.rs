@@ -77,7 +77,7 @@ fn ledger(folder: &Path) -> (Daemon, PathBuf, String) {
 }
 
 #[test]
-fn exports_that_nobody_reads_hold_up_no_app() {
+fn unread_exports_do_not_block_apps() {
     /// More than a pool has threads.
     const STREAMS: usize = 520;
     let (daemon, _, mut session) = support::memcheck("8");
@@ -155,49 +155,11 @@ fn redis_port() -> u16 {
     program("redis").ports[0].0
 }
 
-const COUNTER: &str = r#"
-import http.server, os, socket, tempfile
-os.makedirs('/srv/data/sub', exist_ok=True)
-log = open('/srv/data/log', 'a+')
-os.link('/srv/data/log', '/srv/data/sub/again')
-os.symlink('../log', '/srv/data/sub/link')
-os.mkfifo('/srv/data/fifo', 0o640)
-os.chown('/srv/data/fifo', 1000, 1001)
-if os.path.exists('/usr/share/doc'):
-    import shutil
-    shutil.rmtree('/usr/share/doc')
-unix = socket.socket(socket.AF_UNIX)
-unix.bind('/srv/data/socket')
-unix.listen()
-secret = tempfile.TemporaryFile()
-secret.write(b'unnamed'); secret.flush()
-count = 0
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        global count
-        count += 1
-        log.write(f'{count}\n'); log.flush()
-        log.seek(0); secret.seek(0)
-        peer = socket.socket(socket.AF_UNIX)
-        peer.connect('/srv/data/socket'); unix.accept()[0].close(); peer.close()
-        told = [str(count), str(len(log.read().split())), secret.read().decode(),
-                str(os.stat('/srv/data/log').st_nlink), os.readlink('/srv/data/sub/link'),
-                oct(os.stat('/srv/data/fifo').st_mode), str(os.stat('/srv/data/fifo').st_uid),
-                str(os.path.exists('/usr/share/doc')), socket.gethostname(), os.getrandom(16).hex()]
-        body = ' '.join(told).encode()
-        self.send_response(200)
-        self.send_header('Content-Length', str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-    def log_message(self, *args): pass
-http.server.HTTPServer(('0.0.0.0', 80), Handler).serve_forever()
-"#;
-
 #[test]
 fn files_of_all_kinds_come_along_and_random_numbers_do_not() {
     let mut from = Place::new();
     let host = from.daemon.port().unwrap();
-    from.run("counter", COUNTER, &["-p", &format!("{host}:80"), "--no-sleep"]);
+    from.run("counter", "files_of_all_kinds.py", &["-p", &format!("{host}:80"), "--no-sleep"]);
     let ask = |daemon: &Daemon, app: &str, at: SocketAddr| -> Vec<String> {
         let answer = eventually_ok("the counter answers", PATIENCE, || http::get(at, "/"));
         let answer = answer.unwrap_or_else(|error| panic!("{error}\n{}\n{}", told(daemon, app), daemon.log()));
@@ -222,7 +184,7 @@ fn files_of_all_kinds_come_along_and_random_numbers_do_not() {
 }
 
 #[test]
-fn what_is_wrong_is_said_and_leaves_nothing() {
+fn failed_imports_and_exports_name_the_reason_and_leave_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (mut from, archive, last) = ledger(folder.path());
     let mut to = Daemon::start().unwrap();
@@ -398,21 +360,40 @@ fn an_export_replaces_regular_files_only() {
 }
 
 #[test]
-fn a_wake_comes_before_an_export() {
+fn an_export_ended_by_a_timer_of_the_app_names_the_timer() {
+    let from = Place::new();
+    from.run("ticks", "idle.py --sleep 2", &["--no-sleep", "--timers-over", "1s"]);
+    from.wait_log("ticks", "up");
+    let mut reader = from.daemon.command(&["image", "export", "ticks"]);
+    let mut reader = reader.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut out = reader.stdout.take().unwrap();
+    // The rest waits for us.
+    out.read_exact(&mut [0; 16]).unwrap();
+    eventually("its timer has woken it", PATIENCE, || stats(&from.daemon, "ticks").state != "warm").unwrap();
+    out.read_to_end(&mut Vec::new()).unwrap();
+    let output = reader.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{told}");
+    assert!(told.contains("ticks woke while it was exported, woken by a timer of its own\n"), "{told}");
+    assert!(told.contains("torpor explain ticks"), "{told}");
+}
+
+#[test]
+fn a_wake_aborts_a_running_export() {
     let mut from = Place::new();
     let host = from.daemon.port().unwrap();
-    let script = "import socket\ns = socket.create_server(('0.0.0.0', 80))\nwhile True:\n c, _ = s.accept()\n c.sendall(b'here')\n c.close()\n";
-    from.run("server", script, &["-p", &format!("{host}:80"), "--no-sleep"]);
+    from.run("server", "hello.py", &["-p", &format!("{host}:80"), "--no-sleep"]);
     let at: SocketAddr = (Ipv4Addr::LOCALHOST, host).into();
     let ask = || eventually_ok("the server answers", PATIENCE, || native::read_all(at));
-    assert_eq!(ask().unwrap(), "here");
+    assert_eq!(ask().unwrap(), "hello");
+    support::warm(&from.daemon, "server");
     let mut reader = from.daemon.command(&["image", "export", "server"]);
     let mut reader = reader.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut out = reader.stdout.take().unwrap();
     // The rest waits for us: the export cannot come to its end.
     out.read_exact(&mut [0; 16]).unwrap();
     assert_eq!(stats(&from.daemon, "server").state, "warm");
-    assert_eq!(native::read_all(at).unwrap(), "here", "{}", from.daemon.log());
+    assert_eq!(native::read_all(at).unwrap(), "hello", "{}", from.daemon.log());
     let mut archive = vec![0; 16];
     out.read_to_end(&mut archive).unwrap();
     let output = reader.wait_with_output().unwrap();

@@ -95,7 +95,7 @@ impl Held {
 
 #[test]
 fn a_wake_that_does_not_end_is_given_up_and_tried_again() {
-    for step in ["revive-checked", "revive-built", "revive-released"] {
+    for step in ["resume-checked", "resume-built", "resume-released"] {
         let mut held = Held::up_to(step, SHORT);
         warm(&held.daemon, "check");
         let asked = held.ask();
@@ -119,7 +119,7 @@ fn a_wake_that_does_not_end_is_given_up_and_tried_again() {
 
 #[test]
 fn the_daemon_ends_and_starts_while_a_wake_does_not_end() {
-    let mut held = Held::up_to("revive-built", "[idle]\nsleep = false\n");
+    let mut held = Held::up_to("resume-built", "[idle]\nsleep = false\n");
     warm(&held.daemon, "check");
     let asked = held.ask();
     held.is("waking");
@@ -183,7 +183,7 @@ fn a_start_that_does_not_end_is_given_up_and_can_be_tried_again() {
 
 #[test]
 fn a_sleep_waits_for_the_wake_that_comes_first() {
-    let mut held = Held::up_to("revive-built", "[idle]\nsleep = false\n");
+    let mut held = Held::up_to("resume-built", "[idle]\nsleep = false\n");
     warm(&held.daemon, "check");
     let asked = held.ask();
     held.is("waking");
@@ -204,7 +204,7 @@ fn a_sleep_waits_for_the_wake_that_comes_first() {
 
 #[test]
 fn down_does_not_wait_for_one_that_is_held_up() {
-    for step in ["opened", "copied", "revive-built"] {
+    for step in ["opened", "copied", "resume-built"] {
         let mut held = Held::up_to(step, SHORT);
         let config = held.daemon.data_dir().with_file_name("torpor.toml");
         let command = match step {
@@ -212,14 +212,14 @@ fn down_does_not_wait_for_one_that_is_held_up() {
                 support::doze(&held.daemon, "check");
                 &["wake", "check"]
             }
-            "revive-built" => {
+            "resume-built" => {
                 warm(&held.daemon, "check");
                 &["wake", "check"]
             }
             _ => &["sleep", "check"],
         };
         let mut asked = held.daemon.command(command).stderr(Stdio::null()).spawn().unwrap();
-        let state = if step == "revive-built" { "waking" } else { "not-answering" };
+        let state = if step == "resume-built" { "waking" } else { "not-answering" };
         held.is(state);
         let down =
             held.daemon.command(&["down", "--timeout", "2m", "--json", "--config", config.to_str().unwrap()]).output();
@@ -231,7 +231,7 @@ fn down_does_not_wait_for_one_that_is_held_up() {
         assert_eq!(kept("other"), true, "{step}: {said}");
         // What holds it up ends with the daemon, and it is kept as well.
         assert_eq!(kept("check"), true, "{step}: {said}");
-        assert!(step == "revive-built" || said.contains("is killed"), "{step}: {said}");
+        assert!(step == "resume-built" || said.contains("is killed"), "{step}: {said}");
         let dirs = [config.parent().unwrap()];
         assert_eq!(leftovers(&held.daemon.instance(), &dirs), Vec::<String>::new(), "{step}: {said}");
         asked.wait().unwrap();

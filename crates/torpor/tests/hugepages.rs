@@ -45,7 +45,7 @@ fn a_database_takes_huge_pages_gives_them_back_when_warm_and_needs_them_to_wake(
     let said = String::from_utf8_lossy(&refused.stderr);
     if Pools::free() < taken {
         assert!(!refused.status.success() && said.contains("huge pages of 2 MiB"), "{said}");
-        assert_eq!(daemon.state(APP).unwrap(), "unwakeable", "{}", told(&daemon, APP));
+        assert_eq!(daemon.state(APP).unwrap(), "wake-blocked", "{}", told(&daemon, APP));
     }
     let pools = Pools::add(&[(LARGE, PAGES)]).unwrap();
     daemon.ok(&["wake", APP]).unwrap();

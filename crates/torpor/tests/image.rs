@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use torpor_testkit::conformance::{Begun, Running, program};
+use torpor_testkit::conformance::{Begun, Execution, program};
 
 fn torpor(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_torpor")).args(arguments).output().unwrap()
@@ -27,13 +27,13 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&good(arguments)).unwrap()
 }
 
-fn capture(running: &Running, image: &Path) {
+fn capture(running: &Execution, image: &Path) {
     let pid = running.pid().to_string();
     good(&["checkpoint", "--pid", &pid, "--image", image.to_str().unwrap(), "--leave-running"]);
 }
 
-fn started(name: &str) -> Running {
-    let mut running = Running::start(&program(name).unwrap()).unwrap();
+fn started(name: &str) -> Execution {
+    let mut running = Execution::start(&program(name).unwrap()).unwrap();
     assert_eq!(running.begun().unwrap(), Begun::Ready);
     running
 }
@@ -101,13 +101,13 @@ fn what_is_no_image_is_said_to_be_none() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, vec![7; 10_000]).unwrap();
-    for (path, words) in [
-        (file.to_str().unwrap(), "not a Torpor image"),
-        ("/nowhere", "No such file"),
-        ("/dev/zero", "not a regular file"),
+    for (path, words, code) in [
+        (file.to_str().unwrap(), "not a Torpor image", 1),
+        ("/nowhere", "No such file", 3),
+        ("/dev/zero", "not a regular file", 1),
     ] {
         let output = torpor(&["image", "verify", path]);
-        assert_eq!(output.status.code(), Some(1), "{path}");
+        assert_eq!(output.status.code(), Some(code), "{path}");
         assert!(text(&output).contains(words), "{path}: {}", text(&output));
     }
 }

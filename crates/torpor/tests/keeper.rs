@@ -14,45 +14,10 @@ use torpor_testkit::daemon::{Daemon, leftovers};
 use torpor_testkit::native::LineSession;
 use torpor_testkit::wait::eventually_ok;
 
-/// Fills connections to itself that nobody reads, whose last `close(2)` takes an hour. Closes them when it is visited.
-const LINGERING: &str = r"
-import os, socket, struct
-server = socket.create_server(('0.0.0.0', 80))
-own = socket.create_server(('127.0.0.1', 0))
-senders, readers = [], []
-for _ in range(4):
-    sender = socket.create_connection(own.getsockname())
-    readers.append(own.accept()[0])
-    sender.setblocking(False)
-    try:
-        while True: sender.send(b'x' * 65536)
-    except BlockingIOError: pass
-    sender.setblocking(True)
-    sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 3600))
-    senders.append(sender.detach())
-print('armed')
-visitor = server.accept()[0]
-for sender in senders: os.close(sender)
-visitor.sendall(b'closed')
-server.accept()
-";
-
-/// Has more open files than the worker keeps at hand, and answers.
-const MANY: &str = r"
-import os, socket
-files = [os.open('/dev/null', os.O_RDONLY) for _ in range(40)]
-server = socket.create_server(('0.0.0.0', 80))
-print('armed')
-while True:
-    visitor = server.accept()[0]
-    visitor.sendall(b'hello')
-    visitor.close()
-";
-
-fn run(place: &mut Place, name: &str, script: &str) -> SocketAddr {
+fn run(place: &mut Place, name: &str, program: &str) -> SocketAddr {
     let port = place.daemon.port().unwrap();
-    place.run(name, script, &["-p", &format!("{port}:80")]);
-    place.wait_log(name, "armed");
+    place.run(name, program, &["-p", &format!("{port}:80")]);
+    place.wait_log(name, "up");
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
@@ -73,10 +38,11 @@ fn answered(daemon: &Daemon) {
 }
 
 #[test]
-fn an_app_with_lingering_sockets_stops_nobody() {
+fn an_app_with_lingering_sockets_does_not_block_the_keeper() {
     let mut place = Place::with("[idle]\nsleep = false\n");
-    let lingering = run(&mut place, "lingering", LINGERING);
-    let many = run(&mut place, "many", MANY);
+    let lingering = run(&mut place, "lingering", "lingering_sockets.py");
+    // More open files than the worker keeps at hand.
+    let many = run(&mut place, "many", "hello.py --open-files 40");
     warm(&place.daemon, "many");
     warm(&place.daemon, "lingering");
     let before = keeper(&place.daemon).unwrap();
@@ -109,6 +75,28 @@ fn replaced(daemon: &Daemon, old: u32) {
         other => Err(format!("{other:?}")),
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", daemon.log()));
+}
+
+#[test]
+fn a_keeper_whose_socket_is_removed_is_found_again() {
+    let (mut daemon, address, mut session) = memcheck("8");
+    let socket = daemon.run_dir().join("keeper.sock");
+    let old = keeper(&daemon).unwrap();
+    warm(&daemon, "check");
+    daemon.kill9().unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    daemon.up().unwrap();
+    assert_eq!(keeper(&daemon), Some(old), "{}", daemon.log());
+    assert_eq!(daemon.state("check").unwrap(), "warm", "{}", daemon.log());
+    session.ask().unwrap();
+    // Nor does one that cannot make it again keep a daemon from starting.
+    warm(&daemon, "check");
+    daemon.kill9().unwrap();
+    stop(&daemon);
+    std::fs::remove_file(&socket).unwrap();
+    daemon.up().unwrap();
+    replaced(&daemon, old);
+    eventually_ok("it is still there", PATIENCE, || session.again(address)).unwrap();
 }
 
 #[test]

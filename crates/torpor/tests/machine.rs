@@ -13,7 +13,7 @@ use std::process::{Command, Output, Stdio};
 use python::{Place, said};
 use serde_json::{Value, json};
 use torpor_testkit::daemon::{Daemon, binary};
-use torpor_testkit::native;
+use torpor_testkit::{native, programs};
 
 fn refused(daemon: &Daemon, args: &[&str], code: i32, words: &[&str]) {
     let output = daemon.cli(args).unwrap();
@@ -75,18 +75,18 @@ fn descriptions_with_mistakes_are_refused_with_their_place() {
         let path = place.write("app.toml", &text);
         refused(&place.daemon, &["run", "-f", path.to_str().unwrap()], 2, &[words]);
     }
-    refused(&place.daemon, &["run", "-f", "/nonexistent.toml"], 1, &["/nonexistent.toml"]);
+    refused(&place.daemon, &["run", "-f", "/nonexistent.toml"], 3, &["/nonexistent.toml"]);
     assert_eq!(place.daemon.json(&["ps"]).unwrap(), json!([]));
     // From standard input, with flags over it.
-    place.script("x", "import time\nprint('from a file')\ntime.sleep(1000)\n");
-    let text = "name = 'x'\ncommand = ['/usr/bin/python3', '-u', '/srv/app.py']\n[source.tarball]\npath = 'x.tar'\nbase = 'python'\n";
+    fs::copy(programs::tarball().unwrap(), place.path("x.tar")).unwrap();
+    let text = "name = 'x'\ncommand = ['/usr/bin/python3', '-u', '/programs/idle.py']\n[source.tarball]\npath = 'x.tar'\nbase = 'python'\n";
     let mut command = place.daemon.command(&["run", "-f", "-", "--name", "named"]);
     command.current_dir(place.path("")).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
-    place.wait_log("named", "from a file");
+    place.wait_log("named", "up");
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn only_root_may_use_it() {
 }
 
 #[test]
-fn doctor_tells_what_the_machine_offers() {
+fn doctor_reports_what_the_machine_offers() {
     let daemon = Daemon::start().unwrap();
     let text = daemon.ok(&["doctor"]).unwrap();
     let checks = daemon.json(&["doctor"]).unwrap();
@@ -146,7 +146,7 @@ fn doctor_tells_what_the_machine_offers() {
         assert!(fine || !check["meaning"].as_str().unwrap().is_empty(), "{check} says not what follows");
         assert_ne!(check["outcome"], "missing", "{check}");
     }
-    for about in ["kernel", "cgroup", "nft"] {
+    for about in ["kernel", "cgroup", "nft", "parked descriptors"] {
         assert!(text.contains(about), "nothing about {about}: {text}");
     }
     // Without a daemon too.
@@ -202,7 +202,7 @@ fn curl(args: &[&str]) -> (u32, String) {
 }
 
 #[test]
-fn the_api_is_served_over_tcp_to_whoever_has_the_token() {
+fn the_api_over_tcp_requires_the_token() {
     let directory = tempfile::tempdir().unwrap();
     let token = directory.path().join("token");
     fs::write(&token, "a-token-of-many-letters\n").unwrap();

@@ -10,16 +10,8 @@ use std::process::Command;
 use python::{PATIENCE, Place};
 use torpor_testkit::wait::eventually_ok;
 
-/// Answers `hello` on TCP port 80.
-const SERVER: &str = r"
-import socket
-server = socket.create_server(('', 80))
-print('up')
-while True:
-    client = server.accept()[0]
-    client.sendall(b'hello')
-    client.close()
-";
+/// Greets each connection to its TCP port 80.
+const SERVER: &str = "hello.py";
 
 fn warm(place: &Place, app: &str) {
     let args = ["sleep", "--level", "warm", app];
@@ -41,7 +33,7 @@ fn events(place: &Place, kind: &str) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn rules_that_others_remove_come_back_and_wake_who_sleeps() {
+fn removed_firewall_rules_are_restored_and_wakes_still_work() {
     let mut place = Place::with("[idle]\nsleep = false\n");
     let port = place.daemon.port().unwrap();
     place.run("web", SERVER, &["-p", &format!("{port}:80")]);
@@ -72,27 +64,11 @@ fn rules_that_others_remove_come_back_and_wake_who_sleeps() {
     assert_eq!(hello(eventually_ok("it answers", PATIENCE, reached).unwrap()), "hello");
 }
 
-/// Says what the C library finds for each name that it gets by its port, and what the app there says.
-const ASKER: &str = r"
-import socket
-server = socket.create_server(('', 80))
-print('up')
-while True:
-    client = server.accept()[0]
-    name = client.recv(100).decode()
-    try:
-        with socket.create_connection((name, 80), 20) as other:
-            client.sendall(other.recv(10))
-    except OSError as error:
-        client.sendall(('no: ' + str(error)).encode())
-    client.close()
-";
-
 #[test]
 fn apps_of_one_network_find_each_other_by_name_awake_or_asleep() {
     let mut place = Place::with("[idle]\nsleep = false\n");
     let port = place.daemon.port().unwrap();
-    place.run("web", ASKER, &["-p", &format!("{port}:80"), "--network", "back"]);
+    place.run("web", "ask_by_name.py", &["-p", &format!("{port}:80"), "--network", "back"]);
     place.run("db", SERVER, &["--network", "back"]);
     place.run("stranger", SERVER, &["--network", "other"]);
     for app in ["web", "db", "stranger"] {
@@ -129,7 +105,7 @@ fn apps_of_one_network_find_each_other_by_name_awake_or_asleep() {
 fn a_new_daemon_knows_the_names_of_apps_that_it_has_not_adopted_yet() {
     let mut place = Place::with("[idle]\nsleep = false\n");
     let port = place.daemon.port().unwrap();
-    place.run("web", ASKER, &["-p", &format!("{port}:80"), "--network", "back"]);
+    place.run("web", "ask_by_name.py", &["-p", &format!("{port}:80"), "--network", "back"]);
     place.run("db", SERVER, &["--network", "back"]);
     for app in ["web", "db"] {
         place.wait_log(app, "up");
@@ -152,34 +128,14 @@ fn a_new_daemon_knows_the_names_of_apps_that_it_has_not_adopted_yet() {
     }
 }
 
-/// Takes datagrams and answers none.
-const COLLECTOR: &str = r"
-import socket
-collector = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-collector.bind(('', 8125))
-print('up')
-while True:
-    collector.recv(100)
-";
-
-/// Sends from more sockets than it may have connections.
-const CHATTY: &str = r"
-import signal, socket
-sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(15)]
-collector = (socket.gethostbyname('collector'), 8125)
-for one in sockets:
-    one.sendto(b'x', collector)
-print('sent')
-signal.pause()
-";
-
 #[test]
-fn an_app_that_may_not_begin_more_connections_is_told_of() {
+fn an_app_at_its_connection_limit_is_reported() {
     const LIMIT: u64 = 12;
     let place = Place::with(&format!("connections_per_app = {LIMIT}\n[idle]\nsleep = false\n"));
-    place.run("collector", COLLECTOR, &["--network", "back"]);
+    place.run("collector", "take_datagrams.py", &["--network", "back"]);
     place.wait_log("collector", "up");
-    place.run("chatty", CHATTY, &["--network", "back"]);
+    // From more sockets than it may have connections.
+    place.run("chatty", "send_datagrams.py 15", &["--network", "back"]);
     place.wait_log("chatty", "sent");
     let stats = place.daemon.json(&["stats"]).unwrap();
     let of = |name: &str| stats.as_array().unwrap().iter().find(|app| app["name"] == name).unwrap().clone();
@@ -200,7 +156,7 @@ fn an_app_that_may_not_begin_more_connections_is_told_of() {
 }
 
 #[test]
-fn who_was_used_last_wakes_first_when_all_are_touched() {
+fn the_most_recently_used_app_wakes_first() {
     let mut place = Place::with("[idle]\nsleep = false\n[wake]\nat_once = 1\n");
     let names: Vec<String> = (0..6).map(|n| format!("app{n}")).collect();
     let ports: Vec<u16> = names.iter().map(|_| place.daemon.port().unwrap()).collect();
@@ -216,8 +172,7 @@ fn who_was_used_last_wakes_first_when_all_are_touched() {
     }
     // One that takes long, and the others come meanwhile.
     let large = place.daemon.port().unwrap();
-    let filled = format!("import os\nmemory = os.urandom(1 << 20) * 100\n{SERVER}");
-    place.run("large", &filled, &["-p", &format!("{large}:80")]);
+    place.run("large", "hello.py --memory-mib 100", &["-p", &format!("{large}:80")]);
     place.wait_log("large", "up");
     place.sleep("large");
     let before = events(&place, "woken").len();

@@ -9,17 +9,13 @@ use std::process::{Command, Output, Stdio};
 
 use python::{PATIENCE, Place, said};
 use serde_json::Value;
+use torpor_testkit::programs;
 use torpor_testkit::wait::eventually;
 
-/// Waits for a connection; says so.
-const WAITER: &str = r"
-import socket, sys
-server = socket.create_server(('0.0.0.0', 80))
-print('up'); print('a warning', file=sys.stderr)
-while True: server.accept()[0].close()
-";
-
-const PYTHON: &str = "/usr/bin/python3";
+/// Greets each connection to its TCP port 80.
+const WAITER: &str = "hello.py";
+/// Three processes of a session, which live on.
+const LASTING: &str = "session_of_three.py";
 
 fn waiting(tables: &str) -> Place {
     let place = Place::with(tables);
@@ -28,11 +24,14 @@ fn waiting(tables: &str) -> Place {
     place
 }
 
-fn exec(place: &Place, flags: &[&str], script: &str, input: &[u8]) -> Output {
-    let mut line = vec!["exec"];
-    line.extend(flags);
-    line.extend(["app", "--", PYTHON, "-c", script]);
-    let mut command = place.daemon.command(&line);
+/// The words of `exec` of a Python program.
+fn exec_line(place: &Place, flags: &[&str], program: &str) -> Vec<String> {
+    let words = [&["exec"], flags, &["app", "--"]].concat();
+    words.into_iter().map(str::to_owned).chain(place.program_line(program)).collect()
+}
+
+fn exec(place: &Place, flags: &[&str], program: &str, input: &[u8]) -> Output {
+    let mut command = place.daemon.command(&exec_line(place, flags, program));
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_vec();
@@ -50,21 +49,18 @@ fn status(place: &Place, app: &str) -> Value {
 fn exec_passes_streams_user_directory_and_status() {
     let place = waiting("[idle]\nsleep = false\n");
     for code in [0, 1, 42, 255] {
-        let output = exec(&place, &[], &format!("raise SystemExit({code})"), b"");
+        let output = exec(&place, &[], &format!("exit.py {code}"), b"");
         assert_eq!(output.status.code(), Some(code), "{}", said(&output));
     }
-    let killed = exec(&place, &[], "import os; os.kill(os.getpid(), 15)", b"");
+    let killed = exec(&place, &[], "exit.py SIGTERM", b"");
     assert_eq!(killed.status.code(), Some(143), "{}", said(&killed));
-    let echo =
-        "import sys; data = sys.stdin.buffer.read(); sys.stdout.buffer.write(data); print(len(data), file=sys.stderr)";
     let data: Vec<u8> = (0..1_000_000_u32).map(|n| (n % 251) as u8).collect();
-    let output = exec(&place, &["-i"], echo, &data);
+    let output = exec(&place, &["-i"], "echo_input.py", &data);
     assert!(output.stdout == data && output.stderr == b"1000000\n", "{} bytes", output.stdout.len());
-    let output = exec(&place, &[], echo, &data);
+    let output = exec(&place, &[], "echo_input.py", &data);
     assert_eq!((output.stdout.len(), output.stderr.as_slice()), (0, b"0\n".as_slice()), "no input without -i");
 
-    let who =
-        "import os; print(os.getuid(), os.getgid(), os.getcwd(), os.environ.get('GREETING'), os.environ.get('MORE'))";
+    let who = "who_am_i.py";
     let text = |flags: &[&str]| String::from_utf8(exec(&place, flags, who, b"").stdout).unwrap();
     assert_eq!(text(&[]), "0 0 /srv hello None\n");
     assert_eq!(text(&["-u", "nobody", "-w", "/tmp", "-e", "MORE=x=y"]), "65534 65534 /tmp hello x=y\n");
@@ -73,59 +69,47 @@ fn exec_passes_streams_user_directory_and_status() {
         let output = exec(&place, &flags, who, b"");
         assert!(!output.status.success() && said(&output).contains(words), "{}", said(&output));
     }
-    let old = "import os; open('/tmp/old', 'wb').write(b'\\x7fELF\\x01' + bytes(99)); os.chmod('/tmp/old', 0o755)";
-    assert!(exec(&place, &[], old, b"").status.success());
+    let old = r"printf '\177ELF\1' > /tmp/old && truncate -s 104 /tmp/old && chmod 755 /tmp/old";
+    place.daemon.ok(&["exec", "app", "--", "/bin/sh", "-c", old]).unwrap();
     let old = place.refused(&["exec", "app", "--", "/tmp/old"], 126);
     assert!(old.contains("`/tmp/old` is a 32-bit program"), "{old}");
     let none = place.refused(&["exec", "app", "--", "/bin/none"], 127);
     assert!(none.contains("/bin/none"), "{none}");
     assert!(place.refused(&["exec", "nobody", "--", "/bin/x"], 3).contains("nobody"));
     // It sees the app, and nothing of the machine.
-    let inside =
-        exec(&place, &[], "import os; print(sum(n.isdigit() for n in os.listdir('/proc')), os.uname()[1])", b"");
-    assert_eq!(String::from_utf8_lossy(&inside.stdout), "3 app\n", "init, the program, the command: {}", said(&inside));
+    let inside: Value = serde_json::from_slice(&exec(&place, &[], "look_around.py", b"").stdout).unwrap();
+    assert_eq!(inside["processes"].as_array().unwrap().len(), 3, "init, the program, the command: {inside}");
+    assert_eq!(inside["hostname"], "app");
     // Nothing of it stays.
     assert_eq!(place.daemon.json(&["stats", "app"]).unwrap()["processes"].as_u64().unwrap(), 1);
 }
 
-/// Says its session's processes, and lives on; `deaf` to SIGTERM.
-const LASTING: &str = r"
-import os, signal, sys, time
-if 'deaf' in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)
-children = []
-for _ in range(2):
-    child = os.fork()
-    if child == 0:
-        while True: time.sleep(1000)
-    children.append(child)
-print('begun', flush=True)
-while True: time.sleep(1000)
-";
-
 #[test]
-fn exec_ends_what_it_started_at_its_time_out() {
+fn exec_ends_its_session_at_the_time_out() {
     let place = waiting("[idle]\nsleep = false\n");
     let alone = place.daemon.json(&["stats", "app"]).unwrap()["processes"].as_u64().unwrap();
-    for (more, words) in [("", "was ended"), ("deaf", "was killed")] {
-        let line = ["exec", "--timeout", "1s", "app", "--", PYTHON, "-c", LASTING, more];
-        let output = place.daemon.cli(&line).unwrap();
+    for (program, words) in [(LASTING, "was ended"), (&format!("{LASTING} SIGTERM"), "was killed")] {
+        // Time enough to begin, on a busy machine too.
+        let output = exec(&place, &["--timeout", "4s"], program, b"");
         assert_eq!(output.status.code(), Some(6), "{}", said(&output));
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(
-            told.contains("app: the command had not ended") && told.contains(words) && told.contains("1s"),
+            told.contains("app: the command had not ended") && told.contains(words) && told.contains("4s"),
             "{told}"
         );
         assert_eq!(String::from_utf8_lossy(&output.stdout), "begun\n");
         let left = place.daemon.json(&["stats", "app"]).unwrap()["processes"].as_u64().unwrap();
-        assert_eq!(left, alone, "{more}");
+        assert_eq!(left, alone, "{program}");
         // Its session is over.
         support::warm(&place.daemon, "app");
     }
     // What ends in time is not touched.
-    let output =
-        place.daemon.cli(&["exec", "--timeout", "1m", "app", "--", PYTHON, "-c", "raise SystemExit(3)"]).unwrap();
+    let output = exec(&place, &["--timeout", "1m"], "exit.py 3", b"");
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
-    assert_eq!(place.daemon.cli(&["exec", "--timeout", "0s", "app", "--", PYTHON]).unwrap().status.code(), Some(2));
+    assert_eq!(
+        place.daemon.cli(&["exec", "--timeout", "0s", "app", "--", "/bin/true"]).unwrap().status.code(),
+        Some(2)
+    );
 }
 
 #[test]
@@ -136,8 +120,8 @@ fn a_time_out_counts_the_wake_and_the_start() {
     let release = || std::fs::File::options().write(true).open(&pipe).map(drop).unwrap();
     place.daemon.set_environment("TORPOR_FAULT_PIPE", pipe.to_str());
     support::warm(&place.daemon, "app");
-    support::restart(&mut place.daemon, Some("revive-built:hang"));
-    let output = place.daemon.cli(&["exec", "--timeout", "1s", "app", "--", PYTHON, "-c", ""]).unwrap();
+    support::restart(&mut place.daemon, Some("resume-built:hang"));
+    let output = place.daemon.cli(&["exec", "--timeout", "1s", "app", "--", "/bin/true"]).unwrap();
     assert_eq!(output.status.code(), Some(6), "{}", said(&output));
     assert!(said(&output).contains("torpor explain app"), "{}", said(&output));
     release();
@@ -154,12 +138,9 @@ fn a_time_out_counts_the_wake_and_the_start() {
 #[test]
 fn exec_with_a_terminal_has_its_size_and_input() {
     let place = waiting("[idle]\nsleep = false\n");
-    let script = "import os, sys; print(sys.stdin.isatty(), sys.stdout.isatty(), os.get_terminal_size(0), os.environ.get('TERM')); \
-        print('got', input()); raise SystemExit(9)";
-    let path = place.write("ask.py", script);
     let program = place.daemon.command(&[] as &[&str]).get_program().to_str().unwrap().to_owned();
-    let line =
-        format!("stty cols 101 rows 31; exec {program} exec -it app -- {PYTHON} -c \"$(cat {})\"", path.display());
+    let inside = exec_line(&place, &["-it"], "describe_terminal.py").join(" ");
+    let line = format!("stty cols 101 rows 31; exec {program} {inside}");
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
     command.env("TORPOR_SOCKET", place.daemon.socket()).env("TERM", "vt220").env("SHELL", "/bin/sh");
@@ -173,7 +154,7 @@ fn exec_with_a_terminal_has_its_size_and_input() {
     assert!(rest.iter().any(|line| line.contains("got typed")), "{rest:?}");
     assert_eq!(child.wait().unwrap().code(), Some(9), "{rest:?}");
     drop(stdin);
-    let refused = place.refused(&["exec", "-t", "app", "--", PYTHON], 2);
+    let refused = place.refused(&["exec", "-t", "app", "--", "/bin/true"], 2);
     assert!(refused.contains("terminal"), "{refused}");
 }
 
@@ -182,8 +163,7 @@ fn an_exec_session_wakes_it_and_keeps_it_awake() {
     let place = waiting("[idle]\nafter = \"500ms\"\nmin_awake = \"100ms\"\n");
     place.daemon.wait_state("app", "dozing", PATIENCE).unwrap();
     let before = place.wakes("app");
-    let mut command =
-        place.daemon.command(&["exec", "-i", "app", "--", PYTHON, "-c", "print('in', flush=True); input()"]);
+    let mut command = place.daemon.command(&["exec", "-i", "app", "--", "/bin/sh", "-c", "echo in; read line"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
@@ -201,8 +181,7 @@ fn an_exec_session_wakes_it_and_keeps_it_awake() {
     let wakes = place.daemon.json(&["explain", "app"]).unwrap()["wakes"].clone();
     assert_eq!(wakes[0]["cause"], "exec", "{wakes}");
     // A client that is killed ends its session too.
-    let mut command =
-        place.daemon.command(&["exec", "-i", "app", "--", PYTHON, "-c", "print('in', flush=True); input()"]);
+    let mut command = place.daemon.command(&["exec", "-i", "app", "--", "/bin/sh", "-c", "echo in; read line"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     child.kill().unwrap();
@@ -215,9 +194,9 @@ fn a_command_without_a_terminal_is_hung_up_when_its_client_leaves() {
     let place = waiting("[idle]\nsleep = false\n");
     let processes = || place.daemon.json(&["stats", "app"]).unwrap()["processes"].as_u64().unwrap();
     let alone = processes();
-    let deaf = format!("import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n{LASTING}");
-    for (script, left) in [(LASTING, 0), (&deaf, 3)] {
-        let mut command = place.daemon.command(&["exec", "app", "--", PYTHON, "-c", script]);
+    let deaf = format!("{LASTING} SIGHUP");
+    for (program, left) in [(LASTING, 0), (&deaf, 3)] {
+        let mut command = place.daemon.command(&exec_line(&place, &[], program));
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
         assert_eq!(processes(), alone + 3);
@@ -238,10 +217,8 @@ fn a_command_without_a_terminal_is_hung_up_when_its_client_leaves() {
 #[test]
 fn logs_are_kept_followed_and_rotated() {
     let mut place = Place::with("[idle]\nsleep = false\n[logs]\nsize = \"4k\"\nfiles = 3\n");
-    let script = "import socket, sys\nserver = socket.create_server(('0.0.0.0', 80))\nprint('up')\nprint('warned', file=sys.stderr)\nn = 0\n\
-        while True:\n    count = int(server.accept()[0].recv(10))\n    for _ in range(count): print('line', n); n += 1\n";
     let port = place.daemon.port().unwrap();
-    place.run("app", script, &["-p", &format!("{port}:80")]);
+    place.run("app", "write_lines_on_request.py", &["-p", &format!("{port}:80")]);
     place.wait_log("app", "up");
     let say = |count: u32| {
         let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -299,28 +276,27 @@ fn ended(place: &Place, app: &str, reason: &str) -> Value {
 fn ends_are_visible_with_their_reason_and_follow_the_restart_policy() {
     let place = Place::with("[idle]\nsleep = false\n");
     let stopped = |app: &str| place.daemon.wait_state(app, "stopped", PATIENCE).unwrap();
-    place.run("done", "print('done')", &[]);
+    place.run("done", "exit.py 0", &[]);
     stopped("done");
     assert_eq!(ended(&place, "done", "exited with status 0")["code"], 0);
-    place.run_to_its_end("failed", "raise SystemExit(3)", &["--restart", "no"]);
+    place.run_to_its_end("failed", "exit.py 3", &["--restart", "no"]);
     stopped("failed");
     assert_eq!(ended(&place, "failed", "exited with status 3")["code"], 3);
     assert!(place.daemon.ok(&["explain", "failed"]).unwrap().contains("exited with status 3"));
-    place.run_to_its_end("signal", "import os; os.kill(os.getpid(), 11)", &["--restart", "no"]);
+    place.run_to_its_end("signal", "exit.py SIGSEGV", &["--restart", "no"]);
     stopped("signal");
     assert_eq!(ended(&place, "signal", "signal 11")["signal"], 11);
-    let hungry = "data = []\nwhile True: data.append(bytearray(b'x') * (1 << 20))\n";
-    place.run_to_its_end("hungry", hungry, &["--restart", "no", "--memory", "48M"]);
+    place.run_to_its_end("hungry", "fill_memory.py", &["--restart", "no", "--memory", "48M"]);
     stopped("hungry");
     assert_eq!(ended(&place, "hungry", "killed by the memory limit (48 MiB)")["signal"], 9);
 
     // Failing, it is started again and again, more slowly each time; done, not.
-    place.run("again", "raise SystemExit(1)", &[]);
+    place.run("again", "exit.py 1", &[]);
     eventually("it is restarted", PATIENCE, || status(&place, "again")["restarts"].as_u64().unwrap() >= 2).unwrap();
     place.wait_text(&["explain", "again"], "restart policy");
     place.daemon.ok(&["stop", "again"]).unwrap();
     assert_eq!(place.daemon.state("again").unwrap(), "stopped");
-    place.run("always", "print('once')", &["--restart", "always"]);
+    place.run("always", "exit.py 0", &["--restart", "always"]);
     eventually("it is restarted", PATIENCE, || status(&place, "always")["restarts"].as_u64().unwrap() >= 1).unwrap();
     place.daemon.ok(&["rm", "-f", "always"]).unwrap();
     // One that sleeps is killed by somebody.
@@ -336,20 +312,7 @@ fn ends_are_visible_with_their_reason_and_follow_the_restart_policy() {
 #[test]
 fn limits_hold() {
     let place = Place::with("[idle]\nsleep = false\n");
-    let script = r"
-import os, time
-made = 0
-try:
-    while made < 100:
-        if os.fork() == 0: time.sleep(1000)
-        made += 1
-except OSError as error: print('forked', made, error.strerror)
-begin, cpu = time.monotonic(), time.process_time()
-while time.monotonic() < begin + 1: pass
-print('cpu %.2f' % (time.process_time() - cpu))
-time.sleep(1000)
-";
-    place.run("few", script, &["--processes", "10", "--cpus", "0.25"]);
+    place.run("few", "use_up_limits.py", &["--processes", "10", "--cpus", "0.25"]);
     let log = place.wait_log("few", "cpu");
     assert!(log.contains("forked") && log.contains("Resource temporarily unavailable"), "{log}");
     let used: f64 = log.split("cpu ").nth(1).unwrap().trim().parse().unwrap();
@@ -365,7 +328,7 @@ fn stop_start_restart_pin_and_remove() {
     let first = pid("app");
     assert_eq!(place.daemon.ok(&["stop", "app"]).unwrap(), "app is stopped\n");
     assert!(place.refused(&["sleep", "app"], 4).contains("torpor start app"));
-    assert!(place.refused(&["exec", "app", "--", PYTHON], 4).contains("stopped"));
+    assert!(place.refused(&["exec", "app", "--", "/bin/true"], 4).contains("stopped"));
     place.daemon.ok(&["stop", "app"]).unwrap();
     assert!(place.daemon.ok(&["explain", "app"]).unwrap().contains("stopped"));
     place.daemon.ok(&["start", "app"]).unwrap();
@@ -388,9 +351,8 @@ fn stop_start_restart_pin_and_remove() {
     place.daemon.wait_state("app", "dozing", PATIENCE).unwrap();
 
     assert!(place.refused(&["rm", "app"], 4).contains("torpor rm -f app"));
-    let deaf = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('deaf')\nwhile True: time.sleep(1000)\n";
-    place.run("deaf", deaf, &[]);
-    place.wait_log("deaf", "deaf");
+    place.run("deaf", "idle.py --ignore SIGTERM", &[]);
+    place.wait_log("deaf", "up");
     place.daemon.ok(&["stop", "-t", "300ms", "deaf"]).unwrap();
     let events = place.daemon.ok(&["events", "--app", "deaf"]).unwrap();
     assert!(events.contains("killed") && events.contains("signal 9"), "{events}");
@@ -402,7 +364,7 @@ fn stop_start_restart_pin_and_remove() {
 }
 
 #[test]
-fn events_stats_and_explain_tell_what_happens() {
+fn events_stats_and_explain_report_sleeps_and_wakes() {
     let mut place = Place::with("[idle]\nafter = \"500ms\"\nmin_awake = \"100ms\"\n");
     let mut following = place.daemon.command(&["events", "-f", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(following.stdout.take().unwrap()).lines().map(Result::unwrap);
@@ -446,7 +408,7 @@ fn events_stats_and_explain_tell_what_happens() {
     following.kill().unwrap();
     following.wait().unwrap();
     // An app that keeps itself busy.
-    place.run("busy", "while True: pass\n", &[]);
+    place.run("busy", "compute.py", &[]);
     place.wait_text(&["explain", "busy"], "CPU");
     assert_eq!(place.daemon.state("busy").unwrap(), "running");
     let all = place.daemon.json(&["stats"]).unwrap();
@@ -460,9 +422,9 @@ fn last_exit(place: &Place, app: &str) -> (i64, String) {
 }
 
 #[test]
-fn a_program_that_cannot_be_run_is_told_of_as_shells_do() {
+fn a_program_that_cannot_be_run_gives_the_exit_codes_of_shells() {
     let place = Place::new();
-    let tarball = place.script("app", "");
+    let tarball = programs::tarball().unwrap();
     let (tarball, opt) = (tarball.to_str().unwrap(), place.directory("opt"));
     let volume = format!("{}:/opt", opt.display());
     let run = |command: &str| -> Vec<String> {
@@ -504,13 +466,12 @@ fn a_program_that_cannot_be_run_is_told_of_as_shells_do() {
 }
 
 #[test]
-fn an_app_that_nobody_could_find_again_is_not_started() {
+fn an_app_whose_record_cannot_be_written_is_not_started() {
     let place = Place::new();
     let shared = place.directory("shared");
     std::fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     let volume = format!("{}:/shared", shared.display());
-    let script = "import time\nopen('/shared/ran', 'w').close()\nprint('up')\nwhile True: time.sleep(1000)\n";
-    place.run("app", script, &["--restart", "no", "-v", &volume]);
+    place.run("app", "idle.py --touch /shared/ran", &["--restart", "no", "-v", &volume]);
     place.wait_log("app", "up");
     let id = status(&place, "app")["id"].as_str().unwrap().to_owned();
     place.daemon.ok(&["stop", "-t", "0s", "app"]).unwrap();
@@ -530,4 +491,21 @@ fn an_app_that_nobody_could_find_again_is_not_started() {
     std::fs::remove_dir(&record).unwrap();
     place.daemon.ok(&["start", "app"]).unwrap();
     eventually("it runs", PATIENCE, || shared.join("ran").exists()).unwrap();
+}
+
+#[test]
+fn why_an_app_is_stopped_is_known_after_a_restart_of_the_daemon() {
+    let mut place = Place::new();
+    place.run_to_its_end("fails", "exit.py 7", &["--restart", "no"]);
+    place.run("asked", "idle.py", &[]);
+    place.wait_log("asked", "up");
+    place.daemon.ok(&["stop", "-t", "0s", "asked"]).unwrap();
+    place.daemon.wait_state("fails", "stopped", PATIENCE).unwrap();
+    let why = |place: &Place, app| status(place, app)["stop_reason"].as_str().unwrap().to_owned();
+    for _ in 0..2 {
+        assert!(why(&place, "fails").contains("status 7"), "{}", why(&place, "fails"));
+        assert_eq!(why(&place, "asked"), "by request");
+        place.daemon.term().unwrap();
+        place.daemon.up().unwrap();
+    }
 }

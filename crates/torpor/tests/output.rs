@@ -12,60 +12,16 @@ use std::process::{Command, Stdio};
 use python::{PATIENCE, Place, said, text_of};
 use torpor_testkit::wait::{eventually, eventually_ok};
 
-/// Two processes that write to both streams as fast as they can.
-const NOISE: &str = r"
-import os
-text = b'y\n' * 4096
-stream = 1 if os.fork() else 2
-while True: os.write(stream, text)
-";
+/// What writes a line of 200 bytes every 2 ms, and answers each connection with how many it has written.
+const WRITER: &str = "write_lines.py line 0.002 199";
+const COUNTER: &str = "count_connections.py";
 
-/// Answers each connection with its number.
-const COUNTER: &str = r"
-import socket
-server = socket.create_server(('0.0.0.0', 80))
-print('up')
-count = 0
-while True:
-    client = server.accept()[0]
-    count += 1
-    client.sendall(b'%d' % count)
-    client.close()
-";
-
-/// Writes a line of 200 bytes every 2 ms, and answers each connection with how many it has written.
-const WRITER: &str = r"
-import os, socket, threading, time
-count = 0
-def write():
-    global count
-    while True:
-        os.write(1, b'line %d '.ljust(200, b'.') % count + b'\n')
-        count += 1
-        time.sleep(0.002)
-threading.Thread(target=write).start()
-server = socket.create_server(('0.0.0.0', 80))
-while True:
-    client = server.accept()[0]
-    client.sendall(b'%d' % count)
-    client.close()
-";
-
-/// Ends on the first connection.
-const ENDER: &str = r"
-import os, socket
-server = socket.create_server(('0.0.0.0', 80))
-print('up')
-server.accept()
-os._exit(7)
-";
-
-/// More lines of WRITER than its pipe has room for.
+/// More lines of [`WRITER`] than its pipe has room for.
 const PIPE_LINES: u64 = (64 << 10) / 200 + 100;
 
-fn start(place: &mut Place, name: &str, script: &str) -> u16 {
+fn start(place: &mut Place, name: &str, program: &str) -> u16 {
     let port = place.daemon.port().unwrap();
-    place.run(name, script, &["-p", &format!("{port}:80")]);
+    place.run(name, program, &["-p", &format!("{port}:80")]);
     ask(port);
     port
 }
@@ -86,10 +42,10 @@ fn dropped(place: &Place, app: &str) -> u64 {
 }
 
 #[test]
-fn apps_that_write_without_end_keep_nobody_waiting() {
+fn apps_that_write_without_end_delay_no_other_app() {
     let mut place = Place::with("[idle]\nsleep = false\n[logs]\nrate = \"64k\"\n");
-    place.run("noise", NOISE, &[]);
-    place.run("more-noise", NOISE, &[]);
+    place.run("noise", "write_without_end.py", &[]);
+    place.run("more-noise", "write_without_end.py", &[]);
     eventually("lines are dropped", PATIENCE, || dropped(&place, "noise") > 0).unwrap();
     // The next app starts, and others fall asleep and wake.
     let port = start(&mut place, "quiet", COUNTER);
@@ -134,7 +90,7 @@ fn a_long_log_is_streamed() {
     const LINES: u64 = 150_000;
     const MOST: u64 = 8 << 20;
     let place = Place::with("[idle]\nsleep = false\n[logs]\nsize = \"64M\"\n");
-    place.run("app", "print('up')\nwhile True: __import__('time').sleep(1000)\n", &[]);
+    place.run("app", "idle.py", &[]);
     place.wait_log("app", "up");
     let id = place.daemon.json(&["inspect", "app"]).unwrap()["status"]["id"].as_str().unwrap().to_owned();
     let folder = place.daemon.data_dir().join("apps").join(id);
@@ -196,13 +152,13 @@ fn within(place: &Place, args: &[&str]) -> (bool, String) {
 }
 
 #[test]
-fn on_a_full_disk_nothing_hangs_and_logging_goes_on_afterwards() {
+fn on_a_full_disk_no_command_hangs_and_logging_resumes_afterwards() {
     let mut place = Place::on_disk("[idle]\nsleep = false\n");
     let writer = start(&mut place, "writer", WRITER);
     let quiet = start(&mut place, "quiet", COUNTER);
     let stopped = start(&mut place, "stopped", COUNTER);
     let ender = place.daemon.port().unwrap();
-    place.run("ender", ENDER, &["-p", &format!("{ender}:80"), "--restart", "no"]);
+    place.run("ender", "exit.py 7 --on-connection", &["-p", &format!("{ender}:80"), "--restart", "no"]);
     place.wait_log("ender", "up");
     place.daemon.ok(&["stop", "stopped"]).unwrap();
     let filler = fill(&place.daemon.data_dir());
@@ -235,18 +191,8 @@ fn on_a_full_disk_nothing_hangs_and_logging_goes_on_afterwards() {
         let (succeeded, text) = within(&place, args);
         assert!(succeeded || text.contains("full") || text.contains("No space left"), "{args:?}: {text}");
     }
-    let tarball = place.script("another", COUNTER);
-    let another = [
-        "run",
-        "--name",
-        "another",
-        "--base",
-        "python",
-        tarball.to_str().unwrap(),
-        "--",
-        "/usr/bin/python3",
-        "/srv/app.py",
-    ];
+    let another = place.run_line("another", COUNTER, &[]);
+    let another: Vec<&str> = another.iter().map(String::as_str).collect();
     let (succeeded, text) = within(&place, &another);
     assert!(!succeeded && (text.contains("full") || text.contains("No space left")), "{text}");
     assert_eq!(ask(quiet), asked + 1, "it has been there all the time");

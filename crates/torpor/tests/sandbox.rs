@@ -5,21 +5,6 @@ mod python;
 
 use python::Place;
 
-/// Says, each time that its standard input or port is asked: the number of its session keyring, whose null device its
-/// standard input is, and how many files it may open.
-const TELLS: &str = r"
-import ctypes, os, resource, socket
-server = socket.create_server(('', 80))
-libc = ctypes.CDLL(None)
-print('up')
-while True:
-    client = server.accept()[0]
-    keyring = libc.syscall(250, 0, -3, 0)
-    own = os.path.sameopenfile(0, os.open('/dev/null', os.O_RDONLY))
-    client.sendall(f'{keyring} {own} {resource.getrlimit(resource.RLIMIT_NOFILE)}\n'.encode())
-    client.close()
-";
-
 /// What the app says, which wakes it.
 fn tells(port: u16) -> (i32, String) {
     use std::io::Read;
@@ -30,7 +15,7 @@ fn tells(port: u16) -> (i32, String) {
 }
 
 #[test]
-fn nothing_of_the_daemons_comes_with_a_wake() {
+fn a_woken_process_inherits_nothing_from_the_daemon() {
     // The daemon shares the session keyring of this thread.
     torpor_linux::keyring::join_new_session().unwrap();
     let own = torpor_linux::keyring::session();
@@ -39,7 +24,7 @@ fn nothing_of_the_daemons_comes_with_a_wake() {
         let port = place.daemon.port().unwrap();
         let publish = format!("{port}:80");
         let arguments = [&["--no-seccomp", "--open-files", "300", "-p", &publish], arguments].concat();
-        place.run(app, TELLS, &arguments);
+        place.run(app, "describe_process.py", &arguments);
         place.wait_log(app, "up");
         let before = tells(port);
         assert_eq!(before.1, "True (300, 300)", "{app}");

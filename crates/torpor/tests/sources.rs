@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use torpor_testkit::client::Session as _;
 use torpor_testkit::daemon::Daemon;
 use torpor_testkit::native::{self, LineSession};
+use torpor_testkit::programs;
 use torpor_testkit::skip;
 use torpor_testkit::wait::eventually_ok;
 
@@ -217,22 +218,26 @@ fn layouts_archives_and_registries_run_with_the_images_defaults() {
 #[test]
 fn a_tarball_lies_on_top_of_a_named_base_image() {
     let place = python::Place::with("[idle]\nsleep = false\n");
-    let script = "import os, time\nprint(sorted(os.listdir('/srv')), os.path.exists('/etc/debian_version'))\ntime.sleep(10000)\n";
-    place.run("over", script, &[]);
+    // One file of the base, and one of the tarball.
+    place.run("over", "list_directory.py /srv /programs/list_directory.py", &[]);
     let log = place.wait_log("over", "[");
-    assert!(log.contains("'app.py'") && log.contains("'counter.py'"), "{log}");
+    assert!(log.contains("'counter.py'") && log.contains("True"), "{log}");
     let layers = place.daemon.json(&["inspect", "over"]).unwrap()["layers"].clone();
     assert_eq!(layers.as_array().unwrap().len(), 2, "{layers}");
     let images = place.daemon.json(&["images"]).unwrap();
     let base = images.as_array().unwrap().iter().find(|image| image["name"] == "python").unwrap().clone();
     assert_eq!(base["used_by"], json!(["over"]), "{images}");
     // Compressed ones, and a base that is not there.
-    let tarball = place.script("zipped", script);
+    let tarball = place.path("zipped.tar");
+    fs::copy(programs::tarball().unwrap(), &tarball).unwrap();
     let zipped = Command::new("gzip").arg(&tarball).status().unwrap();
     assert!(zipped.success());
     let zipped = format!("{}.gz", tarball.display());
-    place.daemon.ok(&["run", "--base", "python", &zipped, "--", "/usr/bin/python3", "-u", "/srv/app.py"]).unwrap();
-    place.wait_log("zipped", "'app.py'");
+    place
+        .daemon
+        .ok(&["run", "--base", "python", &zipped, "--", "/usr/bin/python3", "-u", "/programs/idle.py"])
+        .unwrap();
+    place.wait_log("zipped", "up");
     let text = place.refused(&["run", "--name", "baseless", "--base", "nothing", &zipped, "--", "/bin/x"], 3);
     assert!(text.contains("nothing") && text.contains("baseless"), "{text}");
     place.daemon.ok(&["rm", "-f", "over", "zipped"]).unwrap();

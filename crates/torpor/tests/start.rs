@@ -2,18 +2,18 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::time::Duration;
+use std::process::{Command, Output, Stdio};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use torpor_testkit::daemon::{Daemon, binary, leftovers};
 use torpor_testkit::native;
+use torpor_testkit::programs;
+use torpor_testkit::wait::PATIENCE;
 
-/// How long anything may take that ought to take a moment.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// A user of the machine without root.
 const USER: Option<u32> = Some(1000);
 
@@ -147,11 +147,14 @@ fn a_start_that_fails_takes_back_what_it_has_set_up() {
     let no_database = place.data("no-database", 0o700);
     fs::create_dir(no_database.join("torpor.db")).unwrap();
     place.refused(&place.config(&no_database, ""), &["torpor.db"]);
-    // And after the database.
+    // And after the database: nobody makes a socket there.
     let no_socket = place.data("no-socket", 0o700);
+    place.refused(&place.config(&no_socket, "[api]\nsocket = '/proc/api.sock'\n"), &["/proc"]);
+    assert!(no_socket.join("torpor.db").exists());
+    let directory = place.data("directory", 0o700);
     fs::create_dir_all(place.path("api/api.sock/full")).unwrap();
     let socket = format!("[api]\nsocket = '{}'\n", place.path("api/api.sock").display());
-    place.refused(&place.config(&no_socket, &socket), &["api.sock"]);
+    place.refused(&place.config(&directory, &socket), &["api.sock", "lies in the place of the socket", "remove it"]);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let token = place.path("token");
     fs::write(&token, "0123456789abcdef").unwrap();
@@ -178,6 +181,12 @@ fn a_fifo_in_the_place_of_a_file_is_refused_and_not_waited_for() {
     let database = place.data("database", 0o700);
     fifo(&database.join("torpor.db"));
     place.refused(&place.config(&database, ""), &["torpor.db", regular]);
+    fs::remove_file(database.join("torpor.db")).unwrap();
+    for beside in ["torpor.db-journal", "torpor.db-wal", "torpor.db-shm"] {
+        fifo(&database.join(beside));
+        place.refused(&place.config(&database, ""), &[beside, regular]);
+        fs::remove_file(database.join(beside)).unwrap();
+    }
     let image = place.path("image");
     fifo(&image);
     let mut restore = Command::new("timeout");
@@ -186,8 +195,13 @@ fn a_fifo_in_the_place_of_a_file_is_refused_and_not_waited_for() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains(regular), "{:?}: {said}", output.status);
 
-    // What a daemon reads of each app.
+    // A daemon starts without it.
+    let room = place.path("data/torpor.room");
+    fs::remove_file(&room).unwrap();
+    fifo(&room);
     place.daemon.up().unwrap();
+    assert!(place.daemon.log().contains("torpor.room"), "{}", place.daemon.log());
+    // What a daemon reads of each app.
     let tarball = native::program("ignorer", &[], &[]).unwrap().tarball;
     let tarball = tarball.to_str().unwrap();
     place.daemon.ok(&["run", "--name", "app", tarball, "--", "/bin/ignorer", "7003", "7004"]).unwrap();
@@ -231,4 +245,82 @@ fn a_second_daemon_of_the_same_instance_is_refused() {
     }
     assert_eq!(leftovers(&daemon.instance(), &dirs), before);
     daemon.ok(&["ps"]).unwrap();
+}
+
+/// As [`other_config`], of another instance.
+fn other_instance(dir: &Path, data_dir: &Path, run_dir: &Path, more: &str) -> (PathBuf, String) {
+    let path = other_config(dir, data_dir, run_dir, more);
+    let text = fs::read_to_string(&path).unwrap();
+    let instance = text.split('\'').nth(1).unwrap().to_owned();
+    let other = format!("{instance}x");
+    fs::write(&path, text.replacen(&instance, &other, 1)).unwrap();
+    (path, other)
+}
+
+#[test]
+fn a_second_daemon_neither_takes_the_socket_nor_puts_the_first_down() {
+    let daemon = Daemon::start().unwrap();
+    let dir = daemon.data_dir().parent().unwrap().to_owned();
+    let dirs: [&Path; 1] = [&dir];
+    let before = leftovers(&daemon.instance(), &dirs);
+    // By another path.
+    symlink("run", dir.join("link")).unwrap();
+    let socket = format!("[api]\nsocket = '{}'\n", dir.join("link/api.sock").display());
+    let (config, other) = other_instance(&dir, &dir.join("data2"), &dir.join("run2"), &socket);
+    let output = up(&config);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    let (pid, data) = (daemon.pid().unwrap().to_string(), daemon.data_dir().display().to_string());
+    for words in ["link/api.sock", &pid, &data, "run_dir"] {
+        assert!(said.contains(words), "without {words:?}: {said}");
+    }
+    let down = |config: &Path, words: &[&str]| {
+        let output = daemon.cli(&["down", "--config", config.to_str().unwrap()]).unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{said}");
+        for words in words {
+            assert!(said.contains(words), "without {words:?}: {said}");
+        }
+    };
+    let both = [&*format!("`{}`", daemon.instance()), &*format!("`{other}`"), "nothing was done"];
+    down(&config, &both);
+    // With the run directory of the first.
+    let (config, _) = other_instance(&dir, &dir.join("data2"), &dir.join("run"), "");
+    down(&config, &both);
+    daemon.ok(&["ps"]).unwrap();
+    // One that does not answer is killed only by its own `down`.
+    let process = rustix::process::Pid::from_raw(daemon.pid().unwrap().cast_signed()).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
+    down(&config, &["does not answer", &pid, "left alone"]);
+    rustix::process::kill_process(process, rustix::process::Signal::CONT).unwrap();
+    daemon.ok(&["ps"]).unwrap();
+    assert_eq!(leftovers(&daemon.instance(), &dirs), before);
+}
+
+#[test]
+fn a_socket_of_another_user_gets_nothing() {
+    let place = Place::new();
+    let shared = place.data("shared", 0o1777);
+    let socket = shared.join("api.sock");
+    let mut python = programs::python("listen_as_nobody.py");
+    let mut foreign = python.arg(&socket).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(foreign.stdout.take().unwrap()).lines();
+    assert_eq!(said.next().unwrap().unwrap(), "up");
+    fs::write(place.path("app.toml"), "name = 'x'\n[env]\nSECRET = 'hunter2'\n[source.tarball]\npath = '/x.tar'\n")
+        .unwrap();
+    let spec = place.path("app.toml");
+    for args in [&["run", "-f", spec.to_str().unwrap()][..], &["ps"]] {
+        let output = place.daemon.cli(&[&["--socket", socket.to_str().unwrap()], args].concat()).unwrap();
+        let refused = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && refused.contains("user 65534 listens at"), "{refused}");
+        // Each connection ends without a byte.
+        assert_eq!(said.next().unwrap().unwrap(), "b''");
+    }
+    // Those of root go on without it, and a start replaces it.
+    let config = place.config(&place.path("data"), &format!("[api]\nsocket = '{}'\n", socket.display()));
+    let config = config.to_str().unwrap();
+    place.daemon.ok(&["doctor", "--config", config]).unwrap();
+    place.daemon.ok(&["down", "--config", config]).unwrap();
+    foreign.kill().unwrap();
+    foreign.wait().unwrap();
 }

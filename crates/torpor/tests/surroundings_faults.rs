@@ -15,67 +15,6 @@ use torpor_testkit::daemon::Daemon;
 use torpor_testkit::native;
 use torpor_testkit::wait::{eventually, eventually_ok};
 
-/// Whoever connects is told of everything in `/dev/shm` and of every System V object, with contents, and what is mounted.
-const PROGRAM: &str = r#"
-import ctypes, hashlib, os, socket, stat
-libc = ctypes.CDLL(None, use_errno=True)
-libc.shmat.restype = ctypes.c_void_p
-MAKE, SETVAL, GETVAL = 0o1000, 16, 12
-def sure(n):
-    if n == -1:
-        raise OSError(ctypes.get_errno(), 'failed')
-    return n
-for n in range(4):
-    with open(f'/dev/shm/file{n}', 'wb') as file:
-        file.write(bytes([65 + n]) * (n * 300000 + 1))
-os.mkdir('/dev/shm/sub')
-os.symlink('../file0', '/dev/shm/sub/link')
-os.link('/dev/shm/file1', '/dev/shm/sub/again')
-os.mkfifo('/dev/shm/sub/fifo', 0o640)
-segments, sets = [], []
-for n in range(3):
-    segment = sure(libc.shmget(0x7000 + n, 700000, MAKE | 0o600))
-    at = libc.shmat(segment, None, 0)
-    ctypes.memset(at, 97 + n, 700000)
-    segments.append(at)
-    queue = sure(libc.msgget(0x7100 + n, MAKE | 0o600))
-    for k in range(n + 1):
-        body = b'%d %d' % (n, k)
-        sure(libc.msgsnd(queue, (k + 1).to_bytes(8, 'little') + body, len(body), 0))
-    semaphores = sure(libc.semget(0x7200 + n, 3, MAKE | 0o600))
-    for k in range(3):
-        sure(libc.semctl(semaphores, k, SETVAL, n * 10 + k))
-    sets.append(semaphores)
-nonce = os.urandom(8).hex()
-def state():
-    told = [nonce]
-    for folder, folders, files in os.walk('/dev/shm'):
-        folders.sort()
-        for name in sorted(files) + folders:
-            path = folder + '/' + name
-            about = os.lstat(path)
-            what = ''
-            if stat.S_ISREG(about.st_mode):
-                what = hashlib.sha256(open(path, 'rb').read()).hexdigest()
-            elif stat.S_ISLNK(about.st_mode):
-                what = os.readlink(path)
-            told.append(f'{path} {about.st_mode:o} {about.st_size} {about.st_nlink} {about.st_mtime_ns} {what}')
-    for at in segments:
-        told.append(hashlib.sha256(ctypes.string_at(at, 700000)).hexdigest())
-    for kind, columns in ('shm', (0, 1, 2, 3, 6)), ('msg', (0, 1, 2, 3, 4)), ('sem', (0, 1, 2, 3)):
-        for line in open('/proc/sysvipc/' + kind).read().splitlines()[1:]:
-            words = line.split()
-            told.append(kind + ' ' + ' '.join(words[column] for column in columns))
-    told += [str(libc.semctl(semaphores, k, GETVAL)) for semaphores in sets for k in range(3)]
-    told.append('mounts ' + str(len(open('/proc/self/mountinfo').readlines())))
-    return '\n'.join(told)
-listener = socket.create_server(('0.0.0.0', 80))
-while True:
-    connection, _ = listener.accept()
-    connection.sendall(state().encode())
-    connection.close()
-"#;
-
 const APP: &str = "around";
 
 fn ask(daemon: &Daemon, at: SocketAddr) -> String {
@@ -121,12 +60,12 @@ fn reboot(daemon: &mut Daemon, fault: &str) {
 /// contents of a file, of a segment, and of a process's memory. Of four files with 1, 300001, 600001 and 900001 bytes there are 1, 2,
 /// 3 and 4 pieces of 256 KiB; of each of three segments 3; of the process's memory at least as many as it has MiB.
 const STEPS: [&str; 9] = [
-    "filled:1",
-    "filled:5",
+    "tmpfs-restored:1",
+    "tmpfs-restored:5",
     "piece:2",
-    "furnished:1",
-    "furnished:3",
-    "furnished:6",
+    "ipc-restored:1",
+    "ipc-restored:3",
+    "ipc-restored:6",
     "piece:12",
     "opened:1",
     "piece:21",
@@ -137,14 +76,14 @@ const OF_ITS_OWNER: &str = "piece:12";
 
 fn fault(step: &str, action: &str) -> String {
     let (step, count) = step.split_once(':').unwrap();
-    format!("revive-{step}:{action}:{count}")
+    format!("resume-{step}:{action}:{count}")
 }
 
 #[test]
-fn what_lies_around_processes_is_put_back_whole_or_again() {
+fn tmpfs_and_ipc_objects_survive_faults_during_a_wake() {
     let mut place = Place::with("[idle]\nsleep = false\n");
     let host = place.daemon.port().unwrap();
-    place.run(APP, PROGRAM, &["-p", &format!("{host}:80"), "--no-sleep"]);
+    place.run(APP, "ipc_and_tmpfs.py", &["-p", &format!("{host}:80"), "--no-sleep"]);
     let at: SocketAddr = (Ipv4Addr::LOCALHOST, host).into();
     let daemon = &mut place.daemon;
     let before = ask(daemon, at);

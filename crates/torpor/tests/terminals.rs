@@ -109,7 +109,7 @@ fn wakes(daemon: &Daemon, app: &str) -> u64 {
 }
 
 #[test]
-fn a_shell_over_ssh_goes_on_with_its_jobs_and_what_was_typed() {
+fn a_shell_over_ssh_keeps_its_jobs_and_typed_input_over_sleeps() {
     let folder = tempfile::tempdir().unwrap();
     let (daemon, mut client) = ssh(folder.path());
     // A shell that waits, with a variable and a job in the background.
@@ -171,9 +171,9 @@ fn exec_shell(place: &Place) -> Client {
 }
 
 #[test]
-fn what_exec_leaves_behind_keeps_no_app_from_going_warm() {
+fn processes_left_by_exec_do_not_keep_an_app_from_going_warm() {
     let place = Place::with("[idle]\nsleep = false\n");
-    place.run("app", "import time\nprint('up')\nwhile True: time.sleep(1000)", &[]);
+    place.run("app", "idle.py", &[]);
     place.wait_log("app", "up");
     // The client ends: its shell is hung up.
     let client = exec_shell(&place);
@@ -195,8 +195,7 @@ fn what_exec_leaves_behind_keeps_no_app_from_going_warm() {
 fn import_asks_at_a_terminal_for_the_ports_of_the_archive() {
     let mut place = Place::with("[idle]\nsleep = false\n");
     let port = place.daemon.port().unwrap();
-    let script = "import http.server\nhttp.server.test(HandlerClass=http.server.SimpleHTTPRequestHandler, port=80)\n";
-    place.run("web", script, &["-p", &format!("{port}:80")]);
+    place.run("web", "-m http.server 80", &["-p", &format!("{port}:80")]);
     place.wait_log("web", "Serving");
     let archive = place.path("web.torpor");
     let archive = archive.to_str().unwrap();

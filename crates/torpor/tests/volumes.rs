@@ -10,26 +10,10 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 
 use python::{PATIENCE, Place, said};
+use torpor_testkit::programs;
 use torpor_testkit::wait::eventually;
 
-/// Answers each connection with how many there were.
-const SOCKET: &str = r"
-import os, socket
-path = '/data/app.sock'
-if os.path.exists(path): os.unlink(path)
-server = socket.socket(socket.AF_UNIX)
-server.bind(path)
-os.chmod(path, 0o666)
-server.listen(64)
-print('listening')
-count = 0
-while True:
-    client = server.accept()[0]
-    count += 1
-    line = client.recv(100)
-    client.sendall(b'%d %s' % (count, line))
-    client.close()
-";
+const SOCKET: &str = "count_unix_connections.py";
 
 fn ask(path: &std::path::Path, line: &str) -> String {
     let mut stream = UnixStream::connect(path).unwrap();
@@ -70,29 +54,11 @@ fn a_connection_to_a_unix_socket_on_a_volume_wakes() {
     assert_eq!(text, "6 later");
 }
 
-/// Says the name of each file that is made in /data; inotify by its system calls, which Python lacks.
-const INOTIFY: &str = r"
-import ctypes, os, struct
-libc = ctypes.CDLL(None, use_errno=True)
-fd = libc.inotify_init1(0)
-assert fd >= 0
-assert libc.inotify_add_watch(fd, b'/data', 0x100 | 0x8) >= 0   # IN_CREATE | IN_CLOSE_WRITE
-print('watching')
-while True:
-    data = os.read(fd, 65536)
-    at = 0
-    while at < len(data):
-        wd, mask, cookie, length = struct.unpack_from('iIII', data, at)
-        name = data[at + 16:at + 16 + length].rstrip(b'\0').decode()
-        at += 16 + length
-        print('made' if mask & 0x100 else 'written', name)
-";
-
 #[test]
 fn a_file_made_in_a_watched_directory_wakes() {
     let place = Place::with("[idle]\nsleep = false\n");
     let data = place.directory("data");
-    place.run("watch", INOTIFY, &["-v", &format!("{}:/data", data.display())]);
+    place.run("watch", "watch_directory.py", &["-v", &format!("{}:/data", data.display())]);
     place.wait_log("watch", "watching");
     for round in 0..5 {
         place.sleep("watch");
@@ -112,37 +78,8 @@ fn a_file_made_in_a_watched_directory_wakes() {
     assert_eq!((place.daemon.state("watch").unwrap().as_str(), place.wakes("watch")), ("dozing", before));
 }
 
-/// Tries to write in each place of its arguments' environment and says what came of it.
-const WRITER: &str = r"
-import os, time
-def attempt(name, path):
-    try:
-        with open(path, 'w') as file: file.write('x' * 10)
-        stat = os.stat(path)
-        print(name, 'written', stat.st_uid, stat.st_gid)
-    except OSError as error:
-        print(name, error.strerror)
-attempt('volume', '/data/file')
-attempt('readonly', '/ro/file')
-attempt('root', '/srv/file')
-attempt('tmpfs', '/scratch/file')
-try:
-    with open('/ro/given') as file: print('given', file.read())
-except OSError as error: print('given', error.strerror)
-if os.path.isdir('/scratch'):
-    filled = 0
-    try:
-        with open('/scratch/big', 'wb', 0) as file:
-            while filled < 1 << 24: filled += file.write(b'y' * 65536)
-    except OSError as error: print('filled', filled, error.strerror)
-os.setgroups([]); os.setgid(33); os.setuid(33)
-attempt('other', '/data/other')
-print('done', open('/proc/self/uid_map').read().split())
-time.sleep(10000)
-";
-
 #[test]
-fn volumes_and_memory_file_systems_are_as_asked_for() {
+fn volumes_and_tmpfs_have_the_configured_access_and_owners() {
     let place = Place::with("[idle]\nsleep = false\n");
     for (app, userns) in [("ranged", true), ("plain", false)] {
         let data = place.directory(&format!("{app}-data"));
@@ -154,7 +91,7 @@ fn volumes_and_memory_file_systems_are_as_asked_for() {
         if !userns {
             args.push("--no-userns");
         }
-        place.run(app, WRITER, &args);
+        place.run(app, "write_to_mounts.py", &args);
         let log = place.wait_log(app, "done");
         for line in [
             "volume written 0 0",
@@ -188,14 +125,7 @@ fn volumes_and_memory_file_systems_are_as_asked_for() {
         }
         // Memory file systems stay over a sleep.
         place.sleep(app);
-        let read =
-            place.daemon.cli(&["exec", app, "--", "/usr/bin/python3", "-c", "print(open('/scratch/file').read())"]);
-        assert_eq!(
-            String::from_utf8_lossy(&read.as_ref().unwrap().stdout),
-            "xxxxxxxxxx\n",
-            "{}",
-            said(read.as_ref().unwrap())
-        );
+        assert_eq!(place.daemon.ok(&["exec", app, "--", "/bin/cat", "/scratch/file"]).unwrap(), "xxxxxxxxxx");
     }
 }
 
@@ -217,24 +147,18 @@ fn a_volume_that_is_not_there_is_refused_and_nothing_is_left() {
     // A file, and what it holds when it is changed.
     let file = place.write("given", "one");
     let volume = format!("{}:/etc/given:ro", file.display());
-    place.run("file", "import time\nprint(open('/etc/given').read())\ntime.sleep(10000)\n", &["-v", &volume]);
+    place.run("file", "idle.py --print /etc/given", &["-v", &volume]);
     place.wait_log("file", "one");
 }
 
 /// Memory is not put onto files that have changed: it keeps its image, says why, and waits for its owner.
 #[test]
-fn an_app_whose_files_have_changed_is_not_woken_and_not_tried_for_ever() {
-    const HOLDER: &str = r"
-import mmap, time
-with open('/data/held') as file: held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-print('holding')
-time.sleep(1e6)
-";
+fn an_app_whose_files_have_changed_is_wake_blocked_and_not_retried() {
     let place = Place::with("[idle]\nsleep = false\ntimers_over = '100d'\n");
     let data = place.directory("data");
     let file = data.join("held");
     fs::write(&file, "held").unwrap();
-    place.run("holder", HOLDER, &["-v", &format!("{}:/data", data.display())]);
+    place.run("holder", "map_file.py --keep-descriptor", &["-v", &format!("{}:/data", data.display())]);
     place.wait_log("holder", "holding");
     let warm = || place.daemon.cli(&["sleep", "holder", "--level", "warm"]).unwrap().status.success();
     eventually("it goes warm", PATIENCE, warm).unwrap();
@@ -243,7 +167,7 @@ time.sleep(1e6)
         let output = place.daemon.cli(&["wake", "holder"]).unwrap();
         let text = said(&output);
         assert!(!output.status.success() && text.contains("has changed") && text.contains("torpor restart"), "{text}");
-        assert_eq!(place.daemon.state("holder").unwrap(), "unwakeable");
+        assert_eq!(place.daemon.state("holder").unwrap(), "wake-blocked");
     }
     let explain = place.daemon.ok(&["explain", "holder"]).unwrap();
     assert!(explain.contains("has changed") && explain.contains("torpor restart"), "{explain}");
@@ -251,23 +175,6 @@ time.sleep(1e6)
     place.daemon.ok(&["restart", "holder"]).unwrap();
     assert_eq!(place.daemon.state("holder").unwrap(), "running");
 }
-
-/// Answers on TCP with a byte of a file that it has mapped, and with one of its own memory.
-const MAPPED: &str = r"
-import mmap, socket
-with open('/data/held', 'rb') as file: held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-own = 7
-server = socket.socket()
-server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-server.bind(('0.0.0.0', 80))
-server.listen(64)
-print('holding')
-while True:
-    client = server.accept()[0]
-    client.sendall(b'%d %d' % (held[-1], own))
-    own += 1
-    client.close()
-";
 
 /// An app that maps a file of a volume, and where it answers.
 struct Mapped {
@@ -283,7 +190,7 @@ impl Mapped {
         let file = data.join("held");
         fs::write(&file, vec![1; 100_000]).unwrap();
         let volume = format!("{}:/data", data.display());
-        place.run("mapped", MAPPED, &[&["-v", &volume], args].concat());
+        place.run("mapped", "map_file.py", &[&["-v", &volume], args].concat());
         place.wait_log("mapped", "holding");
         let status = place.daemon.json(&["ps"]).unwrap();
         let address = status[0]["addresses"][0].as_str().unwrap();
@@ -343,7 +250,7 @@ fn clients_of_an_app_that_cannot_be_woken_are_turned_away() {
     for _ in 0..3 {
         assert_eq!(Mapped::answer(app.connect()), None, "nobody waits");
     }
-    assert_eq!(app.place.daemon.state("mapped").unwrap(), "unwakeable");
+    assert_eq!(app.place.daemon.state("mapped").unwrap(), "wake-blocked");
     let explain = app.place.daemon.ok(&["explain", "mapped"]).unwrap();
     assert!(explain.contains("has been written to") && explain.contains("connections to it are closed"), "{explain}");
     assert!(app.event("wake-refused"));
@@ -370,19 +277,8 @@ fn an_app_that_cannot_be_woken_is_started_afresh_where_that_is_the_policy() {
     .unwrap();
 }
 
-/// Makes a file in each mount, and says who owns it.
-const NESTED: &str = r"
-import os, time
-for path in ('/m/in', '/m/in/deep/er', '/m/own', '/m/mem', '/m/mem/back'):
-    stat = os.stat(path)
-    open(path + '/made', 'w').write(path)
-    print('found', path, stat.st_uid, stat.st_gid)
-print('done')
-time.sleep(10000)
-";
-
 #[test]
-fn mounts_in_mounts_are_made_in_any_order_and_come_back() {
+fn nested_mounts_are_made_in_any_order_and_restored_after_a_reboot() {
     let mut place = Place::with("[idle]\nsleep = false\n");
     let [outer, inner, deep, own, back] = ["outer", "inner", "deep", "own", "back"].map(|name| place.directory(name));
     fs::create_dir(outer.join("own")).unwrap();
@@ -391,7 +287,8 @@ fn mounts_in_mounts_are_made_in_any_order_and_come_back() {
     let volumes = volumes.map(|(host, inside)| format!("{}:{inside}", host.display()));
     let mut flags: Vec<&str> = volumes.iter().flat_map(|volume| ["-v", volume]).collect();
     flags.extend(["--tmpfs", "/m/mem"]);
-    place.run("nested", NESTED, &flags);
+    let program = "make_file_in_mounts.py /m/in /m/in/deep/er /m/own /m/mem /m/mem/back";
+    place.run("nested", program, &flags);
     place.wait_log("nested", "done");
     for directory in [&inner, &deep, &own, &back] {
         assert!(directory.join("made").is_file(), "{}", directory.display());
@@ -408,4 +305,96 @@ fn mounts_in_mounts_are_made_in_any_order_and_come_back() {
     place.daemon.ok(&["wake", "nested"]).unwrap();
     let read = ["exec", "nested", "--", "/bin/cat", "/m/in/deep/er/made", "/m/mem/made", "/m/mem/back/made"];
     assert_eq!(place.daemon.ok(&read).unwrap(), "/m/in/deep/er/m/mem/m/mem/back");
+}
+
+/// Whoever has a lease of a file that an app maps delays its wake, and takes nothing from it.
+#[test]
+fn a_lease_of_a_mapped_file_delays_the_wake_and_loses_no_memory() {
+    for policy in ["restart", "wait"] {
+        let app = Mapped::new(&["--wake-blocked", policy]);
+        assert_eq!(Mapped::answer(app.connect()).unwrap(), "1 7");
+        app.warm();
+        let mut lessee = programs::python("take_lease.py");
+        let mut lessee = lessee.arg(&app.file).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut said = [0; 7];
+        lessee.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+        let client = app.connect();
+        eventually("a wake fails", PATIENCE, || app.event("wake-failed")).unwrap();
+        lessee.kill().unwrap();
+        lessee.wait().unwrap();
+        assert_eq!(Mapped::answer(client).unwrap(), "1 8", "{policy}: its memory is what it was");
+    }
+}
+
+struct Locker {
+    place: Place,
+    file: std::path::PathBuf,
+    address: String,
+}
+
+impl Locker {
+    fn new() -> Self {
+        let place = Place::with("[idle]\nsleep = false\ntimers_over = '100d'\n");
+        let data = place.directory("data");
+        fs::set_permissions(&data, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        place.run("locker", "lock_files.py", &["-v", &format!("{}:/data", data.display())]);
+        place.wait_log("locker", "listening");
+        let status = place.daemon.json(&["ps"]).unwrap();
+        let address = format!("{}:80", status[0]["addresses"][0].as_str().unwrap());
+        Self { file: data.join("file"), place, address }
+    }
+
+    fn tell(&self, order: &str) {
+        let mut client = std::net::TcpStream::connect(&self.address).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.write_all(order.as_bytes()).unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "done", "{order}");
+    }
+
+    fn warm(&self) -> std::process::Output {
+        self.place.daemon.cli(&["sleep", "locker", "--level", "warm"]).unwrap()
+    }
+}
+
+/// A POSIX lock goes with its process: others would get it while the app is warm.
+#[test]
+fn an_app_that_has_locked_a_file_of_a_volume_by_fcntl_stays_dozing() {
+    let app = Locker::new();
+    app.tell("posix own on");
+    eventually("it goes warm", PATIENCE, || app.warm().status.success()).unwrap();
+    app.tell("posix volume on");
+    let is_refused = || said(&app.warm()).contains("/data/file is locked (fcntl)");
+    eventually("going warm is refused", PATIENCE, is_refused).unwrap();
+    assert_eq!(app.place.daemon.state("locker").unwrap(), "dozing");
+    let explain = app.place.daemon.ok(&["explain", "locker"]).unwrap();
+    assert!(explain.contains("locked (fcntl)"), "{explain}");
+    app.tell("posix volume off");
+    eventually("it goes warm", PATIENCE, || app.warm().status.success()).unwrap();
+}
+
+#[test]
+fn no_other_process_gets_a_flock_while_its_app_wakes() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let app = Locker::new();
+    app.tell("flock volume on");
+    let (done, other) = (AtomicBool::new(false), fs::File::open(&app.file).unwrap());
+    std::thread::scope(|scope| {
+        let polling = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                if rustix::fs::flock(&other, rustix::fs::FlockOperation::NonBlockingLockShared).is_ok() {
+                    return true;
+                }
+            }
+            false
+        });
+        for _ in 0..20 {
+            eventually("it goes warm", PATIENCE, || app.warm().status.success()).unwrap();
+            app.place.daemon.ok(&["wake", "locker"]).unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(!polling.join().unwrap(), "another has got the lock");
+    });
+    app.tell("flock volume on");
 }

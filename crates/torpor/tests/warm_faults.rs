@@ -59,32 +59,43 @@ fn failing_at(daemon: &mut Daemon, mut session: LineSession, steps: &[&str]) -> 
 }
 
 /// Steps of `torpor-engine`, in order: from dozing to warm, and back.
-const DEEPENING: [&str; 11] =
-    ["examined", "resident", "roused", "held", "collected", "written", "kept", "named", "ending", "ended", "warm"];
-const REVIVING: [&str; 11] = [
-    "revive-read",
-    "revive-checked",
-    "revive-opened",
-    "revive-launched",
-    "revive-born",
-    "revive-verified",
-    "revive-built",
-    "revive-frozen",
-    "revive-finished",
-    "revive-released",
-    "revive-awake",
+const HIBERNATING: [&str; 11] = [
+    "examined",
+    "resident",
+    "activated",
+    "attached",
+    "collected",
+    "written",
+    "files-parked",
+    "named",
+    "ending",
+    "ended",
+    "warm",
+];
+const RESUMING: [&str; 11] = [
+    "resume-read",
+    "resume-checked",
+    "resume-opened",
+    "resume-launched",
+    "resume-forked",
+    "resume-verified",
+    "resume-built",
+    "resume-frozen",
+    "resume-finished",
+    "resume-released",
+    "resume-awake",
 ];
 
 #[test]
 fn the_worker_is_killed_at_every_step_of_going_warm() {
     let (mut daemon, _, session) = memcheck("8");
-    ends_at(&mut daemon, session, &DEEPENING, "kill", false);
+    ends_at(&mut daemon, session, &HIBERNATING, "kill", false);
 }
 
 #[test]
 fn the_worker_is_killed_at_every_step_of_coming_back() {
     let (mut daemon, _, session) = memcheck("8");
-    ends_at(&mut daemon, session, &REVIVING, "kill", true);
+    ends_at(&mut daemon, session, &RESUMING, "kill", true);
 }
 
 /// A fault of Torpor's own leaves nothing half done: the worker ends at once, as if it had been killed.
@@ -92,14 +103,14 @@ fn the_worker_is_killed_at_every_step_of_coming_back() {
 fn a_panic_ends_the_worker() {
     let (mut daemon, _, session) = memcheck("8");
     let session = ends_at(&mut daemon, session, &["copied", "collected", "ended"], "panic", false);
-    ends_at(&mut daemon, session, &["revive-checked", "revive-verified", "revive-awake"], "panic", true);
+    ends_at(&mut daemon, session, &["resume-checked", "resume-verified", "resume-awake"], "panic", true);
 }
 
 #[test]
 fn an_error_at_every_step_leaves_it_whole() {
     let (mut daemon, _, session) = memcheck("8");
-    let session = failing_at(&mut daemon, session, &DEEPENING);
-    failing_at(&mut daemon, session, &REVIVING);
+    let session = failing_at(&mut daemon, session, &HIBERNATING);
+    failing_at(&mut daemon, session, &RESUMING);
 }
 
 /// The same program, over the old connection or, where that may have ended, over a new one.
@@ -123,7 +134,7 @@ fn without_keeper_at(steps: &[&str], may_end: impl Fn(&str) -> bool) {
         eventually("the keeper is killed", PATIENCE, || {
             // It may be refused, and on the way back nothing happens before the first request.
             let _may_fail = daemon.cli(&["sleep", "check", "--level", "warm"]).unwrap();
-            if daemon.state("check").unwrap() == "warm" && step.starts_with("revive-") {
+            if daemon.state("check").unwrap() == "warm" && step.starts_with("resume-") {
                 let _checked_below = session.ask();
             }
             keeper(&daemon).is_some_and(|now| Some(now) != before)
@@ -137,17 +148,17 @@ fn without_keeper_at(steps: &[&str], may_end: impl Fn(&str) -> bool) {
 
 /// From here on its open files are with the keeper alone, sooner or later.
 fn is_parked(step: &str) -> bool {
-    ["kept", "named", "ending", "ended", "warm"].contains(&step)
+    ["files-parked", "named", "ending", "ended", "warm"].contains(&step)
 }
 
 #[test]
 fn the_keeper_is_killed_at_every_step_of_going_warm() {
-    without_keeper_at(&DEEPENING, is_parked);
+    without_keeper_at(&HIBERNATING, is_parked);
 }
 
 #[test]
 fn the_keeper_is_killed_at_every_step_of_coming_back() {
-    without_keeper_at(&REVIVING, |_| false);
+    without_keeper_at(&RESUMING, |_| false);
 }
 
 /// How many of an app's open files the keeper has.

@@ -46,11 +46,12 @@ fn launcher(config: &WorkerConfig) -> Result<Launcher, SandboxError> {
 
 /// Asks every part.
 pub(crate) async fn checks(shared: &Arc<Shared>, apps: &[Arc<AppRecord>]) -> Result<Vec<Check>, ApiError> {
-    let parts = shared.clone();
+    let (parts, records) = (shared.clone(), apps.to_vec());
     let sandbox = tokio::task::spawn_blocking(move || {
         let config = &parts.config;
         let mut probes = torpor_sandbox::probe(Some(&parts.launcher), &config.data_dir, &config.labels);
         probes.push(crate::disk::probe(&config.data_dir));
+        probes.push(crate::keeper::probe(&parts.keeper, &records));
         probes
     });
     let mut probes = sandbox.await.map_err(|error| ApiError::internal(&error))?;

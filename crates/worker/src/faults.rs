@@ -1,6 +1,6 @@
 //! Faults on demand, for tests of crashes: `TORPOR_FAULT=STEP:ACTION[:COUNT]` makes the worker fail (`error`), kill itself
 //! (`kill`) or its keeper (`keeper`), panic (`panic`), or stand still (`hang`), when an app reaches a step of falling asleep or waking for the COUNT-th time. Steps of
-//! building processes again begin with `revive-`, those of an import with `import-`, those of making a sandbox with `start-`,
+//! building processes again begin with `resume-`, those of an import with `import-`, those of making a sandbox with `start-`,
 //! those of an adoption with `adopt-`. `torpor checkpoint` obeys it, too.
 
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use torpor_engine::{Fault, Faults, RestoreStep, Step};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AnyStep {
     Sleep(Step),
-    Revive(RestoreStep),
+    Resume(RestoreStep),
     Import(ImportStep),
     Sandbox(SandboxStep),
 }
@@ -73,8 +73,8 @@ impl AnyStep {
         if let Some((step, _)) = SandboxStep::ALL.into_iter().find(|(_, known)| *known == name) {
             return Some(Self::Sandbox(step));
         }
-        match name.strip_prefix("revive-") {
-            Some(name) => RestoreStep::ALL.into_iter().find(|step| step.name() == name).map(Self::Revive),
+        match name.strip_prefix("resume-") {
+            Some(name) => RestoreStep::ALL.into_iter().find(|step| step.name() == name).map(Self::Resume),
             None => Step::ALL.into_iter().find(|step| step.name() == name).map(Self::Sleep),
         }
     }
@@ -154,6 +154,7 @@ impl RequestedFaults {
         match fault.action {
             Action::Error => true,
             Action::Hang => {
+                tracing::info!("a fault was asked for: waiting at a pipe");
                 if let Err(error) = hang() {
                     tracing::error!(%error, "waiting at a pipe");
                     std::process::abort();
@@ -215,7 +216,7 @@ impl Faults for RequestedFaults {
     }
 
     fn rebuilt(&self, step: RestoreStep) -> Result<(), Fault<RestoreStep>> {
-        if self.fails(AnyStep::Revive(step)) { Err(Fault(step)) } else { Ok(()) }
+        if self.fails(AnyStep::Resume(step)) { Err(Fault(step)) } else { Ok(()) }
     }
 }
 
@@ -230,11 +231,11 @@ mod tests {
         let outcomes: Vec<bool> = (0..4).map(|_| dropped.reached(Step::Dropped).is_err()).collect();
         assert_eq!(outcomes, [false, true, false, false]);
         assert!(dropped.reached(Step::Frozen).is_ok());
-        let opened = faults("revive-opened:error");
+        let opened = faults("resume-opened:error");
         assert!(opened.reached(Step::Opened).is_ok());
         assert!(opened.rebuilt(RestoreStep::Opened).is_err() && opened.rebuilt(RestoreStep::Opened).is_ok());
-        assert_eq!(parse("revive-built:hang").map(|fault| fault.action), Some(Action::Hang));
-        assert_eq!(parse("kept:keeper").map(|fault| fault.action), Some(Action::KillKeeper));
+        assert_eq!(parse("resume-built:hang").map(|fault| fault.action), Some(Action::Hang));
+        assert_eq!(parse("files-parked:keeper").map(|fault| fault.action), Some(Action::KillKeeper));
         assert!(parse("nowhere:kill").is_none() && parse("frozen:burn").is_none() && parse("frozen").is_none());
     }
 }

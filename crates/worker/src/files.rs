@@ -5,10 +5,20 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Reads a file whole; one that is no regular file is an error and is not waited for.
+/// The longest file that is read, bytes: far more than any has.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// Reads a file whole.
+///
+/// # Errors
+/// `InvalidInput` for one that is no regular file, which is not waited for; `InvalidData` for one of more than 1 MiB.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = torpor_linux::regular::open(path)?;
     let mut bytes = Vec::new();
-    torpor_linux::regular::open(path)?.read_to_end(&mut bytes)?;
+    file.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is longer than 1 MiB"));
+    }
     Ok(bytes)
 }
 

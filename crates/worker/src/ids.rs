@@ -27,6 +27,11 @@ pub(crate) const fn range(slot: u32) -> IdRange {
     IdRange { base: FIRST + slot * ID_COUNT }
 }
 
+/// Which app number has these ids.
+pub(crate) fn slot_of(ids: &IdRange) -> Option<u32> {
+    Some(ids.base.checked_sub(FIRST)? / ID_COUNT)
+}
+
 /// How the machine counts the ids of an app's files.
 pub(crate) const fn of_files(user_namespace: bool, slot: u32) -> Ids {
     if user_namespace { Ids::From(range(slot).base) } else { Ids::Same }

@@ -63,7 +63,7 @@ impl Promised {
 
 fn failed(error: &torpor_rootfs::Error) -> ApiError {
     let kind = match error {
-        torpor_rootfs::Error::UnknownImage { .. } => ErrorKind::NotFound,
+        torpor_rootfs::Error::UnknownImage { .. } | torpor_rootfs::Error::NoSource { .. } => ErrorKind::NotFound,
         torpor_rootfs::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
             ErrorKind::Internal
         }
@@ -71,7 +71,9 @@ fn failed(error: &torpor_rootfs::Error) -> ApiError {
         _ => ErrorKind::Invalid,
     };
     let told = ApiError::new(kind, chain(error));
-    if kind == ErrorKind::NotFound {
+    if let Some(advice) = error.advice() {
+        told.with_hint(advice)
+    } else if matches!(error, torpor_rootfs::Error::UnknownImage { .. }) {
         told.with_hint(
             "torpor images lists what is stored; an image of a registry begins with its host, as docker.io/library/debian:13",
         )
@@ -227,9 +229,9 @@ pub(crate) async fn collect(shared: &Arc<Shared>, apps: impl FnOnce() -> Vec<Arc
     let mut in_use: Vec<String> = shared.promised.layers().iter().flat_map(|(layers, _)| layers.clone()).collect();
     in_use.extend(shared.promised.expected().iter().flatten().cloned());
     in_use.extend(apps().iter().flat_map(|app| app.resolved.layers.clone()));
-    for app in shared.left_alone.get().into_iter().flatten() {
+    for app in shared.left_alone.all().iter() {
         let Some(layers) = &app.layers else {
-            tracing::warn!(app = app.name, "no layers are removed: those of this app cannot be read");
+            tracing::warn!(app = app.name, "no layers are removed: those of this app are not known");
             return;
         };
         in_use.extend(layers.iter().cloned());

@@ -1,47 +1,93 @@
 //! The phase of each app, in a small file under the run directory: what a new worker finds after a crash.
 //!
-//! One write of 40 bytes within a page of a tmpfs (or of the page cache) is seen whole or not at all by whoever reads
-//! after our death. A reboot loses the processes anyway, so nothing is synced.
+//! ```text
+//! 0       8      16           24        32    40    48     64
+//! │ magic │ kind │ generation │ wake_at │ sum │ app │ boot │ sum │
+//! ```
+//!
+//! One write of so few bytes within a page of a tmpfs (or of the page cache) is seen whole or not at all by whoever reads after our
+//! death. A reboot loses the processes anyway, so nothing is synced.
+//!
+//! A phase is believed only of the app and the boot that it was written for. Versions before that knew the first 40 bytes only: they
+//! read what we write, and a file of that length counts for whoever it lies with. Anything else counts as lost (see `process_tree/infer_phase.rs`).
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use torpor_engine::{Journal, Phase};
 
-const BYTES: usize = 40;
+/// The phase alone.
+const PHASE_BYTES: usize = 40;
+const BYTES: usize = PHASE_BYTES + 32;
 const MAGIC: u64 = u64::from_le_bytes(*b"TPRPHASE");
+
+/// Whose phases and images are meant: an app, on this boot of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    /// The app's number, as images have it.
+    pub(crate) app: u64,
+    pub(crate) boot: [u64; 2],
+}
 
 /// An app's phase file.
 #[derive(Debug)]
-pub(crate) struct PhaseFile(File);
+pub(crate) struct PhaseFile {
+    file: File,
+    owner: Owner,
+}
 
 impl PhaseFile {
-    /// Opens it, and makes it if need be.
-    pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path).map(Self)
+    /// Opens it, and makes it if need be. What is no regular file there (a link, a FIFO, a directory) is renamed and counts as lost.
+    pub(crate) fn open(path: &Path, owner: Owner) -> io::Result<Self> {
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
+        match fs::symlink_metadata(path) {
+            Ok(found) if !found.is_file() => {
+                tracing::error!(path = %path.display(), "the phase of an app is no regular file and counts as lost");
+                fs::rename(path, path.with_extension("damaged"))?;
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        Ok(Self { file: options.open(path)?, owner })
     }
 
-    /// What was recorded last; `None` if nothing, or not by us.
+    /// The phase that was recorded last. `None` if the file is empty, damaged, or was written for another app or another boot.
     pub(crate) fn read(&self) -> io::Result<Option<Phase>> {
         let mut bytes = [0; BYTES];
-        match self.0.read_exact_at(&mut bytes, 0) {
-            Ok(()) => Ok(decode(&bytes)),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
-            Err(error) => Err(error),
-        }
+        // The kernel reads so few bytes in one go.
+        let length = self.file.read_at(&mut bytes, 0)?;
+        let (phase, owner) = bytes.split_at(PHASE_BYTES);
+        let is_ours = length == PHASE_BYTES || (length == BYTES && owner == owner_bytes(self.owner));
+        Ok(phase.first_chunk().filter(|_| is_ours).and_then(decode))
     }
 }
 
 impl Journal for PhaseFile {
     fn record(&self, phase: Phase) -> io::Result<()> {
-        self.0.write_all_at(&encode(phase), 0)
+        let mut bytes = [0; BYTES];
+        bytes[..PHASE_BYTES].copy_from_slice(&encode(phase));
+        bytes[PHASE_BYTES..].copy_from_slice(&owner_bytes(self.owner));
+        self.file.write_all_at(&bytes, 0)
     }
 }
 
-fn encode(phase: Phase) -> [u8; BYTES] {
+fn owner_bytes(owner: Owner) -> [u8; BYTES - PHASE_BYTES] {
+    let mut bytes = [0; BYTES - PHASE_BYTES];
+    for (place, word) in bytes.chunks_exact_mut(8).zip([owner.app, owner.boot[0], owner.boot[1]]) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    let sum = torpor_image::checksum(&bytes[..24]);
+    bytes[24..].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+fn encode(phase: Phase) -> [u8; PHASE_BYTES] {
     let (kind, generation, wake_at) = match phase {
         Phase::Awake => (0, 0, None),
         Phase::Dropping { generation } => (1, generation, None),
@@ -51,7 +97,7 @@ fn encode(phase: Phase) -> [u8; BYTES] {
     };
     let wake_at = wake_at.map_or(0, |at: Duration| at.as_nanos() as u64);
     let words: [u64; 4] = [MAGIC, kind, generation, wake_at];
-    let mut bytes = [0; BYTES];
+    let mut bytes = [0; PHASE_BYTES];
     for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
         place.copy_from_slice(&word.to_le_bytes());
     }
@@ -60,7 +106,7 @@ fn encode(phase: Phase) -> [u8; BYTES] {
     bytes
 }
 
-fn decode(bytes: &[u8; BYTES]) -> Option<Phase> {
+fn decode(bytes: &[u8; PHASE_BYTES]) -> Option<Phase> {
     let word = |n: usize| bytes[n * 8..].first_chunk::<8>().map(|word| u64::from_le_bytes(*word));
     if word(0)? != MAGIC || word(4)? != torpor_image::checksum(&bytes[..32]) {
         return None;
@@ -85,7 +131,8 @@ mod tests {
     fn phases_survive_their_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("phase");
-        assert_eq!(PhaseFile::open(&path).unwrap().read().unwrap(), None);
+        let owner = Owner { app: 7, boot: [1, 2] };
+        assert_eq!(PhaseFile::open(&path, owner).unwrap().read().unwrap(), None);
         for phase in [
             Phase::Dozing { generation: 7, wake_at: Some(Duration::from_millis(1500)) },
             Phase::Dropping { generation: u64::MAX },
@@ -94,18 +141,61 @@ mod tests {
             Phase::Warm { generation: 9, wake_at: None },
             Phase::Awake,
         ] {
-            PhaseFile::open(&path).unwrap().record(phase).unwrap();
-            assert_eq!(PhaseFile::open(&path).unwrap().read().unwrap(), Some(phase));
+            PhaseFile::open(&path, owner).unwrap().record(phase).unwrap();
+            assert_eq!(PhaseFile::open(&path, owner).unwrap().read().unwrap(), Some(phase));
         }
     }
 
     #[test]
     fn damage_is_no_phase() {
         let good = encode(Phase::Dropping { generation: 3 });
-        for place in 0..BYTES {
+        for place in 0..PHASE_BYTES {
             let mut bad = good;
             bad[place] ^= 4;
             assert_eq!(decode(&bad), None, "byte {place}");
+        }
+    }
+
+    #[test]
+    fn what_was_written_for_somebody_else_is_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("phase");
+        let (phase, owner) = (Phase::Warm { generation: 9, wake_at: None }, Owner { app: 7, boot: [1, 2] });
+        PhaseFile::open(&path, owner).unwrap().record(phase).unwrap();
+        for other in [Owner { app: 8, ..owner }, Owner { boot: [1, 3], ..owner }] {
+            assert_eq!(PhaseFile::open(&path, other).unwrap().read().unwrap(), None);
+        }
+        // As an older version writes over it, and as it writes a new one.
+        let file = PhaseFile::open(&path, owner).unwrap();
+        file.file.write_all_at(&encode(Phase::Awake), 0).unwrap();
+        assert_eq!(file.read().unwrap(), Some(Phase::Awake));
+        for (length, known) in [(PHASE_BYTES, true), (PHASE_BYTES + 8, false), (PHASE_BYTES - 1, false), (0, false)] {
+            file.file.set_len(length as u64).unwrap();
+            assert_eq!(file.read().unwrap().is_some(), known, "{length}");
+            file.record(phase).unwrap();
+        }
+        assert_eq!(file.read().unwrap(), Some(phase));
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("phase");
+        let owner = Owner { app: 7, boot: [1, 2] };
+        let makers: [&dyn Fn(); 3] = [
+            &|| std::os::unix::fs::symlink("/dev/zero", &path).unwrap(),
+            &|| rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap(),
+            &|| fs::create_dir(&path).unwrap(),
+        ];
+        for make in makers {
+            make();
+            let file = PhaseFile::open(&path, owner).unwrap();
+            assert_eq!(file.read().unwrap(), None);
+            file.record(Phase::Awake).unwrap();
+            assert_eq!(PhaseFile::open(&path, owner).unwrap().read().unwrap(), Some(Phase::Awake));
+            fs::remove_file(&path).unwrap();
+            let aside = path.with_extension("damaged");
+            fs::remove_file(&aside).or_else(|_| fs::remove_dir(&aside)).unwrap();
         }
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! Killing the worker at any moment neither stops running apps nor loses sleeping ones: what a new worker needs is in the
 //! run directory (how to find processes, how far a sleep was), in the keeper (descriptors) and in images. See
-//! `app::takeover` for how it is put together again.
+//! `app::process_tree::adopt` for how it is put together again.
 #![forbid(unsafe_code)]
 
 mod app;
@@ -24,6 +24,7 @@ mod ids;
 mod images;
 mod journal;
 mod keeper;
+mod left_alone;
 mod logs;
 mod network;
 mod port;
@@ -66,6 +67,9 @@ const ANSWER_OF_HELD_UP: std::time::Duration = std::time::Duration::from_millis(
 
 /// Time that apps get to end by themselves when everything is taken down.
 const TEARDOWN_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Time that tasks of apps get to end what they are at when the worker ends.
+const LAST_STEPS: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Apps that are stopped at the same time then.
 const TEARDOWN_AT_ONCE: usize = 8;

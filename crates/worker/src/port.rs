@@ -1,5 +1,6 @@
 //! What the hub asks of this worker.
 
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -41,7 +42,8 @@ fn refused(name: &str, refusal: &Refusal) -> ApiError {
         | Refusal::SleepAborted(_)
         | Refusal::SleepRefused(_)
         | Refusal::WarmRefused(_)
-        | Refusal::WakeRefused(_) => ErrorKind::Conflict,
+        | Refusal::WakeRefused(_)
+        | Refusal::NotAdopted(_) => ErrorKind::Conflict,
     };
     let error = ApiError::new(kind, format!("{name}: {refusal}"));
     match refusal {
@@ -51,13 +53,16 @@ fn refused(name: &str, refusal: &Refusal) -> ApiError {
             "put that right and try again, or give up its memory: `torpor restart {name}` starts it afresh on its files"
         )),
         Refusal::Ended(_) => error.with_hint(format!("see `torpor logs {name}`")),
-        Refusal::WakeFailed(_) => error.with_hint(format!("see `torpor explain {name}`")),
+        Refusal::WakeFailed(_) | Refusal::NotAdopted(_) => error.with_hint(format!("see `torpor explain {name}`")),
         Refusal::SleepRefused(_) | Refusal::WarmRefused(_) | Refusal::SleepAborted(_) => {
             error.with_hint(format!("see `torpor explain {name}`"))
         }
         _ => error,
     }
 }
+
+/// How often an export puts an app to sleep that is awake again before its image is open.
+const EXPORT_TRIES: usize = 3;
 
 impl Worker {
     async fn request(&self, id: &str, request: Request) -> Result<(), ApiError> {
@@ -134,7 +139,17 @@ impl WorkerPort for Worker {
     async fn reserved_indexes(&self) -> Result<Vec<RangeInclusive<u32>>, ApiError> {
         let why =
             |error: std::io::Error| ApiError::new(ErrorKind::Internal, format!("reading the ids of users: {error}"));
-        crate::ids::taken_slots().map_err(why)
+        let mut reserved = crate::ids::taken_slots().map_err(why)?;
+        reserved.extend(self.indexes_left_alone().await.map_err(|error| ApiError::internal(&error))?);
+        Ok(reserved)
+    }
+
+    async fn found(&self) -> Result<BTreeSet<String>, ApiError> {
+        self.apps_found().await
+    }
+
+    async fn remove_unknown(&self, id: &str) -> Result<(), ApiError> {
+        self.remove_not_adopted(id).await
     }
 
     async fn resolve(&self, source: &Source, progress: mpsc::Sender<Progress>) -> Result<Resolved, ApiError> {
@@ -142,9 +157,7 @@ impl WorkerPort for Worker {
     }
 
     async fn expect(&self, apps: Vec<AppRecord>, left_alone: Vec<LeftAlone>) {
-        if self.shared.left_alone.set(left_alone).is_err() {
-            tracing::error!("apps are expected a second time; those that are left alone stay the same");
-        }
+        *self.shared.left_alone.all() = left_alone;
         for app in &apps {
             self.shared.directory.insert(app.index, crate::network::member(&app.spec));
         }
@@ -162,10 +175,13 @@ impl WorkerPort for Worker {
         let request = match desired {
             _ if self.shared.config.for_teardown => return Ok(()),
             Desired::Up if not_started => Request::Start,
-            Desired::Down if !not_started && self.status(&handle.record.id).await?.state != State::Stopped => {
-                Request::Stop { grace: crate::TEARDOWN_GRACE }
-            }
-            _ => return Ok(()),
+            Desired::Up => return Ok(()),
+            Desired::Down if not_started => return Ok(()),
+            Desired::Down => match self.status(&handle.record.id).await?.state {
+                // One that cannot be adopted is tried again by its task.
+                State::Stopped | State::Adopting => return Ok(()),
+                _ => Request::Stop { grace: crate::TEARDOWN_GRACE },
+            },
         };
         // How it goes is told by events; nobody waits for it here.
         let (answer, _unheard) = oneshot::channel();
@@ -253,10 +269,21 @@ impl WorkerPort for Worker {
     async fn export(&self, id: &str, sleep: bool) -> Result<BoxStream<std::io::Result<bytes::Bytes>>, ApiError> {
         let app = self.app(id)?;
         crate::archive::check_volumes(&app.record.spec)?;
-        if sleep && self.status(id).await?.state != State::Warm {
-            self.sleep(id, Level::Warm).await?;
+        let name = app.record.spec.name.clone();
+        // It may be awake again before its image is open.
+        for _ in 0..if sleep { EXPORT_TRIES } else { 1 } {
+            if sleep && self.status(id).await?.state != State::Warm {
+                self.sleep(id, Level::Warm).await?;
+            }
+            if let Some(archive) = crate::archive::export(&self.shared, app.clone()).await? {
+                return Ok(archive);
+            }
         }
-        crate::archive::export(&self.shared, app).await
+        if sleep {
+            let explained = self.explain(id).await.ok();
+            return Err(crate::archive::woke(&name, "before its export began", explained.as_ref()));
+        }
+        Err(crate::archive::not_warm(&name))
     }
 
     async fn import_layers(&self, archive: Reader, manifest: &Manifest) -> Result<(Reader, Resolved), ApiError> {
@@ -266,7 +293,7 @@ impl WorkerPort for Worker {
     async fn import_app(&self, id: &str, archive: Reader, import: Import) -> Result<Vec<String>, ApiError> {
         let app = self.app(id)?;
         let lowered = crate::archive::import(&self.shared, &app, archive, import).await?;
-        let taken = self.ask(id, Order::TakeUp).await?;
+        let taken = self.ask(id, Order::AdoptImport).await?;
         let shared = self.shared.clone();
         let taken = taken.and_then(|()| shared.faults.imported(ImportStep::Taken).map_err(|error| error.to_string()));
         taken.map_err(|reason| ApiError::new(ErrorKind::Conflict, reason))?;

@@ -224,7 +224,7 @@ async fn relieve(shared: &Shared, before: Short, apps_counted: bool) -> io::Resu
         asked.insert(place);
         let (done, ended) = oneshot::channel();
         if let Some(orders) = orders.upgrade()
-            && orders.try_send(Order::Deepen(done)).is_ok()
+            && orders.try_send(Order::Hibernate(done)).is_ok()
             && tokio::time::timeout(ONE_APP, ended).await.is_err()
         {
             tracing::warn!("an app has not gone warm in time; asking the next");

@@ -21,7 +21,8 @@ use torpor_api::view::{PutAway, State};
 use torpor_api::worker::{AppRecord, Progress, WorkerPort};
 use torpor_lifecycle::{Level, Refusal, Request};
 
-use crate::app::{AppHandle, Order, is_stored};
+use crate::app::{AppFiles, AppHandle, Order, adopts_boot_image, app_number, has_boot_image};
+use crate::journal::Owner;
 use crate::port::order;
 use crate::worker::Worker;
 
@@ -34,8 +35,13 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How long the end of an app may take after its grace: it is killed then.
 const KILLED_WITHIN: Duration = Duration::from_secs(30);
 
-/// A call of ours for the app does not return.
-struct HeldUp;
+/// Why an app is left as it is.
+enum Left {
+    /// A call of ours for it does not return.
+    HeldUp,
+    /// It cannot be adopted now.
+    Unadopted,
+}
 
 impl Worker {
     /// Puts all apps away, then removes what was set up on the machine.
@@ -51,14 +57,15 @@ impl Worker {
             (name, self.put_one_away(record, discard).await)
         });
         let mut apps = futures_util::stream::iter(apps).buffer_unordered(crate::TEARDOWN_AT_ONCE);
-        let (mut put_away, mut held_up, mut done) = (Vec::new(), Vec::new(), 0);
+        let (mut put_away, mut held_up, mut unadopted, mut done) = (Vec::new(), Vec::new(), Vec::new(), 0);
         while let Some((name, app)) = apps.next().await {
             done += 1;
             // A full channel only loses a report in between.
             let _ = progress.try_send(Progress { what: name.clone(), done_bytes: done, total_bytes: Some(total) });
             match app {
                 Ok(app) => put_away.extend(app),
-                Err(HeldUp) => held_up.push(name),
+                Err(Left::HeldUp) => held_up.push(name),
+                Err(Left::Unadopted) => unadopted.push(name),
             }
         }
         drop(apps);
@@ -68,36 +75,55 @@ impl Worker {
             let hint = "end the daemon (systemctl stop torpor), then torpor down again: it takes the app over as after a crash";
             return Err(ApiError::new(ErrorKind::Timeout, message).with_hint(hint));
         }
-        // Their processes would lose what they run in.
-        let left_alone: Vec<&str> =
-            self.shared.left_alone.get().into_iter().flatten().map(|app| app.name.as_str()).collect();
-        if !left_alone.is_empty() {
+        if !unadopted.is_empty() {
+            let names = unadopted.join(", ");
             let message = format!(
-                "all apps are put away but {}, whose rows in the database cannot be read; nothing was removed from the machine",
-                left_alone.join(", ")
+                "all apps are put away but {names}, which cannot be adopted now; nothing was removed from the machine"
             );
-            let hint = "repair these rows in torpor.db, or delete them with the apps, restart the daemon, then torpor down again";
+            let hint = "torpor explain says why, while the daemon runs; put that right, or end these apps with torpor stop, which gives up \
+                        their memory, then torpor down again";
+            return Err(ApiError::new(ErrorKind::Conflict, message).with_hint(hint));
+        }
+        // Their processes would lose what they run in.
+        let left_alone: Vec<String> = self.shared.left_alone.all().iter().map(|app| app.name.clone()).collect();
+        if !left_alone.is_empty() {
+            let names = left_alone.join(", ");
+            let message = format!(
+                "all apps are put away but {names}, whose rows in the database cannot be read or are lost; nothing was removed from the machine"
+            );
+            let hint = "repair torpor.db or put it back from a backup and restart the daemon, or remove these apps with torpor rm -f, \
+                        then torpor down again";
             return Err(ApiError::new(ErrorKind::Conflict, message).with_hint(hint));
         }
         put_away.sort_by(|one, other| one.app.cmp(&other.app));
+        for record in self.records() {
+            let kept = put_away.iter_mut().find(|one| one.kept && one.app == record.spec.name);
+            if let Some(app) = kept
+                && !self.looks(&record, has_boot_image).await
+            {
+                app.kept = false;
+                app.reasons.push("its image cannot be used any more".to_owned());
+            }
+        }
         let ended = self.end_everything().await;
         ended.map_err(|error| ApiError::new(ErrorKind::Internal, chain(&error)))?;
         Ok(put_away)
     }
 
     /// None: it was not up.
-    async fn put_one_away(&self, record: Arc<AppRecord>, discard: bool) -> Result<Option<PutAway>, HeldUp> {
+    async fn put_one_away(&self, record: Arc<AppRecord>, discard: bool) -> Result<Option<PutAway>, Left> {
         let (id, app) = (&record.id, record.spec.name.clone());
         // Its task has ended: it was removed meanwhile.
         let Ok(status) = self.status(id).await else { return Ok(None) };
         match status.state {
-            State::NotAnswering => return Err(HeldUp),
+            State::NotAnswering => return Err(Left::HeldUp),
+            State::Adopting if !discard => return Err(Left::Unadopted),
             State::Stopped => {
                 if discard && let Err(error) = self.discard_images(id) {
                     tracing::warn!(app, %error, "removing its image");
                 }
                 // Put away before, by a daemon that could not go on to the end.
-                let kept = !discard && self.shared.config.for_teardown && self.is_stored(&record).await;
+                let kept = !discard && self.shared.config.for_teardown && self.looks(&record, adopts_boot_image).await;
                 return Ok(kept.then(|| PutAway { app, kept, reasons: Vec::new() }));
             }
             _ => {}
@@ -107,7 +133,7 @@ impl Worker {
         if !discard && status.state != State::Restarting {
             match self.keep(id).await {
                 Ok(()) => return Ok(Some(PutAway { app, kept: true, reasons })),
-                Err(_) if self.is_held_up(id).await => return Err(HeldUp),
+                Err(_) if self.is_held_up(id).await => return Err(Left::HeldUp),
                 Err(reason) => reasons.push(reason),
             }
         }
@@ -115,7 +141,7 @@ impl Worker {
         match tokio::time::timeout(within, self.stop(id, crate::TEARDOWN_GRACE)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => reasons.push(error.message),
-            Err(_) if self.is_held_up(id).await => return Err(HeldUp),
+            Err(_) if self.is_held_up(id).await => return Err(Left::HeldUp),
             Err(_) => {
                 reasons.push(format!("it has not ended within {} s and is killed with its cgroup", within.as_secs()))
             }
@@ -127,14 +153,19 @@ impl Worker {
         self.status(id).await.is_ok_and(|status| status.state == State::NotAnswering)
     }
 
-    async fn is_stored(&self, record: &Arc<AppRecord>) -> bool {
+    /// What one of these says of an app's files.
+    async fn looks(&self, record: &Arc<AppRecord>, how: fn(&AppRecord, &AppFiles, [u64; 2]) -> bool) -> bool {
         let Ok(AppHandle { record, files, .. }) = self.app(&record.id) else { return false };
-        tokio::task::spawn_blocking(move || is_stored(&record, &files)).await.unwrap_or(false)
+        let boot = self.shared.boot;
+        tokio::task::spawn_blocking(move || how(&record, &files, boot)).await.unwrap_or(false)
     }
 
     fn discard_images(&self, id: &str) -> std::io::Result<()> {
         match self.app(id) {
-            Ok(app) => app.files.clean_images(None).map(drop),
+            Ok(app) => {
+                let owner = Owner { app: app_number(&app.record.id), boot: self.shared.boot };
+                app.files.clean_images(None, owner).map(drop)
+            }
             Err(_) => Ok(()),
         }
     }
@@ -172,7 +203,7 @@ impl Worker {
     }
 
     /// An answer of an app's task. It may take long, for memory is written; but nobody waits for one that is held up, which its own
-    /// deadlines tell (see `app::overdue`).
+    /// deadlines tell (see `app::deadlines`).
     async fn while_it_answers<T>(&self, id: &str, mut answered: oneshot::Receiver<T>) -> Result<T, String> {
         loop {
             match tokio::time::timeout(LOOK, &mut answered).await {

@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use torpor_api::worker::LeftAlone;
 use torpor_keeper::Client;
 use torpor_network::names::{Directory, NameServer};
 use torpor_network::{Network, NetworkError};
@@ -19,6 +18,7 @@ use crate::events::Events;
 use crate::faults::RequestedFaults;
 use crate::images::Promised;
 use crate::keeper::KeeperLife;
+use crate::left_alone::LeftAloneApps;
 use crate::logs::Pump;
 use crate::pressure::Dozers;
 use crate::requests::RequestThreads;
@@ -40,10 +40,12 @@ pub(crate) struct Shared {
     /// Where requests of the API block; apps use the threads of the runtime itself.
     pub(crate) requests: RequestThreads,
     pub(crate) events: Events,
+    /// True once the worker ends: no task of an app begins anything then.
+    pub(crate) ending: tokio::sync::watch::Sender<bool>,
     pub(crate) faults: RequestedFaults,
     pub(crate) promised: Promised,
-    /// Apps that the hub cannot read; set once, before the first is adopted.
-    pub(crate) left_alone: OnceLock<Vec<LeftAlone>>,
+    /// Apps that the hub does not manage.
+    pub(crate) left_alone: LeftAloneApps,
     pub(crate) cached_images: CachedImages,
     pub(crate) image_space: ImageSpace,
     pub(crate) dozers: Dozers,
@@ -107,7 +109,10 @@ impl Shared {
 
 /// Layers by their written digests.
 pub(crate) fn layer_digests<C: FromIterator<LayerDigest>>(layers: &[String]) -> Result<C, torpor_rootfs::Error> {
-    let digest =
-        |layer: &String| layer.parse().map_err(|source| torpor_rootfs::Error::Image { what: layer.clone(), source });
+    let digest = |layer: &String| {
+        layer
+            .parse::<LayerDigest>()
+            .map_err(|error| torpor_rootfs::Error::Image { what: layer.clone(), source: error.into() })
+    };
     layers.iter().map(digest).collect()
 }

@@ -17,6 +17,7 @@ use crate::app::{AppFiles, AppHandle};
 use crate::config::WorkerConfig;
 use crate::events::Events;
 use crate::faults::{FaultSyntax, RequestedFaults};
+use crate::left_alone::LeftAloneApps;
 use crate::pressure::Dozers;
 use crate::requests::RequestThreads;
 use crate::shared::{Counts, Shared};
@@ -127,9 +128,10 @@ impl Worker {
             store,
             requests: RequestThreads::new().map_err(OpenError::Requests)?,
             events: Events::new(),
+            ending: tokio::sync::watch::Sender::new(false),
             faults,
             promised: crate::images::Promised::default(),
-            left_alone: std::sync::OnceLock::new(),
+            left_alone: LeftAloneApps::default(),
             cached_images,
             image_space,
             dozers: Dozers::default(),
@@ -178,6 +180,23 @@ impl Worker {
         };
         if let Err(error) = done {
             tracing::warn!(error = %chain(&error), "taking down what this start has set up");
+        }
+    }
+
+    /// Before the runtime ends: the tasks of all apps come to their ends, each with what it is at. One that takes longer than
+    /// [`LAST_STEPS`](crate::LAST_STEPS) is left to the runtime. Apps stay as they are; the worker is of no use afterwards.
+    pub async fn end(&self) {
+        self.shared.ending.send_replace(true);
+        let apps: Vec<AppHandle> = self.apps().values().cloned().collect();
+        let ended = async {
+            for app in &apps {
+                app.orders.closed().await;
+            }
+        };
+        if tokio::time::timeout(crate::LAST_STEPS, ended).await.is_err() {
+            let late = apps.iter().filter(|app| !app.orders.is_closed()).map(|app| app.record.spec.name.as_str());
+            let late = late.collect::<Vec<_>>().join(", ");
+            tracing::warn!(apps = late, "what the daemon is at with these apps takes too long, and is given up");
         }
     }
 
@@ -253,6 +272,8 @@ pub(crate) enum TeardownError {
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
+        // The runtime ends, and with it whoever waits.
+        Err(error) if error.is_cancelled() => std::future::pending().await,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     }
 }

@@ -1,4 +1,4 @@
-//! The client whose time is measured: a new connection, one request, the first byte of the answer.
+//! The client: it opens a connection, sends one request, and measures the time to the first byte of the answer.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use crate::error::Error;
 
-/// How long an answer may take.
+/// Limit for an answer.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Between attempts to reach a server that is being restored or started.
+/// Pause between attempts to reach a server that is being restored or started.
 const RETRY: Duration = Duration::from_micros(200);
 
-/// What is asked.
+/// The request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     /// `GET /`.
@@ -40,19 +40,19 @@ fn once(address: SocketAddr, protocol: Protocol, begun: Instant) -> io::Result<f
     if got == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    // HTTP servers close behind the answer; what they say is read, or the next request would meet a reset.
+    // HTTP servers close the connection after the answer. Without reading all of it, closing would send a reset.
     while protocol == Protocol::Http && got > 0 {
         got = stream.read(&mut buffer)?;
     }
     Ok(first_byte_us)
 }
 
-/// Microseconds from before connecting to the first byte of the answer.
+/// Microseconds from the start of the connection to the first byte of the answer.
 pub(crate) fn first_byte(address: SocketAddr, protocol: Protocol) -> Result<f64, Error> {
     once(address, protocol, Instant::now()).map_err(Error::network(&address, "get an answer"))
 }
 
-/// Microseconds from `begun` to the first byte of an answer, asking a server that comes up until it answers.
+/// Microseconds from `begun` to the first byte of an answer. Repeats the request until the server answers.
 pub(crate) fn first_byte_since(address: SocketAddr, protocol: Protocol, begun: Instant) -> Result<f64, Error> {
     loop {
         match once(address, protocol, begun) {

@@ -1,4 +1,4 @@
-//! A `torpor up` of the benchmark's own.
+//! The daemon that a benchmark starts for itself.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
@@ -11,12 +11,12 @@ use serde_json::Value;
 
 use crate::error::{Error, chain, run};
 
-/// How long interfaces of a thousand apps may take to go.
+/// Limit for the kernel to remove the interfaces of a thousand apps.
 const GONE_WITHIN: Duration = Duration::from_secs(60);
-/// With a thousand apps to be taken over.
+/// Limit for a start that adopts a thousand apps.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A daemon with its own directories, network table and cgroups; taken down when dropped.
+/// A daemon with its own directories, network table and cgroups. Dropping it removes all of them.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     program: PathBuf,
@@ -29,7 +29,7 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts `program up`; `tables` are added to its configuration.
     pub(crate) fn start(program: &Path, tables: &str) -> Result<Self, Error> {
-        // Not below /tmp: that may be a memory file system, and then images would be memory.
+        // Not /tmp: it may be a tmpfs, and images would then be in memory.
         let base = if Path::new("/var/tmp").is_dir() { PathBuf::from("/var/tmp") } else { std::env::temp_dir() };
         let made = tempfile::Builder::new().prefix("torpor-bench-").tempdir_in(&base);
         let dir = made.map_err(Error::file("make a directory in", &base))?;
@@ -56,7 +56,7 @@ impl Daemon {
         while let Err(error) = self.call(&["ps", "--json"]) {
             let ended = self.child.try_wait().is_ok_and(|status| status.is_some());
             if ended || begun.elapsed() > START_TIMEOUT {
-                eprintln!("torpor up said: {}", self.log());
+                eprintln!("log of torpor up: {}", self.log());
                 return Err(error);
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -64,14 +64,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// A restart of the machine, as far as the daemon can tell: its processes, namespaces, cgroups and rules are gone, and its run
-    /// directory. It is then started again; gives how long it takes to serve, with all its sleeping apps in their places.
+    /// Simulates a reboot: removes the processes, namespaces, cgroups, rules and run directory of the daemon, and starts it
+    /// again. Returns the time from the start until the daemon serves all of its sleeping apps.
     pub(crate) fn reboot(&mut self) -> Result<Duration, Error> {
         let ended = self.child.kill().and_then(|()| self.child.wait());
         ended.map_err(Error::file("end", &self.program))?;
         torpor_testkit::daemon::power_off(&self.instance)?;
-        // The kernel takes namespaces away behind our back, one after the other, and keeps one for as long as a connection in it has
-        // something to say.
+        // The kernel removes namespaces in the background, one after the other, and each only when no connection in it has
+        // anything left to send.
         let begun = Instant::now();
         while begun.elapsed() < GONE_WITHIN && !torpor_testkit::daemon::leftovers(&self.instance, &[]).is_empty() {
             std::thread::sleep(Duration::from_millis(100));
@@ -84,7 +84,7 @@ impl Daemon {
         Ok(begun.elapsed())
     }
 
-    /// What it wrote to its log.
+    /// Its log.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_else(|error| error.to_string())
     }
@@ -135,7 +135,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Where images of `app` are.
+    /// The images of the app `app_id`.
     pub(crate) fn images(&self, app_id: &str) -> Result<Vec<PathBuf>, Error> {
         let dir = self.dir.path().join("data/apps").join(app_id);
         let mut found = Vec::new();
@@ -159,7 +159,7 @@ impl Daemon {
     }
 }
 
-/// Starts `program up` with what lies in `dir`.
+/// Starts `program up` with the configuration in `dir`.
 fn up(program: &Path, dir: &Path) -> Result<Child, Error> {
     let log_path = dir.join("log");
     let log = File::options().create(true).append(true).open(&log_path).map_err(Error::file("open", &log_path))?;
@@ -172,9 +172,9 @@ fn up(program: &Path, dir: &Path) -> Result<Child, Error> {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if let Err(error) = self.take_down() {
-            eprintln!("taking down the benchmark's daemon: {}; it said: {}", chain(&error), self.log());
+            eprintln!("taking down the benchmark's daemon: {}; its log: {}", chain(&error), self.log());
         }
-        // `down` ends it; if it did not, this does.
+        // If `down` did not end it.
         let ended = self.child.kill().and_then(|()| self.child.wait());
         if let Err(error) = ended {
             eprintln!("ending the benchmark's daemon: {error}");
@@ -182,11 +182,11 @@ impl Drop for Daemon {
     }
 }
 
-/// First port that is tried, below those that the kernel gives to clients.
+/// First port to try, below the range that the kernel uses for clients.
 const FIRST_PORT: u16 = 20_000;
 static NEXT_PORT: AtomicU16 = AtomicU16::new(FIRST_PORT);
 
-/// A port of the machine that nobody listens on, TCP or UDP, and that was not given before: a published port is not bound.
+/// A port on which nobody listens, TCP or UDP, and that was not returned before: published ports are not bound.
 pub(crate) fn free_port() -> Result<u16, Error> {
     loop {
         let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);

@@ -1,12 +1,12 @@
-//! Memory of many sleeping apps, all of it counted, the worker's own CPU while they sleep, and how long it takes to have them all
-//! again after a reboot.
+//! Memory of many sleeping apps, CPU use of the worker while they sleep, and the time until all are back after a reboot.
 //!
-//! What belongs to the apps and the worker, summed up from its parts, when the kernel has given back what it can of dentries
-//! and inodes, with the page cache that holds images. `MemAvailable` tells less: it counts as available what images and slabs hold,
-//! and changes with whatever else the machine caches.
+//! Memory is the sum of its parts: anonymous memory of the apps and the worker, kernel memory after the kernel has freed
+//! unused dentries and inodes, and images in the page cache. `MemAvailable` would not do: it counts images and reclaimable
+//! slabs as available, and changes with everything else that the machine caches.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -15,30 +15,30 @@ use clap::Args;
 use super::daemon::{Daemon, free_port};
 use super::machine::{anonymous_kb, cpu_us, memory};
 use super::program::programs;
-use super::report::{Report, Samples};
-use super::{client, release_binary};
-use crate::error::{Error, chain, run as run_command};
+use super::samples::Measured;
+use super::{client, progress};
+use crate::error::{Error, run as run_command};
 
 /// How to measure.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// How many apps
+    /// Number of apps
     #[arg(long, default_value_t = 1000)]
     apps: usize,
-    /// The level that they sleep at
+    /// Level of sleep
     #[arg(long, value_enum, default_value_t = Level::Dozing)]
     level: Level,
-    /// How long the worker's CPU is watched, in seconds
+    /// Seconds for which the CPU time of the worker is measured
     #[arg(long, default_value_t = 30)]
     watch_s: u64,
-    /// Apps that are woken at the end, in another order than they were made
+    /// Number of apps that are woken at the end, in another order than they were created
     #[arg(long, default_value_t = 100)]
     woken: usize,
 }
 
 /// A level of sleep.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Level {
+pub(super) enum Level {
     Dozing,
     Warm,
 }
@@ -53,7 +53,15 @@ impl Level {
 }
 
 impl Options {
-    /// The name of its result.
+    /// For `bench all`.
+    pub(super) const fn brief(quick: bool, level: Level) -> Self {
+        if quick {
+            return Self { apps: 20, level, watch_s: 3, woken: 5 };
+        }
+        Self { apps: 250, level, watch_s: 15, woken: 100 }
+    }
+
+    /// The name of the result.
     pub(crate) const fn name(&self) -> &'static str {
         match self.level {
             Level::Dozing => "density",
@@ -62,48 +70,49 @@ impl Options {
     }
 }
 
-/// Before memory is read, so that what the kernel frees late is free.
+/// Pause before memory is read: the kernel frees some of it late.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Kernel memory by its parts, and memory files.
+/// Parts of kernel memory, and shared memory.
 const KERNEL: [&str; 5] = ["Slab", "KernelStack", "PageTables", "Percpu", "Shmem"];
-/// So often it is asked to.
+/// Number of times that the kernel is told to free dentries and inodes.
 const DROPS: u32 = 5;
-/// So many apps are made until it is asked again.
+/// Number of apps that are created between two such times.
 const APPS_BETWEEN: usize = 10;
-/// Gives back dentries and inodes that nothing holds (`proc_sys_vm(5)`); file contents stay.
+/// Frees unused dentries and inodes (`proc_sys_vm(5)`); file contents stay.
 const DROP_CACHES: (&str, &str) = ("/proc/sys/vm/drop_caches", "2");
 
-/// Measures.
-pub(crate) fn run(options: &Options) -> Result<Report, Error> {
+/// Measures; `torpor` is the program that hosts the apps.
+pub(crate) fn run(options: &Options, torpor: &Path) -> Result<Measured, Error> {
     let program = programs(&["lighttpd".to_owned()])?.remove(0);
-    let mut daemon = Daemon::start(&release_binary()?, "")?;
+    let mut daemon = Daemon::start(torpor, "")?;
     daemon.load("lighttpd", &program.zoo.tarball)?;
-    let mut samples = Samples::default();
+    let mut measured = Measured::default();
     let level = options.level.name();
-    let mut add = |metric: &str, unit, value: f64| samples.add("lighttpd", "torpor", level, metric, unit, value);
+    let mut add =
+        |metric: &str, unit, value: f64| measured.samples.add("lighttpd", "torpor", level, metric, unit, value);
 
-    // The first app brings what all share: the program's files in the page cache, tables, slabs.
+    // The first app brings what all apps share: the program's files in the page cache, tables, slabs.
     let mut ports = Vec::with_capacity(options.apps);
     make(&mut daemon, 0, &program, level, &mut ports)?;
     let (empty, begun) = (settled()?, Instant::now());
     let own_before = anonymous_kb(daemon.instance(), daemon.pid())?;
     let (descriptors_before, resident_before) = (descriptors(daemon.pid()), resident_kb(daemon.pid()));
-    let mut count = 0;
+    let (mut count, mut failure) = (0, None);
     for number in 1..=options.apps {
         let started = Instant::now();
         if let Err(error) = make(&mut daemon, number, &program, level, &mut ports) {
-            eprintln!("app {number} could not be made: {}", chain(&error));
+            failure = Some((number, error));
             break;
         }
         add("create_and_sleep", "ms", started.elapsed().as_secs_f64() * 1000.0);
         count = number;
-        // As in the hours that lie between real apps: else what only the start of an app has looked up stays between what lives
-        // on, and its memory with it.
+        // Real apps start hours apart. Without this, dentries that only the start of an app needs would share slabs with
+        // those that stay, and keep their memory in use.
         if number % APPS_BETWEEN == 0 {
             drop_caches()?;
         }
         if number % 100 == 0 {
-            eprintln!("{number} apps after {:.0} s", begun.elapsed().as_secs_f64());
+            progress(format_args!("{number} apps after {:.0} s", begun.elapsed().as_secs_f64()));
         }
     }
     let full = settled()?;
@@ -128,22 +137,25 @@ pub(crate) fn run(options: &Options) -> Result<Report, Error> {
     let used = cpu_us(daemon.pid())? - before;
     add("worker_cpu", "% of a core", used / watched.elapsed().as_micros() as f64 * 100.0);
 
-    // A step that is prime to any count of apps visits them all, far apart.
+    // A large prime as the step visits all apps, far apart from each other.
     for n in 0..options.woken.min(ports.len()) {
         let port = ports[n * 7919 % ports.len()];
         let address = (std::net::Ipv4Addr::LOCALHOST, port).into();
         add("first_byte", "us", client::first_byte(address, program.protocol)?);
     }
     if let Level::Warm = options.level {
-        // Those that were woken start afresh.
+        // The apps that were woken start from the beginning.
         add("up_after_reboot", "ms", daemon.reboot()?.as_secs_f64() * 1000.0);
     }
-    Report::new(&samples, Vec::new())
+    if let Some((number, error)) = failure {
+        measured.samples.missing(format!("more than {} apps", number - 1), &error);
+    }
+    Ok(measured)
 }
 
-/// The machine's memory when it has come to rest.
+/// Memory of the machine after it has settled.
 fn settled() -> Result<BTreeMap<String, u64>, Error> {
-    // What has been used since the last time is spared once; what an inode or dentry held goes after it.
+    // The first time spares what was used recently; later times free what the freed inodes and dentries held.
     for _ in 0..DROPS {
         drop_caches()?;
     }
@@ -178,7 +190,7 @@ fn make(
     Ok(())
 }
 
-/// Open descriptors of a process; 0 where it cannot be seen.
+/// Number of open descriptors of a process; 0 if it cannot be read.
 fn descriptors(pid: u32) -> f64 {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0.0, |entries| entries.count() as f64)
 }
@@ -189,7 +201,7 @@ fn resident_kb(pid: u32) -> f64 {
     line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(0.0)
 }
 
-/// Pages of images in the page cache, kB.
+/// Size of the images in the page cache, in kB.
 fn cached_images_kb(daemon: &Daemon) -> Result<f64, Error> {
     let apps = daemon.json(&["ps"])?;
     let ids = apps.as_array().map(Vec::as_slice).unwrap_or_default().iter().filter_map(|app| app["id"].as_str());

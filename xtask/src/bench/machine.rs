@@ -1,30 +1,60 @@
-//! What was measured on, and which commit; the machine's memory.
+//! Facts of the machine and the working tree, and use of memory and CPU.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
+use std::time::Duration;
 
 use crate::error::{Error, run};
+
+/// Time over which the use of the CPUs is measured.
+const CPU_USE_OVER: Duration = Duration::from_secs(2);
 
 fn read(path: &str) -> Result<String, Error> {
     fs::read_to_string(path).map_err(Error::file("read", path))
 }
 
-/// CPU, count of CPUs, memory and kernel in one line.
+/// CPUs and memory in one line.
 pub(crate) fn describe() -> Result<String, Error> {
     let cpus = read("/proc/cpuinfo")?;
     let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let model = model.map_or("unknown CPU", |(_, model)| model);
     let count = cpus.lines().filter(|line| line.starts_with("processor")).count();
     let memory_gib = memory()?.get("MemTotal").copied().unwrap_or(0) / (1 << 20);
-    let kernel = read("/proc/sys/kernel/osrelease")?;
-    Ok(format!("{count} x {model}, {memory_gib} GiB, Linux {}", kernel.trim()))
+    let guest = cpus.lines().any(|line| line.starts_with("flags") && line.contains(" hypervisor"));
+    let kind = if guest { "virtual machine, " } else { "" };
+    Ok(format!("{kind}{count} x {model}, {memory_gib} GiB"))
 }
 
-/// The commit of the working tree, with `-dirty` where files differ from it.
+/// The release of the kernel.
+pub(crate) fn kernel() -> Result<String, Error> {
+    Ok(format!("Linux {}", read("/proc/sys/kernel/osrelease")?.trim()))
+}
+
+/// Share of its CPU time that the machine uses now, in percent.
+pub(crate) fn cpu_use() -> Result<f64, Error> {
+    let times = || -> Result<(u64, u64), Error> {
+        let text = read("/proc/stat")?;
+        let fields = text.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1);
+        // The first eight are disjoint; the fourth and fifth are idle and waiting for disks (`proc_stat(5)`).
+        let fields: Vec<u64> = fields.take(8).filter_map(|field| field.parse().ok()).collect();
+        Ok((fields.iter().sum(), fields.iter().skip(3).take(2).sum()))
+    };
+    let (total, idle) = times()?;
+    std::thread::sleep(CPU_USE_OVER);
+    let (total_after, idle_after) = times()?;
+    let idle = idle_after.saturating_sub(idle) as f64 / total_after.saturating_sub(total).max(1) as f64;
+    Ok((1.0 - idle) * 100.0)
+}
+
+/// The commit of the working tree, with `-dirty` if sources differ from it. Documents may differ: benchmarks write some.
 pub(crate) fn commit() -> Result<String, Error> {
-    let described = run(Command::new("git").args(["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]))?;
-    Ok(String::from_utf8_lossy(&described.stdout).trim().to_owned())
+    let git = |arguments: &[&str]| -> Result<String, Error> {
+        Ok(String::from_utf8_lossy(&run(Command::new("git").args(arguments))?.stdout).trim().to_owned())
+    };
+    let changes = git(&["status", "--porcelain", "--untracked-files=no", "--", ":/crates", ":/xtask", ":/Cargo.*"])?;
+    let dirty = if changes.is_empty() { "" } else { "-dirty" };
+    Ok(git(&["rev-parse", "--short=12", "HEAD"])? + dirty)
 }
 
 /// `/proc/meminfo`, in kB.
@@ -40,7 +70,7 @@ pub(crate) fn memory() -> Result<BTreeMap<String, u64>, Error> {
 /// CPU time that a process has used, in microseconds, to the clock tick.
 pub(crate) fn cpu_us(pid: u32) -> Result<f64, Error> {
     let text = read(&format!("/proc/{pid}/stat"))?;
-    // The name in parentheses may hold anything. User and system time are fields 14 and 15, where the state is field 3.
+    // The name in parentheses may contain anything. The state is field 3, user and system time are fields 14 and 15.
     let fields = text.rfind(')').map_or("", |end| &text[end + 1..]).split_ascii_whitespace();
     let ticks: f64 = fields.skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
     Ok(ticks * 1e6 / rustix::param::clock_ticks_per_second() as f64)
@@ -52,7 +82,7 @@ pub(crate) fn anonymous_kb(group: &str, extra: u32) -> Result<f64, Error> {
     for entry in fs::read_dir("/proc").map_err(Error::file("list", "/proc"))? {
         let entry = entry.map_err(Error::file("list", "/proc"))?;
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        // A process that ends while it is looked at counts for nothing.
+        // The process may have ended: its files are then empty.
         let text = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
         if pid == extra || text("cgroup").contains(group) {
             let rollup = text("smaps_rollup");

@@ -1,9 +1,11 @@
-//! Benchmarks: each prints a table and writes `target/bench/NAME.json`, and with `--docs` a page in `docs/benchmarks/`.
+//! Benchmarks. Each prints a table and writes `target/bench/NAME.json`; with `--docs` also a page in `docs/benchmarks/`.
 //!
-//! Those of apps start a `torpor up` of their own (release build) beside whatever runs on the machine, and take it down.
+//! `bench render` writes the pages from the JSON files, without measuring. Benchmarks of apps start a daemon of their own,
+//! beside whatever runs on the machine, and take it down.
 
 mod chart;
 mod client;
+mod conditions;
 mod cost;
 mod daemon;
 mod density;
@@ -13,82 +15,165 @@ mod pages;
 mod peers;
 mod program;
 mod report;
+mod samples;
 mod trees;
 mod wake;
 
-use std::path::PathBuf;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Instant;
 
 use clap::{Args, Subcommand};
 use torpor_testkit::zoo::target_dir;
 
+use self::conditions::Conditions;
 pub(crate) use self::peers::criu_binary;
 use self::report::Report;
-use crate::error::{Error, run as run_command};
+use self::samples::Measured;
+use crate::error::{Error, chain, run as run_command};
 
-/// Measure; needs root. A table on standard output, JSON in target/bench/NAME.json
+/// Measure; needs root. Prints a table and writes target/bench/NAME.json
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[command(subcommand)]
     bench: Bench,
-    /// Write a page in docs/benchmarks, too; with `list` from the last results, without measuring
+    /// Also write the page in docs/benchmarks and the numbers in README.md
     #[arg(long, global = true)]
     docs: bool,
 }
 
-/// Which benchmark.
+/// A benchmark, or a command for all of them.
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// Time to first byte asleep and never slept, beside runc + CRIU and a cold start; capture; the sandbox's own cost
+    /// Time to first byte of sleeping apps, beside runc + CRIU, CRIU and a cold start
     Wake(wake::Options),
-    /// Memory of many dozing apps, and the worker's own CPU while all of them sleep
-    Density(density::Options),
-    /// Time to first byte asleep, alone and beside apps that write to their output as fast as they can
-    Noisy(noisy::Options),
-    /// Checkpoint and restore of plain process trees, beside CRIU, runc + CRIU and the pure copying of their memory
+    /// Checkpoint and restore of plain process trees, beside CRIU, runc + CRIU and a plain copy of their memory
     Trees(trees::Options),
-    /// The benchmarks, and the results that are there
+    /// Memory of many sleeping apps, and CPU use of the worker while they sleep
+    Density(density::Options),
+    /// Time to first byte of a sleeping app beside apps that write to their output as fast as they can
+    Noisy(noisy::Options),
+    /// Cost of the sandbox for a program that is awake
+    Cost(cost::Options),
+    /// All benchmarks with few runs each, in about 15 minutes
+    All(AllOptions),
+    /// Write the pages from the last results, without measuring
+    Render,
+    /// List the benchmarks and print their last results
     List,
 }
 
-const NAMES: [(&str, &str); 5] = [
-    ("wake", "time to first byte asleep and never slept, beside peers; capture; the sandbox's own cost"),
-    ("density", "memory of many dozing apps, and the worker's own CPU while all of them sleep"),
-    ("density-warm", "the same of warm apps, and the time until all are there again after a reboot"),
-    ("noisy", "time to first byte asleep, alone and beside apps that write to their output as fast as they can"),
-    ("trees", "checkpoint and restore of plain process trees, beside peers and the pure copying of their memory"),
-];
-
-/// Runs a benchmark.
-pub(crate) fn run(options: &Options) -> Result<(), Error> {
-    let (name, report) = match &options.bench {
-        Bench::Wake(options) => ("wake", wake::run(options)?),
-        Bench::Density(options) => (options.name(), density::run(options)?),
-        Bench::Noisy(options) => ("noisy", noisy::run(options)?),
-        Bench::Trees(options) => ("trees", trees::run(options)?),
-        Bench::List => return list(options.docs),
-    };
-    report.publish(name)?;
-    if options.docs { pages::write(name, &report) } else { Ok(()) }
+/// How to measure everything.
+#[derive(Debug, Args)]
+struct AllOptions {
+    /// One to three runs of each, in about 4 minutes: to see that all of them work
+    #[arg(long)]
+    quick: bool,
 }
 
-/// Where results are written.
+/// Names of results and what they measure.
+const NAMES: [(&str, &str); 6] = [
+    ("wake", "time to first byte of sleeping apps, beside peers"),
+    ("trees", "checkpoint and restore of plain process trees, beside peers"),
+    ("density", "memory of many dozing apps, and CPU use of the worker"),
+    ("density-warm", "the same for warm apps, and the time until all are back after a reboot"),
+    ("noisy", "time to first byte of a sleeping app beside apps that write without end"),
+    ("cost", "cost of the sandbox for a program that is awake"),
+];
+
+/// Runs a command of `cargo xtask bench`.
+pub(crate) fn run(options: &Options) -> Result<(), Error> {
+    let one = |name: &str, run: &dyn Fn(&Path) -> Result<Measured, Error>| {
+        let torpor = release_binary()?;
+        measure(name, &torpor, command(), options.docs, run)
+    };
+    match &options.bench {
+        Bench::Wake(options) => one("wake", &|torpor| wake::run(options, torpor)),
+        Bench::Trees(options) => one("trees", &|torpor| trees::run(options, torpor)),
+        Bench::Density(options) => one(options.name(), &|torpor| density::run(options, torpor)),
+        Bench::Noisy(options) => one("noisy", &|torpor| noisy::run(options, torpor)),
+        Bench::Cost(options) => one("cost", &|torpor| cost::run(options, torpor)),
+        Bench::All(all) => run_all(all, options.docs),
+        Bench::Render => render(),
+        Bench::List => list(),
+    }
+}
+
+/// Measures one benchmark and publishes its result.
+fn measure(
+    name: &str,
+    torpor: &Path,
+    command: String,
+    docs: bool,
+    run: &dyn Fn(&Path) -> Result<Measured, Error>,
+) -> Result<(), Error> {
+    let conditions = Conditions::now(torpor, command)?;
+    let report = Report::new(conditions, run(torpor)?);
+    report.publish(name)?;
+    if docs { pages::write(name, &report) } else { Ok(()) }
+}
+
+/// Measures everything. A benchmark that fails does not prevent the others; the command fails at its end.
+fn run_all(options: &AllOptions, docs: bool) -> Result<(), Error> {
+    let quick = options.quick;
+    let dense = |level| density::Options::brief(quick, level);
+    let (dozing, warm) = (dense(density::Level::Dozing), dense(density::Level::Warm));
+    type Run<'a> = &'a dyn Fn(&Path) -> Result<Measured, Error>;
+    // Creating hundreds of apps disturbs what is measured afterwards, so density comes last.
+    let all: [(&str, Run<'_>); 6] = [
+        ("cost", &|torpor| cost::run(&cost::Options::brief(quick), torpor)),
+        ("wake", &|torpor| wake::run(&wake::Options::brief(quick), torpor)),
+        ("noisy", &|torpor| noisy::run(&noisy::Options::brief(quick), torpor)),
+        ("trees", &|torpor| trees::run(&trees::Options::brief(quick), torpor)),
+        (dozing.name(), &|torpor| density::run(&dozing, torpor)),
+        (warm.name(), &|torpor| density::run(&warm, torpor)),
+    ];
+    let torpor = release_binary()?;
+    let mut failed = Vec::new();
+    for (number, (name, run)) in all.iter().enumerate() {
+        progress(format_args!("== {name} (benchmark {} of {})", number + 1, all.len()));
+        if let Err(error) = measure(name, &torpor, command(), docs, *run) {
+            eprintln!("{name} failed: {}", chain(&error));
+            failed.push(*name);
+        }
+    }
+    progress("done");
+    if failed.is_empty() { Ok(()) } else { Err(Error::Benchmarks(failed.join(", "))) }
+}
+
+/// The command line that runs this again.
+fn command() -> String {
+    std::env::args().skip(1).fold("cargo xtask".to_owned(), |line, word| line + " " + &word)
+}
+
+/// Prints what is measured now, with the time since the first such line.
+fn progress(what: impl Display) {
+    static BEGUN: OnceLock<Instant> = OnceLock::new();
+    eprintln!("[{:>4} s] {what}", BEGUN.get_or_init(Instant::now).elapsed().as_secs());
+}
+
+/// The directory of the results.
 pub(crate) fn results() -> PathBuf {
     target_dir().join("bench")
 }
 
-fn list(docs: bool) -> Result<(), Error> {
+fn render() -> Result<(), Error> {
+    for (name, _) in NAMES {
+        match Report::load(name)? {
+            Some(report) => pages::write(name, &report)?,
+            None => println!("{name}: no result in {}", results().display()),
+        }
+    }
+    Ok(())
+}
+
+fn list() -> Result<(), Error> {
     for (name, what) in NAMES {
         println!("{name:<14}{what}");
-        let path = results().join(format!("{name}.json"));
-        let report = match std::fs::read_to_string(&path) {
-            Ok(text) => Report::parse(&text)?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(Error::file("read", path)(error)),
-        };
-        println!("\nlast result, {}:\n{}", path.display(), report.table());
-        if docs {
-            pages::write(name, &report)?;
+        if let Some(report) = Report::load(name)? {
+            println!("\nlast result:\n{}", report.table());
         }
     }
     Ok(())

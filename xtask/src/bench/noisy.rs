@@ -1,9 +1,10 @@
 //! Time to first byte of a sleeping app beside apps that write to their output as fast as they can.
 //!
-//! The same app is put to sleep and asked, first alone and then beside the writers, which are two processes each: `yes` on
-//! standard output and on standard error. `dropped` is what the log says of one of them.
+//! The same app is put to sleep and woken by a request, first alone and then beside the writers. A writer is two processes:
+//! `yes` on standard output, and `yes` on standard error. `dropped` is the number of lines that the first writer lost.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -11,17 +12,17 @@ use clap::Args;
 use super::client::first_byte;
 use super::daemon::{Daemon, free_port};
 use super::program::{Program, programs};
-use super::release_binary;
-use super::report::{Report, Samples};
+use super::progress;
+use super::samples::{Measured, Samples};
 use crate::error::Error;
 
 /// How to measure.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Requests, each to an app that sleeps
+    /// Requests to the sleeping app at each level
     #[arg(long, default_value_t = 100)]
     runs: usize,
-    /// Apps that write without end
+    /// Number of apps that write without end
     #[arg(long, default_value_t = 1)]
     writers: usize,
     /// Idle time before each request, in milliseconds
@@ -29,33 +30,43 @@ pub(crate) struct Options {
     gap_ms: u64,
 }
 
+impl Options {
+    /// For `bench all`.
+    pub(super) const fn brief(quick: bool) -> Self {
+        Self { runs: if quick { 3 } else { 20 }, writers: 1, gap_ms: 200 }
+    }
+}
+
 const SLEEP_TIMEOUT: Duration = Duration::from_secs(60);
-/// What a writer does.
+/// The command of a writer.
 const WRITE: [&str; 3] = ["/bin/sh", "-c", "yes >&2 & exec yes"];
 
-/// Measures.
-pub(crate) fn run(options: &Options) -> Result<Report, Error> {
+/// Measures; `torpor` is the program that hosts the apps.
+pub(crate) fn run(options: &Options, torpor: &Path) -> Result<Measured, Error> {
     let program = programs(&["lighttpd".to_owned()])?.remove(0);
-    let mut daemon = Daemon::start(&release_binary()?, "")?;
+    let mut daemon = Daemon::start(torpor, "")?;
     daemon.load("lighttpd", &program.zoo.tarball)?;
     let port = free_port()?;
     let settings = ["-p".to_owned(), format!("{port}:{}", program.port()), "--no-sleep".to_owned()];
     daemon.run_app("sleeper", "lighttpd", &settings, &program.zoo.command)?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     program.warm_up(address)?;
-    let mut samples = Samples::default();
-    measure(&daemon, &program, address, "alone", options, &mut samples)?;
+    let mut measured = Measured::default();
+    let samples = &mut measured.samples;
+    progress("alone");
+    measure(&daemon, &program, address, "alone", options, samples)?;
     for writer in 0..options.writers {
         let command = WRITE.map(str::to_owned);
         daemon.run_app(&format!("writer{writer}"), "lighttpd", &["--no-sleep".to_owned()], &command)?;
     }
-    measure(&daemon, &program, address, "beside-writers", options, &mut samples)?;
+    progress("beside writers");
+    measure(&daemon, &program, address, "beside-writers", options, samples)?;
     if options.writers > 0 {
         let stats = daemon.json(&["stats", "writer0"])?;
         let dropped = stats["dropped_lines"].as_f64().unwrap_or(0.0);
         samples.add("writer0", "torpor", "running", "dropped", "lines", dropped);
     }
-    Report::new(&samples, Vec::new())
+    Ok(measured)
 }
 
 fn measure(
@@ -81,7 +92,7 @@ fn measure(
     Ok(())
 }
 
-/// Puts it to sleep; an attempt that traffic of our own last request disturbed is repeated.
+/// Puts the app to sleep. Late packets of our own last request may abort an attempt; it is repeated.
 fn sleep(daemon: &Daemon, level: &str) -> Result<(), Error> {
     let begun = Instant::now();
     loop {

@@ -9,16 +9,16 @@ use torpor_testkit::zoo::{self, Program as Zoo};
 use super::client::{Protocol, fill_redis, first_byte_since};
 use crate::error::{Error, run};
 
-/// A program of the zoo, with the data it is given.
+/// A program of the zoo, and the data that it holds.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     /// Its name in results.
     pub(crate) name: &'static str,
     /// Its files and command.
     pub(crate) zoo: Zoo,
-    /// What it is asked.
+    /// Requests to it.
     pub(crate) protocol: Protocol,
-    /// Data that it is given at the start.
+    /// Amount of data that is stored in it at the start.
     pub(crate) data_bytes: usize,
 }
 
@@ -32,7 +32,7 @@ const PROGRAMS: [(&str, &str, usize); 6] = [
     ("node", "node", 0),
 ];
 
-/// The programs of these names; all where there are none.
+/// The programs with these names; all programs if `names` is empty.
 pub(crate) fn programs(names: &[String]) -> Result<Vec<Program>, Error> {
     let known = || PROGRAMS.map(|(name, ..)| name).join(", ");
     if let Some(name) = names.iter().find(|name| !PROGRAMS.iter().any(|(known, ..)| known == name)) {
@@ -55,7 +55,7 @@ impl Program {
         self.zoo.ports.first().map_or(0, |port| port.0)
     }
 
-    /// Waits until it answers at `address`, gives it its data, and asks it a few times, as somebody who uses it.
+    /// Waits until it answers at `address`, stores its data, and sends it a few requests.
     pub(crate) fn warm_up(&self, address: SocketAddr) -> Result<(), Error> {
         first_byte_since(address, self.protocol, std::time::Instant::now())?;
         if self.data_bytes > 0 {
@@ -64,8 +64,8 @@ impl Program {
         (0..10).try_for_each(|_| first_byte_since(address, self.protocol, std::time::Instant::now()).map(drop))
     }
 
-    /// Its files, unpacked into the directory `root` and set so that the program stays root: CRIU reads the limits of a process, which
-    /// for another user's needs CAP_SYS_RESOURCE, and not every machine gives that.
+    /// Unpacks its files into the directory `root`, configured so that the program stays root: CRIU reads the limits of a process,
+    /// which needs CAP_SYS_RESOURCE if the process belongs to another user, and not every machine grants that.
     pub(crate) fn unpack_for_root(&self, root: &Path) -> Result<(), Error> {
         std::fs::create_dir_all(root).map_err(Error::file("make", root))?;
         run(Command::new("tar").args(["--numeric-owner", "-xpf"]).arg(&self.zoo.tarball).arg("-C").arg(root))?;

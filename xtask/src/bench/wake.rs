@@ -1,8 +1,9 @@
-//! Time to first byte: asleep, after a reboot, never slept, and the peers', in turns so that noise hits all alike.
+//! Time to first byte of an app that is dozing, warm, warm since before a reboot, or never slept, and of the peers. Subjects
+//! take turns, so that noise of the machine affects all of them.
 //!
-//! Before every request the machine is left alone for the same gap, for all subjects: after a second of idleness everything
-//! is slower, a server that never slept too. Of a wake's own account (`torpor explain`) come the times per phase. `added` is
-//! the difference of the quantiles, not a quantile of differences.
+//! The machine is idle for the same time before each request, for all subjects: after a second of idleness every answer is
+//! slower, also that of a server that never slept. The times per phase come from `torpor explain`. `added` is the difference
+//! of the quantiles, not a quantile of differences.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,9 +19,9 @@ use super::client::{Protocol, first_byte};
 use super::daemon::{Daemon, free_port};
 use super::peers::{CONTAINER, CRIU, Peer, peers};
 use super::program::{Program, programs};
-use super::report::{Report, Row, Samples};
-use super::{cost, release_binary};
-use crate::error::{Error, chain};
+use super::progress;
+use super::samples::{Measured, Row, Samples};
+use crate::error::Error;
 
 /// How to measure.
 #[derive(Debug, Args)]
@@ -34,43 +35,43 @@ pub(crate) struct Options {
     /// Leave out runc + CRIU, CRIU and cold start
     #[arg(long)]
     without_peers: bool,
-    /// Peers are asked, and the machine's restart is simulated, in every so many rounds
-    #[arg(long, default_value_t = 5)]
+    /// Measure peers, reboots and images outside the page cache only in each Nth round
+    #[arg(long, value_name = "N", default_value_t = 5)]
     peers_every: usize,
     /// Idle time before each request, in milliseconds
     #[arg(long, default_value_t = 1200)]
     gap_ms: u64,
-    /// Leave out the sandbox's own cost
-    #[arg(long)]
-    without_cost: bool,
+}
+
+impl Options {
+    /// For `bench all`.
+    pub(super) const fn brief(quick: bool) -> Self {
+        let runs = if quick { 1 } else { 9 };
+        Self { runs, programs: Vec::new(), without_peers: false, peers_every: 3, gap_ms: 1000 }
+    }
 }
 
 const SLEEP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Every image stays in the page cache: where it is to be measured without, it is dropped from there by hand.
+/// Images stay in the page cache, except where the benchmark itself drops them from it.
 const IMAGES_CACHED: &str = "[memory]\ncached_images = \"100G\"\n";
-/// The levels that it sleeps at.
 const LEVELS: [&str; 2] = ["dozing", "warm"];
-/// Warm, and the machine has been started again since: nothing is parked.
+/// Warm since before a reboot of the machine: nothing is parked.
 const REBOOTED: &str = "rebooted";
-/// Steps of falling asleep during which the program is frozen and may still be let go.
+/// Steps of falling asleep during which the program is frozen and an event still aborts the sleep.
 const FROZEN: [&str; 6] = ["frozen", "stopped", "watched", "copied", "synced", "committed"];
 
-/// Measures.
-pub(crate) fn run(options: &Options) -> Result<Report, Error> {
+/// Measures; `torpor` is the program that hosts the apps.
+pub(crate) fn run(options: &Options, torpor: &Path) -> Result<Measured, Error> {
     let programs = programs(&options.programs)?;
-    let binary = release_binary()?;
-    let mut samples = Samples::default();
-    let mut compared = Vec::new();
-    for program in &programs {
-        eprintln!("measuring {} …", program.name);
-        measure(&binary, program, options, &mut samples)?;
-        compared.extend(compare(program.name, &samples));
+    let mut measured = Measured::default();
+    for (number, program) in programs.iter().enumerate() {
+        progress(format_args!("{} ({} of {})", program.name, number + 1, programs.len()));
+        if let Err(error) = measure(torpor, program, options, &mut measured.samples) {
+            measured.samples.missing(format!("{} (all its runs)", program.name), &error);
+        }
+        measured.compared.extend(compare(program.name, &measured.samples));
     }
-    if !options.without_cost {
-        let mut daemon = Daemon::start(&binary, IMAGES_CACHED)?;
-        compared.extend(cost::measure(&mut daemon, options.runs.min(30), &mut samples)?);
-    }
-    Report::new(&samples, compared)
+    Ok(measured)
 }
 
 fn compare(program: &str, samples: &Samples) -> Vec<Row> {
@@ -78,7 +79,7 @@ fn compare(program: &str, samples: &Samples) -> Vec<Row> {
     let awake = ("never-slept", "running", "first_byte");
     let mut rows = Vec::new();
     for level in LEVELS.into_iter().chain([REBOOTED]) {
-        // The level that most sleep at has the plain names.
+        // Names of the first level have no prefix.
         let name = |metric: &str| if level == LEVELS[0] { metric.to_owned() } else { format!("{level}_{metric}") };
         let asleep = ("torpor", level, "first_byte");
         let uncached = ("torpor", level, "first_byte_uncached");
@@ -106,20 +107,22 @@ fn measure(binary: &Path, program: &Program, options: &Options, samples: &mut Sa
     let mut apps = Apps::start(binary, program)?;
     let dir = tempfile::Builder::new().prefix("torpor-bench-").tempdir_in("/var/tmp");
     let dir = dir.map_err(Error::file("make a directory in", "/var/tmp"))?;
-    let mut peers = if options.without_peers { Vec::new() } else { peers(program, dir.path()) };
+    let mut peers = if options.without_peers { Vec::new() } else { peers(program, dir.path(), samples) };
     let gap = Duration::from_millis(options.gap_ms);
     for round in 0..options.runs {
         apps.never_slept(program, gap, samples)?;
         for level in LEVELS {
             apps.wake(program, level, gap, true, samples)?;
-            apps.wake(program, level, gap, false, samples)?;
         }
-        if round % options.peers_every == 0 {
+        if round % options.peers_every.max(1) == 0 {
+            for level in LEVELS {
+                apps.wake(program, level, gap, false, samples)?;
+            }
             apps.reboot(program, gap, samples)?;
             peers.retain_mut(|peer| match ask_peer(program, &mut **peer, gap, samples) {
                 Ok(()) => true,
                 Err(error) => {
-                    eprintln!("NOT MEASURED any more: {} with {}: {}", peer.name(), program.name, chain(&error));
+                    samples.missing(format!("{} with {}, from round {}", peer.name(), program.name, round + 1), &error);
                     false
                 }
             });
@@ -200,7 +203,12 @@ impl Apps {
         }
         let dozes = level == LEVELS[0];
         let steps = slept.iter().filter(|(name, _)| !dozes || FROZEN.contains(&name.as_str())).map(|(_, us)| us);
-        add(if dozes { "capture_frozen" } else { "deepen" }.to_owned(), "us", steps.sum());
+        let total: f64 = steps.sum();
+        if total == 0.0 {
+            let got = explained["sleeps"][0].to_string();
+            return Err(torpor_testkit::Error::answer("torpor explain", "phases of the last sleep", got).into());
+        }
+        add(if dozes { "capture_frozen" } else { "hibernate" }.to_owned(), "us", total);
         for ((metric, before), after) in ["private", "shared", "image"].into_iter().zip(before).zip(after) {
             if metric != "image" {
                 add(format!("{metric}_before"), "kB", before / 1024.0);
@@ -210,7 +218,7 @@ impl Apps {
         Ok(())
     }
 
-    /// One sleep, a restart of the machine, and the first packet. The app beside it starts afresh and is used a little.
+    /// One sleep, a reboot of the machine, and the first packet. The app that never sleeps starts from the beginning.
     fn reboot(&mut self, program: &Program, gap: Duration, samples: &mut Samples) -> Result<(), Error> {
         let mut add = |metric: String, us| samples.add(program.name, "torpor", REBOOTED, &metric, "us", us);
         self.sleep(LEVELS[1])?;
@@ -225,7 +233,7 @@ impl Apps {
         Ok(())
     }
 
-    /// Puts it to sleep; an attempt that traffic of our own last request disturbed is repeated.
+    /// Puts the app to sleep. Late packets of our own last request may abort an attempt; it is repeated.
     fn sleep(&self, level: &str) -> Result<(), Error> {
         let begun = Instant::now();
         loop {
@@ -245,7 +253,7 @@ impl Apps {
         Ok([number("private_bytes"), number("shared_bytes"), number("image_bytes")])
     }
 
-    /// Says so if the program could not sleep at some point.
+    /// Reports refusals to sleep.
     fn refused(&self, program: &Program) -> Result<(), Error> {
         let explained = self.daemon.json(&["explain", "sleeper"])?;
         if let Some(reasons) = explained["refusals"].as_array().filter(|reasons| !reasons.is_empty()) {

@@ -8,18 +8,29 @@ use super::Finding;
 use super::tree::Tree;
 
 /// Folder of a crate → crates of ours that it may name. Lower lines never name higher ones.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 23] = [
     ("xtask", &["api", "linux", "testkit"]),
     ("fuzz", &["api", "engine", "image", "keeper", "linux", "network", "rootfs", "sandbox", "worker"]),
     ("torpor", &["api", "engine", "hub", "image", "keeper", "network", "sandbox", "worker"]),
     ("worker", &["api", "engine", "image", "keeper", "lifecycle", "linux", "network", "rootfs", "sandbox"]),
     ("hub", &["api", "lifecycle"]),
     ("testkit", &["api", "linux"]),
-    ("engine", &["image", "linux"]),
+    (
+        "engine",
+        &["capture", "descriptors", "image", "linux", "pages", "planner", "proc", "process", "restore", "store"],
+    ),
+    ("capture", &["descriptors", "image", "linux", "pages", "proc", "process"]),
+    ("restore", &["descriptors", "image", "linux", "pages", "planner", "proc", "process", "store"]),
+    ("descriptors", &["image", "linux", "pages", "proc", "process"]),
+    ("process", &["image", "linux", "proc"]),
+    ("pages", &["image", "linux", "proc"]),
+    ("planner", &["image", "linux"]),
+    ("store", &["image", "linux"]),
     ("sandbox", &["linux"]),
     ("network", &["linux"]),
     ("keeper", &["linux"]),
     ("rootfs", &["linux"]),
+    ("proc", &[]),
     ("api", &[]),
     ("lifecycle", &[]),
     ("image", &[]),

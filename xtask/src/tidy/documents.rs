@@ -1,6 +1,4 @@
-//! Documents: every relative link leads to a file, and every `#part` of one to a heading.
-//!
-//! Documents that sources name (`docs/….md`) must be there too.
+//! Documents: every relative link leads to a file, and every `#part` of one to a heading; the list of phases is the engine's.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -9,7 +7,7 @@ use super::Finding;
 use super::tree::Tree;
 
 /// Where the names of steps are: of sleeping and waking, and of building processes again.
-const STEPS: [&str; 2] = ["crates/engine/src/step.rs", "crates/engine/src/restore/step.rs"];
+const STEPS: [&str; 2] = ["crates/process/src/step.rs", "crates/process/src/step/restore.rs"];
 /// Where users read of them.
 const PHASES: &str = "docs/reference/phases.md";
 /// Its part on building processes again, which has names of its own.
@@ -21,15 +19,6 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
         for (line, target) in links(text) {
             if let Err(why) = follow(tree, path, &target) {
                 findings.push(Finding::new(path, line, format!("link to {target}: {why}")));
-            }
-        }
-    }
-    for (path, text) in tree.with_extension("rs") {
-        for (line, text) in text.lines().enumerate().filter(|(_, text)| text.trim_start().starts_with("//")) {
-            for name in named_documents(text) {
-                if !tree.exists(Path::new(name)) {
-                    findings.push(Finding::new(path, line + 1, format!("there is no {name}")));
-                }
             }
         }
     }
@@ -144,14 +133,6 @@ fn anchors(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// `docs/….md` in a comment.
-fn named_documents(comment: &str) -> impl Iterator<Item = &str> {
-    comment
-        .split(|c: char| c.is_whitespace() || matches!(c, '`' | '(' | ')' | ',' | ':' | '"'))
-        .map(|word| word.trim_end_matches('.').split('#').next().unwrap_or_default())
-        .filter(|word| word.starts_with("docs/") && word.ends_with(".md") && !word.contains(['*', '…']))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,12 +161,6 @@ mod tests {
                 "docs/a.md:5: link to /abs.md: it leads out of the repository",
             ]
         );
-    }
-
-    #[test]
-    fn documents_that_sources_name_must_be_there() {
-        let source = "//! See `docs/a.md`, and docs/b.md.\nlet x = \"docs/c.md\";\n";
-        assert_eq!(found(&[("x.rs", source), ("docs/a.md", "")]), ["x.rs:1: there is no docs/b.md"]);
     }
 
     #[test]

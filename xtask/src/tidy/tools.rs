@@ -13,20 +13,23 @@ pub(crate) struct Tool {
     findings: fn(&Path, &str) -> Vec<Finding>,
 }
 
-pub(crate) const TOOLS: [Tool; 2] = [
-    Tool { name: "formatting", arguments: &["fmt", "--all", "--check", "--", "-l"], findings: unformatted },
-    Tool {
-        name: "clippy",
-        arguments: &["clippy", "--quiet", "--workspace", "--all-targets", "--keep-going", "--message-format=short"],
-        findings: lints,
-    },
-];
+pub(crate) const FORMATTING: Tool =
+    Tool { name: "formatting", arguments: &["fmt", "--all", "--check", "--", "-l"], findings: unformatted };
+
+pub(crate) const CLIPPY: Tool = Tool {
+    name: "clippy",
+    arguments: &["clippy", "--quiet", "--workspace", "--all-targets", "--keep-going", "--message-format=short"],
+    findings: lints,
+};
 
 impl Tool {
-    /// Runs it. An error is one of running it, or its whole output where no finding could be read from that.
-    pub(crate) fn run(&self, root: &Path) -> Result<Vec<Finding>, String> {
+    /// Runs it at a lower priority by `nice`, from 0 to 19. An error is one of running it, or its whole output where no finding could be read
+    /// from that.
+    pub(crate) fn run(&self, root: &Path, nice: u8) -> Result<Vec<Finding>, String> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let output = Command::new(cargo)
+        let output = Command::new("nice")
+            .args(["-n", &nice.to_string()])
+            .arg(cargo)
             .current_dir(root)
             .args(self.arguments)
             .stdin(Stdio::null())

@@ -12,6 +12,8 @@ pub(crate) struct Tree {
     pub(crate) root: PathBuf,
     /// By path from the root. Files that are not text are empty here.
     pub(crate) files: BTreeMap<PathBuf, String>,
+    /// Those that are not text.
+    pub(crate) binary: BTreeSet<PathBuf>,
 }
 
 /// Why the files could not be read.
@@ -25,9 +27,14 @@ pub(crate) enum TreeError {
     Read { path: PathBuf, error: io::Error },
 }
 
+/// The root of the repository.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_path_buf)
+}
+
 impl Tree {
     pub(crate) fn load() -> Result<Self, TreeError> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_path_buf);
+        let root = root();
         let output = Command::new("git")
             .current_dir(&root)
             .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -36,17 +43,23 @@ impl Tree {
         if !output.status.success() {
             return Err(TreeError::Git(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
         }
-        let mut files = BTreeMap::new();
+        let (mut files, mut binary) = (BTreeMap::new(), BTreeSet::new());
         for name in String::from_utf8_lossy(&output.stdout).split_terminator('\0') {
             let path = PathBuf::from(name);
             match fs::read(root.join(&path)) {
-                Ok(bytes) => files.insert(path, String::from_utf8(bytes).unwrap_or_default()),
+                Ok(bytes) => {
+                    let text = String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'));
+                    if text.is_none() {
+                        binary.insert(path.clone());
+                    }
+                    files.insert(path, text.unwrap_or_default())
+                }
                 // Tracked, but removed from the working tree.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(TreeError::Read { path, error }),
             };
         }
-        Ok(Self { root, files })
+        Ok(Self { root, files, binary })
     }
 
     /// Files whose name ends with `.ext`.
@@ -82,7 +95,7 @@ impl Tree {
     #[cfg(test)]
     pub(crate) fn of(files: &[(&str, &str)]) -> Self {
         let files = files.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned())).collect();
-        Self { root: PathBuf::new(), files }
+        Self { files, ..Self::default() }
     }
 }
 

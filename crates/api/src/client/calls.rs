@@ -41,15 +41,12 @@ impl Client {
         self.get("/v1/version").await
     }
 
-    /// Whether the daemon answers within this time.
+    /// Version of the daemon, if it answers within this time.
     ///
     /// # Errors
     /// `CutOff` where it does not.
-    pub async fn ping(&self, within: std::time::Duration) -> Result<(), ClientError> {
-        match tokio::time::timeout(within, self.version()).await {
-            Ok(version) => version.map(drop),
-            Err(_) => Err(ClientError::CutOff),
-        }
+    pub async fn ping(&self, within: std::time::Duration) -> Result<Version, ClientError> {
+        tokio::time::timeout(within, self.version()).await.unwrap_or(Err(ClientError::CutOff))
     }
 
     /// What the machine offers and lacks.

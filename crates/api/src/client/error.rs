@@ -29,6 +29,14 @@ pub enum ClientError {
         #[source]
         source: io::Error,
     },
+    /// Another user listens at the socket: nothing was sent.
+    #[error("user {user} listens at {}, not root and not you; nothing was sent", path.display())]
+    Foreign {
+        /// The socket.
+        path: PathBuf,
+        /// The id of the user.
+        user: u32,
+    },
     /// The socket cannot be connected for another reason.
     #[error("cannot connect to {}", path.display())]
     Unix {

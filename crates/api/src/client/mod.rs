@@ -6,6 +6,8 @@
 //!                                                   └──▶ frames after upgrade   ExecStream
 //! ```
 //!
+//! Nothing is sent to a Unix socket on which another user than root or our own listens.
+//!
 //! A refusal of the daemon is [`ClientError::Refused`] with its `ApiError`; everything else is about the way there.
 //! Bodies and lines are bounded.
 
@@ -15,7 +17,7 @@ mod error;
 mod exec;
 mod lines;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
@@ -42,6 +44,8 @@ use crate::token::Token;
 /// What is sent.
 type Sent = UnsyncBoxBody<Bytes, std::io::Error>;
 
+/// User id of root.
+const ROOT: u32 = 0;
 /// Longest body that is not a stream, in bytes.
 const BODY_BYTES: usize = 64 << 20;
 
@@ -134,10 +138,7 @@ impl Client {
 
     async fn exchange(&self, request: Request<Sent>) -> Result<Response<Incoming>, ClientError> {
         match &self.endpoint {
-            Endpoint::Unix(path) => {
-                let stream = UnixStream::connect(path).await.map_err(|source| ClientError::unix(path, source))?;
-                over(stream, request).await
-            }
+            Endpoint::Unix(path) => over(connect(path).await?, request).await,
             Endpoint::Tcp { address, .. } => {
                 let stream = TcpStream::connect(address.as_str())
                     .await
@@ -166,6 +167,18 @@ impl Client {
         let response = self.send(method, path, None, &[]).await?;
         collect(response).await.map(drop)
     }
+}
+
+/// Connects to a Unix socket of root or of our own user. The daemon's directory may be one in which others make names, as `/tmp`:
+/// while no daemon runs, the socket may be anybody's.
+async fn connect(path: &Path) -> Result<UnixStream, ClientError> {
+    let failed = |source| ClientError::unix(path, source);
+    let stream = UnixStream::connect(path).await.map_err(failed)?;
+    let user = stream.peer_cred().map_err(failed)?.uid();
+    if [ROOT, rustix::process::geteuid().as_raw()].contains(&user) {
+        return Ok(stream);
+    }
+    Err(ClientError::Foreign { path: path.to_owned(), user })
 }
 
 async fn over<S>(stream: S, request: Request<Sent>) -> Result<Response<Incoming>, ClientError>

@@ -2,29 +2,43 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 
-use torpor_image::{HEADER_BYTES, Header, State, checksum};
+use torpor_image::{HEADER_BYTES, Header, Kind, State, checksum};
 
+use super::blockers::pins;
 use super::error::{Failure, Stop};
-use super::obstacles::pins;
 use super::{Captured, Sleep, events};
-use crate::memory::copy::copy;
-use crate::memory::layout::{Flags, areas};
-use crate::memory::sink::PageSink;
-use crate::plan::{Began, Memories, ThreadPlan};
-use crate::proc::gone;
-use crate::step::Step;
 use crate::target::Phase;
-use crate::trace::{Process, install_park_loop, stop_all};
-use crate::wait::since::now;
-use crate::wait::sources::waits;
 use crate::watch::{Waiting, Watch};
+use torpor_pages::copy::copy;
+use torpor_pages::sink::PageSink;
+use torpor_proc::gone;
+use torpor_proc::maps::{Flags, areas};
+use torpor_process::step::Step;
+use torpor_process::threads::{Began, ThreadPlan, WaitHistory};
+use torpor_process::trace::{Process, install_park_loop, stop_all};
+use torpor_process::wait::since::now;
+use torpor_process::wait::sources::waits;
+
+/// Where an image has its magic number: in the unfinished image of a sleep, until its header is written last of all.
+const BEGUN: [u8; 8] = *b"TPRBEGUN";
+
+/// Whether this is the unfinished image of an app that was to doze. Where it is there, the app's sleep had begun and was not committed:
+/// its memory is complete, even if it is frozen. The unfinished image of one that goes warm says nothing of that.
+pub fn is_begun_sleep(part: &Path) -> bool {
+    let mut magic = [0; BEGUN.len()];
+    let read = torpor_linux::regular::open(part).and_then(|file| file.read_exact_at(&mut magic, 0));
+    let marked = read.is_ok() && magic == BEGUN;
+    marked || torpor_store::header::open(part).is_ok_and(|(_, header)| header.kind == Kind::Dozing)
+}
 
 impl Sleep<'_> {
     /// The abortable part, up to and with the commit.
     pub(super) fn capture(&mut self) -> Result<Captured, Stop> {
         let pids = self.target.freezer.processes().map_err(Failure::Look)?;
         let (began, flags) = prepare(&pids, self.request.memories)?;
+        let file = self.begin_image()?;
         self.reached(Step::Prepared)?;
 
         self.frozen = true;
@@ -55,13 +69,13 @@ impl Sleep<'_> {
             let (pid, tid) = (plan.pid, plan.tid);
             return Err(Stop::Aborted(format!(
                 "thread {tid} of process {pid} ({}) is at work",
-                crate::proc::name(pid)
+                torpor_proc::name(pid)
             )));
         }
         let watch = Watch::build(&self.waiting(), self.request.single_sockets)?;
         self.reached(Step::Watched)?;
 
-        let captured = self.copy(&flags, watch)?;
+        let captured = self.copy(&flags, watch, file)?;
         self.commit(captured)
     }
 
@@ -70,7 +84,7 @@ impl Sleep<'_> {
         for plan in &self.plans {
             // A call that was not interrupted has just ended: nothing is waited for.
             let number = plan.interrupted.map(|interrupted| interrupted.number);
-            let found = waits(number, &plan.registers, &crate::plan::RemoteMemory(plan.pid));
+            let found = waits(number, &plan.registers, &torpor_process::threads::RemoteMemory(plan.pid));
             if waiting.last().is_none_or(|process| process.pid != plan.pid) {
                 waiting.push(Waiting::new(plan.pid));
             }
@@ -81,11 +95,16 @@ impl Sleep<'_> {
         waiting
     }
 
+    /// Makes the image's file before the app is frozen, marked as that of a sleep that is not committed.
+    fn begin_image(&self) -> Result<File, Failure> {
+        let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&self.part);
+        let begun = opened.and_then(|file| file.write_all_at(&BEGUN, 0).map(|()| file));
+        begun.map_err(|error| Failure::Image(self.part.clone(), error))
+    }
+
     /// Copies all memory into the image and writes it out.
-    fn copy(&mut self, flags: &[(i32, Flags)], watch: Watch) -> Result<Captured, Stop> {
+    fn copy(&mut self, flags: &[(i32, Flags)], watch: Watch, file: File) -> Result<Captured, Stop> {
         let wrong = |error| Failure::Image(self.part.clone(), error);
-        let file =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&self.part).map_err(wrong)?;
         let mut sink = PageSink::new(&file, HEADER_BYTES);
         let mut state = State::default();
         let mut drops = Vec::new();
@@ -93,12 +112,12 @@ impl Sleep<'_> {
         let mut spaces: Vec<i32> = Vec::new();
         for process in &self.processes {
             let areas = areas(process.pid).map_err(Failure::Look)?;
-            if crate::aio::used(&areas) {
+            if torpor_process::aio::used(&areas) {
                 self.drain(process.pid)?;
             }
             let park_address = install_park_loop(process.pid, &areas)?;
             let copied = if shares_with(process.pid, &spaces)? {
-                Some(crate::memory::copy::Copied::default())
+                Some(torpor_pages::copy::Copied::default())
             } else {
                 spaces.push(process.pid);
                 let none = Flags::default();
@@ -144,12 +163,14 @@ impl Sleep<'_> {
 
     /// Sees to it that no disk I/O of the program's is under way, and that no thread waits for some that is over.
     fn drain(&self, pid: i32) -> Result<(), Stop> {
-        if !crate::aio::drained().map_err(Failure::Look)? {
+        if !torpor_process::aio::drained().map_err(Failure::Look)? {
             return Err(Stop::Aborted(format!("disk I/O under way (io_submit, process {pid})")));
         }
         for plan in self.plans.iter().filter(|plan| plan.pid == pid) {
             let Some(context) = plan.waits_for_disk() else { continue };
-            if crate::aio::answered(&crate::plan::RemoteMemory(pid), context).map_err(Failure::Look)? {
+            if torpor_process::aio::answered(&torpor_process::threads::RemoteMemory(pid), context)
+                .map_err(Failure::Look)?
+            {
                 let tid = plan.tid;
                 return Err(Stop::Aborted(format!("disk I/O that thread {tid} of process {pid} waits for has ended")));
             }
@@ -213,7 +234,7 @@ fn given_up(by: Option<String>) -> Result<(), Stop> {
 }
 
 /// What can be known while the app still runs.
-fn prepare(pids: &[i32], memories: &Memories) -> Result<(Began, Vec<(i32, Flags)>), Stop> {
+fn prepare(pids: &[i32], memories: &WaitHistory) -> Result<(Began, Vec<(i32, Flags)>), Stop> {
     let mut flags = Vec::with_capacity(pids.len());
     for pid in pids {
         // One that ends while it is looked at is not there to fall asleep.
@@ -252,7 +273,7 @@ mod tests {
             let pid = child.id() as i32;
             let reaper = std::thread::spawn(move || child.wait());
             while !reaper.is_finished() {
-                if let Err(Stop::Failed(error)) = prepare(&[pid], &Memories::default()) {
+                if let Err(Stop::Failed(error)) = prepare(&[pid], &WaitHistory::default()) {
                     panic!("{error:?}");
                 }
             }

@@ -7,14 +7,14 @@ use torpor_image::State;
 
 use super::error::{Failure, SleepError};
 use super::{Asleep, Captured, Sleep, carried};
-use crate::memory::copy::Range;
-use crate::memory::refill::refill;
-use crate::plan::{Memories, ThreadPlan};
-use crate::step::Step;
 use crate::target::Phase;
-use crate::timers::{earliest, process_timers, timer_descriptors};
-use crate::trace::{Process, TraceError};
-use crate::wait::since::now;
+use torpor_pages::copy::Range;
+use torpor_pages::refill::refill;
+use torpor_process::step::Step;
+use torpor_process::threads::{ThreadPlan, WaitHistory};
+use torpor_process::timers::{earliest, process_timers, timer_descriptors};
+use torpor_process::trace::{Process, TraceError};
+use torpor_process::wait::since::now;
 
 impl Sleep<'_> {
     /// The part that cannot be aborted.
@@ -41,7 +41,7 @@ impl Sleep<'_> {
         }
     }
 
-    fn try_drop(&mut self, captured: &Captured) -> Result<(Option<Duration>, Memories), Failure> {
+    fn try_drop(&mut self, captured: &Captured) -> Result<(Option<Duration>, WaitHistory), Failure> {
         self.reached(Step::Committed)?;
         let park = |pid: i32| {
             let found = captured.state.processes.iter().find(|process| process.pid == pid);
@@ -70,7 +70,7 @@ impl Sleep<'_> {
         }
         self.reached(Step::Released)?;
 
-        let memories = Memories { waits: carried(&self.plans), timers: timers.clone(), ..Memories::default() };
+        let memories = WaitHistory { waits: carried(&self.plans), timers: timers.clone(), ..WaitHistory::default() };
         timers.extend(self.plans.iter().filter_map(ThreadPlan::deadline));
         let wake_at = earliest(&timers, self.request.timers_over);
         let phase = Phase::Dozing { generation: self.request.generation, wake_at };

@@ -3,11 +3,11 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::collect::CollectError;
-use crate::memory::copy::CopyError;
-use crate::step::{Fault, Step};
-use crate::trace::TraceError;
 use crate::watch::{Source, WatchError};
+use torpor_capture::CollectError;
+use torpor_pages::copy::CopyError;
+use torpor_process::step::{Fault, Step};
+use torpor_process::trace::TraceError;
 
 /// Why it did not fall asleep. In all cases but [`SleepError::Lost`] it runs as before.
 #[derive(Debug, thiserror::Error)]

@@ -13,11 +13,11 @@
 //! is still to come would wake it. From `committed` on the image is the truth: an error refills from it and lets the app run, and a
 //! crash leaves threads that are frozen, stopped or in the park loop, never running with memory missing.
 
+mod blockers;
 mod capture;
 mod drop_memory;
 mod error;
 pub(crate) mod events;
-mod obstacles;
 
 use std::fs;
 use std::io;
@@ -30,15 +30,16 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use torpor_image::State;
 
+pub use self::blockers::obstacles;
+pub use self::capture::is_begun_sleep;
 pub(crate) use self::error::Stop;
 pub use self::error::{Failure, SleepError};
-pub use self::obstacles::obstacles;
-use crate::memory::copy::Range;
-use crate::plan::{Memories, ThreadPlan, let_go};
-use crate::step::{Fault, Faults, Step, Timings};
 use crate::target::{Freezer, Journal, Phase};
-use crate::trace::Process;
 use crate::watch::Watch;
+use torpor_pages::copy::Range;
+use torpor_process::step::{Fault, Faults, Step, Timings};
+use torpor_process::threads::{ThreadPlan, WaitHistory, let_go};
+use torpor_process::trace::Process;
 
 /// An app that is to sleep, and what its worker gives for it.
 pub struct Target<'a> {
@@ -67,7 +68,7 @@ pub struct Request<'a> {
     /// Tells it to give up.
     pub abort: &'a Abort,
     /// What is remembered of its last sleep.
-    pub memories: &'a Memories,
+    pub memories: &'a WaitHistory,
 }
 
 /// Asks a sleep that has not committed to give up; usable from any thread.
@@ -118,7 +119,7 @@ pub struct Asleep {
     /// Private memory that stays, shared copy-on-write between processes or in swap, bytes.
     pub kept_bytes: u64,
     /// For the next sleep.
-    pub memories: Memories,
+    pub memories: WaitHistory,
     pub(crate) plans: Vec<ThreadPlan>,
 }
 
@@ -131,7 +132,7 @@ pub struct Attempt {
     pub timings: Timings,
     /// For the next attempt, where this one has stopped the app and let it run again: the kernel then goes on with calls
     /// whose number only we know.
-    pub memories: Option<Memories>,
+    pub memories: Option<WaitHistory>,
 }
 
 struct Sleep<'a> {
@@ -144,7 +145,7 @@ struct Sleep<'a> {
     journaled: bool,
     processes: Vec<Process>,
     plans: Vec<ThreadPlan>,
-    memories: Option<Memories>,
+    memories: Option<WaitHistory>,
 }
 
 /// What the first part has made.
@@ -208,7 +209,7 @@ impl Sleep<'_> {
         let let_go_on = released?.undo().map_err(Failure::Look)?;
         if !self.plans.is_empty() {
             let timers = self.request.memories.timers.clone();
-            let mut memories = Memories { waits: carried(&self.plans), timers, ..Memories::default() };
+            let mut memories = WaitHistory { waits: carried(&self.plans), timers, ..WaitHistory::default() };
             memories.let_go_on(let_go_on);
             self.memories = Some(memories);
         }
@@ -224,6 +225,8 @@ pub(crate) fn remove_if_there(path: &Path) -> io::Result<()> {
 }
 
 /// What is remembered of the threads' waits.
-pub(crate) fn carried(plans: &[ThreadPlan]) -> std::collections::HashMap<i32, crate::wait::restart::Carried> {
+pub(crate) fn carried(
+    plans: &[ThreadPlan],
+) -> std::collections::HashMap<i32, torpor_process::wait::restart::PriorWait> {
     plans.iter().filter_map(|plan| Some((plan.tid, plan.carried()?))).collect()
 }

@@ -13,61 +13,23 @@ use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use torpor_engine::{
-    Abort, Asleep, Deepen, Deepened, Faults, Freezer, Home, Ids, Journal, Memories, NoFaults, Parking, Phase, Request,
-    Revive, SleepError, Step, Target, Warm, deepen, fall_asleep, revive,
+    Abort, Asleep, Faults, HibernateOutcome, HibernateRequest, Ids, NoFaults, Parking, Phase, Request, ResumeRequest,
+    SandboxHandle, SleepError, Target, WaitHistory, Warm, fall_asleep, hibernate, resume,
 };
-use torpor_linux::closer::AppFile;
+use torpor_linux::closer::{self, AppFile};
 use torpor_sandbox::cgroup::Hierarchies;
 use torpor_sandbox::{EtcFiles, ID_COUNT, IdRange, Launcher, Limits, Program, Sandbox, SandboxSpec, Security, User};
 use torpor_testkit::error::chain;
 
+use crate::common::boot;
+use crate::common::freezer::CgroupFreezer;
+use crate::common::journal::MemoryJournal;
+
 static COUNT: AtomicU32 = AtomicU32::new(0);
 /// How long an app may have work to do.
-const PATIENCE: Duration = Duration::from_secs(10);
-const FREEZE: Duration = Duration::from_secs(5);
-
-/// The freezer of a sandbox.
-pub struct Group<'a>(pub &'a Sandbox);
-
-impl Freezer for Group<'_> {
-    fn freeze(&self) -> io::Result<()> {
-        self.0.cgroup().freeze(FREEZE).map_err(io::Error::other)
-    }
-
-    fn begin_freezing(&self) -> io::Result<()> {
-        self.0.cgroup().freeze_request().map_err(io::Error::other)
-    }
-
-    fn thaw(&self) -> io::Result<()> {
-        self.0.cgroup().thaw().map_err(io::Error::other)
-    }
-
-    fn is_freezing(&self) -> io::Result<bool> {
-        Ok(fs::read_to_string(self.0.cgroup().core().join("cgroup.freeze"))?.trim() == "1")
-    }
-
-    fn processes(&self) -> io::Result<Vec<i32>> {
-        self.0.cgroup().processes().map_err(io::Error::other)
-    }
-
-    fn end_processes(&self) -> io::Result<()> {
-        self.0.end_processes().map_err(io::Error::other)
-    }
-
-    fn processes_are_back(&self, initial: i32, process: OwnedFd) -> io::Result<()> {
-        self.0.initial_is_back(initial, process).map_err(io::Error::other)
-    }
-}
-
-/// A journal in memory.
-pub struct Memory(Mutex<Phase>);
-
-impl Journal for Memory {
-    fn record(&self, phase: Phase) -> io::Result<()> {
-        *self.0.lock().unwrap() = phase;
-        Ok(())
-    }
-}
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The same of one that may have work to do for ever.
+const SHORT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A keeper in memory, with room for so many files.
 #[derive(Default)]
@@ -116,10 +78,10 @@ impl Recipe {
 /// An app.
 pub struct App {
     pub sandbox: Sandbox,
-    pub journal: Memory,
+    pub journal: MemoryJournal,
     pub kept: Kept,
-    pub home: Home,
-    pub memories: Memories,
+    pub home: SandboxHandle,
+    pub memories: WaitHistory,
     pub generation: u64,
     hierarchies: Hierarchies,
     parent: String,
@@ -161,7 +123,7 @@ impl App {
             work: folder.path().join("work"),
             run_dir: folder.path().join("run"),
             hostname: "warm".to_owned(),
-            ids: Some(IdRange { base: 65_536 * (2000 + (std::process::id() % 500) * 50 + n) }),
+            ids: Some(IdRange { base: 65_536 * (2000 + (std::process::id() % 1200) * 50 + n) }),
             volumes: Vec::new(),
             tmpfs: Vec::new(),
             limits: Limits::default(),
@@ -184,7 +146,7 @@ impl App {
             assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
         });
         let sandbox = prepared.start().unwrap();
-        let home = Home {
+        let home = SandboxHandle {
             init: sandbox.pidfd().try_clone_to_owned().unwrap(),
             init_pid: sandbox.init_pid(),
             init_start_ticks: sandbox.init_start_ticks(),
@@ -196,10 +158,10 @@ impl App {
         };
         Self {
             sandbox,
-            journal: Memory(Mutex::new(Phase::Awake)),
+            journal: MemoryJournal::awake(),
             kept: Kept::default(),
             home,
-            memories: Memories::default(),
+            memories: WaitHistory::default(),
             generation: 0,
             hierarchies,
             parent,
@@ -235,21 +197,25 @@ impl App {
     }
 
     pub fn phase(&self) -> Phase {
-        *self.journal.0.lock().unwrap()
+        self.journal.phase()
     }
 
     /// Does something with its target.
     pub fn with_target<T>(&self, faults: &dyn Faults, work: impl FnOnce(&Target<'_>) -> T) -> T {
-        let group = Group(&self.sandbox);
-        work(&Target { app: 7, boot: boot(), freezer: &group, journal: &self.journal, faults })
+        let freezer = CgroupFreezer::of(&self.sandbox);
+        work(&Target { app: 7, boot: boot(), freezer: &freezer, journal: &self.journal, faults })
     }
 
     /// Puts it to sleep; tries again for some time where it has work to do.
     pub fn doze(&mut self) -> Asleep {
-        self.try_doze().unwrap_or_else(|error| panic!("{error:?}; {}", self.log()))
+        self.doze_within(PATIENCE).unwrap_or_else(|error| panic!("{error:?}; {}", self.log()))
     }
 
     pub fn try_doze(&mut self) -> Result<Asleep, SleepError> {
+        self.doze_within(SHORT_PATIENCE)
+    }
+
+    fn doze_within(&mut self, patience: Duration) -> Result<Asleep, SleepError> {
         let begun = std::time::Instant::now();
         loop {
             self.generation += 1;
@@ -267,7 +233,7 @@ impl App {
                 self.memories = memories;
             }
             match attempt.result {
-                Err(SleepError::Aborted(_)) if begun.elapsed() < PATIENCE => {}
+                Err(SleepError::Aborted(_)) if begun.elapsed() < patience => {}
                 other => return other,
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -275,40 +241,49 @@ impl App {
     }
 
     /// Builds its processes again and lets them run.
-    pub fn revive(&mut self, warm: &Warm) -> Result<(), String> {
+    pub fn resume(&mut self, warm: &Warm) -> Result<(), String> {
         let given = self.given();
-        let request = Revive {
+        let request = ResumeRequest {
             home: &self.home,
             image: &warm.image,
             generation: warm.generation,
             given: Box::new(move || Ok(given)),
         };
-        let (revived, timings) = self.with_target(&NoFaults, |target| revive(target, request));
-        eprintln!("revive {:?} {:?}", timings.steps(), revived.as_ref().err());
-        let mut revived = revived.map_err(|error| chain(&error))?;
-        revived.settle().map_err(|error| error.to_string())?;
-        self.memories = revived.memories;
+        let (resumed, timings) = self.with_target(&NoFaults, |target| resume(target, request));
+        eprintln!("resume {:?} {:?}", timings.steps(), resumed.as_ref().err());
+        let mut resumed = resumed.map_err(|error| chain(&error))?;
+        resumed.settle().map_err(|error| error.to_string())?;
+        self.memories = resumed.memories;
         // The program has them; were they kept any longer, what it closes would not be closed.
         self.kept.0.lock().unwrap().clear();
+        let begun = std::time::Instant::now();
+        while closer::pending() > 0 && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         Ok(())
     }
 
     /// Deepens its sleep.
-    pub fn deepen(&mut self, asleep: &Asleep, faults: &dyn Faults) -> Deepened {
-        self.deepen_with(asleep, faults, &Abort::new().unwrap())
+    pub fn hibernate(&mut self, asleep: &Asleep, faults: &dyn Faults) -> HibernateOutcome {
+        self.hibernate_with(asleep, faults, &Abort::new().unwrap())
     }
 
-    pub fn deepen_with(&mut self, asleep: &Asleep, faults: &dyn Faults, abort: &Abort) -> Deepened {
+    pub fn hibernate_with(&mut self, asleep: &Asleep, faults: &dyn Faults, abort: &Abort) -> HibernateOutcome {
         self.generation += 1;
         let generation = self.generation;
-        let request =
-            Deepen { home: &self.home, image: self.image(generation), generation, abort, parking: &self.kept };
-        let deepened = self.with_target(faults, |target| deepen(target, asleep, &request));
-        eprintln!("deepen {:?} {:?}", deepened.timings.steps(), deepened.result.as_ref().err());
-        if let Some(memories) = &deepened.memories {
+        let request = HibernateRequest {
+            home: &self.home,
+            image: self.image(generation),
+            generation,
+            abort,
+            parking: &self.kept,
+        };
+        let hibernated = self.with_target(faults, |target| hibernate(target, asleep, &request));
+        eprintln!("hibernate {:?} {:?}", hibernated.timings.steps(), hibernated.result.as_ref().err());
+        if let Some(memories) = &hibernated.memories {
             self.memories = memories.clone();
         }
-        deepened
+        hibernated
     }
 
     /// Duplicates of what is kept.
@@ -335,13 +310,6 @@ impl Drop for App {
     }
 }
 
-/// This boot, as images have it.
-fn boot() -> [u64; 2] {
-    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    [0, 16].map(|at| u64::from_str_radix(&digits[at..at + 16], 16).unwrap())
-}
-
 /// Does something in a network namespace.
 pub fn within<T: Send>(network: BorrowedFd<'_>, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
@@ -351,13 +319,4 @@ pub fn within<T: Send>(network: BorrowedFd<'_>, work: impl FnOnce() -> T + Send)
         });
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
-}
-
-/// Fails at a step.
-pub struct FailAt(pub Step);
-
-impl Faults for FailAt {
-    fn reached(&self, step: Step) -> Result<(), torpor_engine::Fault> {
-        if step == self.0 { Err(torpor_engine::Fault(step)) } else { Ok(()) }
-    }
 }

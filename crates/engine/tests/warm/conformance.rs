@@ -1,17 +1,22 @@
 //! Every program of the conformance suite as an app: it dozes, becomes warm and is built again, then checks itself. What
-//! cannot be deepened dozes on, or runs on, and must find itself as it was, too.
+//! cannot be hibernated dozes on, or runs on, and must find itself as it was, too.
+//!
+//! Each program is judged by a copy of this process ([`JUDGE_COMMAND`]), several at once. In one process, what is started for
+//! one program would for a moment have copies of the descriptors and mappings that the engine has of the others: a lock would
+//! outlast the `close(2)` of its program.
 //!
 //! `TORPOR_CONFORMANCE_ONLY` chooses programs by a part of their names.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use torpor_engine::{DeepenError, NoFaults, wake};
+use torpor_engine::{HibernateError, NoFaults, wake};
 use torpor_sandbox::Security;
-use torpor_testkit::conformance::{Program, pools, programs};
+use torpor_testkit::conformance::{Program, pools, program, programs, says_late};
 use torpor_testkit::error::chain;
 
 use super::app::{App, Recipe};
@@ -27,7 +32,14 @@ const KNOWN: [&str; 2] = [
     // A tracer is none of the app's.
     "traced",
 ];
-const WITHIN: Duration = Duration::from_secs(20);
+/// When an answer is given up.
+const WITHIN: Duration = Duration::from_secs(120);
+
+/// The subcommand of this program that judges one program, named by the next argument, and writes its verdict to the file that
+/// the one after it names.
+pub const JUDGE_COMMAND: &str = "judge-conformance-program";
+/// When a judge is given up. Everything that it waits for has a shorter deadline.
+const JUDGED_WITHIN: Duration = Duration::from_secs(900);
 
 /// What became of a program.
 enum Verdict {
@@ -36,6 +48,79 @@ enum Verdict {
     NotWarm(String),
     Skipped(String),
     Wrong(String),
+}
+
+impl Verdict {
+    fn to_text(&self) -> String {
+        match self {
+            Self::Ok => "ok: ".to_owned(),
+            Self::NotWarm(why) => format!("not warm: {why}"),
+            Self::Skipped(why) => format!("skipped: {why}"),
+            Self::Wrong(why) => format!("wrong: {why}"),
+        }
+    }
+
+    fn from_text(text: &str) -> Option<Self> {
+        let (kind, why) = text.split_once(": ")?;
+        let why = why.to_owned();
+        Some(match kind {
+            "ok" => Self::Ok,
+            "not warm" => Self::NotWarm(why),
+            "skipped" => Self::Skipped(why),
+            "wrong" => Self::Wrong(why),
+            _ => return None,
+        })
+    }
+}
+
+/// [`JUDGE_COMMAND`].
+pub fn judge_main() {
+    let arguments: Vec<String> = std::env::args().skip(2).collect();
+    let [name, path] = &arguments[..] else { panic!("two arguments are expected, not {arguments:?}") };
+    fs::write(path, one(&program(name).unwrap()).to_text()).unwrap();
+}
+
+/// How often a program is judged that is late.
+const TRIES: u32 = 4;
+
+/// Has a program judged, again if it is late.
+fn judged(program: &Program) -> Verdict {
+    let late = |verdict: &Verdict| matches!(verdict, Verdict::Wrong(why) if says_late(why));
+    let mut verdict = judged_once(program);
+    for _ in 1..TRIES {
+        if !late(&verdict) {
+            break;
+        }
+        verdict = judged_once(program);
+    }
+    verdict
+}
+
+/// Has a program judged by a process of its own. What that prints is shown where the program is wrong.
+fn judged_once(program: &Program) -> Verdict {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, log] = ["verdict", "log"].map(|name| folder.path().join(name));
+    let [out, errors] = [(); 2].map(|()| File::options().append(true).create(true).open(&log).unwrap());
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([JUDGE_COMMAND, program.name]).arg(&path).stdout(out).stderr(errors);
+    let (mut judge, begun) = (command.spawn().unwrap(), Instant::now());
+    let status = loop {
+        match judge.try_wait().unwrap() {
+            Some(status) => break status.to_string(),
+            None if begun.elapsed() < JUDGED_WITHIN => std::thread::sleep(Duration::from_millis(5)),
+            None => {
+                judge.kill().unwrap();
+                judge.wait().unwrap();
+                break format!("nothing within {} s", JUDGED_WITHIN.as_secs());
+            }
+        }
+    };
+    let verdict = fs::read_to_string(&path).ok().and_then(|text| Verdict::from_text(&text));
+    let verdict = verdict.unwrap_or_else(|| Verdict::Wrong(format!("its judge ended without a verdict: {status}")));
+    if let Verdict::Wrong(_) = verdict {
+        eprintln!("{}:\n{}", program.name, fs::read_to_string(&log).unwrap_or_default());
+    }
+    verdict
 }
 
 fn every_program() {
@@ -48,7 +133,7 @@ fn every_program() {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
                 while let Some(program) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let (list, why) = match one(program) {
+                    let (list, why) = match judged(program) {
                         Verdict::Ok => (&fine, String::new()),
                         Verdict::NotWarm(why) => (&not_warm, why),
                         Verdict::Skipped(why) => (&skipped, why),
@@ -115,17 +200,17 @@ fn one(program: &Program) -> Verdict {
         Ok(asleep) => asleep,
         Err(error) => return finish(&home, "awake", Verdict::NotWarm(format!("it does not doze: {error:?}"))),
     };
-    match app.deepen(&asleep, &NoFaults).result {
-        Ok(warm) => match app.revive(&warm) {
+    match app.hibernate(&asleep, &NoFaults).result {
+        Ok(warm) => match app.resume(&warm) {
             Ok(()) => finish(&home, "built again", Verdict::Ok),
             Err(why) => Verdict::Wrong(format!("building it again: {why}")),
         },
-        Err(error @ DeepenError::Dozing(_)) => {
+        Err(error @ HibernateError::Dozing(_)) => {
             let woken = app.with_target(&NoFaults, |target| wake(target, &asleep, &mut Vec::new()).0);
             woken.unwrap().finish().unwrap();
             finish(&home, "after it dozed", Verdict::NotWarm(error.to_string()))
         }
-        Err(error @ DeepenError::Awake(_)) => {
+        Err(error @ HibernateError::Awake(_)) => {
             finish(&home, "let run", Verdict::NotWarm(format!("awake: {}", chain(&error))))
         }
         Err(error) => Verdict::Wrong(chain(&error)),

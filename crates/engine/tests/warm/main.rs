@@ -5,10 +5,12 @@
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "a test")]
 
 mod app;
+#[path = "../common/mod.rs"]
+mod common;
 mod conformance;
-mod deepening;
+mod hibernate;
 mod measure;
-mod reviving;
+mod resume;
 
 use std::panic::catch_unwind;
 
@@ -18,10 +20,11 @@ fn main() {
     match std::env::args().nth(1).as_deref() {
         Some(torpor_sandbox::SETUP_COMMAND) => torpor_sandbox::setup_main(),
         Some(torpor_sandbox::EXEC_COMMAND) => torpor_sandbox::exec_main(),
+        Some(conformance::JUDGE_COMMAND) => return conformance::judge_main(),
         _ => {}
     }
     assert!(rustix::process::geteuid().is_root(), "these tests need root");
-    let tests: Vec<Test> = [deepening::TESTS, reviving::TESTS, conformance::TESTS, measure::TESTS].concat();
+    let tests: Vec<Test> = [hibernate::TESTS, resume::TESTS, conformance::TESTS, measure::TESTS].concat();
     let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let mut failed = Vec::new();
     for (name, test) in tests {

@@ -4,12 +4,12 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
-use torpor_engine::{NoFaults, RestoreStep, Revive, Timings, revive};
+use torpor_engine::{NoFaults, RestoreStep, ResumeRequest, Timings, resume};
 
 use super::app::App;
-use super::deepening::connect;
+use super::hibernate::connect;
 
-pub const TESTS: &[super::Test] = &[("measure_reviving_lighttpd", lighttpd)];
+pub const TESTS: &[super::Test] = &[("measure_resuming_lighttpd", lighttpd)];
 
 fn lighttpd() {
     const ROUNDS: usize = 60;
@@ -18,14 +18,14 @@ fn lighttpd() {
     let (mut all, mut first_bytes) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let asleep = app.doze();
-        let warm = app.deepen(&asleep, &NoFaults).result.unwrap();
+        let warm = app.hibernate(&asleep, &NoFaults).result.unwrap();
         let given = app.given();
         let mut stream = app.within(|| TcpStream::connect(("127.0.0.1", 80))).unwrap();
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
         let begun = Instant::now();
         let (result, timings) = app.with_target(&NoFaults, |target| {
             let given = Box::new(move || Ok(given));
-            revive(target, Revive { home: &app.home, image: &warm.image, generation: warm.generation, given })
+            resume(target, ResumeRequest { home: &app.home, image: &warm.image, generation: warm.generation, given })
         });
         stream.read_exact(&mut [0]).unwrap();
         first_bytes.push(begun.elapsed().as_micros() as u64);
@@ -46,6 +46,6 @@ fn lighttpd() {
             eprintln!("{:10} {}", step.name(), spread(times));
         }
     }
-    eprintln!("revived    {}", spread(all.iter().map(Timings::total_us).collect()));
+    eprintln!("resumed    {}", spread(all.iter().map(Timings::total_us).collect()));
     eprintln!("first byte {}", spread(first_bytes));
 }

@@ -108,6 +108,6 @@ pub(super) async fn logs(
     responses((status = 200, content_type = NDJSON, body = view::Event, description = "One event a line."),
         (status = "default", body = ApiError, description = "Why not.")))]
 pub(super) async fn events(State(hub): State<App>, Params(query): Params<EventQuery>) -> Result<Response, Failure> {
-    let events = hub.events.read(query).await?;
+    let events = hub.read_events(query).await?;
     Ok(ndjson(events.take_until(hub.closed())))
 }

@@ -12,16 +12,18 @@ use std::ops::RangeInclusive;
 use jiff::Timestamp;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqliteConnection};
+use torpor_api::error::chain;
 use torpor_api::spec::{AppSpec, Port};
+use torpor_api::validate::{self, shown};
 use torpor_api::worker::{AppRecord, Desired, Resolved};
 
 use super::{Store, end, failed};
 use crate::error::StoreError;
 
+/// Most that is said of why a row cannot be read, in characters.
+const WHY_CHARS: usize = 1000;
 /// Highest small number of an app; addresses and id ranges derive from it.
 const SLOTS: u32 = 65_000;
-/// Digits of an id.
-const ID_DIGITS: usize = 16;
 
 /// Where the work on an app's row is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +57,9 @@ pub(crate) struct Row {
 /// stay taken.
 #[derive(Debug)]
 pub(crate) struct Unreadable {
-    /// As far as they can be read.
+    /// SQLite's number of the row.
+    row: i64,
+    /// As far as they can be read, and no longer than can be shown.
     pub(crate) id: String,
     pub(crate) name: String,
     /// `None`: they cannot be read.
@@ -127,7 +131,7 @@ impl Store {
 
     /// All apps by name. A row that cannot be read does not keep the others from being read.
     pub(crate) async fn read_apps(&self) -> Result<AllApps, StoreError> {
-        let rows = sqlx::query("SELECT * FROM apps ORDER BY name")
+        let rows = sqlx::query("SELECT rowid, * FROM apps ORDER BY name")
             .fetch_all(&self.pool)
             .await
             .map_err(failed("list the apps"))?;
@@ -135,10 +139,16 @@ impl Store {
         for row in &rows {
             match read(row) {
                 Ok(app) => all.rows.push(app),
-                Err(why) => all.unreadable.push(unreadable(row, why)),
+                Err(why) => all.unreadable.push(unreadable(row, why)?),
             }
         }
         Ok(all)
+    }
+
+    /// Removes a row that cannot be read.
+    pub(crate) async fn delete_unreadable(&self, app: &Unreadable) -> Result<(), StoreError> {
+        let query = sqlx::query("DELETE FROM apps WHERE rowid = ?").bind(app.row);
+        query.execute(&self.pool).await.map(drop).map_err(failed("remove an app"))
     }
 
     /// Notes how far the work on an app is.
@@ -240,7 +250,7 @@ async fn taken(
             let host_ip = host_ip.map_err(|source| value("port", &holder, source))?;
             let other = Port { host_ip, host: port.host, app: 0, protocol: port.protocol };
             if port.overlaps(&other) {
-                return Ok(Some(InsertError::Port { port: port.clone(), holder }));
+                return Ok(Some(InsertError::Port { port: port.clone(), holder: shown(&holder) }));
             }
         }
     }
@@ -268,7 +278,9 @@ async fn free_slot(
 }
 
 fn value(column: &'static str, app: &str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> StoreError {
-    StoreError::Value { column, app: torpor_api::validate::shown(app), source: source.into() }
+    // The error may quote the row.
+    let why: String = chain(&*source.into()).chars().take(WHY_CHARS).collect();
+    StoreError::Value { column, app: shown(app), source: why.into() }
 }
 
 fn desired_text(desired: Desired) -> &'static str {
@@ -279,23 +291,21 @@ fn desired_text(desired: Desired) -> &'static str {
 }
 
 /// What can still be said of a row that cannot be read.
-fn unreadable(row: &SqliteRow, why: StoreError) -> Unreadable {
+fn unreadable(row: &SqliteRow, why: StoreError) -> Result<Unreadable, StoreError> {
     let text = |column| row.try_get::<String, _>(column);
-    let shown = |column| text(column).map_or_else(|_| "?".to_owned(), |text| torpor_api::validate::shown(&text));
+    let shown = |column| text(column).map_or_else(|_| "?".to_owned(), |text| shown(&text));
     let resolved = text("resolved").ok().and_then(|text| serde_json::from_str(&text).ok());
-    Unreadable { id: shown("id"), name: shown("name"), resolved, why }
-}
-
-/// Ids name directories and cgroups.
-fn check_id(id: &str) -> Result<(), &'static str> {
-    let digits = id.len() == ID_DIGITS && id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    if digits { Ok(()) } else { Err("it is not 16 lower-case hexadecimal digits") }
+    let number = row.try_get("rowid").map_err(failed("read an app"))?;
+    Ok(Unreadable { row: number, id: shown("id"), name: shown("name"), resolved, why })
 }
 
 fn read(row: &SqliteRow) -> Result<Row, StoreError> {
     let text = |column: &'static str| row.try_get::<String, _>(column).map_err(failed("read an app"));
     let (id, name) = (text("id")?, text("name")?);
-    check_id(&id).map_err(|why| value("id", &name, why))?;
+    if !torpor_api::worker::is_app_id(&id) {
+        return Err(value("id", &name, "it is not 16 lower-case hexadecimal digits"));
+    }
+    validate::name(&name).map_err(|why| value("name", &name, why))?;
     let phase = match text("phase")?.as_str() {
         "creating" => Phase::Creating,
         "removing" => Phase::Removing,

@@ -14,12 +14,20 @@ use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
+use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{Sqlite, SqlitePool, Transaction};
+use sqlx::{SqlSafeStr as _, Sqlite, SqlitePool, Transaction};
 
 pub(crate) use apps::{AllApps, InsertError, NewApp, Phase, Row, Unreadable};
 
 use crate::error::StoreError;
+
+/// What SQLite has beside the database. It opens them itself, and waits for the other end of a FIFO.
+const SQLITE_FILES: [&str; 3] = ["-journal", "-wal", "-shm"];
+
+/// The files in `migrations`: version, description, text. A released one never changes, because each database has its checksum. They
+/// are listed here, because the macro that reads the folder compiles sqlx and SQLite a second time, for the compiler.
+const MIGRATIONS: [(i64, &str, &str); 1] = [(1, "first", include_str!("../../migrations/0001_first.sql"))];
 
 /// The open database.
 #[derive(Clone, Debug)]
@@ -55,6 +63,12 @@ impl Store {
     async fn try_open(path: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::Open { path: path.to_owned(), source };
         make_private(path).map_err(|error| failed(sqlx::Error::Io(error)))?;
+        for suffix in SQLITE_FILES {
+            let mut file = path.as_os_str().to_owned();
+            file.push(suffix);
+            check_regular(file.as_ref())
+                .map_err(|error| StoreError::Open { path: file.into(), source: sqlx::Error::Io(error) })?;
+        }
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(false)
@@ -63,7 +77,7 @@ impl Store {
             .synchronous(SqliteSynchronous::Full);
         let one = || SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
         let pool = one().connect_with(options.clone()).await.map_err(failed)?;
-        sqlx::migrate!().run(&pool).await.map_err(|source| StoreError::Migrate { path: path.to_owned(), source })?;
+        migrator().run(&pool).await.map_err(|source| StoreError::Migrate { path: path.to_owned(), source })?;
         let events = one().connect_with(options.pragma("query_only", "on")).await.map_err(failed)?;
         Ok(Self { pool, events })
     }
@@ -75,15 +89,27 @@ impl Store {
     }
 }
 
+fn migrator() -> Migrator {
+    let migration = |(version, description, text): (i64, &'static str, &'static str)| {
+        Migration::new(version, description.into(), MigrationType::Simple, text.into_sql_str(), false)
+    };
+    Migrator::with_migrations(MIGRATIONS.map(migration).into())
+}
+
 /// Makes the file with mode 0600 before SQLite sees it; its WAL gets the same mode from it.
 fn make_private(path: &Path) -> io::Result<()> {
     // Nobody else can put something in its place meanwhile: the directory is ours.
-    match path.metadata() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        found => torpor_api::regular::check(&found?)?,
-    }
+    check_regular(path)?;
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
     file.set_permissions(std::fs::Permissions::from_mode(0o600))
+}
+
+/// Refuses what is there and is no regular file.
+fn check_regular(path: &Path) -> io::Result<()> {
+    match path.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        found => torpor_api::regular::check(&found?),
+    }
 }
 
 /// Ends a transaction: commits it if `done` is fine, and else rolls it back.
@@ -122,6 +148,34 @@ mod tests {
     use torpor_api::view::Event;
 
     use super::*;
+
+    #[test]
+    fn every_file_of_migrations_is_listed() {
+        let names: Vec<String> = std::fs::read_dir("migrations")
+            .unwrap()
+            .map(|file| file.unwrap().file_name().into_string().unwrap())
+            .collect();
+        assert_eq!(names.len(), MIGRATIONS.len());
+        for (version, description, _) in MIGRATIONS {
+            let name = format!("{version:04}_{}.sql", description.replace(' ', "_"));
+            assert!(names.contains(&name), "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_fifo_beside_the_database_is_not_waited_for() {
+        for suffix in SQLITE_FILES {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("torpor.db");
+            let name = format!("torpor.db{suffix}");
+            let fifo = folder.path().join(&name);
+            rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+            let refused = torpor_api::error::chain(&Store::open(&path).await.unwrap_err());
+            assert!(refused.contains(&name) && refused.contains("not a regular file"), "{refused}");
+            std::fs::remove_file(&fifo).unwrap();
+            Store::open(&path).await.unwrap();
+        }
+    }
 
     #[tokio::test]
     async fn reading_events_holds_up_nothing_else() {

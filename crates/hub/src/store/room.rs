@@ -17,6 +17,8 @@ const BYTES: usize = 1 << 20;
 const NEEDED_BYTES: usize = 128 << 10;
 
 fn write(path: &Path, bytes: usize) -> io::Result<()> {
+    // A FIFO in its place would be waited for. Nobody else can put one there meanwhile: the directory is ours.
+    super::check_regular(path)?;
     let mut file = File::create(path)?;
     let written = file.write_all(&vec![0; bytes]).and_then(|()| file.sync_all());
     if written.is_err() {
@@ -60,5 +62,17 @@ mod tests {
         assert!(!is_full(folder.path()));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         assert!(use_up(folder.path()) && !use_up(folder.path()));
+    }
+
+    #[test]
+    fn a_fifo_in_its_place_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        for file in [FILE, PROBE] {
+            let path = folder.path().join(file);
+            rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+            assert_eq!(write(&path, 1).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        }
+        set_aside(folder.path());
+        assert!(!is_full(folder.path()));
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_stream::wrappers::BroadcastStream;
-use torpor_api::archive::{Manifest, Reader};
+use torpor_api::archive::{Manifest, Reader, Writer};
 use torpor_api::client::{Client, Endpoint};
 use torpor_api::spec::Source;
 use torpor_api::view::{
@@ -50,6 +50,8 @@ pub struct Inner {
     pub torn_down: bool,
     pub reserved: Vec<std::ops::RangeInclusive<u32>>,
     pub left_alone: Vec<LeftAlone>,
+    /// Apps of which something is on the machine, although they have no row.
+    pub orphans: BTreeSet<String>,
 }
 
 /// The fake.
@@ -120,6 +122,18 @@ impl FakeWorker {
     }
 }
 
+/// An archive without files; one that is not whole says that the app woke.
+fn archive(record: &AppRecord, whole: bool) -> Vec<u8> {
+    let (torpor, made) = ("1".to_owned(), jiff::Timestamp::now());
+    let (spec, resolved) = (record.spec.clone(), record.resolved.clone());
+    let manifest = Manifest { torpor, made, spec, resolved, addresses: Vec::new(), left_out: Vec::new() };
+    let mut bytes = Vec::new();
+    let writer = Writer::begin(&mut bytes, &manifest).unwrap();
+    let woke = ApiError::new(ErrorKind::Conflict, "restless woke while it was exported");
+    if whole { writer.end() } else { writer.fail(&woke) }.unwrap();
+    bytes
+}
+
 fn unknown() -> ApiError {
     ApiError::new(ErrorKind::NotFound, "the worker knows no such app")
 }
@@ -163,6 +177,17 @@ impl WorkerPort for FakeWorker {
         }
         let _open = self.gate.lock().await;
         Ok(Resolved { layers: vec!["sha256:aa".to_owned()], ..Resolved::default() })
+    }
+
+    async fn found(&self) -> Result<BTreeSet<String>, ApiError> {
+        let inner = self.inner.lock().unwrap();
+        Ok(inner.apps.keys().chain(&inner.orphans).cloned().collect())
+    }
+
+    async fn remove_unknown(&self, id: &str) -> Result<(), ApiError> {
+        self.called("remove_unknown", id)?;
+        self.inner.lock().unwrap().left_alone.retain(|app| app.id != id);
+        Ok(())
     }
 
     async fn expect(&self, _: Vec<AppRecord>, left_alone: Vec<LeftAlone>) {
@@ -298,6 +323,12 @@ impl WorkerPort for FakeWorker {
         if self.name(id).as_deref() == Some("endless") {
             let piece = || async { Some((Ok(bytes::Bytes::from_static(&[0; 512 << 10])), ())) };
             return Ok(Box::pin(futures_util::stream::unfold((), move |()| piece())));
+        }
+        // Wakes in the middle of its first two exports.
+        if self.name(id).as_deref() == Some("restless") {
+            let record = self.inner.lock().unwrap().apps[id].record.clone();
+            let exports = self.inner.lock().unwrap().calls.iter().filter(|call| call.starts_with("export")).count();
+            return Ok(Box::pin(futures_util::stream::iter([Ok(archive(&record, exports > 2).into())])));
         }
         Ok(Box::pin(futures_util::stream::iter([Ok(bytes::Bytes::from_static(b"an archive"))])))
     }

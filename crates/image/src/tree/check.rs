@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use super::memory::{HUGE_SIZE, MFD_HUGETLB, SHM_HUGETLB};
 use super::{
-    AddressSpace, Area, Backing, End, Executable, FileId, FileKind, IO_EVENT_BYTES, InetState, Life, PacketMembership,
-    PacketSocket, PipeId, Process, SharedMemoryKind, Surroundings, Thread, Tree, UnixState, io_events,
+    AddressSpace, Area, Backing, End, Executable, FileId, FileKind, IO_EVENT_BYTES, InetState, LiveProcess,
+    NamespaceState, PacketMembership, PacketSocket, PipeId, Process, SharedMemoryKind, Thread, Tree, UnixState,
+    io_events,
 };
 use crate::state::{ADDRESS_END, REGISTER_WORDS};
 use crate::{FormatError, PAGE, Region};
@@ -92,7 +93,7 @@ impl Tree {
 
     fn process(&self, process: &Process, ids: &mut HashSet<i32>, pages: &Range<u64>) -> Checked {
         let End::Alive(life) = &process.end else { return Ok(()) };
-        let Life { threads, space, descriptors, actions, limits, pending, .. } = &**life;
+        let LiveProcess { threads, space, descriptors, actions, limits, pending, .. } = &**life;
         sure(threads.first().is_some_and(|leader| leader.tid == process.pid), "the first thread of a process")?;
         for (n, thread) in threads.iter().enumerate() {
             sure(n == 0 || (thread.tid > 0 && ids.insert(thread.tid)), "a thread id")?;
@@ -207,7 +208,7 @@ fn packets(socket: &PacketSocket) -> Checked {
     sure(asked <= MEMBERSHIPS && socket.memberships.iter().all(whole), "memberships of a packet socket")
 }
 
-impl Surroundings {
+impl NamespaceState {
     fn check(&self, pages: &Range<u64>) -> Checked {
         self.tmpfs.iter().try_for_each(|tmpfs| tmpfs.check(pages))?;
         let mut ids = HashSet::new();
@@ -297,7 +298,7 @@ mod tests {
             memory_error_policy: 2,
             memory_policy: crate::tree::MemoryPolicy::default(),
         };
-        let life = Life {
+        let life = LiveProcess {
             threads: vec![thread],
             space,
             descriptors: vec![Descriptor { fd: 3, file: 0, close_on_exec: true }],
@@ -330,7 +331,7 @@ mod tests {
         Tree { processes: vec![process], files: vec![file], ..Tree::default() }
     }
 
-    fn life(tree: &mut Tree) -> &mut Life {
+    fn life(tree: &mut Tree) -> &mut LiveProcess {
         match &mut tree.processes[0].end {
             End::Alive(life) => life,
             End::Zombie { .. } => unreachable!(),

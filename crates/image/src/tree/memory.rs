@@ -153,6 +153,18 @@ pub const fn io_events(bytes: u64) -> u64 {
     (bytes / IO_EVENT_BYTES).saturating_sub(1)
 }
 
+/// Address of event `n` in the ring that starts at `ring`.
+pub const fn io_event_address(ring: u64, n: u32) -> u64 {
+    ring + IO_EVENT_BYTES * (n as u64 + 1)
+}
+
+/// The events from `head` up to `tail` in a ring of `places`, as runs (first, end) that do not wrap around.
+pub fn io_event_runs(head: u32, tail: u32, places: u32) -> impl Iterator<Item = (u32, u32)> {
+    let wraps = tail < head;
+    let runs = if wraps { [(head, places), (0, tail)] } else { [(head, tail), (0, 0)] };
+    runs.into_iter().filter(|(first, end)| first < end)
+}
+
 /// Flags of an area that stay with it (`madvise(2)`, `mlock(2)`, `prctl(2)`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Advice {

@@ -14,6 +14,7 @@ mod file;
 mod frugal;
 mod ipc;
 mod memory;
+mod path_state;
 mod paths;
 mod process;
 mod signal;
@@ -25,15 +26,16 @@ use serde::{Deserialize, Serialize};
 pub use self::credentials::{Credentials, SeccompFilter};
 pub use self::details::{Control, Details, Login, NetlinkPeer, Times};
 pub use self::file::{
-    Descriptor, EpollMember, FanotifyMark, FileId, FileKind, FileLock, InotifyWatch, LockKind, MarkExtent, OpenFile,
-    Owner, PathState, Pipe, PipeEnd, PipeId, Terminal,
+    Descriptor, EpollMember, FanotifyMark, FileKind, FileLock, InotifyWatch, LockKind, MarkExtent, OpenFile, Owner,
+    Pipe, PipeEnd, Terminal,
 };
 pub use self::ipc::{IpcObject, MessageQueue, SemaphoreSet};
 pub use self::memory::{
     AddressSpace, Advice, Area, Backing, Executable, IO_EVENT_BYTES, Layout, MemoryId, MemoryPolicy, SharedMemory,
-    SharedMemoryKind, io_events,
+    SharedMemoryKind, io_event_address, io_event_runs, io_events,
 };
-pub use self::process::{End, Life, Limit, Process, Scheduling, Shares, Switches, Thread};
+pub use self::path_state::PathState;
+pub use self::process::{End, Limit, LiveProcess, Process, Scheduling, Shares, Switches, Thread};
 pub use self::signal::{Action, IntervalTimer, PendingSignal, PosixTimer, SignalStack, Wait, WaitPlace};
 pub use self::socket::{
     Connection, InetSocket, InetState, Message, PacketMembership, PacketSocket, SocketOption, UnixSocket, UnixState,
@@ -44,6 +46,10 @@ use crate::{FormatError, Header, VERSION, checksum};
 
 /// A path or a name, as the kernel has it: any bytes but zero.
 pub type Bytes = Vec<u8>;
+/// Place in [`Tree::files`].
+pub type FileId = u32;
+/// Place in [`Tree::pipes`].
+pub type PipeId = u32;
 
 /// What decoding a state of unknown origin may take for each of its bytes.
 pub const FOREIGN_BYTES_PER_BYTE: usize = 4;
@@ -70,7 +76,7 @@ pub struct Tree {
     /// Namespaces that it is restored into.
     pub namespaces: Namespaces,
     /// What it finds around itself.
-    pub surroundings: Surroundings,
+    pub surroundings: NamespaceState,
     /// Behind all else in the bytes; none in those of version 2.
     #[serde(skip)]
     pub details: Details,
@@ -91,7 +97,7 @@ pub struct FileContents {
 /// What an app has in its namespaces beside its processes: there as long as its home is, and put into a new one. Empty for a
 /// tree of plain processes, whose namespaces are the machine's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Surroundings {
+pub struct NamespaceState {
     /// Its memory file systems.
     #[serde(deserialize_with = "frugal::list")]
     pub tmpfs: Vec<Tmpfs>,
@@ -141,7 +147,7 @@ pub struct Machine {
     pub wake_after_ns: Option<u64>,
 }
 
-impl Surroundings {
+impl NamespaceState {
     /// All System V objects in it.
     pub fn ipc_objects(&mut self) -> impl Iterator<Item = &mut IpcObject> {
         let sets = self.semaphores.iter_mut().map(|set| &mut set.object);

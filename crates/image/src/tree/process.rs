@@ -36,12 +36,12 @@ pub enum End {
     },
     /// It lives.
     #[serde(deserialize_with = "frugal::boxed")]
-    Alive(Box<Life>),
+    Alive(Box<LiveProcess>),
 }
 
 /// A living process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Life {
+pub struct LiveProcess {
     /// Its threads; the first is the leader, whose id is the process's.
     #[serde(deserialize_with = "frugal::list")]
     pub threads: Vec<Thread>,
@@ -196,7 +196,7 @@ pub struct Scheduling {
 
 impl Process {
     /// What it is made of, if it lives.
-    pub fn alive(&self) -> Option<&Life> {
+    pub fn alive(&self) -> Option<&LiveProcess> {
         match &self.end {
             End::Alive(life) => Some(life),
             End::Zombie { .. } => None,

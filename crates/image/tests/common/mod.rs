@@ -9,10 +9,10 @@ use std::sync::LazyLock;
 use torpor_image::tree::{
     Action, AddressSpace, Advice, Area, Backing, Connection, Control, Credentials, Descriptor, Details, End,
     EpollMember, Executable, FanotifyMark, FileKind, FileLock, InetSocket, InetState, InotifyWatch, IntervalTimer,
-    IpcObject, Layout, Life, Limit, LockKind, Login, Machine, MarkExtent, MemoryPolicy, Message, MessageQueue,
-    Namespaces, NetlinkPeer, Node, NodeContent, OpenFile, Owner, PacketMembership, PacketSocket, PathState,
-    PendingSignal, Pipe, PipeEnd, PosixTimer, Process, Scheduling, SeccompFilter, SemaphoreSet, SharedMemory,
-    SharedMemoryKind, Shares, SignalStack, SocketOption, Surroundings, Switches, Terminal, Thread, Times, Tmpfs, Tree,
+    IpcObject, Layout, Limit, LiveProcess, LockKind, Login, Machine, MarkExtent, MemoryPolicy, Message, MessageQueue,
+    NamespaceState, Namespaces, NetlinkPeer, Node, NodeContent, OpenFile, Owner, PacketMembership, PacketSocket,
+    PathState, PendingSignal, Pipe, PipeEnd, PosixTimer, Process, Scheduling, SeccompFilter, SemaphoreSet,
+    SharedMemory, SharedMemoryKind, Shares, SignalStack, SocketOption, Switches, Terminal, Thread, Times, Tmpfs, Tree,
     UnixSocket, UnixState, Wait, WaitPlace,
 };
 use torpor_image::{Content, HEADER_BYTES, Header, Kind, Needs, PAGE, Region, State, VERSION, checksum};
@@ -259,10 +259,10 @@ fn thread(tid: i32, place: WaitPlace) -> Thread {
     }
 }
 
-fn life(threads: Vec<Thread>) -> Life {
+fn life(threads: Vec<Thread>) -> LiveProcess {
     let descriptor = |n: usize| Descriptor { fd: n as i32, file: n as u32, close_on_exec: n.is_multiple_of(2) };
     let timer = IntervalTimer { left_ns: 1, interval_ns: 2 };
-    Life {
+    LiveProcess {
         threads,
         space: space(),
         descriptors: (0..open_files().len()).map(descriptor).collect(),
@@ -346,7 +346,7 @@ fn details() -> Details {
     }
 }
 
-fn surroundings() -> Surroundings {
+fn surroundings() -> NamespaceState {
     let node = |parent, name: &[u8], inode, mode, content| Node {
         parent,
         name: name.to_vec(),
@@ -369,7 +369,7 @@ fn surroundings() -> Surroundings {
         node(0, b"pts", 0, 0, NodeContent::Covered),
     ];
     let object = |id| IpcObject { key: 0x700, id, mode: 0o640, owners: [1, 2, 3, 4] };
-    Surroundings {
+    NamespaceState {
         tmpfs: vec![Tmpfs { path: b"/dev/shm".to_vec(), device: 77, nodes }],
         semaphores: vec![SemaphoreSet { object: object(5), values: vec![1, 32_767] }],
         queues: vec![MessageQueue { object: object(6), most_bytes: 16_384, messages: vec![(4, b"hello".to_vec())] }],

@@ -48,8 +48,8 @@ impl Life {
     pub(crate) fn go_warm(&mut self, time: u64, next_timer: Option<u64>) {
         self.ask(time, Request::Sleep { level: Level::Warm });
         assert!(self.said(&Action::BeginDeepen { cause: SleepCause::Command }), "{:?}", self.said);
-        self.at(time, Event::DeepenCommitted);
-        self.at(time, Event::Deepened { next_timer: next_timer.map(Millis) });
+        self.at(time, Event::HibernateCommitted);
+        self.at(time, Event::Hibernated { next_timer: next_timer.map(Millis) });
         assert!(matches!(self.app.phase(), Phase::Warm(_)) && self.replies() == [Ok(())], "{:?}", self.said);
     }
 
@@ -126,5 +126,5 @@ pub(crate) fn refuse(life: &mut Life, time: u64, retry: Retry) {
 }
 
 pub(crate) fn refuse_warm(life: &mut Life, time: u64, retry: Retry, dozes: bool) {
-    life.at(time, Event::DeepenRefused { reasons: vec!["pid 7: io_uring".into()], retry, dozes });
+    life.at(time, Event::HibernateRefused { reasons: vec!["pid 7: io_uring".into()], retry, dozes });
 }

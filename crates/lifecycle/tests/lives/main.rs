@@ -218,7 +218,7 @@ fn refused_captures_back_off() {
 }
 
 #[test]
-fn what_can_never_be_captured_is_not_tried_again() {
+fn an_app_that_can_never_be_captured_is_not_retried() {
     let mut life = Life::running(Policy::default());
     let last = life.live(u64::MAX, quiet).unwrap();
     refuse(&mut life, last, Retry::Pointless);
@@ -290,6 +290,18 @@ fn a_stop_wakes_then_asks_then_kills() {
     assert_eq!(life.replies(), [Ok(())]);
     assert_eq!(*life.app.phase(), Phase::Stopped { why: StopReason::Asked });
     assert_eq!(life.app.last_exit().unwrap().0, Exit::Signal(9));
+}
+
+#[test]
+fn a_stop_without_grace_wakes_nobody() {
+    let mut life = Life::dozing(Policy::default());
+    life.ask(2_000, Request::Stop { grace: Duration::ZERO });
+    assert!(life.said(&Action::Kill) && !life.said(&Action::BeginWake { cause: WakeCause::Stop }));
+    assert!(!life.said(&Action::DiscardImage) && life.replies().is_empty(), "the image goes last");
+    life.at(2_001, Event::Exited(Exit::Signal(9)));
+    assert!(life.said(&Action::DiscardImage));
+    assert_eq!(life.replies(), [Ok(())]);
+    assert_eq!(*life.app.phase(), Phase::Stopped { why: StopReason::Asked });
 }
 
 #[test]
@@ -399,7 +411,7 @@ fn a_new_daemon_takes_over_whatever_it_finds() {
     let found = |found, pinned| {
         let mut life = Life::new(Policy::default());
         life.app = App::new(Policy::default(), pinned, Millis(0));
-        life.at(START, Event::TakenOver(found));
+        life.at(START, Event::Adopted(found));
         life
     };
     assert_eq!(found(Found::Running, false).live(u64::MAX, quiet), Some(START + 30_000));
@@ -486,8 +498,8 @@ fn users_see_every_turn() {
     assert_eq!(life.app.since(), Millis(5_000));
 
     let mut taken = Life::new(Policy::default());
-    taken.at(START, Event::TakenOver(Found::Running));
-    assert!(taken.said(&Action::Emit(Note::TakenOver)));
+    taken.at(START, Event::Adopted(Found::Running));
+    assert!(taken.said(&Action::Emit(Note::Adopted)));
     let mut taken = Life::dozing(Policy::default());
     taken.ask(2_000, stop()).at(2_000, Event::WakeFailed(WakeFailure::Passing("no memory".into())));
     assert!(taken.said(&Action::Emit(Note::WakeFailed("no memory".into(), None))));
@@ -511,7 +523,7 @@ fn an_end_after_a_take_over_discards_the_image() {
         Found::MidDropOrWake,
     ] {
         let mut life = Life::new(Policy::default());
-        life.at(START, Event::TakenOver(found.clone())).at(START, Event::Exited(Exit::Signal(9)));
+        life.at(START, Event::Adopted(found.clone())).at(START, Event::Exited(Exit::Signal(9)));
         if found == Found::MidDropOrWake {
             life.at(START, Event::WakeFailed(WakeFailure::Passing("no such process".into())));
         }

@@ -15,7 +15,7 @@ fn goes_warm_when_it_has_dozed_for_long() {
     assert_eq!(life.said, [Action::SetTimer(Millis(700_000))], "rang early");
     life.at(700_000, Event::TimerFired);
     assert!(life.said(&Action::BeginDeepen { cause: SleepCause::Dozed(Duration::from_secs(600)) }));
-    life.at(700_001, Event::DeepenCommitted).at(700_002, Event::Deepened { next_timer: Some(Millis(900_000)) });
+    life.at(700_001, Event::HibernateCommitted).at(700_002, Event::Hibernated { next_timer: Some(Millis(900_000)) });
     assert_eq!(life.timer, Some(900_000));
     life.at(900_000, Event::TimerFired);
     assert!(life.said(&Action::BeginWake { cause: WakeCause::Timer }));
@@ -43,7 +43,7 @@ fn sleeping_warm_by_hand_from_wherever_it_is() {
     life.at(2_001, Event::CaptureCommitted).at(2_002, Event::Dozed { next_timer: None });
     assert!(life.said(&Action::BeginDeepen { cause: SleepCause::Command }));
     assert_eq!(life.replies(), [Ok(())], "who wanted it to doze has got it");
-    life.at(2_003, Event::DeepenCommitted).at(2_004, Event::Deepened { next_timer: None });
+    life.at(2_003, Event::HibernateCommitted).at(2_004, Event::Hibernated { next_timer: None });
     assert_eq!(life.replies(), [Ok(())]);
     life.ask(2_005, warm).ask(2_005, Request::Sleep { level: Level::Dozing });
     assert_eq!(life.replies(), [Ok(())], "deeper than asked is asleep too");
@@ -70,23 +70,23 @@ fn sleeping_warm_by_hand_from_wherever_it_is() {
 
 #[test]
 fn memory_sends_only_what_dozes_and_was_not_refused() {
-    let short = || Event::Deepen(SleepCause::Memory);
+    let short = || Event::Hibernate(SleepCause::Memory);
     let mut life = Life::running(Policy { warm_after: None, ..Policy::default() });
     life.at(START, short());
-    assert_eq!((life.said.as_slice(), life.app.deepens_from()), (&[][..], None));
+    assert_eq!((life.said.as_slice(), life.app.hibernates_from()), (&[][..], None));
     life.fall_asleep(2_000, None);
-    assert_eq!(life.app.deepens_from(), Some(Millis(2_000)));
+    assert_eq!(life.app.hibernates_from(), Some(Millis(2_000)));
     life.at(3_000, short());
     assert!(life.said(&Action::BeginDeepen { cause: SleepCause::Memory }));
     refuse_warm(&mut life, 3_001, Retry::Later, true);
     life.at(13_000, short());
     assert_eq!(life.said, [], "refused a moment ago");
-    assert_eq!(life.app.deepens_from(), Some(Millis(13_001)));
+    assert_eq!(life.app.hibernates_from(), Some(Millis(13_001)));
     life.at(13_001, short());
     assert!(life.said(&Action::BeginDeepen { cause: SleepCause::Memory }));
     refuse_warm(&mut life, 13_002, Retry::Pointless, true);
     life.at(9_000_000, short());
-    assert_eq!((life.said.as_slice(), life.app.deepens_from()), (&[][..], None));
+    assert_eq!((life.said.as_slice(), life.app.hibernates_from()), (&[][..], None));
     life.ask(9_000_000, Request::Sleep { level: Level::Warm });
     assert!(life.said(&Action::BeginDeepen { cause: SleepCause::Command }), "people may always try");
     refuse_warm(&mut life, 9_000_001, Retry::Later, true);
@@ -99,7 +99,7 @@ fn refused_deepenings_back_off_and_leave_it_dozing() {
     let mut now = START + 600_000;
     for seconds in [10, 20, 40, 80, 160, 320, 600, 600] {
         life.at(now, Event::TimerFired);
-        assert!(matches!(life.app.phase(), Phase::Deepening { .. }));
+        assert!(matches!(life.app.phase(), Phase::Hibernating { .. }));
         refuse_warm(&mut life, now, Retry::Later, true);
         assert!(matches!(life.app.phase(), Phase::Dozing(_)) && !life.said(&Action::DiscardImage));
         assert_eq!(life.timer, Some(now + seconds * 1_000));
@@ -118,9 +118,9 @@ fn refused_deepenings_back_off_and_leave_it_dozing() {
 }
 
 #[test]
-fn a_deepening_that_ends_awake_is_a_wake() {
+fn a_hibernating_that_ends_awake_is_a_wake() {
     let mut life = Life::dozing(Policy::default());
-    life.at(2_000, Event::Deepen(SleepCause::Memory));
+    life.at(2_000, Event::Hibernate(SleepCause::Memory));
     refuse_warm(&mut life, 3_000, Retry::Later, false);
     assert!(life.said(&Action::DiscardImage), "the image of the doze is old");
     assert!(life.said(&Action::Emit(Note::Woken(WakeCause::Recovery, Duration::from_secs(2)))));
@@ -129,49 +129,49 @@ fn a_deepening_that_ends_awake_is_a_wake() {
 }
 
 #[test]
-fn a_packet_aborts_a_deepening_until_its_commit_and_wakes_after_it() {
-    let deepening = || {
+fn a_packet_aborts_a_hibernating_until_its_commit_and_wakes_after_it() {
+    let hibernating = || {
         let mut life = Life::dozing(Policy::default());
         life.ask(2_000, Request::Sleep { level: Level::Warm });
         life
     };
-    let mut before = deepening();
+    let mut before = hibernating();
     before.at(2_000, packet());
     assert_eq!(before.said, [Action::AbortDeepen]);
-    before.at(2_001, Event::DeepenAborted(WakeCause::Command));
+    before.at(2_001, Event::HibernateAborted(WakeCause::Command));
     assert_eq!(before.replies(), [Err(Refusal::SleepAborted(cause()))], "who came first is named");
     assert!(before.said(&Action::DiscardImage) && before.said(&Action::Observe));
     assert_eq!(before.live(u64::MAX, quiet), Some(32_001), "and is use");
 
-    let mut unseen = deepening();
-    unseen.at(2_001, Event::DeepenAborted(cause()));
+    let mut unseen = hibernating();
+    unseen.at(2_001, Event::HibernateAborted(cause()));
     assert!(unseen.said(&Action::Emit(Note::Woken(cause(), Duration::from_millis(1_001)))));
 
     // It had not begun: it dozes, and is woken from there.
-    let mut dozes = deepening();
+    let mut dozes = hibernating();
     dozes.at(2_000, packet());
     refuse_warm(&mut dozes, 2_001, Retry::Later, true);
     assert!(dozes.said(&Action::BeginWake { cause: cause() }) && !dozes.said(&Action::DiscardImage));
 
-    let mut race = deepening();
-    race.at(2_000, packet()).at(2_001, Event::DeepenCommitted).at(2_002, Event::Deepened { next_timer: None });
+    let mut race = hibernating();
+    race.at(2_000, packet()).at(2_001, Event::HibernateCommitted).at(2_002, Event::Hibernated { next_timer: None });
     assert!(race.said(&Action::BeginWake { cause: cause() }));
     assert_eq!(race.replies(), [Ok(())], "it was warm");
 
-    let mut after = deepening();
-    after.at(2_000, Event::DeepenCommitted).at(2_001, packet());
+    let mut after = hibernating();
+    after.at(2_000, Event::HibernateCommitted).at(2_001, packet());
     assert_eq!(after.said, []);
-    after.at(2_002, Event::Deepened { next_timer: None });
+    after.at(2_002, Event::Hibernated { next_timer: None });
     assert!(after.said(&Action::BeginWake { cause: cause() }));
 }
 
 #[test]
-fn a_stop_and_a_pin_end_a_deepening_and_wake_a_warm_app() {
+fn a_stop_and_a_pin_end_a_hibernating_and_wake_a_warm_app() {
     let mut life = Life::dozing(Policy::default());
-    life.at(2_000, Event::Deepen(SleepCause::Memory)).ask(2_000, stop());
+    life.at(2_000, Event::Hibernate(SleepCause::Memory)).ask(2_000, stop());
     assert_eq!(life.said, [Action::AbortDeepen]);
     let mut refused = Life { app: life.app.clone(), said: Vec::new(), timer: None, tickets: 50 };
-    life.at(2_001, Event::DeepenAborted(WakeCause::Stop));
+    life.at(2_001, Event::HibernateAborted(WakeCause::Stop));
     assert!(life.said(&Action::Terminate));
     refuse_warm(&mut refused, 2_001, Retry::Later, true);
     assert!(refused.said(&Action::BeginWake { cause: WakeCause::Stop }));
@@ -204,7 +204,7 @@ fn a_wake_that_fails_goes_back_to_its_level() {
     let mut dozing = Life::dozing(Policy::default());
     dozing.at(2_000, packet()).at(2_001, Event::WakeFailed(WakeFailure::Passing("no memory".into())));
     assert!(matches!(dozing.app.phase(), Phase::Dozing(_)));
-    dozing.at(2_002, Event::Deepen(SleepCause::Memory));
+    dozing.at(2_002, Event::Hibernate(SleepCause::Memory));
     assert_eq!(dozing.said, []);
     dozing.ask(2_002, Request::Sleep { level: Level::Warm });
     assert_eq!(dozing.replies(), [Err(Refusal::SleepAborted(cause()))]);
@@ -253,7 +253,7 @@ fn a_wake_that_is_refused_starts_it_afresh_where_that_is_the_policy() {
 fn ending_that_fails_after_the_commit_wakes_from_the_image() {
     let mut life = Life::dozing(Policy::default());
     life.ask(2_000, Request::Sleep { level: Level::Warm });
-    life.at(2_000, Event::DeepenCommitted).at(2_001, Event::DeepenFailed("kill".into()));
+    life.at(2_000, Event::HibernateCommitted).at(2_001, Event::HibernateFailed("kill".into()));
     assert!(life.said(&Action::BeginWake { cause: WakeCause::Recovery }) && !life.said(&Action::DiscardImage));
     assert_eq!(life.replies(), [Err(Refusal::WarmRefused(vec!["kill".into()]))]);
     life.at(2_002, Event::WakeFailed(WakeFailure::Passing("busy".into())));
@@ -261,9 +261,10 @@ fn ending_that_fails_after_the_commit_wakes_from_the_image() {
 }
 
 #[test]
-fn a_deepening_that_leaves_neither_a_running_nor_a_sleeping_app_wakes_from_where_it_was() {
+fn a_hibernating_that_leaves_neither_a_running_nor_a_sleeping_app_wakes_from_where_it_was() {
     let mut life = Life::dozing(Policy::default());
-    life.at(2_000, Event::Deepen(SleepCause::Memory)).at(2_001, Event::DeepenFailed("a part of its memory".into()));
+    life.at(2_000, Event::Hibernate(SleepCause::Memory))
+        .at(2_001, Event::HibernateFailed("a part of its memory".into()));
     assert!(life.said(&Action::BeginWake { cause: WakeCause::Recovery }) && !life.said(&Action::DiscardImage));
     let mut passing = Life { app: life.app.clone(), said: Vec::new(), timer: None, tickets: 50 };
     passing.at(2_002, Event::WakeFailed(WakeFailure::Passing("busy".into())));
@@ -273,7 +274,7 @@ fn a_deepening_that_leaves_neither_a_running_nor_a_sleeping_app_wakes_from_where
 }
 
 #[test]
-fn an_end_during_a_deepening_waits_for_its_outcome() {
+fn an_end_during_a_hibernating_waits_for_its_outcome() {
     let mut life = Life::dozing(Policy::default());
     life.ask(2_000, Request::Sleep { level: Level::Warm }).at(2_000, Event::Exited(Exit::Signal(9)));
     assert_eq!(life.said, [Action::AbortDeepen]);
@@ -290,12 +291,12 @@ fn an_end_during_a_deepening_waits_for_its_outcome() {
 fn a_new_daemon_takes_over_what_is_warm_or_stored() {
     for found in [Found::Warm { next_timer: Some(Millis(9_000)) }, Found::Stored { next_timer: Some(Millis(9_000)) }] {
         let mut life = Life::new(Policy::default());
-        life.at(START, Event::TakenOver(found.clone()));
+        life.at(START, Event::Adopted(found.clone()));
         assert!(matches!(life.app.phase(), Phase::Warm(_)) && life.timer == Some(9_000), "{:?}", life.said);
         life.at(5_000, packet());
         assert!(life.said(&Action::BeginWake { cause: cause() }));
         let mut pinned = App::new(Policy::default(), true, Millis(0));
-        let said = pinned.handle(Event::TakenOver(found), Millis(START));
+        let said = pinned.handle(Event::Adopted(found), Millis(START));
         assert!(said.contains(&Action::BeginWake { cause: WakeCause::Pin }));
     }
 }
@@ -304,14 +305,14 @@ fn a_new_daemon_takes_over_what_is_warm_or_stored() {
 fn users_see_every_turn_of_going_warm() {
     let mut life = Life::dozing(Policy::default());
     let mut kinds = Vec::new();
-    let short = Event::Deepen(SleepCause::Memory);
-    let refused = Event::DeepenRefused { reasons: Vec::new(), retry: Retry::Later, dozes: true };
+    let short = Event::Hibernate(SleepCause::Memory);
+    let refused = Event::HibernateRefused { reasons: Vec::new(), retry: Retry::Later, dozes: true };
     for (time, event) in [
         (2_000, short.clone()),
         (2_000, refused),
         (20_000, short),
-        (20_000, Event::DeepenCommitted),
-        (20_000, Event::Deepened { next_timer: None }),
+        (20_000, Event::HibernateCommitted),
+        (20_000, Event::Hibernated { next_timer: None }),
         (20_000, packet()),
         (20_000, Event::Woken),
     ] {

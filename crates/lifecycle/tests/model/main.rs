@@ -14,7 +14,7 @@ use script::*;
 enum Op {
     Spawn,
     Capture { committed: bool },
-    Deepen { committed: bool },
+    Hibernate { committed: bool },
     Wake,
 }
 
@@ -41,7 +41,7 @@ struct World {
     sessions: u32,
     pinned: bool,
     /// Something arrived that must wake it.
-    roused: bool,
+    activated: bool,
     /// A stop or restart was asked for since it last started.
     end_ordered: bool,
     log: Vec<String>,
@@ -67,7 +67,7 @@ impl World {
             next_ticket: 0,
             sessions: 0,
             pinned,
-            roused: false,
+            activated: false,
             end_ordered: false,
             log: Vec::new(),
         };
@@ -78,7 +78,7 @@ impl World {
             // A running one may have an image left from its last wake, a dead one from its last sleep.
             world.image = found != Found::MidCapture;
             world.op = (found == Found::MidCapture).then_some(Op::Capture { committed: false });
-            world.send(Event::TakenOver(found));
+            world.send(Event::Adopted(found));
         }
         world
     }
@@ -104,25 +104,25 @@ impl World {
                 assert!(self.op.is_none() && !self.alive && !self.image, "spawn\n{}", at());
                 self.op = Some(Op::Spawn);
                 self.end_ordered = false;
-                self.roused = false;
+                self.activated = false;
             }
             Action::BeginCapture { .. } => {
                 assert!(self.running() && !self.pinned && self.sessions == 0, "capture\n{}", at());
                 assert!(!self.terminated && !self.killed, "capture of an app that ends\n{}", at());
                 // It runs, if only for a moment: somebody had asked that it sleep then.
-                self.roused = false;
+                self.activated = false;
                 self.op = Some(Op::Capture { committed: false });
             }
             Action::AbortCapture => {
                 assert_eq!(self.op, Some(Op::Capture { committed: false }), "abort\n{}", at());
             }
             Action::BeginDeepen { .. } => {
-                assert!(self.op.is_none() && self.alive && self.dropped && !self.warm, "deepen\n{}", at());
-                assert!(self.image && !self.pinned && self.sessions == 0, "deepen\n{}", at());
-                self.op = Some(Op::Deepen { committed: false });
+                assert!(self.op.is_none() && self.alive && self.dropped && !self.warm, "hibernate\n{}", at());
+                assert!(self.image && !self.pinned && self.sessions == 0, "hibernate\n{}", at());
+                self.op = Some(Op::Hibernate { committed: false });
             }
             Action::AbortDeepen => {
-                assert_eq!(self.op, Some(Op::Deepen { committed: false }), "abort\n{}", at());
+                assert_eq!(self.op, Some(Op::Hibernate { committed: false }), "abort\n{}", at());
             }
             Action::BeginWake { .. } => {
                 assert!(self.op.is_none() && self.alive && self.image && !self.damaged, "wake\n{}", at());
@@ -131,12 +131,12 @@ impl World {
             Action::Terminate => {
                 assert!(self.running() && self.end_ordered, "terminate\n{}", at());
                 self.terminated = true;
-                self.roused = false;
+                self.activated = false;
             }
             Action::Kill => {
                 assert!(self.op.is_none() && self.alive && (self.end_ordered || self.damaged), "kill\n{}", at());
                 self.killed = true;
-                self.roused = false;
+                self.activated = false;
             }
             Action::DiscardImage => {
                 assert!(!self.dropped || !self.alive, "discarded the only copy\n{}", at());
@@ -181,7 +181,7 @@ impl World {
     fn check_rest(&mut self) {
         let at = || self.log.join("\n");
         if matches!(self.app.phase(), Phase::Running(_)) {
-            self.roused = false;
+            self.activated = false;
         }
         assert_eq!(self.app.phase().is_operation(), self.op.is_some(), "{}", at());
         assert_eq!(self.app.exec_sessions(), self.sessions, "{}", at());
@@ -191,7 +191,7 @@ impl World {
                 assert_eq!(self.warm, asleep.level() == Level::Warm, "{}", at());
                 assert!(self.alive && self.dropped && self.image && !self.damaged, "{}", at());
                 if asleep.retry.is_none() {
-                    assert!(!self.roused && !self.pinned && self.sessions == 0, "sleeps in use\n{}", at());
+                    assert!(!self.activated && !self.pinned && self.sessions == 0, "sleeps in use\n{}", at());
                     assert!(self.open.is_empty(), "somebody waits for a sleeping app\n{}", at());
                 }
                 let by_itself = asleep.next_timer.is_some() || self.app.warm_at().is_some();
@@ -294,36 +294,36 @@ impl World {
                     Event::Dozed { next_timer }
                 });
             }
-            Some(Op::Deepen { committed: false }) => match choice % 7 {
+            Some(Op::Hibernate { committed: false }) => match choice % 7 {
                 0 | 1 => {
-                    self.op = Some(Op::Deepen { committed: true });
+                    self.op = Some(Op::Hibernate { committed: true });
                     self.warm = self.alive;
-                    self.send(Event::DeepenCommitted);
+                    self.send(Event::HibernateCommitted);
                 }
                 2 => {
                     self.op = None;
                     self.dropped = false;
-                    self.send(Event::DeepenAborted(WakeCause::Packet("packet for tcp 80".into())));
+                    self.send(Event::HibernateAborted(WakeCause::Packet("packet for tcp 80".into())));
                 }
                 6 => {
                     self.op = None;
-                    self.send(Event::DeepenFailed("ptrace".into()));
+                    self.send(Event::HibernateFailed("ptrace".into()));
                 }
                 kind => {
                     self.op = None;
                     let dozes = kind != 3;
                     self.dropped = self.alive && dozes;
                     let retry = if choice > 127 { Retry::Later } else { Retry::Pointless };
-                    self.send(Event::DeepenRefused { reasons: vec!["a pipe".into()], retry, dozes });
+                    self.send(Event::HibernateRefused { reasons: vec!["a pipe".into()], retry, dozes });
                 }
             },
-            Some(Op::Deepen { committed: true }) => {
+            Some(Op::Hibernate { committed: true }) => {
                 self.op = None;
                 let next_timer = (choice % 3 == 1).then(|| Millis(self.now + u64::from(choice) * 300));
                 self.send(if choice % 8 == 7 {
-                    Event::DeepenFailed("kill".into())
+                    Event::HibernateFailed("kill".into())
                 } else {
-                    Event::Deepened { next_timer }
+                    Event::Hibernated { next_timer }
                 });
             }
             Some(Op::Wake) => {
@@ -352,7 +352,7 @@ impl World {
                 self.ask(request);
             }
             Step::Packet => {
-                self.roused = self.alive && !self.terminated && !self.killed;
+                self.activated = self.alive && !self.terminated && !self.killed;
                 self.send(Event::Packet("packet for tcp 80".into()));
             }
             Step::Pin(pinned) => {
@@ -364,7 +364,7 @@ impl World {
                 self.send(Event::ExecEnded);
             }
             Step::ExecEnd => {}
-            Step::Short => self.send(Event::Deepen(SleepCause::Memory)),
+            Step::Short => self.send(Event::Hibernate(SleepCause::Memory)),
             Step::Outcome(choice) => self.outcome(choice),
             Step::Exit(choice) if self.alive && self.op != Some(Op::Spawn) => self.exit(match choice % 4 {
                 0 => Exit::Status(0),
@@ -535,13 +535,13 @@ proptest! {
                 20 => Event::WakeFailed(WakeFailure::Damaged("reason".into())),
                 21 => Event::Exited(Exit::Status(i32::from(flag))),
                 26 | 27 => ask(Request::Sleep { level: Level::Warm }),
-                28 => Event::Deepen(SleepCause::Memory),
-                29 | 30 => Event::DeepenCommitted,
-                31 | 32 => Event::Deepened { next_timer: flag.then_some(Millis(time)) },
-                33 => Event::DeepenAborted(WakeCause::Timer),
-                34 => Event::DeepenRefused { reasons: Vec::new(), retry: Retry::Later, dozes: flag },
-                35 => Event::DeepenFailed("reason".into()),
-                _ => Event::TakenOver(if flag { Found::MidCapture } else { Found::MidDropOrWake }),
+                28 => Event::Hibernate(SleepCause::Memory),
+                29 | 30 => Event::HibernateCommitted,
+                31 | 32 => Event::Hibernated { next_timer: flag.then_some(Millis(time)) },
+                33 => Event::HibernateAborted(WakeCause::Timer),
+                34 => Event::HibernateRefused { reasons: Vec::new(), retry: Retry::Later, dozes: flag },
+                35 => Event::HibernateFailed("reason".into()),
+                _ => Event::Adopted(if flag { Found::MidCapture } else { Found::MidDropOrWake }),
             };
             // Time goes backwards as well: the latest counts.
             for action in app.handle(event, Millis(time)) {

@@ -44,11 +44,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Signal, pidfd_send_signal};
 use rustix::thread::futex;
 
-use super::gate::{self, Waiting};
+use super::building_task::BuildingTask;
+use super::handoff::{self, Waiting};
 use super::launch::{Blocked, CLEAR_SIGNAL_ACTIONS, Failed, Launch, LaunchError, Stack, leave};
-use super::low::Low;
-use super::newborn::Newborn;
 use super::raw::{call, clone};
+use super::reserved_descriptor::ReservedDescriptor;
 use crate::clone::NO_ARGUMENTS;
 use crate::ptrace::{self, Tracee};
 use crate::scheduling::Pinned;
@@ -161,7 +161,7 @@ pub fn enter(inside: &Inside<'_>) -> Result<Entered, LaunchError> {
     let failed = |step| move |error: io::Error| LaunchError { step, pid: inside.pid, error };
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (ours, theirs) = pair.map_err(|error| failed("socketpair")(error.into()))?;
-    let theirs = Low::of(theirs);
+    let theirs = ReservedDescriptor::of(theirs);
     let shares = Box::new(AtomicU32::new(u32::from(theirs.is_reserved())));
     let mut waiting = Box::new(Waiting { gate: theirs.number(), ..Waiting::default() });
     let mut own_table = 0;
@@ -278,7 +278,7 @@ extern "C" fn pass(passage: *mut u8) -> ! {
     }
     // SAFETY: R has a stack of its own; it and the `Waiting` are kept until R has left our memory. `run` never returns and
     // makes system calls by `call` only; the blocked signals are inherited.
-    let answer = unsafe { clone(&passage.root, gate::run, passage.waiting.cast()) };
+    let answer = unsafe { clone(&passage.root, handoff::run, passage.waiting.cast()) };
     if answer < 0 {
         passage.failed = Failed { step: "clone3", error: -answer as i32 };
     }
@@ -322,7 +322,7 @@ impl Entered {
     ///
     /// # Errors
     /// What failed.
-    pub fn execute(&mut self, launch: &Launch<'_>, without_filters: bool) -> Result<Newborn, LaunchError> {
+    pub fn execute(&mut self, launch: &Launch<'_>, without_filters: bool) -> Result<BuildingTask, LaunchError> {
         let inside = self.inside;
         let failed = |step| move |error: io::Error| LaunchError { step, pid: inside, error };
         let filters = if without_filters { libc::PTRACE_O_SUSPEND_SECCOMP } else { 0 };
@@ -330,13 +330,13 @@ impl Entered {
         let seized = ptrace::ptrace(libc::PTRACE_SEIZE, self.pid, 0, options as usize);
         seized.map_err(failed("ptrace(PTRACE_SEIZE)"))?;
         self.seized = true;
-        match gate::open(&self.gate, launch.first, launch.inherit, launch.seed) {
+        match handoff::open(&self.gate, launch.first, launch.inherit, launch.seed) {
             Ok(()) => {}
             // It has ended, and waiting says why.
             Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
             Err(error) => return Err(failed("opening the gate")(error)),
         }
-        Ok(Newborn::stopped_at_birth(Tracee::stopped_child(self.pid)))
+        Ok(BuildingTask::stopped_at_birth(Tracee::stopped_child(self.pid)))
     }
 
     /// It has been seen to stop in the seed: nothing of ours is in use any more. Gives its process descriptor.

@@ -20,23 +20,23 @@
 //! The code is assembled into this crate's read-only data and copied from there: it is position-independent, and never
 //! runs where it lies.
 
+mod building_task;
 mod deputy;
 mod enter;
-mod gate;
+mod handoff;
 mod launch;
-mod low;
-mod newborn;
-mod payer;
+mod memcg_charger;
 mod raw;
+mod reserved_descriptor;
 
 use std::arch::global_asm;
 
+pub use building_task::{BuildingTask, ForkTracker, Halt, Stop, adopt, destroy, destroy_all};
 pub use deputy::as_process;
 pub use enter::{Entered, Inside, enter, enter_for_children};
 pub use launch::{Launch, LaunchError, SPARE_NUMBERS, launch};
-pub use low::reserve;
-pub use newborn::{Births, Halt, Newborn, Stop, adopt, destroy, destroy_all};
-pub use payer::Payer;
+pub use memcg_charger::MemcgCharger;
+pub use reserved_descriptor::reserve;
 
 /// Bytes at the beginning of the blob for the interpreter: a page.
 pub const CODE_BYTES: usize = 4096;

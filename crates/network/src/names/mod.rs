@@ -14,16 +14,21 @@
 //! it ends, however it does, queries go to the real name server again: names outside are found while no worker lives, those of
 //! apps are not.
 //!
+//! # Bounds
+//! Forwarded queries and TCP connections are bounded for each app and for all together, and shared out evenly where
+//! they run short ([`shares`]). Replies of our own to UDP queries are not bounded: each is sent at once and leaves nothing in memory, and
+//! one task makes them, so they take at most one processor for each real name server. One thread of an app that does nothing but send
+//! queries does not disturb other apps. Several on several processors outrun the task: the kernel then drops queries of all apps to that
+//! name server, and resolvers ask again.
+//!
 //! Not for: names between apps that share no network, caching, DNSSEC of our own names.
 
 mod answer;
 mod directory;
-mod live;
 mod resolv;
 mod server;
+mod shares;
 
 pub use directory::{Directory, Member};
 pub use resolv::ResolvConf;
 pub use server::NameServer;
-
-pub(crate) use live::LIVE;

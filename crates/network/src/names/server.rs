@@ -1,9 +1,9 @@
 //! Sockets of the name server: one pair (UDP, TCP) for each real name server that it stands before.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,10 +13,11 @@ use tokio::time::timeout;
 
 use super::answer::{Answer, answer};
 use super::directory::Directory;
-use super::live::Live;
 use super::resolv::ResolvConf;
+use super::shares::Shares;
 use crate::config::{GATEWAY_V4, NetworkConfig};
 use crate::error::NetworkError;
+use crate::live::Live;
 use crate::network::Network;
 
 const DNS_PORT: u16 = 53;
@@ -28,7 +29,8 @@ const MESSAGE_BYTES: usize = u16::MAX as usize;
 const SERVER_TIME: Duration = Duration::from_secs(5);
 /// How long a TCP connection may be idle.
 const IDLE_TIME: Duration = Duration::from_secs(10);
-/// Queries that are asked on at the same time, and TCP connections: of all apps, and of one.
+/// Queries that are asked on at the same time, and TCP connections: of all apps, and of one. A query takes a socket and at
+/// most twice [`MESSAGE_BYTES`]; so does a connection.
 const FORWARDS: [usize; 2] = [512, 64];
 const CONNECTIONS: [usize; 2] = [128, 8];
 /// Pause after a socket failed.
@@ -83,8 +85,8 @@ impl NameServer {
             directory,
             search: RwLock::default(),
             v6: network.has_v6(),
-            forwards: Arc::new(Shares::new(FORWARDS)),
-            connections: Arc::new(Shares::new(CONNECTIONS)),
+            forwards: Shares::new(FORWARDS),
+            connections: Shares::new(CONNECTIONS),
         });
         let mut server = Self { live: None, common, ways: tokio::sync::Mutex::default() };
         server.renew(network).await?;
@@ -198,15 +200,14 @@ async fn serve_udp(common: Arc<Common>, upstream: Upstream, socket: Arc<UdpSocke
             Answer::Ignore => {}
             Answer::Reply(reply) => send(&socket, &reply, from).await,
             Answer::Forward => {
-                // Beyond its share the query is lost, and asked again.
+                // A query without a share is lost, and the resolver asks again.
                 let Some(share) = common.forwards.take(asker) else { continue };
                 let (query, socket) = (query.to_vec(), socket.clone());
-                tokio::spawn(async move {
+                tokio::spawn(share.hold(async move {
                     if let Some(reply) = ask_on(upstream, &query).await {
                         send(&socket, &reply, from).await;
                     }
-                    drop(share);
-                });
+                }));
             }
         }
     }
@@ -259,12 +260,11 @@ async fn serve_tcp(common: Arc<Common>, upstream: Upstream, listener: TcpListene
         let Some(asker) = common.asker(from.ip()) else { continue };
         let Some(share) = common.connections.take(asker) else { continue };
         let common = common.clone();
-        tokio::spawn(async move {
+        tokio::spawn(share.hold(async move {
             if let Err(error) = serve_connection(&common, upstream, asker, stream).await {
                 tracing::debug!(%error, asker, "a query by TCP");
             }
-            drop(share);
-        });
+        }));
     }
 }
 
@@ -319,63 +319,4 @@ async fn write_message(stream: &mut TcpStream, message: &[u8]) -> io::Result<()>
     let mut bytes = length.to_be_bytes().to_vec();
     bytes.extend_from_slice(message);
     stream.write_all(&bytes).await
-}
-
-/// Bounds on what goes on for all apps and for each.
-#[derive(Debug)]
-struct Shares {
-    bounds: [usize; 2],
-    taken: Mutex<HashMap<u32, usize>>,
-}
-
-/// Given back when it is dropped.
-struct Share {
-    shares: Arc<Shares>,
-    app: u32,
-}
-
-impl Shares {
-    fn new(bounds: [usize; 2]) -> Self {
-        Self { bounds, taken: Mutex::default() }
-    }
-
-    fn take(self: &Arc<Self>, app: u32) -> Option<Share> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let [all, each] = self.bounds;
-        if taken.values().sum::<usize>() >= all || taken.get(&app).is_some_and(|count| *count >= each) {
-            return None;
-        }
-        *taken.entry(app).or_default() += 1;
-        Some(Share { shares: self.clone(), app })
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        let mut taken = self.shares.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = taken.get_mut(&self.app) {
-            *count -= 1;
-            if *count == 0 {
-                taken.remove(&self.app);
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_app_leaves_room_for_others() {
-        let shares = Arc::new(Shares::new([5, 3]));
-        let mut held: Vec<_> = (0..3).map(|_| shares.take(1).unwrap()).collect();
-        assert!(shares.take(1).is_none());
-        held.extend([shares.take(2).unwrap(), shares.take(3).unwrap()]);
-        assert!(shares.take(2).is_none(), "all are taken");
-        held.remove(0);
-        assert!(shares.take(2).is_some());
-        drop(held);
-        assert!(shares.taken.lock().unwrap().is_empty());
-    }
 }

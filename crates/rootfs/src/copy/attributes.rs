@@ -1,6 +1,6 @@
 //! Owners and extended attributes: which are taken along, and the ids in them.
 
-use super::error::shown;
+use super::shown;
 use super::{CopyError, Ids, Meta};
 use crate::limits::{MAX_ID, MAX_XATTR_BYTES};
 

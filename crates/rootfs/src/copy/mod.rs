@@ -18,15 +18,17 @@
 //! Part of a tree, in a place that whoever reads takes away.
 
 mod attributes;
-mod error;
 mod read;
 #[cfg(test)]
 mod tests;
 mod write;
 
+use std::io;
+
 use serde::{Deserialize, Serialize};
 
-pub use self::error::CopyError;
+use crate::error::CopyError;
+
 pub use self::read::{read_tree, read_tree_within};
 pub use self::write::write_tree;
 
@@ -152,4 +154,15 @@ impl Record {
         let bytes = postcard::to_stdvec(self).expect("a record in memory can always be written to memory");
         [&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat()
     }
+}
+
+/// For what is done to the tree.
+fn failed<E: Into<io::Error>>(action: &'static str, name: &[u8]) -> impl FnOnce(E) -> CopyError {
+    let name = shown(name);
+    move |source| CopyError::Tree { action, name, source: source.into() }
+}
+
+/// A path for people.
+fn shown(path: &[u8]) -> String {
+    crate::error::shown(if path.is_empty() { b"." } else { path })
 }

@@ -12,7 +12,7 @@ use rustix::fs::{
 use rustix::process::{Gid, Uid};
 
 use super::attributes::to_outside;
-use super::error::failed;
+use super::failed;
 use super::{Copied, CopyError, Ids, MOST_DATA_BYTES, MOST_RECORD_BYTES, Meta, NodeKind, Record};
 use crate::limits::{ENTRY_BYTES, Limits, MAX_PATH_BYTES, MAX_XATTR_LIST_BYTES};
 use crate::tree::{Tree, TreePath};

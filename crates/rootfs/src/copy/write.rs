@@ -14,10 +14,10 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::attributes::{Fate, fate, to_inside};
-use super::error::{failed, shown};
 use super::{Bytes, Copied, CopyError, Ids, MOST_DATA_BYTES, MOST_RECORD_BYTES, Meta, NodeKind, Record};
+use super::{failed, shown};
 use crate::limits::{MAX_DEPTH, MAX_PATH_BYTES, MAX_XATTR_BYTES};
-use crate::tree::RESOLVE;
+use crate::resolve::RESOLVE;
 
 /// Writes the tree in the directory `root`.
 ///

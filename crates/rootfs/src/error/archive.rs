@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::digest::Digest;
+use crate::form::ImageForm;
 
 /// Why an archive cannot be unpacked. Names are shown escaped.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +63,15 @@ pub enum ArchiveError {
         /// Where.
         offset: u64,
     },
+    /// It is an image in its own form, not the files of one.
+    #[error(
+        "it is {} and not the files of a root file system",
+        match .0 {
+            ImageForm::DockerArchive => "an archive that docker save wrote",
+            ImageForm::OciLayout => "an OCI image layout in an archive",
+        }
+    )]
+    HoldsImage(ImageForm),
     /// It holds nothing.
     #[error("it holds no files")]
     Empty,

@@ -1,15 +1,37 @@
 //! Credentials in the form of Docker's `config.json`. Helpers that keep them elsewhere are named and refused.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::{self, ErrorKind, Read as _};
 use std::path::Path;
 
 use base64::Engine as _;
-use oci_client::secrets::RegistryAuth;
 use serde::Deserialize;
 
 use crate::error::RegistryError;
 use crate::limits::MAX_AUTH_FILE_BYTES;
+
+/// What we have to say to a registry that asks who we are.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum RegistryAuth {
+    /// Nothing.
+    Anonymous,
+    /// User and password.
+    Basic(String, String),
+    /// A token.
+    Bearer(String),
+}
+
+/// Without its secrets.
+impl fmt::Debug for RegistryAuth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Anonymous => f.write_str("Anonymous"),
+            Self::Basic(user, _) => f.debug_tuple("Basic").field(user).finish_non_exhaustive(),
+            Self::Bearer(_) => f.debug_tuple("Bearer").finish_non_exhaustive(),
+        }
+    }
+}
 
 /// The keys that matter; it has others.
 #[derive(Default, Deserialize)]

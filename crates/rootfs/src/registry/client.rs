@@ -1,8 +1,5 @@
 //! Requests to a registry (OCI distribution specification, "Pull"): tokens, and answers that are read within bounds.
 //!
-//! `oci-client` gives the types of references, credentials and errors. Its client is not used: it reads manifests, tokens
-//! and messages of errors whole, however long they are.
-//!
 //! Credentials go only where the registry itself asks for them: a challenge counts if it comes from the registry's own
 //! origin, and names a place that is reached by TLS, unless the registry is on this machine.
 
@@ -11,14 +8,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use http_auth::parser::ChallengeParser;
-use oci_client::Reference;
-use oci_client::errors::{OciDistributionError, OciEnvelope};
-use oci_client::secrets::RegistryAuth;
 use reqwest::header::{ACCEPT, WWW_AUTHENTICATE};
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
 use serde::Deserialize;
 
+use super::auth::RegistryAuth;
 use super::is_loopback;
+use crate::error::RequestError;
+use crate::reference::Reference;
 
 /// A registry that sends nothing for this long is given up.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
@@ -34,7 +31,7 @@ const MAX_REFUSAL_BYTES: usize = 8 << 10;
 const ACCEPTED: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json";
 
-type Result<T> = std::result::Result<T, OciDistributionError>;
+type Result<T> = std::result::Result<T, RequestError>;
 
 /// What goes into requests once the registry has asked for it.
 #[derive(Clone)]
@@ -57,7 +54,7 @@ impl Client {
     pub(super) fn new(reference: &Reference, credentials: RegistryAuth) -> Result<Self> {
         // Whoever was first installed the same one.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let registry = reference.resolve_registry();
+        let registry = reference.host();
         let scheme = if is_loopback(registry) { "http" } else { "https" };
         let http = reqwest::Client::builder()
             .read_timeout(READ_TIMEOUT)
@@ -98,7 +95,7 @@ impl Client {
     /// Asks, and asks again with a token or password if the registry wants one, or a new one.
     async fn get(&self, path: &str) -> Result<Response> {
         let url = format!("{}/{path}", self.base);
-        let url = Url::parse(&url).map_err(|error| OciDistributionError::UrlParseError(error.to_string()))?;
+        let url = Url::parse(&url).map_err(|error| RequestError::Url(error.to_string()))?;
         let response = self.send(&url).await?;
         let ours = response.url().origin() == url.origin();
         if response.status() != StatusCode::UNAUTHORIZED || !ours {
@@ -134,10 +131,10 @@ impl Client {
     }
 
     async fn token(&self, realm: &str, service: Option<String>, url: &Url) -> Result<Authorization> {
-        let realm = Url::parse(realm).map_err(|error| OciDistributionError::UrlParseError(error.to_string()))?;
+        let realm = Url::parse(realm).map_err(|error| RequestError::Url(error.to_string()))?;
         if realm.scheme() != "https" && url.scheme() == "https" {
             let why = "the registry sends credentials to a place without TLS".to_owned();
-            return Err(OciDistributionError::AuthenticationFailure(why));
+            return Err(RequestError::Authorization(why));
         }
         let mut request = self.http.get(realm).query(&[("scope", &self.scope)]);
         if let Some(service) = service {
@@ -169,11 +166,11 @@ struct Token {
 }
 
 async fn token(request: RequestBuilder) -> Result<String> {
-    let bad = |why: &str| OciDistributionError::RegistryTokenDecodeError(why.to_owned());
+    let bad = |why: &str| RequestError::Token(why.to_owned());
     let response = request.send().await?;
     if response.status() != StatusCode::OK {
         let text = String::from_utf8_lossy(&excerpt(response).await?).into_owned();
-        return Err(OciDistributionError::AuthenticationFailure(text));
+        return Err(RequestError::Authorization(text));
     }
     let data = body(response, MAX_TOKEN_BYTES).await?.ok_or_else(|| bad("it is longer than 1 MiB"))?;
     let token: Token = serde_json::from_slice(&data).map_err(|error| bad(&error.to_string()))?;
@@ -215,21 +212,46 @@ async fn excerpt(mut response: Response) -> Result<Vec<u8>> {
     Ok(data)
 }
 
+/// How a registry refuses (OCI distribution specification, "Error Codes").
+#[derive(Deserialize)]
+struct Refusal {
+    errors: Vec<Reason>,
+}
+
+#[derive(Deserialize)]
+struct Reason {
+    code: String,
+    #[serde(default)]
+    message: String,
+}
+
+impl Refusal {
+    /// Its reasons; the status where it has none.
+    fn messages(&self, code: u16) -> String {
+        let reasons = self.errors.iter().map(|reason| match reason.message.as_str() {
+            "" => reason.code.clone(),
+            message => format!("{}: {message}", reason.code),
+        });
+        match reasons.collect::<Vec<String>>().join("; ") {
+            none if none.is_empty() => format!("code: {code}"),
+            reasons => reasons,
+        }
+    }
+}
+
 /// An answer that gives what was asked for, or why it does not.
 async fn accepted(response: Response) -> Result<Response> {
     let (status, url) = (response.status(), response.url().to_string());
     match status {
         StatusCode::OK => return Ok(response),
-        StatusCode::UNAUTHORIZED => return Err(OciDistributionError::UnauthorizedError { url }),
+        StatusCode::UNAUTHORIZED => return Err(RequestError::Unauthorized { url }),
         _ => {}
     }
     let data = in_time(excerpt(response)).await?;
-    Err(match serde_json::from_slice::<OciEnvelope>(&data) {
-        Ok(envelope) if status.is_client_error() => OciDistributionError::RegistryError { envelope, url },
-        _ => {
-            let message = String::from_utf8_lossy(&data).into_owned();
-            OciDistributionError::ServerError { code: status.as_u16(), url, message }
-        }
+    let code = status.as_u16();
+    Err(match serde_json::from_slice::<Refusal>(&data) {
+        Ok(refusal) if status.is_client_error() => RequestError::Refused { url, messages: refusal.messages(code) },
+        _ => RequestError::Answer { code, url, message: String::from_utf8_lossy(&data).into_owned() },
     })
 }
 

@@ -10,9 +10,9 @@ use std::os::unix::fs::DirBuilderExt as _;
 use sha2::{Digest as _, Sha256};
 
 use super::{LayerRecord, Store};
-use crate::copy::{CopyError, Ids, read_tree, write_tree};
+use crate::copy::{Ids, read_tree, write_tree};
 use crate::digest::{Digest, LayerDigest};
-use crate::error::Error;
+use crate::error::{CopyError, Error};
 
 /// Hashes what is read.
 struct Hashed<'i> {

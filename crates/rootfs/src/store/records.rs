@@ -11,7 +11,7 @@ use crate::digest::{Digest, LayerDigest};
 use crate::error::Error;
 use crate::image::Image;
 use crate::limits::MAX_IMAGE_NAME_BYTES;
-use crate::tarball::open_input;
+use crate::source::open_input;
 use crate::temporary::open_directory;
 
 /// What the directory of names says.

@@ -122,7 +122,7 @@ mod tests {
 
     fn capabilities(add: &[&str]) -> Capabilities {
         let security = Security { cap_add: add.iter().map(|&name| name.to_owned()).collect(), ..Security::default() };
-        Capabilities::resolve(&security).unwrap()
+        security.capabilities().unwrap()
     }
 
     #[test]

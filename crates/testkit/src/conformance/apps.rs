@@ -18,7 +18,7 @@ use crate::wait::eventually_ok;
 use crate::zoo::static_tarball;
 
 /// How long setting up may take.
-const READY_WITHIN: Duration = Duration::from_secs(30);
+const READY_WITHIN: Duration = Duration::from_secs(120);
 /// Tries to put one to sleep: it looks for `go` now and then.
 const SLEEP_WITHIN: Duration = Duration::from_secs(30);
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::error::Error;
 
 /// How long an engine may take for one step. One that hangs is killed and has failed.
-const STEP_WITHIN: Duration = Duration::from_secs(60);
+const STEP_WITHIN: Duration = Duration::from_secs(180);
 
 /// How a step of an engine ended.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{Begun, Engine, Program, Running, Step};
+use super::{Begun, Engine, Execution, Program, Step};
 use crate::error::Error;
 
 /// How long a program may take to check itself.
-pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(40);
-/// Tries where the machine has given an id to somebody else meanwhile.
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(120);
+/// Tries where the machine has given an id to somebody else meanwhile, or where a program is late.
 const TRIES: usize = 5;
 
 /// How a program is captured.
@@ -58,7 +58,7 @@ pub(super) fn failed(stage: &'static str, why: impl fmt::Display) -> Verdict {
 /// # Errors
 /// Where it cannot be compiled, started, or gives no answer.
 pub fn native(program: &Program) -> Result<Verdict, Error> {
-    let mut running = Running::start(program)?;
+    let mut running = Execution::start(program)?;
     if let Begun::Answered(answer) = running.begun()? {
         return Ok(verdict(&answer, "at set-up"));
     }
@@ -75,7 +75,7 @@ pub fn captured(program: &Program, engine: &dyn Engine, mode: Mode) -> Result<Ve
     for _ in 0..TRIES {
         verdict = once(program, engine, mode)?;
         let taken = matches!(&verdict, Verdict::Failed { stage: "at restore", why } if says_taken(why));
-        if !taken {
+        if !taken && !matches!(&verdict, Verdict::Failed { why, .. } if says_late(why)) {
             break;
         }
     }
@@ -87,8 +87,13 @@ fn says_taken(why: &str) -> bool {
     ["taken", "another terminal's now", "in use", "Can't fork", "File exists"].iter().any(|words| why.contains(words))
 }
 
+/// A program's call has ended later than it should: because of the engine, or of what else the machine had to do.
+pub fn says_late(why: &str) -> bool {
+    why.contains("late: ")
+}
+
 fn once(program: &Program, engine: &dyn Engine, mode: Mode) -> Result<Verdict, Error> {
-    let mut running = Running::start(program)?;
+    let mut running = Execution::start(program)?;
     if let Begun::Answered(answer) = running.begun()? {
         return Ok(verdict(&answer, "at set-up"));
     }
@@ -126,7 +131,7 @@ fn once(program: &Program, engine: &dyn Engine, mode: Mode) -> Result<Verdict, E
     Ok(verdict)
 }
 
-fn finish(running: &Running, stage: &'static str) -> Verdict {
+fn finish(running: &Execution, stage: &'static str) -> Verdict {
     match running.answer(ANSWER_WITHIN) {
         Ok(answer) => verdict(&answer, stage),
         Err(error) => failed(stage, error),

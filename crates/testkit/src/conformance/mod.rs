@@ -7,16 +7,16 @@
 
 mod apps;
 mod engine;
+mod execution;
 mod judge;
 mod process;
-mod running;
 
 use std::path::{Path, PathBuf};
 
 pub use self::apps::{Apps, Between};
 pub use self::engine::{Criu, Engine, Step, Torpor};
-pub use self::judge::{Mode, Verdict, captured, native};
-pub use self::running::{Begun, Running};
+pub use self::execution::{Begun, Execution};
+pub use self::judge::{Mode, Verdict, captured, native, says_late};
 
 use crate::error::Error;
 use crate::native::compile;

@@ -162,15 +162,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_test_left_is_put_to_rest() {
+    fn leftovers_of_a_killed_test_are_removed() {
         let tools = tempfile::tempdir().unwrap();
         let (slot, dir, mut child) = killed(DIRECTORY_PREFIX);
         // Waited for as init would: until then it is still there.
         let reaper = std::thread::spawn(move || child.wait());
-        let works = script(
-            tools.path(),
-            "test \"$1 $2\" = 'down --config'\npid=$(cat \"${3%/*}/pid\")\nkill $pid\nwhile kill -0 $pid 2>/dev/null; do sleep 0.01; done",
-        );
+        let works = script(tools.path(), include_str!("../../programs/fake_down.sh"));
         slot.clean_up(&works).unwrap();
         assert!(!dir.path().exists());
         reaper.join().unwrap().unwrap();
@@ -178,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_put_to_rest_is_named_and_stays() {
+    fn leftovers_that_cannot_be_removed_are_named_and_stay() {
         let tools = tempfile::tempdir().unwrap();
         let (slot, dir, mut child) = killed(DIRECTORY_PREFIX);
         let left = slot.clean_up(&script(tools.path(), "exit 0")).unwrap_err();

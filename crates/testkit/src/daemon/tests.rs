@@ -4,32 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
-/// Listens as `up`, answers `inspect` and `echo`, and does nothing as `down`.
-const SCRIPT: &str = r#"#!/usr/bin/python3
-import os, re, socket, sys, time
-args = sys.argv[1:]
-if args[0] == "up":
-    config = open(args[args.index("--config") + 1]).read()
-    if os.environ.get("FAIL"):
-        sys.exit("the pool is taken")
-    run = re.search("run_dir = '(.*)'", config).group(1)
-    os.makedirs(run, exist_ok=True)
-    path = run + "/api.sock"
-    if os.path.exists(path):
-        os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen(8)
-    print("listening", flush=True)
-    while True:
-        time.sleep(100)
-elif args[0] == "version":
-    print('{"daemon": {"adopting": 0}}')
-elif args[0] == "inspect":
-    print('{"status": {"state": "dozing"}}')
-elif args[0] == "bad":
-    sys.exit("no such app")
-"#;
+const SCRIPT: &str = include_str!("../../programs/fake_torpor.py");
 
 fn script() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();

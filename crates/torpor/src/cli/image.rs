@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::Json;
+use super::{Json, name};
 
 pub(super) const IMAGE_HELP: &str = "\
 An image is a file, or the directory that torpor checkpoint has made; those of sleeping apps are in the data directory.
@@ -21,7 +21,7 @@ pub(crate) enum ImageCommand {
     /// Remove those images of apps that were set aside; the image that a sleeping app wakes from stays
     Rm {
         /// Names or ids of apps
-        #[arg(required = true)]
+        #[arg(required = true, value_parser = name)]
         apps: Vec<String>,
     },
     /// Write an app with its image and files as one archive, to be imported elsewhere
@@ -61,13 +61,14 @@ Examples:
   torpor image export web -o web.torpor
   torpor image export web | ssh other torpor image import -
 
-The app is put to sleep first (level warm), and stays where it is: the archive is a copy. Where it wakes meanwhile, the export
-fails and can be tried again. The archive holds all that the program had in its memory, keys and passwords too; its file is
+The app is put to sleep first (level warm), and stays where it is: the archive is a copy. If it wakes meanwhile, an export to a file
+begins again, at most three times in all; one to standard output fails. The archive holds all that the program had in its memory, keys and passwords too; its file is
 made with mode 0600.";
 
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
     /// Name or id of the app
+    #[arg(value_parser = name)]
     pub(crate) app: String,
     /// The archive; without it standard output, unless that is a terminal
     #[arg(short = 'o', long, value_name = "FILE")]
@@ -97,7 +98,7 @@ pub(crate) struct ImportArgs {
     /// The archive; `-` is standard input
     pub(crate) archive: PathBuf,
     /// Name of the app; without it the one that it had
-    #[arg(long)]
+    #[arg(long, value_parser = name)]
     pub(crate) name: Option<String>,
     /// Publish these ports in place of those that it had: [IP:]HOST:APP[/udp]
     #[arg(short = 'p', long = "publish", value_name = "PORTS", conflicts_with = "no_publish")]

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::Json;
+use super::{Json, name};
 
 #[derive(Debug, Args)]
 pub(crate) struct ImagesArgs {
@@ -22,6 +22,7 @@ pub(crate) enum ImagesCommand {
     )]
     Load {
         /// Name
+        #[arg(value_parser = name)]
         name: String,
         /// Where the files are
         source: String,
@@ -36,15 +37,16 @@ pub(crate) enum ImagesCommand {
     #[command(after_help = "Example:\n  torpor images pull registry.example/debian:13 --name debian")]
     Pull {
         /// Reference, as registry.example/repository:tag
+        #[arg(value_parser = name)]
         reference: String,
         /// Name; without it the reference
-        #[arg(long)]
+        #[arg(long, value_parser = name)]
         name: Option<String>,
     },
     /// Remove stored images
     Rm {
         /// Their names
-        #[arg(required = true)]
+        #[arg(required = true, value_parser = name)]
         names: Vec<String>,
     },
 }

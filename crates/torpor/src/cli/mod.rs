@@ -21,7 +21,7 @@ mod run;
 mod trees;
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 failed, 2 wrong command or description, 3 not found, 4 conflict, 5 unsupported by the machine, 6 not within --timeout, \
+Exit codes: 0 done, 1 failed, 2 wrong command or description, 3 no such app, image or file, 4 conflict, 5 unsupported by the machine, 6 not within --timeout, \
 7 `down` could not keep an app's memory. \
 `torpor exec` gives back the command's own status.";
 
@@ -113,6 +113,11 @@ pub(crate) enum Command {
     Version(Json),
 }
 
+/// A name or id; which there are, the daemon knows.
+fn name(text: &str) -> Result<String, &'static str> {
+    if text.is_empty() { Err("a name is not empty") } else { Ok(text.to_owned()) }
+}
+
 impl Cli {
     /// Reads the arguments of the process; ends it with the right words where they are wrong, or only ask for help.
     pub(crate) fn from_process() -> Self {
@@ -153,6 +158,7 @@ pub(crate) struct Json {
 #[derive(Debug, Args)]
 pub(crate) struct Named {
     /// Name or id of the app
+    #[arg(value_parser = name)]
     pub(crate) app: String,
     #[command(flatten)]
     pub(crate) json: Json,
@@ -160,7 +166,7 @@ pub(crate) struct Named {
 
 #[derive(Debug, Args)]
 pub(crate) struct PsArgs {
-    /// Show these columns, and all of what they hold
+    /// Show these columns, and all of what they hold, however wide the terminal is
     #[arg(short = 'o', long, value_name = "COLUMNS", value_enum, value_delimiter = ',')]
     pub(crate) output: Vec<Column>,
     #[command(flatten)]
@@ -195,6 +201,7 @@ pub(crate) struct Wait {
 #[derive(Debug, Args)]
 pub(crate) struct MaybeNamed {
     /// Name or id of the app; without it all of them
+    #[arg(value_parser = name)]
     pub(crate) app: Option<String>,
     #[command(flatten)]
     pub(crate) json: Json,
@@ -203,6 +210,7 @@ pub(crate) struct MaybeNamed {
 #[derive(Debug, Args)]
 pub(crate) struct LogArgs {
     /// Name or id of the app
+    #[arg(value_parser = name)]
     pub(crate) app: String,
     /// Go on with new lines
     #[arg(short = 'f', long)]
@@ -220,6 +228,7 @@ pub(crate) struct LogArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
     /// Name or id of the app
+    #[arg(value_parser = name)]
     pub(crate) app: String,
     /// Pass standard input on
     #[arg(short = 'i', long)]
@@ -247,6 +256,7 @@ pub(crate) struct ExecArgs {
 #[derive(Debug, Args)]
 pub(crate) struct SleepArgs {
     /// Name or id of the app
+    #[arg(value_parser = name)]
     pub(crate) app: String,
     /// Sleep level; an app that already sleeps deeper stays there
     #[arg(long, value_enum, default_value_t = LevelArg::Dozing)]
@@ -268,6 +278,7 @@ pub(crate) enum LevelArg {
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
     /// Name or id of the app
+    #[arg(value_parser = name)]
     pub(crate) app: String,
     /// How long it may take before it is killed
     #[arg(short = 't', long, value_name = "TIME")]
@@ -281,7 +292,7 @@ pub(crate) struct StopArgs {
 #[derive(Debug, Args)]
 pub(crate) struct RmArgs {
     /// Names or ids of the apps
-    #[arg(required = true)]
+    #[arg(required = true, value_parser = name)]
     pub(crate) apps: Vec<String>,
     /// Kill those that run
     #[arg(short = 'f', long)]
@@ -299,8 +310,8 @@ pub(crate) struct EventArgs {
     /// Only after this sequence number
     #[arg(long, value_name = "SEQ")]
     pub(crate) since: Option<u64>,
-    /// Only of this app
-    #[arg(long, value_name = "NAME")]
+    /// Only of this app, by its name or id; with --follow it may be made later
+    #[arg(long, value_name = "NAME", value_parser = name)]
     pub(crate) app: Option<String>,
     #[command(flatten)]
     pub(crate) json: Json,

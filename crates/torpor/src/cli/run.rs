@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use torpor_api::spec::{Port, Tmpfs, Volume};
 use torpor_api::units::{Bytes, Patience, Span};
 
-use super::Wait;
+use super::{Wait, name};
 
 pub(super) const RUN_EXAMPLES: &str = "\
 Examples:
@@ -32,7 +32,7 @@ pub(crate) struct RunArgs {
     #[arg(short = 'f', long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Name of the app; without it from the source's name
-    #[arg(long)]
+    #[arg(long, value_parser = name)]
     pub(crate) name: Option<String>,
     /// Stored image below the tarball
     #[arg(long, value_name = "IMAGE")]
@@ -74,7 +74,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) disk: Option<Bytes>,
     /// CPU limit, as 0.5
-    #[arg(long, value_name = "CORES")]
+    #[arg(long, value_name = "CORES", value_parser = finite)]
     pub(crate) cpus: Option<f64>,
     /// Most processes and threads
     #[arg(long, value_name = "COUNT")]
@@ -95,7 +95,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIME")]
     pub(crate) min_awake: Option<Span>,
     /// More CPU than this share of a core keeps it awake
-    #[arg(long, value_name = "PERCENT")]
+    #[arg(long, value_name = "PERCENT", value_parser = finite)]
     pub(crate) idle_cpu: Option<f64>,
     /// Timers further away than this wake it
     #[arg(long, value_name = "TIME")]
@@ -170,4 +170,10 @@ pub(crate) enum WakeOnArg {
     Connect,
     /// Its first data
     Data,
+}
+
+/// A number that JSON can carry: not `nan` or `inf`.
+fn finite(text: &str) -> Result<f64, String> {
+    let number: Result<f64, _> = text.parse();
+    number.ok().filter(|number| number.is_finite()).ok_or_else(|| "expected a number, as 0.5".to_owned())
 }

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use torpor_api::client::Client;
 use torpor_api::view::Level;
 
-use super::{print, show};
+use super::{print, show, terminal_columns};
 use crate::cli::{ExplainArgs, LevelArg, MaybeNamed, Named, PsArgs, RmArgs};
 use crate::failure::Failure;
 use crate::output;
@@ -21,7 +21,7 @@ impl From<LevelArg> for Level {
 pub(super) async fn ps(client: &Client, args: &PsArgs) -> Result<(), Failure> {
     let apps = client.apps().await?;
     let columns = (!args.output.is_empty()).then_some(args.output.as_slice());
-    show(args.json.json, &apps, |apps| output::ps(apps, columns, Timestamp::now()))
+    show(args.json.json, &apps, |apps| output::ps(apps, columns, terminal_columns(), Timestamp::now()))
 }
 
 pub(super) async fn inspect(client: &Client, args: &Named) -> Result<(), Failure> {
@@ -36,15 +36,17 @@ pub(super) async fn stats(client: &Client, args: &MaybeNamed) -> Result<(), Fail
     match &args.app {
         Some(app) => {
             let stats = client.stats(app).await?;
-            show(args.json.json, &stats, |stats| output::stats(std::slice::from_ref(stats)))
+            show(args.json.json, &stats, |stats| output::stats(std::slice::from_ref(stats), terminal_columns()))
         }
-        None => show(args.json.json, &client.all_stats().await?, |stats| output::stats(stats)),
+        None => show(args.json.json, &client.all_stats().await?, |stats| output::stats(stats, terminal_columns())),
     }
 }
 
 pub(super) async fn explain(client: &Client, args: &ExplainArgs) -> Result<(), Failure> {
     let told = client.explain(&args.app.app).await?;
-    show(args.app.json.json, &told, |told| output::explanation(told, args.verbose, Timestamp::now()))
+    show(args.app.json.json, &told, |told| {
+        output::explanation(told, args.verbose, terminal_columns(), Timestamp::now())
+    })
 }
 
 /// Removes each; goes on after one that fails, and ends with the first failure's code.

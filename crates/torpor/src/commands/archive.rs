@@ -12,11 +12,11 @@ use serde::Serialize;
 use tempfile::NamedTempFile;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
-use torpor_api::ApiError;
 use torpor_api::archive::{ArchiveError, Manifest, Reader, beyond_default};
 use torpor_api::client::{Client, Download};
 use torpor_api::wire::ImportQuery;
 use torpor_api::worker::Progress;
+use torpor_api::{ApiError, ErrorKind};
 
 use super::show;
 use crate::cli::{ExportArgs, ImportArgs};
@@ -26,6 +26,8 @@ use crate::progress::Bars;
 
 /// Pieces that may wait for a slow disk or daemon.
 const PIECES: usize = 8;
+/// How often an export to a file begins, if the app wakes in the middle of it.
+const EXPORTS: usize = 3;
 /// Bytes of a piece of a file.
 const PIECE_BYTES: usize = 256 << 10;
 
@@ -44,6 +46,29 @@ pub(super) async fn export(client: &Client, args: ExportArgs) -> Result<(), Fail
         return Err(Failure::Usage("an archive is nothing for a terminal: name a file with -o FILE".to_owned()));
     }
     let mut interrupt = Interrupt::new()?;
+    for left in (0..EXPORTS).rev() {
+        match try_export(client, &args, &mut interrupt).await? {
+            Tried::Done(exported) => {
+                let text =
+                    |exported: &Exported| format!("{} is exported to {}\n", exported.app, exported.archive.display());
+                return exported.map_or(Ok(()), |exported| show(args.json, &exported, text));
+            }
+            Tried::Woke(error) if left == 0 => return Err(Failure::Api(error)),
+            Tried::Woke(error) => warn(&format!("{}; the export begins again", output::safe(&error.message)))?,
+        }
+    }
+    Ok(())
+}
+
+/// What became of an export.
+enum Tried {
+    /// It is complete; `None`: on standard output, or in a device or FIFO.
+    Done(Option<Exported>),
+    /// The app woke meanwhile, and nothing is left of what was written.
+    Woke(ApiError),
+}
+
+async fn try_export(client: &Client, args: &ExportArgs, interrupt: &mut Interrupt) -> Result<Tried, Failure> {
     let target = match &args.output {
         Some(path) => tokio::select! {
             // The reader of a FIFO may be long in coming.
@@ -57,16 +82,22 @@ pub(super) async fn export(client: &Client, args: ExportArgs) -> Result<(), Fail
         () = interrupt.comes() => return Err(Failure::Interrupted),
     };
     let (out, file) = target.writer()?;
-    let (manifest, bytes) = receive(download, out, args.output.as_deref(), &mut interrupt).await?;
+    let (manifest, bytes) = match receive(download, out, args.output.as_deref(), interrupt).await {
+        // The only conflict that an archive ends with. What a stream has been given is not taken back.
+        Err(Failure::Api(error)) if error.kind == ErrorKind::Conflict && file.is_some() && !args.no_sleep => {
+            return Ok(Tried::Woke(error));
+        }
+        received => received?,
+    };
     for what in &manifest.left_out {
         warn(&format!("not in the archive: {}", output::safe(what)))?;
     }
-    let Some((file, path)) = file else { return Ok(()) };
+    let Some((file, path)) = file else { return Ok(Tried::Done(None)) };
     let wrong = |source| Failure::Write { path: path.clone(), source };
     file.as_file().sync_all().map_err(wrong)?;
     file.persist(&path).map_err(|error| wrong(error.error))?;
     let exported = Exported { app: manifest.spec.name, archive: path, bytes, left_out: manifest.left_out };
-    show(args.json, &exported, |exported| format!("{} is exported to {}\n", exported.app, exported.archive.display()))
+    Ok(Tried::Done(Some(exported)))
 }
 
 /// Where an archive is written.

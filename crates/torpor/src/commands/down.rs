@@ -15,7 +15,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::sync::mpsc;
 use torpor_api::client::{Client, ClientError};
+use torpor_api::validate::shown;
 use torpor_api::view::PutAway;
+use torpor_api::wire::Version;
 use torpor_api::worker::Progress;
 use torpor_api::{ApiError, ErrorKind};
 
@@ -45,7 +47,10 @@ pub(super) async fn down(daemon: &Connection, args: &DownArgs) -> Result<(), Fai
     };
     let process = socket.as_deref().and_then(listener);
     let apps = match (client.ping(ANSWER).await, config) {
-        (Ok(()), config) => match (by_daemon(&client, args).await, config, &process) {
+        (Ok(Version { instance, .. }), Some(config)) if instance != config.instance => {
+            return Err(other_instance(&config, &instance, process.as_ref()));
+        }
+        (Ok(_), config) => match (by_daemon(&client, args).await, config, &process) {
             (Err(Failure::Client(ClientError::Refused(held_up))), Some(config), Some((pid, daemon)))
                 if held_up.kind == ErrorKind::Timeout =>
             {
@@ -60,13 +65,16 @@ pub(super) async fn down(daemon: &Connection, args: &DownArgs) -> Result<(), Fai
             }
             (done, ..) => done?,
         },
-        (Err(ClientError::NotRunning { .. }), Some(config)) => {
+        // What another user has put into the place of the socket is no daemon.
+        (Err(ClientError::NotRunning { .. } | ClientError::Foreign { .. }), Some(config)) => {
             free_lock(&config).await?;
             alone(config, args).await?
         }
         // It does not answer, or not in time.
         (Err(ClientError::Request { .. } | ClientError::CutOff), Some(config)) if process.is_some() => {
-            if let Some((pid, process)) = &process {
+            if let Some((pid, process)) = &process
+                && is_ours(&config, *pid, process)?
+            {
                 say(&format!("the daemon (process {pid}) does not answer within {} s and is killed", ANSWER.as_secs()));
                 kill(process)?;
             }
@@ -144,10 +152,57 @@ async fn alone(config: Config, args: &DownArgs) -> Result<Vec<PutAway>, Failure>
     }
 }
 
-/// Who listens on this socket: its process id and descriptor.
+/// The refusal where the daemon at the socket of a configuration is that of another one.
+fn other_instance(config: &Config, found: &str, process: Option<&(Pid, OwnedFd)>) -> Failure {
+    let socket = config.socket();
+    let process = process.map_or_else(String::new, |(pid, _)| format!(" (process {pid})"));
+    let message = format!(
+        "the daemon{process} at {} is that of the instance `{}`, and the configuration names the instance `{}`; nothing was done",
+        socket.display(),
+        shown(found),
+        config.instance,
+    );
+    let hint = format!(
+        "give each instance its own run_dir, and `socket` in `[api]` if it is set; to put the apps of that daemon to rest: torpor \
+         --socket {} down",
+        socket.display()
+    );
+    ApiError::new(ErrorKind::Conflict, message).with_hint(hint).into()
+}
+
+/// Whether a process that listens at the configuration's socket and does not answer is its daemon, which may be killed; `false`: it has ended.
+///
+/// # Errors
+/// Where another process, or none, has the lock on the data directory.
+fn is_ours(config: &Config, pid: Pid, process: &OwnedFd) -> Result<bool, Failure> {
+    let path = config.data_dir.join("torpor.lock");
+    if matches!(holder(&path)?, Some(Some((holder, _))) if holder == pid) {
+        return Ok(true);
+    }
+    let mut ends = [PollFd::new(process, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let failed = |error: rustix::io::Errno| Failure::Terminal { what: "look at the daemon", source: error.into() };
+    if rustix::io::retry_on_intr(|| poll(&mut ends, Some(&at_once))).map_err(failed)? > 0 {
+        return Ok(false);
+    }
+    let message = format!(
+        "process {pid} listens at {} and does not answer, but does not hold {}: it is another daemon, and is left alone",
+        config.socket().display(),
+        path.display()
+    );
+    Err(ApiError::new(ErrorKind::Conflict, message)
+        .with_hint("give each instance its own run_dir, and `socket` in `[api]` if it is set")
+        .into())
+}
+
+/// Who listens on this socket: its process id and descriptor. Another user than root or ourselves is nobody.
 fn listener(socket: &Path) -> Option<(Pid, OwnedFd)> {
     let stream = UnixStream::connect(socket).ok()?;
-    let pid = rustix::net::sockopt::socket_peercred(&stream).ok()?.pid;
+    let peer = rustix::net::sockopt::socket_peercred(&stream).ok()?;
+    if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
+        return None;
+    }
+    let pid = peer.pid;
     let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
     // Had it ended before, its number could be another's by now; and nobody would listen any more.
     UnixStream::connect(socket).ok()?;

@@ -6,7 +6,7 @@ use torpor_api::client::Client;
 use torpor_api::worker::Progress;
 use torpor_engine::{ImageFile, compare_memory};
 
-use super::{print, show};
+use super::{print, show, terminal_columns};
 use crate::cli::ImageCommand;
 use crate::failure::Failure;
 use crate::output::{self, ImageDifference, ImageView, VerifiedView};
@@ -41,7 +41,7 @@ pub(super) fn image(command: &ImageCommand) -> Result<i32, Failure> {
 /// Images of the apps' processes.
 pub(super) async fn ls(client: &Client, json: bool) -> Result<(), Failure> {
     let images = client.app_images().await?;
-    show(json, &images, |images| output::app_images(images, jiff::Timestamp::now()))
+    show(json, &images, |images| output::app_images(images, terminal_columns(), jiff::Timestamp::now()))
 }
 
 /// Removes the images of apps that nothing uses; goes on with the next app where one refuses.

@@ -7,7 +7,7 @@ use torpor_api::client::Client;
 use torpor_api::spec::Source;
 use torpor_api::wire::ImageRequest;
 
-use super::{print, run, show};
+use super::{print, run, show, terminal_columns};
 use crate::cli::ImagesCommand;
 use crate::failure::Failure;
 use crate::output;
@@ -15,7 +15,7 @@ use crate::progress::Bars;
 
 pub(super) async fn ls(client: &Client, json: bool) -> Result<(), Failure> {
     let images = client.images().await?;
-    show(json, &images, |images| output::images(images, Timestamp::now()))
+    show(json, &images, |images| output::images(images, terminal_columns(), Timestamp::now()))
 }
 
 pub(super) async fn change(client: &Client, command: ImagesCommand) -> Result<i32, Failure> {

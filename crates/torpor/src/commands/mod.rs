@@ -13,8 +13,9 @@ mod settle;
 mod streams;
 mod system;
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
+use rustix::termios::tcgetwinsize;
 use serde::Serialize;
 use torpor_api::client::{AppAction, Client, Endpoint};
 use torpor_api::token::Token;
@@ -140,6 +141,13 @@ fn connect(daemon: &Connection) -> Result<Client, Failure> {
         NamedDaemon::Default => Endpoint::Unix(Config::load(None)?.socket()),
     };
     Ok(Client::new(endpoint))
+}
+
+/// Columns of the terminal that standard output is; `None` where it is none, or does not say.
+fn terminal_columns() -> Option<usize> {
+    let out = std::io::stdout();
+    let size = out.is_terminal().then(|| tcgetwinsize(&out).ok()).flatten()?;
+    (size.ws_col > 0).then(|| size.ws_col.into())
 }
 
 /// Writes to standard output.

@@ -357,7 +357,7 @@ mod tests {
     fn refuses_with_the_reason() {
         let here = tempfile::tempdir().unwrap();
         for (line, about, code) in [
-            (&["missing.tar"][..], "no file", 2),
+            (&["missing.tar"][..], "no file", 3),
             (&[][..], "where the app's files are", 2),
             (&["tar:x", "-e", "NOT_SET"][..], "environment", 2),
             (&["image:debian", "--base", "x"][..], "--base", 2),
@@ -365,7 +365,7 @@ mod tests {
             (&["tar:x", "--ignore", "everyone"][..], "--ignore", 2),
             (&["tar:x", "--cap-add", "CAP_FLY"][..], "CAP_FLY", 2),
             (&["tar:x", "-p", "80:80", "-p", "127.0.0.1:80:81"][..], "same port", 2),
-            (&["-f", "/nonexistent.toml"][..], "/nonexistent.toml", 1),
+            (&["-f", "/nonexistent.toml"][..], "/nonexistent.toml", 3),
         ] {
             let failure = described(line, here.path()).expect_err(&format!("{line:?}"));
             assert!(failure.text().contains(about), "{line:?}: {}", failure.text());

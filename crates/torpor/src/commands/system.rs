@@ -3,7 +3,7 @@
 use torpor_api::client::ClientError;
 use torpor_api::view::CheckOutcome;
 
-use super::{connect, show};
+use super::{connect, show, terminal_columns};
 use crate::cli::{Connection, NamedDaemon, UpArgs};
 use crate::config::Config;
 use crate::daemon as local;
@@ -13,12 +13,12 @@ use crate::output;
 /// By the daemon if it runs, else by ourselves. Exit code 5 where something needed is missing.
 pub(super) async fn doctor(daemon: &Connection, json: bool, args: &UpArgs) -> Result<i32, Failure> {
     let checks = match chosen(daemon, args)?.doctor().await {
-        Err(ClientError::NotRunning { .. }) if is_configured(daemon, args)? => {
+        Err(ClientError::NotRunning { .. } | ClientError::Foreign { .. }) if is_configured(daemon, args)? => {
             local::doctor(&Config::load(args.config.as_deref())?).await?
         }
         checks => checks?,
     };
-    show(json, &checks, |checks| output::checks(checks))?;
+    show(json, &checks, |checks| output::checks(checks, terminal_columns()))?;
     Ok(if checks.iter().any(|check| check.outcome == CheckOutcome::Missing) { 5 } else { 0 })
 }
 

@@ -7,9 +7,12 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{Config, LogFormat};
 
+/// The netlink library warns of every answer that nobody waits for any more.
+const QUIET: &str = "netlink_proto=error";
+
 /// Begins to log; the configuration's directives were checked when it was read.
 pub(super) fn start(config: &Config) {
-    let filter = EnvFilter::new(&config.log.level);
+    let filter = EnvFilter::new(format!("{QUIET},{}", config.log.level));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr()).with_target(false);
     match config.log.format {
         LogFormat::Json => builder.json().init(),

@@ -76,6 +76,8 @@ async fn serve(config: Config) -> Result<(), Failure> {
     };
     let served = server.run(stop).await;
     ready.abort();
+    // Adoptions and wakes end in order: without a runtime they would fail, and an app would be taken for one that has ended.
+    worker.end().await;
     Ok(served?)
 }
 

@@ -6,11 +6,14 @@ use torpor_api::view::{DiskBy, Explanation, Transition};
 
 use super::tables::disk;
 use super::units::{ago, micros, words};
-use super::{Cells, safe, table};
+use super::{Cells, Narrow, safe, table, table_within};
 
 /// Why an app is where it is, and what its last sleeps and wakes took; `verbose` adds their phases.
-pub(crate) fn explanation(told: &Explanation, verbose: bool, now: Timestamp) -> String {
-    let mut text = format!("{} is {}\n{}\n", told.status.name, safe(&told.why), safe(&reason(told, now)));
+///
+/// What the second line says in full is not said again below. At a `terminal`, the tables are cut to its width, unless `verbose`.
+pub(crate) fn explanation(told: &Explanation, verbose: bool, terminal: Option<usize>, now: Timestamp) -> String {
+    let reason = reason(told, now);
+    let mut text = format!("{} is {}\n{}\n", told.status.name, safe(&told.why), safe(&reason.words));
     let mut details = String::new();
     let mut item = |title: &str, lines: &[String]| {
         for (at, line) in lines.iter().enumerate() {
@@ -21,10 +24,11 @@ pub(crate) fn explanation(told: &Explanation, verbose: bool, now: Timestamp) -> 
     let next = |at: Timestamp| [format!("{}, if nothing happens", ago(at, now))];
     item("kept awake by", &told.keeps_awake);
     item("cannot sleep", &told.refusals);
-    told.sleeps_at.into_iter().for_each(|at| item("will sleep", &next(at)));
+    told.sleeps_at.filter(|at| reason.at != Some(*at)).into_iter().for_each(|at| item("will sleep", &next(at)));
     item("stays dozing", &told.keeps_dozing);
     told.warm_at.into_iter().for_each(|at| item("will go warm", &next(at)));
-    told.wakes_at.into_iter().for_each(|at| item("timer wakes it", &[ago(at, now)]));
+    let wakes_at = told.wakes_at.filter(|at| reason.at != Some(*at));
+    wakes_at.into_iter().for_each(|at| item("timer wakes it", &[ago(at, now)]));
     if told.status.disk.is_some() {
         let by = match told.status.disk.map(|found| found.by) {
             Some(DiskBy::Quota) => "the kernel refuses more",
@@ -40,35 +44,47 @@ pub(crate) fn explanation(told: &Explanation, verbose: bool, now: Timestamp) -> 
     }
     for (title, transitions) in [("wakes", &told.wakes), ("sleeps", &told.sleeps)] {
         if !transitions.is_empty() {
-            text.push_str(&format!("\nlast {title}\n{}", indented(&history(transitions, verbose, now))));
+            text.push_str(&format!("\nlast {title}\n{}", indented(&history(transitions, verbose, terminal, now))));
         }
     }
     text
 }
 
-/// The second line: what keeps the app where it is.
-fn reason(told: &Explanation, now: Timestamp) -> String {
+/// The second line, and the time that it tells.
+struct Reason {
+    words: String,
+    at: Option<Timestamp>,
+}
+
+impl From<String> for Reason {
+    fn from(words: String) -> Self {
+        Self { words, at: None }
+    }
+}
+
+/// What keeps the app where it is.
+fn reason(told: &Explanation, now: Timestamp) -> Reason {
     // The list below has all of them.
     let all = |items: &[String]| match items {
         [first, rest @ ..] if !rest.is_empty() => format!("{first} (and {} more)", rest.len()),
         few => few.concat(),
     };
     if !told.refusals.is_empty() {
-        return format!("it cannot sleep: {}", all(&told.refusals));
+        return format!("it cannot sleep: {}", all(&told.refusals)).into();
     }
     if !told.keeps_awake.is_empty() {
-        return format!("it is kept awake by {}", all(&told.keeps_awake));
+        return format!("it is kept awake by {}", all(&told.keeps_awake)).into();
     }
     if let Some(at) = told.sleeps_at {
-        return format!("nothing keeps it awake; it sleeps {}", ago(at, now));
+        return Reason { words: format!("nothing keeps it awake; it sleeps {}", ago(at, now)), at: Some(at) };
     }
     if !told.keeps_dozing.is_empty() {
-        return format!("it stays dozing: {}", all(&told.keeps_dozing));
+        return format!("it stays dozing: {}", all(&told.keeps_dozing)).into();
     }
     if told.wake_sources.is_empty() {
         return match told.wakes_at {
-            Some(at) => format!("a timer wakes it {}", ago(at, now)),
-            None => format!("it has been so for {}", words(now.duration_since(told.status.since))),
+            Some(at) => Reason { words: format!("a timer wakes it {}", ago(at, now)), at: Some(at) },
+            None => format!("it has been so for {}", words(now.duration_since(told.status.since))).into(),
         };
     }
     // Descriptors and processes are in the list below; the line names each source once.
@@ -76,10 +92,10 @@ fn reason(told: &Explanation, now: Timestamp) -> String {
         told.wake_sources.iter().map(|source| source.split(" (").next().unwrap_or(source)).collect();
     sources.sort_unstable();
     sources.dedup();
-    format!("it wakes on {}", sources.join(", "))
+    format!("it wakes on {}", sources.join(", ")).into()
 }
 
-fn history(transitions: &[Transition], verbose: bool, now: Timestamp) -> String {
+fn history(transitions: &[Transition], verbose: bool, terminal: Option<usize>, now: Timestamp) -> String {
     let rows: Vec<Cells> = transitions
         .iter()
         .map(|transition| {
@@ -95,11 +111,24 @@ fn history(transitions: &[Transition], verbose: bool, now: Timestamp) -> String 
         })
         .collect();
     let head = ["WHEN", "CAUSE", ">TOTAL", "OUTCOME", "PHASES"];
-    table(&head[..if verbose { head.len() } else { head.len() - 1 }], &rows)
+    if verbose {
+        return table(&head, &rows);
+    }
+    let most = terminal.map(|columns| columns.saturating_sub(INDENT.len()));
+    let steps = [
+        Narrow::Cut("CAUSE", 20),
+        Narrow::Cut("OUTCOME", 20),
+        Narrow::Cut("CAUSE", 8),
+        Narrow::Cut("OUTCOME", 8),
+        Narrow::Drop("TOTAL"),
+    ];
+    table_within(most, &head[..head.len() - 1], &rows, &steps)
 }
 
+const INDENT: &str = "  ";
+
 fn indented(text: &str) -> String {
-    text.lines().map(|line| format!("  {line}\n")).collect()
+    text.lines().map(|line| format!("{INDENT}{line}\n")).collect()
 }
 
 #[cfg(test)]
@@ -164,8 +193,10 @@ last sleeps
   WHEN       CAUSE           TOTAL  OUTCOME
   2 min ago  idle for 30 s  120 µs  aborted: packet for tcp 80
 ";
-        assert_eq!(explanation(&told(), false, now), expected);
-        let verbose = explanation(&told(), true, now);
+        assert_eq!(explanation(&told(), false, None, now), expected);
+        let narrow = explanation(&told(), false, Some(56), now);
+        assert!(narrow.contains("\n  2 min ago  idle for 30 s  120 µs  aborted: packet for…\n"), "{narrow}");
+        let verbose = explanation(&told(), true, Some(50), now);
         assert!(verbose.contains("done     fill 400 µs, thaw 30 µs\n"), "{verbose}");
     }
 
@@ -173,7 +204,7 @@ last sleeps
     fn the_second_line_names_what_holds_the_app() {
         let now = at("2026-01-02T00:00:00Z");
         let none = Explanation { keeps_awake: Vec::new(), ..told() };
-        let second = |told: &Explanation| explanation(told, false, now).lines().nth(1).unwrap().to_owned();
+        let second = |told: &Explanation| explanation(told, false, None, now).lines().nth(1).unwrap().to_owned();
         let cannot = Explanation { refusals: vec!["python[12]: io_uring".to_owned()], ..told() };
         assert_eq!(second(&cannot), "it cannot sleep: python[12]: io_uring");
         assert_eq!(second(&none), "nothing keeps it awake; it sleeps in 20 s");
@@ -181,8 +212,10 @@ last sleeps
         assert_eq!(second(&dozing), "it has been so for 2 min");
         let timer = Explanation { wakes_at: Some(at("2026-01-02T00:00:07Z")), ..dozing };
         assert_eq!(second(&timer), "a timer wakes it in 7 s");
+        assert_eq!(explanation(&timer, false, None, now).matches("in 7 s").count(), 1);
         let sources = ["udp 53 (descriptor 4 of process 9)", "tcp 53 (descriptor 5 of process 9)", "udp 53 (x)"];
         let packets = Explanation { wake_sources: sources.map(str::to_owned).to_vec(), ..timer };
         assert_eq!(second(&packets), "it wakes on tcp 53, udp 53");
+        assert!(explanation(&packets, false, None, now).contains("timer wakes it  in 7 s\n"));
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use serde::Serialize;
 use torpor_engine::{Contents, ImageFile, MemoryDifference};
-use torpor_image::tree::{Backing, End, Executable, Life, Tree};
+use torpor_image::tree::{Backing, End, Executable, LiveProcess, Tree};
 use torpor_image::{Content, Kind, PAGE, Region};
 
 use super::descriptors::{open_file, shared_memory, text};
@@ -185,7 +185,7 @@ fn zombie(name: String) -> ProcessView {
     }
 }
 
-fn alive(tree: &Tree, life: &Life) -> ProcessView {
+fn alive(tree: &Tree, life: &LiveProcess) -> ProcessView {
     let areas = &life.space.areas;
     let (stored_bytes, zero_bytes) = stored(areas.iter().flat_map(|area| &area.pages));
     let is_shared = |backing: &Backing| {

@@ -5,56 +5,24 @@ mod doctor;
 mod explain;
 mod image;
 mod ps;
+mod table;
 mod tables;
 mod units;
 
-use torpor_api::error::is_deceptive;
+use torpor_api::error::{is_deceptive, without_numbers};
 
 pub(crate) use doctor::checks;
 pub(crate) use explain::explanation;
 pub(crate) use image::{ImageDifference, ImageView, VerifiedView, difference, inspected, verified};
 pub(crate) use ps::{Column, ps};
+use table::{Cells, Narrow, table, table_within};
 pub(crate) use tables::{app_images, detail, event, images, log_line, slept_line, stats, status_line};
 
-/// One row of cells.
-pub(crate) type Cells = Vec<String>;
-
-/// A table with two spaces between its columns; columns whose head begins with `>` are flush right.
-pub(crate) fn table(head: &[&str], rows: &[Cells]) -> String {
-    let names: Vec<&str> = head.iter().map(|name| name.trim_start_matches('>')).collect();
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
-        cells.chain([names[column].len()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..head.len()).map(width).collect();
-    let mut text = String::new();
-    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
-        let mut line = String::new();
-        for (column, cell) in cells.enumerate() {
-            let pad = " ".repeat(widths[column].saturating_sub(cell.chars().count()));
-            if column > 0 {
-                line.push_str("  ");
-            }
-            let right = head[column].starts_with('>');
-            let (before, after) = if right { (pad.as_str(), "") } else { ("", pad.as_str()) };
-            line.push_str(before);
-            line.push_str(cell);
-            line.push_str(after);
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    };
-    line(&mut names.iter().copied());
-    for row in rows {
-        line(&mut row.iter().take(head.len()).map(String::as_str));
-    }
-    text
-}
-
-/// Text from outside, with control characters, and those that change how others are read, made harmless for a terminal.
+/// Text from outside, with control characters, and those that change how others are read, made harmless for a terminal. Errors of
+/// the system are told without their numbers.
 pub(crate) fn safe(text: &str) -> String {
     let harmful = |c: char| (c.is_control() && c != '\t') || is_deceptive(c);
-    text.chars().map(|c| if harmful(c) { '\u{fffd}' } else { c }).collect()
+    without_numbers(text).chars().map(|c| if harmful(c) { '\u{fffd}' } else { c }).collect()
 }
 
 /// A list in a cell; `-` where it is empty.

@@ -1,7 +1,8 @@
-//! `torpor ps`: one line for each app, at most [`WIDTH`] columns wide unless the user chooses the columns.
+//! `torpor ps`: one line for each app, at most [`WIDTH`] columns wide unless the user chooses the columns, at a terminal also no wider
+//! than that.
 //!
 //! Names are never cut, because people and scripts copy them. Where a line would be too wide, the longest ports lose
-//! their end, then the remarks on states.
+//! their end, then the remarks on states. At a terminal, columns are left out before the rest of a cell says nothing.
 
 use clap::ValueEnum;
 use jiff::Timestamp;
@@ -9,14 +10,24 @@ use torpor_api::view::{AppStatus, DiskUse, State};
 
 use super::tables::{disk, state};
 use super::units::{since, size};
-use super::{Cells, list, safe, table};
+use super::{Cells, Narrow, list, safe, table, table_within};
 
 /// The widest line without a choice of columns, in characters.
 const WIDTH: usize = 100;
-/// Spaces between two columns.
-const GAP: usize = 2;
-/// The fewest characters to which a cell is cut.
-const CUT: usize = 10;
+/// What makes the lines narrower where no terminal shows them: all columns stay.
+const STEPS: [Narrow; 2] = [Narrow::Cut("PORTS", 10), Narrow::Cut("STATE", 10)];
+/// What makes them narrower at a terminal.
+const STEPS_AT_TERMINAL: [Narrow; 9] = [
+    Narrow::Cut("PORTS", 16),
+    Narrow::Cut("STATE", 24),
+    Narrow::Drop("RESTARTS"),
+    Narrow::Drop("SLEEPS"),
+    Narrow::Cut("PORTS", 10),
+    Narrow::Cut("STATE", 14),
+    Narrow::Drop("MEMORY"),
+    Narrow::Drop("FOR"),
+    Narrow::Drop("PORTS"),
+];
 
 /// One column of `torpor ps`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -95,42 +106,15 @@ fn remark(app: &AppStatus) -> String {
     }
 }
 
-/// `torpor ps`; `columns` are those that the user chose, if any.
-pub(crate) fn ps(apps: &[AppStatus], columns: Option<&[Column]>, now: Timestamp) -> String {
+/// `torpor ps`; `columns` are those that the user chose, if any, and `terminal` is the width of the terminal, if there is one.
+pub(crate) fn ps(apps: &[AppStatus], columns: Option<&[Column]>, terminal: Option<usize>, now: Timestamp) -> String {
     let shown = columns.unwrap_or(&DEFAULT);
-    let mut rows: Vec<Cells> =
-        apps.iter().map(|app| shown.iter().map(|column| column.cell(app, now)).collect()).collect();
+    let rows: Vec<Cells> = apps.iter().map(|app| shown.iter().map(|column| column.cell(app, now)).collect()).collect();
     let heads: Vec<&str> = shown.iter().map(|column| column.head()).collect();
-    if columns.is_none() {
-        for column in [Column::Ports, Column::State] {
-            if let Some(at) = shown.iter().position(|other| *other == column) {
-                let excess = width(&heads, &rows).saturating_sub(WIDTH);
-                shorten(&mut rows, at, excess);
-            }
-        }
-    }
-    table(&heads, &rows)
-}
-
-fn column_width(rows: &[Cells], column: usize) -> usize {
-    rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
-}
-
-fn width(heads: &[&str], rows: &[Cells]) -> usize {
-    let columns = heads.iter().enumerate().map(|(column, head)| {
-        let head = head.trim_start_matches('>').chars().count();
-        column_width(rows, column).max(head) + GAP
-    });
-    columns.sum::<usize>().saturating_sub(GAP)
-}
-
-/// Makes a column `excess` characters narrower, as far as [`CUT`] allows.
-fn shorten(rows: &mut [Cells], column: usize, excess: usize) {
-    let most = column_width(rows, column).saturating_sub(excess).max(CUT);
-    for row in rows {
-        if row[column].chars().count() > most {
-            row[column] = row[column].chars().take(most - 1).chain(['…']).collect();
-        }
+    match (columns, terminal) {
+        (Some(_), _) => table(&heads, &rows),
+        (None, None) => table_within(Some(WIDTH), &heads, &rows, &STEPS),
+        (None, Some(columns)) => table_within(Some(columns.min(WIDTH)), &heads, &rows, &STEPS_AT_TERMINAL),
     }
 }
 
@@ -156,7 +140,7 @@ mod tests {
     fn an_app_above_its_disk_limit_is_marked() {
         let mut over = status("full", State::Running);
         over.disk = Some(DiskUse { bytes: Some(2), limit_bytes: 1, by: DiskBy::Accounting });
-        assert!(ps(&[over], None, now()).contains("running (over its disk limit)"));
+        assert!(ps(&[over], None, None, now()).contains("running (over its disk limit)"));
     }
 
     #[test]
@@ -169,7 +153,7 @@ mod tests {
         ended.stop_reason = Some("exited with status 7".to_owned());
         ended.memory_bytes = None;
         ended.ports.clear();
-        let text = ps(&[status("web", State::Dozing), pinned, ended], None, now());
+        let text = ps(&[status("web", State::Dozing), pinned, ended], None, None, now());
         let expected = "\
 NAME      STATE                           FOR   MEMORY  SLEEPS  RESTARTS  PORTS
 web       dozing                           2m  2.4 MiB      12         0  *:8080->80/tcp
@@ -177,7 +161,7 @@ database  running (pinned)                 2m        -      12         0  -
 job       stopped (exited with status 7)   2m        -      12         0  -
 ";
         assert_eq!(text, expected);
-        assert_eq!(ps(&[], None, now()), "NAME  STATE  FOR  MEMORY  SLEEPS  RESTARTS  PORTS\n");
+        assert_eq!(ps(&[], None, None, now()), "NAME  STATE  FOR  MEMORY  SLEEPS  RESTARTS  PORTS\n");
     }
 
     #[test]
@@ -185,12 +169,20 @@ job       stopped (exited with status 7)   2m        -      12         0  -
         let mut many = status("a-name-of-forty-characters-and-not-a-few", State::Stopped);
         many.stop_reason = Some("could not be started: there is no program `/usr/sbin/lighttpd`\nin it".to_owned());
         many.ports = vec!["127.0.0.1:8080->80/tcp".to_owned(), "[::1]:8080->80/tcp".to_owned()];
-        let text = ps(&[many.clone(), status("web", State::Dozing)], None, now());
+        let text = ps(&[many.clone(), status("web", State::Dozing)], None, None, now());
         assert_eq!(text.lines().count(), 3, "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(text.contains(&many.name) && text.contains('…'), "{text}");
+        let narrow = ps(&[many.clone(), status("web", State::Dozing)], None, Some(60), now());
+        assert!(narrow.lines().all(|line| line.chars().count() <= 60), "{narrow}");
+        assert!(
+            narrow.starts_with("NAME") && narrow.contains(&many.name) && narrow.contains("stopped (coul"),
+            "{narrow}"
+        );
+        let few = ps(&[status("web", State::Dozing)], None, Some(50), now());
+        assert_eq!(few.lines().next().unwrap(), "NAME  STATE   FOR   MEMORY  SLEEPS  PORTS");
         // Nothing is cut of what the user chose.
-        let chosen = ps(&[many], Some(&[Column::Ports, Column::Addresses]), now());
+        let chosen = ps(&[many], Some(&[Column::Ports, Column::Addresses]), Some(60), now());
         assert!(chosen.contains("[::1]:8080->80/tcp") && chosen.starts_with("PORTS"), "{chosen}");
     }
 
@@ -201,6 +193,6 @@ job       stopped (exited with status 7)   2m        -      12         0  -
         let exit =
             torpor_api::view::Exit { code: None, signal: Some(15), reason: "ended by signal 15".to_owned(), at: now() };
         app.last_exit = Some(exit);
-        assert!(ps(&[app], None, now()).contains("stopped (by request)"));
+        assert!(ps(&[app], None, None, now()).contains("stopped (by request)"));
     }
 }

@@ -6,8 +6,9 @@ use torpor_api::view::{
 };
 use torpor_api::worker::LogLine;
 
+use super::table::width;
 use super::units::{micros, size, when};
-use super::{Cells, list, safe, table};
+use super::{Cells, Narrow, list, safe, table_within};
 
 /// A state in a word.
 pub(super) fn state(state: State) -> &'static str {
@@ -19,7 +20,7 @@ pub(super) fn state(state: State) -> &'static str {
         State::Dozing => "dozing",
         State::GoingWarm => "going warm",
         State::Warm => "warm",
-        State::Unwakeable => "unwakeable",
+        State::WakeBlocked => "wake-blocked",
         State::Waking => "waking",
         State::Stopping => "stopping",
         State::Restarting => "restarting",
@@ -80,8 +81,28 @@ pub(crate) fn detail(detail: &AppDetail, now: Timestamp) -> Result<String, serde
     Ok(text)
 }
 
-/// `torpor stats`.
-pub(crate) fn stats(stats: &[Stats]) -> String {
+/// What makes the table of `torpor stats` narrower at a terminal.
+const STATS_STEPS: [Narrow; 15] = [
+    Narrow::Drop("ABORTED"),
+    Narrow::Drop("REFUSED"),
+    Narrow::Drop("LINES LOST"),
+    Narrow::Drop("WARM"),
+    Narrow::Drop("TABLES"),
+    Narrow::Drop("KERNEL"),
+    Narrow::Drop("SHARED"),
+    Narrow::Drop("THREADS"),
+    Narrow::Drop("PROCS"),
+    Narrow::Drop("PACKETS"),
+    Narrow::Drop("DISK"),
+    Narrow::Drop("IMAGE"),
+    Narrow::Drop("SLEEPS"),
+    Narrow::Drop("WAKES"),
+    Narrow::Drop("CPU"),
+];
+
+/// `torpor stats`. At a `terminal` that is too narrow for the table, columns are left out, or, of a single app, all numbers are below
+/// each other.
+pub(crate) fn stats(stats: &[Stats], terminal: Option<usize>) -> String {
     let rows: Vec<Cells> = stats
         .iter()
         .map(|app| {
@@ -127,7 +148,14 @@ pub(crate) fn stats(stats: &[Stats]) -> String {
         ">WAKES",
         ">LINES LOST",
     ];
-    table(&head, &rows)
+    match (rows.as_slice(), terminal) {
+        ([row], Some(columns)) if width(&head, &rows) > columns => {
+            let line =
+                |(head, cell): (&&str, &String)| format!("{:<12}{cell}\n", head.trim_start_matches('>').to_lowercase());
+            head.iter().zip(row).map(line).collect()
+        }
+        _ => table_within(terminal, &head, &rows, &STATS_STEPS),
+    }
 }
 
 /// What its files take on disk, of what they may: `12.0 MiB of 1.0 GiB`.
@@ -139,7 +167,7 @@ pub(super) fn disk(disk: Option<DiskUse>) -> String {
 }
 
 /// `torpor images`.
-pub(crate) fn images(images: &[StoredImage], now: Timestamp) -> String {
+pub(crate) fn images(images: &[StoredImage], terminal: Option<usize>, now: Timestamp) -> String {
     let rows: Vec<Cells> = images
         .iter()
         .map(|image| {
@@ -154,11 +182,19 @@ pub(crate) fn images(images: &[StoredImage], now: Timestamp) -> String {
             ]
         })
         .collect();
-    table(&["NAME", "DIGEST", ">SIZE", ">LAYERS", "STORED", "USED BY"], &rows)
+    let steps = [
+        Narrow::Cut("USED BY", 16),
+        Narrow::Drop("LAYERS"),
+        Narrow::Drop("DIGEST"),
+        Narrow::Drop("STORED"),
+        Narrow::Cut("USED BY", 7),
+        Narrow::Drop("SIZE"),
+    ];
+    table_within(terminal, &["NAME", "DIGEST", ">SIZE", ">LAYERS", "STORED", "USED BY"], &rows, &steps)
 }
 
 /// `torpor image ls`.
-pub(crate) fn app_images(images: &[AppImage], now: Timestamp) -> String {
+pub(crate) fn app_images(images: &[AppImage], terminal: Option<usize>, now: Timestamp) -> String {
     let rows: Vec<Cells> = images
         .iter()
         .map(|image| {
@@ -183,7 +219,15 @@ pub(crate) fn app_images(images: &[AppImage], now: Timestamp) -> String {
             ]
         })
         .collect();
-    table(&["APP", "LEVEL", ">GENERATION", ">SIZE", "WRITTEN", "STANDING", "PATH"], &rows)
+    let steps = [
+        Narrow::Drop("GENERATION"),
+        Narrow::Drop("PATH"),
+        Narrow::Drop("WRITTEN"),
+        Narrow::Drop("LEVEL"),
+        Narrow::Drop("SIZE"),
+    ];
+    let head = ["APP", "LEVEL", ">GENERATION", ">SIZE", "WRITTEN", "STANDING", "PATH"];
+    table_within(terminal, &head, &rows, &steps)
 }
 
 /// One line of `torpor events`.
@@ -239,7 +283,13 @@ mod tests {
 NAME  STATE   PROCS  THREADS   PRIVATE  SHARED    TABLES  KERNEL    IMAGE  DISK                           CPU  PACKETS  REFUSED  SLEEPS  WARM  ABORTED  WAKES  LINES LOST
 web   dozing      1        2  36.0 KiB     0 B  56.0 KiB       -  1.4 MiB  3.0 MiB of 2.0 MiB (over)  12.3 ms        7        3       3     1        1      2          17
 ";
-        assert_eq!(super::stats(&[stats]), expected);
+        assert_eq!(super::stats(std::slice::from_ref(&stats), None), expected);
+        assert_eq!(super::stats(std::slice::from_ref(&stats), Some(200)), expected);
+        let alone = super::stats(std::slice::from_ref(&stats), Some(60));
+        assert!(alone.starts_with("name        web\nstate       dozing\n") && alone.lines().count() == 18, "{alone}");
+        let two = super::stats(&[stats.clone(), stats], Some(60));
+        assert!(two.lines().all(|line| line.chars().count() <= 60), "{two}");
+        assert!(two.starts_with("NAME  STATE    PRIVATE"), "{two}");
     }
 
     #[test]
@@ -256,7 +306,9 @@ web   dozing      1        2  36.0 KiB     0 B  56.0 KiB       -  1.4 MiB  3.0 M
 NAME    DIGEST             SIZE  LAYERS  STORED  USED BY
 debian  0123456789ab  120.0 MiB       1  1d ago  db, web
 ";
-        assert_eq!(images(&[image], now()), expected);
+        assert_eq!(images(std::slice::from_ref(&image), None, now()), expected);
+        let narrow = images(&[image], Some(40), now());
+        assert!(narrow.lines().all(|line| line.chars().count() <= 40) && narrow.contains("db, web"), "{narrow}");
         let happened = Event {
             seq: 9,
             at: now(),

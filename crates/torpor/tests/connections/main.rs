@@ -130,7 +130,7 @@ fn a_peer_outside_waits_for_the_restore() {
 
 /// Steps of a checkpoint, in order; from `ending` on its processes end.
 const STEPS: [&str; 9] =
-    ["prepared", "stopped", "copied", "synced", "committed", "kept", "ending", "ended", "released"];
+    ["prepared", "stopped", "copied", "synced", "committed", "files-parked", "ending", "ended", "released"];
 
 /// A checkpoint that fails or is killed at each step: either the program runs on with its connection, or the image has both.
 /// A table that is left then has been named, and keeps nobody away who is there.
@@ -166,11 +166,11 @@ fn interrupted(how: &str) {
             assert!(restored.status.success(), "{step}: {}", said(&restored));
         } else {
             assert_eq!(server.child.try_wait().unwrap(), None, "{step}");
-            assert_eq!(is_kept, (step, how) == ("kept", "kill"), "{step}: {told}");
+            assert_eq!(is_kept, (step, how) == ("files-parked", "kill"), "{step}: {told}");
         }
         assert_eq!(answer(&mut answers), (nonce.clone(), format!("count={}", n + 2)), "{step}");
         let Some(table) = kept else { continue };
-        if step == "kept" && is_kept {
+        if step == "files-parked" && is_kept {
             let image = folder.path().join("next");
             let next = torpor(&[
                 "checkpoint",

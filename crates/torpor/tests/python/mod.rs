@@ -1,18 +1,18 @@
-//! Programs in Python, given inline: a small tarball over the stored image `python`.
+//! A daemon whose apps run programs in Python: those of `crates/testkit/programs`, in a tarball over the stored image `python`.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part; a test may panic")]
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use tempfile::TempDir;
 use torpor_testkit::daemon::Daemon;
+use torpor_testkit::programs;
+pub(crate) use torpor_testkit::wait::PATIENCE;
 use torpor_testkit::wait::eventually_ok;
 use torpor_testkit::zoo::{Program, Zoo};
 
-/// How long anything may take that ought to take a moment.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+const PYTHON: &str = "/usr/bin/python3";
 
 /// A program of the zoo.
 pub(crate) fn program(name: &str) -> Program {
@@ -66,33 +66,35 @@ impl Place {
         path
     }
 
-    /// A tarball with the script as `/srv/app.py`.
-    pub(crate) fn script(&self, name: &str, script: &str) -> PathBuf {
-        let path = self.path(&format!("{name}.tar"));
-        let mut tar = tar::Builder::new(std::fs::File::create(&path).unwrap());
-        append(&mut tar, "srv/app.py", script.as_bytes());
-        tar.finish().unwrap();
-        path
+    /// The command, in an app, of a Python program: the name of its file and its arguments, or options of Python itself.
+    pub(crate) fn program_line(&self, program: &str) -> Vec<String> {
+        let path = if program.starts_with('-') { String::new() } else { format!("{}/", programs::IN_APP) };
+        let line = format!("{PYTHON} -u {path}{program}");
+        line.split(' ').map(str::to_owned).collect()
     }
 
-    /// `torpor run` of a script, with more arguments before the command; what it said.
-    pub(crate) fn try_run(&self, name: &str, script: &str, args: &[&str]) -> Output {
-        let tarball = self.script(name, script);
-        let mut line = vec!["run", "--name", name, "--base", "python"];
-        line.extend(args);
-        line.extend([tarball.to_str().unwrap(), "--", "/usr/bin/python3", "-u", "/srv/app.py"]);
-        self.daemon.cli(&line).unwrap()
+    /// `torpor run` of a program, with more options.
+    pub(crate) fn run_line(&self, name: &str, program: &str, options: &[&str]) -> Vec<String> {
+        let tarball = programs::tarball().unwrap();
+        let before =
+            [&["run", "--name", name, "--base", "python"], options, &[tarball.to_str().unwrap(), "--"]].concat();
+        before.into_iter().map(str::to_owned).chain(self.program_line(program)).collect()
+    }
+
+    /// Runs a program as an app (`program` as in [`Place::program_line`]); what came of it.
+    pub(crate) fn try_run(&self, name: &str, program: &str, options: &[&str]) -> Output {
+        self.daemon.cli(&self.run_line(name, program, options)).unwrap()
     }
 
     /// As [`Place::try_run`], which must succeed.
-    pub(crate) fn run(&self, name: &str, script: &str, args: &[&str]) {
-        let output = self.try_run(name, script, args);
+    pub(crate) fn run(&self, name: &str, program: &str, options: &[&str]) {
+        let output = self.try_run(name, program, options);
         assert!(output.status.success(), "{name}: {}", said(&output));
     }
 
-    /// As [`Place::try_run`], for a script that fails: `torpor run` does, too, where that is soon enough.
-    pub(crate) fn run_to_its_end(&self, name: &str, script: &str, args: &[&str]) {
-        let output = self.try_run(name, script, args);
+    /// As [`Place::try_run`], for a program that fails: `torpor run` fails, too, if it ends soon enough.
+    pub(crate) fn run_to_its_end(&self, name: &str, program: &str, options: &[&str]) {
+        let output = self.try_run(name, program, options);
         let ended = String::from_utf8_lossy(&output.stderr).contains(&format!("{name} has ended: "));
         assert!(output.status.success() || ended, "{name}: {}", said(&output));
     }

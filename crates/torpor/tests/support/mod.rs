@@ -8,11 +8,9 @@ use std::time::{Duration, Instant};
 use torpor_testkit::client::Session;
 use torpor_testkit::daemon::Daemon;
 use torpor_testkit::native::{self, LineSession};
+pub(crate) use torpor_testkit::wait::PATIENCE;
 use torpor_testkit::wait::eventually_ok;
 use torpor_testkit::zoo::{Program, Zoo};
-
-/// How long anything may take that ought to take a moment.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The long version is asked for.
 pub(crate) fn all() -> bool {

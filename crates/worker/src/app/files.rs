@@ -15,6 +15,17 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use crate::journal::Owner;
+
+/// Ends of the names of images, behind the generation and a dot.
+const IMAGE: &str = "image";
+const PART: &str = "image.part";
+const WOKEN: &str = "image.woken";
+/// One that is kept for inspection.
+const ASIDE: &str = "damaged";
+/// Generations beyond this are nobody's.
+const HIGHEST: u64 = 1 << 62;
+
 /// Paths of one app.
 #[derive(Clone, Debug)]
 pub(crate) struct AppFiles {
@@ -62,6 +73,9 @@ impl AppFiles {
     /// Gives an image its name back that a wake has put aside and that did not come to its end.
     pub(crate) fn take_back(&self, generation: u64) -> io::Result<()> {
         let image = self.image(generation);
+        if image.exists() {
+            return Ok(());
+        }
         match fs::rename(torpor_engine::woken(&image), &image) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
@@ -73,17 +87,27 @@ impl AppFiles {
         fs::File::open(&self.data)?.sync_all()
     }
 
-    /// Generations of the images that lie here, and leftovers of unfinished ones.
-    fn images(&self) -> io::Result<Vec<(PathBuf, Option<u64>)>> {
+    /// Names here that begin with a number: the path, the number, and the rest of the name behind the dot.
+    fn numbered_names(&self) -> io::Result<Vec<(PathBuf, u64, String)>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.data)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if let Some(generation) = name.strip_suffix(".image") {
-                let generation = generation.parse().ok();
-                found.push((path, generation));
-            } else if name.ends_with(".image.part") || name.ends_with(".image.woken") {
-                found.push((path, None));
+            let split = name.split_once('.').and_then(|(number, kind)| Some((number.parse().ok()?, kind.to_owned())));
+            found.extend(split.map(|(number, kind)| (path, number, kind)));
+        }
+        Ok(found)
+    }
+
+    /// Those of regular files; a directory, say, is nothing of ours.
+    fn numbered(&self) -> io::Result<Vec<(PathBuf, u64, String)>> {
+        let mut found = Vec::new();
+        for named in self.numbered_names()? {
+            match fs::metadata(&named.0) {
+                Ok(file) if file.is_file() => found.push(named),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(found)
@@ -91,72 +115,95 @@ impl AppFiles {
 
     /// Images that a wake may be made from, and those that were set aside (`true`), by generation.
     pub(crate) fn listed_images(&self) -> io::Result<Vec<(PathBuf, u64, bool)>> {
-        let mut found = Vec::new();
-        for entry in fs::read_dir(&self.data)? {
-            let path = entry?.path();
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            let split = name.split_once('.').and_then(|(number, kind)| Some((number.parse().ok()?, kind)));
-            match split {
-                Some((generation, "image")) => found.push((path, generation, false)),
-                Some((generation, "damaged")) => found.push((path, generation, true)),
-                _ => {}
-            }
-        }
+        let listed = self.numbered()?.into_iter().filter_map(|(path, generation, kind)| match kind.as_str() {
+            IMAGE => Some((path, generation, false)),
+            ASIDE => Some((path, generation, true)),
+            _ => None,
+        });
+        let mut found: Vec<_> = listed.collect();
         found.sort_by_key(|(_, generation, _)| *generation);
         Ok(found)
     }
 
-    /// The image with the highest generation; also one that a wake has set aside.
-    pub(crate) fn newest(&self) -> io::Result<Option<NewestImage>> {
-        let mut found: Vec<NewestImage> = Vec::new();
-        for (path, generation) in self.images()? {
-            let woken = path.to_string_lossy().strip_suffix(".woken").map(PathBuf::from);
-            let generation_of = |path: &Path| path.file_stem()?.to_str()?.parse::<u64>().ok();
-            match (generation, woken) {
-                (Some(generation), _) => found.push(NewestImage { path, generation, woken: false }),
-                (None, Some(image)) => {
-                    found.extend(generation_of(&image).map(|generation| NewestImage { path, generation, woken: true }))
-                }
-                (None, None) => {}
-            }
-        }
-        Ok(found.into_iter().max_by_key(|image| image.generation))
+    /// The image with the highest generation; also one that a wake has set aside. Not one of another app, of another sleep than its
+    /// name says, or for a dozing app of an earlier boot. One whose header cannot be read may be the app's, and counts.
+    pub(crate) fn newest(&self, owner: Owner) -> io::Result<Option<NewestImage>> {
+        let images = self.numbered()?.into_iter().filter(|(_, _, kind)| kind == IMAGE || kind == WOKEN);
+        let mut images: Vec<_> = images.collect();
+        images.sort_by_key(|(_, generation, kind)| std::cmp::Reverse((*generation, kind == IMAGE)));
+        let found = images.into_iter().find(|(path, generation, _)| {
+            whose(path, owner).is_none_or(|whose| whose.app && whose.usable && whose.generation == *generation)
+        });
+        Ok(found.map(|(path, generation, kind)| NewestImage { path, generation, woken: kind == WOKEN }))
     }
 
     /// The image with the highest generation, if no wake from it has begun.
-    pub(crate) fn newest_image(&self) -> io::Result<Option<(PathBuf, u64)>> {
+    pub(crate) fn newest_image(&self, owner: Owner) -> io::Result<Option<(PathBuf, u64)>> {
         // After such a wake the app has run on.
-        let newest = self.newest()?.filter(|image| !image.woken);
+        let newest = self.newest(owner)?.filter(|image| !image.woken);
         Ok(newest.map(|image| (image.path, image.generation)))
     }
 
-    /// Keeps the newest image for inspection, so that it is never used; gives its new name.
-    pub(crate) fn set_newest_aside(&self) -> io::Result<Option<PathBuf>> {
-        let Some((path, _)) = self.newest_image()? else { return Ok(None) };
-        let aside = path.with_extension("damaged");
-        fs::rename(path, &aside)?;
-        Ok(Some(aside))
+    /// Whether the last sleep of a frozen app had begun and not been committed, so that its memory is complete.
+    pub(crate) fn sleep_begun(&self) -> io::Result<bool> {
+        let mut parts = self.numbered()?.into_iter().filter(|(_, _, kind)| kind == PART);
+        Ok(parts.any(|(path, ..)| torpor_engine::is_begun_sleep(&path)))
     }
 
-    /// Removes every image but that of `keep`, and says which generation comes next.
-    pub(crate) fn clean_images(&self, keep: Option<u64>) -> io::Result<u64> {
-        let number = |path: &Path| path.file_name()?.to_str()?.split_once('.')?.0.parse::<u64>().ok();
-        let mut next = 1;
-        for entry in fs::read_dir(&self.data)? {
-            // Those that were set aside, too: what is kept for inspection is never written over.
-            next = next.max(number(&entry?.path()).map_or(0, |generation| generation.saturating_add(1)));
+    /// Keeps all images for inspection, so that they are never used; gives their new names. What can never be used, the image of a
+    /// dozing app from an earlier boot, is removed.
+    pub(crate) fn set_aside(&self, owner: Owner) -> io::Result<Vec<PathBuf>> {
+        let mut kept = Vec::new();
+        for (path, generation, kind) in self.numbered()? {
+            match kind.as_str() {
+                PART => fs::remove_file(path)?,
+                IMAGE | WOKEN if whose(&path, owner).is_some_and(|whose| whose.app && !whose.usable) => {
+                    fs::remove_file(path)?;
+                }
+                IMAGE | WOKEN => kept.push(self.rename_aside(&path, generation)?),
+                _ => {}
+            }
         }
-        for (path, generation) in self.images()? {
-            if generation.is_none() || generation != keep {
-                fs::remove_file(path)?;
+        Ok(kept)
+    }
+
+    /// What is kept for inspection is never written over.
+    fn rename_aside(&self, path: &Path, generation: u64) -> io::Result<PathBuf> {
+        let names = (generation.min(HIGHEST)..).map(|number| self.data.join(format!("{number}.{ASIDE}")));
+        let aside = names.into_iter().find(|name| !name.exists()).ok_or(io::ErrorKind::AlreadyExists)?;
+        fs::rename(path, &aside)?;
+        Ok(aside)
+    }
+
+    /// Removes every image but that of `keep`, and says which generation comes next. Images that are not the app's, or that nobody can
+    /// read, are kept for inspection.
+    pub(crate) fn clean_images(&self, keep: Option<u64>, owner: Owner) -> io::Result<u64> {
+        // No name is used again, whatever has it.
+        let names = self.numbered_names()?;
+        let next = names.iter().map(|(_, number, _)| (*number).min(HIGHEST) + 1).max().unwrap_or(1);
+        for (path, generation, kind) in self.numbered()? {
+            match kind.as_str() {
+                IMAGE if keep == Some(generation) => {}
+                IMAGE | WOKEN if whose(&path, owner).is_none_or(|whose| !whose.app) => {
+                    let aside = self.rename_aside(&path, generation)?;
+                    tracing::warn!(kept = %aside.display(), "an image that is not the app's is set aside");
+                }
+                IMAGE | WOKEN | PART => fs::remove_file(path)?,
+                _ => {}
             }
         }
         Ok(next)
     }
 
-    /// Removes everything of the app.
+    /// Removes everything of the app. Where somebody has put a symbolic link in the place of a directory, only the link goes.
     pub(crate) fn remove(&self) -> io::Result<()> {
         for folder in [&self.run, &self.data] {
+            if folder.is_symlink() {
+                let target = fs::read_link(folder)?;
+                tracing::warn!(target = %target.display(), "the app's directory was a link; what it led to is left there");
+                fs::remove_file(folder)?;
+                continue;
+            }
             match torpor_rootfs::remove_tree(folder) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -164,6 +211,23 @@ impl AppFiles {
         }
         Ok(())
     }
+}
+
+/// What the header of an image says of an owner.
+struct Whose {
+    /// It is this app's.
+    app: bool,
+    generation: u64,
+    /// It can still be used: a dozing app's fits only processes of its own boot.
+    usable: bool,
+}
+
+/// Whose image it is; none where that cannot be read.
+fn whose(path: &Path, owner: Owner) -> Option<Whose> {
+    let image = torpor_engine::ImageFile::open(path).ok()?;
+    let header = image.header();
+    let usable = image.is_complete() || header.boot == owner.boot;
+    Some(Whose { app: header.app == owner.app, generation: header.generation, usable })
 }
 
 /// The image of an app with the highest generation.
@@ -191,19 +255,80 @@ mod tests {
         assert_eq!(found, [(files.data.join("9.damaged"), 9, true), (files.image(10), 10, false)]);
     }
 
+    const OWNER: Owner = Owner { app: 255, boot: [3, 4] };
+
+    /// An image of `app`, as far as its header goes.
+    fn image(files: &AppFiles, name: &str, app: u64, generation: u64, complete: bool, boot: [u64; 2]) -> PathBuf {
+        let kind = if complete { torpor_image::Kind::Complete } else { torpor_image::Kind::Dozing };
+        let header = torpor_image::Header { app, generation, kind, boot, ..torpor_image::Header::default() };
+        let path = files.data.join(name);
+        fs::write(&path, header.encode()).unwrap();
+        assert!(whose(&path, OWNER).is_some(), "the header is sound");
+        path
+    }
+
+    fn names(files: &AppFiles) -> Vec<String> {
+        let entries = fs::read_dir(&files.data).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = entries.collect();
+        names.sort_unstable();
+        names
+    }
+
     #[test]
-    fn only_the_image_in_use_stays() {
+    fn only_the_image_in_use_stays_and_what_is_not_the_apps_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let files = AppFiles::new(folder.path(), &folder.path().join("run"), "00ff");
         files.create().unwrap();
-        assert_eq!(files.clean_images(None).unwrap(), 1);
-        for name in ["3.image", "4.image", "5.image.part", "7.image.woken", "8.damaged", "log"] {
+        assert_eq!(files.clean_images(None, OWNER).unwrap(), 1);
+        for (name, generation) in [("3.image", 3), ("4.image", 4), ("7.image.woken", 7)] {
+            image(&files, name, 255, generation, true, [0; 2]);
+        }
+        image(&files, "2.image", 255, 2, false, OWNER.boot);
+        image(&files, "6.image", 254, 6, true, [0; 2]);
+        for name in ["5.image.part", "8.damaged", "8.image", "log", "18446744073709551615.image"] {
             fs::write(files.data.join(name), "x").unwrap();
         }
-        assert_eq!(files.clean_images(Some(3)).unwrap(), 9);
-        assert!(files.image(3).exists() && files.data.join("log").exists());
-        assert_eq!(fs::read_dir(&files.data).unwrap().count(), 3);
+        fs::create_dir(files.data.join("9.image")).unwrap();
+        assert_eq!(files.clean_images(Some(3), OWNER).unwrap(), HIGHEST + 1);
+        let kept = format!("{HIGHEST}.damaged");
+        assert_eq!(names(&files), ["3.image", &kept, "6.damaged", "8.damaged", "9.damaged", "9.image", "log"]);
         files.remove().unwrap();
         files.remove().unwrap();
+    }
+
+    #[test]
+    fn images_are_set_aside_unless_they_can_never_be_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = AppFiles::new(folder.path(), &folder.path().join("run"), "00ff");
+        files.create().unwrap();
+        image(&files, "1.image", 255, 1, false, [9, 9]);
+        image(&files, "2.image", 255, 2, false, OWNER.boot);
+        image(&files, "3.image.woken", 255, 3, true, [9, 9]);
+        fs::write(files.data.join("4.image"), "x").unwrap();
+        fs::write(files.data.join("5.image.part"), "x").unwrap();
+        assert_eq!(files.set_aside(OWNER).unwrap().len(), 3);
+        assert_eq!(names(&files), ["2.damaged", "3.damaged", "4.damaged"]);
+        assert!(files.set_aside(OWNER).unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_newest_image_is_the_apps_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = AppFiles::new(folder.path(), &folder.path().join("run"), "00ff");
+        files.create().unwrap();
+        fs::create_dir(files.data.join("9.image")).unwrap();
+        assert_eq!(files.newest(OWNER).unwrap(), None);
+        let path = image(&files, "1.image", 255, 1, false, OWNER.boot);
+        image(&files, "2.image", 255, 2, false, [9, 9]);
+        image(&files, "3.image", 254, 3, true, OWNER.boot);
+        image(&files, "4.image", 255, 1, false, OWNER.boot);
+        let newest = Some(NewestImage { path, generation: 1, woken: false });
+        assert_eq!(files.newest(OWNER).unwrap(), newest);
+        let path = image(&files, "5.image.woken", 255, 5, true, [9, 9]);
+        assert_eq!(files.newest(OWNER).unwrap(), Some(NewestImage { path, generation: 5, woken: true }));
+        assert_eq!(files.newest_image(OWNER).unwrap(), None);
+        let path = files.data.join("6.image");
+        fs::write(&path, "x").unwrap();
+        assert_eq!(files.newest_image(OWNER).unwrap(), Some((path, 6)), "it may be the app's");
     }
 }

@@ -11,38 +11,26 @@
 //! Nothing else touches an app. Long operations (starting, capturing, large wakes) run on threads of their own and come back
 //! as [`Outcome`]s; the machine sees to it that there is only one at a time.
 
-mod deepen;
+mod abort_on_panic;
+mod accounting;
+mod adoption;
+mod deadlines;
 mod files;
-mod freezer;
 mod history;
-mod images;
-mod inferred;
-mod killing;
-mod known;
-mod labels;
-mod measure;
-mod moving;
-mod operate;
+mod history_file;
 mod operation;
-mod overdue;
-mod panics;
-mod parking;
-mod past;
-mod revive;
-mod sleeping;
-mod start;
-mod stored;
-mod takeover;
+mod process_tree;
 mod task;
-mod turn;
-mod turned_away;
+mod transfer;
 mod view;
+mod wake_queue;
 
 pub(crate) use files::AppFiles;
-pub(crate) use moving::Exportable;
-pub(crate) use operate::app_number;
-pub(crate) use stored::is_stored;
+pub(crate) use process_tree::boot_image::{adopts_boot_image, has_boot_image};
+pub(crate) use process_tree::operate::app_number;
+pub(crate) use process_tree::parked::prefix as parked_prefix;
 pub(crate) use task::{AppHandle, Order, spawn};
+pub(crate) use transfer::Exportable;
 pub(crate) use view::{explanation_of_unanswered, not_answering, stats_of_unanswered, status_of_unanswered};
 
 use std::sync::Arc;
@@ -53,21 +41,21 @@ use torpor_lifecycle as lifecycle;
 /// Result of a long operation.
 pub(crate) enum Outcome {
     /// The sandbox stands and the program runs, or why not.
-    Spawned(Arc<operation::Operation>, Box<Result<start::Started, start::StartError>>),
+    Spawned(Arc<operation::Operation>, Box<Result<process_tree::start::Started, process_tree::start::StartError>>),
     /// Falling asleep has ended.
     Slept(Arc<operation::Operation>, Box<Attempt>),
     /// Going warm has ended.
-    Deepened(Arc<operation::Operation>, Box<deepen::Went>),
+    Hibernated(Arc<operation::Operation>, Box<process_tree::hibernate::Hibernated>),
     /// Killing this sandbox has ended; what holds it, where it has not.
     Killed(Arc<torpor_sandbox::Sandbox>, Option<lifecycle::Text>),
     /// Building its processes has ended.
-    Revived(Box<revive::Built>),
+    Resumed(Box<process_tree::resume::Resumed>),
     /// What the machine is told directly.
     Event(lifecycle::Event),
 }
 
 /// Reads a text as each kind of text is read: for fuzzing.
 pub(crate) fn read_texts(text: &str) {
-    measure::parse(text);
-    labels::parse(text);
+    process_tree::usage::parse(text);
+    process_tree::wake_labels::parse(text);
 }

@@ -7,7 +7,7 @@
 //!                             └──▶ it reaches none within the grace: held up
 //! ```
 //! Whether it is cancelled or committed is decided once, under a lock: a thread that comes back from a call after an hour finds that
-//! it may not commit, and undoes what it has made. Until then nothing else is begun for its app (see `app::overdue`).
+//! it may not commit, and undoes what it has made. Until then nothing else is begun for its app (see `app::deadlines`).
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,7 @@ pub(crate) enum Kind {
     /// Memory goes into an image.
     Sleep,
     /// Processes go into an image.
-    GoWarm,
+    Hibernate,
     /// Processes are built from an image.
     Wake,
     /// Memory is brought back from an image; never given up.
@@ -38,7 +38,7 @@ impl Kind {
         match self {
             Self::Start => "starting it",
             Self::Sleep => "putting it to sleep",
-            Self::GoWarm => "taking it to warm",
+            Self::Hibernate => "taking it to warm",
             Self::Wake | Self::Refill => "waking it",
         }
     }
@@ -48,7 +48,7 @@ impl Kind {
         match self {
             Self::Start | Self::Refill => false,
             Self::Sleep => matches!(phase, Phase::Dropping { .. }),
-            Self::GoWarm => matches!(phase, Phase::Ending { .. }),
+            Self::Hibernate => matches!(phase, Phase::Ending { .. }),
             Self::Wake => matches!(phase, Phase::Awake),
         }
     }

@@ -11,27 +11,28 @@ use tokio::sync::{mpsc, oneshot, watch};
 use torpor_api::ApiError;
 use torpor_api::view::{AppImage, AppStatus, Explanation, Stats};
 use torpor_api::worker::AppRecord;
-use torpor_engine::{Abort, Memories};
+use torpor_engine::{Abort, WaitHistory};
 use torpor_lifecycle::{Action, App, Event, Exit, Millis, Note, Phase, Refusal, Request, StopReason, Ticket};
 use torpor_sandbox::Sandbox;
 
+use super::abort_on_panic::AbortOnPanic;
+use super::accounting::Accounting;
+use super::adoption::AdoptionRetry;
+use super::deadlines::CurrentOperation;
 use super::history::History;
-use super::killing::Killing;
-use super::known::Known;
-use super::moving::Exportable;
-use super::overdue::Underway;
-use super::panics::Unfinished;
-use super::past::Past;
-use super::revive::Reviving;
-use super::sleeping::Sleeping;
-use super::start::Fault;
-use super::stored::Unhoused;
-use super::turn::QueuedWake;
-use super::turned_away::TurnedAway;
-use super::{AppFiles, Outcome};
+use super::history_file::HistoryFile;
+use super::process_tree::boot_image::SandboxRetry;
+use super::process_tree::connection_resets::ConnectionResets;
+use super::process_tree::kill::KillAttempts;
+use super::process_tree::resume::Resuming;
+use super::process_tree::sleep_state::SleepState;
+use super::process_tree::start::Fault;
+use super::transfer::Exportable;
+use super::wake_queue::QueuedWake;
+use super::{AppFiles, Outcome, app_number};
 use crate::cached::CachedImage;
 use crate::clock;
-use crate::journal::PhaseFile;
+use crate::journal::{Owner, PhaseFile};
 use crate::logs::{Log, Reading};
 use crate::shared::Shared;
 use crate::wakes::Permit;
@@ -65,13 +66,13 @@ pub(crate) enum Order {
     /// Its image, to be exported; `None` where it is not warm.
     Export(oneshot::Sender<io::Result<Option<Exportable>>>),
     /// Become warm from the image that an import has put there, or say why not.
-    TakeUp(oneshot::Sender<Result<(), String>>),
+    AdoptImport(oneshot::Sender<Result<(), String>>),
     /// The sandbox, to run a command in; `None` when it has none.
     Sandbox(oneshot::Sender<Option<Arc<Sandbox>>>),
     /// Remove the sandbox of a warm app and leave its image to the next daemon, or say why not. Nothing else follows.
     PutAway(oneshot::Sender<Result<(), String>>),
     /// Go warm if it can, for memory is short. The sender is dropped when that has come to its end, or is not to be.
-    Deepen(oneshot::Sender<()>),
+    Hibernate(oneshot::Sender<()>),
     /// End the task; the app is stopped.
     End(oneshot::Sender<()>),
 }
@@ -115,7 +116,7 @@ pub(crate) struct Task {
     pub(crate) sandbox: Option<Arc<Sandbox>>,
     /// Readable when the sandbox's init has ended.
     pub(crate) init: Option<AsyncFd<OwnedFd>>,
-    pub(crate) asleep: Option<Sleeping>,
+    pub(crate) asleep: Option<SleepState>,
     /// When its image was written.
     pub(crate) asleep_since: std::time::SystemTime,
     /// Its image, as one that may lie in the page cache; set while it dozes.
@@ -128,14 +129,18 @@ pub(crate) struct Task {
     pub(crate) deferred: Vec<crate::probes::Deferred>,
     pub(crate) abort: Option<Abort>,
     /// Its operation, and when it should have ended.
-    pub(super) underway: Underway,
+    pub(super) operation: CurrentOperation,
     /// What has come of killing its sandbox.
-    pub(super) killing: Killing,
+    pub(super) kill_attempts: KillAttempts,
+    /// Its image waits for the next daemon: nothing happens to it any more.
+    pub(super) put_away: bool,
     /// What is being woken from warm.
-    pub(super) reviving: Option<Reviving>,
+    pub(super) resuming: Option<Resuming>,
     /// Set while it is warm without a sandbox; `sandbox`, `init` and `asleep` are none then.
-    pub(super) unhoused: Option<Unhoused>,
-    pub(crate) memories: Memories,
+    pub(super) sandbox_retry: Option<SandboxRetry>,
+    /// Set while it cannot be adopted; nothing of it is held then, and the machine has heard of nothing.
+    pub(super) adoption_retry: Option<AdoptionRetry>,
+    pub(crate) memories: WaitHistory,
     /// Why its memory could not be brought back, until the machine has been told.
     pub(crate) lost: Option<torpor_lifecycle::Text>,
     pub(crate) generation: u64,
@@ -149,12 +154,16 @@ pub(crate) struct Task {
     pub(super) queued: Option<Box<QueuedWake>>,
     /// When it was used last before it fell asleep.
     pub(super) used_before: Millis,
+    /// Somebody has asked for its end: the one that is coming, or the last.
+    pub(super) stop_requested: bool,
     /// Closes connections to it while it cannot be woken.
-    pub(super) turned_away: Option<TurnedAway>,
+    pub(super) connection_resets: Option<ConnectionResets>,
     /// What the worker knows of its sleep.
-    pub(super) known: Known,
+    pub(super) known: Accounting,
     /// Changes when the keeper was lost.
     keeper_losses: watch::Receiver<u64>,
+    /// True when the worker ends, and with it the task.
+    ending: watch::Receiver<bool>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     tickets: HashMap<Ticket, oneshot::Sender<Result<(), Refusal>>>,
     next_ticket: u64,
@@ -172,15 +181,19 @@ enum Happening {
     Turn(Permit),
     KeeperLost,
     Overdue,
-    HouseAgain,
+    RetrySandbox,
+    RetryAdoption,
+    /// The worker ends.
+    Ending,
 }
 
 /// Starts the task of an app.
 pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> io::Result<AppHandle> {
     files.create()?;
-    let past = Past::read(&files);
+    let past = HistoryFile::read(&files);
     let log = Arc::new(Log::new(&files.data, shared.config.logs, past.dropped_lines()));
-    let journal = Arc::new(PhaseFile::open(&files.phase())?);
+    let owner = Owner { app: app_number(&record.id), boot: shared.boot };
+    let journal = Arc::new(PhaseFile::open(&files.phase(), owner)?);
     let (orders, mailbox) = mpsc::channel(MAILBOX);
     let (outcomes, results) = mpsc::unbounded_channel();
     let record = Arc::new(record);
@@ -193,10 +206,12 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         orders: orders.clone(),
         busy: Arc::default(),
     };
-    let app = App::new(super::start::policy(&record.spec), record.pinned, clock::now());
+    let app = App::new(super::process_tree::start::policy(&record.spec), record.pinned, clock::now());
     let app = app.with_past(past.counts(), past.last_exit());
+    let stop_requested = past.stop_requested();
     let (sleeps, wakes) = past.histories();
     let keeper_losses = shared.keeper_life.losses();
+    let ending = shared.ending.subscribe();
     let task = Task {
         app,
         record,
@@ -214,11 +229,13 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         watch: None,
         deferred: Vec::new(),
         abort: None,
-        underway: Underway::default(),
-        killing: Killing::default(),
-        reviving: None,
-        unhoused: None,
-        memories: Memories::default(),
+        operation: CurrentOperation::default(),
+        kill_attempts: KillAttempts::default(),
+        put_away: false,
+        resuming: None,
+        sandbox_retry: None,
+        adoption_retry: None,
+        memories: WaitHistory::default(),
         lost: None,
         generation: 1,
         sleeps,
@@ -228,9 +245,11 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
         sleep_cause: String::new(),
         queued: None,
         used_before: Millis(0),
-        turned_away: None,
-        known: Known::new(orders.downgrade()),
+        stop_requested,
+        connection_resets: None,
+        known: Accounting::new(orders.downgrade()),
         keeper_losses,
+        ending,
         outcomes,
         tickets: HashMap::new(),
         next_ticket: 0,
@@ -243,10 +262,13 @@ pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> 
 
 impl Task {
     async fn run(mut self, mut mailbox: mpsc::Receiver<Order>, mut results: mpsc::UnboundedReceiver<Outcome>) {
-        let _unfinished = Unfinished;
+        let _abort = AbortOnPanic;
         // What is done is in a box: a task that waits, as most do, has no room for it.
+        if *self.ending.borrow() {
+            return;
+        }
         self.busy.set(Some(clock::now()));
-        Box::pin(self.take_over()).await;
+        Box::pin(self.try_adopt()).await;
         loop {
             self.busy.set(None);
             let happening = self.next(&mut mailbox, &mut results).await;
@@ -257,7 +279,7 @@ impl Task {
                     let _ = done.send(());
                     return;
                 }
-                Happening::Order(None) => return,
+                Happening::Order(None) | Happening::Ending => return,
                 happening => Box::pin(self.act(happening)).await,
             }
         }
@@ -269,7 +291,8 @@ impl Task {
             Happening::Exit => self.exited().await,
             Happening::KeeperLost => tokio::task::block_in_place(|| self.keeper_lost()),
             Happening::Overdue => self.overdue().await,
-            Happening::HouseAgain => self.house_again().await,
+            Happening::RetrySandbox => self.retry_sandbox().await,
+            Happening::RetryAdoption => self.try_adopt().await,
             Happening::Outcome(outcome) => self.outcome(outcome).await,
             Happening::Turn(permit) => self.wake_in_turn(permit).await,
             Happening::Timer => {
@@ -277,7 +300,7 @@ impl Task {
                 self.tell(Event::TimerFired).await;
             }
             Happening::Order(Some(order)) => self.order(order).await,
-            Happening::Order(None) => {}
+            Happening::Order(None) | Happening::Ending => {}
         }
     }
 
@@ -286,6 +309,13 @@ impl Task {
         mailbox: &mut mpsc::Receiver<Order>,
         results: &mut mpsc::UnboundedReceiver<Outcome>,
     ) -> Happening {
+        if self.put_away {
+            return tokio::select! {
+                biased;
+                Ok(_) = self.ending.wait_for(|ending| *ending) => Happening::Ending,
+                order = mailbox.recv() => Happening::Order(order),
+            };
+        }
         let timer = self.timer;
         let timer = async move {
             match timer {
@@ -293,12 +323,15 @@ impl Task {
                 None => std::future::pending().await,
             }
         };
-        let overdue = at(self.underway.look_at());
-        let house = at(self.house_at());
+        let overdue = at(self.operation.check_at());
+        let house = at(self.sandbox_retry_at());
+        let adopt = at(self.adopt_at());
         // While its processes are built, that has an outcome first: what holds it is not to be taken away meanwhile.
-        let settled = self.reviving.is_none();
+        let settled = self.resuming.is_none();
         tokio::select! {
             biased;
+            // Its sender lives as long as the worker.
+            Ok(_) = self.ending.wait_for(|ending| *ending) => Happening::Ending,
             () = readable(self.watch.as_ref()) => Happening::Watch,
             Some(outcome) = results.recv() => Happening::Outcome(outcome),
             () = readable(self.init.as_ref()), if settled => Happening::Exit,
@@ -307,7 +340,8 @@ impl Task {
             // Its sender lives as long as the worker.
             Ok(()) = self.keeper_losses.changed(), if settled => Happening::KeeperLost,
             () = overdue => Happening::Overdue,
-            () = house => Happening::HouseAgain,
+            () = house => Happening::RetrySandbox,
+            () = adopt => Happening::RetryAdoption,
             () = timer => Happening::Timer,
         }
     }
@@ -317,28 +351,36 @@ impl Task {
         self.outcomes.clone()
     }
 
-    async fn order(&mut self, order: Order) {
+    pub(super) async fn order(&mut self, order: Order) {
         match order {
+            // Whoever asked may have hung up.
+            Order::Request(_, answer) if self.put_away => drop(answer.send(Err(Refusal::BeingStopped))),
+            Order::Pin(_) | Order::ExecEnded | Order::Hibernate(_) if self.put_away => {}
             Order::Request(request, answer) => {
+                if let Some(refusal) = self.adopt_for(&request).await {
+                    // Whoever asked may have hung up.
+                    let _ = answer.send(Err(refusal));
+                    return;
+                }
                 self.next_ticket += 1;
                 let ticket = Ticket(self.next_ticket);
                 self.tickets.insert(ticket, answer);
                 let waits = matches!(request, Request::Sleep { .. });
                 self.tell(Event::Request(ticket, request)).await;
                 if !waits {
-                    self.hurry().await;
+                    self.wake_at_once().await;
                 }
             }
             Order::Pin(pinned) => {
                 self.tell(Event::Pinned(pinned)).await;
-                self.hurry().await;
+                self.wake_at_once().await;
             }
             Order::ExecEnded => self.tell(Event::ExecEnded).await,
             // Whoever asks may have gone meanwhile; then nobody needs the answer.
             Order::NotStarted(answer) => {
                 let phase = self.app.phase();
                 let not_started = matches!(phase, Phase::Stopped { why: StopReason::NotStarted });
-                let _ = answer.send(not_started);
+                let _ = answer.send(not_started && self.adoption_retry.is_none());
             }
             Order::Status(answer) => drop(answer.send(self.look(Self::status))),
             Order::Explain(answer) => drop(answer.send(self.look(Self::explain))),
@@ -346,9 +388,9 @@ impl Task {
             Order::Images(answer) => drop(answer.send(tokio::task::block_in_place(|| self.images()))),
             Order::RemoveImages(answer) => drop(answer.send(tokio::task::block_in_place(|| self.remove_images()))),
             Order::Export(answer) => drop(answer.send(self.exportable())),
-            Order::TakeUp(answer) => drop(answer.send(self.take_up_imported().await)),
+            Order::AdoptImport(answer) => drop(answer.send(self.adopt_import().await)),
             Order::PutAway(answer) => drop(answer.send(self.put_away().await)),
-            Order::Deepen(done) => self.deepen_for_memory(done).await,
+            Order::Hibernate(done) => self.demote_for_memory(done).await,
             Order::Sandbox(answer) => drop(answer.send(self.sandbox.clone())),
             Order::End(_) => {}
         }
@@ -362,15 +404,15 @@ impl Task {
                 events.extend(self.perform(action).await);
             }
         }
-        self.let_know();
+        self.update_accounting();
     }
 
     /// Performs one action; gives the event that it leads to, if that is known at once.
     async fn perform(&mut self, action: Action) -> Option<Event> {
         match action {
             Action::Spawn => self.begin_start(),
-            Action::BeginCapture { .. } | Action::BeginDeepen { .. } if self.underway.held_up().is_some() => {
-                return self.underway.held_up().map(|why| Self::no_sleep(&action, why));
+            Action::BeginCapture { .. } | Action::BeginDeepen { .. } if self.operation.held_up().is_some() => {
+                return self.operation.held_up().map(|why| Self::no_sleep(&action, why));
             }
             Action::BeginCapture { .. } | Action::BeginDeepen { .. } if self.shared.image_space.is_full() => {
                 return Some(self.no_space(&action));
@@ -381,21 +423,21 @@ impl Task {
                     abort.ask();
                 }
             }
-            Action::BeginDeepen { cause } => self.begin_deepen(cause),
+            Action::BeginDeepen { cause } => self.begin_hibernate(cause),
             Action::BeginWake { cause } => {
-                if let Some(failed) = self.house_for_wake().await {
+                if let Some(failed) = self.restore_sandbox_for_wake().await {
                     return Some(failed);
                 }
                 return self.begin_wake(&cause);
             }
             Action::Terminate => self.terminate(),
             Action::Kill if self.sandbox.is_none() => {
-                self.unhoused = None;
+                self.sandbox_retry = None;
                 return Some(Event::Exited(Exit::Signal(SIGKILL)));
             }
             Action::Kill => self.kill(),
             Action::DiscardImage => self.discard_image(),
-            Action::SetImageAside => self.set_image_aside(),
+            Action::SetImageAside => self.quarantine_image(),
             Action::Observe => return self.look(Self::observe).map(Event::Observed),
             Action::SetTimer(at) => self.timer = Some(at),
             Action::ClearTimer => self.timer = None,
@@ -414,7 +456,7 @@ impl Task {
     }
 
     fn emit(&mut self, note: &Note) {
-        self.remember(note);
+        self.save_history(note);
         let mut fields = std::collections::BTreeMap::new();
         let last = match note {
             Note::Woken(..) => self.wakes.all().into_iter().next(),

@@ -6,8 +6,8 @@ use torpor_api::worker::Desired;
 use torpor_lifecycle::{Exit, Phase, StopReason};
 use torpor_network::NetworkConfig;
 
-use super::measure;
-use super::sleeping::Sleeping;
+use super::process_tree::sleep_state::SleepState;
+use super::process_tree::usage;
 use super::task::{AppHandle, Task};
 use crate::clock;
 
@@ -18,8 +18,8 @@ fn state(phase: &Phase) -> State {
         Phase::Running(_) | Phase::Aborting { .. } => State::Running,
         Phase::Capturing { .. } | Phase::Dropping { .. } => State::FallingAsleep,
         Phase::Dozing(_) => State::Dozing,
-        Phase::Deepening { .. } => State::GoingWarm,
-        Phase::Warm(asleep) if asleep.is_refused() => State::Unwakeable,
+        Phase::Hibernating { .. } => State::GoingWarm,
+        Phase::Warm(asleep) if asleep.is_refused() => State::WakeBlocked,
         Phase::Warm(_) => State::Warm,
         Phase::Waking { .. } => State::Waking,
         Phase::Stopping { .. } => State::Stopping,
@@ -140,11 +140,12 @@ impl Task {
     /// Why it does not run.
     fn stop_reason(&self) -> Option<String> {
         match self.app.phase() {
-            // The daemon has restarted since: what is wanted of the app says who stopped it.
+            // The daemon has restarted since.
             Phase::Stopped { why: StopReason::NotStarted }
                 if self.record.desired == Desired::Down && self.app.last_exit().is_some() =>
             {
-                Some(StopReason::Asked.to_string())
+                let ended = self.app.last_exit().filter(|_| !self.stop_requested);
+                Some(ended.map_or_else(|| StopReason::Asked.to_string(), |(exit, _)| exit.to_string()))
             }
             Phase::Stopped { why } => Some(why.to_string()),
             Phase::Backoff { .. } => self.app.last_exit().map(|(exit, _)| exit.to_string()),
@@ -154,8 +155,9 @@ impl Task {
 
     fn state(&self) -> State {
         match self.app.phase() {
-            _ if self.underway.is_stuck() => State::NotAnswering,
-            Phase::Warm(_) if self.unhoused.is_some() => State::Unwakeable,
+            _ if self.operation.is_stuck() => State::NotAnswering,
+            _ if self.adopt_at().is_some() => State::Adopting,
+            Phase::Warm(_) if self.sandbox_retry.is_some() => State::WakeBlocked,
             phase => state(phase),
         }
     }
@@ -168,13 +170,13 @@ impl Task {
     /// Memory of its processes' own: what sleeping gives back.
     fn memory_bytes(&self) -> Option<u64> {
         let pids = self.sandbox.as_ref()?.cgroup().processes().ok()?;
-        measure::usage(&pids).ok().map(|usage| usage.private_bytes)
+        usage::usage(&pids).ok().map(|usage| usage.private_bytes)
     }
 
     pub(super) fn explain(&self) -> Explanation {
         let account = self.app.explain(clock::now());
         let mut refusals = account.refusals;
-        refusals.extend(self.underway.held_up().map(|why| why.to_string()));
+        refusals.extend(self.operation.held_up().map(|why| why.to_string()));
         let known = refusals.clone();
         if let (Phase::Running(_), Some(sandbox)) = (self.app.phase(), &self.sandbox) {
             let found = sandbox.cgroup().processes().map_err(std::io::Error::other);
@@ -186,10 +188,10 @@ impl Task {
             }
         }
         let sources = self.asleep.as_ref().map(|asleep| asleep.watch().sources()).unwrap_or_default();
-        let why = match (&self.queued, self.why_unhoused()) {
+        let why = match (&self.queued, self.adoption_blocker().or_else(|| self.sandbox_blocker())) {
             (Some(queued), _) => format!("{}; {}", account.why, queued.words()),
-            (None, Some(unhoused)) => unhoused,
-            (None, None) => match self.killing.held() {
+            (None, Some(sandbox_retry)) => sandbox_retry,
+            (None, None) => match self.kill_attempts.held() {
                 Some(held) => format!("{}: {held}", account.why),
                 None => account.why,
             },
@@ -220,7 +222,7 @@ impl Task {
 
     /// As its image has it.
     fn lost_by_reboot(&self) -> Vec<String> {
-        let Some(Sleeping::Warm(app)) = &self.asleep else { return Vec::new() };
+        let Some(SleepState::Warm(app)) = &self.asleep else { return Vec::new() };
         let read = torpor_engine::ImageFile::open(&app.warm.image).and_then(|image| image.contents());
         match read {
             Ok(torpor_engine::Contents::Complete(tree)) => tree.surroundings.lost,
@@ -232,7 +234,7 @@ impl Task {
     pub(super) fn stats(&self) -> Stats {
         let cgroup = self.sandbox.as_ref().map(|sandbox| sandbox.cgroup());
         let pids = cgroup.and_then(|cgroup| cgroup.processes().ok()).unwrap_or_default();
-        let usage = measure::usage(&pids).unwrap_or_default();
+        let usage = usage::usage(&pids).unwrap_or_default();
         let counts = self.app.counts();
         Stats {
             name: self.record.spec.name.clone(),
@@ -243,7 +245,7 @@ impl Task {
             shared_bytes: usage.shared_bytes,
             page_table_bytes: usage.page_table_bytes,
             kernel_bytes: cgroup.and_then(|cgroup| cgroup.kernel_bytes().ok().flatten()),
-            image_bytes: self.asleep.as_ref().map(Sleeping::image_bytes),
+            image_bytes: self.asleep.as_ref().map(SleepState::image_bytes),
             disk: self.disk(),
             cpu_us: cgroup.and_then(|cgroup| cgroup.cpu_us().ok()).unwrap_or(0),
             packets: self.shared.packets(self.record.index).unwrap_or(0),

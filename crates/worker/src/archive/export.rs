@@ -7,8 +7,10 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, oneshot};
 use torpor_api::archive::{Manifest, Section, Writer};
+use torpor_api::view::Explanation;
 use torpor_api::worker::{AppRecord, BoxStream};
 use torpor_api::{ApiError, ErrorKind};
+use torpor_lifecycle::WakeCause;
 
 use super::failed;
 use crate::app::{AppHandle, Exportable, Order};
@@ -19,16 +21,18 @@ const PIECES: usize = 8;
 /// Bytes of a piece.
 const PIECE_BYTES: usize = 512 << 10;
 
-/// Begins to export an app; the archive comes as it is made.
-pub(crate) async fn export(shared: &Arc<Shared>, app: AppHandle) -> Result<BoxStream<io::Result<Bytes>>, ApiError> {
+/// An archive, piece by piece.
+type Archive = BoxStream<io::Result<Bytes>>;
+
+/// Begins to export an app; the archive comes as it is made. `None`: the app is not warm.
+pub(crate) async fn export(shared: &Arc<Shared>, app: AppHandle) -> Result<Option<Archive>, ApiError> {
     let (answer, answered) = oneshot::channel();
     let gone = |_| ApiError::new(ErrorKind::Internal, "the worker is shutting down");
     app.orders.send(Order::Export(answer)).await.map_err(|_| gone(()))?;
     let name = app.record.spec.name.clone();
     let found = answered.await.map_err(|_| gone(()))?;
     let Some(exportable) = found.map_err(|error| failed(&format!("the image of {name}"), &error))? else {
-        return Err(ApiError::new(ErrorKind::Conflict, format!("{name} is not warm, and only a warm app is exported"))
-            .with_hint(format!("put it to sleep first with: torpor sleep --level warm {name}")));
+        return Ok(None);
     };
     if let Some(file) = exportable.stays.first() {
         let message = format!(
@@ -46,7 +50,30 @@ pub(crate) async fn export(shared: &Arc<Shared>, app: AppHandle) -> Result<BoxSt
         let piece = received.recv().await?;
         Some((Ok(piece), received))
     });
-    Ok(Box::pin(stream))
+    Ok(Some(Box::pin(stream)))
+}
+
+/// An export was refused: the app is not warm.
+pub(crate) fn not_warm(name: &str) -> ApiError {
+    ApiError::new(ErrorKind::Conflict, format!("{name} is not warm, and only a warm app is exported"))
+        .with_hint(format!("put it to sleep first with: torpor sleep --level warm {name}"))
+}
+
+/// An export was given up, because the app woke. `explained` says what has woken it.
+pub(crate) fn woke(name: &str, when: &str, explained: Option<&Explanation>) -> ApiError {
+    let cause = explained.and_then(|explained| explained.wakes.first()).map(|wake| wake.cause.as_str());
+    let (cause, hint) = match cause {
+        Some(cause) if cause == WakeCause::Timer.to_string() => (
+            ", woken by a timer of its own".to_owned(),
+            format!(
+                "an export has to end before the next timer of the program (torpor explain {name} shows it): write to a faster disk or \
+                 connection, wait until its timers are longer, or run it with timers_over above them, so that they do not wake it"
+            ),
+        ),
+        Some(cause) => (format!(", woken by: {cause}"), "try again when nobody uses it".to_owned()),
+        None => (String::new(), "try again when nobody uses it".to_owned()),
+    };
+    ApiError::new(ErrorKind::Conflict, format!("{name} woke {when}{cause}")).with_hint(hint)
 }
 
 /// Where an archive goes.
@@ -138,9 +165,10 @@ impl Export {
         match found {
             Some(Ok(Some(now))) if now.generation == self.exportable.generation => Ok(()),
             Some(_) => {
-                let name = &self.app.record.spec.name;
-                Err(ApiError::new(ErrorKind::Conflict, format!("{name} woke while it was exported"))
-                    .with_hint("try again; its clients come first"))
+                let (answer, answered) = oneshot::channel();
+                let asked = self.app.orders.blocking_send(Order::Explain(answer));
+                let explained = asked.ok().and_then(|()| answered.blocking_recv().ok());
+                Err(woke(&self.app.record.spec.name, "while it was exported", explained.as_ref()))
             }
             None => Err(ApiError::new(ErrorKind::Internal, "the worker is shutting down")),
         }

@@ -11,9 +11,9 @@ use torpor_api::archive::{ArchiveError, Reader, Section};
 use torpor_api::spec::AppSpec;
 use torpor_api::worker::{AppRecord, Import};
 use torpor_api::{ApiError, ErrorKind};
-use torpor_engine::{Adopted, Adoption, Bounds, MachineLimits, adopt};
+use torpor_engine::{Bounds, Imported, adopt, machine_limits};
 use torpor_rootfs::{CopyError, Ids, Limits};
-use torpor_sandbox::{Capabilities, Security, default_filter_words, hard_limits};
+use torpor_sandbox::{Security, default_filter_words, hard_limits};
 
 use super::{broken, check_volumes, failed};
 use crate::app::{AppFiles, AppHandle, app_number};
@@ -138,10 +138,13 @@ impl Importing {
             let same_family = |new: &&IpAddr| new.is_ipv4() == old.is_ipv4();
             Some((*old, *here.iter().find(same_family)?))
         });
-        let adoption =
-            Adoption { app: app_number(&self.record.id), generation: GENERATION, addresses: addresses.collect() };
+        let adoption = torpor_engine::Import {
+            app: app_number(&self.record.id),
+            generation: GENERATION,
+            addresses: addresses.collect(),
+        };
         let bounds = bounds(spec, self.record.index)?;
-        let Adopted { beyond, lowered } = adopt(part, &adoption, &bounds)
+        let Imported { beyond, lowered } = adopt(part, &adoption, &bounds)
             .map_err(|error| ApiError::new(ErrorKind::Conflict, torpor_api::error::chain(&error)))?;
         if !beyond.is_empty() && !self.import.trust {
             let message = format!("its programs could do more than its description lets them: {}", beyond.join("; "));
@@ -186,8 +189,8 @@ fn bounds(spec: &AppSpec, index: u32) -> Result<Bounds, ApiError> {
         no_new_privs: spec.security.no_new_privs,
         ..Security::default()
     };
-    let capabilities = Capabilities::resolve(&security)
-        .map_err(|error| ApiError::new(ErrorKind::Invalid, torpor_api::error::chain(&error)))?;
+    let capabilities =
+        security.capabilities().map_err(|error| ApiError::new(ErrorKind::Invalid, torpor_api::error::chain(&error)))?;
     Ok(Bounds {
         user_namespace: spec.security.user_namespace,
         first_id: match crate::ids::of_files(spec.security.user_namespace, index) {
@@ -198,6 +201,6 @@ fn bounds(spec: &AppSpec, index: u32) -> Result<Bounds, ApiError> {
         filter: security.seccomp.then(|| default_filter_words(capabilities)),
         no_new_privileges: security.no_new_privs,
         hard_limits: hard_limits(spec.limits.open_files),
-        machine: MachineLimits::read(),
+        machine: machine_limits(),
     })
 }

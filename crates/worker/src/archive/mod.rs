@@ -15,7 +15,7 @@ use std::io;
 use torpor_api::spec::AppSpec;
 use torpor_api::{ApiError, ErrorKind};
 
-pub(crate) use export::export;
+pub(crate) use export::{export, not_warm, woke};
 pub(crate) use import::import;
 
 /// An app whose files are partly in directories of this machine that it may write stays here.

@@ -1,4 +1,4 @@
-//! The program started anew for every request: it answers, but its state is gone.
+//! Cold start: the program starts from the beginning for each request, without its state.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

@@ -1,6 +1,6 @@
-//! A container of runc's as engines make them, which CRIU checkpoints and restores. It is started as often as wanted.
+//! A runc container, configured as container engines do, which CRIU checkpoints and restores. It can be started repeatedly.
 //!
-//! Its network namespace is made beforehand and stays, as an engine's would: no start and no restore makes it.
+//! Its network namespace is created once, as an engine does, and not by starts and restores.
 
 use std::fs;
 use std::io;
@@ -38,7 +38,7 @@ const CAPABILITIES: [&str; 14] = [
 /// Where runc keeps a directory for each container.
 const STATE: &str = "/run/runc";
 
-/// See the module. What runs in it is ended when this is dropped.
+/// See the module. Dropping it ends the processes in it.
 #[derive(Debug)]
 pub(crate) struct Container {
     criu: PathBuf,
@@ -48,7 +48,7 @@ pub(crate) struct Container {
 }
 
 impl Container {
-    /// Prepares a container of the name `name` in the directory `bundle`, which is made. Its files will be in
+    /// Prepares a container named `name` in the directory `bundle`, which is created. Its files belong in
     /// [`Container::root`].
     pub(crate) fn make(name: &str, bundle: &Path) -> Result<Self, Error> {
         let criu = criu_binary()?;
@@ -78,12 +78,12 @@ impl Container {
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
             UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
         };
-        // A thread of its own: it ends over there, the socket stays.
+        // The thread enters the namespace and ends; the socket stays.
         let bound = std::thread::scope(|scope| scope.spawn(bind).join());
         bound.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Runs `program` in it, instead of what did: the process id on the machine, when it has been let go.
+    /// Ends what runs in it and starts `program`. Returns the process id on the machine.
     pub(crate) fn start(&self, program: &[String]) -> Result<Pid, Error> {
         self.end()?;
         let config = serde_json::to_vec_pretty(&self.config(program)?)?;
@@ -98,14 +98,14 @@ impl Container {
         number.ok_or_else(|| torpor_testkit::Error::answer("runc", "a process id", text).into())
     }
 
-    /// The command that captures it into the directory `images` and ends it.
+    /// The command that checkpoints it into the directory `images` and ends it.
     pub(crate) fn checkpoint(&self, images: &Path) -> Command {
         self.command("checkpoint", |command| {
             command.arg("--image-path").arg(images).arg("--work-path").arg(self.work());
         })
     }
 
-    /// The command that restores it and leaves it to itself.
+    /// The command that restores it and detaches.
     pub(crate) fn restore(&self, images: &Path) -> Command {
         self.command("restore", |command| {
             command.arg("--detach").arg("--bundle").arg(&self.bundle);
@@ -113,18 +113,18 @@ impl Container {
         })
     }
 
-    /// The log of the CRIU that captured it last.
+    /// CRIU's log of the last checkpoint.
     pub(crate) fn dump_log(&self) -> PathBuf {
         self.work().join("dump.log")
     }
 
-    /// The log of the CRIU that restored it last.
+    /// CRIU's log of the last restore.
     pub(crate) fn restore_log(&self) -> PathBuf {
         self.work().join("restore.log")
     }
 
-    /// Runs a command that leaves a program to itself. What that inherits is `/dev/null`: CRIU could not capture another
-    /// file from outside, and a pipe would never end.
+    /// Runs a command that detaches from a program. The program inherits `/dev/null`: CRIU cannot dump other files from outside
+    /// the container, and a pipe would stay open.
     pub(super) fn detached(&self, mut command: Command) -> Result<(), Error> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let status = command.status().map_err(Error::spawn("runc"))?;
@@ -136,14 +136,14 @@ impl Container {
         Err(torpor_testkit::Error::Command { command, status, stderr }.into())
     }
 
-    /// Ends what runs in it, if anything does, and takes away what a CRIU that was cut off has left.
+    /// Ends everything that runs in it, and removes what an interrupted CRIU has left.
     pub(crate) fn end(&self) -> Result<(), Error> {
-        // Of a restore, runc knows no process until all are there.
+        // During a restore, runc does not know the processes yet.
         for pid in processes_of(&self.id).map_err(Error::file("list", "/proc"))? {
-            // It may have ended with its process 1.
+            // It may have ended together with process 1 of the container.
             let _ = kill_process(pid, Signal::KILL);
         }
-        // What is mounted there would be removed along with the directories, by us and by runc.
+        // Removing the directories, by us or by runc, must not remove files of what is mounted there.
         let (work, state) = (self.work(), Path::new(STATE).join(&self.id));
         for dir in [&work, &state] {
             unmount_below(dir).map_err(Error::file("unmount what a restore has mounted in", dir))?;
@@ -152,7 +152,7 @@ impl Container {
             command.arg("--force");
         });
         run(&mut delete)?;
-        // Logs of an earlier program would be taken for those of the next.
+        // Otherwise old logs would be reported for a later failure.
         for path in [work.join("dump.log"), work.join("restore.log"), self.log()] {
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -164,7 +164,7 @@ impl Container {
         Ok(())
     }
 
-    /// Makes its network anew, after a capture or restore that failed. Nothing may run in it.
+    /// Creates its network namespace again after a failed checkpoint or restore. Nothing may run in it.
     pub(crate) fn renew_network(&self) -> Result<(), Error> {
         self.netns.renew()
     }
@@ -173,22 +173,22 @@ impl Container {
         let mut command = Command::new("runc");
         command.arg("--criu").arg(&self.criu).arg("--log").arg(self.log()).arg(what);
         arguments(&mut command);
-        // It takes no flags behind that.
+        // runc accepts no flags after the id.
         command.arg(&self.id);
         command
     }
 
-    /// Where CRIU works: its logs, and the control groups that it mounts for itself.
+    /// Work directory of CRIU: its logs, and the cgroups that it mounts.
     fn work(&self) -> PathBuf {
         self.bundle.join("work")
     }
 
-    /// What runc says.
+    /// runc's log.
     fn log(&self) -> PathBuf {
         self.bundle.join("log")
     }
 
-    /// `runc spec`, made into a container as engines make them.
+    /// The output of `runc spec`, changed to what container engines use.
     fn config(&self, program: &[String]) -> Result<Value, Error> {
         let dir = tempfile::tempdir().map_err(Error::file("make a directory in", std::env::temp_dir()))?;
         run(Command::new("runc").args(["spec", "--bundle"]).arg(dir.path()))?;
@@ -242,14 +242,14 @@ fn unmount_below(dir: &Path) -> io::Result<()> {
     let text = fs::read_to_string("/proc/self/mountinfo")?;
     let points =
         text.lines().filter_map(|line| line.split(' ').nth(4)).filter(|point| Path::new(point).starts_with(dir));
-    // What was mounted last goes first.
+    // The last mount first.
     for point in points.collect::<Vec<_>>().into_iter().rev() {
         unmount(point, UnmountFlags::empty())?;
     }
     Ok(())
 }
 
-/// What went wrong, of a log of CRIU's.
+/// The errors in a log of CRIU.
 pub(crate) fn errors_of(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let errors: Vec<&str> = text.lines().filter(|line| line.contains("Error")).collect();

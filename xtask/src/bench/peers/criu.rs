@@ -1,4 +1,4 @@
-//! CRIU alone: a process in a changed root, with neither namespaces nor cgroups of its own to restore.
+//! CRIU alone: a process in a chroot, without namespaces (except the network) and cgroups that would have to be restored.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ impl Peer for Criu {
         fs::create_dir_all(&self.images).map_err(Error::file("make", &self.images))?;
         self.call("dump", &["-t", &self.pid.to_string(), "--manage-cgroups=ignore"])?;
         self.runs = false;
-        // Reaps it, where it was our child: its id must be free for the restore.
+        // Reap it if it is our child: the restore needs its process id.
         end(self.pid);
         if let Some(pid) = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw) {
             let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
@@ -70,7 +70,7 @@ impl Peer for Criu {
 
     fn first_byte(&mut self) -> Result<f64, Error> {
         let begun = Instant::now();
-        // It comes back when the program has been let go.
+        // The command returns when the program runs.
         self.call("restore", &["-d", "--manage-cgroups=ignore"])?;
         self.runs = true;
         first_byte_since(self.netns.socket(&self.program), self.program.protocol, begun)

@@ -1,6 +1,6 @@
-//! What Torpor is compared with: programs of the same files without Torpor, checkpointed by CRIU or started anew.
+//! The peers: the same programs and files without Torpor, checkpointed by CRIU or started from the beginning.
 //!
-//! Each peer has a network namespace of its own behind a pair of interfaces, so that its program can have its usual port.
+//! Each peer has a network namespace and a veth pair, so that its program can use its usual port.
 
 mod cold;
 mod container;
@@ -17,6 +17,7 @@ pub(crate) use criu::Criu;
 pub(crate) use runc::Runc;
 
 use super::program::Program;
+use super::samples::Samples;
 use crate::error::{Error, chain, run};
 
 /// The names of CRIU alone, and of runc with CRIU, in results.
@@ -26,24 +27,24 @@ pub(crate) const CONTAINER: &str = "runc+criu";
 const ENVIRONMENT: [(&str, &str); 2] =
     [("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), ("GODEBUG", "multipathtcp=0")];
 
-/// Something whose way from rest to the first byte of an answer is measured.
+/// A way to put a program to rest and bring it back, whose time to the first byte is measured.
 pub(crate) trait Peer {
     /// Its name in results.
     fn name(&self) -> &'static str;
-    /// What is left of the program while it rests.
+    /// The level of the program while it rests.
     fn level(&self) -> &'static str;
     /// Puts the running program to rest.
     fn rest(&mut self) -> Result<(), Error>;
-    /// Brings it back and asks it: microseconds from the decision to the first byte.
+    /// Brings it back and sends a request. Returns microseconds from the start of that to the first byte.
     fn first_byte(&mut self) -> Result<f64, Error>;
 }
 
-/// All peers that this machine has, with `program` running; what is missing is said loudly.
-pub(crate) fn peers(program: &Program, dir: &Path) -> Vec<Box<dyn Peer>> {
+/// All peers that this machine has, with `program` running. Peers that cannot run it are recorded in `samples` as missing.
+pub(crate) fn peers(program: &Program, dir: &Path, samples: &mut Samples) -> Vec<Box<dyn Peer>> {
     let mut peers: Vec<Box<dyn Peer>> = Vec::new();
     let mut add = |name: &str, made: Result<Box<dyn Peer>, Error>| match made {
         Ok(peer) => peers.push(peer),
-        Err(error) => eprintln!("NOT MEASURED: {name} with {}: {}", program.name, chain(&error)),
+        Err(error) => samples.missing(format!("{name} with {}", program.name), &error),
     };
     add(CONTAINER, Runc::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
     add(CRIU, Criu::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
@@ -51,12 +52,12 @@ pub(crate) fn peers(program: &Program, dir: &Path) -> Vec<Box<dyn Peer>> {
     peers
 }
 
-/// CRIU: one of its own under `/opt/criu`, or the system's.
+/// CRIU in `/opt/criu`, or that of the system.
 pub(crate) fn criu_binary() -> Result<PathBuf, Error> {
     let hint = "install the package criu (4.0 or newer for kernels from 6.13 on)";
     for path in ["/opt/criu/bin/criu", "/usr/sbin/criu", "/usr/bin/criu"] {
         if Path::new(path).exists() {
-            // It says what this kernel lacks for it; it also fails for details that do not matter here, but not to start.
+            // `criu check` would fail for features that are not needed here; this only shows that CRIU starts.
             run(Command::new(path).arg("--version"))?;
             return Ok(path.into());
         }
@@ -64,7 +65,7 @@ pub(crate) fn criu_binary() -> Result<PathBuf, Error> {
     Err(Error::Missing { what: "criu".to_owned(), hint })
 }
 
-/// A network namespace with a pair of interfaces; gone when dropped.
+/// A network namespace with a veth pair. Dropping it removes both.
 #[derive(Debug)]
 struct Netns {
     name: String,
@@ -72,7 +73,7 @@ struct Netns {
 }
 
 impl Netns {
-    /// Makes the namespace of peer number `number`.
+    /// Creates the namespace of peer number `number`.
     fn make(number: u8) -> Result<Self, Error> {
         let pid = std::process::id();
         let netns = Self {
@@ -84,9 +85,9 @@ impl Netns {
         Ok(netns)
     }
 
-    /// Makes it anew: a CRIU that was cut off leaves its rules in it, so that nothing comes through.
+    /// Creates it again: an interrupted CRIU leaves rules in it that block all packets.
     fn renew(&self) -> Result<(), Error> {
-        // It goes in the background when the namespace does, its name would still be taken.
+        // With the namespace it would be removed in the background, and its name would still be in use.
         ip(&["link", "del", &self.interface()])?;
         ip(&["netns", "del", &self.name])?;
         self.set_up()
@@ -104,7 +105,7 @@ impl Netns {
         ip(&["-n", name, "link", "set", "lo", "up"])
     }
 
-    /// The name of the interface on our side.
+    /// The name of the interface on the machine's side.
     fn interface(&self) -> String {
         // Names have at most 15 characters.
         format!("bn{}", self.name.trim_start_matches("bench"))
@@ -131,13 +132,13 @@ impl Netns {
         command
     }
 
-    /// Starts the program in `root`, as its own session, and gives the process id.
+    /// Starts the program in `root`, in a session of its own, and returns its process id.
     fn start(&self, program: &Program, root: &Path) -> Result<u32, Error> {
         let mut command = self.command("setsid");
         command.arg("chroot").arg(root).args(&program.zoo.command);
         command.env_clear().envs(ENVIRONMENT);
         let child = command.spawn().map_err(Error::spawn("nsenter"))?;
-        // Every program on the way becomes the next: the id stays.
+        // Each program executes the next one, so the id stays the same.
         Ok(child.id())
     }
 }
@@ -154,7 +155,7 @@ fn ip(arguments: &[&str]) -> Result<(), Error> {
     run(Command::new("ip").args(arguments)).map(drop)
 }
 
-/// Mounts what a program needs in its root.
+/// Creates the devices and directories that a program needs in its root.
 fn prepare_root(root: &Path) -> Result<(), Error> {
     for name in ["dev", "proc", "tmp"] {
         let path = root.join(name);
@@ -178,7 +179,7 @@ fn end(pid: u32) {
     if rustix::process::kill_process_group(pid, rustix::process::Signal::KILL).is_err() {
         return;
     }
-    // A child is reaped here; what CRIU restored is a child of process 1 and is only waited for.
+    // A child is reaped here. What CRIU restored is a child of process 1, which reaps it.
     let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
     while rustix::process::test_kill_process(pid).is_ok() {
         std::thread::sleep(std::time::Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! The pure copying of a tree's memory: every private page that is there, read from outside, written, synced.
+//! A plain copy of the memory of a tree: every present private page is read from outside, written to a file, and synced.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -14,13 +14,13 @@ use torpor_linux::vm::{self, Remote};
 use super::ms;
 use crate::error::Error;
 
-/// Bytes that are read and written at once.
+/// Bytes of one read and write.
 const BATCH: u64 = 1 << 20;
 /// Private pages.
 const PRIVATE: Filter =
     Filter { all_of: category::FILE, any_of: category::PRESENT, inverted: category::FILE, report: 0 };
 
-/// Milliseconds for the tree of process group `group`, which is stopped meanwhile. `direct`: past the page cache.
+/// Milliseconds for the tree of process group `group`, which is stopped during the copy. `direct`: with direct I/O.
 pub(super) fn copy(group: u32, path: &Path, direct: bool) -> Result<f64, Error> {
     let wrong = Error::file("copy memory to", path);
     let signal = |signal| -> io::Result<()> {
@@ -45,10 +45,10 @@ fn processes(group: u32) -> io::Result<Vec<i32>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        // Behind the name: state, parent, group. It may have ended.
+        // After the name: state, parent, group. The process may have ended.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let behind = stat.rfind(')').and_then(|end| stat.get(end + 2..)).unwrap_or_default();
-        if behind.split_ascii_whitespace().nth(2).and_then(|of| of.parse().ok()) == Some(group) {
+        let rest = stat.rfind(')').and_then(|end| stat.get(end + 2..)).unwrap_or_default();
+        if rest.split_ascii_whitespace().nth(2).and_then(|of| of.parse().ok()) == Some(group) {
             found.push(pid);
         }
     }
@@ -65,7 +65,7 @@ fn write(processes: &[i32], path: &Path, direct: bool) -> io::Result<()> {
     let mut buffer = vec![0; (BATCH + PAGE) as usize];
     let start = buffer.as_ptr().align_offset(PAGE as usize);
     let buffer = &mut buffer[start..start + BATCH as usize];
-    // Where the next byte goes in the file, and how many before it are in the buffer.
+    // Position of the buffer in the file, and bytes in the buffer.
     let (mut offset, mut used) = (0, 0);
     let mut regions = Vec::new();
     for pid in processes {
@@ -90,7 +90,7 @@ fn write(processes: &[i32], path: &Path, direct: bool) -> io::Result<()> {
     file.sync_data()
 }
 
-/// Private areas that may be read, without the kernel's own.
+/// Readable private areas, without those of the kernel.
 fn areas(pid: i32) -> io::Result<Vec<(u64, u64)>> {
     let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let area = |line: &str| {

@@ -1,12 +1,11 @@
-//! `torpor checkpoint` and `torpor restore` of plain process trees beside CRIU, and beside runc with CRIU and the same tree in
-//! a container, in turns so that noise hits all alike.
+//! `torpor checkpoint` and `torpor restore` of plain process trees, beside CRIU and beside runc + CRIU with the same tree in
+//! a container. Subjects take turns, so that noise of the machine affects all of them.
 //!
-//! Every sample is of a new tree: started, captured, restored, asked, checked (each thread has run, each word of memory is
-//! as it was), ended. Torpor's image is on the disk when its command comes back, the others' are not: `checkpoint` is the
-//! command alone, `durable` with the image's files synced after it. The pure copying that all are measured against reads
-//! every page of the stopped tree's private memory, writes it to a new file and syncs that, in turns: `copy` through the
-//! page cache, `direct` past it. Torpor writes large images the second way, so its `durable` is compared with that.
-//! Images are restored from the page cache as far as they are in it.
+//! Each sample is a new tree that is started, captured, restored, asked, checked (every thread has run, every word of memory
+//! is unchanged) and ended. Torpor's image is durable when the command returns; those of the peers are not. `checkpoint` is
+//! the time of the command, `durable` includes syncing the files of the image after it. For reference, a plain copy reads
+//! every page of the private memory of the stopped tree, writes it to a new file and syncs the file: `copy` through the page
+//! cache, `direct` with direct I/O, which Torpor uses for large images. Images are restored from the page cache.
 
 mod copy;
 mod subject;
@@ -22,31 +21,38 @@ use clap::Args;
 use self::subject::{Ran, Subject, subjects};
 use self::tree::{Gone, Shape, Tree};
 use super::peers::{CONTAINER, CRIU};
-use super::release_binary;
-use super::report::{Report, Row, Samples};
+use super::progress;
+use super::samples::{Measured, Row, Samples};
 use crate::error::{Error, chain};
 
 /// How to measure.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Samples of each shape, one of each subject in turn
+    /// Samples of each shape and subject
     #[arg(long, default_value_t = 10)]
     runs: usize,
     /// Leave out the largest trees
     #[arg(long)]
     quick: bool,
-    /// Only these shapes, each as PROCESSESxTHREADSxMEGABYTES: threads of each process, memory of all together
+    /// Only these shapes, as PROCESSESxTHREADSxMEGABYTES: threads of each process, memory of all processes together
     #[arg(long, value_delimiter = ',')]
     shapes: Vec<Shape>,
     /// Leave out CRIU and runc + CRIU
     #[arg(long)]
     without_peers: bool,
-    /// Show what Torpor's own account says of each step, too
+    /// Also show the time of each step of Torpor
     #[arg(long)]
     steps: bool,
 }
 
-/// What is measured unless asked for others: each axis alone, and where they meet.
+impl Options {
+    /// For `bench all`.
+    pub(super) const fn brief(quick: bool) -> Self {
+        Self { runs: if quick { 1 } else { 3 }, quick, shapes: Vec::new(), without_peers: false, steps: false }
+    }
+}
+
+/// The default shapes: each axis alone, and combinations.
 const SHAPES: [[usize; 3]; 11] = [
     [1, 1, 1],
     [10, 1, 1],
@@ -60,37 +66,38 @@ const SHAPES: [[usize; 3]; 11] = [
     [1, 1, 1024],
     [10, 1, 1024],
 ];
-/// From so many megabytes on a tree is large: fewer samples of it are taken, none if it is to be quick.
+/// Trees of this many megabytes or more are large: fewer samples of them are taken, none with `--quick`.
 const LARGE: usize = 1024;
 const LARGE_RUNS: usize = 3;
-/// What is left of a tree while it sleeps.
+/// What remains of a tree between checkpoint and restore.
 const LEVEL: &str = "image";
-/// A tree whose process ids the machine gave to others meanwhile is tried again.
+/// Attempts: other processes may have taken the process ids of a tree before it is restored.
 const TRIES: usize = 3;
 
-/// Measures.
-pub(crate) fn run(options: &Options) -> Result<Report, Error> {
+/// Measures; `torpor` is the program that captures and restores.
+pub(crate) fn run(options: &Options, torpor: &Path) -> Result<Measured, Error> {
     // Not below /tmp: that may be a memory file system.
     let dir = tempfile::Builder::new().prefix("torpor-bench-").tempdir_in("/var/tmp");
     let dir = dir.map_err(Error::file("make a directory in", "/var/tmp"))?;
-    let subjects = subjects(release_binary()?, !options.without_peers, dir.path());
+    let mut measured = Measured::default();
+    let samples = &mut measured.samples;
+    let subjects = subjects(torpor.to_owned(), !options.without_peers, dir.path(), samples);
     let shapes = match &options.shapes[..] {
         [] => SHAPES.map(Shape::from).to_vec(),
         shapes => shapes.to_vec(),
     };
-    let mut samples = Samples::default();
-    let mut compared = Vec::new();
-    for shape in shapes.iter().filter(|shape| !options.quick || shape.megabytes < LARGE) {
+    let shapes: Vec<_> = shapes.into_iter().filter(|shape| !options.quick || shape.megabytes < LARGE).collect();
+    for (number, shape) in shapes.iter().enumerate() {
         let runs = if shape.megabytes < LARGE { options.runs } else { options.runs.min(LARGE_RUNS) };
-        eprintln!("measuring {shape} …");
+        progress(format_args!("{shape} ({} of {})", number + 1, shapes.len()));
         for round in 0..runs {
-            // Who comes first changes, too. Nobody is the copy.
+            // The order changes with each round. `None` is the plain copy.
             let mut order: Vec<Option<&Subject>> = subjects.iter().map(Some).chain([None]).collect();
             let by = round % order.len();
             order.rotate_left(by);
             for subject in order {
                 if let Some(subject) = subject {
-                    sample(subject, shape, dir.path(), options.steps, &mut samples)?;
+                    sample(subject, shape, dir.path(), options.steps, samples)?;
                 } else {
                     let tree = Tree::start(*shape, None)?;
                     for (metric, direct) in [("copy", false), ("direct", true)] {
@@ -100,9 +107,9 @@ pub(crate) fn run(options: &Options) -> Result<Report, Error> {
                 }
             }
         }
-        compared.extend(compare(&shape.to_string(), &samples));
+        measured.compared.extend(compare(&shape.to_string(), samples));
     }
-    Report::new(&samples, compared)
+    Ok(measured)
 }
 
 fn compare(shape: &str, samples: &Samples) -> Vec<Row> {
@@ -120,7 +127,7 @@ fn compare(shape: &str, samples: &Samples) -> Vec<Row> {
     faster.chain(to_copy).flatten().collect()
 }
 
-/// One sample, or loudly none: what goes wrong with one tree is no reason to lose all others.
+/// One sample. If it fails, the failure is recorded and the other samples are still taken.
 fn sample(subject: &Subject, shape: &Shape, dir: &Path, steps: bool, samples: &mut Samples) -> Result<(), Error> {
     let mut failure = None;
     for _ in 0..TRIES {
@@ -142,14 +149,14 @@ fn sample(subject: &Subject, shape: &Shape, dir: &Path, steps: bool, samples: &m
         }
     }
     if let Some(error) = failure {
-        eprintln!("NOT MEASURED: {} with {shape}: {}", subject.name(), chain(&error));
+        samples.missing(format!("some runs of {} with {shape}", subject.name()), &error);
     }
     Ok(())
 }
 
-/// What one capture and restore have given.
+/// Results of one capture and restore.
 struct Sample {
-    /// Metric, milliseconds, whether it is of a single step.
+    /// Metric, milliseconds, whether it is the time of a single step.
     values: Vec<(String, f64, bool)>,
     image_kb: f64,
 }
@@ -179,7 +186,7 @@ fn measure(subject: &Subject, shape: &Shape, image: &Path) -> Result<Sample, Err
         let asking = scope.spawn(|| gone.answers(begun));
         let restored = restoring.wait();
         let restored_ms = ms(begun.elapsed());
-        // Without a restored tree nobody answers: the failure is told at once.
+        // Nobody answers if the restore has failed: report the failure at once.
         gone.over(restored.is_err());
         let answers = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         Ok::<_, Error>((restored?, restored_ms, answers?))

@@ -1,4 +1,4 @@
-//! Who captures and restores: Torpor's commands, CRIU's, runc's.
+//! The commands that capture and restore: those of Torpor, CRIU and runc.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::tree::unpack;
 use crate::bench::peers::{CONTAINER, CRIU, Container, criu_binary, errors_of};
-use crate::error::{Error, chain};
+use crate::bench::samples::Samples;
+use crate::error::Error;
 
 /// A program that captures trees and restores them.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ pub(super) enum Subject {
 /// A command that has succeeded.
 #[derive(Debug)]
 pub(super) struct Ran {
-    /// What it printed as JSON; null where it does not.
+    /// Its output, if that is JSON; otherwise null.
     pub(super) account: Value,
 }
 
@@ -37,8 +38,8 @@ pub(super) struct Running {
     log: Option<PathBuf>,
 }
 
-/// Torpor, and what else this machine has; what is missing is said loudly. Files of containers are put into `dir`.
-pub(super) fn subjects(torpor: PathBuf, peers: bool, dir: &Path) -> Vec<Subject> {
+/// Torpor and the peers that this machine has. Others are recorded in `samples` as missing. Files of containers go into `dir`.
+pub(super) fn subjects(torpor: PathBuf, peers: bool, dir: &Path, samples: &mut Samples) -> Vec<Subject> {
     let mut subjects = vec![Subject::Torpor(torpor)];
     if !peers {
         return subjects;
@@ -51,7 +52,7 @@ pub(super) fn subjects(torpor: PathBuf, peers: bool, dir: &Path) -> Vec<Subject>
     for (name, made) in [(CRIU, criu_binary().map(Subject::Criu)), (CONTAINER, container().map(Subject::Runc))] {
         match made {
             Ok(subject) => subjects.push(subject),
-            Err(error) => eprintln!("NOT MEASURED: {name}: {}", chain(&error)),
+            Err(error) => samples.missing(name.to_owned(), &error),
         }
     }
     subjects
@@ -67,7 +68,7 @@ impl Subject {
         }
     }
 
-    /// Where its trees run, if not beside us.
+    /// The container of its trees, if they run in one.
     pub(super) const fn container(&self) -> Option<&Container> {
         match self {
             Self::Torpor(_) | Self::Criu(_) => None,
@@ -75,12 +76,12 @@ impl Subject {
         }
     }
 
-    /// Makes good what an attempt that has failed may have left behind, beside its tree.
+    /// Repairs what a failed attempt may have left, apart from its tree.
     pub(super) fn recover(&self) -> Result<(), Error> {
         self.container().map_or(Ok(()), Container::renew_network)
     }
 
-    /// Captures the tree of process `pid`, or that in its container, into the directory `image`, and ends it.
+    /// Captures the tree of process `pid`, or the tree in the container, into the directory `image`, and ends it.
     pub(super) fn checkpoint(&self, pid: u32, image: &Path) -> Result<Ran, Error> {
         let pid = pid.to_string();
         let running = match self {
@@ -96,7 +97,7 @@ impl Subject {
         running?.wait()
     }
 
-    /// Begins to restore the tree, which is left to itself.
+    /// Starts to restore the tree, detached.
     pub(super) fn restore(&self, image: &Path) -> Result<Running, Error> {
         match self {
             Self::Torpor(program) => {
@@ -119,7 +120,7 @@ fn command(program: &Path, arguments: &[&str], image: &Path) -> Command {
 
 /// Starts a command that captures into `image` or restores from it, and logs to `log`.
 fn start(mut command: Command, image: &Path, log: Option<PathBuf>) -> Result<Running, Error> {
-    // A file: what is restored may inherit it, and a pipe would then never end.
+    // Not a pipe: the restored tree may inherit it and keep it open.
     let output = image.with_extension("output");
     let file = File::create(&output).map_err(Error::file("make", &output))?;
     let other = file.try_clone().map_err(Error::file("share", &output))?;
@@ -130,7 +131,7 @@ fn start(mut command: Command, image: &Path, log: Option<PathBuf>) -> Result<Run
 }
 
 impl Running {
-    /// Waits until it has ended.
+    /// Waits for its end.
     pub(super) fn wait(mut self) -> Result<Ran, Error> {
         let status = self.child.wait().map_err(Error::file("wait for", &self.words))?;
         let text = fs::read_to_string(&self.output).map_err(Error::file("read", &self.output))?;
@@ -139,7 +140,7 @@ impl Running {
             let (status, stderr) = (status.to_string(), format!("{text}{log}"));
             return Err(torpor_testkit::Error::Command { command: self.words, status, stderr }.into());
         }
-        // Only Torpor's is JSON, with warnings behind it perhaps.
+        // Only Torpor prints JSON, perhaps with warnings after it.
         let account = serde_json::Deserializer::from_str(&text).into_iter().next().and_then(Result::ok);
         Ok(Ran { account: account.unwrap_or(Value::Null) })
     }

@@ -1,5 +1,4 @@
-//! The trees that are measured: the C program `tree` of the testkit, on the machine or in a container, and the client that
-//! asks it.
+//! The measured trees: the C program `tree` of the testkit, on the machine or in a container, and its client.
 
 use std::fmt;
 use std::io;
@@ -21,13 +20,13 @@ use crate::bench::daemon::free_port;
 use crate::bench::peers::Container;
 use crate::error::{Error, chain};
 
-/// How long a tree may take to be set up, to answer, to be gone.
+/// Limit for the set-up of a tree, its answers, and its end.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Between questions to a tree that is not there yet.
+/// Pause between requests to a tree that does not exist yet.
 const RETRY: Duration = Duration::from_micros(200);
-/// Where a container has its executable.
+/// The executable in a container.
 const EXECUTABLE: &str = "tree";
-/// An answer of one that is there comes within this.
+/// Limit for the answer of a running tree.
 const ANSWER: Duration = Duration::from_secs(20);
 
 /// Size of a tree.
@@ -64,7 +63,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// Puts the files of a tree into what is to be the root of a container.
+/// Copies the files of a tree into the root of a container.
 pub(super) fn unpack(root: &Path) -> Result<(), Error> {
     let (from, to) = (native::executable("tree")?, root.join(EXECUTABLE));
     std::fs::copy(&from, &to).map(drop).map_err(Error::file("copy the tree to", to))
@@ -73,14 +72,14 @@ pub(super) fn unpack(root: &Path) -> Result<(), Error> {
 /// Where a tree runs.
 #[derive(Debug)]
 enum Place<'a> {
-    /// Beside us, as our child until it has been waited for.
+    /// On the machine, as our child until it is reaped.
     Machine(Option<Child>),
-    /// The pidfd is of its root, which is process 1 there: when that has ended, all have.
+    /// With a pidfd of its root, which is process 1 of the container: when it has ended, all others have.
     Container(&'a Container, OwnedFd),
 }
 
 impl<'a> Place<'a> {
-    /// Starts a tree with these arguments; the process id of its root.
+    /// Starts a tree with these arguments. Also returns the process id of its root.
     fn start(container: Option<&'a Container>, arguments: &[String]) -> Result<(Self, Pid), Error> {
         if let Some(container) = container {
             let command = [&[format!("/{EXECUTABLE}")], arguments].concat();
@@ -98,23 +97,23 @@ impl<'a> Place<'a> {
     }
 }
 
-/// A tree, of which a process is there or may be; all are killed when this is dropped.
+/// A tree that runs or may run. Dropping it kills all of its processes.
 #[derive(Debug)]
 struct Root<'a> {
     shape: Shape,
     place: Place<'a>,
-    /// In a container, a restored one has another.
+    /// Changes with a restore in a container.
     pid: Pid,
-    /// Of the loopback device of where it runs, as is `socket`.
+    /// On the loopback interface of the machine or container, like `socket`.
     address: SocketAddr,
     socket: UdpSocket,
 }
 
-/// A tree that runs.
+/// A running tree.
 #[derive(Debug)]
 pub(super) struct Tree<'a>(Root<'a>);
 
-/// A tree of which no process is left.
+/// A tree whose processes have all ended.
 #[derive(Debug)]
 pub(super) struct Gone<'a> {
     root: Root<'a>,
@@ -122,7 +121,7 @@ pub(super) struct Gone<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// Starts a tree, in `container` where there is one, and waits until all of it runs.
+    /// Starts a tree, in `container` if given, and waits until all of its threads run.
     pub(super) fn start(shape: Shape, container: Option<&'a Container>) -> Result<Self, Error> {
         let port = free_port()?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -141,7 +140,7 @@ impl<'a> Tree<'a> {
         self.0.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Waits until none of its processes is left, so that their ids are free where it ran.
+    /// Waits until all of its processes have ended and their ids are free.
     pub(super) fn gone(mut self) -> Result<Gone<'a>, Error> {
         if let Place::Machine(child) = &mut self.0.place
             && let Some(mut child) = child.take()
@@ -152,7 +151,7 @@ impl<'a> Tree<'a> {
         Ok(Gone { root: self.0, over: AtomicBool::new(false) })
     }
 
-    /// Every thread runs, and memory is as it was.
+    /// Checks that every thread runs and that memory is unchanged.
     pub(super) fn check(&self) -> Result<(), Error> {
         let all = self.0.shape.processes * self.0.shape.threads;
         let answer = self.0.ask(b"s", TIMEOUT).map_err(Error::network(&self.0.address, "check"))?;
@@ -164,7 +163,7 @@ impl<'a> Tree<'a> {
 }
 
 impl<'a> Gone<'a> {
-    /// How long after `begun` its root answered, and all threads.
+    /// Times from `begun` until its root answered, and until all threads did.
     pub(super) fn answers(&self, begun: Instant) -> Result<(Duration, Duration), Error> {
         while let Err(error) = self.root.ask(b"p", ANSWER) {
             if self.over.load(Ordering::Relaxed) || begun.elapsed() > TIMEOUT {
@@ -177,22 +176,22 @@ impl<'a> Gone<'a> {
         Ok((first, begun.elapsed()))
     }
 
-    /// Says whether it will not come back.
+    /// Sets whether its restore has failed.
     pub(super) fn over(&self, over: bool) {
         self.over.store(over, Ordering::Relaxed);
     }
 
-    /// It is back.
+    /// The tree, after its restore.
     pub(super) fn restored(self) -> Tree<'a> {
         Tree(self.root)
     }
 }
 
 impl Root<'_> {
-    /// One question, one answer. Where nobody listens, the kernel says so at once.
+    /// Sends one request and waits for the answer. Fails at once if nobody listens.
     fn ask(&self, what: &[u8], within: Duration) -> io::Result<String> {
         let mut answer = [0; 64];
-        // What an earlier question was answered too late.
+        // Discard late answers to earlier requests.
         while rustix::net::recv(&self.socket, &mut answer, RecvFlags::DONTWAIT).is_ok() {}
         self.socket.set_read_timeout(Some(within))?;
         self.socket.send(what)?;
@@ -202,9 +201,9 @@ impl Root<'_> {
 
     fn wait_until_gone(&self) -> Result<(), Error> {
         let some = || match &self.place {
-            // Its session is its process group. Others' zombies are init's to take note of.
+            // Its session is its process group. Zombies that are not our children are reaped by init.
             Place::Machine(_) => test_kill_process_group(self.pid).is_ok(),
-            // Zombies keep no id in a container that is no more: they need not be waited for.
+            // Zombies of a container that has ended hold no ids in a new one.
             Place::Container(_, pidfd) => {
                 poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&Timespec::default())) != Ok(1)
             }
@@ -225,7 +224,7 @@ impl Drop for Root<'_> {
                 return;
             }
         };
-        // No process of this number may be there any more, or not yet.
+        // There may be no such process group.
         let _ = kill_process_group(self.pid, Signal::KILL);
         if let Some(child) = child {
             let _ = child.kill();

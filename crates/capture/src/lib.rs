@@ -1,0 +1,401 @@
+//! From a running process tree to its description: stopped, collected from outside, let go or ended.
+//!
+//! Nothing of the program is changed. What the kernel tells a process only about itself is asked by remote calls; an
+//! interrupted call is put right in the record, while the program itself goes on with its own.
+#![forbid(unsafe_code)]
+
+mod blockers;
+mod call_batch;
+mod contexts;
+mod credentials;
+mod describe;
+mod exit_effects;
+mod family;
+mod guards;
+mod keyring;
+mod landlock;
+mod logins;
+mod mappings;
+mod not_portable;
+mod pages;
+mod policy;
+mod process;
+mod raised_limits;
+mod remote;
+mod remote_state;
+mod requests;
+mod rseq;
+mod signals;
+mod snapshot;
+mod space;
+mod stop;
+pub mod texts;
+mod thread;
+mod trampoline;
+mod translate;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::io;
+use std::panic::resume_unwind;
+use std::thread::{Builder, ScopedJoinHandle};
+use std::time::Duration;
+
+use torpor_image::tree::{End, FileId, Machine, Process, Tree};
+use torpor_linux::closer::AppFile;
+
+pub use self::family::{Member, family, hold, without_leaders};
+use self::pages::Copier;
+use self::snapshot::{Snapshot, look, look_at_all};
+pub use self::stop::{Stopped, pids, stop};
+pub use self::thread::for_record;
+use torpor_descriptors::{ConnectionLock, ControllingTerminal, SharedArea};
+use torpor_pages::copy::CopyError;
+use torpor_pages::sink::PageSink;
+use torpor_proc as proc;
+use torpor_process::blocker::{Blocker, Place};
+use torpor_process::threads::ThreadPlan;
+use torpor_process::trace::{self, TraceError};
+use torpor_process::view::View;
+
+/// Why a tree could not be collected.
+#[derive(Debug, thiserror::Error)]
+pub enum CollectError {
+    /// It has what cannot be captured.
+    #[error("it cannot be captured as it is")]
+    Refused(Vec<Blocker>),
+    /// It made new processes faster than they could be stopped.
+    #[error("process {0} and its children make new processes faster than they can be stopped")]
+    Restless(i32),
+    /// Threads could not be held or asked.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// Memory could not be copied.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// Open files could not be taken.
+    #[error(transparent)]
+    Files(#[from] torpor_descriptors::CollectError),
+    /// It was given up.
+    #[error("given up")]
+    Stopped,
+}
+
+/// What was collected.
+#[derive(Debug)]
+pub struct Collected {
+    /// The description.
+    pub tree: Tree,
+    /// Where its pages end in the image.
+    pub pages_end: u64,
+    /// An app's open files that can be kept.
+    pub kept: Vec<(FileId, AppFile)>,
+    /// TCP connections that are in the image.
+    pub connections: Vec<AppFile>,
+    /// What only comes back if it is kept, in words.
+    pub warnings: Vec<String>,
+}
+
+/// How a tree is collected.
+pub struct CaptureOptions<'a> {
+    /// Where it is looked at from.
+    pub view: &'a View,
+    /// Asked between pages; `false` ends it with [`CollectError::Stopped`].
+    pub go_on: &'a (dyn Fn() -> bool + Sync),
+    /// See [`torpor_descriptors::Request::lock`].
+    pub lock: Option<&'a dyn ConnectionLock>,
+    /// A large image is written by a thread of its own.
+    pub streamed: bool,
+}
+
+impl From<Blocker> for CollectError {
+    fn from(obstacle: Blocker) -> Self {
+        Self::Refused(vec![obstacle])
+    }
+}
+
+/// Says which process could not be looked at.
+trait Look<T> {
+    fn look(self, pid: i32) -> Result<T, CollectError>;
+}
+
+impl<T> Look<T> for io::Result<T> {
+    fn look(self, pid: i32) -> Result<T, CollectError> {
+        self.map_err(|error| TraceError::Look(pid, error).into())
+    }
+}
+
+/// Describes a stopped tree, whose threads' waits `plans` has, and writes its private memory to `image` from `offset` on.
+/// TCP connections to the outside need a lock.
+pub fn collect(
+    stopped: &[Stopped],
+    plans: &[ThreadPlan],
+    image: &File,
+    offset: u64,
+    lock: Option<&dyn ConnectionLock>,
+) -> Result<Collected, CollectError> {
+    let manner = CaptureOptions { view: &View::machine(), go_on: &|| true, lock, streamed: true };
+    collect_as(&manner, stopped, plans, image, offset)
+}
+
+/// As [`collect`], of any tree.
+pub fn collect_as(
+    manner: &CaptureOptions<'_>,
+    stopped: &[Stopped],
+    plans: &[ThreadPlan],
+    image: &File,
+    offset: u64,
+) -> Result<Collected, CollectError> {
+    let root = stopped.first().map_or(0, |process| process.pid);
+    let threads = |process: &trace::Process| process.threads.iter().map(|thread| thread.tracee.thread()).collect();
+    let alive = stopped.iter().filter_map(|process| process.alive.as_ref());
+    let found: Vec<(i32, Vec<i32>)> = alive.map(|process| (process.pid, threads(process))).collect();
+    let (obstacles, looked) = look_at_all(manner.view, &found, manner.go_on);
+    let mut obstacles = obstacles.look(root)?;
+    let mut looked = looked?;
+    let mut tree = Tree { machine: machine().look(root)?, ..Tree::default() };
+    let shared = snapshot::shared(&mut looked);
+    let sink = if manner.streamed {
+        let expected = found.iter().map(|(pid, _)| proc::anonymous_bytes(*pid)).sum();
+        PageSink::streamed(image, offset, expected)
+    } else {
+        PageSink::new(image, offset)
+    };
+    let mut copier = Copier::new(sink, manner.go_on);
+    // While the processes are asked, their open files are described: but not of trees with AIO contexts, whose processes open a
+    // descriptor for a moment to find out what is under way (`requests.rs`).
+    let together = !looked.iter().flat_map(|looked| &looked.areas).any(torpor_process::aio::is_ring);
+    let ids = ids(manner.view, stopped, &found);
+    let sink = copier.sink();
+    let now = Duration::from_nanos(tree.machine.monotonic_ns);
+    let mut describe = || open_files(manner, &found, &ids, &shared, now, &mut *sink);
+    let (lives, files) = std::thread::scope(|scope| {
+        let describing = together.then(|| Builder::new().spawn_scoped(scope, &mut describe)).and_then(Result::ok);
+        let lives = describe::lives(manner, stopped, looked, plans, &tree.machine, &mut obstacles);
+        let join = |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        (lives, describing.map(join))
+    });
+    // Afterwards, where it must not be beside that or there can be no thread.
+    let files = files.unwrap_or_else(describe);
+    let (lives, mut controls) = lives?;
+    for (process, life) in stopped.iter().zip(lives) {
+        let pid = process.pid;
+        let (group, session) = process::group_and_session(pid).look(pid)?;
+        let end = match (&process.alive, life) {
+            (Some(_), Some(life)) => End::Alive(Box::new(life)),
+            (Some(_), None) => continue,
+            (None, _) => {
+                End::Zombie { status: process::exit_status(pid).look(pid)?, name: thread::name(pid, pid).look(pid)? }
+            }
+        };
+        tree.processes.push(Process { pid, parent: process.parent, group, session, end });
+    }
+    let parents = stopped.iter().filter(|process| process.alive.is_some()).map(|process| (process.pid, process.parent));
+    let shares = blockers::shares(&parents.collect(), &mut obstacles).look(root)?;
+    for process in &mut tree.processes {
+        if let (End::Alive(life), Some(shares)) = (&mut process.end, shares.get(&process.pid)) {
+            life.shares = *shares;
+        }
+    }
+    let Beside { kept, connections, warnings } = put_files(manner.view, files, root, &mut tree, &mut obstacles)?;
+    obstacles.extend(exit_effects::semaphores(manner.view, root).look(root)?);
+    obstacles.extend(exit_effects::robust_locks(manner.view, &tree));
+    torpor_descriptors::ipc::take(manner.view, &mut tree.surroundings).look(root)?;
+    match torpor_descriptors::tmpfs::take(manner.view, root, copier.sink(), manner.go_on) {
+        Ok(found) => tree.surroundings.tmpfs = found,
+        Err(torpor_descriptors::CollectError::Refused(more)) => obstacles.extend(more),
+        Err(torpor_descriptors::CollectError::Stopped) => return Err(CollectError::Stopped),
+        Err(error) => return Err(error.into()),
+    }
+    if !obstacles.is_empty() {
+        return Err(CollectError::Refused(obstacles));
+    }
+    for process in &mut tree.processes {
+        if let End::Alive(life) = &mut process.end {
+            copier.copy(process.pid, &mut life.space)?;
+        }
+    }
+    let pages_end = copier.finish()?.ok_or(CollectError::Stopped)?;
+    let logins = logins::find(&tree.processes, manner.view).look(root)?;
+    translate::translate(&mut tree, manner.view).look(root)?;
+    tree.details.logins = logins::of(&logins, &tree.processes);
+    controls.iter_mut().for_each(|control| control.tid = ids.get(&control.tid).copied().unwrap_or(control.tid));
+    controls.sort_by_key(|control| control.tid);
+    tree.details.controls = controls;
+    let warnings = not_portable::tell(manner.view, &mut tree, warnings);
+    tree.contents = torpor_descriptors::contents(manner.view, &tree, manner.go_on);
+    Ok(Collected { tree, pages_end, kept, connections, warnings })
+}
+
+/// What there is of open files beside the tree; see [`Collected`].
+#[derive(Default)]
+struct Beside {
+    kept: Vec<(FileId, AppFile)>,
+    connections: Vec<AppFile>,
+    warnings: Vec<String>,
+}
+
+/// The ids that the tree itself knows of processes and threads.
+fn ids(view: &View, stopped: &[Stopped], alive: &[(i32, Vec<i32>)]) -> BTreeMap<i32, i32> {
+    let threads = alive.iter().flat_map(|(_, threads)| threads.iter().copied());
+    let ids = stopped.iter().map(|process| process.pid).chain(threads);
+    ids.filter_map(|id| Some((id, view.id(id)?))).collect()
+}
+
+/// Describes open files and shared memory.
+fn open_files(
+    manner: &CaptureOptions<'_>,
+    alive: &[(i32, Vec<i32>)],
+    ids: &BTreeMap<i32, i32>,
+    shared: &[SharedArea],
+    since: Duration,
+    sink: &mut PageSink<'_>,
+) -> Result<torpor_descriptors::Collected, CollectError> {
+    let processes: Vec<i32> = alive.iter().map(|(pid, _)| *pid).collect();
+    let request = torpor_descriptors::Request {
+        processes: &processes,
+        ids,
+        areas: shared,
+        view: manner.view,
+        lock: manner.lock,
+        since,
+        look_only: false,
+        go_on: manner.go_on,
+    };
+    let root = processes.first().copied().unwrap_or(0);
+    match manner.view.within(|| torpor_descriptors::collect(&request, sink)).look(root)? {
+        Err(torpor_descriptors::CollectError::Stopped) => Err(CollectError::Stopped),
+        Err(torpor_descriptors::CollectError::Refused(more)) => Err(CollectError::Refused(more)),
+        other => Ok(other?),
+    }
+}
+
+/// Puts open files and shared memory into the tree.
+fn put_files(
+    view: &View,
+    found: Result<torpor_descriptors::Collected, CollectError>,
+    root: i32,
+    tree: &mut Tree,
+    obstacles: &mut Vec<Blocker>,
+) -> Result<Beside, CollectError> {
+    let mut found = match found {
+        Ok(found) => found,
+        Err(CollectError::Refused(more)) => {
+            obstacles.extend(more);
+            return Ok(Beside::default());
+        }
+        Err(error) => return Err(error),
+    };
+    let alive = tree.processes.iter().filter(|process| process.alive().is_some());
+    let sessions = alive.map(|process| (process.pid, process.session));
+    let terminals = terminals(view, &found.terminals, sessions, obstacles).look(root)?;
+    for process in &mut tree.processes {
+        let End::Alive(life) = &mut process.end else { continue };
+        life.terminal = terminals.get(&process.pid).copied();
+        life.descriptors = found.descriptors.remove(&process.pid).unwrap_or_default();
+        space::rename_shared(&mut life.space, |place| found.areas.get(place as usize).copied().unwrap_or(place));
+    }
+    tree.files = found.files;
+    tree.pipes = found.pipes;
+    tree.memories = found.memories;
+    tree.details = found.details;
+    Ok(Beside { kept: found.kept, connections: found.connections, warnings: found.warnings })
+}
+
+/// Controlling terminals by the sessions' leaders. `processes`: those alive, with their sessions. Who has given up that of its
+/// session is in the way, and in an app, whose sessions are all in the tree, who has another's.
+fn terminals(
+    view: &View,
+    found: &[ControllingTerminal],
+    processes: impl Iterator<Item = (i32, i32)>,
+    obstacles: &mut Vec<Blocker>,
+) -> io::Result<HashMap<i32, (FileId, i32)>> {
+    let terminals: HashMap<_, _> = found.iter().map(|one| (one.session, (one.slave, one.foreground))).collect();
+    for (pid, session) in processes {
+        let what = match (terminals.contains_key(&session), process::has_terminal(pid)?) {
+            (true, false) => "it has given up the controlling terminal of its session",
+            (false, true) if view.keeps_files() => "it has a controlling terminal whose master is not the app's",
+            _ => continue,
+        };
+        obstacles.push(Blocker::new(pid, Place::Process, what, ""));
+    }
+    Ok(terminals)
+}
+
+/// What can be seen of processes that are to be captured.
+pub struct Examined {
+    /// What is in the way.
+    pub obstacles: Vec<Blocker>,
+    /// Open files that would be kept; 0 where some cannot be described.
+    pub kept: usize,
+}
+
+/// Everything that can be seen to be in the way of capturing these processes of an app, which may be frozen and without
+/// their memory. Nothing is touched. Where `go_on` says no, it ends with [`CollectError::Stopped`].
+pub fn examine(view: &View, family: &[Member], go_on: &(dyn Fn() -> bool + Sync)) -> Result<Examined, CollectError> {
+    let mut found = Vec::new();
+    for member in family.iter().filter(|member| !member.ended) {
+        let mut threads = proc::threads(member.pid).look(member.pid)?;
+        threads.sort_by_key(|tid| (*tid != member.pid, *tid));
+        found.push((member.pid, threads));
+    }
+    let root = found.first().map_or(0, |(pid, _)| *pid);
+    let mut obstacles = blockers::find(view, &found).look(root)?;
+    let parents = family.iter().filter(|member| !member.ended).map(|member| (member.pid, member.parent));
+    blockers::shares(&parents.collect(), &mut obstacles).look(root)?;
+    let (mut shared, mut rings) = (Vec::new(), HashSet::new());
+    for (pid, threads) in &found {
+        let Snapshot { mappings, shared: more, obstacles: others, .. } = look(view, *pid, threads, go_on)?;
+        obstacles.extend(others);
+        obstacles.extend(contexts::inherited(*pid, &mappings, &mut rings));
+        shared.extend(more);
+    }
+    let processes: Vec<i32> = found.iter().map(|(pid, _)| *pid).collect();
+    let threads = found.iter().flat_map(|(_, threads)| threads.iter().copied());
+    let ids = family.iter().map(|member| member.pid).chain(threads);
+    let ids = ids.filter_map(|id| Some((id, view.id(id)?))).collect();
+    let request = torpor_descriptors::Request {
+        processes: &processes,
+        ids: &ids,
+        areas: &shared,
+        view,
+        lock: None,
+        since: torpor_process::wait::since::now(),
+        look_only: true,
+        go_on,
+    };
+    let nowhere = File::open("/dev/null").look(root)?;
+    let looked = view.within(|| torpor_descriptors::collect(&request, &mut PageSink::new(&nowhere, 0))).look(root)?;
+    let mut kept = 0;
+    match looked {
+        Ok(files) => {
+            kept = files.kept.len();
+            let sessions = processes.iter().map(|pid| Ok((*pid, process::group_and_session(*pid).look(*pid)?.1)));
+            let sessions = sessions.collect::<Result<Vec<_>, CollectError>>()?;
+            terminals(view, &files.terminals, sessions.into_iter(), &mut obstacles).look(root)?;
+        }
+        Err(torpor_descriptors::CollectError::Refused(more)) => obstacles.extend(more),
+        Err(torpor_descriptors::CollectError::Stopped) => return Err(CollectError::Stopped),
+        Err(error) => return Err(error.into()),
+    }
+    obstacles.extend(exit_effects::semaphores(view, root).look(root)?);
+    Ok(Examined { obstacles, kept })
+}
+
+/// This machine, now.
+fn machine() -> io::Result<Machine> {
+    use rustix::time::{ClockId, clock_gettime};
+    let clock = |id| {
+        let time = clock_gettime(id);
+        time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+    };
+    Ok(Machine {
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        boot: proc::boot()?,
+        realtime_ns: clock(ClockId::Realtime),
+        monotonic_ns: clock(ClockId::Monotonic),
+        boottime_ns: clock(ClockId::Boottime),
+        clock_offsets_ns: [0; 2],
+        wake_after_ns: None,
+    })
+}

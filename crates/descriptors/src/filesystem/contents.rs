@@ -1,0 +1,136 @@
+//! Contents of files as pages of the image.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+use rustix::fs::{OFlags, SeekFrom, fstatfs, seek};
+use rustix::io::Errno;
+use torpor_image::{Content, FormatError, PAGE, REGION_PAGES, Region, checksum};
+use torpor_linux::hugepages::{self, Mapping};
+
+use crate::contract::EachMade;
+use crate::contract::error::MakeError;
+use crate::contract::reason::{Described, Why};
+use crate::filesystem::Charge;
+use torpor_pages::sink::{BATCH_BYTES, PageSink};
+
+/// Copies a file's contents to the image, and `tail` behind its end.
+pub(crate) fn store(
+    fd: BorrowedFd<'_>,
+    bytes: u64,
+    tail: &[u8],
+    sink: &mut PageSink<'_>,
+    go_on: &dyn Fn() -> bool,
+) -> Described<Vec<Region>> {
+    // A descriptor of our own, readable and with its own position, that leaves no trace.
+    let flags = OFlags::NOATIME.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    let mut regions = Vec::new();
+    let mut at = 0;
+    while at < bytes {
+        let data = match seek(&file, SeekFrom::Data(at)) {
+            Ok(data) => data / PAGE * PAGE,
+            Err(Errno::NXIO) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let hole = seek(&file, SeekFrom::Hole(data))?;
+        // It may have shrunk.
+        let end = hole.min(bytes).max(data + 1).next_multiple_of(PAGE);
+        let mut start = data;
+        while start < end {
+            if !go_on() {
+                return Err(Why::Stopped);
+            }
+            let len = (end - start).min(BATCH_BYTES as u64) as usize;
+            let part = sink.room(len).map_err(Why::Write)?;
+            let read = read_all(&file, part, start)?;
+            part[read..].fill(0);
+            if let Some(place) = bytes.checked_sub(start).and_then(|from| part.get_mut(from as usize..)) {
+                let len = place.len().min(tail.len());
+                place[..len].copy_from_slice(&tail[..len]);
+            }
+            sink.keep_all(len / PAGE as usize, |pages, content| {
+                if matches!(content, Content::Stored { .. }) {
+                    let (start, pages) = (start + pages.start as u64 * PAGE, pages.len() as u32);
+                    regions.push(Region { start, pages, writable: true, content });
+                }
+            });
+            start += len as u64;
+        }
+        at = end;
+    }
+    Ok(regions)
+}
+
+/// Reads until `buffer` is full or the file ends; gives how much.
+fn read_all(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<usize> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match file.read_at(&mut buffer[done..], start + done as u64)? {
+            0 => break,
+            read => done += read,
+        }
+    }
+    Ok(done)
+}
+
+/// Writes the stored pages into `file`, which is so many bytes long, after checking them. `behind` writes what is behind the end
+/// of the file in its last page.
+pub(crate) fn fill(
+    file: &File,
+    (bytes, pages): (u64, &[Region]),
+    image: &File,
+    (charge, piece): (Option<&Charge<'_>>, Option<EachMade<'_>>),
+    name: &str,
+    mut behind: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
+) -> Result<(), MakeError> {
+    if let Some(charge) = charge {
+        runs(pages).into_iter().for_each(|run| charge.pages(file.as_fd(), run.start, run.end - run.start));
+    }
+    let huge = mapping(file, pages).map_err(MakeError::at("mapping", name))?;
+    let mut buffer = vec![0; (u64::from(REGION_PAGES) * PAGE) as usize];
+    for region in pages {
+        let Content::Stored { offset, checksum: wanted } = region.content else { continue };
+        let buffer = &mut buffer[..region.bytes() as usize];
+        image.read_exact_at(buffer, offset).map_err(MakeError::Read)?;
+        if checksum(buffer) != wanted {
+            return Err(MakeError::Damaged { what: name.to_owned(), source: FormatError::Checksum("a region") });
+        }
+        if let Some(huge) = &huge {
+            huge.write(region.start, buffer).map_err(MakeError::at("filling", name))?;
+            piece.map_or(Ok(()), |piece| piece())?;
+            continue;
+        }
+        // The last page may be longer than the file.
+        let len = region.bytes().min(bytes.saturating_sub(region.start)) as usize;
+        file.write_all_at(&buffer[..len], region.start).map_err(MakeError::at("filling", name))?;
+        if buffer[len..].iter().any(|byte| *byte != 0) {
+            behind(region.start + len as u64, &buffer[len..]).map_err(MakeError::at("filling", name))?;
+        }
+        piece.map_or(Ok(()), |piece| piece())?;
+    }
+    Ok(())
+}
+
+/// A file of huge pages of a pool, which cannot be written to in any other way, up to its last stored page.
+fn mapping(file: &File, pages: &[Region]) -> std::io::Result<Option<Mapping>> {
+    let about = fstatfs(file)?;
+    let end = pages.last().map_or(0, |last| last.start + last.bytes());
+    let is_huge = about.f_type == hugepages::MAGIC && end > 0;
+    is_huge.then(|| Mapping::new(file, end.next_multiple_of(about.f_bsize.unsigned_abs()))).transpose()
+}
+
+/// Stored pages that lie together.
+fn runs(pages: &[Region]) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for region in pages.iter().filter(|region| matches!(region.content, Content::Stored { .. })) {
+        let end = region.start + region.bytes();
+        match runs.last_mut().filter(|last| last.end == region.start) {
+            Some(last) => last.end = end,
+            None => runs.push(region.start..end),
+        }
+    }
+    runs
+}

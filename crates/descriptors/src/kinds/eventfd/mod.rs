@@ -1,0 +1,28 @@
+//! `eventfd(2)`: a counter.
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::{EventfdFlags, eventfd};
+use torpor_image::tree::{FileKind, OpenFile};
+
+use crate::contract::error::MakeError;
+use crate::contract::reason::Described;
+use crate::list::Info;
+use crate::locks;
+
+pub(crate) fn describe(info: &Info) -> Described<FileKind> {
+    let semaphore = info.number::<u8>("eventfd-semaphore")? != 0;
+    Ok(FileKind::Event { count: info.hexadecimal("eventfd-count")?, semaphore })
+}
+
+pub(crate) fn make(count: u64, semaphore: bool, file: &OpenFile) -> Result<OwnedFd, MakeError> {
+    const NAME: &str = "an eventfd";
+    let mut flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    flags.set(EventfdFlags::SEMAPHORE, semaphore);
+    let fd = eventfd(0, flags).map_err(MakeError::at("making", NAME))?;
+    if count != 0 {
+        rustix::io::write(&fd, &count.to_ne_bytes()).map_err(MakeError::at("filling", NAME))?;
+    }
+    locks::set_flags(&fd, file, NAME)?;
+    Ok(fd)
+}

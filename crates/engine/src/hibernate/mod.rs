@@ -1,0 +1,169 @@
+//! From dozing to warm: the app's processes are ended, a complete image and its parked files stay.
+//!
+//! ```text
+//!        ┌ it dozes on ┐ ┌──────────────── it is awake ─────────────────┐
+//! dozing ─▶ examined ─▶ resident ─▶ activated ─▶ held ─▶ collected ─▶ written ─▶ kept ─▶ named ─▶ ending
+//!                                   journal: Awake                                              │ journal: Ending
+//!                                                     warm ◀─ ended ◀───────────────────────────┘
+//!                                                     journal: Warm
+//! ```
+
+//!
+//! Everything up to `resident` leaves the app dozing: its dozing image is the truth, and memory may be refilled twice. From
+//! `activated` on it counts as awake, though none of its instructions runs: every thread is in the freezer or in a trace stop, and a
+//! crash lets it run on by itself, as after a wake. Anything that it waits for, and any error, ends this, and it runs. Before
+//! `ending` it is frozen again, so that nothing of it runs if we die behind that; from there on the complete image is the
+//! truth, and a crash leaves an app whose processes are still to be ended ([`crate::recover`]).
+//!
+//! System V segments that went into the image are removed with the processes. A crash may leave them, without anybody
+//! attached; then they are used again.
+
+mod activate;
+mod capture;
+mod end;
+mod error;
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use torpor_image::tree::FileId;
+use torpor_linux::closer::AppFile;
+
+pub use self::error::HibernateError;
+use crate::sleep::{Abort, Asleep, Stop, Target, events};
+use crate::target::Parking;
+use torpor_capture::Stopped;
+use torpor_process::sandbox::SandboxHandle;
+use torpor_process::step::{Fault, Step, Timings};
+use torpor_process::threads::WaitHistory;
+
+/// How an app is to become warm.
+pub struct HibernateRequest<'a> {
+    /// Where it lives.
+    pub home: &'a SandboxHandle,
+    /// Where the complete image goes; a file beside it, with `.part` appended, is used until it is complete.
+    pub image: PathBuf,
+    /// Generation of the image, higher than all before.
+    pub generation: u64,
+    /// Tells it to give up.
+    pub abort: &'a Abort,
+    /// Takes its open files.
+    pub parking: &'a dyn Parking,
+}
+
+/// A warm app.
+#[derive(Clone, Debug)]
+pub struct Warm {
+    /// Its complete image.
+    pub image: PathBuf,
+    /// Generation of the image.
+    pub generation: u64,
+    /// Bytes of the image's file.
+    pub image_bytes: u64,
+    /// When a timer must wake it, by `CLOCK_MONOTONIC`.
+    pub wake_at: Option<Duration>,
+    /// What will not survive a reboot, in words. Not known after a crash.
+    pub warnings: Vec<String>,
+}
+
+/// What came of hibernating an app's sleep.
+#[derive(Debug)]
+pub struct HibernateOutcome {
+    /// It is warm, or why not and where it is.
+    pub result: Result<Warm, HibernateError>,
+    /// How long each step took.
+    pub timings: Timings,
+    /// For the next sleep, where it is awake.
+    pub memories: Option<WaitHistory>,
+}
+
+/// Makes a dozing app warm. Runs on one thread from beginning to end, since tracing belongs to a thread.
+pub fn hibernate(target: &Target<'_>, asleep: &Asleep, request: &HibernateRequest<'_>) -> HibernateOutcome {
+    let mut part = request.image.clone().into_os_string();
+    part.push(".part");
+    let mut hibernating = Hibernating {
+        target,
+        asleep,
+        request,
+        timings: Timings::begin(),
+        part: part.into(),
+        stopped: Vec::new(),
+        parked: false,
+        journaled: false,
+        memories: None,
+    };
+    let result = hibernating.run();
+    HibernateOutcome { result, timings: hibernating.timings, memories: hibernating.memories }
+}
+
+struct Hibernating<'a> {
+    target: &'a Target<'a>,
+    asleep: &'a Asleep,
+    request: &'a HibernateRequest<'a>,
+    timings: Timings,
+    part: PathBuf,
+    /// Processes whose threads are in trace stops.
+    stopped: Vec<Stopped>,
+    /// Files may have been parked.
+    parked: bool,
+    /// The journal may say that its processes are being ended.
+    journaled: bool,
+    memories: Option<WaitHistory>,
+}
+
+/// What the part that can be given up has made.
+struct Captured {
+    image_bytes: u64,
+    /// System V segments in the image.
+    segments: Vec<i32>,
+    warnings: Vec<String>,
+    /// Duplicates of what was parked.
+    _kept: Vec<(FileId, AppFile)>,
+}
+
+impl Hibernating<'_> {
+    fn run(&mut self) -> Result<Warm, HibernateError> {
+        let examined = match self.examine()? {
+            Ok(family) => self.sync_files()?.map_or(Ok(family), Err),
+            happened => happened,
+        };
+        self.activate()?;
+        // What has happened is told only once: it must run for it.
+        let captured = examined.map_err(Stop::Aborted).and_then(|family| self.capture(&family));
+        match captured {
+            Ok(captured) => self.end(captured),
+            Err(Stop::Failed(error)) if self.ending() => Err(HibernateError::Ending(Box::new(error))),
+            Err(stop) => Err(HibernateError::Awake(self.give_up(stop))),
+        }
+    }
+
+    fn reached(&mut self, step: Step) -> Result<(), Fault> {
+        self.timings.reached(step, self.target.faults)
+    }
+
+    /// Does something that asks whether to go on; gives what has happened, where that has ended it.
+    fn heeding<T>(&self, work: impl FnOnce(&(dyn Fn() -> bool + Sync)) -> T) -> (T, Option<String>) {
+        let by = Mutex::new(None);
+        let go_on = || match events::happened(&self.asleep.watch, self.request.abort) {
+            Ok(None) => true,
+            Ok(Some(what)) => {
+                *by.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
+                false
+            }
+            // Asked again, and told, afterwards.
+            Err(_) => true,
+        };
+        let done = work(&go_on);
+        (done, by.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn at(&self) -> Step {
+        self.timings.steps().last().map_or(Step::Examined, |(step, _)| *step)
+    }
+
+    /// The complete image is the truth.
+    fn ending(&self) -> bool {
+        self.at() >= Step::Ending
+    }
+}

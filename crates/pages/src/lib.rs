@@ -1,0 +1,8 @@
+//! Pages on their way between processes and images: which pages an image needs, how they get there, how they come back.
+#![forbid(unsafe_code)]
+
+pub mod buffer;
+pub mod copy;
+pub mod refill;
+pub mod sink;
+pub mod write_mode;

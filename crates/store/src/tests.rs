@@ -1,0 +1,204 @@
+//! Kills and power cuts between any two steps: of whatever is done, at most one image of a generation may be restored from, and
+//! none is lost.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use crate::steps::tests::{cut_power, die_after, restart};
+use crate::{Durability, Image, ImageState, Partial, Store};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operation {
+    Begin,
+    Commit,
+    Discard,
+    Consume,
+    Unconsume,
+    Quarantine,
+    Remove,
+}
+
+use Operation::{Begin, Commit, Consume, Discard, Quarantine, Remove, Unconsume};
+
+const OPERATIONS: [Operation; 7] = [Begin, Commit, Discard, Consume, Unconsume, Quarantine, Remove];
+
+/// What may be found of a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    /// In this state.
+    Is(Option<ImageState>),
+    /// Killed between two steps: one of these.
+    Between(Option<ImageState>, Option<ImageState>),
+}
+
+/// Somebody who uses a store until he is killed.
+struct User {
+    store: Store,
+    last: u64,
+    partial: Option<Partial>,
+    image: Option<Image>,
+    known: BTreeMap<u64, Known>,
+}
+
+impl User {
+    fn new(folder: &Path) -> Self {
+        Self { store: Store::of_app(folder), last: 0, partial: None, image: None, known: BTreeMap::new() }
+    }
+
+    /// Does it if it is possible here; false: he is dead.
+    fn does(&mut self, operation: Operation) -> bool {
+        use ImageState::{Committed, Consumed, Partial, Quarantined};
+        let state = |user: &Self| match user.image.as_ref().map(|image| user.known[&image.generation()]) {
+            Some(Known::Is(state)) => state,
+            _ => None,
+        };
+        let (generation, from, to) = match (operation, &self.partial, &self.image, state(self)) {
+            (Begin, None, ..) => (self.last + 1, None, Some(Partial)),
+            (Commit, Some(_), ..) => (self.last, Some(Partial), Some(Committed)),
+            (Discard, Some(_), ..) => (self.last, Some(Partial), None),
+            (Consume, _, Some(image), Some(Committed)) => (image.generation(), Some(Committed), Some(Consumed)),
+            (Unconsume, _, Some(image), Some(Consumed)) => (image.generation(), Some(Consumed), Some(Committed)),
+            (Quarantine, _, Some(image), Some(Committed)) => (image.generation(), Some(Committed), Some(Quarantined)),
+            (Remove, _, Some(image), Some(Committed)) => (image.generation(), Some(Committed), None),
+            _ => return true,
+        };
+        self.known.insert(generation, Known::Between(from, to));
+        let done = match operation {
+            Begin => self.store.begin(generation).and_then(|partial| {
+                self.last = generation;
+                partial.file().write_all_at(&generation.to_ne_bytes(), 0)?;
+                self.partial = Some(partial);
+                Ok(())
+            }),
+            Commit => {
+                let committed = self.partial.take().unwrap().commit(Durability::PowerCuts);
+                committed.map(|image| self.image = Some(image)).map_err(crate::CommitError::into_error)
+            }
+            Discard => self.partial.take().unwrap().discard(),
+            Consume => self.image.as_ref().unwrap().consume(),
+            Unconsume => self.image.as_ref().unwrap().unconsume(),
+            Quarantine => self.image.as_ref().unwrap().quarantine().map(drop),
+            Remove => self.image.as_ref().unwrap().remove(),
+        };
+        if done.is_ok() {
+            self.known.insert(generation, Known::Is(to));
+        }
+        done.is_ok()
+    }
+}
+
+/// In memory where possible: directories are synced all the time.
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// Kills whoever does all this after some steps, cuts the power, and looks. Returns how many steps there were.
+fn tried(operations: &[Operation], steps: u64, lost_renames: usize) -> u64 {
+    let folder = folder();
+    let mut user = User::new(folder.path());
+    die_after(steps);
+    let _all = operations.iter().all(|operation| user.does(*operation));
+    let User { store, known, partial, .. } = user;
+    // Nobody drops anything in a process that was killed.
+    std::mem::forget(partial);
+    let done = restart();
+    let lost = cut_power(lost_renames);
+    let told = format!("{operations:?}, {steps} steps, {lost} renames lost");
+    let entries = store.list().unwrap();
+    for (generation, known) in &known {
+        let found: Vec<_> = entries.iter().filter(|entry| entry.generation() == *generation).collect();
+        assert!(found.len() <= 1, "{told}: {found:?}");
+        let state = found.first().map(|entry| entry.state);
+        match known {
+            Known::Is(expected) if lost == 0 => assert_eq!(state, *expected, "{told}"),
+            Known::Between(from, to) if lost == 0 => assert!(state == *from || state == *to, "{told}: {state:?}"),
+            // A rename that was not synced is undone: that of a quarantine, or one that was interrupted.
+            Known::Is(Some(ImageState::Quarantined)) => {
+                assert!(matches!(state, Some(ImageState::Committed | ImageState::Quarantined)), "{told}: {state:?}");
+            }
+            Known::Is(expected) => assert_eq!(state, *expected, "{told}"),
+            Known::Between(from, to) => assert!(state == *from || state == *to, "{told}: {state:?}"),
+        }
+        let whole = |entry: &&crate::Entry| fs::read(&entry.path).unwrap() == generation.to_ne_bytes();
+        if state != Some(ImageState::Partial) {
+            assert!(found.iter().all(whole), "{told}: its bytes are lost");
+        }
+        // A wake that was killed gives the image back, and it is the same.
+        if state == Some(ImageState::Consumed) {
+            let image = store.image(*generation);
+            image.unconsume().unwrap();
+            assert_eq!(fs::read(image.path()).unwrap(), generation.to_ne_bytes(), "{told}");
+        }
+    }
+    done
+}
+
+#[test]
+fn after_any_steps_no_image_is_lost_and_one_at_most_is_current() {
+    let mut random = 1_u64;
+    let mut next = |below: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % below
+    };
+    let mut sequences: Vec<Vec<Operation>> = vec![
+        vec![Begin, Commit, Consume, Unconsume, Consume],
+        vec![Begin, Discard, Begin, Commit, Quarantine],
+        vec![Begin, Commit, Begin, Consume, Commit, Remove],
+    ];
+    sequences.extend((0..100).map(|_| (0..12).map(|_| OPERATIONS[next(OPERATIONS.len())]).collect()));
+    for operations in &sequences {
+        let all = tried(operations, u64::MAX, 0);
+        for steps in 0..=all {
+            for lost_renames in [0, 1, usize::MAX] {
+                tried(operations, steps, lost_renames);
+            }
+        }
+    }
+}
+
+#[test]
+fn bytes_are_leased_whatever_becomes_of_the_image() {
+    let folder = folder();
+    let header = torpor_image::Header::default().encode();
+    for end in [Consume, Quarantine, Remove] {
+        let store = Store::of_app(folder.path());
+        let partial = store.begin(1).unwrap();
+        partial.file().write_all_at(&header, 0).unwrap();
+        let image = partial.commit(Durability::PowerCuts).unwrap();
+        let lease = image.open().unwrap();
+        match end {
+            Consume => image.consume().unwrap(),
+            Quarantine => drop(image.quarantine().unwrap()),
+            _ => image.remove().unwrap(),
+        }
+        assert!(image.open().is_err(), "{end:?}: it may not be restored from");
+        let mut bytes = vec![0; header.len()];
+        lease.file().read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, header, "{end:?}");
+        let _gone = image.unconsume();
+        image.remove().unwrap();
+    }
+}
+
+#[test]
+fn what_is_not_committed_is_removed() {
+    let folder = folder();
+    let store = Store::of_app(folder.path());
+    drop(store.begin(1).unwrap());
+    assert!(store.list().unwrap().is_empty());
+    store.begin(1).unwrap().discard().unwrap();
+    let first = store.begin(1).unwrap();
+    first.file().write_all_at(b"first", 0).unwrap();
+    std::mem::forget(first);
+    let second = store.begin(1).unwrap();
+    assert_eq!(fs::read(second.path()).unwrap(), b"", "a partial image that was left is not written to");
+    // A panic leaves it to the next start, like a crash.
+    let panicked = std::thread::spawn(move || {
+        let _held = second;
+        std::panic::resume_unwind(Box::new(()));
+    });
+    assert!(panicked.join().is_err());
+    assert_eq!(store.list().unwrap().len(), 1);
+}

@@ -1,0 +1,357 @@
+//! Across a restart of the worker: finding an app again.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use torpor_api::worker::Desired;
+use torpor_engine::{Freezer, ImageError, ImageFile, Phase, Recovered, Source, Target, Warm, Watch, recover};
+use torpor_lifecycle::{Event, Exit, Found, Text};
+use torpor_sandbox::cgroup::Cgroup;
+use torpor_sandbox::{Sandbox, SandboxError, SandboxRecord};
+
+use super::parked;
+use crate::app::adoption::{AdoptError, is_lost, is_ours};
+use crate::app::process_tree::freezer::{SandboxFreezer, is_to_be_frozen};
+use crate::app::process_tree::infer_phase::infer;
+use crate::app::process_tree::operate::{chain, exit_of, text};
+use crate::app::process_tree::sleep_state::{SleepState, WarmApp};
+use crate::app::task::Task;
+use crate::clock;
+use crate::faults::SandboxStep;
+use crate::probes::Sockets;
+
+impl Task {
+    /// Finds what an earlier worker left of the app.
+    ///
+    /// # Errors
+    /// Why that cannot be told now. Nothing of the app was changed then, or only so that it can be tried again.
+    pub(crate) async fn adopt(&mut self) -> Result<(), Text> {
+        let shared = self.shared.clone();
+        tokio::task::block_in_place(|| shared.faults.made(SandboxStep::Begun)).map_err(text)?;
+        let record = read_record(&self.files.sandbox_record(), &self.record.id)
+            .map_err(|error| text(format!("reading the record of its sandbox: {error}")))?;
+        let Some(record) = record else { return self.adopt_unrecorded().await };
+        let sandbox = match Sandbox::adopt(self.shared.launcher.hierarchies(), record.clone()) {
+            Ok(sandbox) => Arc::new(sandbox),
+            Err(error @ SandboxError::Gone { .. }) => {
+                tracing::info!(app = self.record.spec.name, error = %chain(&error), "its processes have ended");
+                self.adopt_ended(&record).await;
+                return Ok(());
+            }
+            Err(error) => return Err(chain(&error)),
+        };
+        self.hold_sandbox(sandbox.clone()).map_err(|error| text(format!("watching its sandbox: {error}")))?;
+        tokio::task::block_in_place(|| self.adopt_output(Some(&sandbox)));
+        self.adopt_network().await;
+        self.settle().await
+    }
+
+    /// Its sandbox has ended.
+    async fn adopt_ended(&mut self, record: &SandboxRecord) {
+        let hierarchies = self.shared.launcher.hierarchies();
+        let cgroup = Cgroup::at(hierarchies, &self.shared.config.instance, &self.record.id);
+        let limit = self.record.spec.limits.memory.map(|limit| limit.0);
+        let exit = exit_of(record.exit_status().ok(), cgroup.oom_kills().unwrap_or(0), limit);
+        tokio::task::block_in_place(|| self.adopt_output(None));
+        // A warm app has no processes that could have ended: its sandbox is gone, its image is not.
+        if self.shared.config.for_teardown {
+            self.clean_up_sandbox().await;
+        } else if !self.adopt_boot_image().await {
+            self.gone(exit).await;
+        }
+    }
+
+    /// There is no record of its sandbox.
+    async fn adopt_unrecorded(&mut self) -> Result<(), Text> {
+        if self.shared.config.for_teardown {
+            // What the next daemon makes a sandbox for needs none to be put away.
+            return Ok(());
+        }
+        let ended = self.end_unrecorded().await?;
+        if !self.adopt_boot_image().await {
+            match ended {
+                true => self.gone(Exit::Unknown).await,
+                false => self.give_up_images("nothing but this image was left of it, and it cannot be used"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends processes of an app of whose sandbox there is no record: they cannot be taken over. Whether its memory was lost with them;
+    /// its images are kept for inspection then.
+    async fn end_unrecorded(&mut self) -> Result<bool, Text> {
+        let name = self.record.spec.name.clone();
+        let cgroup = Cgroup::at(self.shared.launcher.hierarchies(), &self.shared.config.instance, &self.record.id);
+        let processes = match cgroup.processes() {
+            Ok(pids) => pids.len(),
+            Err(error) if error.is_gone() => 0,
+            Err(error) => return Err(chain(&error)),
+        };
+        if processes == 0 {
+            return Ok(false);
+        }
+        let unknown = |error: io::Error| text(format!("looking for its image: {error}"));
+        let image_is_truth = match self.journal.read().map_err(unknown)? {
+            Some(Phase::Ending { .. } | Phase::Warm { .. }) => true,
+            Some(Phase::Awake | Phase::Dropping { .. } | Phase::Dozing { .. }) => false,
+            // As it is inferred where there is a record.
+            None => match self.files.newest(self.owner()).map_err(unknown)? {
+                Some(newest) => match ImageFile::open(&newest.path) {
+                    Ok(image) => image.is_complete() && is_to_be_frozen(&cgroup).map_err(unknown)?,
+                    Err(ImageError::Read(_, error)) if is_ours(&error) => return Err(unknown(error)),
+                    Err(_) => false,
+                },
+                None => false,
+            },
+        };
+        tracing::error!(app = name, processes, "the record of its sandbox is lost: its processes are ended");
+        self.clean_up_sandbox().await;
+        let had_image = self.files.newest(self.owner()).is_ok_and(|newest| newest.is_some());
+        if image_is_truth || !had_image {
+            return Ok(false);
+        }
+        self.lose_images("the record of its sandbox was lost while it dozed");
+        Ok(true)
+    }
+
+    /// Its rules may have been removed while no worker lived.
+    async fn adopt_network(&self) {
+        let wanted = crate::app::process_tree::start::network(&self.record.spec);
+        if let Err(error) = self.shared.network.adopt(self.record.index, &wanted).await {
+            tracing::error!(app = self.record.spec.name, error = %chain(&error), "taking over its network");
+        }
+    }
+
+    /// Goes on reading what the app writes, beginning with what it wrote while no worker lived. Where the keeper was killed
+    /// too, the reading ends are found at the init of its sandbox, and parked again.
+    fn adopt_output(&mut self, sandbox: Option<&Sandbox>) {
+        let (id, name) = (&self.record.id, &self.record.spec.name);
+        match parked::parked_output(&self.shared, id) {
+            Ok(Some(output)) => return self.pump_output(output),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(app = name, error = %chain(&error), "finding its output"),
+        }
+        match sandbox.map(Sandbox::output) {
+            Some(Ok(Some(output))) => {
+                let held = [output[0].as_fd(), output[1].as_fd()];
+                if let Err(error) = parked::park_output(&self.shared, id, held) {
+                    tracing::warn!(app = name, error = %chain(&error), "parking its output again");
+                }
+                self.pump_output(output);
+            }
+            // Its sandbox has ended, or was made by a version whose init holds no output.
+            None | Some(Ok(None)) => tracing::warn!(app = name, "its output is lost with the keeper"),
+            Some(Err(error)) => tracing::warn!(app = name, %error, "finding its output at its init"),
+        }
+    }
+
+    /// Its memory is complete: images that lie here are of wakes and sleeps that are over.
+    fn nothing_found(&mut self) {
+        match self.files.clean_images(None, self.owner()) {
+            Ok(next) => self.generation = next,
+            Err(error) => tracing::warn!(app = self.record.spec.name, %error, "cleaning up its images"),
+        }
+    }
+
+    /// It has no processes, and no image that can be used: what lies here is kept for inspection, unless it ran.
+    fn give_up_images(&mut self, reason: &str) {
+        if !matches!(self.journal.read(), Ok(Some(Phase::Awake))) {
+            self.lose_images(reason);
+        }
+        self.nothing_found();
+    }
+
+    async fn gone(&mut self, exit: Exit) {
+        self.give_up_images("its processes have ended while it slept");
+        self.clean_up_sandbox().await;
+        if self.record.desired == Desired::Up {
+            self.tell(Event::Adopted(Found::Gone(exit))).await;
+        }
+    }
+
+    /// Removes what is left of a sandbox whose init is gone.
+    async fn clean_up_sandbox(&mut self) {
+        if let Err(error) = self.destroy_leftovers().await {
+            tracing::warn!(app = self.record.spec.name, %error, "cleaning up its sandbox");
+        }
+        self.after_exit().await;
+    }
+
+    /// Brings the app to a known state by its journal.
+    async fn settle(&mut self) -> Result<(), Text> {
+        let found = tokio::task::block_in_place(|| self.recovered());
+        match found {
+            Ok((Recovered::Running, _)) => {
+                self.nothing_found();
+                // Whatever is parked of its files, it has itself.
+                self.forget_parked();
+                if let Some(sandbox) = &self.sandbox
+                    && let Err(error) = sandbox.processes_are_back()
+                {
+                    tracing::error!(app = self.record.spec.name, error = %chain(&error), "telling its init");
+                }
+                self.tell(Event::Adopted(Found::Running)).await;
+            }
+            Ok((Recovered::Dozing(asleep), _)) => {
+                self.keep_only(asleep.generation);
+                let next_timer = asleep.wake_at.map(clock::millis);
+                // The old worker may have taken an event and died before it had woken the app.
+                let ready = asleep.watch.ready_now();
+                self.hold_since_written(SleepState::Dozing(asleep));
+                self.tell(Event::Adopted(Found::Dozing { next_timer })).await;
+                self.wake_if(ready).await;
+            }
+            Ok((Recovered::Warm(warm), watch)) => self.found_warm(warm, watch).await?,
+            Err(AdoptError::Unknown(reason)) => return Err(reason),
+            Err(AdoptError::Lost(reason)) => {
+                // Never run it with wrong memory.
+                tracing::error!(app = self.record.spec.name, %reason, "its memory cannot be brought back");
+                self.quarantine_images();
+                self.nothing_found();
+                self.tell(Event::Adopted(Found::Running)).await;
+                self.report_lost(&reason);
+                self.kill();
+            }
+        }
+        Ok(())
+    }
+
+    /// Its processes are ended. Where the keeper has ended too, its open files are lost, and it is housed as after a reboot.
+    /// Without what an earlier worker has watched, nobody knows what came: it is woken.
+    async fn found_warm(&mut self, warm: Warm, watch: Option<Watch>) -> Result<(), Text> {
+        let lost = watch.is_none();
+        let watch =
+            watch.map_or_else(Watch::none, Ok).map_err(|error| text(format!("watching what it waits for: {error}")))?;
+        self.keep_only(warm.generation);
+        let next_timer = warm.wake_at.map(clock::millis);
+        let ready = match parked::parked_files(&self.shared, &self.record.id) {
+            Ok(files) => watch.ready_among(files.values().map(|file| &**file)),
+            Err(error) => Err(io::Error::other(error)),
+        };
+        self.hold_since_written(SleepState::Warm(Box::new(WarmApp::new(warm, watch))));
+        self.tell(Event::Adopted(Found::Warm { next_timer })).await;
+        if self.resuming.is_some() || !self.check_parked() {
+            return Ok(());
+        }
+        if lost {
+            self.tell(Event::Packet(text("what wakes it was lost"))).await;
+        } else {
+            self.wake_if(ready).await;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn keep_only(&mut self, generation: u64) {
+        match self.files.clean_images(Some(generation), self.owner()) {
+            Ok(next) => self.generation = next,
+            Err(error) => tracing::warn!(app = self.record.spec.name, %error, "cleaning up its images"),
+        }
+    }
+
+    fn hold_since_written(&mut self, asleep: SleepState) {
+        let written = std::fs::metadata(asleep.image()).and_then(|file| file.modified());
+        // Where the file system tells no time, it counts as the one that sleeps longest.
+        let since = written.unwrap_or(std::time::SystemTime::UNIX_EPOCH);
+        self.hold(asleep, since);
+    }
+
+    /// The old worker may have taken an event and died before it had woken the app.
+    async fn wake_if(&mut self, ready: io::Result<Option<Source>>) {
+        let cause = match ready {
+            Ok(None) => return,
+            Ok(Some(source)) => format!("an event on {} of process {}", source.what, source.pid),
+            Err(error) => format!("its descriptors cannot be looked at: {error}"),
+        };
+        self.tell(Event::Packet(cause.into())).await;
+    }
+
+    /// What the engine makes of it, and what was watched where that outlives its processes.
+    pub(crate) fn recovered(&mut self) -> Result<(Recovered, Option<Watch>), AdoptError> {
+        let Some(sandbox) = self.sandbox.clone() else {
+            return Err(AdoptError::Unknown(text("its sandbox is not held")));
+        };
+        let freezer = SandboxFreezer::of(&sandbox);
+        let unknown = |what: &str, error: io::Error| AdoptError::Unknown(text(format!("{what}: {error}")));
+        let known = self.journal.read().map_err(|error| unknown("reading its phase", error))?;
+        let phase = match known {
+            Some(phase) => phase,
+            None => self.infer_phase(&freezer)?,
+        };
+        let mut watch = match parked::parked_watch(&self.shared, &self.record.id) {
+            Ok(parked) => parked.map(|(watch, deferred)| {
+                self.deferred = deferred;
+                watch
+            }),
+            Err(error) => {
+                tracing::warn!(app = self.record.spec.name, error = %chain(&error), "finding its descriptors");
+                None
+            }
+        };
+        if known.is_none() {
+            // When its timers are due is lost as well: it is woken.
+            watch = None;
+        }
+        let (generation, warm) = match phase {
+            Phase::Awake => (0, false),
+            Phase::Dropping { generation } | Phase::Dozing { generation, .. } => (generation, false),
+            Phase::Ending { generation, .. } | Phase::Warm { generation, .. } => (generation, true),
+        };
+        let kept = if warm { watch.take() } else { None };
+        let image = self.files.image(generation);
+        if phase != Phase::Awake {
+            // The old worker may have died on the way to `Awake`.
+            self.files.take_back(generation).map_err(|error| unknown(&image.display().to_string(), error))?;
+        }
+        let target = Target {
+            app: self.app_number(),
+            boot: self.shared.boot,
+            freezer: &freezer,
+            journal: &*self.journal,
+            faults: &self.shared.faults,
+        };
+        let recovered = recover(&target, phase, &image, watch);
+        let found = match recovered {
+            Ok(recovered) => Ok((recovered, kept)),
+            // Nothing to freeze any more: it has ended, which its init will tell.
+            Err(_) if !warm && freezer.processes().is_ok_and(|pids| pids.is_empty()) => {
+                if phase != Phase::Awake {
+                    self.lose_images("its processes have ended while it slept");
+                }
+                Ok((Recovered::Running, None))
+            }
+            Err(error) if is_lost(&error, !warm) => Err(AdoptError::Lost(chain(&error))),
+            Err(error) => return Err(AdoptError::Unknown(chain(&error))),
+        };
+        if !matches!(found, Ok((Recovered::Dozing(_) | Recovered::Warm(_), _))) {
+            crate::probes::undefer(&std::mem::take(&mut self.deferred), &Sockets::OfProcesses);
+        }
+        found
+    }
+
+    /// The phase of an app whose phase file is lost.
+    fn infer_phase(&self, freezer: &SandboxFreezer<'_>) -> Result<Phase, AdoptError> {
+        let phase = infer(&self.files, self.owner(), freezer)?;
+        if phase != Phase::Awake {
+            let app = &self.record.spec.name;
+            tracing::error!(app, ?phase, "its phase was lost, and is inferred from its image and its processes");
+        }
+        Ok(phase)
+    }
+}
+
+/// The record of the sandbox of app `id`. None: there is none, or there is something else in its place, which counts as lost.
+fn read_record(path: &Path, id: &str) -> io::Result<Option<SandboxRecord>> {
+    let read = crate::files::read(path).and_then(|bytes| Ok(serde_json::from_slice::<SandboxRecord>(&bytes)?));
+    let error = match read {
+        Ok(record) if record.id == id => return Ok(Some(record)),
+        Ok(_) => io::Error::new(io::ErrorKind::InvalidData, "it is the record of another app's sandbox"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if is_ours(&error) => return Err(error),
+        Err(error) => error,
+    };
+    // No regular file, or contents that are no record of this app's.
+    tracing::error!(path = %path.display(), %error, "the record of a sandbox is damaged");
+    Ok(None)
+}

@@ -1,0 +1,195 @@
+//! What each page says, and its tables.
+
+use super::table::{Column, Lines, Table};
+
+/// A page.
+pub(super) struct About {
+    /// Of the result and of the page's file.
+    pub(super) name: &'static str,
+    pub(super) title: &'static str,
+    pub(super) text: &'static str,
+    pub(super) tables: &'static [Table],
+    /// What a reader must know to judge the numbers.
+    pub(super) notes: &'static str,
+}
+
+const FIRST_BYTE: &[Column] = &[
+    ("never slept", "never-slept", "running", None),
+    ("dozing", "torpor", "dozing", None),
+    ("warm", "torpor", "warm", None),
+    ("after a reboot", "torpor", "rebooted", None),
+    ("CRIU", "criu", "image", None),
+    ("runc + CRIU", "runc+criu", "image", None),
+    ("cold start", "cold-start", "stopped", None),
+];
+const WAKE: &[Column] = &[
+    ("dozing", "torpor", "dozing", None),
+    ("warm", "torpor", "warm", None),
+    ("after a reboot", "torpor", "rebooted", None),
+    ("dozing, image read from disk", "torpor", "dozing", Some("wake_uncached")),
+    ("warm, image read from disk", "torpor", "warm", Some("wake_uncached")),
+];
+const FALLING_ASLEEP: &[Column] = &[
+    ("frozen, going to doze", "torpor", "dozing", Some("capture_frozen")),
+    ("from dozing to warm", "torpor", "warm", Some("hibernate")),
+];
+const MEMORY: &[Column] = &[
+    ("awake", "torpor", "dozing", Some("private_before")),
+    ("dozing", "torpor", "dozing", Some("private_asleep")),
+    ("warm", "torpor", "warm", Some("private_asleep")),
+    ("image, dozing", "torpor", "dozing", Some("image_asleep")),
+    ("image, warm", "torpor", "warm", Some("image_asleep")),
+];
+const TREES: &[Column] = &[
+    ("Torpor", "torpor", "image", None),
+    ("CRIU", "criu", "image", None),
+    ("runc + CRIU", "runc+criu", "image", None),
+];
+const DURABLE: &[Column] = &[
+    TREES[0],
+    TREES[1],
+    TREES[2],
+    ("plain copy", "copy", "image", Some("copy")),
+    ("plain copy, direct I/O", "copy", "image", Some("direct")),
+];
+const NOISY: &[Column] = &[
+    ("dozing, alone", "alone", "dozing", None),
+    ("dozing, beside writers", "beside-writers", "dozing", None),
+    ("warm, alone", "alone", "warm", None),
+    ("warm, beside writers", "beside-writers", "warm", None),
+];
+const DOZING: &[Column] = &[("dozing", "torpor", "dozing", None)];
+const WARM: &[Column] = &[("warm", "torpor", "warm", None)];
+const SANDBOX: &[Column] =
+    &[("in the sandbox", "torpor", "running", None), ("plain process", "plain", "running", None)];
+
+const fn programs(heading: &'static str, metric: &'static str, per: f64, columns: &'static [Column]) -> Table {
+    Table { heading, lines: Lines::Programs(metric, per), columns }
+}
+
+const fn metrics(
+    heading: &'static str,
+    metrics: &'static [(&'static str, &'static str, f64)],
+    columns: &'static [Column],
+) -> Table {
+    Table { heading, lines: Lines::Metrics(metrics), columns }
+}
+
+/// Parts of the memory of a sleeping app.
+const PARTS: &[(&str, &str, f64)] = &[
+    ("anonymous memory of apps and worker", "part_anonymous", 1.0),
+    ("kernel slabs", "part_Slab", 1.0),
+    ("kernel stacks", "part_KernelStack", 1.0),
+    ("page tables", "part_PageTables", 1.0),
+    ("per-CPU memory", "part_Percpu", 1.0),
+    ("shared memory", "part_Shmem", 1.0),
+    ("images in the page cache", "memory_cached_images", 1.0),
+    ("everything", "memory", 1.0),
+];
+/// What else is measured with many apps.
+const DENSE: &[(&str, &str, f64)] = &[
+    ("number of apps", "apps", 1.0),
+    ("create an app and put it to sleep, ms", "create_and_sleep", 1.0),
+    ("from a request to the first byte of the answer, ms", "first_byte", 1000.0),
+    ("CPU time of the daemon while all sleep, % of one core", "worker_cpu", 1.0),
+    ("open descriptors of the daemon for each app", "worker_descriptors", 1.0),
+    ("from the start of the daemon after a reboot until all are back, ms", "up_after_reboot", 1.0),
+];
+const IMAGES: &str = "Images in the page cache are limited for all apps together (`[memory] cached_images`), so their share decreases with the \
+                      number of apps.";
+
+pub(super) const ABOUT: [About; 6] = [
+    About {
+        name: "wake",
+        title: "Time to the first byte",
+        text: "A client opens a connection to a sleeping app, sends a request, and measures the time until the first byte of the answer. \
+               The machine is idle for the same time before each request, for all subjects. *Never slept* is the same app, kept awake. \
+               *After a reboot* is an app that was warm when the machine was restarted. The peers run the same program and restore it \
+               with the same state; their time includes the restore command. *Cold start* starts the program from the beginning, without \
+               its state: redis without its data.",
+        tables: &[
+            programs("Time to the first byte, ms", "first_byte", 1000.0, FIRST_BYTE),
+            programs("The wake itself: from the event to the first instruction, ms", "wake", 1000.0, WAKE),
+            programs("Falling asleep, ms", "capture_frozen", 1000.0, FALLING_ASLEEP),
+            programs("Private memory and size of the image, kB", "private_asleep", 1.0, MEMORY),
+        ],
+        notes: "A program that falls asleep is frozen while its memory is copied and synced to disk; a packet ends that at once. Virtual \
+                machines return free memory to their host and get it back slowly, so a wake that needs many free pages can take \
+                noticeably longer there.",
+    },
+    About {
+        name: "trees",
+        title: "Checkpoint and restore of process trees",
+        text: "`torpor checkpoint` and `torpor restore` of plain process trees, beside CRIU, and beside runc + CRIU with the same tree in \
+               a container. `10x64x1` is a tree of 10 processes with 64 threads each and 1 MB of memory in all. *Durable* includes the \
+               time to sync the image. The image of `torpor checkpoint` is always synced; those of the peers are not, so the benchmark \
+               syncs them. Images are restored from the page cache. A *plain copy* reads the memory of the tree, writes it to a file and \
+               syncs the file.",
+        tables: &[
+            programs("Checkpoint, ms", "checkpoint", 1.0, TREES),
+            programs("Checkpoint, durable, ms", "durable", 1.0, DURABLE),
+            programs("Restore, ms", "restore", 1.0, TREES),
+            programs("From the start of the restore to the answer of every thread, ms", "all_answer", 1.0, TREES),
+            programs("Size of the image, kB", "image", 1.0, TREES),
+        ],
+        notes: "",
+    },
+    About {
+        name: "density",
+        title: "Memory of many dozing apps",
+        text: "The memory of the machine that each further dozing lighttpd takes, everything counted, and the CPU time of the daemon while \
+               all of them sleep.",
+        tables: &[metrics("Memory of each app, kB", PARTS, DOZING), metrics("Times and counts", DENSE, DOZING)],
+        notes: IMAGES,
+    },
+    About {
+        name: "density-warm",
+        title: "Memory of many warm apps",
+        text: "The memory of the machine that each further warm lighttpd takes, everything counted, the CPU time of the daemon while all of \
+               them sleep, and the time until the daemon serves all of them after a reboot. The apps that are woken for the \
+               time to the first byte run when the machine goes down, so they start from the beginning.",
+        tables: &[metrics("Memory of each app, kB", PARTS, WARM), metrics("Times and counts", DENSE, WARM)],
+        notes: IMAGES,
+    },
+    About {
+        name: "noisy",
+        title: "Wakes beside apps that write without end",
+        text: "The time to the first byte of a sleeping lighttpd, first alone, and then beside apps that write to their standard output and \
+               standard error as fast as they can. Torpor limits the rate at which it keeps output (`[logs] rate`) and drops the rest.",
+        tables: &[
+            programs("Time to the first byte, ms", "first_byte", 1000.0, NOISY),
+            programs("The wake itself: from the event to the first instruction, ms", "wake", 1000.0, NOISY),
+        ],
+        notes: "",
+    },
+    About {
+        name: "cost",
+        title: "Cost of the sandbox",
+        text: "What a program that is awake pays for its sandbox (namespaces, system-call filter, overlay file system, veth pair and nftables), \
+               beside the same program as a plain process. A *system call* is a cheap one (`getppid`); *open, read, close* is of a small \
+               part of a file; a *UDP round trip* is between a client on the same machine and the program.",
+        tables: &[
+            metrics(
+                "Sandbox / plain process",
+                &[
+                    ("computing", "computing_ratio", 1.0),
+                    ("system call", "system_call_ratio", 1.0),
+                    ("open, read, close", "open_read_close_ratio", 1.0),
+                    ("UDP round trip", "udp_ping_ratio", 1.0),
+                ],
+                &[("ratio", "torpor", "running", None)],
+            ),
+            metrics(
+                "Times",
+                &[
+                    ("computing (20 million steps), ms", "computing", 1e6),
+                    ("system call, ns", "system_call", 1.0),
+                    ("open, read, close, ns", "open_read_close", 1.0),
+                    ("UDP round trip, µs", "udp_ping", 1.0),
+                ],
+                SANDBOX,
+            ),
+        ],
+        notes: "",
+    },
+];

@@ -7,24 +7,25 @@
 //! ```
 //! An event is broadcast only after it is stored, so a follower that falls behind, or comes back with `since`, misses none
 //! of those still kept. Where events cannot be stored, as on a full disk, up to [`UNSTORED`] of them wait and are tried again.
-//! A crash loses at most the events that were not stored yet.
+//! A crash loses at most the events that were not stored yet. A reader first waits until what had happened when it asked is
+//! stored: who removes an app and then reads the events finds the removal.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_core::Stream;
-use futures_util::StreamExt;
 use futures_util::stream;
+use futures_util::{FutureExt, StreamExt};
 use jiff::Timestamp;
 use serde_json::Value;
-use tokio::sync::{broadcast, mpsc, watch};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use torpor_api::events as kinds;
 use torpor_api::view::Event;
 use torpor_api::wire::EventQuery;
 use torpor_api::worker::BoxStream;
-use tracing::error;
+use tracing::{error, warn};
 
 use crate::error::StoreError;
 use crate::hub::Hub;
@@ -40,6 +41,10 @@ const BATCH: usize = 256;
 const UNSTORED: usize = 4096;
 /// Between two tries to store them.
 const STORE_AGAIN: Duration = Duration::from_secs(1);
+/// Readers that may wait for the recorder before the next one waits to wait.
+const READERS: usize = 64;
+/// How long a reader waits for the recorder before it reads what is stored by then.
+const FLUSHED: Duration = Duration::from_secs(1);
 /// Events read from the database at a time.
 const PAGE: u32 = 512;
 
@@ -49,6 +54,8 @@ pub(crate) struct EventLog {
     store: Store,
     own: mpsc::Sender<Event>,
     stored: broadcast::Sender<Arc<Event>>,
+    /// Answered once everything that had happened before is stored.
+    flush: mpsc::Sender<oneshot::Sender<()>>,
     /// Ends the recorder once it has nothing left to store.
     enough: watch::Sender<bool>,
     /// False once the recorder has ended.
@@ -60,6 +67,7 @@ pub(crate) struct Recorder {
     store: Store,
     own: mpsc::Receiver<Event>,
     stored: broadcast::Sender<Arc<Event>>,
+    flush: mpsc::Receiver<oneshot::Sender<()>>,
     enough: watch::Receiver<bool>,
     recording: watch::Sender<bool>,
 }
@@ -68,16 +76,18 @@ impl EventLog {
     pub(crate) fn new(store: Store) -> (Self, Recorder) {
         let (own, own_out) = mpsc::channel(WAITING);
         let (stored, _) = broadcast::channel(BEHIND);
+        let (flush, flush_out) = mpsc::channel(READERS);
         let (enough, enough_out) = watch::channel(false);
         let (recording_in, recording) = watch::channel(true);
         let recorder = Recorder {
             store: store.clone(),
             own: own_out,
             stored: stored.clone(),
+            flush: flush_out,
             enough: enough_out,
             recording: recording_in,
         };
-        (Self { store, own, stored, enough, recording }, recorder)
+        (Self { store, own, stored, flush, enough, recording }, recorder)
     }
 
     /// Notes something that the hub did itself.
@@ -96,8 +106,23 @@ impl EventLog {
         let _ = recording.wait_for(|recording| !*recording).await;
     }
 
+    /// Waits until what has happened so far is stored, at most [`FLUSHED`].
+    async fn flush(&self) {
+        let (flushed_in, flushed) = oneshot::channel();
+        let wait = async {
+            // An error means that the recorder has ended: it has stored what it had.
+            if self.flush.send(flushed_in).await.is_ok() {
+                let _ = flushed.await;
+            }
+        };
+        if tokio::time::timeout(FLUSHED, wait).await.is_err() {
+            warn!("events are slow to be stored; the last ones may be missing in an answer");
+        }
+    }
+
     /// The events that a query asks for.
     pub(crate) async fn read(&self, query: EventQuery) -> Result<impl Stream<Item = Event> + Send + use<>, StoreError> {
+        self.flush().await;
         // Subscribed before the first read, so that nothing falls between.
         let follow = query.follow.then(|| self.stored.subscribe());
         let tail = match query.tail {
@@ -158,17 +183,34 @@ impl Reader {
 impl Recorder {
     /// Stores events until it is told to end, then those that are already there.
     pub(crate) async fn run(self, worker: BoxStream<Event>, hub: Weak<Hub>) {
-        let Self { store, own, stored, mut enough, recording } = self;
+        let Self { store, own, stored, mut flush, mut enough, recording } = self;
         // The hub's own channel never ends before the hub; a worker's stream that ends must not end it.
         let merged = stream::select(worker, ReceiverStream::new(own));
         let mut batches = std::pin::pin!(merged.ready_chunks(BATCH));
         let mut unstored: Vec<Event> = Vec::new();
+        let mut readers: Vec<oneshot::Sender<()>> = Vec::new();
         loop {
-            let next = tokio::select! {
-                biased;
-                next = batches.next() => next,
-                _ = enough.wait_for(|enough| *enough) => break,
-                () = tokio::time::sleep(STORE_AGAIN), if !unstored.is_empty() => Some(Vec::new()),
+            let next = if readers.is_empty() {
+                tokio::select! {
+                    biased;
+                    next = batches.next() => next,
+                    Some(reader) = flush.recv() => {
+                        readers.push(reader);
+                        continue;
+                    }
+                    _ = enough.wait_for(|enough| *enough) => break,
+                    () = tokio::time::sleep(STORE_AGAIN), if !unstored.is_empty() => Some(Vec::new()),
+                }
+            } else {
+                // What had happened when they asked is ready by now. Unconstrained, or the task's budget could hide it.
+                match tokio::task::unconstrained(batches.next()).now_or_never() {
+                    Some(next) => next,
+                    None => {
+                        // An error means that the reader is gone.
+                        readers.drain(..).for_each(|reader| drop(reader.send(())));
+                        continue;
+                    }
+                }
             };
             let Some(mut events) = next else { break };
             // The streams take turns, whichever event came first.
@@ -184,6 +226,8 @@ impl Recorder {
                     error!(lost, "too many events cannot be stored");
                     unstored.drain(..lost);
                 }
+                // Who reads gets what is stored.
+                readers.clear();
                 continue;
             }
             for event in unstored.drain(..) {

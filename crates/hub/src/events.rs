@@ -107,7 +107,7 @@ impl EventLog {
     }
 
     /// Waits until what has happened so far is stored, at most [`FLUSHED`].
-    async fn flush(&self) {
+    pub(crate) async fn flush(&self) {
         let (flushed_in, flushed) = oneshot::channel();
         let wait = async {
             // An error means that the recorder has ended: it has stored what it had.
@@ -120,9 +120,8 @@ impl EventLog {
         }
     }
 
-    /// The events that a query asks for.
+    /// The stored events that a query asks for.
     pub(crate) async fn read(&self, query: EventQuery) -> Result<impl Stream<Item = Event> + Send + use<>, StoreError> {
-        self.flush().await;
         // Subscribed before the first read, so that nothing falls between.
         let follow = query.follow.then(|| self.stored.subscribe());
         let tail = match query.tail {
@@ -206,8 +205,10 @@ impl Recorder {
                 match tokio::task::unconstrained(batches.next()).now_or_never() {
                     Some(next) => next,
                     None => {
-                        // An error means that the reader is gone.
-                        readers.drain(..).for_each(|reader| drop(reader.send(())));
+                        for reader in readers.drain(..) {
+                            // An error means that the reader is gone.
+                            let _ = reader.send(());
+                        }
                         continue;
                     }
                 }

@@ -148,6 +148,7 @@ impl Hub {
         &self,
         mut query: EventQuery,
     ) -> Result<impl Stream<Item = Event> + Send + use<>, ApiError> {
+        self.events.flush().await;
         if let Some(app) = &query.app
             && self.store.events_after(0, Some(app), 1).await?.is_empty()
         {

@@ -349,6 +349,22 @@ async fn logs_and_events_stream_and_end_with_the_hub() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reader_of_events_finds_all_that_happened_before_it_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    // More at once than are stored in one transaction.
+    for (round, count) in [1, 1, 1000, 1, 300].into_iter().enumerate() {
+        let app = format!("app-{round}");
+        for _ in 0..count {
+            running.worker.emit(&app, "woken");
+        }
+        let query = EventQuery { app: Some(app), ..EventQuery::default() };
+        assert_eq!(kinds(&running, query).await.len(), count, "in round {round}");
+    }
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn followers_that_fall_behind_miss_nothing_and_old_events_go() {
     /// Fewer than are kept, so that one who is behind by all of them still misses none; and more than are kept.
     const KEPT: usize = 9_000;

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 use std::io;
 
-use super::mappings::Mapping;
 use super::remote::Remote;
 use super::requests::UnderWay;
 use torpor_proc::maps::Area;
+use torpor_proc::smaps::Mapping;
 use torpor_process::aio;
 use torpor_process::blocker::{Blocker, Place};
 use torpor_process::trace::TraceError;

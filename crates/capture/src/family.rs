@@ -39,7 +39,7 @@ pub fn family(home: &SandboxHandle, pids: &[i32], obstacles: &mut Vec<Blocker>) 
         }
         below.entry(parent).or_default().push(Member { pid: *pid, parent, ended: false });
         for child in children(*pid)? {
-            if !pids.contains(&child) && proc::stat(&format!("/proc/{child}/stat"))?.state == 'Z' {
+            if !pids.contains(&child) && proc::stat::read(&format!("/proc/{child}/stat"))?.state == 'Z' {
                 below.entry(*pid).or_default().push(Member { pid: child, parent: *pid, ended: true });
             }
         }
@@ -66,7 +66,7 @@ pub fn family(home: &SandboxHandle, pids: &[i32], obstacles: &mut Vec<Blocker>) 
 fn inside(pid: i32) -> io::Result<i32> {
     let path = format!("/proc/{pid}/status");
     let text = proc::read(&path)?;
-    let ids = proc::field(&text, "NSpid").and_then(|ids| ids.split_ascii_whitespace().next_back()?.parse().ok());
+    let ids = proc::field(&text, "NSpid").and_then(|ids| proc::numbers(ids)?.pop());
     ids.ok_or_else(|| proc::unexpected(&path))
 }
 
@@ -95,7 +95,7 @@ pub fn hold(family: &[Member]) -> Result<Vec<Stopped>, CollectError> {
 pub fn without_leaders(family: &[Member]) -> Result<Vec<Blocker>, CollectError> {
     let mut found = Vec::new();
     for member in family.iter().filter(|member| !member.ended) {
-        let stat = proc::stat(&format!("/proc/{0}/task/{0}/stat", member.pid)).look(member.pid)?;
+        let stat = proc::stat::read(&format!("/proc/{0}/task/{0}/stat", member.pid)).look(member.pid)?;
         if matches!(stat.state, 'Z' | 'X') {
             let what = "its first thread has ended while others live on";
             found.push(Blocker::new(member.pid, Place::Process, what, ""));

@@ -15,7 +15,6 @@ mod guards;
 mod keyring;
 mod landlock;
 mod logins;
-mod mappings;
 mod not_portable;
 mod pages;
 mod policy;
@@ -180,15 +179,13 @@ pub fn collect_as(
     let (lives, mut controls) = lives?;
     for (process, life) in stopped.iter().zip(lives) {
         let pid = process.pid;
-        let (group, session) = process::group_and_session(pid).look(pid)?;
+        let stat = proc::stat::read(&format!("/proc/{pid}/stat")).look(pid)?;
         let end = match (&process.alive, life) {
             (Some(_), Some(life)) => End::Alive(Box::new(life)),
             (Some(_), None) => continue,
-            (None, _) => {
-                End::Zombie { status: process::exit_status(pid).look(pid)?, name: thread::name(pid, pid).look(pid)? }
-            }
+            (None, _) => End::Zombie { status: stat.exit_status, name: thread::name(pid, pid).look(pid)? },
         };
-        tree.processes.push(Process { pid, parent: process.parent, group, session, end });
+        tree.processes.push(Process { pid, parent: process.parent, group: stat.group, session: stat.session, end });
     }
     let parents = stopped.iter().filter(|process| process.alive.is_some()).map(|process| (process.pid, process.parent));
     let shares = blockers::shares(&parents.collect(), &mut obstacles).look(root)?;
@@ -286,9 +283,8 @@ fn put_files(
         }
         Err(error) => return Err(error),
     };
-    let alive = tree.processes.iter().filter(|process| process.alive().is_some());
-    let sessions = alive.map(|process| (process.pid, process.session));
-    let terminals = terminals(view, &found.terminals, sessions, obstacles).look(root)?;
+    let alive = tree.processes.iter().filter(|process| process.alive().is_some()).map(|process| process.pid);
+    let terminals = terminals(view, &found.terminals, alive, obstacles).look(root)?;
     for process in &mut tree.processes {
         let End::Alive(life) = &mut process.end else { continue };
         life.terminal = terminals.get(&process.pid).copied();
@@ -302,17 +298,18 @@ fn put_files(
     Ok(Beside { kept: found.kept, connections: found.connections, warnings: found.warnings })
 }
 
-/// Controlling terminals by the sessions' leaders. `processes`: those alive, with their sessions. Who has given up that of its
+/// Controlling terminals by the sessions' leaders. `processes`: those alive. Who has given up that of its
 /// session is in the way, and in an app, whose sessions are all in the tree, who has another's.
 fn terminals(
     view: &View,
     found: &[ControllingTerminal],
-    processes: impl Iterator<Item = (i32, i32)>,
+    processes: impl Iterator<Item = i32>,
     obstacles: &mut Vec<Blocker>,
 ) -> io::Result<HashMap<i32, (FileId, i32)>> {
     let terminals: HashMap<_, _> = found.iter().map(|one| (one.session, (one.slave, one.foreground))).collect();
-    for (pid, session) in processes {
-        let what = match (terminals.contains_key(&session), process::has_terminal(pid)?) {
+    for pid in processes {
+        let stat = proc::stat::read(&format!("/proc/{pid}/stat"))?;
+        let what = match (terminals.contains_key(&stat.session), stat.terminal != 0) {
             (true, false) => "it has given up the controlling terminal of its session",
             (false, true) if view.keeps_files() => "it has a controlling terminal whose master is not the app's",
             _ => continue,
@@ -335,7 +332,7 @@ pub struct Examined {
 pub fn examine(view: &View, family: &[Member], go_on: &(dyn Fn() -> bool + Sync)) -> Result<Examined, CollectError> {
     let mut found = Vec::new();
     for member in family.iter().filter(|member| !member.ended) {
-        let mut threads = proc::threads(member.pid).look(member.pid)?;
+        let mut threads = proc::processes::threads(member.pid).look(member.pid)?;
         threads.sort_by_key(|tid| (*tid != member.pid, *tid));
         found.push((member.pid, threads));
     }
@@ -370,9 +367,7 @@ pub fn examine(view: &View, family: &[Member], go_on: &(dyn Fn() -> bool + Sync)
     match looked {
         Ok(files) => {
             kept = files.kept.len();
-            let sessions = processes.iter().map(|pid| Ok((*pid, process::group_and_session(*pid).look(*pid)?.1)));
-            let sessions = sessions.collect::<Result<Vec<_>, CollectError>>()?;
-            terminals(view, &files.terminals, sessions.into_iter(), &mut obstacles).look(root)?;
+            terminals(view, &files.terminals, processes.iter().copied(), &mut obstacles).look(root)?;
         }
         Err(torpor_descriptors::CollectError::Refused(more)) => obstacles.extend(more),
         Err(torpor_descriptors::CollectError::Stopped) => return Err(CollectError::Stopped),

@@ -42,35 +42,6 @@ pub(super) fn parse_limits(text: &str) -> Option<Vec<Limit>> {
     LIMITS.iter().map(limit).collect()
 }
 
-/// Process group and session.
-pub(super) fn group_and_session(pid: i32) -> io::Result<(i32, i32)> {
-    let stat = proc::stat(&format!("/proc/{pid}/stat"))?;
-    Ok((stat.group, stat.session))
-}
-
-/// It has a controlling terminal.
-pub(super) fn has_terminal(pid: i32) -> io::Result<bool> {
-    let path = format!("/proc/{pid}/stat");
-    let text = proc::read(&path)?;
-    terminal(&text).map(|terminal| terminal != "0").ok_or_else(|| proc::unexpected(&path))
-}
-
-/// After the name: state, parent, group, session, terminal.
-pub(super) fn terminal(stat: &str) -> Option<&str> {
-    proc::after_name(stat)?.split_ascii_whitespace().nth(4)
-}
-
-/// Status of a process that has ended and has not been asked for, as `waitpid` will give it.
-pub(super) fn exit_status(pid: i32) -> io::Result<i32> {
-    let path = format!("/proc/{pid}/stat");
-    let text = proc::read(&path)?;
-    last_field(&text).ok_or_else(|| proc::unexpected(&path))
-}
-
-pub(super) fn last_field(stat: &str) -> Option<i32> {
-    stat.trim_end().rsplit(' ').next()?.parse().ok()
-}
-
 /// A number in a file of its own under `/proc/PID`.
 pub(super) fn number(pid: i32, file: &str) -> io::Result<i32> {
     let path = format!("/proc/{pid}/{file}");
@@ -93,11 +64,6 @@ mod tests {
         let found = limits(pid).unwrap();
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         assert_eq!((found[7].soft, found[7].hard), (files.current.unwrap(), files.maximum.unwrap()));
-        let (group, session) = group_and_session(pid).unwrap();
-        let status = proc::read("/proc/self/status").unwrap();
-        let shown = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
-        // Either is 0 if its leader is outside of the pid namespace.
-        assert_eq!([group, session].map(|id| id.to_string()), [shown("NSpgid:"), shown("NSsid:")]);
         number(pid, "oom_score_adj").unwrap();
         assert_eq!(hexadecimal(pid, "personality").unwrap(), 0);
         assert!(parse_limits("Max cpu time unlimited").is_none());

@@ -10,10 +10,10 @@ use std::thread::Builder;
 use torpor_image::tree::{AddressSpace, Limit, PathState};
 
 use super::credentials::{Status, status};
-use super::mappings::{Mapping, mappings};
 use super::{CollectError, Look, blockers, process, space};
 use torpor_descriptors::SharedArea;
 use torpor_proc::maps::Area;
+use torpor_proc::smaps::{Mapping, mappings};
 use torpor_process::blocker::{Blocker, Place};
 use torpor_process::view::{View, identity};
 

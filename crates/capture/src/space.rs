@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use rustix::io::Errno;
 use torpor_image::tree::{AddressSpace, Advice, Area, Backing, Executable, Layout, MemoryPolicy, PathState};
 
-use super::mappings::Mapping;
 use super::{CollectError, Look};
 use torpor_descriptors::{SharedArea, removed, state};
 use torpor_proc as proc;
+use torpor_proc::smaps::Mapping;
 use torpor_process::aio;
 use torpor_process::blocker::{Blocker, Place};
 use torpor_process::threads::RemoteMemory;
@@ -243,13 +243,9 @@ fn layout(pid: i32, heap_end: u64) -> Result<Layout, CollectError> {
     let look = |error| TraceError::Look(pid, error);
     let path = format!("/proc/{pid}/stat");
     let text = proc::read(&path).map_err(look)?;
-    let fields = proc::after_name(&text).ok_or_else(|| look(proc::unexpected(&path)))?;
-    // The first of these is field 3.
-    let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
-    let field = |n: usize| {
-        let value = fields.get(n - 3).and_then(|field| field.parse::<u64>().ok());
-        value.ok_or_else(|| look(proc::unexpected(&path)))
-    };
+    let unexpected = || look(proc::unexpected(&path));
+    let fields = proc::stat::Fields::of(&text).ok_or_else(unexpected)?;
+    let field = |number| fields.get::<u64>(number).ok_or_else(unexpected);
     let auxiliary = fs::read(format!("/proc/{pid}/auxv")).map_err(look)?;
     let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
     Ok(Layout {

@@ -44,15 +44,14 @@ pub fn pids(root: i32) -> io::Result<Vec<i32>> {
 }
 
 pub(super) fn children(pid: i32) -> io::Result<Vec<i32>> {
-    children_of(pid, &gone_is_none(proc::threads(pid))?)
+    children_of(pid, &gone_is_none(proc::processes::threads(pid))?)
 }
 
 /// Children of these threads of a process.
 fn children_of(pid: i32, threads: &[i32]) -> io::Result<Vec<i32>> {
     let mut found = Vec::new();
     for tid in threads {
-        let Some(text) = gone(proc::read(&format!("/proc/{pid}/task/{tid}/children")))? else { continue };
-        found.extend(text.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+        found.extend(gone_is_none(proc::processes::children(pid, *tid))?);
     }
     Ok(found)
 }
@@ -82,7 +81,7 @@ struct Tree {
 /// Stops every thread of the tree below `root`. `before` is what was seen of it just now.
 pub fn stop(root: i32, before: &[i32]) -> Result<Vec<Stopped>, CollectError> {
     let look = |pid| move |error| CollectError::from(TraceError::Look(pid, error));
-    proc::stat(&format!("/proc/{root}/stat")).map_err(look(root))?;
+    proc::stat::read(&format!("/proc/{root}/stat")).map_err(look(root))?;
     let mut tree = Tree { order: vec![root], ..Tree::default() };
     tree.parents.insert(root, 0);
     // All at once: while one stops, the others are asked. Who is found here and is not of the tree any more is let go
@@ -117,7 +116,7 @@ impl Tree {
         let mut asked = Vec::new();
         for pid in pids {
             let known: HashSet<i32> = self.threads.get(pid).into_iter().flatten().map(|t| t.tracee.thread()).collect();
-            for tid in gone_is_none(proc::threads(*pid)).map_err(|error| TraceError::Look(*pid, error))? {
+            for tid in gone_is_none(proc::processes::threads(*pid)).map_err(|error| TraceError::Look(*pid, error))? {
                 if !known.contains(&tid)
                     && let Some(seized) = seize(*pid, tid)?
                 {
@@ -142,7 +141,7 @@ impl Tree {
         for pid in &self.order {
             let look = |error| TraceError::Look(*pid, error);
             // A process that ended while others were being stopped may have been reaped.
-            let Some(stat) = gone(proc::stat(&format!("/proc/{pid}/stat"))).map_err(look)? else { continue };
+            let Some(stat) = gone(proc::stat::read(&format!("/proc/{pid}/stat"))).map_err(look)? else { continue };
             let mut threads = self.threads.remove(pid).unwrap_or_default();
             threads.sort_by_key(|thread| (thread.tracee.thread() != *pid, thread.tracee.thread()));
             let alive = match threads.first() {
@@ -190,7 +189,7 @@ fn seize(pid: i32, tid: i32) -> Result<Option<Seized>, CollectError> {
 
 /// What a thread does; `None`: it has ended.
 fn state(pid: i32, tid: i32) -> Result<Option<char>, CollectError> {
-    let stat = gone(proc::stat(&format!("/proc/{pid}/task/{tid}/stat")));
+    let stat = gone(proc::stat::read(&format!("/proc/{pid}/task/{tid}/stat")));
     let state = stat.map_err(|error| TraceError::Look(pid, error))?.map(|stat| stat.state);
     Ok(state.filter(|state| !matches!(state, 'Z' | 'X')))
 }

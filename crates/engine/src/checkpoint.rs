@@ -342,7 +342,7 @@ impl Capture<'_> {
 fn settle(tid: i32) {
     const LOOKS: u32 = 1000;
     for _ in 0..LOOKS {
-        if torpor_proc::stat(&format!("/proc/{tid}/stat")).map_or(true, |stat| stat.state != 'R') {
+        if torpor_proc::stat::read(&format!("/proc/{tid}/stat")).map_or(true, |stat| stat.state != 'R') {
             return;
         }
         std::thread::yield_now();

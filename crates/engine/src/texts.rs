@@ -10,7 +10,7 @@ use torpor_process::{aio, timers, view, wait};
 pub fn read_texts(text: &str) {
     torpor_descriptors::texts::parse(text);
     torpor_capture::texts::parse(text);
-    let _ = (proc::parse_stat(text), mounts::parse_all(text), wait::since::last_ran(text));
+    let _ = (proc::stat::parse(text), mounts::parse_all(text), wait::since::last_ran(text));
     let _ = (aio::in_flight(text), timers::parenthesised(text), timers::parse_posix_timers(text));
     if let Some(map) = IdMap::parse(text) {
         let _ = [0, 1, u32::MAX].map(|id| map.inside(id));

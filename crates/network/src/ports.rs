@@ -1,8 +1,9 @@
 //! Whether a port of the machine is free: before anything is changed, and naming who has it.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::net::IpAddr;
+
+use torpor_proc as proc;
 
 use crate::app::AppNetwork;
 use crate::error::NetworkError;
@@ -65,15 +66,11 @@ fn takes(socket: &Socket, port: &Published) -> bool {
 fn owner(socket: &Socket) -> String {
     let address = format!("a socket on {}", socket.local);
     let wanted = format!("socket:[{}]", socket.inode);
-    let Ok(processes) = fs::read_dir("/proc") else { return address };
-    for process in processes.flatten() {
-        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+    for pid in proc::processes::all().unwrap_or_default() {
         // A process may end while it is looked at.
-        let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
-        let holds = |path| fs::read_link(path).is_ok_and(|target| target.to_str() == Some(&wanted));
-        if descriptors.flatten().any(|descriptor| holds(descriptor.path())) {
-            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            return format!("{} (pid {pid}) on {}", name.trim(), socket.local);
+        let descriptors = proc::descriptors(pid).unwrap_or_default();
+        if descriptors.iter().any(|(_, target)| *target == wanted) {
+            return format!("{} (pid {pid}) on {}", proc::name(pid), socket.local);
         }
     }
     address

@@ -8,9 +8,13 @@
 pub mod login;
 pub mod maps;
 pub mod mounts;
+pub mod processes;
+pub mod smaps;
+pub mod stat;
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::str::FromStr;
 
 use rustix::io::Errno;
 
@@ -41,60 +45,6 @@ pub fn unexpected(path: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{path} is not as expected"))
 }
 
-/// From `/proc/…/stat`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stat {
-    /// `R`, `S`, `D`, `t`, `Z` …
-    pub state: char,
-    /// Process id of its parent; 0 if that is not in our pid namespace.
-    pub parent: i32,
-    /// Process group and session.
-    pub group: i32,
-    /// Session.
-    pub session: i32,
-    /// Start time in clock ticks since boot: with the id it names a process for good.
-    pub start_ticks: u64,
-    /// CPU that it last ran on.
-    pub cpu: u32,
-}
-
-/// Reads `/proc/PID/stat` or `/proc/PID/task/TID/stat`.
-pub fn stat(path: &str) -> io::Result<Stat> {
-    parse_stat(&read(path)?).ok_or_else(|| unexpected(path))
-}
-
-/// Parses a `stat` file; `None` if it is not as `proc(5)` says.
-pub fn parse_stat(text: &str) -> Option<Stat> {
-    let mut fields = after_name(text)?.split_ascii_whitespace();
-    let state = fields.next()?.chars().next()?;
-    // Fields 4 to 6, where the state is field 3.
-    let parent = fields.next()?.parse().ok()?;
-    let group = fields.next()?.parse().ok()?;
-    let session = fields.next()?.parse().ok()?;
-    // Field 22.
-    let start_ticks = fields.nth(15)?.parse().ok()?;
-    // Field 39.
-    let cpu = fields.nth(16)?.parse().ok()?;
-    Some(Stat { state, parent, group, session, start_ticks, cpu })
-}
-
-/// The fields of `stat` from the third on. The name in parentheses may contain anything, also parentheses: the last one ends it.
-pub fn after_name(text: &str) -> Option<&str> {
-    text.get(text.rfind(')')? + 2..)
-}
-
-/// Ids of a process's threads, ascending; the first is not always the leader's.
-pub fn threads(pid: i32) -> io::Result<Vec<i32>> {
-    let mut threads = Vec::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
-        if let Some(tid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) {
-            threads.push(tid);
-        }
-    }
-    threads.sort_unstable();
-    Ok(threads)
-}
-
 /// About how much memory of a process is its own; 0 where that cannot be told.
 pub fn anonymous_bytes(pid: i32) -> u64 {
     const PAGE: u64 = 4096;
@@ -116,16 +66,26 @@ pub fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
 }
 
+/// The number behind `key:` in a file of `key: value` lines, without its unit.
+pub fn number<T: FromStr>(text: &str, key: &str) -> Option<T> {
+    field(text, key)?.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// A list of numbers with blanks between; `None` if something else is in it.
+pub fn numbers(text: &str) -> Option<Vec<i32>> {
+    text.split_ascii_whitespace().map(|number| number.parse().ok()).collect()
+}
+
 /// How many descriptors the table of a process has room for; none of a higher number is open. `i32::MAX` where that cannot be told.
 pub fn descriptor_table(pid: i32) -> i32 {
-    let size = || field(&read(&format!("/proc/{pid}/status")).ok()?, "FDSize")?.parse().ok();
+    let size = || number(&read(&format!("/proc/{pid}/status")).ok()?, "FDSize");
     size().unwrap_or(i32::MAX)
 }
 
 /// Who traces a thread, if somebody does.
 pub fn tracer(pid: i32, tid: i32) -> Option<i32> {
     let status = read(&format!("/proc/{pid}/task/{tid}/status")).ok()?;
-    field(&status, "TracerPid")?.parse().ok().filter(|tracer| *tracer != 0)
+    number(&status, "TracerPid").filter(|tracer| *tracer != 0)
 }
 
 /// What a descriptor leads to, as `/proc/PID/fd/N` shows it (`socket:[123]`, `anon_inode:[eventpoll]`, a path).
@@ -164,9 +124,10 @@ mod tests {
     #[test]
     fn reads_itself() {
         let pid = std::process::id() as i32;
-        assert!(threads(pid).unwrap().contains(&pid));
-        assert!(stat(&format!("/proc/{pid}/stat")).unwrap().start_ticks > 0);
         let status = read(&format!("/proc/{pid}/status")).unwrap();
         assert_eq!(field(&status, "Pid"), Some(pid.to_string().as_str()));
+        assert_eq!(number(&status, "NSpid"), Some(pid));
+        assert!(number::<u64>(&status, "VmPTE").unwrap() > 0);
+        assert_eq!((numbers(" 1 2\n"), numbers("1 x"), numbers("")), (Some(vec![1, 2]), None, Some(vec![])));
     }
 }

@@ -1,6 +1,9 @@
 //! What is mounted in a mount namespace, as `/proc/PID/mountinfo` tells it (`proc_pid_mountinfo(5)`).
 
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use rustix::fs::{Dev, makedev};
 
@@ -19,6 +22,23 @@ pub struct Mount {
     pub path: Vec<u8>,
     /// Type of the file system.
     pub kind: String,
+    /// Options of the file system, with commas between.
+    pub super_options: String,
+}
+
+impl Mount {
+    /// [`path`](Self::path) as the standard library has paths.
+    pub fn place(&self) -> PathBuf {
+        OsStr::from_bytes(&self.path).into()
+    }
+
+    /// Options of the file system: names, with the value behind `=`.
+    pub fn options(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
+        self.super_options.split(',').map(|option| match option.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (option, None),
+        })
+    }
 }
 
 /// The mounts in the namespace of the process behind this `/proc` directory.
@@ -40,7 +60,10 @@ fn parse(line: &str) -> Option<Mount> {
     let (major, minor) = fields.nth(1)?.split_once(':')?;
     let device = makedev(major.parse().ok()?, minor.parse().ok()?);
     let (root, path) = (unescape(fields.next()?), unescape(fields.next()?));
-    Some(Mount { id, device, root, path, kind: back.split(' ').next()?.to_owned() })
+    let mut back = back.split(' ');
+    let kind = back.next()?.to_owned();
+    let super_options = back.nth(1)?.to_owned();
+    Some(Mount { id, device, root, path, kind, super_options })
 }
 
 /// Undoes octal escapes.
@@ -67,6 +90,7 @@ mod tests {
         let mount = parse(line).unwrap();
         assert_eq!((mount.id, mount.device, mount.kind.as_str()), (36, makedev(98, 3), "tmpfs"));
         assert_eq!((mount.root.as_slice(), mount.path.as_slice()), (b"/a b".as_slice(), b"/place".as_slice()));
+        assert_eq!(mount.super_options, "rw,size=4k");
         assert!(parse("36 35 98:3 /a").is_none());
         assert_eq!(unescape("/a\\040b\\"), b"/a b\\");
         assert!(read("/proc/self").unwrap().iter().any(|mount| mount.path == b"/proc"));

@@ -71,7 +71,7 @@ impl Began {
         // Without the scheduler's clock a wait is taken to have begun just now: it may then end late, never early.
         let Ok(mut clock) = SchedulerClock::open() else { return Ok(Self { last_ran, taken, switches }) };
         for pid in pids {
-            let threads = match proc::threads(*pid) {
+            let threads = match proc::processes::threads(*pid) {
                 Ok(threads) => threads,
                 Err(error) if proc::gone(&error) => continue,
                 Err(error) => return Err(error),

@@ -138,10 +138,10 @@ pub fn stop_all(pids: &[i32]) -> Result<Vec<Process>, TraceError> {
     let mut asked = Vec::with_capacity(pids.len());
     for pid in pids {
         let look = |error| TraceError::Look(*pid, error);
-        let start_ticks = proc::stat(&format!("/proc/{pid}/stat")).map_err(look)?.start_ticks;
+        let start_ticks = proc::stat::read(&format!("/proc/{pid}/stat")).map_err(look)?.start_ticks;
         let mut seized = Vec::new();
-        for tid in proc::threads(*pid).map_err(look)? {
-            match proc::stat(&format!("/proc/{pid}/task/{tid}/stat")).map_err(look)?.state {
+        for tid in proc::processes::threads(*pid).map_err(look)? {
+            match proc::stat::read(&format!("/proc/{pid}/task/{tid}/stat")).map_err(look)?.state {
                 // A dead leader whose threads live on cannot be attached to, and does nothing.
                 'Z' | 'X' => continue,
                 'D' => return Err(TraceError::Uninterruptible { pid: *pid, tid, name: proc::name(*pid) }),

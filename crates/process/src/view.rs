@@ -81,7 +81,7 @@ impl View {
         let some = processes.first().copied().unwrap_or(home.init_pid);
         let mut ids = BTreeMap::new();
         for pid in processes {
-            let tids = if is_zombie(*pid)? { Vec::new() } else { proc::threads(*pid)? };
+            let tids = if is_zombie(*pid)? { Vec::new() } else { proc::processes::threads(*pid)? };
             for tid in tids {
                 pairs(&format!("/proc/{pid}/task/{tid}/status"), &["NSpid"], &mut ids)?;
             }
@@ -198,7 +198,7 @@ pub fn enter<T: Send>(init: &OwnedFd, work: impl FnOnce() -> T + Send) -> io::Re
 }
 
 fn is_zombie(pid: i32) -> io::Result<bool> {
-    Ok(proc::stat(&format!("/proc/{pid}/stat"))?.state == 'Z')
+    Ok(proc::stat::read(&format!("/proc/{pid}/stat"))?.state == 'Z')
 }
 
 /// Adds ids of these kinds: the machine's and the innermost namespace's.

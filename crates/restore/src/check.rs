@@ -50,8 +50,9 @@ pub(crate) fn ids(plan: &Plan) -> Vec<String> {
         let Some(pid) = Pid::from_raw(*id) else { return false };
         test_kill_process(pid) != Err(Errno::SRCH) || test_kill_process_group(pid) != Err(Errno::SRCH)
     };
-    let ended =
-        |id: &i32| torpor_proc::stat(&format!("/proc/{id}/stat")).map_or(true, |stat| matches!(stat.state, 'Z' | 'X'));
+    let ended = |id: &i32| {
+        torpor_proc::stat::read(&format!("/proc/{id}/stat")).map_or(true, |stat| matches!(stat.state, 'Z' | 'X'))
+    };
     let mut ids: BTreeSet<i32> = plan.tasks.iter().map(|task| task.tid).filter(is_taken).collect();
     let begun = Instant::now();
     while !ids.is_empty() && ids.iter().all(ended) && begun.elapsed() < ENDED_WAIT {
@@ -71,12 +72,9 @@ pub(super) fn taken(id: i32) -> String {
     if let Ok(name) = torpor_proc::read(&format!("/proc/{id}/comm")) {
         return format!("process id {id} is taken by {}", name.trim_end());
     }
-    let all = std::fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let all = torpor_proc::processes::all().unwrap_or_default();
     let group_and_session = |pid: &i32| {
-        let stat = torpor_proc::stat(&format!("/proc/{pid}/stat")).ok()?;
+        let stat = torpor_proc::stat::read(&format!("/proc/{pid}/stat")).ok()?;
         Some((stat.group, stat.session))
     };
     let member = all.into_iter().find_map(|pid: i32| {

@@ -23,7 +23,7 @@ use torpor_image::tree::LiveProcess;
 use super::RestoreError;
 use super::run::Building;
 use torpor_planner::plan::Kind;
-use torpor_proc::{self as proc, Stat};
+use torpor_proc::{self as proc, stat::Stat};
 
 /// How long all stopped processes together may take to stop again: half of it their first threads, the other half the others.
 const STOPS_WITHIN: Duration = Duration::from_secs(1);
@@ -128,7 +128,7 @@ impl Building<'_> {
 }
 
 fn look(id: i32) -> Option<Stat> {
-    proc::stat(&format!("/proc/{id}/stat")).ok()
+    proc::stat::read(&format!("/proc/{id}/stat")).ok()
 }
 
 /// The signal stops the process at once when its first thread takes it, if its group is not orphaned.

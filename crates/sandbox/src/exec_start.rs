@@ -8,7 +8,6 @@
 //! it, or hold a lease on the program's file. Its start therefore has a deadline, after which it gets SIGKILL.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::process::Child;
@@ -157,8 +156,7 @@ impl Starting {
 
 /// The processes that this thread has made, and what those have made in its name.
 fn children() -> BTreeSet<i32> {
-    let listed = fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
-    listed.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+    torpor_proc::processes::own_children().unwrap_or_default().into_iter().collect()
 }
 
 fn new_children(before: &BTreeSet<i32>) -> Vec<(i32, OwnedFd)> {

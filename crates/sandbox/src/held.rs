@@ -5,21 +5,21 @@
 
 use std::fs;
 
-use procfs::process::Process;
+use torpor_proc as proc;
 
 /// Processes that are named one by one.
 const NAMED: usize = 4;
 
 /// The state of a process, in words; none if it is not there any more. Its name is the app's choice and not told.
 pub(crate) fn state(pid: i32) -> Option<String> {
-    let process = Process::new(pid).ok()?;
-    let stat = process.stat().ok()?;
-    let tracer = process.status().map_or(0, |status| status.tracerpid);
+    let stat = proc::stat::read(&format!("/proc/{pid}/stat")).ok()?;
+    let status = |pid: i32, key| proc::number(&proc::read(&format!("/proc/{pid}/status")).ok()?, key);
+    let tracer: i32 = status(pid, "TracerPid").unwrap_or(0);
     // It is a thread's number.
-    let tracing = Process::new(tracer).and_then(|thread| thread.status()).map_or(tracer, |status| status.tgid);
+    let tracing = status(tracer, "Tgid").unwrap_or(tracer);
     let state = match stat.state {
         'Z' if tracer != 0 => "has ended, which its tracer has not taken note of".to_owned(),
-        'Z' | 'X' => format!("has ended, and process {} has not reaped it", stat.ppid),
+        'Z' | 'X' => format!("has ended, and process {} has not reaped it", stat.parent),
         'T' => "is stopped by a signal".to_owned(),
         't' => "is stopped by its tracer".to_owned(),
         'D' => "waits in a call of the kernel that nothing interrupts".to_owned(),
@@ -34,8 +34,9 @@ pub(crate) fn state(pid: i32) -> Option<String> {
 pub(crate) fn holders(init: i32) -> String {
     let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let Some(own) = namespace(init) else { return "its init cannot be examined".to_owned() };
-    let all = procfs::process::all_processes().into_iter().flatten().flatten().map(|process| process.pid);
-    let mut held = all.filter(|pid| *pid != init && namespace(*pid).as_ref() == Some(&own)).filter_map(state);
+    let all = proc::processes::all().unwrap_or_default();
+    let mut held =
+        all.into_iter().filter(|pid| *pid != init && namespace(*pid).as_ref() == Some(&own)).filter_map(state);
     let mut named: Vec<String> = held.by_ref().take(NAMED).collect();
     let more = held.count();
     if more > 0 {

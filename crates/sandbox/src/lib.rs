@@ -58,9 +58,8 @@ pub use spec::{
     Clocks, EtcFiles, ID_COUNT, IdRange, Limits, Program, SandboxSpec, Security, TmpfsMount, User, VolumeMount,
 };
 
-/// Reads a text of the kernel's about processes or control groups as each kind of text is read: for fuzzing.
+/// Reads a text of the kernel's about control groups as each kind of text is read: for fuzzing.
 #[doc(hidden)]
 pub fn read_texts(text: &str) {
-    process::parse(text.as_bytes());
     cgroup::parse(text);
 }

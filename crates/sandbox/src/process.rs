@@ -3,11 +3,10 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use procfs::FromRead;
-use procfs::process::Stat;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, WaitIdStatus, pidfd_open};
 use serde::{Deserialize, Serialize};
+use torpor_proc as proc;
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,16 +59,15 @@ pub struct Identity {
 }
 
 fn boot() -> std::io::Result<String> {
-    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+    Ok(proc::read("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
 impl Identity {
     /// Of a process that is alive and cannot be reaped meanwhile; none if it is not there. Any other reason why it cannot be
     /// examined, such as a want of descriptors, is an error: it says nothing of the process.
     pub(crate) fn of(pid: i32) -> std::io::Result<Option<Self>> {
-        let Some(text) = read_if_there(&format!("/proc/{pid}/stat"))? else { return Ok(None) };
-        let stat = Stat::from_read(&text[..]).map_err(std::io::Error::other)?;
-        Ok(Some(Self { pid, start_ticks: stat.starttime, boot: boot()? }))
+        let stat = unless_gone(proc::stat::read(&format!("/proc/{pid}/stat")))?;
+        stat.map(|stat| Ok(Self { pid, start_ticks: stat.start_ticks, boot: boot()? })).transpose()
     }
 
     /// A descriptor for exactly this process; none if it is gone.
@@ -91,37 +89,24 @@ pub(crate) fn open(pid: i32) -> std::io::Result<Option<OwnedFd>> {
 
 /// The ids of a process (`NSpid` in `/proc/PID/status`), from the worker's pid namespace to its own; none if it is gone.
 pub(crate) fn ids(pid: i32) -> std::io::Result<Option<Vec<i32>>> {
-    status_numbers(pid, "NSpid:")
+    status_numbers(pid, "NSpid")
 }
 
 /// Whether somebody traces a process: then it stays a zombie until its tracer has seen its end.
 fn is_traced(pid: i32) -> std::io::Result<bool> {
-    Ok(status_numbers(pid, "TracerPid:")?.is_some_and(|tracer| tracer.first() != Some(&0)))
+    Ok(status_numbers(pid, "TracerPid")?.is_some_and(|tracer| tracer.first() != Some(&0)))
 }
 
 /// The numbers of a line in `/proc/PID/status`; none if the process is gone.
 fn status_numbers(pid: i32, name: &str) -> std::io::Result<Option<Vec<i32>>> {
-    let Some(text) = read_if_there(&format!("/proc/{pid}/status"))? else { return Ok(None) };
-    Ok(line_numbers(&text, name))
+    let text = unless_gone(proc::read(&format!("/proc/{pid}/status")))?;
+    Ok(text.and_then(|text| proc::numbers(proc::field(&text, name)?)))
 }
 
-fn line_numbers(status: &[u8], name: &str) -> Option<Vec<i32>> {
-    // The name before it may hold any byte but a line's end.
-    numbers(status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(name.as_bytes()))?)
-}
-
-/// Reads a text as `status` and as a list of processes: for fuzzing.
-pub(crate) fn parse(text: &[u8]) {
-    let _ = (line_numbers(text, "NSpid:"), numbers(text));
-}
-
-fn numbers(text: &[u8]) -> Option<Vec<i32>> {
-    std::str::from_utf8(text).ok()?.split_ascii_whitespace().map(|number| number.parse().ok()).collect()
-}
-
-fn read_if_there(path: &str) -> std::io::Result<Option<Vec<u8>>> {
-    match std::fs::read(path) {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
+/// None where the process is gone.
+fn unless_gone<T>(result: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    match result {
+        Err(error) if proc::gone(&error) => Ok(None),
         other => other.map(Some),
     }
 }
@@ -130,9 +115,9 @@ fn read_if_there(path: &str) -> std::io::Result<Option<Vec<u8>>> {
 pub(crate) fn wait_for_reaping(parent: i32, within: Duration) -> std::io::Result<()> {
     let started = Instant::now();
     while started.elapsed() < within {
-        let children = read_if_there(&format!("/proc/{parent}/task/{parent}/children"))?.unwrap_or_default();
+        let children = unless_gone(proc::processes::children(parent, parent))?.unwrap_or_default();
         let mut left = None;
-        for child in numbers(&children).unwrap_or_default() {
+        for child in children {
             if let Some(pidfd) = open(child)?
                 && !is_traced(child)?
                 && wait_for_end(&pidfd, Some(Duration::ZERO))?

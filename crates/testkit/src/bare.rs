@@ -138,9 +138,11 @@ fn end(child: &mut Child) {
 }
 
 fn only_child(pid: u32) -> Result<u32, Error> {
-    let path = PathBuf::from(format!("/proc/{pid}/task/{pid}/children"));
-    let text = fs::read_to_string(&path).map_err(Error::file("read", &path))?;
-    text.trim().parse().map_err(|_| Error::Missing { what: format!("child of process {pid}") })
+    let pid = pid.cast_signed();
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let children = torpor_proc::processes::children(pid, pid).map_err(Error::file("read", path))?;
+    let &[child] = &children[..] else { return Err(Error::Missing { what: format!("child of process {pid}") }) };
+    Ok(child.cast_unsigned())
 }
 
 /// The network namespace of the process that `unshare` forks.

@@ -53,7 +53,7 @@ impl Namespaces {
     }
 
     fn find_init(&self) -> Option<Pid> {
-        Pid::from_raw(children(self.unshare.id()).ok()?.trim().parse().ok()?)
+        Pid::from_raw(*children(self.unshare.id()).ok()?.first()?)
     }
 }
 
@@ -71,6 +71,6 @@ impl Drop for Namespaces {
     }
 }
 
-fn children(pid: u32) -> std::io::Result<String> {
-    fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
+fn children(pid: u32) -> std::io::Result<Vec<i32>> {
+    torpor_proc::processes::children(pid.cast_signed(), pid.cast_signed())
 }

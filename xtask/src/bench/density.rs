@@ -196,9 +196,8 @@ fn descriptors(pid: u32) -> f64 {
 }
 
 fn resident_kb(pid: u32) -> f64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(0.0)
+    let status = torpor_proc::read(&format!("/proc/{pid}/status")).unwrap_or_default();
+    torpor_proc::number(&status, "VmRSS").unwrap_or(0.0)
 }
 
 /// Size of the images in the page cache, in kB.

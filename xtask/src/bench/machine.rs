@@ -5,6 +5,8 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
+use torpor_proc as proc;
+
 use crate::error::{Error, run};
 
 /// Time over which the use of the CPUs is measured.
@@ -69,25 +71,20 @@ pub(crate) fn memory() -> Result<BTreeMap<String, u64>, Error> {
 
 /// CPU time that a process has used, in microseconds, to the clock tick.
 pub(crate) fn cpu_us(pid: u32) -> Result<f64, Error> {
-    let text = read(&format!("/proc/{pid}/stat"))?;
-    // The name in parentheses may contain anything. The state is field 3, user and system time are fields 14 and 15.
-    let fields = text.rfind(')').map_or("", |end| &text[end + 1..]).split_ascii_whitespace();
-    let ticks: f64 = fields.skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
+    let path = format!("/proc/{pid}/stat");
+    let stat = proc::stat::read(&path).map_err(Error::file("read", path))?;
+    let ticks = (stat.user_ticks + stat.system_ticks) as f64;
     Ok(ticks * 1e6 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 /// Anonymous memory of all processes in cgroups whose path contains `group`, and of `extra`, in kB.
 pub(crate) fn anonymous_kb(group: &str, extra: u32) -> Result<f64, Error> {
     let mut total = 0.0;
-    for entry in fs::read_dir("/proc").map_err(Error::file("list", "/proc"))? {
-        let entry = entry.map_err(Error::file("list", "/proc"))?;
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+    for pid in proc::processes::all().map_err(Error::file("list", "/proc"))? {
         // The process may have ended: its files are then empty.
-        let text = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
-        if pid == extra || text("cgroup").contains(group) {
-            let rollup = text("smaps_rollup");
-            let line = rollup.lines().find_map(|line| line.strip_prefix("Pss_Anon:"));
-            total += line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<f64>().ok()).unwrap_or(0.0);
+        let text = |file: &str| proc::read(&format!("/proc/{pid}/{file}")).unwrap_or_default();
+        if pid == extra.cast_signed() || text("cgroup").contains(group) {
+            total += proc::number::<f64>(&text("smaps_rollup"), "Pss_Anon").unwrap_or(0.0);
         }
     }
     Ok(total)

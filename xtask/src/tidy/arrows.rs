@@ -9,12 +9,12 @@ use super::tree::Tree;
 
 /// Folder of a crate → crates of ours that it may name. Lower lines never name higher ones.
 const ARROWS: [(&str, &[&str]); 23] = [
-    ("xtask", &["api", "linux", "testkit"]),
+    ("xtask", &["api", "linux", "proc", "testkit"]),
     ("fuzz", &["api", "engine", "image", "keeper", "linux", "network", "rootfs", "sandbox", "worker"]),
     ("torpor", &["api", "engine", "hub", "image", "keeper", "network", "sandbox", "worker"]),
-    ("worker", &["api", "engine", "image", "keeper", "lifecycle", "linux", "network", "rootfs", "sandbox"]),
+    ("worker", &["api", "engine", "image", "keeper", "lifecycle", "linux", "network", "proc", "rootfs", "sandbox"]),
     ("hub", &["api", "lifecycle"]),
-    ("testkit", &["api", "linux"]),
+    ("testkit", &["api", "linux", "proc"]),
     (
         "engine",
         &["capture", "descriptors", "image", "linux", "pages", "planner", "proc", "process", "restore", "store"],
@@ -26,8 +26,8 @@ const ARROWS: [(&str, &[&str]); 23] = [
     ("pages", &["image", "linux", "proc"]),
     ("planner", &["image", "linux"]),
     ("store", &["image", "linux"]),
-    ("sandbox", &["linux"]),
-    ("network", &["linux"]),
+    ("sandbox", &["linux", "proc"]),
+    ("network", &["linux", "proc"]),
     ("keeper", &["linux"]),
     ("rootfs", &["linux"]),
     ("proc", &[]),

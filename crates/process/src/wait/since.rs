@@ -50,7 +50,7 @@ impl SchedulerClock {
     pub(crate) fn last_ran(&mut self, pid: i32, tid: i32) -> io::Result<Duration> {
         let path = format!("/proc/{pid}/task/{tid}");
         let Some(ran) = last_ran(&proc::read(&format!("{path}/sched"))?)? else { return Ok(now()) };
-        let cpu = proc::stat(&format!("{path}/stat"))?.cpu;
+        let cpu = proc::stat::read(&format!("{path}/stat"))?.cpu;
         Ok((ran + self.offset(cpu)?).min(now()))
     }
 
@@ -131,7 +131,7 @@ mod tests {
                 let _ = receive.recv();
             });
             let (pid, tid) = (std::process::id() as i32, told.recv().unwrap());
-            while proc::stat(&format!("/proc/{pid}/task/{tid}/stat")).unwrap().state != 'S' {
+            while proc::stat::read(&format!("/proc/{pid}/task/{tid}/stat")).unwrap().state != 'S' {
                 std::thread::yield_now();
             }
             let blocked = now();

@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use procfs::FromRead;
-use procfs::process::{MountInfo, MountInfos};
 use rustix::mount::MountFlags;
+use torpor_proc::mounts::{self, Mount};
 
 use super::files::{self, make_directory, read, read_field, read_number, write};
 use super::{Cgroup, groups_below, remove_group};
@@ -71,18 +70,17 @@ impl Hierarchies {
     /// # Errors
     /// When `/proc/self/mountinfo` cannot be read or cgroup v2 cannot be mounted.
     pub fn detect(private: &Path) -> Result<Self, CgroupError> {
-        let path = Path::new("/proc/self/mountinfo");
-        let mounts = MountInfos::from_file(path).map_err(|error| CgroupError::File {
+        let mounts = mounts::read("/proc/self").map_err(|source| CgroupError::File {
             doing: "reading",
-            path: path.to_owned(),
-            source: std::io::Error::other(error),
+            path: "/proc/self/mountinfo".into(),
+            source,
         })?;
-        let core = match Self::core_mount(&mounts.0) {
+        let core = match Self::core_mount(&mounts) {
             Some(mount) => mount,
             None => mount_core(private)?,
         };
         let controllers = read(&core.join("cgroup.controllers"))?.split_whitespace().map(str::to_owned).collect();
-        Ok(Self { core, controllers, legacy: Self::legacy_mounts(&mounts.0) })
+        Ok(Self { core, controllers, legacy: Self::legacy_mounts(&mounts) })
     }
 
     /// A machine with cgroup v2 only.
@@ -94,29 +92,28 @@ impl Hierarchies {
 
     /// Reads a text as `mountinfo`: for fuzzing.
     pub(super) fn parse(text: &str) {
-        let lines = text.lines().map(MountInfo::from_line);
-        let Ok(mounts) = lines.collect::<Result<Vec<_>, _>>() else { return };
+        let Some(mounts) = mounts::parse_all(text) else { return };
         let _ = (Self::core_mount(&mounts), Self::legacy_mounts(&mounts));
     }
 
-    fn core_mount(mounts: &[MountInfo]) -> Option<PathBuf> {
-        let core = || mounts.iter().filter(|mount| mount.fs_type == "cgroup2");
-        core().find(|mount| mount.root == "/").or_else(|| core().next()).map(|mount| mount.mount_point.clone())
+    fn core_mount(mounts: &[Mount]) -> Option<PathBuf> {
+        let core = || mounts.iter().filter(|mount| mount.kind == "cgroup2");
+        core().find(|mount| mount.root == b"/").or_else(|| core().next()).map(Mount::place)
     }
 
-    fn legacy_mounts(mounts: &[MountInfo]) -> Vec<Legacy> {
+    fn legacy_mounts(mounts: &[Mount]) -> Vec<Legacy> {
         let mut legacy: Vec<Legacy> = Vec::new();
-        for mount in mounts.iter().filter(|mount| mount.fs_type == "cgroup") {
+        for mount in mounts.iter().filter(|mount| mount.kind == "cgroup") {
             let mut controllers = BTreeSet::new();
-            for (key, value) in &mount.super_options {
+            for (key, value) in mount.options() {
                 match value {
                     Some(name) if key == "name" => controllers.insert(format!("name={name}")),
-                    None if LEGACY_CONTROLLERS.contains(&key.as_str()) => controllers.insert(key.clone()),
+                    None if LEGACY_CONTROLLERS.contains(&key) => controllers.insert(key.to_owned()),
                     _ => false,
                 };
             }
             if !controllers.is_empty() && legacy.iter().all(|known| known.controllers != controllers) {
-                legacy.push(Legacy { controllers, mount: mount.mount_point.clone() });
+                legacy.push(Legacy { controllers, mount: mount.place() });
             }
         }
         legacy
@@ -317,8 +314,8 @@ fn mount_core(private: &Path) -> Result<PathBuf, CgroupError> {
 mod tests {
     use super::*;
 
-    fn parse(lines: &str) -> Vec<MountInfo> {
-        lines.lines().map(|line| MountInfo::from_line(line).unwrap()).collect()
+    fn parse(lines: &str) -> Vec<Mount> {
+        mounts::parse_all(lines).unwrap()
     }
 
     #[test]

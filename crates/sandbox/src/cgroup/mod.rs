@@ -415,8 +415,9 @@ pub(crate) fn remove_group(path: &Path) -> Result<(), CgroupError> {
 /// The processes and groups in a group, in words.
 fn users(path: &Path) -> String {
     let pids = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
-    let name = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
-    let mut found: Vec<String> = pids.lines().map(|pid| format!("process {pid} ({})", name(pid))).collect();
+    let pids = torpor_proc::numbers(&pids).unwrap_or_default();
+    let mut found: Vec<String> =
+        pids.into_iter().map(|pid| format!("process {pid} ({})", torpor_proc::name(pid))).collect();
     found.extend(groups_below(path).unwrap_or_default().iter().map(|name| format!("group {name}")));
     match found.len() {
         0 => "by something that ended in this moment".to_owned(),

@@ -1,8 +1,7 @@
 //! Processes as `/proc` shows them: who belongs to a program of the suite, and whether it is still there.
 
-use std::fs;
-
 use rustix::process::{Pid, PidfdFlags, Signal};
+use torpor_proc as proc;
 
 /// A process that cannot be taken for another: ids are used again, start times are not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,11 +17,8 @@ pub(crate) struct Process {
 impl Process {
     /// Process `pid`, if there is one (zombies count).
     pub(crate) fn read(pid: i32) -> Option<Self> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name may hold anything, parentheses too: fields count from behind the last one.
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        let number = |at: usize| fields.get(at)?.parse::<i64>().ok();
-        Some(Self { pid, parent: number(1)? as i32, session: number(3)? as i32, started: number(19)? as u64 })
+        let stat = proc::stat::read(&format!("/proc/{pid}/stat")).ok()?;
+        Some(Self { pid, parent: stat.parent, session: stat.session, started: stat.start_ticks })
     }
 
     /// Whether it is still there.
@@ -33,9 +29,7 @@ impl Process {
 
 /// All processes of the machine.
 pub(crate) fn all() -> Vec<Process> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(Process::read).collect()
+    proc::processes::all().unwrap_or_default().into_iter().filter_map(Process::read).collect()
 }
 
 /// Process `root`, its session and its descendants.

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use torpor_proc::mounts::Mount;
 
 use crate::error::Error;
 use crate::wait::eventually_ok;
@@ -20,11 +21,9 @@ const GONE_WITHIN: Duration = Duration::from_secs(20);
 /// mounts, processes.
 pub fn leftovers(instance: &str, dirs: &[&Path]) -> Vec<String> {
     let mut found = Vec::new();
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    for line in mounts.lines() {
-        let point = line.split(' ').nth(4).unwrap_or_default();
-        if dirs.iter().any(|dir| Path::new(point).starts_with(dir)) {
-            found.push(format!("mount {point}"));
+    for place in mounts().iter().map(Mount::place) {
+        if dirs.iter().any(|dir| place.starts_with(dir)) {
+            found.push(format!("mount {}", place.display()));
         }
     }
     found.extend(groups(instance).iter().map(|path| format!("cgroup {}", path.display())));
@@ -68,15 +67,16 @@ fn cgroups(dir: &Path, instance: &str, depth: u32, found: &mut Vec<PathBuf>) {
     }
 }
 
+/// What is mounted here.
+fn mounts() -> Vec<Mount> {
+    torpor_proc::mounts::read("/proc/self").unwrap_or_default()
+}
+
 /// The groups of `instance` in every hierarchy.
 fn groups(instance: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    for line in mounts.lines() {
-        let point = line.split(' ').nth(4).unwrap_or_default();
-        if line.split(" - ").nth(1).is_some_and(|rest| rest.starts_with("cgroup")) {
-            cgroups(Path::new(point), instance, CGROUP_DEPTH, &mut found);
-        }
+    for mount in mounts().iter().filter(|mount| mount.kind.starts_with("cgroup")) {
+        cgroups(&mount.place(), instance, CGROUP_DEPTH, &mut found);
     }
     found
 }

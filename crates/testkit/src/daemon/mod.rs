@@ -3,6 +3,7 @@
 //! When the value is dropped, `torpor down` puts everything to rest, and [`leftovers`] looks for what it forgot: that fails
 //! the test. A test that already fails gets the daemon's log printed instead.
 
+mod directory;
 mod disk;
 mod leftovers;
 mod slot;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use directory::Directory;
 use disk::Disk;
 pub use leftovers::{leftovers, power_off};
 use slot::Slot;
@@ -37,7 +39,7 @@ pub struct Daemon {
     binary: PathBuf,
     /// Unmounted before the directory goes.
     disk: Option<Disk>,
-    dir: tempfile::TempDir,
+    dir: Directory,
     /// Given back once the directory is gone.
     slot: Slot,
     environment: Vec<(String, String)>,
@@ -98,7 +100,7 @@ impl Daemon {
         disk: bool,
     ) -> Result<Self, Error> {
         let slot = Slot::take(&binary)?;
-        let dir = tempfile::Builder::new().prefix(slot::DIRECTORY_PREFIX).tempdir();
+        let dir = Directory::new(slot::DIRECTORY_PREFIX);
         let dir = dir.map_err(Error::file("make a directory in", std::env::temp_dir()))?;
         slot.remember(dir.path())?;
         let config = format!(

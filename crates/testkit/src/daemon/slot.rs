@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use super::leftovers;
+use super::{directory, leftovers};
 use crate::error::{Error, run};
 use crate::wait::eventually_ok;
 
@@ -97,7 +97,7 @@ impl Slot {
             });
             gone.map_err(|error| error.to_string())?;
         }
-        fs::remove_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))
+        directory::remove(dir).map_err(|error| format!("{}: {error}", dir.display()))
     }
 
     /// Name of the instance: a letter first, then letters and digits.

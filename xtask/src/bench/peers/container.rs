@@ -13,6 +13,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::{Value, json};
+use torpor_proc::{self as proc, mounts::Mount};
 
 use super::{ENVIRONMENT, Netns, criu_binary};
 use crate::error::{Error, chain, run};
@@ -223,15 +224,11 @@ impl Drop for Container {
 /// The processes whose cgroups have the name `group`.
 fn processes_of(group: &str) -> io::Result<Vec<Pid>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let entry = entry?;
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw) else {
-            continue;
-        };
+    for pid in proc::processes::all()? {
         // It may have ended.
-        let groups = fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
+        let groups = proc::read(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
         if groups.lines().any(|line| line.rsplit('/').next() == Some(group)) {
-            found.push(pid);
+            found.extend(Pid::from_raw(pid));
         }
     }
     Ok(found)
@@ -239,12 +236,10 @@ fn processes_of(group: &str) -> io::Result<Vec<Pid>> {
 
 /// Unmounts everything below `dir`, so that removing it never touches another file system.
 fn unmount_below(dir: &Path) -> io::Result<()> {
-    let text = fs::read_to_string("/proc/self/mountinfo")?;
-    let points =
-        text.lines().filter_map(|line| line.split(' ').nth(4)).filter(|point| Path::new(point).starts_with(dir));
+    let places: Vec<PathBuf> = proc::mounts::read("/proc/self")?.iter().map(Mount::place).collect();
     // The last mount first.
-    for point in points.collect::<Vec<_>>().into_iter().rev() {
-        unmount(point, UnmountFlags::empty())?;
+    for place in places.iter().rev().filter(|place| place.starts_with(dir)) {
+        unmount(place, UnmountFlags::empty())?;
     }
     Ok(())
 }

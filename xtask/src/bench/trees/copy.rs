@@ -10,6 +10,8 @@ use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process_group};
 use torpor_linux::pagemap::{self, Filter, PAGE, category};
 use torpor_linux::vm::{self, Remote};
+use torpor_proc as proc;
+use torpor_proc::maps::Area;
 
 use super::ms;
 use crate::error::Error;
@@ -43,12 +45,9 @@ pub(super) fn copy(group: u32, path: &Path, direct: bool) -> Result<f64, Error> 
 /// The processes of a group.
 fn processes(group: u32) -> io::Result<Vec<i32>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        // After the name: state, parent, group. The process may have ended.
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let rest = stat.rfind(')').and_then(|end| stat.get(end + 2..)).unwrap_or_default();
-        if rest.split_ascii_whitespace().nth(2).and_then(|of| of.parse().ok()) == Some(group) {
+    for pid in proc::processes::all()? {
+        // The process may have ended.
+        if proc::stat::read(&format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.group == group.cast_signed()) {
             found.push(pid);
         }
     }
@@ -70,7 +69,7 @@ fn write(processes: &[i32], path: &Path, direct: bool) -> io::Result<()> {
     let mut regions = Vec::new();
     for pid in processes {
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
-        for (from, to) in areas(*pid)? {
+        for Area { start: from, end: to, .. } in proc::maps::areas(*pid)?.into_iter().filter(is_copied) {
             pagemap::scan(&pagemap, from, to, PRIVATE, &mut regions)?;
             for region in &regions {
                 let mut from = region.start;
@@ -91,14 +90,6 @@ fn write(processes: &[i32], path: &Path, direct: bool) -> io::Result<()> {
 }
 
 /// Readable private areas, without those of the kernel.
-fn areas(pid: i32) -> io::Result<Vec<(u64, u64)>> {
-    let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let area = |line: &str| {
-        let (range, rest) = line.split_once(' ')?;
-        let (from, to) = range.split_once('-')?;
-        let number = |text| u64::from_str_radix(text, 16).ok();
-        let wanted = rest.starts_with('r') && rest.as_bytes().get(3) == Some(&b'p') && !line.contains("[v");
-        Some((number(from)?, number(to)?)).filter(|_| wanted)
-    };
-    Ok(text.lines().filter_map(area).collect())
+fn is_copied(area: &Area) -> bool {
+    area.access.read && !area.access.shared && !area.name.starts_with("[v")
 }

@@ -1,7 +1,8 @@
 //! What an app costs now, from the kernel.
 
-use std::fs;
 use std::io;
+
+use torpor_proc as proc;
 
 /// Memory and threads of all its processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,40 +20,28 @@ pub(crate) struct Usage {
 pub(crate) fn usage(pids: &[i32]) -> io::Result<Usage> {
     let mut usage = Usage::default();
     for pid in pids {
-        // A program gives its threads names of any bytes.
-        let read = |file: &str| {
-            fs::read(format!("/proc/{pid}/{file}")).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-        };
+        let read = |file: &str| proc::read(&format!("/proc/{pid}/{file}"));
         let (rollup, status) = match (read("smaps_rollup"), read("status")) {
             (Ok(rollup), Ok(status)) => (rollup, status),
-            (Err(error), _) | (_, Err(error)) if ended(&error) => continue,
+            (Err(error), _) | (_, Err(error)) if proc::gone(&error) => continue,
             (Err(error), _) | (_, Err(error)) => return Err(error),
         };
         usage.processes += 1;
-        usage.threads += number(&status, "Threads:") as u32;
+        let number = |text: &str, key: &str| proc::number(text, key).unwrap_or(0_u64);
+        usage.threads += number(&status, "Threads") as u32;
         // In proportion to how many processes map a page, so that the sum over processes is right.
-        let private = number(&rollup, "Pss_Anon:");
+        let private = number(&rollup, "Pss_Anon");
         usage.private_bytes += private << 10;
-        usage.shared_bytes += number(&rollup, "Pss:").saturating_sub(private) << 10;
-        usage.shmem_bytes += number(&rollup, "Pss_Shmem:") << 10;
-        usage.page_table_bytes += number(&status, "VmPTE:") << 10;
+        usage.shared_bytes += number(&rollup, "Pss").saturating_sub(private) << 10;
+        usage.shmem_bytes += number(&rollup, "Pss_Shmem") << 10;
+        usage.page_table_bytes += number(&status, "VmPTE") << 10;
     }
     Ok(usage)
 }
 
 /// Reads a text as each kind of text is read: for fuzzing.
 pub(crate) fn parse(text: &str) {
-    let _ = (number(text, "Pss:"), open_connections(text));
-}
-
-fn ended(error: &io::Error) -> bool {
-    const ESRCH: i32 = 3;
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH)
-}
-
-fn number(text: &str, key: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(key));
-    line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(0)
+    let _ = (proc::number::<u64>(text, "Pss"), open_connections(text));
 }
 
 /// TCP connections that are open in the network namespace of `pid` (`CurrEstab`: established, or closed by the other side
@@ -60,7 +49,7 @@ fn number(text: &str, key: &str) -> u64 {
 /// connections, milliseconds for every look at every app.
 pub(crate) fn connections(pid: i32) -> io::Result<u32> {
     let path = format!("/proc/{pid}/net/snmp");
-    let text = fs::read_to_string(&path)?;
+    let text = proc::read(&path)?;
     open_connections(&text).ok_or_else(|| io::Error::other(format!("{path} does not count open TCP connections")))
 }
 
@@ -96,7 +85,7 @@ mod tests {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let pid = child.id() as i32;
-        let named = fs::read(format!("/proc/{pid}/comm")).unwrap();
+        let named = std::fs::read(format!("/proc/{pid}/comm")).unwrap();
         let usage = usage(&[pid]);
         drop(child.stdin.take());
         child.wait().unwrap();

@@ -4,50 +4,59 @@
 
 use std::io;
 
-use torpor_proc as proc;
-use torpor_proc::maps::{Access, Area};
+use crate as proc;
+use crate::maps::{Access, Area};
+
+/// The size of a page where nothing else is said, in bytes.
+const PAGE: u64 = 4096;
 
 /// A mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mapping {
-    pub(super) area: Area,
-    pub(super) execute: bool,
-    pub(super) offset: u64,
+pub struct Mapping {
+    /// Where it is, its access and its name.
+    pub area: Area,
+    /// Executable.
+    pub execute: bool,
+    /// Where in the file it begins, in bytes.
+    pub offset: u64,
     /// Device as `maps` shows it: major, minor.
-    pub(super) device: (u32, u32),
+    pub device: (u32, u32),
     /// 0: no file behind it.
-    pub(super) inode: u64,
+    pub inode: u64,
     /// `VmFlags`.
-    pub(super) flags: String,
-    pub(super) key: u32,
+    pub flags: String,
+    /// Protection key.
+    pub key: u32,
     /// Size of its pages; of a pool's huge pages theirs.
-    pub(super) page_bytes: u64,
+    pub page_bytes: u64,
 }
 
 impl Mapping {
-    pub(super) fn has(&self, flag: &str) -> bool {
+    /// Whether `VmFlags` has this flag of two letters.
+    pub fn has(&self, flag: &str) -> bool {
         self.flags.split_ascii_whitespace().any(|known| known == flag)
     }
 
     /// `PROT_*`.
-    pub(super) fn protection(&self) -> u32 {
+    pub fn protection(&self) -> u32 {
         let access = self.area.access;
         u32::from(access.read) | u32::from(access.write) << 1 | u32::from(self.execute) << 2
     }
 
     /// The kernel's own: `[vdso]`, `[vvar]`, `[vvar_vclock]`, `[vsyscall]`.
-    pub(super) fn is_kernels(&self) -> bool {
+    pub fn is_kernels(&self) -> bool {
         self.area.name.starts_with("[v")
     }
 }
 
 /// The mappings of a process, by ascending address.
-pub(super) fn mappings(pid: i32) -> io::Result<Vec<Mapping>> {
+pub fn mappings(pid: i32) -> io::Result<Vec<Mapping>> {
     let path = format!("/proc/{pid}/smaps");
     parse(&proc::read(&path)?).ok_or_else(|| proc::unexpected(&path))
 }
 
-pub(super) fn parse(text: &str) -> Option<Vec<Mapping>> {
+/// Parses an `smaps` file; `None` if it is not as `proc_pid_smaps(5)` says.
+pub fn parse(text: &str) -> Option<Vec<Mapping>> {
     let mut found: Vec<Mapping> = Vec::new();
     for line in text.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
@@ -87,7 +96,7 @@ fn header(line: &str) -> Option<Mapping> {
         inode,
         flags: String::new(),
         key: 0,
-        page_bytes: torpor_image::PAGE,
+        page_bytes: PAGE,
     })
 }
 

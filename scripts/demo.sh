@@ -43,7 +43,7 @@ finish() {
 trap finish EXIT
 
 say "1. A web server from the distribution's package, in a tarball"
-"$bin/zoo" lighttpd "$home/web.tar"
+"$bin/servers" lighttpd "$home/web.tar"
 ls -lh "$home/web.tar" | awk '{ print "    " $9 ", " $5 }'
 
 say "2. Deploy it"

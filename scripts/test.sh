@@ -9,7 +9,7 @@ export TORPOR_TEST_CACHE=${TORPOR_TEST_CACHE:-$PWD/target/test-cache}
 cargo xtask tidy --no-clippy
 # The programs under test first, so that no test waits for them.
 cargo test --quiet --workspace --no-run
-cargo run --quiet --package torpor-testkit --bin zoo
+cargo run --quiet --package torpor-testkit --bin servers
 all=(); [ "${TORPOR_TEST_ALL:-0}" = 1 ] && all=(--all)
 status=0
 cargo xtask test --lint "${all[@]}" || status=$?

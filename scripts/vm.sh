@@ -115,7 +115,7 @@ test_package() {
   # The programs under test, once (gigabytes): TORPOR_VM_DIR/programs says that they are there. Their names depend on the
   # package sources of the machine that makes them.
   if [ ! -e "$dir/programs" ]; then
-    cargo run --quiet --package torpor-testkit --bin zoo
+    cargo run --quiet --package torpor-testkit --bin servers
     remote 'rm -f /etc/apt/sources.list'
     mapfile -t files < <(find /etc/apt/sources.list /etc/apt/sources.list.d/{debian,ubuntu}.sources "$cache" -maxdepth 1 -type f)
     push "${files[@]}"

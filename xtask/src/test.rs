@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
-use torpor_testkit::zoo::target_dir;
+use torpor_testkit::servers::target_dir;
 
 use crate::error::Error;
 use crate::tidy;

@@ -1,6 +1,6 @@
-//! A program of the zoo without Torpor: in namespaces of its own, by the machine's `unshare` and `chroot`.
+//! A real server without Torpor: in namespaces of its own, by the machine's `unshare` and `chroot`.
 //!
-//! The baseline of benchmarks, and the proof that zoo and clients work. Its network is a namespace with a loopback
+//! The baseline of benchmarks, and the proof that servers and clients work. Its network is a namespace with a loopback
 //! interface only; clients enter it ([`Bare::enter`]).
 
 use std::fs::{self, File};
@@ -13,8 +13,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::client::Session;
 use crate::error::{Error, run};
+use crate::servers::Program;
 use crate::wait::eventually_ok;
-use crate::zoo::Program;
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 

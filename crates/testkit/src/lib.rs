@@ -1,6 +1,6 @@
 //! What the end-to-end tests and benchmarks share; never part of the product.
 //!
-//! - [`zoo`]: real servers as tarballs, built once from the distribution's packages and cached.
+//! - [`servers`]: real servers as tarballs, built once from the distribution's packages and cached.
 //! - [`client`]: small clients that measure and that prove a server's in-memory state ([`client::Session`]).
 //! - [`native`]: small C programs that check themselves.
 //! - [`programs`]: small Python and shell programs, on the machine or in an app.
@@ -21,9 +21,9 @@ pub mod namespaces;
 pub mod native;
 pub mod pool;
 pub mod programs;
+pub mod servers;
 pub mod skip;
 pub mod stalls;
 pub mod wait;
-pub mod zoo;
 
 pub use error::Error;

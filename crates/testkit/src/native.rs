@@ -9,7 +9,7 @@ use std::process::Command;
 
 use crate::client::{ANSWER_TIMEOUT, Session, Stream};
 use crate::error::{Error, run};
-use crate::zoo::{Check, Program, Transport, cached, key, static_tarball};
+use crate::servers::{Check, Program, Transport, cached, key, static_tarball};
 
 const COMMON: &str = include_str!("../programs/common.h");
 const SOURCES: &[(&str, &str)] = &[

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::error::Error;
-use crate::zoo::{cached, key};
+use crate::servers::{cached, key};
 
 /// The directory of the programs inside an app that was made from [`tarball`].
 pub const IN_APP: &str = "/programs";

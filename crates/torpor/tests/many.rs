@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use support::{PATIENCE, Random, Times, assert_memory_left, doze, memory, program, rounds, say, stats, told};
 use torpor_testkit::daemon::Daemon;
+use torpor_testkit::servers::Program;
 use torpor_testkit::wait::eventually_ok;
-use torpor_testkit::zoo::Program;
 
 /// By default fewer than 1,000; all of them under `TORPOR_TEST_ALL=1`. Each wake's answer is checked.
 #[test]

@@ -1,7 +1,7 @@
 //! Real programs fall asleep by command and by idleness, idle and under load, and wake by their next packet where they
 //! stopped, with their connections open and the state in their memory.
 //!
-//! Needs root and the zoo (built at the first use). Each program has a daemon of its own, which is checked for leftovers.
+//! Needs root and the tarballs of the servers (built at the first use). Each program has a daemon of its own, which is checked for leftovers.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -17,15 +17,15 @@ use support::{
 use torpor_testkit::client::Session;
 use torpor_testkit::client::dns::{self, DnsTcp};
 use torpor_testkit::daemon::Daemon;
+use torpor_testkit::servers::{Program, Transport};
 use torpor_testkit::wait::eventually_ok;
-use torpor_testkit::zoo::{Program, Transport};
 
 /// Sleeps after a second by itself; only far timers wake it.
 const BY_ITSELF: &str = "[idle]\nafter = '1s'\nmin_awake = '100ms'\ntimers_over = '10m'";
 /// Sleeps on command only.
 const ON_COMMAND: &str = "[idle]\nsleep = false\ntimers_over = '10m'";
 
-/// Everything that a program of the zoo has to stand.
+/// Everything that a real server has to stand.
 fn sleeps_and_wakes(name: &str) {
     let program = program(name);
     let mut daemon = Daemon::start().unwrap();

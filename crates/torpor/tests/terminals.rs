@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use python::Place;
 use support::{PATIENCE, stats, warm};
 use torpor_testkit::daemon::Daemon;
+use torpor_testkit::servers::{Check, Program, Transport, ssh_tarball};
 use torpor_testkit::wait::{eventually, eventually_ok};
-use torpor_testkit::zoo::{Check, Program, Transport, ssh_tarball};
 
 /// A client with a terminal, and what it has shown.
 struct Client {

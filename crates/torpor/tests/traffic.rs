@@ -11,9 +11,9 @@ use support::{rounds, say};
 use torpor_testkit::client::{Session, http};
 use torpor_testkit::daemon::Daemon;
 use torpor_testkit::native::{self, LineSession};
+use torpor_testkit::servers::Program;
 use torpor_testkit::stalls::Stalls;
 use torpor_testkit::wait::eventually;
-use torpor_testkit::zoo::Program;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

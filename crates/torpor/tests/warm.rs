@@ -11,8 +11,8 @@ use support::{PATIENCE, Times, connect, memcheck, program, registers, rounds, sa
 use torpor_testkit::client::Session;
 use torpor_testkit::daemon::Daemon;
 use torpor_testkit::native::{self, LineSession};
+use torpor_testkit::servers::Program;
 use torpor_testkit::wait::eventually_ok;
-use torpor_testkit::zoo::Program;
 
 /// Sleeps on command only.
 const ON_COMMAND: &str = "[idle]\nsleep = false\ntimers_over = '10m'";

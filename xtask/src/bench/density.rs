@@ -85,7 +85,7 @@ const DROP_CACHES: (&str, &str) = ("/proc/sys/vm/drop_caches", "2");
 pub(crate) fn run(options: &Options, torpor: &Path) -> Result<Measured, Error> {
     let program = programs(&["lighttpd".to_owned()])?.remove(0);
     let mut daemon = Daemon::start(torpor, "")?;
-    daemon.load("lighttpd", &program.zoo.tarball)?;
+    daemon.load("lighttpd", &program.servers.tarball)?;
     let mut measured = Measured::default();
     let level = options.level.name();
     let mut add =
@@ -177,7 +177,7 @@ fn make(
 ) -> Result<(), Error> {
     let (name, port) = (format!("app{number}"), free_port()?);
     let settings = ["-p".to_owned(), format!("{port}:{}", program.port()), "--no-sleep".to_owned()];
-    daemon.run_app(&name, "lighttpd", &settings, &program.zoo.command)?;
+    daemon.run_app(&name, "lighttpd", &settings, &program.servers.command)?;
     let address = (std::net::Ipv4Addr::LOCALHOST, port).into();
     client::first_byte_since(address, program.protocol, Instant::now())?;
     let begun = Instant::now();

@@ -26,7 +26,7 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use clap::{Args, Subcommand};
-use torpor_testkit::zoo::target_dir;
+use torpor_testkit::servers::target_dir;
 
 use self::conditions::Conditions;
 pub(crate) use self::peers::criu_binary;

@@ -45,10 +45,10 @@ const WRITE: [&str; 3] = ["/bin/sh", "-c", "yes >&2 & exec yes"];
 pub(crate) fn run(options: &Options, torpor: &Path) -> Result<Measured, Error> {
     let program = programs(&["lighttpd".to_owned()])?.remove(0);
     let mut daemon = Daemon::start(torpor, "")?;
-    daemon.load("lighttpd", &program.zoo.tarball)?;
+    daemon.load("lighttpd", &program.servers.tarball)?;
     let port = free_port()?;
     let settings = ["-p".to_owned(), format!("{port}:{}", program.port()), "--no-sleep".to_owned()];
-    daemon.run_app("sleeper", "lighttpd", &settings, &program.zoo.command)?;
+    daemon.run_app("sleeper", "lighttpd", &settings, &program.servers.command)?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     program.warm_up(address)?;
     let mut measured = Measured::default();

@@ -142,12 +142,12 @@ fn ask_peer(program: &Program, peer: &mut dyn Peer, gap: Duration, samples: &mut
 impl Apps {
     fn start(binary: &Path, program: &Program) -> Result<Self, Error> {
         let mut daemon = Daemon::start(binary, IMAGES_CACHED)?;
-        daemon.load(program.name, &program.zoo.tarball)?;
+        daemon.load(program.name, &program.servers.tarball)?;
         let mut start = |name: &str| {
             let port = free_port()?;
             let mut settings = vec!["-p".to_owned(), format!("{port}:{}", program.port()), "--no-sleep".to_owned()];
-            settings.extend(program.zoo.user.iter().flat_map(|user| ["-u".to_owned(), (*user).to_owned()]));
-            daemon.run_app(name, program.name, &settings, &program.zoo.command)?;
+            settings.extend(program.servers.user.iter().flat_map(|user| ["-u".to_owned(), (*user).to_owned()]));
+            daemon.run_app(name, program.name, &settings, &program.servers.command)?;
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
             program.warm_up(address)?;
             Ok::<_, Error>(address)

@@ -57,8 +57,8 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// A program of the zoo.
-    pub fn zoo(program: &torpor_testkit::zoo::Program, root: &Path) -> Self {
+    /// A real server.
+    pub fn servers(program: &torpor_testkit::servers::Program, root: &Path) -> Self {
         let passwd = fs::read_to_string(root.join("etc/passwd")).unwrap_or_default();
         let found = program.user.and_then(|user| {
             let line = passwd.lines().find(|line| line.starts_with(&format!("{user}:")))?;
@@ -96,14 +96,14 @@ pub fn unpack(tarball: &Path, root: &Path) {
 }
 
 impl App {
-    /// Starts a program of the zoo.
-    pub fn of_zoo(name: &str) -> Self {
-        let zoo = torpor_testkit::zoo::Zoo::open().unwrap();
-        let program = zoo.program(name);
+    /// Starts a real server.
+    pub fn of_server(name: &str) -> Self {
+        let servers = torpor_testkit::servers::Servers::open().unwrap();
+        let program = servers.program(name);
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("layer");
         unpack(&program.tarball, &root);
-        Self::start(folder, &Recipe::zoo(program, &root))
+        Self::start(folder, &Recipe::servers(program, &root))
     }
 
     /// Starts `recipe`, whose files are in `folder/layer`.

@@ -21,7 +21,7 @@ pub const TESTS: &[super::Test] = &[
     ("a_connection_ends_it", a_connection_ends_it),
     ("an_event_or_a_wish_at_any_step_ends_it", given_up_at_any_step),
     ("too_many_open_files_leave_it_dozing", too_many_open_files_leave_it_dozing),
-    ("the_zoo", the_zoo),
+    ("real_servers", real_servers),
 ];
 
 /// Connects to a port of the app's, once it listens.
@@ -64,7 +64,7 @@ pub fn tree(app: &App, generation: u64) -> Tree {
 }
 
 fn lighttpd_leaves_an_image_and_its_files() {
-    let mut app = App::of_zoo("lighttpd");
+    let mut app = App::of_server("lighttpd");
     drop(connect(&app, 80));
     let asleep = app.doze();
     let warm = app.hibernate(&asleep, &NoFaults).result.unwrap();
@@ -99,7 +99,7 @@ fn lighttpd_leaves_an_image_and_its_files() {
 }
 
 fn an_error_at_any_step() {
-    let mut app = App::of_zoo("redis");
+    let mut app = App::of_server("redis");
     let mut before = count(&app);
     for step in Step::ALL.into_iter().filter(|step| *step >= Step::Examined) {
         let asleep = app.doze();
@@ -126,7 +126,7 @@ fn an_error_at_any_step() {
                 assert!(app.init_lives(), "{step:?}");
                 tree(&app, warm.generation);
                 drop(app);
-                app = App::of_zoo("redis");
+                app = App::of_server("redis");
                 before = count(&app);
                 continue;
             }
@@ -141,7 +141,7 @@ fn an_error_at_any_step() {
 }
 
 fn a_connection_ends_it() {
-    let mut app = App::of_zoo("redis");
+    let mut app = App::of_server("redis");
     let before = count(&app);
     let asleep = app.doze();
     let mut stream = connect(&app, 6379);
@@ -173,7 +173,7 @@ fn given_up_at_any_step() {
             Ok(())
         }
     }
-    let mut app = App::of_zoo("redis");
+    let mut app = App::of_server("redis");
     let mut before = count(&app);
     let network = app.sandbox.netns().unwrap();
     let knock = &|| within(network.as_fd(), || TcpStream::connect(("127.0.0.1", 6379))).ok();
@@ -199,7 +199,7 @@ fn given_up_at_any_step() {
 /// Programs of many processes and threads, with connections open.
 /// Whoever keeps its files is asked before anything is done.
 fn too_many_open_files_leave_it_dozing() {
-    let mut app = App::of_zoo("redis");
+    let mut app = App::of_server("redis");
     assert_eq!(count(&app), 1);
     let asleep = app.doze();
     app.kept.1 = Some(1);
@@ -212,14 +212,14 @@ fn too_many_open_files_leave_it_dozing() {
     app.hibernate(&asleep, &NoFaults).result.unwrap();
 }
 
-fn the_zoo() {
-    let zoo = torpor_testkit::zoo::Zoo::open().unwrap();
-    for program in zoo.programs().iter().filter(|program| program.name != "postfix") {
+fn real_servers() {
+    let servers = torpor_testkit::servers::Servers::open().unwrap();
+    for program in servers.programs().iter().filter(|program| program.name != "postfix") {
         let name = program.name;
-        let mut app = App::of_zoo(name);
+        let mut app = App::of_server(name);
         let stream = match program.ports[0].1 {
-            torpor_testkit::zoo::Transport::Tcp => Some(connect(&app, program.ports[0].0)),
-            torpor_testkit::zoo::Transport::Udp => {
+            torpor_testkit::servers::Transport::Tcp => Some(connect(&app, program.ports[0].0)),
+            torpor_testkit::servers::Transport::Udp => {
                 std::thread::sleep(Duration::from_secs(3));
                 None
             }

@@ -13,7 +13,7 @@ pub const TESTS: &[super::Test] = &[("measure_resuming_lighttpd", lighttpd)];
 
 fn lighttpd() {
     const ROUNDS: usize = 60;
-    let mut app = App::of_zoo("lighttpd");
+    let mut app = App::of_server("lighttpd");
     drop(connect(&app, 80));
     let (mut all, mut first_bytes) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {

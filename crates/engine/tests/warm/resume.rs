@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use torpor_engine::{NoFaults, Phase};
 use torpor_testkit::error::chain;
-use torpor_testkit::zoo::{Transport, Zoo};
+use torpor_testkit::servers::{Servers, Transport};
 
 use super::app::App;
 
@@ -70,9 +70,9 @@ fn go() {
 }
 
 fn rounds(name: &str) {
-    let zoo = Zoo::open().unwrap();
-    let program = zoo.program(name);
-    let mut app = App::of_zoo(name);
+    let servers = Servers::open().unwrap();
+    let program = servers.program(name);
+    let mut app = App::of_server(name);
     let (port, transport) = program.ports[0];
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
     let begun = Instant::now();

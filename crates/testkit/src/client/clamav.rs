@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use super::{Session, Stream};
 use crate::error::Error;
 
-/// What the zoo's only signature matches, wherever it is.
-pub const MATCHED: &str = "torpor-zoo-signature";
+/// What the only signature of the tests' ClamAV matches, wherever it is.
+pub const MATCHED: &str = "torpor-servers-signature";
 /// Its name.
-const SIGNATURE: &str = "Zoo.Test";
+const SIGNATURE: &str = "Servers.Test";
 /// What is said of it.
-pub const FOUND: &str = "Zoo.Test.UNOFFICIAL FOUND";
+pub const FOUND: &str = "Servers.Test.UNOFFICIAL FOUND";
 
 /// The signature database: any kind of file, at any offset.
 pub(crate) fn signatures() -> String {

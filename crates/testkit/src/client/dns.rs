@@ -14,8 +14,8 @@ const CLIENT_COOKIE: [u8; 8] = *b"torpor!!";
 const OPTION_COOKIE: u16 = 10;
 const TYPE_OPT: u16 = 41;
 const BADCOOKIE: u16 = 23;
-/// In the zone of the zoo's BIND, with one address.
-pub const NAME: &str = "www.zoo.test";
+/// In the zone that BIND serves here, with one address.
+pub const NAME: &str = "www.servers.test";
 
 /// What an answer says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_broken_answer_is_nothing() {
-        let mut packet = query(7, "www.zoo.test", Some(&CLIENT_COOKIE));
+        let mut packet = query(7, "www.servers.test", Some(&CLIENT_COOKIE));
         assert_eq!(parse(&packet, 7), None, "a query is no answer");
         packet[2] = 0x80;
         let answer = parse(&packet, 7).unwrap();

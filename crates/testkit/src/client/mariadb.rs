@@ -38,8 +38,8 @@ impl MariaDb {
         session.send(1, &login)?;
         session.packet()?;
         session.connection = session.one("SELECT CONNECTION_ID()")?;
-        session.table = format!("zoo.kept_{}", session.connection);
-        session.query("CREATE DATABASE IF NOT EXISTS zoo")?;
+        session.table = format!("servers.kept_{}", session.connection);
+        session.query("CREATE DATABASE IF NOT EXISTS servers")?;
         let table = session.table.clone();
         session.query(&format!("CREATE OR REPLACE TABLE {table} (n BIGINT) ENGINE=MEMORY"))?;
         session.query(&format!("INSERT INTO {table} VALUES (0)"))?;

@@ -20,7 +20,7 @@ impl Smtp {
         let mut smtp = Self { stream: Stream::connect("smtp", address)? };
         smtp.expect("220")?;
         smtp.say("EHLO test", "250")?;
-        smtp.say("MAIL FROM:<from@zoo.test>", "250")?;
+        smtp.say("MAIL FROM:<from@servers.test>", "250")?;
         Ok(smtp)
     }
 
@@ -80,6 +80,6 @@ impl Session for Smtp {
     fn step(&mut self) -> Result<(), Error> {
         self.say("NOOP", "250")?;
         // Refused only because this session remembers its sender.
-        self.say("MAIL FROM:<other@zoo.test>", "503").map(drop)
+        self.say("MAIL FROM:<other@servers.test>", "503").map(drop)
     }
 }

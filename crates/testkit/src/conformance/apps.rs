@@ -14,8 +14,8 @@ use super::judge::{ANSWER_WITHIN, failed, verdict};
 use super::{Program, Verdict};
 use crate::daemon::Daemon;
 use crate::error::Error;
+use crate::servers::static_tarball;
 use crate::wait::eventually_ok;
-use crate::zoo::static_tarball;
 
 /// How long setting up may take.
 const READY_WITHIN: Duration = Duration::from_secs(120);

@@ -25,8 +25,8 @@ use slot::Slot;
 
 use crate::client::Session;
 use crate::error::{Error, run};
+use crate::servers::{Program, target_dir};
 use crate::wait::eventually_ok;
-use crate::zoo::{Program, target_dir};
 
 /// How long a daemon may take to listen, or to end.
 const TURN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -253,7 +253,7 @@ impl Daemon {
         serde_json::from_str(&text).map_err(|_| Error::answer("torpor", format!("JSON from {args:?}"), text))
     }
 
-    /// Runs a program of the zoo as the app `name`; `tables` are TOML tables added to its description. Gives back the
+    /// Runs a real server as the app `name`; `tables` are TOML tables added to its description. Gives back the
     /// machine's address of each of its ports.
     ///
     /// # Errors

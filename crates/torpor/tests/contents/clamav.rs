@@ -11,7 +11,7 @@ use crate::{Server, assert_ended};
 fn start(between: Between) -> (Server, Clam) {
     let server = Server::start("clamav", between);
     let clam = server.connect(Clam::open);
-    server.well(server.daemon.ok(&["exec", "clamav", "--", "/bin/rm", "/etc/zoo/signatures/zoo.ndb"]));
+    server.well(server.daemon.ok(&["exec", "clamav", "--", "/bin/rm", "/etc/servers/signatures/servers.ndb"]));
     (server, clam)
 }
 

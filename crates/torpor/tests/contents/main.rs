@@ -1,7 +1,7 @@
 //! What real servers are in the middle of when they go warm: a save, transactions, mails in a queue, a scan. It comes to its right
 //! end when the next packet wakes them, and after a power cut whatever had been promised is there.
 //!
-//! Needs root and the zoo (built at the first use).
+//! Needs root and the tarballs of the servers (built at the first use).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod clamav;
@@ -22,7 +22,7 @@ use torpor_testkit::wait::eventually_ok;
 /// Sleeps on command only.
 const ON_COMMAND: &str = "[idle]\nsleep = false\ntimers_over = '10m'";
 
-/// A program of the zoo as an app of its own daemon.
+/// A real server as an app of its own daemon.
 struct Server {
     daemon: Daemon,
     address: SocketAddr,

@@ -1,6 +1,6 @@
 //! Postfix with mails in its queue: each is delivered once, whatever happens between.
 //!
-//! The zoo's configuration delivers to now.test at once, to slow.test one mail a second, and to later.test when there is a place
+//! Its configuration delivers to now.test at once, to slow.test one mail a second, and to later.test when there is a place
 //! for it.
 
 use std::collections::BTreeMap;
@@ -100,7 +100,7 @@ fn through(between: Between, rounds: u64) {
     assert!(waited > 0 && put_off > 0, "its queue was empty: {waited} {put_off}");
     // Now there is a place for those that were put off; it sleeps again and again while they are delivered.
     mails.exec(&["/bin/chmod", "777", "/srv/mail/shut"]);
-    mails.exec(&["/usr/sbin/postqueue", "-c", "/etc/zoo", "-f"]);
+    mails.exec(&["/usr/sbin/postqueue", "-c", "/etc/servers", "-f"]);
     let wanted: BTreeMap<u32, u32> = mails.accepted.iter().map(|number| (*number, 1)).collect();
     let done = eventually_ok("every mail is delivered", PATIENCE * 4, || {
         let found = mails.delivered();

@@ -8,16 +8,16 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 use torpor_testkit::daemon::Daemon;
 use torpor_testkit::programs;
+use torpor_testkit::servers::{Program, Servers};
 pub(crate) use torpor_testkit::wait::PATIENCE;
 use torpor_testkit::wait::eventually_ok;
-use torpor_testkit::zoo::{Program, Zoo};
 
 const PYTHON: &str = "/usr/bin/python3";
 
-/// A program of the zoo.
+/// A real server.
 pub(crate) fn program(name: &str) -> Program {
-    static ZOO: OnceLock<Zoo> = OnceLock::new();
-    ZOO.get_or_init(|| Zoo::open().unwrap_or_else(|error| panic!("the zoo: {error}"))).program(name).clone()
+    static SERVERS: OnceLock<Servers> = OnceLock::new();
+    SERVERS.get_or_init(|| Servers::open().unwrap_or_else(|error| panic!("the servers: {error}"))).program(name).clone()
 }
 
 /// A daemon with the image `python`, and room for files.

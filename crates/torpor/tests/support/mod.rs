@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use torpor_testkit::client::Session;
 use torpor_testkit::daemon::Daemon;
 use torpor_testkit::native::{self, LineSession};
+use torpor_testkit::servers::{Program, Servers};
 pub(crate) use torpor_testkit::wait::PATIENCE;
 use torpor_testkit::wait::eventually_ok;
-use torpor_testkit::zoo::{Program, Zoo};
 
 /// The long version is asked for.
 pub(crate) fn all() -> bool {
@@ -28,10 +28,10 @@ pub(crate) fn say(line: &str) {
     rustix::io::write(rustix::stdio::stderr(), line.as_bytes()).expect("standard error takes a line");
 }
 
-/// A program of the zoo.
+/// A real server.
 pub(crate) fn program(name: &str) -> Program {
-    static ZOO: OnceLock<Zoo> = OnceLock::new();
-    ZOO.get_or_init(|| Zoo::open().unwrap_or_else(|error| panic!("the zoo: {error}"))).program(name).clone()
+    static SERVERS: OnceLock<Servers> = OnceLock::new();
+    SERVERS.get_or_init(|| Servers::open().unwrap_or_else(|error| panic!("the servers: {error}"))).program(name).clone()
 }
 
 /// `torpor --json stats`, as far as tests look at it.

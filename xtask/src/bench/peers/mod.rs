@@ -135,7 +135,7 @@ impl Netns {
     /// Starts the program in `root`, in a session of its own, and returns its process id.
     fn start(&self, program: &Program, root: &Path) -> Result<u32, Error> {
         let mut command = self.command("setsid");
-        command.arg("chroot").arg(root).args(&program.zoo.command);
+        command.arg("chroot").arg(root).args(&program.servers.command);
         command.env_clear().envs(ENVIRONMENT);
         let child = command.spawn().map_err(Error::spawn("nsenter"))?;
         // Each program executes the next one, so the id stays the same.

@@ -23,7 +23,7 @@ impl Runc {
         let container = Container::make(program.name, &dir.join("runc"))?;
         program.unpack_for_root(&container.root())?;
         let mut runc = Self { program: program.clone(), container, images: dir.join("runc/images") };
-        runc.container.start(&runc.program.zoo.command)?;
+        runc.container.start(&runc.program.servers.command)?;
         runc.program.warm_up(runc.container.netns().socket(&runc.program))?;
         runc.rest()?;
         runc.first_byte()?;

@@ -38,7 +38,13 @@ fn recipe(name: &'static str, command: &str, port: u16, check: Check) -> Recipe 
         ports: vec![(port, Transport::Tcp)],
         check,
     };
-    Recipe { program, packages: &[], data: &[], without: &[], overlays: vec![Overlay::directory("/etc/zoo", 0o755)] }
+    Recipe {
+        program,
+        packages: &[],
+        data: &[],
+        without: &[],
+        overlays: vec![Overlay::directory("/etc/servers", 0o755)],
+    }
 }
 
 impl Recipe {
@@ -99,41 +105,42 @@ impl Recipe {
 fn servers(tree: &Tree) -> Result<Vec<Recipe>, Error> {
     let postgres = tree.find("/bin/postgres")?;
     let version = postgres.split('/').nth_back(2).unwrap_or_default();
-    let postgres = format!("{postgres} -D /var/lib/postgresql/{version}/main -c config_file=/etc/zoo/postgresql.conf");
+    let postgres =
+        format!("{postgres} -D /var/lib/postgresql/{version}/main -c config_file=/etc/servers/postgresql.conf");
     let mariadb = "/usr/sbin/mariadbd --no-defaults --user=mysql --datadir=/var/lib/mysql --skip-grant-tables \
                    --bind-address=0.0.0.0 --port=3306 --socket=/tmp/mysqld.sock --pid-file=/tmp/mysqld.pid \
                    --performance-schema=off --innodb-log-file-size=4M --innodb-buffer-pool-size=16M \
                    --wait-timeout=86400";
-    let redis = "/usr/bin/redis-server /etc/zoo/redis.conf";
+    let redis = "/usr/bin/redis-server /etc/servers/redis.conf";
     Ok(vec![
-        recipe("lighttpd", "/usr/sbin/lighttpd -D -f /etc/zoo/lighttpd.conf", 80, Check::LighttpdStatus)
+        recipe("lighttpd", "/usr/sbin/lighttpd -D -f /etc/servers/lighttpd.conf", 80, Check::LighttpdStatus)
             .packages(&["lighttpd"])
-            .file("/etc/zoo/lighttpd.conf", include_str!("../../zoo/lighttpd.conf"))
+            .file("/etc/servers/lighttpd.conf", include_str!("../../servers/lighttpd.conf"))
             .file("/var/www/html/index.html", PAGE),
-        recipe("nginx", "/usr/sbin/nginx -c /etc/zoo/nginx.conf", 80, Check::NginxStatus)
+        recipe("nginx", "/usr/sbin/nginx -c /etc/servers/nginx.conf", 80, Check::NginxStatus)
             .packages(&["nginx"])
-            .file("/etc/zoo/nginx.conf", include_str!("../../zoo/nginx.conf"))
+            .file("/etc/servers/nginx.conf", include_str!("../../servers/nginx.conf"))
             .file("/var/www/html/index.html", PAGE),
-        recipe("bind", "/usr/sbin/named -g -u bind -c /etc/zoo/named.conf", 53, Check::DnsCookie)
+        recipe("bind", "/usr/sbin/named -g -u bind -c /etc/servers/named.conf", 53, Check::DnsCookie)
             .packages(&["bind9"])
             .ports(&[(53, Transport::Udp), (53, Transport::Tcp)])
-            .file("/etc/zoo/named.conf", include_str!("../../zoo/named.conf"))
-            .file("/etc/zoo/zoo.test.zone", include_str!("../../zoo/zoo.test.zone")),
-        recipe("postfix", "/usr/sbin/postfix -c /etc/zoo start-fg", 25, Check::SmtpSession)
+            .file("/etc/servers/named.conf", include_str!("../../servers/named.conf"))
+            .file("/etc/servers/servers.test.zone", include_str!("../../servers/servers.test.zone")),
+        recipe("postfix", "/usr/sbin/postfix -c /etc/servers start-fg", 25, Check::SmtpSession)
             .packages(&["postfix", "diffutils", "findutils", "grep", "mawk", "sed"])
             .data(&["/var/spool/postfix", "/var/lib/postfix"])
-            .file("/etc/zoo/main.cf", include_str!("../../zoo/main.cf"))
-            .file("/etc/zoo/master.cf", include_str!("../../zoo/master.cf"))
+            .file("/etc/servers/main.cf", include_str!("../../servers/main.cf"))
+            .file("/etc/servers/master.cf", include_str!("../../servers/master.cf"))
             .directory("/srv/mail/open", 0o777)
             .directory("/srv/mail/shut", 0o755),
-        recipe("clamav", "/usr/sbin/clamd --config-file=/etc/zoo/clamd.conf", 3310, Check::ClamSession)
+        recipe("clamav", "/usr/sbin/clamd --config-file=/etc/servers/clamd.conf", 3310, Check::ClamSession)
             .packages(&["clamav-daemon"])
-            .file("/etc/zoo/clamd.conf", include_str!("../../zoo/clamd.conf"))
-            .file("/etc/zoo/signatures/zoo.ndb", clamav::signatures()),
+            .file("/etc/servers/clamd.conf", include_str!("../../servers/clamd.conf"))
+            .file("/etc/servers/signatures/servers.ndb", clamav::signatures()),
         recipe("redis", redis, 6379, Check::RedisKey)
             .packages(&["redis-server"])
             .user("redis")
-            .file("/etc/zoo/redis.conf", include_str!("../../zoo/redis.conf")),
+            .file("/etc/servers/redis.conf", include_str!("../../servers/redis.conf")),
         recipe("mariadb", mariadb, 3306, Check::MariaDbSession)
             .packages(&["mariadb-server"])
             .data(&["/var/lib/mysql/"])
@@ -144,21 +151,21 @@ fn servers(tree: &Tree) -> Result<Vec<Recipe>, Error> {
             // Needed only with jit=on.
             .without(&["/usr/lib/x86_64-linux-gnu/libLLVM", "/usr/lib/x86_64-linux-gnu/libz3"])
             .user("postgres")
-            .file("/etc/zoo/postgresql.conf", include_str!("../../zoo/postgresql.conf"))
-            .file("/etc/zoo/pg_hba.conf", "host all all 0.0.0.0/0 trust\nlocal all all trust\n")
-            .file("/etc/zoo/pg_ident.conf", ""),
+            .file("/etc/servers/postgresql.conf", include_str!("../../servers/postgresql.conf"))
+            .file("/etc/servers/pg_hba.conf", "host all all 0.0.0.0/0 trust\nlocal all all trust\n")
+            .file("/etc/servers/pg_ident.conf", ""),
         recipe("python", &format!("/usr/bin/python3 /srv/counter.py {HTTP}"), HTTP, Check::Counter)
             .packages(&["python3"])
-            .file("/srv/counter.py", include_str!("../../zoo/counter.py")),
+            .file("/srv/counter.py", include_str!("../../servers/counter.py")),
         recipe("node", &format!("/usr/bin/node /srv/counter.js {HTTP}"), HTTP, Check::Counter)
             .packages(&["nodejs"])
-            .file("/srv/counter.js", include_str!("../../zoo/counter.js")),
+            .file("/srv/counter.js", include_str!("../../servers/counter.js")),
     ])
 }
 
 /// Compiles the counter in Java with the machine's compiler, for any Java from 11 on.
 fn java(tree: &Tree) -> Result<Recipe, Error> {
-    let source = include_str!("../../zoo/Counter.java");
+    let source = include_str!("../../servers/Counter.java");
     let class = cached("counter-java", &key(&[source.as_bytes()]), ".class", |out| {
         let dir = tempfile::tempdir().map_err(Error::file("make a directory in", std::env::temp_dir()))?;
         let file = dir.path().join("Counter.java");
@@ -179,7 +186,7 @@ fn java(tree: &Tree) -> Result<Recipe, Error> {
 
 /// Compiles the counter in Go with the machine's compiler, static, and puts it alone into a tarball.
 fn go() -> Result<Program, Error> {
-    let source = include_str!("../../zoo/counter.go");
+    let source = include_str!("../../servers/counter.go");
     let tarball = cached("go", &key(&[RECIPES_VERSION, source.as_bytes()]), ".tar", |out| {
         let dir = tempfile::tempdir().map_err(Error::file("make a directory in", std::env::temp_dir()))?;
         let file = dir.path().join("counter.go");

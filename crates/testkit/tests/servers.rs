@@ -1,18 +1,18 @@
-//! Every program of the zoo runs, answers, and keeps its state between the steps of one session; a restart is noticed.
+//! Every real server runs, answers, and keeps its state between the steps of one session; a restart is noticed.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use torpor_testkit::bare::Bare;
 use torpor_testkit::client::dns;
 use torpor_testkit::client::{http, smtp};
+use torpor_testkit::servers::{Check, Program, Servers, Transport, make_lighttpd_tarball};
 use torpor_testkit::skip;
-use torpor_testkit::zoo::{Check, Program, Transport, Zoo, make_lighttpd_tarball};
 
 fn root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 fn steps(name: &str) {
-    let program = Zoo::open().unwrap().program(name).clone();
+    let program = Servers::open().unwrap().program(name).clone();
     let bare = Bare::start(&program).unwrap();
     let mut session = bare.session().unwrap();
     for _ in 0..3 {
@@ -39,14 +39,14 @@ fn the_list_of_programs_is_complete() {
     if !root() {
         skip!("needs root for mmdebstrap");
     }
-    let zoo = Zoo::open().unwrap();
-    let names: Vec<&str> = zoo.programs().iter().map(|program| program.name).collect();
+    let servers = Servers::open().unwrap();
+    let names: Vec<&str> = servers.programs().iter().map(|program| program.name).collect();
     let wanted = [
         "lighttpd", "nginx", "bind", "postfix", "clamav", "redis", "mariadb", "postgres", "python", "node", "java",
         "go",
     ];
     assert_eq!(names, wanted, "each has a test above");
-    for program in zoo.programs() {
+    for program in servers.programs() {
         assert_ne!(program.check, Check::None);
         let ports: Vec<u16> = (0..program.ports.len() as u16).map(|n| 20_000 + n).collect();
         let text = program.app_toml("some-name", &ports);
@@ -54,11 +54,11 @@ fn the_list_of_programs_is_complete() {
         assert_eq!(app["ports"].as_array().unwrap().len(), ports.len());
         assert_eq!(app["source"]["tarball"]["path"].as_str(), program.tarball.to_str());
     }
-    assert!(zoo.program("bind").ports.contains(&(53, Transport::Tcp)));
+    assert!(servers.program("bind").ports.contains(&(53, Transport::Tcp)));
 }
 
 fn ask(address: std::net::SocketAddr, cookie: Option<&[u8]>) -> dns::Answer {
-    dns::DnsUdp::connect(address).unwrap().ask("www.zoo.test", cookie).unwrap()
+    dns::DnsUdp::connect(address).unwrap().ask("www.servers.test", cookie).unwrap()
 }
 
 /// The sessions must fail where state is lost, or they prove nothing.
@@ -67,8 +67,8 @@ fn another_instance_is_not_taken_for_the_same() {
     if !root() {
         skip!("needs root for namespaces");
     }
-    let zoo = Zoo::open().unwrap();
-    let program = zoo.program("bind");
+    let servers = Servers::open().unwrap();
+    let program = servers.program("bind");
     let first = Bare::start(program).unwrap();
     first.session().unwrap();
     let old = first.enter(|| ask(first.address(), Some(b"torpor!!")));
@@ -78,7 +78,7 @@ fn another_instance_is_not_taken_for_the_same() {
     assert_eq!(answer.code, 23, "the second server has another secret: {answer:?}");
     let tcp = second.enter(|| {
         let mut tcp = dns::DnsTcp::connect(second.address()).unwrap();
-        (tcp.ask("www.zoo.test").unwrap(), tcp.ask("ns.zoo.test").unwrap())
+        (tcp.ask("www.servers.test").unwrap(), tcp.ask("ns.servers.test").unwrap())
     });
     assert_eq!((&tcp.0.addresses[..], &tcp.1.addresses[..]), (&[[192, 0, 2, 80]][..], &[[192, 0, 2, 53]][..]));
 }
@@ -88,10 +88,10 @@ fn postfix_takes_a_message_into_its_queue() {
     if !root() {
         skip!("needs root for namespaces");
     }
-    let zoo = Zoo::open().unwrap();
-    let bare = Bare::start(zoo.program("postfix")).unwrap();
+    let servers = Servers::open().unwrap();
+    let bare = Bare::start(servers.program("postfix")).unwrap();
     bare.session().unwrap();
-    let answer = bare.enter(|| smtp::Smtp::open(bare.address()).unwrap().deliver("to@zoo.test", "hello")).unwrap();
+    let answer = bare.enter(|| smtp::Smtp::open(bare.address()).unwrap().deliver("to@servers.test", "hello")).unwrap();
     assert!(answer.contains("queued as"), "{answer}");
 }
 
@@ -100,8 +100,8 @@ fn the_page_of_lighttpd_comes_with_a_time() {
     if !root() {
         skip!("needs root for namespaces");
     }
-    let zoo = Zoo::open().unwrap();
-    let bare = Bare::start(zoo.program("lighttpd")).unwrap();
+    let servers = Servers::open().unwrap();
+    let bare = Bare::start(servers.program("lighttpd")).unwrap();
     bare.session().unwrap();
     let page = bare.enter(|| http::get(bare.address(), "/")).unwrap();
     assert_eq!(page.status, 200);

@@ -1,6 +1,6 @@
 //! Real servers as tarballs that stand alone, each with state that lives in memory only.
 //!
-//! [`Zoo::open`] makes what is missing (minutes the first time, milliseconds afterwards): one tree of the distribution's
+//! [`Servers::open`] makes what is missing (minutes the first time, milliseconds afterwards): one tree of the distribution's
 //! packages with mmdebstrap, and from it a tarball per program, with its settings and a counter program where it is a
 //! language. Everything is kept in [`cache_dir`], named by a hash of its recipe.
 //!
@@ -127,12 +127,12 @@ impl Program {
 
 /// All programs.
 #[derive(Clone, Debug)]
-pub struct Zoo {
+pub struct Servers {
     programs: Vec<Program>,
 }
 
-impl Zoo {
-    /// The zoo, built where it is missing from the cache.
+impl Servers {
+    /// All programs, built where they are missing from the cache.
     ///
     /// # Errors
     /// Where a tool or a package is missing; the error says which.
@@ -152,14 +152,14 @@ impl Zoo {
     pub fn program(&self, name: &str) -> &Program {
         let names: Vec<&str> = self.programs.iter().map(|program| program.name).collect();
         let found = self.programs.iter().find(|program| program.name == name);
-        found.unwrap_or_else(|| panic!("no program `{name}` in the zoo, which has {names:?}"))
+        found.unwrap_or_else(|| panic!("there is no test program `{name}`, only {names:?}"))
     }
 }
 
-/// All programs of the zoo, built where they are missing.
+/// All programs, built where they are missing.
 ///
 /// # Errors
-/// As [`Zoo::open`].
+/// As [`Servers::open`].
 pub fn programs() -> Result<Vec<Program>, Error> {
-    Ok(Zoo::open()?.programs)
+    Ok(Servers::open()?.programs)
 }

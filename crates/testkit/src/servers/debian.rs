@@ -105,7 +105,7 @@ pub(crate) struct Extract<'a> {
     pub(crate) overlays: &'a [Overlay],
 }
 
-/// Source lists of the distribution itself: a third party's packages would make another zoo on every machine.
+/// Source lists of the distribution itself: a third party's packages would make other servers on every machine.
 pub(super) fn source_lists() -> Vec<PathBuf> {
     ["/etc/apt/sources.list", "/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list.d/ubuntu.sources"]
         .iter()

@@ -102,7 +102,7 @@ fn pack(root: &Path, out: &Path) -> Result<(), Error> {
     overlays.push(Overlay::file("/etc/passwd", users));
     overlays.push(Overlay::file("/etc/group", "root:x:0:\nwww-data:x:33:\n"));
     overlays.push(Overlay::directory("/etc/lighttpd", 0o755));
-    overlays.push(Overlay::file("/etc/lighttpd/lighttpd.conf", include_str!("../../zoo/lighttpd.conf")));
+    overlays.push(Overlay::file("/etc/lighttpd/lighttpd.conf", include_str!("../../servers/lighttpd.conf")));
     overlays.push(Overlay::directory("/var/www/html", 0o755));
     overlays.push(Overlay::file("/var/www/html/index.html", "<!doctype html><title>torpor</title><p>awake\n"));
     let write = || -> std::io::Result<()> {

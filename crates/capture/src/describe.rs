@@ -9,7 +9,7 @@ use torpor_image::tree::{Control, LiveProcess, Machine, PendingSignal, Shares, S
 use super::landlock::Bystanders;
 use super::remote_state::{Answered, Subject, ask};
 use super::snapshot::Snapshot;
-use super::{CaptureOptions, CollectError, Look, Stopped, contexts, signals, thread};
+use super::{CaptureError, CaptureOptions, Look, Stopped, contexts, signals, thread};
 use torpor_process::blocker::{Blocker, Place};
 use torpor_process::threads::ThreadPlan;
 use torpor_process::trace;
@@ -23,7 +23,7 @@ pub(super) fn lives(
     plans: &[ThreadPlan],
     machine: &Machine,
     obstacles: &mut Vec<Blocker>,
-) -> Result<(Vec<Option<LiveProcess>>, Vec<Control>), CollectError> {
+) -> Result<(Vec<Option<LiveProcess>>, Vec<Control>), CaptureError> {
     // Were there processes that share memory, that would be among the obstacles.
     let apart = obstacles.is_empty();
     let alive: Vec<&trace::Process> = stopped.iter().filter_map(|process| process.alive.as_ref()).collect();
@@ -42,7 +42,7 @@ pub(super) fn lives(
         obstacles.extend(own);
     }
     if !(manner.go_on)() {
-        return Err(CollectError::Stopped);
+        return Err(CaptureError::Stopped);
     }
     let bystanders = Bystanders::new(manner.view);
     let mut subjects = Vec::with_capacity(alive.len());
@@ -109,7 +109,7 @@ impl Describe<'_> {
         looked: Snapshot,
         answered: Answered,
         obstacles: &mut Vec<Blocker>,
-    ) -> Result<LiveProcess, CollectError> {
+    ) -> Result<LiveProcess, CaptureError> {
         let pid = process.pid;
         let Answered { of_process: answers, of_threads, dead_rings, requests, mut policies } = answered;
         let quiet = self.manner.view.keeps_files();

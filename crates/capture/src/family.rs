@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::io;
 
 use super::stop::{Stopped, children};
-use super::{CollectError, Look, rseq};
+use super::{CaptureError, Look, rseq};
 use torpor_proc as proc;
 use torpor_process::blocker::{Blocker, Place};
 use torpor_process::sandbox::SandboxHandle;
@@ -71,7 +71,7 @@ fn inside(pid: i32) -> io::Result<i32> {
 }
 
 /// Stops every thread of a frozen family.
-pub fn hold(family: &[Member]) -> Result<Vec<Stopped>, CollectError> {
+pub fn hold(family: &[Member]) -> Result<Vec<Stopped>, CaptureError> {
     let pids: Vec<i32> = family.iter().filter(|member| !member.ended).map(|member| member.pid).collect();
     let mut alive: HashMap<i32, Process> = stop_all(&pids)?.into_iter().map(|process| (process.pid, process)).collect();
     for process in alive.values_mut() {
@@ -92,7 +92,7 @@ pub fn hold(family: &[Member]) -> Result<Vec<Stopped>, CollectError> {
 }
 
 /// Processes whose first thread has ended while others live on.
-pub fn without_leaders(family: &[Member]) -> Result<Vec<Blocker>, CollectError> {
+pub fn without_leaders(family: &[Member]) -> Result<Vec<Blocker>, CaptureError> {
     let mut found = Vec::new();
     for member in family.iter().filter(|member| !member.ended) {
         let stat = proc::stat::read(&format!("/proc/{0}/task/{0}/stat", member.pid)).look(member.pid)?;

@@ -59,7 +59,7 @@ use torpor_process::view::View;
 
 /// Why a tree could not be collected.
 #[derive(Debug, thiserror::Error)]
-pub enum CollectError {
+pub enum CaptureError {
     /// It has what cannot be captured.
     #[error("it cannot be captured as it is")]
     Refused(Vec<Blocker>),
@@ -74,7 +74,7 @@ pub enum CollectError {
     Copy(#[from] CopyError),
     /// Open files could not be taken.
     #[error(transparent)]
-    Files(#[from] torpor_descriptors::CollectError),
+    Files(#[from] torpor_descriptors::DumpError),
     /// It was given up.
     #[error("given up")]
     Stopped,
@@ -82,7 +82,7 @@ pub enum CollectError {
 
 /// What was collected.
 #[derive(Debug)]
-pub struct Collected {
+pub struct CapturedTree {
     /// The description.
     pub tree: Tree,
     /// Where its pages end in the image.
@@ -99,7 +99,7 @@ pub struct Collected {
 pub struct CaptureOptions<'a> {
     /// Where it is looked at from.
     pub view: &'a View,
-    /// Asked between pages; `false` ends it with [`CollectError::Stopped`].
+    /// Asked between pages; `false` ends it with [`CaptureError::Stopped`].
     pub go_on: &'a (dyn Fn() -> bool + Sync),
     /// See [`torpor_descriptors::Request::lock`].
     pub lock: Option<&'a dyn ConnectionLock>,
@@ -107,7 +107,7 @@ pub struct CaptureOptions<'a> {
     pub streamed: bool,
 }
 
-impl From<Blocker> for CollectError {
+impl From<Blocker> for CaptureError {
     fn from(obstacle: Blocker) -> Self {
         Self::Refused(vec![obstacle])
     }
@@ -115,36 +115,36 @@ impl From<Blocker> for CollectError {
 
 /// Says which process could not be looked at.
 trait Look<T> {
-    fn look(self, pid: i32) -> Result<T, CollectError>;
+    fn look(self, pid: i32) -> Result<T, CaptureError>;
 }
 
 impl<T> Look<T> for io::Result<T> {
-    fn look(self, pid: i32) -> Result<T, CollectError> {
+    fn look(self, pid: i32) -> Result<T, CaptureError> {
         self.map_err(|error| TraceError::Look(pid, error).into())
     }
 }
 
 /// Describes a stopped tree, whose threads' waits `plans` has, and writes its private memory to `image` from `offset` on.
 /// TCP connections to the outside need a lock.
-pub fn collect(
+pub fn capture(
     stopped: &[Stopped],
     plans: &[ThreadPlan],
     image: &File,
     offset: u64,
     lock: Option<&dyn ConnectionLock>,
-) -> Result<Collected, CollectError> {
+) -> Result<CapturedTree, CaptureError> {
     let manner = CaptureOptions { view: &View::machine(), go_on: &|| true, lock, streamed: true };
-    collect_as(&manner, stopped, plans, image, offset)
+    capture_as(&manner, stopped, plans, image, offset)
 }
 
-/// As [`collect`], of any tree.
-pub fn collect_as(
+/// As [`capture`], of any tree.
+pub fn capture_as(
     manner: &CaptureOptions<'_>,
     stopped: &[Stopped],
     plans: &[ThreadPlan],
     image: &File,
     offset: u64,
-) -> Result<Collected, CollectError> {
+) -> Result<CapturedTree, CaptureError> {
     let root = stopped.first().map_or(0, |process| process.pid);
     let threads = |process: &trace::Process| process.threads.iter().map(|thread| thread.tracee.thread()).collect();
     let alive = stopped.iter().filter_map(|process| process.alive.as_ref());
@@ -200,19 +200,19 @@ pub fn collect_as(
     torpor_descriptors::ipc::take(manner.view, &mut tree.surroundings).look(root)?;
     match torpor_descriptors::tmpfs::take(manner.view, root, copier.sink(), manner.go_on) {
         Ok(found) => tree.surroundings.tmpfs = found,
-        Err(torpor_descriptors::CollectError::Refused(more)) => obstacles.extend(more),
-        Err(torpor_descriptors::CollectError::Stopped) => return Err(CollectError::Stopped),
+        Err(torpor_descriptors::DumpError::Refused(more)) => obstacles.extend(more),
+        Err(torpor_descriptors::DumpError::Stopped) => return Err(CaptureError::Stopped),
         Err(error) => return Err(error.into()),
     }
     if !obstacles.is_empty() {
-        return Err(CollectError::Refused(obstacles));
+        return Err(CaptureError::Refused(obstacles));
     }
     for process in &mut tree.processes {
         if let End::Alive(life) = &mut process.end {
             copier.copy(process.pid, &mut life.space)?;
         }
     }
-    let pages_end = copier.finish()?.ok_or(CollectError::Stopped)?;
+    let pages_end = copier.finish()?.ok_or(CaptureError::Stopped)?;
     let logins = logins::find(&tree.processes, manner.view).look(root)?;
     translate::translate(&mut tree, manner.view).look(root)?;
     tree.details.logins = logins::of(&logins, &tree.processes);
@@ -221,10 +221,10 @@ pub fn collect_as(
     tree.details.controls = controls;
     let warnings = not_portable::tell(manner.view, &mut tree, warnings);
     tree.contents = torpor_descriptors::contents(manner.view, &tree, manner.go_on);
-    Ok(Collected { tree, pages_end, kept, connections, warnings })
+    Ok(CapturedTree { tree, pages_end, kept, connections, warnings })
 }
 
-/// What there is of open files beside the tree; see [`Collected`].
+/// What there is of open files beside the tree; see [`CapturedTree`].
 #[derive(Default)]
 struct Beside {
     kept: Vec<(FileId, AppFile)>,
@@ -247,7 +247,7 @@ fn open_files(
     shared: &[SharedArea],
     since: Duration,
     sink: &mut PageSink<'_>,
-) -> Result<torpor_descriptors::Collected, CollectError> {
+) -> Result<torpor_descriptors::Dumped, CaptureError> {
     let processes: Vec<i32> = alive.iter().map(|(pid, _)| *pid).collect();
     let request = torpor_descriptors::Request {
         processes: &processes,
@@ -260,9 +260,9 @@ fn open_files(
         go_on: manner.go_on,
     };
     let root = processes.first().copied().unwrap_or(0);
-    match manner.view.within(|| torpor_descriptors::collect(&request, sink)).look(root)? {
-        Err(torpor_descriptors::CollectError::Stopped) => Err(CollectError::Stopped),
-        Err(torpor_descriptors::CollectError::Refused(more)) => Err(CollectError::Refused(more)),
+    match manner.view.within(|| torpor_descriptors::dump(&request, sink)).look(root)? {
+        Err(torpor_descriptors::DumpError::Stopped) => Err(CaptureError::Stopped),
+        Err(torpor_descriptors::DumpError::Refused(more)) => Err(CaptureError::Refused(more)),
         other => Ok(other?),
     }
 }
@@ -270,14 +270,14 @@ fn open_files(
 /// Puts open files and shared memory into the tree.
 fn put_files(
     view: &View,
-    found: Result<torpor_descriptors::Collected, CollectError>,
+    found: Result<torpor_descriptors::Dumped, CaptureError>,
     root: i32,
     tree: &mut Tree,
     obstacles: &mut Vec<Blocker>,
-) -> Result<Beside, CollectError> {
+) -> Result<Beside, CaptureError> {
     let mut found = match found {
         Ok(found) => found,
-        Err(CollectError::Refused(more)) => {
+        Err(CaptureError::Refused(more)) => {
             obstacles.extend(more);
             return Ok(Beside::default());
         }
@@ -328,8 +328,8 @@ pub struct Examined {
 }
 
 /// Everything that can be seen to be in the way of capturing these processes of an app, which may be frozen and without
-/// their memory. Nothing is touched. Where `go_on` says no, it ends with [`CollectError::Stopped`].
-pub fn examine(view: &View, family: &[Member], go_on: &(dyn Fn() -> bool + Sync)) -> Result<Examined, CollectError> {
+/// their memory. Nothing is touched. Where `go_on` says no, it ends with [`CaptureError::Stopped`].
+pub fn examine(view: &View, family: &[Member], go_on: &(dyn Fn() -> bool + Sync)) -> Result<Examined, CaptureError> {
     let mut found = Vec::new();
     for member in family.iter().filter(|member| !member.ended) {
         let mut threads = proc::processes::threads(member.pid).look(member.pid)?;
@@ -362,15 +362,15 @@ pub fn examine(view: &View, family: &[Member], go_on: &(dyn Fn() -> bool + Sync)
         go_on,
     };
     let nowhere = File::open("/dev/null").look(root)?;
-    let looked = view.within(|| torpor_descriptors::collect(&request, &mut PageSink::new(&nowhere, 0))).look(root)?;
+    let looked = view.within(|| torpor_descriptors::dump(&request, &mut PageSink::new(&nowhere, 0))).look(root)?;
     let mut kept = 0;
     match looked {
         Ok(files) => {
             kept = files.kept.len();
             terminals(view, &files.terminals, processes.iter().copied(), &mut obstacles).look(root)?;
         }
-        Err(torpor_descriptors::CollectError::Refused(more)) => obstacles.extend(more),
-        Err(torpor_descriptors::CollectError::Stopped) => return Err(CollectError::Stopped),
+        Err(torpor_descriptors::DumpError::Refused(more)) => obstacles.extend(more),
+        Err(torpor_descriptors::DumpError::Stopped) => return Err(CaptureError::Stopped),
         Err(error) => return Err(error.into()),
     }
     obstacles.extend(exit_effects::semaphores(view, root).look(root)?);

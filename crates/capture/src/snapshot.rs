@@ -10,7 +10,7 @@ use std::thread::Builder;
 use torpor_image::tree::{AddressSpace, Limit, PathState};
 
 use super::credentials::{Status, status};
-use super::{CollectError, Look, blockers, process, space};
+use super::{CaptureError, Look, blockers, process, space};
 use torpor_descriptors::SharedArea;
 use torpor_proc::maps::Area;
 use torpor_proc::smaps::{Mapping, mappings};
@@ -44,12 +44,12 @@ pub(super) struct Snapshot {
 }
 
 /// Looks at all processes of a tree, with their threads: what is in the way of it as a whole, and each of them. Where `go_on` says
-/// no, it ends with [`CollectError::Stopped`].
+/// no, it ends with [`CaptureError::Stopped`].
 pub(super) fn look_at_all(
     view: &View,
     tree: &[(i32, Vec<i32>)],
     go_on: &(dyn Fn() -> bool + Sync),
-) -> (io::Result<Vec<Blocker>>, Result<Vec<Snapshot>, CollectError>) {
+) -> (io::Result<Vec<Blocker>>, Result<Vec<Snapshot>, CaptureError>) {
     let next = AtomicUsize::new(0);
     let some = || {
         let mut found = Vec::new();
@@ -85,13 +85,13 @@ pub(super) fn shared(looked: &mut [Snapshot]) -> Vec<SharedArea> {
 }
 
 /// Looks at a process with these threads.
-pub(super) fn look(view: &View, pid: i32, threads: &[i32], go_on: &dyn Fn() -> bool) -> Result<Snapshot, CollectError> {
+pub(super) fn look(view: &View, pid: i32, threads: &[i32], go_on: &dyn Fn() -> bool) -> Result<Snapshot, CaptureError> {
     let mut obstacles = Vec::new();
     let mappings = mappings(pid).look(pid)?;
     let mut statuses = Vec::with_capacity(threads.len());
     for tid in threads {
         if !go_on() {
-            return Err(CollectError::Stopped);
+            return Err(CaptureError::Stopped);
         }
         let status = status(pid, *tid).look(pid)?;
         let mut refuse = |what: &str| obstacles.push(Blocker::new(pid, Place::Thread(*tid), what, ""));
@@ -127,8 +127,8 @@ fn directories(
     view: &View,
     pid: i32,
     obstacles: &mut Vec<Blocker>,
-) -> Result<(PathState, Option<PathState>), CollectError> {
-    let mut directory = |link: &str, what: &str| -> Result<PathState, CollectError> {
+) -> Result<(PathState, Option<PathState>), CaptureError> {
+    let mut directory = |link: &str, what: &str| -> Result<PathState, CaptureError> {
         match space::linked(view, &format!("/proc/{pid}/{link}")).look(pid)? {
             Ok(path) => Ok(path),
             Err(why) => {

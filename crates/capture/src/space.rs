@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use rustix::io::Errno;
 use torpor_image::tree::{AddressSpace, Advice, Area, Backing, Executable, Layout, MemoryPolicy, PathState};
 
-use super::{CollectError, Look};
+use super::{CaptureError, Look};
 use torpor_descriptors::{SharedArea, removed, state};
 use torpor_proc as proc;
 use torpor_proc::smaps::Mapping;
@@ -63,7 +63,7 @@ pub(super) fn space(
     heap_end: u64,
     shared: &mut Vec<SharedArea>,
     obstacles: &mut Vec<Blocker>,
-) -> Result<AddressSpace, CollectError> {
+) -> Result<AddressSpace, CaptureError> {
     let mut space = AddressSpace { layout: layout(pid, heap_end)?, ..AddressSpace::default() };
     let mut files = HashMap::new();
     for mapping in mappings.iter().filter(|mapping| mapping.area.name != "[vsyscall]") {
@@ -178,7 +178,7 @@ fn backing(
     space: &mut AddressSpace,
     files: &mut Known,
     shared: &mut Vec<SharedArea>,
-) -> Result<Backing, CollectError> {
+) -> Result<Backing, CaptureError> {
     let torpor_proc::maps::Area { start, end, access, name } = &mapping.area;
     if mapping.is_kernels() {
         return Ok(Backing::Kernel { name: name.clone() });
@@ -239,7 +239,7 @@ fn area(mapping: &Mapping, backing: Backing) -> Area {
     }
 }
 
-fn layout(pid: i32, heap_end: u64) -> Result<Layout, CollectError> {
+fn layout(pid: i32, heap_end: u64) -> Result<Layout, CaptureError> {
     let look = |error| TraceError::Look(pid, error);
     let path = format!("/proc/{pid}/stat");
     let text = proc::read(&path).map_err(look)?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use torpor_linux::ptrace::{Seized, StopError};
 
-use super::CollectError;
+use super::CaptureError;
 use torpor_proc as proc;
 use torpor_process::blocker::{Blocker, Place};
 use torpor_process::trace::{Process, Thread, TraceError};
@@ -79,8 +79,8 @@ struct Tree {
 }
 
 /// Stops every thread of the tree below `root`. `before` is what was seen of it just now.
-pub fn stop(root: i32, before: &[i32]) -> Result<Vec<Stopped>, CollectError> {
-    let look = |pid| move |error| CollectError::from(TraceError::Look(pid, error));
+pub fn stop(root: i32, before: &[i32]) -> Result<Vec<Stopped>, CaptureError> {
+    let look = |pid| move |error| CaptureError::from(TraceError::Look(pid, error));
     proc::stat::read(&format!("/proc/{root}/stat")).map_err(look(root))?;
     let mut tree = Tree { order: vec![root], ..Tree::default() };
     tree.parents.insert(root, 0);
@@ -107,12 +107,12 @@ pub fn stop(root: i32, before: &[i32]) -> Result<Vec<Stopped>, CollectError> {
             return tree.finish();
         }
     }
-    Err(CollectError::Restless(root))
+    Err(CaptureError::Restless(root))
 }
 
 impl Tree {
     /// Stops those threads of these processes that are not stopped yet; `true` if there was one.
-    fn stop_threads(&mut self, pids: &[i32]) -> Result<bool, CollectError> {
+    fn stop_threads(&mut self, pids: &[i32]) -> Result<bool, CaptureError> {
         let mut asked = Vec::new();
         for pid in pids {
             let known: HashSet<i32> = self.threads.get(pid).into_iter().flatten().map(|t| t.tracee.thread()).collect();
@@ -134,7 +134,7 @@ impl Tree {
         Ok(found)
     }
 
-    fn finish(mut self) -> Result<Vec<Stopped>, CollectError> {
+    fn finish(mut self) -> Result<Vec<Stopped>, CaptureError> {
         // Those that were of the tree before it was stopped, and are not any more.
         self.threads.retain(|pid, _| self.parents.contains_key(pid));
         let mut stopped = Vec::with_capacity(self.order.len());
@@ -167,7 +167,7 @@ impl Tree {
 }
 
 /// Asks a thread to stop; `None` if it has ended.
-fn seize(pid: i32, tid: i32) -> Result<Option<Seized>, CollectError> {
+fn seize(pid: i32, tid: i32) -> Result<Option<Seized>, CaptureError> {
     let begun = Instant::now();
     loop {
         match state(pid, tid)? {
@@ -188,14 +188,14 @@ fn seize(pid: i32, tid: i32) -> Result<Option<Seized>, CollectError> {
 }
 
 /// What a thread does; `None`: it has ended.
-fn state(pid: i32, tid: i32) -> Result<Option<char>, CollectError> {
+fn state(pid: i32, tid: i32) -> Result<Option<char>, CaptureError> {
     let stat = gone(proc::stat::read(&format!("/proc/{pid}/task/{tid}/stat")));
     let state = stat.map_err(|error| TraceError::Look(pid, error))?.map(|stat| stat.state);
     Ok(state.filter(|state| !matches!(state, 'Z' | 'X')))
 }
 
 /// Waits until a thread has stopped; `None` if it has ended.
-fn stop_thread(pid: i32, tid: i32, mut seized: Seized) -> Result<Option<Thread>, CollectError> {
+fn stop_thread(pid: i32, tid: i32, mut seized: Seized) -> Result<Option<Thread>, CaptureError> {
     loop {
         let Some(thread) = stopped(tid, seized)? else { return Ok(None) };
         if !super::trampoline::holds(pid, thread.registers.instruction()) {
@@ -211,7 +211,7 @@ fn stop_thread(pid: i32, tid: i32, mut seized: Seized) -> Result<Option<Thread>,
     }
 }
 
-fn stopped(tid: i32, seized: Seized) -> Result<Option<Thread>, CollectError> {
+fn stopped(tid: i32, seized: Seized) -> Result<Option<Thread>, CaptureError> {
     match seized.stopped() {
         Ok(tracee) => {
             let wrong = |error| TraceError::Registers(tid, error);
@@ -227,7 +227,7 @@ fn stopped(tid: i32, seized: Seized) -> Result<Option<Thread>, CollectError> {
 }
 
 /// Why attaching was refused, in terms of who stands in the way.
-fn why_not(pid: i32, tid: i32, error: io::Error) -> CollectError {
+fn why_not(pid: i32, tid: i32, error: io::Error) -> CaptureError {
     let Some(tracer) = proc::tracer(pid, tid) else { return TraceError::Attach(tid, error).into() };
     let what = format!("process {tracer} ({}) traces it", proc::name(tracer));
     Blocker::new(pid, Place::Thread(tid), what, "end the debugger or tracer").into()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::contract::{EachMade, Request};
+use crate::contract::{EachRestored, Request};
 use crate::filesystem::Charge;
 use crate::filesystem::{Removed, Root, without_mark};
 use crate::list::{Descriptors, Item, List};
@@ -27,7 +27,7 @@ impl DumpContext<'_> {
 
 /// Where and when a tree's files are opened again.
 #[derive(Clone, Copy)]
-pub struct Around<'a> {
+pub struct RestoreContext<'a> {
     /// Where its paths begin.
     pub root: Root<'a>,
     /// The machine has not been started anew since the image was made.
@@ -39,5 +39,5 @@ pub struct Around<'a> {
     /// Whose memory the contents of memory files are; `None`: the restorer's.
     pub charge: Option<&'a Charge<'a>>,
     /// Told of each piece of the contents of files that is there.
-    pub piece: Option<EachMade<'a>>,
+    pub piece: Option<EachRestored<'a>>,
 }

@@ -1,6 +1,6 @@
-//! Open files of a process tree: taken into its image, and made again from it.
+//! Open files of a process tree: dumped into its image, and restored from it.
 //!
-//! # Taking
+//! # Dump
 //! Everything is asked of a duplicate of the descriptor (`pidfd_getfd`), in this process: the same open file, so that
 //! `/proc/self/fdinfo`, `F_GETFL`, `getsockopt` and peeking tell what the program has. Nothing is taken out of anything:
 //! pipes are copied with `tee`, sockets looked at with `MSG_PEEK` at an offset that is put back afterwards. The processes
@@ -12,13 +12,13 @@
 //! describe   each open file by its kind, now that it can name the others
 //! ```
 //!
-//! What cannot be taken is refused, all of it at once and before anything is changed ([`CollectError::Refused`]).
+//! What cannot be dumped is refused, all of it at once and before anything is changed ([`DumpError::Refused`]).
 //!
-//! # Making
-//! [`make`] opens each file once in the calling thread's namespaces, so that the restored processes only place
+//! # Restore
+//! [`restore`] opens each file once in the calling thread's namespaces, so that the restored processes only place
 //! duplicates. Three things are left for later, because they need the processes: members of epoll descriptors, POSIX
 //! locks and process descriptors are theirs to make; who is told by `SIGIO`, leases, and seals against new writable
-//! mappings are set by [`Made::finish`] when the processes are there and have mapped their memory.
+//! mappings are set by [`RestoredFiles::finish`] when the processes are there and have mapped their memory.
 //!
 //! Files with a name must be what they were: same device, inode and type, and for regular files same length and time of
 //! change.
@@ -38,18 +38,18 @@ mod restore;
 mod tests;
 pub mod texts;
 
-pub use self::context::Around;
+pub use self::context::RestoreContext;
 pub use self::contract::connections::{ConnectionLock, Ends, PASS_MARK};
-pub use self::contract::error::{CollectError, MakeError};
-pub use self::contract::{Collected, ControllingTerminal, EachMade, Given, Request, SETTLE, SharedArea};
-pub use self::dump::collect;
+pub use self::contract::error::{DumpError, RestoreFileError};
+pub use self::contract::{ControllingTerminal, Dumped, EachRestored, Given, Request, SETTLE, SharedArea};
+pub use self::dump::dump;
 pub use self::filesystem::Charge;
 pub use self::filesystem::{
     Removed, Root, Volumes, contents, difference, is_made_up, is_same, names, opener, removed, reopen, state,
 };
-pub use self::kinds::inet::make_listeners;
+pub use self::kinds::inet::restore_listeners;
 pub use self::kinds::inet::tcp::{lock_name, outside, silence};
 pub use self::kinds::memory::segment::{is_there as has_segment, to_make as segments_to_make};
 pub use self::kinds::unix::left_over;
 pub use self::namespaces::{ipc, tmpfs};
-pub use self::restore::{Made, make};
+pub use self::restore::{RestoredFiles, restore};

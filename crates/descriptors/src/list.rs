@@ -14,7 +14,7 @@ use torpor_linux::closer::AppFile;
 use torpor_linux::descriptor::duplicate_of;
 use torpor_linux::kcmp;
 
-use crate::contract::error::CollectError;
+use crate::contract::error::DumpError;
 use crate::contract::flags::CLOSE_ON_EXEC;
 use crate::locks;
 use torpor_proc as proc;
@@ -174,7 +174,7 @@ impl List {
         inside: i32,
         root: bool,
         go_on: &dyn Fn() -> bool,
-    ) -> Result<Vec<Descriptor>, CollectError> {
+    ) -> Result<Vec<Descriptor>, DumpError> {
         let numbers = numbers(pid).map_err(|source| look(pid, "the descriptors", source))?;
         self.descriptors_among(pid, inside, root, &numbers, go_on)
     }
@@ -187,13 +187,13 @@ impl List {
         root: bool,
         numbers: &[i32],
         go_on: &dyn Fn() -> bool,
-    ) -> Result<Vec<Descriptor>, CollectError> {
+    ) -> Result<Vec<Descriptor>, DumpError> {
         let handle = Pid::from_raw(pid).ok_or(Errno::SRCH).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
         let handle = handle.map_err(|error| look(pid, "the descriptors", error.into()))?;
         let mut found = Vec::with_capacity(numbers.len());
         for fd in numbers {
             if !go_on() {
-                return Err(CollectError::Stopped);
+                return Err(DumpError::Stopped);
             }
             let failed = |source| look(pid, &format!("descriptor {fd}"), source);
             let duplicate = duplicate_of(&handle, *fd).map_err(|error| failed(error.into()))?;
@@ -211,7 +211,7 @@ impl List {
             if self.locks > MOST_LOCKS {
                 let what = format!("it has more than {MOST_LOCKS} locks of files (fcntl, flock)");
                 let remedy = "let it release locks, or lock longer ranges";
-                return Err(CollectError::Refused(vec![Blocker::new(pid, Place::Descriptor(*fd), what, remedy)]));
+                return Err(DumpError::Refused(vec![Blocker::new(pid, Place::Descriptor(*fd), what, remedy)]));
             }
             // Another descriptor may have shown them already; one descriptor shows each once.
             let known = item.locks.len();
@@ -225,8 +225,8 @@ impl List {
     }
 }
 
-fn look(pid: i32, what: &str, source: io::Error) -> CollectError {
-    CollectError::Look { pid, what: what.to_owned(), source }
+fn look(pid: i32, what: &str, source: io::Error) -> DumpError {
+    DumpError::Look { pid, what: what.to_owned(), source }
 }
 
 fn numbers(pid: i32) -> io::Result<Vec<i32>> {
@@ -280,7 +280,7 @@ mod tests {
         listed(&[file.as_raw_fd()]).unwrap();
         // A second descriptor shows them again.
         let same = file.try_clone().unwrap();
-        let Err(CollectError::Refused(obstacles)) = listed(&[file.as_raw_fd(), same.as_raw_fd()]) else { panic!() };
+        let Err(DumpError::Refused(obstacles)) = listed(&[file.as_raw_fd(), same.as_raw_fd()]) else { panic!() };
         assert!(obstacles[0].to_string().contains("more than 16384 locks"), "{}", obstacles[0]);
     }
 }

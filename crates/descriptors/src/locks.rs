@@ -4,7 +4,7 @@
 //! of the open file itself.
 //!
 //! POSIX locks are taken again by their process, and so are `flock` locks and leases, which show who took them; the others, and
-//! those whose taker cannot, on the descriptor that was made. Such a lease is taken last ([`super::Made::finish`]): it would be
+//! those whose taker cannot, on the descriptor that was made. Such a lease is taken last ([`super::RestoredFiles::finish`]): it would be
 //! broken by the opening of other descriptors.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,7 +13,7 @@ use rustix::fs::{FlockOperation, OFlags, fcntl_setfl, flock};
 use torpor_image::tree::{FileLock, LockKind, OpenFile};
 use torpor_linux::fcntl;
 
-use crate::contract::error::MakeError;
+use crate::contract::error::RestoreFileError;
 use crate::contract::flags::ASYNC;
 
 /// `F_RDLCK`, `F_WRLCK`.
@@ -60,7 +60,7 @@ fn lock(line: &str, pid: i32) -> Option<FileLock> {
 }
 
 /// Takes the locks that belong to the open file and to none of its processes, but not leases.
-pub(crate) fn take(fd: BorrowedFd<'_>, file: &OpenFile, name: &str) -> Result<(), MakeError> {
+pub(crate) fn take(fd: BorrowedFd<'_>, file: &OpenFile, name: &str) -> Result<(), RestoreFileError> {
     for lock in &file.locks {
         match lock.kind {
             // Who is named takes it.
@@ -72,11 +72,12 @@ pub(crate) fn take(fd: BorrowedFd<'_>, file: &OpenFile, name: &str) -> Result<()
                 } else {
                     FlockOperation::NonBlockingLockShared
                 };
-                flock(fd, operation).map_err(MakeError::at("locking", name))?;
+                flock(fd, operation).map_err(RestoreFileError::at("locking", name))?;
             }
             LockKind::OpenFile => {
                 let (start, bytes) = (lock.start as i64, lock.bytes as i64);
-                fcntl::set_open_file_lock(fd, lock.mode, start, bytes).map_err(MakeError::at("locking", name))?;
+                fcntl::set_open_file_lock(fd, lock.mode, start, bytes)
+                    .map_err(RestoreFileError::at("locking", name))?;
             }
             LockKind::Posix | LockKind::Lease => {}
         }
@@ -85,17 +86,17 @@ pub(crate) fn take(fd: BorrowedFd<'_>, file: &OpenFile, name: &str) -> Result<()
 }
 
 /// Takes leases.
-pub(crate) fn take_leases(fd: BorrowedFd<'_>, file: &OpenFile, name: &str) -> Result<(), MakeError> {
+pub(crate) fn take_leases(fd: BorrowedFd<'_>, file: &OpenFile, name: &str) -> Result<(), RestoreFileError> {
     for lock in file.locks.iter().filter(|lock| lock.kind == LockKind::Lease) {
-        fcntl::set_lease(fd, lock.mode).map_err(MakeError::at("taking a lease of", name))?;
+        fcntl::set_lease(fd, lock.mode).map_err(RestoreFileError::at("taking a lease of", name))?;
     }
     Ok(())
 }
 
 /// Sets the flags of a descriptor whose making did not take them.
-pub(crate) fn set_flags(fd: impl AsFd, file: &OpenFile, name: &str) -> Result<(), MakeError> {
+pub(crate) fn set_flags(fd: impl AsFd, file: &OpenFile, name: &str) -> Result<(), RestoreFileError> {
     let flags = OFlags::from_bits_retain(file.flags & !ASYNC);
-    fcntl_setfl(fd, flags).map_err(MakeError::at("setting flags of", name))
+    fcntl_setfl(fd, flags).map_err(RestoreFileError::at("setting flags of", name))
 }
 
 #[cfg(test)]

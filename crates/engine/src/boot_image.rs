@@ -18,7 +18,7 @@ use torpor_linux::closer::AppFile;
 
 use crate::watch::{Source, Watch};
 use torpor_descriptors::registry::{Stage, needs};
-use torpor_descriptors::{MakeError, make_listeners};
+use torpor_descriptors::{RestoreFileError, restore_listeners};
 use torpor_process::sandbox::SandboxHandle;
 use torpor_process::wait::since::now;
 use torpor_store::{Contents, ImageError, ImageFile};
@@ -37,7 +37,7 @@ pub enum BootImageError {
     Machine(Vec<String>),
     /// What others reach cannot be made.
     #[error(transparent)]
-    Make(#[from] MakeError),
+    Make(#[from] RestoreFileError),
     /// Its sandbox cannot be entered, or its files not be watched.
     #[error("{0}")]
     Enter(&'static str, #[source] io::Error),
@@ -156,7 +156,7 @@ impl BootImage {
 
     fn make(&self) -> Result<Reopened, BootImageError> {
         let wanted = |socket: &InetSocket| is_reachable(&socket.state, &socket.local, &socket.remote);
-        let files = make_listeners(&self.tree.files, wanted)?;
+        let files = restore_listeners(&self.tree.files, wanted)?;
         let wrong = |error| BootImageError::Enter("watching the app's sockets", error);
         let mut watch = Watch::none().map_err(wrong)?;
         for (id, fd) in &files {

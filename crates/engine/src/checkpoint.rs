@@ -22,7 +22,7 @@ use torpor_image::{FormatError, HEADER_BYTES, Header, Kind, Needs, VERSION, chec
 use torpor_linux::closer::{self, AppFile};
 use torpor_linux::guard::CrashGuard;
 
-use torpor_capture::{CollectError, Collected, Stopped, collect, for_record, pids, stop};
+use torpor_capture::{CaptureError, CapturedTree, Stopped, capture, for_record, pids, stop};
 use torpor_descriptors::ConnectionLock;
 use torpor_planner::compile::compile;
 use torpor_process::blocker::{Blocker, Place};
@@ -87,7 +87,7 @@ pub enum CheckpointError {
     },
     /// Looking at it, holding it or copying it failed.
     #[error(transparent)]
-    Collect(CollectError),
+    Collect(CaptureError),
     /// It could not be looked at.
     #[error("looking at process {0}")]
     Look(i32, #[source] io::Error),
@@ -159,7 +159,7 @@ pub fn checkpoint(request: &Checkpoint<'_>) -> Result<Checkpointed, CheckpointEr
 /// Gives a refusal the name of the tree.
 fn named(pid: i32, error: CheckpointError) -> CheckpointError {
     match error {
-        CheckpointError::Collect(CollectError::Refused(obstacles)) => {
+        CheckpointError::Collect(CaptureError::Refused(obstacles)) => {
             CheckpointError::Refused { pid, name: torpor_proc::name(pid), obstacles }
         }
         error => error,
@@ -201,8 +201,8 @@ impl Capture<'_> {
         }
         self.reached(Step::Stopped)?;
 
-        let collected = collect(&self.stopped, &records, &file, HEADER_BYTES, self.request.lock);
-        let Collected { tree, pages_end, connections, .. } = collected.map_err(CheckpointError::Collect)?;
+        let collected = capture(&self.stopped, &records, &file, HEADER_BYTES, self.request.lock);
+        let CapturedTree { tree, pages_end, connections, .. } = collected.map_err(CheckpointError::Collect)?;
         self.connections = connections;
         let sound = tree.check(&(HEADER_BYTES..pages_end));
         sound.map_err(|error| self.cannot_be_restored(unreadable(&error)))?;

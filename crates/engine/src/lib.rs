@@ -42,8 +42,8 @@ pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fa
 pub use target::{Freezer, Journal, Parking, Phase};
 #[doc(hidden)]
 pub use texts::read_texts;
-pub use torpor_capture::CollectError;
-pub use torpor_descriptors::{CollectError as FilesError, ConnectionLock, Ends, MakeError, PASS_MARK};
+pub use torpor_capture::CaptureError;
+pub use torpor_descriptors::{ConnectionLock, DumpError as FilesError, Ends, PASS_MARK, RestoreFileError};
 pub use torpor_pages::copy::CopyError;
 pub use torpor_pages::refill::RefillError;
 pub use torpor_planner::bounds::{Bounds, MachineLimits};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use torpor_image::FormatError;
 use torpor_linux::restorer::{Halt, LaunchError};
 
-use torpor_descriptors::MakeError;
+use torpor_descriptors::RestoreFileError;
 use torpor_planner::compile::CompileError;
 use torpor_process::step::Fault;
 use torpor_process::step::RestoreStep;
@@ -35,7 +35,7 @@ pub enum RestoreError {
     Compile(#[from] CompileError),
     /// Its open files could not be made.
     #[error(transparent)]
-    Files(#[from] MakeError),
+    Files(#[from] RestoreFileError),
     /// The first process could not be started.
     #[error("starting the first process")]
     Launch(#[from] LaunchError),
@@ -95,7 +95,9 @@ impl RestoreError {
             self,
             Self::Refused(_)
                 | Self::Compile(_)
-                | Self::Files(MakeError::Changed { .. } | MakeError::Missing(_) | MakeError::Taken { .. })
+                | Self::Files(
+                    RestoreFileError::Changed { .. } | RestoreFileError::Missing(_) | RestoreFileError::Taken { .. }
+                )
                 | Self::Dozing(_)
         )
     }

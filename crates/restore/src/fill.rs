@@ -20,7 +20,7 @@ use torpor_linux::vm;
 
 use super::RestoreError;
 use super::run::{Building, Missing};
-use torpor_descriptors::EachMade;
+use torpor_descriptors::EachRestored;
 use torpor_pages::buffer::Buffer;
 use torpor_pages::write_mode::unbuffered;
 
@@ -51,7 +51,7 @@ pub(crate) fn pages(
     building: &mut Building<'_>,
     path: &Path,
     image: &File,
-    piece: Option<EachMade<'_>>,
+    piece: Option<EachRestored<'_>>,
 ) -> Result<u64, RestoreError> {
     let (waiting, mut missing) = building.mapped()?;
     missing.sort_unstable_by_key(|missing| (missing.offset, missing.pid, missing.address));
@@ -110,7 +110,7 @@ struct Source<'a> {
     /// Bytes of the longest of these.
     longest: u64,
     /// Told of each batch that is there.
-    piece: Option<EachMade<'a>>,
+    piece: Option<EachRestored<'a>>,
 }
 
 impl Source<'_> {

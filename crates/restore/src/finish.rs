@@ -19,7 +19,7 @@ use torpor_linux::vm;
 use super::error::RestoreError;
 use super::logins::Logins;
 use super::run::{Building, name};
-use torpor_descriptors::Made;
+use torpor_descriptors::RestoredFiles;
 use torpor_planner::calls;
 use torpor_planner::plan::{Kind, Plan};
 use torpor_process::wait::socket::{SocketWait, Waiter};
@@ -105,7 +105,7 @@ pub(crate) fn give_all(building: &Building<'_>, passed: Duration) -> Result<(), 
 /// Waits of threads on the time-outs of their sockets, which are to be what is left of them when the threads are let go.
 pub(crate) fn socket_waits(
     building: &Building<'_>,
-    made: &Made,
+    made: &RestoredFiles,
     passed: Duration,
 ) -> Result<Vec<SocketWait>, RestoreError> {
     let mut waits = Vec::new();

@@ -58,7 +58,7 @@ use self::open::{Opened, PathError, Starters};
 use self::run::Building;
 use self::sequence::{Launched, Seed, Source};
 use torpor_descriptors::registry::{Stage, needs};
-use torpor_descriptors::{Around, ConnectionLock, Given, Removed, Root};
+use torpor_descriptors::{ConnectionLock, Given, Removed, RestoreContext, Root};
 use torpor_planner::plan::{Kind, Task};
 use torpor_planner::staged::Staged;
 use torpor_process::step::Timings;
@@ -107,7 +107,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     reached(RestoreStep::Read)?;
 
     let same_boot = torpor_proc::boot().map_or(true, |boot| boot == tree.machine.boot);
-    let around = Around { root: Root::Own, same_boot, passed: None, removed: None, charge: None, piece: None };
+    let around = RestoreContext { root: Root::Own, same_boot, passed: None, removed: None, charge: None, piece: None };
     let given = given(&tree, request.standard);
     let staged = Staged::of(&tree).ok_or(CompileError::NoNumbers)?;
     let mut wrong = check::machine(&header.needs, &tree);
@@ -127,7 +127,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
         Ok(removed) => removed,
         Err((path, error)) => changed(PathError::of(&path, error.into())).map(|()| Removed::default())?,
     };
-    let around = Around { removed: Some(&removed), ..around };
+    let around = RestoreContext { removed: Some(&removed), ..around };
     let paths = match open::paths(&staged, &tree.contents, around) {
         Ok(paths) => paths,
         Err(error) => changed(error).map(|()| Vec::new())?,
@@ -147,7 +147,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     lock.map_or(Ok(()), |lock| lock.hold(&outside)).map_err(RestoreError::Lock)?;
     let segments = torpor_descriptors::segments_to_make(&tree.memories)?;
     let no_segments = guard(&[], &[], &segments)?;
-    let made = torpor_descriptors::make(&tree, &file, given, around)?;
+    let made = torpor_descriptors::restore(&tree, &file, given, around)?;
     let opened = Opened::new(&tree, Starters::new(&staged, &plan)?, made, paths, &file, None)?;
     let mut opened = opened.out_of_the_way(&staged)?;
     reached(RestoreStep::Opened)?;

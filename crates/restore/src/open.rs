@@ -11,7 +11,7 @@ use torpor_image::tree::{FileContents, Namespaces, PathState, Tree};
 use torpor_linux::restorer::{CODE_BYTES, SPARE_NUMBERS, interpreter, seed};
 
 use super::RestoreError;
-use torpor_descriptors::{Around, Made, Root, difference, is_made_up, is_same, opener};
+use torpor_descriptors::{RestoreContext, RestoredFiles, Root, difference, is_made_up, is_same, opener};
 use torpor_planner::compile::HOLE_OFFSET;
 use torpor_planner::plan::Plan;
 use torpor_planner::staged::{Access, Staged};
@@ -19,7 +19,7 @@ use torpor_planner::staged::{Access, Staged};
 /// Everything that is inherited, in the order of [`Staged`].
 pub struct Opened {
     /// Open files and shared memory.
-    pub made: Made,
+    pub made: RestoredFiles,
     paths: Vec<OwnedFd>,
     home: Option<OwnedFd>,
     image: OwnedFd,
@@ -84,7 +84,11 @@ impl From<PathError> for RestoreError {
 ///
 /// # Errors
 /// All that have changed, or else the first one that cannot be opened now.
-pub fn paths(staged: &Staged<'_>, contents: &[FileContents], around: Around<'_>) -> Result<Vec<OwnedFd>, PathError> {
+pub fn paths(
+    staged: &Staged<'_>,
+    contents: &[FileContents],
+    around: RestoreContext<'_>,
+) -> Result<Vec<OwnedFd>, PathError> {
     let open_all = || {
         let mut opened = Vec::with_capacity(staged.paths.len());
         let (mut wrong, mut passing) = (Vec::new(), None);
@@ -121,7 +125,7 @@ fn open_path(
     path: &PathState,
     access: Access,
     contents: &[FileContents],
-    around: Around<'_>,
+    around: RestoreContext<'_>,
 ) -> Result<OwnedFd, PathError> {
     let flags = match access {
         Access::Read => OFlags::RDONLY,
@@ -192,7 +196,7 @@ impl Opened {
     pub fn new(
         tree: &Tree,
         starters: Starters,
-        made: Made,
+        made: RestoredFiles,
         paths: Vec<OwnedFd>,
         image: &File,
         home: Option<BorrowedFd<'_>>,

@@ -13,7 +13,7 @@ use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
-use torpor_descriptors::EachMade;
+use torpor_descriptors::EachRestored;
 use torpor_image::tree::Tree;
 use torpor_linux::restorer::Entered;
 use torpor_planner::plan::Plan;
@@ -118,7 +118,7 @@ impl<'a> Forked<'a> {
     ///
     /// # Errors
     /// If the image is damaged or cannot be read.
-    pub fn fill(mut self, piece: Option<EachMade<'_>>) -> Result<Filled<'a>, RestoreError> {
+    pub fn fill(mut self, piece: Option<EachRestored<'_>>) -> Result<Filled<'a>, RestoreError> {
         let Parts { source, building } = &mut self.0;
         let page_bytes = crate::fill::pages(building, source.path, source.image, piece)?;
         Ok(Filled { parts: self.0, page_bytes })

@@ -10,7 +10,7 @@ use torpor_process::step::RestoreStep;
 
 /// Why a tree's open files could not be taken.
 #[derive(Debug, thiserror::Error)]
-pub enum CollectError {
+pub enum DumpError {
     /// Some of them cannot go into an image.
     #[error("{} of the tree's open files and shared memory cannot be captured", .0.len())]
     Refused(Vec<Blocker>),
@@ -38,7 +38,7 @@ pub enum CollectError {
 
 /// Why an open file could not be made.
 #[derive(Debug, thiserror::Error)]
-pub enum MakeError {
+pub enum RestoreFileError {
     /// A step failed.
     #[error("{step} {what}")]
     Step {
@@ -86,7 +86,7 @@ pub enum MakeError {
     Fault(#[from] Fault<RestoreStep>),
 }
 
-impl MakeError {
+impl RestoreFileError {
     /// For `map_err`: `step` with `what` failed.
     pub(crate) fn at<E: Into<io::Error>>(step: &'static str, what: impl Into<String>) -> impl FnOnce(E) -> Self {
         let what = what.into();

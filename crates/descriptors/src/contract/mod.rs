@@ -32,7 +32,7 @@ pub struct Request<'a> {
     pub since: Duration,
     /// What is in the way is looked for, and contents are left alone.
     pub look_only: bool,
-    /// Asked for every [`torpor_pages::sink::BATCH_BYTES`]; `false` ends it with [`CollectError::Stopped`].
+    /// Asked for every [`torpor_pages::sink::BATCH_BYTES`]; `false` ends it with [`DumpError::Stopped`].
     pub go_on: &'a (dyn Fn() -> bool + Sync),
 }
 
@@ -53,7 +53,7 @@ pub struct SharedArea {
 
 /// What was found.
 #[derive(Debug, Default)]
-pub struct Collected {
+pub struct Dumped {
     /// For [`torpor_image::tree::Tree::files`].
     pub files: Vec<OpenFile>,
     /// For [`torpor_image::tree::Tree::pipes`].
@@ -91,7 +91,7 @@ pub struct ControllingTerminal {
 pub const SETTLE: Duration = Duration::from_millis(100);
 
 /// Told of each thing that is made, one by one; an error ends the making.
-pub type EachMade<'a> = &'a (dyn Fn() -> Result<(), Fault<RestoreStep>> + Sync);
+pub type EachRestored<'a> = &'a (dyn Fn() -> Result<(), Fault<RestoreStep>> + Sync);
 
 /// Descriptors from outside of the tree, for [`torpor_image::tree::FileKind::Outside`] and parked ones.
 pub type Given = BTreeMap<FileId, AppFile>;

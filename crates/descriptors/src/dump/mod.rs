@@ -14,10 +14,10 @@ use torpor_pages::sink::PageSink;
 
 use self::kinds::Kinds;
 use crate::context::DumpContext;
-use crate::contract::error::CollectError;
+use crate::contract::error::DumpError;
 use crate::contract::flags::{CLOSE_ON_EXEC, PATH_ONLY};
 use crate::contract::reason::{Described, Why};
-use crate::contract::{Collected, Request};
+use crate::contract::{Dumped, Request};
 use crate::filesystem::Volumes;
 use crate::kinds::inet::Tables;
 use crate::kinds::inet::tcp::{self, Connections};
@@ -29,7 +29,7 @@ use crate::kinds::{epoll, unix};
 use crate::list::{Descriptors, Holder, Item, List, raise_limit};
 
 /// Takes the open files and shared memory of a stopped tree; the pages go to `sink`, which the caller flushes.
-pub fn collect(request: &Request<'_>, sink: &mut PageSink<'_>) -> Result<Collected, CollectError> {
+pub fn dump(request: &Request<'_>, sink: &mut PageSink<'_>) -> Result<Dumped, DumpError> {
     raise_limit();
     let mut list = List::default();
     let mut descriptors = Descriptors::new();
@@ -46,7 +46,7 @@ pub(crate) fn describe_all(
     mut list: List,
     descriptors: Descriptors,
     sink: &mut PageSink<'_>,
-) -> Result<Collected, CollectError> {
+) -> Result<Dumped, DumpError> {
     let mut obstacles = Vec::new();
     let sockets = unix::queues(&mut list, request, &mut obstacles)?;
     let flying = sockets.flying();
@@ -68,7 +68,7 @@ pub(crate) fn describe_all(
     let mut files = Vec::with_capacity(list.items.len());
     for (n, item) in list.items.iter().enumerate() {
         if !(request.go_on)() {
-            return Err(CollectError::Stopped);
+            return Err(DumpError::Stopped);
         }
         match dumper.describe(n as FileId, item) {
             Ok(file) => files.push(file),
@@ -77,8 +77,8 @@ pub(crate) fn describe_all(
                 files.push(nothing());
             }
             Err(Why::Failed(source)) => return Err(failed(&list, n, source)),
-            Err(Why::Write(source)) => return Err(CollectError::Write(source)),
-            Err(Why::Stopped) => return Err(CollectError::Stopped),
+            Err(Why::Write(source)) => return Err(DumpError::Write(source)),
+            Err(Why::Stopped) => return Err(DumpError::Stopped),
         }
     }
     // Each process counts once, however many descriptors of the file it has.
@@ -113,9 +113,9 @@ pub(crate) fn describe_all(
         kept = parked::duplicates(list, &lost);
     }
     if !obstacles.is_empty() {
-        return Err(CollectError::Refused(obstacles));
+        return Err(DumpError::Refused(obstacles));
     }
-    Ok(Collected { files, pipes, memories, details, descriptors, areas, kept, terminals, connections, warnings })
+    Ok(Dumped { files, pipes, memories, details, descriptors, areas, kept, terminals, connections, warnings })
 }
 
 /// A dump under way.
@@ -146,10 +146,10 @@ fn nothing() -> OpenFile {
     OpenFile { kind, flags: 0, position: 0, owner: Owner::default(), locks: Vec::new() }
 }
 
-fn failed(list: &List, n: usize, source: io::Error) -> CollectError {
+fn failed(list: &List, n: usize, source: io::Error) -> DumpError {
     match list.items.get(n) {
-        Some(item) => CollectError::Look { pid: item.holder.pid, what: place_text(item), source },
-        None => CollectError::Look { pid: 0, what: "shared memory".to_owned(), source },
+        Some(item) => DumpError::Look { pid: item.holder.pid, what: place_text(item), source },
+        None => DumpError::Look { pid: 0, what: "shared memory".to_owned(), source },
     }
 }
 

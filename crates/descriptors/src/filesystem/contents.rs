@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use torpor_image::{Content, FormatError, PAGE, REGION_PAGES, Region, checksum};
 use torpor_linux::hugepages::{self, Mapping};
 
-use crate::contract::EachMade;
-use crate::contract::error::MakeError;
+use crate::contract::EachRestored;
+use crate::contract::error::RestoreFileError;
 use crate::contract::reason::{Described, Why};
 use crate::filesystem::Charge;
 use torpor_pages::sink::{BATCH_BYTES, PageSink};
@@ -82,32 +82,32 @@ pub(crate) fn fill(
     file: &File,
     (bytes, pages): (u64, &[Region]),
     image: &File,
-    (charge, piece): (Option<&Charge<'_>>, Option<EachMade<'_>>),
+    (charge, piece): (Option<&Charge<'_>>, Option<EachRestored<'_>>),
     name: &str,
     mut behind: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
-) -> Result<(), MakeError> {
+) -> Result<(), RestoreFileError> {
     if let Some(charge) = charge {
         runs(pages).into_iter().for_each(|run| charge.pages(file.as_fd(), run.start, run.end - run.start));
     }
-    let huge = mapping(file, pages).map_err(MakeError::at("mapping", name))?;
+    let huge = mapping(file, pages).map_err(RestoreFileError::at("mapping", name))?;
     let mut buffer = vec![0; (u64::from(REGION_PAGES) * PAGE) as usize];
     for region in pages {
         let Content::Stored { offset, checksum: wanted } = region.content else { continue };
         let buffer = &mut buffer[..region.bytes() as usize];
-        image.read_exact_at(buffer, offset).map_err(MakeError::Read)?;
+        image.read_exact_at(buffer, offset).map_err(RestoreFileError::Read)?;
         if checksum(buffer) != wanted {
-            return Err(MakeError::Damaged { what: name.to_owned(), source: FormatError::Checksum("a region") });
+            return Err(RestoreFileError::Damaged { what: name.to_owned(), source: FormatError::Checksum("a region") });
         }
         if let Some(huge) = &huge {
-            huge.write(region.start, buffer).map_err(MakeError::at("filling", name))?;
+            huge.write(region.start, buffer).map_err(RestoreFileError::at("filling", name))?;
             piece.map_or(Ok(()), |piece| piece())?;
             continue;
         }
         // The last page may be longer than the file.
         let len = region.bytes().min(bytes.saturating_sub(region.start)) as usize;
-        file.write_all_at(&buffer[..len], region.start).map_err(MakeError::at("filling", name))?;
+        file.write_all_at(&buffer[..len], region.start).map_err(RestoreFileError::at("filling", name))?;
         if buffer[len..].iter().any(|byte| *byte != 0) {
-            behind(region.start + len as u64, &buffer[len..]).map_err(MakeError::at("filling", name))?;
+            behind(region.start + len as u64, &buffer[len..]).map_err(RestoreFileError::at("filling", name))?;
         }
         piece.map_or(Ok(()), |piece| piece())?;
     }

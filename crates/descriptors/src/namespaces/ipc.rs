@@ -13,8 +13,8 @@ use torpor_image::tree::{IpcObject, MessageQueue, NamespaceState, SemaphoreSet};
 use torpor_linux::ipc::{self, About};
 use torpor_linux::shm;
 
-use crate::contract::EachMade;
-use crate::contract::error::MakeError;
+use crate::contract::EachRestored;
+use crate::contract::error::RestoreFileError;
 use torpor_proc as proc;
 use torpor_process::view::View;
 
@@ -77,38 +77,39 @@ pub fn has_any(found: &NamespaceState) -> bool {
 
 /// Puts them into the namespaces of the calling thread, where only an attempt before may have left anything. Owners are the machine's.
 /// `each_made` is told of each.
-pub fn make(found: &NamespaceState, each_made: EachMade<'_>) -> Result<(), MakeError> {
-    let looking = |what: &'static str| MakeError::at("looking for", what);
+pub fn restore(found: &NamespaceState, each_made: EachRestored<'_>) -> Result<(), RestoreFileError> {
+    let looking = |what: &'static str| RestoreFileError::at("looking for", what);
     let removed = |result: io::Result<()>| match result {
         Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),
         other => other,
     };
     for id in ids(SEGMENTS).map_err(looking("shared memory"))? {
-        removed(shm::remove(id)).map_err(MakeError::at("removing", format!("System V shared memory {id}")))?;
+        removed(shm::remove(id)).map_err(RestoreFileError::at("removing", format!("System V shared memory {id}")))?;
     }
     for id in ids(SEMAPHORES).map_err(looking("semaphores"))? {
-        removed(ipc::remove_semaphores(id)).map_err(MakeError::at("removing", semaphores(id)))?;
+        removed(ipc::remove_semaphores(id)).map_err(RestoreFileError::at("removing", semaphores(id)))?;
     }
     for id in ids(QUEUES).map_err(looking("message queues"))? {
-        removed(ipc::remove_queue(id)).map_err(MakeError::at("removing", queue(id)))?;
+        removed(ipc::remove_queue(id)).map_err(RestoreFileError::at("removing", queue(id)))?;
     }
     for set in &found.semaphores {
         let id = set.object.id;
-        ipc::make_semaphores(id, about(&set.object), &set.values).map_err(MakeError::at("making", semaphores(id)))?;
+        ipc::make_semaphores(id, about(&set.object), &set.values)
+            .map_err(RestoreFileError::at("making", semaphores(id)))?;
         each_made()?;
     }
     for one in &found.queues {
         let id = one.object.id;
         let made = ipc::make_queue(id, about(&one.object), one.most_bytes, &one.messages);
-        made.map_err(MakeError::at("making", queue(id)))?;
+        made.map_err(RestoreFileError::at("making", queue(id)))?;
         each_made()?;
     }
     let now = uname();
     if !found.host_name.is_empty() && now.nodename().to_bytes() != found.host_name {
-        sethostname(&found.host_name).map_err(MakeError::at("setting", "the host name"))?;
+        sethostname(&found.host_name).map_err(RestoreFileError::at("setting", "the host name"))?;
     }
     if !found.domain_name.is_empty() && now.domainname().to_bytes() != found.domain_name {
-        setdomainname(&found.domain_name).map_err(MakeError::at("setting", "the domain name"))?;
+        setdomainname(&found.domain_name).map_err(RestoreFileError::at("setting", "the domain name"))?;
     }
     Ok(())
 }

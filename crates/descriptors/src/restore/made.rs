@@ -6,7 +6,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use torpor_image::tree::{Connection, FileId, FileKind, InetSocket, InetState, MemoryId, OpenFile, Tree};
 use torpor_linux::{closer, fcntl};
 
-use crate::contract::error::MakeError;
+use crate::contract::error::RestoreFileError;
 use crate::contract::flags::{ASYNC, PATH_ONLY};
 use crate::kinds::inet::tcp;
 use crate::kinds::memory::segment::Segment;
@@ -16,7 +16,7 @@ use crate::registry::{Stage, name, needs};
 
 /// Open files that were made.
 #[derive(Debug)]
-pub struct Made {
+pub struct RestoredFiles {
     /// By [`FileId`]; `None` for process descriptors, which the processes open themselves.
     pub files: Vec<Option<OwnedFd>>,
     /// By [`MemoryId`], open for reading and writing, for mapping.
@@ -25,21 +25,21 @@ pub struct Made {
     pub(super) segments: Vec<Segment>,
     /// Memfds that wait for their seals, open for writing.
     pub(super) sealed: Vec<(MemoryId, OwnedFd)>,
-    /// TCP connections and packet sockets that wait for [`Made::reconnect`].
+    /// TCP connections and packet sockets that wait for [`RestoredFiles::reconnect`].
     pub(super) waiting: Vec<FileId>,
 }
 
-impl Drop for Made {
+impl Drop for RestoredFiles {
     /// The programs may have closed theirs meanwhile.
     fn drop(&mut self) {
         closer::close(self.files.drain(..).flatten());
     }
 }
 
-impl Made {
+impl RestoredFiles {
     /// What needs the processes: called when they are there and have mapped their memory, before they run. `machine` gives
     /// the id in the caller's pid namespace of who has an id in the tree.
-    pub fn finish(&mut self, tree: &Tree, machine: impl Fn(i32) -> i32) -> Result<(), MakeError> {
+    pub fn finish(&mut self, tree: &Tree, machine: impl Fn(i32) -> i32) -> Result<(), RestoreFileError> {
         for segment in &mut self.segments {
             segment.attached()?;
         }
@@ -64,7 +64,7 @@ impl Made {
     }
 
     /// The last thing before the processes run: TCP connections go on, and packet sockets take packets.
-    pub fn reconnect(&self, tree: &Tree) -> Result<(), MakeError> {
+    pub fn reconnect(&self, tree: &Tree) -> Result<(), RestoreFileError> {
         let connections: Vec<_> = self.connections(tree).collect();
         for (fd, socket, _) in &connections {
             tcp::restore::release(fd, socket, &inet::shown(socket))?;
@@ -85,7 +85,7 @@ impl Made {
     }
 
     /// Packets of connections with ends outside come again.
-    pub fn nudge(&self, tree: &Tree) -> Result<(), MakeError> {
+    pub fn nudge(&self, tree: &Tree) -> Result<(), RestoreFileError> {
         let mut outside = self.connections(tree).filter(|(_, _, found)| found.outside);
         outside.try_for_each(|(fd, socket, _)| tcp::restore::nudge(fd, socket, &inet::shown(socket)))
     }
@@ -113,18 +113,24 @@ impl Made {
     }
 }
 
-fn finish_one(fd: BorrowedFd<'_>, file: &OpenFile, name: &str, machine: &impl Fn(i32) -> i32) -> Result<(), MakeError> {
+fn finish_one(
+    fd: BorrowedFd<'_>,
+    file: &OpenFile,
+    name: &str,
+    machine: &impl Fn(i32) -> i32,
+) -> Result<(), RestoreFileError> {
     let owner = file.owner;
     if owner.id != 0 {
         let wanted = fcntl::Owner { kind: owner.kind, id: machine(owner.id) };
-        fcntl::set_owner(fd, wanted).map_err(MakeError::at("setting the owner of", name))?;
+        fcntl::set_owner(fd, wanted).map_err(RestoreFileError::at("setting the owner of", name))?;
     }
     if owner.signal != 0 {
-        fcntl::set_signal(fd, owner.signal).map_err(MakeError::at("setting the signal of", name))?;
+        fcntl::set_signal(fd, owner.signal).map_err(RestoreFileError::at("setting the signal of", name))?;
     }
     if file.flags & ASYNC != 0 {
-        let flags = fcntl_getfl(fd).map_err(MakeError::at("looking at", name))?;
-        fcntl_setfl(fd, flags | OFlags::from_bits_retain(ASYNC)).map_err(MakeError::at("setting flags of", name))?;
+        let flags = fcntl_getfl(fd).map_err(RestoreFileError::at("looking at", name))?;
+        fcntl_setfl(fd, flags | OFlags::from_bits_retain(ASYNC))
+            .map_err(RestoreFileError::at("setting flags of", name))?;
     }
     Ok(())
 }

@@ -12,10 +12,10 @@ use torpor_image::tree::{
 };
 use torpor_linux::closer;
 
-pub use self::made::Made;
+pub use self::made::RestoredFiles;
 use self::made::connection;
-use crate::context::Around;
-use crate::contract::error::MakeError;
+use crate::context::RestoreContext;
+use crate::contract::error::RestoreFileError;
 use crate::contract::{Given, SETTLE};
 use crate::kinds::inet::port::{self, Sharing};
 use crate::kinds::memory::MadeMemory;
@@ -33,7 +33,12 @@ use crate::registry::{Stage, name, needs};
 ///
 /// What is open behind a descriptor is made once; if anything fails, dropping what was made takes it away again (names of
 /// unix sockets stay as files, as they did when the program ended).
-pub fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) -> Result<Made, MakeError> {
+pub fn restore(
+    tree: &Tree,
+    image: &File,
+    given: Given,
+    around: RestoreContext<'_>,
+) -> Result<RestoredFiles, RestoreFileError> {
     // An app's network.
     let anew = around.passed.is_some();
     raise_limit();
@@ -50,12 +55,12 @@ pub fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) -> Resu
         memories.push(match kept_memory(tree, &files, id) {
             // A file without a name that was kept: its contents are in it.
             Some(kept) => {
-                let fd = kept.try_clone().map_err(MakeError::at("duplicating", "a file without a name"))?;
+                let fd = kept.try_clone().map_err(RestoreFileError::at("duplicating", "a file without a name"))?;
                 MadeMemory { fd, sealed: None, segment: None }
             }
             None => {
                 let id = id as MemoryId;
-                memory::make(memory, image, around, (executables.contains(&id), written.contains(&id)))?
+                memory::restore(memory, image, around, (executables.contains(&id), written.contains(&id)))?
             }
         });
     }
@@ -70,7 +75,7 @@ pub fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) -> Resu
     }
     for (id, sharing) in ports.iter().filter(|(id, _)| kept[**id as usize]) {
         if let Some(fd) = &files[*id as usize] {
-            sharing.allow(fd).map_err(MakeError::at("preparing", "a socket"))?;
+            sharing.allow(fd).map_err(RestoreFileError::at("preparing", "a socket"))?;
         }
     }
     let reset = if anew { without_address(tree, &kept) } else { HashSet::new() };
@@ -83,10 +88,10 @@ pub fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) -> Resu
             terminal::close_off(master, found)?;
         }
     }
-    let making = unix::make(&tree.files, &mut files, around.root)?;
+    let making = unix::restore(&tree.files, &mut files, around.root)?;
     // Before descriptors go in flight.
     restorer.stage(Stage::Watch, &kept, &mut files)?;
-    pidfd::make_ended(&tree.files, &mut files)?;
+    pidfd::restore_ended(&tree.files, &mut files)?;
     unix::fill(making, &tree.files, &files)?;
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
         let Some(fd) = &files[id] else { continue };
@@ -109,7 +114,7 @@ pub fn make(tree: &Tree, image: &File, given: Given, around: Around<'_>) -> Resu
         sealed.extend(made.sealed.map(|fd| (id, fd)));
         made.fd
     });
-    Ok(Made { memories: memories.collect(), files, segments, sealed, waiting })
+    Ok(RestoredFiles { memories: memories.collect(), files, segments, sealed, waiting })
 }
 
 /// Files without a name that are executed.
@@ -149,7 +154,11 @@ fn kept_memory<'a>(tree: &Tree, files: &'a [Option<OwnedFd>], wanted: usize) -> 
     tree.files.iter().zip(files).find_map(|(file, kept)| kept.as_ref().filter(|_| is_it(&file.kind)))
 }
 
-fn pipes(tree: &Tree, kept: &[bool], around: Around<'_>) -> Result<HashMap<PipeId, MadePipe>, MakeError> {
+fn pipes(
+    tree: &Tree,
+    kept: &[bool],
+    around: RestoreContext<'_>,
+) -> Result<HashMap<PipeId, MadePipe>, RestoreFileError> {
     let mut made = HashMap::new();
     for (id, behind) in pipe::by_pipe(&tree.files) {
         if behind.iter().all(|file| kept[*file as usize]) {
@@ -157,7 +166,7 @@ fn pipes(tree: &Tree, kept: &[bool], around: Around<'_>) -> Result<HashMap<PipeI
         }
         let files: Vec<&OpenFile> = behind.iter().map(|file| &tree.files[*file as usize]).collect();
         if let Some(pipe) = tree.pipes.get(id as usize) {
-            made.insert(id, pipe::make(pipe, &files, around.root)?);
+            made.insert(id, pipe::restore(pipe, &files, around.root)?);
         }
     }
     Ok(made)
@@ -166,7 +175,7 @@ fn pipes(tree: &Tree, kept: &[bool], around: Around<'_>) -> Result<HashMap<PipeI
 /// What the kinds need while they are restored one by one.
 struct Restorer<'a> {
     tree: &'a Tree,
-    around: Around<'a>,
+    around: RestoreContext<'a>,
     /// The network has been made anew since the dump.
     anew: bool,
     memories: &'a [MadeMemory],
@@ -178,14 +187,14 @@ struct Restorer<'a> {
 
 impl Restorer<'_> {
     /// Restores the files of a stage, except parked ones.
-    fn stage(&mut self, stage: Stage, kept: &[bool], files: &mut [Option<OwnedFd>]) -> Result<(), MakeError> {
+    fn stage(&mut self, stage: Stage, kept: &[bool], files: &mut [Option<OwnedFd>]) -> Result<(), RestoreFileError> {
         for (id, file) in self.tree.files.iter().enumerate() {
             let needed = needs(&file.kind).stage;
             if kept[id] {
                 continue;
             }
             if needed == Stage::Given {
-                return Err(MakeError::Missing(name(file)));
+                return Err(RestoreFileError::Missing(name(file)));
             }
             if needed == stage {
                 files[id] = self.restore(id, file, files)?;
@@ -195,38 +204,43 @@ impl Restorer<'_> {
     }
 
     /// Restores one file by its kind; `None`: it is not restored one by one, see [`Stage`].
-    fn restore(&mut self, id: usize, file: &OpenFile, files: &[Option<OwnedFd>]) -> Result<Option<OwnedFd>, MakeError> {
+    fn restore(
+        &mut self,
+        id: usize,
+        file: &OpenFile,
+        files: &[Option<OwnedFd>],
+    ) -> Result<Option<OwnedFd>, RestoreFileError> {
         let around = self.around;
         let made = match &file.kind {
-            FileKind::Path(state) => path::make(state, file, around)?,
-            FileKind::Handle { state, handle } => path::make_by_handle(state, handle, file, around)?,
+            FileKind::Path(state) => path::restore(state, file, around)?,
+            FileKind::Handle { state, handle } => path::restore_by_handle(state, handle, file, around)?,
             FileKind::Pipe { pipe, .. } | FileKind::Fifo { pipe, .. } => match self.pipes.get_mut(pipe) {
                 Some(pipe) => pipe.open(file)?,
-                None => return Err(MakeError::Missing(name(file))),
+                None => return Err(RestoreFileError::Missing(name(file))),
             },
-            FileKind::Event { count, semaphore } => eventfd::make(*count, *semaphore, file)?,
-            FileKind::Epoll { .. } => epoll::make(file)?,
-            FileKind::Signal { mask } => signalfd::make(*mask, file)?,
-            FileKind::Timer { .. } => timerfd::make(file, &self.tree.machine, around)?,
+            FileKind::Event { count, semaphore } => eventfd::restore(*count, *semaphore, file)?,
+            FileKind::Epoll { .. } => epoll::restore(file)?,
+            FileKind::Signal { mask } => signalfd::restore(*mask, file)?,
+            FileKind::Timer { .. } => timerfd::restore(file, &self.tree.machine, around)?,
             FileKind::Memory { memory } => memory::open(self.memories, *memory, file)?,
             FileKind::Netlink { kind, port, groups, options } => {
                 let peer = self.tree.details.netlink_peer(id as FileId);
-                netlink::make((*kind, *port), groups, options, peer, file)?
+                netlink::restore((*kind, *port), groups, options, peer, file)?
             }
-            FileKind::Packet(socket) => packet::make(socket, file, self.anew)?,
+            FileKind::Packet(socket) => packet::restore(socket, file, self.anew)?,
             FileKind::Inet(socket) if self.reset.contains(&id) => inet::reset(socket)?,
-            FileKind::Inet(socket) => inet::make(socket, self.anew, self.ports.get(&(id as FileId)).copied())?,
-            FileKind::Master(found) => terminal::make(found, file, around)?,
+            FileKind::Inet(socket) => inet::restore(socket, self.anew, self.ports.get(&(id as FileId)).copied())?,
+            FileKind::Master(found) => terminal::restore(found, file, around)?,
             FileKind::Slave { master } => match files.get(*master as usize).and_then(Option::as_ref) {
-                Some(master) => terminal::make_slave(master, file)?,
+                Some(master) => terminal::restore_slave(master, file)?,
                 None => return Ok(None),
             },
             FileKind::Inotify { watches } => {
                 let deleted = |state: &PathState| memory::deleted(&self.tree.memories, self.memories, state);
-                inotify::make(watches, file, around, deleted)?
+                inotify::restore(watches, file, around, deleted)?
             }
             FileKind::Fanotify { flags, event_flags, marks } => {
-                fanotify::make((*flags, *event_flags), marks, file, around)?
+                fanotify::restore((*flags, *event_flags), marks, file, around)?
             }
             FileKind::Unix(_)
             | FileKind::Ended { .. }

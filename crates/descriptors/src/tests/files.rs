@@ -18,9 +18,9 @@ use rustix::time::{
 use torpor_image::tree::{FileKind, LockKind};
 
 use crate::contract::Given;
-use crate::contract::error::{CollectError, MakeError};
+use crate::contract::error::{DumpError, RestoreFileError};
 use crate::list::{Descriptors, List};
-use crate::restore::make;
+use crate::restore::restore;
 use crate::tests::{HERE, described, refusal, round, take};
 
 fn seconds(tv_sec: i64) -> Timespec {
@@ -89,8 +89,8 @@ fn files_that_have_changed_are_refused_when_made() {
         fs::write(&path, b"").unwrap();
         let taken = take(&[File::open(&path).unwrap().into()]).unwrap();
         change(&path);
-        match make(&taken.tree, &taken.image, Given::new(), HERE) {
-            Err(MakeError::Changed { how, .. }) => assert_eq!(how, expected),
+        match restore(&taken.tree, &taken.image, Given::new(), HERE) {
+            Err(RestoreFileError::Changed { how, .. }) => assert_eq!(how, expected),
             other => panic!("{other:?}"),
         }
     }
@@ -132,7 +132,7 @@ fn a_damaged_image_is_not_restored() {
     file.write_all_at(b"contents", 0).unwrap();
     let taken = take(&[file.into()]).unwrap();
     taken.image.write_all_at(b"x", 4096).unwrap();
-    assert!(matches!(make(&taken.tree, &taken.image, Given::new(), HERE), Err(MakeError::Damaged { .. })));
+    assert!(matches!(restore(&taken.tree, &taken.image, Given::new(), HERE), Err(RestoreFileError::Damaged { .. })));
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn epoll_stops_when_asked_to() {
     // For each of the files it is asked once while sockets are looked for, and once before the first is described.
     let asked = AtomicUsize::new(0);
     let go_on = || asked.fetch_add(1, Ordering::Relaxed) < numbers.len() + 1;
-    assert!(matches!(described(list, Descriptors::new(), &go_on), Err(CollectError::Stopped)));
+    assert!(matches!(described(list, Descriptors::new(), &go_on), Err(DumpError::Stopped)));
     assert_eq!(asked.load(Ordering::Relaxed), numbers.len() + 2, "it was asked behind the members");
 }
 

@@ -11,17 +11,17 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use torpor_image::HEADER_BYTES;
 use torpor_image::tree::{End, FileId, Machine, Process, Tree};
 
-use crate::context::Around;
-use crate::contract::error::{CollectError, MakeError};
-use crate::contract::{Collected, Given, Request};
+use crate::context::RestoreContext;
+use crate::contract::error::{DumpError, RestoreFileError};
+use crate::contract::{Dumped, Given, Request};
 use crate::dump::describe_all;
 use crate::filesystem::Root;
 use crate::list::{Descriptors, List};
-use crate::restore::{Made, make};
+use crate::restore::{RestoredFiles, restore};
 use torpor_pages::sink::PageSink;
 
-const HERE: Around<'static> =
-    Around { root: Root::Own, same_boot: true, passed: None, removed: None, charge: None, piece: None };
+const HERE: RestoreContext<'static> =
+    RestoreContext { root: Root::Own, same_boot: true, passed: None, removed: None, charge: None, piece: None };
 
 /// What was taken, and where its pages are.
 pub(crate) struct Taken {
@@ -31,7 +31,7 @@ pub(crate) struct Taken {
     files: Vec<FileId>,
 }
 
-fn collect_own(fds: &[OwnedFd], image: &std::fs::File) -> Result<(Collected, Vec<FileId>), CollectError> {
+fn collect_own(fds: &[OwnedFd], image: &std::fs::File) -> Result<(Dumped, Vec<FileId>), DumpError> {
     let own = std::process::id() as i32;
     let mut numbers: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     numbers.sort_unstable();
@@ -61,7 +61,7 @@ pub(crate) fn described(
     list: List,
     descriptors: Descriptors,
     go_on: &(dyn Fn() -> bool + Sync),
-) -> Result<Collected, CollectError> {
+) -> Result<Dumped, DumpError> {
     let own = std::process::id() as i32;
     let request = Request {
         processes: &[own],
@@ -78,7 +78,7 @@ pub(crate) fn described(
     describe_all(&request, list, descriptors, &mut sink)
 }
 
-pub(crate) fn take(fds: &[OwnedFd]) -> Result<Taken, CollectError> {
+pub(crate) fn take(fds: &[OwnedFd]) -> Result<Taken, DumpError> {
     let image = tempfile::tempfile().unwrap();
     let (collected, files) = collect_own(fds, &image)?;
     let clock = |id| {
@@ -92,7 +92,7 @@ pub(crate) fn take(fds: &[OwnedFd]) -> Result<Taken, CollectError> {
         boottime_ns: clock(rustix::time::ClockId::Boottime),
         ..Machine::default()
     };
-    let Collected { files: open, pipes, memories, .. } = collected;
+    let Dumped { files: open, pipes, memories, .. } = collected;
     let pid = std::process::id() as i32;
     let end = End::Zombie { status: 0, name: b"test".to_vec() };
     let processes = vec![Process { pid, parent: 0, group: pid, session: pid, end }];
@@ -104,11 +104,11 @@ pub(crate) fn take(fds: &[OwnedFd]) -> Result<Taken, CollectError> {
 }
 
 impl Taken {
-    pub(crate) fn try_make(&self) -> Result<Made, MakeError> {
-        make(&self.tree, &self.image, Given::new(), HERE)
+    pub(crate) fn try_make(&self) -> Result<RestoredFiles, RestoreFileError> {
+        restore(&self.tree, &self.image, Given::new(), HERE)
     }
 
-    pub(crate) fn make(&self) -> Made {
+    pub(crate) fn make(&self) -> RestoredFiles {
         let mut made = self.try_make().unwrap();
         made.finish(&self.tree, |id| id).unwrap();
         made.reconnect(&self.tree).unwrap();
@@ -140,7 +140,7 @@ pub(crate) fn round(fds: Vec<OwnedFd>) -> Vec<OwnedFd> {
 /// The only thing in the way.
 fn refusal(fds: &[OwnedFd]) -> String {
     match take(fds) {
-        Err(CollectError::Refused(obstacles)) => {
+        Err(DumpError::Refused(obstacles)) => {
             assert_eq!(obstacles.len(), 1, "{obstacles:?}");
             obstacles[0].to_string()
         }

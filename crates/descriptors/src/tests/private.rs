@@ -114,7 +114,7 @@ fn an_executable_is_not_made_through_a_link() {
     let place = Place::new();
     let victim = place.victim.path().to_owned();
     place.swap(move |name| symlink(victim, name).unwrap());
-    let made = executable::make(&place.gone(0o100_755), Root::Own);
+    let made = executable::restore(&place.gone(0o100_755), Root::Own);
     assert_eq!(made.unwrap_err().raw_os_error(), Some(Errno::STALE.raw_os_error()));
     place.is_untouched();
 }

@@ -8,7 +8,7 @@ use crate::sleep::events::{self, Extent};
 use crate::sleep::{Failure, SleepError, Stop, carried, remove_if_there};
 use crate::target::Phase;
 use crate::wake::{WakeError, open};
-use torpor_capture::{CollectError, Examined, Member, examine, family, without_leaders};
+use torpor_capture::{CaptureError, Examined, Member, examine, family, without_leaders};
 use torpor_pages::refill::{RefillError, refill};
 use torpor_process::blocker::Blocker;
 use torpor_process::step::Step;
@@ -46,7 +46,7 @@ impl Hibernating<'_> {
         let view = View::of(self.request.home, &all(&family)).map_err(|error| dozes(&error))?;
         obstacles.extend(without_leaders(&family).map_err(|error| dozes(&error))?);
         let happened = match self.heeding(|go_on| examine(&view, &family, go_on)) {
-            (Err(CollectError::Stopped), by) => Some(by.unwrap_or_else(|| "asked to".to_owned())),
+            (Err(CaptureError::Stopped), by) => Some(by.unwrap_or_else(|| "asked to".to_owned())),
             (examined, _) => {
                 let Examined { obstacles: found, kept } = examined.map_err(|error| dozes(&error))?;
                 obstacles.extend(found);
@@ -137,11 +137,11 @@ pub(super) fn all(family: &[Member]) -> Vec<i32> {
 }
 
 /// Why collecting ended; `by` says what it was given up for.
-pub(super) fn why(error: CollectError, by: Option<String>) -> Stop {
+pub(super) fn why(error: CaptureError, by: Option<String>) -> Stop {
     match error {
-        CollectError::Stopped => Stop::Aborted(by.unwrap_or_else(|| "asked to".to_owned())),
-        CollectError::Refused(obstacles) => Stop::Refused(Blocker::lines(&obstacles).join("; ")),
-        CollectError::Trace(error) => Failure::Trace(error).into(),
+        CaptureError::Stopped => Stop::Aborted(by.unwrap_or_else(|| "asked to".to_owned())),
+        CaptureError::Refused(obstacles) => Stop::Refused(Blocker::lines(&obstacles).join("; ")),
+        CaptureError::Trace(error) => Failure::Trace(error).into(),
         error => Stop::Failed(Failure::Collect(Box::new(error))),
     }
 }

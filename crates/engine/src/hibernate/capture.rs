@@ -13,7 +13,7 @@ use crate::checkpoint::{unreadable, write};
 use crate::sleep::events::{self, Extent};
 use crate::sleep::{Failure, Stop};
 use crate::target::Phase;
-use torpor_capture::{CaptureOptions, Collected, Member, collect_as, for_record, hold};
+use torpor_capture::{CaptureOptions, CapturedTree, Member, capture_as, for_record, hold};
 use torpor_planner::compile::compile;
 use torpor_process::sandbox::clock_offsets;
 use torpor_process::step::Step;
@@ -80,9 +80,9 @@ impl Hibernating<'_> {
         let view = View::of(self.request.home, &all(family)).map_err(Failure::Look)?;
         let (collected, by) = self.heeding(|go_on| {
             let manner = CaptureOptions { view: &view, go_on, lock: None, streamed: false };
-            collect_as(&manner, &self.stopped, records, file, HEADER_BYTES)
+            capture_as(&manner, &self.stopped, records, file, HEADER_BYTES)
         });
-        let Collected { mut tree, pages_end, kept, warnings, .. } = collected.map_err(|error| why(error, by))?;
+        let CapturedTree { mut tree, pages_end, kept, warnings, .. } = collected.map_err(|error| why(error, by))?;
         let captured = Duration::from_nanos(tree.machine.monotonic_ns);
         let left = self.asleep.wake_at.map(|at| at.saturating_sub(captured));
         tree.machine.wake_after_ns = left.map(|left| left.as_nanos() as u64);

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use torpor_descriptors::MakeError;
+use torpor_descriptors::RestoreFileError;
 use torpor_restore::RestoreError;
 
 /// Why a warm app was not woken. It stays warm, with its image and all that is parked, unless the step says otherwise.
@@ -38,7 +38,9 @@ impl ResumeError {
             Self::Restore(error) => {
                 matches!(
                     error,
-                    RestoreError::Format(..) | RestoreError::Dozing(_) | RestoreError::Files(MakeError::Damaged { .. })
+                    RestoreError::Format(..)
+                        | RestoreError::Dozing(_)
+                        | RestoreError::Files(RestoreFileError::Damaged { .. })
                 )
             }
             _ => false,
@@ -49,7 +51,7 @@ impl ResumeError {
     pub fn is_refusal(&self) -> bool {
         match self {
             // A file that was only open and is gone.
-            Self::Restore(RestoreError::Files(MakeError::Step { source, .. })) => {
+            Self::Restore(RestoreError::Files(RestoreFileError::Step { source, .. })) => {
                 matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
             }
             Self::Restore(error) => error.is_refusal(),

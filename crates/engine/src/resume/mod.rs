@@ -48,7 +48,7 @@ use crate::sleep::Target;
 use crate::target::Phase;
 use torpor_descriptors::Charge;
 use torpor_descriptors::registry::needs;
-use torpor_descriptors::{Around, EachMade, Given, MakeError, Root};
+use torpor_descriptors::{EachRestored, Given, RestoreContext, RestoreFileError, Root};
 use torpor_planner::plan::Kind;
 use torpor_process::sandbox::SandboxHandle;
 use torpor_process::step::Timings;
@@ -158,7 +158,7 @@ impl Resuming<'_> {
     fn each<T>(
         &mut self,
         step: RestoreStep,
-        make: impl FnOnce(EachMade<'_>) -> Result<T, MakeError>,
+        make: impl FnOnce(EachRestored<'_>) -> Result<T, RestoreFileError>,
     ) -> Result<T, RestoreError> {
         let made = make(&|| self.target.faults.rebuilt(step))?;
         self.timings.mark(step);
@@ -187,17 +187,17 @@ impl Resuming<'_> {
         let charge = Charge::of(home);
         let target = self.target;
         let piece = || target.faults.rebuilt(RestoreStep::Piece);
-        let around = Around { removed: Some(&removed), ..around(&root, same_boot, passed, &charge, &piece) };
+        let around = RestoreContext { removed: Some(&removed), ..around(&root, same_boot, passed, &charge, &piece) };
         let surroundings = !same_boot && torpor_descriptors::ipc::has_any(&tree.surroundings);
         if surroundings || makes_in_namespaces(&tree, &given) {
             let entered = move_into_thread_name_spaces(home.init.as_fd(), ENTERED);
             entered.map_err(|error| ResumeError::Sandbox("entering its namespaces", error.into()))?;
         }
         if surroundings {
-            self.each(RestoreStep::IpcRestored, |made| torpor_descriptors::ipc::make(&tree.surroundings, made))?;
+            self.each(RestoreStep::IpcRestored, |made| torpor_descriptors::ipc::restore(&tree.surroundings, made))?;
         }
         let makes = !tree.memories.is_empty() || given.len() < tree.files.len();
-        let make = || torpor_descriptors::make(&tree, &file, given, around);
+        let make = || torpor_descriptors::restore(&tree, &file, given, around);
         let made = if makes { owners::as_root_inside(home, make) } else { Ok(make()) };
         let made = made
             .map_err(|error| ResumeError::Sandbox("taking its owner's place", error))?
@@ -284,10 +284,17 @@ fn around<'a>(
     same_boot: bool,
     passed: Duration,
     charge: &'a Charge<'a>,
-    piece: EachMade<'a>,
-) -> Around<'a> {
+    piece: EachRestored<'a>,
+) -> RestoreContext<'a> {
     let passed = (!same_boot).then_some(passed);
-    Around { root: Root::At(root.as_fd()), same_boot, passed, removed: None, charge: Some(charge), piece: Some(piece) }
+    RestoreContext {
+        root: Root::At(root.as_fd()),
+        same_boot,
+        passed,
+        removed: None,
+        charge: Some(charge),
+        piece: Some(piece),
+    }
 }
 
 fn directory(path: &Path) -> io::Result<OwnedFd> {

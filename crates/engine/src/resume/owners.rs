@@ -31,7 +31,7 @@ pub(super) fn as_root_inside<T>(home: &SandboxHandle, work: impl FnOnce() -> T) 
     Ok(done)
 }
 
-/// Translates what [`torpor_descriptors::make`] will look at. The plan has been made before, and keeps what the app sees.
+/// Translates what [`torpor_descriptors::restore`] will look at. The plan has been made before, and keeps what the app sees.
 pub(super) fn to_the_machines(tree: &mut Tree, home: &SandboxHandle, given: &Given) {
     let made = |(id, kind): (usize, &FileKind)| needs(kind).has_owners && !given.contains_key(&(id as FileId));
     let owned = tree.memories.iter().any(|memory| !matches!(memory.kind, SharedMemoryKind::Anonymous))

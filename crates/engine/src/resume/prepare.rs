@@ -15,7 +15,7 @@ use super::adapt::Times;
 use super::{ResumeError, ResumeRequest, Resuming, adapt, directory, owners};
 use torpor_descriptors::Charge;
 use torpor_descriptors::registry::{Stage, name, needs};
-use torpor_descriptors::{Around, Given, Removed};
+use torpor_descriptors::{Given, Removed, RestoreContext};
 use torpor_planner::plan::Plan;
 use torpor_planner::staged::Staged;
 use torpor_process::sandbox::SandboxHandle;
@@ -77,7 +77,7 @@ pub(super) fn prepare(resuming: &mut Resuming<'_>, request: ResumeRequest<'_>) -
     let around = super::around(&root, same_boot, passed, &charge, &piece);
     if !same_boot {
         let moved = resuming.each(RestoreStep::TmpfsRestored, |made| {
-            torpor_descriptors::tmpfs::make(&tree.surroundings.tmpfs, around, &file, made)
+            torpor_descriptors::tmpfs::restore(&tree.surroundings.tmpfs, around, &file, made)
         })?;
         moved.apply(&mut tree);
     }
@@ -87,7 +87,7 @@ pub(super) fn prepare(resuming: &mut Resuming<'_>, request: ResumeRequest<'_>) -
     let examined = owners::as_root_inside(home, || {
         let removed = Removed::of(&tree, &given, around.root)
             .map_err(|(path, error)| RestoreError::from(PathError::of(&path, error.into())))?;
-        let around = Around { removed: Some(&removed), ..around };
+        let around = RestoreContext { removed: Some(&removed), ..around };
         let paths = examine(home, &tree, &header.needs, &staged, around)?;
         Ok::<_, RestoreError>((removed, paths))
     });
@@ -110,7 +110,7 @@ fn examine(
     tree: &Tree,
     needs: &Needs,
     staged: &Staged<'_>,
-    around: Around<'_>,
+    around: RestoreContext<'_>,
 ) -> Result<Vec<OwnedFd>, RestoreError> {
     let mut wrong = check::machine(needs, tree);
     wrong.extend(huge_pages::lacking(tree, |_| false));

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::watch::{Source, WatchError};
-use torpor_capture::CollectError;
+use torpor_capture::CaptureError;
 use torpor_pages::copy::CopyError;
 use torpor_process::step::{Fault, Step};
 use torpor_process::trace::TraceError;
@@ -62,7 +62,7 @@ pub enum Failure {
     Refill(#[from] crate::RefillError),
     /// Describing its processes.
     #[error(transparent)]
-    Collect(Box<CollectError>),
+    Collect(Box<CaptureError>),
     /// Keeping its open files.
     #[error("keeping its open files")]
     Park(#[source] io::Error),

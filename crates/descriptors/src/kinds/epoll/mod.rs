@@ -19,7 +19,7 @@ use torpor_image::tree::{EpollMember, FileId, FileKind, OpenFile};
 use torpor_linux::kcmp::{self, EpollSlot};
 
 use crate::context::DumpContext;
-use crate::contract::error::MakeError;
+use crate::contract::error::RestoreFileError;
 use crate::contract::reason::{Described, Why};
 use crate::list::Item;
 use torpor_proc as proc;
@@ -159,8 +159,8 @@ impl Visited {
     }
 }
 
-pub(crate) fn make(_file: &OpenFile) -> Result<OwnedFd, MakeError> {
-    epoll::create(CreateFlags::CLOEXEC).map_err(MakeError::at("making", "an epoll descriptor"))
+pub(crate) fn restore(_file: &OpenFile) -> Result<OwnedFd, RestoreFileError> {
+    epoll::create(CreateFlags::CLOEXEC).map_err(RestoreFileError::at("making", "an epoll descriptor"))
 }
 
 #[cfg(test)]

@@ -14,8 +14,8 @@ use rustix::io::ioctl_fionread;
 use torpor_image::tree::{FanotifyMark, FileKind, MarkExtent, OpenFile};
 use torpor_linux::fanotify;
 
-use crate::context::{Around, DumpContext};
-use crate::contract::error::MakeError;
+use crate::context::{DumpContext, RestoreContext};
+use crate::contract::error::RestoreFileError;
 use crate::contract::flags::ASYNC;
 use crate::contract::reason::{Described, Why};
 use crate::filesystem;
@@ -145,20 +145,20 @@ fn mounted(
     Err(Why::kept("fanotify on a mount that cannot be reached", CLOSE))
 }
 
-pub(crate) fn make(
+pub(crate) fn restore(
     (flags, event_flags): (u32, u32),
     marks: &[FanotifyMark],
     file: &OpenFile,
-    around: Around<'_>,
-) -> Result<OwnedFd, MakeError> {
+    around: RestoreContext<'_>,
+) -> Result<OwnedFd, RestoreFileError> {
     // An app has none that could be made again, and its marks would be made with the machine's rights.
     if flags & ASKED != 0 || matches!(around.root, filesystem::Root::At(_)) {
-        return Err(MakeError::at("making", NAME)(rustix::io::Errno::PERM));
+        return Err(RestoreFileError::at("making", NAME)(rustix::io::Errno::PERM));
     }
-    let fd = fanotify::init(flags, event_flags).map_err(MakeError::at("making", NAME))?;
+    let fd = fanotify::init(flags, event_flags).map_err(RestoreFileError::at("making", NAME))?;
     for mark in marks {
         let found = watched(&mark.path, around)?;
-        let failed = || MakeError::at("watching", filesystem::text(&mark.path));
+        let failed = || RestoreFileError::at("watching", filesystem::text(&mark.path));
         let extent = match mark.extent {
             MarkExtent::Inode => 0,
             MarkExtent::Mount => MARK_MOUNT,
@@ -175,20 +175,22 @@ pub(crate) fn make(
         }
     }
     compare(&fd, marks)?;
-    fcntl_setfl(&fd, OFlags::from_bits_retain(file.flags & !ASYNC)).map_err(MakeError::at("setting flags of", NAME))?;
+    fcntl_setfl(&fd, OFlags::from_bits_retain(file.flags & !ASYNC))
+        .map_err(RestoreFileError::at("setting flags of", NAME))?;
     Ok(fd)
 }
 
 /// It watches what it is to watch, and as it is to.
-fn compare(fd: &OwnedFd, wanted: &[FanotifyMark]) -> Result<(), MakeError> {
-    let info = Info::read(std::process::id() as i32, fd.as_raw_fd()).map_err(MakeError::at("looking at", NAME))?;
+fn compare(fd: &OwnedFd, wanted: &[FanotifyMark]) -> Result<(), RestoreFileError> {
+    let info =
+        Info::read(std::process::id() as i32, fd.as_raw_fd()).map_err(RestoreFileError::at("looking at", NAME))?;
     let made: Option<BTreeSet<_>> =
         marks(&info.text).map(|text| line(text).map(|line| (line.flags, line.mask, line.ignored))).collect();
     let wanted_set: BTreeSet<_> = wanted.iter().map(|mark| (mark.flags, mark.mask, mark.ignored)).collect();
     if made == Some(wanted_set) && marks(&info.text).count() == wanted.len() {
         return Ok(());
     }
-    Err(MakeError::Changed { path: NAME.to_owned(), how: "the kernel keeps other marks than it was asked for" })
+    Err(RestoreFileError::Changed { path: NAME.to_owned(), how: "the kernel keeps other marks than it was asked for" })
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use self::port::Sharing;
 use self::shut::Shuts;
 use self::tcp::Connections;
 use crate::contract::Request;
-use crate::contract::error::MakeError;
+use crate::contract::error::RestoreFileError;
 use crate::contract::reason::{Described, Why};
 use crate::kinds::socket::multicast::Groups;
 use crate::kinds::socket::options::{self, Defaults, fresh};
@@ -244,17 +244,17 @@ fn datagrams(item: &Item, local: &[u8]) -> Described<Vec<Message>> {
 /// First half of making: the socket with its address. Where the network has been made `anew` since, an address of the program's own
 /// is gone: the socket stays bound to it, as it would to one that is removed.
 /// `shares`: another socket of the tree has its port, see [`super::port`].
-pub(crate) fn make(socket: &InetSocket, anew: bool, shares: Option<Sharing>) -> Result<OwnedFd, MakeError> {
+pub(crate) fn restore(socket: &InetSocket, anew: bool, shares: Option<Sharing>) -> Result<OwnedFd, RestoreFileError> {
     let name = shown(socket);
     match &socket.state {
         InetState::Established { repair: None } => return reset(socket),
-        InetState::Established { repair: Some(connection) } => return tcp::restore::make(socket, connection, &name),
+        InetState::Established { repair: Some(connection) } => return tcp::restore::restore(socket, connection, &name),
         _ => {}
     }
-    let fd = fresh(socket.kind).map_err(MakeError::at("making", &*name))?;
+    let fd = fresh(socket.kind).map_err(RestoreFileError::at("making", &*name))?;
     options::set_early_in(&fd, &socket.options, anew, &name)?;
     if let Some(sharing) = shares {
-        sharing.allow(&fd).map_err(MakeError::at("preparing", &*name))?;
+        sharing.allow(&fd).map_err(RestoreFileError::at("preparing", &*name))?;
     }
     if !socket.local.is_empty() {
         let bind = || match socket::bind(&fd, &socket.local) {
@@ -265,7 +265,7 @@ pub(crate) fn make(socket: &InetSocket, anew: bool, shares: Option<Sharing>) -> 
         if socket.kind.1 == STREAM {
             reusing(&fd, bind, &name, "binding")?;
         } else {
-            bind().map_err(MakeError::at("binding", &*name))?;
+            bind().map_err(RestoreFileError::at("binding", &*name))?;
         }
     }
     Ok(fd)
@@ -287,11 +287,11 @@ fn reusing<E: Into<io::Error>>(
     work: impl FnOnce() -> Result<(), E>,
     name: &str,
     step: &'static str,
-) -> Result<(), MakeError> {
-    let reuse = sockopt::socket_reuseaddr(fd).map_err(MakeError::at("looking at", name))?;
-    let set = |value| sockopt::set_socket_reuseaddr(fd, value).map_err(MakeError::at("preparing", name));
+) -> Result<(), RestoreFileError> {
+    let reuse = sockopt::socket_reuseaddr(fd).map_err(RestoreFileError::at("looking at", name))?;
+    let set = |value| sockopt::set_socket_reuseaddr(fd, value).map_err(RestoreFileError::at("preparing", name));
     set(true)?;
-    work().map_err(MakeError::at(step, name))?;
+    work().map_err(RestoreFileError::at(step, name))?;
     set(reuse)
 }
 
@@ -309,8 +309,8 @@ pub(crate) fn has_lost_address(socket: &InetSocket) -> bool {
 }
 
 /// A TCP socket whose peer has reset the connection, as programs know it from networks that fail.
-pub(crate) fn reset(socket: &InetSocket) -> Result<OwnedFd, MakeError> {
-    made_reset(socket.kind).map_err(MakeError::at("resetting", shown(socket)))
+pub(crate) fn reset(socket: &InetSocket) -> Result<OwnedFd, RestoreFileError> {
+    made_reset(socket.kind).map_err(RestoreFileError::at("resetting", shown(socket)))
 }
 
 fn made_reset(kind: Kind) -> rustix::io::Result<OwnedFd> {
@@ -329,10 +329,10 @@ fn made_reset(kind: Kind) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Both halves of all sockets that are `wanted`, in a network that was made anew: those that others reach.
-pub fn make_listeners(
+pub fn restore_listeners(
     files: &[OpenFile],
     wanted: impl Fn(&InetSocket) -> bool,
-) -> Result<BTreeMap<FileId, OwnedFd>, MakeError> {
+) -> Result<BTreeMap<FileId, OwnedFd>, RestoreFileError> {
     let ports = port::shared(files);
     let sockets: Vec<(FileId, &OpenFile, &InetSocket)> = (0..)
         .zip(files)
@@ -343,7 +343,7 @@ pub fn make_listeners(
         .collect();
     let mut made = BTreeMap::new();
     for (id, _, socket) in &sockets {
-        made.insert(*id, make(socket, true, ports.get(id).copied())?);
+        made.insert(*id, restore(socket, true, ports.get(id).copied())?);
     }
     for (id, file, socket) in &sockets {
         finish(&made[id], socket, file, true)?;
@@ -366,7 +366,7 @@ pub(crate) fn shown(socket: &InetSocket) -> String {
 }
 
 /// Second half: what it does with its address.
-pub(crate) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile, anew: bool) -> Result<(), MakeError> {
+pub(crate) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile, anew: bool) -> Result<(), RestoreFileError> {
     let name = shown(socket);
     match &socket.state {
         InetState::Listening { backlog } => {
@@ -376,11 +376,11 @@ pub(crate) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile, anew: b
         }
         InetState::Idle => {
             if !socket.queue.is_empty() {
-                datagram::fill(fd, socket).map_err(MakeError::at("filling", &*name))?;
+                datagram::fill(fd, socket).map_err(RestoreFileError::at("filling", &*name))?;
             }
             if !socket.remote.is_empty() {
                 let connected = socket::connect(fd, &socket.remote);
-                options::unless_gone(connected, anew).map_err(MakeError::at("connecting", &*name))?;
+                options::unless_gone(connected, anew).map_err(RestoreFileError::at("connecting", &*name))?;
             }
             let how = match socket.shut & 3 {
                 1 => Some(rustix::net::Shutdown::Read),
@@ -392,14 +392,14 @@ pub(crate) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile, anew: b
                 match rustix::net::shutdown(fd, how) {
                     // It is shut all the same.
                     Err(Errno::NOTCONN) if socket.kind.1 != STREAM => {}
-                    other => other.map_err(MakeError::at("shutting", &*name))?,
+                    other => other.map_err(RestoreFileError::at("shutting", &*name))?,
                 }
             }
         }
         // What is left of one that was made waits for the others.
         InetState::Established { .. } => return locks::set_flags(fd, file, &name),
         InetState::Closed => {
-            return Err(MakeError::at("making a connection of", name)(Errno::OPNOTSUPP));
+            return Err(RestoreFileError::at("making a connection of", name)(Errno::OPNOTSUPP));
         }
     }
     options::set_late(fd, &socket.options, &name)?;

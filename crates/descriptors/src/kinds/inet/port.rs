@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use rustix::net::sockopt;
 use torpor_image::tree::{FileId, FileKind, InetSocket, InetState, OpenFile};
 
-use crate::contract::error::MakeError;
+use crate::contract::error::RestoreFileError;
 use crate::kinds::inet::{is_v4, port, shown};
 use crate::kinds::socket::options::reuse;
 
@@ -35,10 +35,10 @@ impl Sharing {
     }
 
     /// Gives it its own options, when all of them are bound and listen.
-    pub(crate) fn settle(self, fd: impl AsFd, socket: &InetSocket) -> Result<(), MakeError> {
+    pub(crate) fn settle(self, fd: impl AsFd, socket: &InetSocket) -> Result<(), RestoreFileError> {
         let (fd, (address, port)) = (fd.as_fd(), self.wanted);
         let set = sockopt::set_socket_reuseaddr(fd, address).and_then(|()| sockopt::set_socket_reuseport(fd, port));
-        set.map_err(MakeError::at("preparing", shown(socket)))
+        set.map_err(RestoreFileError::at("preparing", shown(socket)))
     }
 }
 

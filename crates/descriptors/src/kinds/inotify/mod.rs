@@ -10,8 +10,8 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, ioctl_fionread};
 use torpor_image::tree::{FileKind, InotifyWatch, OpenFile, PathState};
 
-use crate::context::{Around, DumpContext};
-use crate::contract::error::MakeError;
+use crate::context::{DumpContext, RestoreContext};
+use crate::contract::error::RestoreFileError;
 use crate::contract::flags::ASYNC;
 use crate::contract::reason::{Described, Why};
 use crate::filesystem;
@@ -71,40 +71,41 @@ pub(crate) fn describe(context: &DumpContext<'_>, item: &Item) -> Described<File
 }
 
 /// `deleted` gives files without a name.
-pub(crate) fn make<'a>(
+pub(crate) fn restore<'a>(
     watches: &[InotifyWatch],
     file: &OpenFile,
-    around: Around<'_>,
+    around: RestoreContext<'_>,
     deleted: impl Fn(&PathState) -> Option<BorrowedFd<'a>>,
-) -> Result<OwnedFd, MakeError> {
+) -> Result<OwnedFd, RestoreFileError> {
     const NAME: &str = "an inotify descriptor";
-    let fd = inotify::init(CreateFlags::CLOEXEC).map_err(MakeError::at("making", NAME))?;
+    let fd = inotify::init(CreateFlags::CLOEXEC).map_err(RestoreFileError::at("making", NAME))?;
     for watch in watches {
         let name = filesystem::text(&watch.path);
         if !(FIRST..=MAX_WATCH).contains(&watch.watch) {
-            return Err(MakeError::at("watching", name)(Errno::RANGE));
+            return Err(RestoreFileError::at("watching", name)(Errno::RANGE));
         }
         let found = match deleted(&watch.path) {
-            Some(file) => file.try_clone_to_owned().map_err(MakeError::at("watching", &*name))?,
+            Some(file) => file.try_clone_to_owned().map_err(RestoreFileError::at("watching", &*name))?,
             None => watched(&watch.path, around)?,
         };
         // By its descriptor: no other file can take its place in between.
         let path = format!("/proc/self/fd/{}", found.as_raw_fd());
         loop {
             let flags = WatchFlags::from_bits_retain(watch.mask);
-            let number = inotify::add_watch(&fd, &*path, flags).map_err(MakeError::at("watching", &*name))?;
+            let number = inotify::add_watch(&fd, &*path, flags).map_err(RestoreFileError::at("watching", &*name))?;
             if number == watch.watch {
                 break;
             }
             if number > watch.watch {
-                return Err(MakeError::at("numbering the watch of", name)(Errno::EXIST));
+                return Err(RestoreFileError::at("numbering the watch of", name)(Errno::EXIST));
             }
-            inotify::remove_watch(&fd, number).map_err(MakeError::at("watching", &*name))?;
+            inotify::remove_watch(&fd, number).map_err(RestoreFileError::at("watching", &*name))?;
         }
     }
     // Each watch that was removed on the way has left an event.
-    drain(&fd).map_err(MakeError::at("emptying", NAME))?;
-    fcntl_setfl(&fd, OFlags::from_bits_retain(file.flags & !ASYNC)).map_err(MakeError::at("setting flags of", NAME))?;
+    drain(&fd).map_err(RestoreFileError::at("emptying", NAME))?;
+    fcntl_setfl(&fd, OFlags::from_bits_retain(file.flags & !ASYNC))
+        .map_err(RestoreFileError::at("setting flags of", NAME))?;
     Ok(fd)
 }
 

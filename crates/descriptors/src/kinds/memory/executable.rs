@@ -27,7 +27,7 @@ use crate::filesystem::{Root, private};
 const WRITERS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A new file that is open for reading and writing, has had this name, and has none any more.
-pub(crate) fn make(state: &PathState, root: Root<'_>) -> io::Result<OwnedFd> {
+pub(crate) fn restore(state: &PathState, root: Root<'_>) -> io::Result<OwnedFd> {
     let whole = filesystem::path_of(&state.path);
     match root {
         Root::At(_) => in_place(whole, root),
@@ -102,13 +102,13 @@ mod tests {
         fs::write(&path, "another").unwrap();
         for path in [path.clone(), folder.path().join("no/such/program")] {
             let state = PathState { path: path.as_os_str().as_bytes().to_vec(), ..PathState::default() };
-            let made = make(&state, Root::Own).unwrap();
+            let made = restore(&state, Root::Own).unwrap();
             let link = fs::read_link(format!("/proc/self/fd/{}", made.as_raw_fd())).unwrap();
             assert_eq!(link.to_str().unwrap(), format!("{} (deleted)", path.display()));
         }
         assert_eq!(fs::read(&path).unwrap(), b"another");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         let state = PathState { path: b"/tmp/../etc/program".to_vec(), ..PathState::default() };
-        assert!(make(&state, Root::Own).is_err());
+        assert!(restore(&state, Root::Own).is_err());
     }
 }

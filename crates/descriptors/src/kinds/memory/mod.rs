@@ -22,8 +22,8 @@ use torpor_image::tree::{FileId, MemoryId, OpenFile, PathState, SharedMemory, Sh
 use torpor_linux::shm::Attached;
 use torpor_linux::{hugepages, vm};
 
-use crate::context::Around;
-use crate::contract::error::{CollectError, MakeError};
+use crate::context::RestoreContext;
+use crate::contract::error::{DumpError, RestoreFileError};
 use crate::contract::reason::{Described, Why};
 use crate::contract::{Request, SharedArea};
 use crate::filesystem;
@@ -87,10 +87,10 @@ impl<'a, 'b> Memories<'a, 'b> {
         list: &List,
         areas: &[SharedArea],
         obstacles: &mut Vec<Blocker>,
-    ) -> Result<Vec<MemoryId>, CollectError> {
+    ) -> Result<Vec<MemoryId>, DumpError> {
         let mut found = Vec::with_capacity(areas.len());
         for area in areas {
-            let failed = |source| CollectError::Look {
+            let failed = |source| DumpError::Look {
                 pid: area.pid,
                 what: format!("memory {:#x}-{:#x} ({})", area.start, area.end, area.name),
                 source,
@@ -102,8 +102,8 @@ impl<'a, 'b> Memories<'a, 'b> {
                     obstacles.push(Blocker::new(area.pid, place, what, remedy));
                 }
                 Err(Why::Failed(source)) => return Err(failed(source)),
-                Err(Why::Write(source)) => return Err(CollectError::Write(source)),
-                Err(Why::Stopped) => return Err(CollectError::Stopped),
+                Err(Why::Write(source)) => return Err(DumpError::Write(source)),
+                Err(Why::Stopped) => return Err(DumpError::Stopped),
             }
         }
         obstacles.extend(self.segments.attached_elsewhere());
@@ -184,8 +184,8 @@ impl<'a, 'b> Memories<'a, 'b> {
     }
 
     /// Segments of an app's that nobody is attached to: programs keep their ids.
-    fn unattached(&mut self) -> Result<(), CollectError> {
-        let failed = |what: String| move |source| CollectError::Look { pid: 0, what, source };
+    fn unattached(&mut self) -> Result<(), DumpError> {
+        let failed = |what: String| move |source| DumpError::Look { pid: 0, what, source };
         for id in ipc::ids(ipc::SEGMENTS).map_err(failed(ipc::SEGMENTS.to_owned()))? {
             if self.segments.knows(id) {
                 continue;
@@ -195,8 +195,8 @@ impl<'a, 'b> Memories<'a, 'b> {
                 self.add_segment(kind, bytes, &file, || Ok(Vec::new()))
             });
             stored.map_err(|why| match why {
-                Why::Stopped => CollectError::Stopped,
-                Why::Write(source) => CollectError::Write(source),
+                Why::Stopped => DumpError::Stopped,
+                Why::Write(source) => DumpError::Write(source),
                 Why::Failed(source) => failed(segment::name(id))(source),
                 Why::Refused { what, .. } | Why::Kept { what, .. } | Why::Outside { what, .. } => {
                     failed(segment::name(id))(std::io::Error::other(what))
@@ -269,11 +269,12 @@ pub(crate) struct MadeMemory {
 }
 
 /// Opens one of those that were made, as `file` was open.
-pub(crate) fn open(made: &[MadeMemory], memory: MemoryId, file: &OpenFile) -> Result<OwnedFd, MakeError> {
+pub(crate) fn open(made: &[MadeMemory], memory: MemoryId, file: &OpenFile) -> Result<OwnedFd, RestoreFileError> {
     const NAME: &str = "a file without a name";
-    let made = made.get(memory as usize).ok_or_else(|| MakeError::Missing(NAME.to_owned()))?;
-    let fd = reopen(made.fd.as_fd(), filesystem::reopened(file.flags)).map_err(MakeError::at("opening", NAME))?;
-    seek(&fd, SeekFrom::Start(file.position)).map_err(MakeError::at("finding the position in", NAME))?;
+    let made = made.get(memory as usize).ok_or_else(|| RestoreFileError::Missing(NAME.to_owned()))?;
+    let fd =
+        reopen(made.fd.as_fd(), filesystem::reopened(file.flags)).map_err(RestoreFileError::at("opening", NAME))?;
+    seek(&fd, SeekFrom::Start(file.position)).map_err(RestoreFileError::at("finding the position in", NAME))?;
     Ok(fd)
 }
 
@@ -296,21 +297,22 @@ pub(crate) fn deleted<'a>(
 /// Makes a file of this kind with its contents; seals are for [`seal`], times for [`set_times`]. `around`: where the tree lives.
 /// `executed`: a process executes it, and shows its name. What is not `written` to by anybody can be executed, and must not be open
 /// for writing where it is mapped.
-pub(crate) fn make(
+pub(crate) fn restore(
     memory: &SharedMemory,
     image: &File,
-    around: Around<'_>,
+    around: RestoreContext<'_>,
     (executed, written): (bool, bool),
-) -> Result<MadeMemory, MakeError> {
+) -> Result<MadeMemory, RestoreFileError> {
     let (fd, name) = match &memory.kind {
         SharedMemoryKind::Anonymous => {
             const NAME: &str = "shared memory";
-            let fd = vm::shared_anonymous(memory.bytes).map_err(MakeError::at("making", NAME))?;
+            let fd = vm::shared_anonymous(memory.bytes).map_err(RestoreFileError::at("making", NAME))?;
             (fd, NAME.to_owned())
         }
         SharedMemoryKind::Huge { page_bytes } => {
             const NAME: &str = "shared memory in huge pages";
-            let fd = hugepages::shared_anonymous(memory.bytes, *page_bytes).map_err(MakeError::at("making", NAME))?;
+            let fd =
+                hugepages::shared_anonymous(memory.bytes, *page_bytes).map_err(RestoreFileError::at("making", NAME))?;
             (fd, NAME.to_owned())
         }
         SharedMemoryKind::Memfd { name, mode, owner, flags, .. } => {
@@ -319,16 +321,16 @@ pub(crate) fn make(
                 0 => memfd_create(&name[..], MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(Into::into),
                 _ => hugepages::memfd(name, memory.page_bytes()),
             };
-            let fd = fd.map_err(MakeError::at("making", &*shown))?;
+            let fd = fd.map_err(RestoreFileError::at("making", &*shown))?;
             owned(&fd, *owner, *mode, &shown)?;
-            ftruncate(&fd, memory.bytes).map_err(MakeError::at("setting the length of", &*shown))?;
+            ftruncate(&fd, memory.bytes).map_err(RestoreFileError::at("setting the length of", &*shown))?;
             (fd, shown)
         }
         SharedMemoryKind::SystemV { id, .. } => {
             let name = segment::name(*id);
-            let (segment, attached) = Segment::make(memory, around.same_boot)?;
-            let file = File::from(attached.open().map_err(MakeError::at("opening", &*name))?);
-            segment.clear(&file, memory).map_err(MakeError::at("emptying", &*name))?;
+            let (segment, attached) = Segment::restore(memory, around.same_boot)?;
+            let file = File::from(attached.open().map_err(RestoreFileError::at("opening", &*name))?);
+            segment.clear(&file, memory).map_err(RestoreFileError::at("emptying", &*name))?;
             let behind = |at, tail: &[u8]| attached.write(at, tail);
             fill(&file, (memory.bytes, &memory.pages), image, (around.charge, around.piece), &name, behind)?;
             return Ok(MadeMemory { fd: file.into(), sealed: None, segment: Some(segment) });
@@ -336,12 +338,12 @@ pub(crate) fn make(
         SharedMemoryKind::Deleted { state, owner } => {
             let shown = filesystem::text(state);
             let fd = match executed {
-                true => executable::make(state, around.root),
+                true => executable::restore(state, around.root),
                 false => without_name(state, around.root).map_err(std::io::Error::from),
             };
-            let fd = fd.map_err(MakeError::at("making", &*shown))?;
+            let fd = fd.map_err(RestoreFileError::at("making", &*shown))?;
             owned(&fd, *owner, state.mode & 0o7777, &shown)?;
-            ftruncate(&fd, memory.bytes).map_err(MakeError::at("setting the length of", &*shown))?;
+            ftruncate(&fd, memory.bytes).map_err(RestoreFileError::at("setting the length of", &*shown))?;
             (fd, shown)
         }
     };
@@ -352,21 +354,21 @@ pub(crate) fn make(
     let is_file = matches!(memory.kind, SharedMemoryKind::Memfd { .. } | SharedMemoryKind::Deleted { .. });
     if is_file && !written {
         // What is open for writing cannot be executed.
-        let readable = reopen(fd.as_fd(), OFlags::RDONLY.bits()).map_err(MakeError::at("opening", &*name))?;
+        let readable = reopen(fd.as_fd(), OFlags::RDONLY.bits()).map_err(RestoreFileError::at("opening", &*name))?;
         sealed = Some(std::mem::replace(&mut fd, readable)).filter(|_| is_sealed(memory));
         if executed && sealed.is_none() {
             executable::until_nobody_writes(&fd);
         }
     } else if is_sealed(memory) {
-        sealed = Some(fd.try_clone().map_err(MakeError::at("duplicating", name))?);
+        sealed = Some(fd.try_clone().map_err(RestoreFileError::at("duplicating", name))?);
     }
     Ok(MadeMemory { fd, sealed, segment: None })
 }
 
-fn owned(fd: &OwnedFd, owner: (u32, u32), mode: u32, name: &str) -> Result<(), MakeError> {
+fn owned(fd: &OwnedFd, owner: (u32, u32), mode: u32, name: &str) -> Result<(), RestoreFileError> {
     let (user, group) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
-    fchown(fd, Some(user), Some(group)).map_err(MakeError::at("giving its owner to", name))?;
-    fchmod(fd, Mode::from_raw_mode(mode)).map_err(MakeError::at("setting the mode of", name))
+    fchown(fd, Some(user), Some(group)).map_err(RestoreFileError::at("giving its owner to", name))?;
+    fchmod(fd, Mode::from_raw_mode(mode)).map_err(RestoreFileError::at("setting the mode of", name))
 }
 
 /// A new file without a name in the directory where the deleted one was, or in the nearest above it that is there.
@@ -404,7 +406,7 @@ const fn is_sealed(memory: &SharedMemory) -> bool {
 }
 
 /// Gives a file without a name its times, when nobody reads or writes it any more before the program runs.
-pub(crate) fn set_times(tree: &Tree, id: MemoryId, fd: BorrowedFd<'_>) -> Result<(), MakeError> {
+pub(crate) fn set_times(tree: &Tree, id: MemoryId, fd: BorrowedFd<'_>) -> Result<(), RestoreFileError> {
     let name = match &tree.memories[id as usize].kind {
         SharedMemoryKind::Deleted { state, .. } => filesystem::text(state),
         SharedMemoryKind::Memfd { name, .. } => format!("memfd {}", String::from_utf8_lossy(name)),
@@ -416,12 +418,13 @@ pub(crate) fn set_times(tree: &Tree, id: MemoryId, fd: BorrowedFd<'_>) -> Result
         (None, SharedMemoryKind::Deleted { state, .. }) => (None, state.modified_ns),
         (None, _) => return Ok(()),
     };
-    filesystem::set_times(fd, accessed, modified).map_err(MakeError::at("setting the times of", name))
+    filesystem::set_times(fd, accessed, modified).map_err(RestoreFileError::at("setting the times of", name))
 }
 
 /// Sets a memfd's seals; called when everything that maps it is mapped.
-pub(crate) fn seal(memory: &SharedMemory, fd: BorrowedFd<'_>) -> Result<(), MakeError> {
+pub(crate) fn seal(memory: &SharedMemory, fd: BorrowedFd<'_>) -> Result<(), RestoreFileError> {
     let SharedMemoryKind::Memfd { seals, name, .. } = &memory.kind else { return Ok(()) };
     let shown = || format!("memfd {}", String::from_utf8_lossy(name));
-    fcntl_add_seals(fd, SealFlags::from_bits_retain(*seals)).map_err(|error| MakeError::at("sealing", shown())(error))
+    fcntl_add_seals(fd, SealFlags::from_bits_retain(*seals))
+        .map_err(|error| RestoreFileError::at("sealing", shown())(error))
 }

@@ -27,7 +27,7 @@ use torpor_linux::hugepages::{Mapping, SHM_HUGETLB};
 use torpor_linux::shm::{self, Attached, LOCKED, REMOVED};
 
 use crate::contract::SharedArea;
-use crate::contract::error::MakeError;
+use crate::contract::error::RestoreFileError;
 use crate::contract::reason::{Described, Why};
 use torpor_process::blocker::{Blocker, Place};
 
@@ -121,14 +121,14 @@ pub(crate) struct Segment {
 
 impl Segment {
     /// Finds or makes the segment and attaches it here. Its contents are anything.
-    pub(crate) fn make(memory: &SharedMemory, same_boot: bool) -> Result<(Self, Attached), MakeError> {
+    pub(crate) fn restore(memory: &SharedMemory, same_boot: bool) -> Result<(Self, Attached), RestoreFileError> {
         let SharedMemoryKind::SystemV { key, id, mode, owners } = memory.kind else {
-            return Err(MakeError::Missing("a System V segment".to_owned()));
+            return Err(RestoreFileError::Missing("a System V segment".to_owned()));
         };
         let shown = &*name(id);
         let (owner, maker) = ((owners[0], owners[1]), (owners[2], owners[3]));
         let mut segment = Self { id, ours: false, removed: mode & REMOVED != 0 };
-        let looked = MakeError::at("looking at", shown);
+        let looked = RestoreFileError::at("looking at", shown);
         match shm::look(id).map_err(looked)? {
             Some(there) => {
                 let same = (there.key, there.bytes, there.maker) == (key, memory.bytes, maker);
@@ -141,10 +141,10 @@ impl Segment {
                 segment.ours = true;
             }
         }
-        let attached = Attached::new(id).map_err(MakeError::at("attaching", shown))?;
-        shm::set(id, owner, mode).map_err(MakeError::at("setting the owner of", shown))?;
+        let attached = Attached::new(id).map_err(RestoreFileError::at("attaching", shown))?;
+        shm::set(id, owner, mode).map_err(RestoreFileError::at("setting the owner of", shown))?;
         if mode & LOCKED != 0 {
-            shm::lock(id).map_err(MakeError::at("locking", shown))?;
+            shm::lock(id).map_err(RestoreFileError::at("locking", shown))?;
         }
         Ok((segment, attached))
     }
@@ -164,9 +164,9 @@ impl Segment {
     }
 
     /// All processes are attached.
-    pub(crate) fn attached(&mut self) -> Result<(), MakeError> {
+    pub(crate) fn attached(&mut self) -> Result<(), RestoreFileError> {
         if self.removed && self.ours {
-            shm::remove(self.id).map_err(MakeError::at("removing", name(self.id)))?;
+            shm::remove(self.id).map_err(RestoreFileError::at("removing", name(self.id)))?;
             self.ours = false;
         }
         Ok(())
@@ -196,11 +196,11 @@ pub fn is_there(id: i32) -> bool {
 }
 
 /// Ids of the segments that are not there and would be made.
-pub fn to_make(memories: &[SharedMemory]) -> Result<Vec<i32>, MakeError> {
+pub fn to_make(memories: &[SharedMemory]) -> Result<Vec<i32>, RestoreFileError> {
     let mut missing = Vec::new();
     for memory in memories {
         if let SharedMemoryKind::SystemV { id, .. } = memory.kind
-            && shm::look(id).map_err(MakeError::at("looking at", name(id)))?.is_none()
+            && shm::look(id).map_err(RestoreFileError::at("looking at", name(id)))?.is_none()
         {
             missing.push(id);
         }
@@ -208,32 +208,32 @@ pub fn to_make(memories: &[SharedMemory]) -> Result<Vec<i32>, MakeError> {
     Ok(missing)
 }
 
-fn taken(id: i32, there: &shm::Segment) -> MakeError {
+fn taken(id: i32, there: &shm::Segment) -> RestoreFileError {
     let what = format!("{} with key {:#x} and {} bytes", name(id), there.key, there.bytes);
     let how = match there.attached {
         0 => "is not the image's; if nobody needs it, ipcrm -m removes it".to_owned(),
         attached => format!("is attached {attached} times"),
     };
-    MakeError::Taken { what, how }
+    RestoreFileError::Taken { what, how }
 }
 
 /// Makes a segment with this key and id, which are free as far as can be seen.
-fn create(key: i32, id: i32, bytes: u64, maker: (u32, u32), huge: u32) -> Result<(), MakeError> {
+fn create(key: i32, id: i32, bytes: u64, maker: (u32, u32), huge: u32) -> Result<(), RestoreFileError> {
     let shown = &*name(id);
-    let of_key = || shm::find(key).map_err(MakeError::at("looking for the key of", shown));
+    let of_key = || shm::find(key).map_err(RestoreFileError::at("looking for the key of", shown));
     for _ in 0..ATTEMPTS {
         if let Some(other) = of_key()? {
             let what = format!("key {key:#x} of {shown}");
-            return Err(MakeError::Taken { what, how: format!("is that of segment {other} now") });
+            return Err(RestoreFileError::Taken { what, how: format!("is that of segment {other} now") });
         }
         match shm::make(key, bytes, id, maker, huge) {
             Ok(made) if made == id => return Ok(()),
             // Somebody else's has taken the id meanwhile, or has its place.
-            Ok(made) => shm::remove(made).map_err(MakeError::at("removing", name(made)))?,
+            Ok(made) => shm::remove(made).map_err(RestoreFileError::at("removing", name(made)))?,
             Err(error) if error.raw_os_error() == Some(Errno::EXIST.raw_os_error()) => {}
-            Err(error) => return Err(MakeError::at("making", shown)(error)),
+            Err(error) => return Err(RestoreFileError::at("making", shown)(error)),
         }
     }
     let how = "cannot have its id again: another segment has its place".to_owned();
-    Err(MakeError::Taken { what: shown.to_owned(), how })
+    Err(RestoreFileError::Taken { what: shown.to_owned(), how })
 }

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use torpor_image::tree::{FileId, FileKind, NetlinkPeer, OpenFile, SocketOption};
 use torpor_linux::socket;
 
-use crate::contract::error::MakeError;
+use crate::contract::error::RestoreFileError;
 use crate::contract::reason::{Described, Why};
 use crate::kinds::socket::Kind;
 use crate::kinds::socket::options::{self, Defaults, fresh};
@@ -66,26 +66,26 @@ fn port_and_groups(address: &[u8]) -> (u32, u32) {
     (word(4), word(8))
 }
 
-pub(crate) fn make(
+pub(crate) fn restore(
     (kind, port): ((i32, i32), u32),
     groups: &[u32],
     options: &[SocketOption],
     peer: Option<&NetlinkPeer>,
     file: &OpenFile,
-) -> Result<OwnedFd, MakeError> {
+) -> Result<OwnedFd, RestoreFileError> {
     const NAME: &str = "a netlink socket";
-    let fd = fresh((FAMILY, kind.0, kind.1)).map_err(MakeError::at("making", NAME))?;
+    let fd = fresh((FAMILY, kind.0, kind.1)).map_err(RestoreFileError::at("making", NAME))?;
     options::set_early(&fd, options, NAME)?;
     let (low, high): (Vec<u32>, Vec<u32>) = groups.iter().partition(|group| **group <= ADDRESS_GROUPS);
     if port != 0 || !low.is_empty() {
         let bits = low.iter().fold(0_u32, |bits, group| bits | 1_u32.checked_shl(group.wrapping_sub(1)).unwrap_or(0));
-        socket::bind(&fd, &address(port, bits)).map_err(MakeError::at("binding", NAME))?;
+        socket::bind(&fd, &address(port, bits)).map_err(RestoreFileError::at("binding", NAME))?;
     }
     for group in high {
-        socket::join_netlink_group(&fd, group).map_err(MakeError::at("joining a group with", NAME))?;
+        socket::join_netlink_group(&fd, group).map_err(RestoreFileError::at("joining a group with", NAME))?;
     }
     if let Some(peer) = peer {
-        socket::connect(&fd, &address(peer.port, peer.groups)).map_err(MakeError::at("connecting", NAME))?;
+        socket::connect(&fd, &address(peer.port, peer.groups)).map_err(RestoreFileError::at("connecting", NAME))?;
     }
     options::set_late(&fd, options, NAME)?;
     locks::set_flags(&fd, file, NAME)?;

@@ -16,7 +16,7 @@ use rustix::net::netdevice::{index_to_name, name_to_index};
 use torpor_image::tree::{FileKind, OpenFile, PacketMembership, PacketSocket};
 use torpor_linux::socket;
 
-use crate::contract::error::MakeError;
+use crate::contract::error::RestoreFileError;
 use crate::contract::reason::{Described, Why};
 use crate::kinds::socket::diag::{attributes, u32_at};
 use crate::kinds::socket::options::{self, Defaults, fresh};
@@ -134,29 +134,29 @@ pub(crate) fn describe(defaults: &mut Defaults, item: &Item, kind: Kind) -> Desc
 }
 
 /// A socket with its address, which takes nothing yet.
-pub(crate) fn make(socket: &PacketSocket, file: &OpenFile, anew: bool) -> Result<OwnedFd, MakeError> {
-    let fd = fresh((FAMILY, socket.kind, 0)).map_err(MakeError::at("making", NAME))?;
+pub(crate) fn restore(socket: &PacketSocket, file: &OpenFile, anew: bool) -> Result<OwnedFd, RestoreFileError> {
+    let fd = fresh((FAMILY, socket.kind, 0)).map_err(RestoreFileError::at("making", NAME))?;
     let index = |name: &[u8]| {
         let text = String::from_utf8_lossy(name);
         match name_to_index(&fd, &text) {
             Err(Errno::NODEV) if anew => Ok(None),
-            found => found.map(Some).map_err(MakeError::at("looking for interface", &*text)),
+            found => found.map(Some).map_err(RestoreFileError::at("looking for interface", &*text)),
         }
     };
     options::set_early_in(&fd, &socket.options, anew, NAME)?;
-    socket::attach_filter(&fd, &NOTHING).map_err(MakeError::at("making", NAME))?;
+    socket::attach_filter(&fd, &NOTHING).map_err(RestoreFileError::at("making", NAME))?;
     let interface = if socket.interface.is_empty() { Some(0) } else { index(&socket.interface)? };
     if let Some(interface) = interface
         && (socket.protocol != 0 || interface != 0)
     {
         let address = address(socket.protocol, interface);
-        socket::bind(&fd, &address).map_err(MakeError::at("binding", NAME))?;
+        socket::bind(&fd, &address).map_err(RestoreFileError::at("binding", NAME))?;
     }
     for membership in &socket.memberships {
         let Some(interface) = index(&membership.interface)? else { continue };
         for _ in 0..membership.count {
             let asked = socket::packet_membership(&fd, interface, membership.kind, &membership.address);
-            asked.map_err(MakeError::at("asking for packets for", NAME))?;
+            asked.map_err(RestoreFileError::at("asking for packets for", NAME))?;
         }
     }
     locks::set_flags(&fd, file, NAME)?;
@@ -164,9 +164,9 @@ pub(crate) fn make(socket: &PacketSocket, file: &OpenFile, anew: bool) -> Result
 }
 
 /// From now on it takes packets.
-pub(crate) fn listen(fd: &OwnedFd, socket: &PacketSocket) -> Result<(), MakeError> {
+pub(crate) fn listen(fd: &OwnedFd, socket: &PacketSocket) -> Result<(), RestoreFileError> {
     if !options::has_filter(&socket.options) {
-        socket::detach_filter(fd).map_err(MakeError::at("opening", NAME))?;
+        socket::detach_filter(fd).map_err(RestoreFileError::at("opening", NAME))?;
     }
     options::set_late(fd, &socket.options, NAME)
 }

@@ -4,4 +4,4 @@ mod dump;
 mod restore;
 
 pub(crate) use self::dump::{describe, device, is_file};
-pub(crate) use self::restore::{make, make_by_handle};
+pub(crate) use self::restore::{restore, restore_by_handle};

@@ -9,7 +9,7 @@ use torpor_image::tree::{FileKind, OpenFile};
 use torpor_linux::exited;
 
 use crate::contract::Request;
-use crate::contract::error::MakeError;
+use crate::contract::error::RestoreFileError;
 use crate::contract::flags::NONBLOCK;
 use crate::contract::reason::{Described, Why};
 use crate::list::Item;
@@ -50,7 +50,7 @@ fn ended_process(item: &Item) -> Described<FileKind> {
 }
 
 /// Descriptors of processes that have ended: those of one process are of one again.
-pub(crate) fn make_ended(files: &[OpenFile], made: &mut [Option<OwnedFd>]) -> Result<(), MakeError> {
+pub(crate) fn restore_ended(files: &[OpenFile], made: &mut [Option<OwnedFd>]) -> Result<(), RestoreFileError> {
     let mut processes: BTreeMap<(u64, i32), Vec<usize>> = BTreeMap::new();
     for (id, file) in files.iter().enumerate().filter(|(id, _)| made[*id].is_none()) {
         if let FileKind::Ended { process, status } = file.kind {
@@ -60,7 +60,7 @@ pub(crate) fn make_ended(files: &[OpenFile], made: &mut [Option<OwnedFd>]) -> Re
     for ((_, status), ids) in processes {
         const NAME: &str = "a descriptor of a process that has ended";
         let flags: Vec<u32> = ids.iter().map(|id| files[*id].flags & (NONBLOCK | THREAD)).collect();
-        let opened = exited::descriptors(status, &flags).map_err(MakeError::at("making", NAME))?;
+        let opened = exited::descriptors(status, &flags).map_err(RestoreFileError::at("making", NAME))?;
         for (id, fd) in ids.into_iter().zip(opened) {
             locks::set_flags(&fd, &files[id], NAME)?;
             made[id] = Some(fd);

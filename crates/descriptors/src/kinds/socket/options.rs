@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with,
 use torpor_image::tree::SocketOption;
 use torpor_linux::socket::{self, PLAIN, Plain};
 
-use crate::contract::error::MakeError;
+use crate::contract::error::RestoreFileError;
 use crate::contract::reason::{Described, Why};
 use crate::kinds::socket::Kind;
 use crate::kinds::socket::multicast::{self, JOIN};
@@ -159,10 +159,11 @@ pub(crate) fn unless_gone(done: io::Result<()>, anew: bool) -> io::Result<()> {
     done.or_else(|error| if anew && is_gone(&error) { Ok(()) } else { Err(error) })
 }
 
-fn apply(fd: impl AsFd, options: &[SocketOption], late: bool, anew: bool, name: &str) -> Result<(), MakeError> {
+fn apply(fd: impl AsFd, options: &[SocketOption], late: bool, anew: bool, name: &str) -> Result<(), RestoreFileError> {
     let fd = fd.as_fd();
     for wanted in options {
-        let failed = || MakeError::at("setting an option of", format!("{name} ({} {})", wanted.level, wanted.name));
+        let failed =
+            || RestoreFileError::at("setting an option of", format!("{name} ({} {})", wanted.level, wanted.name));
         if wanted.name == JOIN && wanted.level != SOCKET {
             if !late {
                 unless_gone(multicast::join(fd, wanted), anew).map_err(failed())?;
@@ -185,12 +186,17 @@ fn apply(fd: impl AsFd, options: &[SocketOption], late: bool, anew: bool, name: 
 }
 
 /// Sets the options that count from the beginning: before an address is bound.
-pub(crate) fn set_early(fd: impl AsFd, options: &[SocketOption], name: &str) -> Result<(), MakeError> {
+pub(crate) fn set_early(fd: impl AsFd, options: &[SocketOption], name: &str) -> Result<(), RestoreFileError> {
     apply(fd, options, false, false, name)
 }
 
 /// The same where the network may have been made `anew`: interfaces that the program had made are gone then.
-pub(crate) fn set_early_in(fd: impl AsFd, options: &[SocketOption], anew: bool, name: &str) -> Result<(), MakeError> {
+pub(crate) fn set_early_in(
+    fd: impl AsFd,
+    options: &[SocketOption],
+    anew: bool,
+    name: &str,
+) -> Result<(), RestoreFileError> {
     apply(fd, options, false, anew, name)
 }
 
@@ -200,7 +206,7 @@ pub(crate) fn has_filter(options: &[SocketOption]) -> bool {
 }
 
 /// Sets those that would be in the way of making the socket; the filter before what locks it.
-pub(crate) fn set_late(fd: impl AsFd, options: &[SocketOption], name: &str) -> Result<(), MakeError> {
+pub(crate) fn set_late(fd: impl AsFd, options: &[SocketOption], name: &str) -> Result<(), RestoreFileError> {
     let (filters, others): (Vec<_>, Vec<_>) = options.iter().cloned().partition(|option| option.name == FILTER);
     apply(fd.as_fd(), &filters, true, false, name)?;
     apply(fd.as_fd(), &others, true, false, name)

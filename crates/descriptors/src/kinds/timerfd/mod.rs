@@ -11,8 +11,8 @@ use rustix::time::{
 use torpor_image::tree::{FileKind, Machine, OpenFile};
 use torpor_linux::notify;
 
-use crate::context::Around;
-use crate::contract::error::MakeError;
+use crate::context::RestoreContext;
+use crate::contract::error::RestoreFileError;
 use crate::contract::reason::{Described, Why};
 use crate::list::{Info, Item};
 use crate::locks;
@@ -72,7 +72,7 @@ fn now(clock: ClockId) -> i64 {
 ///
 /// On the same boot time has passed and timers that were due are; after another boot the clocks that count from it go on
 /// from where they are. So they do where it is known what has passed: that is no more left then.
-fn clock_then(clock: i32, machine: &Machine, around: Around<'_>) -> i64 {
+fn clock_then(clock: i32, machine: &Machine, around: RestoreContext<'_>) -> i64 {
     const MONOTONIC: i32 = 1;
     match (clock, around.same_boot && around.passed.is_none()) {
         (REALTIME | REALTIME_ALARM, _) => machine.realtime_ns as i64,
@@ -93,10 +93,14 @@ fn after(left: i64, interval: i64, passed: i64) -> (i64, u64) {
     }
 }
 
-pub(crate) fn make(file: &OpenFile, machine: &Machine, around: Around<'_>) -> Result<OwnedFd, MakeError> {
+pub(crate) fn restore(
+    file: &OpenFile,
+    machine: &Machine,
+    around: RestoreContext<'_>,
+) -> Result<OwnedFd, RestoreFileError> {
     const NAME: &str = "a timerfd";
     let FileKind::Timer { clock, settime_flags, ticks, left_ns, interval_ns } = file.kind else {
-        return Err(MakeError::Missing(NAME.to_owned()));
+        return Err(RestoreFileError::Missing(NAME.to_owned()));
     };
     let (left, interval) = (left_ns.min(i64::MAX as u64) as i64, interval_ns.min(i64::MAX as u64) as i64);
     // A clock of the wall's tells by itself how much has passed.
@@ -111,18 +115,18 @@ pub(crate) fn make(file: &OpenFile, machine: &Machine, around: Around<'_>) -> Re
         7 => TimerfdClockId::Boottime,
         8 => TimerfdClockId::RealtimeAlarm,
         9 => TimerfdClockId::BoottimeAlarm,
-        _ => return Err(MakeError::at("making", NAME)(rustix::io::Errno::INVAL)),
+        _ => return Err(RestoreFileError::at("making", NAME)(rustix::io::Errno::INVAL)),
     };
-    let fd = timerfd_create(kind, TimerfdFlags::CLOEXEC).map_err(MakeError::at("making", NAME))?;
+    let fd = timerfd_create(kind, TimerfdFlags::CLOEXEC).map_err(RestoreFileError::at("making", NAME))?;
     if left != 0 || settime_flags != 0 {
         let flags = TimerfdTimerFlags::from_bits_retain(settime_flags as u32);
         let absolute = flags.contains(TimerfdTimerFlags::ABSTIME);
         let begin = if absolute && left != 0 { clock_then(clock, machine, around) } else { 0 };
         let value = Itimerspec { it_interval: timespec(interval), it_value: timespec(begin.saturating_add(left)) };
-        timerfd_settime(&fd, flags, &value).map_err(MakeError::at("setting", NAME))?;
+        timerfd_settime(&fd, flags, &value).map_err(RestoreFileError::at("setting", NAME))?;
     }
     if ticks != 0 {
-        notify::set_timer_ticks(&fd, ticks).map_err(MakeError::at("setting the ticks of", NAME))?;
+        notify::set_timer_ticks(&fd, ticks).map_err(RestoreFileError::at("setting the ticks of", NAME))?;
     }
     locks::set_flags(&fd, file, NAME)?;
     Ok(fd)

@@ -18,7 +18,7 @@ use torpor_image::tree::{PathState, UnixSocket};
 use torpor_linux::restorer::as_process;
 use torpor_linux::{socket, thread};
 
-use crate::contract::error::MakeError;
+use crate::contract::error::RestoreFileError;
 use crate::filesystem;
 use crate::filesystem::private::Private;
 use crate::filesystem::{Root, private};
@@ -155,7 +155,7 @@ impl Scratch {
     }
 
     /// Binds a socket to its name.
-    pub(crate) fn bind_named(&mut self, fd: &OwnedFd, socket: &UnixSocket) -> Result<(), MakeError> {
+    pub(crate) fn bind_named(&mut self, fd: &OwnedFd, socket: &UnixSocket) -> Result<(), RestoreFileError> {
         let name = text(socket);
         match &socket.path {
             _ if socket.name.is_empty() => Ok(()),
@@ -163,7 +163,7 @@ impl Scratch {
                 let root = self.root.as_ref().map_or(Root::Own, |root| Root::At(root.as_fd()));
                 bind_at(fd, &socket.name, state, &name, root)
             }
-            None => self.bind(fd, &socket.name).map_err(MakeError::at("binding", name)),
+            None => self.bind(fd, &socket.name).map_err(RestoreFileError::at("binding", name)),
         }
     }
 }
@@ -196,21 +196,21 @@ fn bind_in(fd: &OwnedFd, name: &[u8], directory: &mut Private, place: &Path) -> 
 }
 
 /// Binds to a file anew. The new one gets its owner and mode where nobody else reaches it, and then the place of the old one.
-fn bind_at(fd: &OwnedFd, name: &[u8], state: &PathState, shown: &str, root: Root<'_>) -> Result<(), MakeError> {
-    let changed = |how| MakeError::Changed { path: filesystem::text(state), how };
+fn bind_at(fd: &OwnedFd, name: &[u8], state: &PathState, shown: &str, root: Root<'_>) -> Result<(), RestoreFileError> {
+    let changed = |how| RestoreFileError::Changed { path: filesystem::text(state), how };
     if !state.path.ends_with(name) {
         return Err(changed("it was moved since it was bound"));
     }
     let whole = filesystem::path_of(&state.path);
     let (Some(above), Some(own)) = (whole.parent(), whole.file_name()) else {
-        return Err(MakeError::at("opening", shown)(Errno::INVAL));
+        return Err(RestoreFileError::at("opening", shown)(Errno::INVAL));
     };
     let above = root.open(above.as_os_str().as_bytes(), OFlags::PATH | OFlags::DIRECTORY);
-    let above = above.map_err(MakeError::at("opening the directory of", shown))?;
+    let above = above.map_err(RestoreFileError::at("opening the directory of", shown))?;
     let before = match private::at(&above, own) {
-        Ok(file) => Some(fstat(&file).map_err(MakeError::at("looking at", shown))?),
+        Ok(file) => Some(fstat(&file).map_err(RestoreFileError::at("looking at", shown))?),
         Err(Errno::NOENT) => None,
-        Err(error) => return Err(MakeError::at("opening", shown)(error)),
+        Err(error) => return Err(RestoreFileError::at("opening", shown)(error)),
     };
     if before
         .is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::Socket || !state.is_inode(stat.st_ino))
@@ -226,7 +226,7 @@ fn bind_at(fd: &OwnedFd, name: &[u8], state: &PathState, shown: &str, root: Root
         directory.hand_over(&place, own, before.is_some())?;
         Ok(directory.remove()?)
     });
-    bound.map_err(MakeError::at("binding", shown))
+    bound.map_err(RestoreFileError::at("binding", shown))
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use torpor_linux::socket;
 
 use crate::context::DumpContext;
 use crate::contract::Request;
-use crate::contract::error::CollectError;
+use crate::contract::error::DumpError;
 use crate::contract::flags::PATH_ONLY;
 use crate::contract::reason::{Described, Why};
 use crate::filesystem;
@@ -38,7 +38,7 @@ use torpor_process::view::View;
 #[cfg(test)]
 pub(crate) use self::address::as_user_for_tests;
 pub use self::address::left_over;
-pub(crate) use self::restore::{fill, make};
+pub(crate) use self::restore::{fill, restore};
 
 const UNIX: i32 = 1;
 const STREAM: i32 = 1;
@@ -69,19 +69,19 @@ pub(crate) fn queues(
     list: &mut List,
     request: &Request<'_>,
     obstacles: &mut Vec<Blocker>,
-) -> Result<Sockets, CollectError> {
+) -> Result<Sockets, DumpError> {
     let view = request.view;
     let mut sockets = Sockets::default();
     let mut n = 0;
     while let Some(item) = list.items.get(n) {
         if !(request.go_on)() {
-            return Err(CollectError::Stopped);
+            return Err(DumpError::Stopped);
         }
         let id = n as FileId;
         n += 1;
         let failed = {
             let (pid, fd) = (item.holder.pid, item.holder.fd);
-            move |source| CollectError::Look { pid, what: format!("the socket behind descriptor {fd}"), source }
+            move |source| DumpError::Look { pid, what: format!("the socket behind descriptor {fd}"), source }
         };
         if !is_socket(item) {
             continue;

@@ -16,7 +16,7 @@ use torpor_image::tree::{FileId, FileKind, Message, OpenFile, UnixSocket, UnixSt
 use torpor_linux::restorer::as_process;
 use torpor_linux::socket::{self, Sent, send};
 
-use crate::contract::error::MakeError;
+use crate::contract::error::RestoreFileError;
 use crate::filesystem::Root;
 use crate::kinds::socket::Kind;
 use crate::kinds::socket::options;
@@ -58,8 +58,8 @@ fn kind_of(socket: &UnixSocket) -> Kind {
 }
 
 /// A peer that is not a socket, or not one of the same kind: only in a damaged image.
-fn not_a_peer(socket: &UnixSocket) -> MakeError {
-    MakeError::at("connecting", text(socket))(Errno::INVAL)
+fn not_a_peer(socket: &UnixSocket) -> RestoreFileError {
+    RestoreFileError::at("connecting", text(socket))(Errno::INVAL)
 }
 
 /// The peer of `socket`, if it is connected to one (and does not just wait to be accepted).
@@ -67,7 +67,7 @@ fn peer<'a>(
     files: &'a [OpenFile],
     id: FileId,
     socket: &UnixSocket,
-) -> Result<Option<(FileId, &'a UnixSocket)>, MakeError> {
+) -> Result<Option<(FileId, &'a UnixSocket)>, RestoreFileError> {
     let UnixState::Connected { peer } = socket.state else { return Ok(None) };
     let other = unix(files, peer).filter(|other| other.kind == socket.kind).ok_or_else(|| not_a_peer(socket))?;
     match &other.state {
@@ -79,9 +79,9 @@ fn peer<'a>(
 }
 
 /// Makes the tree's unix sockets, still without what waits in them.
-pub(crate) fn make(files: &[OpenFile], made: &mut Files, root: Root<'_>) -> Result<Making, MakeError> {
+pub(crate) fn restore(files: &[OpenFile], made: &mut Files, root: Root<'_>) -> Result<Making, RestoreFileError> {
     let kept = sockets(files).map(|(id, _)| id).filter(|id| made[*id as usize].is_some()).collect();
-    let scratch = Scratch::new(root).map_err(MakeError::at("keeping", "the root directory"))?;
+    let scratch = Scratch::new(root).map_err(RestoreFileError::at("keeping", "the root directory"))?;
     let own_ids = matches!(root, Root::Own);
     let mut making = Making { scratch, kept, own_ids, ..Making::default() };
     for (id, socket) in sockets(files) {
@@ -128,18 +128,18 @@ impl Making {
     }
 
     /// A socket that is connected to nobody yet.
-    fn single(&mut self, socket: &UnixSocket) -> Result<OwnedFd, MakeError> {
-        let fd = fresh(kind_of(socket)).map_err(MakeError::at("making", text(socket)))?;
+    fn single(&mut self, socket: &UnixSocket) -> Result<OwnedFd, RestoreFileError> {
+        let fd = fresh(kind_of(socket)).map_err(RestoreFileError::at("making", text(socket)))?;
         options::set_early(&fd, &socket.options, &text(socket))?;
         self.scratch.bind_named(&fd, socket)?;
         Ok(fd)
     }
 
-    fn listener(&mut self, socket: &UnixSocket) -> Result<OwnedFd, MakeError> {
+    fn listener(&mut self, socket: &UnixSocket) -> Result<OwnedFd, RestoreFileError> {
         let UnixState::Listening { backlog, .. } = socket.state else { return Err(not_a_peer(socket)) };
         let fd = self.single(socket)?;
         let listening = self.as_peer(socket.peer_credentials, || Ok(listen(&fd, backlog.min(i32::MAX as u32) as i32)?));
-        listening.map_err(MakeError::at("listening on", text(socket)))?;
+        listening.map_err(RestoreFileError::at("listening on", text(socket)))?;
         Ok(fd)
     }
 
@@ -150,13 +150,13 @@ impl Making {
         made: &Files,
         one: &UnixSocket,
         two: &UnixSocket,
-    ) -> Result<(OwnedFd, OwnedFd), MakeError> {
+    ) -> Result<(OwnedFd, OwnedFd), RestoreFileError> {
         let name = text(one);
         if one.kind == DATAGRAM || (one.name.is_empty() && two.name.is_empty()) {
             let kind = SocketType::from_raw(one.kind as _);
             let family = rustix::net::AddressFamily::UNIX;
             let pair = self.as_peer(one.peer_credentials, || Ok(socketpair(family, kind, SocketFlags::CLOEXEC, None)?));
-            let (a, b) = pair.map_err(MakeError::at("making", &*name))?;
+            let (a, b) = pair.map_err(RestoreFileError::at("making", &*name))?;
             for (fd, socket) in [(&a, one), (&b, two)] {
                 options::set_early(fd, &socket.options, &name)?;
                 self.scratch.bind_named(fd, socket)?;
@@ -171,19 +171,19 @@ impl Making {
         let through = match listener(server) {
             Some(listener) => listener,
             None => {
-                own = fresh(kind_of(server)).map_err(MakeError::at("making", &*name))?;
-                self.scratch.bind(&own, &server.name).map_err(MakeError::at("binding", text(server)))?;
+                own = fresh(kind_of(server)).map_err(RestoreFileError::at("making", &*name))?;
+                self.scratch.bind(&own, &server.name).map_err(RestoreFileError::at("binding", text(server)))?;
                 let listening = self.as_peer(client.peer_credentials, || Ok(listen(&own, 1)?));
-                listening.map_err(MakeError::at("listening on", text(server)))?;
+                listening.map_err(RestoreFileError::at("listening on", text(server)))?;
                 own.as_fd()
             }
         };
         let fd = self.single(client)?;
         let connected = reach(through, &server.name)
             .and_then(|(to, _kept)| self.as_peer(server.peer_credentials, || socket::connect(&fd, &to)));
-        connected.map_err(MakeError::at("connecting to", text(server)))?;
+        connected.map_err(RestoreFileError::at("connecting to", text(server)))?;
         let accepted =
-            accept_with(through, SocketFlags::CLOEXEC).map_err(MakeError::at("accepting on", text(server)))?;
+            accept_with(through, SocketFlags::CLOEXEC).map_err(RestoreFileError::at("accepting on", text(server)))?;
         options::set_early(&accepted, &server.options, &text(server))?;
         Ok(if first_accepted { (accepted, fd) } else { (fd, accepted) })
     }
@@ -203,19 +203,20 @@ fn listener_named<'a>(files: &[OpenFile], made: &'a Files, socket: &UnixSocket) 
 }
 
 /// Fills queues and sets what remains.
-pub(crate) fn fill(mut making: Making, files: &[OpenFile], made: &Files) -> Result<(), MakeError> {
+pub(crate) fn fill(mut making: Making, files: &[OpenFile], made: &Files) -> Result<(), RestoreFileError> {
     making.connect_pairs_anew(files, made)?;
     let kept = std::mem::take(&mut making.kept);
     let sockets = |files| sockets(files).filter(|(id, _)| !kept.contains(id));
     for (id, socket) in sockets(files) {
         if !socket.queue.is_empty() {
-            making.queue(files, made, id, socket).map_err(MakeError::at("filling", text(socket)))?;
+            making.queue(files, made, id, socket).map_err(RestoreFileError::at("filling", text(socket)))?;
         }
     }
     for (id, socket) in sockets(files) {
         if let (UnixState::Lost { reset: true }, Some(fd)) = (&socket.state, &made[id as usize]) {
             // What its partner has not read when it is closed makes the error.
-            send(fd, &Sent { bytes: &[0], ..Sent::default() }).map_err(MakeError::at("resetting", text(socket)))?;
+            send(fd, &Sent { bytes: &[0], ..Sent::default() })
+                .map_err(RestoreFileError::at("resetting", text(socket)))?;
         }
     }
     making.partners.clear();
@@ -228,7 +229,7 @@ pub(crate) fn fill(mut making: Making, files: &[OpenFile], made: &Files) -> Resu
             _ => None,
         };
         if let Some(how) = how.filter(|_| matches!(socket.state, UnixState::Connected { .. })) {
-            shutdown(fd, how).map_err(MakeError::at("shutting", text(socket)))?;
+            shutdown(fd, how).map_err(RestoreFileError::at("shutting", text(socket)))?;
         }
     }
     for (id, socket) in sockets(files) {
@@ -245,10 +246,10 @@ pub(crate) fn fill(mut making: Making, files: &[OpenFile], made: &Files) -> Resu
 impl Making {
     /// Datagram sockets that were a pair once, and are connected otherwise since: before anything waits in them, because
     /// disconnecting empties a queue.
-    fn connect_pairs_anew(&self, files: &[OpenFile], made: &Files) -> Result<(), MakeError> {
+    fn connect_pairs_anew(&self, files: &[OpenFile], made: &Files) -> Result<(), RestoreFileError> {
         for (id, other) in &self.pairs {
             let (Some(socket), Some(fd)) = (unix(files, *id), &made[*id as usize]) else { continue };
-            let failed = || MakeError::at("connecting", text(socket));
+            let failed = || RestoreFileError::at("connecting", text(socket));
             match socket.state {
                 UnixState::Connected { peer } if peer == *other => {}
                 UnixState::Connected { peer } => {
@@ -271,8 +272,14 @@ impl Making {
     }
 
     /// Clients that wait to be accepted are connected by their listener, in their order; datagram sockets each by itself.
-    fn connect_late(&self, files: &[OpenFile], made: &Files, id: FileId, socket: &UnixSocket) -> Result<(), MakeError> {
-        let failed = || MakeError::at("connecting", text(socket));
+    fn connect_late(
+        &self,
+        files: &[OpenFile],
+        made: &Files,
+        id: FileId,
+        socket: &UnixSocket,
+    ) -> Result<(), RestoreFileError> {
+        let failed = || RestoreFileError::at("connecting", text(socket));
         let fd = |id: FileId| made.get(id as usize).and_then(Option::as_ref).ok_or_else(|| not_a_peer(socket));
         match &socket.state {
             UnixState::Listening { waiting, .. } => {

@@ -12,8 +12,8 @@ use rustix::fs::{Dev, FileType, OFlags, fstat, makedev};
 use torpor_image::tree::PathState;
 use torpor_linux::handle;
 
-use crate::context::{Around, DumpContext};
-use crate::contract::error::MakeError;
+use crate::context::{DumpContext, RestoreContext};
+use crate::contract::error::RestoreFileError;
 use crate::contract::reason::{Described, Why};
 use crate::filesystem;
 use crate::kinds::watched::search::Search;
@@ -155,15 +155,15 @@ pub(crate) fn mounts(view: &View) -> std::io::Result<impl Iterator<Item = Mount>
 }
 
 /// Opens what was watched, to watch it again. What changes in it is what the program watches for.
-pub(crate) fn watched(state: &PathState, around: Around<'_>) -> Result<OwnedFd, MakeError> {
+pub(crate) fn watched(state: &PathState, around: RestoreContext<'_>) -> Result<OwnedFd, RestoreFileError> {
     let name = filesystem::text(state);
-    let found = around.root.look(&state.path).map_err(MakeError::at("opening", &*name))?;
-    let stat = fstat(&found).map_err(MakeError::at("looking at", &*name))?;
+    let found = around.root.look(&state.path).map_err(RestoreFileError::at("opening", &*name))?;
+    let stat = fstat(&found).map_err(RestoreFileError::at("looking at", &*name))?;
     let modified_ns = filesystem::state(&[], &stat).modified_ns;
     let was = PathState { bytes: stat.st_size as u64, modified_ns, ..state.clone() };
-    let made_up = filesystem::is_made_up(&found).map_err(MakeError::at("looking at", &*name))?;
+    let made_up = filesystem::is_made_up(&found).map_err(RestoreFileError::at("looking at", &*name))?;
     match filesystem::difference(&was, &stat, made_up, around.same_boot) {
-        Some(how) => Err(MakeError::Changed { path: name, how }),
+        Some(how) => Err(RestoreFileError::Changed { path: name, how }),
         None => Ok(found),
     }
 }

@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, Stat, StatxFlags, fstat, fstatfs, ge
 use rustix::io::Errno;
 use torpor_image::tree::{Bytes, MOST_DEPTH, Node, NodeContent, Tmpfs};
 
-use crate::contract::error::CollectError;
+use crate::contract::error::DumpError;
 use crate::contract::reason::Why;
 use crate::filesystem::contents::store;
 use crate::filesystem::{TMPFS_MAGIC, below, names, place, tmpfs_of_app};
@@ -32,11 +32,11 @@ pub fn take(
     root: i32,
     sink: &mut PageSink<'_>,
     go_on: &dyn Fn() -> bool,
-) -> Result<Vec<Tmpfs>, CollectError> {
+) -> Result<Vec<Tmpfs>, DumpError> {
     if !view.keeps_files() {
         return Ok(Vec::new());
     }
-    let look = |what: String| move |source| CollectError::Look { pid: root, what, source };
+    let look = |what: String| move |source| DumpError::Look { pid: root, what, source };
     let mut walk = Walk { root, sink, go_on, nodes: 0 };
     let mut found = Vec::new();
     for mount in tmpfs_of_app(&view.reference()).map_err(look("its mounts".to_owned()))? {
@@ -77,14 +77,14 @@ struct Pending {
 }
 
 impl Walk<'_, '_> {
-    fn refused(&self, what: String, remedy: &str) -> CollectError {
-        CollectError::Refused(vec![Blocker::new(self.root, Place::Process, what, remedy)])
+    fn refused(&self, what: String, remedy: &str) -> DumpError {
+        DumpError::Refused(vec![Blocker::new(self.root, Place::Process, what, remedy)])
     }
 
     /// Everything below its root directory.
-    fn all(&mut self, root: OwnedFd, shown: &str) -> Result<Vec<Node>, CollectError> {
+    fn all(&mut self, root: OwnedFd, shown: &str) -> Result<Vec<Node>, DumpError> {
         let pid = self.root;
-        let look = |source: io::Error| CollectError::Look { pid, what: format!("a file in {shown}"), source };
+        let look = |source: io::Error| DumpError::Look { pid, what: format!("a file in {shown}"), source };
         let stat = fstat(&root).map_err(|error| look(error.into()))?;
         let mut nodes = vec![node(0, Vec::new(), &stat, attributes(&root, &stat).map_err(look)?)];
         let mut linked = HashMap::new();
@@ -100,13 +100,13 @@ impl Walk<'_, '_> {
                     return Err(self.refused(what, "keep them in a directory on disk"));
                 }
                 if !(self.go_on)() {
-                    return Err(CollectError::Stopped);
+                    return Err(DumpError::Stopped);
                 }
                 let here = nodes.len() as u32;
                 let (found, opened) =
                     self.one(&directory, place, name, &mut linked, here).map_err(|why| match why {
-                        Why::Write(source) => CollectError::Write(source),
-                        Why::Stopped => CollectError::Stopped,
+                        Why::Write(source) => DumpError::Write(source),
+                        Why::Stopped => DumpError::Stopped,
                         Why::Failed(source) => look(source),
                         Why::Refused { what, remedy } | Why::Kept { what, remedy } | Why::Outside { what, remedy } => {
                             self.refused(format!("{shown}: {what}"), &remedy)

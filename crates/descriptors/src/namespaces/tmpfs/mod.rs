@@ -23,7 +23,7 @@ use rustix::fs::{Dev, major, minor};
 use torpor_image::tree::{PathState, Tree};
 
 pub use self::dump::take;
-pub use self::restore::make;
+pub use self::restore::restore;
 
 /// Which device and number a file has now, by those that it had.
 #[derive(Debug, Default)]

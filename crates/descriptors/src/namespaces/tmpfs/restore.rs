@@ -16,9 +16,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 use torpor_image::tree::{Node, NodeContent, Tmpfs};
 
-use crate::context::Around;
-use crate::contract::EachMade;
-use crate::contract::error::MakeError;
+use crate::context::RestoreContext;
+use crate::contract::EachRestored;
+use crate::contract::error::RestoreFileError;
 use crate::filesystem::contents::fill;
 use crate::filesystem::{Charge, Root, TMPFS_MAGIC, below, names, place};
 use crate::namespaces::tmpfs::{Moved, is_whiteout, text};
@@ -31,12 +31,17 @@ const ITSELF: AtFlags = AtFlags::EMPTY_PATH.union(AtFlags::SYMLINK_NOFOLLOW);
 
 /// Fills these file systems where the tree lives, with contents from `image`; gives which files they are now. Their owners are the
 /// machine's. `made` is told of each file.
-pub fn make(found: &[Tmpfs], around: Around<'_>, image: &File, made: EachMade<'_>) -> Result<Moved, MakeError> {
+pub fn restore(
+    found: &[Tmpfs],
+    around: RestoreContext<'_>,
+    image: &File,
+    made: EachRestored<'_>,
+) -> Result<Moved, RestoreFileError> {
     let mut moved = Moved::default();
     if found.is_empty() {
         return Ok(moved);
     }
-    let machine = mounts::read("/proc/self").map_err(MakeError::at("looking at", "the machine's mounts"))?;
+    let machine = mounts::read("/proc/self").map_err(RestoreFileError::at("looking at", "the machine's mounts"))?;
     let machine: HashSet<Dev> = machine.into_iter().map(|mount| mount.device).collect();
     // Those that are mounted in others behind these.
     let mut found: Vec<&Tmpfs> = found.iter().collect();
@@ -44,7 +49,7 @@ pub fn make(found: &[Tmpfs], around: Around<'_>, image: &File, made: EachMade<'_
     for tmpfs in found {
         let shown = text(&tmpfs.path);
         let directory =
-            open(tmpfs, around.root, &machine).map_err(MakeError::at("opening memory file system", &*shown))?;
+            open(tmpfs, around.root, &machine).map_err(RestoreFileError::at("opening memory file system", &*shown))?;
         let making = Making { tmpfs, root: directory, image, manner: (around.charge, around.piece), made, shown };
         making.clear()?;
         making.fill(&mut moved)?;
@@ -68,25 +73,25 @@ struct Making<'a> {
     root: OwnedFd,
     image: &'a File,
     /// Whose memory it is, and who is told of each piece.
-    manner: (Option<&'a Charge<'a>>, Option<EachMade<'a>>),
-    made: EachMade<'a>,
+    manner: (Option<&'a Charge<'a>>, Option<EachRestored<'a>>),
+    made: EachRestored<'a>,
     shown: String,
 }
 
 impl Making<'_> {
-    fn clear(&self) -> Result<(), MakeError> {
+    fn clear(&self) -> Result<(), RestoreFileError> {
         let devices = self.tmpfs.nodes.iter().filter(|node| matches!(node.content, NodeContent::Device(_)));
         let devices: HashSet<&[u8]> = devices.filter(|node| node.parent == 0).map(|node| &node.name[..]).collect();
-        clear(&self.root, &|name| devices.contains(name)).map_err(MakeError::at("emptying", &*self.shown))
+        clear(&self.root, &|name| devices.contains(name)).map_err(RestoreFileError::at("emptying", &*self.shown))
     }
 
-    fn fill(&self, moved: &mut Moved) -> Result<(), MakeError> {
+    fn fill(&self, moved: &mut Moved) -> Result<(), RestoreFileError> {
         let mut current: (u32, OwnedFd) = (0, self.directory(0)?);
         for node in self.tmpfs.nodes.iter().skip(1) {
             if current.0 != node.parent {
                 current = (node.parent, self.directory(node.parent)?);
             }
-            let wrong = MakeError::at("making", self.name(node));
+            let wrong = RestoreFileError::at("making", self.name(node));
             match self.one(&current.1, node)? {
                 Some(file) if node.is_directory() => self.note(moved, node, &file).map_err(wrong)?,
                 Some(file) => {
@@ -99,10 +104,10 @@ impl Making<'_> {
         // Behind everything that is made in them.
         for (place, node) in self.tmpfs.nodes.iter().enumerate().rev().filter(|(_, node)| node.is_directory()) {
             let directory = self.directory(place as u32)?;
-            let wrong = MakeError::at("setting the times of", self.name(node));
+            let wrong = RestoreFileError::at("setting the times of", self.name(node));
             set_times(&directory, node).and_then(|()| self.note(moved, node, &directory)).map_err(wrong)?;
             if place == 0 {
-                attributes(&directory, node).map_err(MakeError::at("setting the owner of", self.name(node)))?;
+                attributes(&directory, node).map_err(RestoreFileError::at("setting the owner of", self.name(node)))?;
             }
         }
         Ok(())
@@ -120,7 +125,7 @@ impl Making<'_> {
     }
 
     /// The directory at this place.
-    fn directory(&self, place: u32) -> Result<OwnedFd, MakeError> {
+    fn directory(&self, place: u32) -> Result<OwnedFd, RestoreFileError> {
         let mut names = Vec::new();
         let mut at = place;
         while at != 0 {
@@ -128,19 +133,19 @@ impl Making<'_> {
             names.push(&node.name);
             at = node.parent;
         }
-        let mut directory =
-            below(&self.root, b".", PLACE | OFlags::DIRECTORY).map_err(MakeError::at("opening", &*self.shown))?;
+        let mut directory = below(&self.root, b".", PLACE | OFlags::DIRECTORY)
+            .map_err(RestoreFileError::at("opening", &*self.shown))?;
         for name in names.into_iter().rev() {
-            let wrong = || MakeError::at("opening", format!("{} in {}", text(name), self.shown));
+            let wrong = || RestoreFileError::at("opening", format!("{} in {}", text(name), self.shown));
             directory = below(&directory, name, PLACE | OFlags::DIRECTORY).map_err(|error| wrong()(error))?;
         }
         Ok(directory)
     }
 
     /// Makes a file with everything but its times; gives it, if it is there then.
-    fn one(&self, directory: &OwnedFd, node: &Node) -> Result<Option<OwnedFd>, MakeError> {
+    fn one(&self, directory: &OwnedFd, node: &Node) -> Result<Option<OwnedFd>, RestoreFileError> {
         let name = &node.name[..];
-        let wrong = || MakeError::at("making", self.name(node));
+        let wrong = || RestoreFileError::at("making", self.name(node));
         let made = match &node.content {
             NodeContent::Covered => return Ok(None),
             NodeContent::File { bytes, pages } => {
@@ -177,7 +182,7 @@ impl Making<'_> {
         };
         made.map_err(|error| wrong()(error))?;
         let file = below(directory, name, PLACE).map_err(|error| wrong()(error))?;
-        attributes(&file, node).map_err(MakeError::at("setting the owner of", self.name(node)))?;
+        attributes(&file, node).map_err(RestoreFileError::at("setting the owner of", self.name(node)))?;
         Ok(Some(file))
     }
 }

@@ -13,7 +13,7 @@ use torpor_linux::socket;
 use torpor_linux::tcp::repair::{self, Mode, Queue};
 
 use crate::contract::connections::{ConnectionLock, Ends};
-use crate::contract::error::CollectError;
+use crate::contract::error::DumpError;
 use crate::contract::reason::{Described, Why};
 use crate::kinds::inet::tcp::{CONNECTED, ESTABLISHED, FIN_WAIT_2, OWN_END_WAITS, PEER_ENDED, address};
 use crate::kinds::socket::options;
@@ -63,7 +63,7 @@ impl Connections {
 }
 
 /// Reads the connections between sockets of the list; with a lock all others, too, which it then holds.
-pub(crate) fn take(list: &List, lock: Option<&dyn ConnectionLock>) -> Result<Connections, CollectError> {
+pub(crate) fn take(list: &List, lock: Option<&dyn ConnectionLock>) -> Result<Connections, DumpError> {
     let mut found = Vec::new();
     for (file, item) in (0..).zip(&list.items) {
         let ends = ends(item).map_err(|source| failed(item, source))?;
@@ -75,7 +75,7 @@ pub(crate) fn take(list: &List, lock: Option<&dyn ConnectionLock>) -> Result<Con
     }
     let outside: Vec<Ends> = found.iter().filter(|one| !one.inside).map(|one| one.ends).collect();
     match lock {
-        Some(lock) if !outside.is_empty() => lock.hold(&outside).map_err(CollectError::Lock)?,
+        Some(lock) if !outside.is_empty() => lock.hold(&outside).map_err(DumpError::Lock)?,
         Some(_) => {}
         None => found.retain(|one| one.inside),
     }
@@ -105,14 +105,14 @@ pub(crate) fn take(list: &List, lock: Option<&dyn ConnectionLock>) -> Result<Con
 }
 
 /// Should we be killed while sockets are in repair mode, they leave it.
-fn guard(list: &List, found: &[Found]) -> Result<Option<CrashGuard>, CollectError> {
+fn guard(list: &List, found: &[Found]) -> Result<Option<CrashGuard>, DumpError> {
     let Some(first) = found.first() else { return Ok(None) };
     let sockets = found.iter().map(|one| {
         let item = list.item(one.file);
         let reuse = sockopt::socket_reuseaddr(&item.fd).map_err(|error| failed(item, error.into()))?;
         Ok((item.fd.as_fd(), reuse))
     });
-    let sockets: Vec<_> = sockets.collect::<Result<_, CollectError>>()?;
+    let sockets: Vec<_> = sockets.collect::<Result<_, DumpError>>()?;
     let guard = CrashGuard::start(CleanUp::LeaveRepair(&sockets));
     guard.map(Some).map_err(|source| failed(list.item(first.file), source))
 }
@@ -124,8 +124,8 @@ fn fits(readings: &HashMap<Ends, Described<Reading>>, ends: Ends) -> bool {
     other.received.wrapping_sub(own.acknowledged) as i32 >= 0
 }
 
-fn failed(item: &Item, source: io::Error) -> CollectError {
-    CollectError::Look { pid: item.holder.pid, what: item.name(), source }
+fn failed(item: &Item, source: io::Error) -> DumpError {
+    DumpError::Look { pid: item.holder.pid, what: item.name(), source }
 }
 
 /// The ends of a connection; `None`: it is none.

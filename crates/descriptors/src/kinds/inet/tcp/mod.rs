@@ -14,7 +14,7 @@
 //! closed after it: without a word.
 //!
 //! # Making
-//! [`restore::make`] connects without a packet and fills the queues; [`restore::go_on`], when all sockets are there, writes what had not
+//! [`restore::restore`] connects without a packet and fills the queues; [`restore::go_on`], when all sockets are there, writes what had not
 //! been sent, and shuts down what was shut down. The end of the stream that an outside peer has sent is said again in its name by
 //! a packet of our own ([`packet`]), which the lock lets through by its mark. The lock goes when the program runs, for what the
 //! kernel acknowledges before that is lost with a restore that fails; then [`restore::nudge`] makes up for what it has dropped.

@@ -10,7 +10,7 @@ use torpor_image::tree::{Connection, InetSocket, SocketOption};
 use torpor_linux::socket;
 use torpor_linux::tcp::repair::{self, Agreed, Mode, Queue};
 
-use crate::contract::error::MakeError;
+use crate::contract::error::RestoreFileError;
 use crate::kinds::inet::tcp::{
     CLOSE_WAIT, CLOSING, ESTABLISHED, FIN_WAIT_1, FIN_WAIT_2, LAST_ACK, OWN_END_WAITS, PEER_ENDED, packet,
 };
@@ -37,27 +37,27 @@ fn early(options: &[SocketOption]) -> Vec<SocketOption> {
 }
 
 /// First half: connected, with all that was received and sent, in repair mode.
-pub(crate) fn make(found: &InetSocket, connection: &Connection, name: &str) -> Result<OwnedFd, MakeError> {
-    let fd = fresh(found.kind).map_err(MakeError::at("making", name))?;
+pub(crate) fn restore(found: &InetSocket, connection: &Connection, name: &str) -> Result<OwnedFd, RestoreFileError> {
+    let fd = fresh(found.kind).map_err(RestoreFileError::at("making", name))?;
     options::set_early(&fd, &early(&found.options), name)?;
-    repair::repair(&fd, Mode::On).map_err(MakeError::at("preparing", name))?;
-    numbers(&fd, connection).map_err(MakeError::at("preparing", name))?;
-    socket::bind(&fd, &found.local).map_err(MakeError::at("binding", name))?;
-    socket::connect(&fd, &found.remote).map_err(MakeError::at("connecting", name))?;
-    fill(&fd, connection).map_err(MakeError::at("filling", name))?;
+    repair::repair(&fd, Mode::On).map_err(RestoreFileError::at("preparing", name))?;
+    numbers(&fd, connection).map_err(RestoreFileError::at("preparing", name))?;
+    socket::bind(&fd, &found.local).map_err(RestoreFileError::at("binding", name))?;
+    socket::connect(&fd, &found.remote).map_err(RestoreFileError::at("connecting", name))?;
+    fill(&fd, connection).map_err(RestoreFileError::at("filling", name))?;
     if connection.outside && PEER_ENDED.contains(&connection.state) {
-        packet::end_of_stream(found, connection).map_err(MakeError::at("ending the other side of", name))?;
+        packet::end_of_stream(found, connection).map_err(RestoreFileError::at("ending the other side of", name))?;
         reach(&fd, settling(), |state| state != ESTABLISHED)
-            .map_err(MakeError::at("ending the other side of", name))?;
+            .map_err(RestoreFileError::at("ending the other side of", name))?;
         // What answers it goes out while the lock keeps it away.
-        sockopt::set_tcp_quickack(&fd, true).map_err(MakeError::at("preparing", name))?;
+        sockopt::set_tcp_quickack(&fd, true).map_err(RestoreFileError::at("preparing", name))?;
     }
     let mut window = connection.window;
     if !connection.outside && window[4] == connection.received_to.wrapping_add(1) {
         // The other end is still to say that it has ended.
         window[4] = connection.received_to;
     }
-    repair::set_window(&fd, window).map_err(MakeError::at("setting the window of", name))?;
+    repair::set_window(&fd, window).map_err(RestoreFileError::at("setting the window of", name))?;
     Ok(fd)
 }
 
@@ -92,24 +92,29 @@ fn write(fd: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Second half, in two passes over all connections: this one makes them connections as any other.
-pub(crate) fn release(fd: &OwnedFd, found: &InetSocket, name: &str) -> Result<(), MakeError> {
-    repair::repair(fd, Mode::Off).map_err(MakeError::at("letting go of", name))?;
+pub(crate) fn release(fd: &OwnedFd, found: &InetSocket, name: &str) -> Result<(), RestoreFileError> {
+    repair::repair(fd, Mode::Off).map_err(RestoreFileError::at("letting go of", name))?;
     let reuse = found.options.iter().find(|option| (option.level, option.name) == (SOCKET, REUSE_ADDRESS));
     let reuse = reuse.is_some_and(|option| option.value.iter().any(|byte| *byte != 0));
-    sockopt::set_socket_reuseaddr(fd, reuse).map_err(MakeError::at("preparing", name))
+    sockopt::set_socket_reuseaddr(fd, reuse).map_err(RestoreFileError::at("preparing", name))
 }
 
 /// The second pass: writes what had not been sent, and shuts what was shut.
-pub(crate) fn go_on(fd: &OwnedFd, found: &InetSocket, connection: &Connection, name: &str) -> Result<(), MakeError> {
+pub(crate) fn go_on(
+    fd: &OwnedFd,
+    found: &InetSocket,
+    connection: &Connection,
+    name: &str,
+) -> Result<(), RestoreFileError> {
     let unsent = connection.written.get(connection.sent as usize..).unwrap_or_default();
-    write(fd, unsent).map_err(MakeError::at("filling", name))?;
+    write(fd, unsent).map_err(RestoreFileError::at("filling", name))?;
     let own_end = OWN_END_WAITS.contains(&connection.state) || connection.state == FIN_WAIT_2;
     for (wanted, how) in [(own_end, Shutdown::Write), (found.shut & 1 != 0, Shutdown::Read)] {
         if wanted {
-            shutdown(fd, how).map_err(MakeError::at("shutting", name))?;
+            shutdown(fd, how).map_err(RestoreFileError::at("shutting", name))?;
         }
     }
-    set_buffer_sizes(fd, connection.buffers).map_err(MakeError::at("preparing", name))?;
+    set_buffer_sizes(fd, connection.buffers).map_err(RestoreFileError::at("preparing", name))?;
     options::set_late(fd, &found.options, name)
 }
 
@@ -120,7 +125,12 @@ pub(crate) fn settling() -> Instant {
 
 /// The third: waits until ends in the tree have told each other what they knew. Where their packets do not come through (a
 /// firewall on loopback), the program would find a connection that it has seen the end of as if it were open.
-pub(crate) fn settle(fd: &OwnedFd, connection: &Connection, deadline: Instant, name: &str) -> Result<(), MakeError> {
+pub(crate) fn settle(
+    fd: &OwnedFd,
+    connection: &Connection,
+    deadline: Instant,
+    name: &str,
+) -> Result<(), RestoreFileError> {
     if connection.outside {
         return Ok(());
     }
@@ -130,15 +140,15 @@ pub(crate) fn settle(fd: &OwnedFd, connection: &Connection, deadline: Instant, n
         _ => return Ok(()),
     };
     let reached = reach(fd, deadline, |state| !settled.contains(&state));
-    reached.map_err(MakeError::at("telling the end of the stream to", name))
+    reached.map_err(RestoreFileError::at("telling the end of the stream to", name))
 }
 
 /// Sends what could not go out while packets were kept away, and asks the other end what it has. Where that fails, time-outs do it.
-pub(crate) fn nudge(fd: &OwnedFd, found: &InetSocket, name: &str) -> Result<(), MakeError> {
+pub(crate) fn nudge(fd: &OwnedFd, found: &InetSocket, name: &str) -> Result<(), RestoreFileError> {
     // Out of repair mode it is already; what is left of that is its packet.
     release(fd, found, name)?;
     let push = || if sockopt::tcp_cork(fd)? { Ok(()) } else { sockopt::set_tcp_cork(fd, false) };
-    push().map_err(io::Error::from).map_err(MakeError::at("sending what waits in", name))
+    push().map_err(io::Error::from).map_err(RestoreFileError::at("sending what waits in", name))
 }
 
 /// Waits for a state: the packets of this machine to itself are there at once, or in a moment.

@@ -1,4 +1,4 @@
-//! Why open files could not be taken or made.
+//! Why open files could not be dumped or restored.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use torpor_process::blocker::Blocker;
 use torpor_process::step::Fault;
 use torpor_process::step::RestoreStep;
 
-/// Why a tree's open files could not be taken.
+/// Why the open files of a tree could not be dumped.
 #[derive(Debug, thiserror::Error)]
 pub enum DumpError {
     /// Some of them cannot go into an image.
@@ -36,7 +36,7 @@ pub enum DumpError {
     Stopped,
 }
 
-/// Why an open file could not be made.
+/// Why an open file could not be restored.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreFileError {
     /// A step failed.

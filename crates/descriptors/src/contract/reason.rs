@@ -4,7 +4,7 @@ use std::io;
 
 /// Why an open file cannot be described.
 #[derive(Debug)]
-pub(crate) enum Why {
+pub(crate) enum Reason {
     /// It cannot go into an image.
     Refused {
         /// What it is, and what is wrong with it.
@@ -12,8 +12,8 @@ pub(crate) enum Why {
         /// What could be done; may be empty.
         remedy: String,
     },
-    /// It cannot be described, but the open file itself can be kept: an app's is, a plain tree's is refused.
-    Kept {
+    /// It cannot be described, but the open file itself can be parked: an app's is, a plain tree's is refused.
+    Parkable {
         /// As above.
         what: String,
         /// As above.
@@ -34,25 +34,25 @@ pub(crate) enum Why {
     Stopped,
 }
 
-impl From<io::Error> for Why {
+impl From<io::Error> for Reason {
     fn from(error: io::Error) -> Self {
         Self::Failed(error)
     }
 }
 
-impl From<rustix::io::Errno> for Why {
+impl From<rustix::io::Errno> for Reason {
     fn from(error: rustix::io::Errno) -> Self {
         Self::Failed(error.into())
     }
 }
 
-impl Why {
+impl Reason {
     pub(crate) fn refused(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::Refused { what: what.into(), remedy: remedy.into() }
     }
 
-    pub(crate) fn kept(what: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self::Kept { what: what.into(), remedy: remedy.into() }
+    pub(crate) fn parkable(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Parkable { what: what.into(), remedy: remedy.into() }
     }
 
     pub(crate) fn outside(what: impl Into<String>, remedy: impl Into<String>) -> Self {
@@ -61,4 +61,4 @@ impl Why {
 }
 
 /// A description, or why there is none.
-pub(crate) type Described<T> = Result<T, Why>;
+pub(crate) type Described<T> = Result<T, Reason>;

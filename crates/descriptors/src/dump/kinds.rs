@@ -5,7 +5,7 @@ use torpor_image::tree::{FileId, FileKind, NetlinkPeer};
 
 use crate::context::DumpContext;
 use crate::contract::flags::PATH_ONLY;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::kinds::inet::Tables;
 use crate::kinds::memory::Memories;
 use crate::kinds::pipe::Pipes;
@@ -66,7 +66,9 @@ impl Kinds<'_, '_> {
             FileType::CharacterDevice | FileType::BlockDevice => path::device(context.request, item),
             FileType::Fifo => self.pipes.describe(context.request, context.list, item),
             FileType::Socket => self.socket(context, id, item),
-            FileType::Unknown => Err(Why::refused(format!("{} is of a kind that is not known here", item.name()), "")),
+            FileType::Unknown => {
+                Err(Reason::refused(format!("{} is of a kind that is not known here", item.name()), ""))
+            }
         }
     }
 
@@ -92,7 +94,7 @@ impl Kinds<'_, '_> {
     }
 }
 
-fn unknown_socket(family: i32) -> Why {
+fn unknown_socket(family: i32) -> Reason {
     let (name, can_be_kept) = match family {
         38 => ("a socket of the kernel's cryptography (AF_ALG)", true),
         40 => ("a vsock socket", true),
@@ -100,11 +102,11 @@ fn unknown_socket(family: i32) -> Why {
         _ => ("a socket", false),
     };
     let (what, remedy) = (format!("{name} (family {family}) is not taken yet"), "close it before the checkpoint");
-    if can_be_kept { Why::kept(what, remedy) } else { Why::refused(what, remedy) }
+    if can_be_kept { Reason::parkable(what, remedy) } else { Reason::refused(what, remedy) }
 }
 
 /// Names what other people know under the name of its inode.
-fn anonymous_object(name: &str) -> Why {
+fn anonymous_object(name: &str) -> Reason {
     let (what, remedy, can_be_kept) = match name.trim_matches(['[', ']']) {
         "io_uring" => ("io_uring", "start the program with io_uring off", false),
         "perf_event" => ("a performance counter", "stop profiling", false),
@@ -116,5 +118,5 @@ fn anonymous_object(name: &str) -> Why {
         _ => ("a kernel object that is not known here", "", false),
     };
     let what = format!("{what} (anon_inode:{name})");
-    if can_be_kept { Why::kept(what, remedy) } else { Why::refused(what, remedy) }
+    if can_be_kept { Reason::parkable(what, remedy) } else { Reason::refused(what, remedy) }
 }

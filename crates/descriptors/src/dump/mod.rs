@@ -16,7 +16,7 @@ use self::kinds::Kinds;
 use crate::context::DumpContext;
 use crate::contract::error::DumpError;
 use crate::contract::flags::{CLOSE_ON_EXEC, PATH_ONLY};
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::contract::{Dumped, Request};
 use crate::filesystem::Volumes;
 use crate::kinds::inet::Tables;
@@ -72,13 +72,15 @@ pub(crate) fn describe_all(
         }
         match dumper.describe(n as FileId, item) {
             Ok(file) => files.push(file),
-            Err(Why::Refused { what, remedy } | Why::Kept { what, remedy } | Why::Outside { what, remedy }) => {
+            Err(
+                Reason::Refused { what, remedy } | Reason::Parkable { what, remedy } | Reason::Outside { what, remedy },
+            ) => {
                 obstacles.push(item.obstacle(&what, &remedy));
                 files.push(nothing());
             }
-            Err(Why::Failed(source)) => return Err(failed(&list, n, source)),
-            Err(Why::Write(source)) => return Err(DumpError::Write(source)),
-            Err(Why::Stopped) => return Err(DumpError::Stopped),
+            Err(Reason::Failed(source)) => return Err(failed(&list, n, source)),
+            Err(Reason::Write(source)) => return Err(DumpError::Write(source)),
+            Err(Reason::Stopped) => return Err(DumpError::Stopped),
         }
     }
     // Each process counts once, however many descriptors of the file it has.
@@ -161,8 +163,8 @@ impl Dumper<'_, '_> {
     fn describe(&mut self, id: FileId, item: &Item) -> Described<OpenFile> {
         let keeps = self.context.request.view.keeps_files();
         let kind = match self.kinds.dump(&mut self.context, id, item) {
-            Err(Why::Outside { .. }) if item.standard => FileKind::Outside { name: item.name() },
-            Err(Why::Outside { what, .. } | Why::Kept { what, .. }) if keeps => {
+            Err(Reason::Outside { .. }) if item.standard => FileKind::Outside { name: item.name() },
+            Err(Reason::Outside { what, .. } | Reason::Parkable { what, .. }) if keeps => {
                 // Standard input and output are given by whoever starts it after a reboot.
                 if !item.standard {
                     let Holder { pid, fd, .. } = item.holder;
@@ -176,18 +178,18 @@ impl Dumper<'_, '_> {
         let outside = matches!(kind, FileKind::Outside { .. }) && !keeps;
         if item.unknown_lock {
             let what = format!("{} has a lease that is being broken, or a lock that is not known here", item.name());
-            return Err(Why::refused(what, "try again"));
+            return Err(Reason::refused(what, "try again"));
         }
         if keeps && item.locks.iter().any(|lock| lock.kind == LockKind::Posix) && self.is_of_volume(item)? {
             // It belongs to the process, and would be free until the process is there again.
             let what = format!("{} is locked (fcntl), and others can lock it too, for it is in a volume", item.name());
-            return Err(Why::refused(what, "keep the file outside of volumes, or let the program use flock"));
+            return Err(Reason::refused(what, "keep the file outside of volumes, or let the program use flock"));
         }
         let path_only = item.info.flags & PATH_ONLY != 0;
         let owner = if outside || path_only { Owner::default() } else { owner(self.context.request, item)? };
         if owner.id != 0 && FileType::from_raw_mode(item.stat.st_mode) == FileType::Directory {
             // Nobody else sets the owner of a directory; what is to be told of cannot be read.
-            return Err(Why::refused(
+            return Err(Reason::refused(
                 format!("{} is watched with F_NOTIFY", item.name()),
                 "let the program use inotify",
             ));
@@ -221,7 +223,7 @@ fn owner(request: &Request<'_>, item: &Item) -> Described<Owner> {
         (group, None) if owner.kind == GROUP => group,
         (other, None) => {
             let what = format!("its signals go to process {other}, outside of the tree");
-            return Err(Why::refused(what, "checkpoint a tree that contains that process"));
+            return Err(Reason::refused(what, "checkpoint a tree that contains that process"));
         }
     };
     Ok(Owner { kind: owner.kind, id, signal })

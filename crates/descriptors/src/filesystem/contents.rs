@@ -12,7 +12,7 @@ use torpor_linux::hugepages::{self, Mapping};
 
 use crate::contract::EachRestored;
 use crate::contract::error::RestoreFileError;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::filesystem::Charge;
 use torpor_pages::sink::{BATCH_BYTES, PageSink};
 
@@ -41,10 +41,10 @@ pub(crate) fn store(
         let mut start = data;
         while start < end {
             if !go_on() {
-                return Err(Why::Stopped);
+                return Err(Reason::Stopped);
             }
             let len = (end - start).min(BATCH_BYTES as u64) as usize;
-            let part = sink.room(len).map_err(Why::Write)?;
+            let part = sink.room(len).map_err(Reason::Write)?;
             let read = read_all(&file, part, start)?;
             part[read..].fill(0);
             if let Some(place) = bytes.checked_sub(start).and_then(|from| part.get_mut(from as usize..)) {

@@ -20,7 +20,7 @@ use torpor_linux::kcmp::{self, EpollSlot};
 
 use crate::context::DumpContext;
 use crate::contract::error::RestoreFileError;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::list::Item;
 use torpor_proc as proc;
 
@@ -87,13 +87,16 @@ pub(crate) fn describe(context: &mut DumpContext<'_>, visited: &mut Visited, ite
             }
             let what =
                 format!("an epoll descriptor watches what was descriptor {}, which the tree has not open", line.fd);
-            return Err(Why::refused(what, "let the program remove what it closes from its epoll descriptors"));
+            return Err(Reason::refused(what, "let the program remove what it closes from its epoll descriptors"));
         };
         members.push(EpollMember { fd: line.fd, file, events: line.events, data: line.data });
     }
     if item.holder.in_flight && !members.is_empty() && !keeps {
         // Members are registered by a process that has the descriptor.
-        return Err(Why::refused("an epoll descriptor that no process has", "try again when the program has taken it"));
+        return Err(Reason::refused(
+            "an epoll descriptor that no process has",
+            "try again when the program has taken it",
+        ));
     }
     Ok(FileKind::Epoll { members })
 }
@@ -147,12 +150,12 @@ impl Visited {
         self.lately += registrations;
         if self.all > MOST_VISITED {
             let what = "epoll descriptors that watch so many files that finding them would take too long";
-            return Err(Why::refused(what, "let it watch fewer files that are not sockets"));
+            return Err(Reason::refused(what, "let it watch fewer files that are not sockets"));
         }
         if self.lately > VISITED_AT_ONCE {
             self.lately = 0;
             if !go_on() {
-                return Err(Why::Stopped);
+                return Err(Reason::Stopped);
             }
         }
         Ok(())
@@ -181,6 +184,6 @@ mod tests {
         for _ in 0..MOST_VISITED / 4096 {
             visited.visit(4096, &|| true).unwrap();
         }
-        assert!(matches!(visited.visit(1, &|| true), Err(Why::Refused { .. })));
+        assert!(matches!(visited.visit(1, &|| true), Err(Reason::Refused { .. })));
     }
 }

@@ -17,7 +17,7 @@ use torpor_linux::fanotify;
 use crate::context::{DumpContext, RestoreContext};
 use crate::contract::error::RestoreFileError;
 use crate::contract::flags::ASYNC;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::filesystem;
 use crate::kinds::watched;
 use crate::kinds::watched::{Inode, device, hexadecimal, mounts, watched};
@@ -81,30 +81,30 @@ fn marks(text: &str) -> impl Iterator<Item = &str> {
 pub(crate) fn describe(context: &DumpContext<'_>, item: &Item) -> Described<FileKind> {
     let view = context.request.view;
     if view.keeps_files() {
-        return Err(Why::kept(format!("fanotify ({})", item.name()), CLOSE));
+        return Err(Reason::parkable(format!("fanotify ({})", item.name()), CLOSE));
     }
     if !has_capability(item.holder.pid)? {
-        return Err(Why::kept("fanotify of a program without CAP_SYS_ADMIN", CLOSE));
+        return Err(Reason::parkable("fanotify of a program without CAP_SYS_ADMIN", CLOSE));
     }
     let group = item.info.text.lines().find(|line| line.starts_with("fanotify flags:")).unwrap_or_default();
     let number = |key| hexadecimal(group, key).and_then(|value| u32::try_from(value).ok());
     let (Some(flags), Some(event_flags)) = (number("flags"), number("event-flags")) else {
-        return Err(Why::kept("fanotify, which this kernel tells nothing of", CLOSE));
+        return Err(Reason::parkable("fanotify, which this kernel tells nothing of", CLOSE));
     };
     if flags & ASKED != 0 {
-        return Err(Why::kept("fanotify that asks for permission", CLOSE));
+        return Err(Reason::parkable("fanotify that asks for permission", CLOSE));
     }
     let unread = ioctl_fionread(&item.fd)?;
     if unread > 0 {
         let what = format!("fanotify with {unread} bytes of events that the program has not read");
-        return Err(Why::kept(what, "try again when it has"));
+        return Err(Reason::parkable(what, "try again when it has"));
     }
     let lines = marks(&item.info.text).map(known).collect::<Described<Vec<_>>>()?;
     let inodes: Vec<(&Inode, u32)> = lines.iter().filter_map(|line| Some((line.target.inode()?, line.mask))).collect();
     let mut paths = watched::paths(context, item, &inodes, "fanotify")?.into_iter();
     let marks = lines.iter().map(|Line { target, flags, mask, ignored }| {
         let (extent, path) = match target {
-            Target::Inode(_) => (MarkExtent::Inode, paths.next().ok_or_else(|| Why::kept("fanotify", CLOSE))?),
+            Target::Inode(_) => (MarkExtent::Inode, paths.next().ok_or_else(|| Reason::parkable("fanotify", CLOSE))?),
             Target::Mount(id) => (MarkExtent::Mount, mounted(view, |mount| mount.id == *id)?),
             Target::FileSystem((major, minor)) => {
                 (MarkExtent::FileSystem, mounted(view, |mount| mount.device == makedev(*major, *minor))?)
@@ -127,7 +127,7 @@ fn has_capability(pid: i32) -> std::io::Result<bool> {
 fn known(text: &str) -> Described<Line> {
     let known = MARK_IGNORED_SURVIVES | MARK_EVICTABLE | MARK_IGNORE;
     let line = line(text).filter(|line| line.flags & !known == 0);
-    line.ok_or_else(|| Why::kept(format!("fanotify with a mark that is not known here ({text})"), CLOSE))
+    line.ok_or_else(|| Reason::parkable(format!("fanotify with a mark that is not known here ({text})"), CLOSE))
 }
 
 /// The directory of the first mount that is meant and can be reached.
@@ -142,7 +142,7 @@ fn mounted(
             return Ok(filesystem::state(&mount.path, &stat));
         }
     }
-    Err(Why::kept("fanotify on a mount that cannot be reached", CLOSE))
+    Err(Reason::parkable("fanotify on a mount that cannot be reached", CLOSE))
 }
 
 pub(crate) fn restore(

@@ -21,7 +21,7 @@ use self::shut::Shuts;
 use self::tcp::Connections;
 use crate::contract::Request;
 use crate::contract::error::RestoreFileError;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::kinds::socket::multicast::Groups;
 use crate::kinds::socket::options::{self, Defaults, fresh};
 use crate::kinds::socket::{Kind, queue};
@@ -103,7 +103,7 @@ pub(crate) fn describe(
         None => Vec::new(),
     };
     if sockopt::socket_cookie(&item.fd).is_err() {
-        return Err(Why::kept(format!("{} that the kernel does not describe", name(kind)), ""));
+        return Err(Reason::parkable(format!("{} that the kernel does not describe", name(kind)), ""));
     }
     let mut shut = 0;
     let (state, queue) = match kind.1 {
@@ -127,14 +127,14 @@ pub(crate) fn describe(
         DATAGRAM | RAW => {
             if ioctl_fionread(&item.fd).is_ok_and(|bytes| bytes > 0) || polled(&item.fd)?.contains(PollFlags::IN) {
                 let what = format!("{} with packets that the program has not read", name(kind));
-                return Err(Why::kept(what, "try again when it has"));
+                return Err(Reason::parkable(what, "try again when it has"));
             }
             shut = shut_of(tables, item, kind)?;
             (InetState::Idle, Vec::new())
         }
         _ => {
             let what = format!("{} of type {} and protocol {}", name(kind), kind.1, kind.2);
-            return Err(Why::kept(what, "close it before the checkpoint"));
+            return Err(Reason::parkable(what, "close it before the checkpoint"));
         }
     };
     let mut options = defaults.options(&item.fd, kind)?;
@@ -188,7 +188,7 @@ fn shut_of(tables: &mut Tables, item: &Item, kind: Kind) -> Described<u8> {
     let events = polled(&item.fd)?;
     if events.contains(PollFlags::ERR) {
         let what = format!("{} with an error that the program has not seen", name(kind));
-        return Err(Why::kept(what, "try again when it has"));
+        return Err(Reason::parkable(what, "try again when it has"));
     }
     let polled = match (events.contains(PollFlags::HUP), events.contains(PollFlags::RDHUP)) {
         (true, _) => 3,
@@ -206,27 +206,27 @@ fn stream(item: &Item, kind: Kind, local: &[u8], remote: &[u8]) -> Described<Ine
         LISTEN if listens && queued == 0 => Ok(InetState::Listening { backlog }),
         LISTEN if listens => {
             let what = format!("{name} on {}, at which {queued} connections wait to be accepted", text(local));
-            Err(Why::kept(what, "try again when the program has accepted them"))
+            Err(Reason::parkable(what, "try again when the program has accepted them"))
         }
         CLOSED if polled(&item.fd)?.contains(PollFlags::RDHUP) => {
             let what = format!("{name} whose connection has ended, and which the program has not closed");
-            Err(Why::kept(what, "try again when it has"))
+            Err(Reason::parkable(what, "try again when it has"))
         }
         CLOSED if polled(&item.fd)?.contains(PollFlags::ERR) => {
             let what = format!("{name} with an error that the program has not seen");
-            Err(Why::kept(what, "try again when it has"))
+            Err(Reason::parkable(what, "try again when it has"))
         }
         CLOSED => Ok(InetState::Idle),
         SYN_SENT => {
             let what = format!("{name} that is connecting to {}", text(remote));
-            Err(Why::outside(what, "try again when it is connected, and has been closed"))
+            Err(Reason::outside(what, "try again when it is connected, and has been closed"))
         }
         state => {
             let how = if state == ESTABLISHED { "connected to" } else { "in the middle of closing its connection to" };
             let what = format!("{name} on {} {how} {}", text(local), text(remote));
             const REMEDY: &str = "checkpoint a tree that contains both ends, or with --tcp-established, which keeps the peer \
                                   waiting until the restore";
-            Err(Why::outside(what, if kind.2 == TCP { REMEDY } else { "close it" }))
+            Err(Reason::outside(what, if kind.2 == TCP { REMEDY } else { "close it" }))
         }
     }
 }
@@ -234,7 +234,7 @@ fn stream(item: &Item, kind: Kind, local: &[u8], remote: &[u8]) -> Described<Ine
 fn datagrams(item: &Item, local: &[u8]) -> Described<Vec<Message>> {
     let found = queue::messages(&item.fd, false)?;
     if !found.is_empty() && port(local) == 0 {
-        return Err(Why::kept("a UDP socket without an address, at which datagrams wait", ""));
+        return Err(Reason::parkable("a UDP socket without an address, at which datagrams wait", ""));
     }
     let message =
         |one: queue::Waiting| Message { bytes: one.bytes, files: Vec::new(), from: one.from, credentials: None };

@@ -13,7 +13,7 @@ use torpor_image::tree::{FileKind, InotifyWatch, OpenFile, PathState};
 use crate::context::{DumpContext, RestoreContext};
 use crate::contract::error::RestoreFileError;
 use crate::contract::flags::ASYNC;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::filesystem;
 use crate::kinds::watched;
 use crate::kinds::watched::{Inode, hexadecimal, value, watched};
@@ -48,13 +48,13 @@ pub(crate) fn describe(context: &DumpContext<'_>, item: &Item) -> Described<File
     let unread = ioctl_fionread(&item.fd)?;
     if unread > 0 {
         let what = format!("inotify with {unread} bytes of events that the program has not read");
-        return Err(Why::kept(what, "try again when it has"));
+        return Err(Reason::parkable(what, "try again when it has"));
     }
     let (mut watches, mut named) = (Vec::new(), Vec::new());
     for text in item.info.text.lines().filter(|line| line.starts_with("inotify ")) {
         let Some(line) = line(text) else {
             let what = "inotify on a file system that cannot open files by their handles";
-            return Err(Why::kept(what, ""));
+            return Err(Reason::parkable(what, ""));
         };
         // An app's is kept, and its files.
         match line.inode.deleted(context).filter(|_| !view.keeps_files() && line.mask & CLOSED == 0) {

@@ -24,7 +24,7 @@ use torpor_linux::{hugepages, vm};
 
 use crate::context::RestoreContext;
 use crate::contract::error::{DumpError, RestoreFileError};
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::contract::{Request, SharedArea};
 use crate::filesystem;
 use crate::filesystem::contents::{fill, store};
@@ -97,13 +97,17 @@ impl<'a, 'b> Memories<'a, 'b> {
             };
             match self.area(list, area) {
                 Ok(memory) => found.push(memory),
-                Err(Why::Refused { what, remedy } | Why::Kept { what, remedy } | Why::Outside { what, remedy }) => {
+                Err(
+                    Reason::Refused { what, remedy }
+                    | Reason::Parkable { what, remedy }
+                    | Reason::Outside { what, remedy },
+                ) => {
                     let place = Place::Memory(area.start, area.end);
                     obstacles.push(Blocker::new(area.pid, place, what, remedy));
                 }
-                Err(Why::Failed(source)) => return Err(failed(source)),
-                Err(Why::Write(source)) => return Err(DumpError::Write(source)),
-                Err(Why::Stopped) => return Err(DumpError::Stopped),
+                Err(Reason::Failed(source)) => return Err(failed(source)),
+                Err(Reason::Write(source)) => return Err(DumpError::Write(source)),
+                Err(Reason::Stopped) => return Err(DumpError::Stopped),
             }
         }
         obstacles.extend(self.segments.attached_elsewhere());
@@ -125,7 +129,7 @@ impl<'a, 'b> Memories<'a, 'b> {
         let writes = |file: &FileId| list.item(*file).info.flags & WRITING != 0;
         if area.executed && list.same_object(object).iter().any(writes) {
             let what = format!("{} is executed and open for writing", area.name);
-            return Err(Why::refused(what, "let the program close it"));
+            return Err(Reason::refused(what, "let the program close it"));
         }
         if let Some(known) = self.known.get(&object) {
             return Ok(*known);
@@ -136,7 +140,7 @@ impl<'a, 'b> Memories<'a, 'b> {
         }
         if stat.st_dev != self.kernels && stat.st_nlink > 0 {
             let what = format!("{} is mapped, and cannot be found under its name", area.name);
-            return Err(Why::refused(what, "let the program map it again"));
+            return Err(Reason::refused(what, "let the program map it again"));
         }
         let opened = File::open(&link)?;
         self.add(opened.as_fd(), name, &stat)
@@ -195,10 +199,10 @@ impl<'a, 'b> Memories<'a, 'b> {
                 self.add_segment(kind, bytes, &file, || Ok(Vec::new()))
             });
             stored.map_err(|why| match why {
-                Why::Stopped => DumpError::Stopped,
-                Why::Write(source) => DumpError::Write(source),
-                Why::Failed(source) => failed(segment::name(id))(source),
-                Why::Refused { what, .. } | Why::Kept { what, .. } | Why::Outside { what, .. } => {
+                Reason::Stopped => DumpError::Stopped,
+                Reason::Write(source) => DumpError::Write(source),
+                Reason::Failed(source) => failed(segment::name(id))(source),
+                Reason::Refused { what, .. } | Reason::Parkable { what, .. } | Reason::Outside { what, .. } => {
                     failed(segment::name(id))(std::io::Error::other(what))
                 }
             })?;
@@ -210,7 +214,7 @@ impl<'a, 'b> Memories<'a, 'b> {
         let name = name.strip_suffix(GONE).unwrap_or(name);
         let shown = String::from_utf8_lossy(name).into_owned();
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(Why::refused(format!("{shown} has been deleted"), "let the program close it"));
+            return Err(Reason::refused(format!("{shown} has been deleted"), "let the program close it"));
         }
         let owner = (stat.st_uid, stat.st_gid);
         let huge = pool(fd, stat)?;
@@ -224,7 +228,9 @@ impl<'a, 'b> Memories<'a, 'b> {
             match huge {
                 None if name == b"/dev/zero" => SharedMemoryKind::Anonymous,
                 Some(page_bytes) if name == ANONYMOUS_HUGE => SharedMemoryKind::Huge { page_bytes },
-                _ => return Err(Why::refused(format!("{shown}: memory of the kernel's that is not known here"), "")),
+                _ => {
+                    return Err(Reason::refused(format!("{shown}: memory of the kernel's that is not known here"), ""));
+                }
             }
         };
         let bytes = stat.st_size as u64;

@@ -28,7 +28,7 @@ use torpor_linux::shm::{self, Attached, LOCKED, REMOVED};
 
 use crate::contract::SharedArea;
 use crate::contract::error::RestoreFileError;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use torpor_process::blocker::{Blocker, Place};
 
 /// The part of a segment's mode that says how large its pages are.
@@ -90,7 +90,7 @@ impl Segments {
 /// What a segment is, its bytes, and how many mappings of it there are.
 pub(crate) fn describe(id: i32) -> Described<(SharedMemoryKind, u64, u64)> {
     let Some(about) = shm::look(id)? else {
-        return Err(Why::refused(format!("{} is not of this IPC namespace", name(id)), ""));
+        return Err(Reason::refused(format!("{} is not of this IPC namespace", name(id)), ""));
     };
     let ((user, group), (maker, makers)) = (about.owner, about.maker);
     let owners = [user, group, maker, makers];

@@ -9,7 +9,7 @@ use torpor_image::tree::{FileId, FileKind, NetlinkPeer, OpenFile, SocketOption};
 use torpor_linux::socket;
 
 use crate::contract::error::RestoreFileError;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::kinds::socket::Kind;
 use crate::kinds::socket::options::{self, Defaults, fresh};
 use crate::list::Item;
@@ -31,13 +31,13 @@ pub(crate) fn describe(
 ) -> Described<FileKind> {
     if ![ROUTE, SOCK_DIAG, KOBJECT_UEVENT, GENERIC].contains(&kind.2) {
         let what = format!("a netlink socket of protocol {}, whose state in the kernel cannot be seen", kind.2);
-        return Err(Why::kept(what, "close it before the checkpoint"));
+        return Err(Reason::parkable(what, "close it before the checkpoint"));
     }
     let mut polled = [PollFd::new(&item.fd, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
     if !polled[0].revents().is_empty() {
         let what = "a netlink socket with messages that the program has not read";
-        return Err(Why::kept(what, "try again when it has"));
+        return Err(Reason::parkable(what, "try again when it has"));
     }
     let (port, _) = port_and_groups(&socket::local_address(&item.fd)?);
     match port_and_groups(&socket::remote_address(&item.fd)?.unwrap_or_default()) {

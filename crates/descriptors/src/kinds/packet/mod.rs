@@ -17,7 +17,7 @@ use torpor_image::tree::{FileKind, OpenFile, PacketMembership, PacketSocket};
 use torpor_linux::socket;
 
 use crate::contract::error::RestoreFileError;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::kinds::socket::diag::{attributes, u32_at};
 use crate::kinds::socket::options::{self, Defaults, fresh};
 use crate::kinds::socket::{Kind, diag};
@@ -96,29 +96,35 @@ pub(crate) fn describe(defaults: &mut Defaults, item: &Item, kind: Kind) -> Desc
     const CLOSE: &str = "close it before the checkpoint";
     let kind = (FAMILY, kind.1, 0);
     if kind.1 == OBSOLETE {
-        return Err(Why::kept("a packet socket of an obsolete type (SOCK_PACKET)", CLOSE));
+        return Err(Reason::parkable("a packet socket of an obsolete type (SOCK_PACKET)", CLOSE));
     }
     let entry = match find(item.stat.st_ino) {
         Ok(Some(entry)) => entry,
-        Ok(None) => return Err(Why::kept("a packet socket of another network namespace", CLOSE)),
+        Ok(None) => return Err(Reason::parkable("a packet socket of another network namespace", CLOSE)),
         Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {
-            return Err(Why::kept("a packet socket, which this kernel tells nothing of (CONFIG_PACKET_DIAG)", CLOSE));
+            return Err(Reason::parkable(
+                "a packet socket, which this kernel tells nothing of (CONFIG_PACKET_DIAG)",
+                CLOSE,
+            ));
         }
         Err(error) => return Err(error.into()),
     };
     if entry.rings {
-        return Err(Why::kept("a packet socket with a ring buffer", CLOSE));
+        return Err(Reason::parkable("a packet socket with a ring buffer", CLOSE));
     }
     if entry.fanout {
-        return Err(Why::kept("a packet socket that shares its packets with others (fanout)", CLOSE));
+        return Err(Reason::parkable("a packet socket that shares its packets with others (fanout)", CLOSE));
     }
     let mut polled = [PollFd::new(&item.fd, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
     if !polled[0].revents().is_empty() {
-        return Err(Why::kept("a packet socket with packets that the program has not read", "try again when it has"));
+        return Err(Reason::parkable(
+            "a packet socket with packets that the program has not read",
+            "try again when it has",
+        ));
     }
     let name = |index: u32| match index_to_name(&item.fd, index) {
-        Err(Errno::NODEV) => Err(Why::kept("a packet socket on an interface that is gone", CLOSE)),
+        Err(Errno::NODEV) => Err(Reason::parkable("a packet socket on an interface that is gone", CLOSE)),
         name => Ok(name?.into_bytes()),
     };
     let membership = |(index, count, kind, address): (u32, u32, u16, Vec<u8>)| {

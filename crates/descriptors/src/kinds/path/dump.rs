@@ -8,7 +8,7 @@ use torpor_linux::handle;
 use torpor_process::view::View;
 
 use crate::contract::Request;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::filesystem::{MADE_UP, removed, state, without_mark};
 use crate::list::Item;
 
@@ -32,9 +32,9 @@ pub(crate) fn is_file(item: &Item) -> Described<()> {
             const REMEDY: &str = "close it before the checkpoint";
             // A queue tells one process when a message comes, by its id.
             Err(if system == MESSAGE_QUEUES && notifies(item)? {
-                Why::refused(format!("{what}, and its process wants to be told of messages"), REMEDY)
+                Reason::refused(format!("{what}, and its process wants to be told of messages"), REMEDY)
             } else {
-                Why::kept(what, REMEDY)
+                Reason::parkable(what, REMEDY)
             })
         }
     }
@@ -70,7 +70,7 @@ pub(crate) fn describe(request: &Request<'_>, item: &Item) -> Described<FileKind
         return Ok(FileKind::Path(state));
     }
     match has_name(request.view, item) {
-        Err(Why::Kept { .. }) if has_another(item) => match handle::of(&item.fd)? {
+        Err(Reason::Parkable { .. }) if has_another(item) => match handle::of(&item.fd)? {
             Some(handle) => Ok(FileKind::Handle { state: state(without_mark(&item.link), &item.stat), handle }),
             None => has_name(request.view, item).map(|()| FileKind::Path(state(&item.link, &item.stat))),
         },
@@ -80,7 +80,7 @@ pub(crate) fn describe(request: &Request<'_>, item: &Item) -> Described<FileKind
 
 /// A file of `/proc` that belongs to a process: `rest` is the path behind its id.
 fn proc_file(request: &Request<'_>, item: &Item, process: i32, rest: &[u8]) -> Described<FileKind> {
-    let refused = |what: &str, remedy: &str| Err(Why::refused(format!("{} {what}", item.name()), remedy));
+    let refused = |what: &str, remedy: &str| Err(Reason::refused(format!("{} {what}", item.name()), remedy));
     if !request.ids.values().any(|id| *id == process) {
         return refused("belongs to a process outside of the tree", "close it before the checkpoint");
     }
@@ -122,13 +122,13 @@ pub(crate) fn device(request: &Request<'_>, item: &Item) -> Described<FileKind> 
     if character && TERMINALS.contains(&number.0) {
         let remedy =
             "only standard input, output and error may be terminals; redirect it, or start the program with setsid";
-        return Err(Why::outside(format!("terminal {}", item.name()), remedy));
+        return Err(Reason::outside(format!("terminal {}", item.name()), remedy));
     }
     let (kind, name) = (if character { "character" } else { "block" }, item.name());
     let what = format!("{kind} device {}:{} ({name}) may have state that cannot be seen", number.0, number.1);
     const REMEDY: &str = "close it before the checkpoint";
     let can_be_kept = character && KEPT_DEVICES.contains(&number);
-    Err(if can_be_kept { Why::kept(what, REMEDY) } else { Why::refused(what, REMEDY) })
+    Err(if can_be_kept { Reason::parkable(what, REMEDY) } else { Reason::refused(what, REMEDY) })
 }
 
 /// `/proc/123/…`, `/proc/self` and `/proc/net` being links to such: the process, and what follows.
@@ -146,7 +146,7 @@ fn has_name(view: &View, item: &Item) -> Described<()> {
         Ok(found) if same(&found, &item.stat) => return Ok(()),
         Ok(_) => {
             let what = format!("{name} is another file now (replaced, or mounted over)");
-            return Err(Why::kept(what, "let the program open it again"));
+            return Err(Reason::parkable(what, "let the program open it again"));
         }
         Err(_) => {}
     }
@@ -157,7 +157,7 @@ fn has_name(view: &View, item: &Item) -> Described<()> {
     } else {
         format!("{name} cannot be found under its name")
     };
-    Err(Why::kept(what, "let the program close it"))
+    Err(Reason::parkable(what, "let the program close it"))
 }
 
 fn same(a: &Stat, b: &Stat) -> bool {

@@ -11,7 +11,7 @@ use torpor_linux::exited;
 use crate::contract::Request;
 use crate::contract::error::RestoreFileError;
 use crate::contract::flags::NONBLOCK;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::list::Item;
 use crate::locks;
 
@@ -23,18 +23,18 @@ pub(crate) fn describe(request: &Request<'_>, item: &Item) -> Described<FileKind
     match request.ids.get(&pid) {
         // Threads are made when descriptors are in their places; one that is kept is of the thread that has ended.
         Some(_) if item.info.flags & THREAD != 0 && !request.processes.contains(&pid) => {
-            Err(Why::refused("a descriptor of a thread", "let the program close it"))
+            Err(Reason::refused("a descriptor of a thread", "let the program close it"))
         }
         Some(inside) => Ok(FileKind::Process { pid: *inside }),
         None if pid <= 0 && request.view.keeps_files() => {
             // One made anew would be of another pid namespace, or take an id there that may be needed.
             let what = "a descriptor of a process that has ended and been waited for";
-            Err(Why::kept(what, "let the program close it"))
+            Err(Reason::parkable(what, "let the program close it"))
         }
         None if pid <= 0 => ended_process(item),
         None => {
             let what = format!("a descriptor of process {pid}, outside of the tree");
-            Err(Why::kept(what, "checkpoint a tree that contains that process"))
+            Err(Reason::parkable(what, "checkpoint a tree that contains that process"))
         }
     }
 }
@@ -44,7 +44,7 @@ fn ended_process(item: &Item) -> Described<FileKind> {
     let status = exited::status(&item.fd)?.unwrap_or(0);
     if !exited::can_be(status) {
         let what = "a descriptor of a process that has ended with a core file, and been waited for";
-        return Err(Why::kept(what, "let the program close it"));
+        return Err(Reason::parkable(what, "let the program close it"));
     }
     Ok(FileKind::Ended { process: item.stat.st_ino, status })
 }

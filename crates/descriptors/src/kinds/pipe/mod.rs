@@ -17,7 +17,7 @@ use torpor_image::tree::{FileId, FileKind, OpenFile, Pipe, PipeEnd, PipeId};
 use crate::contract::Request;
 use crate::contract::error::RestoreFileError;
 use crate::contract::flags::ASYNC;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::filesystem;
 use crate::filesystem::{Root, reopen};
 use crate::kinds::path;
@@ -55,7 +55,7 @@ impl Pipes {
     pub(crate) fn describe(&mut self, request: &Request<'_>, list: &List, item: &Item) -> Described<FileKind> {
         let fifo = item.link.starts_with(b"/");
         if item.info.flags & NOTIFICATIONS != 0 && !fifo {
-            return Err(Why::kept("a pipe for notifications of the kernel", "close it before the checkpoint"));
+            return Err(Reason::parkable("a pipe for notifications of the kernel", "close it before the checkpoint"));
         }
         let ends: Vec<&Item> = list.same_object(item.object()).iter().map(|file| list.item(*file)).collect();
         within(&ends, item)?;
@@ -91,7 +91,7 @@ fn within(ends: &[&Item], item: &Item) -> Described<()> {
         return Ok(());
     }
     let what = format!("{} is {name} by a process outside of the tree", item.name());
-    Err(Why::outside(what, "redirect it to a file, or checkpoint a tree that contains both"))
+    Err(Reason::outside(what, "redirect it to a file, or checkpoint a tree that contains both"))
 }
 
 fn polled(fd: &OwnedFd) -> rustix::io::Result<PollFlags> {
@@ -111,7 +111,7 @@ fn has_no_writer(fd: &OwnedFd) -> rustix::io::Result<bool> {
 
 /// The pipe behind these ends.
 fn take(ends: &[&Item]) -> Described<Pipe> {
-    let Some(any) = ends.first() else { return Err(Why::Failed(Errno::BADF.into())) };
+    let Some(any) = ends.first() else { return Err(Reason::Failed(Errno::BADF.into())) };
     let capacity = fcntl_getpipe_size(&any.fd)?;
     // Without a reader the contents are lost already.
     let reader = ends.iter().find(|item| end(item.info.flags) != PipeEnd::Write);
@@ -126,7 +126,7 @@ fn contents(pipe: &OwnedFd, capacity: usize) -> Described<Vec<Vec<u8>>> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     if let Err(error) = fcntl_setpipe_size(&write, capacity) {
         let what = format!("a pipe of {capacity} bytes cannot be copied ({error})");
-        return Err(Why::kept(what, "raise fs.pipe-max-size, or run with CAP_SYS_RESOURCE"));
+        return Err(Reason::parkable(what, "raise fs.pipe-max-size, or run with CAP_SYS_RESOURCE"));
     }
     let mut left = match tee(pipe, &write, usize::MAX >> 1, SpliceFlags::NONBLOCK) {
         Err(Errno::AGAIN) => 0,
@@ -138,7 +138,7 @@ fn contents(pipe: &OwnedFd, capacity: usize) -> Described<Vec<Vec<u8>>> {
     while left > 0 {
         let bytes = rustix::io::read(&read, &mut buffer)?;
         if bytes == 0 {
-            return Err(Why::Failed(Errno::IO.into()));
+            return Err(Reason::Failed(Errno::IO.into()));
         }
         contents.push(buffer[..bytes].to_vec());
         left = left.saturating_sub(bytes);

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use torpor_image::tree::SocketOption;
 use torpor_linux::socket::{self, REQUEST_BYTES, group_request, membership};
 
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::kinds::socket::Kind;
 use torpor_proc as proc;
 
@@ -59,10 +59,10 @@ impl Groups {
             self.asked += 1;
             if self.asked > MOST_ASKED {
                 let what = "so many sockets and multicast groups that finding who has joined which would take too long";
-                return Err(Why::refused(what, "let it join fewer groups, or have fewer datagram sockets"));
+                return Err(Reason::refused(what, "let it join fewer groups, or have fewer datagram sockets"));
             }
             if self.asked.is_multiple_of(ASKED_AT_ONCE) && !go_on() {
-                return Err(Why::Stopped);
+                return Err(Reason::Stopped);
             }
             let request = group_request(*interface, group);
             match membership(fd, *level, &request) {
@@ -70,7 +70,7 @@ impl Groups {
                 Ok(Some(true)) => options.push(SocketOption { level: *level, name: JOIN, value: request.to_vec() }),
                 Ok(Some(false)) => {
                     let what = "a socket that takes a multicast group from certain sources only";
-                    return Err(Why::kept(what, "close it before the checkpoint"));
+                    return Err(Reason::parkable(what, "close it before the checkpoint"));
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -156,9 +156,9 @@ mod tests {
         let group: Group = (IP, 1, address);
         let mut groups = Groups { groups: Some(vec![group; ASKED_AT_ONCE]), asked: 0 };
         assert_eq!(groups.joined(&socket, UDP, &|| true).unwrap(), []);
-        assert!(matches!(groups.joined(&socket, UDP, &|| false), Err(Why::Stopped)));
+        assert!(matches!(groups.joined(&socket, UDP, &|| false), Err(Reason::Stopped)));
         groups.asked = MOST_ASKED - ASKED_AT_ONCE;
         assert_eq!(groups.joined(&socket, UDP, &|| true).unwrap(), []);
-        assert!(matches!(groups.joined(&socket, UDP, &|| true), Err(Why::Refused { .. })));
+        assert!(matches!(groups.joined(&socket, UDP, &|| true), Err(Reason::Refused { .. })));
     }
 }

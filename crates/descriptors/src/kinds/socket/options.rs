@@ -12,7 +12,7 @@ use torpor_image::tree::SocketOption;
 use torpor_linux::socket::{self, PLAIN, Plain};
 
 use crate::contract::error::RestoreFileError;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::kinds::socket::Kind;
 use crate::kinds::socket::multicast::{self, JOIN};
 
@@ -139,7 +139,7 @@ impl Defaults {
             Ok(Some(code)) => options.push(SocketOption { level: SOCKET, name: FILTER, value: code }),
             Ok(None) => {}
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                return Err(Why::kept("a socket with a filter in eBPF, which cannot be read", ""));
+                return Err(Reason::parkable("a socket with a filter in eBPF, which cannot be read", ""));
             }
             // Kinds that take no filters.
             Err(_) => {}

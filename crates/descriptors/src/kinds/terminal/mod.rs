@@ -25,7 +25,7 @@ use torpor_linux::tty::{self, Number, SETTINGS_BYTES};
 use crate::context::{DumpContext, RestoreContext};
 use crate::contract::error::RestoreFileError;
 use crate::contract::flags::ASYNC;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::contract::{ControllingTerminal, Request};
 use crate::filesystem;
 use crate::list::{Item, List};
@@ -137,7 +137,7 @@ pub(crate) fn master(
     let fd = &item.fd;
     let discipline = tty::number(fd, Number::Discipline)?;
     if discipline != USUAL {
-        return Err(Why::kept(format!("a pseudo-terminal with line discipline {discipline}"), ""));
+        return Err(Reason::parkable(format!("a pseudo-terminal with line discipline {discipline}"), ""));
     }
     let number = tty::number(fd, Number::Pair)? as u32;
     let locked = tty::number(fd, Number::Locked)? != 0;
@@ -182,7 +182,7 @@ pub(crate) fn master(
 
 /// Whether a session of the tree can have it as its controlling terminal again, with this group in the foreground.
 fn controls(request: &Request<'_>, session: i32, foreground: i32) -> Described<()> {
-    let refused = |what: String| Err(Why::refused(format!("a pseudo-terminal {what}"), ""));
+    let refused = |what: String| Err(Reason::refused(format!("a pseudo-terminal {what}"), ""));
     if !request.ids.contains_key(&session) {
         return refused(format!("that is the controlling terminal of session {session}, outside of the tree"));
     }
@@ -208,7 +208,8 @@ fn unlocked(master: &OwnedFd, locked: bool) -> std::io::Result<OwnedFd> {
 
 /// What was typed and shown, and has not been read.
 fn waiting(master: &OwnedFd, slave: &OwnedFd, settings: &[u8; SETTINGS_BYTES]) -> Described<(Vec<u8>, Vec<u8>)> {
-    let refused = |what: &str| Err(Why::kept(format!("a pseudo-terminal {what}"), "try again when it has been read"));
+    let refused =
+        |what: &str| Err(Reason::parkable(format!("a pseudo-terminal {what}"), "try again when it has been read"));
     let typed = ioctl_fionread(slave)? > 0;
     if typed && !is_raw(settings) {
         return refused("with lines that have been typed and not been read");

@@ -13,7 +13,7 @@ use torpor_linux::notify;
 
 use crate::context::RestoreContext;
 use crate::contract::error::RestoreFileError;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::list::{Info, Item};
 use crate::locks;
 use torpor_proc as proc;
@@ -41,7 +41,7 @@ pub(crate) fn describe(item: &Item, since: Duration) -> Described<FileKind> {
     // counted, and is it known when the next one is. Looking takes none of them away.
     timerfd_gettime(&item.fd).map_err(io::Error::from)?;
     let info = Info::read(std::process::id() as i32, item.fd.as_raw_fd())?;
-    timer_of(&info, torpor_process::wait::since::now().saturating_sub(since)).map_err(Why::from)
+    timer_of(&info, torpor_process::wait::since::now().saturating_sub(since)).map_err(Reason::from)
 }
 
 /// The timer that fdinfo shows, as it was when `ran` had not passed yet.

@@ -26,7 +26,7 @@ use crate::context::DumpContext;
 use crate::contract::Request;
 use crate::contract::error::DumpError;
 use crate::contract::flags::PATH_ONLY;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::filesystem;
 use crate::kinds::socket::options::{self, Defaults};
 use crate::kinds::socket::{Kind, queue};
@@ -148,7 +148,7 @@ pub(crate) fn describe(
 ) -> Described<FileKind> {
     let inode = item.stat.st_ino as u32;
     let Some(entry) = sockets.list.get(&inode).cloned() else {
-        return Err(Why::refused("a unix socket of another network namespace", ""));
+        return Err(Reason::refused("a unix socket of another network namespace", ""));
     };
     let state = state(context, sockets, item, kind, &entry)?;
     let name = socket::local_address(&item.fd)?;
@@ -160,7 +160,7 @@ pub(crate) fn describe(
     let mut flying = queue.iter().flat_map(|message| &message.files).map(|file| context.list.item(*file));
     if !context.request.view.keeps_files() && flying.any(|file| file.link == b"anon_inode:[pidfd]") {
         let what = "a unix socket in which a descriptor of a process waits";
-        return Err(Why::refused(what, "try again when the program has taken it"));
+        return Err(Reason::refused(what, "try again when the program has taken it"));
     }
     let view = context.request.view;
     let peer_credentials = socket::peer_credentials(&item.fd)?.map(|(pid, user, group)| {
@@ -200,11 +200,11 @@ fn state(context: &DumpContext<'_>, sockets: &Sockets, item: &Item, kind: Kind, 
             let Some(file) = in_tree(*client) else {
                 let what =
                     "a connection that waits to be accepted, from a process outside of the tree or closed already";
-                return Err(Why::refused(what, "try again when the program has accepted it"));
+                return Err(Reason::refused(what, "try again when the program has accepted it"));
             };
             if socket::unsent(&context.list.item(file).fd)? > 0 {
                 let what = "a connection that waits to be accepted, on which data has been sent";
-                return Err(Why::refused(what, "try again when the program has accepted it"));
+                return Err(Reason::refused(what, "try again when the program has accepted it"));
             }
             waiting.push(file);
         }
@@ -218,7 +218,7 @@ fn state(context: &DumpContext<'_>, sockets: &Sockets, item: &Item, kind: Kind, 
             let reset = has_error(item)?;
             if reset && kind.1 == DATAGRAM {
                 let what = "a unix socket with an error that the program has not seen";
-                return Err(Why::kept(what, "try again when it has"));
+                return Err(Reason::parkable(what, "try again when it has"));
             }
             Ok(UnixState::Lost { reset })
         }
@@ -242,6 +242,6 @@ fn has_error(item: &Item) -> Described<bool> {
     Ok(polled[0].revents().contains(PollFlags::ERR))
 }
 
-fn outside(how: &str) -> Why {
-    Why::outside(format!("a unix socket {how}"), "close it, or checkpoint a tree that contains both ends")
+fn outside(how: &str) -> Reason {
+    Reason::outside(format!("a unix socket {how}"), "close it, or checkpoint a tree that contains both ends")
 }

@@ -14,7 +14,7 @@ use torpor_linux::handle;
 
 use crate::context::{DumpContext, RestoreContext};
 use crate::contract::error::RestoreFileError;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::filesystem;
 use crate::kinds::watched::search::Search;
 use crate::list::Item;
@@ -122,7 +122,7 @@ pub(crate) fn paths(
         let near = others.chain(near(&context.list.items, item.holder.pid)).collect();
         let found = Search::new(view, &nameless, &told, request.go_on).among(&mounts, &near);
         if !(request.go_on)() {
-            return Err(Why::Stopped);
+            return Err(Reason::Stopped);
         }
         for (inode, path) in inodes().zip(&mut paths).filter(|(_, path)| path.is_none()) {
             *path = found.get(inode).and_then(|name| inode.by_name(view, name));
@@ -133,7 +133,7 @@ pub(crate) fn paths(
             let (major, minor) = inode.device;
             let what =
                 format!("{who} watches inode {} of device {major}:{minor}, whose name cannot be found", inode.number);
-            Why::kept(what, "let the program remove that watch")
+            Reason::parkable(what, "let the program remove that watch")
         })
     });
     named.collect()

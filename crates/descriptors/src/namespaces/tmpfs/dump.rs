@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use torpor_image::tree::{Bytes, MOST_DEPTH, Node, NodeContent, Tmpfs};
 
 use crate::contract::error::DumpError;
-use crate::contract::reason::Why;
+use crate::contract::reason::Reason;
 use crate::filesystem::contents::store;
 use crate::filesystem::{TMPFS_MAGIC, below, names, place, tmpfs_of_app};
 use crate::namespaces::tmpfs::text;
@@ -105,12 +105,12 @@ impl Walk<'_, '_> {
                 let here = nodes.len() as u32;
                 let (found, opened) =
                     self.one(&directory, place, name, &mut linked, here).map_err(|why| match why {
-                        Why::Write(source) => DumpError::Write(source),
-                        Why::Stopped => DumpError::Stopped,
-                        Why::Failed(source) => look(source),
-                        Why::Refused { what, remedy } | Why::Kept { what, remedy } | Why::Outside { what, remedy } => {
-                            self.refused(format!("{shown}: {what}"), &remedy)
-                        }
+                        Reason::Write(source) => DumpError::Write(source),
+                        Reason::Stopped => DumpError::Stopped,
+                        Reason::Failed(source) => look(source),
+                        Reason::Refused { what, remedy }
+                        | Reason::Parkable { what, remedy }
+                        | Reason::Outside { what, remedy } => self.refused(format!("{shown}: {what}"), &remedy),
                     })?;
                 nodes.push(found);
                 if let Some(directory) = opened {
@@ -129,7 +129,7 @@ impl Walk<'_, '_> {
         name: Bytes,
         linked: &mut HashMap<u64, u32>,
         here: u32,
-    ) -> Result<(Node, Option<OwnedFd>), Why> {
+    ) -> Result<(Node, Option<OwnedFd>), Reason> {
         let opened = match below(directory, &name, OFlags::PATH | OFlags::NOFOLLOW) {
             Err(Errno::XDEV) => {
                 let content = NodeContent::Covered;
@@ -165,7 +165,7 @@ impl Walk<'_, '_> {
             }
             FileType::CharacterDevice | FileType::BlockDevice => found.content = NodeContent::Device(stat.st_rdev),
             FileType::Fifo | FileType::Socket => {}
-            FileType::Unknown => return Err(Why::refused("a file of a kind that is not known here", "")),
+            FileType::Unknown => return Err(Reason::refused("a file of a kind that is not known here", "")),
         }
         Ok((found, within))
     }

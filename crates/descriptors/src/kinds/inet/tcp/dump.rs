@@ -14,7 +14,7 @@ use torpor_linux::tcp::repair::{self, Mode, Queue};
 
 use crate::contract::connections::{ConnectionLock, Ends};
 use crate::contract::error::DumpError;
-use crate::contract::reason::{Described, Why};
+use crate::contract::reason::{Described, Reason};
 use crate::kinds::inet::tcp::{CONNECTED, ESTABLISHED, FIN_WAIT_2, OWN_END_WAITS, PEER_ENDED, address};
 use crate::kinds::socket::options;
 use crate::kinds::socket::options::{buffer_sizes, peek_offset, set_peek_offset};
@@ -86,7 +86,7 @@ pub(crate) fn take(list: &List, lock: Option<&dyn ConnectionLock>) -> Result<Con
         for one in &found {
             let item = list.item(one.file);
             let reading = match read(item, !one.inside) {
-                Err(Why::Failed(source)) => return Err(failed(item, source)),
+                Err(Reason::Failed(source)) => return Err(failed(item, source)),
                 other => other.transpose(),
             };
             match reading {
@@ -100,7 +100,7 @@ pub(crate) fn take(list: &List, lock: Option<&dyn ConnectionLock>) -> Result<Con
             return Ok(Connections { found: found.iter().filter_map(connection).collect() });
         }
     }
-    let restless = || Why::kept("a TCP connection on which data moves although nobody writes", "try again");
+    let restless = || Reason::parkable("a TCP connection on which data moves although nobody writes", "try again");
     Ok(Connections { found: found.iter().map(|one| (one.file, Err(restless()))).collect() })
 }
 
@@ -146,7 +146,7 @@ fn read(item: &Item, outside: bool) -> Described<Option<Reading>> {
     let fd = &item.fd;
     let mut polled = [PollFd::new(fd, PollFlags::PRI | PollFlags::ERR)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
-    let refused = |what: &str, remedy: &str| Err(Why::kept(format!("a TCP connection {what}"), remedy));
+    let refused = |what: &str, remedy: &str| Err(Reason::parkable(format!("a TCP connection {what}"), remedy));
     if polled[0].revents().contains(PollFlags::PRI) {
         return refused("with urgent data that the program has not read", "try again when it has");
     }

@@ -5,13 +5,13 @@ use std::io;
 
 use super::remote::Remote;
 use super::requests::UnderWay;
+use torpor_linux::uapi::syscall;
 use torpor_proc::maps::Area;
 use torpor_proc::smaps::Mapping;
 use torpor_process::aio;
 use torpor_process::blocker::{Blocker, Place};
 use torpor_process::trace::TraceError;
 
-const IO_SUBMIT: u64 = 209;
 /// Calls of one list.
 const CALLS: usize = 64;
 
@@ -22,7 +22,8 @@ pub(super) fn dead(remote: &Remote<'_>, areas: &[Area]) -> Result<Vec<(u64, u64)
     for rings in rings.chunks(CALLS) {
         let mut list = remote.questions();
         // Of no requests at all.
-        let asked: Vec<_> = rings.iter().map(|ring| list.ask("io_submit", IO_SUBMIT, &[ring.start, 0, 0])).collect();
+        let asked: Vec<_> =
+            rings.iter().map(|ring| list.ask("io_submit", syscall::IO_SUBMIT, &[ring.start, 0, 0])).collect();
         let answers = remote.ask(0, list)?;
         for (ring, asked) in rings.iter().zip(asked) {
             match answers.result(asked) {

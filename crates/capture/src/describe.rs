@@ -5,6 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use torpor_image::tree::{Control, LiveProcess, Machine, PendingSignal, Shares, Switches};
+use torpor_linux::uapi::signal::SIGSTOP;
 
 use super::landlock::Bystanders;
 use super::remote_state::{Answered, Subject, ask};
@@ -176,8 +177,6 @@ impl Describe<'_> {
         })
     }
 }
-
-const SIGSTOP: i32 = 19;
 
 /// Takes `SIGSTOP` out of signals that wait: nobody can block it, so a process that has got it is as good as stopped.
 fn take_stops(pending: &mut Vec<PendingSignal>) -> bool {

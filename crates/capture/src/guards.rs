@@ -1,12 +1,10 @@
-//! Guard pages within areas (`MADV_GUARD_INSTALL`): parts of an area that may not be touched, without being areas of their
+//! Guard pages within areas (`MADV_GUARD_INSTALL as i32`): parts of an area that may not be touched, without being areas of their
 //! own for the kernel. In an image they are: with that advice, and without pages.
 
 use std::ops::Range;
 
 use torpor_image::tree::{Area, Backing};
-
-/// `madvise(2)`.
-const MADV_GUARD_INSTALL: i32 = 102;
+use torpor_linux::uapi::memory::MADV_GUARD_INSTALL;
 
 /// The area in parts: those in `guards`, which ascend, and those between them.
 pub(super) fn split(area: Area, guards: &[Range<u64>]) -> Vec<Area> {
@@ -21,7 +19,7 @@ pub(super) fn split(area: Area, guards: &[Range<u64>]) -> Vec<Area> {
         }
         let mut guarded = part(&area, guard.clone());
         guarded.pages.clear();
-        guarded.advice.madvise.push(MADV_GUARD_INSTALL);
+        guarded.advice.madvise.push(MADV_GUARD_INSTALL as i32);
         parts.push(guarded);
         start = guard.end;
     }

@@ -3,9 +3,10 @@
 //! A process restored has the restorer's session keyring. That is no loss where it had the one that we have, or one without
 //! keys of its own, as services and logins get it.
 
+use torpor_linux::uapi::syscall;
+
 use super::call_batch::{Answers, Asked, CallBatch, Place};
 
-const KEYCTL: u64 = 250;
 const GET_KEYRING_ID: u64 = 0;
 const READ: u64 = 11;
 const SESSION: u64 = -3_i64 as u64;
@@ -25,11 +26,11 @@ pub(super) struct AskedKeyring {
 
 impl AskedKeyring {
     pub(super) fn ask(list: &mut CallBatch) -> Self {
-        let mut id = |which| list.ask("keyctl", KEYCTL, &[GET_KEYRING_ID, which, 0, 0, 0]);
+        let mut id = |which| list.ask("keyctl", syscall::KEYCTL, &[GET_KEYRING_ID, which, 0, 0, 0]);
         let (session, user, user_session) = (id(SESSION), id(USER), id(USER_SESSION));
         let place = list.place(KEYS * SERIAL_BYTES);
         let bytes = (KEYS * SERIAL_BYTES) as u64;
-        let keys = (place, list.ask("keyctl", KEYCTL, &[READ, SESSION, place.address, bytes, 0]));
+        let keys = (place, list.ask("keyctl", syscall::KEYCTL, &[READ, SESSION, place.address, bytes, 0]));
         Self { session, user, user_session, keys }
     }
 

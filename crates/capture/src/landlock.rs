@@ -8,13 +8,13 @@ use std::collections::HashMap;
 use std::io;
 
 use torpor_linux::ptrace_probe::{PtraceProbe, landlock_is_on};
+use torpor_linux::uapi::syscall;
 
 use super::call_batch::{Answers, Asked, CallBatch};
 use super::credentials::Status;
 use torpor_process::trace::TraceError;
 use torpor_process::view::View;
 
-const KCMP: u64 = 312;
 /// `KCMP_VM`.
 const ADDRESS_SPACES: u64 = 1;
 
@@ -60,7 +60,7 @@ impl<'a> Bystanders<'a> {
 
 impl Trial {
     pub(super) fn ask(self, list: &mut CallBatch) -> Asked {
-        list.ask("kcmp", KCMP, &[self.own as u64, self.bystander as u64, ADDRESS_SPACES, 0, 0])
+        list.ask("kcmp", syscall::KCMP, &[self.own as u64, self.bystander as u64, ADDRESS_SPACES, 0, 0])
     }
 
     /// It may not.

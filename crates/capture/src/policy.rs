@@ -3,15 +3,14 @@
 use std::collections::HashMap;
 
 use torpor_image::tree::MemoryPolicy;
+use torpor_linux::uapi::memory::MPOL_F_ADDR;
+use torpor_linux::uapi::syscall;
 
 use super::call_batch::{Answers, Asked, CallBatch, Place};
 use super::remote::Remote;
 use torpor_proc::maps::Area;
 use torpor_process::trace::TraceError;
 
-const GET_MEMPOLICY: u64 = 239;
-/// The policy of an area.
-const MPOL_F_ADDR: u64 = 2;
 /// Nodes that a kernel can have at most.
 const NODES: usize = 1024;
 /// Areas that are asked about at once: calls and answers fit into their pages.
@@ -31,7 +30,7 @@ impl AskedPolicy {
         let (mode, nodes) = (list.place(8), list.place(NODES / 8));
         let flags = area.map_or(0, |_| MPOL_F_ADDR);
         let arguments = [mode.address, nodes.address, NODES as u64, area.unwrap_or(0), flags];
-        Self { mode, nodes, asked: list.ask("get_mempolicy", GET_MEMPOLICY, &arguments) }
+        Self { mode, nodes, asked: list.ask("get_mempolicy", syscall::GET_MEMPOLICY, &arguments) }
     }
 
     /// Kernels without CONFIG_NUMA have no policies.
@@ -59,7 +58,7 @@ pub(super) fn of_areas(remote: &Remote<'_>, areas: &[Area]) -> Result<HashMap<u6
             .map(|start| {
                 let mode = list.place(8);
                 let arguments = [mode.address, 0, 0, *start, MPOL_F_ADDR];
-                (*start, mode, list.ask("get_mempolicy", GET_MEMPOLICY, &arguments))
+                (*start, mode, list.ask("get_mempolicy", syscall::GET_MEMPOLICY, &arguments))
             })
             .collect();
         let answers = remote.ask(0, list)?;

@@ -14,6 +14,7 @@ use torpor_image::tree::Limit;
 use torpor_linux::pagemap;
 use torpor_linux::ptrace::CallError;
 use torpor_linux::registers::Registers;
+use torpor_linux::uapi::syscall;
 
 use super::call_batch::{Answers, Call, CallBatch};
 use super::credentials::Status;
@@ -24,10 +25,6 @@ use torpor_proc::maps::Area;
 use torpor_process::threads::RemoteMemory;
 use torpor_process::trace::{Process, Thread, TraceError};
 
-const MMAP: u64 = 9;
-const MUNMAP: u64 = 11;
-const GETPID: u64 = 39;
-const PRLIMIT64: u64 = 302;
 /// Bytes of the pages for answers, and behind them those for a list of calls.
 const ANSWERS: usize = 4096;
 const LIST: usize = 3 * 4096;
@@ -109,7 +106,7 @@ impl<'a> Remote<'a> {
 
     /// Begins to map the pages for answers.
     pub(super) fn map(&self) -> Result<BegunCall, TraceError> {
-        let begun = match self.begin_call(0, "mmap", MMAP, &MAPPING) {
+        let begun = match self.begin_call(0, "mmap", syscall::MMAP, &MAPPING) {
             Err(error) if is_over_a_limit(&error) => BegunCall::Made(self.map_without_limits()?),
             begun => begun?,
         };
@@ -123,7 +120,7 @@ impl<'a> Remote<'a> {
     fn map_without_limits(&self) -> Result<u64, TraceError> {
         let found = process::limits(self.process.pid).map_err(|error| self.wrong(error))?;
         let lifted = RaisedLimits::lift(self, &found)?;
-        let mapped = self.begin_call(0, "mmap", MMAP, &MAPPING).and_then(|begun| self.finish_call(&begun));
+        let mapped = self.begin_call(0, "mmap", syscall::MMAP, &MAPPING).and_then(|begun| self.finish_call(&begun));
         // It is unmapped again whatever follows.
         if let Ok(address) = mapped {
             self.scratch.set(address);
@@ -149,7 +146,7 @@ impl<'a> Remote<'a> {
         let words = [limit.soft.to_ne_bytes(), limit.hard.to_ne_bytes()].concat();
         self.write(place, &words)?;
         let set = self
-            .begin_call(0, "prlimit64", PRLIMIT64, &[0, number as u64, place, 0, 0, 0])
+            .begin_call(0, "prlimit64", syscall::PRLIMIT64, &[0, number as u64, place, 0, 0, 0])
             .and_then(|begun| self.finish_call(&begun));
         self.write(place, &[0; trampoline::LIMIT_BYTES])?;
         set.map(drop)
@@ -347,7 +344,7 @@ impl<'a> Remote<'a> {
         let stop = stop.map(|(signal, (process, thread))| trampoline::Stop { process, thread, signal });
         trampoline::put(&self.memory, self.place, thread, stop).map_err(|error| self.wrong(error))?;
         self.caller.set(Some(n));
-        thread.tracee.set_registers(&thread.registers.calling(self.place, GETPID, &[])).map_err(wrong)?;
+        thread.tracee.set_registers(&thread.registers.calling(self.place, syscall::GETPID, &[])).map_err(wrong)?;
         thread.tracee.set_signal_mask(!self.signal.map_or(0, bit)).map_err(wrong)
     }
 
@@ -379,7 +376,7 @@ impl<'a> Remote<'a> {
             return Ok(None);
         }
         let bytes = (ANSWERS + LIST) as u64;
-        self.begin_call(0, "munmap", MUNMAP, &[self.scratch.take(), bytes]).map(Some)
+        self.begin_call(0, "munmap", syscall::MUNMAP, &[self.scratch.take(), bytes]).map(Some)
     }
 
     /// Gives everything back.

@@ -17,6 +17,7 @@ use std::io;
 
 use rustix::thread::sched_getaffinity;
 use torpor_image::tree::{IO_EVENT_BYTES, io_event_address, io_event_runs, io_events};
+use torpor_linux::uapi::syscall;
 
 use super::call_batch::Asked;
 use super::remote::Remote;
@@ -25,16 +26,6 @@ use torpor_proc::maps::Area;
 use torpor_process::aio;
 use torpor_process::trace::TraceError;
 use torpor_process::wait::restart::Memory as _;
-
-const WRITE: u64 = 1;
-const MMAP: u64 = 9;
-const MUNMAP: u64 = 11;
-const SCHED_SETAFFINITY: u64 = 203;
-const IO_GETEVENTS: u64 = 208;
-const IO_SUBMIT: u64 = 209;
-const EVENTFD2: u64 = 290;
-const PROCESS_VM_READV: u64 = 310;
-const CLOSE_RANGE: u64 = 436;
 
 /// Takes of answers.
 const TAKES: u64 = 4;
@@ -91,7 +82,7 @@ fn of(remote: &Remote<'_>, ring: &Area) -> Result<Option<UnderWay>, TraceError> 
     let Some(map) = map(remote, layout.bytes())? else { return unknown("it can have no more memory") };
     let taken = take(remote, ring, map, &layout, &free, &untaken);
     let mut list = remote.questions();
-    list.ask("munmap", MUNMAP, &[map, layout.bytes()]);
+    list.ask("munmap", syscall::MUNMAP, &[map, layout.bytes()]);
     remote.ask(0, list)?;
     match taken? {
         Err(why) => unknown(&why),
@@ -191,7 +182,7 @@ fn map(remote: &Remote<'_>, bytes: u64) -> Result<Option<u64>, TraceError> {
     const READ_WRITE: u64 = 3;
     const PRIVATE_ANONYMOUS: u64 = 0x22;
     let mut list = remote.questions();
-    let asked = list.ask("mmap", MMAP, &[0, bytes, READ_WRITE, PRIVATE_ANONYMOUS, u64::MAX, 0]);
+    let asked = list.ask("mmap", syscall::MMAP, &[0, bytes, READ_WRITE, PRIVATE_ANONYMOUS, u64::MAX, 0]);
     let answers = remote.ask(0, list)?;
     Ok(answers.result(asked).ok())
 }
@@ -244,29 +235,30 @@ fn take(
     let mut list = remote.long_questions(map + layout.calls(), layout.most_calls());
     let (requests, no_time) = (map + layout.requests(), map + NO_TIME);
     let answers = |take: u64| map + layout.answers(take);
-    let eventfd = list.ask("eventfd2", EVENTFD2, &[0, O_NONBLOCK_CLOEXEC]);
+    let eventfd = list.ask("eventfd2", syscall::EVENTFD2, &[0, O_NONBLOCK_CLOEXEC]);
     let mut submitted: Vec<Asked> = Vec::with_capacity(layout.cpus as usize);
     for cpu in 0..layout.cpus {
         // One that it may not run on has had none of its requests, as a rule.
-        list.ask("sched_setaffinity", SCHED_SETAFFINITY, &[0, layout.set_bytes(), map + layout.set(cpu)]);
-        submitted.push(list.ask("io_submit", IO_SUBMIT, &[ring.start, free.takable, requests]));
+        list.ask("sched_setaffinity", syscall::SCHED_SETAFFINITY, &[0, layout.set_bytes(), map + layout.set(cpu)]);
+        submitted.push(list.ask("io_submit", syscall::IO_SUBMIT, &[ring.start, free.takable, requests]));
     }
-    list.ask("sched_setaffinity", SCHED_SETAFFINITY, &[0, layout.set_bytes(), map + layout.set(layout.cpus)]);
-    list.ask("write", WRITE, &[fd, map + ONE, 8]);
-    let mut took = vec![list.ask("io_getevents", IO_GETEVENTS, &[ring.start, 0, layout.places, answers(0), no_time])];
+    list.ask("sched_setaffinity", syscall::SCHED_SETAFFINITY, &[0, layout.set_bytes(), map + layout.set(layout.cpus)]);
+    list.ask("write", syscall::WRITE, &[fd, map + ONE, 8]);
+    let mut took =
+        vec![list.ask("io_getevents", syscall::IO_GETEVENTS, &[ring.start, 0, layout.places, answers(0), no_time])];
     // The eventfd is readable now: these are answered at once.
     let mut rest = Vec::new();
     for (round, take) in free.rounds(untaken.count).into_iter().zip(1..) {
-        rest.push(list.ask("io_submit", IO_SUBMIT, &[ring.start, round, requests]));
+        rest.push(list.ask("io_submit", syscall::IO_SUBMIT, &[ring.start, round, requests]));
         let arguments = [ring.start, 0, layout.places, answers(take), no_time];
-        took.push(list.ask("io_getevents", IO_GETEVENTS, &arguments));
+        took.push(list.ask("io_getevents", syscall::IO_GETEVENTS, &arguments));
     }
     if untaken.count > 0 {
         let own = remote.own_pid() as u64;
         let (pieces, behind) = (map + PIECES, map + PIECES + to * 16);
-        list.ask("process_vm_readv", PROCESS_VM_READV, &[own, pieces, to, behind, from, 0]);
+        list.ask("process_vm_readv", syscall::PROCESS_VM_READV, &[own, pieces, to, behind, from, 0]);
     }
-    list.ask("close_range", CLOSE_RANGE, &[fd, fd, 0]);
+    list.ask("close_range", syscall::CLOSE_RANGE, &[fd, fd, 0]);
     let found = remote.ask(0, list)?;
     if let Err(TraceError::Call { error, .. }) = found.result(eventfd) {
         return Ok(Err(error.to_string()));
@@ -326,7 +318,7 @@ fn late(remote: &Remote<'_>, ring: &Area, (answers, count): (u64, u64)) -> Resul
     let mut list = remote.questions();
     let second = list.place(16);
     remote.write(second.address, &[1_u64.to_ne_bytes(), 0_u64.to_ne_bytes()].concat())?;
-    let asked = list.ask("io_getevents", IO_GETEVENTS, &[ring.start, count, count, answers, second.address]);
+    let asked = list.ask("io_getevents", syscall::IO_GETEVENTS, &[ring.start, count, count, answers, second.address]);
     Ok(remote.ask(0, list)?.result(asked).unwrap_or(0))
 }
 

@@ -7,6 +7,13 @@ use std::time::Duration;
 use torpor_image::tree::{
     Action, Control, IntervalTimer, MemoryPolicy, PendingSignal, PosixTimer, SignalStack, Switches,
 };
+use torpor_linux::uapi::prctl::{
+    PR_GET_CHILD_SUBREAPER, PR_GET_DUMPABLE, PR_GET_IO_FLUSHER, PR_GET_MDWE, PR_GET_MEMORY_MERGE, PR_GET_NAME,
+    PR_GET_PDEATHSIG, PR_GET_SECUREBITS, PR_GET_SPECULATION_CTRL, PR_GET_THP_DISABLE, PR_GET_TID_ADDRESS,
+    PR_GET_TIMERSLACK, PR_GET_TSC, PR_MCE_KILL_GET,
+};
+use torpor_linux::uapi::signal::{SI_TIMER, SIGEV_THREAD_ID, SIGKILL, SIGSTOP, SS_ONSTACK};
+use torpor_linux::uapi::syscall;
 
 use super::call_batch::{Answers, Asked, CallBatch, Place};
 use super::keyring::AskedKeyring;
@@ -17,45 +24,18 @@ use torpor_proc as proc;
 use torpor_process::blocker::Blocker;
 use torpor_process::timers::counts_time;
 use torpor_process::trace::TraceError;
-use torpor_process::wait::restart::number as nr;
 use torpor_process::wait::since::now;
 
-const RT_SIGACTION: u64 = 13;
-const BRK: u64 = 12;
-const SIGALTSTACK: u64 = 131;
-const MODIFY_LDT: u64 = 154;
-const PRCTL: u64 = 157;
-const MEMBARRIER: u64 = 324;
 /// `MEMBARRIER_CMD_GET_REGISTRATIONS`.
 const GET_REGISTRATIONS: u64 = 1 << 9;
 const MCE_KILL_DEFAULT: u64 = 2;
-const TIMER_GETOVERRUN: u64 = 225;
 const SIGNALS: u64 = 64;
-const SIGKILL: u64 = 9;
-const SIGSTOP: u64 = 19;
 /// Bytes of the kernel's `struct sigaction`.
 const ACTION_BYTES: usize = 32;
 /// Bytes of a thread's name, with the zero behind it.
 const NAME_BYTES: usize = 16;
 /// Bytes of `struct itimerval` and `struct itimerspec`.
 const TIMER_BYTES: usize = 32;
-
-mod option {
-    pub(super) const GET_PDEATHSIG: u64 = 2;
-    pub(super) const GET_DUMPABLE: u64 = 3;
-    pub(super) const GET_NAME: u64 = 16;
-    pub(super) const GET_SECUREBITS: u64 = 27;
-    pub(super) const GET_TIMERSLACK: u64 = 30;
-    pub(super) const GET_CHILD_SUBREAPER: u64 = 37;
-    pub(super) const GET_TID_ADDRESS: u64 = 40;
-    pub(super) const GET_SPECULATION: u64 = 52;
-    pub(super) const GET_IO_FLUSHER: u64 = 58;
-    pub(super) const GET_TSC: u64 = 25;
-    pub(super) const MCE_KILL_GET: u64 = 34;
-    pub(super) const GET_THP_DISABLE: u64 = 42;
-    pub(super) const GET_MDWE: u64 = 66;
-    pub(super) const GET_MEMORY_MERGE: u64 = 68;
-}
 
 /// What a process has, by its own answers.
 #[derive(Debug, Default)]
@@ -112,21 +92,21 @@ pub(super) struct AskedOfProcess {
 impl AskedOfProcess {
     pub(super) fn ask(list: &mut CallBatch, trial: Option<Trial>) -> Self {
         let first = AskedOfThread::ask(list, trial);
-        let mut prctl = |option, argument| list.ask("prctl", PRCTL, &[option, argument, 0, 0, 0]);
-        let dumpable = prctl(option::GET_DUMPABLE, 0);
-        let no_huge_pages = prctl(option::GET_THP_DISABLE, 0);
-        let deny_write_execute = prctl(option::GET_MDWE, 0);
-        let merge_memory = prctl(option::GET_MEMORY_MERGE, 0);
+        let mut prctl = |option, argument| list.ask("prctl", syscall::PRCTL, &[option, argument, 0, 0, 0]);
+        let dumpable = prctl(PR_GET_DUMPABLE, 0);
+        let no_huge_pages = prctl(PR_GET_THP_DISABLE, 0);
+        let deny_write_execute = prctl(PR_GET_MDWE, 0);
+        let merge_memory = prctl(PR_GET_MEMORY_MERGE, 0);
         let place = list.place(4);
-        let asked = list.ask("prctl", PRCTL, &[option::GET_CHILD_SUBREAPER, place.address, 0, 0, 0]);
+        let asked = list.ask("prctl", syscall::PRCTL, &[PR_GET_CHILD_SUBREAPER, place.address, 0, 0, 0]);
         let subreaper = (place, asked);
-        let heap_end = list.ask("brk", BRK, &[0]);
-        let barriers = list.ask("membarrier", MEMBARRIER, &[GET_REGISTRATIONS, 0, 0]);
+        let heap_end = list.ask("brk", syscall::BRK, &[0]);
+        let barriers = list.ask("membarrier", syscall::MEMBARRIER, &[GET_REGISTRATIONS, 0, 0]);
         let place = list.place(8);
-        let descriptor_table = list.ask("modify_ldt", MODIFY_LDT, &[0, place.address, 8]);
+        let descriptor_table = list.ask("modify_ldt", syscall::MODIFY_LDT, &[0, place.address, 8]);
         let interval_timers = [0, 1, 2].map(|which| {
             let place = list.place(TIMER_BYTES);
-            (place, list.ask("getitimer", nr::GETITIMER, &[which, place.address]))
+            (place, list.ask("getitimer", syscall::GETITIMER, &[which, place.address]))
         });
         let keyring = AskedKeyring::ask(list);
         let actions = ask_actions(list);
@@ -209,16 +189,16 @@ impl AskedOfThread {
             let place = list.place(bytes);
             (place, list.ask(name, number, &arguments(place.address)))
         };
-        let signal_stack = written(24, "sigaltstack", SIGALTSTACK, &|place| [0, place, 0, 0, 0]);
-        let name = written(NAME_BYTES, "prctl", PRCTL, &|place| [option::GET_NAME, place, 0, 0, 0]);
-        let mut prctl = |option| written(8, "prctl", PRCTL, &|place| [option, place, 0, 0, 0]);
-        let death_signal = prctl(option::GET_PDEATHSIG);
-        let clear_tid = prctl(option::GET_TID_ADDRESS);
-        let time_stamps = prctl(option::GET_TSC);
+        let signal_stack = written(24, "sigaltstack", syscall::SIGALTSTACK, &|place| [0, place, 0, 0, 0]);
+        let name = written(NAME_BYTES, "prctl", syscall::PRCTL, &|place| [PR_GET_NAME, place, 0, 0, 0]);
+        let mut prctl = |option| written(8, "prctl", syscall::PRCTL, &|place| [option, place, 0, 0, 0]);
+        let death_signal = prctl(PR_GET_PDEATHSIG);
+        let clear_tid = prctl(PR_GET_TID_ADDRESS);
+        let time_stamps = prctl(PR_GET_TSC);
         let memory_policy = policy::AskedPolicy::ask(list, None);
         let speculation =
-            SPECULATION.map(|(which, _)| list.ask("prctl", PRCTL, &[option::GET_SPECULATION, which, 0, 0, 0]));
-        let mut prctl = |option| list.ask("prctl", PRCTL, &[option, 0, 0, 0, 0]);
+            SPECULATION.map(|(which, _)| list.ask("prctl", syscall::PRCTL, &[PR_GET_SPECULATION_CTRL, which, 0, 0, 0]));
+        let mut prctl = |option| list.ask("prctl", syscall::PRCTL, &[option, 0, 0, 0, 0]);
         Self {
             name,
             signal_stack,
@@ -226,17 +206,16 @@ impl AskedOfThread {
             clear_tid,
             time_stamps,
             memory_policy,
-            securebits: prctl(option::GET_SECUREBITS),
-            timer_slack: prctl(option::GET_TIMERSLACK),
-            memory_errors: prctl(option::MCE_KILL_GET),
-            io_flusher: prctl(option::GET_IO_FLUSHER),
+            securebits: prctl(PR_GET_SECUREBITS),
+            timer_slack: prctl(PR_GET_TIMERSLACK),
+            memory_errors: prctl(PR_MCE_KILL_GET),
+            io_flusher: prctl(PR_GET_IO_FLUSHER),
             speculation,
             trial,
         }
     }
 
     pub(super) fn answered(&self, answers: &Answers) -> Result<OfThread, TraceError> {
-        const SS_ONSTACK: i32 = 1;
         for (_, asked) in [self.name, self.signal_stack, self.death_signal, self.time_stamps] {
             answers.check(asked)?;
         }
@@ -296,9 +275,9 @@ fn ask_actions(list: &mut CallBatch) -> Vec<Option<(Place, Asked)>> {
     const MASK_BYTES: u64 = 8;
     let mut ask = |signal| {
         let place = list.place(ACTION_BYTES);
-        (place, list.ask("rt_sigaction", RT_SIGACTION, &[signal, 0, place.address, MASK_BYTES]))
+        (place, list.ask("rt_sigaction", syscall::RT_SIGACTION, &[signal, 0, place.address, MASK_BYTES]))
     };
-    (1..=SIGNALS).map(|signal| (signal != SIGKILL && signal != SIGSTOP).then(|| ask(signal))).collect()
+    (1..=SIGNALS).map(|signal| (signal != SIGKILL as u64 && signal != SIGSTOP as u64).then(|| ask(signal))).collect()
 }
 
 fn action(answers: &Answers, asked: Option<(Place, Asked)>) -> Result<Action, TraceError> {
@@ -339,8 +318,8 @@ fn posix_timers(remote: &Remote<'_>, since: Duration) -> Result<Vec<PosixTimer>,
         let mut asked = Vec::with_capacity(some.len());
         for found in some.iter() {
             let (id, place) = (found.id as u64, list.place(TIMER_BYTES));
-            let time = list.ask("timer_gettime", nr::TIMER_GETTIME, &[id, place.address]);
-            asked.push((place, time, list.ask("timer_getoverrun", TIMER_GETOVERRUN, &[id])));
+            let time = list.ask("timer_gettime", syscall::TIMER_GETTIME, &[id, place.address]);
+            asked.push((place, time, list.ask("timer_getoverrun", syscall::TIMER_GETOVERRUN, &[id])));
         }
         let answers = remote.ask(0, list)?;
         let ran = now().saturating_sub(since);
@@ -356,7 +335,6 @@ fn posix_timers(remote: &Remote<'_>, since: Duration) -> Result<Vec<PosixTimer>,
 
 /// `ID: 0`, `signal: 14/00007f…`, `notify: signal/tid.77`, `ClockID: 1` for each.
 pub(super) fn parse_timers(text: &str) -> Option<Vec<PosixTimer>> {
-    const SIGEV_THREAD_ID: i32 = 4;
     let mut timers: Vec<PosixTimer> = Vec::new();
     for line in text.lines() {
         let (key, value) = line.split_once(':')?;
@@ -402,13 +380,12 @@ pub(super) fn unread_overruns(
     timers: &[PosixTimer],
     pending: &[PendingSignal],
 ) -> Vec<Blocker> {
-    const SI_TIMER: i32 = -2;
     let number = |info: &[u8], at: usize| {
         info.get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, i32::from_ne_bytes)
     };
     let takes = |signal: i32| {
         process.threads.iter().any(|thread| {
-            let waits = thread.registers.call() == Some(nr::RT_SIGTIMEDWAIT);
+            let waits = thread.registers.call() == Some(syscall::RT_SIGTIMEDWAIT);
             waits || thread.signal_mask & 1_u64.wrapping_shl(signal.unsigned_abs().wrapping_sub(1)) == 0
         })
     };

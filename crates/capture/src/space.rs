@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::io::Errno;
 use torpor_image::tree::{AddressSpace, Advice, Area, Backing, Executable, Layout, MemoryPolicy, PathState};
+use torpor_linux::uapi::memory::MLOCK_ONFAULT;
 
 use super::{CaptureError, Look};
 use torpor_descriptors::{SharedArea, removed, state};
@@ -28,7 +29,6 @@ const ADVICE: [(&str, i32); 8] = [
     ("dd", 16), // MADV_DONTDUMP
     ("wf", 18), // MADV_WIPEONFORK
 ];
-const MLOCK_ONFAULT: u32 = 1;
 /// Behind the link of a file whose name has been removed, and in front of a memfd's.
 const GONE: &[u8] = b" (deleted)";
 const MEMFD: &[u8] = b"/memfd:";
@@ -221,7 +221,7 @@ fn area(mapping: &Mapping, backing: Backing) -> Area {
     // MAP_DROPPABLE brings these itself.
     let implied = |flag: &str| droppable && (flag == "dd" || flag == "wf");
     let advice = ADVICE.iter().filter(|(flag, _)| !kernels && mapping.has(flag) && !implied(flag));
-    let locked = mapping.has("lo").then(|| if mapping.has("lf") { MLOCK_ONFAULT } else { 0 });
+    let locked = mapping.has("lo").then(|| if mapping.has("lf") { MLOCK_ONFAULT as u32 } else { 0 });
     let name = mapping.area.name.strip_prefix("[anon:").and_then(|name| name.strip_suffix(']'));
     Area {
         start: mapping.area.start,

@@ -8,6 +8,7 @@ use rustix::thread::{Pid, sched_getaffinity};
 use torpor_image::tree::{Scheduling, SeccompFilter, Thread, Wait, WaitPlace};
 use torpor_linux::registers::{Registers, restart};
 use torpor_linux::scheduling;
+use torpor_linux::uapi::syscall;
 use torpor_linux::vm;
 
 use super::credentials::Status;
@@ -15,7 +16,7 @@ use super::signals::{self, OfThread};
 use torpor_proc as proc;
 use torpor_process::threads::{Began, ThreadPlan};
 use torpor_process::trace;
-use torpor_process::wait::restart::{Interrupted, Place, number as nr};
+use torpor_process::wait::restart::{Interrupted, Place};
 
 /// `SECCOMP_MODE_STRICT`.
 const STRICT: u32 = 1;
@@ -41,7 +42,7 @@ pub fn for_record(plan: ThreadPlan, began: &Began) -> ThreadPlan {
 
 fn is_unknown(plan: &ThreadPlan) -> bool {
     plan.interrupted.is_none()
-        && plan.registers.call() == Some(nr::RESTART_SYSCALL)
+        && plan.registers.call() == Some(syscall::RESTART_SYSCALL)
         && plan.registers.result() == -restart::ERESTART_RESTARTBLOCK
 }
 
@@ -55,7 +56,9 @@ fn number_in(code: &[u8; 16]) -> Option<u64> {
         [MOVE, number @ ..] => number.try_into().ok().map(u32::from_le_bytes),
         _ => None,
     })?;
-    [nr::POLL, nr::NANOSLEEP, nr::FUTEX, nr::CLOCK_NANOSLEEP].into_iter().find(|known| *known == u64::from(found))
+    [syscall::POLL, syscall::NANOSLEEP, syscall::FUTEX, syscall::CLOCK_NANOSLEEP]
+        .into_iter()
+        .find(|known| *known == u64::from(found))
 }
 
 /// Registers as the record has them, and the time-out that goes with them.
@@ -67,7 +70,7 @@ pub(super) fn registers(plan: &ThreadPlan, now: Duration) -> Option<(Registers, 
     let Some(interrupted) = &plan.interrupted else {
         return (!is_unknown(plan)).then_some((registers, None));
     };
-    if registers.call() == Some(nr::RESTART_SYSCALL) {
+    if registers.call() == Some(syscall::RESTART_SYSCALL) {
         registers.set_call(Some(interrupted.number));
     }
     if interrupted.hide_eintr || registers.result() == -restart::ERESTART_RESTARTBLOCK {
@@ -88,10 +91,10 @@ fn wait(registers: &mut Registers, interrupted: &Interrupted, now: Duration) -> 
         Place::Millis(n) => WaitPlace::Milliseconds(Registers::argument_word(n) as u8),
         Place::Constant(n) => below_the_stack(registers, n),
         Place::Kernel => match interrupted.number {
-            nr::POLL => WaitPlace::Milliseconds(Registers::argument_word(2) as u8),
-            nr::NANOSLEEP => below_the_stack(registers, 0),
-            nr::CLOCK_NANOSLEEP if registers.argument(1) & 1 == 0 => below_the_stack(registers, 2),
-            nr::FUTEX if registers.argument(1) & 127 == 0 => below_the_stack(registers, 3),
+            syscall::POLL => WaitPlace::Milliseconds(Registers::argument_word(2) as u8),
+            syscall::NANOSLEEP => below_the_stack(registers, 0),
+            syscall::CLOCK_NANOSLEEP if registers.argument(1) & 1 == 0 => below_the_stack(registers, 2),
+            syscall::FUTEX if registers.argument(1) & 127 == 0 => below_the_stack(registers, 3),
             // Absolute times stay what they are.
             _ => return None,
         },
@@ -239,8 +242,8 @@ mod tests {
             code[14 - gap - 5..14 - gap].copy_from_slice(&[0xb8, number, 0, 0, 0]);
             code
         };
-        assert_eq!(number_in(&code(230, 0)), Some(nr::CLOCK_NANOSLEEP));
-        assert_eq!(number_in(&code(7, 3)), Some(nr::POLL));
+        assert_eq!(number_in(&code(230, 0)), Some(syscall::CLOCK_NANOSLEEP));
+        assert_eq!(number_in(&code(7, 3)), Some(syscall::POLL));
         assert_eq!(number_in(&code(1, 0)), None);
         assert_eq!(number_in(&[0x90; 16]), None);
     }

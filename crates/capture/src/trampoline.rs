@@ -24,15 +24,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use torpor_linux::registers::{Registers, SYSCALL_BYTES, restart};
+use torpor_linux::uapi::syscall;
 use torpor_linux::vm;
 
 use torpor_proc::maps::Area;
 use torpor_process::trace::{CODE_BYTES as PARK_BYTES, Thread, TraceError};
-use torpor_process::wait::restart::number as nr;
 
-/// Calls that stop a thread, or do nothing.
-const TGKILL: u64 = 234;
-const GETPID: u64 = 39;
 const CODE_BYTES: usize = 192;
 const WORDS: usize = 16;
 const BYTES: usize = CODE_BYTES + WORDS * 8;
@@ -142,15 +139,15 @@ fn words(registers: &Registers, mask: u64, stop: Option<Stop>) -> [u64; WORDS] {
     let (mut result, mut instruction) = (registers.result() as u64, registers.instruction());
     let again = registers.call().and_then(|number| match -registers.result() {
         restart::ERESTARTSYS | restart::ERESTARTNOINTR | restart::ERESTARTNOHAND => Some(number),
-        restart::ERESTART_RESTARTBLOCK => Some(nr::RESTART_SYSCALL),
+        restart::ERESTART_RESTARTBLOCK => Some(syscall::RESTART_SYSCALL),
         _ => None,
     });
     if let Some(number) = again {
         (result, instruction) = (number, instruction - SYSCALL_BYTES);
     }
     let [stop, process, thread, signal] = match stop {
-        Some(Stop { process, thread, signal }) => [TGKILL, process as u64, thread as u64, signal.into()],
-        None => [GETPID, 0, 0, 0],
+        Some(Stop { process, thread, signal }) => [syscall::TGKILL, process as u64, thread as u64, signal.into()],
+        None => [syscall::GETPID, 0, 0, 0],
     };
     let [rdi, rsi, rdx, r10, r8, r9] = [0, 1, 2, 3, 4, 5].map(|n| registers.argument(n));
     let (rbx, r11, rcx) = (registers.base(), registers.words()[R11], registers.words()[RCX]);

@@ -43,4 +43,5 @@ pub mod sync;
 pub mod tcp;
 pub mod thread;
 pub mod tty;
+pub mod uapi;
 pub mod vm;

@@ -12,26 +12,21 @@ use std::collections::{BTreeSet, HashMap};
 
 use torpor_image::tree::{End, Tree};
 use torpor_linux::restorer::{ANY, CHILD, EXACT, FROM_VDSO, NO_ERROR, STEP_BYTES, STOP, Step};
+use torpor_linux::uapi::file::{AT_FDCWD, F_SETFL, F_SETLEASE, F_SETLK, TIOCSCTTY, TIOCSPGRP};
+use torpor_linux::uapi::prctl::PR_SET_SECCOMP;
+use torpor_linux::uapi::process::{
+    CLONE_FILES, CLONE_FS, CLONE_NEWTIME, CLONE_NEWUSER, CLONE_PARENT, CLONE_PTRACE, IOPRIO_WHO_PROCESS,
+    SECCOMP_MODE_STRICT,
+};
+use torpor_linux::uapi::signal::SIGCHLD;
 
 use super::calls;
-use crate::plan::{BORN, CLONE_PARENT, CLONE_PTRACE, CLONE_THREAD_FLAGS, DONE, FILL, JOINED, Kind, Plan, Task};
+use crate::plan::{BORN, CLONE_THREAD_FLAGS, DONE, FILL, JOINED, Kind, Plan, Task};
 
-const CLONE_NEWTIME: u64 = 0x80;
-const CLONE_NEWUSER: u64 = 0x1000_0000;
-const SIGCHLD: u64 = 17;
 /// Words of `struct clone_args`, as plans have it.
 const CLONE_WORDS: usize = 11;
-/// `F_SETFL`, `F_SETLK`, `F_SETLEASE`.
-const FILE_COMMANDS: [u64; 3] = [4, 6, 1024];
-/// `TIOCSCTTY`, `TIOCSPGRP`.
-const TERMINAL_REQUESTS: [u64; 2] = [0x540e, 0x5410];
-const CLONE_FS: u64 = 0x200;
-const CLONE_FILES: u64 = 0x400;
-const PR_SET_SECCOMP: u64 = 22;
-const SECCOMP_MODE_STRICT: u64 = 1;
-const AT_FDCWD: u64 = -100_i64 as u64;
-/// `IOPRIO_WHO_PROCESS`.
-const ONE_PROCESS: u64 = 1;
+const FILE_COMMANDS: [u64; 3] = [F_SETFL, F_SETLK, F_SETLEASE];
+const TERMINAL_REQUESTS: [u64; 2] = [TIOCSCTTY, TIOCSPGRP];
 
 /// Whether the plan's steps are those of a plan of this tree; `Plan::decode` has seen to it that they lie within the data.
 pub fn is_allowed(tree: &Tree, plan: &Plan) -> bool {
@@ -117,7 +112,7 @@ impl<'a> Vet<'a> {
             calls::RT_TGSIGQUEUEINFO => self.ids.contains(&first) && self.ids.contains(&second),
             calls::SETPGID => first == 0 && (second == 0 || self.groups.contains(&second)),
             calls::PRLIMIT64 | calls::SCHED_SETATTR | calls::SCHED_SETAFFINITY => first == 0,
-            calls::IOPRIO_SET => first == ONE_PROCESS && second == 0,
+            calls::IOPRIO_SET => first == IOPRIO_WHO_PROCESS && second == 0,
             calls::FCNTL => FILE_COMMANDS.contains(&second),
             calls::PRCTL if first == PR_SET_SECCOMP => second == SECCOMP_MODE_STRICT,
             calls::PRCTL => calls::is_known_prctl(first),
@@ -153,7 +148,7 @@ impl<'a> Vet<'a> {
             && flags & CLONE_PTRACE != 0
             && known
             && nothing
-            && matches!(signal, 0 | SIGCHLD)
+            && (signal == 0 || signal == SIGCHLD as u64)
             && set_tid_size == 1
             && id == Some(step.expected as u64)
             && self.lists.get(&list).is_some_and(|tid| i64::from(*tid) == step.expected)

@@ -1,5 +1,12 @@
 //! Numbers (x86-64) and names of the system calls in a plan.
 
+use torpor_linux::uapi::prctl::{
+    PR_CAP_AMBIENT, PR_CAPBSET_DROP, PR_MCE_KILL, PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_IO_FLUSHER,
+    PR_SET_MDWE, PR_SET_MEMORY_MERGE, PR_SET_MM, PR_SET_NAME, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, PR_SET_SECUREBITS,
+    PR_SET_SPECULATION_CTRL, PR_SET_THP_DISABLE, PR_SET_TIMERSLACK, PR_SET_TSC, PR_SET_VMA,
+    PR_TIMER_CREATE_RESTORE_IDS,
+};
+
 macro_rules! calls {
     ($($constant:ident = $number:literal, $name:literal;)*) => {
         $(#[doc = concat!("`", $name, "(2)`.")] pub const $constant: i64 = $number;)*
@@ -83,47 +90,28 @@ calls! {
     CLOSE_RANGE = 436, "close_range";
 }
 
-/// Whether a plan may have a `prctl` with this option: those that `compile` makes, by their numbers in `linux/prctl.h`.
+/// Whether a plan may have a `prctl` with this option: those that `compile` makes.
 pub(crate) fn is_known_prctl(option: u64) -> bool {
-    const PDEATHSIG: u64 = 1;
-    const DUMPABLE: u64 = 4;
-    const NAME: u64 = 15;
-    const CAPBSET_DROP: u64 = 24;
-    const TSC: u64 = 26;
-    const SECUREBITS: u64 = 28;
-    const TIMERSLACK: u64 = 29;
-    const MCE_KILL: u64 = 33;
-    const MM: u64 = 35;
-    const CHILD_SUBREAPER: u64 = 36;
-    const NO_NEW_PRIVS: u64 = 38;
-    const THP_DISABLE: u64 = 41;
-    const CAP_AMBIENT: u64 = 47;
-    const SPECULATION_CTRL: u64 = 53;
-    const IO_FLUSHER: u64 = 57;
-    const MDWE: u64 = 65;
-    const MEMORY_MERGE: u64 = 67;
-    const TIMER_CREATE_RESTORE_IDS: u64 = 77;
-    const VMA: u64 = 0x5356_4d41;
     matches!(
         option,
-        PDEATHSIG
-            | DUMPABLE
-            | NAME
-            | CAPBSET_DROP
-            | TSC
-            | SECUREBITS
-            | TIMERSLACK
-            | MCE_KILL
-            | MM
-            | CHILD_SUBREAPER
-            | NO_NEW_PRIVS
-            | THP_DISABLE
-            | CAP_AMBIENT
-            | SPECULATION_CTRL
-            | IO_FLUSHER
-            | MDWE
-            | MEMORY_MERGE
-            | TIMER_CREATE_RESTORE_IDS
-            | VMA
+        PR_SET_PDEATHSIG
+            | PR_SET_DUMPABLE
+            | PR_SET_NAME
+            | PR_CAPBSET_DROP
+            | PR_SET_TSC
+            | PR_SET_SECUREBITS
+            | PR_SET_TIMERSLACK
+            | PR_MCE_KILL
+            | PR_SET_MM
+            | PR_SET_CHILD_SUBREAPER
+            | PR_SET_NO_NEW_PRIVS
+            | PR_SET_THP_DISABLE
+            | PR_CAP_AMBIENT
+            | PR_SET_SPECULATION_CTRL
+            | PR_SET_IO_FLUSHER
+            | PR_SET_MDWE
+            | PR_SET_MEMORY_MERGE
+            | PR_TIMER_CREATE_RESTORE_IDS
+            | PR_SET_VMA
     )
 }

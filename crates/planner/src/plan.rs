@@ -24,10 +24,6 @@ const TASK_BYTES: usize = 40;
 /// Bytes of a process's table of limits.
 pub(crate) const LIMITS_BYTES: usize = 16 * 16;
 
-/// The child is traced as its maker is.
-pub(crate) const CLONE_PTRACE: u64 = 0x2000;
-/// The child's parent is its maker's.
-pub(crate) const CLONE_PARENT: u64 = 0x8000;
 /// The child is a thread: `CLONE_VM|FS|FILES|SIGHAND|THREAD|SYSVSEM`.
 pub(crate) const CLONE_THREAD_FLAGS: u64 = 0x5_0f00;
 

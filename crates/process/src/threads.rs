@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use torpor_linux::descriptor::duplicate;
 use torpor_linux::registers::Registers;
+use torpor_linux::uapi::syscall;
 use torpor_linux::vm::{self, Remote};
 
 use crate::timers::Deadline;
 use crate::trace::{Process, Thread, TraceError};
 use crate::wait::restart::{
-    Given, Interrupted, Memory, Place, PriorWait, Resume, counts_from_its_beginning, interrupted, number as nr, resume,
-    waits_still,
+    Given, Interrupted, Memory, Place, PriorWait, Resume, counts_from_its_beginning, interrupted, resume, waits_still,
 };
 use crate::wait::since::{SchedulerClock, now};
 use crate::wait::socket::{self, LetGoOn, SocketChanges, SocketWait, Waiter, voluntary_switches};
@@ -182,7 +182,7 @@ impl ThreadPlan {
 
     /// Where it waits for disk I/O of its own (`io_getevents(2)`): the ring that the answers come to.
     pub fn waits_for_disk(&self) -> Option<u64> {
-        let waits = matches!(self.interrupted?.number, nr::IO_GETEVENTS | nr::IO_PGETEVENTS);
+        let waits = matches!(self.interrupted?.number, syscall::IO_GETEVENTS | syscall::IO_PGETEVENTS);
         waits.then(|| self.registers.argument(0))
     }
 

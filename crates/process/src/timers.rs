@@ -9,7 +9,8 @@ use std::io;
 use std::time::Duration;
 
 use crate::trace::{Process, TraceError};
-use crate::wait::restart::number as nr;
+use torpor_linux::uapi::syscall;
+use torpor_linux::uapi::time::ITIMER_REAL;
 use torpor_proc as proc;
 
 /// Ends that differ by less belong to the same timer.
@@ -95,11 +96,10 @@ pub fn process_timers(
         let time = |n: usize| Duration::from_secs(word(n)) + Duration::from_nanos(word(n + 1) * unit);
         Ok(Setting { interval: time(0), left: time(2) })
     };
-    const ITIMER_REAL: u64 = 0;
-    process.call(park_address, "getitimer", nr::GETITIMER, &[ITIMER_REAL, place])?;
+    process.call(park_address, "getitimer", syscall::GETITIMER, &[ITIMER_REAL, place])?;
     let mut found: Vec<Deadline> = answer(1000).map_err(look)?.deadline(process.pid, now, before).into_iter().collect();
     for timer in posix_timers(process.pid).map_err(look)? {
-        process.call(park_address, "timer_gettime", nr::TIMER_GETTIME, &[timer, place])?;
+        process.call(park_address, "timer_gettime", syscall::TIMER_GETTIME, &[timer, place])?;
         found.extend(answer(1).map_err(look)?.deadline(process.pid, now, before));
     }
     Ok(found)

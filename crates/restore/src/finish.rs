@@ -14,6 +14,7 @@ use torpor_image::tree::{LiveProcess, Process, Thread, Wait, WaitPlace};
 use torpor_image::{Content, PAGE};
 use torpor_linux::registers::{Registers, WORDS};
 use torpor_linux::restorer::{BuildingTask, Halt};
+use torpor_linux::uapi::prctl::PR_SET_DUMPABLE;
 use torpor_linux::vm;
 
 use super::error::RestoreError;
@@ -234,7 +235,6 @@ fn coredump_filter(pid: i32, life: &LiveProcess, inherited: &Inherited) -> Resul
 
 /// Threads that changed their ids have reset it.
 fn make_dumpable(leader: &BuildingTask, life: &LiveProcess, plan: &Plan) -> Result<(), Halt> {
-    const PR_SET_DUMPABLE: u64 = 4;
     /// `SUID_DUMP_USER`.
     const USER: u8 = 1;
     if life.threads.len() == 1 {

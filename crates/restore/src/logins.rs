@@ -8,6 +8,7 @@ use std::os::fd::BorrowedFd;
 
 use torpor_image::tree::{LiveProcess, Thread, Tree};
 use torpor_linux::restorer::{BuildingTask, CODE_BYTES, Halt, interpreter};
+use torpor_linux::uapi::file::{AT_FDCWD, O_WRONLY};
 
 use super::error::RestoreError;
 use super::run::Building;
@@ -16,8 +17,6 @@ use torpor_planner::plan::Plan;
 use torpor_proc::login::{OWN, UNSET, of, own, set_own};
 
 const WRITE: i64 = 1;
-const AT_FDCWD: u64 = -100_i64 as u64;
-const O_WRONLY: u64 = 1;
 /// Bytes for what the calls read, behind the interpreter's code.
 const ROOM_BYTES: usize = 64;
 const PATH_BYTES: usize = 40;

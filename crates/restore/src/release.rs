@@ -19,6 +19,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use torpor_image::tree::LiveProcess;
+use torpor_linux::uapi::signal::SIGSTOP;
 
 use super::RestoreError;
 use super::run::Building;
@@ -30,7 +31,6 @@ const STOPS_WITHIN: Duration = Duration::from_secs(1);
 /// Between two looks at them.
 const STOP_PAUSE: Duration = Duration::from_micros(50);
 
-const SIGSTOP: i32 = 19;
 /// `SIG_DFL`.
 const DEFAULT: u64 = 0;
 /// The kernel does not count it as a parent that keeps a group from being orphaned.

@@ -2,6 +2,7 @@
 
 use rustix::fs::{FileType, major};
 use torpor_image::tree::{FileId, FileKind, NetlinkPeer};
+use torpor_linux::uapi::socket::{AF_INET, AF_INET6, AF_NETLINK, AF_PACKET, AF_UNIX};
 
 use crate::context::DumpContext;
 use crate::contract::flags::PATH_ONLY;
@@ -73,17 +74,13 @@ impl Kinds<'_, '_> {
     }
 
     fn socket(&mut self, context: &DumpContext<'_>, id: FileId, item: &Item) -> Described<FileKind> {
-        const UNIX: i32 = 1;
-        const INET: i32 = 2;
-        const INET6: i32 = 10;
-        const NETLINK: i32 = 16;
         let kind = options::kind(&item.fd)?;
         let defaults = &mut self.socket_defaults;
         match kind.0 {
-            UNIX => unix::describe(context, (&mut self.unix, defaults), id, item, kind),
-            INET | INET6 => inet::describe(context.request, (&mut self.inet, defaults), id, item, kind),
-            NETLINK => netlink::describe((&mut self.netlink_peers, defaults), id, item, kind),
-            packet::FAMILY => packet::describe(defaults, item, kind),
+            AF_UNIX => unix::describe(context, (&mut self.unix, defaults), id, item, kind),
+            AF_INET | AF_INET6 => inet::describe(context.request, (&mut self.inet, defaults), id, item, kind),
+            AF_NETLINK => netlink::describe((&mut self.netlink_peers, defaults), id, item, kind),
+            AF_PACKET => packet::describe(defaults, item, kind),
             family => Err(unknown_socket(family)),
         }
     }

@@ -153,7 +153,7 @@ fn groups_are_joined_again() {
     let taken = take(&[receiver.into()]).unwrap();
     let torpor_image::tree::FileKind::Inet(socket) = &taken.tree.files[0].kind else { panic!() };
     assert!(
-        socket.options.iter().all(|option| option.name != crate::kinds::socket::multicast::JOIN),
+        socket.options.iter().all(|option| option.name != torpor_linux::uapi::socket::MCAST_JOIN_GROUP),
         "{:?}",
         socket.options
     );

@@ -12,6 +12,8 @@ use rustix::fs::Stat;
 use rustix::time::{ClockId, clock_gettime};
 use torpor_image::tree::{FileId, FileKind, Machine, Tree};
 use torpor_linux::restorer::{ANY, Step};
+use torpor_linux::uapi::file::{EPOLL_CTL_ADD, F_SETLEASE};
+use torpor_linux::uapi::time::TIMER_ABSTIME;
 
 use super::lock_waiters::LockWaiters;
 use torpor_descriptors::{Given, Volumes};
@@ -21,7 +23,6 @@ use torpor_planner::staged::Staged;
 use torpor_process::sandbox::{SandboxHandle, clock_offsets};
 
 const SECOND_NS: u64 = 1_000_000_000;
-const F_SETLEASE: u64 = 1024;
 
 /// What the clocks of the programs showed at the capture, and what they show now.
 ///
@@ -95,7 +96,6 @@ pub(super) fn to_kept_files(
     given: &Given,
     home: &SandboxHandle,
 ) -> io::Result<()> {
-    const EPOLL_CTL_ADD: u64 = 1;
     let is_epoll =
         |file: &&u32| tree.files.get(**file as usize).is_some_and(|file| matches!(file.kind, FileKind::Epoll { .. }));
     let epolls: Vec<u64> = given.keys().filter(is_epoll).map(|file| staged.file(*file) as u64).collect();
@@ -178,7 +178,6 @@ pub(super) fn to_the_time(plan: &mut Plan, tree: &Tree, times: &Times) {
         for (address, mut step) in plan.steps(&task).collect::<Vec<_>>() {
             match i64::from(step.number) {
                 calls::TIMER_SETTIME => {
-                    const TIMER_ABSTIME: u64 = 1;
                     let Some(timer) = life.posix_timers.iter().find(|timer| timer.id as u64 == step.arguments[0])
                     else {
                         continue;

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::time::Duration;
 
 use torpor_image::State;
+use torpor_linux::uapi::memory::MADV_DONTNEED_LOCKED;
+use torpor_linux::uapi::syscall;
 
 use super::error::{Failure, SleepError};
 use super::{Asleep, Captured, Sleep, carried};
@@ -96,11 +98,9 @@ impl Sleep<'_> {
 
 /// Drops ranges of a parked process's memory. A range that the kernel will not drop stays, which only costs memory.
 fn drop_ranges(process: &Process, park_address: u64, ranges: &[Range]) -> Result<(), TraceError> {
-    const MADVISE: u64 = 28;
-    const MADV_DONTNEED_LOCKED: u64 = 24;
     for Range { start, end } in ranges {
         let arguments = [*start, end - start, MADV_DONTNEED_LOCKED];
-        match process.call(park_address, "madvise", MADVISE, &arguments) {
+        match process.call(park_address, "madvise", syscall::MADVISE, &arguments) {
             Ok(_) => {}
             Err(TraceError::Call { pid, error, .. }) => {
                 tracing::debug!(pid, start, end, %error, "memory stays");

@@ -2,23 +2,17 @@
 
 use torpor_image::tree::SocketOption;
 use torpor_linux::socket::{Needs, Plain, REQUEST_BYTES};
+use torpor_linux::uapi::socket::{
+    IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, MCAST_JOIN_GROUP, SO_ATTACH_FILTER, SO_PRIORITY, SO_RCVBUF, SO_SNDBUF,
+    SOL_SOCKET, TCP_CONGESTION,
+};
 
 use super::{Vetting, capability};
 
-const SOCKET: i32 = 1;
-const SEND_BUFFER: i32 = 7;
-const RECEIVE_BUFFER: i32 = 8;
-const PRIORITY: i32 = 12;
 /// The highest priority that needs no capability.
 const HIGHEST_PRIORITY: u32 = 6;
-const FILTER: i32 = 26;
 /// `BPF_MAXINSNS` instructions of 8 bytes.
 const FILTER_BYTES: usize = 4096 * 8;
-const MULTICAST_JOIN: i32 = 42;
-const IP: i32 = 0;
-const IPV6: i32 = 41;
-const TCP: i32 = 6;
-const CONGESTION: i32 = 13;
 const VALUE_BYTES: usize = 256;
 
 fn word(value: &[u8]) -> Option<u32> {
@@ -37,12 +31,12 @@ impl Vetting<'_> {
     fn option(&mut self, option: &mut SocketOption) -> bool {
         let SocketOption { level, name, value } = option;
         let (level, name) = (*level, *name);
-        if (level, name) == (SOCKET, FILTER) {
+        if (level, name) == (SOL_SOCKET, SO_ATTACH_FILTER) {
             let whole = value.len().is_multiple_of(8) && value.len() <= FILTER_BYTES;
             self.sure(whole, || "a filter of a socket".to_owned());
             return true;
         }
-        if name == MULTICAST_JOIN && (level == IP || level == IPV6) {
+        if name == MCAST_JOIN_GROUP && (level == IPPROTO_IP || level == IPPROTO_IPV6) {
             self.sure(value.len() == REQUEST_BYTES, || "a multicast group".to_owned());
             return true;
         }
@@ -52,16 +46,18 @@ impl Vetting<'_> {
         };
         let machine = &self.bounds.machine;
         match (level, name) {
-            (SOCKET, SEND_BUFFER | RECEIVE_BUFFER) => {
-                let most = if name == SEND_BUFFER { machine.send_buffer_bytes } else { machine.receive_buffer_bytes };
+            (SOL_SOCKET, SO_SNDBUF | SO_RCVBUF) => {
+                let most = if name == SO_SNDBUF { machine.send_buffer_bytes } else { machine.receive_buffer_bytes };
                 if word(value).is_none_or(|bytes| bytes > most) {
                     *value = most.to_ne_bytes().to_vec();
                     self.lowered(format!("a buffer of a socket has {most} bytes"));
                 }
                 return true;
             }
-            (SOCKET, PRIORITY) if word(value).is_some_and(|priority| priority <= HIGHEST_PRIORITY) => return true,
-            (TCP, CONGESTION) => {
+            (SOL_SOCKET, SO_PRIORITY) if word(value).is_some_and(|priority| priority <= HIGHEST_PRIORITY) => {
+                return true;
+            }
+            (IPPROTO_TCP, TCP_CONGESTION) => {
                 let chosen = value.split(|byte| *byte == 0).next().unwrap_or_default();
                 if machine.congestion.iter().any(|name| name.as_bytes() == chosen) {
                     return true;

@@ -3,6 +3,7 @@
 use torpor_image::tree::{
     Credentials, Limit, LiveProcess, PosixTimer, Scheduling, SeccompFilter, Shares, Switches, Thread, Wait, WaitPlace,
 };
+use torpor_linux::uapi::process::{SCHED_BATCH, SCHED_FIFO, SCHED_IDLE, SCHED_OTHER, SCHED_RR};
 
 use super::{HIGHEST_PID, Vetting, capability};
 
@@ -34,11 +35,6 @@ const STOPS: [i32; 4] = [19, 20, 21, 22];
 const FRESH_SCORE: i32 = 0;
 const HIGHEST_SCORE: i32 = 1000;
 
-const SCHED_OTHER: u32 = 0;
-const SCHED_FIFO: u32 = 1;
-const SCHED_RR: u32 = 2;
-const SCHED_BATCH: u32 = 3;
-const SCHED_IDLE: u32 = 5;
 /// `SCHED_FLAG_RESET_ON_FORK`.
 const RESET_ON_FORK: u64 = 1;
 const IO_CLASS_SHIFT: u32 = 13;

@@ -3,25 +3,14 @@
 use torpor_image::tree::{
     Connection, InetSocket, InetState, Message, PacketMembership, PacketSocket, SocketOption, UnixSocket, UnixState,
 };
+use torpor_linux::uapi::socket::{
+    AF_INET, AF_INET6, IPPROTO_ICMP, IPPROTO_ICMPV6, IPPROTO_MPTCP, IPPROTO_TCP, IPPROTO_UDP, NETLINK_GENERIC,
+    NETLINK_KOBJECT_UEVENT, NETLINK_ROUTE, NETLINK_SOCK_DIAG, SOCK_DGRAM, SOCK_RAW, SOCK_SEQPACKET, SOCK_STREAM,
+};
 
 use super::{Vetting, capability};
 
-const STREAM: i32 = 1;
-const DATAGRAM: i32 = 2;
-const RAW: i32 = 3;
-const SEQUENCED: i32 = 5;
-const INET: i32 = 2;
-const INET6: i32 = 10;
-const TCP: i32 = 6;
-const UDP: i32 = 17;
-const MPTCP: i32 = 262;
-const ICMP: i32 = 1;
-const ICMPV6: i32 = 58;
 const HIGHEST_PROTOCOL: i32 = 255;
-const ROUTE: i32 = 0;
-const SOCK_DIAG: i32 = 4;
-const KOBJECT_UEVENT: i32 = 15;
-const GENERIC: i32 = 16;
 /// `sizeof(struct sockaddr_storage)`.
 const ADDRESS_BYTES: usize = 128;
 /// `sun_path`.
@@ -38,7 +27,7 @@ fn is_address(address: &[u8], family: i32) -> bool {
 impl Vetting<'_> {
     pub(super) fn unix(&mut self, socket: &mut UnixSocket) {
         let UnixSocket { kind, name, path, state, options, queue, shut, peer_credentials } = socket;
-        let known = [STREAM, DATAGRAM, SEQUENCED].contains(kind) && *shut <= 3;
+        let known = [SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET].contains(kind) && *shut <= 3;
         self.sure(known && name.len() <= NAME_BYTES, || format!("a unix socket of type {kind}"));
         // What is not abstract is a path.
         let abstract_name = name.first().is_none_or(|first| *first == 0);
@@ -68,10 +57,12 @@ impl Vetting<'_> {
         let InetSocket { kind, local, remote, state, options, queue, shut } = socket;
         let (family, of_type, protocol) = *kind;
         let known = match (family, of_type) {
-            (INET | INET6, STREAM) => matches!(protocol, TCP | MPTCP),
+            (AF_INET | AF_INET6, SOCK_STREAM) => matches!(protocol, IPPROTO_TCP | IPPROTO_MPTCP),
             // Of the last two, which ping, every program may have one.
-            (INET | INET6, DATAGRAM) => matches!(protocol, UDP | ICMP | ICMPV6),
-            (INET | INET6, RAW) => (0..=HIGHEST_PROTOCOL).contains(&protocol) && self.bounds.has(capability::NET_RAW),
+            (AF_INET | AF_INET6, SOCK_DGRAM) => matches!(protocol, IPPROTO_UDP | IPPROTO_ICMP | IPPROTO_ICMPV6),
+            (AF_INET | AF_INET6, SOCK_RAW) => {
+                (0..=HIGHEST_PROTOCOL).contains(&protocol) && self.bounds.has(capability::NET_RAW)
+            }
             _ => false,
         };
         self.sure(known && *shut <= 3, || {
@@ -89,18 +80,18 @@ impl Vetting<'_> {
         }
         self.options(options);
         for Message { bytes, files: _, from, credentials: _ } in queue {
-            let sane = protocol == UDP && bytes.len() <= usize::from(u16::MAX) && is_address(from, family);
+            let sane = protocol == IPPROTO_UDP && bytes.len() <= usize::from(u16::MAX) && is_address(from, family);
             self.sure(sane, || "a datagram that cannot be".to_owned());
         }
     }
 
     pub(super) fn netlink(&mut self, (of_type, protocol): (i32, i32), groups: &[u32], options: &mut Vec<SocketOption>) {
-        let known = [ROUTE, SOCK_DIAG, KOBJECT_UEVENT, GENERIC].contains(&protocol);
-        self.sure(known && [RAW, DATAGRAM].contains(&of_type), || {
+        let known = [NETLINK_ROUTE, NETLINK_SOCK_DIAG, NETLINK_KOBJECT_UEVENT, NETLINK_GENERIC].contains(&protocol);
+        self.sure(known && [SOCK_RAW, SOCK_DGRAM].contains(&of_type), || {
             format!("a netlink socket of type {of_type} and protocol {protocol}")
         });
         // Which groups need a capability is their families' matter.
-        let may = protocol != GENERIC || self.bounds.has(capability::NET_ADMIN);
+        let may = protocol != NETLINK_GENERIC || self.bounds.has(capability::NET_ADMIN);
         self.sure(groups.is_empty() || may, || "groups of generic netlink without CAP_NET_ADMIN".to_owned());
         self.sure(groups.iter().all(|group| *group > 0 && *group <= 1 << 16), || "a group of netlink".to_owned());
         self.options(options);
@@ -109,7 +100,7 @@ impl Vetting<'_> {
     pub(super) fn packet(&mut self, socket: &mut PacketSocket) {
         let PacketSocket { kind, protocol: _, interface: _, memberships, options } = socket;
         let may = self.bounds.has(capability::NET_RAW);
-        self.sure(may && [DATAGRAM, RAW].contains(kind), || "a packet socket without CAP_NET_RAW".to_owned());
+        self.sure(may && [SOCK_DGRAM, SOCK_RAW].contains(kind), || "a packet socket without CAP_NET_RAW".to_owned());
         // Their lengths were checked.
         for PacketMembership { interface: _, kind: _, address: _, count: _ } in memberships {}
         self.options(options);

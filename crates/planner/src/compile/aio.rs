@@ -12,13 +12,11 @@ use std::ops::Range;
 use torpor_image::PAGE;
 use torpor_image::tree::{Area, Backing, IO_EVENT_BYTES, LiveProcess, io_event_address, io_event_runs, io_events};
 use torpor_linux::restorer::CODE_BYTES;
+use torpor_linux::uapi::memory::{MAP_ANONYMOUS, MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_PRIVATE};
 
 use super::build::{Argument, Builder, Steps};
 use super::kernel::is_kernel;
-use super::memory::{
-    BaselineLayout, HIGHEST, LOWEST, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_PRIVATE,
-    MREMAP_MAYMOVE_FIXED,
-};
+use super::memory::{BaselineLayout, HIGHEST, LOWEST, MREMAP_MAYMOVE_FIXED};
 use crate::calls;
 use crate::staged::Staged;
 

@@ -8,6 +8,11 @@
 use torpor_image::Content;
 use torpor_image::tree::{Area, Backing, Executable, Layout, LiveProcess, MemoryPolicy, SharedMemoryKind, Tree};
 use torpor_linux::hugepages;
+use torpor_linux::uapi::memory::{
+    MADV_DONTNEED, MAP_ANONYMOUS, MAP_DROPPABLE, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_NORESERVE, MAP_PRIVATE,
+    MAP_SHARED, SHM_EXEC, SHM_RDONLY,
+};
+use torpor_linux::uapi::prctl::{PR_SET_MM, PR_SET_MM_MAP, PR_SET_VMA};
 
 use super::build::{Argument, Builder, Steps};
 use super::kernel::{KernelAreas, is_kernel};
@@ -18,13 +23,6 @@ use crate::plan::{FILL, MANY};
 use crate::staged::{Access, Staged};
 
 const WRITE: u32 = 2;
-const MAP_SHARED: u64 = 1;
-pub(super) const MAP_PRIVATE: u64 = 2;
-const MAP_DROPPABLE: u64 = 8;
-pub(super) const MAP_ANONYMOUS: u64 = 0x20;
-const MAP_GROWSDOWN: u64 = 0x100;
-pub(super) const MAP_NORESERVE: u64 = 0x4000;
-pub(super) const MAP_FIXED_NOREPLACE: u64 = 0x10_0000;
 pub(super) const MREMAP_MAYMOVE_FIXED: u64 = 3;
 /// Lowest address that may be mapped, and the end of user memory with four levels of page tables.
 pub(super) const LOWEST: u64 = 0x1_0000;
@@ -80,7 +78,6 @@ pub(super) fn space(
         }
     }
     for gone in &kept.stale {
-        const MADV_DONTNEED: u64 = 4;
         steps.call(calls::MADVISE, &[gone.start.into(), (gone.end - gone.start).into(), MADV_DONTNEED.into()]);
     }
     fill(life, kept, staged, builder, steps);
@@ -218,7 +215,6 @@ fn advise(area: &Area, builder: &mut Builder, steps: &mut Steps) {
         steps.call(calls::MBIND, &arguments);
     }
     if !area.advice.name.is_empty() {
-        const PR_SET_VMA: u64 = 0x5356_4d41;
         let name = builder.bytes(&[&area.advice.name[..], &[0]].concat());
         // Only for people; kernels without CONFIG_ANON_VMA_NAME have no names.
         steps.any(calls::PRCTL, &[PR_SET_VMA.into(), 0_u64.into(), area.start.into(), bytes.into(), name]);
@@ -246,8 +242,6 @@ fn attach(
     bytes: u64,
     steps: &mut Steps,
 ) -> Result<(), CompileError> {
-    const SHM_RDONLY: u64 = 0o10000;
-    const SHM_EXEC: u64 = 0o100_000;
     const READ: u32 = 1;
     const EXECUTE: u32 = 4;
     if offset != 0 || area.end - area.start != bytes {
@@ -360,8 +354,6 @@ fn fill(life: &LiveProcess, kept: &Kept, staged: &Staged<'_>, builder: &mut Buil
 }
 
 fn layout(layout: &Layout, executable: i32, builder: &mut Builder, steps: &mut Steps) {
-    const PR_SET_MM: u64 = 35;
-    const PR_SET_MM_MAP: u64 = 14;
     let auxiliary = builder.numbers(&layout.auxiliary);
     let bytes = size_of_val(layout.auxiliary.as_slice()) as u64;
     let Layout { code, data, heap, stack, arguments, environment, .. } = layout;

@@ -27,6 +27,12 @@ use std::collections::HashSet;
 use torpor_image::checksum;
 use torpor_image::tree::{End, LiveProcess, Process, Shares, Tree};
 use torpor_linux::restorer::CODE_BYTES;
+use torpor_linux::uapi::file::{TIOCSCTTY, TIOCSPGRP};
+use torpor_linux::uapi::prctl::{PR_SET_DUMPABLE, PR_SET_NAME};
+use torpor_linux::uapi::process::{
+    CLONE_FILES, CLONE_FS, CLONE_NEWTIME, CLONE_NEWUSER, CLONE_PARENT, CLONE_PTRACE, RLIMIT_CORE,
+};
+use torpor_linux::uapi::signal::{SIGCHLD, SIGTRAP};
 
 use self::build::{Builder, Steps};
 use self::kernel::KernelAreas;
@@ -35,7 +41,7 @@ use self::order::{Birth, Group, Helper, Maker, Node, Order};
 use self::sharing::Sharing;
 use crate::allowed;
 use crate::calls;
-use crate::plan::{BORN, CLONE_PARENT, CLONE_PTRACE, CLONE_THREAD_FLAGS, DONE, JOINED, Kind, Plan, Task, key};
+use crate::plan::{BORN, CLONE_THREAD_FLAGS, DONE, JOINED, Kind, Plan, Task, key};
 use crate::staged::Staged;
 
 /// Where in the blob's file zeros are read.
@@ -153,7 +159,6 @@ pub fn plan(tree: &Tree, key: u64) -> Result<Plan, CompileError> {
 
 /// What no step could do.
 fn check(tree: &Tree) -> Result<(), CompileError> {
-    const SIGTRAP: i32 = 5;
     /// Timers that are made and removed to come to a number.
     const TIMERS: i32 = 10_000;
     for process in &tree.processes {
@@ -306,9 +311,6 @@ impl<'t> Compiler<'t> {
 
     /// Makes a process or a helper, which inherits what is then in memory.
     fn make(&mut self, birth: Birth, steps: &mut Steps) {
-        const SIGCHLD: u64 = 17;
-        const CLONE_FS: u64 = 0x200;
-        const CLONE_FILES: u64 = 0x400;
         self.sharing.before(birth.node, self.staged, &mut self.builder, steps);
         let (id, task, shares) = match birth.node {
             Node::Process(n) => {
@@ -318,7 +320,7 @@ impl<'t> Compiler<'t> {
             }
             Node::Helper(h) => (self.order.helpers[h].pid, self.helpers[h], Shares::default()),
         };
-        let (mut flags, signal) = if birth.sibling { (CLONE_PARENT, 0) } else { (0, SIGCHLD) };
+        let (mut flags, signal) = if birth.sibling { (CLONE_PARENT, 0) } else { (0, SIGCHLD as u64) };
         if shares.descriptors {
             flags |= CLONE_FILES;
         }
@@ -341,8 +343,6 @@ impl<'t> Compiler<'t> {
 
     /// Enters the namespaces of the home that are not entered for it.
     fn enter(&mut self, steps: &mut Steps) {
-        const CLONE_NEWTIME: u64 = 0x80;
-        const CLONE_NEWUSER: u64 = 0x1000_0000;
         let Some(home) = self.staged.home() else { return };
         if self.tree.namespaces.time {
             steps.call(calls::SETNS, &[home.into(), CLONE_NEWTIME.into()]);
@@ -360,7 +360,6 @@ impl<'t> Compiler<'t> {
 
     /// Session, children, group.
     fn birth(&mut self, n: usize, process: &Process, steps: &mut Steps) -> Result<(), CompileError> {
-        const SIGCHLD: u64 = 17;
         const WALL: u64 = 0x4000_0000;
         if n == 0 {
             self.kernel.clear_seed(self.room, steps);
@@ -375,7 +374,6 @@ impl<'t> Compiler<'t> {
         let terminal = process.alive().and_then(|life| life.terminal);
         if let Some((slave, _)) = terminal {
             // Its children inherit it.
-            const TIOCSCTTY: u64 = 0x540e;
             steps.call(calls::IOCTL, &[self.staged.file(slave).into(), TIOCSCTTY.into(), 0_u64.into()]);
         }
         for birth in late {
@@ -406,7 +404,6 @@ impl<'t> Compiler<'t> {
             steps.stop(JOINED);
         }
         if let Some((slave, foreground)) = terminal {
-            const TIOCSPGRP: u64 = 0x5410;
             let group = self.builder.numbers(&[foreground as u32 as u64]);
             steps.call(calls::IOCTL, &[self.staged.file(slave).into(), TIOCSPGRP.into(), group]);
         }
@@ -415,7 +412,7 @@ impl<'t> Compiler<'t> {
         }
         if process.alive().is_some() && (self.reapers.contains(&process.pid) || !own.is_empty()) {
             // The children's ends were reported long ago.
-            let set = self.builder.numbers(&[1 << (SIGCHLD - 1)]);
+            let set = self.builder.numbers(&[1 << (SIGCHLD as u64 - 1)]);
             let now = self.builder.numbers(&[0, 0]);
             steps.any(calls::RT_SIGTIMEDWAIT, &[set, 0_u64.into(), now, 8_u64.into()]);
         }
@@ -439,8 +436,6 @@ impl<'t> Compiler<'t> {
 
     /// A zombie's end: it exits, or stops so that the restorer kills it.
     fn end(&mut self, status: i32, name: &[u8], steps: &mut Steps) {
-        const PR_SET_NAME: u64 = 15;
-        const RLIMIT_CORE: u64 = 4;
         let name = self.builder.bytes(&[name, &[0]].concat());
         steps.call(calls::PRCTL, &[PR_SET_NAME.into(), name]);
         if status & 0x7f == 0 {
@@ -499,7 +494,6 @@ impl<'t> Compiler<'t> {
         let limits = process::limits(life, &mut self.builder, steps);
         self.thread(process, life, 0, common, steps);
         if life.threads.len() == 1 {
-            const PR_SET_DUMPABLE: u64 = 4;
             let dumpable = u64::from(life.dumpable == 1);
             steps.call(calls::PRCTL, &[PR_SET_DUMPABLE.into(), dumpable.into()]);
         }

@@ -4,17 +4,21 @@ use std::collections::{HashMap, HashSet};
 
 use torpor_image::tree::{FileKind, FileLock, LiveProcess, LockKind, OpenFile, Process, Tree};
 use torpor_linux::limits::hard_limits;
+use torpor_linux::uapi::file::{
+    AT_FDCWD, EPOLL_CTL_ADD, EPOLL_CTL_DEL, F_SETFL, F_SETLEASE, F_SETLK, F_UNLCK, LOCK_EX, LOCK_NB, LOCK_SH, O_ASYNC,
+    O_CLOEXEC,
+};
+use torpor_linux::uapi::memory::MCL_FUTURE;
+use torpor_linux::uapi::prctl::{
+    PR_SET_CHILD_SUBREAPER, PR_SET_MDWE, PR_SET_MEMORY_MERGE, PR_SET_THP_DISABLE, PR_TIMER_CREATE_RESTORE_IDS,
+};
 
 use super::build::{Argument, Builder, Steps};
 use crate::calls;
 use crate::staged::{Access, Staged};
 
-const O_CLOEXEC: u64 = 0o2_000_000;
 /// `F_WRLCK`.
 const WRITE: i32 = 1;
-pub(crate) const LOCK_SH: u64 = 1;
-pub(crate) const LOCK_EX: u64 = 2;
-pub(crate) const LOCK_NB: u64 = 4;
 
 /// Descriptors that one process sets up for all that have them.
 #[derive(Debug, Default)]
@@ -57,14 +61,12 @@ pub(super) fn descriptors(
         }
     }
     let add = |file: u32, member: &torpor_image::tree::EpollMember, builder: &mut Builder, steps: &mut Steps| {
-        const EPOLL_CTL_ADD: u64 = 1;
         let mut event = [0; 12];
         event[..4].copy_from_slice(&member.events.to_ne_bytes());
         event[4..].copy_from_slice(&member.data.to_ne_bytes());
         let event = builder.bytes(&event);
         if matches!(tree.files[member.file as usize].kind, FileKind::Signal { .. }) {
             // A descriptor that was kept tells the process that has ended.
-            const EPOLL_CTL_DEL: u64 = 2;
             let arguments = [staged.file(file).into(), EPOLL_CTL_DEL.into(), member.fd.into(), 0_u64.into()];
             steps.any(calls::EPOLL_CTL, &arguments);
         }
@@ -115,8 +117,6 @@ pub(super) fn descriptors(
 fn open(kind: &FileKind, file: &OpenFile, fd: i32, builder: &mut Builder, steps: &mut Steps) {
     /// `PIDFD_NONBLOCK`, `PIDFD_THREAD`.
     const PIDFD_FLAGS: u32 = 0o4000 | 0o200;
-    const AT_FDCWD: i32 = -100;
-    const O_ASYNC: u32 = 0o20_000;
     match kind {
         FileKind::Process { pid } => {
             let flags = u64::from(file.flags & PIDFD_FLAGS);
@@ -125,7 +125,7 @@ fn open(kind: &FileKind, file: &OpenFile, fd: i32, builder: &mut Builder, steps:
         FileKind::OfProcess { path } => {
             let path = builder.bytes(&[path, &b"\0"[..]].concat());
             let flags = u64::from(file.flags & !O_ASYNC);
-            steps.exact(calls::OPENAT, fd as u64, &[AT_FDCWD.into(), path, flags.into(), 0_u64.into()]);
+            steps.exact(calls::OPENAT, fd as u64, &[(AT_FDCWD as i32).into(), path, flags.into(), 0_u64.into()]);
             if file.position != 0 {
                 // What it holds is made up anew, and may be shorter by now.
                 steps.any(calls::LSEEK, &[fd.into(), file.position.into(), 0_u64.into()]);
@@ -137,8 +137,6 @@ fn open(kind: &FileKind, file: &OpenFile, fd: i32, builder: &mut Builder, steps:
 
 /// `O_ASYNC`, by the number that signals are to name. Nobody is told before the owner is set.
 fn notified(tree: &Tree, life: &LiveProcess, claimed: &mut Claimed, steps: &mut Steps) {
-    const F_SETFL: u64 = 4;
-    const O_ASYNC: u32 = 0o20_000;
     for found in &life.descriptors {
         let flags = tree.files[found.file as usize].flags;
         if flags & O_ASYNC != 0 && !std::mem::replace(&mut claimed.notified[found.file as usize], true) {
@@ -164,8 +162,6 @@ pub(super) fn locks(
     builder: &mut Builder,
     steps: &mut Steps,
 ) {
-    const F_SETLK: u64 = 6;
-    const F_SETLEASE: u64 = 1024;
     let owns = |lock: &FileLock| claimed.tables.get(&lock.pid) == Some(&pid);
     let mut done = HashSet::new();
     for found in &life.descriptors {
@@ -185,7 +181,6 @@ pub(super) fn locks(
                 }
                 LockKind::Lease if first && owns(lock) => {
                     // As above: first it is given up. Where the process may not take one, the restorer does.
-                    const F_UNLCK: u64 = 2;
                     steps.any(calls::FCNTL, &[found.fd.into(), F_SETLEASE.into(), F_UNLCK.into()]);
                     steps.any(calls::FCNTL, &[found.fd.into(), F_SETLEASE.into(), (lock.mode as u64).into()]);
                 }
@@ -219,8 +214,6 @@ pub(super) fn surroundings(life: &LiveProcess, staged: &Staged<'_>, builder: &mu
 
 /// Personality, memory attributes.
 fn attributes(life: &LiveProcess, steps: &mut Steps) {
-    const PR_SET_CHILD_SUBREAPER: u64 = 36;
-    const PR_SET_THP_DISABLE: u64 = 41;
     steps.able(calls::PERSONALITY, &[u64::from(life.personality).into()]);
     if life.subreaper {
         steps.call(calls::PRCTL, &[PR_SET_CHILD_SUBREAPER.into(), 1_u64.into()]);
@@ -233,8 +226,6 @@ fn attributes(life: &LiveProcess, steps: &mut Steps) {
 
 /// What else it has switched on for its memory, which is mapped by now.
 fn switches(life: &LiveProcess, steps: &mut Steps) {
-    const PR_SET_MDWE: u64 = 65;
-    const PR_SET_MEMORY_MERGE: u64 = 67;
     let found = &life.switches;
     let mut set = |option: u64, value: u64| {
         steps.call(calls::PRCTL, &[option.into(), value.into(), 0_u64.into(), 0_u64.into(), 0_u64.into()]);
@@ -246,7 +237,6 @@ fn switches(life: &LiveProcess, steps: &mut Steps) {
         set(PR_SET_MDWE, found.deny_write_execute.into());
     }
     if found.lock_future {
-        const MCL_FUTURE: u64 = 2;
         steps.call(calls::MLOCKALL, &[MCL_FUTURE.into()]);
     }
     for command in (0..u32::BITS).map(|bit| 1 << bit).filter(|command| found.barriers & command != 0) {
@@ -294,7 +284,6 @@ pub(super) fn actions(life: &LiveProcess, builder: &mut Builder, steps: &mut Ste
 
 /// Timers, armed last: what is left of them begins to run.
 pub(super) fn timers(life: &LiveProcess, exact_ids: bool, builder: &mut Builder, steps: &mut Steps) {
-    const PR_TIMER_CREATE_RESTORE_IDS: u64 = 77;
     let choose = exact_ids && !life.posix_timers.is_empty();
     if choose {
         let on = [PR_TIMER_CREATE_RESTORE_IDS.into(), 1_u64.into(), 0_u64.into(), 0_u64.into(), 0_u64.into()];

@@ -1,6 +1,15 @@
 //! Steps for what each thread has of its own.
 
 use torpor_image::tree::{Control, Details, LiveProcess, SeccompFilter, Thread};
+use torpor_linux::uapi::prctl::{
+    PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, PR_CAP_AMBIENT_RAISE, PR_CAPBSET_DROP, PR_MCE_KILL, PR_MCE_KILL_SET,
+    PR_SET_NAME, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_SECUREBITS, PR_SET_TIMERSLACK,
+    PR_SET_TSC,
+};
+use torpor_linux::uapi::process::{
+    IOPRIO_WHO_PROCESS, SECBIT_NO_SETUID_FIXUP, SECCOMP_MODE_STRICT, SECCOMP_SET_MODE_FILTER,
+};
+use torpor_linux::uapi::signal::{SS_DISABLE, SS_ONSTACK};
 
 use super::build::{Argument, Builder, Steps};
 use crate::calls;
@@ -17,7 +26,6 @@ pub(super) fn common_filters(life: &LiveProcess) -> usize {
 
 /// Sets filters. They do not apply as long as the thread is traced.
 pub(super) fn filters(filters: &[SeccompFilter], builder: &mut Builder, steps: &mut Steps) {
-    const SECCOMP_SET_MODE_FILTER: u64 = 1;
     for filter in filters {
         let instructions = builder.numbers(&filter.instructions);
         // struct sock_fprog.
@@ -28,8 +36,6 @@ pub(super) fn filters(filters: &[SeccompFilter], builder: &mut Builder, steps: &
 
 /// Name, places that the kernel writes to, scheduling, and what else it has set.
 pub(super) fn attributes(thread: &Thread, details: &Details, builder: &mut Builder, steps: &mut Steps) {
-    const PR_SET_NAME: u64 = 15;
-    const PR_SET_TIMERSLACK: u64 = 29;
     let mut name = thread.name.clone();
     name.push(0);
     let name = builder.bytes(&name);
@@ -43,21 +49,16 @@ pub(super) fn attributes(thread: &Thread, details: &Details, builder: &mut Build
         steps.call(calls::RSEQ, &arguments);
     }
     let stack = thread.signal_stack;
-    const SS_ONSTACK: i32 = 1;
-    const SS_DISABLE: i32 = 2;
     if stack.flags & SS_DISABLE == 0 && stack.bytes != 0 {
         let flags = stack.flags & !SS_ONSTACK;
         let place = builder.numbers(&[stack.address, u64::from(flags as u32), stack.bytes]);
         steps.call(calls::SIGALTSTACK, &[place, 0_u64.into()]);
     }
     steps.call(calls::PRCTL, &[PR_SET_TIMERSLACK.into(), thread.timer_slack_ns.into()]);
-    const PR_SET_TSC: u64 = 26;
     const ENABLED: u8 = 1;
     if thread.time_stamp_counter != ENABLED {
         steps.call(calls::PRCTL, &[PR_SET_TSC.into(), u64::from(thread.time_stamp_counter).into()]);
     }
-    const PR_MCE_KILL: u64 = 33;
-    const PR_MCE_KILL_SET: u64 = 1;
     const DEFAULT: u8 = 2;
     if thread.memory_error_policy != DEFAULT {
         let policy = u64::from(thread.memory_error_policy).into();
@@ -88,7 +89,6 @@ fn scheduling(thread: &Thread, builder: &mut Builder, steps: &mut Steps) {
     let set = builder.numbers(processors);
     steps.call(calls::SCHED_SETAFFINITY, &[0_u64.into(), (size_of_val(processors.as_slice()) as u64).into(), set]);
     if scheduling.io_priority != 0 {
-        const IOPRIO_WHO_PROCESS: u64 = 1;
         let priority = u64::from(scheduling.io_priority).into();
         steps.call(calls::IOPRIO_SET, &[IOPRIO_WHO_PROCESS.into(), 0_u64.into(), priority]);
     }
@@ -96,12 +96,6 @@ fn scheduling(thread: &Thread, builder: &mut Builder, steps: &mut Steps) {
 
 /// Who it is and what it may do; what comes after these steps needs no privilege.
 pub(super) fn credentials(thread: &Thread, builder: &mut Builder, steps: &mut Steps) {
-    const PR_CAPBSET_DROP: u64 = 24;
-    const PR_SET_SECUREBITS: u64 = 28;
-    const PR_CAP_AMBIENT: u64 = 47;
-    const PR_CAP_AMBIENT_RAISE: u64 = 2;
-    const PR_CAP_AMBIENT_CLEAR_ALL: u64 = 4;
-    const SECBIT_NO_SETUID_FIXUP: u64 = 4;
     let who = &thread.credentials;
     let none = Argument::Value(0);
     let groups: Vec<u8> = who.supplementary.iter().flat_map(|group| group.to_ne_bytes()).collect();
@@ -148,8 +142,6 @@ pub(super) fn credentials(thread: &Thread, builder: &mut Builder, steps: &mut St
 
 /// Strict seccomp, after which nothing is allowed; it does not apply as long as the thread is traced.
 pub(super) fn strict(thread: &Thread, steps: &mut Steps) {
-    const PR_SET_SECCOMP: u64 = 22;
-    const SECCOMP_MODE_STRICT: u64 = 1;
     if thread.strict {
         steps.call(calls::PRCTL, &[PR_SET_SECCOMP.into(), SECCOMP_MODE_STRICT.into()]);
     }
@@ -157,8 +149,6 @@ pub(super) fn strict(thread: &Thread, steps: &mut Steps) {
 
 /// What must come after the credentials, and the signals that wait for this thread.
 pub(super) fn last(pid: i32, thread: &Thread, death_signal: bool, builder: &mut Builder, steps: &mut Steps) {
-    const PR_SET_PDEATHSIG: u64 = 1;
-    const PR_SET_NO_NEW_PRIVS: u64 = 38;
     let none = Argument::Value(0);
     if thread.no_new_privileges {
         steps.call(calls::PRCTL, &[PR_SET_NO_NEW_PRIVS.into(), 1_u64.into(), none, none, none]);

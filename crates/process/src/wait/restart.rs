@@ -18,48 +18,13 @@ use std::io;
 use std::time::Duration;
 
 use torpor_linux::registers::{Registers, restart};
+use torpor_linux::uapi::futex::{FUTEX_CLOCK_REALTIME, FUTEX_LOCK_PI, FUTEX_WAIT};
+use torpor_linux::uapi::syscall;
+use torpor_linux::uapi::time::{CLOCK_BOOTTIME, CLOCK_MONOTONIC, TIMER_ABSTIME};
 
 pub use super::prior::{Given, PriorWait};
 
 const EINTR: i64 = 4;
-
-/// System-call numbers of x86-64 that matter here.
-pub mod number {
-    #![expect(missing_docs, reason = "each is the number of the call whose name it bears")]
-
-    pub const READ: u64 = 0;
-    pub const WRITE: u64 = 1;
-    pub const POLL: u64 = 7;
-    pub const READV: u64 = 19;
-    pub const WRITEV: u64 = 20;
-    pub const SELECT: u64 = 23;
-    pub const NANOSLEEP: u64 = 35;
-    pub const GETITIMER: u64 = 36;
-    pub const CONNECT: u64 = 42;
-    pub const ACCEPT: u64 = 43;
-    pub const SENDTO: u64 = 44;
-    pub const RECVFROM: u64 = 45;
-    pub const SENDMSG: u64 = 46;
-    pub const RECVMSG: u64 = 47;
-    pub const SEMOP: u64 = 65;
-    pub const RT_SIGTIMEDWAIT: u64 = 128;
-    pub const FUTEX: u64 = 202;
-    pub const IO_GETEVENTS: u64 = 208;
-    pub const IO_PGETEVENTS: u64 = 333;
-    pub const RESTART_SYSCALL: u64 = 219;
-    pub const SEMTIMEDOP: u64 = 220;
-    pub const TIMER_GETTIME: u64 = 224;
-    pub const CLOCK_NANOSLEEP: u64 = 230;
-    pub const EPOLL_WAIT: u64 = 232;
-    pub const PSELECT6: u64 = 270;
-    pub const PPOLL: u64 = 271;
-    pub const EPOLL_PWAIT: u64 = 281;
-    pub const ACCEPT4: u64 = 288;
-    pub const RECVMMSG: u64 = 299;
-    pub const SENDMMSG: u64 = 307;
-    pub const EPOLL_PWAIT2: u64 = 441;
-}
-use number as nr;
 
 /// Reads the memory of the thread's process.
 pub trait Memory {
@@ -134,7 +99,7 @@ pub(crate) fn interrupted(
 ) -> Option<Interrupted> {
     let number = registers.call()?;
     let carried = carried.filter(|c| c.instruction == registers.instruction() && c.stack == registers.stack());
-    if number == nr::RESTART_SYSCALL {
+    if number == syscall::RESTART_SYSCALL {
         // The kernel goes on with a call that was interrupted before; only we know which it was.
         let carried = carried?;
         let timeout = carried.deadline.map(|deadline| Timeout { deadline, total: carried.total, place: Place::Kernel });
@@ -184,21 +149,32 @@ fn kernel_restarts(result: i64) -> bool {
 fn gives_eintr(number: u64) -> bool {
     matches!(
         number,
-        nr::EPOLL_WAIT
-            | nr::EPOLL_PWAIT
-            | nr::EPOLL_PWAIT2
-            | nr::RT_SIGTIMEDWAIT
-            | nr::SEMOP
-            | nr::SEMTIMEDOP
-            | nr::IO_GETEVENTS
+        syscall::EPOLL_WAIT
+            | syscall::EPOLL_PWAIT
+            | syscall::EPOLL_PWAIT2
+            | syscall::RT_SIGTIMEDWAIT
+            | syscall::SEMOP
+            | syscall::SEMTIMEDOP
+            | syscall::IO_GETEVENTS
     ) || socket_call(number).is_some()
 }
 
 /// Whether a call may wait on a socket's own time-out, and which of the two.
 fn socket_call(number: u64) -> Option<bool> {
     match number {
-        nr::READ | nr::READV | nr::RECVFROM | nr::RECVMSG | nr::RECVMMSG | nr::ACCEPT | nr::ACCEPT4 => Some(false),
-        nr::WRITE | nr::WRITEV | nr::SENDTO | nr::SENDMSG | nr::SENDMMSG | nr::CONNECT => Some(true),
+        syscall::READ
+        | syscall::READV
+        | syscall::RECVFROM
+        | syscall::RECVMSG
+        | syscall::RECVMMSG
+        | syscall::ACCEPT
+        | syscall::ACCEPT4 => Some(false),
+        syscall::WRITE
+        | syscall::WRITEV
+        | syscall::SENDTO
+        | syscall::SENDMSG
+        | syscall::SENDMMSG
+        | syscall::CONNECT => Some(true),
         _ => None,
     }
 }
@@ -215,18 +191,18 @@ fn limit(
     let spec = |n: usize| timespec(memory, registers.argument(n));
     let millis = |n: usize| u64::try_from(registers.argument(n) as i32).ok().map(Duration::from_millis);
     match number {
-        nr::EPOLL_WAIT | nr::EPOLL_PWAIT => (after(millis(3)), Place::Millis(3)),
-        nr::EPOLL_PWAIT2 => (after(spec(3)), Place::Constant(3)),
-        nr::RT_SIGTIMEDWAIT => (after(spec(2)), Place::Constant(2)),
-        nr::SEMTIMEDOP => (after(spec(3)), Place::Constant(3)),
-        nr::IO_GETEVENTS => (after(spec(4)), Place::Constant(4)),
-        nr::POLL => (after(millis(2)), Place::Kernel),
-        nr::NANOSLEEP => (sleeping(registers, 0, spec(0)), Place::Kernel),
-        nr::CLOCK_NANOSLEEP => (clock_nanosleep(registers, spec(2)), Place::Kernel),
-        nr::FUTEX => (futex(registers, spec(3)), Place::Kernel),
-        nr::SELECT => (left(timeval(memory, registers.argument(4))), Place::Timeval(4)),
-        nr::PSELECT6 => (left(spec(4)), Place::Timespec(4)),
-        nr::PPOLL => (left(spec(2)), Place::Timespec(2)),
+        syscall::EPOLL_WAIT | syscall::EPOLL_PWAIT => (after(millis(3)), Place::Millis(3)),
+        syscall::EPOLL_PWAIT2 => (after(spec(3)), Place::Constant(3)),
+        syscall::RT_SIGTIMEDWAIT => (after(spec(2)), Place::Constant(2)),
+        syscall::SEMTIMEDOP => (after(spec(3)), Place::Constant(3)),
+        syscall::IO_GETEVENTS => (after(spec(4)), Place::Constant(4)),
+        syscall::POLL => (after(millis(2)), Place::Kernel),
+        syscall::NANOSLEEP => (sleeping(registers, 0, spec(0)), Place::Kernel),
+        syscall::CLOCK_NANOSLEEP => (clock_nanosleep(registers, spec(2)), Place::Kernel),
+        syscall::FUTEX => (futex(registers, spec(3)), Place::Kernel),
+        syscall::SELECT => (left(timeval(memory, registers.argument(4))), Place::Timeval(4)),
+        syscall::PSELECT6 => (left(spec(4)), Place::Timespec(4)),
+        syscall::PPOLL => (left(spec(2)), Place::Timespec(2)),
         _ => match socket_call(number) {
             Some(send) => (after(socket_timeout(registers.argument(0) as i32, send)), Place::Socket { send }),
             None => (Limit::Never, Place::Kernel),
@@ -239,20 +215,20 @@ fn limit(
 pub(crate) fn counts_from_its_beginning(number: u64, arguments: &[u64], is_socket: impl Fn(u64) -> bool) -> bool {
     let argument = |n: usize| arguments.get(n).copied().unwrap_or(0);
     match number {
-        nr::FUTEX => argument(3) != 0,
-        nr::RESTART_SYSCALL
-        | nr::EPOLL_WAIT
-        | nr::EPOLL_PWAIT
-        | nr::EPOLL_PWAIT2
-        | nr::RT_SIGTIMEDWAIT
-        | nr::SEMTIMEDOP
-        | nr::IO_GETEVENTS
-        | nr::POLL
-        | nr::NANOSLEEP
-        | nr::CLOCK_NANOSLEEP
-        | nr::SELECT
-        | nr::PSELECT6
-        | nr::PPOLL => true,
+        syscall::FUTEX => argument(3) != 0,
+        syscall::RESTART_SYSCALL
+        | syscall::EPOLL_WAIT
+        | syscall::EPOLL_PWAIT
+        | syscall::EPOLL_PWAIT2
+        | syscall::RT_SIGTIMEDWAIT
+        | syscall::SEMTIMEDOP
+        | syscall::IO_GETEVENTS
+        | syscall::POLL
+        | syscall::NANOSLEEP
+        | syscall::CLOCK_NANOSLEEP
+        | syscall::SELECT
+        | syscall::PSELECT6
+        | syscall::PPOLL => true,
         _ => socket_call(number).is_some() && is_socket(argument(0)),
     }
 }
@@ -267,11 +243,7 @@ fn sleeping(registers: &Registers, n: usize, time: Option<Duration>) -> Limit {
     }
 }
 
-const CLOCK_MONOTONIC: u64 = 1;
-const CLOCK_BOOTTIME: u64 = 7;
-
 fn clock_nanosleep(registers: &Registers, time: Option<Duration>) -> Limit {
-    const TIMER_ABSTIME: u64 = 1;
     match time {
         Some(_) if registers.argument(1) & TIMER_ABSTIME == 0 => sleeping(registers, 2, time),
         Some(time) if matches!(registers.argument(0), CLOCK_MONOTONIC | CLOCK_BOOTTIME) => Limit::At(time),
@@ -281,9 +253,6 @@ fn clock_nanosleep(registers: &Registers, time: Option<Duration>) -> Limit {
 }
 
 fn futex(registers: &Registers, time: Option<Duration>) -> Limit {
-    const FUTEX_CLOCK_REALTIME: u64 = 256;
-    const FUTEX_WAIT: u64 = 0;
-    const FUTEX_LOCK_PI: u64 = 6;
     let operation = registers.argument(1);
     match time {
         None => Limit::Never,
@@ -433,20 +402,20 @@ pub(crate) mod tests {
 
     #[test]
     fn an_epoll_wait_goes_on_with_what_is_left_and_hides_its_eintr() {
-        let registers = in_call(nr::EPOLL_WAIT, -EINTR, &[4, 0, 1, 90_000]);
+        let registers = in_call(syscall::EPOLL_WAIT, -EINTR, &[4, 0, 1, 90_000]);
         let found = understand(&registers, &spec(0, 0), None).unwrap();
         assert_eq!(found.timeout.unwrap().deadline, Duration::from_secs(190));
         let resumed = resume(&registers, &found, Duration::from_millis(150_500));
         assert_eq!(resumed.registers.argument(3), 39_500);
         assert_eq!(resumed.registers.result(), -restart::ERESTARTNOHAND);
-        assert_eq!(resumed.registers.call(), Some(nr::EPOLL_WAIT));
+        assert_eq!(resumed.registers.call(), Some(syscall::EPOLL_WAIT));
         let late = resume(&registers, &found, Duration::from_secs(1000));
         assert_eq!(late.registers.argument(3), 0);
     }
 
     #[test]
     fn an_endless_epoll_wait_stays_endless() {
-        let registers = in_call(nr::EPOLL_WAIT, -EINTR, &[4, 0, 1, u64::from(u32::MAX)]);
+        let registers = in_call(syscall::EPOLL_WAIT, -EINTR, &[4, 0, 1, u64::from(u32::MAX)]);
         let found = understand(&registers, &spec(0, 0), None).unwrap();
         assert_eq!(found.timeout, None);
         assert_eq!(resume(&registers, &found, NOW).registers.argument(3), u64::from(u32::MAX));
@@ -455,7 +424,7 @@ pub(crate) mod tests {
     #[test]
     fn the_wait_of_the_last_sleep_is_recognised_with_its_full_length() {
         let carried = PriorWait {
-            number: nr::EPOLL_WAIT,
+            number: syscall::EPOLL_WAIT,
             instruction: 0x40_0000,
             stack: 0,
             deadline: Some(Duration::from_millis(120_003)),
@@ -463,10 +432,10 @@ pub(crate) mod tests {
             unmoved: false,
             given: None,
         };
-        let registers = in_call(nr::EPOLL_WAIT, -EINTR, &[4, 0, 1, 20_000]);
+        let registers = in_call(syscall::EPOLL_WAIT, -EINTR, &[4, 0, 1, 20_000]);
         let timeout = understand(&registers, &spec(0, 0), Some(&carried)).unwrap().timeout.unwrap();
         assert_eq!((timeout.deadline, timeout.total), (Duration::from_millis(120_003), Duration::from_secs(90)));
-        let other = in_call(nr::EPOLL_WAIT, -EINTR, &[4, 0, 1, 25_000]);
+        let other = in_call(syscall::EPOLL_WAIT, -EINTR, &[4, 0, 1, 25_000]);
         assert_eq!(understand(&other, &spec(0, 0), Some(&carried)).unwrap().timeout.unwrap().total.as_secs(), 25);
     }
 
@@ -488,20 +457,20 @@ pub(crate) mod tests {
         };
         // Begun at 100 s with what was left at 99 s: the deadline is a second off, and it is the same wait.
         let found = timeout(
-            &in_call(nr::EPOLL_WAIT, -EINTR, &[4, 0, 1, 21_003]),
+            &in_call(syscall::EPOLL_WAIT, -EINTR, &[4, 0, 1, 21_003]),
             &spec(0, 0),
-            &carried(nr::EPOLL_WAIT, given(99, 21_003)),
+            &carried(syscall::EPOLL_WAIT, given(99, 21_003)),
         );
         assert_eq!((found.deadline, found.total), (deadline, Duration::from_secs(90)));
         let other = timeout(
-            &in_call(nr::EPOLL_WAIT, -EINTR, &[4, 0, 1, 21_004]),
+            &in_call(syscall::EPOLL_WAIT, -EINTR, &[4, 0, 1, 21_004]),
             &spec(0, 0),
-            &carried(nr::EPOLL_WAIT, given(99, 21_003)),
+            &carried(syscall::EPOLL_WAIT, given(99, 21_003)),
         );
         assert_eq!(other.total, Duration::from_millis(21_004));
         // What the kernel wrote back is less by at most the time since.
-        let registers = in_call(nr::PSELECT6, -restart::ERESTARTNOHAND, &[1, 0, 0, 0, AT]);
-        let carried = carried(nr::PSELECT6, given(99, 21_003));
+        let registers = in_call(syscall::PSELECT6, -restart::ERESTARTNOHAND, &[1, 0, 0, 0, AT]);
+        let carried = carried(syscall::PSELECT6, given(99, 21_003));
         assert_eq!(timeout(&registers, &spec(15, 0), &carried).deadline, deadline);
         for (seconds, nanos) in [(21, 4_000_000), (9, 0)] {
             assert_ne!(timeout(&registers, &spec(seconds, nanos), &carried).deadline, deadline);
@@ -510,7 +479,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_constant_timespec_is_not_written_over() {
-        let mut registers = in_call(nr::RT_SIGTIMEDWAIT, -EINTR, &[0, 0, AT]);
+        let mut registers = in_call(syscall::RT_SIGTIMEDWAIT, -EINTR, &[0, 0, AT]);
         let mut words = *registers.words();
         words[19] = 0x7fff_0000;
         registers = Registers::from_words(words);
@@ -524,7 +493,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_the_kernel_wrote_back_shrinks_while_asleep() {
-        let registers = in_call(nr::PSELECT6, -restart::ERESTARTNOHAND, &[1, 0, 0, 0, AT]);
+        let registers = in_call(syscall::PSELECT6, -restart::ERESTARTNOHAND, &[1, 0, 0, 0, AT]);
         let found = understand(&registers, &spec(80, 0), None).unwrap();
         assert!(!found.hide_eintr);
         assert_eq!(found.timeout.unwrap().total, Duration::from_secs(90));
@@ -533,7 +502,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_kernel_keeps_the_deadlines_of_its_restart_blocks() {
-        for (number, arguments) in [(nr::NANOSLEEP, [AT, 0, 0, 0]), (nr::FUTEX, [0, 128, 0, AT])] {
+        for (number, arguments) in [(syscall::NANOSLEEP, [AT, 0, 0, 0]), (syscall::FUTEX, [0, 128, 0, AT])] {
             let registers = in_call(number, -restart::ERESTART_RESTARTBLOCK, &arguments);
             let found = understand(&registers, &spec(90, 0), None).unwrap();
             assert_eq!(found.timeout.unwrap().deadline, Duration::from_secs(190));
@@ -544,7 +513,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_left_may_lie_over_the_time_of_a_sleep() {
-        for (number, arguments) in [(nr::NANOSLEEP, [AT, AT, 0, 0]), (nr::CLOCK_NANOSLEEP, [0, 0, AT, AT])] {
+        for (number, arguments) in [(syscall::NANOSLEEP, [AT, AT, 0, 0]), (syscall::CLOCK_NANOSLEEP, [0, 0, AT, AT])] {
             let registers = in_call(number, -restart::ERESTART_RESTARTBLOCK, &arguments);
             let found = understand(&registers, &spec(80, 0), None).unwrap().timeout.unwrap();
             assert_eq!((found.deadline.as_secs(), found.total.as_secs()), (190, 90));
@@ -553,10 +522,10 @@ pub(crate) mod tests {
 
     #[test]
     fn a_call_that_the_kernel_is_restarting_is_known_from_before() {
-        let registers = in_call(nr::RESTART_SYSCALL, -restart::ERESTART_RESTARTBLOCK, &[AT]);
+        let registers = in_call(syscall::RESTART_SYSCALL, -restart::ERESTART_RESTARTBLOCK, &[AT]);
         assert_eq!(understand(&registers, &spec(90, 0), None), None);
         let carried = PriorWait {
-            number: nr::NANOSLEEP,
+            number: syscall::NANOSLEEP,
             instruction: 0x40_0000,
             stack: 0,
             deadline: Some(Duration::from_secs(120)),
@@ -565,12 +534,12 @@ pub(crate) mod tests {
             given: None,
         };
         let found = understand(&registers, &spec(90, 0), Some(&carried)).unwrap();
-        assert_eq!((found.number, found.timeout.unwrap().deadline.as_secs()), (nr::NANOSLEEP, 120));
+        assert_eq!((found.number, found.timeout.unwrap().deadline.as_secs()), (syscall::NANOSLEEP, 120));
     }
 
     #[test]
     fn a_socket_time_out_is_shortened_for_one_call() {
-        let registers = in_call(nr::RECVFROM, -EINTR, &[6, 0, 0]);
+        let registers = in_call(syscall::RECVFROM, -EINTR, &[6, 0, 0]);
         let found = understand(&registers, &spec(0, 0), None).unwrap();
         let resumed = resume(&registers, &found, Duration::from_secs(180));
         assert_eq!(resumed.socket, Some((6, false, Duration::from_secs(10))));
@@ -579,16 +548,16 @@ pub(crate) mod tests {
 
     #[test]
     fn what_did_not_wait_is_left_alone() {
-        assert_eq!(understand(&in_call(nr::READ, 5, &[3]), &spec(0, 0), None), None);
-        assert_eq!(understand(&in_call(nr::GETITIMER, -EINTR, &[3]), &spec(0, 0), None), None);
-        let mut running = in_call(nr::READ, 5, &[3]);
+        assert_eq!(understand(&in_call(syscall::READ, 5, &[3]), &spec(0, 0), None), None);
+        assert_eq!(understand(&in_call(syscall::GETITIMER, -EINTR, &[3]), &spec(0, 0), None), None);
+        let mut running = in_call(syscall::READ, 5, &[3]);
         running.set_call(None);
         assert_eq!(understand(&running, &spec(0, 0), None), None);
     }
 
     #[test]
     fn absurd_time_outs_are_never() {
-        let registers = in_call(nr::RT_SIGTIMEDWAIT, -EINTR, &[0, 0, AT]);
+        let registers = in_call(syscall::RT_SIGTIMEDWAIT, -EINTR, &[0, 0, AT]);
         assert_eq!(understand(&registers, &spec(u64::MAX, 0), None).unwrap().timeout, None);
         assert_eq!(understand(&registers, &spec(1, u64::MAX), None).unwrap().timeout, None);
         assert_eq!(understand(&registers, &Bytes(0, Vec::new()), None).unwrap().timeout, None);

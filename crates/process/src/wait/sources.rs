@@ -6,8 +6,9 @@
 
 use rustix::event::epoll::EventFlags;
 use torpor_linux::registers::Registers;
+use torpor_linux::uapi::syscall;
 
-use super::restart::{Memory, number as nr};
+use super::restart::Memory;
 
 /// Descriptors that one `poll` or `select` may name; more are not looked at and every socket is watched instead.
 const MAX_DESCRIPTORS: usize = 16_384;
@@ -42,14 +43,25 @@ pub fn waits(number: Option<u64>, registers: &Registers, memory: &dyn Memory) ->
     let fd = registers.argument(0) as i32;
     let one = |events| Waits::On(vec![Awaited { fd, events, epoll: false }]);
     match number {
-        nr::EPOLL_WAIT | nr::EPOLL_PWAIT | nr::EPOLL_PWAIT2 => {
+        syscall::EPOLL_WAIT | syscall::EPOLL_PWAIT | syscall::EPOLL_PWAIT2 => {
             Waits::On(vec![Awaited { fd, events: EventFlags::IN, epoll: true }])
         }
-        nr::POLL | nr::PPOLL => poll(registers, memory),
-        nr::SELECT | nr::PSELECT6 => select(registers, memory),
-        nr::READ | nr::READV | nr::RECVFROM | nr::RECVMSG | nr::RECVMMSG | nr::ACCEPT | nr::ACCEPT4 => one(READ),
-        nr::WRITE | nr::WRITEV | nr::SENDTO | nr::SENDMSG | nr::SENDMMSG | nr::CONNECT => one(EventFlags::OUT),
-        nr::RESTART_SYSCALL => Waits::Unknown,
+        syscall::POLL | syscall::PPOLL => poll(registers, memory),
+        syscall::SELECT | syscall::PSELECT6 => select(registers, memory),
+        syscall::READ
+        | syscall::READV
+        | syscall::RECVFROM
+        | syscall::RECVMSG
+        | syscall::RECVMMSG
+        | syscall::ACCEPT
+        | syscall::ACCEPT4 => one(READ),
+        syscall::WRITE
+        | syscall::WRITEV
+        | syscall::SENDTO
+        | syscall::SENDMSG
+        | syscall::SENDMMSG
+        | syscall::CONNECT => one(EventFlags::OUT),
+        syscall::RESTART_SYSCALL => Waits::Unknown,
         _ => Waits::Otherwise,
     }
 }
@@ -122,31 +134,31 @@ mod tests {
             bytes.extend(events.to_ne_bytes());
             bytes.extend([0, 0]);
         }
-        let registers = in_call(nr::POLL, -516, &[0x1000, 3, 1000]);
+        let registers = in_call(syscall::POLL, -516, &[0x1000, 3, 1000]);
         let expected = Waits::On(vec![
             Awaited { fd: 5, events: EventFlags::IN, epoll: false },
             Awaited { fd: 7, events: EventFlags::OUT, epoll: false },
         ]);
-        assert_eq!(waits(Some(nr::POLL), &registers, &Bytes(0x1000, bytes)), expected);
+        assert_eq!(waits(Some(syscall::POLL), &registers, &Bytes(0x1000, bytes)), expected);
 
         let mut sets = vec![0_u8; 16];
         sets[0] = 0b0100;
         sets[8] = 0b0110;
-        let registers = in_call(nr::SELECT, -514, &[3, 0x1000, 0x1008, 0, 0]);
+        let registers = in_call(syscall::SELECT, -514, &[3, 0x1000, 0x1008, 0, 0]);
         let expected = Waits::On(vec![
             Awaited { fd: 2, events: READ | EventFlags::OUT, epoll: false },
             Awaited { fd: 1, events: EventFlags::OUT, epoll: false },
         ]);
-        assert_eq!(waits(Some(nr::SELECT), &registers, &Bytes(0x1000, sets)), expected);
+        assert_eq!(waits(Some(syscall::SELECT), &registers, &Bytes(0x1000, sets)), expected);
     }
 
     #[test]
     fn hostile_counts_are_not_followed() {
         let nothing = Bytes(0, Vec::new());
-        let registers = in_call(nr::POLL, -516, &[0x1000, u64::MAX, 1000]);
-        assert_eq!(waits(Some(nr::POLL), &registers, &nothing), Waits::Unknown);
-        let registers = in_call(nr::SELECT, -514, &[u64::MAX, 0x1000]);
-        assert_eq!(waits(Some(nr::SELECT), &registers, &nothing), Waits::Unknown);
+        let registers = in_call(syscall::POLL, -516, &[0x1000, u64::MAX, 1000]);
+        assert_eq!(waits(Some(syscall::POLL), &registers, &nothing), Waits::Unknown);
+        let registers = in_call(syscall::SELECT, -514, &[u64::MAX, 0x1000]);
+        assert_eq!(waits(Some(syscall::SELECT), &registers, &nothing), Waits::Unknown);
         assert_eq!(waits(None, &registers, &nothing), Waits::Unknown);
     }
 }

@@ -9,15 +9,11 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use torpor_image::tree::InetSocket;
 use torpor_linux::socket::{Sent, send};
+use torpor_linux::uapi::socket::{AF_INET, AF_INET6, IPPROTO_RAW, IPPROTO_UDP, SOCK_RAW};
 
-use crate::kinds::inet::{UDP, is_v4};
+use crate::kinds::inet::is_v4;
 use crate::kinds::socket::options::fresh;
 
-/// A raw socket whose packets bring their own headers.
-const RAW: i32 = 3;
-const OWN_HEADER: i32 = 255;
-const V4: i32 = 2;
-const V6: i32 = 10;
 const UDP_HEADER_BYTES: usize = 8;
 const V4_HEADER_BYTES: usize = 20;
 const LIFE: u8 = 64;
@@ -43,7 +39,7 @@ pub(crate) fn fill(fd: &OwnedFd, socket: &InetSocket) -> io::Result<()> {
         let ends = ends(from, to).ok_or(Errno::INVAL)?;
         let ports = [from.get(2..4).ok_or(Errno::INVAL)?, to.get(2..4).ok_or(Errno::INVAL)?].concat();
         let (family, packet, receiver) = packet(&ends, &ports, &message.bytes).ok_or(Errno::MSGSIZE)?;
-        let sender = fresh((family, RAW, OWN_HEADER))?;
+        let sender = fresh((family, SOCK_RAW, IPPROTO_RAW))?;
         send(&sender, &Sent { bytes: &packet, to: &receiver, ..Sent::default() })?;
     }
     // Empty ones are seen once only.
@@ -94,30 +90,30 @@ fn packet(ends: &Ends, ports: &[u8], bytes: &[u8]) -> Option<(i32, Vec<u8>, Vec<
             let mut packet = vec![0x45, 0];
             packet.extend_from_slice(&total.to_be_bytes());
             // Identification, fragments; the kernel fills in the checksum. UDP's may be absent.
-            packet.extend_from_slice(&[0, 0, 0, 0, LIFE, UDP as u8, 0, 0]);
+            packet.extend_from_slice(&[0, 0, 0, 0, LIFE, IPPROTO_UDP as u8, 0, 0]);
             packet.extend_from_slice(from);
             packet.extend_from_slice(to);
             packet.extend_from_slice(&datagram);
-            let mut receiver = (V4 as u16).to_ne_bytes().to_vec();
+            let mut receiver = (AF_INET as u16).to_ne_bytes().to_vec();
             receiver.extend_from_slice(&[0, 0]);
             receiver.extend_from_slice(to);
             receiver.extend_from_slice(&[0; 8]);
-            Some((V4, packet, receiver))
+            Some((AF_INET, packet, receiver))
         }
         Ends::V6(from, to) => {
             let sum = checksum(from, to, &datagram);
             datagram[6..8].copy_from_slice(&sum.to_be_bytes());
             let mut packet = vec![0x60, 0, 0, 0];
             packet.extend_from_slice(&length.to_be_bytes());
-            packet.extend_from_slice(&[UDP as u8, LIFE]);
+            packet.extend_from_slice(&[IPPROTO_UDP as u8, LIFE]);
             packet.extend_from_slice(from);
             packet.extend_from_slice(to);
             packet.extend_from_slice(&datagram);
-            let mut receiver = (V6 as u16).to_ne_bytes().to_vec();
+            let mut receiver = (AF_INET6 as u16).to_ne_bytes().to_vec();
             receiver.extend_from_slice(&[0; 6]);
             receiver.extend_from_slice(to);
             receiver.extend_from_slice(&[0; 4]);
-            Some((V6, packet, receiver))
+            Some((AF_INET6, packet, receiver))
         }
     }
 }
@@ -125,7 +121,7 @@ fn packet(ends: &Ends, ports: &[u8], bytes: &[u8]) -> Option<(i32, Vec<u8>, Vec<
 /// UDP's checksum over IPv6 (RFC 8200, 8.1), which must be there; 0 is written as all ones.
 fn checksum(from: &[u8; 16], to: &[u8; 16], datagram: &[u8]) -> u16 {
     let length = (datagram.len() as u32).to_be_bytes();
-    let pseudo = [from.as_slice(), to, &length, &[0, 0, 0, UDP as u8]].concat();
+    let pseudo = [from.as_slice(), to, &length, &[0, 0, 0, IPPROTO_UDP as u8]].concat();
     let words = |bytes: &[u8]| -> u64 {
         bytes.chunks(2).map(|pair| u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]))).sum()
     };

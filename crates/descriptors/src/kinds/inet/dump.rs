@@ -7,21 +7,20 @@ use rustix::io::ioctl_fionread;
 use rustix::net::sockopt;
 use torpor_image::tree::{FileId, FileKind, InetSocket, InetState, Message};
 use torpor_linux::socket;
+use torpor_linux::uapi::socket::{
+    AF_INET, AF_INET6, IPPROTO_MPTCP, IPPROTO_TCP, IPPROTO_UDP, SOCK_DGRAM, SOCK_RAW, SOCK_STREAM,
+};
+use torpor_linux::uapi::tcp::{TCP_CLOSE, TCP_ESTABLISHED, TCP_LISTEN, TCP_SYN_SENT};
 
 use super::shut::Shuts;
 use super::tcp::Connections;
-use super::{DATAGRAM, INET, MPTCP, RAW, STREAM, TCP, UDP, name, port, raw, tcp, text};
+use super::{name, port, raw, tcp, text};
 use crate::contract::Request;
 use crate::contract::reason::{Described, Reason};
 use crate::kinds::socket::multicast::Groups;
 use crate::kinds::socket::options::{self, Defaults};
 use crate::kinds::socket::{Kind, queue};
 use crate::list::Item;
-
-const ESTABLISHED: u8 = 1;
-const SYN_SENT: u8 = 2;
-const CLOSED: u8 = 7;
-const LISTEN: u8 = 10;
 
 /// What is known of all sockets of a tree.
 #[derive(Debug)]
@@ -47,7 +46,7 @@ pub(crate) fn describe(
     let local = socket::local_address(&item.fd)?;
     let remote = match socket::remote_address(&item.fd)? {
         Some(remote) => remote,
-        None if kind.1 == RAW => raw::remote(kind, item.stat.st_ino)?,
+        None if kind.1 == SOCK_RAW => raw::remote(kind, item.stat.st_ino)?,
         None => Vec::new(),
     };
     if sockopt::socket_cookie(&item.fd).is_err() {
@@ -55,7 +54,7 @@ pub(crate) fn describe(
     }
     let mut shut = 0;
     let (state, queue) = match kind.1 {
-        STREAM if kind.2 == TCP || kind.2 == MPTCP => {
+        SOCK_STREAM if kind.2 == IPPROTO_TCP || kind.2 == IPPROTO_MPTCP => {
             let state = match tables.connections.take(id) {
                 Some(connection) => {
                     let connection = connection?;
@@ -66,13 +65,13 @@ pub(crate) fn describe(
             };
             (state, Vec::new())
         }
-        DATAGRAM if kind.2 == UDP => {
+        SOCK_DGRAM if kind.2 == IPPROTO_UDP => {
             shut = shut_of(tables, item, kind)?;
             // Looked at once only: see `queue`.
             let waiting = if request.look_only { Vec::new() } else { datagrams(item, &local)? };
             (InetState::Idle, waiting)
         }
-        DATAGRAM | RAW => {
+        SOCK_DGRAM | SOCK_RAW => {
             if ioctl_fionread(&item.fd).is_ok_and(|bytes| bytes > 0) || polled(&item.fd)?.contains(PollFlags::IN) {
                 let what = format!("{} with packets that the program has not read", name(kind));
                 return Err(Reason::parkable(what, "try again when it has"));
@@ -86,11 +85,11 @@ pub(crate) fn describe(
         }
     };
     let mut options = defaults.options(&item.fd, kind)?;
-    if kind.1 != STREAM {
+    if kind.1 != SOCK_STREAM {
         options.extend(tables.groups.joined(&item.fd, kind, request.go_on)?);
     }
     // A raw socket's port is its protocol.
-    let bound = if kind.1 == RAW {
+    let bound = if kind.1 == SOCK_RAW {
         local.get(4..).is_some_and(|rest| rest.iter().any(|byte| *byte != 0))
     } else {
         port(&local) != 0
@@ -108,17 +107,16 @@ pub(crate) fn describe(
 
 /// A TCP socket of which only what does not depend on its peers can come back; `None`: it is no such socket.
 pub(crate) fn without_peers(defaults: &mut Defaults, item: &Item) -> Described<Option<FileKind>> {
-    const INET6: i32 = 10;
     const SOCKET: &[u8] = b"socket:";
     if !item.link.starts_with(SOCKET) {
         return Ok(None);
     }
     let kind = options::kind(&item.fd)?;
-    if !matches!(kind, (INET | INET6, STREAM, TCP | MPTCP)) {
+    if !matches!(kind, (AF_INET | AF_INET6, SOCK_STREAM, IPPROTO_TCP | IPPROTO_MPTCP)) {
         return Ok(None);
     }
     let (number, _, backlog) = socket::tcp_state(&item.fd)?;
-    let listens = number == LISTEN && sockopt::socket_acceptconn(&item.fd)?;
+    let listens = number == TCP_LISTEN && sockopt::socket_acceptconn(&item.fd)?;
     let state = if listens { InetState::Listening { backlog } } else { InetState::Established { repair: None } };
     let local = if listens { socket::local_address(&item.fd)? } else { Vec::new() };
     let options = defaults.options(&item.fd, kind)?;
@@ -151,30 +149,31 @@ fn stream(item: &Item, kind: Kind, local: &[u8], remote: &[u8]) -> Described<Ine
     let listens = sockopt::socket_acceptconn(&item.fd)?;
     let name = name(kind);
     match number {
-        LISTEN if listens && queued == 0 => Ok(InetState::Listening { backlog }),
-        LISTEN if listens => {
+        TCP_LISTEN if listens && queued == 0 => Ok(InetState::Listening { backlog }),
+        TCP_LISTEN if listens => {
             let what = format!("{name} on {}, at which {queued} connections wait to be accepted", text(local));
             Err(Reason::parkable(what, "try again when the program has accepted them"))
         }
-        CLOSED if polled(&item.fd)?.contains(PollFlags::RDHUP) => {
+        TCP_CLOSE if polled(&item.fd)?.contains(PollFlags::RDHUP) => {
             let what = format!("{name} whose connection has ended, and which the program has not closed");
             Err(Reason::parkable(what, "try again when it has"))
         }
-        CLOSED if polled(&item.fd)?.contains(PollFlags::ERR) => {
+        TCP_CLOSE if polled(&item.fd)?.contains(PollFlags::ERR) => {
             let what = format!("{name} with an error that the program has not seen");
             Err(Reason::parkable(what, "try again when it has"))
         }
-        CLOSED => Ok(InetState::Idle),
-        SYN_SENT => {
+        TCP_CLOSE => Ok(InetState::Idle),
+        TCP_SYN_SENT => {
             let what = format!("{name} that is connecting to {}", text(remote));
             Err(Reason::outside(what, "try again when it is connected, and has been closed"))
         }
         state => {
-            let how = if state == ESTABLISHED { "connected to" } else { "in the middle of closing its connection to" };
+            let how =
+                if state == TCP_ESTABLISHED { "connected to" } else { "in the middle of closing its connection to" };
             let what = format!("{name} on {} {how} {}", text(local), text(remote));
             const REMEDY: &str = "checkpoint a tree that contains both ends, or with --tcp-established, which keeps the peer \
                                   waiting until the restore";
-            Err(Reason::outside(what, if kind.2 == TCP { REMEDY } else { "close it" }))
+            Err(Reason::outside(what, if kind.2 == IPPROTO_TCP { REMEDY } else { "close it" }))
         }
     }
 }

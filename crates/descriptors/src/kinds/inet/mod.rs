@@ -13,20 +13,13 @@ mod shut;
 pub(crate) mod tcp;
 
 use torpor_image::tree::InetSocket;
+use torpor_linux::uapi::socket::{AF_INET, IPPROTO_MPTCP, IPPROTO_TCP, IPPROTO_UDP, SOCK_DGRAM, SOCK_RAW, SOCK_STREAM};
 
 use crate::kinds::socket::{Kind, queue};
 
 pub(crate) use self::dump::{Tables, describe, without_peers};
 pub use self::restore::restore_listeners;
 pub(crate) use self::restore::{finish, has_lost_address, reset, restore};
-
-const INET: i32 = 2;
-const STREAM: i32 = 1;
-const DATAGRAM: i32 = 2;
-const RAW: i32 = 3;
-const TCP: i32 = 6;
-pub(crate) const UDP: i32 = 17;
-const MPTCP: i32 = 262;
 
 /// Port of a `sockaddr_in` or `sockaddr_in6`.
 pub(crate) fn port(address: &[u8]) -> u16 {
@@ -47,11 +40,11 @@ fn text(address: &[u8]) -> String {
 
 fn name(kind: Kind) -> &'static str {
     match (kind.1, kind.2) {
-        (STREAM, TCP) => "a TCP socket",
-        (STREAM, MPTCP) => "an MPTCP socket",
-        (DATAGRAM, UDP) => "a UDP socket",
-        (DATAGRAM, _) => "a ping socket",
-        (RAW, _) => "a raw socket",
+        (SOCK_STREAM, IPPROTO_TCP) => "a TCP socket",
+        (SOCK_STREAM, IPPROTO_MPTCP) => "an MPTCP socket",
+        (SOCK_DGRAM, IPPROTO_UDP) => "a UDP socket",
+        (SOCK_DGRAM, _) => "a ping socket",
+        (SOCK_RAW, _) => "a raw socket",
         _ => "a socket",
     }
 }
@@ -69,5 +62,5 @@ pub(crate) fn shown(socket: &InetSocket) -> String {
 
 /// It is IPv4's family.
 pub(crate) fn is_v4(address: &[u8]) -> bool {
-    address.first_chunk().is_some_and(|family| i32::from(u16::from_ne_bytes(*family)) == INET)
+    address.first_chunk().is_some_and(|family| i32::from(u16::from_ne_bytes(*family)) == AF_INET)
 }

@@ -9,13 +9,11 @@ use std::os::fd::AsFd;
 
 use rustix::net::sockopt;
 use torpor_image::tree::{FileId, FileKind, InetSocket, InetState, OpenFile};
+use torpor_linux::uapi::socket::{SOCK_RAW, SOCK_STREAM};
 
 use crate::contract::error::RestoreFileError;
 use crate::kinds::inet::{is_v4, port, shown};
 use crate::kinds::socket::options::reuse;
-
-const STREAM: i32 = 1;
-const RAW: i32 = 3;
 
 /// How a socket is to allow others on its port while it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +46,7 @@ pub(crate) fn shared(files: &[OpenFile]) -> HashMap<FileId, Sharing> {
     for (id, file) in (0..).zip(files) {
         if let FileKind::Inet(socket) = &file.kind
             && !matches!(socket.state, InetState::Established { .. })
-            && socket.kind.1 != RAW
+            && socket.kind.1 != SOCK_RAW
             && port(&socket.local) != 0
         {
             ports.entry((socket.kind.1, port(&socket.local))).or_default().push((id, socket));
@@ -63,7 +61,7 @@ pub(crate) fn shared(files: &[OpenFile]) -> HashMap<FileId, Sharing> {
         for (id, socket) in sockets {
             let wanted = reuse(&socket.options);
             // One that allows neither any more has allowed what the others do.
-            let port = wanted.1 || (grouped && (kind == STREAM || !wanted.0));
+            let port = wanted.1 || (grouped && (kind == SOCK_STREAM || !wanted.0));
             shared.insert(id, Sharing { port, wanted });
         }
     }
@@ -87,6 +85,7 @@ fn overlap(one: &InetSocket, other: &InetSocket) -> bool {
 mod tests {
     use super::*;
     use torpor_image::tree::{Owner, SocketOption};
+    use torpor_linux::uapi::socket::SOCK_DGRAM;
 
     fn socket(kind: i32, port: u16, reuse_port: bool) -> OpenFile {
         let mut local = vec![2, 0];
@@ -107,14 +106,13 @@ mod tests {
 
     #[test]
     fn only_ports_of_several_sockets_are_shared() {
-        const DATAGRAM: i32 = 2;
         let files = [
-            socket(STREAM, 80, true),
-            socket(STREAM, 80, false),
-            socket(STREAM, 81, true),
-            socket(DATAGRAM, 80, false),
-            socket(DATAGRAM, 90, false),
-            socket(DATAGRAM, 90, false),
+            socket(SOCK_STREAM, 80, true),
+            socket(SOCK_STREAM, 80, false),
+            socket(SOCK_STREAM, 81, true),
+            socket(SOCK_DGRAM, 80, false),
+            socket(SOCK_DGRAM, 90, false),
+            socket(SOCK_DGRAM, 90, false),
         ];
         let found = shared(&files);
         let mut ids: Vec<_> = found.keys().copied().collect();

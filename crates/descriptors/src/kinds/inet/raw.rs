@@ -3,15 +3,15 @@
 use std::io;
 
 use crate::kinds::socket::Kind;
+use torpor_linux::uapi::socket::AF_INET;
 use torpor_proc as proc;
 
-const INET: i32 = 2;
 /// `TCP_ESTABLISHED`, which stands for any connected socket.
 const CONNECTED: &str = "01";
 
 /// The address that the raw socket with this inode is connected to: a `sockaddr`, empty if it is not.
 pub(crate) fn remote(kind: Kind, inode: u64) -> io::Result<Vec<u8>> {
-    let path = if kind.0 == INET { "/proc/thread-self/net/raw" } else { "/proc/thread-self/net/raw6" };
+    let path = if kind.0 == AF_INET { "/proc/thread-self/net/raw" } else { "/proc/thread-self/net/raw6" };
     let text = proc::read(path)?;
     let mut connected = text.lines().skip(1).filter_map(|line| entry(line).filter(|(found, _)| *found == inode));
     Ok(connected.next().map(|(_, address)| address).unwrap_or_default())

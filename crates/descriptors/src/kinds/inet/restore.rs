@@ -10,9 +10,10 @@ use rustix::io::Errno;
 use rustix::net::{listen, sockopt};
 use torpor_image::tree::{FileId, FileKind, InetSocket, InetState, OpenFile};
 use torpor_linux::socket;
+use torpor_linux::uapi::socket::{AF_INET, IPPROTO_TCP, SOCK_STREAM};
 
 use super::port::Sharing;
-use super::{INET, STREAM, TCP, datagram, port, shown, tcp};
+use super::{datagram, port, shown, tcp};
 use crate::contract::error::RestoreFileError;
 use crate::kinds::socket::Kind;
 use crate::kinds::socket::options::{self, fresh};
@@ -39,7 +40,7 @@ pub(crate) fn restore(socket: &InetSocket, anew: bool, shares: Option<Sharing>) 
             bound => bound,
         };
         // Connections that the old socket had may linger (TIME_WAIT); they are in nobody's way.
-        if socket.kind.1 == STREAM {
+        if socket.kind.1 == SOCK_STREAM {
             reusing(&fd, bind, &name, "binding")?;
         } else {
             bind().map_err(RestoreFileError::at("binding", &*name))?;
@@ -50,7 +51,7 @@ pub(crate) fn restore(socket: &InetSocket, anew: bool, shares: Option<Sharing>) 
 
 /// Binds it to an address that is not there.
 fn bind_free(fd: &OwnedFd, socket: &InetSocket) -> io::Result<()> {
-    let ipv4 = socket.kind.0 == INET;
+    let ipv4 = socket.kind.0 == AF_INET;
     let before = if ipv4 { sockopt::ip_freebind(fd)? } else { sockopt::ipv6_freebind(fd)? };
     let set = |value| if ipv4 { sockopt::set_ip_freebind(fd, value) } else { sockopt::set_ipv6_freebind(fd, value) };
     set(true)?;
@@ -92,9 +93,9 @@ pub(crate) fn reset(socket: &InetSocket) -> Result<OwnedFd, RestoreFileError> {
 
 fn made_reset(kind: Kind) -> rustix::io::Result<OwnedFd> {
     let fd = fresh(kind)?;
-    let loopback: IpAddr = if kind.0 == INET { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    let loopback: IpAddr = if kind.0 == AF_INET { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
     // Its peer is plain TCP: what it does is all that counts.
-    let peer = fresh((kind.0, STREAM, TCP))?;
+    let peer = fresh((kind.0, SOCK_STREAM, IPPROTO_TCP))?;
     rustix::net::bind(&peer, &SocketAddr::new(loopback, 0))?;
     listen(&peer, 1)?;
     let there = rustix::net::getsockname(&peer)?;
@@ -157,7 +158,7 @@ pub(crate) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile, anew: b
             if let Some(how) = how {
                 match rustix::net::shutdown(fd, how) {
                     // It is shut all the same.
-                    Err(Errno::NOTCONN) if socket.kind.1 != STREAM => {}
+                    Err(Errno::NOTCONN) if socket.kind.1 != SOCK_STREAM => {}
                     other => other.map_err(RestoreFileError::at("shutting", &*name))?,
                 }
             }

@@ -9,7 +9,8 @@ use std::io;
 
 use rustix::io::Errno;
 
-use crate::kinds::inet::UDP;
+use torpor_linux::uapi::socket::IPPROTO_UDP;
+
 use crate::kinds::socket::diag::{attributes, u32_at};
 use crate::kinds::socket::{Kind, diag};
 
@@ -29,7 +30,7 @@ pub(crate) struct Shuts(HashMap<(u8, u8), HashMap<u64, u8>>);
 impl Shuts {
     /// What the list says of the socket with this inode.
     pub(crate) fn of(&mut self, kind: Kind, inode: u64) -> io::Result<u8> {
-        let protocol = if kind.2 == UDP { UDP as u8 } else { RAW };
+        let protocol = if kind.2 == IPPROTO_UDP { IPPROTO_UDP as u8 } else { RAW };
         let list = match self.0.entry((kind.0 as u8, protocol)) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
             std::collections::hash_map::Entry::Vacant(place) => place.insert(listed(kind.0 as u8, protocol)?),
@@ -81,7 +82,7 @@ mod tests {
         one.connect(other.local_addr().unwrap()).unwrap();
         shutdown(&one, Shutdown::Write).unwrap();
         let mut shuts = Shuts::default();
-        let mut of = |socket: &UdpSocket| shuts.of((2, 2, UDP), fstat(socket).unwrap().st_ino).unwrap();
+        let mut of = |socket: &UdpSocket| shuts.of((2, 2, IPPROTO_UDP), fstat(socket).unwrap().st_ino).unwrap();
         assert_eq!((of(&one), of(&other)), (2, 0));
     }
 

@@ -7,6 +7,9 @@ use std::os::fd::OwnedFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use torpor_image::tree::{FileId, FileKind, NetlinkPeer, OpenFile, SocketOption};
 use torpor_linux::socket;
+use torpor_linux::uapi::socket::{
+    AF_NETLINK, NETLINK_GENERIC, NETLINK_KOBJECT_UEVENT, NETLINK_ROUTE, NETLINK_SOCK_DIAG,
+};
 
 use crate::contract::error::RestoreFileError;
 use crate::contract::reason::{Described, Reason};
@@ -15,11 +18,6 @@ use crate::kinds::socket::options::{self, Defaults, fresh};
 use crate::list::Item;
 use crate::locks;
 
-const FAMILY: i32 = 16;
-const ROUTE: i32 = 0;
-const SOCK_DIAG: i32 = 4;
-const KOBJECT_UEVENT: i32 = 15;
-const GENERIC: i32 = 16;
 /// Groups of the address; those above are joined one by one.
 const ADDRESS_GROUPS: u32 = 32;
 
@@ -29,7 +27,7 @@ pub(crate) fn describe(
     item: &Item,
     kind: Kind,
 ) -> Described<FileKind> {
-    if ![ROUTE, SOCK_DIAG, KOBJECT_UEVENT, GENERIC].contains(&kind.2) {
+    if ![NETLINK_ROUTE, NETLINK_SOCK_DIAG, NETLINK_KOBJECT_UEVENT, NETLINK_GENERIC].contains(&kind.2) {
         let what = format!("a netlink socket of protocol {}, whose state in the kernel cannot be seen", kind.2);
         return Err(Reason::parkable(what, "close it before the checkpoint"));
     }
@@ -54,7 +52,7 @@ pub(crate) fn describe(
 
 /// A `sockaddr_nl`: family, padding, port id, groups 1 to 32.
 fn address(port: u32, groups: u32) -> Vec<u8> {
-    let mut address = (FAMILY as u16).to_ne_bytes().to_vec();
+    let mut address = (AF_NETLINK as u16).to_ne_bytes().to_vec();
     address.extend_from_slice(&[0, 0]);
     address.extend_from_slice(&port.to_ne_bytes());
     address.extend_from_slice(&groups.to_ne_bytes());
@@ -74,7 +72,7 @@ pub(crate) fn restore(
     file: &OpenFile,
 ) -> Result<OwnedFd, RestoreFileError> {
     const NAME: &str = "a netlink socket";
-    let fd = fresh((FAMILY, kind.0, kind.1)).map_err(RestoreFileError::at("making", NAME))?;
+    let fd = fresh((AF_NETLINK, kind.0, kind.1)).map_err(RestoreFileError::at("making", NAME))?;
     options::set_early(&fd, options, NAME)?;
     let (low, high): (Vec<u32>, Vec<u32>) = groups.iter().partition(|group| **group <= ADDRESS_GROUPS);
     if port != 0 || !low.is_empty() {

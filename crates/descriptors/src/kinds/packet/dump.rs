@@ -4,16 +4,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::netdevice::index_to_name;
 use torpor_image::tree::{FileKind, PacketMembership, PacketSocket};
+use torpor_linux::uapi::socket::{AF_PACKET, SOCK_PACKET};
 
-use super::FAMILY;
 use crate::contract::reason::{Described, Reason};
 use crate::kinds::socket::diag::{attributes, u32_at};
 use crate::kinds::socket::options::Defaults;
 use crate::kinds::socket::{Kind, diag};
 use crate::list::Item;
 
-/// `SOCK_PACKET`, as Linux 2.0 had it.
-const OBSOLETE: i32 = 10;
 /// `struct packet_diag_msg`.
 const MESSAGE_BYTES: usize = 16;
 /// `PACKET_SHOW_INFO | PACKET_SHOW_MCLIST | PACKET_SHOW_RING_CFG | PACKET_SHOW_FANOUT`.
@@ -60,7 +58,7 @@ fn membership(bytes: &[u8]) -> Option<(u32, u32, u16, Vec<u8>)> {
 
 fn find(inode: u64) -> std::io::Result<Option<Entry>> {
     // `struct packet_diag_req`: family, no protocol, any inode, what to show, no cookie.
-    let mut request = vec![FAMILY as u8, 0, 0, 0];
+    let mut request = vec![AF_PACKET as u8, 0, 0, 0];
     for word in [0, SHOW, u32::MAX, u32::MAX] {
         request.extend_from_slice(&word.to_ne_bytes());
     }
@@ -77,8 +75,8 @@ fn find(inode: u64) -> std::io::Result<Option<Entry>> {
 
 pub(crate) fn describe(defaults: &mut Defaults, item: &Item, kind: Kind) -> Described<FileKind> {
     const CLOSE: &str = "close it before the checkpoint";
-    let kind = (FAMILY, kind.1, 0);
-    if kind.1 == OBSOLETE {
+    let kind = (AF_PACKET, kind.1, 0);
+    if kind.1 == SOCK_PACKET {
         return Err(Reason::parkable("a packet socket of an obsolete type (SOCK_PACKET)", CLOSE));
     }
     let entry = match find(item.stat.st_ino) {

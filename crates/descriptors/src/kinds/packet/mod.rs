@@ -13,5 +13,3 @@ mod restore;
 
 pub(crate) use self::dump::describe;
 pub(crate) use self::restore::{listen, restore};
-
-pub(crate) const FAMILY: i32 = 17;

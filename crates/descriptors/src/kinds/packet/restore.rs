@@ -6,8 +6,8 @@ use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 use torpor_image::tree::{OpenFile, PacketSocket};
 use torpor_linux::socket;
+use torpor_linux::uapi::socket::AF_PACKET;
 
-use super::FAMILY;
 use crate::contract::error::RestoreFileError;
 use crate::kinds::socket::options::{self, fresh};
 use crate::locks;
@@ -18,7 +18,7 @@ const NAME: &str = "a packet socket";
 
 /// A socket with its address, which takes nothing yet.
 pub(crate) fn restore(socket: &PacketSocket, file: &OpenFile, anew: bool) -> Result<OwnedFd, RestoreFileError> {
-    let fd = fresh((FAMILY, socket.kind, 0)).map_err(RestoreFileError::at("making", NAME))?;
+    let fd = fresh((AF_PACKET, socket.kind, 0)).map_err(RestoreFileError::at("making", NAME))?;
     let index = |name: &[u8]| {
         let text = String::from_utf8_lossy(name);
         match name_to_index(&fd, &text) {
@@ -57,7 +57,7 @@ pub(crate) fn listen(fd: &OwnedFd, socket: &PacketSocket) -> Result<(), RestoreF
 /// A `sockaddr_ll`.
 fn address(protocol: u16, interface: u32) -> [u8; 20] {
     let mut address = [0; 20];
-    address[..2].copy_from_slice(&(FAMILY as u16).to_ne_bytes());
+    address[..2].copy_from_slice(&(AF_PACKET as u16).to_ne_bytes());
     address[2..4].copy_from_slice(&protocol.to_be_bytes());
     address[4..8].copy_from_slice(&interface.to_ne_bytes());
     address

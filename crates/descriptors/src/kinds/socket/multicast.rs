@@ -9,15 +9,12 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use torpor_image::tree::SocketOption;
 use torpor_linux::socket::{self, REQUEST_BYTES, group_request, membership};
+use torpor_linux::uapi::socket::{IPPROTO_IP, IPPROTO_IPV6, MCAST_JOIN_GROUP, SOCK_RAW};
 
 use crate::contract::reason::{Described, Reason};
 use crate::kinds::socket::Kind;
 use torpor_proc as proc;
 
-/// `MCAST_JOIN_GROUP`, at the level of either protocol.
-pub(crate) const JOIN: i32 = 42;
-const IP: i32 = 0;
-const IPV6: i32 = 41;
 const INET: u16 = 2;
 const INET6: u16 = 10;
 
@@ -44,7 +41,6 @@ impl Groups {
         kind: Kind,
         go_on: &dyn Fn() -> bool,
     ) -> Described<Vec<SocketOption>> {
-        const RAW: i32 = 3;
         let mut options = Vec::new();
         let groups = match &mut self.groups {
             Some(known) => known,
@@ -53,7 +49,7 @@ impl Groups {
         for (level, interface, group) in groups {
             // A socket of IPv6 can have joined IPv4 groups, too, unless it is a raw one.
             let is_v6 = kind.0 == i32::from(INET6);
-            if (*level == IPV6 && !is_v6) || (*level == IP && is_v6 && kind.1 == RAW) {
+            if (*level == IPPROTO_IPV6 && !is_v6) || (*level == IPPROTO_IP && is_v6 && kind.1 == SOCK_RAW) {
                 continue;
             }
             self.asked += 1;
@@ -67,7 +63,9 @@ impl Groups {
             let request = group_request(*interface, group);
             match membership(fd, *level, &request) {
                 Ok(None) => {}
-                Ok(Some(true)) => options.push(SocketOption { level: *level, name: JOIN, value: request.to_vec() }),
+                Ok(Some(true)) => {
+                    options.push(SocketOption { level: *level, name: MCAST_JOIN_GROUP, value: request.to_vec() })
+                }
                 Ok(Some(false)) => {
                     let what = "a socket that takes a multicast group from certain sources only";
                     return Err(Reason::parkable(what, "close it before the checkpoint"));
@@ -83,7 +81,7 @@ impl Groups {
 pub(crate) fn join(fd: impl AsFd, option: &SocketOption) -> io::Result<()> {
     let request: &[u8; REQUEST_BYTES] =
         option.value.as_slice().try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    if option.level != IP && option.level != IPV6 {
+    if option.level != IPPROTO_IP && option.level != IPPROTO_IPV6 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     socket::join(fd, option.level, request)
@@ -113,7 +111,7 @@ pub(crate) fn v4(text: &str) -> Vec<Group> {
             let mut address = INET.to_ne_bytes().to_vec();
             address.extend_from_slice(&[0, 0]);
             address.extend_from_slice(&group.to_ne_bytes());
-            found.push((IP, interface, address));
+            found.push((IPPROTO_IP, interface, address));
         }
     }
     found
@@ -128,7 +126,7 @@ pub(crate) fn v6(line: &str) -> Option<Group> {
     let mut address = INET6.to_ne_bytes().to_vec();
     address.extend_from_slice(&[0; 6]);
     address.extend_from_slice(&group.to_be_bytes());
-    Some((IPV6, interface, address))
+    Some((IPPROTO_IPV6, interface, address))
 }
 
 #[cfg(test)]
@@ -142,7 +140,7 @@ mod tests {
                     7\teth0      :     2      V3\n\t\t\t\tFB0000E0     1 0:00000000\t\t0\n";
         let found = v4(text);
         assert_eq!(found.len(), 2);
-        assert_eq!((found[1].0, found[1].1, &found[1].2[4..8]), (IP, 7, &[224, 0, 0, 251][..]));
+        assert_eq!((found[1].0, found[1].1, &found[1].2[4..8]), (IPPROTO_IP, 7, &[224, 0, 0, 251][..]));
         let found = v6("3    eth0            ff0200000000000000000000000000fb     1 0000000C 0").unwrap();
         assert_eq!((found.1, found.2[8], found.2[23]), (3, 0xff, 0xfb));
         assert!(v6("").is_none());
@@ -153,7 +151,7 @@ mod tests {
         let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap().into();
         let mut address = INET.to_ne_bytes().to_vec();
         address.extend_from_slice(&[0, 0, 239, 1, 2, 3]);
-        let group: Group = (IP, 1, address);
+        let group: Group = (IPPROTO_IP, 1, address);
         let mut groups = Groups { groups: Some(vec![group; ASKED_AT_ONCE]), asked: 0 };
         assert_eq!(groups.joined(&socket, UDP, &|| true).unwrap(), []);
         assert!(matches!(groups.joined(&socket, UDP, &|| false), Err(Reason::Stopped)));

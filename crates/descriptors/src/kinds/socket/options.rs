@@ -10,30 +10,16 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with, sockopt};
 use torpor_image::tree::SocketOption;
 use torpor_linux::socket::{self, PLAIN, Plain};
+use torpor_linux::uapi::socket::{
+    AF_INET, AF_INET6, IPPROTO_ICMPV6, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_MPTCP, IPPROTO_RAW, IPPROTO_TCP, IPPROTO_UDP,
+    MCAST_JOIN_GROUP, SO_ATTACH_FILTER, SO_BUF_LOCK, SO_PEEK_OFF, SO_RCVBUF, SO_REUSEADDR, SO_REUSEPORT, SO_SNDBUF,
+    SOL_NETLINK, SOL_PACKET, SOL_SOCKET, TCP_MAXSEG,
+};
 
 use crate::contract::error::RestoreFileError;
 use crate::contract::reason::{Described, Reason};
 use crate::kinds::socket::Kind;
-use crate::kinds::socket::multicast::{self, JOIN};
-
-const SOCKET: i32 = 1;
-const IP: i32 = 0;
-const TCP: i32 = 6;
-const UDP: i32 = 17;
-const IPV6: i32 = 41;
-const RAW: i32 = 255;
-const ICMPV6: i32 = 58;
-const SEGMENT: i32 = 2;
-const REUSE_ADDRESS: i32 = 2;
-const REUSE_PORT: i32 = 15;
-const NETLINK: i32 = 270;
-const PACKET: i32 = 263;
-const MPTCP: i32 = 262;
-const SEND_BUFFER: i32 = 7;
-const RECEIVE_BUFFER: i32 = 8;
-const PEEK_OFFSET: i32 = 42;
-const BUFFER_LOCK: i32 = 72;
-const FILTER: i32 = 26;
+use crate::kinds::socket::multicast;
 
 /// Values by place in [`PLAIN`].
 type Values = Vec<Option<Vec<u8>>>;
@@ -59,25 +45,25 @@ pub(crate) fn fresh(kind: Kind) -> rustix::io::Result<OwnedFd> {
 
 /// Options for multicast of either level; the kernel keeps other things of TCP connections where they are.
 const MULTICAST: [(i32, std::ops::RangeInclusive<i32>); 4] =
-    [(IP, 32..=34), (IP, 49..=49), (IPV6, 17..=19), (IPV6, 29..=29)];
+    [(IPPROTO_IP, 32..=34), (IPPROTO_IP, 49..=49), (IPPROTO_IPV6, 17..=19), (IPPROTO_IPV6, 29..=29)];
 
 fn applies(option: &Plain, (family, _, protocol): Kind) -> bool {
-    const INET: i32 = 2;
-    const INET6: i32 = 10;
-    let stream = protocol == TCP || protocol == MPTCP;
+    let stream = protocol == IPPROTO_TCP || protocol == IPPROTO_MPTCP;
     if stream && MULTICAST.iter().any(|(level, names)| option.level == *level && names.contains(&option.get)) {
         return false;
     }
     match option.level {
-        SOCKET => true,
-        IP => family == INET || family == INET6,
-        IPV6 => family == INET6,
-        TCP => protocol == TCP || protocol == MPTCP,
-        UDP => protocol == UDP,
-        RAW => family == INET && protocol != TCP && protocol != UDP && protocol != MPTCP,
-        ICMPV6 => family == INET6 && protocol == ICMPV6,
-        NETLINK => family == 16,
-        PACKET => family == 17,
+        SOL_SOCKET => true,
+        IPPROTO_IP => family == AF_INET || family == AF_INET6,
+        IPPROTO_IPV6 => family == AF_INET6,
+        IPPROTO_TCP => protocol == IPPROTO_TCP || protocol == IPPROTO_MPTCP,
+        IPPROTO_UDP => protocol == IPPROTO_UDP,
+        IPPROTO_RAW => {
+            family == AF_INET && protocol != IPPROTO_TCP && protocol != IPPROTO_UDP && protocol != IPPROTO_MPTCP
+        }
+        IPPROTO_ICMPV6 => family == AF_INET6 && protocol == IPPROTO_ICMPV6,
+        SOL_NETLINK => family == 16,
+        SOL_PACKET => family == 17,
         _ => false,
     }
 }
@@ -98,10 +84,10 @@ fn u32_of(value: &[u8]) -> Option<u32> {
 /// Whether a socket lets others use its address, and its port: as an image has it.
 pub(crate) fn reuse(options: &[SocketOption]) -> (bool, bool) {
     let is_set = |name| {
-        let found = options.iter().find(|option| (option.level, option.name) == (SOCKET, name));
+        let found = options.iter().find(|option| (option.level, option.name) == (SOL_SOCKET, name));
         found.is_some_and(|option| option.value.iter().any(|byte| *byte != 0))
     };
-    (is_set(REUSE_ADDRESS), is_set(REUSE_PORT))
+    (is_set(SO_REUSEADDR), is_set(SO_REUSEPORT))
 }
 
 impl Defaults {
@@ -114,21 +100,21 @@ impl Defaults {
         };
         let found = values(fd, kind);
         let number = |name| {
-            let place = PLAIN.iter().position(|option| (option.level, option.get) == (SOCKET, name))?;
+            let place = PLAIN.iter().position(|option| (option.level, option.get) == (SOL_SOCKET, name))?;
             found[place].as_deref()?.try_into().ok().map(i32::from_ne_bytes)
         };
-        let locked = number(BUFFER_LOCK).unwrap_or(0);
+        let locked = number(SO_BUF_LOCK).unwrap_or(0);
         let mut options = Vec::new();
         for ((option, value), usual) in PLAIN.iter().zip(&found).zip(fresh.iter()) {
             let Some(value) = value.as_ref().filter(|value| usual.as_ref() != Some(value)) else { continue };
             // The kernel itself adapts the buffers of TCP sockets that the program has not set.
-            let adapts = kind.2 == TCP || kind.2 == MPTCP;
+            let adapts = kind.2 == IPPROTO_TCP || kind.2 == IPPROTO_MPTCP;
             let own = match (option.level, option.get) {
-                (SOCKET, SEND_BUFFER) => !adapts || locked & 1 != 0,
-                (SOCKET, RECEIVE_BUFFER) => !adapts || locked & 2 != 0,
+                (SOL_SOCKET, SO_SNDBUF) => !adapts || locked & 1 != 0,
+                (SOL_SOCKET, SO_RCVBUF) => !adapts || locked & 2 != 0,
                 // Of a socket that is not connected the kernel gives the program's own, if it has set one; else what it has
                 // computed itself, which is small where there are IP options.
-                (TCP, SEGMENT) => u32_of(value).is_none_or(|bytes| bytes >= SMALLEST_SEGMENT),
+                (IPPROTO_TCP, TCP_MAXSEG) => u32_of(value).is_none_or(|bytes| bytes >= SMALLEST_SEGMENT),
                 _ => true,
             };
             if own {
@@ -136,7 +122,7 @@ impl Defaults {
             }
         }
         match socket::attached_filter(fd) {
-            Ok(Some(code)) => options.push(SocketOption { level: SOCKET, name: FILTER, value: code }),
+            Ok(Some(code)) => options.push(SocketOption { level: SOL_SOCKET, name: SO_ATTACH_FILTER, value: code }),
             Ok(None) => {}
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 return Err(Reason::parkable("a socket with a filter in eBPF, which cannot be read", ""));
@@ -164,13 +150,13 @@ fn apply(fd: impl AsFd, options: &[SocketOption], late: bool, anew: bool, name: 
     for wanted in options {
         let failed =
             || RestoreFileError::at("setting an option of", format!("{name} ({} {})", wanted.level, wanted.name));
-        if wanted.name == JOIN && wanted.level != SOCKET {
+        if wanted.name == MCAST_JOIN_GROUP && wanted.level != SOL_SOCKET {
             if !late {
                 unless_gone(multicast::join(fd, wanted), anew).map_err(failed())?;
             }
             continue;
         }
-        if (wanted.level, wanted.name) == (SOCKET, FILTER) {
+        if (wanted.level, wanted.name) == (SOL_SOCKET, SO_ATTACH_FILTER) {
             if late {
                 socket::attach_filter(fd, &wanted.value).map_err(failed())?;
             }
@@ -202,27 +188,28 @@ pub(crate) fn set_early_in(
 
 /// A filter is among them.
 pub(crate) fn has_filter(options: &[SocketOption]) -> bool {
-    options.iter().any(|option| (option.level, option.name) == (SOCKET, FILTER))
+    options.iter().any(|option| (option.level, option.name) == (SOL_SOCKET, SO_ATTACH_FILTER))
 }
 
 /// Sets those that would be in the way of making the socket; the filter before what locks it.
 pub(crate) fn set_late(fd: impl AsFd, options: &[SocketOption], name: &str) -> Result<(), RestoreFileError> {
-    let (filters, others): (Vec<_>, Vec<_>) = options.iter().cloned().partition(|option| option.name == FILTER);
+    let (filters, others): (Vec<_>, Vec<_>) =
+        options.iter().cloned().partition(|option| option.name == SO_ATTACH_FILTER);
     apply(fd.as_fd(), &filters, true, false, name)?;
     apply(fd.as_fd(), &others, true, false, name)
 }
 
 fn socket_option(name: i32) -> &'static Plain {
-    Plain::find(SOCKET, name).expect("the list has it")
+    Plain::find(SOL_SOCKET, name).expect("the list has it")
 }
 
 /// Where peeking begins (`SO_PEEK_OFF`); -1: not used.
 pub(crate) fn peek_offset(fd: impl AsFd) -> io::Result<Vec<u8>> {
-    socket::get(fd, socket_option(PEEK_OFFSET))
+    socket::get(fd, socket_option(SO_PEEK_OFF))
 }
 
 pub(crate) fn set_peek_offset(fd: impl AsFd, value: &[u8]) -> io::Result<()> {
-    socket::set(fd, socket_option(PEEK_OFFSET), value)
+    socket::set(fd, socket_option(SO_PEEK_OFF), value)
 }
 
 /// Sizes of a socket's buffers (`SO_SNDBUF`, `SO_RCVBUF`), as they are.
@@ -232,22 +219,22 @@ pub(crate) fn buffer_sizes(fd: impl AsFd) -> io::Result<(u32, u32)> {
         let bytes = socket::get(fd, socket_option(name))?;
         bytes.try_into().map(u32::from_ne_bytes).map_err(|_| io::ErrorKind::InvalidData.into())
     };
-    Ok((size(SEND_BUFFER)?, size(RECEIVE_BUFFER)?))
+    Ok((size(SO_SNDBUF)?, size(SO_RCVBUF)?))
 }
 
 /// Sets what [`buffer_sizes`] has read, and leaves it to the kernel to adapt them.
 pub(crate) fn set_buffer_sizes(fd: impl AsFd, sizes: (u32, u32)) -> io::Result<()> {
     let fd = fd.as_fd();
-    socket::set(fd, socket_option(SEND_BUFFER), &sizes.0.to_ne_bytes())?;
-    socket::set(fd, socket_option(RECEIVE_BUFFER), &sizes.1.to_ne_bytes())?;
-    socket::set(fd, socket_option(BUFFER_LOCK), &0_i32.to_ne_bytes())
+    socket::set(fd, socket_option(SO_SNDBUF), &sizes.0.to_ne_bytes())?;
+    socket::set(fd, socket_option(SO_RCVBUF), &sizes.1.to_ne_bytes())?;
+    socket::set(fd, socket_option(SO_BUF_LOCK), &0_i32.to_ne_bytes())
 }
 
 /// A send buffer that takes all that a queue had; gives what undoes it.
 pub(crate) fn widen(fd: impl AsFd) -> io::Result<[Vec<u8>; 2]> {
     const WIDE_BYTES: i32 = 1 << 30;
     let fd = fd.as_fd();
-    let (size, lock) = (socket_option(SEND_BUFFER), socket_option(BUFFER_LOCK));
+    let (size, lock) = (socket_option(SO_SNDBUF), socket_option(SO_BUF_LOCK));
     let before = [socket::get(fd, size)?, socket::get(fd, lock)?];
     socket::set(fd, size, &WIDE_BYTES.to_ne_bytes())?;
     Ok(before)
@@ -255,6 +242,6 @@ pub(crate) fn widen(fd: impl AsFd) -> io::Result<[Vec<u8>; 2]> {
 
 pub(crate) fn narrow(fd: impl AsFd, before: &[Vec<u8>; 2]) -> io::Result<()> {
     let fd = fd.as_fd();
-    socket::set(fd, socket_option(SEND_BUFFER), &before[0])?;
-    socket::set(fd, socket_option(BUFFER_LOCK), &before[1])
+    socket::set(fd, socket_option(SO_SNDBUF), &before[0])?;
+    socket::set(fd, socket_option(SO_BUF_LOCK), &before[1])
 }

@@ -10,10 +10,11 @@ use rustix::fs::fstat;
 use rustix::net::sockopt;
 use torpor_image::tree::{FileId, FileKind, Message, PathState, UnixSocket, UnixState};
 use torpor_linux::socket;
+use torpor_linux::uapi::socket::{AF_UNIX, SOCK_DGRAM, SOCK_STREAM};
 use torpor_process::blocker::Blocker;
 use torpor_process::view::View;
 
-use super::{DATAGRAM, FAMILY_BYTES, STREAM, UNIX, list};
+use super::{FAMILY_BYTES, list};
 use crate::context::DumpContext;
 use crate::contract::Request;
 use crate::contract::error::DumpError;
@@ -66,7 +67,7 @@ pub(crate) fn queues(
             continue;
         }
         let kind = options::kind(&item.fd).map_err(|error| failed(error.into()))?;
-        if kind.0 != UNIX {
+        if kind.0 != AF_UNIX {
             continue;
         }
         if sockets.list.is_empty() {
@@ -77,7 +78,7 @@ pub(crate) fn queues(
         }
         let ended = sockets.list.get(&(item.stat.st_ino as u32)).is_some_and(|entry| entry.shut & 1 != 0);
         let found = match kind.1 {
-            STREAM => queue::stream(&item.fd),
+            SOCK_STREAM => queue::stream(&item.fd),
             // Looked at once only: see there.
             _ if request.look_only && nothing_flies(item) => continue,
             _ => queue::messages(&item.fd, ended),
@@ -193,9 +194,9 @@ fn state(context: &DumpContext<'_>, sockets: &Sockets, item: &Item, kind: Kind, 
     let listener = sockets.waiting.get(&inode).copied();
     match (entry.peer, listener) {
         (None, _) => Ok(UnixState::Idle),
-        (Some(0), None) if kind.1 == DATAGRAM || entry.shut & 3 == 3 => {
+        (Some(0), None) if kind.1 == SOCK_DGRAM || entry.shut & 3 == 3 => {
             let reset = has_error(item)?;
-            if reset && kind.1 == DATAGRAM {
+            if reset && kind.1 == SOCK_DGRAM {
                 let what = "a unix socket with an error that the program has not seen";
                 return Err(Reason::parkable(what, "try again when it has"));
             }

@@ -19,8 +19,5 @@ pub(crate) use self::restore::{fill, restore};
 
 pub(crate) use self::dump::{Sockets, describe, queues};
 
-const UNIX: i32 = 1;
-const STREAM: i32 = 1;
-const DATAGRAM: i32 = 2;
 /// Bytes of the family in front of a name.
 const FAMILY_BYTES: usize = 2;

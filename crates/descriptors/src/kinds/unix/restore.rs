@@ -15,6 +15,7 @@ use rustix::net::{Shutdown, SocketFlags, SocketType, accept_with, listen, shutdo
 use torpor_image::tree::{FileId, FileKind, Message, OpenFile, UnixSocket, UnixState};
 use torpor_linux::restorer::as_process;
 use torpor_linux::socket::{self, Sent, send};
+use torpor_linux::uapi::socket::{AF_UNIX, SOCK_DGRAM};
 
 use crate::contract::error::RestoreFileError;
 use crate::filesystem::Root;
@@ -22,7 +23,6 @@ use crate::kinds::socket::Kind;
 use crate::kinds::socket::options;
 use crate::kinds::socket::options::fresh;
 use crate::kinds::unix::address::{Scratch, address, as_peer, as_user, reach, text};
-use crate::kinds::unix::{DATAGRAM, UNIX};
 use crate::locks;
 
 /// Open files by [`FileId`].
@@ -54,7 +54,7 @@ fn sockets(files: &[OpenFile]) -> impl Iterator<Item = (FileId, &UnixSocket)> {
 }
 
 fn kind_of(socket: &UnixSocket) -> Kind {
-    (UNIX, socket.kind, 0)
+    (AF_UNIX, socket.kind, 0)
 }
 
 /// A peer that is not a socket, or not one of the same kind: only in a damaged image.
@@ -72,8 +72,8 @@ fn peer<'a>(
     let other = unix(files, peer).filter(|other| other.kind == socket.kind).ok_or_else(|| not_a_peer(socket))?;
     match &other.state {
         UnixState::Listening { waiting, .. } if waiting.contains(&id) => Ok(None),
-        UnixState::Connected { peer: back } if socket.kind == DATAGRAM || *back == id => Ok(Some((peer, other))),
-        _ if socket.kind == DATAGRAM => Ok(Some((peer, other))),
+        UnixState::Connected { peer: back } if socket.kind == SOCK_DGRAM || *back == id => Ok(Some((peer, other))),
+        _ if socket.kind == SOCK_DGRAM => Ok(Some((peer, other))),
         _ => Err(not_a_peer(socket)),
     }
 }
@@ -95,7 +95,7 @@ pub(crate) fn restore(files: &[OpenFile], made: &mut Files, root: Root<'_>) -> R
         }
         match peer(files, id, socket)? {
             Some((other, theirs))
-                if socket.kind != DATAGRAM || (theirs.name.is_empty() && made[other as usize].is_none()) =>
+                if socket.kind != SOCK_DGRAM || (theirs.name.is_empty() && made[other as usize].is_none()) =>
             {
                 // A kept socket has its peer already.
                 if other == id || made[other as usize].is_some() {
@@ -152,7 +152,7 @@ impl Making {
         two: &UnixSocket,
     ) -> Result<(OwnedFd, OwnedFd), RestoreFileError> {
         let name = text(one);
-        if one.kind == DATAGRAM || (one.name.is_empty() && two.name.is_empty()) {
+        if one.kind == SOCK_DGRAM || (one.name.is_empty() && two.name.is_empty()) {
             let kind = SocketType::from_raw(one.kind as _);
             let family = rustix::net::AddressFamily::UNIX;
             let pair = self.as_peer(one.peer_credentials, || Ok(socketpair(family, kind, SocketFlags::CLOEXEC, None)?));
@@ -292,7 +292,7 @@ impl Making {
                 }
                 Ok(())
             }
-            UnixState::Connected { peer } if socket.kind == DATAGRAM && !self.pairs.contains_key(&id) => {
+            UnixState::Connected { peer } if socket.kind == SOCK_DGRAM && !self.pairs.contains_key(&id) => {
                 let target = unix(files, *peer).ok_or_else(|| not_a_peer(socket))?;
                 let (to, _kept) = reach(fd(*peer)?, &target.name).map_err(failed())?;
                 socket::connect(fd(id)?, &to).map_err(failed())
@@ -308,7 +308,7 @@ impl Making {
             (None, Some(other)) => Some(at(*other)?.as_fd()),
             (None, None) => None,
         };
-        if let (true, Some(sender)) = (socket.kind != DATAGRAM, connected) {
+        if let (true, Some(sender)) = (socket.kind != SOCK_DGRAM, connected) {
             let before = options::widen(sender)?;
             for message in &socket.queue {
                 deliver(sender, &[], message, made)?;
@@ -323,7 +323,7 @@ impl Making {
                 name
             };
             let named =
-                sockets(files).find(|(_, other)| !name.is_empty() && other.kind == DATAGRAM && other.name == name);
+                sockets(files).find(|(_, other)| !name.is_empty() && other.kind == SOCK_DGRAM && other.name == name);
             let (own, _kept);
             let mut to = Vec::new();
             let sender = match (named, connected) {

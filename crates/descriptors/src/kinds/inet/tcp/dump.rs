@@ -11,17 +11,17 @@ use torpor_image::tree::{Connection, FileId};
 use torpor_linux::guard::{CleanUp, CrashGuard};
 use torpor_linux::socket;
 use torpor_linux::tcp::repair::{self, Mode, Queue};
+use torpor_linux::uapi::socket::{IPPROTO_TCP, SOCK_STREAM};
+use torpor_linux::uapi::tcp::{TCP_ESTABLISHED, TCP_FIN_WAIT1, TCP_FIN_WAIT2};
 
 use crate::contract::connections::{ConnectionLock, Ends};
 use crate::contract::error::DumpError;
 use crate::contract::reason::{Described, Reason};
-use crate::kinds::inet::tcp::{CONNECTED, ESTABLISHED, FIN_WAIT_2, OWN_END_WAITS, PEER_ENDED, address};
+use crate::kinds::inet::tcp::{CONNECTED, OWN_END_WAITS, PEER_ENDED, address};
 use crate::kinds::socket::options;
 use crate::kinds::socket::options::{buffer_sizes, peek_offset, set_peek_offset};
 use crate::list::{Item, List};
 
-const STREAM: i32 = 1;
-const TCP: i32 = 6;
 /// A segment that has been acknowledged in part waits as a whole.
 const SEGMENT_BYTES: usize = 256 << 10;
 /// How often connections are read until none has changed meanwhile, and ends in the tree fit together.
@@ -134,7 +134,7 @@ fn ends(item: &Item) -> io::Result<Option<Ends>> {
         return Ok(None);
     }
     let kind = options::kind(&item.fd)?;
-    if !matches!(kind, (2 | 10, STREAM, TCP)) || !CONNECTED.contains(&socket::tcp_state(&item.fd)?.0) {
+    if !matches!(kind, (2 | 10, SOCK_STREAM, IPPROTO_TCP)) || !CONNECTED.contains(&socket::tcp_state(&item.fd)?.0) {
         return Ok(None);
     }
     let remote = socket::remote_address(&item.fd)?.unwrap_or_default();
@@ -195,7 +195,7 @@ fn in_repair(fd: &OwnedFd, outside: bool) -> io::Result<Option<Reading>> {
         outside,
         state,
         received_to: received_end.wrapping_sub(u32::from(PEER_ENDED.contains(&state))),
-        written_to: written_end.wrapping_sub(end + u32::from(state == FIN_WAIT_2)),
+        written_to: written_end.wrapping_sub(end + u32::from(state == TCP_FIN_WAIT2)),
         sent: written.len() as u32 - unsent.saturating_sub(end).min(written.len() as u32),
         received,
         written,
@@ -235,5 +235,5 @@ fn whole(fd: &OwnedFd, bytes: usize, more: usize) -> io::Result<Vec<u8>> {
 
 /// How it was shut for reading: the peer's end of the stream aside, only the program itself makes a socket give an end.
 pub(crate) fn shut_for_reading(connection: &Connection, ends: bool) -> u8 {
-    u8::from(ends && matches!(connection.state, ESTABLISHED | super::FIN_WAIT_1 | FIN_WAIT_2))
+    u8::from(ends && matches!(connection.state, TCP_ESTABLISHED | TCP_FIN_WAIT1 | TCP_FIN_WAIT2))
 }

@@ -29,22 +29,18 @@ use crate::contract::connections::Ends;
 use torpor_image::tree::{FileKind, InetState, Machine, Tree};
 use torpor_linux::closer::AppFile;
 use torpor_linux::tcp::repair::{Mode, repair};
+use torpor_linux::uapi::tcp::{
+    TCP_CLOSE_WAIT, TCP_CLOSING, TCP_ESTABLISHED, TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_LAST_ACK,
+};
 
 pub(crate) use self::dump::{Connections, shut_for_reading, take};
 
-const ESTABLISHED: u8 = 1;
-const FIN_WAIT_1: u8 = 4;
-const FIN_WAIT_2: u8 = 5;
-const CLOSE_WAIT: u8 = 8;
-const LAST_ACK: u8 = 9;
-const CLOSING: u8 = 11;
-
 /// States with a peer that knows of the connection.
-const CONNECTED: [u8; 6] = [ESTABLISHED, FIN_WAIT_1, FIN_WAIT_2, CLOSE_WAIT, LAST_ACK, CLOSING];
+const CONNECTED: [u8; 6] = [TCP_ESTABLISHED, TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING];
 /// The program has ended its side, and the peer has not acknowledged that.
-const OWN_END_WAITS: [u8; 3] = [FIN_WAIT_1, LAST_ACK, CLOSING];
+const OWN_END_WAITS: [u8; 3] = [TCP_FIN_WAIT1, TCP_LAST_ACK, TCP_CLOSING];
 /// The peer has ended its side.
-const PEER_ENDED: [u8; 3] = [CLOSE_WAIT, LAST_ACK, CLOSING];
+const PEER_ENDED: [u8; 3] = [TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING];
 
 /// The name under which an image's connections are locked.
 pub fn lock_name(machine: &Machine) -> String {

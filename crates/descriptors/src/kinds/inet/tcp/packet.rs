@@ -9,12 +9,11 @@ use std::os::fd::OwnedFd;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with};
 use torpor_image::tree::{Connection, InetSocket};
 use torpor_linux::socket::{self, Plain};
+use torpor_linux::uapi::socket::{SO_MARK, SOL_SOCKET};
 
 use crate::contract::connections::PASS_MARK;
 use crate::kinds::inet::tcp::address;
 
-const SOCKET: i32 = 1;
-const MARK: i32 = 36;
 const TCP: u8 = 6;
 const HOPS: u8 = 64;
 const TCP_HEADER_BYTES: usize = 20;
@@ -29,7 +28,7 @@ pub(crate) fn end_of_stream(found: &InetSocket, connection: &Connection) -> io::
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     // A raw socket of this protocol brings its own header along, in both families.
     let raw: OwnedFd = socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::RAW))?;
-    let mark = Plain::find(SOCKET, MARK).ok_or(io::ErrorKind::InvalidInput)?;
+    let mark = Plain::find(SOL_SOCKET, SO_MARK).ok_or(io::ErrorKind::InvalidInput)?;
     socket::set(&raw, mark, &PASS_MARK.to_ne_bytes())?;
     let there = match to.ip() {
         IpAddr::V4(ip) => SocketAddr::from((ip, 0)),

@@ -9,18 +9,16 @@ use rustix::net::{SendFlags, Shutdown, send, shutdown, sockopt};
 use torpor_image::tree::{Connection, InetSocket, SocketOption};
 use torpor_linux::socket;
 use torpor_linux::tcp::repair::{self, Agreed, Mode, Queue};
+use torpor_linux::uapi::socket::{IPPROTO_TCP, SO_REUSEADDR, SOL_SOCKET, TCP_MAXSEG};
+use torpor_linux::uapi::tcp::{
+    TCP_CLOSE_WAIT, TCP_CLOSING, TCP_ESTABLISHED, TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_LAST_ACK,
+};
 
 use crate::contract::error::RestoreFileError;
-use crate::kinds::inet::tcp::{
-    CLOSE_WAIT, CLOSING, ESTABLISHED, FIN_WAIT_1, FIN_WAIT_2, LAST_ACK, OWN_END_WAITS, PEER_ENDED, packet,
-};
+use crate::kinds::inet::tcp::{OWN_END_WAITS, PEER_ENDED, packet};
 use crate::kinds::socket::options;
 use crate::kinds::socket::options::{fresh, set_buffer_sizes};
 
-const SOCKET: i32 = 1;
-const REUSE_ADDRESS: i32 = 2;
-const TCP: i32 = 6;
-const SEGMENT: i32 = 2;
 /// More than any queue holds.
 const WIDE_BYTES: u32 = 1 << 30;
 /// Written to a queue at once.
@@ -31,8 +29,9 @@ const WITHIN: Duration = Duration::from_secs(2);
 /// Options that are set before it is connected: the segment's size was agreed on, and repair mode has the reuse of addresses
 /// for itself.
 fn early(options: &[SocketOption]) -> Vec<SocketOption> {
-    let own =
-        |option: &&SocketOption| ![(TCP, SEGMENT), (SOCKET, REUSE_ADDRESS)].contains(&(option.level, option.name));
+    let own = |option: &&SocketOption| {
+        ![(IPPROTO_TCP, TCP_MAXSEG), (SOL_SOCKET, SO_REUSEADDR)].contains(&(option.level, option.name))
+    };
     options.iter().filter(own).cloned().collect()
 }
 
@@ -47,7 +46,7 @@ pub(crate) fn restore(found: &InetSocket, connection: &Connection, name: &str) -
     fill(&fd, connection).map_err(RestoreFileError::at("filling", name))?;
     if connection.outside && PEER_ENDED.contains(&connection.state) {
         packet::end_of_stream(found, connection).map_err(RestoreFileError::at("ending the other side of", name))?;
-        reach(&fd, settling(), |state| state != ESTABLISHED)
+        reach(&fd, settling(), |state| state != TCP_ESTABLISHED)
             .map_err(RestoreFileError::at("ending the other side of", name))?;
         // What answers it goes out while the lock keeps it away.
         sockopt::set_tcp_quickack(&fd, true).map_err(RestoreFileError::at("preparing", name))?;
@@ -94,7 +93,7 @@ fn write(fd: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
 /// Second half, in two passes over all connections: this one makes them connections as any other.
 pub(crate) fn release(fd: &OwnedFd, found: &InetSocket, name: &str) -> Result<(), RestoreFileError> {
     repair::repair(fd, Mode::Off).map_err(RestoreFileError::at("letting go of", name))?;
-    let reuse = found.options.iter().find(|option| (option.level, option.name) == (SOCKET, REUSE_ADDRESS));
+    let reuse = found.options.iter().find(|option| (option.level, option.name) == (SOL_SOCKET, SO_REUSEADDR));
     let reuse = reuse.is_some_and(|option| option.value.iter().any(|byte| *byte != 0));
     sockopt::set_socket_reuseaddr(fd, reuse).map_err(RestoreFileError::at("preparing", name))
 }
@@ -108,7 +107,7 @@ pub(crate) fn go_on(
 ) -> Result<(), RestoreFileError> {
     let unsent = connection.written.get(connection.sent as usize..).unwrap_or_default();
     write(fd, unsent).map_err(RestoreFileError::at("filling", name))?;
-    let own_end = OWN_END_WAITS.contains(&connection.state) || connection.state == FIN_WAIT_2;
+    let own_end = OWN_END_WAITS.contains(&connection.state) || connection.state == TCP_FIN_WAIT2;
     for (wanted, how) in [(own_end, Shutdown::Write), (found.shut & 1 != 0, Shutdown::Read)] {
         if wanted {
             shutdown(fd, how).map_err(RestoreFileError::at("shutting", name))?;
@@ -135,8 +134,8 @@ pub(crate) fn settle(
         return Ok(());
     }
     let settled: &[u8] = match connection.state {
-        CLOSE_WAIT | FIN_WAIT_2 => &[ESTABLISHED, FIN_WAIT_1],
-        LAST_ACK | CLOSING => &[ESTABLISHED, FIN_WAIT_1, FIN_WAIT_2, CLOSE_WAIT],
+        TCP_CLOSE_WAIT | TCP_FIN_WAIT2 => &[TCP_ESTABLISHED, TCP_FIN_WAIT1],
+        TCP_LAST_ACK | TCP_CLOSING => &[TCP_ESTABLISHED, TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_CLOSE_WAIT],
         _ => return Ok(()),
     };
     let reached = reach(fd, deadline, |state| !settled.contains(&state));

@@ -126,7 +126,7 @@ fn namespace(path: String) -> io::Result<Option<PathBuf>> {
 fn namespaces(view: &View, tree: &[(i32, Vec<i32>)], found: &mut Vec<Blocker>) -> io::Result<()> {
     let own = NAMESPACES.map(|(file, _)| namespace(format!("{}/ns/{file}", view.reference())));
     let own = own.into_iter().collect::<io::Result<Vec<_>>>()?;
-    let remedy = if view.keeps_files() { "" } else { "run torpor inside that namespace" };
+    let remedy = if view.in_sandbox() { "" } else { "run torpor inside that namespace" };
     for (pid, tid) in tree.iter().flat_map(|(pid, tids)| tids.iter().map(|tid| (*pid, *tid))) {
         for ((file, name), own) in NAMESPACES.into_iter().zip(&own) {
             if tid != pid && OF_PROCESS.contains(&file) {

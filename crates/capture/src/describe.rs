@@ -10,7 +10,7 @@ use torpor_linux::uapi::signal::SIGSTOP;
 use super::landlock::Bystanders;
 use super::remote_state::{Answered, Subject, ask};
 use super::snapshot::Snapshot;
-use super::{CaptureError, CaptureOptions, Look, Stopped, contexts, signals, thread};
+use super::{CaptureError, CaptureOptions, Held, Look, Stopped, contexts, signals, thread};
 use torpor_process::blocker::{Blocker, Place};
 use torpor_process::threads::ThreadPlan;
 use torpor_process::trace;
@@ -113,7 +113,7 @@ impl Describe<'_> {
     ) -> Result<LiveProcess, CaptureError> {
         let pid = process.pid;
         let Answered { of_process: answers, of_threads, dead_rings, requests, mut policies } = answered;
-        let quiet = self.manner.view.keeps_files();
+        let quiet = self.manner.held == Held::SinceIdle;
         obstacles.extend(contexts::obstacles(pid, &looked.areas, &dead_rings, quiet).look(pid)?);
         obstacles.extend(requests.iter().map(|(ring, under_way)| contexts::busy(pid, *ring, under_way)));
         if answers.descriptor_table {

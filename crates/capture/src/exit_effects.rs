@@ -19,7 +19,7 @@ const ENTRIES: usize = 2048;
 
 /// Semaphores that may have to be undone; `root` stands for the app.
 pub(super) fn semaphores(view: &View, root: i32) -> io::Result<Vec<Blocker>> {
-    if !view.keeps_files() {
+    if !view.in_sandbox() {
         return Ok(Vec::new());
     }
     let text = match view.within(|| proc::read("/proc/sysvipc/sem"))? {
@@ -48,7 +48,7 @@ pub(super) fn operated(text: &str) -> Vec<&str> {
 /// Robust locks in mapped files that threads of an app hold.
 pub(super) fn robust_locks(view: &View, tree: &Tree) -> Vec<Blocker> {
     let mut found = Vec::new();
-    if !view.keeps_files() {
+    if !view.in_sandbox() {
         return found;
     }
     for process in &tree.processes {

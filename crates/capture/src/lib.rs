@@ -48,7 +48,7 @@ use self::pages::Copier;
 use self::snapshot::{Snapshot, look, look_at_all};
 pub use self::stop::{Stopped, pids, stop};
 pub use self::thread::for_record;
-use torpor_descriptors::{ConnectionLock, ControllingTerminal, SharedArea};
+use torpor_descriptors::{ConnectionLock, ControllingTerminal, OpenFiles, SharedArea};
 use torpor_pages::copy::CopyError;
 use torpor_pages::sink::PageSink;
 use torpor_proc as proc;
@@ -99,12 +99,25 @@ pub struct CapturedTree {
 pub struct CaptureOptions<'a> {
     /// Where it is looked at from.
     pub view: &'a View,
+    /// What becomes of its open files.
+    pub open_files: OpenFiles,
+    /// Since when its threads have not run.
+    pub held: Held,
     /// Asked between pages; `false` ends it with [`CaptureError::Stopped`].
     pub go_on: &'a (dyn Fn() -> bool + Sync),
     /// See [`torpor_descriptors::Request::lock`].
     pub lock: Option<&'a dyn ConnectionLock>,
     /// A large image is written by a thread of its own.
     pub streamed: bool,
+}
+
+/// Since when the threads of a tree have not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// They ran until they were stopped: the kernel may still be at work for them.
+    JustNow,
+    /// Since somebody saw that nothing was under way.
+    SinceIdle,
 }
 
 impl From<Blocker> for CaptureError {
@@ -133,7 +146,14 @@ pub fn capture(
     offset: u64,
     lock: Option<&dyn ConnectionLock>,
 ) -> Result<CapturedTree, CaptureError> {
-    let manner = CaptureOptions { view: &View::machine(), go_on: &|| true, lock, streamed: true };
+    let manner = CaptureOptions {
+        view: &View::machine(),
+        open_files: OpenFiles::Described,
+        held: Held::JustNow,
+        go_on: &|| true,
+        lock,
+        streamed: true,
+    };
     capture_as(&manner, stopped, plans, image, offset)
 }
 
@@ -254,6 +274,7 @@ fn open_files(
         ids,
         areas: shared,
         view: manner.view,
+        open_files: manner.open_files,
         lock: manner.lock,
         since,
         look_only: false,
@@ -311,7 +332,7 @@ fn terminals(
         let stat = proc::stat::read(&format!("/proc/{pid}/stat"))?;
         let what = match (terminals.contains_key(&stat.session), stat.terminal != 0) {
             (true, false) => "it has given up the controlling terminal of its session",
-            (false, true) if view.keeps_files() => "it has a controlling terminal whose master is not the app's",
+            (false, true) if view.in_sandbox() => "it has a controlling terminal whose master is not the app's",
             _ => continue,
         };
         obstacles.push(Blocker::new(pid, Place::Process, what, ""));
@@ -356,6 +377,7 @@ pub fn examine(view: &View, family: &[Member], go_on: &(dyn Fn() -> bool + Sync)
         ids: &ids,
         areas: &shared,
         view,
+        open_files: OpenFiles::Parked,
         lock: None,
         since: torpor_process::wait::since::now(),
         look_only: true,

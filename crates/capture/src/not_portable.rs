@@ -16,7 +16,7 @@ const SYS_ADMIN: u64 = 1 << 21;
 
 /// Completes an app's tree: what a reboot would cost it, in words.
 pub(super) fn tell(view: &View, tree: &mut Tree, mut found: Vec<String>) -> Vec<String> {
-    if !view.keeps_files() {
+    if !view.in_sandbox() {
         return found;
     }
     let bounding = tree.threads().fold(0, |all, thread| all | thread.credentials.capabilities[3]);

@@ -108,7 +108,7 @@ fn nameless(view: &View, exe: &str, shared: &[SharedArea], why: String) -> std::
     let path = fs::read_link(exe)?;
     let name = path.as_os_str().as_bytes();
     let Some(name) = name.strip_suffix(GONE).filter(|_| found.st_nlink == 0) else { return Ok(Err(why)) };
-    if view.keeps_files() && !name.starts_with(MEMFD) && !matches!(view.stat(name), Err(Errno::NOENT)) {
+    if view.in_sandbox() && !name.starts_with(MEMFD) && !matches!(view.stat(name), Err(Errno::NOENT)) {
         let name = String::from_utf8_lossy(name);
         return Ok(Err(format!("{name} has been deleted, and another file has its name")));
     }

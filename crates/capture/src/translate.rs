@@ -8,7 +8,7 @@ use torpor_process::view::View;
 
 /// Translates a tree whose processes have the machine's ids.
 pub(super) fn translate(tree: &mut Tree, view: &View) -> io::Result<()> {
-    if !view.keeps_files() {
+    if !view.in_sandbox() {
         return Ok(());
     }
     let known = |id: i32| view.id(id).ok_or_else(|| io::Error::other(format!("process {id} is not one of the app's")));

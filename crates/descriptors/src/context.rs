@@ -25,6 +25,15 @@ impl DumpContext<'_> {
     }
 }
 
+/// The network that a tree finds when it is restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// The one that it had when it was dumped.
+    Same,
+    /// One that was made since, with the same addresses: interfaces that the program had made are gone, and so are connections.
+    New,
+}
+
 /// Where and when a tree's files are opened again.
 #[derive(Clone, Copy)]
 pub struct RestoreContext<'a> {
@@ -32,6 +41,8 @@ pub struct RestoreContext<'a> {
     pub root: Root<'a>,
     /// The machine has not been started anew since the image was made.
     pub same_boot: bool,
+    /// The network that the tree finds.
+    pub network: Network,
     /// How much time has passed since then, where timers are to count it: an app's after a reboot.
     pub passed: Option<Duration>,
     /// Directories that had been removed, made already.

@@ -38,10 +38,10 @@ mod restore;
 mod tests;
 pub mod texts;
 
-pub use self::context::RestoreContext;
+pub use self::context::{Network, RestoreContext};
 pub use self::contract::connections::{ConnectionLock, Ends, PASS_MARK};
 pub use self::contract::error::{DumpError, RestoreFileError};
-pub use self::contract::{ControllingTerminal, Dumped, EachRestored, Given, Request, SETTLE, SharedArea};
+pub use self::contract::{ControllingTerminal, Dumped, EachRestored, Given, OpenFiles, Request, SETTLE, SharedArea};
 pub use self::dump::dump;
 pub use self::filesystem::Charge;
 pub use self::filesystem::{

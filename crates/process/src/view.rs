@@ -97,8 +97,8 @@ impl View {
         })))
     }
 
-    /// It is an app, whose open files are kept: what cannot be described comes back all the same.
-    pub const fn keeps_files(&self) -> bool {
+    /// The tree is an app's: in namespaces of its own, with ids, users and a root of its own.
+    pub const fn in_sandbox(&self) -> bool {
         self.0.is_some()
     }
 
@@ -249,6 +249,6 @@ mod tests {
         let view = View::machine();
         assert_eq!((view.id(77), view.user(5), view.group(6)), (Some(77), 5, 6));
         assert!(view.stat(b"/proc/self/status").is_err() && view.stat(b"/dev/null").is_ok());
-        assert!(!view.keeps_files());
+        assert!(!view.in_sandbox());
     }
 }

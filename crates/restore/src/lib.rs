@@ -58,7 +58,7 @@ use self::open::{Opened, PathError, Starters};
 use self::run::Building;
 use self::sequence::{Launched, Seed, Source};
 use torpor_descriptors::registry::{Stage, needs};
-use torpor_descriptors::{ConnectionLock, Given, Removed, RestoreContext, Root};
+use torpor_descriptors::{ConnectionLock, Given, Network, Removed, RestoreContext, Root};
 use torpor_planner::plan::{Kind, Task};
 use torpor_planner::staged::Staged;
 use torpor_process::step::Timings;
@@ -107,7 +107,15 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     reached(RestoreStep::Read)?;
 
     let same_boot = torpor_proc::boot().map_or(true, |boot| boot == tree.machine.boot);
-    let around = RestoreContext { root: Root::Own, same_boot, passed: None, removed: None, charge: None, piece: None };
+    let around = RestoreContext {
+        root: Root::Own,
+        same_boot,
+        network: Network::Same,
+        passed: None,
+        removed: None,
+        charge: None,
+        piece: None,
+    };
     let given = given(&tree, request.standard);
     let staged = Staged::of(&tree).ok_or(CompileError::NoNumbers)?;
     let mut wrong = check::machine(&header.needs, &tree);

@@ -26,6 +26,8 @@ pub struct Request<'a> {
     pub areas: &'a [SharedArea],
     /// Where it is looked at from.
     pub view: &'a View,
+    /// What becomes of its open files.
+    pub open_files: OpenFiles,
     /// For TCP connections to the outside; without it they are refused.
     pub lock: Option<&'a dyn ConnectionLock>,
     /// The moment that the image is of, by `CLOCK_MONOTONIC`.
@@ -34,6 +36,23 @@ pub struct Request<'a> {
     pub look_only: bool,
     /// Asked for every [`torpor_pages::sink::BATCH_BYTES`]; `false` ends it with [`DumpError::Stopped`].
     pub go_on: &'a (dyn Fn() -> bool + Sync),
+}
+
+/// What becomes of the open files of a tree that is dumped. It is another question than whether the tree is in a sandbox: an app's
+/// files are parked while it sleeps on its machine, and would be described if it were to continue on another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenFiles {
+    /// They stay open elsewhere, with all that is in them: it is not described, and what cannot be described is not refused.
+    Parked,
+    /// Their description is all that is left of them: what cannot be described is refused.
+    Described,
+}
+
+impl Request<'_> {
+    /// The open files stay open elsewhere.
+    pub(crate) fn parks(&self) -> bool {
+        self.open_files == OpenFiles::Parked
+    }
 }
 
 /// A mapping of something that is not a file with a name.

@@ -109,7 +109,7 @@ pub(crate) fn describe_all(
     let connections: Result<Vec<_>, _> = connected.iter().map(duplicate).collect();
     let connections = connections.map_err(|source| failed(&list, 0, source))?;
     let mut kept = Vec::new();
-    if request.view.keeps_files() {
+    if request.parks() {
         let lost = parked::lost(&files, &memories, &areas);
         obstacles.extend(parked::flying(&list, &flying, &lost));
         kept = parked::duplicates(list, &lost);
@@ -161,10 +161,10 @@ fn place_text(item: &Item) -> String {
 
 impl Dumper<'_, '_> {
     fn describe(&mut self, id: FileId, item: &Item) -> Described<OpenFile> {
-        let keeps = self.context.request.view.keeps_files();
+        let parks = self.context.request.parks();
         let kind = match self.kinds.dump(&mut self.context, id, item) {
             Err(Reason::Outside { .. }) if item.standard => FileKind::Outside { name: item.name() },
-            Err(Reason::Outside { what, .. } | Reason::Parkable { what, .. }) if keeps => {
+            Err(Reason::Outside { what, .. } | Reason::Parkable { what, .. }) if parks => {
                 // Standard input and output are given by whoever starts it after a reboot.
                 if !item.standard {
                     let Holder { pid, fd, .. } = item.holder;
@@ -175,12 +175,12 @@ impl Dumper<'_, '_> {
             }
             other => other?,
         };
-        let outside = matches!(kind, FileKind::Outside { .. }) && !keeps;
+        let outside = matches!(kind, FileKind::Outside { .. }) && !parks;
         if item.unknown_lock {
             let what = format!("{} has a lease that is being broken, or a lock that is not known here", item.name());
             return Err(Reason::refused(what, "try again"));
         }
-        if keeps && item.locks.iter().any(|lock| lock.kind == LockKind::Posix) && self.is_of_volume(item)? {
+        if parks && item.locks.iter().any(|lock| lock.kind == LockKind::Posix) && self.is_of_volume(item)? {
             // It belongs to the process, and would be free until the process is there again.
             let what = format!("{} is locked (fcntl), and others can lock it too, for it is in a volume", item.name());
             return Err(Reason::refused(what, "keep the file outside of volumes, or let the program use flock"));
@@ -211,16 +211,15 @@ fn owner(request: &Request<'_>, item: &Item) -> Described<Owner> {
     const GROUP: i32 = 2;
     let owner = fcntl::owner(&item.fd)?;
     let signal = fcntl::signal(&item.fd)?;
-    let id = match (owner.id, request.ids.get(&owner.id)) {
+    let in_sandbox = request.view.in_sandbox();
+    let group = in_sandbox.then(|| request.view.id(owner.id)).flatten();
+    let id = match (owner.id, request.ids.get(&owner.id).copied().or(group)) {
         (0, _) => 0,
-        (_, Some(inside)) => *inside,
-        (machine, None) if request.view.keeps_files() => match request.view.id(machine) {
-            Some(group) => group,
-            // Whoever that is stays its owner as long as the file is kept.
-            None => return Ok(Owner::default()),
-        },
+        (_, Some(inside)) => inside,
+        // Whoever that is stays its owner as long as the file is parked.
+        _ if request.parks() => return Ok(Owner::default()),
         // The group of a leader that has ended.
-        (group, None) if owner.kind == GROUP => group,
+        (group, None) if owner.kind == GROUP && !in_sandbox => group,
         (other, None) => {
             let what = format!("its signals go to process {other}, outside of the tree");
             return Err(Reason::refused(what, "checkpoint a tree that contains that process"));

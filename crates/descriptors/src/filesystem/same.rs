@@ -25,7 +25,7 @@ const MOST_BYTES: u64 = 64 << 20;
 /// The contents of files that an app's tree maps from its volumes. What cannot be read is left out, as is what changes
 /// meanwhile: a wake then goes by times.
 pub fn contents(view: &View, tree: &Tree, go_on: &dyn Fn() -> bool) -> Vec<FileContents> {
-    let own = if view.keeps_files() { view.open(b"/").and_then(|root| mount(&root)) } else { return Vec::new() };
+    let own = if view.in_sandbox() { view.open(b"/").and_then(|root| mount(&root)) } else { return Vec::new() };
     let Ok(own) = own else { return Vec::new() };
     let memory: HashSet<u64> = tree.surroundings.tmpfs.iter().map(|tmpfs| tmpfs.device).collect();
     let lives = tree.processes.iter().filter_map(|process| match &process.end {

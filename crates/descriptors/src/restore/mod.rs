@@ -14,7 +14,7 @@ use torpor_linux::closer;
 
 pub use self::made::RestoredFiles;
 use self::made::connection;
-use crate::context::RestoreContext;
+use crate::context::{Network, RestoreContext};
 use crate::contract::error::RestoreFileError;
 use crate::contract::{Given, SETTLE};
 use crate::kinds::inet::port::{self, Sharing};
@@ -39,8 +39,6 @@ pub fn restore(
     given: Given,
     around: RestoreContext<'_>,
 ) -> Result<RestoredFiles, RestoreFileError> {
-    // An app's network.
-    let anew = around.passed.is_some();
     raise_limit();
     let mut files: Vec<Option<OwnedFd>> = tree.files.iter().map(|_| None).collect();
     for (id, fd) in given {
@@ -78,9 +76,9 @@ pub fn restore(
             sharing.allow(fd).map_err(RestoreFileError::at("preparing", "a socket"))?;
         }
     }
-    let reset = if anew { without_address(tree, &kept) } else { HashSet::new() };
+    let reset = if around.network == Network::New { without_address(tree, &kept) } else { HashSet::new() };
     let pipes = pipes(tree, &kept, around)?;
-    let mut restorer = Restorer { tree, around, anew, memories: &memories, pipes, ports: &ports, reset: &reset };
+    let mut restorer = Restorer { tree, around, memories: &memories, pipes, ports: &ports, reset: &reset };
     restorer.stage(Stage::Open, &kept, &mut files)?;
     restorer.stage(Stage::Peer, &kept, &mut files)?;
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
@@ -96,7 +94,7 @@ pub fn restore(
     for (id, file) in tree.files.iter().enumerate().filter(|(id, _)| !kept[*id]) {
         let Some(fd) = &files[id] else { continue };
         if let FileKind::Inet(socket) = &file.kind {
-            inet::finish(fd, socket, file, anew)?;
+            inet::finish(fd, socket, file, around.network)?;
         }
         locks::take(fd.as_fd(), file, &name(file))?;
     }
@@ -176,8 +174,6 @@ fn pipes(
 struct Restorer<'a> {
     tree: &'a Tree,
     around: RestoreContext<'a>,
-    /// The network has been made anew since the dump.
-    anew: bool,
     memories: &'a [MadeMemory],
     pipes: HashMap<PipeId, MadePipe>,
     ports: &'a HashMap<FileId, Sharing>,
@@ -227,9 +223,11 @@ impl Restorer<'_> {
                 let peer = self.tree.details.netlink_peer(id as FileId);
                 netlink::restore((*kind, *port), groups, options, peer, file)?
             }
-            FileKind::Packet(socket) => packet::restore(socket, file, self.anew)?,
+            FileKind::Packet(socket) => packet::restore(socket, file, self.around.network)?,
             FileKind::Inet(socket) if self.reset.contains(&id) => inet::reset(socket)?,
-            FileKind::Inet(socket) => inet::restore(socket, self.anew, self.ports.get(&(id as FileId)).copied())?,
+            FileKind::Inet(socket) => {
+                inet::restore(socket, self.around.network, self.ports.get(&(id as FileId)).copied())?
+            }
             FileKind::Master(found) => terminal::restore(found, file, around)?,
             FileKind::Slave { master } => match files.get(*master as usize).and_then(Option::as_ref) {
                 Some(master) => terminal::restore_slave(master, file)?,

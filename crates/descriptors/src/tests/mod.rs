@@ -11,17 +11,24 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use torpor_image::HEADER_BYTES;
 use torpor_image::tree::{End, FileId, Machine, Process, Tree};
 
-use crate::context::RestoreContext;
+use crate::context::{Network, RestoreContext};
 use crate::contract::error::{DumpError, RestoreFileError};
-use crate::contract::{Dumped, Given, Request};
+use crate::contract::{Dumped, Given, OpenFiles, Request};
 use crate::dump::describe_all;
 use crate::filesystem::Root;
 use crate::list::{Descriptors, List};
 use crate::restore::{RestoredFiles, restore};
 use torpor_pages::sink::PageSink;
 
-const HERE: RestoreContext<'static> =
-    RestoreContext { root: Root::Own, same_boot: true, passed: None, removed: None, charge: None, piece: None };
+const HERE: RestoreContext<'static> = RestoreContext {
+    root: Root::Own,
+    same_boot: true,
+    network: Network::Same,
+    passed: None,
+    removed: None,
+    charge: None,
+    piece: None,
+};
 
 /// What was taken, and where its pages are.
 pub(crate) struct Taken {
@@ -43,6 +50,7 @@ fn collect_own(fds: &[OwnedFd], image: &std::fs::File) -> Result<(Dumped, Vec<Fi
         ids: &ids,
         areas: &[],
         view: &torpor_process::view::View::machine(),
+        open_files: OpenFiles::Described,
         lock: None,
         since: torpor_process::wait::since::now(),
         look_only: false,
@@ -68,6 +76,7 @@ pub(crate) fn described(
         ids: &BTreeMap::from([(own, own)]),
         areas: &[],
         view: &torpor_process::view::View::machine(),
+        open_files: OpenFiles::Described,
         lock: None,
         since: torpor_process::wait::since::now(),
         look_only: false,

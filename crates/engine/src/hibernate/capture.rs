@@ -13,7 +13,8 @@ use crate::checkpoint::{unreadable, write};
 use crate::sleep::events::{self, Extent};
 use crate::sleep::{Failure, Stop};
 use crate::target::Phase;
-use torpor_capture::{CaptureOptions, CapturedTree, Member, capture_as, for_record, hold};
+use torpor_capture::{CaptureOptions, CapturedTree, Held, Member, capture_as, for_record, hold};
+use torpor_descriptors::OpenFiles;
 use torpor_planner::compile::compile;
 use torpor_process::sandbox::clock_offsets;
 use torpor_process::step::Step;
@@ -79,7 +80,14 @@ impl Hibernating<'_> {
     fn collect(&self, family: &[Member], records: &[ThreadPlan], file: &File) -> Result<Written, Stop> {
         let view = View::of(self.request.home, &all(family)).map_err(Failure::Look)?;
         let (collected, by) = self.heeding(|go_on| {
-            let manner = CaptureOptions { view: &view, go_on, lock: None, streamed: false };
+            let manner = CaptureOptions {
+                view: &view,
+                open_files: OpenFiles::Parked,
+                held: Held::SinceIdle,
+                go_on,
+                lock: None,
+                streamed: false,
+            };
             capture_as(&manner, &self.stopped, records, file, HEADER_BYTES)
         });
         let CapturedTree { mut tree, pages_end, kept, warnings, .. } = collected.map_err(|error| why(error, by))?;

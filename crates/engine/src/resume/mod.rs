@@ -48,7 +48,7 @@ use crate::sleep::Target;
 use crate::target::Phase;
 use torpor_descriptors::Charge;
 use torpor_descriptors::registry::needs;
-use torpor_descriptors::{EachRestored, Given, RestoreContext, RestoreFileError, Root};
+use torpor_descriptors::{EachRestored, Given, Network, RestoreContext, RestoreFileError, Root};
 use torpor_planner::plan::Kind;
 use torpor_process::sandbox::SandboxHandle;
 use torpor_process::step::Timings;
@@ -290,6 +290,7 @@ fn around<'a>(
     RestoreContext {
         root: Root::At(root.as_fd()),
         same_boot,
+        network: if same_boot { Network::Same } else { Network::New },
         passed,
         removed: None,
         charge: Some(charge),

@@ -64,7 +64,7 @@ pub(crate) fn line(text: &str) -> Option<Line> {
 }
 
 pub(crate) fn describe(context: &mut DumpContext<'_>, visited: &mut Visited, item: &Item) -> Described<FileKind> {
-    let keeps = context.request.view.keeps_files();
+    let parks = context.request.parks();
     let mut members = Vec::new();
     let mut seen: HashMap<i32, u32> = HashMap::new();
     let lines = || item.info.text.lines().filter(|line| line.trim_start().starts_with("tfd:"));
@@ -79,8 +79,8 @@ pub(crate) fn describe(context: &mut DumpContext<'_>, visited: &mut Visited, ite
         };
         *occurrence += 1;
         let Some(file) = find(context, visited, item, &line, (slot, registered))? else {
-            if keeps {
-                // The kept descriptor goes on watching it.
+            if parks {
+                // The parked descriptor goes on watching it.
                 let what = format!("an epoll descriptor that watches what was descriptor {}", line.fd);
                 context.warnings.push(format!("{what} (process {})", item.holder.pid));
                 continue;
@@ -91,7 +91,7 @@ pub(crate) fn describe(context: &mut DumpContext<'_>, visited: &mut Visited, ite
         };
         members.push(EpollMember { fd: line.fd, file, events: line.events, data: line.data });
     }
-    if item.holder.in_flight && !members.is_empty() && !keeps {
+    if item.holder.in_flight && !members.is_empty() && !parks {
         // Members are registered by a process that has the descriptor.
         return Err(Reason::refused(
             "an epoll descriptor that no process has",

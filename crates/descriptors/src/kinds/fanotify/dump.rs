@@ -18,7 +18,7 @@ const CLOSE: &str = "close it before the checkpoint";
 
 pub(crate) fn describe(context: &DumpContext<'_>, item: &Item) -> Described<FileKind> {
     let view = context.request.view;
-    if view.keeps_files() {
+    if view.in_sandbox() {
         return Err(Reason::parkable(format!("fanotify ({})", item.name()), CLOSE));
     }
     if !has_capability(item.holder.pid)? {

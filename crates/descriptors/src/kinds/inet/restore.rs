@@ -14,15 +14,20 @@ use torpor_linux::uapi::socket::{AF_INET, IPPROTO_TCP, SOCK_STREAM};
 
 use super::port::Sharing;
 use super::{datagram, port, shown, tcp};
+use crate::context::Network;
 use crate::contract::error::RestoreFileError;
 use crate::kinds::socket::Kind;
 use crate::kinds::socket::options::{self, fresh};
 use crate::locks;
 
-/// First half of making: the socket with its address. Where the network has been made `anew` since, an address of the program's own
+/// First half of making: the socket with its address. Where the network has been made since, an address of the program's own
 /// is gone: the socket stays bound to it, as it would to one that is removed.
 /// `shares`: another socket of the tree has its port, see [`super::port`].
-pub(crate) fn restore(socket: &InetSocket, anew: bool, shares: Option<Sharing>) -> Result<OwnedFd, RestoreFileError> {
+pub(crate) fn restore(
+    socket: &InetSocket,
+    network: Network,
+    shares: Option<Sharing>,
+) -> Result<OwnedFd, RestoreFileError> {
     let name = shown(socket);
     match &socket.state {
         InetState::Established { repair: None } => return reset(socket),
@@ -30,13 +35,13 @@ pub(crate) fn restore(socket: &InetSocket, anew: bool, shares: Option<Sharing>) 
         _ => {}
     }
     let fd = fresh(socket.kind).map_err(RestoreFileError::at("making", &*name))?;
-    options::set_early_in(&fd, &socket.options, anew, &name)?;
+    options::set_early_in(&fd, &socket.options, network, &name)?;
     if let Some(sharing) = shares {
         sharing.allow(&fd).map_err(RestoreFileError::at("preparing", &*name))?;
     }
     if !socket.local.is_empty() {
         let bind = || match socket::bind(&fd, &socket.local) {
-            Err(error) if anew && options::is_gone(&error) => bind_free(&fd, socket),
+            Err(error) if network == Network::New && options::is_gone(&error) => bind_free(&fd, socket),
             bound => bound,
         };
         // Connections that the old socket had may linger (TIME_WAIT); they are in nobody's way.
@@ -121,10 +126,10 @@ pub fn restore_listeners(
         .collect();
     let mut made = BTreeMap::new();
     for (id, _, socket) in &sockets {
-        made.insert(*id, restore(socket, true, ports.get(id).copied())?);
+        made.insert(*id, restore(socket, Network::New, ports.get(id).copied())?);
     }
     for (id, file, socket) in &sockets {
-        finish(&made[id], socket, file, true)?;
+        finish(&made[id], socket, file, Network::New)?;
     }
     for (id, _, socket) in &sockets {
         ports.get(id).map_or(Ok(()), |sharing| sharing.settle(&made[id], socket))?;
@@ -133,7 +138,12 @@ pub fn restore_listeners(
 }
 
 /// Second half: what it does with its address.
-pub(crate) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile, anew: bool) -> Result<(), RestoreFileError> {
+pub(crate) fn finish(
+    fd: &OwnedFd,
+    socket: &InetSocket,
+    file: &OpenFile,
+    network: Network,
+) -> Result<(), RestoreFileError> {
     let name = shown(socket);
     match &socket.state {
         InetState::Listening { backlog } => {
@@ -147,7 +157,7 @@ pub(crate) fn finish(fd: &OwnedFd, socket: &InetSocket, file: &OpenFile, anew: b
             }
             if !socket.remote.is_empty() {
                 let connected = socket::connect(fd, &socket.remote);
-                options::unless_gone(connected, anew).map_err(RestoreFileError::at("connecting", &*name))?;
+                options::unless_gone(connected, network).map_err(RestoreFileError::at("connecting", &*name))?;
             }
             let how = match socket.shut & 3 {
                 1 => Some(rustix::net::Shutdown::Read),

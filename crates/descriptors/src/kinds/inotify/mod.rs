@@ -44,7 +44,6 @@ pub(crate) fn line(text: &str) -> Option<Line> {
 }
 
 pub(crate) fn describe(context: &DumpContext<'_>, item: &Item) -> Described<FileKind> {
-    let view = context.request.view;
     let unread = ioctl_fionread(&item.fd)?;
     if unread > 0 {
         let what = format!("inotify with {unread} bytes of events that the program has not read");
@@ -56,8 +55,8 @@ pub(crate) fn describe(context: &DumpContext<'_>, item: &Item) -> Described<File
             let what = "inotify on a file system that cannot open files by their handles";
             return Err(Reason::parkable(what, ""));
         };
-        // An app's is kept, and its files.
-        match line.inode.deleted(context).filter(|_| !view.keeps_files() && line.mask & CLOSED == 0) {
+        // A parked one keeps what it watches.
+        match line.inode.deleted(context).filter(|_| !context.request.parks() && line.mask & CLOSED == 0) {
             Some(path) => watches.push(InotifyWatch { watch: line.watch, mask: line.mask, path }),
             None => named.push(line),
         }

@@ -93,7 +93,7 @@ impl<'a, 'b> Memories<'a, 'b> {
             }
         }
         obstacles.extend(self.segments.attached_elsewhere());
-        if self.request.view.keeps_files() && !self.request.look_only {
+        if self.request.view.in_sandbox() && !self.request.look_only {
             self.unattached()?;
         }
         Ok(found)

@@ -8,6 +8,7 @@ use torpor_image::tree::{OpenFile, PacketSocket};
 use torpor_linux::socket;
 use torpor_linux::uapi::socket::AF_PACKET;
 
+use crate::context::Network;
 use crate::contract::error::RestoreFileError;
 use crate::kinds::socket::options::{self, fresh};
 use crate::locks;
@@ -17,16 +18,16 @@ const NOTHING: [u8; 8] = [6, 0, 0, 0, 0, 0, 0, 0];
 const NAME: &str = "a packet socket";
 
 /// A socket with its address, which takes nothing yet.
-pub(crate) fn restore(socket: &PacketSocket, file: &OpenFile, anew: bool) -> Result<OwnedFd, RestoreFileError> {
+pub(crate) fn restore(socket: &PacketSocket, file: &OpenFile, network: Network) -> Result<OwnedFd, RestoreFileError> {
     let fd = fresh((AF_PACKET, socket.kind, 0)).map_err(RestoreFileError::at("making", NAME))?;
     let index = |name: &[u8]| {
         let text = String::from_utf8_lossy(name);
         match name_to_index(&fd, &text) {
-            Err(Errno::NODEV) if anew => Ok(None),
+            Err(Errno::NODEV) if network == Network::New => Ok(None),
             found => found.map(Some).map_err(RestoreFileError::at("looking for interface", &*text)),
         }
     };
-    options::set_early_in(&fd, &socket.options, anew, NAME)?;
+    options::set_early_in(&fd, &socket.options, network, NAME)?;
     socket::attach_filter(&fd, &NOTHING).map_err(RestoreFileError::at("making", NAME))?;
     let interface = if socket.interface.is_empty() { Some(0) } else { index(&socket.interface)? };
     if let Some(interface) = interface

@@ -97,7 +97,7 @@ fn proc_file(request: &Request<'_>, item: &Item, process: i32, rest: &[u8]) -> D
     // While an app's processes are built, its own files are the machine's: only those that all may read can be opened.
     const READ_BY_ALL: u32 = 0o004;
     let for_all = item.stat.st_mode & READ_BY_ALL != 0 && item.info.flags & OFlags::RWMODE.bits() == 0;
-    if request.view.keeps_files() && !for_all {
+    if request.view.in_sandbox() && !for_all {
         return refused("may only be opened by its process", "close it before the checkpoint");
     }
     Ok(FileKind::OfProcess { path: item.link.clone() })
@@ -116,7 +116,7 @@ pub(crate) fn device(request: &Request<'_>, item: &Item) -> Described<FileKind> 
         return describe(request, item);
     }
     const TTY: (u32, u32) = (5, 0);
-    if character && number == TTY && !request.view.keeps_files() {
+    if character && number == TTY && !request.view.in_sandbox() {
         return Ok(FileKind::OfProcess { path: item.link.clone() });
     }
     if character && TERMINALS.contains(&number.0) {

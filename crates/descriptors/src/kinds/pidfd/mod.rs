@@ -26,7 +26,7 @@ pub(crate) fn describe(request: &Request<'_>, item: &Item) -> Described<FileKind
             Err(Reason::refused("a descriptor of a thread", "let the program close it"))
         }
         Some(inside) => Ok(FileKind::Process { pid: *inside }),
-        None if pid <= 0 && request.view.keeps_files() => {
+        None if pid <= 0 && request.view.in_sandbox() => {
             // One made anew would be of another pid namespace, or take an id there that may be needed.
             let what = "a descriptor of a process that has ended and been waited for";
             Err(Reason::parkable(what, "let the program close it"))

@@ -16,6 +16,7 @@ use torpor_linux::uapi::socket::{
     SOL_NETLINK, SOL_PACKET, SOL_SOCKET, TCP_MAXSEG,
 };
 
+use crate::context::Network;
 use crate::contract::error::RestoreFileError;
 use crate::contract::reason::{Described, Reason};
 use crate::kinds::socket::Kind;
@@ -141,18 +142,24 @@ pub(crate) fn is_gone(error: &io::Error) -> bool {
 }
 
 /// As if the interface had been removed since: not an error.
-pub(crate) fn unless_gone(done: io::Result<()>, anew: bool) -> io::Result<()> {
-    done.or_else(|error| if anew && is_gone(&error) { Ok(()) } else { Err(error) })
+pub(crate) fn unless_gone(done: io::Result<()>, network: Network) -> io::Result<()> {
+    done.or_else(|error| if network == Network::New && is_gone(&error) { Ok(()) } else { Err(error) })
 }
 
-fn apply(fd: impl AsFd, options: &[SocketOption], late: bool, anew: bool, name: &str) -> Result<(), RestoreFileError> {
+fn apply(
+    fd: impl AsFd,
+    options: &[SocketOption],
+    late: bool,
+    network: Network,
+    name: &str,
+) -> Result<(), RestoreFileError> {
     let fd = fd.as_fd();
     for wanted in options {
         let failed =
             || RestoreFileError::at("setting an option of", format!("{name} ({} {})", wanted.level, wanted.name));
         if wanted.name == MCAST_JOIN_GROUP && wanted.level != SOL_SOCKET {
             if !late {
-                unless_gone(multicast::join(fd, wanted), anew).map_err(failed())?;
+                unless_gone(multicast::join(fd, wanted), network).map_err(failed())?;
             }
             continue;
         }
@@ -165,7 +172,7 @@ fn apply(fd: impl AsFd, options: &[SocketOption], late: bool, anew: bool, name: 
         let option = Plain::find(wanted.level, wanted.name);
         let option = option.ok_or_else(|| failed()(Errno::NOPROTOOPT.into()))?;
         if option.late == late {
-            unless_gone(socket::set(fd, option, &wanted.value), anew).map_err(failed())?;
+            unless_gone(socket::set(fd, option, &wanted.value), network).map_err(failed())?;
         }
     }
     Ok(())
@@ -173,17 +180,17 @@ fn apply(fd: impl AsFd, options: &[SocketOption], late: bool, anew: bool, name: 
 
 /// Sets the options that count from the beginning: before an address is bound.
 pub(crate) fn set_early(fd: impl AsFd, options: &[SocketOption], name: &str) -> Result<(), RestoreFileError> {
-    apply(fd, options, false, false, name)
+    apply(fd, options, false, Network::Same, name)
 }
 
-/// The same where the network may have been made `anew`: interfaces that the program had made are gone then.
+/// The same where the network may be a new one: interfaces that the program had made are gone then.
 pub(crate) fn set_early_in(
     fd: impl AsFd,
     options: &[SocketOption],
-    anew: bool,
+    network: Network,
     name: &str,
 ) -> Result<(), RestoreFileError> {
-    apply(fd, options, false, anew, name)
+    apply(fd, options, false, network, name)
 }
 
 /// A filter is among them.
@@ -195,8 +202,8 @@ pub(crate) fn has_filter(options: &[SocketOption]) -> bool {
 pub(crate) fn set_late(fd: impl AsFd, options: &[SocketOption], name: &str) -> Result<(), RestoreFileError> {
     let (filters, others): (Vec<_>, Vec<_>) =
         options.iter().cloned().partition(|option| option.name == SO_ATTACH_FILTER);
-    apply(fd.as_fd(), &filters, true, false, name)?;
-    apply(fd.as_fd(), &others, true, false, name)
+    apply(fd.as_fd(), &filters, true, Network::Same, name)?;
+    apply(fd.as_fd(), &others, true, Network::Same, name)
 }
 
 fn socket_option(name: i32) -> &'static Plain {

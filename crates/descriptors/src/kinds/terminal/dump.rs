@@ -97,7 +97,7 @@ pub(crate) fn master(
     }
     let settings = tty::settings(fd)?;
     let exclusive = |end: &OwnedFd| tty::number(end, Number::Exclusive).map(|on| on != 0);
-    let (slave_exclusive, (typed, shown)) = if context.request.view.keeps_files() {
+    let (slave_exclusive, (typed, shown)) = if context.request.parks() {
         let slave = open.map(|item| &*item.fd);
         if polled(fd, PollFlags::IN)?.contains(PollFlags::IN) || slave.map_or(Ok(0), ioctl_fionread)? > 0 {
             context.warnings.push(format!("what waits unread in the terminal /dev/pts/{number}"));

@@ -85,7 +85,7 @@ pub(crate) fn queues(
         };
         let found = found.map_err(failed)?;
         let holder = Holder { in_flight: true, ..item.holder };
-        if !view.keeps_files() && found.iter().any(|message| message.credentials.is_some_and(|who| who.0 == 0)) {
+        if !request.parks() && found.iter().any(|message| message.credentials.is_some_and(|who| who.0 == 0)) {
             obstacles.push(item.obstacle("a message waits there whose sender is outside of the pid namespace", ""));
         }
         let mut messages = Vec::with_capacity(found.len());
@@ -138,7 +138,7 @@ pub(crate) fn describe(
     }
     let queue = sockets.queues.remove(&id).unwrap_or_default();
     let mut flying = queue.iter().flat_map(|message| &message.files).map(|file| context.list.item(*file));
-    if !context.request.view.keeps_files() && flying.any(|file| file.link == b"anon_inode:[pidfd]") {
+    if !context.request.parks() && flying.any(|file| file.link == b"anon_inode:[pidfd]") {
         let what = "a unix socket in which a descriptor of a process waits";
         return Err(Reason::refused(what, "try again when the program has taken it"));
     }

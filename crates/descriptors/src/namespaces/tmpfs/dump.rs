@@ -33,7 +33,7 @@ pub fn take(
     sink: &mut PageSink<'_>,
     go_on: &dyn Fn() -> bool,
 ) -> Result<Vec<Tmpfs>, DumpError> {
-    if !view.keeps_files() {
+    if !view.in_sandbox() {
         return Ok(Vec::new());
     }
     let look = |what: String| move |source| DumpError::Look { pid: root, what, source };

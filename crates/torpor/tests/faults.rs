@@ -153,7 +153,7 @@ fn a_full_disk_keeps_it_awake_and_whole() {
     .unwrap();
     assert!(said.contains("No space left"), "{said}");
     session.step().unwrap();
-    assert_eq!(daemon.state("check").unwrap(), "running");
+    daemon.wait_state("check", "running", PATIENCE).unwrap();
     assert!(daemon.ok(&["explain", "check"]).unwrap().contains("No space left"));
     drop(disk);
     sleep(&daemon, "check", &[]);

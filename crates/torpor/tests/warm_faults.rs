@@ -178,7 +178,7 @@ fn the_keeper_is_killed_while_apps_sleep() {
     kill(before.unwrap());
     eventually("there is a new keeper", PATIENCE, || keeper(&daemon).is_some_and(|now| Some(now) != before)).unwrap();
     let mut session = still_there(&daemon, address, session, false, "warm");
-    assert_eq!(daemon.state("check").unwrap(), "running");
+    daemon.wait_state("check", "running", PATIENCE).unwrap();
     // A worker that does not know it finds its files with the new keeper.
     warm(&daemon, "check");
     let before = keeper(&daemon);

@@ -47,9 +47,13 @@ pub(crate) struct Stats {
     pub(crate) wakes: u64,
 }
 
-/// The app's numbers.
+/// The app's numbers. A program answers a moment before its wake is done: that moment is waited for.
 pub(crate) fn stats(daemon: &Daemon, app: &str) -> Stats {
-    let json = daemon.json(&["stats", app]).unwrap();
+    let json = eventually_ok(&format!("{app} is awake or asleep"), PATIENCE, || match daemon.json(&["stats", app]) {
+        Ok(json) if json["state"] == "waking" => Err(json.to_string()),
+        json => json.map_err(|error| error.to_string()),
+    });
+    let json = json.unwrap();
     let number = |key: &str| json[key].as_u64().unwrap_or_else(|| panic!("{key} is no number in {json}"));
     Stats {
         state: json["state"].as_str().unwrap_or_default().to_owned(),

@@ -1,10 +1,10 @@
 //! Sources of files turned into layers, and the images that are stored by name.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{RwLock, mpsc};
+use tokio::sync::mpsc;
 use torpor_api::archive::{ArchiveError, Manifest, Reader, Section};
 use torpor_api::error::{ApiError, ErrorKind, chain};
 use torpor_api::spec::Source;
@@ -17,49 +17,6 @@ use crate::shared::Shared;
 
 // What the hub lets through is never refused by the store.
 const _: () = assert!(torpor_api::validate::IMAGE_NAME_LENGTH <= torpor_rootfs::MAX_IMAGE_NAME_BYTES);
-
-/// Layers that were fetched for an app stay for this long, if it is not made meanwhile.
-const PROMISED_STAYS: Duration = Duration::from_secs(3600);
-
-/// Layers between their fetching and the app that they were fetched for.
-///
-/// `fetching` is held from before they are in the store until they are among the promised; nothing is collected meanwhile.
-#[derive(Debug, Default)]
-pub(crate) struct Promised {
-    fetching: RwLock<()>,
-    layers: Mutex<Vec<(Vec<String>, Instant)>>,
-    /// Of apps that were there when the worker started; kept until it ends, for one may never be adopted.
-    expected: Mutex<Vec<Vec<String>>>,
-}
-
-impl Promised {
-    fn layers(&self) -> std::sync::MutexGuard<'_, Vec<(Vec<String>, Instant)>> {
-        let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
-        layers.retain(|(_, at)| at.elapsed() < PROMISED_STAYS);
-        layers
-    }
-
-    /// Apps with these layers will be adopted.
-    pub(crate) fn expect(&self, layers: Vec<Vec<String>>) {
-        *self.expected() = layers;
-    }
-
-    fn expected(&self) -> std::sync::MutexGuard<'_, Vec<Vec<String>>> {
-        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The app is there.
-    pub(crate) fn keep(&self, layers: &[String]) {
-        let mut promised = self.layers();
-        if let Some(at) = promised.iter().position(|(kept, _)| kept == layers) {
-            promised.swap_remove(at);
-        }
-        let mut expected = self.expected();
-        if let Some(at) = expected.iter().position(|kept| kept == layers) {
-            expected.swap_remove(at);
-        }
-    }
-}
 
 fn failed(error: &torpor_rootfs::Error) -> ApiError {
     let kind = match error {

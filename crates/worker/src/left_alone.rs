@@ -8,25 +8,16 @@ use std::fs;
 use std::io;
 use std::ops::RangeInclusive;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use torpor_api::error::{ApiError, ErrorKind, chain};
-use torpor_api::worker::{LeftAlone, is_app_id};
+use torpor_api::worker::is_app_id;
 use torpor_network::NetworkError;
 use torpor_sandbox::SandboxRecord;
 
-use crate::app::{AppFiles, parked_prefix};
-use crate::worker::{Worker, blocking};
-
-/// The apps that are left alone.
-#[derive(Debug, Default)]
-pub(crate) struct LeftAloneApps(Mutex<Vec<LeftAlone>>);
-
-impl LeftAloneApps {
-    pub(crate) fn all(&self) -> MutexGuard<'_, Vec<LeftAlone>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+use crate::app::parked_prefix;
+use crate::app_files::AppFiles;
+use crate::threads::blocking;
+use crate::worker::Worker;
 
 /// Entries of a directory whose names can be ids of apps. Empty if the directory does not exist.
 fn ids_in(directory: &Path) -> io::Result<BTreeSet<String>> {
@@ -93,7 +84,7 @@ impl Worker {
         if let Some(index) = index.filter(|index| !is_known(*index)) {
             self.shared.network.detach(index).await.map_err(|error| failed("taking down the network", &error))?;
         }
-        self.shared.disks.forget(id);
+        self.shared.services.disks.forget(id);
         blocking(move || files.remove()).await.map_err(|error| failed("removing files", &error))?;
         self.shared.left_alone.all().retain(|app| app.id != id);
         crate::images::collect(&self.shared, || self.records()).await;

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod app;
+mod app_files;
 mod archive;
 mod cached;
 mod clock;
@@ -24,18 +25,22 @@ mod ids;
 mod images;
 mod journal;
 mod keeper;
+mod keeper_watch;
 mod left_alone;
 mod logs;
 mod network;
 mod port;
 mod pressure;
 mod probes;
+mod promised;
 mod put_away;
 mod refused;
 mod requests;
+mod services;
 mod shared;
 mod space;
 mod support;
+mod threads;
 mod wakes;
 mod worker;
 

@@ -102,5 +102,5 @@ fn tell(shared: &Shared, incident: Incident) {
         }
     };
     tracing::warn!("{message}");
-    shared.events.emit("", NETWORK_REPAIRED, message, fields);
+    shared.services.events.emit("", NETWORK_REPAIRED, message, fields);
 }

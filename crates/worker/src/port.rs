@@ -222,7 +222,7 @@ impl WorkerPort for Worker {
         }
         self.ask(id, Order::End).await?;
         self.forget(id);
-        self.shared.disks.forget(id);
+        self.shared.services.disks.forget(id);
         let files: AppFiles = app.files.clone();
         let log = app.log.clone();
         let removed = tokio::task::spawn_blocking(move || log.remove().and_then(|()| files.remove())).await;
@@ -305,7 +305,7 @@ impl WorkerPort for Worker {
         let name = app.record.spec.name.clone();
         let time_out = request.timeout.map(|within| TimeOut { at: Instant::now() + within.0, app: name, within });
         let granted = self.exec_session(&app, time_out.as_ref()).await?;
-        let sandbox = self.ask(id, Order::Sandbox).await?;
+        let sandbox = self.ask(id, Order::Place).await?;
         let ended = || ApiError::new(ErrorKind::Conflict, format!("{}: it has ended", app.record.spec.name));
         let sandbox = sandbox.ok_or_else(ended)?;
         crate::exec::run(self.shared.clone(), app.record.clone(), sandbox, request, time_out, granted).await
@@ -318,7 +318,7 @@ impl WorkerPort for Worker {
     }
 
     fn events(&self) -> BoxStream<Event> {
-        self.shared.events.listen()
+        self.shared.services.events.listen()
     }
 
     async fn store_image(

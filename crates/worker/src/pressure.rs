@@ -13,6 +13,7 @@
 //! half of what is available is left dozing; better a high watermark than none.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -21,15 +22,14 @@ use std::time::{Duration, SystemTime};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, oneshot};
 use torpor_lifecycle::Millis;
 use torpor_linux::meminfo::Memory;
 use torpor_linux::probe::{Outcome, Probe};
+use torpor_sandbox::cgroup::Hierarchies;
 
-use crate::app::Order;
 use crate::clock;
-use crate::config::MemoryConfig;
-use crate::shared::Shared;
+use crate::config::{MemoryConfig, WorkerConfig};
 
 /// Between two looks while apps doze.
 const LOOK: Duration = Duration::from_secs(5);
@@ -47,6 +47,12 @@ const STALL: &str = "some 100000 2000000";
 /// When an app fell asleep; the second part tells those of one moment apart.
 type Place = (SystemTime, u64);
 
+/// The way to an app that dozes.
+pub(crate) trait Demote: Debug + Send + Sync {
+    /// Asks it to go warm; false: it is not there, or has too much to do. `done` is dropped when it has, or does not.
+    fn demote(&self, done: oneshot::Sender<()>) -> bool;
+}
+
 /// An app that dozes and could go warm.
 #[derive(Clone, Debug)]
 pub(crate) struct Dozer {
@@ -56,8 +62,8 @@ pub(crate) struct Dozer {
     pub(crate) from: Millis,
     /// Size of its image: what going warm brings back for a moment.
     pub(crate) bytes: u64,
-    /// The way to its task.
-    pub(crate) orders: mpsc::WeakSender<Order>,
+    /// The way to it.
+    pub(crate) app: Arc<dyn Demote>,
 }
 
 #[derive(Debug, Default)]
@@ -153,23 +159,24 @@ fn choose(
     asked: &BTreeSet<Place>,
     available: u64,
     now: Millis,
-) -> Option<(Place, mpsc::WeakSender<Order>)> {
+) -> Option<(Place, Arc<dyn Demote>)> {
     let may = |place: &Place, dozer: &Dozer| {
         dozer.from <= now && dozer.bytes <= available / IMAGE_PART && !asked.contains(place)
     };
-    dozers.iter().find(|(place, dozer)| may(place, dozer)).map(|(place, dozer)| (*place, dozer.orders.clone()))
+    dozers.iter().find(|(place, dozer)| may(place, dozer)).map(|(place, dozer)| (*place, dozer.app.clone()))
 }
 
 /// The task. Ends with the worker.
-pub(crate) async fn manage(shared: Arc<Shared>) {
-    let mut apps_counted = shared.config.memory.limit_bytes.is_some();
-    if apps_counted && let Err(error) = shared.launcher.hierarchies().count_memory() {
+pub(crate) async fn manage(dozers: &Dozers, config: &WorkerConfig, hierarchies: &Hierarchies) {
+    let mut apps_counted = config.memory.limit_bytes.is_some();
+    if apps_counted && let Err(error) = hierarchies.count_memory() {
         let error = torpor_api::error::chain(&error);
         tracing::warn!(error, "the memory of apps cannot be counted, so `limit` of `[memory]` has no effect");
         apps_counted = false;
     }
+    let counted = apps_counted.then_some(hierarchies);
     loop {
-        shared.dozers.some().await;
+        dozers.some().await;
         let stalls = match stalls() {
             Ok(stalls) => Some(stalls),
             Err(error) => {
@@ -178,8 +185,8 @@ pub(crate) async fn manage(shared: Arc<Shared>) {
             }
         };
         let mut short = Short::default();
-        while !shared.dozers.is_empty() {
-            short = match relieve(&shared, short, apps_counted).await {
+        while !dozers.is_empty() {
+            short = match relieve(dozers, config, counted, short).await {
                 Ok(short) => short,
                 Err(error) => {
                     tracing::warn!(%error, "reading how much memory is in use");
@@ -190,19 +197,24 @@ pub(crate) async fn manage(shared: Arc<Shared>) {
                 () = tokio::time::sleep(LOOK) => {}
                 () = stalled(stalls.as_ref()) => {}
                 // Another one that could be asked.
-                () = shared.dozers.0.1.notified(), if short.any() => {}
+                () = dozers.0.1.notified(), if short.any() => {}
             }
         }
     }
 }
 
 /// Sends apps warm until nothing is short any more, or nobody is left who could; says what is short then.
-async fn relieve(shared: &Shared, before: Short, apps_counted: bool) -> io::Result<Short> {
+async fn relieve(
+    dozers: &Dozers,
+    config: &WorkerConfig,
+    counted: Option<&Hierarchies>,
+    before: Short,
+) -> io::Result<Short> {
     let mut short = before;
     let mut asked = BTreeSet::new();
     loop {
-        let seen = look(shared, apps_counted)?;
-        let now_short = short.next(&seen, &shared.config.memory);
+        let seen = look(counted, &config.instance)?;
+        let now_short = short.next(&seen, &config.memory);
         if now_short != short {
             let (used, total) = ((seen.total - seen.available) >> 20, seen.total >> 20);
             let Short { machine, apps } = now_short;
@@ -219,22 +231,19 @@ async fn relieve(shared: &Shared, before: Short, apps_counted: bool) -> io::Resu
         if !short.any() {
             return Ok(short);
         }
-        let chosen = choose(&shared.dozers.lock().dozers, &asked, seen.available, clock::now());
-        let Some((place, orders)) = chosen else { return Ok(short) };
+        let chosen = choose(&dozers.lock().dozers, &asked, seen.available, clock::now());
+        let Some((place, app)) = chosen else { return Ok(short) };
         asked.insert(place);
         let (done, ended) = oneshot::channel();
-        if let Some(orders) = orders.upgrade()
-            && orders.try_send(Order::Hibernate(done)).is_ok()
-            && tokio::time::timeout(ONE_APP, ended).await.is_err()
-        {
+        if app.demote(done) && tokio::time::timeout(ONE_APP, ended).await.is_err() {
             tracing::warn!("an app has not gone warm in time; asking the next");
         }
     }
 }
 
-fn look(shared: &Shared, apps_counted: bool) -> io::Result<Seen> {
-    let apps = if apps_counted {
-        let bytes = shared.launcher.hierarchies().memory_bytes(&shared.config.instance);
+fn look(counted: Option<&Hierarchies>, instance: &str) -> io::Result<Seen> {
+    let apps = if let Some(hierarchies) = counted {
+        let bytes = hierarchies.memory_bytes(instance);
         bytes.map_err(|error| io::Error::other(torpor_api::error::chain(&error)))?
     } else {
         None
@@ -320,10 +329,19 @@ mod tests {
         assert!(!short.next(&seen(900, None), &config).machine, "a low mark above the high one is the high one");
     }
 
+    /// One that is never asked.
+    #[derive(Debug)]
+    struct Busy;
+
+    impl Demote for Busy {
+        fn demote(&self, _done: oneshot::Sender<()>) -> bool {
+            false
+        }
+    }
+
     fn dozer(second: u64, from: u64, bytes: u64) -> Dozer {
-        let (orders, _) = mpsc::channel(1);
         let since = SystemTime::UNIX_EPOCH + Duration::from_secs(second);
-        Dozer { since, from: Millis(from), bytes, orders: orders.downgrade() }
+        Dozer { since, from: Millis(from), bytes, app: Arc::new(Busy) }
     }
 
     #[test]

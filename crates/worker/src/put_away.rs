@@ -21,7 +21,8 @@ use torpor_api::view::{PutAway, State};
 use torpor_api::worker::{AppRecord, Progress, WorkerPort};
 use torpor_lifecycle::{Level, Refusal, Request};
 
-use crate::app::{AppFiles, AppHandle, Order, adopts_boot_image, app_number, has_boot_image};
+use crate::app::{AppHandle, Order, adopts_boot_image, has_boot_image};
+use crate::app_files::{AppFiles, app_number};
 use crate::journal::Owner;
 use crate::port::order;
 use crate::worker::Worker;

@@ -60,7 +60,7 @@ pub(crate) async fn manage(shared: Arc<Shared>) {
         for (index, packets) in told.grown(&counts, Instant::now()) {
             let Some(name) = shared.directory.name(index) else { continue };
             let fields = BTreeMap::from([("packets".to_owned(), packets.into()), ("limit".to_owned(), limit.into())]);
-            shared.events.emit(&name, CONNECTIONS_REFUSED, words(packets, limit), fields);
+            shared.services.events.emit(&name, CONNECTIONS_REFUSED, words(packets, limit), fields);
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use torpor_api::worker::LeftAlone;
 use torpor_keeper::Client;
 use torpor_network::names::{Directory, NameServer};
 use torpor_network::{Network, NetworkError};
@@ -13,17 +14,11 @@ use torpor_sandbox::{Launcher, User};
 
 use crate::cached::CachedImages;
 use crate::config::WorkerConfig;
-use crate::disk::Disks;
-use crate::events::Events;
 use crate::faults::RequestedFaults;
-use crate::images::Promised;
-use crate::keeper::KeeperLife;
-use crate::left_alone::LeftAloneApps;
 use crate::logs::Pump;
-use crate::pressure::Dozers;
+use crate::promised::Promised;
 use crate::requests::RequestThreads;
-use crate::space::ImageSpace;
-use crate::wakes::Wakes;
+use crate::services::Services;
 
 /// Counts of packets are read for all apps at once, and used for this long.
 const PACKETS_FRESH: Duration = Duration::from_millis(100);
@@ -33,33 +28,36 @@ pub(crate) struct Shared {
     pub(crate) config: WorkerConfig,
     pub(crate) launcher: Launcher,
     pub(crate) keeper: Client,
-    pub(crate) keeper_life: KeeperLife,
     pub(crate) network: Network,
     pub(crate) output: Pump,
     pub(crate) store: Store,
     /// Where requests of the API block; apps use the threads of the runtime itself.
     pub(crate) requests: RequestThreads,
-    pub(crate) events: Events,
-    /// True once the worker ends: no task of an app begins anything then.
-    pub(crate) ending: tokio::sync::watch::Sender<bool>,
+    /// What the tasks of apps use, whatever they drive.
+    pub(crate) services: Arc<Services>,
     pub(crate) faults: RequestedFaults,
     pub(crate) promised: Promised,
     /// Apps that the hub does not manage.
     pub(crate) left_alone: LeftAloneApps,
     pub(crate) cached_images: CachedImages,
-    pub(crate) image_space: ImageSpace,
-    pub(crate) dozers: Dozers,
     /// Apps by name, for those who share a network with them.
     pub(crate) directory: Arc<Directory>,
     /// Answers for them; `None`: why not.
     pub(crate) name_server: Mutex<Result<Arc<NameServer>, String>>,
-    /// Wakes by packets and timers.
-    pub(crate) wakes: Arc<Wakes>,
-    pub(crate) disks: Arc<Disks>,
     /// This boot of the machine, as images name it.
     pub(crate) boot: [u64; 2],
     pub(crate) packets: Counts,
     pub(crate) refused_packets: Counts,
+}
+
+/// The apps that are left alone.
+#[derive(Debug, Default)]
+pub(crate) struct LeftAloneApps(Mutex<Vec<LeftAlone>>);
+
+impl LeftAloneApps {
+    pub(crate) fn all(&self) -> MutexGuard<'_, Vec<LeftAlone>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Counts of all apps, by index, read from the kernel for many questions at once.

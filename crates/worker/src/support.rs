@@ -2,11 +2,11 @@
 
 use torpor_api::error::chain;
 use torpor_keeper::{Client, Error};
+use torpor_network::NetworkError;
 use torpor_sandbox::cgroup::Hierarchies;
 
 use crate::config::WorkerConfig;
 use crate::keeper::{self, OpenKeeperError};
-use crate::worker::TeardownError;
 
 /// What apps need beside the worker.
 pub(crate) struct Support {
@@ -45,4 +45,15 @@ pub(crate) fn undo(config: &WorkerConfig, hierarchies: &Hierarchies) {
     if let Err(error) = undone() {
         tracing::warn!(error = %chain(&error), "taking down what this start has set up");
     }
+}
+
+/// Why not everything could be taken down.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TeardownError {
+    #[error("taking down the network")]
+    Network(#[from] NetworkError),
+    #[error("ending the keeper")]
+    Keeper(#[from] Error),
+    #[error("removing the cgroups")]
+    Cgroups(#[from] torpor_sandbox::CgroupError),
 }

@@ -13,16 +13,17 @@ use torpor_rootfs::Store;
 use torpor_sandbox::Launcher;
 use torpor_sandbox::cgroup::Hierarchies;
 
-use crate::app::{AppFiles, AppHandle};
+use crate::app::AppHandle;
+use crate::app_files::AppFiles;
 use crate::config::WorkerConfig;
-use crate::events::Events;
 use crate::faults::{FaultSyntax, RequestedFaults};
-use crate::left_alone::LeftAloneApps;
-use crate::pressure::Dozers;
+use crate::promised::Promised;
 use crate::requests::RequestThreads;
-use crate::shared::{Counts, Shared};
+use crate::services::{Services, Settings};
+use crate::shared::{Counts, LeftAloneApps, Shared};
 use crate::space::ImageSpace;
-use crate::support::{self, Support};
+use crate::support::{self, Support, TeardownError};
+use crate::threads::blocking;
 
 /// Why a worker cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -115,39 +116,36 @@ impl Worker {
             Err(error) => return Err(error),
         };
         crate::network::park_guard(&keeper, &network);
-        let cached_images = crate::cached::CachedImages::new(config.cached_image_bytes);
-        let at_once = config.wakes_at_once;
+        let services = Services::new(Settings::of(&config), image_space, config.wakes_at_once);
         let shared = Shared {
             boot,
+            cached_images: crate::cached::CachedImages::new(config.cached_image_bytes),
             config,
             launcher,
             keeper,
-            keeper_life: crate::keeper::KeeperLife::default(),
             network,
             output,
             store,
             requests: RequestThreads::new().map_err(OpenError::Requests)?,
-            events: Events::new(),
-            ending: tokio::sync::watch::Sender::new(false),
+            services: Arc::new(services),
             faults,
-            promised: crate::images::Promised::default(),
+            promised: Promised::default(),
             left_alone: LeftAloneApps::default(),
-            cached_images,
-            image_space,
-            dozers: Dozers::default(),
             name_server: Mutex::new(Err("it has not been started yet".to_owned())),
             directory: Arc::default(),
-            wakes: crate::wakes::Wakes::new(at_once),
-            disks: Arc::default(),
             packets: Counts::default(),
             refused_packets: Counts::default(),
         };
         let shared = Arc::new(shared);
         let mut tasks = tokio::task::JoinSet::new();
-        tasks.spawn(crate::pressure::manage(shared.clone()));
-        tasks.spawn(crate::keeper::look_after(shared.clone()));
+        let own = shared.clone();
+        tasks.spawn(async move {
+            crate::pressure::manage(&own.services.dozers, &own.config, own.launcher.hierarchies()).await;
+        });
+        tasks.spawn(crate::keeper_watch::look_after(shared.clone()));
         tasks.spawn(crate::network::look_after(shared.clone()));
-        tasks.spawn(crate::disk::manage(shared.clone()));
+        let own = shared.clone();
+        tasks.spawn(async move { crate::disk::manage(&own.services.disks, &own.services.events).await });
         tasks.spawn(crate::refused::manage(shared.clone()));
         Ok(Arc::new(Self { shared, apps: Mutex::default(), is_new, _tasks: tasks, _lock: lock }))
     }
@@ -186,7 +184,7 @@ impl Worker {
     /// Before the runtime ends: the tasks of all apps come to their ends, each with what it is at. One that takes longer than
     /// [`LAST_STEPS`](crate::LAST_STEPS) is left to the runtime. Apps stay as they are; the worker is of no use afterwards.
     pub async fn end(&self) {
-        self.shared.ending.send_replace(true);
+        self.shared.services.ending.send_replace(true);
         let apps: Vec<AppHandle> = self.apps().values().cloned().collect();
         let ended = async {
             for app in &apps {
@@ -242,7 +240,7 @@ impl Worker {
         self.shared.network.teardown().await?;
         let shared = self.shared.clone();
         blocking(move || -> Result<(), TeardownError> {
-            shared.keeper_life.end();
+            shared.services.keeper_life.end();
             // An earlier attempt may have ended it, and failed after that.
             Client::end(shared.keeper.path())?;
             let (hierarchies, instance) = (shared.launcher.hierarchies(), &shared.config.instance);
@@ -254,27 +252,6 @@ impl Worker {
             Ok(())
         })
         .await
-    }
-}
-
-/// Why not everything could be taken down.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TeardownError {
-    #[error("taking down the network")]
-    Network(#[from] NetworkError),
-    #[error("ending the keeper")]
-    Keeper(#[from] torpor_keeper::Error),
-    #[error("removing the cgroups")]
-    Cgroups(#[from] torpor_sandbox::CgroupError),
-}
-
-/// Runs what blocks on a thread for it.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        // The runtime ends, and with it whoever waits.
-        Err(error) if error.is_cancelled() => std::future::pending().await,
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     }
 }
 

@@ -14,33 +14,33 @@
 //! asleep, with all that waits for it, and wakes it (`app::process_tree::adopt`).
 //!
 //! A capture that is held up while the image is synced, where most of its time goes, lets the app run at once: another thread waits for the
-//! disk (`engine::sleep::events`). Held up in another call, its app stands still until that returns: only the thread that traces it can let
+//! disk (`engine::watch`). Held up in another call, its app stands still until that returns: only the thread that traces it can let
 //! it go.
 //!
 //! So no app is lost for a disk that hangs, and nothing begins for one while an earlier thread may still act on its files.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
-use torpor_lifecycle::{Event, StartFailure, Text, WakeFailure};
-use torpor_sandbox::cgroup::Cgroup;
+use torpor_api::worker::AppRecord;
+use torpor_lifecycle::Text;
 
-use super::operation::{Kind, Operation};
-use super::process_tree::operate::chain;
-use super::process_tree::sleep_state::SleepState;
-use super::task::Task;
-use crate::shared::Shared;
+use super::operation::{Ended, Kind, Operation};
+use crate::services::Services;
 
 /// How long an operation that was given up may take to end at the most; never longer than it was allowed to take at all.
 const GRACE: Duration = Duration::from_secs(15);
 /// What is read or written of images in a second at the least: large ones are given more time.
 const BYTES_PER_SECOND: u64 = 16 << 20;
 
-/// The operation of a task, and when to look at it.
-#[derive(Debug, Default)]
-pub(super) struct CurrentOperation {
-    operation: Option<Arc<Operation>>,
+/// The operation of an app's task, and when to look at it.
+#[derive(Debug)]
+pub(crate) struct Operations {
+    record: Arc<AppRecord>,
+    services: Arc<Services>,
+    current: Option<Arc<Operation>>,
     check_at: Option<Instant>,
     /// Given up, and its thread has not come back.
     held_up: Option<Arc<Operation>>,
@@ -48,127 +48,127 @@ pub(super) struct CurrentOperation {
     stuck: bool,
 }
 
-impl CurrentOperation {
-    /// When the one that is under way is to be looked at.
-    pub(super) const fn check_at(&self) -> Option<Instant> {
-        self.check_at
-    }
-
-    /// It is overdue, and nobody knows when it ends.
-    pub(super) const fn is_stuck(&self) -> bool {
-        self.stuck
-    }
-
-    /// What is still held up of an operation that was given up.
-    pub(super) fn held_up(&self) -> Option<Text> {
-        self.held_up
-            .as_ref()
-            .map(|held| format!("an earlier attempt was given up and is held up: {}", held.words()).into())
-    }
-
-    /// The outcome of `operation` has come; why it was given up, if it was. None: somebody else was told already.
-    pub(super) fn ended(&mut self, operation: &Arc<Operation>) -> Option<Option<Text>> {
-        if self.held_up.as_ref().is_some_and(|held| Arc::ptr_eq(held, operation)) {
-            self.held_up = None;
-            return None;
-        }
-        (self.operation, self.check_at, self.stuck) = (None, None, false);
-        Some(operation.is_cancelled().then(|| operation.words().into()))
-    }
+/// What becomes of an operation that has not ended in its time.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Overdue {
+    /// It goes on.
+    Waited,
+    /// It was given up, and should end soon.
+    GivenUp(Kind),
+    /// It was given up before, and has not ended: nobody waits for it any more, for this reason.
+    Abandoned(Kind, Text),
 }
 
-/// Tells that an operation has not ended in its time.
-fn tell(shared: &Shared, app: &str, operation: &Operation, words: &str) {
-    let message = format!("{}{words}", operation.words());
-    tracing::error!(app, "{message}");
-    shared.events.emit(app, "overdue", message, std::collections::BTreeMap::new());
-}
+impl Operations {
+    /// No operation of this app is under way.
+    pub(crate) const fn new(record: Arc<AppRecord>, services: Arc<Services>) -> Self {
+        Self { record, services, current: None, check_at: None, held_up: None, stuck: false }
+    }
 
-impl Task {
     /// An operation begins, which handles so many bytes of an image.
-    pub(super) fn begin_operation(&mut self, kind: Kind, bytes: u64) -> Arc<Operation> {
-        let deadlines = &self.shared.config.deadlines;
+    pub(crate) fn begin(&mut self, kind: Kind, bytes: u64) -> Arc<Operation> {
+        let operation = Operation::begin(kind, self.allowed(kind, bytes));
+        self.check_at = Some(operation.deadline());
+        self.current = Some(operation.clone());
+        operation
+    }
+
+    /// The one that began has no thread.
+    pub(crate) fn forget(&mut self) {
+        (self.current, self.check_at, self.stuck) = (None, None, false);
+    }
+
+    fn allowed(&self, kind: Kind, bytes: u64) -> Duration {
+        let deadlines = &self.services.settings.deadlines;
         let allowed = match kind {
             Kind::Start => deadlines.start,
             Kind::Sleep | Kind::Hibernate => deadlines.sleep,
             Kind::Wake | Kind::Refill => deadlines.wake,
         };
-        let operation = Operation::begin(kind, allowed + Duration::from_secs(bytes / BYTES_PER_SECOND));
-        self.operation.check_at = Some(operation.deadline());
-        self.operation.operation = Some(operation.clone());
-        operation
-    }
-
-    /// The operation under way should have ended.
-    pub(super) async fn overdue(&mut self) {
-        let Some(operation) = self.operation.operation.clone() else {
-            self.operation.check_at = None;
-            return;
-        };
-        if self.operation.stuck || !operation.is_cancelled() {
-            return self.give_up(&operation);
-        }
-        // The second time.
-        self.operation.check_at = None;
-        match operation.kind {
-            Kind::Wake => {
-                let Some(resuming) = self.resuming.take() else { return };
-                self.operation.operation = None;
-                self.operation.held_up = Some(operation.clone());
-                self.hold(SleepState::Warm(resuming.app), SystemTime::now());
-                self.tell(Event::WakeFailed(WakeFailure::Passing(operation.words().into()))).await;
-            }
-            Kind::Start => {
-                self.operation.operation = None;
-                self.operation.held_up = Some(operation.clone());
-                self.tell(Event::StartFailed(StartFailure { reason: operation.words().into(), status: None })).await;
-            }
-            Kind::Sleep | Kind::Hibernate | Kind::Refill => self.operation.stuck = true,
-        }
+        allowed + Duration::from_secs(bytes / BYTES_PER_SECOND)
     }
 
     /// For a wake from dozing, whose outcome the task itself waits for: tells when its deadline passes, until what this gives is dropped.
-    pub(super) fn watch_refill(&self, bytes: u64) -> (Arc<Operation>, JoinSet<()>) {
-        let allowed = self.shared.config.deadlines.wake + Duration::from_secs(bytes / BYTES_PER_SECOND);
-        let operation = Operation::begin(Kind::Refill, allowed);
-        let (shared, name, watched) = (self.shared.clone(), self.record.spec.name.clone(), operation.clone());
+    pub(crate) fn watch_refill(&self, bytes: u64) -> (Arc<Operation>, JoinSet<()>) {
+        let operation = Operation::begin(Kind::Refill, self.allowed(Kind::Refill, bytes));
+        let (services, record, watched) = (self.services.clone(), self.record.clone(), operation.clone());
         let mut watching = JoinSet::new();
         watching.spawn(async move {
             tokio::time::sleep_until(watched.deadline().into()).await;
-            tell(&shared, &name, &watched, "; it sleeps until the call returns, or the daemon is restarted");
+            tell(&services, &record, &watched, "; it sleeps until the call returns, or the daemon is restarted");
         });
         (operation, watching)
     }
 
-    fn give_up(&mut self, operation: &Operation) {
-        let name = self.record.spec.name.clone();
+    /// When the one that is under way is to be looked at.
+    pub(crate) const fn check_at(&self) -> Option<Instant> {
+        self.check_at
+    }
+
+    /// It is overdue, and nobody knows when it ends.
+    pub(crate) const fn is_stuck(&self) -> bool {
+        self.stuck
+    }
+
+    /// What is still held up of an operation that was given up.
+    pub(crate) fn held_up(&self) -> Option<Text> {
+        self.held_up
+            .as_ref()
+            .map(|held| format!("an earlier attempt was given up and is held up: {}", held.words()).into())
+    }
+
+    /// The outcome of `operation` has come.
+    pub(crate) fn ended(&mut self, operation: &Arc<Operation>) -> Ended {
+        if self.held_up.as_ref().is_some_and(|held| Arc::ptr_eq(held, operation)) {
+            self.held_up = None;
+            return Ended::Abandoned;
+        }
+        self.forget();
+        if operation.is_cancelled() { Ended::GivenUp(operation.words().into()) } else { Ended::InTime }
+    }
+
+    /// The operation under way should have ended.
+    pub(crate) fn overdue(&mut self) -> Overdue {
+        let Some(operation) = self.current.clone() else {
+            self.check_at = None;
+            return Overdue::Waited;
+        };
+        if self.stuck || !operation.is_cancelled() {
+            return self.give_up(&operation);
+        }
+        // The second time.
+        self.check_at = None;
+        match operation.kind {
+            kind @ (Kind::Wake | Kind::Start) => {
+                let reason = operation.words().into();
+                self.current = None;
+                self.held_up = Some(operation);
+                Overdue::Abandoned(kind, reason)
+            }
+            Kind::Sleep | Kind::Hibernate | Kind::Refill => {
+                self.stuck = true;
+                Overdue::Waited
+            }
+        }
+    }
+
+    fn give_up(&mut self, operation: &Operation) -> Overdue {
         let given_up = operation.cancel();
         let words = if given_up { "; it is given up" } else { "; it is past the point of giving up" };
-        tell(&self.shared, &name, operation, words);
+        tell(&self.services, &self.record, operation, words);
         if !given_up {
-            (self.operation.stuck, self.operation.check_at) = (true, None);
-            return;
+            (self.stuck, self.check_at) = (true, None);
+            return Overdue::Waited;
         }
-        self.operation.check_at = Some(Instant::now() + GRACE.min(operation.allowed));
-        if let Some(abort) = &self.abort {
-            abort.ask();
-        }
-        let (shared, id, sandbox) = (self.shared.clone(), self.record.id.clone(), self.sandbox.clone());
-        let kind = operation.kind;
-        // On a thread of its own: what is killed may take long to end.
-        tokio::task::spawn_blocking(move || {
-            let ended = match (kind, sandbox) {
-                // Its commit was refused, so it has none but half-built processes.
-                (Kind::Wake, Some(sandbox)) => sandbox.end_processes().map_err(|error| chain(&error)),
-                (Kind::Start, _) => {
-                    let group = Cgroup::at(shared.launcher.hierarchies(), &shared.config.instance, &id);
-                    group.kill().map_err(|error| chain(&error))
-                }
-                _ => Ok(()),
-            };
-            if let Err(error) = ended {
-                tracing::error!(app = name, %error, "ending what was given up");
-            }
-        });
+        self.check_at = Some(Instant::now() + GRACE.min(operation.allowed));
+        Overdue::GivenUp(operation.kind)
     }
+}
+
+/// Tells that an operation has not ended in its time.
+fn tell(services: &Services, record: &AppRecord, operation: &Operation, words: &str) {
+    let message = format!("{}{words}", operation.words());
+    let app = &record.spec.name;
+    tracing::error!(app, "{message}");
+    services.events.emit(app, "overdue", message, BTreeMap::new());
 }

@@ -13,30 +13,42 @@ const KEPT: usize = 10;
 /// The phase of a wake that had to wait for others.
 pub(crate) const QUEUED: &str = "queued";
 
-/// Newest first, and how many were added.
-#[derive(Debug, Default)]
-pub(crate) struct History(VecDeque<Transition>, u64);
+/// A sleep or a wake, as whoever performed it measured it.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    at: Timestamp,
+    phases: Vec<Phase>,
+    total_us: u64,
+    /// Why it failed; none: it did not.
+    outcome: Option<String>,
+}
 
-impl History {
-    /// Those of an earlier worker, newest first.
-    pub(crate) fn from_newest(transitions: Vec<Transition>) -> Self {
-        Self(transitions.into_iter().take(KEPT).collect(), 0)
-    }
-
-    /// Remembers one.
-    pub(crate) fn add<S: Copy + Ord + Named>(&mut self, cause: String, timings: &Timings<S>, outcome: Option<String>) {
+impl Entry {
+    /// One that has just ended.
+    pub(crate) fn new<S: Copy + Ord + Named>(timings: &Timings<S>, outcome: Option<String>) -> Self {
         let total = i64::try_from(timings.total_us()).unwrap_or(0);
         let at = Timestamp::now().checked_sub(jiff::SignedDuration::from_micros(total)).unwrap_or(Timestamp::MIN);
         let steps = timings.steps().iter();
         let phases = steps.map(|(step, us)| Phase { name: step.name().into(), us: *us }).collect();
-        self.0.truncate(KEPT - 1);
-        self.0.push_front(Transition { at, cause, phases, total_us: timings.total_us(), outcome });
-        self.1 += 1;
+        Self { at, phases, total_us: timings.total_us(), outcome }
+    }
+}
+
+/// Newest first.
+#[derive(Debug, Default)]
+pub(crate) struct History(VecDeque<Transition>);
+
+impl History {
+    /// Those of an earlier worker, newest first.
+    pub(crate) fn from_newest(transitions: Vec<Transition>) -> Self {
+        Self(transitions.into_iter().take(KEPT).collect())
     }
 
-    /// How many were added to it.
-    pub(crate) const fn added(&self) -> u64 {
-        self.1
+    /// Remembers one.
+    pub(crate) fn add(&mut self, cause: String, entry: Entry) {
+        let Entry { at, phases, total_us, outcome } = entry;
+        self.0.truncate(KEPT - 1);
+        self.0.push_front(Transition { at, cause, phases, total_us, outcome });
     }
 
     /// The newest had to wait so long before.

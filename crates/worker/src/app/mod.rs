@@ -1,61 +1,54 @@
-//! One app: the task that owns its state and performs what its state machine decides.
+//! One app: the task that owns its state and performs what its state machine decides, and what that task drives.
 //!
 //! ```text
-//!   requests ─┐                         ┌─▶ sandbox (start, signal, kill)
-//!   wake fds ─┤   ┌──────────────────┐  ├─▶ engine  (sleep, wake)
-//!   timer    ─┼──▶│ lifecycle::App   │──┼─▶ keeper  (park)
-//!   outcomes ─┤   └──────────────────┘  ├─▶ timer, answers, events
-//!   exit     ─┘      one task           └─▶ …
+//!   requests ─┐                         ┌─▶ Workload (start, sleep, wake, stop): a process tree
+//!   turns ────┤   ┌──────────────────┐  │
+//!   timer ────┼──▶│ lifecycle::App   │──┼─▶ timer, answers, events
+//!   deadlines ┤   └──────────────────┘  │
+//!   workload ─┘      one task           └─▶ …
 //! ```
 //!
-//! Nothing else touches an app. Long operations (starting, capturing, large wakes) run on threads of their own and come back
-//! as [`Outcome`]s; the machine sees to it that there is only one at a time.
+//! Nothing else touches an app. The [`task`] knows nothing of processes: it drives a [`workload::Workload`], which the
+//! [`process_tree`] implements. Only this module names both.
 
 mod abort_on_panic;
-mod accounting;
-mod adoption;
 mod deadlines;
-mod files;
 mod history;
-mod history_file;
 mod operation;
+mod policy;
 mod process_tree;
 mod task;
-mod transfer;
-mod view;
-mod wake_queue;
+mod unanswered;
+mod workload;
 
-pub(crate) use files::AppFiles;
-pub(crate) use process_tree::boot_image::{adopts_boot_image, has_boot_image};
-pub(crate) use process_tree::operate::app_number;
-pub(crate) use process_tree::parked::prefix as parked_prefix;
-pub(crate) use task::{AppHandle, Order, spawn};
-pub(crate) use transfer::Exportable;
-pub(crate) use view::{explanation_of_unanswered, not_answering, stats_of_unanswered, status_of_unanswered};
+pub(crate) use crate::app_files::AppFiles;
+pub(crate) use process_tree::{adopts_boot_image, has_boot_image, parked_prefix, read_texts};
+pub(crate) use unanswered::{explanation_of_unanswered, not_answering, stats_of_unanswered, status_of_unanswered};
+pub(crate) use workload::Exportable;
 
+use std::io;
 use std::sync::Arc;
 
-use torpor_engine::Attempt;
-use torpor_lifecycle as lifecycle;
+use torpor_api::worker::AppRecord;
 
-/// Result of a long operation.
-pub(crate) enum Outcome {
-    /// The sandbox stands and the program runs, or why not.
-    Spawned(Arc<operation::Operation>, Box<Result<process_tree::start::Started, process_tree::start::StartError>>),
-    /// Falling asleep has ended.
-    Slept(Arc<operation::Operation>, Box<Attempt>),
-    /// Going warm has ended.
-    Hibernated(Arc<operation::Operation>, Box<process_tree::hibernate::Hibernated>),
-    /// Killing this sandbox has ended; what holds it, where it has not.
-    Killed(Arc<torpor_sandbox::Sandbox>, Option<lifecycle::Text>),
-    /// Building its processes has ended.
-    Resumed(Box<process_tree::resume::Resumed>),
-    /// What the machine is told directly.
-    Event(lifecycle::Event),
-}
+use crate::shared::Shared;
+use process_tree::ProcessTree;
+use workload::Workload;
 
-/// Reads a text as each kind of text is read: for fuzzing.
-pub(crate) fn read_texts(text: &str) {
-    process_tree::usage::parse(text);
-    process_tree::wake_labels::parse(text);
+/// What a command of an app runs in.
+type Place = <ProcessTree as Workload>::Place;
+
+/// The way to an app's task.
+pub(crate) type AppHandle = task::AppHandle<Place>;
+
+/// Something asked of an app.
+pub(crate) type Order = task::Order<Place>;
+
+/// Starts the task of an app.
+pub(crate) fn spawn(record: AppRecord, files: AppFiles, shared: Arc<Shared>) -> io::Result<AppHandle> {
+    let beginning = task::Beginning::new(record, files, shared.config.logs)?;
+    let task::Beginning { record, files, log, .. } = &beginning;
+    let (policy, services) = (policy::policy(&record.spec), shared.services.clone());
+    let workload = ProcessTree::new(record.clone(), files.clone(), shared, log.clone())?;
+    Ok(task::spawn(beginning, services, policy, workload))
 }

@@ -13,9 +13,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use torpor_engine::{Fault, Faults, Journal, Phase, RestoreStep, Step};
-
-use crate::faults::RequestedFaults;
+use torpor_lifecycle::Text;
 
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,16 +38,6 @@ impl Kind {
             Self::Sleep => "putting it to sleep",
             Self::Hibernate => "taking it to warm",
             Self::Wake | Self::Refill => "waking it",
-        }
-    }
-
-    /// What the journal says from the point on from which it cannot be given up any more.
-    const fn commits(self, phase: Phase) -> bool {
-        match self {
-            Self::Start | Self::Refill => false,
-            Self::Sleep => matches!(phase, Phase::Dropping { .. }),
-            Self::Hibernate => matches!(phase, Phase::Ending { .. }),
-            Self::Wake => matches!(phase, Phase::Awake),
         }
     }
 }
@@ -106,87 +94,42 @@ impl Operation {
         format!("{} has not ended within {} s{step}", kind.words(), allowed.as_secs())
     }
 
+    /// Commits it by `record`, unless it was given up: nothing is recorded then.
+    pub(crate) fn commit(&self, record: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let mut progress = self.progress();
+        if progress.cancelled {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it was given up"));
+        }
+        record()?;
+        progress.committed = true;
+        Ok(())
+    }
+
     /// A step has been reached; false: it is to be the last.
-    fn reached(&self, step: &'static str) -> bool {
+    pub(crate) fn reached(&self, step: &'static str) -> bool {
         let mut progress = self.progress();
         progress.step = Some(step);
         !progress.cancelled
     }
 }
 
-/// The steps of an operation: faults that a test asks for, and the end where it was given up.
-pub(super) struct Steps<'a> {
-    pub(super) operation: &'a Operation,
-    pub(super) faults: &'a RequestedFaults,
+/// How an operation ended whose outcome has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Before its deadline.
+    InTime,
+    /// After it was given up, for this reason; nobody was told yet.
+    GivenUp(Text),
+    /// So late that it was told to have failed.
+    Abandoned,
 }
 
-impl Faults for Steps<'_> {
-    fn reached(&self, step: Step) -> Result<(), Fault> {
-        self.faults.reached(step)?;
-        if self.operation.reached(step.name()) { Ok(()) } else { Err(Fault(step)) }
-    }
-
-    fn rebuilt(&self, step: RestoreStep) -> Result<(), Fault<RestoreStep>> {
-        self.faults.rebuilt(step)?;
-        if self.operation.reached(step.name()) { Ok(()) } else { Err(Fault(step)) }
-    }
-}
-
-/// A journal in which an operation that was given up does not commit.
-pub(super) struct Commits<'a> {
-    pub(super) operation: &'a Operation,
-    pub(super) journal: &'a dyn Journal,
-}
-
-impl Journal for Commits<'_> {
-    fn record(&self, phase: Phase) -> io::Result<()> {
-        if !self.operation.kind.commits(phase) {
-            return self.journal.record(phase);
+impl Ended {
+    /// Why it was given up, if it was.
+    pub(crate) fn given_up(self) -> Option<Text> {
+        match self {
+            Self::GivenUp(reason) => Some(reason),
+            Self::InTime | Self::Abandoned => None,
         }
-        let mut progress = self.operation.progress();
-        if progress.cancelled {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "it was given up"));
-        }
-        self.journal.record(phase)?;
-        progress.committed = true;
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What was written.
-    #[derive(Default)]
-    struct Written(Mutex<Vec<Phase>>);
-
-    impl Journal for Written {
-        fn record(&self, phase: Phase) -> io::Result<()> {
-            self.0.lock().unwrap().push(phase);
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn it_is_cancelled_or_committed_and_never_both() {
-        let (faults, written) = (RequestedFaults::default(), Written::default());
-        let operation = Operation::begin(Kind::Wake, Duration::from_secs(7));
-        let steps = Steps { operation: &operation, faults: &faults };
-        let journal = Commits { operation: &operation, journal: &written };
-        steps.rebuilt(RestoreStep::Built).unwrap();
-        assert_eq!(operation.words(), "waking it has not ended within 7 s (behind step built)");
-        assert!(operation.cancel() && operation.cancel());
-        assert!(steps.rebuilt(RestoreStep::Frozen).is_err());
-        assert_eq!(journal.record(Phase::Awake).unwrap_err().kind(), io::ErrorKind::TimedOut);
-        // What undoes it is written.
-        journal.record(Phase::Warm { generation: 1, wake_at: None }).unwrap();
-        assert_eq!(written.0.lock().unwrap().len(), 1);
-
-        let operation = Operation::begin(Kind::Wake, Duration::ZERO);
-        let journal = Commits { operation: &operation, journal: &written };
-        journal.record(Phase::Awake).unwrap();
-        assert!(!operation.cancel() && !operation.is_cancelled());
-        assert!(Steps { operation: &operation, faults: &faults }.rebuilt(RestoreStep::Awake).is_ok());
     }
 }

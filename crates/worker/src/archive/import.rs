@@ -16,7 +16,8 @@ use torpor_rootfs::{CopyError, Ids, Limits};
 use torpor_sandbox::{Security, default_filter_words, hard_limits};
 
 use super::{broken, check_volumes, failed};
-use crate::app::{AppFiles, AppHandle, app_number};
+use crate::app::AppHandle;
+use crate::app_files::{AppFiles, app_number};
 use crate::faults::ImportStep;
 use crate::shared::Shared;
 
@@ -48,7 +49,7 @@ struct Importing {
 impl Importing {
     fn run(mut self) -> Result<Vec<String>, ApiError> {
         check_volumes(&self.record.spec)?;
-        if self.shared.image_space.is_full() {
+        if self.shared.services.image_space.is_full() {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 "images of sleeping apps take as much disk space as they may",

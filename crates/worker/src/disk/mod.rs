@@ -22,12 +22,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
+use torpor_api::spec::AppSpec;
 use torpor_api::view::{DiskBy, DiskUse};
 use torpor_linux::probe::{Outcome, Probe};
 use torpor_linux::quota;
 
-use crate::app::AppFiles;
-use crate::shared::Shared;
+use crate::app_files::AppFiles;
+use crate::events::Events;
 
 /// Measuring takes at most one part in so many of the time.
 const PART: u32 = 20;
@@ -149,6 +150,11 @@ fn has_quota(upper: &Path, id: &str) -> bool {
     })
 }
 
+/// What an app's own files may take on disk; `default_bytes`: that of one that says nothing.
+pub(crate) fn limit_of(spec: &AppSpec, default_bytes: Option<u64>) -> Option<u64> {
+    spec.limits.disk.map(|limit| limit.0).or(default_bytes)
+}
+
 /// Sets the limit of an app that is about to be started, or refuses that. Its directories are there.
 pub(crate) fn prepare(disks: &Disks, id: &str, files: &AppFiles, limit_bytes: Option<u64>) -> Result<(), DiskError> {
     let upper = files.upper();
@@ -184,11 +190,11 @@ fn set_quota(directory: &File, id: &str, files: &AppFiles, limit_bytes: u64, is_
 }
 
 /// Measures the running apps that have no quota, again and again.
-pub(crate) async fn manage(shared: Arc<Shared>) {
+pub(crate) async fn manage(disks: &Disks, events: &Events) {
     loop {
-        let running: Vec<_> = shared.disks.lock().running.clone().into_iter().collect();
+        let running: Vec<_> = disks.lock().running.clone().into_iter().collect();
         if running.is_empty() {
-            shared.disks.changed.notified().await;
+            disks.changed.notified().await;
             continue;
         }
         let begun = Instant::now();
@@ -196,7 +202,7 @@ pub(crate) async fn manage(shared: Arc<Shared>) {
             let upper = app.upper.clone();
             let measured = tokio::task::spawn_blocking(move || walk::measure(&upper)).await;
             match measured {
-                Ok(Ok(found)) => tell(&shared, &id, &app, found),
+                Ok(Ok(found)) => tell(disks, events, &id, &app, found),
                 Ok(Err(error)) => tracing::debug!(app = app.name, %error, "measuring its files"),
                 // The runtime ends.
                 Err(_) => return,
@@ -209,11 +215,11 @@ pub(crate) async fn manage(shared: Arc<Shared>) {
 }
 
 /// Tells of an app that has passed its limit, and of one that is below it again.
-fn tell(shared: &Shared, id: &str, app: &Running, found: walk::Measured) {
+fn tell(disks: &Disks, events: &Events, id: &str, app: &Running, found: walk::Measured) {
     // Whatever lies too deep counts as too much.
     let bytes = if found.too_deep { u64::MAX } else { found.bytes };
     let now = DiskUse { bytes: Some(bytes), limit_bytes: app.limit_bytes, by: DiskBy::Accounting };
-    let was_over = shared.disks.note(id, now).is_some_and(DiskUse::is_over);
+    let was_over = disks.note(id, now).is_some_and(DiskUse::is_over);
     if now.is_over() == was_over {
         return;
     }
@@ -232,7 +238,7 @@ fn tell(shared: &Shared, id: &str, app: &Running, found: walk::Measured) {
     };
     let fields =
         BTreeMap::from([("bytes".to_owned(), bytes.into()), ("limit_bytes".to_owned(), app.limit_bytes.into())]);
-    shared.events.emit(&app.name, kind, message, fields);
+    events.emit(&app.name, kind, message, fields);
 }
 
 /// Whether limits are quotas where `directory` is.

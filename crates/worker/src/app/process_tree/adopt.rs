@@ -1,5 +1,6 @@
 //! Across a restart of the worker: finding an app again.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -7,27 +8,29 @@ use std::sync::Arc;
 
 use torpor_api::worker::Desired;
 use torpor_engine::{Freezer, ImageError, ImageFile, Phase, Recovered, Source, Target, Warm, Watch, recover};
-use torpor_lifecycle::{Event, Exit, Found, Text};
+use torpor_lifecycle::{Exit, Found, Text};
 use torpor_sandbox::cgroup::Cgroup;
 use torpor_sandbox::{Sandbox, SandboxError, SandboxRecord};
 
-use super::parked;
-use crate::app::adoption::{AdoptError, is_lost, is_ours};
-use crate::app::process_tree::freezer::{SandboxFreezer, is_to_be_frozen};
-use crate::app::process_tree::infer_phase::infer;
-use crate::app::process_tree::operate::{chain, exit_of, text};
-use crate::app::process_tree::sleep_state::{SleepState, WarmApp};
-use crate::app::task::Task;
+use super::adopt_error::{AdoptError, is_lost, is_ours};
+use super::exit::exit_of;
+use super::freezer::{SandboxFreezer, is_to_be_frozen};
+use super::infer_phase::infer;
+use super::sleep_state::{SleepState, WarmApp};
+use super::texts::{chain, text};
+use super::{ProcessTree, parked};
+use crate::app::workload::Adoption;
+use crate::app_files::app_number;
 use crate::clock;
 use crate::faults::SandboxStep;
 use crate::probes::Sockets;
 
-impl Task {
+impl ProcessTree {
     /// Finds what an earlier worker left of the app.
     ///
     /// # Errors
     /// Why that cannot be told now. Nothing of the app was changed then, or only so that it can be tried again.
-    pub(crate) async fn adopt(&mut self) -> Result<(), Text> {
+    pub(super) async fn find(&mut self) -> Result<Adoption, Text> {
         let shared = self.shared.clone();
         tokio::task::block_in_place(|| shared.faults.made(SandboxStep::Begun)).map_err(text)?;
         let record = read_record(&self.files.sandbox_record(), &self.record.id)
@@ -37,8 +40,7 @@ impl Task {
             Ok(sandbox) => Arc::new(sandbox),
             Err(error @ SandboxError::Gone { .. }) => {
                 tracing::info!(app = self.record.spec.name, error = %chain(&error), "its processes have ended");
-                self.adopt_ended(&record).await;
-                return Ok(());
+                return Ok(self.adopt_ended(&record).await);
             }
             Err(error) => return Err(chain(&error)),
         };
@@ -49,7 +51,7 @@ impl Task {
     }
 
     /// Its sandbox has ended.
-    async fn adopt_ended(&mut self, record: &SandboxRecord) {
+    async fn adopt_ended(&mut self, record: &SandboxRecord) -> Adoption {
         let hierarchies = self.shared.launcher.hierarchies();
         let cgroup = Cgroup::at(hierarchies, &self.shared.config.instance, &self.record.id);
         let limit = self.record.spec.limits.memory.map(|limit| limit.0);
@@ -58,25 +60,29 @@ impl Task {
         // A warm app has no processes that could have ended: its sandbox is gone, its image is not.
         if self.shared.config.for_teardown {
             self.clean_up_sandbox().await;
-        } else if !self.adopt_boot_image().await {
-            self.gone(exit).await;
+            return Adoption::default();
+        }
+        match self.adopt_boot_image().await {
+            Some(found) => Adoption::found(found),
+            None => self.gone(exit).await,
         }
     }
 
     /// There is no record of its sandbox.
-    async fn adopt_unrecorded(&mut self) -> Result<(), Text> {
+    async fn adopt_unrecorded(&mut self) -> Result<Adoption, Text> {
         if self.shared.config.for_teardown {
             // What the next daemon makes a sandbox for needs none to be put away.
-            return Ok(());
+            return Ok(Adoption::default());
         }
         let ended = self.end_unrecorded().await?;
-        if !self.adopt_boot_image().await {
-            match ended {
-                true => self.gone(Exit::Unknown).await,
-                false => self.give_up_images("nothing but this image was left of it, and it cannot be used"),
-            }
+        if let Some(found) = self.adopt_boot_image().await {
+            return Ok(Adoption::found(found));
         }
-        Ok(())
+        if ended {
+            return Ok(self.gone(Exit::Unknown).await);
+        }
+        self.give_up_images("nothing but this image was left of it, and it cannot be used");
+        Ok(Adoption::default())
     }
 
     /// Ends processes of an app of whose sandbox there is no record: they cannot be taken over. Whether its memory was lost with them;
@@ -118,7 +124,7 @@ impl Task {
 
     /// Its rules may have been removed while no worker lived.
     async fn adopt_network(&self) {
-        let wanted = crate::app::process_tree::start::network(&self.record.spec);
+        let wanted = super::sandbox_spec::network(&self.record.spec);
         if let Err(error) = self.shared.network.adopt(self.record.index, &wanted).await {
             tracing::error!(app = self.record.spec.name, error = %chain(&error), "taking over its network");
         }
@@ -163,12 +169,11 @@ impl Task {
         self.nothing_found();
     }
 
-    async fn gone(&mut self, exit: Exit) {
+    async fn gone(&mut self, exit: Exit) -> Adoption {
         self.give_up_images("its processes have ended while it slept");
         self.clean_up_sandbox().await;
-        if self.record.desired == Desired::Up {
-            self.tell(Event::Adopted(Found::Gone(exit))).await;
-        }
+        let found = (self.record.desired == Desired::Up).then_some(Found::Gone(exit));
+        Adoption { found, ..Adoption::default() }
     }
 
     /// Removes what is left of a sandbox whose init is gone.
@@ -180,47 +185,42 @@ impl Task {
     }
 
     /// Brings the app to a known state by its journal.
-    async fn settle(&mut self) -> Result<(), Text> {
+    async fn settle(&mut self) -> Result<Adoption, Text> {
         let found = tokio::task::block_in_place(|| self.recovered());
         match found {
             Ok((Recovered::Running, _)) => {
                 self.nothing_found();
                 // Whatever is parked of its files, it has itself.
                 self.forget_parked();
-                if let Some(sandbox) = &self.sandbox
+                if let Some(sandbox) = &self.run.sandbox
                     && let Err(error) = sandbox.processes_are_back()
                 {
                     tracing::error!(app = self.record.spec.name, error = %chain(&error), "telling its init");
                 }
-                self.tell(Event::Adopted(Found::Running)).await;
+                Ok(Adoption::found(Found::Running))
             }
             Ok((Recovered::Dozing(asleep), _)) => {
                 self.keep_only(asleep.generation);
                 let next_timer = asleep.wake_at.map(clock::millis);
                 // The old worker may have taken an event and died before it had woken the app.
-                let ready = asleep.watch.ready_now();
+                let awaited = since_then(asleep.watch.ready_now());
                 self.hold_since_written(SleepState::Dozing(asleep));
-                self.tell(Event::Adopted(Found::Dozing { next_timer })).await;
-                self.wake_if(ready).await;
+                Ok(Adoption { awaited, ..Adoption::found(Found::Dozing { next_timer }) })
             }
-            Ok((Recovered::Warm(warm), watch)) => self.found_warm(warm, watch).await?,
-            Err(AdoptError::Unknown(reason)) => return Err(reason),
+            Ok((Recovered::Warm(warm), watch)) => self.found_warm(warm, watch),
+            Err(AdoptError::Unknown(reason)) => Err(reason),
             Err(AdoptError::Lost(reason)) => {
-                // Never run it with wrong memory.
                 tracing::error!(app = self.record.spec.name, %reason, "its memory cannot be brought back");
                 self.quarantine_images();
                 self.nothing_found();
-                self.tell(Event::Adopted(Found::Running)).await;
-                self.report_lost(&reason);
-                self.kill();
+                Ok(Adoption { lost: Some(reason), ..Adoption::found(Found::Running) })
             }
         }
-        Ok(())
     }
 
     /// Its processes are ended. Where the keeper has ended too, its open files are lost, and it is housed as after a reboot.
     /// Without what an earlier worker has watched, nobody knows what came: it is woken.
-    async fn found_warm(&mut self, warm: Warm, watch: Option<Watch>) -> Result<(), Text> {
+    fn found_warm(&mut self, warm: Warm, watch: Option<Watch>) -> Result<Adoption, Text> {
         let lost = watch.is_none();
         let watch =
             watch.map_or_else(Watch::none, Ok).map_err(|error| text(format!("watching what it waits for: {error}")))?;
@@ -231,19 +231,11 @@ impl Task {
             Err(error) => Err(io::Error::other(error)),
         };
         self.hold_since_written(SleepState::Warm(Box::new(WarmApp::new(warm, watch))));
-        self.tell(Event::Adopted(Found::Warm { next_timer })).await;
-        if self.resuming.is_some() || !self.check_parked() {
-            return Ok(());
-        }
-        if lost {
-            self.tell(Event::Packet(text("what wakes it was lost"))).await;
-        } else {
-            self.wake_if(ready).await;
-        }
-        Ok(())
+        let awaited = if lost { Some(text("what wakes it was lost")) } else { since_then(ready) };
+        Ok(Adoption { awaited, ..Adoption::found(Found::Warm { next_timer }) })
     }
 
-    pub(crate) fn keep_only(&mut self, generation: u64) {
+    pub(super) fn keep_only(&mut self, generation: u64) {
         match self.files.clean_images(Some(generation), self.owner()) {
             Ok(next) => self.generation = next,
             Err(error) => tracing::warn!(app = self.record.spec.name, %error, "cleaning up its images"),
@@ -257,19 +249,9 @@ impl Task {
         self.hold(asleep, since);
     }
 
-    /// The old worker may have taken an event and died before it had woken the app.
-    async fn wake_if(&mut self, ready: io::Result<Option<Source>>) {
-        let cause = match ready {
-            Ok(None) => return,
-            Ok(Some(source)) => format!("an event on {} of process {}", source.what, source.pid),
-            Err(error) => format!("its descriptors cannot be looked at: {error}"),
-        };
-        self.tell(Event::Packet(cause.into())).await;
-    }
-
     /// What the engine makes of it, and what was watched where that outlives its processes.
-    pub(crate) fn recovered(&mut self) -> Result<(Recovered, Option<Watch>), AdoptError> {
-        let Some(sandbox) = self.sandbox.clone() else {
+    pub(super) fn recovered(&mut self) -> Result<(Recovered, Option<Watch>), AdoptError> {
+        let Some(sandbox) = self.run.sandbox.clone() else {
             return Err(AdoptError::Unknown(text("its sandbox is not held")));
         };
         let freezer = SandboxFreezer::of(&sandbox);
@@ -281,7 +263,7 @@ impl Task {
         };
         let mut watch = match parked::parked_watch(&self.shared, &self.record.id) {
             Ok(parked) => parked.map(|(watch, deferred)| {
-                self.deferred = deferred;
+                self.sleep.deferred = deferred;
                 watch
             }),
             Err(error) => {
@@ -305,7 +287,7 @@ impl Task {
             self.files.take_back(generation).map_err(|error| unknown(&image.display().to_string(), error))?;
         }
         let target = Target {
-            app: self.app_number(),
+            app: app_number(&self.record.id),
             boot: self.shared.boot,
             freezer: &freezer,
             journal: &*self.journal,
@@ -325,9 +307,33 @@ impl Task {
             Err(error) => return Err(AdoptError::Unknown(chain(&error))),
         };
         if !matches!(found, Ok((Recovered::Dozing(_) | Recovered::Warm(_), _))) {
-            crate::probes::undefer(&std::mem::take(&mut self.deferred), &Sockets::OfProcesses);
+            crate::probes::undefer(&std::mem::take(&mut self.sleep.deferred), &Sockets::OfProcesses);
         }
         found
+    }
+
+    /// Sets all its images aside, so that none is used again; tells `lost` where there was one that could have been.
+    pub(super) fn lose_images(&self, reason: &str) {
+        if self.quarantine_images() && self.record.desired == Desired::Up {
+            self.report_lost(reason);
+        }
+    }
+
+    /// Sets all its images aside; whether there was one.
+    pub(super) fn quarantine_images(&self) -> bool {
+        let name = &self.record.spec.name;
+        let kept = self.files.set_aside(self.owner()).unwrap_or_else(|error| {
+            tracing::error!(app = name, %error, "setting its images aside");
+            Vec::new()
+        });
+        for image in &kept {
+            tracing::warn!(app = name, kept = %image.display(), "its image is set aside");
+        }
+        !kept.is_empty()
+    }
+
+    pub(super) fn report_lost(&self, reason: &str) {
+        self.shared.services.events.emit(&self.record.spec.name, "lost", reason.to_owned(), BTreeMap::default());
     }
 
     /// The phase of an app whose phase file is lost.
@@ -338,6 +344,15 @@ impl Task {
             tracing::error!(app, ?phase, "its phase was lost, and is inferred from its image and its processes");
         }
         Ok(phase)
+    }
+}
+
+/// What has happened since it fell asleep: the old worker may have taken an event and died before it had woken the app.
+fn since_then(ready: io::Result<Option<Source>>) -> Option<Text> {
+    match ready {
+        Ok(None) => None,
+        Ok(Some(source)) => Some(text(format!("an event on {} of process {}", source.what, source.pid))),
+        Err(error) => Some(text(format!("its descriptors cannot be looked at: {error}"))),
     }
 }
 

@@ -23,17 +23,18 @@ use std::time::{Instant, SystemTime};
 use torpor_api::spec::WakeBlocked;
 use torpor_api::worker::{AppRecord, Desired};
 use torpor_engine::{BootImage, BootImageError, ImageError, Journal, Parking, Phase, Reopened, Warm};
-use torpor_lifecycle::{Event, Exit, Found, Millis, Text, WAKE_RETRY, WakeFailure, words};
+use torpor_lifecycle::{Exit, Found, Millis, Text, WAKE_RETRY, WakeFailure, words};
 use torpor_sandbox::{Clocks, Sandbox};
 
-use crate::app::AppFiles;
-use crate::app::adoption::is_ours;
-use crate::app::process_tree::hibernate::home;
-use crate::app::process_tree::operate::{app_number, chain, text};
-use crate::app::process_tree::parked::{self, KeeperParking};
-use crate::app::process_tree::sleep_state::{SleepState, WarmApp};
-use crate::app::process_tree::start::{self, StartError};
-use crate::app::task::Task;
+use super::adopt_error::is_ours;
+use super::parked::{self, KeeperParking};
+use super::sandbox_handle::sandbox_handle;
+use super::sandbox_spec::sandbox_spec;
+use super::sleep_state::{SleepState, WarmApp};
+use super::start_error::StartError;
+use super::texts::{chain, text};
+use super::{ProcessTree, start};
+use crate::app_files::{AppFiles, app_number};
 use crate::clock;
 use crate::faults::SandboxStep;
 use crate::journal::{Owner, PhaseFile};
@@ -48,7 +49,7 @@ struct RestoredSandbox {
 
 /// Why an app that is nothing but an image has no sandbox.
 #[derive(Debug)]
-pub(crate) enum NoSandbox {
+pub(super) enum NoSandbox {
     /// Its image is damaged, another's, or of another machine: no attempt can succeed.
     Unusable(Text),
     /// The image is whole; something that its sandbox needs is not there.
@@ -61,7 +62,7 @@ pub(crate) enum NoSandbox {
 }
 
 impl NoSandbox {
-    pub(crate) fn reason(&self) -> &Text {
+    pub(super) fn reason(&self) -> &Text {
         match self {
             Self::Unusable(reason) | Self::Prevented { reason, .. } => reason,
         }
@@ -86,28 +87,46 @@ impl NoSandbox {
 
 /// A warm app without a sandbox. No process of it exists, nothing of it is parked.
 #[derive(Debug)]
-pub(crate) struct SandboxRetry {
+pub(super) struct SandboxRetry {
     reason: Text,
     /// Failures in a row.
     failures: u32,
     again_at: Instant,
 }
 
-impl Task {
-    /// Takes up an app of which only its image is left, as one that is warm; `false`: there is no such image, or it cannot be
-    /// used.
-    pub(crate) async fn adopt_boot_image(&mut self) -> bool {
+impl SandboxRetry {
+    pub(super) const fn reason(&self) -> &Text {
+        &self.reason
+    }
+
+    /// When its sandbox is to be tried again.
+    pub(super) const fn again_at(&self) -> Instant {
+        self.again_at
+    }
+
+    /// What is in the way of its sandbox, and what to do, for `explain`.
+    pub(super) fn words(&self) -> String {
+        let Self { reason, again_at, .. } = self;
+        let next = words(again_at.saturating_duration_since(Instant::now()));
+        format!(
+            "warm, but its sandbox cannot be made, so nobody reaches it: {reason}; put that right (next attempt in {next}, or \
+             `torpor wake`), or restart it on its files (`torpor restart`), which gives up its memory"
+        )
+    }
+}
+
+impl ProcessTree {
+    /// Takes up an app of which only its image is left, as one that is warm; none: there is no such image, or it cannot be used.
+    pub(super) async fn adopt_boot_image(&mut self) -> Option<Found> {
         if self.record.desired != Desired::Up {
-            return false;
+            return None;
         }
-        let Some(next_timer) = self.restore_sandbox().await else { return false };
-        self.tell(Event::Adopted(Found::Stored { next_timer })).await;
-        true
+        self.restore_sandbox().await.map(|next_timer| Found::Stored { next_timer })
     }
 
     /// Makes a sandbox for an app of which only its image is left, and holds it as a warm one; gives when it wakes by itself.
     /// Where the sandbox cannot be made now, it is warm without one. None: there is no image that can be used.
-    pub(crate) async fn restore_sandbox(&mut self) -> Option<Option<Millis>> {
+    pub(super) async fn restore_sandbox(&mut self) -> Option<Option<Millis>> {
         match self.try_restore_sandbox().await {
             Ok(housed) => housed,
             Err(NoSandbox::Prevented { reason, listener }) if !(listener && self.prefers_restart()) => {
@@ -121,9 +140,9 @@ impl Task {
         }
     }
 
-    /// As [`Task::house_stored`], but touches nothing of an image that cannot be used, and says why it cannot. After an error
+    /// As [`ProcessTree::restore_sandbox`], but touches nothing of an image that cannot be used, and says why it cannot. After an error
     /// nothing of it is running or set up.
-    pub(crate) async fn try_restore_sandbox(&mut self) -> Result<Option<Option<Millis>>, NoSandbox> {
+    pub(super) async fn try_restore_sandbox(&mut self) -> Result<Option<Option<Millis>>, NoSandbox> {
         let Some(stored) = tokio::task::block_in_place(|| stored(&self.files, self.owner(), &self.journal))? else {
             return Ok(None);
         };
@@ -159,40 +178,37 @@ impl Task {
         let again_at = Instant::now() + WAKE_RETRY.delay(failures);
         if known.is_none_or(|known| known.reason != reason) {
             let message = format!("its sandbox cannot be made, and its image is kept: {reason}");
-            self.shared.events.emit(&self.record.spec.name, "wake-refused", message, BTreeMap::default());
+            self.shared.services.events.emit(&self.record.spec.name, "wake-refused", message, BTreeMap::default());
         }
         self.sandbox_retry = Some(SandboxRetry { reason, failures: failures.saturating_add(1), again_at });
     }
 
-    /// When its sandbox is to be tried again.
-    pub(crate) fn sandbox_retry_at(&self) -> Option<Instant> {
-        self.sandbox_retry.as_ref().map(|sandbox_retry| sandbox_retry.again_at)
-    }
-
     /// Tries again to make the sandbox of an app that has none. With it the app can be reached, and sleeps on.
-    pub(crate) async fn retry_sandbox(&mut self) {
+    /// How it ended, where its image cannot be used.
+    pub(super) async fn retry_sandbox(&mut self) -> Option<Exit> {
         match self.attempt_sandbox().await {
             Ok(()) => {
                 let message = "its sandbox is made; it can be reached and woken again".to_owned();
-                self.shared.events.emit(&self.record.spec.name, "warm", message, BTreeMap::default());
+                self.shared.services.events.emit(&self.record.spec.name, "warm", message, BTreeMap::default());
+                None
             }
-            Err(NoSandbox::Unusable(reason)) => self.tell(Event::Exited(Exit::Lost(reason))).await,
-            Err(NoSandbox::Prevented { .. }) => {}
+            Err(NoSandbox::Unusable(reason)) => Some(Exit::Lost(reason)),
+            Err(NoSandbox::Prevented { .. }) => None,
         }
     }
 
-    /// Before a wake: makes the sandbox of an app that has none. Gives the outcome of the wake where that fails.
-    pub(crate) async fn restore_sandbox_for_wake(&mut self) -> Option<Event> {
-        self.sandbox_retry.as_ref()?;
-        let failure = match self.attempt_sandbox().await {
-            Ok(()) => return None,
-            Err(NoSandbox::Unusable(reason)) => WakeFailure::Damaged(reason),
-            Err(NoSandbox::Prevented { reason, listener }) if listener && self.prefers_restart() => {
+    /// Before a wake: makes the sandbox of an app that has none.
+    pub(super) async fn restore_sandbox_for_wake(&mut self) -> Result<(), WakeFailure> {
+        if self.sandbox_retry.is_none() {
+            return Ok(());
+        }
+        self.attempt_sandbox().await.map_err(|error| match error {
+            NoSandbox::Unusable(reason) => WakeFailure::Damaged(reason),
+            NoSandbox::Prevented { reason, listener } if listener && self.prefers_restart() => {
                 WakeFailure::Refused(reason)
             }
-            Err(NoSandbox::Prevented { reason, .. }) => WakeFailure::Passing(reason),
-        };
-        Some(Event::WakeFailed(failure))
+            NoSandbox::Prevented { reason, .. } => WakeFailure::Passing(reason),
+        })
     }
 
     /// One attempt; after it, what is known of it is up to date.
@@ -209,21 +225,6 @@ impl Task {
         Err(error)
     }
 
-    /// What is in the way of its sandbox, and what to do, for `explain`.
-    pub(crate) fn sandbox_blocker(&self) -> Option<String> {
-        let SandboxRetry { reason, again_at, .. } = self.sandbox_retry.as_ref()?;
-        let next = words(again_at.saturating_duration_since(Instant::now()));
-        Some(format!(
-            "warm, but its sandbox cannot be made, so nobody reaches it: {reason}; put that right (next attempt in {next}, or \
-             `torpor wake`), or restart it on its files (`torpor restart`), which gives up its memory"
-        ))
-    }
-
-    /// Why it has no sandbox; none: it has one, or needs none.
-    pub(crate) fn sandbox_retry_reason(&self) -> Option<Text> {
-        self.sandbox_retry.as_ref().map(|sandbox_retry| sandbox_retry.reason.clone())
-    }
-
     /// Its memory is gone; it starts afresh on its files.
     fn lose_boot_image(&mut self, reason: &str) {
         self.sandbox_retry = None;
@@ -234,22 +235,17 @@ impl Task {
 
     /// Removes the sandbox of a warm app. Its image and its journal stay, as a crash of its init would leave them: the next
     /// daemon makes it a new sandbox.
-    pub(crate) async fn put_away(&mut self) -> Result<(), String> {
-        if !matches!(self.app.phase(), torpor_lifecycle::Phase::Warm(_)) {
-            return Err(format!("it is {}", self.app.phase().name()));
-        }
-        (self.watch, self.asleep, self.cached_image, self.init) = (None, None, None, None);
+    pub(super) async fn remove_sandbox(&mut self) -> Result<(), String> {
+        (self.sleep.watch, self.sleep.state, self.sleep.cached_image, self.run.init) = (None, None, None, None);
         // Peers hear of the end of connections only while the app's network exists. The output ends once the keeper has closed
         // its duplicates.
         tokio::task::block_in_place(|| self.forget_parked());
-        if let Some(sandbox) = self.sandbox.take() {
+        if let Some(sandbox) = self.run.sandbox.take() {
             let destroyed = tokio::task::spawn_blocking(move || sandbox.destroy()).await;
             let destroyed = destroyed.map_err(|error| error.to_string())?;
             destroyed.map_err(|error| chain(&error).to_string())?;
         }
         self.after_exit().await;
-        // A timer of its own must not wake it: the wake would use up its image.
-        self.put_away = true;
         Ok(())
     }
 
@@ -328,10 +324,10 @@ async fn build_sandbox(
             // What a worker that was killed may have left, or a sandbox whose init is gone.
             let hierarchies = shared.launcher.hierarchies();
             torpor_sandbox::destroy_leftovers(hierarchies, &shared.config.instance, &record.id, &files.run)?;
-            let spec = start::sandbox_spec(&record, &files, &shared)?;
+            let spec = sandbox_spec(&record, &files, &shared)?;
             // Its memory is worth more than the limit, which holds again when it is started afresh.
-            let limit = start::disk_limit(&record, &shared);
-            if let Err(error) = crate::disk::prepare(&shared.disks, &record.id, &files, limit) {
+            let limit = crate::disk::limit_of(&record.spec, shared.config.disk_limit_bytes);
+            if let Err(error) = crate::disk::prepare(&shared.services.disks, &record.id, &files, limit) {
                 tracing::warn!(app = record.spec.name, error = %torpor_api::error::chain(&error), "its disk limit");
             }
             let (stdio, output) = start::stdio().map_err(StartError::Pipe)?;
@@ -374,7 +370,7 @@ fn reopen(
     output: &[OwnedFd; 2],
 ) -> Result<Reopened, StartError> {
     let failed = |error| StartError::Files(files.run.clone(), error);
-    let home = home(sandbox).map_err(failed)?;
+    let home = sandbox_handle(sandbox).map_err(failed)?;
     let mut reopened = stored.reopen(&home).map_err(|error| StartError::Stored(Box::new(error)))?;
     let [_, output_end, error_end] = output_stdio;
     let standard = stored.standard().into_iter().zip([sandbox.null_device()?, output_end, error_end]);

@@ -10,24 +10,22 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::net::sockopt;
 use tokio::io::Interest;
 use tokio::task::JoinSet;
-use torpor_lifecycle::Phase;
 use torpor_network::sock_diag::refuse;
 
-use super::parked;
-use crate::app::process_tree::operate::chain;
-use crate::app::task::Task;
+use super::texts::chain;
+use super::{ProcessTree, parked};
 
 /// Connections that are closed in one go.
 const MOST_AT_ONCE: u32 = 1024;
 
 /// Ends with this value.
 #[derive(Debug)]
-pub(crate) struct ConnectionResets(#[expect(dead_code, reason = "its tasks end with it")] JoinSet<()>);
+pub(super) struct ConnectionResets(#[expect(dead_code, reason = "its tasks end with it")] JoinSet<()>);
 
-impl Task {
-    /// Begins, or ends, by what the app's phase is now.
-    pub(crate) fn update_connection_resets(&mut self) {
-        if !matches!(self.app.phase(), Phase::Warm(asleep) if asleep.is_refused()) {
+impl ProcessTree {
+    /// Begins, or ends.
+    pub(super) fn update_connection_resets(&mut self, refuse: bool) {
+        if !refuse {
             self.connection_resets = None;
         } else if self.connection_resets.is_none() {
             let parked = tokio::task::block_in_place(|| parked::parked_files(&self.shared, &self.record.id));

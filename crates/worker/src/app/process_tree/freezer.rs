@@ -18,7 +18,7 @@ use torpor_sandbox::{CgroupError, Sandbox};
 const FREEZE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The freezer of a sandbox. Dropping it sets the limit again if that is still to be done.
-pub(crate) struct SandboxFreezer<'a> {
+pub(super) struct SandboxFreezer<'a> {
     sandbox: &'a Sandbox,
     limit: Option<u32>,
     /// The limit is lifted.
@@ -27,12 +27,12 @@ pub(crate) struct SandboxFreezer<'a> {
 
 impl<'a> SandboxFreezer<'a> {
     /// Of processes that are there.
-    pub(crate) const fn of(sandbox: &'a Sandbox) -> Self {
+    pub(super) const fn of(sandbox: &'a Sandbox) -> Self {
         Self { sandbox, limit: None, lifted: AtomicBool::new(false) }
     }
 
     /// Of processes that are to be built, of an app with this limit of processes.
-    pub(crate) fn building(sandbox: &'a Sandbox, limit: Option<u32>) -> Result<Self, CgroupError> {
+    pub(super) fn building(sandbox: &'a Sandbox, limit: Option<u32>) -> Result<Self, CgroupError> {
         if limit.is_some() {
             sandbox.cgroup().limit_processes(None)?;
         }
@@ -50,7 +50,7 @@ impl<'a> SandboxFreezer<'a> {
 }
 
 /// Whether the processes of a group are frozen, or are being frozen.
-pub(crate) fn is_to_be_frozen(cgroup: &Cgroup) -> io::Result<bool> {
+pub(super) fn is_to_be_frozen(cgroup: &Cgroup) -> io::Result<bool> {
     Ok(fs::read_to_string(cgroup.core().join("cgroup.freeze"))?.trim() == "1")
 }
 

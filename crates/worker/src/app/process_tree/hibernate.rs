@@ -1,29 +1,33 @@
 //! From dozing to warm: the app's processes are ended, and only their image is left.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use torpor_engine::{
-    Abort, Asleep, HibernateError, HibernateOutcome, HibernateRequest, Ids, SandboxHandle, SleepError, Target, Timings,
-    hibernate,
+    Abort, Asleep, HibernateError, HibernateOutcome, HibernateRequest, Recovered, SandboxHandle, SleepError, Timings,
+    Warm, Watch, hibernate,
 };
-use torpor_lifecycle::{Event, Retry, SleepCause, WakeCause};
-use torpor_sandbox::{ID_COUNT, Sandbox};
+use torpor_lifecycle::{Event, Retry, Text, WakeCause};
+use torpor_sandbox::Sandbox;
 
-use crate::app::Outcome;
+use super::adopt_error::AdoptError;
+use super::freezer::SandboxFreezer;
+use super::notifying_journal::NotifyingJournal;
+use super::parked::KeeperParking;
+use super::sandbox_handle::sandbox_handle;
+use super::sleep_state::{SleepState, WarmApp};
+use super::target::with_target;
+use super::texts::{chain, text, why_not};
+use super::{Message, Outcome, ProcessTree, usage};
 use crate::app::abort_on_panic::AbortOnPanic;
-use crate::app::adoption::AdoptError;
-use crate::app::deadlines::CurrentOperation;
-use crate::app::operation::{Commits, Kind, Operation, Steps};
-use crate::app::process_tree::freezer::SandboxFreezer;
-use crate::app::process_tree::operate::{NotifyingJournal, chain, text, why_not};
-use crate::app::process_tree::parked::{self, KeeperParking};
-use crate::app::process_tree::sleep_state::{SleepState, WarmApp};
-use crate::app::process_tree::usage;
-use crate::app::task::Task;
+use crate::app::deadlines::Operations;
+use crate::app::history::Entry;
+use crate::app::operation::{Ended, Kind, Operation};
+use crate::app::workload::Report;
 use crate::clock;
+use crate::journal::Owner;
 use crate::shared::Shared;
 use crate::space;
 
@@ -43,26 +47,12 @@ struct HibernateJob {
     home: SandboxHandle,
     shared: Arc<Shared>,
     id: String,
-    app: u64,
+    owner: Owner,
     journal: NotifyingJournal,
-    image: std::path::PathBuf,
+    image: PathBuf,
     generation: u64,
     abort: Abort,
     asleep: Box<Asleep>,
-}
-
-/// Where an app's processes live, for the engine.
-pub(crate) fn home(sandbox: &Sandbox) -> io::Result<SandboxHandle> {
-    Ok(SandboxHandle {
-        init: sandbox.pidfd().try_clone_to_owned()?,
-        init_pid: sandbox.init_pid(),
-        init_start_ticks: sandbox.init_start_ticks(),
-        initial: sandbox.initial_inside(),
-        cgroup: sandbox.cgroup().core().to_owned(),
-        tasks: sandbox.cgroup().tasks_files(),
-        user_namespace: sandbox.ids().map(|ids| Ids { first: ids.base, count: ID_COUNT }),
-        time_namespace: sandbox.has_time_namespace(),
-    })
 }
 
 impl HibernateJob {
@@ -74,13 +64,6 @@ impl HibernateJob {
             return Hibernated { asleep: self.asleep, hibernated };
         }
         let freezer = SandboxFreezer::of(&self.sandbox);
-        let target = Target {
-            app: self.app,
-            boot: self.shared.boot,
-            freezer: &freezer,
-            journal: &Commits { operation: &self.operation, journal: &self.journal },
-            faults: &Steps { operation: &self.operation, faults: &self.shared.faults },
-        };
         let parking = KeeperParking { shared: &self.shared, id: &self.id };
         let request = HibernateRequest {
             home: &self.home,
@@ -89,7 +72,10 @@ impl HibernateJob {
             abort: &self.abort,
             parking: &parking,
         };
-        let hibernated = hibernate(&target, &self.asleep, &request);
+        let faults = &self.shared.faults;
+        let hibernated = with_target(self.owner, &self.operation, &freezer, &self.journal, faults, |target| {
+            hibernate(target, &self.asleep, &request)
+        });
         Hibernated { asleep: self.asleep, hibernated }
     }
 
@@ -110,47 +96,37 @@ impl HibernateJob {
     }
 }
 
-impl Task {
-    pub(crate) fn begin_hibernate(&mut self, cause: SleepCause) {
-        let outcomes = self.outcomes();
-        let refused = |reason: String| {
-            let event = Event::HibernateRefused { reasons: vec![reason.into()], retry: Retry::Later, dozes: true };
-            // The task itself receives it.
-            let _ = outcomes.send(Outcome::Event(event));
-        };
-        let (Some(SleepState::Dozing(_)), Some(sandbox)) = (&self.asleep, self.sandbox.clone()) else {
-            return refused("it does not doze".to_owned());
+impl ProcessTree {
+    pub(super) fn begin_hibernate(&mut self, operations: &mut Operations) {
+        let (Some(SleepState::Dozing(_)), Some(sandbox)) = (&self.sleep.state, self.run.sandbox.clone()) else {
+            return self.report(not_begun(text("it does not doze"), Retry::Later));
         };
         if !sandbox.labels().is_empty() {
             let reason =
                 "its AppArmor profile or SELinux context would be lost ([security] in the daemon's configuration)";
-            let event = Event::HibernateRefused { reasons: vec![text(reason)], retry: Retry::Pointless, dozes: true };
-            // The task itself receives it.
-            let _ = outcomes.send(Outcome::Event(event));
-            return;
+            return self.report(not_begun(text(reason), Retry::Pointless));
         }
-        let (home, abort) = match home(&sandbox).and_then(|home| Ok((home, Abort::new()?))) {
+        let (home, abort) = match sandbox_handle(&sandbox).and_then(|home| Ok((home, Abort::new()?))) {
             Ok(made) => made,
-            Err(error) => return refused(error.to_string()),
+            Err(error) => return self.report(not_begun(text(error), Retry::Later)),
         };
-        let Some(SleepState::Dozing(asleep)) = self.asleep.take() else { return };
+        let Some(SleepState::Dozing(asleep)) = self.sleep.state.take() else { return };
         // The image describes its listeners as the program has made them. Wherever it sleeps then, they are set anew.
-        crate::probes::undefer(&std::mem::take(&mut self.deferred), &crate::probes::Sockets::OfProcesses);
-        self.sleep_cause = cause.to_string();
+        crate::probes::undefer(&std::mem::take(&mut self.sleep.deferred), &crate::probes::Sockets::OfProcesses);
         // The engine watches from here on.
-        self.watch = None;
+        self.sleep.watch = None;
         self.abort = Some(abort.clone());
         let generation = self.generation;
         self.generation += 1;
-        let operation = self.begin_operation(Kind::Hibernate, asleep.image_bytes);
+        let operation = operations.begin(Kind::Hibernate, asleep.image_bytes);
         let job = HibernateJob {
             operation: operation.clone(),
             sandbox,
             home,
             shared: self.shared.clone(),
             id: self.record.id.clone(),
-            app: self.app_number(),
-            journal: NotifyingJournal { file: self.journal.clone(), outcomes: outcomes.clone() },
+            owner: self.owner(),
+            journal: NotifyingJournal { file: self.journal.clone(), sender: self.sender.clone() },
             image: self.files.image(generation),
             generation,
             abort,
@@ -159,11 +135,11 @@ impl Task {
         // A thread of its own: tracing belongs to a thread, and it blocks.
         let name = format!("hibernate-{}", self.record.spec.name);
         let (jobs, job_of_thread) = std::sync::mpsc::channel::<HibernateJob>();
-        let sender = outcomes.clone();
+        let sender = self.sender.clone();
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
             let _abort = AbortOnPanic;
             if let Ok(job) = job_of_thread.recv() {
-                let _ = sender.send(Outcome::Hibernated(operation, Box::new(job.run())));
+                let _ = sender.send(Message::Ended(operation, Box::new(Outcome::Hibernated(job.run()))));
             }
         });
         match spawned {
@@ -171,105 +147,75 @@ impl Task {
             Ok(_) => drop(jobs.send(job)),
             Err(error) => {
                 self.abort = None;
-                self.operation = CurrentOperation::default();
+                operations.forget();
                 self.hold(SleepState::Dozing(job.asleep), SystemTime::now());
-                refused(error.to_string());
+                self.report(not_begun(text(error), Retry::Later));
             }
         }
     }
 
     /// Going warm has ended.
-    pub(crate) async fn hibernated(
-        &mut self,
-        operation: &Arc<Operation>,
-        Hibernated { asleep, hibernated }: Hibernated,
-    ) {
-        let given_up = self.operation.ended(operation).flatten();
+    pub(super) fn hibernated(&mut self, hibernated: Hibernated, ended: Ended) -> Report {
+        let Hibernated { asleep, hibernated } = hibernated;
         self.abort = None;
         let HibernateOutcome { result, timings, memories } = hibernated;
-        let cause = std::mem::take(&mut self.sleep_cause);
-        self.sleeps.add(cause, &timings, result.as_ref().err().map(|error| why_not(error).to_string()));
+        let entry = Entry::new(&timings, result.as_ref().err().map(|error| why_not(error).to_string()));
         let old_image = asleep.image.clone();
-        match result {
+        let event = match result {
             Ok(warm) => {
                 for warning in &warm.warnings {
                     tracing::info!(app = self.record.spec.name, %warning, "what a reboot would not bring back");
                 }
-                let next_timer = warm.wake_at.map(clock::millis);
-                let watch = asleep.watch;
-                self.hold(SleepState::Warm(Box::new(WarmApp::new(warm, watch))), SystemTime::now());
+                let event = self.hold_warm(warm, asleep.watch);
                 self.remove_image(&old_image);
-                self.tell(Event::Hibernated { next_timer }).await;
-                let _housed_again_otherwise = self.check_parked();
+                event
             }
             Err(HibernateError::Dozing(reasons)) => {
-                self.hold(SleepState::Dozing(asleep), self.asleep_since);
-                let reasons = given_up.into_iter().chain(reasons.into_iter().map(Into::into)).collect();
-                self.tell(Event::HibernateRefused { reasons, retry: Retry::Later, dozes: true }).await;
+                self.hold(SleepState::Dozing(asleep), self.sleep.since);
+                let reasons = ended.given_up().into_iter().chain(reasons.into_iter().map(Into::into)).collect();
+                Event::HibernateRefused { reasons, retry: Retry::Later, dozes: true }
             }
             Err(HibernateError::Awake(error)) => {
                 if let Some(memories) = memories {
                     self.memories = memories;
                 }
-                self.cached_image = None;
+                self.sleep.cached_image = None;
                 self.forget_parked();
                 self.remove_image(&old_image);
-                match error {
-                    SleepError::Aborted(_) | SleepError::Failed { .. } if given_up.is_some() => {
-                        let reasons = given_up.into_iter().collect();
-                        self.tell(Event::HibernateRefused { reasons, retry: Retry::Later, dozes: false }).await;
-                    }
-                    SleepError::Aborted(by) => {
-                        self.tell(Event::HibernateAborted(WakeCause::Packet(by.into()))).await;
-                    }
-                    error => {
-                        let reasons = vec![why_not(&error)];
-                        self.tell(Event::HibernateRefused { reasons, retry: Retry::Later, dozes: false }).await;
-                    }
-                }
+                awake_instead(error, ended)
             }
             Err(HibernateError::Lost(error)) => {
                 // Frozen, with a part of its memory: never run it so.
                 let reason = chain(&error);
                 self.lost = Some(reason.clone());
-                self.tell(Event::HibernateFailed(reason)).await;
+                Event::HibernateFailed(reason)
             }
             Err(error) => {
                 // Behind the commit: the image is whole, and what is left of its processes is ended by the next attempt.
                 tracing::error!(app = self.record.spec.name, error = %chain(&error), "ending its processes");
-                self.end_again(asleep.watch).await;
+                self.end_again(asleep.watch)
             }
-        }
+        };
+        Report::with_entry(event, entry)
+    }
+
+    fn hold_warm(&mut self, warm: Warm, watch: Watch) -> Event {
+        let next_timer = warm.wake_at.map(clock::millis);
+        self.hold(SleepState::Warm(Box::new(WarmApp::new(warm, watch))), SystemTime::now());
+        Event::Hibernated { next_timer }
     }
 
     /// Its image is complete and its processes are not all ended: tries that again, as a new worker would.
-    async fn end_again(&mut self, watch: torpor_engine::Watch) {
+    fn end_again(&mut self, watch: Watch) -> Event {
         match tokio::task::block_in_place(|| self.recovered()) {
-            Ok((torpor_engine::Recovered::Warm(warm), _)) => {
-                let next_timer = warm.wake_at.map(clock::millis);
-                self.hold(SleepState::Warm(Box::new(WarmApp::new(warm, watch))), SystemTime::now());
-                self.tell(Event::Hibernated { next_timer }).await;
-                let _housed_again_otherwise = self.check_parked();
-            }
+            Ok((Recovered::Warm(warm), _)) => self.hold_warm(warm, watch),
             // There is nothing left to wake then.
-            Ok(_) => self.tell(Event::HibernateFailed(text("its processes were not ended; it runs on"))).await,
+            Ok(_) => Event::HibernateFailed(text("its processes were not ended; it runs on")),
             Err(AdoptError::Lost(reason) | AdoptError::Unknown(reason)) => {
                 // The image may be right, and is kept.
                 self.quarantine_images();
                 self.lost = Some(reason.clone());
-                self.tell(Event::HibernateFailed(reason)).await;
-            }
-        }
-    }
-
-    /// Its program runs: what is parked of it is given up.
-    pub(crate) fn forget_parked(&self) {
-        for dropped in
-            [parked::drop_files(&self.shared, &self.record.id), parked::drop_watch(&self.shared, &self.record.id)]
-        {
-            if let Err(error) = dropped {
-                let name = &self.record.spec.name;
-                tracing::warn!(app = name, error = %chain(&error), "forgetting its parked descriptors");
+                Event::HibernateFailed(reason)
             }
         }
     }
@@ -281,5 +227,20 @@ impl Task {
             }
             _ => {}
         }
+    }
+}
+
+/// What the machine is told where nothing was touched: it dozes on.
+fn not_begun(reason: Text, retry: Retry) -> Event {
+    Event::HibernateRefused { reasons: vec![reason], retry, dozes: true }
+}
+
+/// What the machine is told where it runs instead.
+fn awake_instead(error: SleepError, ended: Ended) -> Event {
+    let refused = |reason| Event::HibernateRefused { reasons: vec![reason], retry: Retry::Later, dozes: false };
+    match (error, ended.given_up()) {
+        (SleepError::Aborted(_) | SleepError::Failed { .. }, Some(given_up)) => refused(given_up),
+        (SleepError::Aborted(by), _) => Event::HibernateAborted(WakeCause::Packet(by.into())),
+        (error, _) => refused(why_not(&error)),
     }
 }

@@ -12,14 +12,14 @@ use torpor_api::view::{AppImage, ImageStanding, Level};
 use torpor_api::{ApiError, ErrorKind};
 use torpor_engine::ImageFile;
 
-use crate::app::task::Task;
+use super::ProcessTree;
 
-impl Task {
+impl ProcessTree {
     /// Images that lie in its directory, oldest first.
-    pub(crate) fn images(&self) -> Result<Vec<AppImage>, ApiError> {
+    pub(super) fn list_images(&self) -> Result<Vec<AppImage>, ApiError> {
         let name = &self.record.spec.name;
         let failed = |error: io::Error| ApiError::new(ErrorKind::Internal, format!("images of {name}: {error}"));
-        let current = self.asleep.as_ref().map(|asleep| asleep.image().to_owned());
+        let current = self.sleep.state.as_ref().map(|asleep| asleep.image().to_owned());
         let mut images = Vec::new();
         for (path, generation, aside) in self.files.listed_images().map_err(failed)? {
             let metadata = fs::metadata(&path).map_err(failed)?;
@@ -43,9 +43,9 @@ impl Task {
     }
 
     /// Removes those that were set aside.
-    pub(crate) fn remove_images(&self) -> Result<Vec<AppImage>, ApiError> {
+    pub(super) fn remove_unused_images(&self) -> Result<Vec<AppImage>, ApiError> {
         let name = &self.record.spec.name;
-        let images = self.images()?;
+        let images = self.list_images()?;
         let kept = images.iter().find(|image| image.standing != ImageStanding::SetAside).cloned();
         let aside: Vec<AppImage> =
             images.into_iter().filter(|image| image.standing == ImageStanding::SetAside).collect();

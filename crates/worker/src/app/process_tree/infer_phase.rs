@@ -21,15 +21,15 @@ use std::io;
 
 use torpor_engine::{Freezer, ImageError, ImageFile, Phase};
 
-use crate::app::adoption::{AdoptError, is_ours};
-use crate::app::files::AppFiles;
+use super::adopt_error::{AdoptError, is_ours};
+use crate::app_files::AppFiles;
 use crate::journal::Owner;
 
 /// What can be known of an app without a phase file.
 ///
 /// # Errors
 /// `Lost` where nothing is known: then its memory must not be used. `Unknown` where it cannot be examined now.
-pub(crate) fn infer(files: &AppFiles, owner: Owner, freezer: &dyn Freezer) -> Result<Phase, AdoptError> {
+pub(super) fn infer(files: &AppFiles, owner: Owner, freezer: &dyn Freezer) -> Result<Phase, AdoptError> {
     let looked = |error: io::Error| {
         AdoptError::Unknown(format!("its phase is lost, and what is left of it cannot be examined: {error}").into())
     };

@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 use torpor_lifecycle::Text;
 use torpor_sandbox::Sandbox;
 
-use crate::app::Outcome;
-use crate::app::process_tree::operate::chain;
-use crate::app::task::Task;
+use super::texts::chain;
+use super::{Message, ProcessTree};
 
 /// Between the first attempt that fails and the next; doubled with each further one.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -21,7 +20,7 @@ const AGAIN_AT_MOST: Duration = Duration::from_secs(300);
 
 /// What has come of killing the sandbox that a task holds; reset with it.
 #[derive(Debug, Default)]
-pub(crate) struct KillAttempts {
+pub(super) struct KillAttempts {
     operation: bool,
     failures: u32,
     not_before: Option<Instant>,
@@ -49,45 +48,45 @@ impl KillAttempts {
     }
 
     /// Why it has not ended though it was killed.
-    pub(crate) fn held(&self) -> Option<&Text> {
+    pub(super) fn held(&self) -> Option<&Text> {
         self.held.as_ref()
     }
 }
 
-impl Task {
+impl ProcessTree {
     /// Kills it; its init's end tells when that is done.
-    pub(crate) fn kill(&mut self) {
-        let Some(sandbox) = self.sandbox.clone() else { return };
-        if !self.kill_attempts.begin(Instant::now()) {
+    pub(super) fn kill_sandbox(&mut self) {
+        let Some(sandbox) = self.run.sandbox.clone() else { return };
+        if !self.run.kill_attempts.begin(Instant::now()) {
             return;
         }
-        let outcomes = self.outcomes();
+        let sender = self.sender.clone();
         tokio::task::spawn_blocking(move || {
             let held = sandbox.kill().err().map(|error| chain(&error));
             // The task may have ended with the worker.
-            let _ = outcomes.send(Outcome::Killed(sandbox, held));
+            let _ = sender.send(Message::Killed(sandbox, held));
         });
     }
 
     /// An attempt has come to its end.
-    pub(crate) fn killed(&mut self, sandbox: &Arc<Sandbox>, held: Option<Text>) {
-        if !self.sandbox.as_ref().is_some_and(|own| Arc::ptr_eq(own, sandbox)) {
+    pub(super) fn killed(&mut self, sandbox: &Arc<Sandbox>, held: Option<Text>) {
+        if !self.run.sandbox.as_ref().is_some_and(|own| Arc::ptr_eq(own, sandbox)) {
             return;
         }
         match held {
-            None => self.kill_attempts = KillAttempts::default(),
+            None => self.run.kill_attempts = KillAttempts::default(),
             Some(held) => {
-                let (app, first) = (self.record.spec.name.as_str(), self.kill_attempts.held.is_none());
+                let (app, first) = (self.record.spec.name.as_str(), self.run.kill_attempts.held.is_none());
                 tracing::error!(app, error = %held, "killing it");
                 if first {
-                    self.shared.events.emit(
+                    self.shared.services.events.emit(
                         app,
                         "overdue",
                         format!("killed, and not ended: {held}"),
                         Default::default(),
                     );
                 }
-                self.kill_attempts.failed(Instant::now(), held);
+                self.run.kill_attempts.failed(Instant::now(), held);
             }
         }
     }

@@ -21,9 +21,9 @@ use torpor_engine::{Parking, Source, Watch};
 use torpor_keeper::Error;
 use torpor_linux::closer::AppFile;
 
-use crate::app::process_tree::operate::chain;
-use crate::app::process_tree::sleep_state::SleepState;
-use crate::app::task::Task;
+use super::ProcessTree;
+use super::sleep_state::SleepState;
+use super::texts::chain;
 use crate::probes::Deferred;
 use crate::shared::Shared;
 
@@ -62,7 +62,7 @@ struct ParkedSource {
 }
 
 /// Parks the epoll descriptor of a sleeping app, so that events are collected while no worker lives.
-pub(crate) fn park_watch(shared: &Shared, id: &str, watch: &Watch, deferred: &[Deferred]) -> Result<(), Error> {
+pub(super) fn park_watch(shared: &Shared, id: &str, watch: &Watch, deferred: &[Deferred]) -> Result<(), Error> {
     let source = |source: &Source| {
         let Source { pid, fd, what, awaited, events } = source.clone();
         ParkedSource { pid, fd, what, awaited, events }
@@ -74,7 +74,7 @@ pub(crate) fn park_watch(shared: &Shared, id: &str, watch: &Watch, deferred: &[D
 }
 
 /// The epoll descriptor that an earlier worker has parked.
-pub(crate) fn parked_watch(shared: &Shared, id: &str) -> Result<Option<(Watch, Vec<Deferred>)>, Error> {
+pub(super) fn parked_watch(shared: &Shared, id: &str) -> Result<Option<(Watch, Vec<Deferred>)>, Error> {
     let Some(parked) = shared.keeper.get(&watch_key(id))? else { return Ok(None) };
     let (Some(epoll), Ok(ParkedWatch { sources, deferred })) =
         (parked.fds.into_iter().next(), serde_json::from_slice(&parked.blob))
@@ -90,20 +90,20 @@ pub(crate) fn parked_watch(shared: &Shared, id: &str) -> Result<Option<(Watch, V
 }
 
 /// Parks the reading ends of an app's output.
-pub(crate) fn park_output(shared: &Shared, id: &str, output: [BorrowedFd<'_>; 2]) -> Result<(), Error> {
+pub(super) fn park_output(shared: &Shared, id: &str, output: [BorrowedFd<'_>; 2]) -> Result<(), Error> {
     shared.keeper.put(&output_key(id), b"", &output)
 }
 
 /// The reading ends of an app's output; `None` if they are not parked.
-pub(crate) fn parked_output(shared: &Shared, id: &str) -> Result<Option<[OwnedFd; 2]>, Error> {
+pub(super) fn parked_output(shared: &Shared, id: &str) -> Result<Option<[OwnedFd; 2]>, Error> {
     let parked = shared.keeper.get(&output_key(id))?;
     Ok(parked.and_then(|parked| <[AppFile; 2]>::try_from(parked.fds).ok().map(|both| both.map(OwnedFd::from))))
 }
 
 /// An app's place for open files in the keeper.
-pub(crate) struct KeeperParking<'a> {
-    pub(crate) shared: &'a Shared,
-    pub(crate) id: &'a str,
+pub(super) struct KeeperParking<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) id: &'a str,
 }
 
 impl Parking for KeeperParking<'_> {
@@ -119,7 +119,7 @@ impl Parking for KeeperParking<'_> {
 }
 
 /// The parked open files of an app by their place in its image; empty if there are none.
-pub(crate) fn parked_files(shared: &Shared, id: &str) -> Result<BTreeMap<u32, AppFile>, Error> {
+pub(super) fn parked_files(shared: &Shared, id: &str) -> Result<BTreeMap<u32, AppFile>, Error> {
     let Some(parked) = shared.keeper.get(&files_key(id))? else { return Ok(BTreeMap::new()) };
     let ids: Vec<u32> = serde_json::from_slice(&parked.blob).unwrap_or_default();
     if ids.len() != parked.fds.len() {
@@ -130,24 +130,29 @@ pub(crate) fn parked_files(shared: &Shared, id: &str) -> Result<BTreeMap<u32, Ap
 }
 
 /// Whether its open files are parked.
-pub(crate) fn has_files(shared: &Shared, id: &str) -> Result<bool, Error> {
+pub(super) fn has_files(shared: &Shared, id: &str) -> Result<bool, Error> {
     let key = files_key(id);
     Ok(shared.keeper.list(&key)?.iter().any(|listed| listed.key == key))
 }
 
 /// Gives up an app's parked files: its program has them again.
-pub(crate) fn drop_files(shared: &Shared, id: &str) -> Result<(), Error> {
+pub(super) fn drop_files(shared: &Shared, id: &str) -> Result<(), Error> {
     shared.keeper.drop_key(&files_key(id)).map(drop)
 }
 
-impl Task {
+/// Gives up what wakes it: it is awake.
+pub(super) fn drop_watch(shared: &Shared, id: &str) -> Result<(), Error> {
+    shared.keeper.drop_key(&watch_key(id)).map(drop)
+}
+
+impl ProcessTree {
     /// There is a new keeper, which holds nothing: what is at hand is parked again. A warm app with more open files than are
     /// kept at hand becomes what it would be after a reboot.
-    pub(crate) fn keeper_lost(&mut self) {
+    pub(super) fn keeper_lost(&mut self) {
         let (shared, id, name) = (&self.shared, &self.record.id, &self.record.spec.name);
-        let output = self.output.as_ref().map(|output| park_output(shared, id, output.pipes()));
-        let asleep = match &self.asleep {
-            Some(SleepState::Dozing(asleep)) => Some(park_watch(shared, id, &asleep.watch, &self.deferred)),
+        let output = self.run.output.as_ref().map(|output| park_output(shared, id, output.pipes()));
+        let asleep = match &self.sleep.state {
+            Some(SleepState::Dozing(asleep)) => Some(park_watch(shared, id, &asleep.watch, &self.sleep.deferred)),
             _ => None,
         };
         for parked in [output, asleep].into_iter().flatten() {
@@ -155,20 +160,20 @@ impl Task {
                 tracing::warn!(app = name, error = %chain(&error), "parking its descriptors again");
             }
         }
-        if matches!(self.asleep, Some(SleepState::Warm(_))) && !self.park_held_files() {
+        if matches!(self.sleep.state, Some(SleepState::Warm(_))) && !self.park_held_files() {
             self.end_without_files();
         }
     }
 
     /// Parks a warm app's open files again, if they are at hand, with what wakes it.
     fn park_held_files(&self) -> bool {
-        let Some(SleepState::Warm(app)) = &self.asleep else { return false };
+        let Some(SleepState::Warm(app)) = &self.sleep.state else { return false };
         let Some(held) = app.held_files() else { return false };
         let (shared, id) = (&self.shared, &self.record.id);
         let files: Vec<_> = held.iter().map(|(file, fd)| (*file, fd.as_fd())).collect();
         let parked = KeeperParking { shared, id }
             .park(&files)
-            .and_then(|()| park_watch(shared, id, &app.watch, &self.deferred).map_err(io::Error::other));
+            .and_then(|()| park_watch(shared, id, &app.watch, &self.sleep.deferred).map_err(io::Error::other));
         if let Err(error) = &parked {
             tracing::warn!(app = self.record.spec.name, error = %chain(error), "parking its open files again");
         }
@@ -176,7 +181,7 @@ impl Task {
     }
 
     /// Whether a warm app's open files are there: the keeper may have ended after they were parked and before this task knew.
-    pub(crate) fn check_parked(&mut self) -> bool {
+    pub(super) fn check_parked(&mut self) -> bool {
         if self.resuming.is_some() {
             // It has them, or fails without them.
             return true;
@@ -199,11 +204,16 @@ impl Task {
     /// Ends the sandbox of a warm app whose open files are lost; it is made again from the image.
     fn end_without_files(&mut self) {
         tracing::error!(app = self.record.spec.name, "its open files are lost with the keeper: its connections end");
-        self.kill();
+        self.kill_sandbox();
     }
-}
 
-/// Gives up what wakes it: it is awake.
-pub(crate) fn drop_watch(shared: &Shared, id: &str) -> Result<(), Error> {
-    shared.keeper.drop_key(&watch_key(id)).map(drop)
+    /// Its program runs: what is parked of it is given up.
+    pub(super) fn forget_parked(&self) {
+        for dropped in [drop_files(&self.shared, &self.record.id), drop_watch(&self.shared, &self.record.id)] {
+            if let Err(error) = dropped {
+                let name = &self.record.spec.name;
+                tracing::warn!(app = name, error = %chain(&error), "forgetting its parked descriptors");
+            }
+        }
+    }
 }

@@ -3,40 +3,30 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use tokio::sync::oneshot;
 use torpor_engine::{
-    Parked, RestoreStep, ResumeError, ResumeOutcome, ResumeRequest, SandboxHandle, Target, Timings, Warm, resume,
+    Parked, RestoreStep, ResumeError, ResumeOutcome, ResumeRequest, SandboxHandle, Timings, Warm, resume,
 };
-use torpor_lifecycle::{Event, WakeCause, WakeFailure};
+use torpor_lifecycle::{Event, WakeFailure};
 use torpor_sandbox::Sandbox;
 
-use super::parked;
-use crate::app::Outcome;
+use super::freezer::SandboxFreezer;
+use super::sandbox_handle::sandbox_handle;
+use super::sleep_state::{SleepState, WarmApp};
+use super::target::with_target;
+use super::texts::{chain, text};
+use super::{Message, Outcome, ProcessTree, parked};
 use crate::app::abort_on_panic::AbortOnPanic;
-use crate::app::operation::{Commits, Kind, Operation, Steps};
-use crate::app::process_tree::freezer::SandboxFreezer;
-use crate::app::process_tree::hibernate::home;
-use crate::app::process_tree::operate::{chain, text};
-use crate::app::process_tree::sleep_state::{SleepState, WarmApp};
-use crate::app::task::Task;
-use crate::journal::PhaseFile;
+use crate::app::deadlines::Operations;
+use crate::app::history::Entry;
+use crate::app::operation::{Ended, Kind, Operation};
+use crate::app::workload::{Report, Wake};
+use crate::journal::{Owner, PhaseFile};
 use crate::shared::Shared;
-
-/// An app that is being woken: what holds it if that fails.
-pub(crate) struct Resuming {
-    pub(crate) app: Box<WarmApp>,
-    cause: String,
-    /// Its place among those that wake at the same time, given back when this is dropped.
-    pub(crate) permit: Option<oneshot::Sender<()>>,
-    /// How long it waited for that.
-    pub(crate) waited: Option<Duration>,
-}
 
 /// What became of it.
 pub(crate) struct Resumed {
-    operation: Arc<Operation>,
     result: Result<ResumeOutcome, ResumeError>,
     timings: Option<Timings<RestoreStep>>,
 }
@@ -49,7 +39,7 @@ struct ResumeJob {
     shared: Arc<Shared>,
     journal: Arc<PhaseFile>,
     id: String,
-    app: u64,
+    owner: Owner,
     image: PathBuf,
     generation: u64,
     /// Its open files, where they are at hand.
@@ -64,90 +54,84 @@ impl ResumeJob {
             Ok(freezer) => freezer,
             Err(error) => {
                 let result = Err(ResumeError::Sandbox("lifting its limit of processes", io::Error::other(error)));
-                return Resumed { operation: self.operation, result, timings: None };
+                return Resumed { result, timings: None };
             }
-        };
-        let target = Target {
-            app: self.app,
-            boot: self.shared.boot,
-            freezer: &freezer,
-            journal: &Commits { operation: &self.operation, journal: &*self.journal },
-            faults: &Steps { operation: &self.operation, faults: &self.shared.faults },
         };
         let held = self.held.take();
         let (shared, id) = (&self.shared, &self.id);
         let given = Box::new(|| held.map_or_else(|| parked::parked_files(shared, id), Ok).map_err(io::Error::other));
         let request = ResumeRequest { home: &self.home, image: &self.image, generation: self.generation, given };
-        let (result, timings) = resume(&target, request);
+        let faults = &shared.faults;
+        let (result, timings) = with_target(self.owner, &self.operation, &freezer, &*self.journal, faults, |target| {
+            resume(target, request)
+        });
         drop(freezer);
-        Resumed { operation: self.operation, result, timings: Some(timings) }
+        Resumed { result, timings: Some(timings) }
     }
 }
 
-impl Task {
+impl ProcessTree {
     /// Begins to build its processes again; gives the outcome only where it cannot begin.
-    pub(crate) fn resume(&mut self, mut app: Box<WarmApp>, cause: &WakeCause) -> Option<Event> {
-        let Some(sandbox) = self.sandbox.clone() else {
-            self.asleep = Some(SleepState::Warm(app));
-            return Some(Event::WakeFailed(WakeFailure::Passing(text("it has no sandbox"))));
+    pub(super) fn resume(&mut self, mut app: Box<WarmApp>, operations: &mut Operations) -> Wake {
+        let Some(sandbox) = self.run.sandbox.clone() else {
+            self.sleep.state = Some(SleepState::Warm(app));
+            return Wake::failed(WakeFailure::Passing(text("it has no sandbox")));
         };
-        self.watch = None;
+        self.sleep.watch = None;
         self.connection_resets = None;
         let sockets = crate::probes::Sockets::Parked { files: &app.sockets, init: sandbox.init_pid() };
-        crate::probes::undefer(&std::mem::take(&mut self.deferred), &sockets);
-        let home = match home(&sandbox) {
+        crate::probes::undefer(&std::mem::take(&mut self.sleep.deferred), &sockets);
+        let home = match sandbox_handle(&sandbox) {
             Ok(home) => home,
             Err(error) => {
                 self.hold(SleepState::Warm(app), SystemTime::now());
-                return Some(Event::WakeFailed(WakeFailure::Passing(text(error))));
+                return Wake::failed(WakeFailure::Passing(text(error)));
             }
         };
         let held = app.take_files();
         let Warm { image, generation, image_bytes, .. } = &app.warm;
+        let operation = operations.begin(Kind::Wake, *image_bytes);
         let job = ResumeJob {
-            operation: self.begin_operation(Kind::Wake, *image_bytes),
+            operation: operation.clone(),
             sandbox,
             home,
             shared: self.shared.clone(),
             journal: self.journal.clone(),
             id: self.record.id.clone(),
-            app: self.app_number(),
+            owner: self.owner(),
             image: image.clone(),
             generation: *generation,
             held,
             processes: self.record.spec.limits.processes,
         };
-        self.resuming = Some(Resuming { app, cause: cause.to_string(), permit: None, waited: None });
-        let outcomes = self.outcomes();
+        self.resuming = Some(app);
+        let sender = self.sender.clone();
         // A pooled thread: it makes those of its own that it needs.
         tokio::task::spawn_blocking(move || {
             let _abort = AbortOnPanic;
-            let _ = outcomes.send(Outcome::Resumed(Box::new(job.run())));
+            let _ = sender.send(Message::Ended(operation, Box::new(Outcome::Resumed(job.run()))));
         });
-        None
+        Wake::UnderWay
     }
 
     /// Building its processes has ended.
-    pub(crate) async fn resumed(&mut self, Resumed { operation, result, timings }: Resumed) {
-        let Some(given_up) = self.operation.ended(&operation) else {
+    pub(super) fn resumed(&mut self, resumed: Resumed, ended: Ended) -> Option<Report> {
+        let Resumed { result, timings } = resumed;
+        if ended == Ended::Abandoned {
             tracing::warn!(app = self.record.spec.name, "a wake that was given up has come to its end");
-            return;
-        };
-        let Some(Resuming { app, cause, permit: _, waited }) = self.resuming.take() else { return };
-        let failure = result.as_ref().err().map(|error| given_up.unwrap_or_else(|| chain(error)));
-        if let Some(timings) = timings {
-            self.wakes.add(cause, &timings, failure.as_ref().map(ToString::to_string));
-            if let Some(waited) = waited {
-                self.wakes.waited(waited);
-            }
+            return None;
         }
+        let app = self.resuming.take()?;
+        let failure = result.as_ref().err().map(|error| ended.given_up().unwrap_or_else(|| chain(error)));
+        let entry = timings.map(|timings| Entry::new(&timings, failure.as_ref().map(ToString::to_string)));
         let event = match result {
             Ok(resumed) => {
                 self.finish_resume(resumed);
                 Event::Woken
             }
             Err(error)
-                if error.is_awake() && self.sandbox.as_ref().is_some_and(|sandbox| sandbox.cgroup().thaw().is_ok()) =>
+                if error.is_awake()
+                    && self.run.sandbox.as_ref().is_some_and(|sandbox| sandbox.cgroup().thaw().is_ok()) =>
             {
                 // Its memory is complete and it is thawed: a detail failed behind that.
                 tracing::warn!(app = self.record.spec.name, reason = %chain(&error), "after waking");
@@ -164,18 +148,18 @@ impl Task {
                 })
             }
         };
-        self.tell(event).await;
+        Some(Report { event, entry, fault: None })
     }
 
     /// The small things after a wake, off the path to the first answer: but first of all its files are its own again.
     fn finish_resume(&mut self, mut resumed: ResumeOutcome) {
-        self.cached_image = None;
+        self.sleep.cached_image = None;
         tokio::task::block_in_place(|| self.forget_parked());
         if let Err(error) = tokio::task::block_in_place(|| resumed.settle()) {
             tracing::warn!(app = self.record.spec.name, error = %chain(&error), "after waking");
         }
         self.memories = resumed.memories;
-        if self.sandbox.as_ref().is_some_and(|sandbox| !sandbox.labels().is_empty()) {
+        if self.run.sandbox.as_ref().is_some_and(|sandbox| !sandbox.labels().is_empty()) {
             // It went warm before the daemon was told of labels, or came from another machine.
             tracing::warn!(
                 app = self.record.spec.name,

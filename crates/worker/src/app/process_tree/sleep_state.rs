@@ -11,7 +11,7 @@ use crate::cached::Depth;
 use crate::probes::Sockets;
 
 /// A sleeping app: everything that waking it takes.
-pub(crate) enum SleepState {
+pub(super) enum SleepState {
     /// Its processes are frozen, their memory is in the image.
     Dozing(Box<Asleep>),
     /// It has no processes: all of it is in the image, but for the open files that are parked.
@@ -23,12 +23,12 @@ const HELD_FILES: usize = 16;
 
 /// An app that has no processes.
 #[derive(Debug)]
-pub(crate) struct WarmApp {
-    pub(crate) warm: Warm,
+pub(super) struct WarmApp {
+    pub(super) warm: Warm,
     /// What wakes it. The descriptors are registered as files, so they count although no process has them.
-    pub(crate) watch: Watch,
+    pub(super) watch: Watch,
     /// Those of its parked files that wake it, by process and number; only where policy looks at single sockets.
-    pub(crate) sockets: HashMap<(i32, i32), AppFile>,
+    pub(super) sockets: HashMap<(i32, i32), AppFile>,
     /// Duplicates of its parked files, so that a wake does not have to wait for the keeper, and nothing is lost with it; none
     /// if there are many.
     held: Option<Box<[(FileId, AppFile)]>>,
@@ -36,27 +36,27 @@ pub(crate) struct WarmApp {
 
 impl WarmApp {
     /// Nothing of its parked files is at hand yet.
-    pub(crate) fn new(warm: Warm, watch: Watch) -> Self {
+    pub(super) fn new(warm: Warm, watch: Watch) -> Self {
         Self { warm, watch, sockets: HashMap::new(), held: None }
     }
 
     /// Keeps its parked files at hand.
-    pub(crate) fn hold_files(&mut self, parked: Parked) {
+    pub(super) fn hold_files(&mut self, parked: Parked) {
         self.held = (1..=HELD_FILES).contains(&parked.len()).then(|| parked.into_iter().collect());
     }
 
     /// Those that are at hand.
-    pub(crate) fn held_files(&self) -> Option<&[(FileId, AppFile)]> {
+    pub(super) fn held_files(&self) -> Option<&[(FileId, AppFile)]> {
         self.held.as_deref()
     }
 
     /// Gives those that are at hand, once.
-    pub(crate) fn take_files(&mut self) -> Option<Parked> {
+    pub(super) fn take_files(&mut self) -> Option<Parked> {
         self.held.take().map(|held| held.into_iter().collect())
     }
 
     /// Picks from its parked files those that wake it: they are told apart by what they are.
-    pub(crate) fn pick_sockets(&mut self, parked: &Parked) {
+    pub(super) fn pick_sockets(&mut self, parked: &Parked) {
         use std::os::fd::AsRawFd;
         let name = |fd: &AppFile| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         let mut by_name: HashMap<String, &AppFile> = HashMap::new();
@@ -75,7 +75,7 @@ impl WarmApp {
 
 impl SleepState {
     /// Where its sockets are found; `init`: a process in its network namespace.
-    pub(crate) fn sockets(&self, init: i32) -> Sockets<'_> {
+    pub(super) fn sockets(&self, init: i32) -> Sockets<'_> {
         match self {
             Self::Dozing(_) => Sockets::OfProcesses,
             Self::Warm(app) => Sockets::Parked { files: &app.sockets, init },
@@ -83,7 +83,7 @@ impl SleepState {
     }
 
     /// What wakes it.
-    pub(crate) fn watch(&self) -> &Watch {
+    pub(super) fn watch(&self) -> &Watch {
         match self {
             Self::Dozing(asleep) => &asleep.watch,
             Self::Warm(app) => &app.watch,
@@ -91,7 +91,7 @@ impl SleepState {
     }
 
     /// Its image.
-    pub(crate) fn image(&self) -> &Path {
+    pub(super) fn image(&self) -> &Path {
         match self {
             Self::Dozing(asleep) => &asleep.image,
             Self::Warm(app) => &app.warm.image,
@@ -99,7 +99,7 @@ impl SleepState {
     }
 
     /// Its level, for the page cache.
-    pub(crate) const fn depth(&self) -> Depth {
+    pub(super) const fn depth(&self) -> Depth {
         match self {
             Self::Dozing(_) => Depth::Dozing,
             Self::Warm(_) => Depth::Warm,
@@ -107,7 +107,7 @@ impl SleepState {
     }
 
     /// Bytes of the image's file.
-    pub(crate) fn image_bytes(&self) -> u64 {
+    pub(super) fn image_bytes(&self) -> u64 {
         match self {
             Self::Dozing(asleep) => asleep.image_bytes,
             Self::Warm(app) => app.warm.image_bytes,

@@ -6,18 +6,18 @@ use torpor_proc as proc;
 
 /// Memory and threads of all its processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Usage {
-    pub(crate) processes: u32,
-    pub(crate) threads: u32,
-    pub(crate) private_bytes: u64,
-    pub(crate) shared_bytes: u64,
+pub(super) struct Usage {
+    pub(super) processes: u32,
+    pub(super) threads: u32,
+    pub(super) private_bytes: u64,
+    pub(super) shared_bytes: u64,
     /// Of these, what is in no file on a disk.
-    pub(crate) shmem_bytes: u64,
-    pub(crate) page_table_bytes: u64,
+    pub(super) shmem_bytes: u64,
+    pub(super) page_table_bytes: u64,
 }
 
 /// Sums up `pids`; a process that has just ended counts for nothing.
-pub(crate) fn usage(pids: &[i32]) -> io::Result<Usage> {
+pub(super) fn usage(pids: &[i32]) -> io::Result<Usage> {
     let mut usage = Usage::default();
     for pid in pids {
         let read = |file: &str| proc::read(&format!("/proc/{pid}/{file}"));
@@ -40,14 +40,14 @@ pub(crate) fn usage(pids: &[i32]) -> io::Result<Usage> {
 }
 
 /// Reads a text as each kind of text is read: for fuzzing.
-pub(crate) fn parse(text: &str) {
+pub(super) fn parse(text: &str) {
     let _ = (proc::number::<u64>(text, "Pss"), open_connections(text));
 }
 
 /// TCP connections that are open in the network namespace of `pid` (`CurrEstab`: established, or closed by the other side
 /// alone). The kernel counts them; the tables in `/proc/PID/net/tcp` would make it walk the machine's whole hash of
 /// connections, milliseconds for every look at every app.
-pub(crate) fn connections(pid: i32) -> io::Result<u32> {
+pub(super) fn connections(pid: i32) -> io::Result<u32> {
     let path = format!("/proc/{pid}/net/snmp");
     let text = proc::read(&path)?;
     open_connections(&text).ok_or_else(|| io::Error::other(format!("{path} does not count open TCP connections")))

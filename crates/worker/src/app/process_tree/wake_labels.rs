@@ -28,14 +28,14 @@ fn socket(line: &str, protocol: &str) -> Option<(String, String)> {
 }
 
 /// Reads a text as each table of sockets: for fuzzing.
-pub(crate) fn parse(text: &str) {
+pub(super) fn parse(text: &str) {
     for line in text.lines() {
         let _ = (socket(line, "tcp"), socket(line, "udp"));
     }
 }
 
 /// Words for the sources of an app without processes, whose network namespace `init` is in.
-pub(crate) fn labels_without_processes(init: i32, sources: &[Source]) -> Vec<String> {
+pub(super) fn labels_without_processes(init: i32, sources: &[Source]) -> Vec<String> {
     let sockets = sockets(init);
     sources.iter().map(|source| plain(&source.what, &sockets)).collect()
 }
@@ -53,7 +53,7 @@ fn plain(what: &str, sockets: &HashMap<String, String>) -> String {
 }
 
 /// Words for each of `sources`.
-pub(crate) fn labels(sources: &[Source]) -> io::Result<Vec<String>> {
+pub(super) fn labels(sources: &[Source]) -> io::Result<Vec<String>> {
     let Some(first) = sources.first() else { return Ok(Vec::new()) };
     let sockets = sockets(first.pid);
     let mut labels = Vec::with_capacity(sources.len());

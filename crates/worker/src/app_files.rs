@@ -26,6 +26,11 @@ const ASIDE: &str = "damaged";
 /// Generations beyond this are nobody's.
 const HIGHEST: u64 = 1 << 62;
 
+/// An app's number in images.
+pub(crate) fn app_number(id: &str) -> u64 {
+    u64::from_str_radix(id, 16).unwrap_or_default()
+}
+
 /// Paths of one app.
 #[derive(Clone, Debug)]
 pub(crate) struct AppFiles {

@@ -5,21 +5,23 @@
 //! behind each sleep, wake, start and end; never before an app runs again.
 
 use std::io;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use torpor_api::view::Transition;
-use torpor_lifecycle::{Counts, Exit, Millis, Note};
+use torpor_lifecycle::{Counts, Exit, Millis, Note, SleepCause};
 
-use super::AppFiles;
-use super::history::History;
-use super::task::Task;
+use super::Task;
+use crate::app::history::{Entry, History};
+use crate::app::workload::Workload;
+use crate::app_files::AppFiles;
 use crate::clock;
 
 /// The file's contents.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct HistoryFile {
+pub(crate) struct HistoryFile {
     sleeps: u64,
     warm_sleeps: u64,
     aborted_sleeps: u64,
@@ -99,24 +101,65 @@ impl HistoryFile {
     pub(super) fn last_exit(&self) -> Option<(Exit, Millis)> {
         self.last_exit.clone().map(|(ended, at)| (ended.into(), clock::of_wall(at)))
     }
+}
 
-    /// Whether somebody had asked for the last end.
-    pub(super) const fn stop_requested(&self) -> bool {
-        self.stop_requested
-    }
+/// What the task remembers of the app, beside its state.
+#[derive(Debug)]
+pub(super) struct Past {
+    pub(super) sleeps: History,
+    pub(super) wakes: History,
+    /// Somebody has asked for its end: the one that is coming, or the last.
+    pub(super) stop_requested: bool,
+    /// Why the sleep under way began.
+    sleep_cause: String,
+}
 
-    /// The last sleeps, and the last wakes.
-    pub(super) fn histories(self) -> (History, History) {
-        (History::from_newest(self.last_sleeps), History::from_newest(self.last_wakes))
+impl From<HistoryFile> for Past {
+    fn from(file: HistoryFile) -> Self {
+        Self {
+            sleeps: History::from_newest(file.last_sleeps),
+            wakes: History::from_newest(file.last_wakes),
+            stop_requested: file.stop_requested,
+            sleep_cause: String::new(),
+        }
     }
 }
 
-impl Task {
+impl Past {
+    /// It is to fall asleep, or to go warm.
+    pub(super) fn sleep_begins(&mut self, cause: SleepCause) {
+        self.sleep_cause = cause.to_string();
+    }
+
+    /// That has ended.
+    pub(super) fn add_sleep(&mut self, entry: Entry) {
+        self.sleeps.add(std::mem::take(&mut self.sleep_cause), entry);
+    }
+
+    /// A wake has ended, before which it waited for its turn.
+    pub(super) fn add_wake(&mut self, cause: String, entry: Entry, waited: Option<Duration>) {
+        self.wakes.add(cause, entry);
+        if let Some(waited) = waited {
+            self.wakes.waited(waited);
+        }
+    }
+
+    /// The sleep or the wake that this note tells of.
+    pub(super) fn last(&self, note: &Note) -> Option<Transition> {
+        match note {
+            Note::Woken(..) => self.wakes.all().into_iter().next(),
+            Note::Dozing => self.sleeps.all().into_iter().next(),
+            _ => None,
+        }
+    }
+}
+
+impl<W: Workload> Task<W> {
     /// Writes what is to be remembered, if this note changes it.
     pub(super) fn save_history(&mut self, note: &Note) {
         match note {
-            Note::Started => self.stop_requested = false,
-            Note::Stopping => self.stop_requested = true,
+            Note::Started => self.past.stop_requested = false,
+            Note::Stopping => self.past.stop_requested = true,
             _ => {}
         }
         let changes = matches!(
@@ -135,7 +178,7 @@ impl Task {
             return;
         }
         let Counts { sleeps, warm_sleeps, aborted_sleeps, wakes, restarts } = self.app.counts();
-        let past = HistoryFile {
+        let file = HistoryFile {
             sleeps,
             warm_sleeps,
             aborted_sleeps,
@@ -143,11 +186,11 @@ impl Task {
             restarts,
             dropped_lines: self.log.dropped_lines(),
             last_exit: self.app.last_exit().map(|(exit, at)| (exit.into(), clock::wall(*at))),
-            stop_requested: self.stop_requested,
-            last_sleeps: self.sleeps.all(),
-            last_wakes: self.wakes.all(),
+            stop_requested: self.past.stop_requested,
+            last_sleeps: self.past.sleeps.all(),
+            last_wakes: self.past.wakes.all(),
         };
-        let written = serde_json::to_vec(&past).map_err(io::Error::from);
+        let written = serde_json::to_vec(&file).map_err(io::Error::from);
         let written = written.and_then(|bytes| crate::files::replace(&self.files.past(), &bytes));
         if let Err(error) = written {
             tracing::warn!(app = self.record.spec.name, %error, "writing what is remembered of the app");
@@ -185,7 +228,7 @@ mod tests {
             crate::files::replace(&files.past(), &serde_json::to_vec(&past).unwrap()).unwrap();
             let read = HistoryFile::read(&files);
             assert_eq!(read.counts(), Counts { sleeps: 4, wakes: 3, ..Counts::default() });
-            assert!(read.stop_requested());
+            assert!(read.stop_requested);
             let (again, when) = read.last_exit().unwrap();
             assert_eq!(again, exit);
             assert!(clock::now().0.abs_diff(when.0) < 1000, "{when:?}");

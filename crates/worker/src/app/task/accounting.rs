@@ -2,21 +2,23 @@
 //!
 //! Set behind each event, off the way to a first answer, from the state machine alone.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use tokio::sync::{mpsc, oneshot};
 use torpor_lifecycle::{Action, Event, Level, Millis, Phase, Retry, SleepCause, Text};
 
-use super::task::{Order, Task};
+use super::{Order, Task};
+use crate::app::workload::Workload;
 use crate::disk::Watched;
 use crate::pressure::{Dozer, Dozing};
 use crate::space::{Held, images_in};
 
 /// What the worker was told last.
 #[derive(Debug)]
-pub(super) struct Accounting {
+pub(super) struct Accounting<P> {
     /// The way to our own task; weak, or it would never end.
-    orders: mpsc::WeakSender<Order>,
+    orders: mpsc::WeakSender<Order<P>>,
     /// Since when it could go warm, and the entry that says so.
     dozing: Option<(Millis, Dozing)>,
     /// Which sleep, the space that its images take, and when the newest was written.
@@ -27,29 +29,30 @@ pub(super) struct Accounting {
     disk: Option<Option<Watched>>,
 }
 
-impl Accounting {
-    pub(super) const fn new(orders: mpsc::WeakSender<Order>) -> Self {
+impl<P> Accounting<P> {
+    pub(super) const fn new(orders: mpsc::WeakSender<Order<P>>) -> Self {
         Self { orders, dozing: None, images: None, demotion: None, disk: None }
     }
 }
 
-impl Task {
+impl<W: Workload> Task<W> {
     /// Tells the worker what has changed.
     pub(super) fn update_accounting(&mut self) {
-        self.update_connection_resets();
+        let refused = matches!(self.app.phase(), Phase::Warm(asleep) if asleep.is_refused());
+        self.workload.refuse_clients(refused);
         match (self.app.phase(), self.disk_limit()) {
-            (Phase::Running(_), Some(limit)) if self.known.disk.is_none() => {
-                let (record, disks) = (&self.record, &self.shared.disks);
-                self.known.disk = Some(disks.watch(&record.id, &record.spec.name, &self.files, limit));
+            (Phase::Running(_), Some(limit)) if self.accounting.disk.is_none() => {
+                let (record, disks) = (&self.record, &self.services.disks);
+                self.accounting.disk = Some(disks.watch(&record.id, &record.spec.name, &self.files, limit));
             }
             (Phase::Running(_), _) => {}
-            _ => self.known.disk = None,
+            _ => self.accounting.disk = None,
         }
         let phase = self.app.phase();
         match phase {
             Phase::Dozing(asleep) | Phase::Warm(asleep) => {
                 let sleep = (asleep.since, asleep.level());
-                if self.known.images.as_ref().is_none_or(|(known, ..)| *known != sleep) {
+                if self.accounting.images.as_ref().is_none_or(|(known, ..)| *known != sleep) {
                     self.hold_image_space(sleep);
                 }
             }
@@ -63,15 +66,15 @@ impl Task {
             | Phase::Starting { .. }
             | Phase::Running(_)
             | Phase::Stopping { .. }
-            | Phase::Backoff { .. } => self.known.images = None,
+            | Phase::Backoff { .. } => self.accounting.images = None,
         }
         let from = self.app.hibernates_from();
-        if self.known.dozing.as_ref().map(|(from, _)| *from) != from {
-            self.known.dozing = None;
-            self.known.dozing = from.map(|from| (from, self.enter_dozing(from)));
+        if self.accounting.dozing.as_ref().map(|(from, _)| *from) != from {
+            self.accounting.dozing = None;
+            self.accounting.dozing = from.map(|from| (from, self.enter_dozing(from)));
         }
         if !matches!(self.app.phase(), Phase::Hibernating { .. }) {
-            self.known.demotion = None;
+            self.accounting.demotion = None;
         }
     }
 
@@ -81,31 +84,36 @@ impl Task {
             (0, None)
         });
         let written = written.unwrap_or_else(SystemTime::now);
-        self.known.images = Some((sleep, self.shared.image_space.hold(bytes), written));
+        self.accounting.images = Some((sleep, self.services.image_space.hold(bytes), written));
+    }
+
+    /// What its own files may take on disk.
+    pub(super) fn disk_limit(&self) -> Option<u64> {
+        crate::disk::limit_of(&self.record.spec, self.services.settings.disk_limit_bytes)
     }
 
     fn enter_dozing(&self, from: Millis) -> Dozing {
         let asleep_since = if let Phase::Dozing(asleep) = self.app.phase() { asleep.since } else { from };
         // As the image says it, so that a restart of the worker changes no order.
-        let images = self.known.images.as_ref().map(|(_, held, written)| (held.bytes(), *written));
+        let images = self.accounting.images.as_ref().map(|(_, held, written)| (held.bytes(), *written));
         let (bytes, since) = images.unwrap_or_else(|| (0, SystemTime::now()));
-        self.shared.dozers.enter(Dozer {
+        self.services.dozers.enter(Dozer {
             since,
-            from: from.max(asleep_since + self.shared.config.memory.min_dozing),
+            from: from.max(asleep_since + self.services.settings.min_dozing),
             bytes,
-            orders: self.known.orders.clone(),
+            app: Arc::new(self.accounting.orders.clone()),
         })
     }
 
     /// Memory is short.
     pub(super) async fn demote_for_memory(&mut self, done: oneshot::Sender<()>) {
-        self.known.demotion = Some(done);
+        self.accounting.demotion = Some(done);
         self.tell(Event::Hibernate(SleepCause::Memory)).await;
     }
 
     /// Refuses to write another image.
     pub(super) fn no_space(&self, action: &Action) -> Event {
-        Self::no_sleep(action, self.shared.image_space.words().into())
+        Self::no_sleep(action, self.services.image_space.words().into())
     }
 
     /// Refuses to put it to sleep, or deeper.

@@ -1,0 +1,167 @@
+//! Falling asleep: the app's memory goes into an image, its processes stay.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use torpor_engine::{Abort, Attempt, Request, SleepError, Step, WaitHistory, fall_asleep};
+use torpor_lifecycle::{Event, Retry, SleepCause, WakeCause};
+use torpor_sandbox::Sandbox;
+
+use super::freezer::SandboxFreezer;
+use super::notifying_journal::NotifyingJournal;
+use super::sleep_state::SleepState;
+use super::target::with_target;
+use super::texts::{chain, text, why_not};
+use super::{Message, Outcome, ProcessTree};
+use crate::app::abort_on_panic::AbortOnPanic;
+use crate::app::deadlines::Operations;
+use crate::app::history::Entry;
+use crate::app::operation::{Ended, Kind, Operation};
+use crate::app::workload::Report;
+use crate::clock;
+use crate::journal::Owner;
+use crate::shared::Shared;
+
+impl ProcessTree {
+    pub(super) fn begin_sleep(&mut self, cause: SleepCause, operations: &mut Operations) {
+        let refused = |error| Event::CaptureRefused { reasons: vec![error], retry: Retry::Later };
+        let Some(sandbox) = self.run.sandbox.clone() else {
+            return self.report(refused(text("it has no processes")));
+        };
+        let abort = match Abort::new() {
+            Ok(abort) => abort,
+            Err(error) => return self.report(refused(text(error))),
+        };
+        self.abort = Some(abort.clone());
+        let generation = self.generation;
+        self.generation += 1;
+        let operation = operations.begin(Kind::Sleep, 0);
+        let job = SleepJob {
+            operation: operation.clone(),
+            sandbox,
+            shared: self.shared.clone(),
+            owner: self.owner(),
+            journal: NotifyingJournal { file: self.journal.clone(), sender: self.sender.clone() },
+            image: self.files.image(generation),
+            generation,
+            timers_over: self.timers_over(),
+            single_sockets: self.looks_at_single_sockets(),
+            abort,
+            memories: self.memories.clone(),
+            on_command: cause == SleepCause::Command,
+        };
+        // A thread of its own: tracing belongs to a thread, and it blocks.
+        let name = format!("sleep-{}", self.record.spec.name);
+        let sender = self.sender.clone();
+        let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            let _abort = AbortOnPanic;
+            let _ = sender.send(Message::Ended(operation, Box::new(Outcome::Slept(job.run()))));
+        });
+        if let Err(error) = spawned {
+            operations.forget();
+            self.report(refused(text(error)));
+        }
+    }
+
+    fn timers_over(&self) -> Duration {
+        let idle = &self.record.spec.idle;
+        idle.timers_over.unwrap_or(idle.after).0
+    }
+
+    /// Falling asleep has ended.
+    pub(super) fn slept(&mut self, attempt: Attempt, ended: Ended) -> Report {
+        let Attempt { result, timings, memories } = attempt;
+        self.abort = None;
+        if let Some(memories) = memories {
+            self.memories = memories;
+        }
+        match result {
+            Ok(asleep) => {
+                let entry = Entry::new(&timings, None);
+                let next_timer = asleep.wake_at.map(clock::millis);
+                self.hold(SleepState::Dozing(Box::new(asleep)), SystemTime::now());
+                Report::with_entry(Event::Dozed { next_timer }, entry)
+            }
+            Err(error) => {
+                let entry = Entry::new(&timings, Some(why_not(&error).to_string()));
+                let committed = timings.steps().iter().any(|(step, _)| *step == Step::Committed);
+                Report::with_entry(self.not_asleep(error, committed, ended), entry)
+            }
+        }
+    }
+
+    /// What the machine is told of a sleep that failed.
+    fn not_asleep(&mut self, error: SleepError, committed: bool, ended: Ended) -> Event {
+        let refused = |reason| Event::CaptureRefused { reasons: vec![reason], retry: Retry::Later };
+        match (error, ended.given_up()) {
+            (SleepError::Aborted(_) | SleepError::Failed { .. }, Some(given_up)) if !committed => refused(given_up),
+            (SleepError::Aborted(by), _) => Event::CaptureAborted(WakeCause::Packet(by.into())),
+            (SleepError::Refused(why), _) => refused(why.into()),
+            // It was brought back from the image and runs: there is nothing left to wake.
+            (error @ SleepError::Failed { .. }, _) if committed => Event::DropFailed(chain(&error)),
+            (error @ SleepError::Failed { .. }, _) => refused(why_not(&error)),
+            (error @ SleepError::Lost(_), _) => {
+                let reason = chain(&error);
+                self.lost = Some(reason.clone());
+                Event::DropFailed(reason)
+            }
+        }
+    }
+}
+
+/// Everything that falling asleep needs, to be carried to its thread.
+struct SleepJob {
+    operation: Arc<Operation>,
+    sandbox: Arc<Sandbox>,
+    shared: Arc<Shared>,
+    owner: Owner,
+    journal: NotifyingJournal,
+    image: PathBuf,
+    generation: u64,
+    timers_over: Duration,
+    single_sockets: bool,
+    abort: Abort,
+    memories: WaitHistory,
+    /// Somebody waits for the outcome.
+    on_command: bool,
+}
+
+/// A sleep on command that is given up is tried again for so long, after such pauses. What gives it up is often over at once:
+/// a request under way, or a thread that our own stopping took out of a call. `send(2)` on a full socket returns what it has
+/// sent so far when it is interrupted; the call that follows has sent nothing yet, and goes on as if nothing had been.
+const PATIENCE: Duration = Duration::from_millis(150);
+const PAUSE: Duration = Duration::from_millis(10);
+
+impl SleepJob {
+    fn run(mut self) -> Attempt {
+        let begun = Instant::now();
+        loop {
+            let mut attempt = self.attempt();
+            let Err(error) = &attempt.result else { return attempt };
+            if let Some(memories) = attempt.memories.take() {
+                self.memories = memories;
+            }
+            let again = self.on_command && matches!(error, SleepError::Aborted(_)) && begun.elapsed() < PATIENCE;
+            if !again || self.abort.asked_within(PAUSE) {
+                return Attempt { memories: Some(self.memories), ..attempt };
+            }
+        }
+    }
+
+    fn attempt(&self) -> Attempt {
+        let freezer = SandboxFreezer::of(&self.sandbox);
+        let request = Request {
+            image: self.image.clone(),
+            generation: self.generation,
+            timers_over: self.timers_over,
+            single_sockets: self.single_sockets,
+            abort: &self.abort,
+            memories: &self.memories,
+        };
+        let faults = &self.shared.faults;
+        with_target(self.owner, &self.operation, &freezer, &self.journal, faults, |target| {
+            fall_asleep(target, &request)
+        })
+    }
+}

@@ -14,7 +14,7 @@
 //! asleep, with all that waits for it, and wakes it (`app::process_tree::adopt`).
 //!
 //! A capture that is held up while the image is synced, where most of its time goes, lets the app run at once: another thread waits for the
-//! disk (`engine::watch`). Held up in another call, its app stands still until that returns: only the thread that traces it can let
+//! disk (`engine/src/sleep/events.rs`). Held up in another call, its app stands still until that returns: only the thread that traces it can let
 //! it go.
 //!
 //! So no app is lost for a disk that hangs, and nothing begins for one while an earlier thread may still act on its files.

@@ -9,7 +9,7 @@ use torpor_api::spec::AppSpec;
 use torpor_keeper::Client;
 use torpor_linux::probe::{Outcome, Probe};
 use torpor_network::names::{Member, NameServer};
-use torpor_network::{Incident, Network};
+use torpor_network::{Incident, Network, NetworkConfig};
 
 use crate::shared::Shared;
 
@@ -76,6 +76,12 @@ pub(crate) fn probe_names(shared: &Shared) -> Probe {
 /// An app, for those who look for it by name.
 pub(crate) fn member(spec: &AppSpec) -> Member {
     Member { name: spec.name.clone(), join: spec.network.join.clone(), outgoing: spec.network.outgoing }
+}
+
+/// The addresses of an app in the machine's network, written.
+pub(crate) fn addresses(network: &NetworkConfig, index: u32) -> Vec<String> {
+    let addresses = network.addresses(index);
+    addresses.map(|found| found.ips().map(|ip| ip.to_string()).to_vec()).unwrap_or_default()
 }
 
 /// Looks after the network's rules as long as the worker lives.

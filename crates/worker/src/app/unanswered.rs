@@ -28,7 +28,7 @@ pub(crate) fn status_of_unanswered<P>(app: &AppHandle<P>, network: &NetworkConfi
         state: State::NotAnswering,
         since: clock::wall(app.busy.since().unwrap_or_else(clock::now)),
         pid: None,
-        addresses: network_addresses(network, record.index),
+        addresses: crate::network::addresses(network, record.index),
         ports: record.spec.ports.iter().map(port_words).collect(),
         memory_bytes: None,
         sleeps: 0,
@@ -67,10 +67,4 @@ pub(crate) fn stats_of_unanswered<P>(app: &AppHandle<P>) -> Stats {
         wakes: 0,
         dropped_lines: app.log.dropped_lines(),
     }
-}
-
-/// The addresses of an app in the machine's network, written.
-pub(crate) fn network_addresses(network: &NetworkConfig, index: u32) -> Vec<String> {
-    let addresses = network.addresses(index);
-    addresses.map(|found| found.ips().map(|ip| ip.to_string()).to_vec()).unwrap_or_default()
 }

@@ -56,8 +56,8 @@ pub(crate) trait Workload: Send + 'static {
     fn terminate(&mut self);
     /// Ends it, without its consent: [`Happening::Exited`] follows. How it ended, where nothing of it runs.
     fn kill(&mut self) -> Option<Exit>;
-    /// After [`Happening::Exited`]: removes what is left of it. `sleeps_on`: it is without a process, or was to be woken, and nobody
-    /// wants its end. None: it has not ended after all, or the worker ends.
+    /// After [`Happening::Exited`]: removes what is left of it. `sleeps_on`: it is warm, or waits for its turn to wake, so nobody wants
+    /// its end. None: it has not ended after all, or the worker ends.
     fn exited(&mut self, sleeps_on: bool) -> impl Future<Output = Option<Exit>> + Send;
     /// Leaves a warm one to the next worker, so that nothing of it stays on the machine but its files and its image.
     fn put_away(&mut self) -> impl Future<Output = Result<(), String>> + Send;

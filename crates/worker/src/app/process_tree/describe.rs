@@ -7,7 +7,6 @@ use torpor_lifecycle::Observation;
 
 use super::sleep_state::SleepState;
 use super::{ProcessTree, usage};
-use crate::app::unanswered::network_addresses;
 
 impl ProcessTree {
     pub(super) fn observation(&self) -> Option<Observation> {
@@ -20,7 +19,7 @@ impl ProcessTree {
 
     pub(super) fn describe_processes(&self, status: &mut AppStatus) {
         status.pid = self.run.sandbox.as_ref().and_then(|sandbox| sandbox.initial_pid());
-        status.addresses = network_addresses(&self.shared.config.network, self.record.index);
+        status.addresses = crate::network::addresses(&self.shared.config.network, self.record.index);
         status.memory_bytes = self.memory_bytes();
     }
 

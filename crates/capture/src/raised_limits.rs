@@ -9,7 +9,6 @@ use std::io;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use torpor_image::tree::Limit;
 
-use super::remote::Remote;
 use torpor_process::trace::TraceError;
 
 /// What `mmap(2)` looks at, and the numbers of these limits.
@@ -19,26 +18,33 @@ const LIMITS: [(Resource, usize); 3] = [(Resource::Data, 2), (Resource::Memlock,
 const NONE: Limit = Limit { soft: u64::MAX, hard: u64::MAX };
 
 /// Limits that a process does not have at the moment.
-pub(super) struct RaisedLimits<'r, 'p> {
-    remote: &'r Remote<'p>,
+pub(super) struct RaisedLimits<'r> {
+    pid: i32,
+    /// The process sets one of its limits, by its number.
+    set: &'r dyn Fn(usize, Limit) -> Result<(), TraceError>,
     before: Vec<(Resource, usize, Limit)>,
 }
 
-impl<'r, 'p> RaisedLimits<'r, 'p> {
-    /// Lifts the limits of the process of `remote`, which are `limits` by their numbers, as far as that is allowed.
+impl<'r> RaisedLimits<'r> {
+    /// Lifts the limits of a process, which are `limits` by their numbers, as far as that is allowed. By `set`, the process sets one
+    /// itself.
     ///
     /// # Errors
     /// Where the process cannot be made to call. It has all its limits then, if that can be done.
-    pub(super) fn lift(remote: &'r Remote<'p>, limits: &[Limit]) -> Result<Self, TraceError> {
-        let mut lifted = Self { remote, before: Vec::with_capacity(LIMITS.len()) };
+    pub(super) fn lift(
+        pid: i32,
+        limits: &[Limit],
+        set: &'r dyn Fn(usize, Limit) -> Result<(), TraceError>,
+    ) -> Result<Self, TraceError> {
+        let mut lifted = Self { pid, set, before: Vec::with_capacity(LIMITS.len()) };
         for (resource, number) in LIMITS {
             let Some(before) = limits.get(number).copied() else { continue };
             if before == NONE {
                 continue;
             }
             lifted.before.push((resource, number, before));
-            if from_outside(remote.process.pid, resource, NONE).is_err()
-                && let Err(error) = remote.set_limit(number, Limit { soft: before.hard, ..before })
+            if from_outside(pid, resource, NONE).is_err()
+                && let Err(error) = set(number, Limit { soft: before.hard, ..before })
             {
                 return lifted.put_back().and(Err(error));
             }
@@ -48,8 +54,8 @@ impl<'r, 'p> RaisedLimits<'r, 'p> {
 
     /// Gives the process its limits back: each of them, whatever becomes of the others.
     pub(super) fn put_back(self) -> Result<(), TraceError> {
-        let put = |(resource, number, before)| match from_outside(self.remote.process.pid, resource, before) {
-            Err(_) => self.remote.set_limit(number, before),
+        let put = |(resource, number, before)| match from_outside(self.pid, resource, before) {
+            Err(_) => (self.set)(number, before),
             Ok(()) => Ok(()),
         };
         let done: Vec<_> = self.before.iter().copied().map(put).collect();

@@ -119,7 +119,8 @@ impl<'a> Remote<'a> {
     /// Maps them in a process whose limits leave no room for them.
     fn map_without_limits(&self) -> Result<u64, TraceError> {
         let found = process::limits(self.process.pid).map_err(|error| self.wrong(error))?;
-        let lifted = RaisedLimits::lift(self, &found)?;
+        let set = |number, limit| self.set_limit(number, limit);
+        let lifted = RaisedLimits::lift(self.process.pid, &found, &set)?;
         let mapped = self.begin_call(0, "mmap", syscall::MMAP, &MAPPING).and_then(|begun| self.finish_call(&begun));
         // It is unmapped again whatever follows.
         if let Ok(address) = mapped {
@@ -134,7 +135,7 @@ impl<'a> Remote<'a> {
     }
 
     /// The process sets one of its limits, by its number.
-    pub(super) fn set_limit(&self, number: usize, limit: Limit) -> Result<(), TraceError> {
+    fn set_limit(&self, number: usize, limit: Limit) -> Result<(), TraceError> {
         self.enter(0)?;
         // There are no pages yet that the call could read it from.
         let place = self.place - trampoline::LIMIT_BYTES as u64;

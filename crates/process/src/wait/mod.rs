@@ -4,6 +4,7 @@
 //! `EINTR` that it would not have seen, or begin their time-out anew. [`restart`] knows each of them; [`sources`] knows
 //! which descriptors' events the thread waits for.
 
+mod limit;
 pub mod prior;
 pub mod restart;
 pub mod since;

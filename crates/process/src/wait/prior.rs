@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::restart::Limit;
+use super::limit::Limit;
 
 /// What is remembered of a thread from its last sleep, to recognise the same wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,6 +22,7 @@ use torpor_linux::uapi::futex::{FUTEX_CLOCK_REALTIME, FUTEX_LOCK_PI, FUTEX_WAIT}
 use torpor_linux::uapi::syscall;
 use torpor_linux::uapi::time::{CLOCK_BOOTTIME, CLOCK_MONOTONIC, TIMER_ABSTIME};
 
+use super::limit::Limit;
 pub use super::prior::{Given, PriorWait};
 
 const EINTR: i64 = 4;
@@ -50,18 +51,6 @@ pub enum Place {
         /// `SO_SNDTIMEO` instead of `SO_RCVTIMEO`.
         send: bool,
     },
-}
-
-/// A relative or absolute end of a wait, as the program gave it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Limit {
-    Never,
-    /// From when the wait began.
-    After(Duration),
-    /// What the kernel has written back as left at the interruption.
-    Left(Duration),
-    /// `CLOCK_MONOTONIC`.
-    At(Duration),
 }
 
 /// A time-out in force.

@@ -38,7 +38,7 @@ impl AdoptionRetry {
         let Self { reason, again_at, .. } = self;
         let next = words(again_at.saturating_duration_since(Instant::now()));
         format!(
-            "the daemon has started and cannot adopt it, so it is left as it is: {reason}; put that right (next attempt in {next}),              or end it (`torpor stop`), which gives up its memory"
+            "the daemon has started and cannot adopt it, so it is left as it is: {reason}; put that right (next attempt in {next}), or end it (`torpor stop`), which gives up its memory"
         )
     }
 }

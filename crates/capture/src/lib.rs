@@ -44,12 +44,12 @@ use torpor_image::tree::{End, FileId, Machine, Process, Tree};
 use torpor_linux::closer::AppFile;
 
 pub use self::family::{Member, family, hold, without_leaders};
-use self::pages::Copier;
 use self::snapshot::{Snapshot, look, look_at_all};
 pub use self::stop::{Stopped, pids, stop};
 pub use self::thread::for_record;
 use torpor_descriptors::{ConnectionLock, ControllingTerminal, OpenFiles, SharedArea};
-use torpor_pages::copy::CopyError;
+use torpor_pages::copy::{Copier, CopyError};
+use torpor_pages::scan::Selection;
 use torpor_pages::sink::PageSink;
 use torpor_proc as proc;
 use torpor_process::blocker::{Blocker, Place};
@@ -71,7 +71,7 @@ pub enum CaptureError {
     Trace(#[from] TraceError),
     /// Memory could not be copied.
     #[error(transparent)]
-    Copy(#[from] CopyError),
+    Copy(CopyError),
     /// Open files could not be taken.
     #[error(transparent)]
     Files(#[from] torpor_descriptors::DumpError),
@@ -118,6 +118,15 @@ pub enum Held {
     JustNow,
     /// Since somebody saw that nothing was under way.
     SinceIdle,
+}
+
+impl From<CopyError> for CaptureError {
+    fn from(error: CopyError) -> Self {
+        match error {
+            CopyError::Stopped => Self::Stopped,
+            other => Self::Copy(other),
+        }
+    }
 }
 
 impl From<Blocker> for CaptureError {
@@ -180,7 +189,7 @@ pub fn capture_as(
     } else {
         PageSink::new(image, offset)
     };
-    let mut copier = Copier::new(sink, manner.go_on);
+    let mut copier = Copier::new(sink, Selection::All, manner.go_on);
     // While the processes are asked, their open files are described: but not of trees with AIO contexts, whose processes open a
     // descriptor for a moment to find out what is under way (`requests.rs`).
     let together = !looked.iter().flat_map(|looked| &looked.areas).any(torpor_process::aio::is_ring);
@@ -229,10 +238,10 @@ pub fn capture_as(
     }
     for process in &mut tree.processes {
         if let End::Alive(life) = &mut process.end {
-            copier.copy(process.pid, &mut life.space)?;
+            pages::copy(&mut copier, process.pid, &mut life.space)?;
         }
     }
-    let pages_end = copier.finish()?.ok_or(CaptureError::Stopped)?;
+    let pages_end = copier.finish()?;
     let logins = logins::find(&tree.processes, manner.view).look(root)?;
     translate::translate(&mut tree, manner.view).look(root)?;
     tree.details.logins = logins::of(&logins, &tree.processes);

@@ -1,29 +1,25 @@
-//! Copying a frozen process's private pages into an image, and the list of ranges to drop afterwards.
+//! Copying private pages of stopped processes into an image: scan, read, write.
 //!
-//! Only pages that this process alone maps are taken (bit 56 of the pagemap). Pages that forked processes share
-//! copy-on-write stay where they are: dropped and refilled one by one they would come back as separate copies, and
-//! waking would need more memory than the app had.
+//! ```text
+//! ProcessMemory ──runs──▶ Copier ──room, keep──▶ PageSink ──▶ image
+//! ```
+//! A page that several processes share copy-on-write is written once: it is known by the number of its frame, and the
+//! regions of all of them name the same place in the image.
 
-use std::fs::File;
+use std::collections::HashMap;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::ops::Range;
 
-use torpor_image::{PAGE, Region};
-use torpor_linux::pagemap::{self, Filter, PageRegion, category};
-use torpor_linux::vm::{self, Remote};
+use torpor_image::{Content, PAGE, REGION_PAGES, Region, checksum};
+use torpor_linux::pagemap::Entry;
 
-use super::sink::{BATCH_BYTES, PageSink};
-use torpor_proc::maps::{Area, Flags, Treatment};
+use super::scan::{Kind, ProcessMemory, Run, Selection};
+use super::sink::{BATCH_BYTES, PageSink, is_zero};
 
-/// Private pages, the zero page and swapped ones told apart (a page that is being migrated counts as swapped).
-const PRIVATE: Filter = Filter {
-    all_of: category::FILE,
-    any_of: category::PRESENT | category::SWAPPED,
-    inverted: category::FILE,
-    report: category::PFNZERO | category::SWAPPED,
-};
+/// Bytes of memory whose entries of the pagemap are read in one call; these take 2 MiB.
+const ENTRIES_BYTES: u64 = 1 << 30;
 
-/// Why a process's memory cannot go into an image.
+/// Why memory cannot go into an image.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
     /// An area that must not be dropped.
@@ -46,174 +42,243 @@ pub enum CopyError {
     /// The image could not be written.
     #[error("its image cannot be written")]
     Write(#[source] io::Error),
+    /// It was told to stop.
+    #[error("given up")]
+    Stopped,
 }
 
-/// A range to drop, page-aligned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    /// First byte.
-    pub start: u64,
-    /// The byte after the last one.
-    pub end: u64,
+/// An area whose private pages are to be copied.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// Its addresses, page-aligned.
+    pub range: Range<u64>,
+    /// The process itself may read it.
+    pub readable: bool,
+    /// The process itself may write it.
+    pub writable: bool,
 }
 
-/// A process's part of an image, as far as memory goes.
+/// What was found in an area, each by ascending address.
 #[derive(Debug, Default)]
-pub struct Copied {
-    /// What the image holds, by ascending address.
+pub struct CopiedArea {
+    /// What the image holds. Of the zero page only with [`Selection::All`].
     pub regions: Vec<Region>,
-    /// What can be dropped from the process now.
-    pub drop: Vec<Range>,
-    /// Private pages that stay: shared copy-on-write with another process, or in swap already.
+    /// What of it is in the image now, or comes back as zeros.
+    pub taken: Vec<Range<u64>>,
+    /// Guards.
+    pub guards: Vec<Range<u64>>,
+    /// Pages that are not taken.
     pub kept_pages: u64,
 }
 
-/// Copies the memory of frozen process `pid`, which has these areas, to `sink`. `go_on` is asked at the beginning and then at most every two
-/// [`BATCH_BYTES`]; `false` ends the copy with `Ok(None)`.
-pub fn copy(
-    pid: i32,
-    areas: Vec<Area>,
-    flags: &Flags,
-    sink: &mut PageSink<'_>,
-    go_on: &mut dyn FnMut() -> bool,
-) -> Result<Option<Copied>, CopyError> {
-    let read = |error| CopyError::Read(pid, error);
-    let mut copier = Copier {
-        pid,
-        pagemap: File::open(format!("/proc/{pid}/pagemap")).map_err(read)?,
-        memory: None,
-        copied: Copied::default(),
-        unasked_bytes: BATCH_BYTES,
-    };
-    let mut fresh = None;
-    for area in areas {
-        let treatment = match flags.treatment(&area) {
-            Some(treatment) => treatment,
-            None => {
-                if fresh.is_none() {
-                    fresh = Some(Flags::read(pid).map_err(read)?);
-                }
-                fresh.as_ref().and_then(|flags| flags.treatment(&area)).unwrap_or(Treatment::Leave)
-            }
-        };
-        match treatment {
-            Treatment::Leave => {}
-            Treatment::Discard => copier.copied.drop.push(Range { start: area.start, end: area.end }),
-            Treatment::Save => {
-                if !copier.area(&area, sink, go_on)? {
-                    return Ok(None);
-                }
-            }
-            Treatment::Refuse(reason) => {
-                let Area { start, end, name, .. } = area;
-                return Err(CopyError::Refused { pid, start, end, name, reason });
-            }
-        }
-    }
-    sink.flush().map_err(CopyError::Write)?;
-    Ok(Some(copier.copied))
+/// Copies pages of one process after the other.
+pub struct Copier<'a> {
+    sink: PageSink<'a>,
+    selection: Selection,
+    go_on: &'a dyn Fn() -> bool,
+    /// Where frames that are shared copy-on-write went, and the checksum of what was in them: the kernel may move pages to
+    /// other frames and use the old ones again while we copy.
+    frames: HashMap<u64, (u64, u64)>,
 }
 
-struct Copier {
-    pid: i32,
-    pagemap: File,
-    /// `/proc/PID/mem`, for areas that the process itself may not read.
-    memory: Option<File>,
-    copied: Copied,
+/// A process whose pages are being copied.
+pub struct ProcessCopier<'c, 'a> {
+    copier: &'c mut Copier<'a>,
+    memory: ProcessMemory,
     /// Copied since it was asked whether to go on.
     unasked_bytes: usize,
 }
 
-impl Copier {
-    /// Copies one area; `false` if told to stop.
-    fn area(
-        &mut self,
-        area: &Area,
-        sink: &mut PageSink<'_>,
-        go_on: &mut dyn FnMut() -> bool,
-    ) -> Result<bool, CopyError> {
-        let read = |error| CopyError::Read(self.pid, error);
-        let mut present = Vec::new();
-        pagemap::scan(&self.pagemap, area.start, area.end, PRIVATE, &mut present).map_err(read)?;
-        if present.is_empty() {
-            return Ok(true);
+/// What becomes of a page.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Page {
+    Zero,
+    /// It is written now; the number of its frame if others may share it.
+    Fresh(Option<u64>),
+    /// It was written already.
+    Known(u64),
+}
+
+impl<'a> Copier<'a> {
+    /// Pages go to `sink`. `go_on` is asked at the beginning of each process and then at most every two [`BATCH_BYTES`]; `false` ends
+    /// the copy with [`CopyError::Stopped`].
+    pub fn new(sink: PageSink<'a>, selection: Selection, go_on: &'a dyn Fn() -> bool) -> Self {
+        Self { sink, selection, go_on, frames: HashMap::new() }
+    }
+
+    /// Where pages of other kinds go too.
+    pub const fn sink(&mut self) -> &mut PageSink<'a> {
+        &mut self.sink
+    }
+
+    /// Goes on with process `pid`, which is stopped.
+    ///
+    /// # Errors
+    /// [`CopyError::Read`]
+    pub fn process(&mut self, pid: i32) -> Result<ProcessCopier<'_, 'a>, CopyError> {
+        let memory = ProcessMemory::open(pid).map_err(|error| CopyError::Read(pid, error))?;
+        Ok(ProcessCopier { copier: self, memory, unasked_bytes: BATCH_BYTES })
+    }
+
+    /// Writes what is left; gives where the pages end.
+    ///
+    /// # Errors
+    /// [`CopyError::Write`]
+    pub fn finish(mut self) -> Result<u64, CopyError> {
+        self.sink.flush().map_err(CopyError::Write)?;
+        Ok(self.sink.offset)
+    }
+
+    fn page(&self, n: usize, entry: Entry) -> Page {
+        let bytes = self.sink.pages(n..n + 1);
+        if is_zero(bytes) {
+            return Page::Zero;
         }
-        let kept_before = self.copied.kept_pages;
-        let dropped_before = self.copied.drop.len();
-        for run in present {
-            if run.categories & category::SWAPPED != 0 {
-                self.copied.kept_pages += (run.end - run.start) / PAGE;
-                continue;
-            }
-            let zero = run.categories & category::PFNZERO != 0;
-            for own in self.exclusive(run, zero)? {
-                self.copied.drop.push(own);
-                let mut start = own.start;
-                while !zero && start < own.end {
-                    if self.unasked_bytes >= BATCH_BYTES {
-                        if !go_on() {
-                            return Ok(false);
+        let frame = entry.frame().filter(|_| !entry.exclusive());
+        match frame.and_then(|frame| self.frames.get(&frame)) {
+            Some((offset, sum)) if *sum == checksum(bytes) => Page::Known(*offset),
+            _ => Page::Fresh(frame),
+        }
+    }
+
+    /// Keeps the pages of the room, some of which others share.
+    fn keep_shared(&mut self, entries: &[Entry], mut found: impl FnMut(Range<usize>, Content)) {
+        let pages: Vec<Page> = entries.iter().enumerate().map(|(n, entry)| self.page(n, *entry)).collect();
+        let mut first = 0;
+        while first < pages.len() {
+            let last = run_end(&pages, first);
+            let content = match pages[first] {
+                Page::Zero => Content::Zero,
+                Page::Known(offset) => Content::Stored { offset, checksum: checksum(self.sink.pages(first..last)) },
+                Page::Fresh(_) => {
+                    for (n, page) in (first..).zip(&pages[first..last]) {
+                        if let Page::Fresh(Some(frame)) = page {
+                            let offset = self.sink.offset + (n - first) as u64 * PAGE;
+                            self.frames.insert(*frame, (offset, checksum(self.sink.pages(n..n + 1))));
                         }
-                        self.unasked_bytes = 0;
                     }
-                    let end = own.end.min(start + BATCH_BYTES as u64);
-                    self.unasked_bytes += (end - start) as usize;
-                    self.batch(area, Range { start, end }, sink)?;
-                    start = end;
+                    self.sink.keep(first..last)
+                }
+            };
+            found(first..last, content);
+            first = last;
+        }
+    }
+}
+
+impl ProcessCopier<'_, '_> {
+    /// Copies the private pages of an area.
+    ///
+    /// # Errors
+    /// If it cannot be read, the image cannot be written, or it is told to stop.
+    pub fn area(&mut self, span: &Span) -> Result<CopiedArea, CopyError> {
+        let selection = self.copier.selection;
+        let mut copied = CopiedArea::default();
+        for Run { range, kind } in self.memory.runs(span.range.clone(), selection).map_err(|error| self.read(error))? {
+            match (kind, selection) {
+                (Kind::Guard, _) => copied.guards.push(range),
+                (Kind::Swapped, Selection::Exclusive) => copied.kept_pages += pages(&range) as u64,
+                (Kind::Zero, Selection::Exclusive) => copied.taken.push(range),
+                (Kind::Zero, Selection::All) => {
+                    copied.push(span, range.start, 0..pages(&range), Content::Zero);
+                    copied.taken.push(range);
+                }
+                (Kind::Contents | Kind::Swapped, _) => self.run(span, range, &mut copied)?,
+            }
+        }
+        Ok(copied)
+    }
+
+    const fn read(&self, error: io::Error) -> CopyError {
+        CopyError::Read(self.memory.pid(), error)
+    }
+
+    /// Copies a run of pages with contents.
+    fn run(&mut self, span: &Span, run: Range<u64>, copied: &mut CopiedArea) -> Result<(), CopyError> {
+        let all = self.copier.selection == Selection::All;
+        for part in pieces(&run, ENTRIES_BYTES) {
+            let entries = self.memory.entries(&part).map_err(|error| self.read(error))?;
+            let mut start = part.start;
+            for entries in entries.chunk_by(|a, b| all || a.exclusive() == b.exclusive()) {
+                let range = start..start + entries.len() as u64 * PAGE;
+                start = range.end;
+                if !all && !entries[0].exclusive() {
+                    copied.kept_pages += entries.len() as u64;
+                    continue;
+                }
+                let batches = pieces(&range, BATCH_BYTES as u64).zip(entries.chunks(BATCH_BYTES / PAGE as usize));
+                copied.taken.push(range.clone());
+                for (batch, entries) in batches {
+                    self.ask(entries.len() * PAGE as usize)?;
+                    self.batch(span, batch.start, entries, copied)?;
                 }
             }
         }
-        if self.copied.kept_pages == kept_before {
-            // Everything private in it is saved: one call drops the whole area, and clean file pages with it.
-            self.copied.drop.truncate(dropped_before);
-            self.copied.drop.push(Range { start: area.start, end: area.end });
-        }
-        Ok(true)
-    }
-
-    /// The parts of `run` that no other process maps.
-    fn exclusive(&mut self, run: PageRegion, zero: bool) -> Result<Vec<Range>, CopyError> {
-        if zero {
-            return Ok(vec![Range { start: run.start, end: run.end }]);
-        }
-        let count = ((run.end - run.start) / PAGE) as usize;
-        let mut entries = Vec::with_capacity(count);
-        pagemap::entries(&self.pagemap, run.start, count, &mut entries)
-            .map_err(|error| CopyError::Read(self.pid, error))?;
-        let mut own: Vec<Range> = Vec::new();
-        for (n, entry) in entries.iter().enumerate() {
-            let start = run.start + n as u64 * PAGE;
-            if !entry.exclusive() {
-                self.copied.kept_pages += 1;
-            } else if let Some(last) = own.last_mut().filter(|last| last.end == start) {
-                last.end += PAGE;
-            } else {
-                own.push(Range { start, end: start + PAGE });
-            }
-        }
-        Ok(own)
-    }
-
-    /// Copies at most [`BATCH_BYTES`], leaving out pages of zeros.
-    fn batch(&mut self, area: &Area, range: Range, sink: &mut PageSink<'_>) -> Result<(), CopyError> {
-        let len = (range.end - range.start) as usize;
-        let room = sink.room(len).map_err(CopyError::Write)?;
-        self.read(area, range.start, room).map_err(|error| CopyError::Read(self.pid, error))?;
-        sink.keep_all(len / PAGE as usize, |pages, content| {
-            let start = range.start + pages.start as u64 * PAGE;
-            let region = Region { start, pages: pages.len() as u32, writable: area.access.write, content };
-            self.copied.regions.push(region);
-        });
         Ok(())
     }
 
-    fn read(&mut self, area: &Area, address: u64, buffer: &mut [u8]) -> io::Result<()> {
-        if area.access.read {
-            return vm::read(self.pid, &[Remote { address, len: buffer.len() }], buffer);
+    /// Asks whether to go on with so many bytes, from time to time.
+    fn ask(&mut self, bytes: usize) -> Result<(), CopyError> {
+        if self.unasked_bytes >= BATCH_BYTES {
+            if !(self.copier.go_on)() {
+                return Err(CopyError::Stopped);
+            }
+            self.unasked_bytes = 0;
         }
-        if self.memory.is_none() {
-            self.memory = Some(File::open(format!("/proc/{}/mem", self.pid))?);
-        }
-        self.memory.as_ref().map_or(Ok(()), |memory| memory.read_exact_at(buffer, address))
+        self.unasked_bytes += bytes;
+        Ok(())
     }
+
+    /// Copies at most [`BATCH_BYTES`], leaving out pages of zeros.
+    fn batch(&mut self, span: &Span, start: u64, entries: &[Entry], copied: &mut CopiedArea) -> Result<(), CopyError> {
+        let Self { copier, memory, .. } = self;
+        let room = copier.sink.room(entries.len() * PAGE as usize).map_err(CopyError::Write)?;
+        let mut from = 0;
+        for run in entries.chunk_by(|a, b| a.exclusive() == b.exclusive()) {
+            let to = from + run.len() * PAGE as usize;
+            let quick = span.readable && run[0].exclusive();
+            let read = memory.read(quick, start + from as u64, &mut room[from..to]);
+            read.map_err(|error| CopyError::Read(memory.pid(), error))?;
+            from = to;
+        }
+        let found = |pages, content| copied.push(span, start, pages, content);
+        if entries.iter().all(|entry| entry.exclusive()) {
+            copier.sink.keep_all(entries.len(), found);
+        } else {
+            copier.keep_shared(entries, found);
+        }
+        Ok(())
+    }
+}
+
+impl CopiedArea {
+    /// Names pages of a part of the area that begins at `start`.
+    fn push(&mut self, span: &Span, start: u64, pages: Range<usize>, content: Content) {
+        let (start, pages) = (start + pages.start as u64 * PAGE, pages.len() as u32);
+        self.regions.push(Region { start, pages, writable: span.writable, content });
+    }
+}
+
+const fn pages(range: &Range<u64>) -> usize {
+    ((range.end - range.start) / PAGE) as usize
+}
+
+/// `range` in pieces of at most so many bytes.
+fn pieces(range: &Range<u64>, bytes: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+    let end = range.end;
+    (range.start..end).step_by(bytes as usize).map(move |start| start..end.min(start + bytes))
+}
+
+/// Behind the last page that goes with page `first`.
+fn run_end(pages: &[Page], first: usize) -> usize {
+    let limit = match pages[first] {
+        Page::Zero => pages.len(),
+        _ => pages.len().min(first + REGION_PAGES as usize),
+    };
+    let goes_with = |n: usize| match (pages[first], pages[n]) {
+        (Page::Zero, Page::Zero) | (Page::Fresh(_), Page::Fresh(_)) => true,
+        (Page::Known(begin), Page::Known(offset)) => offset == begin + (n - first) as u64 * PAGE,
+        _ => false,
+    };
+    (first + 1..limit).find(|n| !goes_with(*n)).unwrap_or(limit)
 }

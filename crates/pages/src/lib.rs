@@ -3,6 +3,8 @@
 
 pub mod buffer;
 pub mod copy;
+pub mod droppable;
 pub mod refill;
+pub mod scan;
 pub mod sink;
 pub mod write_mode;

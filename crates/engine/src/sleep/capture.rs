@@ -1,5 +1,6 @@
 //! The abortable part: freeze, stop, watch, copy, sync, commit.
 
+use std::cell::OnceCell;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -11,7 +12,9 @@ use super::error::{Failure, Stop};
 use super::{Captured, Sleep, events};
 use crate::target::Phase;
 use crate::watch::{Waiting, Watch};
-use torpor_pages::copy::copy;
+use torpor_pages::copy::{Copier, CopyError};
+use torpor_pages::droppable::{self, Copied};
+use torpor_pages::scan::Selection;
 use torpor_pages::sink::PageSink;
 use torpor_proc::gone;
 use torpor_proc::maps::{Flags, areas};
@@ -105,7 +108,9 @@ impl Sleep<'_> {
     /// Copies all memory into the image and writes it out.
     fn copy(&mut self, flags: &[(i32, Flags)], watch: Watch, file: File) -> Result<Captured, Stop> {
         let wrong = |error| Failure::Image(self.part.clone(), error);
-        let mut sink = PageSink::new(&file, HEADER_BYTES);
+        let stop = OnceCell::new();
+        let go_on = || self.check_events(&watch).map_err(|by| stop.set(by)).is_ok();
+        let mut copier = Copier::new(PageSink::new(&file, HEADER_BYTES), Selection::Exclusive, &go_on);
         let mut state = State::default();
         let mut drops = Vec::new();
         let mut kept_pages = 0;
@@ -117,39 +122,34 @@ impl Sleep<'_> {
             }
             let park_address = install_park_loop(process.pid, &areas)?;
             let copied = if shares_with(process.pid, &spaces)? {
-                Some(torpor_pages::copy::Copied::default())
+                Copied::default()
             } else {
                 spaces.push(process.pid);
                 let none = Flags::default();
                 let flags = flags.iter().find(|(pid, _)| *pid == process.pid).map_or(&none, |(_, flags)| flags);
-                let mut stop = Ok(());
-                let mut go_on = || {
-                    stop = self.check_events(&watch);
-                    stop.is_ok()
-                };
-                let copied = copy(process.pid, areas, flags, &mut sink, &mut go_on)?;
-                stop?;
-                copied
-            };
-            let Some(copied) = copied else {
-                return Err(Stop::Aborted("an event while its memory was copied".to_owned()));
+                match droppable::copy(process.pid, areas, flags, &mut copier) {
+                    Err(CopyError::Stopped) => {
+                        drop(copier);
+                        return Err(stop.into_inner().unwrap_or_else(|| CopyError::Stopped.into()));
+                    }
+                    other => other?,
+                }
             };
             kept_pages += copied.kept_pages;
             drops.push((process.pid, copied.drop));
             state.processes.push(self.process_state(process, park_address, copied.regions));
         }
+        let pages_end = copier.finish()?;
         let encoded = state.encode();
         let header = Header {
             app: self.target.app,
             generation: self.request.generation,
             boot: self.target.boot,
-            pages_bytes: sink.offset - HEADER_BYTES,
+            pages_bytes: pages_end - HEADER_BYTES,
             state_bytes: encoded.len() as u64,
             state_checksum: checksum(&encoded),
             ..Header::default()
         };
-        let pages_end = sink.offset;
-        drop(sink);
         file.write_all_at(&encoded, pages_end).map_err(wrong)?;
         file.write_all_at(&header.encode(), 0).map_err(wrong)?;
         self.reached(Step::Copied)?;

@@ -1,6 +1,7 @@
 //! The part that cannot be aborted: park, drop, let go; or, if that fails, bring everything back.
 
 use std::fs::File;
+use std::ops::Range;
 use std::time::Duration;
 
 use torpor_image::State;
@@ -10,7 +11,6 @@ use torpor_linux::uapi::syscall;
 use super::error::{Failure, SleepError};
 use super::{Asleep, Captured, Sleep, carried};
 use crate::target::Phase;
-use torpor_pages::copy::Range;
 use torpor_pages::refill::refill;
 use torpor_process::step::Step;
 use torpor_process::threads::{ThreadPlan, WaitHistory};
@@ -97,7 +97,7 @@ impl Sleep<'_> {
 }
 
 /// Drops ranges of a parked process's memory. A range that the kernel will not drop stays, which only costs memory.
-fn drop_ranges(process: &Process, park_address: u64, ranges: &[Range]) -> Result<(), TraceError> {
+fn drop_ranges(process: &Process, park_address: u64, ranges: &[Range<u64>]) -> Result<(), TraceError> {
     for Range { start, end } in ranges {
         let arguments = [*start, end - start, MADV_DONTNEED_LOCKED];
         match process.call(park_address, "madvise", syscall::MADVISE, &arguments) {

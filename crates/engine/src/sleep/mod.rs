@@ -21,6 +21,7 @@ pub(crate) mod events;
 
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,7 +37,6 @@ pub(crate) use self::error::Stop;
 pub use self::error::{Failure, SleepError};
 use crate::target::{Freezer, Journal, Phase};
 use crate::watch::Watch;
-use torpor_pages::copy::Range;
 use torpor_process::step::{Fault, Faults, Step, Timings};
 use torpor_process::threads::{ThreadPlan, WaitHistory, let_go};
 use torpor_process::trace::Process;
@@ -151,7 +151,7 @@ struct Sleep<'a> {
 /// What the first part has made.
 struct Captured {
     state: State,
-    drops: Vec<(i32, Vec<Range>)>,
+    drops: Vec<(i32, Vec<Range<u64>>)>,
     watch: Watch,
     image_bytes: u64,
     kept_bytes: u64,

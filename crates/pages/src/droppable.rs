@@ -1,0 +1,69 @@
+//! Copying what can be dropped from a frozen process, and the list of ranges to drop afterwards.
+
+use std::ops::Range;
+
+use torpor_image::Region;
+use torpor_proc::maps::{Area, Flags, Treatment};
+
+use super::copy::{CopiedArea, Copier, CopyError, Span};
+
+/// A process's part of an image, as far as memory goes.
+#[derive(Debug, Default)]
+pub struct Copied {
+    /// What the image holds, by ascending address.
+    pub regions: Vec<Region>,
+    /// What can be dropped from the process once the image is durable, page-aligned.
+    pub drop: Vec<Range<u64>>,
+    /// Private pages that stay: shared copy-on-write with another process, or in swap already.
+    pub kept_pages: u64,
+}
+
+/// Copies the memory of frozen process `pid`, which has these areas, by `copier`, whose selection is
+/// [`Exclusive`](super::scan::Selection::Exclusive).
+///
+/// # Errors
+/// If an area must not be dropped, or it cannot be copied.
+pub fn copy(pid: i32, areas: Vec<Area>, flags: &Flags, copier: &mut Copier<'_>) -> Result<Copied, CopyError> {
+    let mut copier = copier.process(pid)?;
+    let mut copied = Copied::default();
+    let mut fresh = None;
+    for area in areas {
+        let treatment = match flags.treatment(&area) {
+            Some(treatment) => treatment,
+            None => {
+                if fresh.is_none() {
+                    fresh = Some(Flags::read(pid).map_err(|error| CopyError::Read(pid, error))?);
+                }
+                fresh.as_ref().and_then(|flags| flags.treatment(&area)).unwrap_or(Treatment::Leave)
+            }
+        };
+        let range = area.start..area.end;
+        match treatment {
+            Treatment::Leave => {}
+            Treatment::Discard => copied.drop.push(range),
+            Treatment::Save => {
+                let span = Span { range, readable: area.access.read, writable: area.access.write };
+                copied.add(span.range.clone(), copier.area(&span)?);
+            }
+            Treatment::Refuse(reason) => {
+                let Area { start, end, name, .. } = area;
+                return Err(CopyError::Refused { pid, start, end, name, reason });
+            }
+        }
+    }
+    Ok(copied)
+}
+
+impl Copied {
+    fn add(&mut self, area: Range<u64>, found: CopiedArea) {
+        let CopiedArea { regions, taken, kept_pages, .. } = found;
+        self.regions.extend(regions);
+        self.kept_pages += kept_pages;
+        if kept_pages > 0 {
+            self.drop.extend(taken);
+        } else if !taken.is_empty() {
+            // Everything private in it is saved: one call drops the whole area, and clean file pages with it.
+            self.drop.push(area);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Bringing stored pages into processes that do not run: read, verify, place.
+//!
+//! ```text
+//! PageSource ──fetch──▶ Buffer ──▶ process_vm_writev, /proc/PID/mem
+//! ```
+//! Each stored page is read and compared once, however many processes have it, and placed only after that. Idempotent: nothing of the
+//! processes runs, so what was cut off is simply done again.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use torpor_linux::vm;
+
+use super::buffer::Buffer;
+use super::source::{FetchError, PageSource, Stored, fetch};
+
+/// Bytes that are read in one go, unless regions overlap.
+const BATCH_BYTES: u64 = 1 << 20;
+/// Batches for each thread at least.
+const BATCHES: usize = 2;
+
+/// Why pages are not in place.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// They could not be had.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// A process could not be written to.
+    #[error("writing the memory of process {0}")]
+    Write(i32, #[source] io::Error),
+}
+
+/// Where stored pages go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Process.
+    pub pid: i32,
+    /// First byte there.
+    pub address: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Where they are in the image.
+    pub offset: u64,
+    /// The process itself may write there. What is dirty but read-only (RELRO, a heap under a guard) is written as a debugger does.
+    pub writable: bool,
+}
+
+/// Reads pages from a source, verifies and places them.
+pub struct Placer<'a> {
+    source: &'a dyn PageSource,
+    /// By their offsets.
+    stored: Vec<Stored>,
+    /// By their offsets.
+    placements: Vec<Placement>,
+    /// Bytes of the longest of these.
+    longest: u64,
+}
+
+/// What a thread keeps from batch to batch.
+#[derive(Default)]
+struct Scratch {
+    buffer: Buffer,
+    /// A process's `/proc/PID/mem`.
+    forced: Option<(i32, File)>,
+}
+
+impl<'a> Placer<'a> {
+    /// For all of `stored`: what no placement names is only verified.
+    pub fn new(source: &'a dyn PageSource, mut stored: Vec<Stored>, mut placements: Vec<Placement>) -> Self {
+        stored.sort_unstable_by_key(|region| (region.offset, region.bytes));
+        stored.dedup();
+        placements.sort_unstable_by_key(|one| (one.offset, one.pid, one.address));
+        let longest = placements.iter().map(|one| one.bytes).max().unwrap_or(0);
+        Self { source, stored, placements, longest }
+    }
+
+    /// Does it by `threads` threads at most, the calling one among them, which uses `buffer`. `each` is called after each batch; an error ends it. Gives the bytes.
+    ///
+    /// # Errors
+    /// The first that occurs. Pages are missing then.
+    pub fn run<E: From<PlaceError> + Send>(
+        &self,
+        threads: usize,
+        buffer: &mut Buffer,
+        each: &(dyn Fn() -> Result<(), E> + Sync),
+    ) -> Result<u64, E> {
+        let batches = batches(&self.stored);
+        let next = AtomicUsize::new(0);
+        let failed: Mutex<Option<E>> = Mutex::new(None);
+        let work = |scratch: &mut Scratch| {
+            while let Some(batch) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let done = self.batch(&self.stored[batch.clone()], scratch);
+                if let Err(error) = done.map_err(E::from).and_then(|()| each()) {
+                    // Nobody begins another one.
+                    next.store(batches.len(), Ordering::Relaxed);
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                }
+            }
+        };
+        let threads = (batches.len() / BATCHES).clamp(1, threads.max(1));
+        let mut own = Scratch { buffer: std::mem::take(buffer), forced: None };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // A thread that makes children in another pid namespace can make no threads: it does all by itself.
+                let _ = std::thread::Builder::new().spawn_scoped(scope, || work(&mut Scratch::default()));
+            }
+            work(&mut own);
+        });
+        *buffer = own.buffer;
+        let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        failed.map_or_else(|| Ok(self.stored.iter().map(|region| region.bytes).sum()), Err)
+    }
+
+    fn batch(&self, regions: &[Stored], scratch: &mut Scratch) -> Result<(), PlaceError> {
+        let Scratch { buffer, forced } = scratch;
+        let held = fetch(self.source, regions, buffer)?;
+        let first = self.placements.partition_point(|one| one.offset.saturating_add(self.longest) <= held.start);
+        let some = self.placements[first..].iter().take_while(|one| one.offset < held.end);
+        let parts = some.filter_map(|one| {
+            let (from, to) = (one.offset.max(held.start), one.offset.saturating_add(one.bytes).min(held.end));
+            let address = one.address.wrapping_add(from - one.offset);
+            (from < to).then(|| (one, (address, buffer.part((from - held.start) as usize..(to - held.start) as usize))))
+        });
+        let parts: Vec<(&Placement, (u64, &[u8]))> = parts.collect();
+        for of_process in parts.chunk_by(|(a, _), (b, _)| a.pid == b.pid) {
+            let pid = of_process[0].0.pid;
+            write(pid, of_process, forced).map_err(|error| PlaceError::Write(pid, error))?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes what the process may write itself in as few calls as possible, and the rest past the access bits.
+fn write(pid: i32, parts: &[(&Placement, (u64, &[u8]))], forced: &mut Option<(i32, File)>) -> io::Result<()> {
+    let writable = parts.iter().filter(|(one, _)| one.writable);
+    let writable: Vec<(u64, &[u8])> = writable.map(|(_, part)| *part).collect();
+    writable.chunks(vm::MAX_RANGES).try_for_each(|parts| vm::write(pid, parts))?;
+    for (_, (address, bytes)) in parts.iter().filter(|(one, _)| !one.writable) {
+        let memory = match forced.take() {
+            Some((of, memory)) if of == pid => memory,
+            _ => OpenOptions::new().write(true).open(format!("/proc/{pid}/mem"))?,
+        };
+        memory.write_all_at(bytes, *address)?;
+        *forced = Some((pid, memory));
+    }
+    Ok(())
+}
+
+/// Runs of regions that lie together in the image.
+fn batches(stored: &[Stored]) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    let mut first = 0;
+    while let Some(begin) = stored.get(first) {
+        let (mut end, mut next) = (begin.end(), first + 1);
+        while let Some(region) = stored.get(next).filter(|region| region.offset <= end) {
+            if region.end().max(end) - begin.offset > BATCH_BYTES {
+                break;
+            }
+            end = end.max(region.end());
+            next += 1;
+        }
+        found.push(first..next);
+        first = next;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use torpor_image::PAGE;
+
+    fn region(offset: u64, pages: u64) -> Stored {
+        Stored { offset: offset * PAGE, bytes: pages * PAGE, checksum: 0 }
+    }
+
+    #[test]
+    fn batches_are_whole_and_not_too_long() {
+        // The same pages twice, a part of them, what follows, a gap, and more than one batch in a row.
+        let mut stored = vec![region(1, 64), region(1, 64), region(2, 3), region(65, 1), region(100, 1)];
+        stored.extend((0..8).map(|n| region(200 + 64 * n, 64)));
+        assert_eq!(batches(&stored), [0..4, 4..5, 5..9, 9..13]);
+        assert_eq!(batches(&[]), []);
+        // One that is longer than a batch is one of its own.
+        assert_eq!(batches(&[region(1, 256), region(257, 1)]), [0..1, 1..2]);
+    }
+}

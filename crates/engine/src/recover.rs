@@ -20,6 +20,7 @@ use crate::target::Phase;
 use crate::wake::{WakeError, open};
 use crate::watch::Watch;
 use torpor_pages::refill::refill;
+use torpor_pages::source::ImageFile;
 use torpor_process::threads::{Began, ThreadPlan, WaitHistory, let_go};
 use torpor_process::trace::stop_all;
 use torpor_process::wait::restart::PriorWait;
@@ -149,10 +150,8 @@ fn bring_back(target: &Target<'_>, path: &Path, state: &State) -> Result<(), Rec
         }
     }
     let image = File::open(path).map_err(|error| WakeError::Image(path.to_owned(), error))?;
-    let mut buffer = Vec::new();
-    for process in &state.processes {
-        refill(&image, process, &mut buffer).map_err(WakeError::Refill)?;
-    }
+    let pages = ImageFile::through_cache(&image);
+    refill(&pages, &state.processes, &mut Vec::new()).map_err(WakeError::Refill)?;
     target.journal.record(Phase::Awake).map_err(Failure::Journal)?;
     let changes = let_go(processes, &plans(state, &memories(state))).map_err(Failure::from)?;
     target.freezer.thaw().map_err(Failure::Freeze)?;

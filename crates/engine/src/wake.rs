@@ -13,6 +13,7 @@ use torpor_linux::ptrace::Seized;
 use crate::sleep::{Asleep, Failure, Target};
 use crate::target::Phase;
 use torpor_pages::refill::{RefillError, refill};
+use torpor_pages::source::ImageFile;
 use torpor_process::step::{Fault, Step, Timings};
 use torpor_process::threads::{ThreadPlan, WaitHistory};
 use torpor_process::trace::{Thread, TraceError};
@@ -88,9 +89,7 @@ fn try_wake(
     timings.reached(Step::Opened, target.faults)?;
     // They go to their trace stops, still frozen, while memory comes back.
     let asked = ask(&asleep.plans);
-    for process in &asleep.state.processes {
-        refill(&image, process, buffer).map_err(WakeError::Refill)?;
-    }
+    refill(&ImageFile::through_cache(&image), &asleep.state.processes, buffer).map_err(WakeError::Refill)?;
     timings.reached(Step::Refilled, target.faults)?;
     target.journal.record(Phase::Awake).map_err(WakeError::Journal)?;
     timings.reached(Step::Awake, target.faults)?;

@@ -282,3 +282,81 @@ fn run_end(pages: &[Page], first: usize) -> usize {
     };
     (first + 1..limit).find(|n| !goes_with(*n)).unwrap_or(limit)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::Buffer;
+    use std::cell::Cell;
+    use std::os::unix::fs::FileExt;
+
+    const PAGES: usize = 5;
+
+    /// Our own memory: contents, a page of zeros, contents that the process could not write, and what was never touched.
+    fn memory() -> (Buffer, Span) {
+        let mut memory = Buffer::new(PAGES * PAGE as usize);
+        memory.part_mut(0..PAGE as usize).fill(1);
+        memory.part_mut(PAGE as usize..2 * PAGE as usize).fill(0);
+        memory.part_mut(2 * PAGE as usize..3 * PAGE as usize).fill(3);
+        let start = memory.part(0..1).as_ptr().addr() as u64;
+        (memory, Span { range: start..start + 3 * PAGE, readable: true, writable: true })
+    }
+
+    #[test]
+    fn contents_are_stored_one_behind_the_other_and_zeros_are_named() {
+        let image = tempfile::tempfile().unwrap();
+        let (_memory, span) = memory();
+        for (selection, readable) in
+            [Selection::Exclusive, Selection::All].map(|one| [(one, true), (one, false)]).concat()
+        {
+            let span = Span { readable, ..span.clone() };
+            let mut copier = Copier::new(PageSink::new(&image, PAGE), selection, &|| true);
+            let copied = copier.process(std::process::id() as i32).unwrap().area(&span).unwrap();
+            assert_eq!(copier.finish().unwrap(), 3 * PAGE);
+            let found: Vec<(u64, u32, bool)> = copied
+                .regions
+                .iter()
+                .map(|one| ((one.start - span.range.start) / PAGE, one.pages, one.content == Content::Zero))
+                .collect();
+            assert_eq!(found, [(0, 1, false), (1, 1, true), (2, 1, false)], "{selection:?}");
+            assert_eq!((copied.kept_pages, copied.guards), (0, vec![]));
+            assert_eq!(copied.taken.iter().map(pages).sum::<usize>(), 3);
+            let mut bytes = [0; 2 * PAGE as usize];
+            image.read_exact_at(&mut bytes, PAGE).unwrap();
+            assert_eq!((bytes[0], bytes[PAGE as usize]), (1, 3));
+        }
+    }
+
+    #[test]
+    fn it_asks_for_every_process_and_stops_when_told() {
+        let image = tempfile::tempfile().unwrap();
+        let (_memory, span) = memory();
+        let asked = Cell::new(0);
+        let go_on = || {
+            asked.set(asked.get() + 1);
+            asked.get() < 3
+        };
+        let mut copier = Copier::new(PageSink::new(&image, PAGE), Selection::All, &go_on);
+        let pid = std::process::id() as i32;
+        for _ in 0..2 {
+            let mut process = copier.process(pid).unwrap();
+            // It is little: one question is enough.
+            process.area(&span).unwrap();
+            process.area(&span).unwrap();
+        }
+        let stopped = copier.process(pid).unwrap().area(&span);
+        assert!(matches!(stopped, Err(CopyError::Stopped)));
+        assert_eq!(asked.get(), 3);
+    }
+
+    #[test]
+    fn pages_go_together_as_far_as_they_lie_together_in_the_image() {
+        let fresh = Page::Fresh(None);
+        let known = |page: u64| Page::Known(page * PAGE);
+        let pages = [fresh, Page::Fresh(Some(4)), Page::Zero, Page::Zero, known(3), known(4), known(9)];
+        let ends: Vec<usize> = [0, 2, 4, 6].iter().map(|first| run_end(&pages, *first)).collect();
+        assert_eq!(ends, [2, 4, 6, 7]);
+        let many = [fresh; 2 * REGION_PAGES as usize];
+        assert_eq!(run_end(&many, 1), 1 + REGION_PAGES as usize);
+    }
+}

@@ -4,7 +4,9 @@
 pub mod buffer;
 pub mod copy;
 pub mod droppable;
+pub mod place;
 pub mod refill;
 pub mod scan;
 pub mod sink;
+pub mod source;
 pub mod write_mode;

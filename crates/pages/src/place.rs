@@ -78,14 +78,16 @@ impl<'a> Placer<'a> {
         Self { source, stored, placements, longest }
     }
 
-    /// Does it by `threads` threads at most, the calling one among them, which uses `buffer`. `each` is called after each batch; an error ends it. Gives the bytes.
+    /// Does it by `threads` threads at most, the calling one among them, which uses `buffer`. `each` is called after each batch; an error ends it. `wrong` makes
+    /// the caller's error of ours. Gives the bytes.
     ///
     /// # Errors
     /// The first that occurs. Pages are missing then.
-    pub fn run<E: From<PlaceError> + Send>(
+    pub fn run<E: Send>(
         &self,
         threads: usize,
         buffer: &mut Buffer,
+        wrong: &(dyn Fn(PlaceError) -> E + Sync),
         each: &(dyn Fn() -> Result<(), E> + Sync),
     ) -> Result<u64, E> {
         let batches = batches(&self.stored);
@@ -94,7 +96,7 @@ impl<'a> Placer<'a> {
         let work = |scratch: &mut Scratch| {
             while let Some(batch) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let done = self.batch(&self.stored[batch.clone()], scratch);
-                if let Err(error) = done.map_err(E::from).and_then(|()| each()) {
+                if let Err(error) = done.map_err(wrong).and_then(|()| each()) {
                     // Nobody begins another one.
                     next.store(batches.len(), Ordering::Relaxed);
                     failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);

@@ -3,7 +3,7 @@
 //! The restorer opens everything itself and hands it down by inheritance: the seed has these descriptors and nothing else,
 //! every fork has copies, and each process puts its own table together from them by `dup3` before it closes them all. So no
 //! descriptor is sent, and what is shared is shared by itself. The order is a function of the tree: its open files, its
-//! shared memory, files and directories by path, the home's init if the tree enters namespaces, the image, the blob.
+//! shared memory, files and directories by path, the home's init if the tree enters namespaces, the page source's descriptor, the blob.
 
 use std::collections::HashMap;
 
@@ -128,7 +128,8 @@ impl<'t> Staged<'t> {
         self.home.then(|| self.number(self.count() - 3))
     }
 
-    pub(crate) fn image(&self) -> i32 {
+    /// What processes read their pages from, at the offsets of the image: the descriptor of the restorer's page source.
+    pub(crate) fn pages(&self) -> i32 {
         self.number(self.count() - 2)
     }
 

@@ -4,10 +4,9 @@
 //! signals. Its stop is one for a signal, so that the kernel itself restarts an interrupted call when it is let go, or runs
 //! a handler first if a signal waits. The blob goes by a call of the last thread that stands in it.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use torpor_image::tree::{LiveProcess, Process, Thread, Wait, WaitPlace};
@@ -21,6 +20,7 @@ use super::error::RestoreError;
 use super::logins::Logins;
 use super::run::{Building, name};
 use torpor_descriptors::RestoredFiles;
+use torpor_pages::source::PageSource;
 use torpor_planner::calls;
 use torpor_planner::plan::{Kind, Plan};
 use torpor_process::wait::socket::{SocketWait, Waiter};
@@ -73,13 +73,13 @@ pub(crate) fn attributes(
 pub(crate) fn clear(
     building: &Building<'_>,
     plan: &Plan,
-    (image, passed): (&File, Duration),
+    (pages, passed): (&dyn PageSource, Duration),
     (logins, blob): (Logins, BorrowedFd<'_>),
     warnings: &mut Vec<String>,
 ) -> Result<(), RestoreError> {
     for (n, process, life) in leaders(building) {
         let halt = |error: Halt| RestoreError::Halt { pid: process.pid, name: name(process), error };
-        write_memory(building.id(n), life, image, passed)?;
+        write_memory(building.id(n), life, pages, passed)?;
         let Some(leader) = &building.newborns[n] else { continue };
         make_dumpable(leader, life, plan).map_err(halt)?;
         logins.set(building, (plan, blob), (n, life, ignores_trap(life)), warnings)?;
@@ -154,7 +154,7 @@ fn ignores_trap(life: &LiveProcess) -> bool {
 }
 
 /// Time-outs where the kernel reads them, and critical sections that threads were in, which registering has cleared.
-fn write_memory(pid: i32, life: &LiveProcess, image: &File, passed: Duration) -> Result<(), RestoreError> {
+fn write_memory(pid: i32, life: &LiveProcess, pages: &dyn PageSource, passed: Duration) -> Result<(), RestoreError> {
     let mut parts: Vec<(u64, [u8; 16], usize)> = Vec::new();
     for thread in &life.threads {
         if let Some(wait) = thread.wait {
@@ -176,7 +176,7 @@ fn write_memory(pid: i32, life: &LiveProcess, image: &File, passed: Duration) ->
             && let Some(offset) = stored_at(life, address + RSEQ_CS)
         {
             let mut bytes = [0; 16];
-            image.read_exact_at(&mut bytes[..8], offset).map_err(set(pid, "reading the rseq area"))?;
+            pages.read(offset, &mut bytes[..8]).map_err(set(pid, "reading the rseq area"))?;
             if bytes != [0; 16] {
                 parts.push((address + RSEQ_CS, bytes, 8));
             }

@@ -59,6 +59,7 @@ use self::run::Building;
 use self::sequence::{Launched, Seed, Source};
 use torpor_descriptors::registry::{Stage, needs};
 use torpor_descriptors::{ConnectionLock, Given, Network, Removed, RestoreContext, Root};
+use torpor_pages::source::ImageFile;
 use torpor_planner::plan::{Kind, Task};
 use torpor_planner::staged::Staged;
 use torpor_process::step::Timings;
@@ -155,14 +156,15 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     lock.map_or(Ok(()), |lock| lock.hold(&outside)).map_err(RestoreError::Lock)?;
     let segments = torpor_descriptors::segments_to_make(&tree.memories)?;
     let no_segments = guard(&[], &[], &segments)?;
-    let made = torpor_descriptors::restore(&tree, &file, given, around)?;
-    let opened = Opened::new(&tree, Starters::new(&staged, &plan)?, made, paths, &file, None)?;
+    let made = torpor_descriptors::restore(&tree, &ImageFile::through_cache(&file), given, around)?;
+    let pages = ImageFile::past_cache(&file);
+    let opened = Opened::new(&tree, Starters::new(&staged, &plan)?, made, paths, &pages, None)?;
     let mut opened = opened.out_of_the_way(&staged)?;
     reached(RestoreStep::Opened)?;
 
     let logins = Logins::prepare(&tree).map_err(|error| RestoreError::Own("reading its login id", error))?;
     let no_processes = guard(&[], &connections(&tree, &opened), &[])?;
-    let source = Source { tree: &tree, plan: &plan, path: request.image, image: &file, passed: Duration::ZERO };
+    let source = Source { tree: &tree, plan: &plan, path: request.image, pages: &pages, passed: Duration::ZERO };
     let launched = Launched::launch(source, &opened, Seed::Child, &mut reached)?;
     let filled = launched.fork(&mut reached)?.fill(None)?;
     let connected = filled.build(&mut reached, &mut warnings)?.connect(&mut opened, logins, &mut warnings)?;

@@ -12,6 +12,7 @@ use torpor_linux::restorer::{CODE_BYTES, SPARE_NUMBERS, interpreter, seed};
 
 use super::RestoreError;
 use torpor_descriptors::{RestoreContext, RestoredFiles, Root, difference, is_made_up, is_same, opener};
+use torpor_pages::source::PageSource;
 use torpor_planner::compile::HOLE_OFFSET;
 use torpor_planner::plan::Plan;
 use torpor_planner::staged::{Access, Staged};
@@ -22,7 +23,8 @@ pub struct Opened {
     pub made: RestoredFiles,
     paths: Vec<OwnedFd>,
     home: Option<OwnedFd>,
-    image: OwnedFd,
+    /// The page source's.
+    pages: OwnedFd,
     blob: OwnedFd,
     /// The seed's executable.
     pub(crate) seed: OwnedFd,
@@ -198,15 +200,15 @@ impl Opened {
         starters: Starters,
         made: RestoredFiles,
         paths: Vec<OwnedFd>,
-        image: &File,
+        pages: &dyn PageSource,
         home: Option<BorrowedFd<'_>>,
     ) -> Result<Self, RestoreError> {
         debug_assert_eq!((made.files.len(), made.memories.len()), (tree.files.len(), tree.memories.len()));
         let own = |error| RestoreError::Own("duplicating a descriptor", error);
-        let image = image.try_clone().map_err(own)?;
+        let pages = pages.descriptor().try_clone_to_owned().map_err(own)?;
         let enters = tree.namespaces != Namespaces::default();
         let home = home.filter(|_| enters).map(|home| home.try_clone_to_owned()).transpose().map_err(own)?;
-        Ok(Self { made, paths, home, image: image.into(), blob: starters.blob, seed: starters.seed })
+        Ok(Self { made, paths, home, pages, blob: starters.blob, seed: starters.seed })
     }
 
     /// For a child that is forked with our descriptors: none of these has a number that it will use itself.
@@ -228,14 +230,14 @@ impl Opened {
 
     fn own(&mut self) -> impl Iterator<Item = &mut OwnedFd> {
         let made = self.made.files.iter_mut().flatten().chain(&mut self.made.memories);
-        made.chain(&mut self.paths).chain(&mut self.home).chain([&mut self.image, &mut self.blob, &mut self.seed])
+        made.chain(&mut self.paths).chain(&mut self.home).chain([&mut self.pages, &mut self.blob, &mut self.seed])
     }
 
-    /// What is inherited. In the place of a file that the processes open themselves is the image.
+    /// What is inherited. In the place of a file that the processes open themselves is the page source's descriptor.
     pub(crate) fn inherited(&self) -> Vec<BorrowedFd<'_>> {
-        let image = self.image.as_fd();
-        let files = self.made.files.iter().map(|file| file.as_ref().map_or(image, AsFd::as_fd));
+        let pages = self.pages.as_fd();
+        let files = self.made.files.iter().map(|file| file.as_ref().map_or(pages, AsFd::as_fd));
         let rest = self.made.memories.iter().chain(&self.paths).chain(&self.home).map(AsFd::as_fd);
-        files.chain(rest).chain([image, self.blob.as_fd()]).collect()
+        files.chain(rest).chain([pages, self.blob.as_fd()]).collect()
     }
 }

@@ -18,6 +18,7 @@ use torpor_linux::restorer::{
 use super::check;
 use super::error::RestoreError;
 use super::open::Opened;
+use torpor_pages::place::Placement;
 use torpor_planner::calls;
 use torpor_planner::plan::{BORN, DONE, FILL, JOINED, MANY};
 use torpor_planner::plan::{Kind, Plan, Task};
@@ -47,17 +48,6 @@ pub struct Building<'a> {
     pub first: Option<OwnedFd>,
     /// The tree is let go, and not ours to kill any more.
     pub(crate) released: bool,
-}
-
-/// Pages that a process waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Missing {
-    /// Its id in our pid namespace.
-    pub(super) pid: i32,
-    pub(super) address: u64,
-    pub(super) bytes: u64,
-    /// Where they are in the image.
-    pub(super) offset: u64,
 }
 
 /// Makes what will be the first process of a tree, with the id `pid` inside. The calling thread's children are made in the
@@ -317,7 +307,7 @@ impl<'a> Building<'a> {
     }
 
     /// Until the processes that are to be filled have mapped their memory; gives their tasks, and what goes where.
-    pub(super) fn mapped(&mut self) -> Result<(Vec<usize>, Vec<Missing>), RestoreError> {
+    pub(super) fn mapped(&mut self) -> Result<(Vec<usize>, Vec<Placement>), RestoreError> {
         let mut found = self.leaders();
         found.retain(|n| self.tasks()[*n].kind == Kind::Thread(0));
         found.retain(|n| self.process(&self.tasks()[*n]).alive().is_some_and(|life| stored_bytes(life) >= MANY));
@@ -333,11 +323,13 @@ impl<'a> Building<'a> {
                 RestoreError::Own("the plan names memory that it does not have", io::ErrorKind::InvalidData.into())
             })?;
             let pid = self.ids[n];
-            missing.extend(words.as_chunks().0.iter().map(|[address, bytes, offset]| Missing {
+            missing.extend(words.as_chunks().0.iter().map(|[address, bytes, offset]| Placement {
                 pid,
                 address: *address,
                 bytes: *bytes,
                 offset: *offset,
+                // It is protected afterwards only.
+                writable: true,
             }));
         }
         Ok((waiting, missing))

@@ -9,13 +9,13 @@
 //! [`Seed`] and [`Source`], and in what they do between the states: there the callers have work of their own (the guard of a
 //! plain tree; the journal and the image of an app).
 
-use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
 use torpor_descriptors::EachRestored;
 use torpor_image::tree::Tree;
 use torpor_linux::restorer::Entered;
+use torpor_pages::source::PageSource;
 use torpor_planner::plan::Plan;
 use torpor_process::step::RestoreStep;
 use torpor_process::wait::socket::SocketWait;
@@ -42,8 +42,8 @@ pub struct Source<'a> {
     pub plan: &'a Plan,
     /// The image.
     pub path: &'a Path,
-    /// The same, open.
-    pub image: &'a File,
+    /// Its pages.
+    pub pages: &'a dyn PageSource,
     /// How much time has passed for the programs since the capture.
     pub passed: Duration,
 }
@@ -120,7 +120,7 @@ impl<'a> Forked<'a> {
     /// If the image is damaged or cannot be read.
     pub fn fill(mut self, piece: Option<EachRestored<'_>>) -> Result<Filled<'a>, RestoreError> {
         let Parts { source, building } = &mut self.0;
-        let page_bytes = crate::fill::pages(building, source.path, source.image, piece)?;
+        let page_bytes = crate::fill::pages(building, source.path, source.pages, piece)?;
         Ok(Filled { parts: self.0, page_bytes })
     }
 }
@@ -158,7 +158,7 @@ impl<'a> Built<'a> {
         let Parts { source, building } = &parts;
         opened.made.finish(source.tree, |id| building.id_of(id))?;
         opened.made.reconnect(source.tree)?;
-        finish::clear(building, source.plan, (source.image, source.passed), (logins, opened.blob()), warnings)?;
+        finish::clear(building, source.plan, (source.pages, source.passed), (logins, opened.blob()), warnings)?;
         let waits = finish::socket_waits(building, &opened.made, source.passed)?;
         Ok(Connected { parts, page_bytes, waits })
     }

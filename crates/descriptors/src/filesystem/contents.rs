@@ -7,14 +7,16 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use rustix::fs::{OFlags, SeekFrom, fstatfs, seek};
 use rustix::io::Errno;
-use torpor_image::{Content, FormatError, PAGE, REGION_PAGES, Region, checksum};
+use torpor_image::{Content, PAGE, Region};
 use torpor_linux::hugepages::{self, Mapping};
 
 use crate::contract::EachRestored;
 use crate::contract::error::RestoreFileError;
 use crate::contract::reason::{Described, Reason};
 use crate::filesystem::Charge;
+use torpor_pages::buffer::Buffer;
 use torpor_pages::sink::{BATCH_BYTES, PageSink};
+use torpor_pages::source::{FetchError, PageSource, Stored, fetch};
 
 /// Copies a file's contents to the image, and `tail` behind its end.
 pub(crate) fn store(
@@ -81,7 +83,7 @@ fn read_all(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<usize
 pub(crate) fn fill(
     file: &File,
     (bytes, pages): (u64, &[Region]),
-    image: &File,
+    source: &dyn PageSource,
     (charge, piece): (Option<&Charge<'_>>, Option<EachRestored<'_>>),
     name: &str,
     mut behind: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
@@ -90,14 +92,14 @@ pub(crate) fn fill(
         runs(pages).into_iter().for_each(|run| charge.pages(file.as_fd(), run.start, run.end - run.start));
     }
     let huge = mapping(file, pages).map_err(RestoreFileError::at("mapping", name))?;
-    let mut buffer = vec![0; (u64::from(REGION_PAGES) * PAGE) as usize];
+    let mut buffer = Buffer::default();
     for region in pages {
-        let Content::Stored { offset, checksum: wanted } = region.content else { continue };
-        let buffer = &mut buffer[..region.bytes() as usize];
-        image.read_exact_at(buffer, offset).map_err(RestoreFileError::Read)?;
-        if checksum(buffer) != wanted {
-            return Err(RestoreFileError::Damaged { what: name.to_owned(), source: FormatError::Checksum("a region") });
-        }
+        let Some(stored) = Stored::of(region) else { continue };
+        fetch(source, &[stored], &mut buffer).map_err(|error| match error {
+            FetchError::Read(error) => RestoreFileError::Read(error),
+            FetchError::Damaged { error, .. } => RestoreFileError::Damaged { what: name.to_owned(), source: error },
+        })?;
+        let buffer = buffer.part(0..region.bytes() as usize);
         if let Some(huge) = &huge {
             huge.write(region.start, buffer).map_err(RestoreFileError::at("filling", name))?;
             piece.map_or(Ok(()), |piece| piece())?;

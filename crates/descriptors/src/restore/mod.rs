@@ -3,7 +3,6 @@
 mod made;
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::OFlags;
@@ -11,6 +10,7 @@ use torpor_image::tree::{
     AddressSpace, Backing, Executable, FileId, FileKind, MemoryId, OpenFile, PathState, PipeId, Tree,
 };
 use torpor_linux::closer;
+use torpor_pages::source::PageSource;
 
 pub use self::made::RestoredFiles;
 use self::made::connection;
@@ -28,14 +28,14 @@ use crate::list::raise_limit;
 use crate::locks;
 use crate::registry::{Stage, name, needs};
 
-/// Makes the open files and shared memory of `tree`, whose pages are in `image`. `given` are descriptors that came from
+/// Makes the open files and shared memory of `tree`, whose pages come from `pages`. `given` are descriptors that came from
 /// outside or were kept: they are taken as they are.
 ///
 /// What is open behind a descriptor is made once; if anything fails, dropping what was made takes it away again (names of
 /// unix sockets stay as files, as they did when the program ended).
 pub fn restore(
     tree: &Tree,
-    image: &File,
+    pages: &dyn PageSource,
     given: Given,
     around: RestoreContext<'_>,
 ) -> Result<RestoredFiles, RestoreFileError> {
@@ -58,7 +58,7 @@ pub fn restore(
             }
             None => {
                 let id = id as MemoryId;
-                memory::restore(memory, image, around, (executables.contains(&id), written.contains(&id)))?
+                memory::restore(memory, pages, around, (executables.contains(&id), written.contains(&id)))?
             }
         });
     }

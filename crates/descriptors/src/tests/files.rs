@@ -16,6 +16,7 @@ use rustix::time::{
     timerfd_settime,
 };
 use torpor_image::tree::{FileKind, LockKind};
+use torpor_pages::source::ImageFile;
 
 use crate::contract::Given;
 use crate::contract::error::{DumpError, RestoreFileError};
@@ -89,7 +90,7 @@ fn files_that_have_changed_are_refused_when_made() {
         fs::write(&path, b"").unwrap();
         let taken = take(&[File::open(&path).unwrap().into()]).unwrap();
         change(&path);
-        match restore(&taken.tree, &taken.image, Given::new(), HERE) {
+        match restore(&taken.tree, &ImageFile::through_cache(&taken.image), Given::new(), HERE) {
             Err(RestoreFileError::Changed { how, .. }) => assert_eq!(how, expected),
             other => panic!("{other:?}"),
         }
@@ -132,7 +133,10 @@ fn a_damaged_image_is_not_restored() {
     file.write_all_at(b"contents", 0).unwrap();
     let taken = take(&[file.into()]).unwrap();
     taken.image.write_all_at(b"x", 4096).unwrap();
-    assert!(matches!(restore(&taken.tree, &taken.image, Given::new(), HERE), Err(RestoreFileError::Damaged { .. })));
+    assert!(matches!(
+        restore(&taken.tree, &ImageFile::through_cache(&taken.image), Given::new(), HERE),
+        Err(RestoreFileError::Damaged { .. })
+    ));
 }
 
 #[test]

@@ -19,6 +19,7 @@ use crate::filesystem::Root;
 use crate::list::{Descriptors, List};
 use crate::restore::{RestoredFiles, restore};
 use torpor_pages::sink::PageSink;
+use torpor_pages::source::ImageFile;
 
 const HERE: RestoreContext<'static> = RestoreContext {
     root: Root::Own,
@@ -114,7 +115,7 @@ pub(crate) fn take(fds: &[OwnedFd]) -> Result<Taken, DumpError> {
 
 impl Taken {
     pub(crate) fn try_make(&self) -> Result<RestoredFiles, RestoreFileError> {
-        restore(&self.tree, &self.image, Given::new(), HERE)
+        restore(&self.tree, &ImageFile::through_cache(&self.image), Given::new(), HERE)
     }
 
     pub(crate) fn make(&self) -> RestoredFiles {

@@ -9,7 +9,8 @@ use crate::sleep::{Failure, SleepError, Stop, carried, remove_if_there};
 use crate::target::Phase;
 use crate::wake::{WakeError, open};
 use torpor_capture::{CaptureError, Examined, Member, examine, family, without_leaders};
-use torpor_pages::refill::{RefillError, refill};
+use torpor_pages::refill::refill;
+use torpor_pages::source::ImageFile;
 use torpor_process::blocker::Blocker;
 use torpor_process::step::Step;
 use torpor_process::threads::{WaitHistory, let_go};
@@ -84,9 +85,8 @@ impl Hibernating<'_> {
 
     fn bring_back(&self) -> Result<(), WakeError> {
         let (image, _) = open(self.target, &self.asleep.image, self.asleep.generation)?;
-        let mut buffer = Vec::new();
-        let refilled = self.asleep.state.processes.iter().try_for_each(|process| refill(&image, process, &mut buffer));
-        refilled.map_err(|error: RefillError| WakeError::Refill(error))
+        let pages = ImageFile::through_cache(&image);
+        refill(&pages, &self.asleep.state.processes, &mut Vec::new()).map_err(WakeError::Refill)
     }
 
     /// Lets it run, as if it had just been woken.

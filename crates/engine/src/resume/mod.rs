@@ -49,6 +49,7 @@ use crate::target::Phase;
 use torpor_descriptors::Charge;
 use torpor_descriptors::registry::needs;
 use torpor_descriptors::{EachRestored, Given, Network, RestoreContext, RestoreFileError, Root};
+use torpor_pages::source::ImageFile;
 use torpor_planner::plan::Kind;
 use torpor_process::sandbox::SandboxHandle;
 use torpor_process::step::Timings;
@@ -197,19 +198,20 @@ impl Resuming<'_> {
             self.each(RestoreStep::IpcRestored, |made| torpor_descriptors::ipc::restore(&tree.surroundings, made))?;
         }
         let makes = !tree.memories.is_empty() || given.len() < tree.files.len();
-        let make = || torpor_descriptors::restore(&tree, &file, given, around);
+        let make = || torpor_descriptors::restore(&tree, &ImageFile::through_cache(&file), given, around);
         let made = if makes { owners::as_root_inside(home, make) } else { Ok(make()) };
         let made = made
             .map_err(|error| ResumeError::Sandbox("taking its owner's place", error))?
             .map_err(RestoreError::from)?;
         // From here on this thread's children are the app's.
         drop(charge);
-        let mut opened = Opened::new(&tree, starters, made, paths, &file, Some(home.init.as_fd()))?;
+        let pages = ImageFile::past_cache(&file);
+        let mut opened = Opened::new(&tree, starters, made, paths, &pages, Some(home.init.as_fd()))?;
         self.reached(RestoreStep::Opened)?;
 
         let nobody = |_| ResumeError::Sandbox("waiting for its first process", io::ErrorKind::BrokenPipe.into());
         let entered = entering.recv().map_err(nobody)??;
-        let source = Source { tree: &tree, plan: &plan, path: image, image: &file, passed };
+        let source = Source { tree: &tree, plan: &plan, path: image, pages: &pages, passed };
         let mut reached = |step| self.reached(step);
         let launched = Launched::launch(source, &opened, Seed::Entered(entered), &mut reached)?;
         let filled = launched.fork(&mut reached)?.fill(Some(&piece))?;

@@ -16,6 +16,7 @@ use super::{ResumeError, ResumeRequest, Resuming, adapt, directory, owners};
 use torpor_descriptors::Charge;
 use torpor_descriptors::registry::{Stage, name, needs};
 use torpor_descriptors::{Given, Removed, RestoreContext};
+use torpor_pages::source::ImageFile;
 use torpor_planner::plan::Plan;
 use torpor_planner::staged::Staged;
 use torpor_process::sandbox::SandboxHandle;
@@ -77,7 +78,7 @@ pub(super) fn prepare(resuming: &mut Resuming<'_>, request: ResumeRequest<'_>) -
     let around = super::around(&root, same_boot, passed, &charge, &piece);
     if !same_boot {
         let moved = resuming.each(RestoreStep::TmpfsRestored, |made| {
-            torpor_descriptors::tmpfs::restore(&tree.surroundings.tmpfs, around, &file, made)
+            torpor_descriptors::tmpfs::restore(&tree.surroundings.tmpfs, around, &ImageFile::through_cache(&file), made)
         })?;
         moved.apply(&mut tree);
     }

@@ -12,6 +12,7 @@ use super::error::{Failure, SleepError};
 use super::{Asleep, Captured, Sleep, carried};
 use crate::target::Phase;
 use torpor_pages::refill::refill;
+use torpor_pages::source::ImageFile;
 use torpor_process::step::Step;
 use torpor_process::threads::{ThreadPlan, WaitHistory};
 use torpor_process::timers::{earliest, process_timers, timer_descriptors};
@@ -87,10 +88,7 @@ impl Sleep<'_> {
         self.target.freezer.freeze().map_err(Failure::Freeze)?;
         let image =
             File::open(&self.request.image).map_err(|error| Failure::Image(self.request.image.clone(), error))?;
-        let mut buffer = Vec::new();
-        for process in &state.processes {
-            refill(&image, process, &mut buffer)?;
-        }
+        refill(&ImageFile::through_cache(&image), &state.processes, &mut Vec::new())?;
         self.frozen = true;
         self.undo()
     }

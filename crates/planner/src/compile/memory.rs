@@ -2,7 +2,7 @@
 //!
 //! What was inherited and is not to stay goes first, then the kernel's own areas move to their places, then everything is
 //! mapped that is not there yet. An area whose stored pages the program itself may not write is mapped writable, filled and
-//! protected. Pages are read from the image straight into place, unless there are many ([`FILL`]). Pages of zeros are nothing in anonymous memory; over a
+//! protected. Pages are read from the page source's descriptor straight into place, unless there are many ([`FILL`]). Pages of zeros are nothing in anonymous memory; over a
 //! file they are read from behind the end of the blob's data, which is a hole.
 
 use torpor_image::Content;
@@ -297,8 +297,8 @@ impl Run {
     }
 }
 
-/// Reads runs of pages from the image to their places.
-pub(super) fn read(runs: &[sharing::Run], image: i32, builder: &mut Builder, steps: &mut Steps) {
+/// Reads runs of pages from the page source's descriptor to their places.
+pub(super) fn read(runs: &[sharing::Run], source: i32, builder: &mut Builder, steps: &mut Steps) {
     let mut sorted: Vec<&sharing::Run> = runs.iter().collect();
     sorted.sort_unstable_by_key(|run| (run.offset(), run.start));
     let mut run = Run::default();
@@ -308,14 +308,14 @@ pub(super) fn read(runs: &[sharing::Run], image: i32, builder: &mut Builder, ste
             let bytes = (next.bytes() - done).min(READ_MAX);
             let (offset, address) = (next.offset() + done, next.start + done);
             if !run.take(offset, address, bytes) {
-                run.read(image, builder, steps);
+                run.read(source, builder, steps);
                 run = Run::default();
                 run.take(offset, address, bytes);
             }
             done += bytes;
         }
     }
-    run.read(image, builder, steps);
+    run.read(source, builder, steps);
 }
 
 fn fill(life: &LiveProcess, kept: &Kept, staged: &Staged<'_>, builder: &mut Builder, steps: &mut Steps) {
@@ -345,7 +345,7 @@ fn fill(life: &LiveProcess, kept: &Kept, staged: &Staged<'_>, builder: &mut Buil
     zeros.read(staged.blob(), builder, steps);
     let missing = kept.missing(stored);
     if missing.iter().map(|run| run.bytes()).sum::<u64>() < MANY {
-        read(&missing, staged.image(), builder, steps);
+        read(&missing, staged.pages(), builder, steps);
         return;
     }
     let words: Vec<u64> = missing.iter().flat_map(|run| [run.start, run.bytes(), run.offset()]).collect();

@@ -11,6 +11,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use torpor_image::tree::{MemoryId, OpenFile, PathState, SharedMemory, SharedMemoryKind, Tree};
 use torpor_linux::{hugepages, vm};
+use torpor_pages::source::PageSource;
 
 use super::{executable, segment};
 use crate::context::RestoreContext;
@@ -62,7 +63,7 @@ pub(crate) fn deleted<'a>(
 /// for writing where it is mapped.
 pub(crate) fn restore(
     memory: &SharedMemory,
-    image: &File,
+    pages: &dyn PageSource,
     around: RestoreContext<'_>,
     (executed, written): (bool, bool),
 ) -> Result<MadeMemory, RestoreFileError> {
@@ -95,7 +96,7 @@ pub(crate) fn restore(
             let file = File::from(attached.open().map_err(RestoreFileError::at("opening", &*name))?);
             segment.clear(&file, memory).map_err(RestoreFileError::at("emptying", &*name))?;
             let behind = |at, tail: &[u8]| attached.write(at, tail);
-            fill(&file, (memory.bytes, &memory.pages), image, (around.charge, around.piece), &name, behind)?;
+            fill(&file, (memory.bytes, &memory.pages), pages, (around.charge, around.piece), &name, behind)?;
             return Ok(MadeMemory { fd: file.into(), sealed: None, segment: Some(segment) });
         }
         SharedMemoryKind::Deleted { state, owner } => {
@@ -111,7 +112,7 @@ pub(crate) fn restore(
         }
     };
     let file = File::from(fd);
-    fill(&file, (memory.bytes, &memory.pages), image, (around.charge, around.piece), &name, |_, _| Ok(()))?;
+    fill(&file, (memory.bytes, &memory.pages), pages, (around.charge, around.piece), &name, |_, _| Ok(()))?;
     let mut fd = OwnedFd::from(file);
     let mut sealed = None;
     let is_file = matches!(memory.kind, SharedMemoryKind::Memfd { .. } | SharedMemoryKind::Deleted { .. });

@@ -22,6 +22,7 @@ use crate::contract::error::RestoreFileError;
 use crate::filesystem::contents::fill;
 use crate::filesystem::{Charge, Root, TMPFS_MAGIC, below, names, place};
 use crate::namespaces::tmpfs::{Moved, is_whiteout, text};
+use torpor_pages::source::PageSource;
 use torpor_proc::mounts;
 
 const NANOSECONDS: i64 = 1_000_000_000;
@@ -29,12 +30,12 @@ const PLACE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW);
 /// Its content is the place that it is open as, and nothing that its name leads to.
 const ITSELF: AtFlags = AtFlags::EMPTY_PATH.union(AtFlags::SYMLINK_NOFOLLOW);
 
-/// Fills these file systems where the tree lives, with contents from `image`; gives which files they are now. Their owners are the
+/// Fills these file systems where the tree lives, with contents from `pages`; gives which files they are now. Their owners are the
 /// machine's. `made` is told of each file.
 pub fn restore(
     found: &[Tmpfs],
     around: RestoreContext<'_>,
-    image: &File,
+    pages: &dyn PageSource,
     made: EachRestored<'_>,
 ) -> Result<Moved, RestoreFileError> {
     let mut moved = Moved::default();
@@ -50,7 +51,7 @@ pub fn restore(
         let shown = text(&tmpfs.path);
         let directory =
             open(tmpfs, around.root, &machine).map_err(RestoreFileError::at("opening memory file system", &*shown))?;
-        let making = Making { tmpfs, root: directory, image, manner: (around.charge, around.piece), made, shown };
+        let making = Making { tmpfs, root: directory, pages, manner: (around.charge, around.piece), made, shown };
         making.clear()?;
         making.fill(&mut moved)?;
     }
@@ -71,7 +72,7 @@ fn open(tmpfs: &Tmpfs, root: Root<'_>, machine: &HashSet<Dev>) -> io::Result<Own
 struct Making<'a> {
     tmpfs: &'a Tmpfs,
     root: OwnedFd,
-    image: &'a File,
+    pages: &'a dyn PageSource,
     /// Whose memory it is, and who is told of each piece.
     manner: (Option<&'a Charge<'a>>, Option<EachRestored<'a>>),
     made: EachRestored<'a>,
@@ -152,7 +153,7 @@ impl Making<'_> {
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let file = openat(directory, name, flags, Mode::RUSR | Mode::WUSR).map_err(|error| wrong()(error))?;
                 ftruncate(&file, *bytes).map_err(|error| wrong()(error))?;
-                fill(&File::from(file), (*bytes, pages), self.image, self.manner, &self.name(node), |_, _| Ok(()))?;
+                fill(&File::from(file), (*bytes, pages), self.pages, self.manner, &self.name(node), |_, _| Ok(()))?;
                 Ok(())
             }
             NodeContent::Link(target) => symlinkat(&target[..], directory, name),

@@ -238,7 +238,7 @@ impl<'t> Sharing<'t> {
                 Source::Memory(memory, origin) => mapped.private(staged.memory(memory), at(origin), steps),
             }
         }
-        memory::read(&fills.runs, staged.image(), builder, steps);
+        memory::read(&fills.runs, staged.pages(), builder, steps);
     }
 
     /// What process `n`, which is to become `life`, keeps.

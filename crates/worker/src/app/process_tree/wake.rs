@@ -14,8 +14,8 @@ use crate::app::deadlines::Operations;
 use crate::app::history::Entry;
 use crate::app::workload::{Report, Wake};
 
-/// A buffer for waking that is kept between wakes; a larger one is given back.
-const KEPT_BUFFER_BYTES: usize = 1 << 20;
+/// A buffer for waking that is kept between wakes; a larger one is given back. It holds a batch, aligned to pages.
+const KEPT_BUFFER_BYTES: usize = (1 << 20) + 4096;
 
 impl ProcessTree {
     /// Wakes it. From dozing that is done right here, and its outcome known.

@@ -4,7 +4,7 @@ use torpor_image::Content;
 use torpor_image::tree::{AddressSpace, Area, Backing};
 
 use super::guards;
-use torpor_pages::copy::{Copier, CopyError, Span};
+use torpor_pages::copy::{Copier, CopyError, Span, Zeros};
 
 /// `PROT_READ`, `PROT_WRITE`.
 const READ: u32 = 1;
@@ -17,7 +17,8 @@ pub(super) fn copy(copier: &mut Copier<'_>, pid: i32, space: &mut AddressSpace) 
         let mut guards = Vec::new();
         if is_private(&area) {
             let (readable, writable) = (area.protection & READ != 0, area.protection & WRITE != 0);
-            let copied = copier.area(&Span { range: area.start..area.end, readable, writable })?;
+            let range = area.start..area.end;
+            let copied = copier.area(&Span { range, readable, writable, zeros: Zeros::Named })?;
             area.pages.extend(copied.regions);
             if area.backing.is_zeros() {
                 area.pages.retain(|region| region.content != Content::Zero);

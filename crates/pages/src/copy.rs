@@ -47,6 +47,15 @@ pub enum CopyError {
     Stopped,
 }
 
+/// What pages of zeros are in an area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zeros {
+    /// Named, and nothing is stored: whoever brings them back knows what lies under them.
+    Named,
+    /// Stored as any other page: what lies under them is not zeros, and would come back in their place.
+    Stored,
+}
+
 /// An area whose private pages are to be copied.
 #[derive(Clone, Debug)]
 pub struct Span {
@@ -56,6 +65,8 @@ pub struct Span {
     pub readable: bool,
     /// The process itself may write it.
     pub writable: bool,
+    /// What becomes of pages of zeros with memory of their own.
+    pub zeros: Zeros,
 }
 
 /// What was found in an area, each by ascending address.
@@ -229,7 +240,7 @@ impl ProcessCopier<'_, '_> {
         Ok(())
     }
 
-    /// Copies at most [`BATCH_BYTES`], leaving out pages of zeros.
+    /// Copies at most [`BATCH_BYTES`].
     fn batch(&mut self, span: &Span, start: u64, entries: &[Entry], copied: &mut CopiedArea) -> Result<(), CopyError> {
         let Self { copier, memory, .. } = self;
         let room = copier.sink.room(entries.len() * PAGE as usize).map_err(CopyError::Write)?;
@@ -242,10 +253,10 @@ impl ProcessCopier<'_, '_> {
             from = to;
         }
         let found = |pages, content| copied.push(span, start, pages, content);
-        if entries.iter().all(|entry| entry.exclusive()) {
-            copier.sink.keep_all(entries.len(), found);
-        } else {
-            copier.keep_shared(entries, found);
+        match span.zeros {
+            Zeros::Stored => copier.sink.keep_whole(entries.len(), found),
+            Zeros::Named if entries.iter().all(|entry| entry.exclusive()) => copier.sink.keep_all(entries.len(), found),
+            Zeros::Named => copier.keep_shared(entries, found),
         }
         Ok(())
     }
@@ -299,7 +310,7 @@ mod tests {
         memory.part_mut(PAGE as usize..2 * PAGE as usize).fill(0);
         memory.part_mut(2 * PAGE as usize..3 * PAGE as usize).fill(3);
         let start = memory.part(0..1).as_ptr().addr() as u64;
-        (memory, Span { range: start..start + 3 * PAGE, readable: true, writable: true })
+        (memory, Span { range: start..start + 3 * PAGE, readable: true, writable: true, zeros: Zeros::Named })
     }
 
     #[test]
@@ -325,6 +336,18 @@ mod tests {
             image.read_exact_at(&mut bytes, PAGE).unwrap();
             assert_eq!((bytes[0], bytes[PAGE as usize]), (1, 3));
         }
+    }
+
+    #[test]
+    fn zeros_are_stored_where_they_would_not_come_back() {
+        let image = tempfile::tempfile().unwrap();
+        let (_memory, span) = memory();
+        let mut copier = Copier::new(PageSink::new(&image, PAGE), Selection::Exclusive, &|| true);
+        let span = Span { zeros: Zeros::Stored, ..span };
+        let copied = copier.process(std::process::id() as i32).unwrap().area(&span).unwrap();
+        assert_eq!(copier.finish().unwrap(), 4 * PAGE);
+        assert!(copied.regions.iter().all(|region| region.content != Content::Zero), "{:?}", copied.regions);
+        assert_eq!(copied.regions.iter().map(|region| region.pages).sum::<u32>(), 3);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::ops::Range;
 use torpor_image::Region;
 use torpor_proc::maps::{Area, Flags, Treatment};
 
-use super::copy::{CopiedArea, Copier, CopyError, Span};
+use super::copy::{CopiedArea, Copier, CopyError, Span, Zeros};
 
 /// A process's part of an image, as far as memory goes.
 #[derive(Debug, Default)]
@@ -42,7 +42,9 @@ pub fn copy(pid: i32, areas: Vec<Area>, flags: &Flags, copier: &mut Copier<'_>) 
             Treatment::Leave => {}
             Treatment::Discard => copied.drop.push(range),
             Treatment::Save => {
-                let span = Span { range, readable: area.access.read, writable: area.access.write };
+                // Dropped pages of a file come back with what is in the file.
+                let zeros = if is_anonymous(&area) { Zeros::Named } else { Zeros::Stored };
+                let span = Span { range, readable: area.access.read, writable: area.access.write, zeros };
                 copied.add(span.range.clone(), copier.area(&span)?);
             }
             Treatment::Refuse(reason) => {
@@ -52,6 +54,11 @@ pub fn copy(pid: i32, areas: Vec<Area>, flags: &Flags, copier: &mut Copier<'_>) 
         }
     }
     Ok(copied)
+}
+
+/// Its memory comes back as zeros when it is dropped.
+fn is_anonymous(area: &Area) -> bool {
+    area.name.is_empty() || area.name.starts_with('[')
 }
 
 impl Copied {

@@ -1,4 +1,12 @@
 //! Pages on their way between processes and images: which pages an image needs, how they get there, how they come back.
+//!
+//! ```text
+//! process ──scan──▶ copy ──▶ sink ──write_mode──▶ image ──▶ source ──fetch──▶ place ──▶ process
+//!                   ▲                                                         ▲
+//!                   droppable: dozing                                         refill: waking in place
+//! ```
+//! Checkpoints and apps that go warm copy by [`copy`] directly, restores place by [`place`]. Contents of files and shared memory use
+//! the same [`sink`], and come back by [`source::fetch`]. Nothing here opens an image by its name, or knows where it is kept.
 #![forbid(unsafe_code)]
 
 pub mod buffer;

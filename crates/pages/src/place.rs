@@ -78,8 +78,8 @@ impl<'a> Placer<'a> {
         Self { source, stored, placements, longest }
     }
 
-    /// Does it by `threads` threads at most, the calling one among them, which uses `buffer`. `each` is called after each batch; an error ends it. `wrong` makes
-    /// the caller's error of ours. Gives the bytes.
+    /// Does it by `threads` threads at most, the calling one among them, which uses `buffer`. `each` is called after each batch; an
+    /// error ends it. `wrong` makes the caller's error of ours. Gives the bytes of all regions.
     ///
     /// # Errors
     /// The first that occurs. Pages are missing then.

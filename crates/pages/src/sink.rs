@@ -137,6 +137,15 @@ impl<'a> PageSink<'a> {
         }
     }
 
+    /// Keeps the first `count` pages of the room, those of zeros too. Tells `found` of each run.
+    pub fn keep_whole(&mut self, count: usize, mut found: impl FnMut(Range<usize>, Content)) {
+        for first in (0..count).step_by(REGION_PAGES as usize) {
+            let pages = first..count.min(first + REGION_PAGES as usize);
+            let content = self.keep(pages.clone());
+            found(pages, content);
+        }
+    }
+
     /// Sees to it that what is kept so far will be written.
     fn hand_over(&mut self) -> io::Result<()> {
         let Some(buffer) = self.buffer.take() else { return Ok(()) };

@@ -107,8 +107,8 @@ pub enum FetchError {
     },
 }
 
-/// Reads `regions` into `buffer` and compares them with their checksums. They are sorted by offset and have no gaps between them; gives which bytes of the image
-/// the buffer holds.
+/// Reads `regions` into `buffer` and compares them with their checksums. They are sorted by offset and have no gaps between them.
+/// Gives which bytes of the image the buffer holds.
 ///
 /// # Errors
 /// See [`FetchError`]: nothing in the buffer may be used then.

@@ -2,8 +2,8 @@
 //!
 //! What was inherited and is not to stay goes first, then the kernel's own areas move to their places, then everything is
 //! mapped that is not there yet. An area whose stored pages the program itself may not write is mapped writable, filled and
-//! protected. Pages are read from the page source's descriptor straight into place, unless there are many ([`FILL`]). Pages of zeros are nothing in anonymous memory; over a
-//! file they are read from behind the end of the blob's data, which is a hole.
+//! protected. Pages are read from the page source's descriptor straight into place, unless there are many ([`FILL`]). Pages of
+//! zeros are nothing in anonymous memory; over a file they are read from behind the end of the blob's data, which is a hole.
 
 use torpor_image::Content;
 use torpor_image::tree::{Area, Backing, Executable, Layout, LiveProcess, MemoryPolicy, SharedMemoryKind, Tree};

@@ -8,8 +8,8 @@ use crate::error::Error;
 
 /// How long a program may take to check itself.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(120);
-/// Tries where the machine has given an id to somebody else meanwhile, or where a program is late.
-const TRIES: usize = 5;
+/// Tries where the machine has given an id to somebody else meanwhile, where a program is late, or where the disks are busy.
+const TRIES: usize = 10;
 
 /// How a program is captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,9 @@ pub fn captured(program: &Program, engine: &dyn Engine, mode: Mode) -> Result<Ve
     for _ in 0..TRIES {
         verdict = once(program, engine, mode)?;
         let taken = matches!(&verdict, Verdict::Failed { stage: "at restore", why } if says_taken(why));
-        if !taken && !matches!(&verdict, Verdict::Failed { why, .. } if says_late(why)) {
+        let late = matches!(&verdict, Verdict::Failed { why, .. } if says_late(why));
+        let busy = matches!(&verdict, Verdict::Refused(why) if says_busy(why));
+        if !taken && !late && !busy {
             break;
         }
     }
@@ -90,6 +92,11 @@ fn says_taken(why: &str) -> bool {
 /// A program's call has ended later than it should: because of the engine, or of what else the machine had to do.
 pub fn says_late(why: &str) -> bool {
     why.contains("late: ")
+}
+
+/// The engine waits until no disk of the machine has anything to do, which a busy one may not reach in time: it asks to try again.
+fn says_busy(why: &str) -> bool {
+    why.contains("disk I/O under way")
 }
 
 fn once(program: &Program, engine: &dyn Engine, mode: Mode) -> Result<Verdict, Error> {

@@ -1,7 +1,7 @@
-//! What a hub asks of a worker: the one seam between the control plane and the machine.
+//! What a worker does for a hub: the one seam between the control plane and the machine.
 //!
-//! In one process the hub calls a worker directly through [`WorkerPort`]; between machines the same calls will travel
-//! over a stream. The hub owns names and what is wanted ([`AppRecord`], in its database); the worker owns what is.
+//! A worker implements [`WorkerPort`]; a hub reaches it through [`crate::port`], in which every call is data that can travel. The hub
+//! owns names and desired states ([`AppRecord`], in its database); the worker owns the actual state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,87 +17,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::archive;
 use crate::error::ApiError;
-use crate::spec::{AppSpec, Source};
+pub use crate::record::{AppRecord, Desired, Epoch, ImageDefaults, LeftAlone, Resolved, is_app_id};
+use crate::spec::Source;
 use crate::units::Span;
 use crate::view::{AppImage, AppStatus, Check, Event, Explanation, Level, PutAway, Stats, StoredImage};
 
 /// A boxed stream.
 pub type BoxStream<T> = Pin<Box<dyn Stream<Item = T> + Send>>;
-
-/// Digits of an app's id: 64 random bits.
-pub const APP_ID_DIGITS: usize = 16;
-
-/// Whether this may be the id of an app: 16 lower-case hexadecimal digits. Ids name directories and cgroups.
-#[must_use]
-pub fn is_app_id(id: &str) -> bool {
-    id.len() == APP_ID_DIGITS && id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-/// An app as the hub keeps it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AppRecord {
-    /// Unique id, never used again: 16 lower-case hexadecimal digits.
-    pub id: String,
-    /// Small number, unique among living apps of a worker: addresses and id ranges derive from it (1 to 65,000).
-    pub index: u32,
-    /// What was asked for.
-    pub spec: AppSpec,
-    /// Its files.
-    pub resolved: Resolved,
-    /// When it was made.
-    pub created: Timestamp,
-    /// Whether it should run (asleep counts as running) or rest.
-    pub desired: Desired,
-    /// Kept awake by hand.
-    pub pinned: bool,
-}
-
-/// An app of which the hub cannot read the row, or has none. Nothing is done with it: its processes, files, images and layers stay as
-/// they are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LeftAlone {
-    /// Its id; of a damaged row, whatever it says.
-    pub id: String,
-    /// Its name, as far as it can be read; for messages only.
-    pub name: String,
-    /// `sha256:…` of its layers. `None`: they cannot be read, so that any layer may be one of its.
-    pub layers: Option<Vec<String>>,
-}
-
-/// What is wanted of an app.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Desired {
-    /// Running or asleep.
-    Up,
-    /// Stopped.
-    Down,
-}
-
-/// A source turned into layers on the worker's disk.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Resolved {
-    /// `sha256:…` of each unpacked layer, lowest first.
-    pub layers: Vec<String>,
-    /// What the image says of itself.
-    pub defaults: ImageDefaults,
-}
-
-/// What an image says of its program; empty where it came as a tarball.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ImageDefaults {
-    /// Entry point and arguments, already joined.
-    pub command: Vec<String>,
-    /// `NAME=value`, in order.
-    pub env: Vec<String>,
-    /// User, as in the image's configuration.
-    pub user: Option<String>,
-    /// Working directory.
-    pub workdir: Option<String>,
-    /// Signal that asks it to stop, as `SIGTERM`.
-    pub stop_signal: Option<String>,
-}
 
 /// Progress of long work, for a terminal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -150,7 +76,7 @@ pub struct ExecSession {
 }
 
 /// How an app is imported.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Import {
     /// Addresses that it had where it comes from.
     pub addresses: Vec<IpAddr>,

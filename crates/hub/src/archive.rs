@@ -13,6 +13,7 @@ use futures_util::StreamExt;
 use jiff::Timestamp;
 use serde_json::Value;
 use torpor_api::archive::{Manifest, Reader, beyond_default};
+use torpor_api::port::StagedArchive;
 use torpor_api::spec::{AppSpec, Port};
 use torpor_api::view::Imported;
 use torpor_api::wire::ImportQuery;
@@ -32,9 +33,9 @@ impl Hub {
         sleep: bool,
     ) -> Result<BoxStream<std::io::Result<bytes::Bytes>>, ApiError> {
         let place = self.exports.take()?;
-        let record = self.adopted_row(app).await?.record;
-        let archive = self.worker.export(&record.id, sleep).await?;
-        self.events.note(&record.spec.name, events::EXPORTED, "exported".to_owned(), BTreeMap::new()).await;
+        let row = self.adopted_row(app).await?;
+        let archive = self.workers.of(&row)?.export(&row.record.id, sleep).await?;
+        self.events.note(&row.record.spec.name, events::EXPORTED, "exported".to_owned(), BTreeMap::new()).await;
         Ok(Box::pin(archive.inspect(move |_| {
             let _held = &place;
         })))
@@ -63,7 +64,8 @@ impl Hub {
         let importing = self.imports.begin(&spec.name, &id, upload.clone());
         // Values are dropped in reverse order: an early return releases the name before it reports the import as over.
         let reservation = reservation;
-        let received = self.worker.import_layers(archive, &manifest).await;
+        let (_, worker) = self.workers.for_new_apps();
+        let received = worker.import_layers(archive, &manifest).await;
         let (archive, resolved) = received.map_err(|error| about(&spec, because(error)))?;
         let import = Import { addresses: manifest.addresses, trust: query.trust };
         let change = self.locks.lock(&id).await;
@@ -82,24 +84,25 @@ impl Hub {
         id: &str,
         spec: &AppSpec,
         resolved: &Resolved,
-        (archive, upload): (Reader, &Upload),
+        (archive, upload): (StagedArchive, &Upload),
         import: Import,
     ) -> Result<Imported, ApiError> {
-        let reserved = &self.worker.reserved_indexes().await?;
-        let new = NewApp { spec, resolved, created: Timestamp::now(), reserved };
-        let record = self.store.insert_app(id, new).await.map_err(|error| taken(spec, refused(spec, error)))?;
+        let (name, worker) = self.workers.for_new_apps();
+        let reserved = &worker.reserved_indexes().await?;
+        let new = NewApp { spec, resolved, created: Timestamp::now(), reserved, worker: name };
+        let row = self.store.insert_app(id, new).await.map_err(|error| taken(spec, refused(spec, error)))?;
         let imported = async {
-            self.adopt(record.clone()).await?;
-            let lowered = self.worker.import_app(id, archive, import).await?;
+            self.adopt(&row, row.record.desired).await?;
+            let lowered = worker.import_app(id, archive, import).await?;
             if let Some(why) = upload.why() {
                 return Err(why);
             }
             self.store.set_made(id).await?;
-            Ok(Imported { status: self.worker.status(id).await?, lowered })
+            Ok(Imported { status: worker.status(id).await?, lowered })
         };
         match imported.await {
             Ok(imported) => Ok(imported),
-            Err(error) => Err(self.undo(id, spec, about(spec, upload.why().unwrap_or(error))).await),
+            Err(error) => Err(self.undo(&row, about(spec, upload.why().unwrap_or(error))).await),
         }
     }
 }

@@ -23,7 +23,7 @@ use torpor_api::{ApiError, ErrorKind, document, events};
 use crate::error::StoreError;
 use crate::hub::Hub;
 use crate::reserve::Reservation;
-use crate::store::{InsertError, NewApp};
+use crate::store::{InsertError, NewApp, Row};
 
 /// An app that has been checked and whose name and ports are held.
 #[derive(Debug)]
@@ -60,8 +60,9 @@ impl Hub {
         progress: mpsc::Sender<Progress>,
     ) -> Result<AppStatus, ApiError> {
         let Prepared { spec, reservation } = prepared;
+        let (_, worker) = self.workers.for_new_apps();
         let resolved = tokio::select! {
-            resolved = self.worker.resolve(&spec.source, progress.clone()) => resolved.map_err(|error| about(&spec, error))?,
+            resolved = worker.resolve(&spec.source, progress.clone()) => resolved.map_err(|error| about(&spec, error))?,
             () = progress.closed() => {
                 let message = format!("app `{}` was not made: the request was given up", spec.name);
                 return Err(ApiError::new(ErrorKind::Conflict, message));
@@ -76,25 +77,26 @@ impl Hub {
     }
 
     async fn insert_and_start(&self, id: &str, spec: &AppSpec, resolved: &Resolved) -> Result<AppStatus, ApiError> {
-        let reserved = &self.worker.reserved_indexes().await.map_err(|error| about(spec, error))?;
-        let new = NewApp { spec, resolved, created: Timestamp::now(), reserved };
-        let record = self.store.insert_app(id, new).await.map_err(|error| refused(spec, error))?;
-        if let Err(error) = self.adopt(record).await {
-            return Err(self.undo(id, spec, about(spec, error)).await);
+        let (name, worker) = self.workers.for_new_apps();
+        let reserved = &worker.reserved_indexes().await.map_err(|error| about(spec, error))?;
+        let new = NewApp { spec, resolved, created: Timestamp::now(), reserved, worker: name };
+        let row = self.store.insert_app(id, new).await.map_err(|error| refused(spec, error))?;
+        if let Err(error) = self.adopt(&row, row.record.desired).await {
+            return Err(self.undo(&row, about(spec, error)).await);
         }
         // Before the first event of the worker's.
         let message = format!("made from {} layers", resolved.layers.len());
         let fields = BTreeMap::from([("id".to_owned(), Value::from(id))]);
         self.events.note(&spec.name, events::CREATED, message, fields).await;
         let started = async {
-            self.worker.start(id).await?;
+            worker.start(id).await?;
             self.store.set_made(id).await?;
-            self.worker.status(id).await
+            worker.status(id).await
         };
         match started.await {
             Ok(status) => Ok(status),
             Err(error) => {
-                let error = self.undo(id, spec, about(spec, error)).await;
+                let error = self.undo(&row, about(spec, error)).await;
                 if let Ok(None) = self.store.find_app(id).await {
                     let message = format!("removed: {}", error.message);
                     self.events.note(&spec.name, events::REMOVED, message, BTreeMap::new()).await;
@@ -105,10 +107,11 @@ impl Hub {
     }
 
     /// Takes a failed app away; gives back the error to report.
-    pub(crate) async fn undo(&self, id: &str, spec: &AppSpec, mut error: ApiError) -> ApiError {
-        if let Err(problem) = self.discard(id).await {
+    pub(crate) async fn undo(&self, row: &Row, mut error: ApiError) -> ApiError {
+        if let Err(problem) = self.discard(row).await {
             error.message.push_str(&format!("; and what was made of it could not be removed: {}", problem.message));
-            error.hint = Some(format!("when the cause is gone, remove the rest with: torpor rm -f {}", spec.name));
+            error.hint =
+                Some(format!("when the cause is gone, remove the rest with: torpor rm -f {}", row.record.spec.name));
         }
         error
     }

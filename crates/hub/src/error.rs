@@ -59,6 +59,14 @@ pub enum HubError {
     /// Which apps are on the machine cannot be found out.
     #[error("cannot find the apps of this machine: {}", .0.message)]
     Apps(ApiError),
+    /// The worker does not take what the hub tells it at its start.
+    #[error("cannot begin with the worker `{worker}`: {}", problem.message)]
+    Worker {
+        /// Its name.
+        worker: String,
+        /// Why.
+        problem: ApiError,
+    },
     /// The address cannot be listened on.
     #[error("cannot listen on {address}")]
     Listen {

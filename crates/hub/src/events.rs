@@ -1,17 +1,18 @@
 //! What happened: recorded in order, kept in the database, handed to those who follow.
 //!
 //! ```text
-//!   worker's stream ─┐
+//!   workers' streams ┐
 //!                    ├─▶ Recorder (one task) ──▶ events table ──▶ broadcast ──▶ followers
 //!   hub's own ───────┘        numbers them          kept            lossy        re-read what they missed
 //! ```
 //! An event is broadcast only after it is stored, so a follower that falls behind, or comes back with `since`, misses none
 //! of those still kept. Where events cannot be stored, as on a full disk, up to [`UNSTORED`] of them wait and are tried again.
 //! A crash loses at most the events that were not stored yet. A reader first waits until what had happened when it asked is
-//! stored: who removes an app and then reads the events finds the removal.
+//! stored: who removes an app and then reads the events finds the removal. That relies on a rule of [`torpor_api::port`]: what a worker
+//! emitted before it answered is ready on its stream when the answer arrives.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_core::Stream;
@@ -28,7 +29,6 @@ use torpor_api::worker::BoxStream;
 use tracing::{error, warn};
 
 use crate::error::StoreError;
-use crate::hub::Hub;
 use crate::store::Store;
 
 /// Events of the hub's own that may wait for the recorder.
@@ -180,11 +180,13 @@ impl Reader {
 }
 
 impl Recorder {
-    /// Stores events until it is told to end, then those that are already there.
-    pub(crate) async fn run(self, worker: BoxStream<Event>, hub: Weak<Hub>) {
+    /// Stores the events of the workers and of the hub until it is told to end, then those that are already there. Calls `ended` with
+    /// the app of each event that says that its program has ended.
+    pub(crate) async fn run(self, workers: Vec<BoxStream<Event>>, ended: impl Fn(String)) {
         let Self { store, own, stored, mut flush, mut enough, recording } = self;
         // The hub's own channel never ends before the hub; a worker's stream that ends must not end it.
-        let merged = stream::select(worker, ReceiverStream::new(own));
+        let own: BoxStream<Event> = Box::pin(ReceiverStream::new(own));
+        let merged = workers.into_iter().fold(own, |all, worker| Box::pin(stream::select(worker, all)));
         let mut batches = std::pin::pin!(merged.ready_chunks(BATCH));
         let mut unstored: Vec<Event> = Vec::new();
         let mut readers: Vec<oneshot::Sender<()>> = Vec::new();
@@ -232,11 +234,8 @@ impl Recorder {
                 continue;
             }
             for event in unstored.drain(..) {
-                if [kinds::EXITED, kinds::LOST].contains(&event.kind.as_str())
-                    && let Some(hub) = hub.upgrade()
-                {
-                    let app = event.app.clone();
-                    tokio::spawn(async move { hub.settle(&app).await });
+                if [kinds::EXITED, kinds::LOST].contains(&event.kind.as_str()) {
+                    ended(event.app.clone());
                 }
                 // An error means that nobody follows.
                 let _ = stored.send(Arc::new(event));

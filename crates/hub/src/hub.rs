@@ -1,26 +1,28 @@
 //! The hub itself: opening, taking over apps at the start, closing.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
+use torpor_api::port::WorkerClient;
 use torpor_api::spec::Idle;
 use torpor_api::view::{Check, CheckOutcome};
-use torpor_api::worker::{AppRecord, Desired, WorkerPort};
+use torpor_api::worker::{AppRecord, Desired};
 use torpor_api::{ApiError, ErrorKind};
 use tracing::{error, info, warn};
 
-use crate::adopting::{Adopting, ONE};
+use crate::adoption::{AdoptionQueue, ONE};
 use crate::error::HubError;
 use crate::events::EventLog;
 use crate::instance::InstanceLock;
-use crate::left_alone::{self, Orphans};
 use crate::locks::AppLocks;
+use crate::orphans::{Orphans, left_alone};
 use crate::reserve::Reservations;
 use crate::store::{AllApps, Phase, Row, Store};
 use crate::transfers::{Imports, Places};
+use crate::workers::Workers;
 
 /// Name of the database in the data directory.
 const DATABASE: &str = "torpor.db";
@@ -64,11 +66,11 @@ pub(crate) enum Rest {
     Complete,
 }
 
-/// The control plane over one worker.
+/// The control plane.
 pub struct Hub {
     pub(crate) options: HubOptions,
     pub(crate) store: Store,
-    pub(crate) worker: Arc<dyn WorkerPort>,
+    pub(crate) workers: Workers,
     pub(crate) reserved: Reservations,
     pub(crate) locks: AppLocks,
     pub(crate) events: EventLog,
@@ -76,8 +78,8 @@ pub struct Hub {
     /// Places for archives that are being imported.
     pub(crate) uploads: Places,
     pub(crate) imports: Imports,
-    /// Apps that the worker has still to adopt.
-    pub(crate) adopting: Adopting,
+    /// Apps that their workers have still to adopt.
+    pub(crate) adopting: AdoptionQueue,
     pub(crate) orphans: Orphans,
     /// Why the worker does not know an app, for those that it refused to take over.
     pub(crate) troubles: Mutex<HashMap<String, ApiError>>,
@@ -98,7 +100,7 @@ impl Hub {
     pub async fn open(
         options: HubOptions,
         lock: Arc<InstanceLock>,
-        worker: Arc<dyn WorkerPort>,
+        worker: WorkerClient,
     ) -> Result<Arc<Self>, HubError> {
         Self::open_as(options, lock, worker, Opening::AsWanted).await
     }
@@ -108,7 +110,7 @@ impl Hub {
     pub async fn open_to_rest(
         options: HubOptions,
         lock: Arc<InstanceLock>,
-        worker: Arc<dyn WorkerPort>,
+        worker: WorkerClient,
     ) -> Result<Arc<Self>, HubError> {
         let hub = Self::open_as(options, lock, worker, Opening::ToRest).await?;
         hub.adopted(|_| ()).await;
@@ -118,30 +120,42 @@ impl Hub {
     async fn open_as(
         options: HubOptions,
         lock: Arc<InstanceLock>,
-        worker: Arc<dyn WorkerPort>,
+        worker: WorkerClient,
         opening: Opening,
     ) -> Result<Arc<Self>, HubError> {
         let store = Store::open(&options.data_dir.join(DATABASE)).await?;
         let apps = store.read_apps().await?;
-        let orphans = Orphans::among(worker.found().await.map_err(HubError::Apps)?, &apps);
+        let workers = Workers::local(worker);
+        let mut found = BTreeSet::new();
+        for (_, worker) in workers.all() {
+            found.extend(worker.found().await.map_err(HubError::Apps)?);
+        }
+        let orphans = Orphans::among(found, &apps);
         let AllApps { rows, unreadable } = apps;
-        let left_alone = left_alone::all(&orphans, &unreadable);
-        // Before anything can be collected, and before anybody asks for a name: layers and names of an app that is not adopted
-        // yet are in use, too.
-        worker.expect(rows.iter().map(|row| row.record.clone()).collect(), left_alone).await;
+        let left_alone = left_alone(&orphans, &unreadable);
+        let mut worker_events = Vec::new();
+        for (name, worker) in workers.all() {
+            let failed = |problem| HubError::Worker { worker: name.to_owned(), problem };
+            let own = rows.iter().filter(|row| row.worker == name);
+            // Before anything can be collected, and before anybody asks for a name: layers and names of an app that is not adopted
+            // yet are in use, too.
+            worker.expect(own.map(|row| row.record.clone()).collect(), left_alone.clone()).await.map_err(failed)?;
+            // Subscribed before the first app is taken over, so that nothing of it is missed.
+            worker_events.push(worker.events().await.map_err(failed)?);
+        }
         let (closing, _) = watch::channel(false);
         let (events, recorder) = EventLog::new(store.clone());
         let hub = Arc::new(Self {
             options,
             store,
-            worker,
+            workers,
             reserved: Reservations::default(),
             locks: AppLocks::default(),
             events,
             exports: Places::new("exported"),
             uploads: Places::new("imported"),
             imports: Imports::default(),
-            adopting: Adopting::of(rows),
+            adopting: AdoptionQueue::of(rows),
             orphans,
             troubles: Mutex::default(),
             tearing_down: tokio::sync::Mutex::default(),
@@ -149,9 +163,13 @@ impl Hub {
             closing,
             _lock: lock,
         });
-        // Subscribed before the first app is taken over, so that nothing of it is missed.
-        let worker_events = hub.worker.events();
-        tokio::spawn(recorder.run(worker_events, Arc::downgrade(&hub)));
+        let settling = Arc::downgrade(&hub);
+        let ended = move |app: String| {
+            if let Some(hub) = settling.upgrade() {
+                tokio::spawn(async move { hub.settle(&app).await });
+            }
+        };
+        tokio::spawn(recorder.run(worker_events, ended));
         for _ in 0..AT_ONCE {
             tokio::spawn(Arc::clone(&hub).adopt_next());
         }
@@ -198,28 +216,29 @@ impl Hub {
     async fn take_over(&self, row: Row) {
         let name = row.record.spec.name.clone();
         if row.phase == Phase::Ready {
-            match self.adopt(row.record).await {
+            match self.adopt(&row, row.record.desired).await {
                 Ok(()) => info!(app = name, "taken over"),
                 Err(problem) => error!(app = name, error = %problem, "cannot take over the app"),
             }
             return;
         }
-        let record = AppRecord { desired: Desired::Down, ..row.record };
-        let id = record.id.clone();
-        if let Err(problem) = self.adopt(record).await {
+        if let Err(problem) = self.adopt(&row, Desired::Down).await {
             // Removing may still work: it is what decides.
             warn!(app = name, error = %problem, "cannot take over an unfinished app");
         }
-        match self.discard(&id).await {
+        match self.discard(&row).await {
             Ok(()) => info!(app = name, "an unfinished app was taken away"),
             Err(problem) => error!(app = name, error = %problem, "cannot take away an unfinished app"),
         }
     }
 
-    /// Makes an app known to the worker, and remembers why not.
-    pub(crate) async fn adopt(&self, record: AppRecord) -> Result<(), ApiError> {
-        let id = record.id.clone();
-        let result = self.worker.adopt(record).await;
+    /// Makes an app known to its worker, in this desired state, and remembers why not.
+    pub(crate) async fn adopt(&self, row: &Row, desired: Desired) -> Result<(), ApiError> {
+        let id = row.record.id.clone();
+        let result = match self.workers.of(row) {
+            Ok(worker) => worker.adopt(AppRecord { desired, ..row.record.clone() }).await,
+            Err(error) => Err(error),
+        };
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         match &result {
             Ok(()) => drop(troubles.remove(&id)),
@@ -228,15 +247,16 @@ impl Hub {
         result
     }
 
-    /// Ends an app at once and removes it from the worker and the store, also one that the worker could not adopt.
-    pub(crate) async fn discard(&self, id: &str) -> Result<(), ApiError> {
-        let ended = match self.worker.stop(id, Duration::ZERO).await {
-            Ok(()) => self.worker.remove(id).await,
+    /// Ends an app at once and removes it from its worker and the store, also one that the worker could not adopt.
+    pub(crate) async fn discard(&self, row: &Row) -> Result<(), ApiError> {
+        let (id, worker) = (row.record.id.as_str(), self.workers.of(row)?);
+        let ended = match worker.stop(id, Duration::ZERO).await {
+            Ok(()) => worker.remove(id).await,
             Err(error) => Err(error),
         };
         match ended {
             // It may have files, images and processes all the same.
-            Err(error) if error.kind == ErrorKind::NotFound => self.worker.remove_unknown(id).await?,
+            Err(error) if error.kind == ErrorKind::NotFound => worker.remove_unknown(id).await?,
             ended => ended?,
         }
         self.store.delete_app(id).await?;
@@ -246,7 +266,8 @@ impl Hub {
 
     /// What the machine offers and lacks, and what the daemon is still at.
     pub(crate) async fn doctor(&self) -> Result<Vec<Check>, ApiError> {
-        let checks = tokio::time::timeout(DOCTOR, self.worker.doctor()).await;
+        let (_, worker) = self.workers.for_new_apps();
+        let checks = tokio::time::timeout(DOCTOR, worker.doctor()).await;
         let mut checks = checks.unwrap_or_else(|_| {
             let message = format!("the checks of the machine take longer than {} s", DOCTOR.as_secs());
             Err(ApiError::new(ErrorKind::Timeout, message))

@@ -15,7 +15,8 @@ use crate::hub::Hub;
 impl Hub {
     /// Stored images, with the names of the apps whose description names them.
     pub(crate) async fn images(&self) -> Result<Vec<StoredImage>, ApiError> {
-        let mut images = self.worker.images().await?;
+        let (_, worker) = self.workers.for_new_apps();
+        let mut images = worker.images().await?;
         let users = self.image_users().await?;
         for image in &mut images {
             let mut names: BTreeSet<String> = image.used_by.drain(..).collect();
@@ -51,8 +52,9 @@ impl Hub {
         progress: mpsc::Sender<Progress>,
     ) -> Result<String, ApiError> {
         let ImageRequest { name, source } = request;
+        let (_, worker) = self.workers.for_new_apps();
         tokio::select! {
-            stored = self.worker.store_image(&name, &source, progress.clone()) => stored?,
+            stored = worker.store_image(&name, &source, progress.clone()) => stored?,
             () = progress.closed() => {
                 let message = format!("image `{name}` was not stored: the request was given up");
                 return Err(ApiError::new(ErrorKind::Conflict, message));
@@ -71,7 +73,8 @@ impl Hub {
                 ApiError::new(ErrorKind::Conflict, message).with_hint("remove those apps first: torpor rm NAME")
             );
         }
-        self.worker.remove_image(name).await?;
+        let (_, worker) = self.workers.for_new_apps();
+        worker.remove_image(name).await?;
         self.events.note(name, events::IMAGE_REMOVED, "removed".to_owned(), BTreeMap::new()).await;
         Ok(())
     }

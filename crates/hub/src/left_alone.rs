@@ -4,66 +4,17 @@
 //! They are shown as `unreadable`. Nothing changes of them until somebody removes one by force, or repairs the database and
 //! restarts the daemon.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use torpor_api::error::chain;
 use torpor_api::view::{AppStatus, Check, CheckOutcome, State};
-use torpor_api::worker::{LeftAlone, is_app_id};
+use torpor_api::worker::is_app_id;
 use torpor_api::{ApiError, ErrorKind, events};
-use tracing::error;
 
 use crate::hub::Hub;
-use crate::store::{AllApps, Unreadable};
-
-/// Why an orphan is left alone.
-const NO_ROW: &str = "torpor.db has no row of it, but its files or processes are on the machine";
-
-/// Ids of apps without a row.
-#[derive(Debug, Default)]
-pub(crate) struct Orphans(Mutex<BTreeSet<String>>);
-
-impl Orphans {
-    /// Those of the apps that were found on the machine which have no row.
-    pub(crate) fn among(found: BTreeSet<String>, apps: &AllApps) -> Self {
-        let rows = apps.rows.iter().map(|row| row.record.id.as_str());
-        let known: BTreeSet<&str> = rows.chain(apps.unreadable.iter().map(|app| app.id.as_str())).collect();
-        Self(Mutex::new(found.into_iter().filter(|id| !known.contains(id.as_str())).collect()))
-    }
-
-    fn ids(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The refusal of a command for one of them.
-    pub(crate) fn refusal(&self, app: &str) -> Option<ApiError> {
-        let told = |id: &String| {
-            ApiError::new(ErrorKind::Conflict, format!("app `{id}`: {NO_ROW}")).with_hint(format!(
-                "it is left as it is: put torpor.db back from a backup and restart the daemon, or remove it with torpor rm -f {id}"
-            ))
-        };
-        self.ids().get(app).map(told)
-    }
-}
-
-/// All that are left alone, as the worker is told of them; each is logged.
-pub(crate) fn all(orphans: &Orphans, unreadable: &[Unreadable]) -> Vec<LeftAlone> {
-    for app in unreadable {
-        let error = chain(&app.why);
-        error!(app = app.name, id = app.id, error, "its row cannot be read; the app is left alone");
-    }
-    let unreadable = unreadable.iter().map(|app| LeftAlone {
-        id: app.id.clone(),
-        name: app.name.clone(),
-        layers: app.resolved.as_ref().map(|resolved| resolved.layers.clone()),
-    });
-    let orphans = orphans.ids();
-    for id in &*orphans {
-        error!(id, "torpor.db has no row of this app; the app is left alone");
-    }
-    unreadable.chain(orphans.iter().map(|id| LeftAlone { id: id.clone(), name: id.clone(), layers: None })).collect()
-}
+use crate::orphans::NO_ROW;
+use crate::store::Unreadable;
 
 fn status(id: String, name: String, why: String) -> AppStatus {
     AppStatus {
@@ -148,7 +99,10 @@ impl Hub {
         let _guard = self.locks.lock(&id).await;
         // What a damaged id has named is an orphan.
         if is_app_id(&id) {
-            self.worker.remove_unknown(&id).await?;
+            // Each worker may have something of it.
+            for (_, worker) in self.workers.all() {
+                worker.remove_unknown(&id).await?;
+            }
         }
         if let Some(found) = &found {
             self.store.delete_unreadable(found).await?;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   client ──HTTP──▶ http (routes, streams, exec) ──▶ Hub ──▶ Store (SQLite: apps, events)
-//!                                                      └────▶ WorkerPort (processes, images, network)
+//!                                                      └────▶ Workers ──port──▶ worker (processes, images, network)
 //! ```
 //!
 //! The hub owns names and wishes; the worker owns what is. The hub keeps no copy of its rows in memory, so the database is
@@ -15,12 +15,13 @@
 //! Lock order: an app's lock ([`locks`]), then the database's connection for statements. No lock is held while waiting for a client.
 #![forbid(unsafe_code)]
 
-mod adopting;
+mod adoption;
 mod archive;
 mod create;
 mod directories;
 mod error;
 mod events;
+mod hang_up;
 mod http;
 mod hub;
 mod images;
@@ -28,12 +29,14 @@ mod instance;
 mod left_alone;
 mod locks;
 mod operate;
+mod orphans;
 mod query;
 mod reserve;
 mod serve;
 mod store;
 mod transfers;
 mod visitors;
+mod workers;
 
 pub use error::{HubError, StoreError};
 pub use http::exec::{SessionEnd, run_session};

@@ -58,7 +58,7 @@ impl Hub {
     pub(crate) async fn start(&self, app: &str) -> Result<AppStatus, ApiError> {
         let (row, _guard) = self.locked(app).await?;
         self.start_locked(&row).await?;
-        self.worker.status(&row.record.id).await
+        self.workers.of(&row)?.status(&row.record.id).await
     }
 
     async fn start_locked(&self, row: &Row) -> Result<(), ApiError> {
@@ -68,13 +68,14 @@ impl Hub {
             return Err(ApiError::new(ErrorKind::Conflict, message)
                 .with_hint(format!("remove the rest with: torpor rm -f {}", record.spec.name)));
         }
+        let worker = self.workers.of(row)?;
         self.store.set_desired(&record.id, Desired::Up).await?;
-        let mut result = self.worker.start(&record.id).await;
+        let mut result = worker.start(&record.id).await;
         if result.as_ref().is_err_and(|error| error.kind == ErrorKind::NotFound) {
             // It could not be taken over when the hub started; perhaps the cause is gone.
             // Wanted up: what it had in memory is not to be given up.
-            result = match self.adopt(AppRecord { desired: Desired::Up, ..record.clone() }).await {
-                Ok(()) => self.worker.start(&record.id).await,
+            result = match self.adopt(row, Desired::Up).await {
+                Ok(()) => worker.start(&record.id).await,
                 Err(error) => Err(error),
             };
         }
@@ -87,13 +88,14 @@ impl Hub {
     /// Stops an app; kills it after `grace`.
     pub(crate) async fn stop(&self, app: &str, grace: Duration) -> Result<AppStatus, ApiError> {
         let (row, _guard) = self.locked(app).await?;
-        self.stop_locked(&row.record, grace).await?;
-        self.worker.status(&row.record.id).await
+        self.stop_locked(&row, grace).await?;
+        self.workers.of(&row)?.status(&row.record.id).await
     }
 
-    async fn stop_locked(&self, record: &AppRecord, grace: Duration) -> Result<(), ApiError> {
+    async fn stop_locked(&self, row: &Row, grace: Duration) -> Result<(), ApiError> {
+        let (record, worker) = (&row.record, self.workers.of(row)?);
         self.store.set_desired(&record.id, Desired::Down).await?;
-        let result = self.worker.stop(&record.id, grace).await;
+        let result = worker.stop(&record.id, grace).await;
         if result.is_err() && record.desired == Desired::Up {
             self.store.set_desired(&record.id, Desired::Up).await?;
         }
@@ -103,46 +105,49 @@ impl Hub {
     /// Stops an app if it runs, and starts it.
     pub(crate) async fn restart(&self, app: &str, grace: Duration) -> Result<AppStatus, ApiError> {
         let (row, _guard) = self.locked(app).await?;
-        if self.worker.status(&row.record.id).await?.state != State::Stopped {
-            self.stop_locked(&row.record, grace).await?;
+        let worker = self.workers.of(&row)?;
+        if worker.status(&row.record.id).await?.state != State::Stopped {
+            self.stop_locked(&row, grace).await?;
         }
         self.start_locked(&row).await?;
-        self.worker.status(&row.record.id).await
+        worker.status(&row.record.id).await
     }
 
     /// Puts an app to sleep.
     pub(crate) async fn sleep(&self, app: &str, level: Level) -> Result<AppStatus, ApiError> {
-        let id = self.adopted_row(app).await?.record.id;
-        self.worker.sleep(&id, level).await?;
-        self.worker.status(&id).await
+        let row = self.adopted_row(app).await?;
+        let (id, worker) = (&row.record.id, self.workers.of(&row)?);
+        worker.sleep(id, level).await?;
+        worker.status(id).await
     }
 
     /// Wakes an app.
     pub(crate) async fn wake(&self, app: &str) -> Result<AppStatus, ApiError> {
-        let id = self.adopted_row(app).await?.record.id;
-        self.worker.wake(&id).await?;
-        self.worker.status(&id).await
+        let row = self.adopted_row(app).await?;
+        let (id, worker) = (&row.record.id, self.workers.of(&row)?);
+        worker.wake(id).await?;
+        worker.status(id).await
     }
 
     /// Removes those of an app's images that nothing uses.
     pub(crate) async fn remove_app_images(&self, app: &str) -> Result<Vec<AppImage>, ApiError> {
         let (row, _guard) = self.locked(app).await?;
-        self.worker.remove_app_images(&row.record.id).await
+        self.workers.of(&row)?.remove_app_images(&row.record.id).await
     }
 
     /// Keeps an app awake, or no longer.
     pub(crate) async fn pin(&self, app: &str, pinned: bool) -> Result<AppStatus, ApiError> {
         let (row, _guard) = self.locked(app).await?;
-        let record = row.record;
+        let (record, worker) = (&row.record, self.workers.of(&row)?);
         self.store.set_pinned(&record.id, pinned).await?;
-        if let Err(error) = self.worker.pin(&record.id, pinned).await {
+        if let Err(error) = worker.pin(&record.id, pinned).await {
             self.store.set_pinned(&record.id, record.pinned).await?;
             return Err(error);
         }
         let (kind, message) =
             if pinned { (events::PINNED, "kept awake") } else { (events::UNPINNED, "may sleep again") };
         self.events.note(&record.spec.name, kind, message.to_owned(), BTreeMap::new()).await;
-        self.worker.status(&record.id).await
+        worker.status(&record.id).await
     }
 
     /// Removes an app; one that runs or is left alone only with `force`. Ends the import of one that is being imported.
@@ -161,9 +166,9 @@ impl Hub {
             return Ok(());
         }
         let (row, _guard) = self.locked(app).await?;
-        let record = row.record;
+        let record = &row.record;
         let name = &record.spec.name;
-        let state = match self.worker.status(&record.id).await {
+        let state = match self.workers.of(&row)?.status(&record.id).await {
             Ok(status) => Some(status.state),
             Err(error) if error.kind == ErrorKind::NotFound => None,
             Err(error) if force => {
@@ -181,12 +186,12 @@ impl Hub {
         self.store.set_phase(&record.id, Phase::Removing).await?;
         if state.is_none() {
             // The worker may hold files of an app that it could not take over; let it try again before it removes them.
-            let known = self.adopt(AppRecord { desired: Desired::Down, ..record.clone() }).await;
+            let known = self.adopt(&row, Desired::Down).await;
             if let Err(error) = known {
                 debug!(app = name, error = %error, "removing an app that cannot be taken over");
             }
         }
-        self.discard(&record.id).await?;
+        self.discard(&row).await?;
         self.events.note(name, events::REMOVED, "removed".to_owned(), BTreeMap::new()).await;
         Ok(())
     }
@@ -209,7 +214,7 @@ impl Hub {
         if row.phase != Phase::Ready || resting {
             return Ok(());
         }
-        if self.worker.status(&row.record.id).await?.state == State::Stopped {
+        if self.workers.of(&row)?.status(&row.record.id).await?.state == State::Stopped {
             self.store.set_desired(&row.record.id, Desired::Down).await?;
         }
         Ok(())
@@ -225,7 +230,8 @@ impl Hub {
         if tokio::time::timeout(ADOPTING, self.adopted(|_| ())).await.is_err() {
             warn!(left = self.adopting.left(), "putting apps away before all are adopted");
         }
-        let done = self.worker.teardown(discard, progress).await;
+        let (_, worker) = self.workers.for_new_apps();
+        let done = worker.teardown(discard, progress).await;
         self.set_rest(if done.is_ok() { Rest::Complete } else { Rest::None });
         done
     }

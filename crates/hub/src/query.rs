@@ -41,10 +41,11 @@ impl Hub {
             let nothing = ApiError::new(ErrorKind::Timeout, "not adopted yet");
             return AppStatus { state, last_exit: None, stop_reason: None, ..self.unknown(row, nothing) };
         }
-        match self.worker.status(&row.record.id).await {
-            Ok(status) => status,
-            Err(error) => self.unknown(row, error),
-        }
+        let status = match self.workers.of(row) {
+            Ok(worker) => worker.status(id).await,
+            Err(error) => Err(error),
+        };
+        status.unwrap_or_else(|error| self.unknown(row, error))
     }
 
     fn unknown(&self, row: &Row, error: ApiError) -> AppStatus {
@@ -91,8 +92,8 @@ impl Hub {
         if let Some(received) = self.imports.received_bytes(&row.record.id) {
             return Ok(self.importing(&row, received).await);
         }
-        let id = self.adopted_row(app).await?.record.id;
-        self.worker.explain(&id).await
+        let row = self.adopted_row(app).await?;
+        self.workers.of(&row)?.explain(&row.record.id).await
     }
 
     /// What there is to say of an app that is being imported.
@@ -107,14 +108,14 @@ impl Hub {
 
     /// What one app costs.
     pub(crate) async fn stats(&self, app: &str) -> Result<Stats, ApiError> {
-        let id = self.adopted_row(app).await?.record.id;
-        self.worker.stats(&id).await
+        let row = self.adopted_row(app).await?;
+        self.workers.of(&row)?.stats(&row.record.id).await
     }
 
     /// What all apps cost; those that the worker does not know are left out.
     pub(crate) async fn all_stats(&self) -> Result<Vec<Stats>, ApiError> {
         let rows = self.store.all_apps().await?;
-        let stats = stream::iter(rows).map(|row| async move { self.worker.stats(&row.record.id).await });
+        let stats = stream::iter(rows).map(|row| async move { self.workers.of(&row)?.stats(&row.record.id).await });
         let mut known = Vec::new();
         let mut stats = std::pin::pin!(stats.buffered(AT_ONCE));
         while let Some(stats) = stats.next().await {
@@ -131,7 +132,7 @@ impl Hub {
     pub(crate) async fn app_images(&self) -> Result<Vec<AppImage>, ApiError> {
         let mut all = Vec::new();
         for row in self.store.all_apps().await? {
-            match self.worker.app_images(&row.record.id).await {
+            match self.workers.of(&row)?.app_images(&row.record.id).await {
                 Ok(images) => all.extend(images),
                 Err(error) if error.kind == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -170,8 +171,8 @@ impl Hub {
 
     /// An app's output.
     pub(crate) async fn logs(&self, app: &str, request: LogRequest) -> Result<BoxStream<LogLine>, ApiError> {
-        let id = self.adopted_row(app).await?.record.id;
-        self.worker.logs(&id, request).await
+        let row = self.adopted_row(app).await?;
+        self.workers.of(&row)?.logs(&row.record.id, request).await
     }
 
     /// A command in an app.
@@ -185,6 +186,6 @@ impl Hub {
             })?,
             None => found.await?,
         };
-        self.worker.exec(&row.record.id, request).await
+        self.workers.of(&row)?.exec(&row.record.id, request).await
     }
 }

@@ -21,12 +21,13 @@ use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use torpor_api::token::Token;
 use tracing::{debug, info, warn};
 
 use crate::directories;
 use crate::error::HubError;
+use crate::hang_up::HangUp;
 use crate::http;
 use crate::hub::{Hub, Rest};
 use crate::visitors::{AUTHENTICATED, VISITORS, Visitor, Visitors};
@@ -45,17 +46,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const PROBE_AFTER: Duration = Duration::from_secs(60);
 const PROBE_AGAIN: Duration = Duration::from_secs(10);
 const PROBES: u32 = 6;
-
-/// Closes the connection of a request, which finds it among its extensions.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct HangUp(Arc<Notify>);
-
-impl HangUp {
-    /// Closes it now, whatever is still to be sent.
-    pub(crate) fn now(&self) {
-        self.0.notify_one();
-    }
-}
 
 /// Where to listen.
 #[derive(Debug)]
@@ -220,7 +210,7 @@ async fn connection<S>(
             debug!("a connection that has not shown the token is closed");
             return;
         }
-        () = hang_up.0.notified() => {
+        () = hang_up.asked() => {
             debug!("a connection whose client makes no progress is closed");
             return;
         }

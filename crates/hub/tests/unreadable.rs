@@ -31,6 +31,34 @@ const DAMAGES: [(&str, bool); 8] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_app_of_a_worker_that_is_not_registered_is_shown_and_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    running.client.create(&app("web", 8001), |_| ()).await.unwrap();
+    running.stop().await;
+    change(dir.path(), "UPDATE apps SET worker = 'far'").await;
+
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    assert!(running.worker.apps().is_empty());
+    let shown = running.client.apps().await.unwrap().remove(0);
+    assert!(shown.stop_reason.unwrap().contains("its worker `far` is not registered"));
+    for refused in [
+        running.client.act("web", AppAction::Start).await.unwrap_err(),
+        running.client.explain("web").await.unwrap_err(),
+        running.client.remove("web", true).await.unwrap_err(),
+    ] {
+        assert!(refusal(refused).message.contains("`far` is not registered"));
+    }
+    // Its row stays: what is wanted of it is not this worker's.
+    assert_eq!(running.client.apps().await.unwrap().len(), 1);
+    running.stop().await;
+    change(dir.path(), "UPDATE apps SET worker = 'local'").await;
+    let running = Running::start(dir.path(), FakeWorker::new()).await;
+    assert_eq!(running.worker.apps().len(), 1);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn its_app_is_left_alone_and_the_others_go_on() {
     for (damage, layers) in DAMAGES {
         let dir = tempfile::tempdir().unwrap();

@@ -47,7 +47,6 @@ mod worker;
 pub use config::{Deadlines, LogConfig, MemoryConfig, WorkerConfig};
 pub use doctor::doctor;
 pub use faults::{FaultSyntax, RequestedFaults};
-pub use port::port;
 pub use worker::{OpenError, Worker};
 
 /// Before a process that will be a worker has any thread: its threads come and go with sleeps and wakes, and shall not leave

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -345,9 +345,4 @@ impl WorkerPort for Worker {
     async fn teardown(&self, discard: bool, progress: mpsc::Sender<Progress>) -> Result<Vec<PutAway>, ApiError> {
         self.put_all_away(discard, progress).await
     }
-}
-
-/// The port of a worker, for the hub.
-pub fn port(worker: Arc<Worker>) -> Arc<dyn WorkerPort> {
-    worker
 }

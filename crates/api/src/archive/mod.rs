@@ -24,8 +24,8 @@ use serde::{Deserialize, Serialize};
 pub use self::read::Reader;
 pub use self::write::{SectionWriter, Writer};
 use crate::error::{ApiError, one_line};
+use crate::record::Resolved;
 use crate::spec::{AppSpec, Security};
-use crate::worker::Resolved;
 
 /// Media type of an archive.
 pub const MEDIA_TYPE: &str = "application/x-torpor-archive";

@@ -17,6 +17,8 @@ pub struct Reader {
     /// Bytes of the section that have not been given out: those of `frame` from `given` on.
     frame: Vec<u8>,
     given: usize,
+    /// All bytes up to the end of the manifest, until a section is asked for.
+    head: Option<Vec<u8>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +35,8 @@ impl Reader {
     /// Where it is none.
     pub fn open(input: Box<dyn Read + Send>) -> Result<(Self, Manifest), ArchiveError> {
         let (frame, sum) = (Vec::new(), Xxh3::new());
-        let mut reader = Self { input, sum, position: 0, state: State::Between, frame, given: 0 };
+        let mut reader =
+            Self { input, sum, position: 0, state: State::Between, frame, given: 0, head: Some(Vec::new()) };
         let mut start = [0; MAGIC.len() + 4];
         match reader.exactly(&mut start[..MAGIC.len()]) {
             Err(ArchiveError::Truncated) => return Err(ArchiveError::Magic),
@@ -57,11 +60,17 @@ impl Reader {
         }
     }
 
+    /// The bytes of the whole archive, its beginning again, so that they can be read elsewhere. `None` once a section was asked for.
+    pub fn rewind(self) -> Option<Box<dyn Read + Send>> {
+        Some(Box::new(io::Cursor::new(self.head?).chain(self.input)))
+    }
+
     /// The next section; what was not read of the last one is passed over. `None` at the end of a complete archive.
     ///
     /// # Errors
     /// Where the archive is damaged, cut off, or says that it was given up.
     pub fn next_section(&mut self) -> Result<Option<Section>, ArchiveError> {
+        self.head = None;
         while self.state == State::InSection {
             self.next_data()?;
         }
@@ -140,6 +149,9 @@ impl Reader {
         })?;
         self.sum.update(bytes);
         self.position += bytes.len() as u64;
+        if let Some(head) = &mut self.head {
+            head.extend_from_slice(bytes);
+        }
         Ok(())
     }
 

@@ -67,6 +67,18 @@ fn sections_can_be_passed_over() {
 }
 
 #[test]
+fn a_reader_rewinds_until_a_section_is_asked_for() {
+    let bytes = write(&sample());
+    let open = || Reader::open(Box::new(Cursor::new(bytes.clone()))).unwrap().0;
+    let mut again = Vec::new();
+    open().rewind().unwrap().read_to_end(&mut again).unwrap();
+    assert_eq!(again, bytes);
+    let mut begun = open();
+    begun.next_section().unwrap();
+    assert!(begun.rewind().is_none());
+}
+
+#[test]
 fn a_reason_arrives() {
     let mut out = Vec::new();
     let mut writer = Writer::begin(&mut out, &manifest()).unwrap();

@@ -22,7 +22,7 @@ use tracing::warn;
 
 use super::App;
 use super::extract::{Failure, Named, Params, carried_through};
-use crate::serve::HangUp;
+use crate::hang_up::HangUp;
 use crate::transfers::{LEAST_BYTES, Pace, Upload};
 
 /// Pieces of an archive that may wait to be read.

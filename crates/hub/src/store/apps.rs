@@ -15,7 +15,7 @@ use sqlx::{Row as _, SqliteConnection};
 use torpor_api::error::chain;
 use torpor_api::spec::{AppSpec, Port};
 use torpor_api::validate::{self, shown};
-use torpor_api::worker::{AppRecord, Desired, Resolved};
+use torpor_api::worker::{AppRecord, Desired, Epoch, Resolved};
 
 use super::{Store, end, failed};
 use crate::error::StoreError;
@@ -24,6 +24,8 @@ use crate::error::StoreError;
 const WHY_CHARS: usize = 1000;
 /// Highest small number of an app; addresses and id ranges derive from it.
 const SLOTS: u32 = 65_000;
+/// Name of the worker in the hub's own process; all rows that were written before there were others are of it.
+pub(crate) const LOCAL_WORKER: &str = "local";
 
 /// Where the work on an app's row is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +53,8 @@ impl Phase {
 pub(crate) struct Row {
     pub(crate) record: AppRecord,
     pub(crate) phase: Phase,
+    /// Name of the worker that it is on.
+    pub(crate) worker: String,
 }
 
 /// A row that cannot be read, by an accident or because another version has written it. Nothing is done with its app; its name, slot and ports
@@ -81,6 +85,8 @@ pub(crate) struct NewApp<'a> {
     pub(crate) created: Timestamp,
     /// Slots that it must not get.
     pub(crate) reserved: &'a [RangeInclusive<u32>],
+    /// Name of its worker.
+    pub(crate) worker: &'a str,
 }
 
 /// Why a row was not inserted.
@@ -102,7 +108,7 @@ pub(crate) enum InsertError {
 
 impl Store {
     /// Inserts a new app in `creating`, resting, with the smallest free slot. The caller holds no row of that name.
-    pub(crate) async fn insert_app(&self, id: &str, app: NewApp<'_>) -> Result<AppRecord, InsertError> {
+    pub(crate) async fn insert_app(&self, id: &str, app: NewApp<'_>) -> Result<Row, InsertError> {
         let mut tx = self.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed("begin a change"))?;
         let done = insert(&mut tx, id, app).await;
         end(tx, done, "commit a new app").await
@@ -182,7 +188,7 @@ impl Store {
     }
 }
 
-async fn insert(connection: &mut SqliteConnection, id: &str, app: NewApp<'_>) -> Result<AppRecord, InsertError> {
+async fn insert(connection: &mut SqliteConnection, id: &str, app: NewApp<'_>) -> Result<Row, InsertError> {
     if let Some(taken) = taken(connection, &app.spec.name, &app.spec.ports).await? {
         return Err(taken);
     }
@@ -195,12 +201,13 @@ async fn insert(connection: &mut SqliteConnection, id: &str, app: NewApp<'_>) ->
         created: app.created,
         desired: Desired::Down,
         pinned: false,
+        epoch: Epoch::FIRST,
     };
     let spec = serde_json::to_string(&record.spec).map_err(|error| StoreError::Encode("a spec", error))?;
     let resolved = serde_json::to_string(&record.resolved).map_err(|error| StoreError::Encode("layers", error))?;
     sqlx::query(
-        "INSERT INTO apps (id, slot, name, phase, desired, pinned, created, spec, resolved)
-             VALUES (?, ?, ?, 'creating', 'down', 0, ?, ?, ?)",
+        "INSERT INTO apps (id, slot, name, phase, desired, pinned, created, spec, resolved, worker, epoch, generation)
+             VALUES (?, ?, ?, 'creating', 'down', 0, ?, ?, ?, ?, ?, 0)",
     )
     .bind(id)
     .bind(slot)
@@ -208,6 +215,8 @@ async fn insert(connection: &mut SqliteConnection, id: &str, app: NewApp<'_>) ->
     .bind(record.created.to_string())
     .bind(spec)
     .bind(resolved)
+    .bind(app.worker)
+    .bind(record.epoch.get().get().cast_signed())
     .execute(&mut *connection)
     .await
     .map_err(failed("insert an app"))?;
@@ -221,7 +230,7 @@ async fn insert(connection: &mut SqliteConnection, id: &str, app: NewApp<'_>) ->
             .await
             .map_err(failed("insert a port"))?;
     }
-    Ok(record)
+    Ok(Row { record, phase: Phase::Creating, worker: app.worker.to_owned() })
 }
 
 async fn taken(
@@ -311,6 +320,9 @@ fn read(row: &SqliteRow) -> Result<Row, StoreError> {
         "removing" => Phase::Removing,
         _ => Phase::Ready,
     };
+    let epoch: i64 = row.try_get("epoch").map_err(failed("read an app"))?;
+    let epoch = u64::try_from(epoch).ok().and_then(Epoch::new);
+    let epoch = epoch.ok_or_else(|| value("epoch", &name, "it is not a number from 1 on"))?;
     let desired = if text("desired")? == "up" { Desired::Up } else { Desired::Down };
     let record = AppRecord {
         id,
@@ -320,9 +332,10 @@ fn read(row: &SqliteRow) -> Result<Row, StoreError> {
         created: text("created")?.parse().map_err(|source: jiff::Error| value("time", &name, source))?,
         desired,
         pinned: row.try_get("pinned").map_err(failed("read an app"))?,
+        epoch,
     };
     if record.spec.name != name {
         return Err(value("name", &name, "its spec has another one"));
     }
-    Ok(Row { record, phase })
+    Ok(Row { record, phase, worker: text("worker")? })
 }

@@ -18,7 +18,7 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{SqlSafeStr as _, Sqlite, SqlitePool, Transaction};
 
-pub(crate) use apps::{AllApps, InsertError, NewApp, Phase, Row, Unreadable};
+pub(crate) use apps::{AllApps, InsertError, LOCAL_WORKER, NewApp, Phase, Row, Unreadable};
 
 use crate::error::StoreError;
 
@@ -27,7 +27,10 @@ const SQLITE_FILES: [&str; 3] = ["-journal", "-wal", "-shm"];
 
 /// The files in `migrations`: version, description, text. A released one never changes, because each database has its checksum. They
 /// are listed here, because the macro that reads the folder compiles sqlx and SQLite a second time, for the compiler.
-const MIGRATIONS: [(i64, &str, &str); 1] = [(1, "first", include_str!("../../migrations/0001_first.sql"))];
+const MIGRATIONS: [(i64, &str, &str); 2] = [
+    (1, "first", include_str!("../../migrations/0001_first.sql")),
+    (2, "workers", include_str!("../../migrations/0002_workers.sql")),
+];
 
 /// The open database.
 #[derive(Clone, Debug)]
@@ -77,7 +80,10 @@ impl Store {
             .synchronous(SqliteSynchronous::Full);
         let one = || SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
         let pool = one().connect_with(options.clone()).await.map_err(failed)?;
-        migrator().run(&pool).await.map_err(|source| StoreError::Migrate { path: path.to_owned(), source })?;
+        migrator(&MIGRATIONS)
+            .run(&pool)
+            .await
+            .map_err(|source| StoreError::Migrate { path: path.to_owned(), source })?;
         let events = one().connect_with(options.pragma("query_only", "on")).await.map_err(failed)?;
         Ok(Self { pool, events })
     }
@@ -89,11 +95,11 @@ impl Store {
     }
 }
 
-fn migrator() -> Migrator {
-    let migration = |(version, description, text): (i64, &'static str, &'static str)| {
+fn migrator(migrations: &[(i64, &'static str, &'static str)]) -> Migrator {
+    let migration = |&(version, description, text): &(i64, &'static str, &'static str)| {
         Migration::new(version, description.into(), MigrationType::Simple, text.into_sql_str(), false)
     };
-    Migrator::with_migrations(MIGRATIONS.map(migration).into())
+    Migrator::with_migrations(migrations.iter().map(migration).collect())
 }
 
 /// Makes the file with mode 0600 before SQLite sees it; its WAL gets the same mode from it.
@@ -174,6 +180,32 @@ mod tests {
             assert!(refused.contains(&name) && refused.contains("not a regular file"), "{refused}");
             std::fs::remove_file(&fifo).unwrap();
             Store::open(&path).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_database_of_version_1_is_upgraded() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("torpor.db");
+        let options = SqliteConnectOptions::new().filename(&path).create_if_missing(true);
+        let old = SqlitePool::connect_with(options).await.unwrap();
+        migrator(&MIGRATIONS[..1]).run(&old).await.unwrap();
+        let row = "INSERT INTO apps VALUES ('00000000000000aa', 3, 'web', 'ready', 'up', 1, '2026-01-01T00:00:00Z',
+                   '{\"name\":\"web\",\"source\":{\"stored\":{\"name\":\"x\"}}}', '{\"layers\":[],\"defaults\":{}}')";
+        sqlx::raw_sql(row).execute(&old).await.unwrap();
+        old.close().await;
+        // The second time there is nothing to upgrade.
+        for _ in 0..2 {
+            let store = Store::open(&path).await.unwrap();
+            let row = store.find_app("web").await.unwrap().unwrap();
+            assert_eq!((row.worker.as_str(), row.record.epoch), (LOCAL_WORKER, torpor_api::worker::Epoch::FIRST));
+            assert_eq!((row.record.index, row.record.pinned, row.phase), (3, true, Phase::Ready));
+            let generation = sqlx::query_scalar::<_, i64>("SELECT generation FROM apps").fetch_one(&store.pool).await;
+            assert_eq!(generation.unwrap(), 0);
+            for refused in ["UPDATE apps SET epoch = 0", "UPDATE apps SET generation = -1"] {
+                assert!(sqlx::raw_sql(refused).execute(&store.pool).await.is_err(), "{refused}");
+            }
+            store.close().await;
         }
     }
 

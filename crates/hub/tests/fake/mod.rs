@@ -17,6 +17,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_stream::wrappers::BroadcastStream;
 use torpor_api::archive::{Manifest, Reader, Writer};
 use torpor_api::client::{Client, Endpoint};
+use torpor_api::port::WorkerClient;
 use torpor_api::spec::Source;
 use torpor_api::view::{
     AppImage, AppStatus, Check, CheckOutcome, Event, Exit, Explanation, ImageStanding, Level, PutAway, State, Stats,
@@ -445,6 +446,16 @@ impl WorkerPort for FakeWorker {
     }
 }
 
+/// The fake as a hub reaches it: whatever passes is encoded and decoded, as on the way to another machine. With
+/// `TORPOR_TEST_PORT=in-process` it passes as it is, as in the daemon.
+pub fn client_of(worker: Arc<FakeWorker>) -> WorkerClient {
+    match std::env::var("TORPOR_TEST_PORT").as_deref() {
+        Ok("in-process") => WorkerClient::in_process(worker),
+        Ok(other) => panic!("TORPOR_TEST_PORT is `in-process` or not set, and not `{other}`"),
+        Err(_) => WorkerClient::encoded(worker),
+    }
+}
+
 /// A hub that serves a real socket on a real database, over a fake worker.
 pub struct Running {
     pub worker: Arc<FakeWorker>,
@@ -484,7 +495,7 @@ impl Running {
         let idle = torpor_api::spec::Idle { after: torpor_api::units::Span::from_secs(77), ..Default::default() };
         let options = HubOptions { instance: "test".to_owned(), data_dir: dir.join("data"), idle, stalled_after };
         let lock = Arc::new(InstanceLock::take(&options.data_dir).unwrap());
-        let hub = Hub::open(options, lock, worker.clone()).await.unwrap();
+        let hub = Hub::open(options, lock, client_of(worker.clone())).await.unwrap();
         if adopted {
             hub.adopted(|_| ()).await;
         }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use torpor_api::port::WorkerClient;
 use torpor_api::token::Token;
 use torpor_api::view::{Check, PutAway};
 use torpor_api::worker::Progress;
@@ -48,7 +49,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let lock = claim(&config)?;
     let listen = Listen::open(config.socket(), tcp).await?;
     let worker = worker::open(&config, false).await?;
-    let hub = match Hub::open(options(&config), lock.clone(), torpor_worker::port(worker.clone())).await {
+    let hub = match Hub::open(options(&config), lock.clone(), WorkerClient::in_process(worker.clone())).await {
         Ok(hub) => hub,
         Err(error) => {
             worker.give_up().await;
@@ -112,7 +113,7 @@ pub(crate) async fn down(
     logging::start(&config);
     let lock = claim(&config)?;
     let worker = worker::open(&config, true).await?;
-    let hub = match Hub::open_to_rest(options(&config), lock.clone(), torpor_worker::port(worker.clone())).await {
+    let hub = match Hub::open_to_rest(options(&config), lock.clone(), WorkerClient::in_process(worker.clone())).await {
         Ok(hub) => hub,
         Err(error) => {
             worker.give_up().await;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use torpor_api::ApiError;
 use torpor_api::view::{AppImage, AppStatus, Explanation, State, Stats};
-use torpor_api::worker::{AppRecord, Desired};
+use torpor_api::worker::{AppRecord, Desired, Epoch};
 use torpor_engine::{Step, Timings};
 use torpor_lifecycle::{
     Event, Exit, Level, Millis, Observation, Policy, Refusal, Request, RestartPolicy, SleepCause, Text, WakeCause,
@@ -216,6 +216,7 @@ impl Driven {
             created: jiff::Timestamp::UNIX_EPOCH,
             desired: Desired::Up,
             pinned: false,
+            epoch: Epoch::FIRST,
         };
         let files = AppFiles::new(folder.path(), &folder.path().join("run"), &record.id);
         let logs = LogConfig { file_bytes: 1 << 20, files: 1, bytes_per_second: 0 };

@@ -1,4 +1,4 @@
-//! Apps that the worker has still to adopt after a start: to take over their processes, or what a reboot left of them.
+//! The queue of apps that their workers have still to adopt after a start: to take over their processes, or what a reboot left of them.
 //!
 //! The API answers before that is done. Until it is, `ps` shows an app as `adopting`, and a command for it puts it first in the
 //! queue and waits. An adoption that takes longer than [`ONE`] goes on by itself and holds nobody up.
@@ -19,12 +19,12 @@ const COMMAND: Duration = Duration::from_secs(60);
 
 /// The queue, and which apps are in it or being adopted.
 #[derive(Debug, Default)]
-pub(crate) struct Adopting {
+pub(crate) struct AdoptionQueue {
     queue: Mutex<VecDeque<Row>>,
     left: watch::Sender<BTreeSet<String>>,
 }
 
-impl Adopting {
+impl AdoptionQueue {
     /// Those of these rows. What a crash left half made or half removed comes first: its name is wanted again.
     pub(crate) fn of(mut rows: Vec<Row>) -> Self {
         rows.sort_by_key(|row| row.phase == Phase::Ready);

@@ -22,7 +22,7 @@ use torpor_api::{ApiError, ErrorKind, document, events};
 
 use crate::error::StoreError;
 use crate::hub::Hub;
-use crate::reserve::Reservation;
+use crate::reservations::Reservation;
 use crate::store::{InsertError, NewApp, Row};
 
 /// An app that has been checked and whose name and ports are held.

@@ -19,7 +19,7 @@ use crate::events::EventLog;
 use crate::instance::InstanceLock;
 use crate::locks::AppLocks;
 use crate::orphans::{Orphans, left_alone};
-use crate::reserve::Reservations;
+use crate::reservations::Reservations;
 use crate::store::{AllApps, Phase, Row, Store};
 use crate::transfers::{Imports, Places};
 use crate::workers::Workers;
@@ -46,23 +46,23 @@ pub struct HubOptions {
 /// How long the checks of a machine may take.
 const DOCTOR: Duration = Duration::from_secs(20);
 
-/// What the apps shall do once they are taken over.
+/// What a hub is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// What their rows say.
-    AsWanted,
-    /// Nothing.
-    ToRest,
+    /// To serve: adopted apps do what their rows say.
+    Serve,
+    /// For a teardown: adopted apps are left as they are until it begins.
+    TearDown,
 }
 
-/// How far the apps are put to rest for a teardown.
+/// How far a teardown is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rest {
-    /// They do as they are wanted to.
+pub(crate) enum TeardownState {
+    /// There is none.
     None,
-    /// They are being put to rest: that they end is no wish of a user.
+    /// Apps are being put away: that they end changes no desired state.
     Begun,
-    /// Every app rests, and what was set up on the machine is removed.
+    /// Every app is put away, and what was set up on the machine is removed.
     Complete,
 }
 
@@ -82,8 +82,8 @@ pub struct Hub {
     pub(crate) adopting: AdoptionQueue,
     pub(crate) orphans: Orphans,
     /// Why the worker does not know an app, for those that it refused to take over.
-    pub(crate) troubles: Mutex<HashMap<String, ApiError>>,
-    rest: Mutex<Rest>,
+    pub(crate) adoption_errors: Mutex<HashMap<String, ApiError>>,
+    teardown_state: Mutex<TeardownState>,
     /// Held by a teardown.
     pub(crate) tearing_down: tokio::sync::Mutex<()>,
     /// True once the hub is closing; streams and loops end then.
@@ -102,17 +102,17 @@ impl Hub {
         lock: Arc<InstanceLock>,
         worker: WorkerClient,
     ) -> Result<Arc<Self>, HubError> {
-        Self::open_as(options, lock, worker, Opening::AsWanted).await
+        Self::open_as(options, lock, worker, Opening::Serve).await
     }
 
     /// As [`Hub::open`], for a teardown without a daemon: with a worker that starts none of the apps it adopts. What is wanted of
     /// the apps stays as it is. Returns once all are adopted.
-    pub async fn open_to_rest(
+    pub async fn open_for_teardown(
         options: HubOptions,
         lock: Arc<InstanceLock>,
         worker: WorkerClient,
     ) -> Result<Arc<Self>, HubError> {
-        let hub = Self::open_as(options, lock, worker, Opening::ToRest).await?;
+        let hub = Self::open_as(options, lock, worker, Opening::TearDown).await?;
         hub.adopted(|_| ()).await;
         Ok(hub)
     }
@@ -157,9 +157,13 @@ impl Hub {
             imports: Imports::default(),
             adopting: AdoptionQueue::of(rows),
             orphans,
-            troubles: Mutex::default(),
+            adoption_errors: Mutex::default(),
             tearing_down: tokio::sync::Mutex::default(),
-            rest: Mutex::new(if opening == Opening::ToRest { Rest::Begun } else { Rest::None }),
+            teardown_state: Mutex::new(if opening == Opening::TearDown {
+                TeardownState::Begun
+            } else {
+                TeardownState::None
+            }),
             closing,
             _lock: lock,
         });
@@ -199,18 +203,18 @@ impl Hub {
                     "adopting it takes longer than {seconds} s and goes on; the others do not wait for it"
                 );
                 let slow = ApiError::new(ErrorKind::Timeout, message);
-                self.troubles.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), slow);
+                self.adoption_errors.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), slow);
             }
             self.adopting.done(&id);
         }
     }
 
-    pub(crate) fn rest(&self) -> Rest {
-        *self.rest.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn teardown_state(&self) -> TeardownState {
+        *self.teardown_state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn set_rest(&self, rest: Rest) {
-        *self.rest.lock().unwrap_or_else(PoisonError::into_inner) = rest;
+    pub(crate) fn set_teardown_state(&self, state: TeardownState) {
+        *self.teardown_state.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 
     async fn take_over(&self, row: Row) {
@@ -239,10 +243,10 @@ impl Hub {
             Ok(worker) => worker.adopt(AppRecord { desired, ..row.record.clone() }).await,
             Err(error) => Err(error),
         };
-        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut adoption_errors = self.adoption_errors.lock().unwrap_or_else(PoisonError::into_inner);
         match &result {
-            Ok(()) => drop(troubles.remove(&id)),
-            Err(problem) => drop(troubles.insert(id, problem.clone())),
+            Ok(()) => drop(adoption_errors.remove(&id)),
+            Err(problem) => drop(adoption_errors.insert(id, problem.clone())),
         }
         result
     }
@@ -260,7 +264,7 @@ impl Hub {
             ended => ended?,
         }
         self.store.delete_app(id).await?;
-        self.troubles.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.adoption_errors.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
         Ok(())
     }
 

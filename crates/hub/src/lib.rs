@@ -7,7 +7,7 @@
 //!
 //! The hub owns names and wishes; the worker owns what is. The hub keeps no copy of its rows in memory, so the database is
 //! always the truth. Invariants:
-//! - A name, a slot and a published port belong to at most one row; [`reserve`] holds them while a source is fetched.
+//! - A name, a slot and a published port belong to at most one row; [`reservations`] holds them while a source is fetched.
 //! - What is wanted is written before it is done (`start`, `stop`), so a crash in between is finished by the next start.
 //! - An app whose making or removal was cut off by a crash is taken away at the next start, never left half-made.
 //! - Changes run in tasks of their own: a client that leaves does not stop them halfway.
@@ -31,11 +31,11 @@ mod locks;
 mod operate;
 mod orphans;
 mod query;
-mod reserve;
+mod reservations;
 mod serve;
 mod store;
+mod tcp_clients;
 mod transfers;
-mod visitors;
 mod workers;
 
 pub use error::{HubError, StoreError};

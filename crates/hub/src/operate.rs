@@ -12,7 +12,7 @@ use torpor_api::worker::{AppRecord, Desired, Progress};
 use torpor_api::{ApiError, ErrorKind, events};
 use tracing::{debug, warn};
 
-use crate::hub::{Hub, Rest};
+use crate::hub::{Hub, TeardownState};
 use crate::store::{Phase, Row};
 
 impl Hub {
@@ -210,7 +210,7 @@ impl Hub {
             return Ok(());
         }
         let (row, _guard) = self.locked(app).await?;
-        let resting = self.rest() != Rest::None || *self.closing.borrow();
+        let resting = self.teardown_state() != TeardownState::None || *self.closing.borrow();
         if row.phase != Phase::Ready || resting {
             return Ok(());
         }
@@ -226,13 +226,13 @@ impl Hub {
         const ADOPTING: Duration = Duration::from_secs(60);
         // Whoever asks a second time waits for the first.
         let _one = self.tearing_down.lock().await;
-        self.set_rest(Rest::Begun);
+        self.set_teardown_state(TeardownState::Begun);
         if tokio::time::timeout(ADOPTING, self.adopted(|_| ())).await.is_err() {
             warn!(left = self.adopting.left(), "putting apps away before all are adopted");
         }
         let (_, worker) = self.workers.for_new_apps();
         let done = worker.teardown(discard, progress).await;
-        self.set_rest(if done.is_ok() { Rest::Complete } else { Rest::None });
+        self.set_teardown_state(if done.is_ok() { TeardownState::Complete } else { TeardownState::None });
         done
     }
 }

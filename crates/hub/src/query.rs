@@ -50,8 +50,8 @@ impl Hub {
 
     fn unknown(&self, row: &Row, error: ApiError) -> AppStatus {
         let record = &row.record;
-        let troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
-        let trouble = troubles.get(&record.id).cloned().unwrap_or(error);
+        let adoption_errors = self.adoption_errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let trouble = adoption_errors.get(&record.id).cloned().unwrap_or(error);
         let state = match row.phase {
             Phase::Creating => State::Starting,
             Phase::Ready => State::Stopped,

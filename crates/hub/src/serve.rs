@@ -3,7 +3,7 @@
 //! The socket is bound inside a directory that only root can enter, given mode 0600 there and then moved to its place, so
 //! that there is no moment in which others could connect, and a socket left by a crash is replaced. That no daemon listens on it is what
 //! [`crate::InstanceLock`] says. At its end, the server removes the socket only if it is its own. Connections are counted,
-//! over TCP those that have not shown the token apart from the others ([`crate::visitors`]);
+//! over TCP those that have not shown the token apart from the others ([`crate::tcp_clients`]);
 //! a head of a request that does not come in time ends its connection. When the server ends it takes no more connections,
 //! ends streams, gives requests [`GRACE`] to finish, and leaves the apps alone.
 
@@ -29,13 +29,13 @@ use crate::directories;
 use crate::error::HubError;
 use crate::hang_up::HangUp;
 use crate::http;
-use crate::hub::{Hub, Rest};
-use crate::visitors::{AUTHENTICATED, VISITORS, Visitor, Visitors};
+use crate::hub::{Hub, TeardownState};
+use crate::tcp_clients::{AUTHENTICATED, TcpClient, TcpClients, UNAUTHENTICATED};
 
 /// Connections at the same time on the Unix socket.
 const CONNECTIONS: usize = 1024;
-/// And over TCP. Visitors that have to go may take a moment for it.
-const TCP_CONNECTIONS: usize = AUTHENTICATED + 2 * VISITORS;
+/// And over TCP. TcpClients that have to go may take a moment for it.
+const TCP_CONNECTIONS: usize = AUTHENTICATED + 2 * UNAUTHENTICATED;
 /// How long the head of a request may take.
 const HEAD_TIME: Duration = Duration::from_secs(30);
 /// How long requests may take to finish once the server ends.
@@ -107,13 +107,13 @@ impl Server {
         info!(socket = %socket.display(), "serving");
         let unix_next = || async { unix.accept().await.map(|(stream, _)| (stream, None)) };
         let over_unix = accept(unix_next, router.clone(), &places[0].0, &hub);
-        let visitors = Visitors::new();
+        let clients = TcpClients::new();
         let over_tcp = async {
             let Some((listener, token)) = &tcp else { return std::future::pending().await };
             let guarded = axum::middleware::from_fn_with_state(token.clone(), http::auth::check);
             let tcp_next = || async {
                 let (stream, peer) = listener.accept().await?;
-                Ok((stream, Some(visitors.admit(peer.ip()))))
+                Ok((stream, Some(clients.admit(peer.ip()))))
             };
             accept(tcp_next, router.layer(guarded), &places[1].0, &hub).await
         };
@@ -145,10 +145,10 @@ impl Server {
             warn!("some requests were still running and are given up");
         }
         hub.close().await;
-        match hub.rest() {
-            Rest::None => info!("ended; apps are left as they are"),
-            Rest::Begun => warn!("ended in the middle of a teardown; `torpor down` goes on with it"),
-            Rest::Complete => info!("ended; every app rests, and what was set up is removed"),
+        match hub.teardown_state() {
+            TeardownState::None => info!("ended; apps are left as they are"),
+            TeardownState::Begun => warn!("ended in the middle of a teardown; `torpor down` goes on with it"),
+            TeardownState::Complete => info!("ended; every app rests, and what was set up is removed"),
         }
         Ok(())
     }
@@ -158,13 +158,13 @@ impl Server {
 async fn accept<S, F>(mut next: impl FnMut() -> F, router: Router, places: &Arc<Semaphore>, hub: &Hub)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    F: Future<Output = std::io::Result<(S, Option<Arc<Visitor>>)>>,
+    F: Future<Output = std::io::Result<(S, Option<Arc<TcpClient>>)>>,
 {
     loop {
         let Ok(place) = Arc::clone(places).acquire_owned().await else { return };
         match next().await {
-            Ok((stream, visitor)) => {
-                tokio::spawn(connection(stream, router.clone(), visitor, hub.closed(), place));
+            Ok((stream, client)) => {
+                tokio::spawn(connection(stream, router.clone(), client, hub.closed(), place));
             }
             Err(error) => {
                 // Of one connection, or for want of descriptors: there is no event to wait for.
@@ -178,7 +178,7 @@ where
 async fn connection<S>(
     stream: S,
     router: Router,
-    visitor: Option<Arc<Visitor>>,
+    client: Option<Arc<TcpClient>>,
     closed: impl Future<Output = ()> + Send,
     _place: OwnedSemaphorePermit,
 ) where
@@ -190,23 +190,23 @@ async fn connection<S>(
     let router = TowerToHyperService::new(router);
     let service = service_fn(|mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(hang_up.clone());
-        // Where there is a token, whatever checks it finds the visitor with the request.
-        if let Some(visitor) = &visitor {
-            request.extensions_mut().insert(visitor.clone());
+        // Where there is a token, whatever checks it finds the client with the request.
+        if let Some(client) = &client {
+            request.extensions_mut().insert(client.clone());
         }
         router.call(request)
     });
     let connection = http.serve_connection(TokioIo::new(stream), service).with_upgrades();
     let mut connection = std::pin::pin!(connection);
-    let dismissed = async {
-        match &visitor {
-            Some(visitor) => visitor.dismissed().await,
+    let evicted = async {
+        match &client {
+            Some(client) => client.evicted().await,
             None => std::future::pending().await,
         }
     };
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = dismissed => {
+        () = evicted => {
             debug!("a connection that has not shown the token is closed");
             return;
         }

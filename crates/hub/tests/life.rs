@@ -272,7 +272,7 @@ async fn a_teardown_without_a_daemon_starts_nothing() {
     };
     let worker = FakeWorker::new();
     let lock = Arc::new(torpor_hub::InstanceLock::take(&options.data_dir).unwrap());
-    let hub = torpor_hub::Hub::open_to_rest(options, lock, fake::client_of(worker.clone())).await.unwrap();
+    let hub = torpor_hub::Hub::open_for_teardown(options, lock, fake::client_of(worker.clone())).await.unwrap();
     hub.teardown(false, tokio::sync::mpsc::channel(1).0).await.unwrap();
     // The worker, which was opened for this alone, is told what is wanted of the app and starts it for nobody.
     let calls = worker.inner.lock().unwrap().calls.clone();

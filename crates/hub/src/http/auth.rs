@@ -12,13 +12,13 @@ use subtle::ConstantTimeEq;
 use torpor_api::token::Token;
 use torpor_api::{ApiError, ErrorKind};
 
-use crate::visitors::{AUTHENTICATED, Visitor};
+use crate::tcp_clients::{AUTHENTICATED, TcpClient};
 
 /// Lets a request pass that carries the token.
 pub(crate) async fn check(State(token): State<Token>, request: Request, next: Next) -> Response {
     if bearer(&request).is_some_and(|given| bool::from(given.ct_eq(token.expose().as_bytes()))) {
-        let visitor = request.extensions().get::<Arc<Visitor>>();
-        if visitor.is_none_or(|visitor| visitor.authenticate()) {
+        let client = request.extensions().get::<Arc<TcpClient>>();
+        if client.is_none_or(|client| client.authenticate()) {
             return next.run(request).await;
         }
         let error = ApiError::new(ErrorKind::Conflict, format!("{AUTHENTICATED} clients are connected already"))

@@ -7,7 +7,7 @@
 
 mod apps;
 mod events;
-mod room;
+mod reserved_space;
 
 use std::fs::OpenOptions;
 use std::io;
@@ -42,21 +42,21 @@ pub(crate) struct Store {
 
 impl Store {
     /// Opens the file, makes it if there is none, and brings its tables up to date. On a full disk it uses what is set aside for this
-    /// ([`room`]).
+    /// ([`reserved_space`]).
     pub(crate) async fn open(path: &Path) -> Result<Self, StoreError> {
         let folder = path.parent().unwrap_or(Path::new("."));
         let error = match Self::try_open(path).await {
             Ok(store) => {
-                room::set_aside(folder);
+                reserved_space::set_aside(folder);
                 return Ok(store);
             }
             Err(error) => error,
         };
-        if !room::is_full(folder) {
+        if !reserved_space::is_full(folder) {
             return Err(error);
         }
         let full = |error| StoreError::Full { path: path.to_owned(), source: Box::new(error) };
-        if !room::use_up(folder) {
+        if !reserved_space::use_up(folder) {
             return Err(full(error));
         }
         tracing::warn!(folder = %folder.display(), "the disk is full; starting with the room that was set aside");

@@ -113,13 +113,14 @@ pub(crate) async fn down(
     logging::start(&config);
     let lock = claim(&config)?;
     let worker = worker::open(&config, true).await?;
-    let hub = match Hub::open_to_rest(options(&config), lock.clone(), WorkerClient::in_process(worker.clone())).await {
-        Ok(hub) => hub,
-        Err(error) => {
-            worker.give_up().await;
-            return Err(error.into());
-        }
-    };
+    let hub =
+        match Hub::open_for_teardown(options(&config), lock.clone(), WorkerClient::in_process(worker.clone())).await {
+            Ok(hub) => hub,
+            Err(error) => {
+                worker.give_up().await;
+                return Err(error.into());
+            }
+        };
     let done = hub.teardown(discard, progress).await;
     hub.close().await;
     done.map_err(Failure::from)

@@ -1,13 +1,13 @@
-//! Who may be connected over TCP without having shown the token.
+//! Connections over TCP, and how many of them may be open without having shown the token.
 //!
 //! ```text
-//! accepted ──▶ visitor ──token──▶ authenticated (at most AUTHENTICATED)
+//! accepted ──▶ unauthenticated ──token──▶ authenticated (at most AUTHENTICATED)
 //!                 │
-//!                 └─▶ dismissed: after TOKEN_TIME, or when newer visitors take its room
+//!                 └─▶ evicted: after TOKEN_TIME, or when newer connections take its place
 //! ```
-//! A visitor costs a descriptor and little else, but their number is bounded, in all and for each peer. The newest is always
-//! let in: in its place the oldest visitor of the same peer goes, or the oldest one of the peer that has most. Whoever has
-//! the token sends it at once, so it is not among the oldest; whoever holds connections open without it only loses them.
+//! An unauthenticated connection costs a descriptor and little else, but their number is bounded, in all and for each peer. The newest
+//! is always admitted: in its place the oldest one of the same peer is evicted, or the oldest one of the peer that has most. A client
+//! that has the token sends it at once, so its connection is not among the oldest.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
@@ -17,45 +17,45 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// Visitors at the same time.
-pub(crate) const VISITORS: usize = 128;
-/// Visitors of one peer: an IPv4 address, or a network of 64 bits.
-const VISITORS_PER_PEER: usize = 16;
+/// Unauthenticated connections at the same time.
+pub(crate) const UNAUTHENTICATED: usize = 128;
+/// Those of one peer: an IPv4 address, or a network of 64 bits.
+const UNAUTHENTICATED_PER_PEER: usize = 16;
 /// Connections that have shown the token, at the same time.
 pub(crate) const AUTHENTICATED: usize = 1024;
 /// How long a connection may take until its first request with the token is there.
 pub(crate) const TOKEN_TIME: Duration = Duration::from_secs(10);
 
-/// All visitors of a listener.
+/// All connections of a listener.
 #[derive(Debug)]
-pub(crate) struct Visitors {
+pub(crate) struct TcpClients {
     waiting: Mutex<Queue>,
     authenticated: Arc<Semaphore>,
 }
 
 /// One connection.
 #[derive(Debug)]
-pub(crate) struct Visitor {
+pub(crate) struct TcpClient {
     id: u64,
-    all: Arc<Visitors>,
+    all: Arc<TcpClients>,
     deadline: Instant,
-    dismissed: Arc<Notify>,
+    evicted: Arc<Notify>,
     place: OnceLock<OwnedSemaphorePermit>,
 }
 
-impl Visitors {
+impl TcpClients {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self { waiting: Mutex::default(), authenticated: Arc::new(Semaphore::new(AUTHENTICATED)) })
     }
 
-    /// Lets a connection in; another may have to go for it.
-    pub(crate) fn admit(self: &Arc<Self>, peer: IpAddr) -> Arc<Visitor> {
-        let (dismissed, deadline) = (Arc::new(Notify::new()), Instant::now() + TOKEN_TIME);
-        let (id, gone) = self.queue().enter(peer, dismissed.clone());
+    /// Admits a connection; another one may be evicted for it.
+    pub(crate) fn admit(self: &Arc<Self>, peer: IpAddr) -> Arc<TcpClient> {
+        let (evicted, deadline) = (Arc::new(Notify::new()), Instant::now() + TOKEN_TIME);
+        let (id, gone) = self.queue().enter(peer, evicted.clone());
         if let Some(gone) = gone {
             gone.notify_one();
         }
-        Arc::new(Visitor { id, all: self.clone(), deadline, dismissed, place: OnceLock::new() })
+        Arc::new(TcpClient { id, all: self.clone(), deadline, evicted, place: OnceLock::new() })
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -63,8 +63,8 @@ impl Visitors {
     }
 }
 
-impl Visitor {
-    /// It has shown the token; `false`: there is no room for another one that has.
+impl TcpClient {
+    /// It has shown the token; `false`: there are too many that have.
     pub(crate) fn authenticate(&self) -> bool {
         if self.place.get().is_some() {
             return true;
@@ -76,10 +76,10 @@ impl Visitor {
         true
     }
 
-    /// Resolves when it has to go; never once it has shown the token.
-    pub(crate) async fn dismissed(&self) {
+    /// Resolves when it is evicted; never once it has shown the token.
+    pub(crate) async fn evicted(&self) {
         tokio::select! {
-            () = self.dismissed.notified() => {}
+            () = self.evicted.notified() => {}
             () = tokio::time::sleep_until(self.deadline) => {}
         }
         if self.place.get().is_some() {
@@ -88,13 +88,13 @@ impl Visitor {
     }
 }
 
-impl Drop for Visitor {
+impl Drop for TcpClient {
     fn drop(&mut self) {
         self.all.queue().leave(self.id);
     }
 }
 
-/// Visitors in the order in which they came, with what tells each that it has to go.
+/// Unauthenticated connections in the order in which they came, with what tells each that it is evicted.
 #[derive(Debug, Default)]
 struct Queue {
     next: u64,
@@ -102,13 +102,13 @@ struct Queue {
 }
 
 impl Queue {
-    /// Its number, and who has to go for it.
+    /// Its number, and which one is evicted for it.
     fn enter(&mut self, peer: IpAddr, notify: Arc<Notify>) -> (u64, Option<Arc<Notify>>) {
         let peer = group(peer);
         let from = |peer| move |(_, other, _): &(u64, IpAddr, Arc<Notify>)| *other == peer;
-        let gone = if self.waiting.iter().filter(|entry| from(peer)(entry)).count() >= VISITORS_PER_PEER {
+        let gone = if self.waiting.iter().filter(|entry| from(peer)(entry)).count() >= UNAUTHENTICATED_PER_PEER {
             self.waiting.iter().position(from(peer))
-        } else if self.waiting.len() >= VISITORS {
+        } else if self.waiting.len() >= UNAUTHENTICATED {
             let mut counts: HashMap<IpAddr, usize> = HashMap::new();
             for (_, peer, _) in &self.waiting {
                 *counts.entry(*peer).or_default() += 1;
@@ -153,7 +153,7 @@ mod tests {
     fn a_peer_with_too_many_loses_its_oldest() {
         let mut queue = Queue::default();
         let (other, _) = enter(&mut queue, "192.0.2.1");
-        for n in 0..VISITORS_PER_PEER as u64 {
+        for n in 0..UNAUTHENTICATED_PER_PEER as u64 {
             // One network of 64 bits is one peer.
             let (id, gone) = enter(&mut queue, &format!("2001:db8::{n:x}"));
             assert_eq!((id, gone.is_none()), (n + 2, true));
@@ -161,7 +161,7 @@ mod tests {
         let (_, gone) = enter(&mut queue, "2001:db8::ffff");
         assert!(gone.is_some() && ids(&queue).contains(&other) && !ids(&queue).contains(&2));
         queue.leave(other);
-        assert_eq!(queue.waiting.len(), VISITORS_PER_PEER);
+        assert_eq!(queue.waiting.len(), UNAUTHENTICATED_PER_PEER);
     }
 
     #[test]
@@ -170,13 +170,13 @@ mod tests {
         let (single, _) = enter(&mut queue, "192.0.2.1");
         let (first, _) = enter(&mut queue, "192.0.2.2");
         enter(&mut queue, "::ffff:192.0.2.2");
-        for n in 0..VISITORS - 3 {
+        for n in 0..UNAUTHENTICATED - 3 {
             assert!(enter(&mut queue, &format!("198.51.{}.{}", n / 200, n % 200)).1.is_none());
         }
         assert!(enter(&mut queue, "203.0.113.1").1.is_some());
         assert!(!ids(&queue).contains(&first) && ids(&queue).contains(&single));
         assert!(enter(&mut queue, "203.0.113.2").1.is_some());
         assert!(!ids(&queue).contains(&single), "where all have one, the oldest goes");
-        assert_eq!(queue.waiting.len(), VISITORS);
+        assert_eq!(queue.waiting.len(), UNAUTHENTICATED);
     }
 }

@@ -1,4 +1,4 @@
-//! Room on the disk that is set aside, so that the daemon can open its database where others have filled the disk.
+//! Space on the disk that is reserved, so that the daemon can open its database where others have filled the disk.
 //!
 //! It is a file of zeros, written when the database has been opened and removed when that fails on a full disk. It is written again by
 //! the next start that finds room.

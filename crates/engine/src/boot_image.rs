@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use rustix::event::epoll::EventFlags;
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
+use torpor_image::Epoch;
 use torpor_image::tree::{FileId, InetSocket, InetState, Tree};
 use torpor_linux::closer::AppFile;
 
@@ -62,14 +63,14 @@ pub struct Reopened {
 }
 
 impl BootImage {
-    /// Reads the image `path` of app number `app`; `None` if it is not a complete one.
+    /// Reads the image `path` of app number `app` in this epoch; `None` if it is not a complete one.
     ///
     /// # Errors
     /// Where it is damaged, another's, or of another machine: another kernel, say.
-    pub fn open_complete(path: &Path, app: u64) -> Result<Option<Self>, BootImageError> {
+    pub fn open_complete(path: &Path, app: u64, epoch: Epoch) -> Result<Option<Self>, BootImageError> {
         let image = ImageFile::open(path)?;
         let Contents::Complete(tree) = image.contents()? else { return Ok(None) };
-        if image.header().app != app || tree.processes.is_empty() {
+        if (image.header().app, image.header().epoch) != (app, epoch) || tree.processes.is_empty() {
             return Err(BootImageError::Other(path.to_owned()));
         }
         let wrong = torpor_restore::check::machine(&image.header().needs, &tree);

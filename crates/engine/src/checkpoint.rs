@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use torpor_image::tree::Tree;
-use torpor_image::{FormatError, HEADER_BYTES, Header, Kind, Needs, VERSION, checksum};
+use torpor_image::{Epoch, FormatError, HEADER_BYTES, Header, Kind, Needs, VERSION, checksum};
 use torpor_linux::closer::{self, AppFile};
 use torpor_linux::guard::CrashGuard;
 
@@ -207,7 +207,8 @@ impl Capture<'_> {
         let sound = tree.check(&(HEADER_BYTES..pages_end));
         sound.map_err(|error| self.cannot_be_restored(unreadable(&error)))?;
         let plan = compile(&tree).map_err(|error| self.cannot_be_restored(error.to_string()))?;
-        let image_bytes = write(&file, &tree, &plan, pages_end, (0, 0)).map_err(|error| self.wrong(error))?;
+        let image_bytes =
+            write(&file, &tree, &plan, pages_end, (0, Epoch::FIRST, 0)).map_err(|error| self.wrong(error))?;
         self.reached(Step::Copied)?;
 
         file.sync_data().map_err(|error| self.wrong(error))?;
@@ -354,13 +355,13 @@ pub(crate) fn unreadable(error: &FormatError) -> String {
     format!("it has more than an image can hold: {error}")
 }
 
-/// Writes everything but the pages of an image of this app and generation; gives the file's length.
+/// Writes everything but the pages of an image of this app, epoch and generation; gives the file's length.
 pub(crate) fn write(
     file: &File,
     tree: &Tree,
     plan: &[u8],
     pages_end: u64,
-    (app, generation): (u64, u64),
+    (app, epoch, generation): (u64, Epoch, u64),
 ) -> io::Result<u64> {
     let state = tree.encode();
     let first = tree.processes.iter().find_map(|process| process.alive()).and_then(|life| life.threads.first());
@@ -368,6 +369,7 @@ pub(crate) fn write(
         version: VERSION,
         kind: Kind::Complete,
         app,
+        epoch,
         generation,
         boot: tree.machine.boot,
         pages_bytes: pages_end - HEADER_BYTES,

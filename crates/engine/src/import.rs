@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use torpor_descriptors::registry;
 use torpor_image::tree::{FileKind, InetState, SeccompFilter, Thread, Tree};
-use torpor_image::{FormatError, Header, Kind, VERSION, checksum};
+use torpor_image::{Epoch, FormatError, Header, Kind, VERSION, checksum};
 
 use torpor_planner::bounds::{self, Bounds};
 use torpor_restore::CompileError;
@@ -27,6 +27,8 @@ use torpor_store::{Contents, ImageError, ImageFile};
 pub struct Import {
     /// The app's number here.
     pub app: u64,
+    /// Since when this machine has it.
+    pub epoch: Epoch,
     /// The sleep that it counts as.
     pub generation: u64,
     /// Addresses of the app there, and those that it has here in their place.
@@ -158,6 +160,7 @@ fn write(file: &File, header: &Header, tree: &Tree, adoption: &Import) -> io::Re
     let header = Header {
         version: VERSION,
         app: adoption.app,
+        epoch: adoption.epoch,
         generation: adoption.generation,
         boot: [0, 0],
         state_bytes: state.len() as u64,
@@ -261,7 +264,7 @@ mod tests {
     }
 
     fn adoption() -> Import {
-        Import { app: 77, generation: 1, addresses: Vec::new() }
+        Import { app: 77, epoch: Epoch::FIRST, generation: 1, addresses: Vec::new() }
     }
 
     fn wide(tree: &Tree) -> Bounds {

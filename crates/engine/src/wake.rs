@@ -103,7 +103,7 @@ fn try_wake(
     Ok(Woken { changes, memories: asleep.memories.clone(), image: asleep.image.clone() })
 }
 
-/// Opens the image of this app, generation and boot.
+/// Opens the image of this app, epoch, generation and boot.
 pub(crate) fn open(target: &Target<'_>, path: &Path, generation: u64) -> Result<(File, Header), WakeError> {
     let wrong = |error| WakeError::Image(path.to_owned(), error);
     let damaged = |error| WakeError::Damaged(path.to_owned(), error);
@@ -111,8 +111,9 @@ pub(crate) fn open(target: &Target<'_>, path: &Path, generation: u64) -> Result<
     if header.kind != Kind::Dozing {
         return Err(damaged(FormatError::Invalid("it is not one of a dozing app")));
     }
-    if (header.app, header.generation, header.boot) != (target.app, generation, target.boot) {
-        return Err(damaged(FormatError::Invalid("it belongs to another app, sleep or boot")));
+    let found = (header.app, header.epoch, header.generation, header.boot);
+    if found != (target.app, target.epoch, generation, target.boot) {
+        return Err(damaged(FormatError::Invalid("it belongs to another app, epoch, sleep or boot")));
     }
     Ok((image, header))
 }

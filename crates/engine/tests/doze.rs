@@ -13,6 +13,7 @@ use torpor_engine::{
     Abort, Asleep, Attempt, Faults, NoFaults, Phase, Recovered, Request, SleepError, Step, Target, WaitHistory,
     fall_asleep, recover, wake,
 };
+use torpor_image::Epoch;
 use torpor_testkit::programs::python;
 
 fn ask(port: u16) -> String {
@@ -42,7 +43,14 @@ impl App {
     }
 
     fn target<'a>(&'a self, faults: &'a dyn Faults) -> Target<'a> {
-        Target { app: 7, boot: [1, 2], freezer: &*self.program.cgroup, journal: &self.journal, faults }
+        Target {
+            app: 7,
+            epoch: Epoch::FIRST,
+            boot: [1, 2],
+            freezer: &*self.program.cgroup,
+            journal: &self.journal,
+            faults,
+        }
     }
 
     fn sleep(&mut self, faults: &dyn Faults) -> Result<Asleep, SleepError> {

@@ -101,7 +101,14 @@ fn helper_killed_at_a_step() {
     let home = home(init_pid, initial, &cgroup);
     let journal = MemoryJournal::awake();
     let faults = KilledAt(words[4].to_owned());
-    let target = Target { app: 0, boot: boot(), freezer: &cgroup, journal: &journal, faults: &faults };
+    let target = Target {
+        app: 0,
+        epoch: torpor_image::Epoch::FIRST,
+        boot: boot(),
+        freezer: &cgroup,
+        journal: &journal,
+        faults: &faults,
+    };
     let request = ResumeRequest {
         home: &home,
         image: Path::new(words[3]),

@@ -11,6 +11,7 @@ use common::Program;
 use common::journal::MemoryJournal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use torpor_engine::{Abort, Freezer, NoFaults, Request, SleepError, Target, WaitHistory, fall_asleep, wake};
+use torpor_image::Epoch;
 use torpor_testkit::stalls::Stalls;
 
 const SECONDS: u64 = 12;
@@ -60,7 +61,14 @@ fn run() -> i64 {
 
     let folder = tempfile::tempdir().unwrap();
     let journal = MemoryJournal::awake();
-    let target = Target { app: 1, boot: [0, 0], freezer: &*program.cgroup, journal: &journal, faults: &NoFaults };
+    let target = Target {
+        app: 1,
+        epoch: Epoch::FIRST,
+        boot: [0, 0],
+        freezer: &*program.cgroup,
+        journal: &journal,
+        faults: &NoFaults,
+    };
     let mut memories = WaitHistory::default();
     let (mut sleeps, mut aborts) = (0_u64, 0);
     let begun = Instant::now();

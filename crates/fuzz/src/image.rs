@@ -79,6 +79,6 @@ pub(crate) fn vetting(bytes: &[u8]) {
     for part in [&header.encode()[..], &pages, &state] {
         file.write_all(part).expect("there is room in memory");
     }
-    let adoption = Import { app: 7, generation: 1, addresses: Vec::new() };
+    let adoption = Import { app: 7, epoch: torpor_image::Epoch::FIRST, generation: 1, addresses: Vec::new() };
     let _ = adopt(file.path(), &adoption, &BOUNDS);
 }

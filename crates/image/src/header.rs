@@ -1,6 +1,7 @@
 //! The first block of an image: what it is, readable without the rest.
 
 use crate::codec::{FormatError, Reader, Writer};
+use crate::epoch::Epoch;
 use crate::{PAGE, checksum};
 
 /// Bytes before the pages: the header, filled with zeros.
@@ -12,9 +13,14 @@ pub const VERSION: u32 = 3;
 const MAGIC: u64 = u64::from_le_bytes(*b"TORPOR\r\n");
 /// The first version that knew complete images; version 3 differs from it in their state only.
 const FIRST_COMPLETE: u32 = 2;
+/// The first version that may have an epoch behind the encoded header.
+const FIRST_WITH_EPOCH: u32 = 3;
 /// Bytes of the header of version 1, which knew dozing images only, and of later ones.
 const ENCODED_1: usize = 80;
 const ENCODED: usize = 144;
+/// Where the epoch and its checksum follow; both are 0 in the first epoch, so that these images are as they were before.
+const EPOCH: usize = ENCODED;
+const EPOCH_END: usize = EPOCH + 16;
 
 /// What an image is and how large.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +31,8 @@ pub struct Header {
     pub kind: Kind,
     /// App it belongs to; 0 for a tree that belongs to none.
     pub app: u64,
+    /// Whose capture it is: that of the app's present owner, or of a former one.
+    pub epoch: Epoch,
     /// Count of captures of this app; the highest is current.
     pub generation: u64,
     /// Boot of the machine (`/proc/sys/kernel/random/boot_id`): a dozing app's image fits only processes of this boot.
@@ -50,6 +58,7 @@ impl Default for Header {
             version: VERSION,
             kind: Kind::default(),
             app: 0,
+            epoch: Epoch::FIRST,
             generation: 0,
             boot: [0; 2],
             pages_bytes: 0,
@@ -112,6 +121,10 @@ impl Header {
         out.u64(self.needs.xstate_mask);
         debug_assert_eq!(out.0.len(), ENCODED - 8);
         out.u64(checksum(&out.0));
+        if self.epoch != Epoch::FIRST {
+            out.u64(self.epoch.get());
+            out.u64(checksum(&out.0));
+        }
         out.0.resize(HEADER_BYTES as usize, 0);
         out.0
     }
@@ -154,6 +167,9 @@ impl Header {
             header.plan_checksum = reader.u64()?;
             header.needs = Needs::decode(&mut reader)?;
         }
+        if version >= FIRST_WITH_EPOCH {
+            header.epoch = decode_epoch(bytes)?;
+        }
         header.check(file_bytes)?;
         Ok(header)
     }
@@ -190,6 +206,18 @@ impl Header {
     }
 }
 
+fn decode_epoch(bytes: &[u8]) -> Result<Epoch, FormatError> {
+    let (encoded, sum) = bytes.get(..EPOCH_END).ok_or(FormatError::Truncated("its header"))?.split_at(EPOCH_END - 8);
+    let epoch = Reader::new(&encoded[EPOCH..], "its header").u64()?;
+    let sum = Reader::new(sum, "its header").u64()?;
+    match Epoch::new(epoch) {
+        None if sum == 0 => Ok(Epoch::FIRST),
+        Some(_) if sum != checksum(encoded) => Err(FormatError::Checksum("the epoch")),
+        Some(epoch) if epoch != Epoch::FIRST => Ok(epoch),
+        _ => Err(FormatError::Invalid("epoch")),
+    }
+}
+
 impl Needs {
     fn decode(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
         let mut part = || u16::try_from(reader.u32()?).map_err(|_| FormatError::Invalid("version of the kernel"));
@@ -211,6 +239,7 @@ mod tests {
             version: VERSION,
             kind: Kind::Complete,
             app: 7,
+            epoch: Epoch::new(2).unwrap(),
             generation: 3,
             boot: [1, 2],
             pages_bytes: 8192,
@@ -230,12 +259,37 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_is_found() {
-        let good = sample().encode();
-        for bit in 0..ENCODED * 8 {
-            let mut bad = good.clone();
-            bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(Header::decode(&bad, 4096 + 8192 + 15).is_err(), "bit {bit}");
+        for epoch in [1, 2, u64::MAX] {
+            let good = Header { epoch: Epoch::new(epoch).unwrap(), ..sample() }.encode();
+            for bit in 0..EPOCH_END * 8 {
+                let mut bad = good.clone();
+                bad[bit / 8] ^= 1 << (bit % 8);
+                assert!(Header::decode(&bad, 4096 + 8192 + 15).is_err(), "bit {bit}");
+            }
         }
+    }
+
+    #[test]
+    fn the_first_epoch_is_not_written() {
+        let good = Header { epoch: Epoch::FIRST, ..sample() }.encode();
+        assert!(good[EPOCH..].iter().all(|byte| *byte == 0));
+        assert_eq!(Header::decode(&good, 4096 + 8192 + 15).unwrap().epoch, Epoch::FIRST);
+        // Nor is it read, whatever the checksum says, and nor is a checksum of none.
+        for epoch in [0_u64, 1] {
+            let mut bad = good.clone();
+            bad[EPOCH..EPOCH + 8].copy_from_slice(&epoch.to_le_bytes());
+            let sum = checksum(&bad[..EPOCH + 8]);
+            bad[EPOCH + 8..EPOCH_END].copy_from_slice(&sum.to_le_bytes());
+            assert_eq!(Header::decode(&bad, 4096 + 8192 + 15), Err(FormatError::Invalid("epoch")));
+        }
+    }
+
+    #[test]
+    fn earlier_versions_have_no_epoch() {
+        let mut old = Header { version: 2, ..sample() }.encode();
+        assert_eq!(Header::decode(&old, 4096 + 8192 + 15).unwrap().epoch, Epoch::FIRST);
+        old[EPOCH..EPOCH_END].fill(7);
+        assert_eq!(Header::decode(&old, 4096 + 8192 + 15).unwrap().epoch, Epoch::FIRST);
     }
 
     #[test]
@@ -251,6 +305,7 @@ mod tests {
         out.0.resize(4096, 0);
         let header = Header::decode(&out.0, 4096 + 8192 + 10).unwrap();
         assert_eq!((header.kind, header.app, header.generation, header.state_bytes), (Kind::Dozing, 7, 3, 10));
+        assert_eq!(header.epoch, Epoch::FIRST);
     }
 
     #[test]

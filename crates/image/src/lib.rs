@@ -23,11 +23,13 @@
 #![forbid(unsafe_code)]
 
 mod codec;
+mod epoch;
 mod header;
 mod state;
 pub mod tree;
 
 pub use codec::FormatError;
+pub use epoch::Epoch;
 pub use header::{HEADER_BYTES, Header, Kind, Needs, VERSION};
 pub use state::{Content, Process, Region, State, Thread, Wait};
 

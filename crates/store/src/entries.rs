@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use torpor_image::Kind;
+use torpor_image::{Epoch, Kind};
 
 use crate::directory::{HIGHEST, Store};
 use crate::image::{FileInfo, Image};
@@ -14,11 +14,13 @@ use crate::names::{ImageState, number};
 use crate::partial::{self, Partial};
 use crate::{header, steps};
 
-/// Whose images are meant: an app, on this boot of the machine.
+/// Whose images are meant: an app in one epoch, on this boot of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// The app's number, as images have it.
     pub app: u64,
+    /// Since when this machine has the app.
+    pub epoch: Epoch,
     /// This boot.
     pub boot: [u64; 2],
 }
@@ -71,13 +73,14 @@ impl Entry {
         let file = ImageFile::open(&self.path).ok()?;
         let header = file.header();
         let usable = file.is_complete() || header.boot == owner.boot;
-        Some(Claim { app: header.app == owner.app, generation: header.generation, usable })
+        let app = (header.app, header.epoch) == (owner.app, owner.epoch);
+        Some(Claim { app, generation: header.generation, usable })
     }
 }
 
 /// What the header of an image says of an owner.
 struct Claim {
-    /// It is this app's.
+    /// It is this app's, of this epoch.
     app: bool,
     generation: u64,
     /// It can still be used: a dozing app's fits only processes of its own boot.
@@ -217,7 +220,7 @@ mod tests {
     use super::*;
     use torpor_image::Header;
 
-    const OWNER: Owner = Owner { app: 255, boot: [3, 4] };
+    const OWNER: Owner = Owner { app: 255, epoch: Epoch::FIRST, boot: [3, 4] };
 
     /// An image of `app`, as far as its header goes.
     fn image(store: &Store, name: &str, app: u64, generation: u64, complete: bool, boot: [u64; 2]) {
@@ -295,6 +298,20 @@ mod tests {
         assert_eq!(store.newest_committed(OWNER).unwrap(), None);
         fs::write(folder.path().join("6.image"), "x").unwrap();
         assert_eq!(store.newest_committed(OWNER).unwrap(), Some(store.image(6)), "it may be the app's");
+    }
+
+    #[test]
+    fn an_image_of_another_epoch_is_not_the_apps() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::of_app(folder.path());
+        let second = Owner { epoch: Epoch::new(2).unwrap(), ..OWNER };
+        image(&store, "1.image", 255, 1, true, OWNER.boot);
+        let header = Header { app: 255, epoch: second.epoch, generation: 2, kind: Kind::Complete, ..Header::default() };
+        fs::write(folder.path().join("2.image"), header.encode()).unwrap();
+        assert_eq!(store.newest_committed(OWNER).unwrap(), Some(store.image(1)));
+        assert_eq!(store.newest_committed(second).unwrap(), Some(store.image(2)));
+        store.clean(Some(1), OWNER).unwrap();
+        assert_eq!(names(&store), ["1.image", "2.damaged"]);
     }
 
     #[test]

@@ -15,6 +15,8 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use torpor_api::worker::AppRecord;
+
 use crate::journal::Owner;
 
 /// Ends of the names of images, behind the generation and a dot.
@@ -29,6 +31,13 @@ const HIGHEST: u64 = 1 << 62;
 /// An app's number in images.
 pub(crate) fn app_number(id: &str) -> u64 {
     u64::from_str_radix(id, 16).unwrap_or_default()
+}
+
+impl Owner {
+    /// That of an app's phases and images on this boot.
+    pub(crate) fn of(record: &AppRecord, boot: [u64; 2]) -> Self {
+        Self { app: app_number(&record.id), epoch: record.epoch.get().into(), boot }
+    }
 }
 
 /// Paths of one app.
@@ -220,7 +229,7 @@ impl AppFiles {
 
 /// What the header of an image says of an owner.
 struct Whose {
-    /// It is this app's.
+    /// It is this app's, of this epoch.
     app: bool,
     generation: u64,
     /// It can still be used: a dozing app's fits only processes of its own boot.
@@ -232,7 +241,8 @@ fn whose(path: &Path, owner: Owner) -> Option<Whose> {
     let image = torpor_engine::ImageFile::open(path).ok()?;
     let header = image.header();
     let usable = image.is_complete() || header.boot == owner.boot;
-    Some(Whose { app: header.app == owner.app, generation: header.generation, usable })
+    let app = (header.app, header.epoch) == (owner.app, owner.epoch);
+    Some(Whose { app, generation: header.generation, usable })
 }
 
 /// The image of an app with the highest generation.
@@ -260,7 +270,7 @@ mod tests {
         assert_eq!(found, [(files.data.join("9.damaged"), 9, true), (files.image(10), 10, false)]);
     }
 
-    const OWNER: Owner = Owner { app: 255, boot: [3, 4] };
+    const OWNER: Owner = Owner { app: 255, epoch: torpor_image::Epoch::FIRST, boot: [3, 4] };
 
     /// An image of `app`, as far as its header goes.
     fn image(files: &AppFiles, name: &str, app: u64, generation: u64, complete: bool, boot: [u64; 2]) -> PathBuf {

@@ -101,8 +101,9 @@ impl Hibernating<'_> {
         }
         tree.check(&(HEADER_BYTES..pages_end)).map_err(|error| Stop::Refused(unreadable(&error)))?;
         let plan = compile(&tree).map_err(|error| Stop::Refused(error.to_string()))?;
-        let image_bytes = write(file, &tree, &plan, pages_end, (self.target.app, self.request.generation))
-            .map_err(|error| Failure::Image(self.part.clone(), error))?;
+        let image_bytes =
+            write(file, &tree, &plan, pages_end, (self.target.app, self.target.epoch, self.request.generation))
+                .map_err(|error| Failure::Image(self.part.clone(), error))?;
         Ok(Written { tree, kept, warnings, image_bytes })
     }
 

@@ -50,9 +50,9 @@ pub(super) fn prepare(resuming: &mut Resuming<'_>, request: ResumeRequest<'_>) -
     let ResumeRequest { home, image, generation, given } = request;
     let mut given = given().map_err(ResumeError::Parked)?;
     let loaded = load(image)?;
-    let (about, wanted) = (&loaded.header, (resuming.target.app, generation));
-    if (about.app, about.generation) != wanted {
-        let error = FormatError::Invalid("it belongs to another app or sleep");
+    let (about, wanted) = (&loaded.header, (resuming.target.app, resuming.target.epoch, generation));
+    if (about.app, about.epoch, about.generation) != wanted {
+        let error = FormatError::Invalid("it belongs to another app, epoch or sleep");
         return Err(RestoreError::Format(image.to_owned(), error).into());
     }
     resuming.reached(RestoreStep::Read)?;

@@ -143,6 +143,7 @@ impl Sleep<'_> {
         let encoded = state.encode();
         let header = Header {
             app: self.target.app,
+            epoch: self.target.epoch,
             generation: self.request.generation,
             boot: self.target.boot,
             pages_bytes: pages_end - HEADER_BYTES,

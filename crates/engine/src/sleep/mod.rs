@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use torpor_image::State;
+use torpor_image::{Epoch, State};
 
 pub use self::blockers::obstacles;
 pub use self::capture::is_begun_sleep;
@@ -45,6 +45,8 @@ use torpor_process::trace::Process;
 pub struct Target<'a> {
     /// Its id, in the image's header.
     pub app: u64,
+    /// Since when this machine has it, in the image's header.
+    pub epoch: Epoch,
     /// This boot of the machine.
     pub boot: [u64; 2],
     /// Freezes and thaws it.

@@ -35,7 +35,14 @@ impl TestHome {
     /// Builds the processes of an image here.
     pub fn resume(&self, image: &Path, given: BTreeMap<u32, OwnedFd>, faults: &dyn Faults) -> Outcome {
         let journal = MemoryJournal::new(WARM);
-        let target = Target { app: 0, boot: boot(), freezer: &*self.cgroup, journal: &journal, faults };
+        let target = Target {
+            app: 0,
+            epoch: torpor_image::Epoch::FIRST,
+            boot: boot(),
+            freezer: &*self.cgroup,
+            journal: &journal,
+            faults,
+        };
         let given: BTreeMap<_, _> = given.into_iter().map(|(id, fd)| (id, fd.into())).collect();
         let request = ResumeRequest { home: &self.home, image, generation: 0, given: Box::new(move || Ok(given)) };
         let (result, timings) = resume(&target, request);

@@ -16,6 +16,7 @@ use torpor_engine::{
     Abort, Asleep, Faults, HibernateOutcome, HibernateRequest, Ids, NoFaults, Parking, Phase, Request, ResumeRequest,
     SandboxHandle, SleepError, Target, WaitHistory, Warm, fall_asleep, hibernate, resume,
 };
+use torpor_image::Epoch;
 use torpor_linux::closer::{self, AppFile};
 use torpor_sandbox::cgroup::Hierarchies;
 use torpor_sandbox::{EtcFiles, ID_COUNT, IdRange, Launcher, Limits, Program, Sandbox, SandboxSpec, Security, User};
@@ -203,7 +204,7 @@ impl App {
     /// Does something with its target.
     pub fn with_target<T>(&self, faults: &dyn Faults, work: impl FnOnce(&Target<'_>) -> T) -> T {
         let freezer = CgroupFreezer::of(&self.sandbox);
-        work(&Target { app: 7, boot: boot(), freezer: &freezer, journal: &self.journal, faults })
+        work(&Target { app: 7, epoch: Epoch::FIRST, boot: boot(), freezer: &freezer, journal: &self.journal, faults })
     }
 
     /// Puts it to sleep; tries again for some time where it has work to do.

@@ -15,7 +15,7 @@ use torpor_image::tree::{
     SharedMemory, SharedMemoryKind, Shares, SignalStack, SocketOption, Switches, Terminal, Thread, Times, Tmpfs, Tree,
     UnixSocket, UnixState, Wait, WaitPlace,
 };
-use torpor_image::{Content, HEADER_BYTES, Header, Kind, Needs, PAGE, Region, State, VERSION, checksum};
+use torpor_image::{Content, Epoch, HEADER_BYTES, Header, Kind, Needs, PAGE, Region, State, VERSION, checksum};
 
 /// Pages of every golden image.
 pub(crate) const STORED_PAGES: u64 = 3;
@@ -413,6 +413,7 @@ pub(crate) fn header(kind: Kind, state: &[u8], plan: &[u8]) -> Header {
         version: VERSION,
         kind,
         app: 0x0123_4567_89ab_cdef,
+        epoch: Epoch::FIRST,
         generation: 42,
         boot: [11, 12],
         pages_bytes: STORED_PAGES * PAGE,

@@ -17,8 +17,9 @@ use torpor_sandbox::{Security, default_filter_words, hard_limits};
 
 use super::{broken, check_volumes, failed};
 use crate::app::AppHandle;
-use crate::app_files::{AppFiles, app_number};
+use crate::app_files::AppFiles;
 use crate::faults::ImportStep;
+use crate::journal::Owner;
 use crate::shared::Shared;
 
 /// The sleep that an imported image counts as.
@@ -139,8 +140,10 @@ impl Importing {
             let same_family = |new: &&IpAddr| new.is_ipv4() == old.is_ipv4();
             Some((*old, *here.iter().find(same_family)?))
         });
+        let owner = Owner::of(&self.record, self.shared.boot);
         let adoption = torpor_engine::Import {
-            app: app_number(&self.record.id),
+            app: owner.app,
+            epoch: owner.epoch,
             generation: GENERATION,
             addresses: addresses.collect(),
         };

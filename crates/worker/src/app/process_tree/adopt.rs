@@ -20,7 +20,6 @@ use super::sleep_state::{SleepState, WarmApp};
 use super::texts::{chain, text};
 use super::{ProcessTree, parked};
 use crate::app::workload::Adoption;
-use crate::app_files::app_number;
 use crate::clock;
 use crate::faults::SandboxStep;
 use crate::probes::Sockets;
@@ -286,9 +285,11 @@ impl ProcessTree {
             // The old worker may have died on the way to `Awake`.
             self.files.take_back(generation).map_err(|error| unknown(&image.display().to_string(), error))?;
         }
+        let owner = self.owner();
         let target = Target {
-            app: app_number(&self.record.id),
-            boot: self.shared.boot,
+            app: owner.app,
+            epoch: owner.epoch,
+            boot: owner.boot,
             freezer: &freezer,
             journal: &*self.journal,
             faults: &self.shared.faults,

@@ -34,7 +34,7 @@ use super::sleep_state::{SleepState, WarmApp};
 use super::start_error::StartError;
 use super::texts::{chain, text};
 use super::{ProcessTree, start};
-use crate::app_files::{AppFiles, app_number};
+use crate::app_files::AppFiles;
 use crate::clock;
 use crate::faults::SandboxStep;
 use crate::journal::{Owner, PhaseFile};
@@ -289,7 +289,7 @@ fn stored(files: &AppFiles, owner: Owner, journal: &PhaseFile) -> Result<Option<
             None => return Ok(None),
         },
     };
-    match BootImage::open_complete(&image, owner.app) {
+    match BootImage::open_complete(&image, owner.app, owner.epoch) {
         Err(BootImageError::Image(ImageError::Read(_, error))) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Ok(Some(stored)) if stored.generation() != generation => {
             Err(NoSandbox::Unusable(text(format!("image {} is of another sleep", image.display()))))
@@ -305,7 +305,7 @@ pub(crate) fn adopts_boot_image(record: &AppRecord, files: &AppFiles, boot: [u64
 
 /// Whether an app of which no process and no sandbox is there has an image that the next daemon can use.
 pub(crate) fn has_boot_image(record: &AppRecord, files: &AppFiles, boot: [u64; 2]) -> bool {
-    let owner = Owner { app: app_number(&record.id), boot };
+    let owner = Owner::of(record, boot);
     let journal = PhaseFile::open(&files.phase(), owner);
     journal.is_ok_and(|journal| matches!(stored(files, owner, &journal), Ok(Some(_))))
 }

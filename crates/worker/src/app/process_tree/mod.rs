@@ -53,7 +53,7 @@ use torpor_lifecycle::{Event, Text};
 use torpor_sandbox::Sandbox;
 
 use super::operation::Operation;
-use crate::app_files::{AppFiles, app_number};
+use crate::app_files::AppFiles;
 use crate::cached::CachedImage;
 use crate::journal::{Owner, PhaseFile};
 use crate::logs::{Log, Reading};
@@ -144,7 +144,7 @@ enum Message {
 impl ProcessTree {
     /// One of which nothing is known yet.
     pub(crate) fn new(record: Arc<AppRecord>, files: AppFiles, shared: Arc<Shared>, log: Arc<Log>) -> io::Result<Self> {
-        let owner = Owner { app: app_number(&record.id), boot: shared.boot };
+        let owner = Owner::of(&record, shared.boot);
         let journal = Arc::new(PhaseFile::open(&files.phase(), owner)?);
         let (sender, messages) = mpsc::unbounded_channel();
         Ok(Self {
@@ -177,7 +177,7 @@ impl ProcessTree {
 
     /// Whose phases and images are the app's.
     fn owner(&self) -> Owner {
-        Owner { app: app_number(&self.record.id), boot: self.shared.boot }
+        Owner::of(&self.record, self.shared.boot)
     }
 
     /// Reports an event to the task, behind what its threads have reported.

@@ -19,6 +19,7 @@ pub(super) fn with_target<T>(
 ) -> T {
     run(&Target {
         app: owner.app,
+        epoch: owner.epoch,
         boot: owner.boot,
         freezer,
         journal: &Commits { operation, journal },

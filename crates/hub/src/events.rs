@@ -206,6 +206,8 @@ impl Recorder {
                 // What had happened when they asked is ready by now. Unconstrained, or the task's budget could hide it.
                 match tokio::task::unconstrained(batches.next()).now_or_never() {
                     Some(next) => next,
+                    // What could not be stored before is tried for them.
+                    None if !unstored.is_empty() => Some(Vec::new()),
                     None => {
                         for reader in readers.drain(..) {
                             // An error means that the reader is gone.

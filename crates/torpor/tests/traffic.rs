@@ -73,6 +73,8 @@ fn probes_do_not_wake_a_warm_app_either_before_and_after_a_power_cut() {
         if cut {
             daemon.power_off().unwrap();
             daemon.up().unwrap();
+            // Until it has its listener again and looks at it, a connection may count.
+            daemon.wait_state("app", "warm", PATIENCE).unwrap();
         }
         let before = wakes(&daemon);
         for _ in 0..300 {

@@ -4,7 +4,6 @@
 mod fake;
 
 use std::os::unix::fs::PermissionsExt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use fake::{FakeWorker, Running, app, refusal};
@@ -271,7 +270,7 @@ async fn a_teardown_without_a_daemon_starts_nothing() {
         stalled_after: torpor_hub::STALLED_AFTER,
     };
     let worker = FakeWorker::new();
-    let lock = Arc::new(torpor_hub::InstanceLock::take(&options.data_dir).unwrap());
+    let lock = fake::lock(&options.data_dir).await;
     let hub = torpor_hub::Hub::open_for_teardown(options, lock, fake::client_of(worker.clone())).await.unwrap();
     hub.teardown(false, tokio::sync::mpsc::channel(1).0).await.unwrap();
     // The worker, which was opened for this alone, is told what is wanted of the app and starts it for nobody.

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -494,7 +494,7 @@ impl Running {
     ) -> Self {
         let idle = torpor_api::spec::Idle { after: torpor_api::units::Span::from_secs(77), ..Default::default() };
         let options = HubOptions { instance: "test".to_owned(), data_dir: dir.join("data"), idle, stalled_after };
-        let lock = Arc::new(InstanceLock::take(&options.data_dir).unwrap());
+        let lock = lock(&options.data_dir).await;
         let hub = Hub::open(options, lock, client_of(worker.clone())).await.unwrap();
         if adopted {
             hub.adopted(|_| ()).await;
@@ -522,6 +522,19 @@ impl Running {
         let stop = self.stop.take();
         self.served.await.unwrap().unwrap();
         drop(stop);
+    }
+}
+
+/// The lock of a data directory. A hub that was closed in this process keeps it until its last task has ended.
+pub async fn lock(data_dir: &Path) -> Arc<InstanceLock> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        match InstanceLock::take(data_dir) {
+            Err(HubError::AlreadyRunning { .. }) if Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            taken => return Arc::new(taken.unwrap()),
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::event::epoll::EventFlags;
@@ -22,7 +22,7 @@ use torpor_descriptors::registry::{Stage, needs};
 use torpor_descriptors::{RestoreFileError, restore_listeners};
 use torpor_process::sandbox::SandboxHandle;
 use torpor_process::wait::since::now;
-use torpor_store::{Contents, ImageError, ImageFile};
+use torpor_store::{Contents, Image, ImageError, ImageFile};
 
 /// Why an app is not to be had from its image.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +33,9 @@ pub enum BootImageError {
     /// It is not this app's.
     #[error("image {} belongs to another app", .0.display())]
     Other(PathBuf),
+    /// It is not the one of this generation.
+    #[error("image {} is of another sleep", .0.display())]
+    OtherSleep(PathBuf),
     /// This machine cannot run it.
     #[error("it cannot be woken on this machine: {}", .0.join("; "))]
     Machine(Vec<String>),
@@ -47,9 +50,8 @@ pub enum BootImageError {
 /// An app that is nothing but an image.
 #[derive(Debug)]
 pub struct BootImage {
-    path: PathBuf,
+    image: Image,
     bytes: u64,
-    generation: u64,
     tree: Tree,
 }
 
@@ -63,37 +65,35 @@ pub struct Reopened {
 }
 
 impl BootImage {
-    /// Reads the image `path` of app number `app` in this epoch; `None` if it is not a complete one.
+    /// Reads `image` of app number `app` in this epoch; `None` if it is not a complete one.
     ///
     /// # Errors
-    /// Where it is damaged, another's, or of another machine: another kernel, say.
-    pub fn open_complete(path: &Path, app: u64, epoch: Epoch) -> Result<Option<Self>, BootImageError> {
-        let image = ImageFile::open(path)?;
-        let Contents::Complete(tree) = image.contents()? else { return Ok(None) };
-        if (image.header().app, image.header().epoch) != (app, epoch) || tree.processes.is_empty() {
-            return Err(BootImageError::Other(path.to_owned()));
+    /// Where it is damaged, another's, of another sleep, or of another machine: another kernel, say.
+    pub fn open_complete(image: &Image, app: u64, epoch: Epoch) -> Result<Option<Self>, BootImageError> {
+        let file = ImageFile::open(image.path())?;
+        let Contents::Complete(tree) = file.contents()? else { return Ok(None) };
+        let header = file.header();
+        if (header.app, header.epoch) != (app, epoch) || tree.processes.is_empty() {
+            return Err(BootImageError::Other(image.path().to_owned()));
         }
-        let wrong = torpor_restore::check::machine(&image.header().needs, &tree);
+        let wrong = torpor_restore::check::machine(&header.needs, &tree);
         if !wrong.is_empty() {
             return Err(BootImageError::Machine(wrong));
         }
-        let generation = image.header().generation;
-        Ok(Some(Self { path: path.to_owned(), bytes: image.bytes(), generation, tree: *tree }))
+        if header.generation != image.generation() {
+            return Err(BootImageError::OtherSleep(image.path().to_owned()));
+        }
+        Ok(Some(Self { image: image.clone(), bytes: file.bytes(), tree: *tree }))
     }
 
     /// The image.
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub const fn image(&self) -> &Image {
+        &self.image
     }
 
     /// Bytes of the image's file.
     pub fn bytes(&self) -> u64 {
         self.bytes
-    }
-
-    /// Generation of the image.
-    pub fn generation(&self) -> u64 {
-        self.generation
     }
 
     /// The initial process's id inside.

@@ -10,11 +10,12 @@
 //! on our behalf, which then finds back to them by itself (see `collect::landing`). From the start of [`Doomed`]'s guard on,
 //! the whole tree ends, whether we are killed or not.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use torpor_image::tree::Tree;
@@ -30,7 +31,7 @@ use torpor_process::step::{Fault, Faults, Step, Timings};
 use torpor_process::threads::{Began, ThreadPlan, WaitHistory, let_go};
 use torpor_process::trace::TraceError;
 use torpor_process::wait::since::now;
-use torpor_store::IMAGE_NAME;
+use torpor_store::{CommitError, Durability, Image, Partial, Store};
 
 /// Oldest kernel that restores an image.
 const KERNEL: (u16, u16) = (6, 7);
@@ -124,7 +125,9 @@ impl From<TraceError> for CheckpointError {
 struct Capture<'a> {
     request: &'a Checkpoint<'a>,
     timings: Timings,
-    part: PathBuf,
+    image: Image,
+    /// Until the commit.
+    partial: Option<Partial>,
     /// The directory was made for this image.
     made_folder: bool,
     stopped: Vec<Stopped>,
@@ -138,7 +141,8 @@ pub fn checkpoint(request: &Checkpoint<'_>) -> Result<Checkpointed, CheckpointEr
     let mut capture = Capture {
         request,
         timings: Timings::begin(),
-        part: request.folder.join(format!("{IMAGE_NAME}.part")),
+        image: Store::of_checkpoint(request.folder).image(0),
+        partial: None,
         made_folder: false,
         stopped: Vec::new(),
         plans: Vec::new(),
@@ -184,7 +188,7 @@ impl Capture<'_> {
             return Err(CheckpointError::Own(root));
         }
         let began = Began::take(&before, &WaitHistory::default()).map_err(look)?;
-        let file = self.open()?;
+        let file = self.begin()?;
         self.reached(Step::Prepared)?;
 
         self.stopped = stop(root, &before).map_err(CheckpointError::Collect)?;
@@ -214,22 +218,24 @@ impl Capture<'_> {
         file.sync_data().map_err(|error| self.wrong(error))?;
         self.reached(Step::Synced)?;
 
-        let image = self.image();
-        fs::rename(&self.part, &image).map_err(|error| CheckpointError::Image(image.clone(), error))?;
-        // From here on the image is there, whatever else fails.
+        // Once it is committed it is there, whatever else fails.
         let after = |error| CheckpointError::After { pid: root, error: Box::new(error) };
-        let folder = File::open(self.request.folder).and_then(|folder| folder.sync_all());
-        folder.map_err(|error| after(CheckpointError::Image(image, error)))?;
+        match self.partial.take().map(|partial| partial.commit(Durability::PowerCuts)) {
+            Some(Ok(_)) => {}
+            Some(Err(CommitError::Unsynced { error, .. })) => return Err(after(self.wrong(error))),
+            Some(Err(CommitError::Unnamed { partial, error })) => {
+                self.partial = Some(partial);
+                return Err(self.wrong(error));
+            }
+            None => return Err(self.wrong(io::ErrorKind::NotFound.into())),
+        }
         self.reached(Step::Committed).map_err(|fault| after(fault.into()))?;
         Ok((tree, image_bytes))
     }
 
-    fn image(&self) -> PathBuf {
-        self.request.folder.join(IMAGE_NAME)
-    }
-
     fn wrong(&self, error: io::Error) -> CheckpointError {
-        CheckpointError::Image(self.part.clone(), error)
+        let path = self.partial.as_ref().map_or(self.image.path(), Partial::path);
+        CheckpointError::Image(path.to_owned(), error)
     }
 
     /// What cannot be restored is not captured.
@@ -238,25 +244,15 @@ impl Capture<'_> {
         CheckpointError::Collect(obstacle.into())
     }
 
-    fn open(&mut self) -> Result<File, CheckpointError> {
+    fn begin(&mut self) -> Result<Arc<File>, CheckpointError> {
         let folder = self.request.folder;
         match fs::create_dir(folder) {
             Ok(()) => self.made_folder = true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(CheckpointError::Image(folder.to_owned(), error)),
         }
-        // What an earlier checkpoint has left goes; a link that others have put there is not followed.
-        self.remove_part()?;
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true).mode(0o600);
-        options.open(&self.part).map_err(|error| self.wrong(error))
-    }
-
-    fn remove_part(&self) -> Result<(), CheckpointError> {
-        match fs::remove_file(&self.part) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.wrong(error)),
-            _ => Ok(()),
-        }
+        let partial = self.image.begin().map_err(|error| self.wrong(error))?;
+        Ok(self.partial.insert(partial).file().clone())
     }
 
     /// The tree runs on, and nothing stays of an image that was not committed.
@@ -265,8 +261,9 @@ impl Capture<'_> {
         if let Some(lock) = self.request.lock {
             lock.release("").map_err(CheckpointError::Lock)?;
         }
-        self.remove_part()?;
-        if self.made_folder && !self.image().exists() {
+        let discarded = self.partial.take().map_or(Ok(()), Partial::discard);
+        discarded.map_err(|error| self.wrong(error))?;
+        if self.made_folder && !self.image.path().exists() {
             let folder = self.request.folder;
             fs::remove_dir(folder).map_err(|error| CheckpointError::Image(folder.to_owned(), error))?;
         }
@@ -328,7 +325,7 @@ impl Capture<'_> {
         }
         self.reached(Step::Released).map_err(|fault| after(fault.into()))?;
         Ok(Checkpointed {
-            image: self.image(),
+            image: self.image.path().to_owned(),
             processes: tree.processes.len(),
             threads: tree.threads().count(),
             image_bytes,

@@ -11,11 +11,11 @@
 //! - [`fall_asleep`], [`wake`]: the processes stay, frozen. Their private memory goes into an image and comes back in place, so every
 //!   kernel object stays what it is.
 //! - [`hibernate`], [`resume`]: the processes end as well. A complete image describes them, and their open files are parked.
-//! - [`Stored`]: an image without a sandbox, as after a reboot. [`adopt`]: an image from another machine.
+//! - [`BootImage`]: an image without a sandbox, as after a reboot. [`adopt`]: an image from another machine.
 //! - [`recover`] is for the next worker after a crash.
 //!
 //! The modules say how each can be interrupted, fail or crash at every step, and what is left then. The engine knows nothing of apps,
-//! policies or networks: a [`Freezer`], a [`Journal`], a path for the image, and a [`Watch`] that tells when the app has work.
+//! policies or networks: a [`Freezer`], a [`Journal`], an [`Image`](torpor_store::Image) of a store, and a [`Watch`] that tells when the app has work.
 #![forbid(unsafe_code)]
 
 mod boot_image;
@@ -29,16 +29,17 @@ mod sleep;
 mod target;
 mod texts;
 mod wake;
+mod warm;
 mod watch;
 
 pub use boot_image::{BootImage, BootImageError, Reopened};
 pub use checkpoint::{Checkpoint, CheckpointError, Checkpointed, checkpoint};
-pub use hibernate::{HibernateError, HibernateOutcome, HibernateRequest, Warm, hibernate};
+pub use hibernate::{HibernateError, HibernateOutcome, HibernateRequest, hibernate};
 pub use import::{Import, ImportError, Imported, adopt, stays};
 pub use probe::probe;
 pub use recover::{RecoverError, Recovered, recover};
-pub use resume::{Parked, ResumeError, ResumeOutcome, ResumeRequest, resume, woken};
-pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep, is_begun_sleep, obstacles};
+pub use resume::{Parked, ResumeError, ResumeOutcome, ResumeRequest, resume};
+pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep, obstacles};
 pub use target::{Freezer, Journal, Parking, Phase};
 #[doc(hidden)]
 pub use texts::read_texts;
@@ -55,8 +56,8 @@ pub use torpor_process::threads::WaitHistory;
 pub use torpor_process::timers::Deadline;
 pub use torpor_process::trace::TraceError;
 pub use torpor_restore::{CompileError, Restore, RestoreError, RestoreFaults, RestoreStep, Restored, compile, restore};
-pub use torpor_store::{Contents, IMAGE_NAME, ImageError, ImageFile, MemoryDifference, Verified, compare_memory};
 pub use wake::{WakeError, Woken, wake};
+pub use warm::Warm;
 pub use watch::{Source, Watch, WatchError, epoll_members};
 
 /// What this machine lets programs without privileges have.

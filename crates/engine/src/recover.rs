@@ -6,24 +6,23 @@
 //! | `Dropping` | any part of its memory is gone                      | refill, registers from the image, thaw      |
 //! | `Dozing`   | all is in place; or a wake was begun                | leave it asleep                             |
 
-use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::time::Duration;
 
 use torpor_image::{FormatError, State};
 use torpor_linux::registers::Registers;
 
-use crate::hibernate::Warm;
 use crate::sleep::{Asleep, Failure, Target};
 use crate::target::Phase;
 use crate::wake::{WakeError, open};
+use crate::warm::Warm;
 use crate::watch::Watch;
 use torpor_pages::refill::refill;
 use torpor_pages::source::ImageFile;
 use torpor_process::threads::{Began, ThreadPlan, WaitHistory, let_go};
 use torpor_process::trace::stop_all;
 use torpor_process::wait::restart::PriorWait;
+use torpor_store::{Image, Lease, Store};
 
 /// State behind the pages of an image at most; more is taken for damage.
 const MAX_STATE_BYTES: u64 = 256 << 20;
@@ -50,11 +49,12 @@ pub enum RecoverError {
     Failed(#[from] Failure),
 }
 
-/// Brings an app to a known state. `watch` is its parked epoll descriptor with its sources, if it was found.
+/// Brings an app to a known state. Its images are in `images`; `watch` is its parked epoll descriptor with its sources, if it was
+/// found.
 pub fn recover(
     target: &Target<'_>,
     phase: Phase,
-    image: &Path,
+    images: &Store,
     watch: Option<Watch>,
 ) -> Result<Recovered, RecoverError> {
     match phase {
@@ -63,18 +63,18 @@ pub fn recover(
             Ok(Recovered::Running)
         }
         Phase::Dropping { generation } => {
-            let state = read_state(target, image, generation)?;
-            bring_back(target, image, &state)?;
+            let (state, lease) = read_state(target, &images.image(generation))?;
+            bring_back(target, &lease, &state)?;
             Ok(Recovered::Running)
         }
         Phase::Dozing { generation, wake_at } => {
-            let state = read_state(target, image, generation)?;
+            let (state, lease) = read_state(target, &images.image(generation))?;
             target.freezer.freeze().map_err(Failure::Freeze)?;
             match watch {
-                Some(watch) => Ok(Recovered::Dozing(Box::new(asleep(state, watch, wake_at, image, generation)?))),
+                Some(watch) => Ok(Recovered::Dozing(Box::new(asleep(state, watch, wake_at, lease.image())?))),
                 None => {
                     // Nobody knows what happened meanwhile.
-                    bring_back(target, image, &state)?;
+                    bring_back(target, &lease, &state)?;
                     Ok(Recovered::Running)
                 }
             }
@@ -82,34 +82,24 @@ pub fn recover(
         Phase::Ending { generation, wake_at } | Phase::Warm { generation, wake_at } => {
             target.freezer.end_processes().map_err(Failure::End)?;
             target.journal.record(Phase::Warm { generation, wake_at }).map_err(Failure::Journal)?;
-            let image_bytes = std::fs::metadata(image).map_err(|e| Failure::Image(image.to_owned(), e))?.len();
-            let image = image.to_owned();
-            Ok(Recovered::Warm(Warm { image, generation, image_bytes, wake_at, warnings: Vec::new() }))
+            let image = images.image(generation);
+            let image_bytes = bytes(&image)?;
+            Ok(Recovered::Warm(Warm { image, image_bytes, wake_at, warnings: Vec::new() }))
         }
     }
 }
 
-fn asleep(
-    state: State,
-    watch: Watch,
-    wake_at: Option<Duration>,
-    image: &Path,
-    generation: u64,
-) -> Result<Asleep, Failure> {
+fn asleep(state: State, watch: Watch, wake_at: Option<Duration>, image: &Image) -> Result<Asleep, Failure> {
     let memories = memories(&state);
     let plans = plans(&state, &memories);
-    let image_bytes = std::fs::metadata(image).map_err(|e| Failure::Image(image.to_owned(), e))?.len();
-    Ok(Asleep {
-        state,
-        watch,
-        wake_at,
-        image: image.to_owned(),
-        generation,
-        image_bytes,
-        kept_bytes: 0,
-        memories,
-        plans,
-    })
+    let image_bytes = bytes(image)?;
+    Ok(Asleep { state, watch, wake_at, image: image.clone(), image_bytes, kept_bytes: 0, memories, plans })
+}
+
+/// Length of an image's file.
+fn bytes(image: &Image) -> Result<u64, Failure> {
+    let info = image.info().map_err(|error| Failure::Image(image.path().to_owned(), error))?;
+    Ok(info.bytes)
 }
 
 /// Thaws an app whose memory is complete; threads that were interrupted go on. One that is not frozen runs already.
@@ -134,14 +124,14 @@ fn carry_on(target: &Target<'_>) -> Result<(), Failure> {
 }
 
 /// Memory and registers from the image, then thaws.
-fn bring_back(target: &Target<'_>, path: &Path, state: &State) -> Result<(), RecoverError> {
+fn bring_back(target: &Target<'_>, image: &Lease, state: &State) -> Result<(), RecoverError> {
     target.freezer.freeze().map_err(Failure::Freeze)?;
     let pids: Vec<i32> = state.processes.iter().map(|process| process.pid).collect();
     let mut processes = stop_all(&pids).map_err(Failure::from)?;
     for (process, saved) in processes.iter_mut().zip(&state.processes) {
         if process.start_ticks != saved.start_ticks {
             let error = FormatError::Invalid("its processes are not the ones that live now");
-            return Err(WakeError::Damaged(path.to_owned(), error).into());
+            return Err(WakeError::Damaged(image.image().path().to_owned(), error).into());
         }
         for thread in &mut process.threads {
             let Some(saved) = saved.threads.iter().find(|saved| saved.tid == thread.tracee.thread()) else { continue };
@@ -149,8 +139,7 @@ fn bring_back(target: &Target<'_>, path: &Path, state: &State) -> Result<(), Rec
             thread.signal_mask = saved.signal_mask;
         }
     }
-    let image = File::open(path).map_err(|error| WakeError::Image(path.to_owned(), error))?;
-    let pages = ImageFile::through_cache(&image);
+    let pages = ImageFile::through_cache(image.file());
     refill(&pages, &state.processes, &mut Vec::new()).map_err(WakeError::Refill)?;
     target.journal.record(Phase::Awake).map_err(Failure::Journal)?;
     let changes = let_go(processes, &plans(state, &memories(state))).map_err(Failure::from)?;
@@ -184,13 +173,17 @@ fn plans(state: &State, memories: &WaitHistory) -> Vec<ThreadPlan> {
     threads.map(|(pid, thread)| ThreadPlan::from_image(pid, thread, memories)).collect()
 }
 
-fn read_state(target: &Target<'_>, path: &Path, generation: u64) -> Result<State, WakeError> {
-    let damaged = |error| WakeError::Damaged(path.to_owned(), error);
-    let (image, header) = open(target, path, generation)?;
+/// The state in an image, which stays open.
+fn read_state(target: &Target<'_>, image: &Image) -> Result<(State, Lease), WakeError> {
+    let damaged = |error| WakeError::Damaged(image.path().to_owned(), error);
+    let lease = open(target, image)?;
+    let header = lease.header();
     if header.state_bytes > MAX_STATE_BYTES {
         return Err(damaged(FormatError::Invalid("length of its state")));
     }
     let mut bytes = vec![0; header.state_bytes as usize];
-    image.read_exact_at(&mut bytes, header.state_offset()).map_err(|error| WakeError::Image(path.to_owned(), error))?;
-    State::decode(&bytes, &header).map_err(damaged)
+    let read = lease.file().read_exact_at(&mut bytes, header.state_offset());
+    read.map_err(|error| WakeError::Image(image.path().to_owned(), error))?;
+    let state = State::decode(&bytes, header).map_err(damaged)?;
+    Ok((state, lease))
 }

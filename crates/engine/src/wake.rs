@@ -3,14 +3,13 @@
 //! Everything up to the journal's `Awake` may be done twice. The journal is written before the thaw: once the program
 //! runs, the image is old, and old memory must never be put under a program that has run on.
 
-use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use torpor_image::{FormatError, Header, Kind};
+use torpor_image::{FormatError, Kind};
 use torpor_linux::ptrace::Seized;
 
-use crate::sleep::{Asleep, Failure, Target};
+use crate::sleep::{Asleep, Failure, Target, remove_image};
 use crate::target::Phase;
 use torpor_pages::refill::{RefillError, refill};
 use torpor_pages::source::ImageFile;
@@ -19,7 +18,7 @@ use torpor_process::threads::{ThreadPlan, WaitHistory};
 use torpor_process::trace::{Thread, TraceError};
 use torpor_process::wait::since::now;
 use torpor_process::wait::socket::SocketChanges;
-use torpor_store::header;
+use torpor_store::{Image, Lease};
 
 /// Why an app was not woken. It stays asleep, with its image.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +58,7 @@ impl WakeError {
 pub struct Woken {
     changes: SocketChanges,
     memories: WaitHistory,
-    image: PathBuf,
+    image: Image,
 }
 
 impl Woken {
@@ -67,7 +66,7 @@ impl Woken {
     pub fn finish(self) -> Result<WaitHistory, Failure> {
         let mut memories = self.memories;
         memories.let_go_on(self.changes.undo().map_err(Failure::Look)?);
-        std::fs::remove_file(&self.image).map_err(|error| Failure::Image(self.image.clone(), error))?;
+        remove_image(&self.image)?;
         Ok(memories)
     }
 }
@@ -85,11 +84,11 @@ fn try_wake(
     buffer: &mut Vec<u8>,
     timings: &mut Timings,
 ) -> Result<Woken, WakeError> {
-    let (image, _) = open(target, &asleep.image, asleep.generation)?;
+    let image = open(target, &asleep.image)?;
     timings.reached(Step::Opened, target.faults)?;
     // They go to their trace stops, still frozen, while memory comes back.
     let asked = ask(&asleep.plans);
-    refill(&ImageFile::through_cache(&image), &asleep.state.processes, buffer).map_err(WakeError::Refill)?;
+    refill(&ImageFile::through_cache(image.file()), &asleep.state.processes, buffer).map_err(WakeError::Refill)?;
     timings.reached(Step::Refilled, target.faults)?;
     target.journal.record(Phase::Awake).map_err(WakeError::Journal)?;
     timings.reached(Step::Awake, target.faults)?;
@@ -103,19 +102,20 @@ fn try_wake(
     Ok(Woken { changes, memories: asleep.memories.clone(), image: asleep.image.clone() })
 }
 
-/// Opens the image of this app, epoch, generation and boot.
-pub(crate) fn open(target: &Target<'_>, path: &Path, generation: u64) -> Result<(File, Header), WakeError> {
-    let wrong = |error| WakeError::Image(path.to_owned(), error);
-    let damaged = |error| WakeError::Damaged(path.to_owned(), error);
-    let (image, header) = header::open(path).map_err(|error| error.either(wrong, damaged))?;
+/// Opens an image of a dozing app, of this app, epoch and boot.
+pub(crate) fn open(target: &Target<'_>, image: &Image) -> Result<Lease, WakeError> {
+    let wrong = |error| WakeError::Image(image.path().to_owned(), error);
+    let damaged = |error| WakeError::Damaged(image.path().to_owned(), error);
+    let lease = image.open().map_err(|error| error.either(wrong, damaged))?;
+    let header = lease.header();
     if header.kind != Kind::Dozing {
         return Err(damaged(FormatError::Invalid("it is not one of a dozing app")));
     }
     let found = (header.app, header.epoch, header.generation, header.boot);
-    if found != (target.app, target.epoch, generation, target.boot) {
+    if found != (target.app, target.epoch, image.generation(), target.boot) {
         return Err(damaged(FormatError::Invalid("it belongs to another app, epoch, sleep or boot")));
     }
-    Ok((image, header))
+    Ok(lease)
 }
 
 /// Asks the threads to stop whose calls would begin their time-outs anew.

@@ -14,6 +14,7 @@ use torpor_engine::{
     fall_asleep, recover, wake,
 };
 use torpor_image::Epoch;
+use torpor_store::Store;
 use torpor_testkit::programs::python;
 use torpor_testkit::wait::soon;
 
@@ -71,8 +72,7 @@ impl App {
         self.generation += 1;
         let abort = Abort::new().unwrap();
         let request = Request {
-            image: self.folder.path().join(format!("{}.image", self.generation)),
-            generation: self.generation,
+            image: Store::of_app(self.folder.path()).image(self.generation),
             timers_over: Duration::from_secs(30),
             single_sockets: false,
             abort: &abort,
@@ -142,7 +142,7 @@ fn an_error_at_any_step_of_waking_leaves_it_asleep_or_awake_but_whole() {
         let (result, _) = wake(&app.target(&FailAt(step)), &asleep, &mut Vec::new());
         assert!(result.is_err(), "{step:?}");
         let phase = app.journal.phase();
-        let recovered = recover(&app.target(&NoFaults), phase, &asleep.image.clone(), Some(asleep.watch)).unwrap();
+        let recovered = recover(&app.target(&NoFaults), phase, asleep.image.store(), Some(asleep.watch)).unwrap();
         if let Recovered::Dozing(asleep) = recovered {
             app.wake(&asleep);
         }
@@ -177,10 +177,10 @@ fn a_packet_before_the_commit_aborts() {
 fn a_damaged_image_is_never_woken_from() {
     let mut app = App::start();
     let asleep = app.sleep(&NoFaults).unwrap();
-    let mut bytes = std::fs::read(&asleep.image).unwrap();
+    let mut bytes = std::fs::read(asleep.image.path()).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
-    std::fs::write(&asleep.image, bytes).unwrap();
+    std::fs::write(asleep.image.path(), bytes).unwrap();
     let (result, _) = wake(&app.target(&NoFaults), &asleep, &mut Vec::new());
     assert!(result.expect_err("damaged").is_lost());
     assert!(app.program.cgroup.is_frozen());

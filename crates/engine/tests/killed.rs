@@ -197,7 +197,7 @@ fn a_stop_signal_that_comes_during_a_capture_takes_effect() {
         drop(tracee);
         child.wait().unwrap();
         let image = folder.path().join("image");
-        assert!(image.join(torpor_engine::IMAGE_NAME).exists(), "after {calls} calls");
+        assert!(image.join(torpor_store::IMAGE_NAME).exists(), "after {calls} calls");
         fs::remove_dir_all(image).unwrap();
         let is_stopped = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ");
         soon(&format!("it is stopped after {calls} calls"), is_stopped);

@@ -64,7 +64,7 @@ fn a_damaged_or_foreign_image_is_refused() {
     let refused = place.resume(&image, BTreeMap::new(), &NoFaults).result.unwrap_err();
     assert!(!refused.is_lost() && refused.to_string().contains("its initial process is"), "{refused}");
     let place = TestHome::new(pid);
-    let file = fs::OpenOptions::new().read(true).write(true).open(&image).unwrap();
+    let file = fs::OpenOptions::new().read(true).write(true).open(image.path()).unwrap();
     let mut byte = [0];
     file.read_exact_at(&mut byte, 5000).unwrap();
     file.write_all_at(&[byte[0] ^ 1], 5000).unwrap();

@@ -16,8 +16,9 @@ use common::journal::MemoryJournal;
 use rustix::process::{Signal, kill_process};
 use torpor_engine::{
     Fault, Faults, Freezer, NoFaults, Phase, RestoreError, RestoreStep, ResumeError, ResumeRequest, Step, Target,
-    resume, woken,
+    resume,
 };
+use torpor_store::Store;
 use torpor_testkit::programs::python;
 use torpor_testkit::wait::soon;
 
@@ -47,7 +48,7 @@ fn an_error_at_any_step_leaves_nothing() {
     let _turn = TURN.lock();
     let folder = tempfile::tempdir().unwrap();
     let (image, pid) = image_of(&python("waiting_tree.py"), "ready", folder.path());
-    let before = fs::read(&image).unwrap();
+    let before = fs::read(image.path()).unwrap();
     let place = TestHome::new(pid);
     let open = || fs::read_dir("/proc/self/fd").unwrap().count();
     for step in steps().filter(|step| *step < RestoreStep::Awake) {
@@ -62,14 +63,15 @@ fn an_error_at_any_step_leaves_nothing() {
         torpor_linux::closer::settle(std::time::Duration::from_secs(10));
         assert!(open() <= descriptors + 1, "{}: descriptors are left", step.name());
     }
-    assert_eq!(fs::read(&image).unwrap(), before);
+    assert_eq!(fs::read(image.path()).unwrap(), before);
     let outcome = place.resume(&image, BTreeMap::new(), &At(RestoreStep::Awake));
     assert!(outcome.result.unwrap_err().is_awake());
     assert_eq!((outcome.phase, place.cgroup.processes().unwrap().len()), (Phase::Awake, 2));
     place.cgroup.end_processes().unwrap();
     soon("zombies are reaped", || place.is_empty());
-    // It was put aside when the app was about to run.
-    fs::rename(woken(&image), &image).unwrap();
+    // It was consumed when the app was about to run.
+    assert!(!image.path().exists());
+    image.unconsume().unwrap();
     let outcome = place.resume(&image, BTreeMap::new(), &NoFaults);
     assert_eq!(outcome.result.unwrap().warnings, [""; 0]);
     assert_eq!(place.cgroup.processes().unwrap().len(), 2);
@@ -111,8 +113,7 @@ fn helper_killed_at_a_step() {
     };
     let request = ResumeRequest {
         home: &home,
-        image: Path::new(words[3]),
-        generation: 0,
+        image: &Store::of_checkpoint(Path::new(words[3])).image(0),
         given: Box::new(|| Ok(BTreeMap::new())),
     };
     let (result, _) = resume(&target, request);
@@ -129,7 +130,7 @@ fn killing_the_worker_at_any_step_leaves_nothing_that_runs() {
         let name = step.name();
         let mut helper = Command::new(std::env::current_exe().unwrap());
         let cgroup = place.cgroup.path().display().to_string();
-        let words = format!("{} {pid} {cgroup} {} {name}", place.home.init_pid, image.display());
+        let words = format!("{} {pid} {cgroup} {} {name}", place.home.init_pid, image.store().folder().display());
         helper.args(["--exact", "helper_killed_at_a_step"]).env("TORPOR_TEST_REVIVE", words);
         let status = helper.stdout(Stdio::null()).status().unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{name}");
@@ -140,10 +141,8 @@ fn killing_the_worker_at_any_step_leaves_nothing_that_runs() {
             place.cgroup.end_processes().unwrap();
         }
         soon(name, || place.is_empty());
-        // Whoever recovers gives it its name back, unless the journal says that it runs.
-        if woken(&image).exists() {
-            fs::rename(woken(&image), &image).unwrap();
-        }
+        // Whoever recovers takes it back, unless the journal says that the app runs.
+        image.unconsume().unwrap();
     }
     let outcome = place.resume(&image, BTreeMap::new(), &NoFaults);
     outcome.result.unwrap_or_else(|error| panic!("{error:#?}"));

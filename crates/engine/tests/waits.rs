@@ -12,6 +12,7 @@ use common::journal::MemoryJournal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use torpor_engine::{Abort, Freezer, NoFaults, Request, SleepError, Target, WaitHistory, fall_asleep, wake};
 use torpor_image::Epoch;
+use torpor_store::Store;
 use torpor_testkit::stalls::Stalls;
 
 const SECONDS: u64 = 12;
@@ -78,8 +79,7 @@ fn run() -> i64 {
         assert!(begun.elapsed() < Duration::from_secs(10 * SECONDS), "the program does not end");
         let abort = Abort::new().unwrap();
         let request = Request {
-            image: folder.path().join(format!("{sleeps}.image")),
-            generation: sleeps + 1,
+            image: Store::of_app(folder.path()).image(sleeps + 1),
             timers_over: Duration::from_secs(5),
             single_sockets: false,
             abort: &abort,

@@ -1,7 +1,6 @@
 //! Images as files: the one place that writes, commits, opens, lists, consumes, quarantines and removes them.
 //!
-//! A [`Store`] is the images of one app, or of one checkpoint, in a local directory. Who uses it holds handles and builds no names. (The
-//! engine and the worker still build theirs, the same ones, and are to move here.)
+//! A [`Store`] is the images of one app, or of one checkpoint, in a local directory. Who uses it holds handles and builds no names.
 //!
 //! ```text
 //!           begin             commit              consume

@@ -21,8 +21,9 @@ use torpor_api::client::ClientError;
 use torpor_api::parse::ParseError;
 use torpor_api::token::TokenError;
 use torpor_api::{ApiError, ErrorKind, error};
-use torpor_engine::{Blocker, CheckpointError, ImageError, RestoreError};
+use torpor_engine::{Blocker, CheckpointError, RestoreError};
 use torpor_hub::HubError;
+use torpor_store::ImageError;
 
 use crate::config::ConfigError;
 use crate::output;

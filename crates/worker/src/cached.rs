@@ -5,13 +5,10 @@
 //! to go, and have but a quarter of it: their apps have slept for long. The others are read from the disk. It is a belief: the kernel may have dropped any of them by itself, and a wake is right either way.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use rustix::fs::Advice;
+use torpor_store::Image;
 
 /// How deep an app sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,37 +25,37 @@ const WARM_PART: u64 = 4;
 
 /// The pure part: who is in, how much that is, who has to go.
 #[derive(Debug)]
-struct Cached {
+struct Cached<I> {
     bound_bytes: u64,
     total_bytes: u64,
     /// Of the total, those of warm apps.
     warm_bytes: u64,
     entered: u64,
     /// Those that leave first, first.
-    images: BTreeMap<Place, (PathBuf, u64)>,
+    images: BTreeMap<Place, (I, u64)>,
 }
 
-impl Cached {
+impl<I> Cached<I> {
     const fn new(bound_bytes: u64) -> Self {
         Self { bound_bytes, total_bytes: 0, warm_bytes: 0, entered: 0, images: BTreeMap::new() }
     }
 
     /// Enters the image of an app that fell asleep at `since`. Gives its place, and what is to leave the cache now: those
     /// that sleep longest, or an image that is larger than the bound all by itself.
-    fn enter(&mut self, depth: Depth, since: SystemTime, path: &Path, bytes: u64) -> (Place, Vec<PathBuf>) {
+    fn enter(&mut self, depth: Depth, since: SystemTime, image: I, bytes: u64) -> (Place, Vec<I>) {
         self.entered += 1;
         let place = (depth, since, self.entered);
         let warm_bound_bytes = self.bound_bytes / WARM_PART;
         if bytes > if depth == Depth::Warm { warm_bound_bytes } else { self.bound_bytes } {
-            return (place, vec![path.to_owned()]);
+            return (place, vec![image]);
         }
-        self.images.insert(place, (path.to_owned(), bytes));
+        self.images.insert(place, (image, bytes));
         self.count(place, bytes.cast_signed());
         let mut leaving = Vec::new();
         while self.total_bytes > self.bound_bytes || self.warm_bytes > warm_bound_bytes {
-            let Some((place, (path, bytes))) = self.images.pop_first() else { break };
+            let Some((place, (image, bytes))) = self.images.pop_first() else { break };
             self.count(place, -bytes.cast_signed());
-            leaving.push(path);
+            leaving.push(image);
         }
         (place, leaving)
     }
@@ -81,7 +78,7 @@ impl Cached {
 
 /// The images of all apps of a worker. The lock is held for moments, never over I/O.
 #[derive(Clone, Debug)]
-pub(crate) struct CachedImages(Arc<Mutex<Cached>>);
+pub(crate) struct CachedImages(Arc<Mutex<Cached<Image>>>);
 
 /// An app sleeps: its image counts until this is dropped.
 #[derive(Debug)]
@@ -96,15 +93,15 @@ impl CachedImages {
         Self(Arc::new(Mutex::new(Cached::new(bound_bytes))))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Cached> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Cached<Image>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enters the image of an app that fell asleep at `since`; what is too much leaves the cache in the background.
-    pub(crate) fn enter(&self, depth: Depth, since: SystemTime, path: &Path, bytes: u64) -> CachedImage {
-        let (place, leaving) = self.lock().enter(depth, since, path, bytes);
+    pub(crate) fn enter(&self, depth: Depth, since: SystemTime, image: &Image, bytes: u64) -> CachedImage {
+        let (place, leaving) = self.lock().enter(depth, since, image.clone(), bytes);
         if !leaving.is_empty() {
-            tokio::task::spawn_blocking(move || leaving.iter().for_each(|path| drop_pages(path)));
+            tokio::task::spawn_blocking(move || leaving.iter().for_each(uncache));
         }
         CachedImage { all: self.clone(), place }
     }
@@ -116,14 +113,14 @@ impl Drop for CachedImage {
     }
 }
 
-/// Drops a file's pages from the page cache. They are clean: an image is synced before it counts.
-fn drop_pages(path: &Path) {
-    let dropped = File::open(path).and_then(|file| Ok(rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?));
-    match dropped {
+/// Drops an image's pages from the page cache.
+fn uncache(image: &Image) {
+    let path = image.path().display();
+    match image.uncache() {
         // Its app has woken meanwhile.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => tracing::warn!(image = %path.display(), %error, "dropping an image from the page cache"),
-        Ok(()) => tracing::debug!(image = %path.display(), "dropped from the page cache"),
+        Ok(false) => {}
+        Ok(true) => tracing::debug!(image = %path, "dropped from the page cache"),
+        Err(error) => tracing::warn!(image = %path, %error, "dropping an image from the page cache"),
     }
 }
 
@@ -138,15 +135,26 @@ mod tests {
     }
 
     /// Enters image `name` of `bytes`; what leaves.
-    fn enter(cached: &mut Cached, second: u64, name: &str, bytes: u64) -> (Place, Vec<String>) {
+    fn enter(
+        cached: &mut Cached<&'static str>,
+        second: u64,
+        name: &'static str,
+        bytes: u64,
+    ) -> (Place, Vec<&'static str>) {
         enter_at(cached, Depth::Dozing, second, name, bytes)
     }
 
-    fn enter_at(cached: &mut Cached, depth: Depth, second: u64, name: &str, bytes: u64) -> (Place, Vec<String>) {
-        let (place, leaving) = cached.enter(depth, at(second), Path::new(name), bytes);
+    fn enter_at(
+        cached: &mut Cached<&'static str>,
+        depth: Depth,
+        second: u64,
+        name: &'static str,
+        bytes: u64,
+    ) -> (Place, Vec<&'static str>) {
+        let (place, leaving) = cached.enter(depth, at(second), name, bytes);
         assert!(cached.total_bytes <= cached.bound_bytes);
         assert_eq!(cached.total_bytes, cached.images.values().map(|(_, bytes)| bytes).sum::<u64>());
-        (place, leaving.iter().map(|path| path.display().to_string()).collect())
+        (place, leaving)
     }
 
     #[test]

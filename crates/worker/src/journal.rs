@@ -21,6 +21,7 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use torpor_engine::{Journal, Phase};
 use torpor_image::{Epoch, checksum};
+use torpor_store::Owner;
 
 /// The phase alone.
 const PHASE_BYTES: usize = 40;
@@ -28,16 +29,6 @@ const PHASE_BYTES: usize = 40;
 const BOOT_BYTES: usize = PHASE_BYTES + 32;
 const BYTES: usize = BOOT_BYTES + 16;
 const MAGIC: u64 = u64::from_le_bytes(*b"TPRPHASE");
-
-/// Whose phases and images are meant: an app in one epoch, on this boot of the machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Owner {
-    /// The app's number, as images have it.
-    pub(crate) app: u64,
-    /// Since when this worker has the app.
-    pub(crate) epoch: Epoch,
-    pub(crate) boot: [u64; 2],
-}
 
 /// An app's phase file.
 #[derive(Debug)]

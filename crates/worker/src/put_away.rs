@@ -22,8 +22,7 @@ use torpor_api::worker::{AppRecord, Progress, WorkerPort};
 use torpor_lifecycle::{Level, Refusal, Request};
 
 use crate::app::{AppHandle, Order, adopts_boot_image, has_boot_image};
-use crate::app_files::AppFiles;
-use crate::journal::Owner;
+use crate::app_files::{self, AppFiles};
 use crate::port::order;
 use crate::worker::Worker;
 
@@ -164,8 +163,8 @@ impl Worker {
     fn discard_images(&self, id: &str) -> std::io::Result<()> {
         match self.app(id) {
             Ok(app) => {
-                let owner = Owner::of(&app.record, self.shared.boot);
-                app.files.clean_images(None, owner).map(drop)
+                let owner = app_files::owner(&app.record, self.shared.boot);
+                app.files.images.clean(None, owner).map(drop)
             }
             Err(_) => Ok(()),
         }

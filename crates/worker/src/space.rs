@@ -4,15 +4,12 @@
 //! image. Nothing is ever deleted for it: each image is the only copy of an app's memory.
 
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
 use torpor_api::units::Amount;
+use torpor_store::{ImageState, Store};
 
 use crate::config::WorkerConfig;
 
@@ -20,8 +17,6 @@ use crate::config::WorkerConfig;
 const DEFAULT_LIMIT: Amount = Amount::Percent(10);
 /// … and at least so much.
 const LEAST_DEFAULT_BYTES: u64 = 1 << 30;
-/// The unit of `st_blocks`, stat(2).
-const BLOCK_BYTES: u64 = 512;
 
 /// What is said where the disk is full.
 pub(crate) const NO_ROOM: &str = "the disk of the data directory is full (make room there)";
@@ -93,30 +88,13 @@ fn limit(configured: Option<Amount>, disk_bytes: u64) -> u64 {
     }
 }
 
-/// Whether a file of so many bytes can be written at `path`, which must be nobody's: tried with a file that is removed at once, since the
-/// numbers of a file system say nothing of quotas and of blocks that are set aside for root.
-pub(crate) fn has_room(path: &Path, bytes: u64) -> io::Result<()> {
-    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    let tried = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes);
-    drop(file);
-    std::fs::remove_file(path)?;
-    match tried {
-        // This file system cannot tell.
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
-        tried => Ok(tried?),
-    }
-}
-
-/// What the images in an app's directory take on disk, and when the newest was written, if there is one.
-pub(crate) fn images_in(folder: &Path) -> io::Result<(u64, Option<SystemTime>)> {
+/// What an app's images take on disk, and when the newest was written, if there is one.
+pub(crate) fn taken(images: &Store) -> io::Result<(u64, Option<SystemTime>)> {
     let (mut bytes, mut newest) = (0, None);
-    for entry in std::fs::read_dir(folder)? {
-        let entry = entry?;
-        if Path::new(&entry.file_name()).extension().is_some_and(|extension| extension == "image") {
-            let file = entry.metadata()?;
-            bytes += file.blocks() * BLOCK_BYTES;
-            newest = newest.max(file.modified().ok());
-        }
+    for entry in images.list()?.into_iter().filter(|entry| entry.state == ImageState::Committed) {
+        let info = entry.info()?;
+        bytes += info.allocated_bytes;
+        newest = newest.max(info.written);
     }
     Ok((bytes, newest))
 }
@@ -144,14 +122,6 @@ mod tests {
     }
 
     #[test]
-    fn room_is_tried_and_nothing_stays() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("1.image.part");
-        has_room(&path, 1 << 20).unwrap();
-        assert!(has_room(&path, 1 << 62).is_err() && !path.exists());
-    }
-
-    #[test]
     fn the_limit_is_a_tenth_and_never_little() {
         assert_eq!(limit(None, 100 << 30), 10 << 30);
         assert_eq!(limit(None, 4 << 30), 1 << 30);
@@ -162,12 +132,13 @@ mod tests {
     #[test]
     fn images_alone_are_counted() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(images_in(folder.path()).unwrap(), (0, None));
+        let images = Store::of_app(folder.path());
+        assert_eq!(taken(&images).unwrap(), (0, None));
         for name in ["1.image", "2.image.part", "log", "3.image"] {
             std::fs::write(folder.path().join(name), vec![1; 10_000]).unwrap();
             std::fs::File::open(folder.path().join(name)).unwrap().sync_all().unwrap();
         }
-        let (bytes, written) = images_in(folder.path()).unwrap();
+        let (bytes, written) = taken(&images).unwrap();
         assert!((20_000..100_000).contains(&bytes) && written.is_some(), "{bytes}");
     }
 }

@@ -11,8 +11,11 @@ use super::tree::Tree;
 const ARROWS: [(&str, &[&str]); 23] = [
     ("xtask", &["api", "linux", "proc", "testkit"]),
     ("fuzz", &["api", "engine", "image", "keeper", "linux", "network", "rootfs", "sandbox", "worker"]),
-    ("torpor", &["api", "engine", "hub", "image", "keeper", "network", "sandbox", "worker"]),
-    ("worker", &["api", "engine", "image", "keeper", "lifecycle", "linux", "network", "proc", "rootfs", "sandbox"]),
+    ("torpor", &["api", "engine", "hub", "image", "keeper", "network", "sandbox", "store", "worker"]),
+    (
+        "worker",
+        &["api", "engine", "image", "keeper", "lifecycle", "linux", "network", "proc", "rootfs", "sandbox", "store"],
+    ),
     ("hub", &["api", "lifecycle"]),
     ("testkit", &["api", "linux", "proc"]),
     (

@@ -1,20 +1,12 @@
 //! No circle of modules: among the modules of one folder, no two need each other, be they files or folders, directly or through
 //! others. A module and its parent may.
-//!
-//! The circles that are known are listed in `xtask/circles.toml`, and that list only shrinks: a circle that is gone or has
-//! become smaller must be written so.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-
-use toml::{Table, Value};
 
 use super::Finding;
 use super::modules::{ModulePath, Modules, Reference};
 use super::tree::Tree;
 
-/// Circles that are known: folder → names of their modules, one string with spaces for each circle.
-const LIST: &str = "xtask/circles.toml";
 /// Names shown for each arrow of a circle.
 const SHOWN: usize = 3;
 
@@ -22,30 +14,14 @@ const SHOWN: usize = 3;
 type Arrows = BTreeMap<(String, String), Vec<Reference>>;
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
-    let text = tree.text(LIST).unwrap_or_default();
-    let listed: Table = match text.parse() {
-        Ok(listed) => listed,
-        Err(error) => return vec![Finding::new(LIST, 0, format!("not TOML: {}", error.message()))],
-    };
-    let mut listed: BTreeMap<PathBuf, Vec<BTreeSet<String>>> =
-        listed.iter().map(|(folder, circles)| (PathBuf::from(folder), known(circles))).collect();
     let mut findings = Vec::new();
     for folder in tree.crates() {
         for (parent, arrows) in folders(&Modules::read(tree, folder)) {
             let place = parent.iter().fold(folder.join("src"), |place, name| place.join(name));
-            let known = listed.remove(&place).unwrap_or_default();
-            findings.extend(compare(&place, &arrows, known));
+            findings.extend(circles(&arrows).iter().map(|circle| Finding::new(&place, 0, describe(circle, &arrows))));
         }
     }
-    for (folder, circles) in listed {
-        findings.extend(circles.iter().map(|circle| gone(&folder, circle)));
-    }
     findings
-}
-
-fn known(circles: &Value) -> Vec<BTreeSet<String>> {
-    let circles = circles.as_array().into_iter().flatten().filter_map(Value::as_str);
-    circles.map(|circle| circle.split_whitespace().map(str::to_owned).collect()).collect()
 }
 
 /// For each module with children the arrows between them. What happens between a module and those above it is free.
@@ -58,30 +34,6 @@ fn folders(modules: &Modules) -> BTreeMap<ModulePath, Arrows> {
         folders.entry(reference.from[..same].to_owned()).or_default().entry(arrow).or_default().push(reference);
     }
     folders
-}
-
-/// Compares the circles of a folder with those that are known.
-fn compare(place: &Path, arrows: &Arrows, mut known: Vec<BTreeSet<String>>) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for circle in circles(arrows) {
-        let listed = known.iter().position(|known| circle.is_subset(known)).map(|at| known.swap_remove(at));
-        match listed {
-            Some(listed) if listed == circle => {}
-            Some(listed) => {
-                let what =
-                    format!("{}: the circle {} has shrunk: write {}", place.display(), words(&listed), words(&circle));
-                findings.push(Finding::new(LIST, 0, what));
-            }
-            None => findings.push(Finding::new(place, 0, describe(&circle, arrows))),
-        }
-    }
-    findings.extend(known.iter().map(|circle| gone(place, circle)));
-    findings
-}
-
-fn gone(place: &Path, circle: &BTreeSet<String>) -> Finding {
-    let what = format!("{}: the circle {} is gone: remove it from the list", place.display(), words(circle));
-    Finding::new(LIST, 0, what)
 }
 
 fn words(circle: &BTreeSet<String>) -> String {
@@ -139,10 +91,9 @@ mod tests {
     use super::*;
 
     /// Findings of a crate whose module `a` names `b`, `b` names `names`, and `c` names `a`.
-    fn found(names: &str, list: &str) -> Vec<String> {
+    fn found(names: &str) -> Vec<String> {
         let b = format!("use crate::{names};\n");
         let tree = Tree::of(&[
-            (LIST, list),
             ("crates/x/Cargo.toml", ""),
             ("crates/x/src/lib.rs", "mod a; mod b; mod c;"),
             ("crates/x/src/a.rs", "use crate::b::f;\npub fn g() {}\n"),
@@ -155,30 +106,13 @@ mod tests {
 
     #[test]
     fn arrows_downwards_are_fine_and_so_are_parents() {
-        assert_eq!(found("b::f", ""), [""; 0]);
+        assert_eq!(found("b::f"), [""; 0]);
     }
 
     #[test]
     fn a_circle_is_found_with_the_names_that_tie_it() {
         let wanted = "crates/x/src: a circle of modules, \"a b c\":\n    a → b: b::f (crates/x/src/a.rs:1)\n    \
                       b → c: c::C (crates/x/src/b/d.rs:2)\n    c → a: a::g (crates/x/src/c.rs:1)";
-        assert_eq!(found("c::C", ""), [wanted]);
-    }
-
-    #[test]
-    fn the_list_only_shrinks() {
-        assert_eq!(found("c::C", "\"crates/x/src\" = [\"a b c\"]\n"), [""; 0]);
-        assert_eq!(
-            found("a::g", "\"crates/x/src\" = [\"a b c\"]\n"),
-            ["xtask/circles.toml: crates/x/src: the circle \"a b c\" has shrunk: write \"a b\""]
-        );
-        assert!(found("c::C", "\"crates/x/src\" = [\"a b\"]\n")[0].contains("a circle of modules, \"a b c\""));
-        assert_eq!(
-            found("b::f", "\"crates/x/src\" = [\"a b\"]\n\"crates/y/src\" = [\"d e\"]\n"),
-            [
-                "xtask/circles.toml: crates/x/src: the circle \"a b\" is gone: remove it from the list",
-                "xtask/circles.toml: crates/y/src: the circle \"d e\" is gone: remove it from the list",
-            ]
-        );
+        assert_eq!(found("c::C"), [wanted]);
     }
 }

@@ -1,17 +1,9 @@
 //! Names of files: no gerunds in sources (a file is named for what is in it), and nothing that a compiler or program has made.
-//!
-//! The gerunds that are left are listed in `xtask/gerunds.toml`, and that list only shrinks.
 
-use std::collections::BTreeSet;
 use std::path::Path;
-
-use toml::{Table, Value};
 
 use super::Finding;
 use super::tree::Tree;
-
-/// The gerunds that are left: `names = ["killing"]`.
-const LIST: &str = "xtask/gerunds.toml";
 
 /// Nouns, and the field's own terms.
 const NOUNS: [&str; 9] =
@@ -25,22 +17,11 @@ const MADE: [&str; 16] =
     ["a", "bak", "class", "core", "d", "db", "gz", "img", "jar", "log", "o", "orig", "profraw", "rlib", "so", "tar"];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
-    let text = tree.text(LIST).unwrap_or_default();
-    let listed: Table = match text.parse() {
-        Ok(listed) => listed,
-        Err(error) => return vec![Finding::new(LIST, 0, format!("not TOML: {}", error.message()))],
-    };
-    let listed = listed.get("names").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
-    let listed: BTreeSet<&str> = listed.collect();
-    let mut found = BTreeSet::new();
     let mut findings = Vec::new();
     for path in tree.files.keys() {
-        if let Some(name) = gerund(path)
-            && !listed.contains(name)
-        {
+        if let Some(name) = gerund(path) {
             findings.push(Finding::new(path, 0, format!("{name} is a gerund: name it for what is in it")));
         }
-        found.extend(gerund(path));
         if path.extension().is_some_and(|ext| MADE.iter().any(|made| ext == *made)) {
             findings.push(Finding::new(path, 0, "its ending is that of a file that a program has made: not in git"));
         }
@@ -50,9 +31,6 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
             findings.push(Finding::new(path, 0, "neither text nor an input of a test: not in git"));
         }
     }
-    findings.extend(
-        listed.difference(&found).map(|name| Finding::new(LIST, 0, format!("{name} is gone: remove it from the list"))),
-    );
     findings
 }
 
@@ -72,35 +50,26 @@ fn gerund(path: &Path) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn found(files: &[&str], list: &str) -> Vec<String> {
-        let files: Vec<(&str, &str)> = files.iter().map(|path| (*path, "")).chain([(LIST, list)]).collect();
+    fn found(files: &[&str]) -> Vec<String> {
+        let files: Vec<(&str, &str)> = files.iter().map(|path| (*path, "")).collect();
         check(&Tree::of(&files)).iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn files_are_named_for_what_is_in_them() {
         let good = ["crates/a/src/kill.rs", "crates/a/src/keyring.rs", "crates/a/src/io_ring.rs", "docs/operating.md"];
-        assert_eq!(found(&good, ""), [""; 0]);
+        assert_eq!(found(&good), [""; 0]);
         let bad = ["crates/a/src/killing.rs", "crates/a/src/being_moved.rs", "crates/a/src/late_landings/mod.rs"];
         let wanted = [
             "crates/a/src/killing.rs: killing is a gerund: name it for what is in it",
             "crates/a/src/late_landings/mod.rs: late_landings is a gerund: name it for what is in it",
         ];
-        assert_eq!(found(&bad, ""), wanted);
-    }
-
-    #[test]
-    fn the_list_only_shrinks() {
-        assert_eq!(found(&["crates/a/src/killing.rs"], "names = [\"killing\"]\n"), [""; 0]);
-        assert_eq!(
-            found(&["crates/a/src/kill.rs"], "names = [\"killing\"]\n"),
-            ["xtask/gerunds.toml: killing is gone: remove it from the list"]
-        );
+        assert_eq!(found(&bad), wanted);
     }
 
     #[test]
     fn what_programs_make_is_found() {
-        assert_eq!(found(&["a.out", "src/b.o", "core.log", "crates/a/corpus/text"], "").len(), 2);
+        assert_eq!(found(&["a.out", "src/b.o", "core.log", "crates/a/corpus/text"]).len(), 2);
         let mut tree = Tree::of(&[("warm", ""), ("crates/fuzz/corpus/x", "")]);
         tree.binary = ["warm", "crates/fuzz/corpus/x"].map(Into::into).into();
         let findings = check(&tree);

@@ -1,11 +1,12 @@
 //! While it dozes: what is in the way, and memory back in place. And how it is given up later: it runs.
 
 use std::fs::File;
+use std::sync::Arc;
 
 use super::{HibernateError, Hibernating};
 use crate::recover::RecoverError;
 use crate::sleep::events::{self, Extent};
-use crate::sleep::{Failure, SleepError, Stop, carried, remove_if_there};
+use crate::sleep::{Failure, SleepError, Stop, carried, remove_image};
 use crate::target::Phase;
 use crate::wake::{WakeError, open};
 use torpor_capture::{CaptureError, Examined, Member, examine, family, without_leaders};
@@ -65,10 +66,9 @@ impl Hibernating<'_> {
     /// Sees to it that the app's files are on disk, which takes long where much was written: while it dozes nobody waits for it.
     /// Gives what has happened meanwhile.
     pub(super) fn sync_files(&self) -> Result<Option<String>, HibernateError> {
-        let folder =
-            self.request.image.parent().ok_or_else(|| dozes(&std::io::Error::other("an image without a folder")));
-        let synced = File::open(folder?)
-            .and_then(|folder| events::sync(folder, Extent::FileSystem, &self.asleep.watch, self.request.abort));
+        let synced = File::open(self.request.image.store().folder()).and_then(|folder| {
+            events::sync(Arc::new(folder), Extent::FileSystem, &self.asleep.watch, self.request.abort)
+        });
         synced.map_err(|error| dozes(&error))
     }
 
@@ -84,8 +84,8 @@ impl Hibernating<'_> {
     }
 
     fn bring_back(&self) -> Result<(), WakeError> {
-        let (image, _) = open(self.target, &self.asleep.image, self.asleep.generation)?;
-        let pages = ImageFile::through_cache(&image);
+        let image = open(self.target, &self.asleep.image)?;
+        let pages = ImageFile::through_cache(image.file());
         refill(&pages, &self.asleep.state.processes, &mut Vec::new()).map_err(WakeError::Refill)
     }
 
@@ -101,15 +101,14 @@ impl Hibernating<'_> {
             self.target.journal.record(Phase::Awake).map_err(Failure::Journal)?;
         }
         // Nor after a power cut.
-        let unnamed = remove_if_there(&self.request.image);
+        let removed = self.image.remove_committed();
         let released = self.held().and_then(|held| Ok(let_go(held, &self.asleep.plans)?));
         // Whatever fails from here on, it is thawed.
         let thawed = self.target.freezer.thaw().map_err(Failure::Freeze);
         let unparked = if self.parked { self.request.parking.park(&[]).map_err(Failure::Park) } else { Ok(()) };
-        unnamed.map_err(|error| Failure::Image(self.request.image.clone(), error))?;
-        for path in [&self.part, &self.asleep.image] {
-            remove_if_there(path).map_err(|error| Failure::Image(path.clone(), error))?;
-        }
+        removed?;
+        self.image.remove()?;
+        remove_image(&self.asleep.image)?;
         thawed?;
         unparked?;
         let let_go_on = released?.undo().map_err(Failure::Look)?;

@@ -1,7 +1,6 @@
 //! The part that can be given up: hold, describe, write, park, name. Its end is the commit.
 
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
 use std::time::Duration;
 
 use torpor_image::HEADER_BYTES;
@@ -21,6 +20,7 @@ use torpor_process::step::Step;
 use torpor_process::threads::{Began, ThreadPlan};
 use torpor_process::view::View;
 use torpor_process::wait::since::now;
+use torpor_store::Durability;
 
 impl Hibernating<'_> {
     /// Everything from the journal's `Awake` to the commit.
@@ -31,12 +31,12 @@ impl Hibernating<'_> {
         self.target.freezer.thaw().map_err(Failure::Freeze)?;
         self.reached(Step::Attached)?;
 
-        let file = self.open()?;
+        let file = self.image.begin()?;
         let Written { tree, kept, warnings, image_bytes } = self.collect(family, &records, &file)?;
         self.reached(Step::Collected)?;
         // Memory and files belong together: both are on disk before the image counts.
         let happened = events::sync(file, Extent::FileSystem, &self.asleep.watch, self.request.abort);
-        given_up(happened.map_err(|error| Failure::Image(self.part.clone(), error))?)?;
+        given_up(happened.map_err(|error| self.image.failed(error))?)?;
         self.reached(Step::Written)?;
 
         self.parked = true;
@@ -44,7 +44,7 @@ impl Hibernating<'_> {
         self.request.parking.park(&files).map_err(Failure::Park)?;
         self.reached(Step::FilesParked)?;
         self.check_events()?;
-        self.name()?;
+        self.image.commit(Durability::PowerCuts)?;
         self.reached(Step::Named)?;
         self.commit()?;
         let segments = segments(&tree);
@@ -68,12 +68,6 @@ impl Hibernating<'_> {
             }
         }
         Ok(records)
-    }
-
-    fn open(&self) -> Result<File, Failure> {
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        options.open(&self.part).map_err(|error| Failure::Image(self.part.clone(), error))
     }
 
     /// Describes it, copies its memory and writes the image.
@@ -102,18 +96,9 @@ impl Hibernating<'_> {
         tree.check(&(HEADER_BYTES..pages_end)).map_err(|error| Stop::Refused(unreadable(&error)))?;
         let plan = compile(&tree).map_err(|error| Stop::Refused(error.to_string()))?;
         let image_bytes =
-            write(file, &tree, &plan, pages_end, (self.target.app, self.target.epoch, self.request.generation))
-                .map_err(|error| Failure::Image(self.part.clone(), error))?;
+            write(file, &tree, &plan, pages_end, (self.target.app, self.target.epoch, self.request.image.generation()))
+                .map_err(|error| self.image.failed(error))?;
         Ok(Written { tree, kept, warnings, image_bytes })
-    }
-
-    /// Gives the image its name, which lasts.
-    fn name(&self) -> Result<(), Failure> {
-        let image = &self.request.image;
-        let wrong = |error| Failure::Image(image.clone(), error);
-        fs::rename(&self.part, image).map_err(wrong)?;
-        let folder = image.parent().ok_or(std::io::ErrorKind::InvalidInput.into()).map_err(wrong)?;
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(wrong)
     }
 
     /// From here on the image is the truth. It is frozen first: were we to die, nothing of it would run.
@@ -122,7 +107,7 @@ impl Hibernating<'_> {
         // The last look at what it waits for.
         self.check_events()?;
         self.journaled = true;
-        let phase = Phase::Ending { generation: self.request.generation, wake_at: self.asleep.wake_at };
+        let phase = Phase::Ending { generation: self.request.image.generation(), wake_at: self.asleep.wake_at };
         self.target.journal.record(phase).map_err(Failure::Journal)?;
         Ok(self.reached(Step::Ending)?)
     }

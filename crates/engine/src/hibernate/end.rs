@@ -2,9 +2,10 @@
 
 use rustix::io::Errno;
 
-use super::{Captured, HibernateError, Hibernating, Warm};
-use crate::sleep::{Failure, remove_if_there};
+use super::{Captured, HibernateError, Hibernating};
+use crate::sleep::{Failure, remove_image};
 use crate::target::Phase;
+use crate::warm::Warm;
 use torpor_process::step::Step;
 use torpor_restore::run::wait_for_ids;
 
@@ -14,7 +15,6 @@ impl Hibernating<'_> {
         self.try_end(&captured.segments).map_err(|error| HibernateError::Ending(Box::new(error)))?;
         Ok(Warm {
             image: self.request.image.clone(),
-            generation: self.request.generation,
             image_bytes: captured.image_bytes,
             wake_at: self.asleep.wake_at,
             warnings: captured.warnings,
@@ -32,9 +32,9 @@ impl Hibernating<'_> {
         wait_for_ids(ids.into_iter());
         self.remove(segments)?;
         self.reached(Step::Ended)?;
-        let phase = Phase::Warm { generation: self.request.generation, wake_at: self.asleep.wake_at };
+        let phase = Phase::Warm { generation: self.request.image.generation(), wake_at: self.asleep.wake_at };
         self.target.journal.record(phase).map_err(Failure::Journal)?;
-        remove_if_there(&self.asleep.image).map_err(|error| Failure::Image(self.asleep.image.clone(), error))?;
+        remove_image(&self.asleep.image)?;
         Ok(self.reached(Step::Warm)?)
     }
 

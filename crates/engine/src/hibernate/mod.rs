@@ -23,48 +23,31 @@ mod capture;
 mod end;
 mod error;
 
-use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use torpor_image::tree::FileId;
 use torpor_linux::closer::AppFile;
 
 pub use self::error::HibernateError;
-use crate::sleep::{Abort, Asleep, Stop, Target, events};
+use crate::sleep::{Abort, Asleep, NewImage, Stop, Target, events};
 use crate::target::Parking;
+use crate::warm::Warm;
 use torpor_capture::Stopped;
 use torpor_process::sandbox::SandboxHandle;
 use torpor_process::step::{Fault, Step, Timings};
 use torpor_process::threads::WaitHistory;
+use torpor_store::Image;
 
 /// How an app is to become warm.
 pub struct HibernateRequest<'a> {
     /// Where it lives.
     pub home: &'a SandboxHandle,
-    /// Where the complete image goes; a file beside it, with `.part` appended, is used until it is complete.
-    pub image: PathBuf,
-    /// Generation of the image, higher than all before.
-    pub generation: u64,
+    /// The complete image that it makes; its generation is higher than all before.
+    pub image: Image,
     /// Tells it to give up.
     pub abort: &'a Abort,
     /// Takes its open files.
     pub parking: &'a dyn Parking,
-}
-
-/// A warm app.
-#[derive(Clone, Debug)]
-pub struct Warm {
-    /// Its complete image.
-    pub image: PathBuf,
-    /// Generation of the image.
-    pub generation: u64,
-    /// Bytes of the image's file.
-    pub image_bytes: u64,
-    /// When a timer must wake it, by `CLOCK_MONOTONIC`.
-    pub wake_at: Option<Duration>,
-    /// What will not survive a reboot, in words. Not known after a crash.
-    pub warnings: Vec<String>,
 }
 
 /// What came of hibernating an app's sleep.
@@ -80,14 +63,12 @@ pub struct HibernateOutcome {
 
 /// Makes a dozing app warm. Runs on one thread from beginning to end, since tracing belongs to a thread.
 pub fn hibernate(target: &Target<'_>, asleep: &Asleep, request: &HibernateRequest<'_>) -> HibernateOutcome {
-    let mut part = request.image.clone().into_os_string();
-    part.push(".part");
     let mut hibernating = Hibernating {
         target,
         asleep,
         request,
         timings: Timings::begin(),
-        part: part.into(),
+        image: NewImage::of(&request.image),
         stopped: Vec::new(),
         parked: false,
         journaled: false,
@@ -102,7 +83,7 @@ struct Hibernating<'a> {
     asleep: &'a Asleep,
     request: &'a HibernateRequest<'a>,
     timings: Timings,
-    part: PathBuf,
+    image: NewImage,
     /// Processes whose threads are in trace stops.
     stopped: Vec<Stopped>,
     /// Files may have been parked.

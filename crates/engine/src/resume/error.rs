@@ -20,7 +20,7 @@ pub enum ResumeError {
     /// They could not be frozen.
     #[error("freezing its processes")]
     Freeze(#[source] io::Error),
-    /// Its image could not be renamed.
+    /// Its image could not be consumed.
     #[error("renaming its image")]
     Image(#[source] io::Error),
     /// The journal could not be written.

@@ -11,15 +11,14 @@
 //! made in the home's network and IPC namespaces.
 //!
 //! In the end the cgroup is frozen: the threads get their registers and are let go, and none of them runs an instruction
-//! before the journal says that they do, and before the image is set aside on the disk ([`aside`]). So whatever fails before
+//! before the journal says that they do, and before the image is consumed on the disk ([`torpor_store::consume`]). So whatever fails before
 //! that, all that was built is ended, and image and parked files, of which the processes have duplicates only, are as they were.
 //!
 //! Two threads of its own do it, which enter namespaces and can do nothing else afterwards. One makes the first process, which
 //! waits in the home for what it is to become; it takes the kernel some time and needs nothing of the image. Meanwhile the
-//! other one reads and checks that ([`prepare`]), opens everything, and in the end builds. The caller's sets the image aside.
+//! other one reads and checks that ([`prepare`]), opens everything, and in the end builds. The caller's consumes the image.
 
 mod adapt;
-mod aside;
 mod error;
 mod lock_waiters;
 mod owners;
@@ -40,8 +39,6 @@ use torpor_linux::closer::AppFile;
 use torpor_linux::registers::Registers;
 use torpor_linux::restorer::{Entered, enter_for_children};
 
-pub use self::aside::woken;
-use self::aside::{Aside, Renaming};
 pub use self::error::ResumeError;
 use self::prepare::{Prepared, prepare};
 use crate::sleep::Target;
@@ -63,6 +60,8 @@ use torpor_restore::open::Opened;
 use torpor_restore::run::{self, Building, wait_for_ids};
 use torpor_restore::sequence::{Connected, Launched, Seed, Source};
 use torpor_restore::{RestoreError, RestoreStep};
+use torpor_store::Image;
+use torpor_store::consume::{self, Consuming, Consumption};
 
 /// An app's parked files, by their place in the image's list of files.
 pub type Parked = BTreeMap<FileId, AppFile>;
@@ -72,9 +71,7 @@ pub struct ResumeRequest<'a> {
     /// Where it lives.
     pub home: &'a SandboxHandle,
     /// Its complete image.
-    pub image: &'a Path,
-    /// Generation of the image.
-    pub generation: u64,
+    pub image: &'a Image,
     /// Fetches its parked files.
     pub given: Box<dyn FnOnce() -> io::Result<Parked> + Send + 'a>,
 }
@@ -114,9 +111,9 @@ pub fn resume(
         // Where nobody takes it, it ends.
         scope.spawn(move || drop(tell_entered.send(enter(target, home))));
         let mut resuming = Resuming { target, home, image, timings: &mut timings };
-        let (asking, asked) = mpsc::channel();
-        let building = scope.spawn(move || resuming.run(request, &entering, &asking));
-        aside::serve(asked);
+        let (consumer, consumptions) = mpsc::channel();
+        let building = scope.spawn(move || resuming.run(request, &entering, &consumer));
+        consume::serve(consumptions);
         building.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     (result, timings)
@@ -145,7 +142,7 @@ type Entering = mpsc::Receiver<Result<Entered, ResumeError>>;
 struct Resuming<'a> {
     target: &'a Target<'a>,
     home: &'a SandboxHandle,
-    image: &'a Path,
+    image: &'a Image,
     timings: &'a mut Timings<RestoreStep>,
 }
 
@@ -170,17 +167,17 @@ impl Resuming<'_> {
         &mut self,
         request: ResumeRequest<'_>,
         entering: &Entering,
-        setting_aside: &mpsc::Sender<Renaming>,
+        consumer: &mpsc::Sender<Consumption>,
     ) -> Result<ResumeOutcome, ResumeError> {
         let prepared = prepare(self, request)?;
-        self.build(prepared, entering, setting_aside)
+        self.build(prepared, entering, consumer)
     }
 
     fn build(
         &mut self,
         prepared: Prepared,
         entering: &Entering,
-        setting_aside: &mpsc::Sender<Renaming>,
+        consumer: &mpsc::Sender<Consumption>,
     ) -> Result<ResumeOutcome, ResumeError> {
         let (home, image) = (self.home, self.image);
         let Prepared { file, tree, plan, starters, root, removed, paths, given, passed, same_boot, mut warnings } =
@@ -211,18 +208,18 @@ impl Resuming<'_> {
 
         let nobody = |_| ResumeError::Sandbox("waiting for its first process", io::ErrorKind::BrokenPipe.into());
         let entered = entering.recv().map_err(nobody)??;
-        let source = Source { tree: &tree, plan: &plan, path: image, pages: &pages, passed };
+        let source = Source { tree: &tree, plan: &plan, path: image.path(), pages: &pages, passed };
         let mut reached = |step| self.reached(step);
         let launched = Launched::launch(source, &opened, Seed::Entered(entered), &mut reached)?;
         let filled = launched.fork(&mut reached)?.fill(Some(&piece))?;
         // Not before: on two processors one of us or the first process would have to wait.
-        let aside = Aside::begin(image, setting_aside);
+        let consuming = Consuming::begin(image, consumer);
         let built = filled.build(&mut reached, &mut warnings)?;
         let connected = built.connect(&mut opened, Logins::inside(&tree), &mut warnings)?;
         let building = connected.building();
         let (initial, memories) = (building.id(0), memories(building, &tree, passed));
         let ids = building.ids();
-        let done = self.let_go(connected, aside, &mut warnings);
+        let done = self.let_go(connected, consuming, &mut warnings);
         if done.as_ref().is_err_and(|error| !error.is_awake()) {
             // They are frozen, and some of them perhaps not ours any more.
             self.end(&ids);
@@ -236,7 +233,7 @@ impl Resuming<'_> {
     fn let_go(
         &mut self,
         connected: Connected<'_>,
-        mut aside: Aside,
+        mut consuming: Consuming,
         warnings: &mut Vec<String>,
     ) -> Result<SocketChanges, ResumeError> {
         let freezer = self.target.freezer;
@@ -254,9 +251,9 @@ impl Resuming<'_> {
         // Before the journal: a crash in between ends them, which marks it again.
         let back = freezer.processes_are_back(initial, process);
         back.map_err(|error| ResumeError::Sandbox("telling its init", error))?;
-        aside.wait().map_err(ResumeError::Image)?;
+        consuming.wait().map_err(ResumeError::Image)?;
         self.target.journal.record(Phase::Awake).map_err(ResumeError::Journal)?;
-        aside.keep();
+        consuming.keep();
         let fault = self.reached(RestoreStep::Awake);
         // Not before: parked sockets must not keep such a time-out if it sleeps on.
         let mut changes = SocketChanges::default();

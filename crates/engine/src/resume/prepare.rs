@@ -47,13 +47,13 @@ pub(super) struct Prepared {
 
 /// Reads the image, checks it, fetches what is parked.
 pub(super) fn prepare(resuming: &mut Resuming<'_>, request: ResumeRequest<'_>) -> Result<Prepared, ResumeError> {
-    let ResumeRequest { home, image, generation, given } = request;
+    let ResumeRequest { home, image, given } = request;
     let mut given = given().map_err(ResumeError::Parked)?;
-    let loaded = load(image)?;
-    let (about, wanted) = (&loaded.header, (resuming.target.app, resuming.target.epoch, generation));
+    let loaded = load(image.path())?;
+    let (about, wanted) = (&loaded.header, (resuming.target.app, resuming.target.epoch, image.generation()));
     if (about.app, about.epoch, about.generation) != wanted {
         let error = FormatError::Invalid("it belongs to another app, epoch or sleep");
-        return Err(RestoreError::Format(image.to_owned(), error).into());
+        return Err(RestoreError::Format(image.path().to_owned(), error).into());
     }
     resuming.reached(RestoreStep::Read)?;
 

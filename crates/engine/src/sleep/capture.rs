@@ -1,11 +1,11 @@
 //! The abortable part: freeze, stop, watch, copy, sync, commit.
 
 use std::cell::OnceCell;
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
-use torpor_image::{HEADER_BYTES, Header, Kind, State, checksum};
+use torpor_image::{HEADER_BYTES, Header, State, checksum};
 
 use super::blockers::pins;
 use super::error::{Failure, Stop};
@@ -23,25 +23,14 @@ use torpor_process::threads::{Began, ThreadPlan, WaitHistory};
 use torpor_process::trace::{Process, install_park_loop, stop_all};
 use torpor_process::wait::since::now;
 use torpor_process::wait::sources::waits;
-
-/// Where an image has its magic number: in the unfinished image of a sleep, until its header is written last of all.
-const BEGUN: [u8; 8] = *b"TPRBEGUN";
-
-/// Whether this is the unfinished image of an app that was to doze. Where it is there, the app's sleep had begun and was not committed:
-/// its memory is complete, even if it is frozen. The unfinished image of one that goes warm says nothing of that.
-pub fn is_begun_sleep(part: &Path) -> bool {
-    let mut magic = [0; BEGUN.len()];
-    let read = torpor_linux::regular::open(part).and_then(|file| file.read_exact_at(&mut magic, 0));
-    let marked = read.is_ok() && magic == BEGUN;
-    marked || torpor_store::header::open(part).is_ok_and(|(_, header)| header.kind == Kind::Dozing)
-}
+use torpor_store::Durability;
 
 impl Sleep<'_> {
     /// The abortable part, up to and with the commit.
     pub(super) fn capture(&mut self) -> Result<Captured, Stop> {
         let pids = self.target.freezer.processes().map_err(Failure::Look)?;
         let (began, flags) = prepare(&pids, self.request.memories)?;
-        let file = self.begin_image()?;
+        let file = self.image.begin_doze()?;
         self.reached(Step::Prepared)?;
 
         self.frozen = true;
@@ -98,16 +87,8 @@ impl Sleep<'_> {
         waiting
     }
 
-    /// Makes the image's file before the app is frozen, marked as that of a sleep that is not committed.
-    fn begin_image(&self) -> Result<File, Failure> {
-        let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&self.part);
-        let begun = opened.and_then(|file| file.write_all_at(&BEGUN, 0).map(|()| file));
-        begun.map_err(|error| Failure::Image(self.part.clone(), error))
-    }
-
     /// Copies all memory into the image and writes it out.
-    fn copy(&mut self, flags: &[(i32, Flags)], watch: Watch, file: File) -> Result<Captured, Stop> {
-        let wrong = |error| Failure::Image(self.part.clone(), error);
+    fn copy(&mut self, flags: &[(i32, Flags)], watch: Watch, file: Arc<File>) -> Result<Captured, Stop> {
         let stop = OnceCell::new();
         let go_on = || self.check_events(&watch).map_err(|by| stop.set(by)).is_ok();
         let mut copier = Copier::new(PageSink::new(&file, HEADER_BYTES), Selection::Exclusive, &go_on);
@@ -144,15 +125,15 @@ impl Sleep<'_> {
         let header = Header {
             app: self.target.app,
             epoch: self.target.epoch,
-            generation: self.request.generation,
+            generation: self.request.image.generation(),
             boot: self.target.boot,
             pages_bytes: pages_end - HEADER_BYTES,
             state_bytes: encoded.len() as u64,
             state_checksum: checksum(&encoded),
             ..Header::default()
         };
-        file.write_all_at(&encoded, pages_end).map_err(wrong)?;
-        file.write_all_at(&header.encode(), 0).map_err(wrong)?;
+        let written = file.write_all_at(&encoded, pages_end).and_then(|()| file.write_all_at(&header.encode(), 0));
+        written.map_err(|error| self.image.failed(error))?;
         self.reached(Step::Copied)?;
 
         self.sync(file, &watch)?;
@@ -208,9 +189,9 @@ impl Sleep<'_> {
     }
 
     /// Waits until the image is on disk, but no longer than until something happens.
-    fn sync(&self, file: File, watch: &Watch) -> Result<(), Stop> {
+    fn sync(&self, file: Arc<File>, watch: &Watch) -> Result<(), Stop> {
         let happened = events::sync(file, events::Extent::File, watch, self.request.abort);
-        given_up(happened.map_err(|error| Failure::Image(self.part.clone(), error))?)
+        given_up(happened.map_err(|error| self.image.failed(error))?)
     }
 
     fn check_events(&self, watch: &Watch) -> Result<(), Stop> {
@@ -219,10 +200,9 @@ impl Sleep<'_> {
 
     /// Makes the image current. The last look at the descriptors comes just before.
     fn commit(&mut self, captured: Captured) -> Result<Captured, Stop> {
-        fs::rename(&self.part, &self.request.image)
-            .map_err(|error| Failure::Image(self.request.image.clone(), error))?;
+        self.image.commit(Durability::Processes)?;
         self.check_events(&captured.watch)?;
-        let phase = Phase::Dropping { generation: self.request.generation };
+        let phase = Phase::Dropping { generation: self.request.image.generation() };
         self.journaled = true;
         self.target.journal.record(phase).map_err(Failure::Journal)?;
         Ok(captured)

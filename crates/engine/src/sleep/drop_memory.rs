@@ -1,6 +1,5 @@
 //! The part that cannot be aborted: park, drop, let go; or, if that fails, bring everything back.
 
-use std::fs::File;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -28,7 +27,6 @@ impl Sleep<'_> {
                 watch: captured.watch,
                 wake_at,
                 image: self.request.image.clone(),
-                generation: self.request.generation,
                 image_bytes: captured.image_bytes,
                 kept_bytes: captured.kept_bytes,
                 memories,
@@ -76,7 +74,7 @@ impl Sleep<'_> {
         let memories = WaitHistory { waits: carried(&self.plans), timers: timers.clone(), ..WaitHistory::default() };
         timers.extend(self.plans.iter().filter_map(ThreadPlan::deadline));
         let wake_at = earliest(&timers, self.request.timers_over);
-        let phase = Phase::Dozing { generation: self.request.generation, wake_at };
+        let phase = Phase::Dozing { generation: self.request.image.generation(), wake_at };
         self.target.journal.record(phase).map_err(Failure::Journal)?;
         self.reached(Step::Dozing)?;
         Ok((wake_at, memories))
@@ -86,9 +84,8 @@ impl Sleep<'_> {
     fn bring_back(&mut self, state: &State) -> Result<(), Failure> {
         // A thread that is let go behind a remote call restarts its own call only by way of the freezer.
         self.target.freezer.freeze().map_err(Failure::Freeze)?;
-        let image =
-            File::open(&self.request.image).map_err(|error| Failure::Image(self.request.image.clone(), error))?;
-        refill(&ImageFile::through_cache(&image), &state.processes, &mut Vec::new())?;
+        let image = self.request.image.open().map_err(|error| self.image.failed(error.into()))?;
+        refill(&ImageFile::through_cache(image.file()), &state.processes, &mut Vec::new())?;
         self.frozen = true;
         self.undo()
     }

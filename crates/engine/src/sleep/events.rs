@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
@@ -27,7 +28,7 @@ pub(crate) enum Extent {
 }
 
 /// Waits until a file, or what is around it, is on disk, but no longer than until something happens, which is given.
-pub(crate) fn sync(file: File, extent: Extent, watch: &Watch, abort: &Abort) -> io::Result<Option<String>> {
+pub(crate) fn sync(file: Arc<File>, extent: Extent, watch: &Watch, abort: &Abort) -> io::Result<Option<String>> {
     let done = eventfd(0, EventfdFlags::CLOEXEC)?;
     let tell = done.try_clone()?;
     let syncing = std::thread::Builder::new().name("image-sync".to_owned()).spawn(move || {

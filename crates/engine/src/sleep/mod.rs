@@ -18,12 +18,11 @@ mod capture;
 mod drop_memory;
 mod error;
 pub(crate) mod events;
+mod new_image;
 
-use std::fs;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -32,14 +31,15 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use torpor_image::{Epoch, State};
 
 pub use self::blockers::obstacles;
-pub use self::capture::is_begun_sleep;
 pub(crate) use self::error::Stop;
 pub use self::error::{Failure, SleepError};
+pub(crate) use self::new_image::{NewImage, remove_image};
 use crate::target::{Freezer, Journal, Phase};
 use crate::watch::Watch;
 use torpor_process::step::{Fault, Faults, Step, Timings};
 use torpor_process::threads::{ThreadPlan, WaitHistory, let_go};
 use torpor_process::trace::Process;
+use torpor_store::Image;
 
 /// An app that is to sleep, and what its worker gives for it.
 pub struct Target<'a> {
@@ -59,10 +59,8 @@ pub struct Target<'a> {
 
 /// How it is to sleep.
 pub struct Request<'a> {
-    /// Where the image goes; a file beside it, with `.part` appended, is used until it is complete.
-    pub image: PathBuf,
-    /// Generation of the image, higher than all before.
-    pub generation: u64,
+    /// The image that it makes; its generation is higher than all before.
+    pub image: Image,
     /// Timers longer than this wake it.
     pub timers_over: Duration,
     /// Watch the members of epoll descriptors one by one.
@@ -113,9 +111,7 @@ pub struct Asleep {
     /// When a timer must wake it, by `CLOCK_MONOTONIC`.
     pub wake_at: Option<Duration>,
     /// The image.
-    pub image: PathBuf,
-    /// Its generation.
-    pub generation: u64,
+    pub image: Image,
     /// Bytes of the image's file.
     pub image_bytes: u64,
     /// Private memory that stays, shared copy-on-write between processes or in swap, bytes.
@@ -141,7 +137,7 @@ struct Sleep<'a> {
     target: &'a Target<'a>,
     request: &'a Request<'a>,
     timings: Timings,
-    part: PathBuf,
+    image: NewImage,
     frozen: bool,
     /// The journal may say that memory is being dropped.
     journaled: bool,
@@ -161,13 +157,11 @@ struct Captured {
 
 /// Puts an app to sleep. Runs on one thread from beginning to end, since tracing belongs to a thread.
 pub fn fall_asleep(target: &Target<'_>, request: &Request<'_>) -> Attempt {
-    let mut part = request.image.clone().into_os_string();
-    part.push(".part");
     let mut sleep = Sleep {
         target,
         request,
         timings: Timings::begin(),
-        part: part.into(),
+        image: NewImage::of(&request.image),
         frozen: false,
         journaled: false,
         processes: Vec::new(),
@@ -204,9 +198,7 @@ impl Sleep<'_> {
         }
         // Whatever fails from here on, the app is thawed; an image that stays behind is removed by the next start.
         let thawed = if self.frozen { self.target.freezer.thaw().map_err(Failure::Freeze) } else { Ok(()) };
-        for path in [&self.part, &self.request.image] {
-            remove_if_there(path).map_err(|error| Failure::Image(path.clone(), error))?;
-        }
+        self.image.remove()?;
         thawed?;
         let let_go_on = released?.undo().map_err(Failure::Look)?;
         if !self.plans.is_empty() {
@@ -216,13 +208,6 @@ impl Sleep<'_> {
             self.memories = Some(memories);
         }
         Ok(())
-    }
-}
-
-pub(crate) fn remove_if_there(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -10,6 +10,7 @@ use torpor_engine::{
     Faults, Freezer, Phase, RestoreStep, ResumeError, ResumeOutcome, ResumeRequest, SandboxHandle, Target, Timings,
     resume,
 };
+use torpor_store::{Image, Store};
 use torpor_testkit::namespaces::Namespaces;
 
 use super::freezer::{CgroupFreezer, OwnCgroup};
@@ -33,7 +34,7 @@ impl TestHome {
     }
 
     /// Builds the processes of an image here.
-    pub fn resume(&self, image: &Path, given: BTreeMap<u32, OwnedFd>, faults: &dyn Faults) -> Outcome {
+    pub fn resume(&self, image: &Image, given: BTreeMap<u32, OwnedFd>, faults: &dyn Faults) -> Outcome {
         let journal = MemoryJournal::new(WARM);
         let target = Target {
             app: 0,
@@ -44,7 +45,7 @@ impl TestHome {
             faults,
         };
         let given: BTreeMap<_, _> = given.into_iter().map(|(id, fd)| (id, fd.into())).collect();
-        let request = ResumeRequest { home: &self.home, image, generation: 0, given: Box::new(move || Ok(given)) };
+        let request = ResumeRequest { home: &self.home, image, given: Box::new(move || Ok(given)) };
         let (result, timings) = resume(&target, request);
         Outcome { result, timings, phase: journal.phase() }
     }
@@ -78,10 +79,11 @@ pub struct Outcome {
 }
 
 /// The image, in `directory`, of a program that leads its session and gives itself this name; and its process id.
-pub fn image_of(command: &Command, name: &str, directory: &Path) -> (PathBuf, i32) {
+pub fn image_of(command: &Command, name: &str, directory: &Path) -> (Image, i32) {
     let mut session = Command::new("setsid");
     session.arg(command.get_program()).args(command.get_args());
     let mut child = process::start(&session, name);
     let pid = child.id() as i32;
-    (process::capture(&mut child, directory).image, pid)
+    let captured = process::capture(&mut child, directory).image;
+    (Store::of_checkpoint(captured.parent().unwrap()).image(0), pid)
 }

@@ -20,6 +20,7 @@ use torpor_image::Epoch;
 use torpor_linux::closer::{self, AppFile};
 use torpor_sandbox::cgroup::Hierarchies;
 use torpor_sandbox::{EtcFiles, ID_COUNT, IdRange, Launcher, Limits, Program, Sandbox, SandboxSpec, Security, User};
+use torpor_store::{Image, Store};
 use torpor_testkit::error::chain;
 
 use crate::common::boot;
@@ -185,8 +186,8 @@ impl App {
         self.folder.path().join(name)
     }
 
-    pub fn image(&self, generation: u64) -> PathBuf {
-        self.folder.path().join("images").join(format!("{generation}.image"))
+    pub fn image(&self, generation: u64) -> Image {
+        Store::of_app(&self.folder.path().join("images")).image(generation)
     }
 
     /// Names of the files beside images.
@@ -223,7 +224,6 @@ impl App {
             let abort = Abort::new().unwrap();
             let request = Request {
                 image: self.image(self.generation),
-                generation: self.generation,
                 timers_over: Duration::from_secs(30),
                 single_sockets: false,
                 abort: &abort,
@@ -244,12 +244,7 @@ impl App {
     /// Builds its processes again and lets them run.
     pub fn resume(&mut self, warm: &Warm) -> Result<(), String> {
         let given = self.given();
-        let request = ResumeRequest {
-            home: &self.home,
-            image: &warm.image,
-            generation: warm.generation,
-            given: Box::new(move || Ok(given)),
-        };
+        let request = ResumeRequest { home: &self.home, image: &warm.image, given: Box::new(move || Ok(given)) };
         let (resumed, timings) = self.with_target(&NoFaults, |target| resume(target, request));
         eprintln!("resume {:?} {:?}", timings.steps(), resumed.as_ref().err());
         let mut resumed = resumed.map_err(|error| chain(&error))?;
@@ -271,14 +266,8 @@ impl App {
 
     pub fn hibernate_with(&mut self, asleep: &Asleep, faults: &dyn Faults, abort: &Abort) -> HibernateOutcome {
         self.generation += 1;
-        let generation = self.generation;
-        let request = HibernateRequest {
-            home: &self.home,
-            image: self.image(generation),
-            generation,
-            abort,
-            parking: &self.kept,
-        };
+        let request =
+            HibernateRequest { home: &self.home, image: self.image(self.generation), abort, parking: &self.kept };
         let hibernated = self.with_target(faults, |target| hibernate(target, asleep, &request));
         eprintln!("hibernate {:?} {:?}", hibernated.timings.steps(), hibernated.result.as_ref().err());
         if let Some(memories) = &hibernated.memories {

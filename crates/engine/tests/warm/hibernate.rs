@@ -6,11 +6,10 @@ use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use torpor_engine::{
-    Abort, Contents, Faults, HibernateError, ImageFile, NoFaults, Phase, Recovered, SleepError, Step, recover, wake,
-};
+use torpor_engine::{Abort, Faults, HibernateError, NoFaults, Phase, Recovered, SleepError, Step, recover, wake};
 use torpor_image::Kind;
 use torpor_image::tree::{Executable, FileKind, InetState, Tree};
+use torpor_store::{Contents, ImageFile};
 
 use super::app::{App, within};
 use super::common::FailAt;
@@ -54,7 +53,7 @@ pub fn counted(stream: &mut TcpStream) -> u64 {
 }
 
 pub fn tree(app: &App, generation: u64) -> Tree {
-    let image = ImageFile::open(&app.image(generation)).unwrap();
+    let image = ImageFile::open(app.image(generation).path()).unwrap();
     assert_eq!(image.header().kind, Kind::Complete);
     assert_eq!((image.header().app, image.header().generation), (7, generation));
     match image.contents().unwrap() {
@@ -68,13 +67,13 @@ fn lighttpd_leaves_an_image_and_its_files() {
     drop(connect(&app, 80));
     let asleep = app.doze();
     let warm = app.hibernate(&asleep, &NoFaults).result.unwrap();
-    assert_eq!(app.phase(), Phase::Warm { generation: warm.generation, wake_at: warm.wake_at });
+    assert_eq!(app.phase(), Phase::Warm { generation: warm.image.generation(), wake_at: warm.wake_at });
     assert!(app.processes().is_empty());
     assert!(app.init_lives());
-    assert_eq!(app.images(), [format!("{}.image", warm.generation)]);
-    assert_eq!(std::fs::metadata(&warm.image).unwrap().len(), warm.image_bytes);
+    assert_eq!(app.images(), [format!("{}.image", warm.image.generation())]);
+    assert_eq!(std::fs::metadata(warm.image.path()).unwrap().len(), warm.image_bytes);
 
-    let tree = tree(&app, warm.generation);
+    let tree = tree(&app, warm.image.generation());
     assert!(tree.namespaces.user && !tree.namespaces.time);
     let root = &tree.processes[0];
     assert_eq!((root.pid, root.parent, root.group, root.session), (app.home.initial, 0, root.pid, root.pid));
@@ -119,12 +118,12 @@ fn an_error_at_any_step() {
             HibernateError::Ending(_) => {
                 assert!(step >= Step::Ending, "{step:?}");
                 let (phase, image) = (app.phase(), app.image(app.generation));
-                let recovered = app.with_target(&NoFaults, |target| recover(target, phase, &image, None));
+                let recovered = app.with_target(&NoFaults, |target| recover(target, phase, image.store(), None));
                 let Recovered::Warm(warm) = recovered.unwrap() else { panic!("{step:?}") };
-                assert_eq!(app.phase(), Phase::Warm { generation: warm.generation, wake_at: warm.wake_at });
+                assert_eq!(app.phase(), Phase::Warm { generation: warm.image.generation(), wake_at: warm.wake_at });
                 assert!(app.processes().is_empty(), "{step:?}");
                 assert!(app.init_lives(), "{step:?}");
-                tree(&app, warm.generation);
+                tree(&app, warm.image.generation());
                 drop(app);
                 app = App::of_server("redis");
                 before = count(&app);
@@ -228,7 +227,7 @@ fn real_servers() {
         let asleep = app.doze();
         match app.hibernate(&asleep, &NoFaults).result {
             Ok(warm) => {
-                let tree = tree(&app, warm.generation);
+                let tree = tree(&app, warm.image.generation());
                 let threads = tree.processes.iter().filter_map(|p| p.alive()).map(|life| life.threads.len());
                 let threads: usize = threads.sum();
                 eprintln!("{name}: {} processes, {threads} threads, {} bytes", tree.processes.len(), warm.image_bytes);

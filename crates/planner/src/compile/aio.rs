@@ -14,9 +14,10 @@ use torpor_image::tree::{Area, Backing, IO_EVENT_BYTES, LiveProcess, io_event_ad
 use torpor_linux::restorer::CODE_BYTES;
 use torpor_linux::uapi::memory::{MAP_ANONYMOUS, MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_PRIVATE};
 
+use super::addresses::{HIGHEST, LOWEST, MREMAP_MAYMOVE_FIXED, ScratchArea};
 use super::build::{Argument, Builder, Steps};
 use super::kernel::is_kernel;
-use super::memory::{BaselineLayout, HIGHEST, LOWEST, MREMAP_MAYMOVE_FIXED};
+use super::shared_pages::Kept;
 use crate::calls;
 use crate::staged::Staged;
 
@@ -68,7 +69,8 @@ impl<'a> Context<'a> {
 pub(super) fn contexts(
     life: &LiveProcess,
     staged: &Staged<'_>,
-    ground: &BaselineLayout<'_>,
+    room: ScratchArea,
+    kept: &Kept,
     builder: &mut Builder,
     steps: &mut Steps,
 ) {
@@ -76,9 +78,9 @@ pub(super) fn contexts(
     if contexts.is_empty() {
         return;
     }
-    let there = |n: usize, area: &Area| is_kernel(area) || ground.kept.areas.contains(&n);
+    let there = |n: usize, area: &Area| is_kernel(area) || kept.areas.contains(&n);
     let there = life.space.areas.iter().enumerate().filter(|(n, area)| there(*n, area));
-    let blob = ground.room.address..ground.room.end;
+    let blob = room.address..room.end;
     let mut taken: Vec<Range<u64>> = there.map(|(_, area)| area.start..area.end).chain([blob]).collect();
     // Memory that nobody can touch takes nothing, but counts where address space is limited.
     let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;

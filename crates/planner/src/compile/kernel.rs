@@ -6,8 +6,8 @@
 use torpor_image::tree::{Area, Backing, LiveProcess, Process, Tree};
 
 use super::CompileError;
+use super::addresses::{HIGHEST, LOWEST, MREMAP_MAYMOVE_FIXED, ScratchArea};
 use super::build::{Argument, Steps};
-use super::memory::{HIGHEST, LOWEST, MREMAP_MAYMOVE_FIXED, ScratchArea};
 use crate::calls;
 
 pub(super) fn is_kernel(area: &Area) -> bool {

@@ -9,39 +9,23 @@ use torpor_image::Content;
 use torpor_image::tree::{Area, Backing, Executable, Layout, LiveProcess, MemoryPolicy, SharedMemoryKind, Tree};
 use torpor_linux::hugepages;
 use torpor_linux::uapi::memory::{
-    MADV_DONTNEED, MAP_ANONYMOUS, MAP_DROPPABLE, MAP_FIXED_NOREPLACE, MAP_GROWSDOWN, MAP_NORESERVE, MAP_PRIVATE,
-    MAP_SHARED, SHM_EXEC, SHM_RDONLY,
+    MADV_DONTNEED, MAP_ANONYMOUS, MAP_DROPPABLE, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, SHM_EXEC, SHM_RDONLY,
 };
 use torpor_linux::uapi::prctl::{PR_SET_MM, PR_SET_MM_MAP, PR_SET_VMA};
 
+use super::addresses::{MREMAP_MAYMOVE_FIXED, ScratchArea};
 use super::build::{Argument, Builder, Steps};
 use super::kernel::{KernelAreas, is_kernel};
-use super::sharing::{self, Kept, Move};
+use super::mapping::Mapped;
+use super::page_reads::{Batch, READ_MAX, read};
+use super::runs::Run;
+use super::shared_pages::{Kept, Move, PROTECTION};
 use super::{CompileError, HOLE_OFFSET, aio};
 use crate::calls;
 use crate::plan::{FILL, MANY};
 use crate::staged::{Access, Staged};
 
 const WRITE: u32 = 2;
-pub(super) const MREMAP_MAYMOVE_FIXED: u64 = 3;
-/// Lowest address that may be mapped, and the end of user memory with four levels of page tables.
-pub(super) const LOWEST: u64 = 0x1_0000;
-pub(super) const HIGHEST: u64 = 0x7fff_ffff_f000;
-/// `struct iovec`s of one call, and bytes.
-const IOV_MAX: usize = 1024;
-const READ_MAX: u64 = 1 << 30;
-
-/// Addresses that are free in every address space of the tree.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ScratchArea {
-    /// Where the kernel's areas are put meanwhile.
-    pub(super) start: u64,
-    /// Address of the blob, behind them.
-    pub(super) address: u64,
-    /// Behind the blob.
-    pub(super) end: u64,
-}
-
 /// What is there when a process begins to build its memory.
 pub(super) struct BaselineLayout<'a> {
     pub(super) room: ScratchArea,
@@ -68,7 +52,7 @@ pub(super) fn space(
         steps.call(calls::MUNMAP, &[gone.start.into(), (gone.end - gone.start).into()]);
     }
     ground.kernel.settle(pid, life, steps)?;
-    aio::contexts(life, staged, ground, builder, steps);
+    aio::contexts(life, staged, ground.room, kept, builder, steps);
     keys(life, steps);
     for (n, area) in life.space.areas.iter().enumerate() {
         if kept.areas.contains(&n) {
@@ -86,7 +70,7 @@ pub(super) fn space(
         let protection = u64::from(area.protection).into();
         if area.key != 0 {
             steps.call(calls::PKEY_MPROTECT, &[start, bytes, protection, u64::from(area.key).into()]);
-        } else if mapped_writable(area) || (kept.areas.contains(&n) && area.protection != sharing::PROTECTION) {
+        } else if mapped_writable(area) || (kept.areas.contains(&n) && area.protection != PROTECTION) {
             steps.call(calls::MPROTECT, &[start, bytes, protection]);
         }
         if let Some(flags) = area.advice.locked {
@@ -124,33 +108,6 @@ fn has_contents(area: &Area) -> bool {
 
 fn mapped_writable(area: &Area) -> bool {
     area.protection & WRITE == 0 && has_contents(area)
-}
-
-/// A private mapping to make.
-pub(super) struct Mapped {
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) protection: u32,
-}
-
-impl Mapped {
-    pub(super) fn anonymous(&self, grows_down: bool, no_reserve: bool, steps: &mut Steps) {
-        let down = if grows_down { MAP_GROWSDOWN } else { 0 };
-        let reserve = if no_reserve { MAP_NORESERVE } else { 0 };
-        self.map(MAP_PRIVATE | MAP_ANONYMOUS | down | reserve, -1, 0, steps);
-    }
-
-    /// Of a file.
-    pub(super) fn private(&self, fd: i32, offset: u64, steps: &mut Steps) {
-        self.map(MAP_PRIVATE, fd, offset, steps);
-    }
-
-    fn map(&self, flags: u64, fd: i32, offset: u64, steps: &mut Steps) {
-        let (flags, protection) = (flags | MAP_FIXED_NOREPLACE, u64::from(self.protection));
-        let bytes = self.end - self.start;
-        let arguments = [self.start.into(), bytes.into(), protection.into(), flags.into(), fd.into(), offset.into()];
-        steps.exact(calls::MMAP, self.start, &arguments);
-    }
 }
 
 fn map(
@@ -258,73 +215,13 @@ fn attach(
     Ok(())
 }
 
-/// A run of the image's bytes and where they go.
-#[derive(Debug, Default)]
-struct Run {
-    offset: u64,
-    bytes: u64,
-    places: Vec<(u64, u64)>,
-}
-
-impl Run {
-    /// Takes `bytes` at `offset` of the file for `address`, if they go on where this run ends.
-    fn take(&mut self, offset: u64, address: u64, bytes: u64) -> bool {
-        if self.bytes == 0 {
-            *self = Self { offset, bytes, places: vec![(address, bytes)] };
-            return true;
-        }
-        if offset != self.offset + self.bytes || self.bytes + bytes > READ_MAX {
-            return false;
-        }
-        let full = self.places.len() == IOV_MAX;
-        match self.places.last_mut() {
-            Some((start, len)) if *start + *len == address => *len += bytes,
-            _ if full => return false,
-            _ => self.places.push((address, bytes)),
-        }
-        self.bytes += bytes;
-        true
-    }
-
-    fn read(&self, fd: i32, builder: &mut Builder, steps: &mut Steps) {
-        if self.bytes == 0 {
-            return;
-        }
-        let words: Vec<u64> = self.places.iter().flat_map(|(address, bytes)| [*address, *bytes]).collect();
-        let places = builder.numbers(&words);
-        let arguments = [fd.into(), places, (self.places.len() as u64).into(), self.offset.into(), Argument::Value(0)];
-        steps.exact(calls::PREADV, self.bytes, &arguments);
-    }
-}
-
-/// Reads runs of pages from the page source's descriptor to their places.
-pub(super) fn read(runs: &[sharing::Run], source: i32, builder: &mut Builder, steps: &mut Steps) {
-    let mut sorted: Vec<&sharing::Run> = runs.iter().collect();
-    sorted.sort_unstable_by_key(|run| (run.offset(), run.start));
-    let mut run = Run::default();
-    for next in sorted {
-        let mut done = 0;
-        while done < next.bytes() {
-            let bytes = (next.bytes() - done).min(READ_MAX);
-            let (offset, address) = (next.offset() + done, next.start + done);
-            if !run.take(offset, address, bytes) {
-                run.read(source, builder, steps);
-                run = Run::default();
-                run.take(offset, address, bytes);
-            }
-            done += bytes;
-        }
-    }
-    run.read(source, builder, steps);
-}
-
 fn fill(life: &LiveProcess, kept: &Kept, staged: &Staged<'_>, builder: &mut Builder, steps: &mut Steps) {
-    let mut stored: Vec<sharing::Run> = Vec::new();
-    let mut zeros = Run::default();
+    let mut stored: Vec<Run> = Vec::new();
+    let mut zeros = Batch::default();
     for area in &life.space.areas {
         for region in &area.pages {
             match region.content {
-                Content::Stored { offset, .. } => stored.push(sharing::Run::new(region.start, region.bytes(), offset)),
+                Content::Stored { offset, .. } => stored.push(Run::new(region.start, region.bytes(), offset)),
                 Content::Zero if area.backing.is_zeros() => {}
                 Content::Zero => {
                     let mut done = 0;
@@ -333,7 +230,7 @@ fn fill(life: &LiveProcess, kept: &Kept, staged: &Staged<'_>, builder: &mut Buil
                         let at = HOLE_OFFSET + zeros.bytes;
                         if !zeros.take(at, region.start + done, bytes) {
                             zeros.read(staged.blob(), builder, steps);
-                            zeros = Run::default();
+                            zeros = Batch::default();
                             zeros.take(HOLE_OFFSET, region.start + done, bytes);
                         }
                         done += bytes;

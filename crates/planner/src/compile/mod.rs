@@ -10,16 +10,20 @@
 //! helper            a session or group for others │1│ │2│ its end
 //! ```
 //! The numbers are barriers, at which the restorer waits for all; 1 and 2 are there only where they are needed. Who makes
-//! others fills what they are to share copy-on-write before that ([`sharing`]). A process with much memory waits when it has
+//! others fills what they are to share copy-on-write before that ([`shared_pages`]). A process with much memory waits when it has
 //! mapped it: [`super::fill`].
 
+mod addresses;
 mod aio;
 mod build;
 mod kernel;
+mod mapping;
 mod memory;
 mod order;
+mod page_reads;
 mod process;
-mod sharing;
+mod runs;
+mod shared_pages;
 mod thread;
 
 use std::collections::HashSet;
@@ -34,11 +38,12 @@ use torpor_linux::uapi::process::{
 };
 use torpor_linux::uapi::signal::{SIGCHLD, SIGTRAP};
 
+use self::addresses::ScratchArea;
 use self::build::{Builder, Steps};
 use self::kernel::KernelAreas;
-use self::memory::{BaselineLayout, ScratchArea};
+use self::memory::BaselineLayout;
 use self::order::{Birth, Group, Helper, Maker, Node, Order};
-use self::sharing::Sharing;
+use self::shared_pages::SharedPages;
 use crate::allowed;
 use crate::calls;
 use crate::plan::{BORN, CLONE_THREAD_FLAGS, DONE, JOINED, Kind, Plan, Task, key};
@@ -128,11 +133,11 @@ pub fn plan(tree: &Tree, key: u64) -> Result<Plan, CompileError> {
             return Err(CompileError::Sharing(process.pid));
         }
     }
-    let sharing = Sharing::of(tree, &order);
+    let shared = SharedPages::of(tree, &order);
     let mut reserve = RESERVE;
     loop {
         let room = room(tree, reserve)?;
-        let mut compiler = Compiler::new(tree, &staged, &order, &sharing, room);
+        let mut compiler = Compiler::new(tree, &staged, &order, &shared, room);
         let tasks = compiler.tasks()?;
         if compiler.builder.len() <= reserve {
             let address = room.address + CODE_BYTES as u64;
@@ -210,7 +215,7 @@ struct Compiler<'t> {
     order: &'t Order,
     room: ScratchArea,
     kernel: KernelAreas<'t>,
-    sharing: &'t Sharing<'t>,
+    shared: &'t SharedPages<'t>,
     builder: Builder,
     claimed: process::Claimed,
     /// Processes with children that have ended.
@@ -225,7 +230,7 @@ impl<'t> Compiler<'t> {
         tree: &'t Tree,
         staged: &'t Staged<'t>,
         order: &'t Order,
-        sharing: &'t Sharing<'t>,
+        shared: &'t SharedPages<'t>,
         room: ScratchArea,
     ) -> Self {
         // Helpers of sessions come before those whom they make; helpers of groups last.
@@ -251,7 +256,7 @@ impl<'t> Compiler<'t> {
         let ended = tree.processes.iter().filter(|process| process.alive().is_none());
         let reapers = ended.map(|process| process.parent).collect();
         let builder = Builder::default();
-        Self { tree, staged, order, room, kernel, sharing, builder, claimed, reapers, processes, helpers }
+        Self { tree, staged, order, room, kernel, shared, builder, claimed, reapers, processes, helpers }
     }
 
     /// The lists of all tasks, with offsets for addresses.
@@ -311,7 +316,7 @@ impl<'t> Compiler<'t> {
 
     /// Makes a process or a helper, which inherits what is then in memory.
     fn make(&mut self, birth: Birth, steps: &mut Steps) {
-        self.sharing.before(birth.node, self.staged, &mut self.builder, steps);
+        self.shared.before(birth.node, self.staged, &mut self.builder, steps);
         let (id, task, shares) = match birth.node {
             Node::Process(n) => {
                 let process = &self.tree.processes[n];
@@ -428,7 +433,7 @@ impl<'t> Compiler<'t> {
         steps: &mut Steps,
     ) -> Result<(), CompileError> {
         let builder = &mut self.builder;
-        let ground = BaselineLayout { room: self.room, kernel: &self.kernel, kept: &self.sharing.kept(n, life) };
+        let ground = BaselineLayout { room: self.room, kernel: &self.kernel, kept: &self.shared.kept(n, life) };
         memory::space(self.tree, process.pid, life, self.staged, &ground, builder, steps)?;
         process::surroundings(life, self.staged, builder, steps);
         Ok(())
@@ -475,7 +480,7 @@ impl<'t> Compiler<'t> {
         let pid = process.pid;
         let builder = &mut self.builder;
         if !life.shares.descriptors {
-            let ground = BaselineLayout { room: self.room, kernel: &self.kernel, kept: &self.sharing.kept(n, life) };
+            let ground = BaselineLayout { room: self.room, kernel: &self.kernel, kept: &self.shared.kept(n, life) };
             memory::space(self.tree, pid, life, self.staged, &ground, builder, steps)?;
             process::descriptors(self.tree, life, self.staged, &mut self.claimed, builder, steps);
             process::surroundings(life, self.staged, builder, steps);

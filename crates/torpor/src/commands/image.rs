@@ -4,7 +4,7 @@ use std::path::Path;
 
 use torpor_api::client::Client;
 use torpor_api::worker::Progress;
-use torpor_engine::{ImageFile, compare_memory};
+use torpor_store::{ImageFile, compare_memory};
 
 use super::{print, show, terminal_columns};
 use crate::cli::ImageCommand;

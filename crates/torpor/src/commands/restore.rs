@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::{Pid, WaitOptions, waitpid};
 use serde::Serialize;
-use torpor_engine::{IMAGE_NAME, Restore};
+use torpor_engine::Restore;
+use torpor_store::IMAGE_NAME;
 
 use super::checkpoint::Lock;
 use super::show;

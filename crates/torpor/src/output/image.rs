@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use serde::Serialize;
-use torpor_engine::{Contents, ImageFile, MemoryDifference};
 use torpor_image::tree::{Backing, End, Executable, LiveProcess, Tree};
 use torpor_image::{Content, Kind, PAGE, Region};
+use torpor_store::{Contents, ImageFile, MemoryDifference};
 
 use super::descriptors::{open_file, shared_memory, text};
 use super::units::{size, when};

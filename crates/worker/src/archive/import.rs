@@ -1,9 +1,9 @@
 //! An archive to a warm app.
 
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read, Write};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read};
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use torpor_api::{ApiError, ErrorKind};
 use torpor_engine::{Bounds, Imported, adopt, machine_limits};
 use torpor_rootfs::{CopyError, Ids, Limits};
 use torpor_sandbox::{Security, default_filter_words, hard_limits};
+use torpor_store::{CommitError, Durability, Partial};
 
 use super::{broken, check_volumes, failed};
 use crate::app::AppHandle;
-use crate::app_files::AppFiles;
+use crate::app_files::{self, AppFiles};
 use crate::faults::ImportStep;
-use crate::journal::Owner;
 use crate::shared::Shared;
 
 /// The sleep that an imported image counts as.
@@ -57,20 +57,19 @@ impl Importing {
             )
             .with_hint("wake or remove apps, or raise `image_limit` in the configuration"));
         }
-        let image = self.files.image(GENERATION);
-        let part = image.with_extension("image.part");
         self.receive_files()?;
         self.reached(ImportStep::Files)?;
-        self.receive_image(&part)?;
+        let partial = self.receive_image()?;
         self.reached(ImportStep::Image)?;
         if self.archive.next_section().map_err(|error| error.to_api())?.is_some() {
             return Err(ArchiveError::Invalid("more follows its image").to_api());
         }
-        let lowered = self.adopt(&part)?;
+        let lowered = self.adopt(partial.path())?;
         // Files and image must be on disk before the row says that the app is made.
         let folder = File::open(&self.files.data).map_err(broken("opening its directory"))?;
         rustix::fs::syncfs(&folder).map_err(|error| broken("writing its files to disk")(error.into()))?;
-        fs::rename(&part, &image).and_then(|()| folder.sync_all()).map_err(broken("naming its image"))?;
+        let committed = partial.commit(Durability::PowerCuts).map_err(CommitError::into_error);
+        committed.map_err(broken("committing its image"))?;
         self.reached(ImportStep::Placed)?;
         Ok(lowered)
     }
@@ -93,7 +92,7 @@ impl Importing {
         }
     }
 
-    fn receive_image(&mut self, part: &Path) -> Result<(), ApiError> {
+    fn receive_image(&mut self) -> Result<Partial, ApiError> {
         let Some(Section::Image { bytes }) = self.archive.next_section().map_err(|error| error.to_api())? else {
             return Err(ArchiveError::Invalid("its image does not follow its files").to_api());
         };
@@ -103,15 +102,14 @@ impl Importing {
                 format!("its image has {bytes} bytes, and the disk of {} has {free} free", self.files.data.display());
             return Err(ApiError::new(ErrorKind::Conflict, message).with_hint("free some space, or remove an app"));
         }
-        let mut file =
-            File::options().write(true).create_new(true).mode(0o600).open(part).map_err(broken("making its image"))?;
-        let copied = io::copy(&mut (&mut self.archive).take(bytes), &mut file);
+        let partial = self.files.images.begin(GENERATION).map_err(broken("making its image"))?;
+        let copied = io::copy(&mut (&mut self.archive).take(bytes), &mut &**partial.file());
         let copied = copied.map_err(|error| wrong("its image", &error))?;
-        file.flush().map_err(broken("writing its image"))?;
         if copied != bytes {
             return Err(ArchiveError::Invalid("its image is shorter than it says").to_api());
         }
-        self.nothing_left()
+        self.nothing_left()?;
+        Ok(partial)
     }
 
     /// How much of the disk an archive may take: all but a part for everybody else.
@@ -140,7 +138,7 @@ impl Importing {
             let same_family = |new: &&IpAddr| new.is_ipv4() == old.is_ipv4();
             Some((*old, *here.iter().find(same_family)?))
         });
-        let owner = Owner::of(&self.record, self.shared.boot);
+        let owner = app_files::owner(&self.record, self.shared.boot);
         let adoption = torpor_engine::Import {
             app: owner.app,
             epoch: owner.epoch,

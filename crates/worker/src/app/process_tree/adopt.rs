@@ -7,10 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use torpor_api::worker::Desired;
-use torpor_engine::{Freezer, ImageError, ImageFile, Phase, Recovered, Source, Target, Warm, Watch, recover};
+use torpor_engine::{Freezer, Phase, Recovered, Source, Target, Warm, Watch, recover};
 use torpor_lifecycle::{Exit, Found, Text};
 use torpor_sandbox::cgroup::Cgroup;
 use torpor_sandbox::{Sandbox, SandboxError, SandboxRecord};
+use torpor_store::{ImageError, ImageFile};
 
 use super::adopt_error::{AdoptError, is_lost, is_ours};
 use super::exit::exit_of;
@@ -102,7 +103,7 @@ impl ProcessTree {
             Some(Phase::Ending { .. } | Phase::Warm { .. }) => true,
             Some(Phase::Awake | Phase::Dropping { .. } | Phase::Dozing { .. }) => false,
             // As it is inferred where there is a record.
-            None => match self.files.newest(self.owner()).map_err(unknown)? {
+            None => match self.files.images.newest(self.owner()).map_err(unknown)? {
                 Some(newest) => match ImageFile::open(&newest.path) {
                     Ok(image) => image.is_complete() && is_to_be_frozen(&cgroup).map_err(unknown)?,
                     Err(ImageError::Read(_, error)) if is_ours(&error) => return Err(unknown(error)),
@@ -113,7 +114,7 @@ impl ProcessTree {
         };
         tracing::error!(app = name, processes, "the record of its sandbox is lost: its processes are ended");
         self.clean_up_sandbox().await;
-        let had_image = self.files.newest(self.owner()).is_ok_and(|newest| newest.is_some());
+        let had_image = self.files.images.newest(self.owner()).is_ok_and(|newest| newest.is_some());
         if image_is_truth || !had_image {
             return Ok(false);
         }
@@ -154,7 +155,7 @@ impl ProcessTree {
 
     /// Its memory is complete: images that lie here are of wakes and sleeps that are over.
     fn nothing_found(&mut self) {
-        match self.files.clean_images(None, self.owner()) {
+        match self.files.images.clean(None, self.owner()) {
             Ok(next) => self.generation = next,
             Err(error) => tracing::warn!(app = self.record.spec.name, %error, "cleaning up its images"),
         }
@@ -199,7 +200,7 @@ impl ProcessTree {
                 Ok(Adoption::found(Found::Running))
             }
             Ok((Recovered::Dozing(asleep), _)) => {
-                self.keep_only(asleep.generation);
+                self.keep_only(asleep.image.generation());
                 let next_timer = asleep.wake_at.map(clock::millis);
                 // The old worker may have taken an event and died before it had woken the app.
                 let awaited = since_then(asleep.watch.ready_now());
@@ -223,7 +224,7 @@ impl ProcessTree {
         let lost = watch.is_none();
         let watch =
             watch.map_or_else(Watch::none, Ok).map_err(|error| text(format!("watching what it waits for: {error}")))?;
-        self.keep_only(warm.generation);
+        self.keep_only(warm.image.generation());
         let next_timer = warm.wake_at.map(clock::millis);
         let ready = match parked::parked_files(&self.shared, &self.record.id) {
             Ok(files) => watch.ready_among(files.values().map(|file| &**file)),
@@ -235,14 +236,14 @@ impl ProcessTree {
     }
 
     pub(super) fn keep_only(&mut self, generation: u64) {
-        match self.files.clean_images(Some(generation), self.owner()) {
+        match self.files.images.clean(Some(generation), self.owner()) {
             Ok(next) => self.generation = next,
             Err(error) => tracing::warn!(app = self.record.spec.name, %error, "cleaning up its images"),
         }
     }
 
-    fn hold_since_written(&mut self, asleep: SleepState) {
-        let written = std::fs::metadata(asleep.image()).and_then(|file| file.modified());
+    pub(super) fn hold_since_written(&mut self, asleep: SleepState) {
+        let written = asleep.image().info().ok().and_then(|info| info.written);
         // Where the file system tells no time, it counts as the one that sleeps longest.
         let since = written.unwrap_or(std::time::SystemTime::UNIX_EPOCH);
         self.hold(asleep, since);
@@ -280,10 +281,10 @@ impl ProcessTree {
             Phase::Ending { generation, .. } | Phase::Warm { generation, .. } => (generation, true),
         };
         let kept = if warm { watch.take() } else { None };
-        let image = self.files.image(generation);
+        let image = self.files.images.image(generation);
         if phase != Phase::Awake {
             // The old worker may have died on the way to `Awake`.
-            self.files.take_back(generation).map_err(|error| unknown(&image.display().to_string(), error))?;
+            image.unconsume().map_err(|error| unknown(&image.path().display().to_string(), error))?;
         }
         let owner = self.owner();
         let target = Target {
@@ -294,7 +295,7 @@ impl ProcessTree {
             journal: &*self.journal,
             faults: &self.shared.faults,
         };
-        let recovered = recover(&target, phase, &image, watch);
+        let recovered = recover(&target, phase, &self.files.images, watch);
         let found = match recovered {
             Ok(recovered) => Ok((recovered, kept)),
             // Nothing to freeze any more: it has ended, which its init will tell.
@@ -323,12 +324,12 @@ impl ProcessTree {
     /// Sets all its images aside; whether there was one.
     pub(super) fn quarantine_images(&self) -> bool {
         let name = &self.record.spec.name;
-        let kept = self.files.set_aside(self.owner()).unwrap_or_else(|error| {
-            tracing::error!(app = name, %error, "setting its images aside");
+        let kept = self.files.images.quarantine_all(self.owner()).unwrap_or_else(|error| {
+            tracing::error!(app = name, %error, "quarantining its images");
             Vec::new()
         });
         for image in &kept {
-            tracing::warn!(app = name, kept = %image.display(), "its image is set aside");
+            tracing::warn!(app = name, kept = %image.display(), "its image is quarantined");
         }
         !kept.is_empty()
     }

@@ -18,13 +18,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use torpor_api::spec::WakeBlocked;
 use torpor_api::worker::{AppRecord, Desired};
-use torpor_engine::{BootImage, BootImageError, ImageError, Journal, Parking, Phase, Reopened, Warm};
+use torpor_engine::{BootImage, BootImageError, Journal, Parking, Phase, Reopened, Warm};
 use torpor_lifecycle::{Exit, Found, Millis, Text, WAKE_RETRY, WakeFailure, words};
 use torpor_sandbox::{Clocks, Sandbox};
+use torpor_store::{ImageError, Owner};
 
 use super::adopt_error::is_ours;
 use super::parked::{self, KeeperParking};
@@ -34,10 +35,10 @@ use super::sleep_state::{SleepState, WarmApp};
 use super::start_error::StartError;
 use super::texts::{chain, text};
 use super::{ProcessTree, start};
-use crate::app_files::AppFiles;
+use crate::app_files::{self, AppFiles};
 use crate::clock;
 use crate::faults::SandboxStep;
-use crate::journal::{Owner, PhaseFile};
+use crate::journal::PhaseFile;
 use crate::shared::Shared;
 
 /// What was made for a stored app.
@@ -147,7 +148,7 @@ impl ProcessTree {
             return Ok(None);
         };
         // Before there is a record of its sandbox: who finds one without this would take it for an app that runs.
-        let warm = Phase::Warm { generation: stored.generation(), wake_at: stored.wake_at() };
+        let warm = Phase::Warm { generation: stored.image().generation(), wake_at: stored.wake_at() };
         self.journal.record(warm).map_err(|error| NoSandbox::prevented(text(error)))?;
         let stored = Arc::new(stored);
         let housed = match build_sandbox(&self.record, &self.files, &self.shared, &stored).await {
@@ -258,17 +259,10 @@ impl ProcessTree {
             return Err(NoSandbox::prevented(text(error)));
         }
         self.pump_output(output);
-        self.keep_only(stored.generation());
-        let warm = Warm {
-            image: stored.path().to_owned(),
-            generation: stored.generation(),
-            image_bytes: stored.bytes(),
-            wake_at,
-            warnings: Vec::new(),
-        };
+        self.keep_only(stored.image().generation());
+        let warm = Warm { image: stored.image().clone(), image_bytes: stored.bytes(), wake_at, warnings: Vec::new() };
         let app = WarmApp::new(warm, reopened.watch);
-        let written = std::fs::metadata(stored.path()).and_then(|file| file.modified());
-        self.hold(SleepState::Warm(Box::new(app)), written.unwrap_or(SystemTime::UNIX_EPOCH));
+        self.hold_since_written(SleepState::Warm(Box::new(app)));
         Ok(wake_at.map(clock::millis))
     }
 }
@@ -276,24 +270,22 @@ impl ProcessTree {
 /// The newest image, if it is complete and nobody has begun to wake from it.
 fn stored(files: &AppFiles, owner: Owner, journal: &PhaseFile) -> Result<Option<BootImage>, NoSandbox> {
     let unread = |error: io::Error| NoSandbox::prevented(text(error));
-    let (image, generation) = match journal.read().map_err(unread)? {
+    let image = match journal.read().map_err(unread)? {
         Some(Phase::Awake | Phase::Dropping { .. } | Phase::Dozing { .. }) => return Ok(None),
-        Some(Phase::Ending { generation, .. }) => (files.image(generation), generation),
+        Some(Phase::Ending { generation, .. }) => files.images.image(generation),
         Some(Phase::Warm { generation, .. }) => {
             // A wake that did not come to its end.
-            files.take_back(generation).map_err(unread)?;
-            (files.image(generation), generation)
+            let image = files.images.image(generation);
+            image.unconsume().map_err(unread)?;
+            image
         }
-        None => match files.newest_image(owner).map_err(unread)? {
+        None => match files.images.newest_committed(owner).map_err(unread)? {
             Some(newest) => newest,
             None => return Ok(None),
         },
     };
     match BootImage::open_complete(&image, owner.app, owner.epoch) {
         Err(BootImageError::Image(ImageError::Read(_, error))) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Ok(Some(stored)) if stored.generation() != generation => {
-            Err(NoSandbox::Unusable(text(format!("image {} is of another sleep", image.display()))))
-        }
         opened => opened.map_err(|error| NoSandbox::of_image(&error)),
     }
 }
@@ -305,7 +297,7 @@ pub(crate) fn adopts_boot_image(record: &AppRecord, files: &AppFiles, boot: [u64
 
 /// Whether an app of which no process and no sandbox is there has an image that the next daemon can use.
 pub(crate) fn has_boot_image(record: &AppRecord, files: &AppFiles, boot: [u64; 2]) -> bool {
-    let owner = Owner::of(record, boot);
+    let owner = app_files::owner(record, boot);
     let journal = PhaseFile::open(&files.phase(), owner);
     journal.is_ok_and(|journal| matches!(stored(files, owner, &journal), Ok(Some(_))))
 }

@@ -56,10 +56,10 @@ impl ProcessTree {
     /// As its image has it.
     fn lost_by_reboot(&self) -> Vec<String> {
         let Some(SleepState::Warm(app)) = &self.sleep.state else { return Vec::new() };
-        let read = torpor_engine::ImageFile::open(&app.warm.image).and_then(|image| image.contents());
+        let read = torpor_store::ImageFile::open(app.warm.image.path()).and_then(|image| image.contents());
         match read {
-            Ok(torpor_engine::Contents::Complete(tree)) => tree.surroundings.lost,
-            Ok(torpor_engine::Contents::Dozing(_)) => Vec::new(),
+            Ok(torpor_store::Contents::Complete(tree)) => tree.surroundings.lost,
+            Ok(torpor_store::Contents::Dozing(_)) => Vec::new(),
             Err(error) => vec![format!("everything: its image cannot be read ({error})")],
         }
     }

@@ -1,7 +1,6 @@
 //! From dozing to warm: the app's processes are ended, and only their image is left.
 
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -11,6 +10,7 @@ use torpor_engine::{
 };
 use torpor_lifecycle::{Event, Retry, Text, WakeCause};
 use torpor_sandbox::Sandbox;
+use torpor_store::{Image, Owner};
 
 use super::adopt_error::AdoptError;
 use super::freezer::SandboxFreezer;
@@ -27,7 +27,6 @@ use crate::app::history::Entry;
 use crate::app::operation::{Ended, Kind, Operation};
 use crate::app::workload::Report;
 use crate::clock;
-use crate::journal::Owner;
 use crate::shared::Shared;
 use crate::space;
 
@@ -49,8 +48,7 @@ struct HibernateJob {
     id: String,
     owner: Owner,
     journal: NotifyingJournal,
-    image: PathBuf,
-    generation: u64,
+    image: Image,
     abort: Abort,
     asleep: Box<Asleep>,
 }
@@ -65,13 +63,8 @@ impl HibernateJob {
         }
         let freezer = SandboxFreezer::of(&self.sandbox);
         let parking = KeeperParking { shared: &self.shared, id: &self.id };
-        let request = HibernateRequest {
-            home: &self.home,
-            image: self.image,
-            generation: self.generation,
-            abort: &self.abort,
-            parking: &parking,
-        };
+        let request =
+            HibernateRequest { home: &self.home, image: self.image.clone(), abort: &self.abort, parking: &parking };
         let faults = &self.shared.faults;
         let hibernated = with_target(self.owner, &self.operation, &freezer, &self.journal, faults, |target| {
             hibernate(target, &self.asleep, &request)
@@ -85,9 +78,7 @@ impl HibernateJob {
         let kept_bytes = kept.map(|usage| usage.private_bytes + usage.shmem_bytes);
         let kept_bytes = kept_bytes.map_err(|error| format!("its memory cannot be measured: {error}"))?;
         let bytes = self.asleep.image_bytes + kept_bytes + DESCRIPTION_BYTES;
-        let mut part = self.image.clone().into_os_string();
-        part.push(".part");
-        space::has_room(Path::new(&part), bytes).map_err(|error| match error.kind() {
+        self.image.has_room(bytes).map_err(|error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 format!("its image needs about {} KiB, and {}: {error}", bytes >> 10, space::NO_ROOM)
             }
@@ -127,8 +118,7 @@ impl ProcessTree {
             id: self.record.id.clone(),
             owner: self.owner(),
             journal: NotifyingJournal { file: self.journal.clone(), sender: self.sender.clone() },
-            image: self.files.image(generation),
-            generation,
+            image: self.files.images.image(generation),
             abort,
             asleep,
         };
@@ -220,12 +210,9 @@ impl ProcessTree {
         }
     }
 
-    fn remove_image(&self, image: &Path) {
-        match std::fs::remove_file(image) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(app = self.record.spec.name, image = %image.display(), %error, "removing an old image");
-            }
-            _ => {}
+    fn remove_image(&self, image: &Image) {
+        if let Err(error) = image.remove() {
+            tracing::warn!(app = self.record.spec.name, image = %image.path().display(), %error, "removing an old image");
         }
     }
 }

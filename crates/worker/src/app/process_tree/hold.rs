@@ -1,6 +1,5 @@
 //! What is held of a sleeping app: its watch, its image, and words for what wakes it.
 
-use std::fs;
 use std::os::fd::AsFd;
 use std::time::SystemTime;
 
@@ -121,7 +120,7 @@ impl ProcessTree {
         self.sleep.state = None;
         self.sleep.cached_image = None;
         self.sleep.watch = None;
-        match tokio::task::block_in_place(|| self.files.clean_images(None, self.owner())) {
+        match tokio::task::block_in_place(|| self.files.images.clean(None, self.owner())) {
             Ok(_) => {}
             Err(error) => tracing::warn!(app = self.record.spec.name, %error, "removing its image"),
         }
@@ -131,10 +130,9 @@ impl ProcessTree {
         let Some(asleep) = self.sleep.state.take() else { return };
         self.sleep.cached_image = None;
         self.sleep.watch = None;
-        let aside = asleep.image().with_extension("damaged");
-        match tokio::task::block_in_place(|| fs::rename(asleep.image(), &aside)) {
-            Ok(()) => tracing::warn!(app = self.record.spec.name, kept = %aside.display(), "damaged image"),
-            Err(error) => tracing::warn!(app = self.record.spec.name, %error, "setting its damaged image aside"),
+        match tokio::task::block_in_place(|| asleep.image().quarantine()) {
+            Ok(kept) => tracing::warn!(app = self.record.spec.name, kept = %kept.display(), "damaged image"),
+            Err(error) => tracing::warn!(app = self.record.spec.name, %error, "quarantining its damaged image"),
         }
     }
 }

@@ -3,74 +3,76 @@
 //! The app's own task looks and removes, so that nothing goes to sleep or wakes meanwhile. The image that a sleeping app wakes
 //! from is the only copy of its memory: nothing here removes it.
 
-use std::fs;
 use std::io;
-use std::path::Path;
 
 use jiff::Timestamp;
 use torpor_api::view::{AppImage, ImageStanding, Level};
 use torpor_api::{ApiError, ErrorKind};
-use torpor_engine::ImageFile;
+use torpor_store::{Entry, ImageState};
 
 use super::ProcessTree;
+use super::sleep_state::SleepState;
 
 impl ProcessTree {
     /// Images that lie in its directory, oldest first.
     pub(super) fn list_images(&self) -> Result<Vec<AppImage>, ApiError> {
+        Ok(self.listed()?.into_iter().map(|(_, image)| image).collect())
+    }
+
+    /// Removes those that were quarantined.
+    pub(super) fn remove_unused_images(&self) -> Result<Vec<AppImage>, ApiError> {
+        let name = &self.record.spec.name;
+        let (unused, used): (Vec<_>, Vec<_>) =
+            self.listed()?.into_iter().partition(|(_, image)| image.standing == ImageStanding::SetAside);
+        if unused.is_empty() {
+            return Err(match used.first() {
+                Some((_, kept)) => {
+                    let message = format!(
+                        "image {} of `{name}` is the only copy of its memory and is not removed",
+                        kept.generation
+                    );
+                    let hint = format!(
+                        "to give up what it had in memory: torpor stop {name}, or torpor restart {name}; the image goes with it"
+                    );
+                    ApiError::new(ErrorKind::Conflict, message).with_hint(hint)
+                }
+                None => ApiError::new(ErrorKind::NotFound, format!("`{name}` has no image"))
+                    .with_hint("torpor image ls lists what is there"),
+            });
+        }
+        for (entry, image) in &unused {
+            let failed = |error| ApiError::new(ErrorKind::Internal, format!("removing {}: {error}", image.path));
+            entry.remove().map_err(failed)?;
+        }
+        Ok(unused.into_iter().map(|(_, image)| image).collect())
+    }
+
+    /// Those that are committed or quarantined.
+    fn listed(&self) -> Result<Vec<(Entry, AppImage)>, ApiError> {
         let name = &self.record.spec.name;
         let failed = |error: io::Error| ApiError::new(ErrorKind::Internal, format!("images of {name}: {error}"));
-        let current = self.sleep.state.as_ref().map(|asleep| asleep.image().to_owned());
+        let current = self.sleep.state.as_ref().map(SleepState::image);
         let mut images = Vec::new();
-        for (path, generation, aside) in self.files.listed_images().map_err(failed)? {
-            let metadata = fs::metadata(&path).map_err(failed)?;
-            let written = metadata.modified().map_err(failed)?;
-            let standing = match current.as_ref() == Some(&path) {
-                true => ImageStanding::InUse,
-                false if aside => ImageStanding::SetAside,
-                false => ImageStanding::Passing,
+        for entry in self.files.images.list().map_err(failed)? {
+            let standing = match entry.state {
+                ImageState::Committed if current == Some(&entry.image) => ImageStanding::InUse,
+                ImageState::Committed => ImageStanding::Passing,
+                ImageState::Quarantined => ImageStanding::SetAside,
+                ImageState::Partial | ImageState::Consumed => continue,
             };
-            images.push(AppImage {
+            let info = entry.info().map_err(failed)?;
+            let written = info.written.and_then(|written| Timestamp::try_from(written).ok());
+            let image = AppImage {
                 app: name.clone(),
-                level: level(&path),
-                generation,
-                bytes: metadata.len(),
-                written: Timestamp::try_from(written).unwrap_or(Timestamp::UNIX_EPOCH),
+                level: entry.is_complete().map(|complete| if complete { Level::Warm } else { Level::Dozing }),
+                generation: entry.generation(),
+                bytes: info.bytes,
+                written: written.unwrap_or(Timestamp::UNIX_EPOCH),
                 standing,
-                path: path.to_string_lossy().into_owned(),
-            });
+                path: entry.path.to_string_lossy().into_owned(),
+            };
+            images.push((entry, image));
         }
         Ok(images)
     }
-
-    /// Removes those that were set aside.
-    pub(super) fn remove_unused_images(&self) -> Result<Vec<AppImage>, ApiError> {
-        let name = &self.record.spec.name;
-        let images = self.list_images()?;
-        let kept = images.iter().find(|image| image.standing != ImageStanding::SetAside).cloned();
-        let aside: Vec<AppImage> =
-            images.into_iter().filter(|image| image.standing == ImageStanding::SetAside).collect();
-        if let (true, Some(kept)) = (aside.is_empty(), kept) {
-            let message =
-                format!("image {} of `{name}` is the only copy of its memory and is not removed", kept.generation);
-            let hint = format!(
-                "to give up what it had in memory: torpor stop {name}, or torpor restart {name}; the image goes with it"
-            );
-            return Err(ApiError::new(ErrorKind::Conflict, message).with_hint(hint));
-        }
-        if aside.is_empty() {
-            return Err(ApiError::new(ErrorKind::NotFound, format!("`{name}` has no image"))
-                .with_hint("torpor image ls lists what is there"));
-        }
-        for image in &aside {
-            fs::remove_file(&image.path)
-                .map_err(|error| ApiError::new(ErrorKind::Internal, format!("removing {}: {error}", image.path)))?;
-        }
-        Ok(aside)
-    }
-}
-
-/// What an image was made for, as far as its header tells.
-fn level(path: &Path) -> Option<Level> {
-    let file = ImageFile::open(path).ok()?;
-    Some(if file.is_complete() { Level::Warm } else { Level::Dozing })
 }

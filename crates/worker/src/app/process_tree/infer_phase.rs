@@ -15,15 +15,15 @@
 //! | complete | frozen, or none | `Warm`: the program has not run since |
 //! | complete | not frozen | `Awake`: the program has run, or never stopped |
 //!
-//! Images that are not the app's are not looked at ([`AppFiles::newest`]).
+//! Images that are not the app's are not looked at ([`Store::newest`](torpor_store::Store::newest)).
 
 use std::io;
 
-use torpor_engine::{Freezer, ImageError, ImageFile, Phase};
+use torpor_engine::{Freezer, Phase};
+use torpor_store::{ImageError, ImageFile, Owner};
 
 use super::adopt_error::{AdoptError, is_ours};
 use crate::app_files::AppFiles;
-use crate::journal::Owner;
 
 /// What can be known of an app without a phase file.
 ///
@@ -34,13 +34,13 @@ pub(super) fn infer(files: &AppFiles, owner: Owner, freezer: &dyn Freezer) -> Re
         AdoptError::Unknown(format!("its phase is lost, and what is left of it cannot be examined: {error}").into())
     };
     let lost = |why: &str| AdoptError::Lost(format!("its phase is lost, and so {why}").into());
-    let newest = files.newest(owner).map_err(looked)?;
+    let newest = files.images.newest(owner).map_err(looked)?;
     let frozen = freezer.is_freezing().map_err(looked)?;
     let processes = !freezer.processes().map_err(looked)?.is_empty();
     let Some(newest) = newest else {
         return match (processes, frozen) {
             (true, false) => Ok(Phase::Awake),
-            (true, true) if files.sleep_begun().map_err(looked)? => Ok(Phase::Awake),
+            (true, true) if files.images.doze_begun().map_err(looked)? => Ok(Phase::Awake),
             _ => Err(lost("is its image")),
         };
     };
@@ -50,7 +50,7 @@ pub(super) fn infer(files: &AppFiles, owner: Owner, freezer: &dyn Freezer) -> Re
         }
         _ => lost(&format!("its image would be needed, which cannot be read: {}", torpor_api::error::chain(&error))),
     })?;
-    let (generation, wake_at) = (newest.generation, None);
+    let (generation, wake_at) = (newest.generation(), None);
     match (image.is_complete(), processes, frozen) {
         (true, true, false) => Ok(Phase::Awake),
         (true, ..) => Ok(Phase::Warm { generation, wake_at }),

@@ -51,11 +51,12 @@ use torpor_api::worker::AppRecord;
 use torpor_engine::{Abort, Attempt, WaitHistory};
 use torpor_lifecycle::{Event, Text};
 use torpor_sandbox::Sandbox;
+use torpor_store::Owner;
 
 use super::operation::Operation;
-use crate::app_files::AppFiles;
+use crate::app_files::{self, AppFiles};
 use crate::cached::CachedImage;
-use crate::journal::{Owner, PhaseFile};
+use crate::journal::PhaseFile;
 use crate::logs::{Log, Reading};
 use crate::probes::Deferred;
 use crate::shared::Shared;
@@ -144,7 +145,7 @@ enum Message {
 impl ProcessTree {
     /// One of which nothing is known yet.
     pub(crate) fn new(record: Arc<AppRecord>, files: AppFiles, shared: Arc<Shared>, log: Arc<Log>) -> io::Result<Self> {
-        let owner = Owner::of(&record, shared.boot);
+        let owner = app_files::owner(&record, shared.boot);
         let journal = Arc::new(PhaseFile::open(&files.phase(), owner)?);
         let (sender, messages) = mpsc::unbounded_channel();
         Ok(Self {
@@ -177,7 +178,7 @@ impl ProcessTree {
 
     /// Whose phases and images are the app's.
     fn owner(&self) -> Owner {
-        Owner::of(&self.record, self.shared.boot)
+        app_files::owner(&self.record, self.shared.boot)
     }
 
     /// Reports an event to the task, behind what its threads have reported.

@@ -1,15 +1,13 @@
 //! From warm to running: the app's processes are built again from their image, on a thread of its own.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use torpor_engine::{
-    Parked, RestoreStep, ResumeError, ResumeOutcome, ResumeRequest, SandboxHandle, Timings, Warm, resume,
-};
+use torpor_engine::{Parked, RestoreStep, ResumeError, ResumeOutcome, ResumeRequest, SandboxHandle, Timings, resume};
 use torpor_lifecycle::{Event, WakeFailure};
 use torpor_sandbox::Sandbox;
+use torpor_store::{Image, Owner};
 
 use super::freezer::SandboxFreezer;
 use super::sandbox_handle::sandbox_handle;
@@ -22,7 +20,7 @@ use crate::app::deadlines::Operations;
 use crate::app::history::Entry;
 use crate::app::operation::{Ended, Kind, Operation};
 use crate::app::workload::{Report, Wake};
-use crate::journal::{Owner, PhaseFile};
+use crate::journal::PhaseFile;
 use crate::shared::Shared;
 
 /// What became of it.
@@ -40,8 +38,7 @@ struct ResumeJob {
     journal: Arc<PhaseFile>,
     id: String,
     owner: Owner,
-    image: PathBuf,
-    generation: u64,
+    image: Image,
     /// Its open files, where they are at hand.
     held: Option<Parked>,
     /// Its limit of processes.
@@ -60,7 +57,7 @@ impl ResumeJob {
         let held = self.held.take();
         let (shared, id) = (&self.shared, &self.id);
         let given = Box::new(|| held.map_or_else(|| parked::parked_files(shared, id), Ok).map_err(io::Error::other));
-        let request = ResumeRequest { home: &self.home, image: &self.image, generation: self.generation, given };
+        let request = ResumeRequest { home: &self.home, image: &self.image, given };
         let faults = &shared.faults;
         let (result, timings) = with_target(self.owner, &self.operation, &freezer, &*self.journal, faults, |target| {
             resume(target, request)
@@ -89,8 +86,7 @@ impl ProcessTree {
             }
         };
         let held = app.take_files();
-        let Warm { image, generation, image_bytes, .. } = &app.warm;
-        let operation = operations.begin(Kind::Wake, *image_bytes);
+        let operation = operations.begin(Kind::Wake, app.warm.image_bytes);
         let job = ResumeJob {
             operation: operation.clone(),
             sandbox,
@@ -99,8 +95,7 @@ impl ProcessTree {
             journal: self.journal.clone(),
             id: self.record.id.clone(),
             owner: self.owner(),
-            image: image.clone(),
-            generation: *generation,
+            image: app.warm.image.clone(),
             held,
             processes: self.record.spec.limits.processes,
         };

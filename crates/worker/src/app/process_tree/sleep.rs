@@ -1,12 +1,12 @@
 //! Falling asleep: the app's memory goes into an image, its processes stay.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use torpor_engine::{Abort, Attempt, Request, SleepError, Step, WaitHistory, fall_asleep};
 use torpor_lifecycle::{Event, Retry, SleepCause, WakeCause};
 use torpor_sandbox::Sandbox;
+use torpor_store::{Image, Owner};
 
 use super::freezer::SandboxFreezer;
 use super::notifying_journal::NotifyingJournal;
@@ -20,7 +20,6 @@ use crate::app::history::Entry;
 use crate::app::operation::{Ended, Kind, Operation};
 use crate::app::workload::Report;
 use crate::clock;
-use crate::journal::Owner;
 use crate::shared::Shared;
 
 impl ProcessTree {
@@ -43,8 +42,7 @@ impl ProcessTree {
             shared: self.shared.clone(),
             owner: self.owner(),
             journal: NotifyingJournal { file: self.journal.clone(), sender: self.sender.clone() },
-            image: self.files.image(generation),
-            generation,
+            image: self.files.images.image(generation),
             timers_over: self.timers_over(),
             single_sockets: self.looks_at_single_sockets(),
             abort,
@@ -117,8 +115,7 @@ struct SleepJob {
     shared: Arc<Shared>,
     owner: Owner,
     journal: NotifyingJournal,
-    image: PathBuf,
-    generation: u64,
+    image: Image,
     timers_over: Duration,
     single_sockets: bool,
     abort: Abort,
@@ -153,7 +150,6 @@ impl SleepJob {
         let freezer = SandboxFreezer::of(&self.sandbox);
         let request = Request {
             image: self.image.clone(),
-            generation: self.generation,
             timers_over: self.timers_over,
             single_sockets: self.single_sockets,
             abort: &self.abort,

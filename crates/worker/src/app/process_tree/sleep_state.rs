@@ -1,11 +1,11 @@
 //! What is kept of a sleeping app, at whatever level.
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use torpor_engine::{Asleep, Parked, Warm, Watch};
 use torpor_image::tree::FileId;
 use torpor_linux::closer::AppFile;
+use torpor_store::Image;
 
 use crate::cached::Depth;
 use crate::probes::Sockets;
@@ -91,7 +91,7 @@ impl SleepState {
     }
 
     /// Its image.
-    pub(super) fn image(&self) -> &Path {
+    pub(super) const fn image(&self) -> &Image {
         match self {
             Self::Dozing(asleep) => &asleep.image,
             Self::Warm(app) => &app.warm.image,

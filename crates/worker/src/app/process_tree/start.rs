@@ -40,7 +40,7 @@ impl ProcessTree {
             // An image that was given up must not be found after a power cut: what the app writes from now on is newer.
             let own = files.clone();
             let synced = blocking(move || {
-                let synced = own.sync_names().and_then(|()| journal.record(Phase::Awake));
+                let synced = own.images.sync().and_then(|()| journal.record(Phase::Awake));
                 synced.map_err(|error| StartError::Files(own.run, error))
             });
             let result = match synced.await {

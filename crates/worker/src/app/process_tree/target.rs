@@ -3,10 +3,10 @@
 use std::io;
 
 use torpor_engine::{Fault, Faults, Freezer, Journal, Phase, RestoreStep, Step, Target};
+use torpor_store::Owner;
 
 use crate::app::operation::{Kind, Operation};
 use crate::faults::RequestedFaults;
-use crate::journal::Owner;
 
 /// Runs `run` for a tree, as a part of `operation`: it fails at its next step, and does not commit, where that is given up.
 pub(super) fn with_target<T>(

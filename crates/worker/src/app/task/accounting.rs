@@ -12,7 +12,7 @@ use super::{Order, Task};
 use crate::app::workload::Workload;
 use crate::disk::Watched;
 use crate::pressure::{Dozer, Dozing};
-use crate::space::{Held, images_in};
+use crate::space::{Held, taken};
 
 /// What the worker was told last.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl<W: Workload> Task<W> {
     }
 
     fn hold_image_space(&mut self, sleep: (Millis, Level)) {
-        let (bytes, written) = images_in(&self.files.data).unwrap_or_else(|error| {
+        let (bytes, written) = taken(&self.files.images).unwrap_or_else(|error| {
             tracing::warn!(app = self.record.spec.name, %error, "measuring its image");
             (0, None)
         });

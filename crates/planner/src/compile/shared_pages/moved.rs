@@ -15,8 +15,8 @@ use std::ops::Range;
 use torpor_image::tree::{Backing, LiveProcess, Process, Tree};
 use torpor_image::{PAGE, REGION_PAGES};
 
-use super::super::memory::{HIGHEST, LOWEST};
-use super::runs::{Run, any_common, outside, ranges, set, without};
+use super::super::addresses::{HIGHEST, LOWEST};
+use super::super::runs::{Run, any_common, outside, ranges, set, without};
 use super::{Source, of_area};
 
 /// Shared pages are looked up by pieces of the image of this size, bytes.

@@ -52,8 +52,8 @@ fn moved(mut process: Process, start: u64) -> Process {
     process
 }
 
-fn sharing<'t>(tree: &'t Tree) -> Sharing<'t> {
-    Sharing::of(tree, &Order::of(tree).unwrap())
+fn shared_pages<'t>(tree: &'t Tree) -> SharedPages<'t> {
+    SharedPages::of(tree, &Order::of(tree).unwrap())
 }
 
 fn tree(processes: Vec<Process>) -> Tree {
@@ -73,14 +73,14 @@ fn pages(runs: &[Run]) -> Vec<(u64, u64)> {
     all
 }
 
-fn kept(sharing: &Sharing<'_>, tree: &Tree, n: usize) -> Kept {
-    sharing.kept(n, tree.processes[n].alive().unwrap())
+fn kept(shared: &SharedPages<'_>, tree: &Tree, n: usize) -> Kept {
+    shared.kept(n, tree.processes[n].alive().unwrap())
 }
 
 #[test]
 fn nothing_is_done_where_nothing_is_shared() {
     let tree = tree(vec![process(1, 0, 9, &[(0, 10), (1, 11)], None), process(2, 1, 9, &[(0, 20)], None)]);
-    let found = sharing(&tree);
+    let found = shared_pages(&tree);
     assert!(found.carriers.is_empty() && found.before.is_empty());
     assert!(kept(&found, &tree, 1).areas.is_empty());
 }
@@ -94,7 +94,7 @@ fn the_last_common_maker_fills() {
         process(3, 2, 9, &[(0, 30), (1, 11)], None),
         process(4, 2, 9, &[(0, 30), (1, 11), (3, 8)], None),
     ]);
-    let found = sharing(&tree);
+    let found = shared_pages(&tree);
     assert_eq!(pages(&found.before[1].runs), [(1, 11), (2, 12)]);
     assert_eq!(pages(&found.before[2].runs), [(0, 30)]);
     assert!(found.before[3].runs.is_empty());
@@ -116,7 +116,7 @@ fn what_changes_between_forks_is_filled_between_them() {
         process(3, 1, 2, &[(0, 10)], None),
         process(4, 1, 2, &[(0, 30)], None),
     ]);
-    let found = sharing(&tree);
+    let found = shared_pages(&tree);
     assert_eq!(pages(&found.before[1].runs), [(0, 10)]);
     assert!(found.before[2].runs.is_empty());
     assert_eq!(pages(&found.before[3].runs), [(0, 30)]);
@@ -132,7 +132,7 @@ fn areas_are_parts_of_what_carries_them_or_go() {
         process(4, 1, 4, &[(0, 10)], Some(0)),
     ];
     let found = tree(std::mem::take(&mut all));
-    let shared = sharing(&found);
+    let shared = shared_pages(&found);
     let [carrier] = &shared.carriers[..] else { panic!("{:?}", shared.carriers) };
     assert_eq!((carrier.start, carrier.end), (BASE, BASE + 9 * PAGE));
     assert_eq!(kept(&shared, &found, 0).unmapped, [BASE + 4 * PAGE..BASE + 9 * PAGE]);
@@ -164,7 +164,7 @@ fn moved_areas_are_inherited_where_the_others_have_them() {
         // Too near for the kernel to move it.
         moved(process(6, 1, 4, whole, None), BASE + 2 * PAGE),
     ]);
-    let found = sharing(&tree);
+    let found = shared_pages(&tree);
     assert_eq!(pages(&found.before[1].runs), [(0, 10), (1, 11), (2, 12), (3, 13)]);
     assert!((2..6).all(|n| found.before[n].runs.is_empty()));
     let first = kept(&found, &tree, 0);
@@ -189,11 +189,11 @@ fn moved_areas_are_inherited_where_the_others_have_them() {
 fn one_page_that_is_named_very_often_takes_no_more_than_its_names() {
     let copies = |count: u64| (0..count).map(|n| (n, 10)).collect::<Vec<_>>();
     let alone = tree(vec![process(1, 0, 200_000, &copies(200_000), None)]);
-    assert!(sharing(&alone).carriers.is_empty());
+    assert!(shared_pages(&alone).carriers.is_empty());
     let away = BASE + (1 << 20) * PAGE;
     let first = process(1, 0, 20_000, &copies(20_000), None);
     let two = tree(vec![first, moved(process(2, 1, 20_000, &copies(20_000), None), away)]);
-    let found = sharing(&two);
+    let found = shared_pages(&two);
     // What lies beyond the bound is read by each for itself.
     assert!(found.carriers.is_empty() && kept(&found, &two, 1).moves.is_empty());
 }
@@ -217,7 +217,7 @@ fn very_many_areas_that_were_moved_take_no_more_than_their_number() {
     };
     let away = BASE + 4 * COUNT * PAGE;
     let tree = tree(vec![many(1, 0, BASE), many(2, 1, away)]);
-    let found = sharing(&tree);
+    let found = shared_pages(&tree);
     let second = kept(&found, &tree, 1);
     assert_eq!((second.areas.len() as u64, second.moves.len() as u64), (COUNT, COUNT));
     assert!(second.unmapped.is_empty() && second.stale.is_empty());

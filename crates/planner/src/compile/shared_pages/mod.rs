@@ -11,7 +11,6 @@
 //! inherited at its old address and moved again ([`moved`]).
 
 mod moved;
-mod runs;
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
@@ -21,14 +20,14 @@ use std::rc::Rc;
 use torpor_image::Content;
 use torpor_image::tree::{Area, Backing, LiveProcess, MemoryId, PathState, Process, Tree};
 
-use self::runs::{common, in_several, one_each, outside, places, ranges, set, union, without};
 use super::build::{Builder, Steps};
-use super::memory;
+use super::mapping::Mapped;
 use super::order::{Node, Order};
+use super::page_reads::read;
+use super::runs::{Run, common, in_several, one_each, outside, places, ranges, set, union, without};
 use crate::staged::{Access, Staged};
 
 pub(super) use self::moved::Move;
-pub(super) use self::runs::Run;
 
 /// Carriers are readable and writable.
 pub(super) const PROTECTION: u32 = 3;
@@ -92,7 +91,7 @@ struct Has {
 
 /// What is shared in a tree.
 #[derive(Debug, Default)]
-pub(super) struct Sharing<'t> {
+pub(super) struct SharedPages<'t> {
     /// By ascending address, without overlap.
     carriers: Vec<Carrier<'t>>,
     /// What each process has that another has, too, where it inherits it. Nothing if nothing is shared.
@@ -120,7 +119,7 @@ pub(super) struct Kept {
     runs: Vec<Run>,
 }
 
-impl<'t> Sharing<'t> {
+impl<'t> SharedPages<'t> {
     pub(super) fn of(tree: &'t Tree, order: &Order) -> Self {
         let all = |moved: &[Vec<Move>]| -> Vec<Vec<Run>> {
             let moves = |n: usize| moved.get(n).map_or(&[][..], Vec::as_slice);
@@ -141,10 +140,10 @@ impl<'t> Sharing<'t> {
         own.iter_mut().for_each(|runs| *runs = common(runs, &several));
         let carriers = carriers(tree, &moved, &mut own);
         let nodes = own.len() + order.helpers.len();
-        let mut sharing = Self { carriers, own, moved, before: vec![Has::default(); nodes], has: Vec::new() };
-        sharing.has = vec![Rc::default(); nodes];
-        sharing.hand_down(order);
-        sharing
+        let mut shared = Self { carriers, own, moved, before: vec![Has::default(); nodes], has: Vec::new() };
+        shared.has = vec![Rc::default(); nodes];
+        shared.hand_down(order);
+        shared
     }
 
     /// The place of a node in `before` and `has`.
@@ -227,7 +226,7 @@ impl<'t> Sharing<'t> {
     pub(super) fn before(&self, child: Node, staged: &Staged<'_>, builder: &mut Builder, steps: &mut Steps) {
         let Some(fills) = self.before.get(self.place(child)) else { return };
         for carrier in fills.carriers.iter().filter_map(|place| self.carriers.get(*place)) {
-            let mapped = memory::Mapped { start: carrier.start, end: carrier.end, protection: PROTECTION };
+            let mapped = Mapped { start: carrier.start, end: carrier.end, protection: PROTECTION };
             let at = |origin: u64| origin.wrapping_add(carrier.start);
             match carrier.source {
                 Source::Anonymous { grows_down, no_reserve } => mapped.anonymous(grows_down, no_reserve, steps),
@@ -238,7 +237,7 @@ impl<'t> Sharing<'t> {
                 Source::Memory(memory, origin) => mapped.private(staged.memory(memory), at(origin), steps),
             }
         }
-        memory::read(&fills.runs, staged.pages(), builder, steps);
+        read(&fills.runs, staged.pages(), builder, steps);
     }
 
     /// What process `n`, which is to become `life`, keeps.

@@ -7,23 +7,23 @@ use std::ops::Range;
 
 /// Pages at the addresses `start..end`, stored in the image `distance` below their addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in super::super) struct Run {
-    pub(in super::super) distance: u64,
-    pub(in super::super) start: u64,
-    pub(in super::super) end: u64,
+pub(super) struct Run {
+    pub(super) distance: u64,
+    pub(super) start: u64,
+    pub(super) end: u64,
 }
 
 impl Run {
-    pub(in super::super) const fn new(start: u64, bytes: u64, offset: u64) -> Self {
+    pub(super) const fn new(start: u64, bytes: u64, offset: u64) -> Self {
         Self { distance: start.wrapping_sub(offset), start, end: start.saturating_add(bytes) }
     }
 
     /// Where in the image it begins.
-    pub(in super::super) const fn offset(self) -> u64 {
+    pub(super) const fn offset(self) -> u64 {
         self.start.wrapping_sub(self.distance)
     }
 
-    pub(in super::super) const fn bytes(self) -> u64 {
+    pub(super) const fn bytes(self) -> u64 {
         self.end - self.start
     }
 }

@@ -21,10 +21,10 @@ pub(crate) enum ImagesCommand {
         after_help = "Examples:\n  torpor images load debian debian.tar\n  torpor images load web oci:./layout:v1"
     )]
     Load {
-        /// Name
+        /// Name of the stored image
         #[arg(value_parser = name)]
         name: String,
-        /// Where the files are
+        /// Path of the source
         source: String,
         /// The source is an OCI layout directory (PATH[:REF])
         #[arg(long)]
@@ -33,19 +33,19 @@ pub(crate) enum ImagesCommand {
         #[arg(long, conflicts_with = "oci_layout")]
         docker_archive: bool,
     },
-    /// Fetch an image from a registry
+    /// Pull an image from a registry
     #[command(after_help = "Example:\n  torpor images pull registry.example/debian:13 --name debian")]
     Pull {
-        /// Reference, as registry.example/repository:tag
+        /// Reference, for example registry.example/repository:tag
         #[arg(value_parser = name)]
         reference: String,
-        /// Name; without it the reference
+        /// Name of the stored image [default: the reference]
         #[arg(long, value_parser = name)]
         name: Option<String>,
     },
     /// Remove stored images
     Rm {
-        /// Their names
+        /// Names of stored images
         #[arg(required = true, value_parser = name)]
         names: Vec<String>,
     },

@@ -21,11 +21,11 @@ mod run;
 mod trees;
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 failed, 2 wrong command or description, 3 no such app, image or file, 4 conflict, 5 unsupported by the machine, 6 not within --timeout, \
+Exit codes: 0 done, 1 failed, 2 wrong command or description, 3 no such app, image or file, 4 conflict, 5 not supported on this machine, 6 not finished within --timeout, \
 7 `down` could not keep an app's memory. \
-`torpor exec` gives back the command's own status.";
+`torpor exec` returns the status of the command.";
 
-/// Hosts programs that are idle most of the time: they sleep when nobody uses them, and the next packet wakes them.
+/// Hosts programs that are idle most of the time: an app that nobody uses falls asleep, and the next packet wakes it.
 #[derive(Debug, Parser)]
 #[command(name = "torpor", version, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
@@ -37,33 +37,33 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Start the daemon in the foreground; Ctrl-C leaves the apps alone
+    /// Start the daemon in the foreground; Ctrl-C ends the daemon and not the apps
     #[command(after_help = "Examples:\n  torpor up\n  torpor up --config /etc/torpor/torpor.toml")]
     Up(UpArgs),
-    /// Put every app away and remove everything that Torpor set up on the machine
+    /// Put away every app, and remove everything that Torpor set up on the machine
     #[command(
         after_help = "Apps that can go warm keep their memory for the next `torpor up`; the others are stopped, and named.\n\nExamples:\n  torpor down\n  torpor down --discard"
     )]
     Down(DownArgs),
-    /// Say what this machine and kernel offer or lack, what is left over, and what that means
+    /// Show what this machine and its kernel offer and lack, what was left behind, and what that means
     Doctor {
         #[command(flatten)]
         json: Json,
         #[command(flatten)]
         config: UpArgs,
     },
-    /// Make an app and start it
+    /// Create an app and start it
     #[command(after_help = run::RUN_EXAMPLES)]
     Run(Box<RunArgs>),
     /// List the apps
     #[command(after_help = "Examples:\n  torpor ps\n  torpor ps -o name,state,addresses")]
     Ps(PsArgs),
-    /// Show all about an app
+    /// Show everything about an app
     Inspect(Named),
-    /// Show what an app wrote
+    /// Show the output of an app
     #[command(after_help = "Examples:\n  torpor logs web\n  torpor logs -f -n 20 web")]
     Logs(LogArgs),
-    /// Run a command in an app, waking it first
+    /// Run a command in an app; a sleeping app is woken first
     #[command(after_help = "Examples:\n  torpor exec web -- ls -l /srv\n  torpor exec -it web -- /bin/sh")]
     Exec(ExecArgs),
     /// Put an app to sleep now
@@ -79,37 +79,37 @@ pub(crate) enum Command {
     Restart(StopArgs),
     /// Remove apps and all their files
     Rm(RmArgs),
-    /// Show what happened
+    /// Show events
     #[command(after_help = "Examples:\n  torpor events -f\n  torpor events -n 20 --app web --json")]
     Events(EventArgs),
-    /// Show what apps cost, measured from the kernel
+    /// Show what apps use, as the kernel measures it
     Stats(MaybeNamed),
-    /// Show why an app is awake or asleep, what keeps it so, and what its last wakes took
+    /// Show why an app is awake or asleep, what keeps it so, and how long its last wakes took
     #[command(after_help = "Examples:\n  torpor explain web\n  torpor explain -v web")]
     Explain(ExplainArgs),
     /// Keep an app awake
     Pin(Named),
     /// Let an app sleep again
     Unpin(Named),
-    /// List stored images, or store and remove them
+    /// List, store and remove images of file systems
     #[command(args_conflicts_with_subcommands = true)]
     Images(ImagesArgs),
-    /// List, look into, move and remove images of processes
+    /// List, inspect, move and remove images of processes
     #[command(subcommand, after_help = image::IMAGE_HELP)]
     Image(ImageCommand),
-    /// Capture a tree of plain processes into an image, and end it
+    /// Capture a process tree into an image, and end its processes
     #[command(after_help = trees::CHECKPOINT_HELP)]
     Checkpoint(CheckpointArgs),
-    /// Bring a tree of plain processes back from its image
+    /// Restore a process tree from its image
     #[command(after_help = trees::RESTORE_HELP)]
     Restore(RestoreArgs),
-    /// Print completion for a shell
+    /// Print the completion script for a shell
     #[command(after_help = "Example:\n  torpor completion bash > /etc/bash_completion.d/torpor")]
     Completion {
-        /// Which shell
+        /// The shell
         shell: Shell,
     },
-    /// Print the version of the command, and of the daemon if it runs
+    /// Print the version of this command, and of the daemon if one runs
     Version(Json),
 }
 
@@ -129,7 +129,7 @@ impl Cli {
 
 #[derive(Debug, Args)]
 pub(crate) struct UpArgs {
-    /// Configuration; without it /etc/torpor/torpor.toml if it is there, else defaults
+    /// Configuration file [default: /etc/torpor/torpor.toml if it exists, otherwise built-in defaults]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }
@@ -138,10 +138,10 @@ pub(crate) struct UpArgs {
 pub(crate) struct DownArgs {
     #[command(flatten)]
     pub(crate) config: UpArgs,
-    /// Stop every app and keep no memory of any
+    /// Stop every app, and discard its memory
     #[arg(long)]
     pub(crate) discard: bool,
-    /// Wait no longer than this
+    /// Stop waiting after this time
     #[arg(long, value_name = "TIME", default_value = "10m")]
     pub(crate) timeout: Span,
     #[command(flatten)]
@@ -166,7 +166,7 @@ pub(crate) struct Named {
 
 #[derive(Debug, Args)]
 pub(crate) struct PsArgs {
-    /// Show these columns, and all of what they hold, however wide the terminal is
+    /// Show these columns, in full width
     #[arg(short = 'o', long, value_name = "COLUMNS", value_enum, value_delimiter = ',')]
     pub(crate) output: Vec<Column>,
     #[command(flatten)]
@@ -193,14 +193,14 @@ pub(crate) struct WaitArgs {
 /// How long to wait.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct Wait {
-    /// Wait no longer than this for the end of it; it goes on then, and the exit code is 6
+    /// Stop waiting after this time; the operation continues, and the exit code is 6
     #[arg(long, value_name = "TIME")]
     pub(crate) timeout: Option<Span>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct MaybeNamed {
-    /// Name or id of the app; without it all of them
+    /// Name or id of the app [default: all apps]
     #[arg(value_parser = name)]
     pub(crate) app: Option<String>,
     #[command(flatten)]
@@ -212,13 +212,13 @@ pub(crate) struct LogArgs {
     /// Name or id of the app
     #[arg(value_parser = name)]
     pub(crate) app: String,
-    /// Go on with new lines
+    /// Follow: print new lines as they come
     #[arg(short = 'f', long)]
     pub(crate) follow: bool,
-    /// Only the last so many lines
+    /// Print only this number of lines, the last ones
     #[arg(short = 'n', long = "lines", value_name = "COUNT")]
     pub(crate) tail: Option<usize>,
-    /// Show when each line was read
+    /// Print the time of each line
     #[arg(short = 't', long)]
     pub(crate) timestamps: bool,
     #[command(flatten)]
@@ -230,25 +230,25 @@ pub(crate) struct ExecArgs {
     /// Name or id of the app
     #[arg(value_parser = name)]
     pub(crate) app: String,
-    /// Pass standard input on
+    /// Pass on standard input
     #[arg(short = 'i', long)]
     pub(crate) interactive: bool,
-    /// Give the command a terminal
+    /// Allocate a terminal for the command
     #[arg(short = 't', long)]
     pub(crate) tty: bool,
-    /// Set NAME=VALUE in the environment, or pass on NAME
+    /// Set a variable of the environment; NAME alone passes on the present value
     #[arg(short = 'e', long = "env", value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
-    /// As another user
+    /// User to run it as: user, uid, user:group or uid:gid
     #[arg(short = 'u', long)]
     pub(crate) user: Option<String>,
     /// Working directory
     #[arg(short = 'w', long, value_name = "PATH")]
     pub(crate) workdir: Option<String>,
-    /// End the command when it has not ended within this time, waking the app included; the exit code is 6
+    /// End the command after this time, which includes waking the app; the exit code is 6
     #[arg(long, value_name = "TIME")]
     pub(crate) timeout: Option<Span>,
-    /// Program and arguments
+    /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<String>,
 }
@@ -258,7 +258,7 @@ pub(crate) struct SleepArgs {
     /// Name or id of the app
     #[arg(value_parser = name)]
     pub(crate) app: String,
-    /// Sleep level; an app that already sleeps deeper stays there
+    /// Level of sleep; an app that sleeps deeper already stays there
     #[arg(long, value_enum, default_value_t = LevelArg::Dozing)]
     pub(crate) level: LevelArg,
     #[command(flatten)]
@@ -269,9 +269,9 @@ pub(crate) struct SleepArgs {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum LevelArg {
-    /// Frozen in place, its memory in an image: small programs wake within a millisecond or two
+    /// The processes stay, frozen, and their memory is in an image: small programs wake within a few milliseconds
     Dozing,
-    /// Its processes ended, all of them in an image: takes the least memory
+    /// The processes are ended and everything is in an image: uses the least memory
     Warm,
 }
 
@@ -280,7 +280,7 @@ pub(crate) struct StopArgs {
     /// Name or id of the app
     #[arg(value_parser = name)]
     pub(crate) app: String,
-    /// How long it may take before it is killed
+    /// Time that the app has to end before it is killed
     #[arg(short = 't', long, value_name = "TIME")]
     pub(crate) grace: Option<Span>,
     #[command(flatten)]
@@ -294,23 +294,23 @@ pub(crate) struct RmArgs {
     /// Names or ids of the apps
     #[arg(required = true, value_parser = name)]
     pub(crate) apps: Vec<String>,
-    /// Kill those that run
+    /// Kill apps that run
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct EventArgs {
-    /// Go on with new events
+    /// Follow: print new events as they come
     #[arg(short = 'f', long)]
     pub(crate) follow: bool,
-    /// Only the last so many
+    /// Print only this number of events, the last ones
     #[arg(short = 'n', long = "lines", value_name = "COUNT")]
     pub(crate) tail: Option<u32>,
-    /// Only after this sequence number
+    /// Print only events after this sequence number
     #[arg(long, value_name = "SEQ")]
     pub(crate) since: Option<u64>,
-    /// Only of this app, by its name or id; with --follow it may be made later
+    /// Print only events of this app (name or id); with --follow it may be created later
     #[arg(long, value_name = "NAME", value_parser = name)]
     pub(crate) app: Option<String>,
     #[command(flatten)]

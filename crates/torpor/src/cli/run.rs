@@ -17,24 +17,24 @@ Examples:
   torpor run -f app.toml
 
 A source is a tarball, an OCI layout directory, a stored image, or a registry reference whose first part is a host
-(registry.example/web:1, localhost:5000/web). Schemes say it outright: tar:PATH, oci:PATH[:REF],
+(registry.example/web:1, localhost:5000/web). A scheme names the kind: tar:PATH, oci:PATH[:REF],
 docker-archive:PATH[:NAME:TAG], docker://REF, image:NAME.";
 
 /// How `run` describes an app. Flags go over what the file says; lists are added to it.
 #[derive(Debug, Default, Args)]
 pub(crate) struct RunArgs {
-    /// Where the app's files are
+    /// Source of the app's files: a tarball, an OCI layout, an archive, a stored image or a reference
     pub(crate) source: Option<String>,
-    /// Initial process and its arguments; without it what the image says
+    /// Initial process and its arguments [default: what the image says]
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
     /// Description of the app in TOML; `-` is standard input
     #[arg(short = 'f', long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Name of the app; without it from the source's name
+    /// Name of the app [default: made from the name of the source]
     #[arg(long, value_parser = name)]
     pub(crate) name: Option<String>,
-    /// Stored image below the tarball
+    /// Stored image to put the tarball on
     #[arg(long, value_name = "IMAGE")]
     pub(crate) base: Option<String>,
     /// The source is an OCI layout directory (PATH[:REF])
@@ -46,91 +46,91 @@ pub(crate) struct RunArgs {
     /// Publish a port: [IP:]HOST:APP[/udp]
     #[arg(short = 'p', long = "publish", value_name = "PORTS")]
     pub(crate) ports: Vec<Port>,
-    /// Set NAME=VALUE in the environment, or pass on NAME
+    /// Set a variable of the environment; NAME alone passes on the present value
     #[arg(short = 'e', long = "env", value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
-    /// File of NAME=VALUE lines
+    /// File with a NAME=VALUE in each line
     #[arg(long, value_name = "FILE")]
     pub(crate) env_file: Vec<PathBuf>,
-    /// user, uid, user:group or uid:gid
+    /// User to run it as: user, uid, user:group or uid:gid
     #[arg(short = 'u', long)]
     pub(crate) user: Option<String>,
     /// Working directory
     #[arg(short = 'w', long, value_name = "PATH")]
     pub(crate) workdir: Option<PathBuf>,
-    /// Host name inside
+    /// Host name of the app
     #[arg(long)]
     pub(crate) hostname: Option<String>,
-    /// Directory of the machine inside: HOST:APP[:ro]
+    /// Mount a directory of the machine: HOST:APP[:ro]
     #[arg(short = 'v', long = "volume", value_name = "HOST:APP")]
     pub(crate) volumes: Vec<Volume>,
-    /// Memory file system: PATH[:SIZE]
+    /// Mount a tmpfs: PATH[:SIZE]
     #[arg(long, value_name = "PATH")]
     pub(crate) tmpfs: Vec<Tmpfs>,
-    /// Memory limit, as 256M
+    /// Memory limit, for example 256M
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Bytes>,
-    /// What the files that it writes to its root file system may take on disk
+    /// Limit on the disk space of files that the app writes to its root file system, for example 1G
     #[arg(long, value_name = "SIZE")]
     pub(crate) disk: Option<Bytes>,
-    /// CPU limit, as 0.5
+    /// CPU limit in cores, for example 0.5
     #[arg(long, value_name = "CORES", value_parser = finite)]
     pub(crate) cpus: Option<f64>,
-    /// Most processes and threads
+    /// Limit on processes and threads
     #[arg(long, value_name = "COUNT")]
     pub(crate) processes: Option<u32>,
-    /// Most open files of each process [default: 1024, which it may raise to 524288]
+    /// Limit on open files of each process [default: 1024, which the app may raise to 524288]
     #[arg(long, value_name = "COUNT")]
     pub(crate) open_files: Option<u32>,
     /// What to do when the initial process ends
     #[arg(long)]
     pub(crate) restart: Option<RestartArg>,
-    /// Sleep after this long without packets
+    /// Fall asleep after this time without packets
     #[arg(long, value_name = "TIME")]
     pub(crate) idle_after: Option<Span>,
-    /// Go from dozing to warm after this long asleep, or never
+    /// Go from dozing to warm after this time, or `never`
     #[arg(long, value_name = "TIME")]
     pub(crate) warm_after: Option<Patience>,
-    /// Stay awake at least this long
+    /// Stay awake at least for this time
     #[arg(long, value_name = "TIME")]
     pub(crate) min_awake: Option<Span>,
-    /// More CPU than this share of a core keeps it awake
+    /// CPU usage that keeps the app awake, as a share of a core
     #[arg(long, value_name = "PERCENT", value_parser = finite)]
     pub(crate) idle_cpu: Option<f64>,
-    /// Timers further away than this wake it
+    /// Wake the app for timers that are longer than this; shorter ones do not wake it
     #[arg(long, value_name = "TIME")]
     pub(crate) timers_over: Option<Span>,
-    /// Never sleep by itself
+    /// Never fall asleep automatically
     #[arg(long, conflicts_with = "idle_after")]
     pub(crate) no_sleep: bool,
-    /// Open connections keep it awake
+    /// Let open connections keep the app awake
     #[arg(long)]
     pub(crate) connections_keep_awake: bool,
-    /// What of a new connection wakes
+    /// What wakes the app when a client connects
     #[arg(long, value_name = "WHAT")]
     pub(crate) wake_on: Option<WakeOnArg>,
-    /// What to do when it cannot be woken: a mapped file of a volume has changed
+    /// What to do if the app cannot be woken because a mapped file of a volume has changed
     #[arg(long, value_name = "WHAT")]
     pub(crate) wake_blocked: Option<WakeBlockedArg>,
-    /// Packets from this address or network neither wake nor keep awake
+    /// Ignore packets from this address or network: they neither wake the app nor keep it awake
     #[arg(long, value_name = "NETWORK")]
     pub(crate) ignore: Vec<String>,
-    /// Join a network: apps that share one reach each other
+    /// Join a network; apps in the same network reach each other
     #[arg(long, value_name = "NAME")]
     pub(crate) network: Vec<String>,
-    /// No connections to the outside
+    /// Allow no connections to the outside
     #[arg(long)]
     pub(crate) no_outgoing: bool,
-    /// The root file system may not be written
+    /// Make the root file system read-only
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// No privileges by set-uid programs
+    /// Allow no privileges through set-uid programs
     #[arg(long)]
     pub(crate) no_new_privs: bool,
-    /// No user namespace
+    /// Use no user namespace
     #[arg(long)]
     pub(crate) no_userns: bool,
-    /// No system-call filter
+    /// Use no system-call filter
     #[arg(long)]
     pub(crate) no_seccomp: bool,
     /// Add a capability
@@ -148,27 +148,27 @@ pub(crate) struct RunArgs {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum RestartArg {
-    /// Leave it stopped
+    /// Leave the app stopped
     No,
-    /// Start it again unless it ended with status 0
+    /// Start the app again unless its status is 0
     OnFailure,
-    /// Start it again, whatever the status
+    /// Start the app again whatever its status is
     Always,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum WakeBlockedArg {
-    /// Keep its memory until somebody wakes it again; close connections meanwhile
+    /// Keep its memory until somebody wakes it; until then, reset connections
     Wait,
-    /// Give up its memory and start it afresh
+    /// Discard its memory and start the app from the beginning
     Restart,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum WakeOnArg {
-    /// The connection itself
+    /// The connection
     Connect,
-    /// Its first data
+    /// The first data that the client sends
     Data,
 }
 

@@ -1,4 +1,4 @@
-//! Arguments of what is done with trees of plain processes.
+//! Arguments of `checkpoint` and `restore`.
 
 use std::path::PathBuf;
 
@@ -11,23 +11,23 @@ Examples:
   torpor checkpoint --pid 4711 --image /srv/image
   torpor checkpoint --pid 4711 --image /srv/image --leave-running
 
-With --tcp-established, connections to the outside come along: nftables keep their packets away until the restore.
+With --tcp-established, connections to the outside are captured, too; nftables drops their packets until the restore.
 
-Exit codes: 0 done, 1 failed, 2 wrong command, 3 refused: it has what cannot be captured, and all of it is listed. Where it
-is not 0, the processes run on.";
+Exit codes: 0 done, 1 failed, 2 wrong command, 3 refused: the tree has something that cannot be captured, and all of it is
+listed. If the exit code is not 0, the processes continue.";
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckpointArgs {
-    /// The tree's first process; its children come along
+    /// Root of the process tree; its descendants are captured with it
     #[arg(long)]
     pub(crate) pid: i32,
-    /// Directory for the image; made if it is missing
+    /// Directory for the image; created if it does not exist
     #[arg(long, value_name = "DIR")]
     pub(crate) image: PathBuf,
-    /// Let the processes run on
+    /// Leave the processes running
     #[arg(long)]
     pub(crate) leave_running: bool,
-    /// Take TCP connections to the outside along: nftables keep their packets away until the restore
+    /// Capture TCP connections to the outside; nftables drops their packets until the restore
     #[arg(long)]
     pub(crate) tcp_established: bool,
     #[command(flatten)]
@@ -39,19 +39,19 @@ Examples:
   torpor restore --image /srv/image
   torpor restore --image /srv/image --detach --json
 
-The processes have the ids that they had. The root is a child of this command, which waits for its end; its standard
-streams are this command's if they came from outside of the tree. With --detach the command comes back when they run.
+The processes keep their ids. The root of the tree becomes a child of this command, which waits until it ends. Standard streams
+that came from outside the tree are those of this command. With --detach, the command returns as soon as the processes run.
 
-Exit codes: what the root ends with, or 128 and the number of the signal that killed it; with --detach 0. 1 failed, 2 wrong
-command, 3 refused: a process id is taken, a file has changed, or this machine is not like the other. Where it is not
-restored, nothing of it is left, and the image is as it was.";
+Exit codes: the status of the root, or 128 plus the number of the signal that killed it; 0 with --detach. 1 failed, 2 wrong
+command, 3 refused: a process id is in use, a file has changed, or this machine lacks what the image needs. If the restore
+fails, it leaves no process behind, and the image is unchanged.";
 
 #[derive(Debug, Args)]
 pub(crate) struct RestoreArgs {
     /// Directory of the image
     #[arg(long, value_name = "DIR")]
     pub(crate) image: PathBuf,
-    /// Come back when the processes run
+    /// Return as soon as the processes run
     #[arg(long)]
     pub(crate) detach: bool,
     #[command(flatten)]

@@ -81,7 +81,21 @@ impl Daemon {
         let begun = Instant::now();
         self.child = up(&self.program, self.dir.path())?;
         self.listens()?;
+        // It answers before it has adopted its apps.
+        while !self.has_adopted()? {
+            if begun.elapsed() > START_TIMEOUT {
+                return Err(Error::Benchmarks("not all apps are back".to_owned()));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
         Ok(begun.elapsed())
+    }
+
+    /// Whether all its apps are back after a start.
+    fn has_adopted(&self) -> Result<bool, Error> {
+        let apps = self.json(&["ps"])?;
+        let states = apps.as_array().into_iter().flatten().map(|app| app["state"].as_str());
+        Ok(!states.into_iter().any(|state| matches!(state, Some("adopting" | "starting"))))
     }
 
     /// Its log.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use torpor_image::{Epoch, Kind};
 
 use crate::directory::{HIGHEST, Store};
@@ -110,7 +111,9 @@ impl Store {
                 Ok(file) if file.is_file() => found.push(Entry { image: self.image(generation), state, path }),
                 // A directory, say, is nothing of ours.
                 Ok(_) => {}
+                // It is gone, or a link that leads nowhere.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -243,6 +246,7 @@ mod tests {
             fs::write(folder.path().join(name), "x").unwrap();
         }
         fs::create_dir(folder.path().join("12.image")).unwrap();
+        std::os::unix::fs::symlink("13.image", folder.path().join("13.image")).unwrap();
         let found = store.list().unwrap().into_iter().map(|entry| (entry.generation(), entry.state));
         use ImageState::{Committed, Consumed, Partial, Quarantined};
         assert!(found.eq([(8, Consumed), (9, Quarantined), (10, Committed), (11, Partial)]));

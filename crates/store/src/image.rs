@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -69,11 +69,9 @@ impl Image {
     /// # Errors
     /// `StorageFull` or `QuotaExceeded` where it cannot; others of open(2) and unlink(2).
     pub fn has_room(&self, bytes: u64) -> io::Result<()> {
-        let path = self.path_as(ImageState::Partial);
-        let file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
-        let tried = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes);
-        drop(file);
-        fs::remove_file(path)?;
+        let partial = self.begin()?;
+        let tried = rustix::fs::fallocate(&**partial.file(), FallocateFlags::empty(), 0, bytes);
+        partial.discard()?;
         match tried {
             // This file system cannot tell.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),

@@ -6,7 +6,7 @@
 //! it `torpor rm -f`) ends it; its image is then set aside.
 //!
 //! Two things delete an image while an app is adopted: a wake that has come to its end, and its removal. Whatever else gives an image up
-//! renames it to `N.damaged` and tells `lost`.
+//! quarantines it (`N.damaged`) and tells `lost`.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

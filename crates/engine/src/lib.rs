@@ -15,7 +15,7 @@
 //! - [`recover`] is for the next worker after a crash.
 //!
 //! The modules say how each can be interrupted, fail or crash at every step, and what is left then. The engine knows nothing of apps,
-//! policies or networks: a [`Freezer`], a [`Journal`], an [`Image`](torpor_store::Image) of a store, and a [`Watch`] that tells when the app has work.
+//! policies or networks, only of a [`Freezer`], a [`Journal`], an [`Image`](torpor_store::Image) of a store, and a [`Watch`] that tells when the app has work.
 #![forbid(unsafe_code)]
 
 mod boot_image;

@@ -2,7 +2,7 @@
 //!
 //! A [target](Target) is a function of bytes that must neither panic nor take long, whatever they are. Where the format has
 //! checksums, the target makes them right, so that the fuzzer gets past them. Its corpus lies in `corpus/NAME`: small files, each a
-//! case of its own, and every finding that was mended. `tests/corpus.rs` replays them as ordinary tests.
+//! case of its own, and every finding that was fixed. `tests/corpus.rs` replays them as ordinary tests.
 //!
 //! `cargo xtask fuzz` builds the same functions with coverage instrumentation and libFuzzer, and searches for more
 //! (`docs/decisions/0013-fuzzing.md`).

@@ -1,6 +1,6 @@
 //! The restore of a process tree, planned: pure functions from an image's state to the system calls of each new process.
 //!
-//! [`compile`](compile::compile) makes the plan when an app falls asleep, so that waking carries it out without thinking. [`allowed`] compares a
+//! [`compile`](compile::compile) makes the plan when an app goes warm, so that waking only carries it out. [`allowed`] compares a
 //! stored plan with what a plan of this tree may contain; [`bounds`] compares a state from elsewhere with what a capture can
 //! produce. No clock, no files, no system calls: everything here runs without privileges, and is fuzzed.
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
 //! Checking the stored pages, and putting them into those processes that have many.
 //!
 //! A process with few pages reads them by itself, from the page source's descriptor that it was handed, while they are fetched here to
-//! compare their checksums. One with many ([`MANY`](torpor_planner::compile::MANY)) waits when its memory is mapped: what is fetched
+//! compare their checksums. One with many ([`MANY`](torpor_planner::plan::MANY)) waits when its memory is mapped: what is fetched
 //! here is then placed, by several threads. So each page is fetched once, and the work is not that of one processor.
 
 use std::path::Path;

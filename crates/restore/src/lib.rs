@@ -17,7 +17,7 @@
 //! To let go takes several calls. A [`CrashGuard`] that is there until behind the last of them kills all processes should the
 //! restorer die in between, some of which may have run for a moment. TCP connections to the outside live before that already,
 //! while a lock keeps their packets away: the guard closes them without a word, and they wait for the next restore. System V
-//! segments, which would outlive us, have one from before they are made. Where we are killed behind that, the tree runs; the
+//! segments, which would outlive us, have one from before they are made. If we are killed after that, the tree runs; the
 //! lock's last part, which a killed restorer leaves, is in nobody's way.
 //!
 //! # What is not the same

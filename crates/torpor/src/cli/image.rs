@@ -59,7 +59,7 @@ pub(crate) enum ImageCommand {
 const EXPORT_HELP: &str = "\
 Examples:
   torpor image export web -o web.torpor
-  torpor image export web | ssh other torpor image import -
+  torpor image export web | ssh other torpor image import - --yes
 
 The app is first put to sleep (level warm). The archive is a copy; the app stays where it is. If the app wakes during the export, an export
 to a file starts again, at most three times in all, and one to standard output fails. The archive contains the memory of the

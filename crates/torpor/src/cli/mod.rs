@@ -236,7 +236,7 @@ pub(crate) struct ExecArgs {
     /// Allocate a terminal for the command
     #[arg(short = 't', long)]
     pub(crate) tty: bool,
-    /// Set a variable of the environment; NAME alone passes on the present value
+    /// Set an environment variable; NAME alone takes the value that it has for this command
     #[arg(short = 'e', long = "env", value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
     /// User to run it as: user, uid, user:group or uid:gid

@@ -16,14 +16,14 @@ Examples:
   torpor run --oci-layout ./layout:v1
   torpor run -f app.toml
 
-A source is a tarball, an OCI layout directory, a stored image, or a registry reference whose first part is a host
-(registry.example/web:1, localhost:5000/web). A scheme names the kind: tar:PATH, oci:PATH[:REF],
+A source is a tarball, an OCI layout directory, a docker archive, a stored image, or a registry reference whose
+first part is a host (registry.example/web:1, localhost:5000/web). A scheme names the kind: tar:PATH, oci:PATH[:REF],
 docker-archive:PATH[:NAME:TAG], docker://REF, image:NAME.";
 
 /// How `run` describes an app. Flags go over what the file says; lists are added to it.
 #[derive(Debug, Default, Args)]
 pub(crate) struct RunArgs {
-    /// Source of the app's files: a tarball, an OCI layout, an archive, a stored image or a reference
+    /// Source of the app's files: a tarball, an OCI layout, a docker archive, a stored image or a registry reference
     pub(crate) source: Option<String>,
     /// Initial process and its arguments [default: what the image says]
     #[arg(last = true, value_name = "COMMAND")]
@@ -40,13 +40,13 @@ pub(crate) struct RunArgs {
     /// The source is an OCI layout directory (PATH[:REF])
     #[arg(long)]
     pub(crate) oci_layout: bool,
-    /// The source is an archive that docker save wrote (PATH[:TAG])
+    /// The source is an archive that docker save wrote (PATH[:NAME:TAG])
     #[arg(long, conflicts_with = "oci_layout")]
     pub(crate) docker_archive: bool,
     /// Publish a port: [IP:]HOST:APP[/udp]
     #[arg(short = 'p', long = "publish", value_name = "PORTS")]
     pub(crate) ports: Vec<Port>,
-    /// Set a variable of the environment; NAME alone passes on the present value
+    /// Set an environment variable; NAME alone takes the value that it has for this command
     #[arg(short = 'e', long = "env", value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
     /// File with a NAME=VALUE in each line

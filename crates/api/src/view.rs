@@ -63,7 +63,7 @@ pub struct Exit {
     pub code: Option<i32>,
     /// Signal number, if a signal ended it.
     pub signal: Option<i32>,
-    /// In words: `exited with status 1`, `killed by the memory limit (64 MiB)`, `lost: its image was damaged`.
+    /// In words: `exited with status 1`, `killed by the memory limit (64 MiB)`, `its memory is lost: ...`.
     pub reason: String,
     /// When.
     #[schema(value_type = String)]

@@ -1,7 +1,7 @@
 //! The process that holds parked descriptors while the worker restarts.
 //!
-//! A worker keeps descriptors that must outlive it: duplicates of sleeping apps' sockets, network namespaces, pidfds,
-//! epoll descriptors, the pipe ends of their output. It hands a duplicate of each to the *keeper*, a process of a few
+//! A worker keeps descriptors that must outlive it: the epoll descriptor of each sleeping app, the open files of each warm app,
+//! the reading ends of every app's output, and the netlink socket that owns the guard table. It hands a duplicate of each to the *keeper*, a process of a few
 //! hundred kB that does nothing else and so has no reason to end. A worker that was killed starts again, asks the
 //! keeper for what it had parked, and goes on.
 //!

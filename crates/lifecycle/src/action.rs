@@ -156,7 +156,7 @@ impl fmt::Display for Note {
             Self::GivenUp(reason) => {
                 write!(f, "cannot be woken, so its memory is given up and it is started afresh: {reason}")
             }
-            Self::Lost(reason) => write!(f, "lost, its image is damaged: {reason}"),
+            Self::Lost(reason) => write!(f, "its memory is lost, its image cannot be used: {reason}"),
             Self::Stopping => f.write_str("asked to end"),
             Self::Killed => f.write_str("did not end in time, killed"),
             Self::Exited(exit) => exit.fmt(f),
@@ -185,7 +185,7 @@ pub enum Refusal {
     #[error("it could not be started: {0}")]
     StartFailed(Text),
     /// Its memory is lost; its restart policy decides what follows.
-    #[error("its image is damaged and its memory lost: {0}")]
+    #[error("its image cannot be used and its memory is lost: {0}")]
     Lost(Text),
     /// It could not be woken; it sleeps on and will be tried again.
     #[error("it could not be woken and will be tried again: {0}")]

@@ -253,7 +253,7 @@ impl fmt::Display for Exit {
                 write!(f, "killed by the memory limit ({} MiB)", bytes >> 20)
             }
             Self::MemoryLimit(bytes) => write!(f, "killed by the memory limit ({bytes} bytes)"),
-            Self::Lost(reason) => write!(f, "lost: its image was damaged: {reason}"),
+            Self::Lost(reason) => write!(f, "its memory is lost: {reason}"),
             Self::NotRun(status, reason) => write!(f, "{reason} (status {status})"),
             Self::Unknown => f.write_str("ended while the worker was down"),
         }

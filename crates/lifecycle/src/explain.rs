@@ -74,7 +74,9 @@ impl App {
                 format!("going warm ({cause}), and will wake at once: {wake}")
             }
             Phase::Waking { cause, .. } => format!("waking: {cause}"),
-            Phase::Stopping { next: Next::Lost(reason), .. } => format!("lost, its image is damaged: {reason}"),
+            Phase::Stopping { next: Next::Lost(reason), .. } => {
+                format!("its memory is lost, its image cannot be used: {reason}")
+            }
             Phase::Stopping { ending: Ending::Asked { kill_at }, next } => {
                 let then = if *next == Next::Start { ", and starts again after that" } else { "" };
                 format!("stopping; it is killed in {}{then}", words(kill_at.since(now)))

@@ -194,9 +194,9 @@ dozing: waking it (packet for tcp 80) failed, next attempt in 100 ms: out of mem
   dozes: it is to be awake (packet for tcp 80), and waking it is tried again
   wakes at 3101
 waking: packet for tcp 80
-lost, its image is damaged: page 7: wrong checksum
-restarting: lost: its image was damaged: page 7: wrong checksum; its restart policy starts it again in 250 ms
-starting again by its restart policy: lost: its image was damaged: page 7: wrong checksum
+its memory is lost, its image cannot be used: page 7: wrong checksum
+restarting: its memory is lost: page 7: wrong checksum; its restart policy starts it again in 250 ms
+starting again by its restart policy: its memory is lost: page 7: wrong checksum
 stopping; it is killed in 10 s, and starts again after that
 stopping: it was killed, and its processes have not exited yet
 starting by request

@@ -5,8 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::names::{ImageState, Layout};
-use crate::steps;
+use crate::names::{ImageState, Layout, number};
+use crate::{last_generation, steps};
 
 /// Generations beyond this are nobody's.
 pub(crate) const HIGHEST: u64 = 1 << 62;
@@ -49,6 +49,24 @@ impl Store {
     /// Of fsync(2).
     pub fn sync(&self) -> io::Result<()> {
         steps::sync(&self.folder)
+    }
+
+    /// No image of an app gets this number again, or a lower one. A checkpoint's image has none.
+    pub(crate) fn record_generation(&self, generation: u64) -> io::Result<()> {
+        match self.layout {
+            Layout::App => last_generation::record(&self.folder, generation),
+            Layout::Checkpoint => Ok(()),
+        }
+    }
+
+    /// The highest number that was recorded, or that one of `names` has; 0 if there is none.
+    pub(crate) fn last_generation(&self, names: &[String]) -> u64 {
+        let recorded = match self.layout {
+            Layout::App => last_generation::read(&self.folder),
+            Layout::Checkpoint => 0,
+        };
+        let numbers = names.iter().filter_map(|name| number(name));
+        numbers.chain([recorded]).max().unwrap_or(0).min(HIGHEST)
     }
 
     /// Names in the directory, whatever has them.

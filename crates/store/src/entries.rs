@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use torpor_image::{Epoch, Kind};
 
-use crate::directory::{HIGHEST, Store};
+use crate::directory::Store;
 use crate::image::{FileInfo, Image};
 use crate::image_file::ImageFile;
-use crate::names::{ImageState, number};
+use crate::names::ImageState;
 use crate::partial::{self, Partial};
 use crate::{header, steps};
 
@@ -109,8 +109,9 @@ impl Store {
             let path = self.folder().join(name);
             match fs::metadata(&path) {
                 Ok(file) if file.is_file() => found.push(Entry { image: self.image(generation), state, path }),
-                // A directory, say, is nothing of ours.
-                Ok(_) => {}
+                Ok(_) => {
+                    tracing::warn!(path = %path.display(), "a directory, FIFO or the like with the name of an image is left alone")
+                }
                 // It is gone, or a link that leads nowhere.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {}
@@ -191,9 +192,7 @@ impl Store {
     /// As [`Store::quarantine_all`].
     pub fn clean(&self, keep: Option<u64>, owner: Owner) -> io::Result<u64> {
         let names = self.names()?;
-        // No number is used again, whatever has it.
-        let numbers = names.iter().filter_map(|name| number(name));
-        let next = numbers.map(|number| number.min(HIGHEST) + 1).max().unwrap_or(1);
+        let next = self.last_generation(&names) + 1;
         for entry in self.entries(names)? {
             let foreign = || entry.claim(owner).is_none_or(|claim| !claim.app);
             match entry.state {
@@ -221,6 +220,7 @@ fn is_begun(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::directory::HIGHEST;
     use torpor_image::Header;
 
     const OWNER: Owner = Owner { app: 255, epoch: Epoch::FIRST, boot: [3, 4] };
@@ -234,6 +234,7 @@ mod tests {
 
     fn names(store: &Store) -> Vec<String> {
         let mut names = store.names().unwrap();
+        names.retain(|name| name != crate::last_generation::NAME);
         names.sort_unstable();
         names
     }
@@ -269,6 +270,15 @@ mod tests {
         assert_eq!(store.clean(Some(3), OWNER).unwrap(), HIGHEST + 1);
         let kept = format!("{HIGHEST}.damaged");
         assert_eq!(names(&store), ["3.image", &kept, "6.damaged", "8.damaged", "9.damaged", "9.image", "log"]);
+    }
+
+    #[test]
+    fn the_number_of_a_removed_image_is_not_used_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::of_app(folder.path());
+        store.begin(4).unwrap().discard().unwrap();
+        assert_eq!(store.clean(None, OWNER).unwrap(), 5);
+        assert_eq!(store.list().unwrap(), []);
     }
 
     #[test]

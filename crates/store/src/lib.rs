@@ -24,7 +24,8 @@
 //! - [`Image::consume`] returns after the directory is synced, and a wake waits for it before an instruction of the app runs
 //!   ([`consume::Consuming`]). Memory of an app that runs is never found again, also after a power cut: its files have gone on. An
 //!   image of a dozing app is not consumed: the journal of its worker says the same, and a power cut ends the processes that it is for.
-//! - No generation is used twice as long as a file has its number, and what is quarantined is never replaced.
+//! - No generation of an app is used twice: the highest one is recorded before an image is begun (`last_generation.rs`). What is
+//!   quarantined is never replaced.
 //!
 //! | killed after | file | what the next start does |
 //! |---|---|---|
@@ -45,6 +46,7 @@ mod entries;
 pub mod header;
 mod image;
 mod image_file;
+mod last_generation;
 mod names;
 mod partial;
 mod steps;

@@ -79,6 +79,7 @@ impl Partial {
     /// Creates the file; one that an earlier attempt has left is removed first, and never written to.
     fn create(image: Image) -> io::Result<Self> {
         let path = image.path_as(ImageState::Partial);
+        image.store().record_generation(image.generation())?;
         let file = match steps::create(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 steps::remove(&path)?;

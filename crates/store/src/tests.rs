@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::steps::tests::{cut_power, die_after, restart};
-use crate::{Durability, Image, ImageState, Partial, Store};
+use crate::{Durability, Image, ImageState, Owner, Partial, Store};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
@@ -100,7 +100,7 @@ fn tried(operations: &[Operation], steps: u64, lost_renames: usize) -> u64 {
     let mut user = User::new(folder.path());
     die_after(steps);
     let _all = operations.iter().all(|operation| user.does(*operation));
-    let User { store, known, partial, .. } = user;
+    let User { store, known, partial, last, .. } = user;
     // Nobody drops anything in a process that was killed.
     std::mem::forget(partial);
     let done = restart();
@@ -132,6 +132,8 @@ fn tried(operations: &[Operation], steps: u64, lost_renames: usize) -> u64 {
             assert_eq!(fs::read(image.path()).unwrap(), generation.to_ne_bytes(), "{told}");
         }
     }
+    let owner = Owner { app: 0, epoch: torpor_image::Epoch::FIRST, boot: [0; 2] };
+    assert!(store.clean(None, owner).unwrap() > last, "{told}: a generation would be used again");
     done
 }
 

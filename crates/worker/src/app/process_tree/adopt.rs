@@ -211,7 +211,7 @@ impl ProcessTree {
             Err(AdoptError::Unknown(reason)) => Err(reason),
             Err(AdoptError::Lost(reason)) => {
                 tracing::error!(app = self.record.spec.name, %reason, "its memory cannot be brought back");
-                self.quarantine_images();
+                let reason = if self.quarantine_images() { self.lost_because(&reason) } else { reason };
                 self.nothing_found();
                 Ok(Adoption { lost: Some(reason), ..Adoption::found(Found::Running) })
             }
@@ -314,14 +314,14 @@ impl ProcessTree {
         found
     }
 
-    /// Sets all its images aside, so that none is used again; tells `lost` where there was one that could have been.
+    /// Quarantines all its images, so that none is used again; tells `lost` where there was one that could have been.
     pub(super) fn lose_images(&self, reason: &str) {
         if self.quarantine_images() && self.record.desired == Desired::Up {
             self.report_lost(reason);
         }
     }
 
-    /// Sets all its images aside; whether there was one.
+    /// Quarantines all its images; whether there was one.
     pub(super) fn quarantine_images(&self) -> bool {
         let name = &self.record.spec.name;
         let kept = self.files.images.quarantine_all(self.owner()).unwrap_or_else(|error| {
@@ -335,7 +335,14 @@ impl ProcessTree {
     }
 
     pub(super) fn report_lost(&self, reason: &str) {
-        self.shared.services.events.emit(&self.record.spec.name, "lost", reason.to_owned(), BTreeMap::default());
+        let reason = self.lost_because(reason).to_string();
+        self.shared.services.events.emit(&self.record.spec.name, "lost", reason, BTreeMap::default());
+    }
+
+    /// Why its memory is lost, and what is left of it.
+    pub(super) fn lost_because(&self, reason: &str) -> Text {
+        let name = &self.record.spec.name;
+        text(format!("{reason}. The file is kept for inspection (`torpor image ls {name}`); nothing uses it"))
     }
 
     /// The phase of an app whose phase file is lost.

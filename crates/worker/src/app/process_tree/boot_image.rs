@@ -7,7 +7,7 @@
 //! image ──▶ sandbox, network, listeners ──▶ warm
 //!   │  ▲            │ one of them cannot be made: what there is of them is removed
 //!   │  └── again ── warm without a sandbox (`Unhoused`): nobody reaches it, its image is untouched
-//!   └─ damaged, or of another machine: set aside, the app starts afresh
+//!   └─ damaged, or of another app or machine: quarantined, the app starts afresh
 //! ```
 //! Only what is wrong with the image itself costs an app its memory. A port that another process has, an address or a volume that is
 //! missing, and a disk that cannot be read may be there later: the app keeps its image, `explain` says what is in the way, and it is

@@ -137,7 +137,7 @@ impl ProcessTree {
                 let reason = failure.unwrap_or_else(|| chain(&error));
                 self.hold(SleepState::Warm(app), SystemTime::now());
                 Event::WakeFailed(match () {
-                    () if error.is_lost() => WakeFailure::Damaged(reason),
+                    () if error.is_lost() => WakeFailure::Damaged(self.lost_because(&reason)),
                     () if error.is_refusal() => WakeFailure::Refused(reason),
                     () => WakeFailure::Passing(reason),
                 })

@@ -73,7 +73,8 @@ impl ProcessTree {
                     return Wake::Ended(Report::with_entry(Event::Woken, entry));
                 }
                 self.hold(SleepState::Dozing(asleep), SystemTime::now());
-                let failure = if lost { WakeFailure::Damaged(reason) } else { WakeFailure::Passing(reason) };
+                let failure =
+                    if lost { WakeFailure::Damaged(self.lost_because(&reason)) } else { WakeFailure::Passing(reason) };
                 Wake::Ended(Report::with_entry(Event::WakeFailed(failure), entry))
             }
         }

@@ -3,7 +3,7 @@
 //!
 //! Such an app is left as it is: nothing of it is killed, thawed, written or removed. It is shown as `adopting`, `explain` has the
 //! reason, and it is tried again after [`WAKE_RETRY`], with the next command for it, and by the next start. Only `torpor stop` (and with
-//! it `torpor rm -f`) ends it; its image is then set aside.
+//! it `torpor rm -f`) ends it; its image is then quarantined.
 //!
 //! Two things delete an image while an app is adopted: a wake that has come to its end, and its removal. Whatever else gives an image up
 //! quarantines it (`N.damaged`) and tells `lost`.

@@ -140,7 +140,7 @@ fn bring_back(target: &Target<'_>, image: &Lease, state: &State) -> Result<(), R
         }
     }
     let pages = ImageFile::through_cache(image.file());
-    refill(&pages, &state.processes, &mut Vec::new()).map_err(WakeError::Refill)?;
+    refill(&pages, &state.processes).map_err(WakeError::Refill)?;
     target.journal.record(Phase::Awake).map_err(Failure::Journal)?;
     let changes = let_go(processes, &plans(state, &memories(state))).map_err(Failure::from)?;
     target.freezer.thaw().map_err(Failure::Freeze)?;

@@ -71,24 +71,19 @@ impl Woken {
     }
 }
 
-/// Wakes a dozing app. `buffer` is kept by the caller between calls, so that none has to be made.
-pub fn wake(target: &Target<'_>, asleep: &Asleep, buffer: &mut Vec<u8>) -> (Result<Woken, WakeError>, Timings) {
+/// Wakes a dozing app.
+pub fn wake(target: &Target<'_>, asleep: &Asleep) -> (Result<Woken, WakeError>, Timings) {
     let mut timings = Timings::begin();
-    let result = try_wake(target, asleep, buffer, &mut timings);
+    let result = try_wake(target, asleep, &mut timings);
     (result, timings)
 }
 
-fn try_wake(
-    target: &Target<'_>,
-    asleep: &Asleep,
-    buffer: &mut Vec<u8>,
-    timings: &mut Timings,
-) -> Result<Woken, WakeError> {
+fn try_wake(target: &Target<'_>, asleep: &Asleep, timings: &mut Timings) -> Result<Woken, WakeError> {
     let image = open(target, &asleep.image)?;
     timings.reached(Step::Opened, target.faults)?;
     // They go to their trace stops, still frozen, while memory comes back.
     let asked = ask(&asleep.plans);
-    refill(&ImageFile::through_cache(image.file()), &asleep.state.processes, buffer).map_err(WakeError::Refill)?;
+    refill(&ImageFile::through_cache(image.file()), &asleep.state.processes).map_err(WakeError::Refill)?;
     timings.reached(Step::Refilled, target.faults)?;
     target.journal.record(Phase::Awake).map_err(WakeError::Journal)?;
     timings.reached(Step::Awake, target.faults)?;

@@ -87,7 +87,7 @@ impl App {
     }
 
     fn wake(&mut self, asleep: &Asleep) {
-        let (result, timings) = wake(&self.target(&NoFaults), asleep, &mut Vec::new());
+        let (result, timings) = wake(&self.target(&NoFaults), asleep);
         eprintln!("wake {:?}", timings.steps());
         self.memories = result.unwrap().finish().unwrap();
     }
@@ -129,7 +129,7 @@ fn an_error_at_any_step_of_falling_asleep_leaves_it_running() {
         assert_eq!(app.journal.phase(), Phase::Awake, "{step:?}");
         answers += 1;
         assert_eq!(ask(app.port), format!("{answers} ok"), "{step:?}");
-        assert_eq!(std::fs::read_dir(app.folder.path()).unwrap().count(), 0, "{step:?} leaves an image");
+        assert_eq!(Store::of_app(app.folder.path()).list().unwrap(), [], "{step:?} leaves an image");
     }
 }
 
@@ -139,7 +139,7 @@ fn an_error_at_any_step_of_waking_leaves_it_asleep_or_awake_but_whole() {
     let mut answers = 0;
     for step in Step::ALL.into_iter().filter(|step| (Step::Opened..=Step::Thawed).contains(step)) {
         let asleep = app.sleep(&NoFaults).unwrap();
-        let (result, _) = wake(&app.target(&FailAt(step)), &asleep, &mut Vec::new());
+        let (result, _) = wake(&app.target(&FailAt(step)), &asleep);
         assert!(result.is_err(), "{step:?}");
         let phase = app.journal.phase();
         let recovered = recover(&app.target(&NoFaults), phase, asleep.image.store(), Some(asleep.watch)).unwrap();
@@ -181,7 +181,7 @@ fn a_damaged_image_is_never_woken_from() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(asleep.image.path(), bytes).unwrap();
-    let (result, _) = wake(&app.target(&NoFaults), &asleep, &mut Vec::new());
+    let (result, _) = wake(&app.target(&NoFaults), &asleep);
     assert!(result.expect_err("damaged").is_lost());
     assert!(app.program.cgroup.is_frozen());
 }

@@ -1,8 +1,20 @@
 //! Page-aligned memory, which files can be read to and written from past the page cache.
+//!
+//! Memory that is fresh from the kernel costs a fault for each page when it is first written to, about as much as copying the page.
+//! So buffers of up to [`POOLED_BYTES`] come from a pool of this process, and go back to it: the one that was given back last, whose
+//! pages are most likely still in the processor's cache, is taken first.
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use torpor_image::PAGE;
+
+/// Largest buffer that the pool has; smaller ones are of this size too.
+pub const POOLED_BYTES: usize = 512 << 10;
+/// Buffers that lie in the pool at most. More are in use only while several apps fall asleep or wake.
+const POOLED: usize = 8;
+
+static POOL: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 
 /// Page-aligned memory.
 #[derive(Debug, Default)]
@@ -12,9 +24,12 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// So many bytes, all zero.
+    /// So many bytes, with whatever in them.
     pub fn new(len: usize) -> Self {
-        Self::from(vec![0; len + PAGE as usize])
+        let bytes = if len > POOLED_BYTES { None } else { pool().pop() };
+        let bytes = bytes.unwrap_or_else(|| vec![0; len.max(POOLED_BYTES) + PAGE as usize]);
+        let start = bytes.as_ptr().align_offset(PAGE as usize);
+        Self { bytes, start }
     }
 
     /// Sees to it that there are so many bytes, with whatever in them.
@@ -35,18 +50,19 @@ impl Buffer {
     }
 }
 
-impl From<Vec<u8>> for Buffer {
-    /// The aligned part of these bytes.
-    fn from(bytes: Vec<u8>) -> Self {
-        let start = bytes.as_ptr().align_offset(PAGE as usize).min(PAGE as usize);
-        Self { bytes, start }
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.bytes.len() == POOLED_BYTES + PAGE as usize {
+            let mut pool = pool();
+            if pool.len() < POOLED {
+                pool.push(std::mem::take(&mut self.bytes));
+            }
+        }
     }
 }
 
-impl From<Buffer> for Vec<u8> {
-    fn from(buffer: Buffer) -> Self {
-        buffer.bytes
-    }
+fn pool() -> std::sync::MutexGuard<'static, Vec<Vec<u8>>> {
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -55,18 +71,30 @@ mod tests {
 
     #[test]
     fn it_is_aligned_and_grows_only_where_it_must() {
+        let aligned = |buffer: &Buffer| buffer.part(0..1).as_ptr().align_offset(PAGE as usize) == 0;
         let mut buffer = Buffer::default();
         buffer.reserve(1);
         buffer.part_mut(0..1)[0] = 7;
-        assert_eq!(buffer.part(0..1).as_ptr().align_offset(PAGE as usize), 0);
-        buffer = Vec::from(buffer).into();
-        buffer.reserve(1);
-        assert_eq!(buffer.part(0..1), [7]);
-        buffer.reserve(5 * PAGE as usize);
-        assert_eq!(buffer.part(0..5 * PAGE as usize).as_ptr().align_offset(PAGE as usize), 0);
-        // Too short to be aligned at all.
-        let mut short = Buffer::from(vec![1, 2]);
-        short.reserve(1);
-        assert_eq!(short.part(0..1), [0]);
+        assert!(aligned(&buffer));
+        buffer.reserve(POOLED_BYTES);
+        assert_eq!(buffer.part(0..POOLED_BYTES)[0], 7);
+        buffer.reserve(POOLED_BYTES + 1);
+        assert!(aligned(&buffer));
+        assert_eq!(buffer.part(0..POOLED_BYTES + 1).len(), POOLED_BYTES + 1);
+    }
+
+    #[test]
+    fn no_two_have_the_same_memory() {
+        let rounds = || {
+            for n in 0..200_u8 {
+                let mut some = [Buffer::new(1), Buffer::new(POOLED_BYTES), Buffer::new(POOLED_BYTES + 1)];
+                some.iter_mut().zip(n..).for_each(|(buffer, n)| buffer.part_mut(0..1)[0] = n);
+                assert!(some.iter().zip(n..).all(|(buffer, n)| buffer.part(0..1) == [n]));
+            }
+        };
+        std::thread::scope(|scope| {
+            (0..2 * POOLED).for_each(|_| drop(scope.spawn(rounds)));
+        });
+        assert!(pool().len() <= POOLED);
     }
 }

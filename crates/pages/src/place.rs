@@ -8,20 +8,45 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::num::NonZero;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use torpor_linux::vm;
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, POOLED_BYTES};
 use super::source::{FetchError, PageSource, Stored, fetch};
 
 /// Bytes that are read in one go, unless regions overlap.
-const BATCH_BYTES: u64 = 1 << 20;
-/// Batches for each thread at least.
-const BATCHES: usize = 2;
+const BATCH_BYTES: u64 = POOLED_BYTES as u64;
+/// Batches for each thread at least: 4 MiB, which one thread places in the time that ten others need to begin.
+const BATCHES: usize = 8;
+/// Threads that pay: with more of them the address space's locks and the disk decide.
+const MOST_THREADS: usize = 4;
+
+/// How many threads place pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Threads {
+    /// The calling one.
+    One,
+    /// As many as the machine has processors, where it is much.
+    Several,
+}
+
+impl Threads {
+    /// For so many batches.
+    fn count(self, batches: usize) -> usize {
+        static PROCESSORS: OnceLock<usize> = OnceLock::new();
+        let pay = batches / BATCHES;
+        if self == Self::One || pay < 2 {
+            return 1;
+        }
+        let processors = PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get));
+        pay.min(MOST_THREADS).min(*processors)
+    }
+}
 
 /// Why pages are not in place.
 #[derive(Debug, thiserror::Error)]
@@ -78,15 +103,14 @@ impl<'a> Placer<'a> {
         Self { source, stored, placements, longest }
     }
 
-    /// Does it by `threads` threads at most, the calling one among them, which uses `buffer`. `each` is called after each batch; an
-    /// error ends it. `wrong` makes the caller's error of ours. Gives the bytes of all regions.
+    /// Does it by the calling thread, and by others if `threads` allows it. `each` is called after each batch; an error ends it.
+    /// `wrong` makes the caller's error of ours. Gives the bytes of all regions.
     ///
     /// # Errors
     /// The first that occurs. Pages are missing then.
     pub fn run<E: Send>(
         &self,
-        threads: usize,
-        buffer: &mut Buffer,
+        threads: Threads,
         wrong: &(dyn Fn(PlaceError) -> E + Sync),
         each: &(dyn Fn() -> Result<(), E> + Sync),
     ) -> Result<u64, E> {
@@ -103,16 +127,14 @@ impl<'a> Placer<'a> {
                 }
             }
         };
-        let threads = (batches.len() / BATCHES).clamp(1, threads.max(1));
-        let mut own = Scratch { buffer: std::mem::take(buffer), forced: None };
+        let threads = threads.count(batches.len());
         std::thread::scope(|scope| {
             for _ in 1..threads {
                 // A thread that makes children in another pid namespace can make no threads: it does all by itself.
                 let _ = std::thread::Builder::new().spawn_scoped(scope, || work(&mut Scratch::default()));
             }
-            work(&mut own);
+            work(&mut Scratch::default());
         });
-        *buffer = own.buffer;
         let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
         failed.map_or_else(|| Ok(self.stored.iter().map(|region| region.bytes).sum()), Err)
     }
@@ -184,8 +206,8 @@ mod tests {
     fn batches_are_whole_and_not_too_long() {
         // The same pages twice, a part of them, what follows, a gap, and more than one batch in a row.
         let mut stored = vec![region(1, 64), region(1, 64), region(2, 3), region(65, 1), region(100, 1)];
-        stored.extend((0..8).map(|n| region(200 + 64 * n, 64)));
-        assert_eq!(batches(&stored), [0..4, 4..5, 5..9, 9..13]);
+        stored.extend((0..4).map(|n| region(200 + 64 * n, 64)));
+        assert_eq!(batches(&stored), [0..4, 4..5, 5..7, 7..9]);
         assert_eq!(batches(&[]), []);
         // One that is longer than a batch is one of its own.
         assert_eq!(batches(&[region(1, 256), region(257, 1)]), [0..1, 1..2]);

@@ -4,8 +4,7 @@ use std::io;
 
 use torpor_image::{FormatError, Process};
 
-use super::buffer::Buffer;
-use super::place::{PlaceError, Placement, Placer};
+use super::place::{PlaceError, Placement, Placer, Threads};
 use super::source::{FetchError, PageSource, Stored};
 
 /// Why memory could not be brought back.
@@ -30,11 +29,11 @@ pub enum RefillError {
     Write(i32, #[source] io::Error),
 }
 
-/// Writes all stored pages of `processes` back from `source`, through `buffer`, which is kept by the caller between calls.
+/// Writes all stored pages of `processes` back from `source`.
 ///
 /// # Errors
 /// See [`RefillError`]: it can be done again.
-pub fn refill(source: &dyn PageSource, processes: &[Process], buffer: &mut Vec<u8>) -> Result<(), RefillError> {
+pub fn refill(source: &dyn PageSource, processes: &[Process]) -> Result<(), RefillError> {
     let regions = || processes.iter().flat_map(|process| process.regions.iter().map(|region| (process.pid, region)));
     let stored = regions().filter_map(|(_, region)| Stored::of(region)).collect();
     let placed = |(pid, region): (i32, &torpor_image::Region)| {
@@ -42,8 +41,6 @@ pub fn refill(source: &dyn PageSource, processes: &[Process], buffer: &mut Vec<u
         Some(Placement { pid, address: region.start, bytes, offset, writable: region.writable })
     };
     let placer = Placer::new(source, stored, regions().filter_map(placed).collect());
-    let mut aligned = Buffer::from(std::mem::take(buffer));
-    // By this thread alone: an app that dozes is most often small, and back before another one had begun.
     let wrong = |error| match error {
         PlaceError::Fetch(FetchError::Read(error)) => RefillError::Read(error),
         PlaceError::Fetch(FetchError::Damaged { offset, error }) => {
@@ -53,14 +50,13 @@ pub fn refill(source: &dyn PageSource, processes: &[Process], buffer: &mut Vec<u
         }
         PlaceError::Write(pid, error) => RefillError::Write(pid, error),
     };
-    let done = placer.run(1, &mut aligned, &wrong, &|| Ok(()));
-    *buffer = aligned.into();
-    done.map(drop)
+    placer.run(Threads::Several, &wrong, &|| Ok(())).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buffer::Buffer;
     use crate::source::ImageFile;
     use std::os::unix::fs::FileExt;
     use torpor_image::{Content, PAGE, Region, checksum};
@@ -84,14 +80,12 @@ mod tests {
         let pid = std::process::id() as i32;
         let process = Process { pid, start_ticks: 0, park_address: 0, regions, threads: Vec::new() };
         let source = ImageFile::through_cache(&image);
-        let mut buffer = Vec::new();
-        refill(&source, std::slice::from_ref(&process), &mut buffer).unwrap();
+        refill(&source, std::slice::from_ref(&process)).unwrap();
         let found: Vec<u8> = (0..3).map(|n| memory.part(0..3 * PAGE as usize)[n * PAGE as usize]).collect();
         assert_eq!(found, [2, 7, 1]);
-        assert!(!buffer.is_empty(), "it is kept");
 
         image.write_all_at(b"x", 2 * PAGE).unwrap();
-        let error = refill(&source, &[process], &mut buffer).unwrap_err();
+        let error = refill(&source, &[process]).unwrap_err();
         assert!(matches!(error, RefillError::Damaged { start, .. } if start == address), "{error:?}");
     }
 }

@@ -13,13 +13,16 @@ use std::thread::JoinHandle;
 
 use torpor_image::{Content, PAGE, REGION_PAGES, checksum};
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, POOLED_BYTES};
 use super::write_mode::ImageWriter;
 
-/// Bytes copied in one call.
-pub const BATCH_BYTES: usize = 1 << 20;
-/// Bytes written in one call at most.
-const BUFFER_BYTES: usize = 2 * BATCH_BYTES;
+/// Bytes copied in one call. What is copied is read once more for its checksum, and again when it is written: it stays in the cache of
+/// the processor until then.
+pub const BATCH_BYTES: usize = POOLED_BYTES / 2;
+/// Bytes written in one call at most, by the thread that copies.
+const BUFFER_BYTES: usize = POOLED_BYTES;
+/// Bytes that a thread writes in one call at most: large writes past the page cache keep a disk busy.
+const STREAMED_BYTES: usize = 2 << 20;
 /// Buffers in turn where a thread writes.
 const BUFFERS: usize = 3;
 /// So much of an image is written without a thread: there is less to gain than that costs.
@@ -59,7 +62,13 @@ impl Writer {
     fn give(&mut self, full: (Buffer, usize, u64)) -> io::Result<Buffer> {
         self.full.send(full).map_err(|_| io::Error::other("the thread that writes has ended"))?;
         self.out += 1;
-        if self.out < BUFFERS { Ok(Buffer::new(BUFFER_BYTES)) } else { self.empty() }
+        if self.out < BUFFERS {
+            return Ok(Buffer::new(STREAMED_BYTES));
+        }
+        let mut empty = self.empty()?;
+        // The first one was filled before there was a thread.
+        empty.reserve(STREAMED_BYTES);
+        Ok(empty)
     }
 }
 
@@ -93,13 +102,19 @@ impl<'a> PageSink<'a> {
         sink
     }
 
+    /// Bytes of the buffer that is filled now.
+    const fn buffer_bytes(&self) -> usize {
+        if self.writer.is_some() { STREAMED_BYTES } else { BUFFER_BYTES }
+    }
+
     /// Room for pages, [`BATCH_BYTES`] at most, with whatever bytes in it.
     pub fn room(&mut self, len: usize) -> io::Result<&mut [u8]> {
-        if self.used + len > BUFFER_BYTES {
+        if self.used + len > self.buffer_bytes() {
             self.hand_over()?;
         }
         self.room = self.used;
-        let buffer = self.buffer.get_or_insert_with(|| Buffer::new(BUFFER_BYTES));
+        let bytes = self.buffer_bytes();
+        let buffer = self.buffer.get_or_insert_with(|| Buffer::new(bytes));
         Ok(buffer.part_mut(self.room..self.room + len))
     }
 
@@ -116,7 +131,7 @@ impl<'a> PageSink<'a> {
         if let Some(buffer) = &mut self.buffer {
             let (from, to) = (self.room + pages.start * PAGE_BYTES, self.used);
             if from != to {
-                buffer.part_mut(0..BUFFER_BYTES).copy_within(from..from + len, to);
+                buffer.part_mut(0..from + len).copy_within(from.., to);
             }
         }
         self.used += len;
@@ -230,7 +245,7 @@ mod tests {
             };
             let (end, found) = write(sink, batches);
             assert_eq!(file.metadata().unwrap().len(), end);
-            assert!(end > SMALL + BUFFER_BYTES as u64, "{end}");
+            assert!(end > SMALL + STREAMED_BYTES as u64, "{end}");
             let mut next = PAGE;
             for (start, content) in found {
                 let (batch, first) = (start / BATCH_BYTES as u64, start % BATCH_BYTES as u64 / PAGE);

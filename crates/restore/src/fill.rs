@@ -11,12 +11,8 @@ use torpor_image::tree::Tree;
 use super::RestoreError;
 use super::run::Building;
 use torpor_descriptors::EachRestored;
-use torpor_pages::buffer::Buffer;
-use torpor_pages::place::{PlaceError, Placer};
+use torpor_pages::place::{PlaceError, Placer, Threads};
 use torpor_pages::source::{FetchError, PageSource, Stored};
-
-/// Threads: the disk has something to do while others copy.
-const MOST_THREADS: usize = 4;
 
 /// Checks every stored page of the processes of a tree whose processes are all there, and fills those that wait for it.
 /// Pages of shared memory are checked by whoever makes it. `piece` is told of each batch. Gives the bytes.
@@ -28,15 +24,14 @@ pub(crate) fn pages(
 ) -> Result<u64, RestoreError> {
     let (waiting, missing) = building.mapped()?;
     // Those that read by themselves have the other processors meanwhile.
-    let threads = if waiting.is_empty() { 1 } else { MOST_THREADS };
+    let threads = if waiting.is_empty() { Threads::One } else { Threads::Several };
     let failed = |error| match error {
         PlaceError::Fetch(FetchError::Read(error)) => RestoreError::Read(path.to_owned(), error),
         PlaceError::Fetch(FetchError::Damaged { error, .. }) => RestoreError::Format(path.to_owned(), error),
         PlaceError::Write(pid, error) => RestoreError::Set { pid, what: "writing the memory", error },
     };
     let each = || piece.map_or(Ok(()), |piece| Ok(piece()?));
-    let bytes =
-        Placer::new(source, stored(building.tree()), missing).run(threads, &mut Buffer::default(), &failed, &each)?;
+    let bytes = Placer::new(source, stored(building.tree()), missing).run(threads, &failed, &each)?;
     building.filled(&waiting)?;
     Ok(bytes)
 }

@@ -85,7 +85,7 @@ impl Sleep<'_> {
         // A thread that is let go behind a remote call restarts its own call only by way of the freezer.
         self.target.freezer.freeze().map_err(Failure::Freeze)?;
         let image = self.request.image.open().map_err(|error| self.image.failed(error.into()))?;
-        refill(&ImageFile::through_cache(image.file()), &state.processes, &mut Vec::new())?;
+        refill(&ImageFile::through_cache(image.file()), &state.processes)?;
         self.frozen = true;
         self.undo()
     }

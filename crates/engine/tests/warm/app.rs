@@ -190,12 +190,10 @@ impl App {
         Store::of_app(&self.folder.path().join("images")).image(generation)
     }
 
-    /// Names of the files beside images.
+    /// Names of all its images, in whatever state.
     pub fn images(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.folder.path().join("images")).unwrap();
-        let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
+        let entries = Store::of_app(&self.folder.path().join("images")).list().unwrap();
+        entries.iter().map(|entry| entry.path.file_name().unwrap().to_str().unwrap().to_owned()).collect()
     }
 
     pub fn phase(&self) -> Phase {

@@ -108,7 +108,7 @@ fn an_error_at_any_step() {
             HibernateError::Dozing(_) => {
                 assert!(step <= Step::Resident, "{step:?}");
                 assert!(matches!(app.phase(), Phase::Dozing { .. }), "{step:?}");
-                let woken = app.with_target(&NoFaults, |target| wake(target, &asleep, &mut Vec::new()).0);
+                let woken = app.with_target(&NoFaults, |target| wake(target, &asleep).0);
                 app.memories = woken.unwrap().finish().unwrap();
             }
             HibernateError::Awake(SleepError::Failed { at, .. }) => {

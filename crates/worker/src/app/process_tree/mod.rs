@@ -89,7 +89,6 @@ pub(crate) struct ProcessTree {
     /// Why its memory could not be brought back, until the task has been told.
     lost: Option<Text>,
     generation: u64,
-    refill_buffer: Vec<u8>,
     sender: mpsc::UnboundedSender<Message>,
     messages: mpsc::UnboundedReceiver<Message>,
 }
@@ -170,7 +169,6 @@ impl ProcessTree {
             memories: WaitHistory::default(),
             lost: None,
             generation: 1,
-            refill_buffer: Vec::new(),
             sender,
             messages,
         })

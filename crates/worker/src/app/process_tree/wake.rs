@@ -14,9 +14,6 @@ use crate::app::deadlines::Operations;
 use crate::app::history::Entry;
 use crate::app::workload::{Report, Wake};
 
-/// A buffer for waking that is kept between wakes; a larger one is given back. It holds a batch, aligned to pages.
-const KEPT_BUFFER_BYTES: usize = (1 << 20) + 4096;
-
 impl ProcessTree {
     /// Wakes it. From dozing that is done right here, and its outcome known.
     /// From warm it is built on a thread of its own, and the outcome comes later.
@@ -44,18 +41,12 @@ impl ProcessTree {
         self.sleep.watch = None;
         crate::probes::undefer(&std::mem::take(&mut self.sleep.deferred), &crate::probes::Sockets::OfProcesses);
         let (operation, _watched) = operations.watch_refill(asleep.image_bytes);
-        let mut buffer = std::mem::take(&mut self.refill_buffer);
         let run = || {
             let (freezer, faults) = (SandboxFreezer::of(&sandbox), &self.shared.faults);
-            with_target(self.owner(), &operation, &freezer, &*self.journal, faults, |target| {
-                wake(target, &asleep, &mut buffer)
-            })
+            with_target(self.owner(), &operation, &freezer, &*self.journal, faults, |target| wake(target, &asleep))
         };
         // However little it is, the disk that it is read from may hang: other tasks do not wait for this thread.
         let (result, timings) = tokio::task::block_in_place(run);
-        if buffer.capacity() <= KEPT_BUFFER_BYTES {
-            self.refill_buffer = buffer;
-        }
         match result {
             Ok(woken) => {
                 let entry = Entry::new(&timings, None);

@@ -10,9 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use torpor_image::PAGE;
 
 /// Largest buffer that the pool has; smaller ones are of this size too.
-pub const POOLED_BYTES: usize = 512 << 10;
+pub const POOLED_BYTES: usize = 1 << 20;
 /// Buffers that lie in the pool at most. More are in use only while several apps fall asleep or wake.
-const POOLED: usize = 8;
+const POOLED: usize = 6;
 
 static POOL: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 

@@ -19,11 +19,15 @@ use torpor_linux::vm;
 use super::buffer::{Buffer, POOLED_BYTES};
 use super::source::{FetchError, PageSource, Stored, fetch};
 
-/// Bytes that are read in one go, unless regions overlap.
-const BATCH_BYTES: u64 = POOLED_BYTES as u64;
-/// Batches for each thread at least: 4 MiB, which one thread places in the time that ten others need to begin.
-const BATCHES: usize = 8;
-/// Threads that pay: with more of them the address space's locks and the disk decide.
+/// Bytes that are read in one go where it is much, unless regions overlap: disks like large reads.
+const LARGE_BATCH: u64 = POOLED_BYTES as u64;
+/// The same where it is little, and the threads are to end at the same time.
+const SMALL_BATCH: u64 = LARGE_BATCH / 4;
+/// From here on it is much.
+const MUCH: u64 = 8 << 20;
+/// Bytes for which a second thread pays: one is started in the time in which about 30 pages are placed.
+const PAYS: u64 = 512 << 10;
+/// Threads at most where it is much; more than processors, because the disk has something to do while others copy.
 const MOST_THREADS: usize = 4;
 
 /// How many threads place pages.
@@ -31,20 +35,19 @@ const MOST_THREADS: usize = 4;
 pub enum Threads {
     /// The calling one.
     One,
-    /// As many as the machine has processors, where it is much.
+    /// More where it is much.
     Several,
 }
 
 impl Threads {
-    /// For so many batches.
-    fn count(self, batches: usize) -> usize {
-        static PROCESSORS: OnceLock<usize> = OnceLock::new();
-        let pay = batches / BATCHES;
-        if self == Self::One || pay < 2 {
-            return 1;
+    /// For so many bytes.
+    fn count(self, bytes: u64) -> usize {
+        match self {
+            Self::One => 1,
+            Self::Several if bytes >= MUCH => MOST_THREADS,
+            Self::Several if bytes >= PAYS => processors().min(2),
+            Self::Several => 1,
         }
-        let processors = PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get));
-        pay.min(MOST_THREADS).min(*processors)
     }
 }
 
@@ -114,7 +117,8 @@ impl<'a> Placer<'a> {
         wrong: &(dyn Fn(PlaceError) -> E + Sync),
         each: &(dyn Fn() -> Result<(), E> + Sync),
     ) -> Result<u64, E> {
-        let batches = batches(&self.stored);
+        let bytes = self.stored.iter().map(|region| region.bytes).sum();
+        let batches = batches(&self.stored, if bytes < MUCH { SMALL_BATCH } else { LARGE_BATCH });
         let next = AtomicUsize::new(0);
         let failed: Mutex<Option<E>> = Mutex::new(None);
         let work = |scratch: &mut Scratch| {
@@ -127,7 +131,7 @@ impl<'a> Placer<'a> {
                 }
             }
         };
-        let threads = threads.count(batches.len());
+        let threads = threads.count(bytes).min(batches.len());
         std::thread::scope(|scope| {
             for _ in 1..threads {
                 // A thread that makes children in another pid namespace can make no threads: it does all by itself.
@@ -136,7 +140,7 @@ impl<'a> Placer<'a> {
             work(&mut Scratch::default());
         });
         let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-        failed.map_or_else(|| Ok(self.stored.iter().map(|region| region.bytes).sum()), Err)
+        failed.map_or(Ok(bytes), Err)
     }
 
     fn batch(&self, regions: &[Stored], scratch: &mut Scratch) -> Result<(), PlaceError> {
@@ -174,14 +178,20 @@ fn write(pid: i32, parts: &[(&Placement, (u64, &[u8]))], forced: &mut Option<(i3
     Ok(())
 }
 
-/// Runs of regions that lie together in the image.
-fn batches(stored: &[Stored]) -> Vec<Range<usize>> {
+/// Of the machine. The library reads several files for it.
+fn processors() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get))
+}
+
+/// Runs of regions that lie together in the image, of `most` bytes.
+fn batches(stored: &[Stored], most: u64) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let mut first = 0;
     while let Some(begin) = stored.get(first) {
         let (mut end, mut next) = (begin.end(), first + 1);
         while let Some(region) = stored.get(next).filter(|region| region.offset <= end) {
-            if region.end().max(end) - begin.offset > BATCH_BYTES {
+            if region.end().max(end) - begin.offset > most {
                 break;
             }
             end = end.max(region.end());
@@ -206,10 +216,10 @@ mod tests {
     fn batches_are_whole_and_not_too_long() {
         // The same pages twice, a part of them, what follows, a gap, and more than one batch in a row.
         let mut stored = vec![region(1, 64), region(1, 64), region(2, 3), region(65, 1), region(100, 1)];
-        stored.extend((0..4).map(|n| region(200 + 64 * n, 64)));
-        assert_eq!(batches(&stored), [0..4, 4..5, 5..7, 7..9]);
-        assert_eq!(batches(&[]), []);
+        stored.extend((0..8).map(|n| region(200 + 64 * n, 64)));
+        assert_eq!(batches(&stored, LARGE_BATCH), [0..4, 4..5, 5..9, 9..13]);
+        assert_eq!(batches(&[], LARGE_BATCH), []);
         // One that is longer than a batch is one of its own.
-        assert_eq!(batches(&[region(1, 256), region(257, 1)]), [0..1, 1..2]);
+        assert_eq!(batches(&[region(1, 256), region(257, 1)], LARGE_BATCH), [0..1, 1..2]);
     }
 }

@@ -18,7 +18,7 @@ use super::write_mode::ImageWriter;
 
 /// Bytes copied in one call. What is copied is read once more for its checksum, and again when it is written: it stays in the cache of
 /// the processor until then.
-pub const BATCH_BYTES: usize = POOLED_BYTES / 2;
+pub const BATCH_BYTES: usize = POOLED_BYTES / 4;
 /// Bytes written in one call at most, by the thread that copies.
 const BUFFER_BYTES: usize = POOLED_BYTES;
 /// Bytes that a thread writes in one call at most: large writes past the page cache keep a disk busy.

@@ -5,6 +5,7 @@ use std::io;
 
 use torpor_linux::pagemap::{self, Filter};
 use torpor_linux::probe::{Outcome, Probe};
+use torpor_linux::userfault::{self, Userfault};
 
 use torpor_proc::maps::areas;
 use torpor_process::trace::park_place;
@@ -33,6 +34,12 @@ pub fn probe() -> Vec<Probe> {
             Outcome::Degraded,
             SchedulerClock::open().map(|_| "/proc/PID/sched".to_owned()),
             "time-outs of sleeping apps may end late: a kernel with CONFIG_SCHED_DEBUG shows when a wait began",
+        ),
+        entry(
+            userfault::DEVICE,
+            Outcome::Degraded,
+            Userfault::of_this_process().map(|_| "works".to_owned()),
+            "large apps wake more slowly: it needs Linux 6.1 or newer with CONFIG_USERFAULTFD, and the device in /dev",
         ),
         left_over(),
     ]

@@ -93,7 +93,17 @@ fn asleep(state: State, watch: Watch, wake_at: Option<Duration>, image: &Image) 
     let memories = memories(&state);
     let plans = plans(&state, &memories);
     let image_bytes = bytes(image)?;
-    Ok(Asleep { state, watch, wake_at, image: image.clone(), image_bytes, kept_bytes: 0, memories, plans })
+    Ok(Asleep {
+        state,
+        watch,
+        wake_at,
+        image: image.clone(),
+        image_bytes,
+        kept_bytes: 0,
+        memories,
+        plans,
+        contexts: Vec::new(),
+    })
 }
 
 /// Length of an image's file.
@@ -140,7 +150,7 @@ fn bring_back(target: &Target<'_>, image: &Lease, state: &State) -> Result<(), R
         }
     }
     let pages = ImageFile::through_cache(image.file());
-    refill(&pages, &state.processes).map_err(WakeError::Refill)?;
+    refill(&pages, &state.processes, &[]).map_err(WakeError::Refill)?;
     target.journal.record(Phase::Awake).map_err(Failure::Journal)?;
     let changes = let_go(processes, &plans(state, &memories(state))).map_err(Failure::from)?;
     target.freezer.thaw().map_err(Failure::Freeze)?;

@@ -83,7 +83,8 @@ fn try_wake(target: &Target<'_>, asleep: &Asleep, timings: &mut Timings) -> Resu
     timings.reached(Step::Opened, target.faults)?;
     // They go to their trace stops, still frozen, while memory comes back.
     let asked = ask(&asleep.plans);
-    refill(&ImageFile::through_cache(image.file()), &asleep.state.processes).map_err(WakeError::Refill)?;
+    let pages = ImageFile::through_cache(image.file());
+    refill(&pages, &asleep.state.processes, &asleep.contexts).map_err(WakeError::Refill)?;
     timings.reached(Step::Refilled, target.faults)?;
     target.journal.record(Phase::Awake).map_err(WakeError::Journal)?;
     timings.reached(Step::Awake, target.faults)?;

@@ -93,6 +93,43 @@ impl App {
     }
 }
 
+/// What is open in a process, by what it is.
+fn open_files(pid: u32) -> Vec<String> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let mut found: Vec<String> = entries
+        .map(|entry| std::fs::read_link(entry.unwrap().path()).unwrap().to_string_lossy().into_owned())
+        .collect();
+    found.sort();
+    found
+}
+
+/// Its areas of memory, but for what is in them.
+fn areas(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap()
+}
+
+/// Tests of this program run in processes of their own or one after the other: these are ours alone.
+fn own_contexts() -> usize {
+    open_files(std::process::id()).iter().filter(|file| *file == "anon_inode:[userfaultfd]").count()
+}
+
+#[test]
+fn pages_come_back_by_a_context_that_leaves_nothing_in_the_process() {
+    let mut app = App::start();
+    let pid = app.program.child.id();
+    assert_eq!(ask(app.port), "1 ok");
+    let before = (open_files(pid), areas(pid));
+    let contexts = own_contexts();
+    let asleep = app.sleep(&NoFaults).unwrap();
+    assert_eq!(own_contexts(), contexts + 1);
+    assert_eq!((open_files(pid), areas(pid)), before);
+    app.wake(&asleep);
+    drop(asleep);
+    assert_eq!(own_contexts(), contexts);
+    assert_eq!(ask(app.port), "2 ok");
+    assert_eq!((open_files(pid), areas(pid)), before);
+}
+
 #[test]
 fn memory_leaves_and_comes_back() {
     let mut app = App::start();

@@ -44,4 +44,5 @@ pub mod tcp;
 pub mod thread;
 pub mod tty;
 pub mod uapi;
+pub mod userfault;
 pub mod vm;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use torpor_image::Region;
+use torpor_image::{Content, Region};
 use torpor_proc::maps::{Area, Flags, Treatment};
 
 use super::copy::{CopiedArea, Copier, CopyError, Span, Zeros};
@@ -14,9 +14,14 @@ pub struct Copied {
     pub regions: Vec<Region>,
     /// What can be dropped from the process once the image is durable, page-aligned.
     pub drop: Vec<Range<u64>>,
+    /// Areas of anonymous memory with many stored pages: what a userfaultfd context is registered with to bring them back.
+    pub anonymous: Vec<Range<u64>>,
     /// Private pages that stay: shared copy-on-write with another process, or in swap already.
     pub kept_pages: u64,
 }
+
+/// Stored pages of an area from which on registering it pays; that costs as much as placing two to five pages.
+const MANY_PAGES: u64 = 16;
 
 /// Copies the memory of frozen process `pid`, which has these areas, by `copier`, whose selection is
 /// [`Exclusive`](super::scan::Selection::Exclusive).
@@ -43,9 +48,10 @@ pub fn copy(pid: i32, areas: Vec<Area>, flags: &Flags, copier: &mut Copier<'_>) 
             Treatment::Discard => copied.drop.push(range),
             Treatment::Save => {
                 // Dropped pages of a file come back with what is in the file.
-                let zeros = if is_anonymous(&area) { Zeros::Named } else { Zeros::Stored };
+                let anonymous = is_anonymous(&area);
+                let zeros = if anonymous { Zeros::Named } else { Zeros::Stored };
                 let span = Span { range, readable: area.access.read, writable: area.access.write, zeros };
-                copied.add(span.range.clone(), copier.area(&span)?);
+                copied.add(&span.range, anonymous, copier.area(&span)?);
             }
             Treatment::Refuse(reason) => {
                 let Area { start, end, name, .. } = area;
@@ -62,15 +68,19 @@ fn is_anonymous(area: &Area) -> bool {
 }
 
 impl Copied {
-    fn add(&mut self, area: Range<u64>, found: CopiedArea) {
+    fn add(&mut self, area: &Range<u64>, anonymous: bool, found: CopiedArea) {
         let CopiedArea { regions, taken, kept_pages, .. } = found;
+        let stored = regions.iter().filter(|region| region.content != Content::Zero);
+        if anonymous && stored.map(|region| u64::from(region.pages)).sum::<u64>() >= MANY_PAGES {
+            self.anonymous.push(area.clone());
+        }
         self.regions.extend(regions);
         self.kept_pages += kept_pages;
         if kept_pages > 0 {
             self.drop.extend(taken);
         } else if !taken.is_empty() {
             // Everything private in it is saved: one call drops the whole area, and clean file pages with it.
-            self.drop.push(area);
+            self.drop.push(area.clone());
         }
     }
 }

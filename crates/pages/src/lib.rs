@@ -3,13 +3,14 @@
 //! ```text
 //! process ──scan──▶ copy ──▶ sink ──write_mode──▶ image ──▶ source ──fetch──▶ place ──▶ process
 //!                   ▲                                                         ▲
-//!                   droppable: dozing                                         refill: waking in place
+//!                   droppable: dozing                             refill: waking in place, by each process's context
 //! ```
 //! Checkpoints and apps that go warm copy by [`copy`] directly, restores place by [`place`]. Contents of files and shared memory use
 //! the same [`sink`], and come back by [`source::fetch`]. Nothing here opens an image by its name, or knows where it is kept.
 #![forbid(unsafe_code)]
 
 pub mod buffer;
+pub mod context;
 pub mod copy;
 pub mod droppable;
 pub mod place;

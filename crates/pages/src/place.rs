@@ -1,7 +1,7 @@
 //! Bringing stored pages into processes that do not run: read, verify, place.
 //!
 //! ```text
-//! PageSource ──fetch──▶ Buffer ──▶ process_vm_writev, /proc/PID/mem
+//! PageSource ──fetch──▶ Buffer ──▶ UFFDIO_COPY, process_vm_writev, /proc/PID/mem
 //! ```
 //! Each stored page is read and compared once, however many processes have it, and placed only after that. Idempotent: nothing of the
 //! processes runs, so what was cut off is simply done again.
@@ -14,6 +14,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use torpor_image::PAGE;
+use torpor_linux::userfault::Userfault;
 use torpor_linux::vm;
 
 use super::buffer::{Buffer, POOLED_BYTES};
@@ -73,8 +75,26 @@ pub struct Placement {
     pub bytes: u64,
     /// Where they are in the image.
     pub offset: u64,
-    /// The process itself may write there. What is dirty but read-only (RELRO, a heap under a guard) is written as a debugger does.
-    pub writable: bool,
+    /// How they get there.
+    pub way: Way,
+}
+
+/// How pages get into a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By a userfaultfd context that has been given to the placer: the quickest, for anonymous memory.
+    Placed(usize),
+    /// By `process_vm_writev(2)`: the process itself may write there.
+    Written,
+    /// By `/proc/PID/mem`, as a debugger does: what is dirty but read-only (RELRO, a heap under a guard).
+    Forced,
+}
+
+impl Way {
+    /// Without a context.
+    pub const fn of(writable: bool) -> Self {
+        if writable { Self::Written } else { Self::Forced }
+    }
 }
 
 /// Reads pages from a source, verifies and places them.
@@ -86,6 +106,7 @@ pub struct Placer<'a> {
     placements: Vec<Placement>,
     /// Bytes of the longest of these.
     longest: u64,
+    contexts: &'a [&'a Userfault],
 }
 
 /// What a thread keeps from batch to batch.
@@ -103,7 +124,12 @@ impl<'a> Placer<'a> {
         stored.dedup();
         placements.sort_unstable_by_key(|one| (one.offset, one.pid, one.address));
         let longest = placements.iter().map(|one| one.bytes).max().unwrap_or(0);
-        Self { source, stored, placements, longest }
+        Self { source, stored, placements, longest, contexts: &[] }
+    }
+
+    /// With what [`Way::Placed`] names: contexts that the ranges of those placements are registered with.
+    pub fn with_contexts(self, contexts: &'a [&'a Userfault]) -> Self {
+        Self { contexts, ..self }
     }
 
     /// Does it by the calling thread, and by others if `threads` allows it. `each` is called after each batch; an error ends it.
@@ -156,26 +182,66 @@ impl<'a> Placer<'a> {
         let parts: Vec<(&Placement, (u64, &[u8]))> = parts.collect();
         for of_process in parts.chunk_by(|(a, _), (b, _)| a.pid == b.pid) {
             let pid = of_process[0].0.pid;
-            write(pid, of_process, forced).map_err(|error| PlaceError::Write(pid, error))?;
+            self.write(pid, of_process, forced).map_err(|error| PlaceError::Write(pid, error))?;
         }
         Ok(())
     }
+
+    /// Places what a context is there for, writes what the process may write itself in as few calls as possible, and forces the rest.
+    fn write(
+        &self,
+        pid: i32,
+        parts: &[(&Placement, (u64, &[u8]))],
+        forced: &mut Option<(i32, File)>,
+    ) -> io::Result<()> {
+        let mut written: Vec<(u64, &[u8])> = Vec::new();
+        for (one, (address, bytes)) in parts {
+            match one.way {
+                Way::Placed(n) => match self.contexts.get(n) {
+                    Some(context) => place(pid, context, *address, bytes)?,
+                    None => return Err(io::ErrorKind::InvalidInput.into()),
+                },
+                Way::Written => written.push((*address, bytes)),
+                Way::Forced => {
+                    let memory = match forced.take() {
+                        Some((of, memory)) if of == pid => memory,
+                        _ => memory(pid)?,
+                    };
+                    memory.write_all_at(bytes, *address)?;
+                    *forced = Some((pid, memory));
+                }
+            }
+        }
+        written.chunks(vm::MAX_RANGES).try_for_each(|parts| vm::write(pid, parts))
+    }
 }
 
-/// Writes what the process may write itself in as few calls as possible, and the rest past the access bits.
-fn write(pid: i32, parts: &[(&Placement, (u64, &[u8]))], forced: &mut Option<(i32, File)>) -> io::Result<()> {
-    let writable = parts.iter().filter(|(one, _)| one.writable);
-    let writable: Vec<(u64, &[u8])> = writable.map(|(_, part)| *part).collect();
-    writable.chunks(vm::MAX_RANGES).try_for_each(|parts| vm::write(pid, parts))?;
-    for (_, (address, bytes)) in parts.iter().filter(|(one, _)| !one.writable) {
-        let memory = match forced.take() {
-            Some((of, memory)) if of == pid => memory,
-            _ => OpenOptions::new().write(true).open(format!("/proc/{pid}/mem"))?,
-        };
-        memory.write_all_at(bytes, *address)?;
-        *forced = Some((pid, memory));
+/// Places `bytes` by a context. What the kernel has made there meanwhile (a thread's TLS as it returned from a call) is written over.
+fn place(pid: i32, context: &Userfault, mut address: u64, mut bytes: &[u8]) -> io::Result<()> {
+    loop {
+        let Err((placed, reason)) = context.copy(address, bytes) else { return Ok(()) };
+        address += placed;
+        bytes = &bytes[placed as usize..];
+        if placed == 0 {
+            // Only a page that can be had by no context is worth the other way; its own answer counts then.
+            let page = bytes.len().min(PAGE as usize);
+            tracing::trace!(pid, address, ?reason, "a page is written");
+            vm::write(pid, &[(address, &bytes[..page])]).or_else(|_| force(pid, address, &bytes[..page]))?;
+            address += page as u64;
+            bytes = &bytes[page..];
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
     }
-    Ok(())
+}
+
+fn force(pid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
+    memory(pid)?.write_all_at(bytes, address)
+}
+
+fn memory(pid: i32) -> io::Result<File> {
+    OpenOptions::new().write(true).open(format!("/proc/{pid}/mem"))
 }
 
 /// Of the machine. The library reads several files for it.
@@ -206,7 +272,6 @@ fn batches(stored: &[Stored], most: u64) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use torpor_image::PAGE;
 
     fn region(offset: u64, pages: u64) -> Stored {
         Stored { offset: offset * PAGE, bytes: pages * PAGE, checksum: 0 }

@@ -3,8 +3,10 @@
 use std::io;
 
 use torpor_image::{FormatError, Process};
+use torpor_linux::userfault::Userfault;
 
-use super::place::{PlaceError, Placement, Placer, Threads};
+use super::context::{Context, Registered};
+use super::place::{PlaceError, Placement, Placer, Threads, Way};
 use super::source::{FetchError, PageSource, Stored};
 
 /// Why memory could not be brought back.
@@ -29,18 +31,30 @@ pub enum RefillError {
     Write(i32, #[source] io::Error),
 }
 
-/// Writes all stored pages of `processes` back from `source`.
+/// Brings all stored pages of `processes` back from `source`, by `contexts` where they have one.
 ///
 /// # Errors
 /// See [`RefillError`]: it can be done again.
-pub fn refill(source: &dyn PageSource, processes: &[Process]) -> Result<(), RefillError> {
+pub fn refill(source: &dyn PageSource, processes: &[Process], contexts: &[Context]) -> Result<(), RefillError> {
+    let registered: Vec<Registered<'_>> = contexts.iter().map(Registered::with).collect();
+    place(source, processes, &registered)?;
+    registered.into_iter().try_for_each(|one| {
+        let pid = one.context.pid;
+        one.end().map_err(|error| RefillError::Write(pid, error))
+    })
+}
+
+fn place(source: &dyn PageSource, processes: &[Process], registered: &[Registered<'_>]) -> Result<(), RefillError> {
     let regions = || processes.iter().flat_map(|process| process.regions.iter().map(|region| (process.pid, region)));
     let stored = regions().filter_map(|(_, region)| Stored::of(region)).collect();
     let placed = |(pid, region): (i32, &torpor_image::Region)| {
         let Stored { offset, bytes, .. } = Stored::of(region)?;
-        Some(Placement { pid, address: region.start, bytes, offset, writable: region.writable })
+        let by_context = registered.iter().position(|one| one.context.pid == pid && one.covers(region.start));
+        let way = by_context.map_or_else(|| Way::of(region.writable), Way::Placed);
+        Some(Placement { pid, address: region.start, bytes, offset, way })
     };
-    let placer = Placer::new(source, stored, regions().filter_map(placed).collect());
+    let contexts: Vec<&Userfault> = registered.iter().map(|one| &one.context.userfault).collect();
+    let placer = Placer::new(source, stored, regions().filter_map(placed).collect()).with_contexts(&contexts);
     let wrong = |error| match error {
         PlaceError::Fetch(FetchError::Read(error)) => RefillError::Read(error),
         PlaceError::Fetch(FetchError::Damaged { offset, error }) => {
@@ -80,12 +94,24 @@ mod tests {
         let pid = std::process::id() as i32;
         let process = Process { pid, start_ticks: 0, park_address: 0, regions, threads: Vec::new() };
         let source = ImageFile::through_cache(&image);
-        refill(&source, std::slice::from_ref(&process)).unwrap();
+        refill(&source, std::slice::from_ref(&process), &[]).unwrap();
         let found: Vec<u8> = (0..3).map(|n| memory.part(0..3 * PAGE as usize)[n * PAGE as usize]).collect();
         assert_eq!(found, [2, 7, 1]);
 
+        // The same by a context. What is there already is replaced.
+        let mut memory = Buffer::new(3 * PAGE as usize);
+        let moved = memory.part(0..1).as_ptr().addr() as u64;
+        memory.part_mut(PAGE as usize..3 * PAGE as usize).fill(5);
+        let regions = process.regions.iter().map(|one| Region { start: one.start - address + moved, ..*one }).collect();
+        let other = Process { regions, ..process.clone() };
+        let range = moved..moved + 3 * PAGE;
+        let context = Context { pid, userfault: Userfault::of_this_process().unwrap(), ranges: vec![range] };
+        refill(&source, &[other], &[context]).unwrap();
+        let found: Vec<u8> = (0..3).map(|n| memory.part(0..3 * PAGE as usize)[n * PAGE as usize]).collect();
+        assert_eq!(found, [2, 5, 1]);
+
         image.write_all_at(b"x", 2 * PAGE).unwrap();
-        let error = refill(&source, &[process]).unwrap_err();
+        let error = refill(&source, &[process], &[]).unwrap_err();
         assert!(matches!(error, RefillError::Damaged { start, .. } if start == address), "{error:?}");
     }
 }

@@ -10,5 +10,6 @@ pub mod step;
 pub mod threads;
 pub mod timers;
 pub mod trace;
+pub mod userfault;
 pub mod view;
 pub mod wait;

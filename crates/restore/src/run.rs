@@ -18,7 +18,7 @@ use torpor_linux::restorer::{
 use super::check;
 use super::error::RestoreError;
 use super::open::Opened;
-use torpor_pages::place::Placement;
+use torpor_pages::place::{Placement, Way};
 use torpor_planner::calls;
 use torpor_planner::plan::{BORN, DONE, FILL, JOINED, MANY};
 use torpor_planner::plan::{Kind, Plan, Task};
@@ -329,7 +329,7 @@ impl<'a> Building<'a> {
                 bytes: *bytes,
                 offset: *offset,
                 // It is protected afterwards only.
-                writable: true,
+                way: Way::Written,
             }));
         }
         Ok((waiting, missing))

@@ -9,7 +9,7 @@ use torpor_image::{HEADER_BYTES, Header, State, checksum};
 
 use super::blockers::pins;
 use super::error::{Failure, Stop};
-use super::{Captured, Sleep, events};
+use super::{Captured, Drops, Sleep, events};
 use crate::target::Phase;
 use crate::watch::{Waiting, Watch};
 use torpor_pages::copy::{Copier, CopyError};
@@ -117,7 +117,7 @@ impl Sleep<'_> {
                 }
             };
             kept_pages += copied.kept_pages;
-            drops.push((process.pid, copied.drop));
+            drops.push(Drops { ranges: copied.drop, anonymous: copied.anonymous });
             state.processes.push(self.process_state(process, park_address, copied.regions));
         }
         let pages_end = copier.finish()?;

@@ -1,28 +1,32 @@
 //! The part that cannot be aborted: park, drop, let go; or, if that fails, bring everything back.
 
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use torpor_image::State;
 use torpor_linux::uapi::memory::MADV_DONTNEED_LOCKED;
 use torpor_linux::uapi::syscall;
+use torpor_linux::userfault;
 
 use super::error::{Failure, SleepError};
-use super::{Asleep, Captured, Sleep, carried};
+use super::{Asleep, Captured, Drops, Sleep, carried};
 use crate::target::Phase;
+use torpor_pages::context::Context;
 use torpor_pages::refill::refill;
 use torpor_pages::source::ImageFile;
 use torpor_process::step::Step;
 use torpor_process::threads::{ThreadPlan, WaitHistory};
 use torpor_process::timers::{earliest, process_timers, timer_descriptors};
 use torpor_process::trace::{Process, TraceError};
+use torpor_process::userfault::context as make_context;
 use torpor_process::wait::since::now;
 
 impl Sleep<'_> {
     /// The part that cannot be aborted.
     pub(super) fn drop_memory(&mut self, captured: Captured) -> Result<Asleep, SleepError> {
         match self.try_drop(&captured) {
-            Ok((wake_at, memories)) => Ok(Asleep {
+            Ok(Dropped { wake_at, memories, contexts }) => Ok(Asleep {
                 state: captured.state,
                 watch: captured.watch,
                 wake_at,
@@ -31,6 +35,7 @@ impl Sleep<'_> {
                 kept_bytes: captured.kept_bytes,
                 memories,
                 plans: std::mem::take(&mut self.plans),
+                contexts,
             }),
             Err(error) => {
                 let at = self.at();
@@ -42,7 +47,7 @@ impl Sleep<'_> {
         }
     }
 
-    fn try_drop(&mut self, captured: &Captured) -> Result<(Option<Duration>, WaitHistory), Failure> {
+    fn try_drop(&mut self, captured: &Captured) -> Result<Dropped, Failure> {
         self.reached(Step::Committed)?;
         let park = |pid: i32| {
             let found = captured.state.processes.iter().find(|process| process.pid == pid);
@@ -60,8 +65,11 @@ impl Sleep<'_> {
             timers.extend(timer_descriptors(process.pid, now(), before).map_err(Failure::Look)?);
             timers.extend(process_timers(process, park(process.pid)?, now(), before)?);
         }
-        for (process, (_, ranges)) in self.processes.iter().zip(&captured.drops) {
-            drop_ranges(process, park(process.pid)?, ranges)?;
+        let mut contexts = Vec::new();
+        for (process, drops) in self.processes.iter().zip(&captured.drops) {
+            let park_address = park(process.pid)?;
+            contexts.extend(context(process, park_address, drops));
+            drop_ranges(process, park_address, &drops.ranges)?;
         }
         self.reached(Step::Dropped)?;
 
@@ -77,7 +85,7 @@ impl Sleep<'_> {
         let phase = Phase::Dozing { generation: self.request.image.generation(), wake_at };
         self.target.journal.record(phase).map_err(Failure::Journal)?;
         self.reached(Step::Dozing)?;
-        Ok((wake_at, memories))
+        Ok(Dropped { wake_at, memories, contexts })
     }
 
     /// After a failure behind the commit: memory from the image, then on as if nothing had been.
@@ -85,9 +93,32 @@ impl Sleep<'_> {
         // A thread that is let go behind a remote call restarts its own call only by way of the freezer.
         self.target.freezer.freeze().map_err(Failure::Freeze)?;
         let image = self.request.image.open().map_err(|error| self.image.failed(error.into()))?;
-        refill(&ImageFile::through_cache(image.file()), &state.processes)?;
+        refill(&ImageFile::through_cache(image.file()), &state.processes, &[])?;
         self.frozen = true;
         self.undo()
+    }
+}
+
+/// What dropping has found and made.
+struct Dropped {
+    wake_at: Option<Duration>,
+    memories: WaitHistory,
+    contexts: Vec<Context>,
+}
+
+/// A context of a parked process that has much to be brought back. Without one it is brought back in another way, more slowly.
+fn context(process: &Process, park_address: u64, drops: &Drops) -> Option<Context> {
+    let pid = process.pid;
+    if drops.anonymous.is_empty() {
+        return None;
+    }
+    let device = userfault::device().inspect_err(|error| tracing::debug!(%error, "{}", userfault::DEVICE)).ok()?;
+    match make_context(process, park_address, device.as_fd()) {
+        Ok(userfault) => Some(Context { pid, userfault, ranges: drops.anonymous.clone() }),
+        Err(error) => {
+            tracing::debug!(pid, error = &error as &dyn std::error::Error, "no userfaultfd context");
+            None
+        }
     }
 }
 

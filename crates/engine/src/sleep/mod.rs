@@ -36,6 +36,7 @@ pub use self::error::{Failure, SleepError};
 pub(crate) use self::new_image::{NewImage, remove_image};
 use crate::target::{Freezer, Journal, Phase};
 use crate::watch::Watch;
+use torpor_pages::context::Context;
 use torpor_process::step::{Fault, Faults, Step, Timings};
 use torpor_process::threads::{ThreadPlan, WaitHistory, let_go};
 use torpor_process::trace::Process;
@@ -119,6 +120,8 @@ pub struct Asleep {
     /// For the next sleep.
     pub memories: WaitHistory,
     pub(crate) plans: Vec<ThreadPlan>,
+    /// By which pages come back quickly; none of a small process, and none after a crash of the worker.
+    pub(crate) contexts: Vec<Context>,
 }
 
 /// What came of putting an app to sleep.
@@ -149,10 +152,17 @@ struct Sleep<'a> {
 /// What the first part has made.
 struct Captured {
     state: State,
-    drops: Vec<(i32, Vec<Range<u64>>)>,
+    drops: Vec<Drops>,
     watch: Watch,
     image_bytes: u64,
     kept_bytes: u64,
+}
+
+/// What is to be dropped of a process.
+struct Drops {
+    ranges: Vec<Range<u64>>,
+    /// Areas of anonymous memory that much of is stored.
+    anonymous: Vec<Range<u64>>,
 }
 
 /// Puts an app to sleep. Runs on one thread from beginning to end, since tracing belongs to a thread.

@@ -14,5 +14,7 @@ pub const MAP_SHARED: u64 = libc::MAP_SHARED as u64;
 pub const MCL_FUTURE: u64 = libc::MCL_FUTURE as u64;
 pub const MLOCK_ONFAULT: u64 = libc::MLOCK_ONFAULT as u64;
 pub const MPOL_F_ADDR: u64 = 2;
+pub const PROT_READ: u64 = libc::PROT_READ as u64;
+pub const PROT_WRITE: u64 = libc::PROT_WRITE as u64;
 pub const SHM_EXEC: u64 = libc::SHM_EXEC as u64;
 pub const SHM_RDONLY: u64 = libc::SHM_RDONLY as u64;

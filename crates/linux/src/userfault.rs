@@ -1,0 +1,236 @@
+//! Page faults of one address space that are answered from outside: `userfaultfd(2)`, `ioctl_userfaultfd(2)`.
+//!
+//! A context belongs to the address space of whoever made it ([`DEVICE`], [`NEW_CONTEXT`]) and can be used by any process that has the
+//! descriptor. Pages are placed only where nothing is: what the program has there is never replaced.
+//!
+//! Source: `Documentation/admin-guide/mm/userfaultfd.rst`, `include/uapi/linux/userfaultfd.h`.
+
+use std::ffi::c_void;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Gives contexts whose faults the kernel raises as well, without a capability; Linux 6.1 or newer.
+pub const DEVICE: &str = "/dev/userfaultfd";
+/// Request of [`DEVICE`]: makes a context of the calling process; its argument are the flags of `userfaultfd(2)`.
+pub const NEW_CONTEXT: u64 = request(0, 0x00, 0);
+/// Flags of a context that is closed on `execve(2)` and never waits to be read.
+pub const CONTEXT_FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
+
+const fn request(direction: u64, number: u64, size: usize) -> u64 {
+    (direction << 30) | ((size as u64) << 16) | (0xaa << 8) | number
+}
+const WRITES: u64 = 2;
+const BOTH: u64 = 3;
+const API: u64 = request(BOTH, 0x3f, size_of::<ApiArgument>());
+const REGISTER: u64 = request(BOTH, 0x00, size_of::<RegisterArgument>());
+const UNREGISTER: u64 = request(WRITES, 0x01, size_of::<RangeArgument>());
+const COPY: u64 = request(BOTH, 0x03, size_of::<CopyArgument>());
+const _: () = assert!(API == 0xc018_aa3f && REGISTER == 0xc020_aa00 && UNREGISTER == 0x8010_aa01);
+const _: () = assert!(COPY == 0xc028_aa03 && NEW_CONTEXT == 0xaa00);
+
+/// `UFFD_API`
+const VERSION: u64 = 0xaa;
+/// `UFFDIO_REGISTER_MODE_MISSING`
+const MISSING: u64 = 1;
+/// `UFFDIO_COPY_MODE_DONTWAKE`
+const WITHOUT_WAKING: u64 = 1;
+
+/// `struct uffdio_api`
+#[repr(C)]
+struct ApiArgument {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_range`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RangeArgument {
+    start: u64,
+    len: u64,
+}
+
+/// `struct uffdio_register`
+#[repr(C)]
+struct RegisterArgument {
+    range: RangeArgument,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_copy`
+#[repr(C)]
+struct CopyArgument {
+    to: u64,
+    from: u64,
+    len: u64,
+    mode: u64,
+    done: i64,
+}
+
+impl From<&Range<u64>> for RangeArgument {
+    fn from(range: &Range<u64>) -> Self {
+        Self { start: range.start, len: range.end - range.start }
+    }
+}
+
+/// Opens [`DEVICE`].
+///
+/// # Errors
+/// If the kernel has no userfaultfd, or the device is not there or not ours.
+pub fn device() -> io::Result<OwnedFd> {
+    std::fs::File::options().read(true).write(true).open(DEVICE).map(OwnedFd::from)
+}
+
+/// A context, through which pages are placed.
+#[derive(Debug)]
+pub struct Userfault(OwnedFd);
+
+/// Why no page was placed at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotPlaced {
+    /// There is one already (`EEXIST`).
+    Present,
+    /// The address space is being changed: [`Userfault::events`] tells how (`EAGAIN`).
+    Changing,
+    /// Nothing of this context is mapped there (`ENOENT`), or no longer as it was (`EFAULT`, `EINVAL`).
+    Unmapped,
+    /// The address space is gone (`ESRCH`).
+    Ended,
+    /// There is no memory for it: the limit of its control group, or of the machine (`ENOMEM`).
+    NoMemory,
+    /// Anything else; the error number.
+    Other(i32),
+}
+
+impl NotPlaced {
+    const fn of(number: i32) -> Self {
+        match number {
+            libc::EEXIST => Self::Present,
+            libc::EAGAIN => Self::Changing,
+            libc::ENOENT | libc::EFAULT | libc::EINVAL => Self::Unmapped,
+            libc::ESRCH => Self::Ended,
+            libc::ENOMEM => Self::NoMemory,
+            other => Self::Other(other),
+        }
+    }
+}
+
+impl Userfault {
+    /// A context of this process itself: to see whether that works here.
+    ///
+    /// # Errors
+    /// As of [`device`]; whatever the kernel lacks.
+    pub fn of_this_process() -> io::Result<Self> {
+        let device = device()?;
+        // SAFETY: the argument of this request is a number.
+        let context = unsafe { libc::ioctl(device.as_raw_fd(), NEW_CONTEXT, CONTEXT_FLAGS) };
+        if context < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just opened it, and nobody else knows of it.
+        Self::set_up(unsafe { OwnedFd::from_raw_fd(context) })
+    }
+
+    /// One that was just made ([`NEW_CONTEXT`]).
+    ///
+    /// # Errors
+    /// If the descriptor is none, or was set up before.
+    pub fn set_up(context: OwnedFd) -> io::Result<Self> {
+        let mut argument = ApiArgument { api: VERSION, features: 0, ioctls: 0 };
+        call(context.as_fd(), API, (&raw mut argument).cast())?;
+        Ok(Self(context))
+    }
+
+    /// Missing pages of `range` can be placed, and raise faults, from now on. Page-aligned; private anonymous memory.
+    ///
+    /// # Errors
+    /// `EINVAL` for other memory, `EBUSY` where another context has it, `ENOMEM`.
+    pub fn register(&self, range: &Range<u64>) -> io::Result<()> {
+        let mut argument = RegisterArgument { range: range.into(), mode: MISSING, ioctls: 0 };
+        call(self.as_fd(), REGISTER, (&raw mut argument).cast())
+    }
+
+    /// Takes [`Userfault::register`] back: missing pages of `range` read as zeros, and whoever waits for one goes on.
+    ///
+    /// # Errors
+    /// `EINVAL` where nothing is mapped, `ENOMEM`.
+    pub fn unregister(&self, range: &Range<u64>) -> io::Result<()> {
+        let mut argument = RangeArgument::from(range);
+        call(self.as_fd(), UNREGISTER, (&raw mut argument).cast())
+    }
+
+    /// Places `bytes`, whole pages, at `address`, page by page. Nobody who waits for them is woken.
+    ///
+    /// # Errors
+    /// How many bytes were placed before the page that could not be, and why not.
+    pub fn copy(&self, address: u64, bytes: &[u8]) -> Result<(), (u64, NotPlaced)> {
+        let (from, len) = (bytes.as_ptr().addr() as u64, bytes.len() as u64);
+        let mut argument = CopyArgument { to: address, from, len, mode: WITHOUT_WAKING, done: 0 };
+        let called = call(self.as_fd(), COPY, (&raw mut argument).cast());
+        outcome(called, argument.done, len)
+    }
+}
+
+impl AsFd for Userfault {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The kernel answers 0 where all was done; else `EAGAIN` with the bytes that were, or an error before the first page.
+fn outcome(called: io::Result<()>, done: i64, wanted: u64) -> Result<(), (u64, NotPlaced)> {
+    match called {
+        Ok(()) => Ok(()),
+        Err(error) => match u64::try_from(done) {
+            // Cut off: the page behind has its own answer when it is asked for.
+            Ok(done) if done > 0 && done < wanted => Err((done, NotPlaced::Changing)),
+            _ => Err((0, NotPlaced::of(error.raw_os_error().unwrap_or_default()))),
+        },
+    }
+}
+
+fn call(context: BorrowedFd<'_>, request: u64, argument: *mut c_void) -> io::Result<()> {
+    // SAFETY: every caller passes an argument of the type whose size `request` encodes, which it owns for the call. What the argument
+    // itself points to is only read (`UFFDIO_COPY`) and borrowed for the call by its caller.
+    let answer = unsafe { libc::ioctl(context.as_raw_fd(), request, argument) };
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = 4096;
+    const PAGES: usize = 4;
+
+    #[test]
+    fn pages_are_placed_where_nothing_is() {
+        let context = Userfault::of_this_process().unwrap();
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at a place that the kernel chooses.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), PAGES * PAGE, protection, flags, -1, 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        let memory = start.addr() as u64..(start.addr() + PAGES * PAGE) as u64;
+        // SAFETY: the mapping made above is as long; nobody else writes to it while the slice is used.
+        let bytes = || unsafe { std::slice::from_raw_parts(start.cast::<u8>(), PAGES * PAGE) };
+        // SAFETY: as above; the page comes into being.
+        unsafe { start.cast::<u8>().add(2 * PAGE).write(9) };
+
+        context.register(&memory).unwrap();
+        let pages = [7; 3 * PAGE];
+        assert_eq!(context.copy(memory.start, &pages), Err((2 * PAGE as u64, NotPlaced::Changing)));
+        assert_eq!(context.copy(memory.start + 2 * PAGE as u64, &pages[..PAGE]), Err((0, NotPlaced::Present)));
+        assert_eq!(context.copy(memory.end, &pages[..PAGE]), Err((0, NotPlaced::Unmapped)));
+        context.unregister(&memory).unwrap();
+        assert_eq!(context.copy(memory.start, &pages[..PAGE]), Err((0, NotPlaced::Unmapped)));
+        let first: Vec<u8> = bytes().iter().step_by(PAGE).copied().collect();
+        assert_eq!(first, [7, 7, 9, 0]);
+        // SAFETY: the mapping made above; nothing uses it any more.
+        unsafe { libc::munmap(start, PAGES * PAGE) };
+        let gone = context.register(&memory).unwrap_err();
+        assert_eq!(gone.raw_os_error(), Some(libc::EINVAL));
+    }
+}

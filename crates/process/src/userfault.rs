@@ -1,0 +1,128 @@
+//! A userfaultfd context of a parked process, made by remote calls.
+//!
+//! A context belongs to the address space of whoever makes it, and a sandboxed process may not make one. So it is handed the device,
+//! by a socket of its own that we take the other end of, makes the context, and we take that:
+//!
+//! ```text
+//! parked process                              we
+//! mmap, socketpair ──────────────────────────▶ pidfd_getfd: our end
+//! recvmsg ◀─────────────────────────────────── the device (SCM_RIGHTS)
+//! ioctl(device, NEW_CONTEXT) ────────────────▶ pidfd_getfd: the context
+//! close ×4, munmap
+//! ```
+//! Nothing of this is left behind in it, whatever fails. Should we die in the middle, the process keeps a few descriptors; all its threads
+//! are parked, so that none of them has used one.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use torpor_linux::descriptor::duplicate;
+use torpor_linux::socket::{Sent, send};
+use torpor_linux::uapi::memory::{MAP_ANONYMOUS, MAP_PRIVATE, PROT_READ, PROT_WRITE};
+use torpor_linux::uapi::socket::{AF_UNIX, MSG_CMSG_CLOEXEC, SOCK_CLOEXEC, SOCK_STREAM};
+use torpor_linux::uapi::syscall;
+use torpor_linux::userfault::{CONTEXT_FLAGS, NEW_CONTEXT, Userfault};
+use torpor_linux::vm::{self, Remote};
+
+use crate::trace::{Process, TraceError};
+
+const PAGE_BYTES: u64 = 4096;
+// What is where in the page: two descriptors, a message with its one part, its control message, its one byte.
+const SOCKETS: u64 = 0;
+const MESSAGE: u64 = 64;
+const PART: u64 = 128;
+const CONTROL: u64 = 192;
+/// A `struct cmsghdr` with one descriptor, aligned.
+const CONTROL_BYTES: u64 = 24;
+/// In the message: the length of the control messages that came.
+const RECEIVED_BYTES: u64 = MESSAGE + 40;
+/// The descriptor in it.
+const RECEIVED: u64 = CONTROL + 16;
+const BYTE: u64 = 256;
+
+/// A context of `process`, which is parked at `park_address` and not frozen, from `device` ([`torpor_linux::userfault::DEVICE`]).
+///
+/// # Errors
+/// If the process has no room for a page or for four descriptors, if its seccomp filters cannot be suspended, or if the kernel refuses.
+pub fn context(process: &Process, park_address: u64, device: BorrowedFd<'_>) -> Result<Userfault, TraceError> {
+    if !process.threads.first().is_some_and(|thread| thread.tracee.is_unfiltered()) {
+        // They might kill it for such a call.
+        let error = io::Error::new(io::ErrorKind::PermissionDenied, "its seccomp filters cannot be suspended");
+        return Err(TraceError::Call { pid: process.pid, call: "socketpair", error });
+    }
+    let mut making = Making { process, park_address, opened: Vec::new(), page: None };
+    let made = making.context(device);
+    let ended = making.end();
+    let made = made?;
+    ended?;
+    let pid = process.pid;
+    Userfault::set_up(made).map_err(|error| TraceError::Call { pid, call: "UFFDIO_API", error })
+}
+
+/// What the process has for it so far.
+struct Making<'a> {
+    process: &'a Process,
+    park_address: u64,
+    opened: Vec<u64>,
+    page: Option<u64>,
+}
+
+impl Making<'_> {
+    fn call(&self, name: &'static str, number: u64, arguments: &[u64]) -> Result<u64, TraceError> {
+        self.process.call(self.park_address, name, number, arguments)
+    }
+
+    fn failed(&self, call: &'static str) -> impl Fn(io::Error) -> TraceError + use<> {
+        let pid = self.process.pid;
+        move |error| TraceError::Call { pid, call, error }
+    }
+
+    fn context(&mut self, device: BorrowedFd<'_>) -> Result<OwnedFd, TraceError> {
+        let pid = self.process.pid;
+        let page = [0, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, u64::MAX, 0];
+        let page = *self.page.insert(self.call("mmap", syscall::MMAP, &page)?);
+
+        let pair = [AF_UNIX as u64, (SOCK_STREAM | SOCK_CLOEXEC) as u64, 0, page + SOCKETS];
+        self.call("socketpair", syscall::SOCKETPAIR, &pair)?;
+        let [ours, theirs] = self.numbers(page + SOCKETS)?;
+        self.opened.extend([ours, theirs]);
+        let socket = duplicate(pid, ours as i32).map_err(self.failed("pidfd_getfd"))?;
+        send(socket.as_fd(), &Sent { bytes: b"d", to: &[], files: &[device], credentials: None })
+            .map_err(self.failed("sendmsg"))?;
+
+        let part = [page + BYTE, 1];
+        // Name, its length, parts, their number, control, its length, flags.
+        let message = [0, 0, page + PART, 1, page + CONTROL, CONTROL_BYTES, 0];
+        let bytes = |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
+        vm::write(pid, &[(page + PART, &bytes(&part)), (page + MESSAGE, &bytes(&message))])
+            .map_err(self.failed("process_vm_writev"))?;
+        self.call("recvmsg", syscall::RECVMSG, &[theirs, page + MESSAGE, MSG_CMSG_CLOEXEC as u64])?;
+        let [received, _] = self.numbers(page + RECEIVED_BYTES)?;
+        if received < CONTROL_BYTES - 4 {
+            // It may open no more files.
+            return Err(self.failed("recvmsg")(io::ErrorKind::InvalidData.into()));
+        }
+        let [device, _] = self.numbers(page + RECEIVED)?;
+        self.opened.push(device);
+
+        let context = self.call("USERFAULTFD_IOC_NEW", syscall::IOCTL, &[device, NEW_CONTEXT, CONTEXT_FLAGS])?;
+        self.opened.push(context);
+        duplicate(pid, context as i32).map(OwnedFd::from).map_err(self.failed("pidfd_getfd"))
+    }
+
+    /// Two descriptors that the kernel has written at `address`.
+    fn numbers(&self, address: u64) -> Result<[u64; 2], TraceError> {
+        let mut bytes = [0; 8];
+        vm::read(self.process.pid, &[Remote { address, len: bytes.len() }], &mut bytes)
+            .map_err(self.failed("process_vm_readv"))?;
+        let [a, b, c, d, e, f, g, h] = bytes;
+        Ok([[a, b, c, d], [e, f, g, h]].map(|number| u64::from(u32::from_ne_bytes(number))))
+    }
+
+    /// Takes back what the process has for it; all of it, also behind an error.
+    fn end(self) -> Result<(), TraceError> {
+        let closed = self.opened.iter().map(|fd| self.call("close", syscall::CLOSE, &[*fd])).fold(Ok(0), Result::and);
+        let unmapped = self.page.map(|page| self.call("munmap", syscall::MUNMAP, &[page, PAGE_BYTES]));
+        closed.and(unmapped.unwrap_or(Ok(0))).map(drop)
+    }
+}

@@ -25,16 +25,28 @@ const BOTH: u64 = 3;
 const API: u64 = request(BOTH, 0x3f, size_of::<ApiArgument>());
 const REGISTER: u64 = request(BOTH, 0x00, size_of::<RegisterArgument>());
 const UNREGISTER: u64 = request(WRITES, 0x01, size_of::<RangeArgument>());
+const WAKE: u64 = request(WRITES, 0x02, size_of::<RangeArgument>());
 const COPY: u64 = request(BOTH, 0x03, size_of::<CopyArgument>());
+const ZERO: u64 = request(BOTH, 0x04, size_of::<ZeroArgument>());
 const _: () = assert!(API == 0xc018_aa3f && REGISTER == 0xc020_aa00 && UNREGISTER == 0x8010_aa01);
-const _: () = assert!(COPY == 0xc028_aa03 && NEW_CONTEXT == 0xaa00);
+const _: () = assert!(WAKE == 0x8010_aa02 && COPY == 0xc028_aa03 && ZERO == 0xc020_aa04 && NEW_CONTEXT == 0xaa00);
 
 /// `UFFD_API`
 const VERSION: u64 = 0xaa;
 /// `UFFDIO_REGISTER_MODE_MISSING`
 const MISSING: u64 = 1;
-/// `UFFDIO_COPY_MODE_DONTWAKE`
-const WITHOUT_WAKING: u64 = 1;
+
+/// `UFFD_FEATURE_EVENT_FORK`, `_REMAP`, `_REMOVE`, `_UNMAP`
+const EVENTS: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6;
+/// `UFFD_EVENT_*`
+const FAULT: u8 = 0x12;
+const FORK: u8 = 0x13;
+const REMAP: u8 = 0x14;
+const REMOVE: u8 = 0x15;
+const UNMAP: u8 = 0x16;
+
+/// Bytes of a `struct uffd_msg`.
+const MESSAGE_BYTES: usize = 32;
 
 /// `struct uffdio_api`
 #[repr(C)]
@@ -70,6 +82,14 @@ struct CopyArgument {
     done: i64,
 }
 
+/// `struct uffdio_zeropage`
+#[repr(C)]
+struct ZeroArgument {
+    range: RangeArgument,
+    mode: u64,
+    done: i64,
+}
+
 impl From<&Range<u64>> for RangeArgument {
     fn from(range: &Range<u64>) -> Self {
         Self { start: range.start, len: range.end - range.start }
@@ -88,12 +108,34 @@ pub fn device() -> io::Result<OwnedFd> {
 #[derive(Debug)]
 pub struct Userfault(OwnedFd);
 
+/// What a context tells: `struct uffd_msg`.
+#[derive(Debug)]
+pub enum Message {
+    /// A thread waits for the page at this address.
+    Fault(u64),
+    /// The process has forked: the context of the child's address space, which misses what the parent's missed.
+    Forked(Userfault),
+    /// Memory was moved by `mremap(2)`; what was missing there is missing here.
+    Moved {
+        /// First byte before.
+        from: u64,
+        /// First byte now.
+        to: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The contents of memory were given up (`MADV_DONTNEED`): it reads as zeros.
+    Removed(Range<u64>),
+    /// Memory was unmapped.
+    Unmapped(Range<u64>),
+}
+
 /// Why no page was placed at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotPlaced {
     /// There is one already (`EEXIST`).
     Present,
-    /// The address space is being changed: [`Userfault::events`] tells how (`EAGAIN`).
+    /// The address space is being changed: [`Userfault::message`] tells how (`EAGAIN`).
     Changing,
     /// Nothing of this context is mapped there (`ENOENT`), or no longer as it was (`EFAULT`, `EINVAL`).
     Unmapped,
@@ -134,12 +176,12 @@ impl Userfault {
         Self::set_up(unsafe { OwnedFd::from_raw_fd(context) })
     }
 
-    /// One that was just made ([`NEW_CONTEXT`]).
+    /// One that was just made ([`NEW_CONTEXT`]): it tells of faults and of everything that changes which pages are missing.
     ///
     /// # Errors
-    /// If the descriptor is none, or was set up before.
+    /// If the descriptor is none, or was set up before. `EPERM` without CAP_SYS_PTRACE.
     pub fn set_up(context: OwnedFd) -> io::Result<Self> {
-        let mut argument = ApiArgument { api: VERSION, features: 0, ioctls: 0 };
+        let mut argument = ApiArgument { api: VERSION, features: EVENTS, ioctls: 0 };
         call(context.as_fd(), API, (&raw mut argument).cast())?;
         Ok(Self(context))
     }
@@ -162,15 +204,68 @@ impl Userfault {
         call(self.as_fd(), UNREGISTER, (&raw mut argument).cast())
     }
 
-    /// Places `bytes`, whole pages, at `address`, page by page. Nobody who waits for them is woken.
+    /// Places `bytes`, whole pages, at `address`, page by page. Whoever waits for one of those goes on.
     ///
     /// # Errors
     /// How many bytes were placed before the page that could not be, and why not.
     pub fn copy(&self, address: u64, bytes: &[u8]) -> Result<(), (u64, NotPlaced)> {
         let (from, len) = (bytes.as_ptr().addr() as u64, bytes.len() as u64);
-        let mut argument = CopyArgument { to: address, from, len, mode: WITHOUT_WAKING, done: 0 };
+        let mut argument = CopyArgument { to: address, from, len, mode: 0, done: 0 };
         let called = call(self.as_fd(), COPY, (&raw mut argument).cast());
         outcome(called, argument.done, len)
+    }
+
+    /// Places pages of zeros in `range`; otherwise as [`Userfault::copy`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn zero(&self, range: &Range<u64>) -> Result<(), (u64, NotPlaced)> {
+        let mut argument = ZeroArgument { range: range.into(), mode: 0, done: 0 };
+        let called = call(self.as_fd(), ZERO, (&raw mut argument).cast());
+        outcome(called, argument.done, range.end - range.start)
+    }
+
+    /// Lets those go on who wait for pages of `range`: a page that is still missing is told again.
+    ///
+    /// # Errors
+    /// `EINVAL` for a range that is not page-aligned or empty.
+    pub fn wake(&self, range: &Range<u64>) -> io::Result<()> {
+        let mut argument = RangeArgument::from(range);
+        call(self.as_fd(), WAKE, (&raw mut argument).cast())
+    }
+
+    /// Takes the next message; none where nothing has happened. Faults come before everything else. Whoever has changed the address space
+    /// goes on as soon as its message is taken.
+    ///
+    /// # Errors
+    /// `EMFILE` where there is no descriptor for a child's context: the message stays.
+    pub fn message(&self) -> io::Result<Option<Message>> {
+        let mut words = [0_u64; 4];
+        // SAFETY: the buffer is as long as said, and any bytes are valid words.
+        let read = unsafe { libc::read(self.0.as_raw_fd(), words.as_mut_ptr().cast(), size_of_val(&words)) };
+        if read < 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+        }
+        let [head, first, second, third] = words;
+        // `event` is the first byte on every architecture; x86-64 is the one that we run on.
+        match (read as usize, head as u8) {
+            (MESSAGE_BYTES, FAULT) => Ok(Some(Message::Fault(second & !0xfff))),
+            (MESSAGE_BYTES, FORK) => {
+                // SAFETY: the kernel has just opened this descriptor for us, and tells its number once.
+                let child = unsafe { OwnedFd::from_raw_fd(first as u32 as i32) };
+                Ok(Some(Message::Forked(Self(child))))
+            }
+            (MESSAGE_BYTES, REMAP) => Ok(Some(Message::Moved { from: first, to: second, len: third })),
+            (MESSAGE_BYTES, REMOVE) => Ok(Some(Message::Removed(first..second))),
+            (MESSAGE_BYTES, UNMAP) => Ok(Some(Message::Unmapped(first..second))),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// One that was parked elsewhere.
+    pub const fn from_parked(context: OwnedFd) -> Self {
+        Self(context)
     }
 }
 

@@ -8,7 +8,7 @@ use super::Finding;
 use super::tree::Tree;
 
 /// Folder of a crate → crates of ours that it may name. Lower lines never name higher ones.
-const ARROWS: [(&str, &[&str]); 23] = [
+const ARROWS: [(&str, &[&str]); 24] = [
     ("xtask", &["api", "linux", "proc", "testkit"]),
     ("fuzz", &["api", "engine", "image", "keeper", "linux", "network", "rootfs", "sandbox", "worker"]),
     ("torpor", &["api", "engine", "hub", "image", "keeper", "network", "sandbox", "store", "worker"]),
@@ -20,8 +20,21 @@ const ARROWS: [(&str, &[&str]); 23] = [
     ("testkit", &["api", "linux", "proc"]),
     (
         "engine",
-        &["capture", "descriptors", "image", "linux", "pages", "planner", "proc", "process", "restore", "store"],
+        &[
+            "capture",
+            "descriptors",
+            "image",
+            "linux",
+            "pager",
+            "pages",
+            "planner",
+            "proc",
+            "process",
+            "restore",
+            "store",
+        ],
     ),
+    ("pager", &["image", "linux", "pages"]),
     ("capture", &["descriptors", "image", "linux", "pages", "proc", "process"]),
     ("restore", &["descriptors", "image", "linux", "pages", "planner", "proc", "process", "store"]),
     ("descriptors", &["image", "linux", "pages", "proc", "process"]),

@@ -323,6 +323,11 @@ fn a_full_disk_ends_an_import() {
     assert!(!output.status.success() && said(&output).contains("No space left"), "{}", said(&output));
     assert_nothing_left(&to, "the disk was full");
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    // Room for all of it, and less than an import leaves free.
+    file.set_len(filled - (16 << 20)).unwrap();
+    let output = try_import(&to, &archive, &["--no-publish"]);
+    assert!(!output.status.success() && said(&output).contains("an import leaves 24 MiB"), "{}", said(&output));
+    assert_nothing_left(&to, "the disk was nearly full");
     drop(file);
     fs::remove_file(filler).unwrap();
     let at = import(&mut to, &archive, 7000, &[]);

@@ -1,9 +1,11 @@
-//! Disk space that images of sleeping apps take, and its limit.
+//! Disk space: what images of sleeping apps take, and its limit; what an import leaves free.
 //!
 //! While they take as much as the limit or more, no further app falls asleep or goes warm; the last one may pass it by its own
 //! image. Nothing is ever deleted for it: each image is the only copy of an app's memory.
 
+use std::fmt;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
@@ -17,6 +19,11 @@ use crate::config::WorkerConfig;
 const DEFAULT_LIMIT: Amount = Amount::Percent(10);
 /// … and at least so much.
 const LEAST_DEFAULT_BYTES: u64 = 1 << 30;
+
+/// An import leaves free this part of the file system …
+const KEPT_FREE: Amount = Amount::Percent(5);
+/// … and no more than this.
+const MOST_KEPT_FREE_BYTES: u64 = 1 << 30;
 
 /// What is said where the disk is full.
 pub(crate) const NO_ROOM: &str = "the disk of the data directory is full (make room there)";
@@ -81,6 +88,36 @@ impl Drop for Held {
     }
 }
 
+/// Room on the file system of the data directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DiskRoom {
+    free_bytes: u64,
+    kept_free_bytes: u64,
+}
+
+impl DiskRoom {
+    pub(crate) fn of(directory: &Path) -> io::Result<Self> {
+        let disk = rustix::fs::statvfs(directory)?;
+        Ok(Self::new(disk.f_bavail.saturating_mul(disk.f_frsize), disk.f_blocks.saturating_mul(disk.f_frsize)))
+    }
+
+    fn new(free_bytes: u64, disk_bytes: u64) -> Self {
+        Self { free_bytes, kept_free_bytes: KEPT_FREE.of(disk_bytes).min(MOST_KEPT_FREE_BYTES) }
+    }
+
+    /// What an import may take.
+    pub(crate) fn import_bytes(&self) -> u64 {
+        self.free_bytes.saturating_sub(self.kept_free_bytes)
+    }
+}
+
+impl fmt::Display for DiskRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (free, kept) = (self.free_bytes >> 20, self.kept_free_bytes >> 20);
+        write!(f, "{free} MiB free, of which an import leaves {kept} MiB")
+    }
+}
+
 fn limit(configured: Option<Amount>, disk_bytes: u64) -> u64 {
     match configured {
         Some(amount) => amount.of(disk_bytes),
@@ -127,6 +164,15 @@ mod tests {
         assert_eq!(limit(None, 4 << 30), 1 << 30);
         assert_eq!(limit(Some(Amount::Percent(50)), 4 << 30), 2 << 30);
         assert_eq!(limit(Some(Amount::Size(Bytes(7))), 4 << 30), 7);
+    }
+
+    #[test]
+    fn an_import_leaves_a_twentieth_free_and_at_most_a_gibibyte() {
+        assert_eq!(DiskRoom::new(10 << 30, 250 << 30).import_bytes(), 9 << 30);
+        assert_eq!(DiskRoom::new(1 << 30, 2 << 30).import_bytes(), (1 << 30) - (2 << 30) / 20);
+        let full = DiskRoom::new(10 << 20, 1 << 30);
+        assert_eq!(full.import_bytes(), 0);
+        assert_eq!(full.to_string(), "10 MiB free, of which an import leaves 51 MiB");
     }
 
     #[test]

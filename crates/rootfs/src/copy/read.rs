@@ -219,7 +219,7 @@ impl Reading<'_> {
         }
         self.done.bytes += u64::from(bytes);
         if self.done.bytes > self.limits.max_unpacked_bytes {
-            return Err(CopyError::Limit { limit: self.limits.max_unpacked_bytes, what: "bytes" });
+            return Err(CopyError::Bytes { limit: self.limits.max_unpacked_bytes });
         }
         self.buffer = buffer;
         Ok(())

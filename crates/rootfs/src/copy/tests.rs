@@ -134,7 +134,7 @@ fn no_more_bytes_come_than_there_is_room_for() {
     let bytes = bytes_of(from.path());
     let limits = |max_unpacked_bytes| Limits { max_unpacked_bytes, ..Limits::default() };
     let error = read_tree_within(&mut &bytes[..], to.path(), Ids::Same, limits(4999)).unwrap_err();
-    assert!(matches!(error, CopyError::Limit { limit: 4999, .. }), "{error}");
+    assert!(matches!(error, CopyError::Bytes { limit: 4999 }), "{error}");
     let to = tempfile::tempdir().unwrap();
     read_tree_within(&mut &bytes[..], to.path(), Ids::Same, limits(5000)).unwrap();
 }

@@ -59,6 +59,12 @@ pub enum CopyError {
         /// Which.
         name: String,
     },
+    /// Its files have more bytes than there is room for.
+    #[error("there are more than {limit} bytes")]
+    Bytes {
+        /// The bound.
+        limit: u64,
+    },
     /// There is too much.
     #[error("there are more than {limit} {what}")]
     Limit {

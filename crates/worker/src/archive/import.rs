@@ -21,6 +21,7 @@ use crate::app::AppHandle;
 use crate::app_files::{self, AppFiles};
 use crate::faults::ImportStep;
 use crate::shared::Shared;
+use crate::space::DiskRoom;
 
 /// The sleep that an imported image counts as.
 const GENERATION: u64 = 1;
@@ -85,9 +86,11 @@ impl Importing {
         let upper = self.files.upper();
         DirBuilder::new().mode(0o700).create(&upper).map_err(broken("making the directory of its files"))?;
         let ids = crate::ids::of_files(self.record.spec.security.user_namespace, self.record.index);
-        let limits = Limits { max_unpacked_bytes: self.free_bytes()?, ..Limits::default() };
+        let room = self.room()?;
+        let limits = Limits { max_unpacked_bytes: room.import_bytes(), ..Limits::default() };
         match torpor_rootfs::read_tree_within(&mut self.archive, &upper, ids, limits) {
             Ok(_) => self.nothing_left(),
+            Err(CopyError::Bytes { .. }) => Err(self.no_room("its files do not fit", &room)),
             Err(error) => Err(wrong("its files", &error)),
         }
     }
@@ -96,11 +99,10 @@ impl Importing {
         let Some(Section::Image { bytes }) = self.archive.next_section().map_err(|error| error.to_api())? else {
             return Err(ArchiveError::Invalid("its image does not follow its files").to_api());
         };
-        let free = self.free_bytes()?;
-        if bytes > free {
-            let message =
-                format!("its image has {bytes} bytes, and the disk of {} has {free} free", self.files.data.display());
-            return Err(ApiError::new(ErrorKind::Conflict, message).with_hint("free some space, or remove an app"));
+        let room = self.room()?;
+        if bytes > room.import_bytes() {
+            let what = format!("its image of {bytes} bytes does not fit");
+            return Err(self.no_room(&what, &room));
         }
         let partial = self.files.images.begin(GENERATION).map_err(broken("making its image"))?;
         let copied = io::copy(&mut (&mut self.archive).take(bytes), &mut &**partial.file());
@@ -112,13 +114,13 @@ impl Importing {
         Ok(partial)
     }
 
-    /// How much of the disk an archive may take: all but a part for everybody else.
-    fn free_bytes(&self) -> Result<u64, ApiError> {
-        /// Left free, as a part of the disk.
-        const KEPT: u64 = 20;
-        let disk =
-            rustix::fs::statvfs(&self.files.data).map_err(|error| broken("looking at the disk")(error.into()))?;
-        Ok(disk.f_bavail.saturating_sub(disk.f_blocks / KEPT).saturating_mul(disk.f_frsize))
+    fn room(&self) -> Result<DiskRoom, ApiError> {
+        DiskRoom::of(&self.files.data).map_err(broken("looking at the disk"))
+    }
+
+    fn no_room(&self, what: &str, room: &DiskRoom) -> ApiError {
+        let message = format!("{what}: the disk of {} has {room}", self.shared.config.data_dir.display());
+        ApiError::new(ErrorKind::Conflict, message).with_hint("make room on it, or remove an app")
     }
 
     /// The section was read to its end.

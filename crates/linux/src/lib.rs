@@ -36,6 +36,7 @@ pub mod regular;
 pub mod restorer;
 pub mod scheduling;
 pub mod seccomp;
+pub mod shared_words;
 pub mod shm;
 pub mod socket;
 pub mod spawn;

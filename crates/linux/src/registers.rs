@@ -37,6 +37,7 @@ const RDI: usize = 14;
 const ORIG_RAX: usize = 15;
 const RIP: usize = 16;
 const RSP: usize = 19;
+const FS_BASE: usize = 21;
 const ARGUMENTS: [usize; 6] = [RDI, RSI, RDX, R10, R8, R9];
 
 impl Registers {
@@ -108,6 +109,11 @@ impl Registers {
     /// Stack pointer.
     pub const fn stack(&self) -> u64 {
         self.0[RSP]
+    }
+
+    /// The thread pointer: where its thread control block is.
+    pub const fn thread_pointer(&self) -> u64 {
+        self.0[FS_BASE]
     }
 
     /// These registers, set to make system call `number` with `arguments` at the `syscall` instruction at `address`.

@@ -9,6 +9,7 @@ use std::ffi::c_void;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Gives contexts whose faults the kernel raises as well, without a capability; Linux 6.1 or newer.
 pub const DEVICE: &str = "/dev/userfaultfd";
@@ -45,8 +46,9 @@ const REMAP: u8 = 0x14;
 const REMOVE: u8 = 0x15;
 const UNMAP: u8 = 0x16;
 
-/// Bytes of a `struct uffd_msg`.
-const MESSAGE_BYTES: usize = 32;
+/// Words of a `struct uffd_msg`.
+pub const MESSAGE_WORDS: usize = 4;
+const MESSAGE_BYTES: usize = MESSAGE_WORDS * 8;
 
 /// `struct uffdio_api`
 #[repr(C)]
@@ -130,12 +132,55 @@ pub enum Message {
     Unmapped(Range<u64>),
 }
 
+/// What a slot holds of a [`Message`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// [`Message::Fault`]
+    Fault(u64),
+    /// [`Message::Forked`]; the context is, or was, with whoever has received it.
+    Forked,
+    /// [`Message::Moved`]
+    Moved {
+        /// First byte before.
+        from: u64,
+        /// First byte now.
+        to: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// [`Message::Removed`]
+    Removed(Range<u64>),
+    /// [`Message::Unmapped`]
+    Unmapped(Range<u64>),
+}
+
+impl Received {
+    /// What was received in a slot last; none where nothing was.
+    ///
+    /// # Errors
+    /// `InvalidData` for what is no message.
+    pub fn in_slot(slot: &[AtomicU64; MESSAGE_WORDS]) -> io::Result<Option<Self>> {
+        let [head, first, second, third] = slot.each_ref().map(|word| word.load(Ordering::SeqCst));
+        // `event` is the first byte, and addresses of a fault come behind its flags (x86-64).
+        let received = match head as u8 {
+            0 if head == 0 => return Ok(None),
+            FAULT => Self::Fault(second & !0xfff),
+            FORK => Self::Forked,
+            REMAP => Self::Moved { from: first, to: second, len: third },
+            REMOVE => Self::Removed(first..second),
+            UNMAP => Self::Unmapped(first..second),
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        };
+        Ok(Some(received))
+    }
+}
+
 /// Why no page was placed at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotPlaced {
     /// There is one already (`EEXIST`).
     Present,
-    /// The address space is being changed: [`Userfault::message`] tells how (`EAGAIN`).
+    /// The address space is being changed: [`Userfault::receive`] tells how (`EAGAIN`).
     Changing,
     /// Nothing of this context is mapped there (`ENOENT`), or no longer as it was (`EFAULT`, `EINVAL`).
     Unmapped,
@@ -234,33 +279,44 @@ impl Userfault {
         call(self.as_fd(), WAKE, (&raw mut argument).cast())
     }
 
-    /// Takes the next message; none where nothing has happened. Faults come before everything else. Whoever has changed the address space
-    /// goes on as soon as its message is taken.
+    /// Receives the next message in `slot`; none where nothing has happened. Faults come before everything else. Whoever has changed the
+    /// address space goes on as soon as its message is received. The slot holds it from then on ([`Received::in_slot`]), also for
+    /// whoever finds the slot after this process was killed.
     ///
     /// # Errors
     /// `EMFILE` where there is no descriptor for a child's context: the message stays.
-    pub fn message(&self) -> io::Result<Option<Message>> {
-        let mut words = [0_u64; 4];
-        // SAFETY: the buffer is as long as said, and any bytes are valid words.
-        let read = unsafe { libc::read(self.0.as_raw_fd(), words.as_mut_ptr().cast(), size_of_val(&words)) };
+    pub fn receive(&self, slot: &[AtomicU64; MESSAGE_WORDS]) -> io::Result<Option<Message>> {
+        slot[0].store(0, Ordering::SeqCst);
+        // SAFETY: the slot is as long as said, and any bytes are valid words, which may change at any time.
+        let read = unsafe { libc::read(self.0.as_raw_fd(), slot.as_ptr().cast_mut().cast(), MESSAGE_BYTES) };
         if read < 0 {
             let error = io::Error::last_os_error();
             return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
         }
-        let [head, first, second, third] = words;
-        // `event` is the first byte on every architecture; x86-64 is the one that we run on.
-        match (read as usize, head as u8) {
-            (MESSAGE_BYTES, FAULT) => Ok(Some(Message::Fault(second & !0xfff))),
-            (MESSAGE_BYTES, FORK) => {
-                // SAFETY: the kernel has just opened this descriptor for us, and tells its number once.
-                let child = unsafe { OwnedFd::from_raw_fd(first as u32 as i32) };
-                Ok(Some(Message::Forked(Self(child))))
-            }
-            (MESSAGE_BYTES, REMAP) => Ok(Some(Message::Moved { from: first, to: second, len: third })),
-            (MESSAGE_BYTES, REMOVE) => Ok(Some(Message::Removed(first..second))),
-            (MESSAGE_BYTES, UNMAP) => Ok(Some(Message::Unmapped(first..second))),
-            _ => Err(io::ErrorKind::InvalidData.into()),
+        if read as usize != MESSAGE_BYTES {
+            return Err(io::ErrorKind::InvalidData.into());
         }
+        let message = match Received::in_slot(slot)? {
+            None => return Err(io::ErrorKind::InvalidData.into()),
+            Some(Received::Fault(page)) => Message::Fault(page),
+            Some(Received::Forked) => {
+                let number = slot[1].load(Ordering::Relaxed) as u32 as i32;
+                // SAFETY: the kernel has just opened this descriptor for us, and tells its number once.
+                Message::Forked(Self(unsafe { OwnedFd::from_raw_fd(number) }))
+            }
+            Some(Received::Moved { from, to, len }) => Message::Moved { from, to, len },
+            Some(Received::Removed(range)) => Message::Removed(range),
+            Some(Received::Unmapped(range)) => Message::Unmapped(range),
+        };
+        Ok(Some(message))
+    }
+
+    /// Another descriptor of the same context.
+    ///
+    /// # Errors
+    /// Of dup(2).
+    pub fn duplicate(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
     }
 
     /// One that was parked elsewhere.

@@ -18,6 +18,7 @@ use crate::build::Rooms;
 use crate::channel::Channel;
 use crate::child::{Entrances, Report, become_root, die_with_parent, enter, exit, fail, leave};
 use crate::confine::{Confinement, give_up_everything, hide_memory};
+use crate::deposit;
 use crate::error::{Doing, SetupError};
 use crate::message::{Begin, Files};
 use crate::program::{Becoming, Gate, Open, Stdio, become_program};
@@ -145,7 +146,8 @@ fn become_app(plan: &Plan<'_>, rooms: &Rooms, pipes: ChildEnds) -> ! {
     }
 }
 
-/// Becomes init: no privileges, every signal blocked, no descriptors but the status file and the reading ends of the output.
+/// Becomes init: no privileges, every signal blocked, no descriptors but the status file, the reading ends of the output, and those of
+/// [`deposit`].
 fn become_init(plan: &Plan<'_>, rooms: &Rooms, initial: i32) -> SetupError {
     let prepared = (|| {
         come_in(plan, rooms)?;
@@ -160,6 +162,7 @@ fn become_init(plan: &Plan<'_>, rooms: &Rooms, initial: i32) -> SetupError {
             None => 1,
         };
         close_on_exec_from(used).doing(|| "closing descriptors".to_owned())?;
+        deposit::open_in_init().doing(|| "making the socket for what init holds".to_owned())?;
         rustix::process::setsid().doing(|| "making a session".to_owned())?;
         set_parent_process_death_signal(None).doing(|| "leaving the set-up process".to_owned())?;
         reset_signals(true).doing(|| "blocking signals".to_owned())?;

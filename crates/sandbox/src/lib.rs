@@ -15,6 +15,7 @@ pub mod cgroup;
 mod channel;
 mod child;
 mod confine;
+mod deposit;
 mod error;
 mod exec;
 mod exec_child;
@@ -42,6 +43,7 @@ mod terminal;
 
 pub use capabilities::Capabilities;
 pub use confine::hard_limits;
+pub use deposit::Deposit;
 pub use error::{CgroupError, SandboxError, SetupError};
 pub use exec::{ExecIo, exec, exec_main, exec_within, resize_terminal};
 pub use exec_child::{Before, ExecChild};

@@ -31,6 +31,7 @@ use torpor_linux::spawn::send_signal;
 
 use crate::cgroup::{Cgroup, Hierarchies};
 use crate::confine::Confinement;
+use crate::deposit::{self, Deposit};
 use crate::error::{CgroupError, SandboxError, While};
 use crate::held;
 use crate::inside::is_null_device;
@@ -212,6 +213,32 @@ impl Sandbox {
             (Err(Errno::BADF), Err(Errno::BADF)) => Ok(None),
             (Err(error), _) | (_, Err(error)) => Err(error.into()),
         }
+    }
+
+    /// Leaves a message of at most 256 bytes with descriptors to init: these stay open as long as the app has processes, whoever else is
+    /// killed. False where an older version has made the sandbox: its init holds nothing.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a message without bytes or with too many, and for more than 253 descriptors. `WouldBlock` where it holds too
+    /// much. When the sandbox has ended.
+    pub fn deposit(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<bool> {
+        deposit::deposit(self.init.as_fd(), bytes, files)
+    }
+
+    /// Everything that was left so, in its order.
+    ///
+    /// # Errors
+    /// `EMFILE` where this process cannot have as many descriptors. When the sandbox has ended.
+    pub fn deposits(&self) -> io::Result<Vec<Deposit>> {
+        deposit::all(self.init.as_fd())
+    }
+
+    /// Init lets go of all that was left so.
+    ///
+    /// # Errors
+    /// When the sandbox has ended: then it has.
+    pub fn clear_deposits(&self) -> io::Result<()> {
+        deposit::clear(self.init.as_fd())
     }
 
     /// How the initial process ended; none while it runs.

@@ -38,7 +38,7 @@ fn output_that_only_init_holds_is_found_again() {
     }
     let sandbox = Sandbox::adopt(machine.launcher.hierarchies(), record).unwrap();
     let descriptors = fs::read_dir(format!("/proc/{}/fd", sandbox.init_pid())).unwrap().count();
-    assert_eq!(descriptors, 3, "the status file and the output");
+    assert_eq!(descriptors, 5, "the status file, the output, and the ends of the deposit");
     let [out, _err] = sandbox.output().unwrap().unwrap();
     sandbox.signal(9).unwrap();
     assert_eq!(sandbox.wait(Some(PATIENCE)).unwrap(), Some(ExitStatus::Signaled(9)));

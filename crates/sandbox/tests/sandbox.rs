@@ -59,7 +59,7 @@ fn the_initial_process_is_not_pid_1_and_init_costs_next_to_nothing() {
     let blocked = u64::from_str_radix(&field("SigBlk:"), 16).unwrap();
     assert_eq!(blocked | 0x4_0100, u64::MAX, "everything but KILL and STOP: {blocked:x}");
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
-    assert_eq!(descriptors, 1, "the status file");
+    assert_eq!(descriptors, 3, "the status file, and the ends of the deposit");
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     assert!(groups.contains(&format!("0::/{}/support", machine.parent)), "{groups}");
     running.sandbox.destroy().unwrap();

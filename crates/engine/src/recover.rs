@@ -5,13 +5,16 @@
 //! | `Awake`    | nothing; or frozen before the commit; or all but thawed | put interrupted calls right, thaw       |
 //! | `Dropping` | any part of its memory is gone                      | refill, registers from the image, thaw      |
 //! | `Dozing`   | all is in place; or a wake was begun                | leave it asleep                             |
+//! | `Lazy`     | it runs, or all but thawed; pages may be missing    | serve these, then as `Awake`                |
 
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use torpor_image::{FormatError, State};
 use torpor_linux::registers::Registers;
 
+use crate::lazy::{Contexts, LazyLost, Pagers, ParkedContexts, taken_over};
 use crate::sleep::{Asleep, Failure, Target};
 use crate::target::Phase;
 use crate::wake::{WakeError, open};
@@ -32,6 +35,8 @@ const MAX_STATE_BYTES: u64 = 256 << 20;
 pub enum Recovered {
     /// It runs.
     Running,
+    /// It runs, and a pager brings the rest of its memory.
+    Lazy,
     /// It dozes on.
     Dozing(Box<Asleep>),
     /// It is warm: nothing is left of its processes.
@@ -44,19 +49,32 @@ pub enum RecoverError {
     /// Its image cannot be used: its memory is lost.
     #[error(transparent)]
     Image(#[from] WakeError),
+    /// It has run with a part of its memory missing, and that cannot be had any more.
+    #[error(transparent)]
+    Lazy(#[from] LazyLost),
     /// Something failed.
     #[error(transparent)]
     Failed(#[from] Failure),
 }
 
-/// Brings an app to a known state. Its images are in `images`; `watch` is its parked epoll descriptor with its sources, if it was
-/// found.
+/// What an earlier worker has parked of an app.
+#[derive(Debug, Default)]
+pub struct ParkedByWorker {
+    /// Its epoll descriptor with its sources.
+    pub watch: Option<Watch>,
+    /// Its userfaultfd contexts with their ledger.
+    pub contexts: Option<ParkedContexts>,
+}
+
+/// Brings an app to a known state. Its images are in `images`.
 pub fn recover(
     target: &Target<'_>,
     phase: Phase,
     images: &Store,
-    watch: Option<Watch>,
+    found: ParkedByWorker,
+    pagers: &dyn Pagers,
 ) -> Result<Recovered, RecoverError> {
+    let ParkedByWorker { watch, contexts } = found;
     match phase {
         Phase::Awake => {
             carry_on(target)?;
@@ -64,20 +82,33 @@ pub fn recover(
         }
         Phase::Dropping { generation } => {
             let (state, lease) = read_state(target, &images.image(generation))?;
-            bring_back(target, &lease, &state)?;
+            bring_back(target, &lease, &state, None)?;
             Ok(Recovered::Running)
         }
         Phase::Dozing { generation, wake_at } => {
             let (state, lease) = read_state(target, &images.image(generation))?;
             target.freezer.freeze().map_err(Failure::Freeze)?;
+            // A wake that was begun may have left memory registered with them.
+            let contexts = contexts.and_then(|parked| Contexts::from_parked(parked.records, parked.descriptors));
             match watch {
-                Some(watch) => Ok(Recovered::Dozing(Box::new(asleep(state, watch, wake_at, lease.image())?))),
+                Some(watch) => {
+                    let asleep = Asleep { contexts, ..asleep(state, watch, wake_at, lease.image())? };
+                    Ok(Recovered::Dozing(Box::new(asleep)))
+                }
                 None => {
                     // Nobody knows what happened meanwhile.
-                    bring_back(target, &lease, &state)?;
+                    bring_back(target, &lease, &state, contexts.as_ref())?;
                     Ok(Recovered::Running)
                 }
             }
+        }
+        Phase::Lazy { generation } => {
+            let (state, lease) = read_state(target, &images.image(generation))?;
+            let app = taken_over(&state, lease, contexts.ok_or(LazyLost::Unparked)?)?;
+            let pager = pagers.thread().map_err(Failure::Pager)?;
+            pager.send(app).map_err(|_| Failure::Pager(io::ErrorKind::BrokenPipe.into()))?;
+            carry_on(target)?;
+            Ok(Recovered::Lazy)
         }
         Phase::Ending { generation, wake_at } | Phase::Warm { generation, wake_at } => {
             target.freezer.end_processes().map_err(Failure::End)?;
@@ -102,7 +133,7 @@ fn asleep(state: State, watch: Watch, wake_at: Option<Duration>, image: &Image) 
         kept_bytes: 0,
         memories,
         plans,
-        contexts: Vec::new(),
+        contexts: None,
     })
 }
 
@@ -134,7 +165,12 @@ fn carry_on(target: &Target<'_>) -> Result<(), Failure> {
 }
 
 /// Memory and registers from the image, then thaws.
-fn bring_back(target: &Target<'_>, image: &Lease, state: &State) -> Result<(), RecoverError> {
+fn bring_back(
+    target: &Target<'_>,
+    image: &Lease,
+    state: &State,
+    contexts: Option<&Contexts>,
+) -> Result<(), RecoverError> {
     target.freezer.freeze().map_err(Failure::Freeze)?;
     let pids: Vec<i32> = state.processes.iter().map(|process| process.pid).collect();
     let mut processes = stop_all(&pids).map_err(Failure::from)?;
@@ -150,7 +186,8 @@ fn bring_back(target: &Target<'_>, image: &Lease, state: &State) -> Result<(), R
         }
     }
     let pages = ImageFile::through_cache(image.file());
-    refill(&pages, &state.processes, &[]).map_err(WakeError::Refill)?;
+    let contexts = contexts.map_or(&[][..], |contexts| &contexts.contexts);
+    refill(&pages, &state.processes, contexts).map_err(WakeError::Refill)?;
     target.journal.record(Phase::Awake).map_err(Failure::Journal)?;
     let changes = let_go(processes, &plans(state, &memories(state))).map_err(Failure::from)?;
     target.freezer.thaw().map_err(Failure::Freeze)?;

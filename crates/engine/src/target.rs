@@ -45,6 +45,11 @@ pub enum Phase {
         /// When a timer must wake it, by `CLOCK_MONOTONIC`.
         wake_at: Option<Duration>,
     },
+    /// It runs, or is about to; a pager brings the rest of its memory.
+    Lazy {
+        /// Generation of the image that this is in.
+        generation: u64,
+    },
     /// Its complete image is the truth, and its processes are being ended.
     Ending {
         /// Generation of the image.

@@ -1,17 +1,21 @@
 //! Waking in place: refill, mark, adjust, thaw.
 //!
-//! Everything up to the journal's `Awake` may be done twice. The journal is written before the thaw: once the program
-//! runs, the image is old, and old memory must never be put under a program that has run on.
+//! Everything up to the journal's `Awake` or `Lazy` may be done twice. The journal is written before the thaw: once the program
+//! runs, the image is old, and old memory must never be put under a program that has run on. With much memory only a part is refilled, and
+//! a pager brings the rest to the running program ([`crate::lazy`]).
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::mpsc;
 
 use torpor_image::{FormatError, Kind};
 use torpor_linux::ptrace::Seized;
 
+use crate::lazy::{Contexts, LazyApp, Pagers, Split};
 use crate::sleep::{Asleep, Failure, Target, remove_image};
 use crate::target::Phase;
-use torpor_pages::refill::{RefillError, refill};
+use torpor_pages::context::Registered;
+use torpor_pages::refill::{RefillError, refill, refill_registered};
 use torpor_pages::source::ImageFile;
 use torpor_process::step::{Fault, Step, Timings};
 use torpor_process::threads::{ThreadPlan, WaitHistory};
@@ -35,6 +39,9 @@ pub enum WakeError {
     /// The journal could not be written.
     #[error("writing the journal")]
     Journal(#[source] io::Error),
+    /// The thread that was to bring the rest of its memory has ended.
+    #[error("its pager has ended before it began")]
+    Pager,
     /// A thread could not be put right.
     #[error(transparent)]
     Trace(#[from] TraceError),
@@ -59,34 +66,62 @@ pub struct Woken {
     changes: SocketChanges,
     memories: WaitHistory,
     image: Image,
+    lazy: bool,
 }
 
 impl Woken {
-    /// Puts socket options back and removes the image. Gives back what the next sleep must know.
+    /// A pager brings the rest of its memory, from its image.
+    pub const fn is_lazy(&self) -> bool {
+        self.lazy
+    }
+
+    /// Puts socket options back, and removes the image unless it is still needed. Gives back what the next sleep must know.
     pub fn finish(self) -> Result<WaitHistory, Failure> {
         let mut memories = self.memories;
         memories.let_go_on(self.changes.undo().map_err(Failure::Look)?);
-        remove_image(&self.image)?;
+        if !self.lazy {
+            remove_image(&self.image)?;
+        }
         Ok(memories)
     }
 }
 
-/// Wakes a dozing app.
-pub fn wake(target: &Target<'_>, asleep: &Asleep) -> (Result<Woken, WakeError>, Timings) {
+/// Wakes a dozing app; with `pagers`, before all of its memory is back where that pays.
+pub fn wake(target: &Target<'_>, asleep: &Asleep, pagers: Option<&dyn Pagers>) -> (Result<Woken, WakeError>, Timings) {
     let mut timings = Timings::begin();
-    let result = try_wake(target, asleep, &mut timings);
+    let result = try_wake(target, asleep, pagers, &mut timings);
     (result, timings)
 }
 
-fn try_wake(target: &Target<'_>, asleep: &Asleep, timings: &mut Timings) -> Result<Woken, WakeError> {
+fn try_wake(
+    target: &Target<'_>,
+    asleep: &Asleep,
+    pagers: Option<&dyn Pagers>,
+    timings: &mut Timings,
+) -> Result<Woken, WakeError> {
     let image = open(target, &asleep.image)?;
     timings.reached(Step::Opened, target.faults)?;
     // They go to their trace stops, still frozen, while memory comes back.
     let asked = ask(&asleep.plans);
-    let pages = ImageFile::through_cache(image.file());
-    refill(&pages, &asleep.state.processes, &asleep.contexts).map_err(WakeError::Refill)?;
+    let lazy = match (pagers, &asleep.contexts) {
+        (Some(pagers), Some(contexts)) if contexts.may_be_lazy() => bring_first(&image, asleep, contexts, pagers)?,
+        _ => None,
+    };
+    if lazy.is_none() {
+        let pages = ImageFile::through_cache(image.file());
+        refill(&pages, &asleep.state.processes, asleep.contexts()).map_err(WakeError::Refill)?;
+    }
     timings.reached(Step::Refilled, target.faults)?;
-    target.journal.record(Phase::Awake).map_err(WakeError::Journal)?;
+    let phase = match &lazy {
+        Some(_) => Phase::Lazy { generation: asleep.image.generation() },
+        None => Phase::Awake,
+    };
+    target.journal.record(phase).map_err(WakeError::Journal)?;
+    let is_lazy = lazy.is_some();
+    if let Some((pager, app)) = lazy {
+        // Before anything that may touch its memory. The thread waits for it.
+        pager.send(app).map_err(|_| WakeError::Pager)?;
+    }
     timings.reached(Step::Awake, target.faults)?;
     // From here on an error must not keep it asleep: its memory is complete.
     let changes = asked.and_then(adjust);
@@ -95,7 +130,41 @@ fn try_wake(target: &Target<'_>, asleep: &Asleep, timings: &mut Timings) -> Resu
     let thawed = timings.reached(Step::Thawed, target.faults);
     let changes = changes?;
     thawed?;
-    Ok(Woken { changes, memories: asleep.memories.clone(), image: asleep.image.clone() })
+    Ok(Woken { changes, memories: asleep.memories.clone(), image: asleep.image.clone(), lazy: is_lazy })
+}
+
+/// Brings what must be in place first, and leaves the rest registered, for the pager; none where that does not pay or cannot be: then
+/// nothing is registered.
+fn bring_first(
+    image: &Lease,
+    asleep: &Asleep,
+    contexts: &Contexts,
+    pagers: &dyn Pagers,
+) -> Result<Option<(mpsc::Sender<LazyApp>, LazyApp)>, WakeError> {
+    let registered: Vec<Registered<'_>> = contexts.contexts.iter().map(Registered::with).collect();
+    let split = match Split::of(&asleep.state, &registered) {
+        Ok(Some(split)) => split,
+        Ok(None) => return Ok(None),
+        Err(error) => {
+            tracing::debug!(%error, "what a wake must bring first is not known");
+            return Ok(None);
+        }
+    };
+    let ready = pagers.thread().and_then(|pager| Ok((pager, split.lazy(image.duplicate()?, contexts)?)));
+    let ready = match ready {
+        Ok(ready) => ready,
+        Err(error) => {
+            tracing::warn!(%error, "no pager: all memory is brought back first");
+            return Ok(None);
+        }
+    };
+    let pages = ImageFile::through_cache(image.file());
+    refill_registered(&pages, &split.first, &registered).map_err(WakeError::Refill)?;
+    for (n, one) in registered.into_iter().enumerate() {
+        let pid = one.context.pid;
+        one.keep(|range| split.is_lazy(n, range)).map_err(|error| WakeError::Refill(RefillError::Write(pid, error)))?;
+    }
+    Ok(Some(ready))
 }
 
 /// Opens an image of a dozing app, of this app, epoch and boot.

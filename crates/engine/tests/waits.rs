@@ -94,7 +94,7 @@ fn run() -> i64 {
                 let left = until.saturating_sub(monotonic());
                 let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
                 poll(&mut [PollFd::new(&asleep.watch, PollFlags::IN)], Some(&left)).unwrap();
-                let (woken, _) = wake(&target, &asleep);
+                let (woken, _) = wake(&target, &asleep, None);
                 memories = woken.unwrap().finish().unwrap();
             }
             Err(SleepError::Aborted(_)) => {

@@ -107,10 +107,17 @@ impl Layout {
         found.map(|(start, piece)| (*start, *piece))
     }
 
-    /// How many of the pages from `address` on, at most `most`, are before the next piece: nothing of the image belongs there.
+    /// How many of the pages from `address` on, at most `most`, are before the next missing page: nothing of the image belongs there.
     pub fn free_from(&self, address: u64, most: u64) -> u64 {
-        let next = self.pieces.range(address..).next().map_or(u64::MAX, |(start, _)| *start);
-        most.min((next - address) / PAGE)
+        let around = self.pieces.range(..address).next_back().and_then(|(start, piece)| {
+            let n = (address - start) / PAGE;
+            let missing = if n < u64::from(piece.pages) { piece.missing >> n } else { 0 };
+            (missing != 0).then(|| u64::from(missing.trailing_zeros()))
+        });
+        // A piece misses its first page or a later one.
+        let behind = self.pieces.range(address..).next();
+        let behind = behind.map(|(start, piece)| (start - address) / PAGE + u64::from(piece.missing.trailing_zeros()));
+        most.min(around.or(behind).unwrap_or(u64::MAX))
     }
 
     /// The pages of `range`, page-aligned, are not missing any more: they are in place, given up, or unmapped.
@@ -233,6 +240,8 @@ mod tests {
                         (piece.region, piece.first + ((page * PAGE - start) / PAGE) as u32)
                     });
                     prop_assert_eq!(found, model.get(&(page * PAGE)).copied());
+                    let next = model.range(page * PAGE..).next().map_or(u64::MAX, |(at, _)| at / PAGE - page);
+                    prop_assert_eq!(layout.free_from(page * PAGE, 16), next.min(16));
                 }
             }
         }

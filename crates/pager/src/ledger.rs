@@ -1,30 +1,32 @@
 //! What a program has done to its missing pages, for the pager that comes after one that was killed.
 //!
 //! ```text
-//! 0                64                      128
-//! │ magic │ taking │ kind │ space │ a│b│c │ …
+//! 0       8         16                24        32                    4096     4160
+//! │ magic │ records │ records before  │ space   │ the last message │ … │ record │ …
+//!                   └────────── the slot ────────────────────────┘
 //! ```
 //! A memory file, which whoever parks the contexts parks as well. Pages that are in place need no record: to place them again changes
 //! nothing. What the program has given up, unmapped or moved does, for the kernel tells it once.
 //!
-//! Taking a message lets the program go on, so between taking and recording it nobody knows what has happened. [`Ledger::taking`] marks
-//! that time, some microseconds; where the mark is found, the program's memory cannot be trusted any more.
-//!
-//! Records are as long as divide a page, so that each is written whole or not at all.
+//! The kernel itself writes a message into the slot, as it lets the program go on: there is no moment in which a change is known to nobody.
+//! A change in the slot counts as long as there are as many records as before it was received. A child's context is the exception: until
+//! it is parked, the pager alone has it, and its app is lost with the pager.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use torpor_linux::shared_words::{BYTES as PAGE_BYTES, SharedWords};
+use torpor_linux::userfault::{MESSAGE_WORDS, Message, Received, Userfault};
 
 use crate::layout::Layout;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TPRLEDGE");
+const MAGIC: u64 = u64::from_le_bytes(*b"TPRLEDG2");
 const RECORD_BYTES: usize = 64;
-const WORDS: usize = RECORD_BYTES / 8;
-/// Records at most that are read: what is more is no ledger.
+/// Records at most: no program changes its memory so often in so short a time, but to use up ours.
 const MOST_RECORDS: u64 = 1 << 20;
 
 /// Something that changes which pages are missing.
@@ -57,15 +59,26 @@ pub enum Change {
     },
 }
 
+impl Change {
+    /// What a message changes; none for a fault.
+    fn received(space: usize, received: Received) -> Option<Self> {
+        match received {
+            Received::Fault(_) => None,
+            Received::Forked => Some(Self::Forked { space }),
+            Received::Moved { from, to, len } => Some(Self::Moved { space, from, to, len }),
+            Received::Removed(range) | Received::Unmapped(range) => {
+                Some(Self::Gone { space, start: range.start, end: range.end })
+            }
+        }
+    }
+}
+
 /// Why a ledger says nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
     /// It could not be read.
     #[error("reading the ledger of missing pages")]
     Read(#[source] io::Error),
-    /// The pager was killed between taking a message and recording it.
-    #[error("the pager was killed while it took a change of the program's memory")]
-    Taking,
     /// It is no ledger, or not of these address spaces.
     #[error("the ledger of missing pages is damaged")]
     Damaged,
@@ -73,90 +86,150 @@ pub enum LedgerError {
 
 /// The ledger of one app.
 #[derive(Debug)]
-pub struct Ledger(File);
+pub struct Ledger {
+    file: File,
+    page: SharedWords,
+}
+
+/// The words of the first page.
+struct Head<'a> {
+    magic: &'a AtomicU64,
+    records: &'a AtomicU64,
+    /// Records before the message in the slot.
+    before: &'a AtomicU64,
+    /// Whose message it is.
+    space: &'a AtomicU64,
+    slot: &'a [AtomicU64; MESSAGE_WORDS],
+}
 
 impl Ledger {
     /// An empty one.
     ///
     /// # Errors
-    /// Of memfd_create(2) and write(2).
+    /// Of memfd_create(2), ftruncate(2) and mmap(2).
     pub fn create() -> io::Result<Self> {
-        let ledger = Self(File::from(memfd_create("torpor-ledger", MemfdFlags::CLOEXEC)?));
-        ledger.write(0, &[MAGIC])?;
+        let file = File::from(memfd_create("torpor-ledger", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+        file.set_len(PAGE_BYTES as u64)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK)?;
+        let ledger = Self::map(file)?;
+        ledger.head().magic.store(MAGIC, Ordering::SeqCst);
         Ok(ledger)
     }
 
     /// One that was parked.
-    pub fn from_parked(file: OwnedFd) -> Self {
-        Self(File::from(file))
-    }
-
-    /// A message is about to be taken, or was recorded.
     ///
     /// # Errors
-    /// Of write(2).
-    pub fn taking(&self, taking: bool) -> io::Result<()> {
-        self.0.write_all_at(&u64::from(taking).to_le_bytes(), 8)
+    /// Where it is none.
+    pub fn from_parked(file: OwnedFd) -> io::Result<Self> {
+        Self::map(File::from(file))
+    }
+
+    fn map(file: File) -> io::Result<Self> {
+        let page = SharedWords::map(file.as_fd())?;
+        Ok(Self { file, page })
+    }
+
+    /// Another descriptor of it.
+    ///
+    /// # Errors
+    /// Of dup(2) and mmap(2).
+    pub fn duplicate(&self) -> io::Result<Self> {
+        Self::map(self.file.try_clone()?)
+    }
+
+    fn head(&self) -> Head<'_> {
+        let [magic, records, before, space, rest @ ..] = self.page.words();
+        let (slots, _) = rest.as_chunks();
+        Head { magic, records, before, space, slot: &slots[0] }
+    }
+
+    /// Nothing has changed yet.
+    pub fn clear(&self) {
+        let Head { records, before, .. } = self.head();
+        // A message that is still in the slot is older than no record.
+        before.store(u64::MAX, Ordering::SeqCst);
+        records.store(0, Ordering::SeqCst);
+    }
+
+    /// Receives the next message of a space; a change must be recorded before the next is received.
+    ///
+    /// # Errors
+    /// Of [`Userfault::receive`].
+    pub fn receive(&self, space: usize, userfault: &Userfault) -> io::Result<Option<Message>> {
+        let head = self.head();
+        // What is in the slot is recorded, or a fault: it says nothing until there is another message.
+        head.before.store(u64::MAX, Ordering::SeqCst);
+        head.slot[0].store(0, Ordering::SeqCst);
+        head.space.store(space as u64, Ordering::SeqCst);
+        head.before.store(head.records.load(Ordering::SeqCst), Ordering::SeqCst);
+        userfault.receive(head.slot)
     }
 
     /// Adds a record.
     ///
     /// # Errors
-    /// Of write(2).
+    /// Of write(2); where there are too many.
     pub fn record(&self, change: &Change) -> io::Result<()> {
         let words = match *change {
             Change::Gone { space, start, end } => [1, space as u64, start, end, 0],
             Change::Moved { space, from, to, len } => [2, space as u64, from, to, len],
             Change::Forked { space } => [3, space as u64, 0, 0, 0],
         };
-        let at = self.0.metadata()?.len().next_multiple_of(RECORD_BYTES as u64);
-        self.write(at, &words)
-    }
-
-    fn write(&self, at: u64, words: &[u64]) -> io::Result<()> {
         let mut bytes = [0; RECORD_BYTES];
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
-        self.0.write_all_at(&bytes, at)
+        let records = self.head().records;
+        let n = records.load(Ordering::SeqCst);
+        if n >= MOST_RECORDS {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.file.write_all_at(&bytes, place(n))?;
+        records.store(n + 1, Ordering::SeqCst);
+        Ok(())
     }
 
-    /// Everything that was recorded, in its order.
+    /// Everything that was recorded, in its order, and what was received and not recorded.
     ///
     /// # Errors
     /// See [`LedgerError`]: nothing is known of the missing pages then.
     pub fn read(&self) -> Result<Vec<Change>, LedgerError> {
-        let length = self.0.metadata().map_err(LedgerError::Read)?.len();
-        let records = length / RECORD_BYTES as u64;
-        if records == 0 || records > MOST_RECORDS || !length.is_multiple_of(RECORD_BYTES as u64) {
+        let head = self.head();
+        let records = head.records.load(Ordering::SeqCst);
+        if head.magic.load(Ordering::SeqCst) != MAGIC || records > MOST_RECORDS {
             return Err(LedgerError::Damaged);
         }
-        let word = |record: &[u8; RECORD_BYTES], n: usize| -> u64 {
-            let (words, _) = record.as_chunks::<8>();
-            words.get(n).map_or(0, |word| u64::from_le_bytes(*word))
-        };
         let mut changes = Vec::new();
         for n in 0..records {
             let mut record = [0; RECORD_BYTES];
-            self.0.read_exact_at(&mut record, n * RECORD_BYTES as u64).map_err(LedgerError::Read)?;
-            let words: [u64; WORDS] = std::array::from_fn(|n| word(&record, n));
-            let space = words[1] as usize;
-            match (n, words[0]) {
-                (0, MAGIC) if words[1] == 0 => {}
-                (0, MAGIC) => return Err(LedgerError::Taking),
-                (1.., 1) => changes.push(Change::Gone { space, start: words[2], end: words[3] }),
-                (1.., 2) => changes.push(Change::Moved { space, from: words[2], to: words[3], len: words[4] }),
-                (1.., 3) => changes.push(Change::Forked { space }),
+            self.file.read_exact_at(&mut record, place(n)).map_err(LedgerError::Read)?;
+            let (words, _) = record.as_chunks::<8>();
+            let word = |n: usize| words.get(n).map_or(0, |word| u64::from_le_bytes(*word));
+            let space = word(1) as usize;
+            changes.push(match word(0) {
+                1 => Change::Gone { space, start: word(2), end: word(3) },
+                2 => Change::Moved { space, from: word(2), to: word(3), len: word(4) },
+                3 => Change::Forked { space },
                 _ => return Err(LedgerError::Damaged),
-            }
+            });
+        }
+        if head.before.load(Ordering::SeqCst) == records {
+            let received = Received::in_slot(head.slot).map_err(|_| LedgerError::Damaged)?;
+            let space = head.space.load(Ordering::SeqCst) as usize;
+            changes.extend(received.and_then(|received| Change::received(space, received)));
         }
         Ok(changes)
     }
 }
 
+/// Where a record is.
+const fn place(n: u64) -> u64 {
+    PAGE_BYTES as u64 + n * RECORD_BYTES as u64
+}
+
 impl AsFd for Ledger {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.file.as_fd()
     }
 }
 
@@ -208,17 +281,47 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_taking_or_is_damaged_is_not_believed() {
+    fn what_was_received_counts_until_it_is_recorded() {
+        /// `UFFD_EVENT_UNMAP`
+        const UNMAP: u64 = 0x16;
         let ledger = Ledger::create().unwrap();
-        ledger.taking(true).unwrap();
-        assert!(matches!(ledger.read(), Err(LedgerError::Taking)));
-        ledger.taking(false).unwrap();
+        let first = Change::Forked { space: 0 };
+        ledger.record(&first).unwrap();
+        let userfault = Userfault::of_this_process().unwrap();
+        assert!(ledger.receive(1, &userfault).unwrap().is_none());
+        assert_eq!(ledger.read().unwrap(), std::slice::from_ref(&first), "nothing was received");
+        // As the kernel writes it.
+        let slot = ledger.head().slot;
+        [(1, PAGE), (2, 3 * PAGE), (0, UNMAP)].into_iter().for_each(|(n, word)| slot[n].store(word, Ordering::SeqCst));
+        let last = Change::Gone { space: 1, start: PAGE, end: 3 * PAGE };
+        let parked = Ledger::from_parked(ledger.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(parked.read().unwrap(), [first.clone(), last.clone()]);
+        ledger.record(&last).unwrap();
+        assert_eq!(parked.read().unwrap(), [first, last], "once");
+        ledger.clear();
+        assert_eq!(parked.read().unwrap(), []);
+        slot[0].store(0x12, Ordering::SeqCst);
+        ledger.head().before.store(0, Ordering::SeqCst);
+        assert_eq!(parked.read().unwrap(), [], "a fault changes nothing");
+    }
+
+    #[test]
+    fn one_that_is_damaged_is_not_believed() {
+        let ledger = Ledger::create().unwrap();
+        ledger.record(&Change::Forked { space: 0 }).unwrap();
+        ledger.file.write_all_at(&[7], place(0)).unwrap();
+        assert!(matches!(ledger.read(), Err(LedgerError::Damaged)));
+        ledger.clear();
         assert_eq!(ledger.read().unwrap(), []);
-        ledger.0.write_all_at(&[7], RECORD_BYTES as u64).unwrap();
+        ledger.head().records.store(MOST_RECORDS + 1, Ordering::SeqCst);
         assert!(matches!(ledger.read(), Err(LedgerError::Damaged)));
-        ledger.0.set_len(2 * RECORD_BYTES as u64).unwrap();
+        ledger.head().records.store(3, Ordering::SeqCst);
+        ledger.file.set_len(PAGE_BYTES as u64 + 2 * RECORD_BYTES as u64).unwrap();
+        assert!(matches!(ledger.read(), Err(LedgerError::Read(_) | LedgerError::Damaged)), "they are not in the file");
+        ledger.clear();
+        ledger.head().magic.store(0, Ordering::SeqCst);
         assert!(matches!(ledger.read(), Err(LedgerError::Damaged)));
-        ledger.0.set_len(0).unwrap();
-        assert!(matches!(ledger.read(), Err(LedgerError::Damaged)));
+        let other = File::from(memfd_create("other", MemfdFlags::CLOEXEC).unwrap());
+        assert!(Ledger::from_parked(other.into()).is_err());
     }
 }

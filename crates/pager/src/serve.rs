@@ -14,6 +14,7 @@
 //! thread waits.
 
 use std::io;
+use std::ops::Range;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -31,6 +32,14 @@ const MESSAGES: usize = 16;
 const ZERO_PAGES: u64 = 16;
 /// How long to wait for memory, or for the source to be read again.
 const AGAIN: Duration = Duration::from_millis(20);
+/// Children with contexts of their own from which on memory is completed before much else is received: each costs descriptors.
+const CROWD: usize = 64;
+/// Regions that are filled between two looks at messages then.
+const CROWD_FILLS: usize = 64;
+/// Address spaces of an app that are served: no program forks so often in so short a time, but to use up descriptors.
+const MOST_SPACES: usize = 4096;
+/// Where programs have memory: from the least address that an unprivileged one may map, to the end of its half (x86-64).
+const EVERYWHERE: Range<u64> = 0x1_0000..0x7fff_ffff_f000;
 /// Between two looks at whether there is room to fill children.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -50,12 +59,17 @@ pub trait Host {
     /// Keeps a child's context beyond our own end.
     ///
     /// # Errors
-    /// Why not: should we be killed, its memory is lost, and so says the ledger.
+    /// Why not: should we be killed, its memory is lost, for there is one context less than the ledger has children.
     fn forked(&self, child: &Userfault) -> io::Result<()>;
     /// Whether there is room for so many bytes more: children are filled only then.
     fn has_room(&self, bytes: u64) -> bool;
     /// The source cannot be read now; it is tried again.
     fn stalled(&self, error: &io::Error);
+    /// Nothing is missing any more: records that, before the contexts are closed.
+    ///
+    /// # Errors
+    /// Why not; it is tried again, and the contexts are still needed.
+    fn complete(&self) -> io::Result<()>;
     /// Whether to stop: what is missing stays missing.
     fn is_over(&self) -> bool;
 }
@@ -78,6 +92,9 @@ pub enum ServeError {
     /// The ledger cannot be written.
     #[error("writing the ledger of missing pages")]
     Ledger(#[source] io::Error),
+    /// It forks faster than its memory comes.
+    #[error("{MOST_SPACES} processes were forked while memory was missing")]
+    TooManyForks,
 }
 
 /// What serving an app took.
@@ -108,8 +125,8 @@ pub struct Pager<'a> {
     postponed: Vec<(usize, u64)>,
     /// There was no memory for a page, no descriptor, or the source could not be read.
     short: bool,
-    /// A child's context is held by us alone.
-    unparked: bool,
+    /// The space whose messages come next.
+    turn: usize,
     /// Where filling goes on, by space.
     cursor: (usize, u64),
     served: Served,
@@ -141,43 +158,53 @@ impl<'a> Pager<'a> {
             buffer: Buffer::default(),
             postponed: Vec::new(),
             short: false,
-            unparked: false,
+            turn: 0,
             cursor: (0, 0),
             served: Served::default(),
         }
     }
 
-    /// Serves until nothing is missing, or it [is over](Host::is_over). The contexts are still registered then: whoever drops the last
-    /// descriptors of each lets its process go on without us.
+    /// Serves until nothing is missing, or it [is over](Host::is_over), and closes the contexts. While others hold them, whoever waits for a
+    /// page goes on waiting.
     ///
     /// # Errors
-    /// See [`ServeError`]. Whoever waits for a page goes on waiting: the app must be ended before its contexts are dropped.
-    pub fn serve(mut self) -> Result<(Vec<Space>, Served), ServeError> {
+    /// See [`ServeError`]: the app must be ended before the last descriptors of its contexts are closed.
+    pub fn serve(mut self) -> Result<Served, ServeError> {
+        self.serve_all().map(|()| self.served)
+    }
+
+    fn serve_all(&mut self) -> Result<(), ServeError> {
         // A pager that was killed may have taken faults and answered none.
         self.wake_everybody();
         loop {
             self.messages()?;
-            if self.host.is_over() || self.spaces.iter().all(|space| space.layout.is_complete()) {
-                return Ok((self.spaces, self.served));
+            if self.host.is_over() {
+                return Ok(());
             }
-            if self.short {
+            if self.spaces.iter().all(|space| space.layout.is_complete()) {
+                match self.host.complete() {
+                    Ok(()) => return Ok(()),
+                    Err(error) => tracing::error!(%error, "recording that all memory is back"),
+                }
+                self.wait(LOOK)?;
+            } else if self.short {
                 self.short = false;
                 self.wait(AGAIN)?;
-            } else if !self.fill()? {
+            } else if !self.fill_some()? {
                 self.wait(LOOK)?;
             }
         }
     }
 
+    fn is_crowded(&self) -> bool {
+        self.spaces.len() > CROWD
+    }
+
     fn wake_everybody(&self) {
-        for space in &self.spaces {
-            let mut at = 0;
-            while let Some((start, piece)) = space.layout.next_from(at).filter(|(start, _)| *start >= at) {
-                at = start + u64::from(piece.pages) * PAGE;
-                if let Some(userfault) = &space.userfault {
-                    // One that is not mapped any more has nobody who waits.
-                    let _ = userfault.wake(&(start..at));
-                }
+        for userfault in self.spaces.iter().filter_map(|space| space.userfault.as_ref()) {
+            if let Err(error) = userfault.wake(&EVERYWHERE) {
+                // Whose process is gone has nobody who waits.
+                tracing::debug!(%error, "waking all who wait for a page");
             }
         }
     }
@@ -196,17 +223,21 @@ impl<'a> Pager<'a> {
         }
     }
 
-    /// Takes some messages of each space, and what was postponed once there are no more.
+    /// Takes some messages of each space, and what was postponed once there are no more. In a crowd, few of all: what they fork is filled first.
     fn messages(&mut self) -> Result<(), ServeError> {
+        let (most, mut left) = if self.is_crowded() { (1, MESSAGES) } else { (MESSAGES, usize::MAX) };
         // Children that come meanwhile are behind.
-        let mut n = 0;
-        while n < self.spaces.len() {
+        let mut looked = 0;
+        while looked < self.spaces.len() && left > 0 {
+            let n = self.turn % self.spaces.len();
             let mut taken = 0;
             // What is postponed waits for a change, which comes behind all faults.
-            while (taken < MESSAGES || !self.postponed.is_empty()) && self.message(n)? {
+            while (taken < most || !self.postponed.is_empty()) && self.message(n)? {
                 taken += 1;
             }
-            n += 1;
+            left = left.saturating_sub(taken);
+            looked += 1;
+            self.turn = n + 1;
         }
         for (space, page) in std::mem::take(&mut self.postponed) {
             self.fault(space, page)?;
@@ -217,32 +248,17 @@ impl<'a> Pager<'a> {
     /// Takes a message of a space; whether there was one.
     fn message(&mut self, n: usize) -> Result<bool, ServeError> {
         let Some(userfault) = &self.spaces[n].userfault else { return Ok(false) };
-        self.taking(true)?;
-        match userfault.message() {
-            Ok(None) => self.taking(false)?,
-            Ok(Some(Message::Fault(page))) => {
-                self.taking(false)?;
-                self.fault(n, page)?;
-                return Ok(true);
-            }
-            Ok(Some(change)) => {
-                self.change(n, change)?;
-                self.taking(false)?;
-                return Ok(true);
-            }
+        match self.ledger.receive(n, userfault) {
+            Ok(None) => Ok(false),
+            Ok(Some(Message::Fault(page))) => self.fault(n, page).map(|()| true),
+            Ok(Some(change)) => self.change(n, change).map(|()| true),
             // A child waits in fork(2) until there is a descriptor.
             Err(error) if is_full(&error) => {
-                self.taking(false)?;
                 self.short = true;
+                Ok(false)
             }
-            Err(error) => return Err(ServeError::Context(error)),
+            Err(error) => Err(ServeError::Context(error)),
         }
-        Ok(false)
-    }
-
-    fn taking(&self, taking: bool) -> Result<(), ServeError> {
-        // A child that could not be parked is lost with us, and so is what it belongs to.
-        if self.unparked && !taking { Ok(()) } else { self.ledger.taking(taking).map_err(ServeError::Ledger) }
     }
 
     /// Applies a change of a space.
@@ -256,11 +272,13 @@ impl<'a> Pager<'a> {
             Message::Forked(child) => {
                 if let Err(error) = self.host.forked(&child) {
                     tracing::warn!(%error, "parking the userfaultfd context of a forked process");
-                    self.unparked = true;
                 }
                 let layout = self.spaces[n].layout.clone();
                 self.spaces.push(Space { userfault: Some(child), layout, is_forked: true });
                 self.served.forks += 1;
+                if self.spaces.len() > MOST_SPACES {
+                    return Err(ServeError::TooManyForks);
+                }
                 Change::Forked { space: n }
             }
         };
@@ -376,6 +394,16 @@ impl<'a> Pager<'a> {
         Ok((outcome, missing - self.spaces[n].layout.missing_pages()))
     }
 
+    /// Brings some of what is missing; false where nothing may be filled now.
+    fn fill_some(&mut self) -> Result<bool, ServeError> {
+        for n in 0..if self.is_crowded() { CROWD_FILLS } else { 1 } {
+            if !self.fill()? {
+                return Ok(n > 0);
+            }
+        }
+        Ok(true)
+    }
+
     /// Brings the next region that is missing; false where nothing may be filled now.
     fn fill(&mut self) -> Result<bool, ServeError> {
         let (at, address) = self.cursor;
@@ -418,6 +446,8 @@ enum Step {
 fn place(space: &mut Space, mut address: u64, mut bytes: &[u8]) -> io::Result<Step> {
     let Some(userfault) = &space.userfault else { return Ok(Step::Ended) };
     let mut at_once = bytes.len();
+    // Where nothing of ours was mapped when it was tried last.
+    let mut unmapped = None;
     while !bytes.is_empty() {
         let (done, why) = match userfault.copy(address, &bytes[..at_once.min(bytes.len())]) {
             Ok(()) => (at_once.min(bytes.len()) as u64, None),
@@ -436,6 +466,9 @@ fn place(space: &mut Space, mut address: u64, mut bytes: &[u8]) -> io::Result<St
             Some(NotPlaced::Ended) => return Ok(Step::Ended),
             // An area ends within: page by page.
             Some(NotPlaced::Unmapped) if at_once > PAGE as usize => at_once = PAGE as usize,
+            // Memory may have been moved away of which we were not told yet; then a second try says so: the kernel looks for changes before
+            // it looks for the area.
+            Some(NotPlaced::Unmapped) if unmapped != Some(address) => unmapped = Some(address),
             // The program has something there already; or its area is not what it was, of which it has told.
             Some(NotPlaced::Present | NotPlaced::Unmapped) => {
                 userfault.wake(&own)?;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use torpor_image::{Content, Region};
 use torpor_proc::maps::{Area, Flags, Treatment};
 
+use super::context::PlacedArea;
 use super::copy::{CopiedArea, Copier, CopyError, Span, Zeros};
 
 /// A process's part of an image, as far as memory goes.
@@ -15,7 +16,7 @@ pub struct Copied {
     /// What can be dropped from the process once the image is durable, page-aligned.
     pub drop: Vec<Range<u64>>,
     /// Areas of anonymous memory with many stored pages: what a userfaultfd context is registered with to bring them back.
-    pub anonymous: Vec<Range<u64>>,
+    pub anonymous: Vec<PlacedArea>,
     /// Private pages that stay: shared copy-on-write with another process, or in swap already.
     pub kept_pages: u64,
 }
@@ -33,15 +34,14 @@ pub fn copy(pid: i32, areas: Vec<Area>, flags: &Flags, copier: &mut Copier<'_>) 
     let mut copied = Copied::default();
     let mut fresh = None;
     for area in areas {
-        let treatment = match flags.treatment(&area) {
-            Some(treatment) => treatment,
-            None => {
-                if fresh.is_none() {
-                    fresh = Some(Flags::read(pid).map_err(|error| CopyError::Read(pid, error))?);
-                }
-                fresh.as_ref().and_then(|flags| flags.treatment(&area)).unwrap_or(Treatment::Leave)
-            }
+        let flags = match flags.treatment(&area) {
+            Some(_) => flags,
+            None => match &fresh {
+                Some(fresh) => fresh,
+                None => fresh.insert(Flags::read(pid).map_err(|error| CopyError::Read(pid, error))?),
+            },
         };
+        let treatment = flags.treatment(&area).unwrap_or(Treatment::Leave);
         let range = area.start..area.end;
         match treatment {
             Treatment::Leave => {}
@@ -51,7 +51,9 @@ pub fn copy(pid: i32, areas: Vec<Area>, flags: &Flags, copier: &mut Copier<'_>) 
                 let anonymous = is_anonymous(&area);
                 let zeros = if anonymous { Zeros::Named } else { Zeros::Stored };
                 let span = Span { range, readable: area.access.read, writable: area.access.write, zeros };
-                copied.add(&span.range, anonymous, copier.area(&span)?);
+                let may_be_lazy = flags.may_be_lazy(&area);
+                let placed = anonymous.then(|| PlacedArea { range: span.range.clone(), may_be_lazy });
+                copied.add(&span.range, placed, copier.area(&span)?);
             }
             Treatment::Refuse(reason) => {
                 let Area { start, end, name, .. } = area;
@@ -68,11 +70,11 @@ fn is_anonymous(area: &Area) -> bool {
 }
 
 impl Copied {
-    fn add(&mut self, area: &Range<u64>, anonymous: bool, found: CopiedArea) {
+    fn add(&mut self, area: &Range<u64>, placed: Option<PlacedArea>, found: CopiedArea) {
         let CopiedArea { regions, taken, kept_pages, .. } = found;
         let stored = regions.iter().filter(|region| region.content != Content::Zero);
-        if anonymous && stored.map(|region| u64::from(region.pages)).sum::<u64>() >= MANY_PAGES {
-            self.anonymous.push(area.clone());
+        if stored.map(|region| u64::from(region.pages)).sum::<u64>() >= MANY_PAGES {
+            self.anonymous.extend(placed);
         }
         self.regions.extend(regions);
         self.kept_pages += kept_pages;

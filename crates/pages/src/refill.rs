@@ -37,14 +37,22 @@ pub enum RefillError {
 /// See [`RefillError`]: it can be done again.
 pub fn refill(source: &dyn PageSource, processes: &[Process], contexts: &[Context]) -> Result<(), RefillError> {
     let registered: Vec<Registered<'_>> = contexts.iter().map(Registered::with).collect();
-    place(source, processes, &registered)?;
+    refill_registered(source, processes, &registered)?;
     registered.into_iter().try_for_each(|one| {
         let pid = one.context.pid;
         one.end().map_err(|error| RefillError::Write(pid, error))
     })
 }
 
-fn place(source: &dyn PageSource, processes: &[Process], registered: &[Registered<'_>]) -> Result<(), RefillError> {
+/// As [`refill`], by contexts that are registered already and stay so.
+///
+/// # Errors
+/// As there.
+pub fn refill_registered(
+    source: &dyn PageSource,
+    processes: &[Process],
+    registered: &[Registered<'_>],
+) -> Result<(), RefillError> {
     let regions = || processes.iter().flat_map(|process| process.regions.iter().map(|region| (process.pid, region)));
     let stored = regions().filter_map(|(_, region)| Stored::of(region)).collect();
     let placed = |(pid, region): (i32, &torpor_image::Region)| {
@@ -71,6 +79,7 @@ fn place(source: &dyn PageSource, processes: &[Process], registered: &[Registere
 mod tests {
     use super::*;
     use crate::buffer::Buffer;
+    use crate::context::PlacedArea;
     use crate::source::ImageFile;
     use std::os::unix::fs::FileExt;
     use torpor_image::{Content, PAGE, Region, checksum};
@@ -105,7 +114,11 @@ mod tests {
         let regions = process.regions.iter().map(|one| Region { start: one.start - address + moved, ..*one }).collect();
         let other = Process { regions, ..process.clone() };
         let range = moved..moved + 3 * PAGE;
-        let context = Context { pid, userfault: Userfault::of_this_process().unwrap(), ranges: vec![range] };
+        let context = Context {
+            pid,
+            userfault: Userfault::of_this_process().unwrap(),
+            areas: vec![PlacedArea { range, may_be_lazy: true }],
+        };
         refill(&source, &[other], &[context]).unwrap();
         let found: Vec<u8> = (0..3).map(|n| memory.part(0..3 * PAGE as usize)[n * PAGE as usize]).collect();
         assert_eq!(found, [2, 5, 1]);

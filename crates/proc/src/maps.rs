@@ -48,7 +48,15 @@ pub enum Treatment {
 
 /// Flags of areas, from `smaps`.
 #[derive(Clone, Debug, Default)]
-pub struct Flags(Vec<(u64, Access, Treatment)>);
+pub struct Flags(Vec<AreaFlags>);
+
+#[derive(Clone, Debug)]
+struct AreaFlags {
+    start: u64,
+    access: Access,
+    treatment: Treatment,
+    may_be_lazy: bool,
+}
 
 /// Parses the header line of `maps` and `smaps`.
 fn area(line: &str) -> Option<Area> {
@@ -88,6 +96,13 @@ fn treatment(flags: &str, access: Access) -> Treatment {
     }
 }
 
+/// See [`Flags::may_be_lazy`].
+fn may_be_lazy(flags: &str) -> bool {
+    !flags
+        .split_ascii_whitespace()
+        .any(|flag| matches!(flag, "lo" | "gd" | "wf" | "gu" | "dp" | "io" | "pf" | "ht" | "ss"))
+}
+
 impl Flags {
     /// Reads the flags of all areas; costs a walk through the page tables.
     pub fn read(pid: i32) -> io::Result<Self> {
@@ -98,8 +113,8 @@ impl Flags {
         for line in text.lines() {
             if let Some(list) = line.strip_prefix("VmFlags:") {
                 let found: Area = current.take().ok_or_else(|| proc::unexpected(&path))?;
-                let treatment = treatment(list, found.access);
-                flags.push((found.start, found.access, treatment));
+                let (treatment, may_be_lazy) = (treatment(list, found.access), may_be_lazy(list));
+                flags.push(AreaFlags { start: found.start, access: found.access, treatment, may_be_lazy });
             } else if line.as_bytes().first().is_some_and(|c| c.is_ascii_digit() || c.is_ascii_lowercase()) {
                 current = Some(area(line).ok_or_else(|| proc::unexpected(&path))?);
             }
@@ -113,9 +128,18 @@ impl Flags {
             // [vdso], [vvar], [vvar_vclock], [vsyscall]: the kernel's.
             return Some(Treatment::Leave);
         }
-        let place = self.0.binary_search_by_key(&area.start, |(start, _, _)| *start).ok()?;
-        let (_, access, treatment) = &self.0[place];
-        (*access == area.access).then(|| treatment.clone())
+        self.find(area).map(|found| found.treatment.clone())
+    }
+
+    /// Whether pages of `area` may come back when they are touched. Not those that must be there (locked, a growing stack, which the kernel
+    /// and others read by themselves), nor those that a missing page is no page of the program's in (wiped on fork, guards).
+    pub fn may_be_lazy(&self, area: &Area) -> bool {
+        self.find(area).is_some_and(|found| found.may_be_lazy)
+    }
+
+    fn find(&self, area: &Area) -> Option<&AreaFlags> {
+        let place = self.0.binary_search_by_key(&area.start, |flags| flags.start).ok()?;
+        Some(&self.0[place]).filter(|flags| flags.access == area.access)
     }
 }
 
@@ -138,6 +162,14 @@ mod tests {
         let flags = Flags::read(pid).unwrap();
         let known = areas(pid).unwrap().iter().filter(|area| flags.treatment(area).is_some()).count();
         assert!(known > 5, "{known}");
+    }
+
+    #[test]
+    fn what_must_be_there_or_vanish_is_not_lazy() {
+        assert!(may_be_lazy("rd wr mr mw me ac sd"));
+        for flag in ["lo", "gd", "wf", "gu"] {
+            assert!(!may_be_lazy(&format!("rd wr {flag} ac")), "{flag}");
+        }
     }
 
     #[test]

@@ -168,6 +168,14 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// Another lease of the same bytes.
+    ///
+    /// # Errors
+    /// Of dup(2).
+    pub fn duplicate(&self) -> io::Result<Self> {
+        Ok(Self { image: self.image.clone(), file: self.file.try_clone()?, header: self.header.clone() })
+    }
+
     /// The image that was opened.
     pub const fn image(&self) -> &Image {
         &self.image

@@ -13,6 +13,7 @@ use crate::servers::{Check, Program, Transport, cached, key, static_tarball};
 
 const COMMON: &str = include_str!("../programs/common.h");
 const SOURCES: &[(&str, &str)] = &[
+    ("changer", include_str!("../programs/changer.c")),
     ("diskreader", include_str!("../programs/diskreader.c")),
     ("holder", include_str!("../programs/holder.c")),
     ("ignorer", include_str!("../programs/ignorer.c")),

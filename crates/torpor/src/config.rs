@@ -135,11 +135,13 @@ pub(crate) struct Images {
 }
 
 /// Wakes by packets and timers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Wake {
     /// Most at the same time; absent: the number of processors, and 2 at least.
     pub(crate) at_once: Option<u32>,
+    /// Dozing apps with much memory wake before all of it is back.
+    pub(crate) lazy: bool,
 }
 
 /// How long operations of an app may take before they are given up; each gets a second more for 16 MiB of an image.
@@ -208,6 +210,12 @@ impl Default for Config {
             idle: Idle::default(),
             log: Log::default(),
         }
+    }
+}
+
+impl Default for Wake {
+    fn default() -> Self {
+        Self { at_once: None, lazy: true }
     }
 }
 

@@ -74,6 +74,8 @@ fn probes_do_not_wake_a_warm_app_either_before_and_after_a_power_cut() {
             daemon.power_off().unwrap();
             daemon.up().unwrap();
             // Until it has its listener again and looks at it, a connection may count.
+            let adopted = || daemon.log().rsplit("torpor is up").next().unwrap().contains("every app is adopted");
+            eventually("it is adopted", PATIENCE, adopted).unwrap();
             daemon.wait_state("app", "warm", PATIENCE).unwrap();
         }
         let before = wakes(&daemon);

@@ -26,6 +26,8 @@ pub struct WorkerConfig {
     pub cached_image_bytes: u64,
     /// Wakes by packets and timers at the same time; not zero.
     pub wakes_at_once: usize,
+    /// Dozing apps with much memory wake before all of it is back.
+    pub lazy_wakes: bool,
     /// When dozing apps go warm for want of memory.
     pub memory: MemoryConfig,
     /// Apps are only to be put away: none is started, and images of those that have no sandbox are left alone.

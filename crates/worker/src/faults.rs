@@ -1,7 +1,7 @@
 //! Faults on demand, for tests of crashes: `TORPOR_FAULT=STEP:ACTION[:COUNT]` makes the worker fail (`error`), kill itself
 //! (`kill`) or its keeper (`keeper`), panic (`panic`), or stand still (`hang`), when an app reaches a step of falling asleep or waking for the COUNT-th time. Steps of
 //! building processes again begin with `resume-`, those of an import with `import-`, those of making a sandbox with `start-`,
-//! those of an adoption with `adopt-`. `torpor checkpoint` obeys it, too.
+//! those of an adoption with `adopt-`, those of a lazy wake with `lazy-`. `torpor checkpoint` obeys it, too.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,6 +16,32 @@ enum AnyStep {
     Resume(RestoreStep),
     Import(ImportStep),
     Sandbox(SandboxStep),
+    Lazy(LazyStep),
+}
+
+/// Steps of a lazy wake, while the app runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LazyStep {
+    /// Messages were taken; what follows is a region, or the end.
+    Round,
+    /// There is a child, whose context is not parked.
+    Forked,
+    /// Its context is parked, and the ledger does not know of it.
+    Parked,
+    /// All memory is back, and nothing says so.
+    Complete,
+    /// The journal says so, and the contexts are still parked.
+    Recorded,
+}
+
+impl LazyStep {
+    const ALL: [(Self, &'static str); 5] = [
+        (Self::Round, "lazy-round"),
+        (Self::Forked, "lazy-forked"),
+        (Self::Parked, "lazy-parked"),
+        (Self::Complete, "lazy-complete"),
+        (Self::Recorded, "lazy-recorded"),
+    ];
 }
 
 /// Steps of making a sandbox.
@@ -72,6 +98,9 @@ impl AnyStep {
         }
         if let Some((step, _)) = SandboxStep::ALL.into_iter().find(|(_, known)| *known == name) {
             return Some(Self::Sandbox(step));
+        }
+        if let Some((step, _)) = LazyStep::ALL.into_iter().find(|(_, known)| *known == name) {
+            return Some(Self::Lazy(step));
         }
         match name.strip_prefix("resume-") {
             Some(name) => RestoreStep::ALL.into_iter().find(|step| step.name() == name).map(Self::Resume),
@@ -184,6 +213,11 @@ impl RequestedFaults {
     /// A step of making a sandbox has come to its end.
     pub(crate) fn made(&self, step: SandboxStep) -> std::io::Result<()> {
         if self.fails(AnyStep::Sandbox(step)) { Err(std::io::Error::other("a fault was asked for")) } else { Ok(()) }
+    }
+
+    /// A step of a lazy wake has come to its end.
+    pub(crate) fn served(&self, step: LazyStep) -> std::io::Result<()> {
+        if self.fails(AnyStep::Lazy(step)) { Err(std::io::Error::other("a fault was asked for")) } else { Ok(()) }
     }
 
     /// A step of an import has come to its end.

@@ -106,6 +106,7 @@ fn encode(phase: Phase) -> [u8; PHASE_BYTES] {
         Phase::Dozing { generation, wake_at } => (2, generation, wake_at),
         Phase::Ending { generation, wake_at } => (3, generation, wake_at),
         Phase::Warm { generation, wake_at } => (4, generation, wake_at),
+        Phase::Lazy { generation } => (5, generation, None),
     };
     let wake_at = wake_at.map_or(0, |at: Duration| at.as_nanos() as u64);
     let words: [u64; 4] = [MAGIC, kind, generation, wake_at];
@@ -131,6 +132,7 @@ fn decode(bytes: &[u8; PHASE_BYTES]) -> Option<Phase> {
         2 => Some(Phase::Dozing { generation, wake_at }),
         3 => Some(Phase::Ending { generation, wake_at }),
         4 => Some(Phase::Warm { generation, wake_at }),
+        5 => Some(Phase::Lazy { generation }),
         _ => None,
     }
 }
@@ -151,6 +153,7 @@ mod tests {
             Phase::Dozing { generation: 8, wake_at: None },
             Phase::Ending { generation: 9, wake_at: Some(Duration::from_nanos(1)) },
             Phase::Warm { generation: 9, wake_at: None },
+            Phase::Lazy { generation: 10 },
             Phase::Awake,
         ] {
             PhaseFile::open(&path, owner).unwrap().record(phase).unwrap();

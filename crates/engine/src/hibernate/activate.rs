@@ -86,7 +86,7 @@ impl Hibernating<'_> {
     fn bring_back(&self) -> Result<(), WakeError> {
         let image = open(self.target, &self.asleep.image)?;
         let pages = ImageFile::through_cache(image.file());
-        refill(&pages, &self.asleep.state.processes, &self.asleep.contexts).map_err(WakeError::Refill)
+        refill(&pages, &self.asleep.state.processes, self.asleep.contexts()).map_err(WakeError::Refill)
     }
 
     /// Lets it run, as if it had just been woken.

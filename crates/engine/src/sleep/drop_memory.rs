@@ -11,6 +11,7 @@ use torpor_linux::userfault;
 
 use super::error::{Failure, SleepError};
 use super::{Asleep, Captured, Drops, Sleep, carried};
+use crate::lazy::Contexts;
 use crate::target::Phase;
 use torpor_pages::context::Context;
 use torpor_pages::refill::refill;
@@ -85,6 +86,10 @@ impl Sleep<'_> {
         let phase = Phase::Dozing { generation: self.request.image.generation(), wake_at };
         self.target.journal.record(phase).map_err(Failure::Journal)?;
         self.reached(Step::Dozing)?;
+        let contexts = Contexts::new(contexts, &captured.state).unwrap_or_else(|error| {
+            tracing::debug!(%error, "no ledger of missing pages");
+            None
+        });
         Ok(Dropped { wake_at, memories, contexts })
     }
 
@@ -103,7 +108,7 @@ impl Sleep<'_> {
 struct Dropped {
     wake_at: Option<Duration>,
     memories: WaitHistory,
-    contexts: Vec<Context>,
+    contexts: Option<Contexts>,
 }
 
 /// A context of a parked process that has much to be brought back. Without one it is brought back in another way, more slowly.
@@ -114,7 +119,7 @@ fn context(process: &Process, park_address: u64, drops: &Drops) -> Option<Contex
     }
     let device = userfault::device().inspect_err(|error| tracing::debug!(%error, "{}", userfault::DEVICE)).ok()?;
     match make_context(process, park_address, device.as_fd()) {
-        Ok(userfault) => Some(Context { pid, userfault, ranges: drops.anonymous.clone() }),
+        Ok(userfault) => Some(Context { pid, userfault, areas: drops.anonymous.clone() }),
         Err(error) => {
             tracing::debug!(pid, error = &error as &dyn std::error::Error, "no userfaultfd context");
             None

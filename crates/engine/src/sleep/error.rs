@@ -60,6 +60,9 @@ pub enum Failure {
     /// Memory did not come back.
     #[error(transparent)]
     Refill(#[from] crate::RefillError),
+    /// No pager.
+    #[error("starting its pager")]
+    Pager(#[source] io::Error),
     /// Describing its processes.
     #[error(transparent)]
     Collect(Box<CaptureError>),

@@ -34,9 +34,10 @@ pub use self::blockers::obstacles;
 pub(crate) use self::error::Stop;
 pub use self::error::{Failure, SleepError};
 pub(crate) use self::new_image::{NewImage, remove_image};
+use crate::lazy::Contexts;
 use crate::target::{Freezer, Journal, Phase};
 use crate::watch::Watch;
-use torpor_pages::context::Context;
+use torpor_pages::context::{Context, PlacedArea};
 use torpor_process::step::{Fault, Faults, Step, Timings};
 use torpor_process::threads::{ThreadPlan, WaitHistory, let_go};
 use torpor_process::trace::Process;
@@ -120,8 +121,14 @@ pub struct Asleep {
     /// For the next sleep.
     pub memories: WaitHistory,
     pub(crate) plans: Vec<ThreadPlan>,
-    /// By which pages come back quickly; none of a small process, and none after a crash of the worker.
-    pub(crate) contexts: Vec<Context>,
+    /// By which pages come back quickly, or while it runs; none where it is small.
+    pub contexts: Option<Contexts>,
+}
+
+impl Asleep {
+    pub(crate) fn contexts(&self) -> &[Context] {
+        self.contexts.as_ref().map_or(&[], |contexts| &contexts.contexts)
+    }
 }
 
 /// What came of putting an app to sleep.
@@ -162,7 +169,7 @@ struct Captured {
 struct Drops {
     ranges: Vec<Range<u64>>,
     /// Areas of anonymous memory that much of is stored.
-    anonymous: Vec<Range<u64>>,
+    anonymous: Vec<PlacedArea>,
 }
 
 /// Puts an app to sleep. Runs on one thread from beginning to end, since tracing belongs to a thread.

@@ -6,6 +6,7 @@
     reason = "each test uses its part; a test fails by panicking"
 )]
 
+pub mod dozing;
 pub mod freezer;
 pub mod home;
 pub mod journal;

@@ -206,7 +206,7 @@ fn one(program: &Program) -> Verdict {
             Err(why) => Verdict::Wrong(format!("building it again: {why}")),
         },
         Err(error @ HibernateError::Dozing(_)) => {
-            let woken = app.with_target(&NoFaults, |target| wake(target, &asleep).0);
+            let woken = app.with_target(&NoFaults, |target| wake(target, &asleep, None).0);
             woken.unwrap().finish().unwrap();
             finish(&home, "after it dozed", Verdict::NotWarm(error.to_string()))
         }

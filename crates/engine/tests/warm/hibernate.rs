@@ -6,13 +6,16 @@ use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use torpor_engine::{Abort, Faults, HibernateError, NoFaults, Phase, Recovered, SleepError, Step, recover, wake};
+use torpor_engine::{
+    Abort, Faults, HibernateError, NoFaults, ParkedByWorker, Phase, Recovered, SleepError, Step, recover, wake,
+};
 use torpor_image::Kind;
 use torpor_image::tree::{Executable, FileKind, InetState, Tree};
 use torpor_store::{Contents, ImageFile};
 
 use super::app::{App, within};
 use super::common::FailAt;
+use super::common::dozing::Pagers;
 
 pub const TESTS: &[super::Test] = &[
     ("lighttpd_leaves_an_image_and_its_files", lighttpd_leaves_an_image_and_its_files),
@@ -108,7 +111,7 @@ fn an_error_at_any_step() {
             HibernateError::Dozing(_) => {
                 assert!(step <= Step::Resident, "{step:?}");
                 assert!(matches!(app.phase(), Phase::Dozing { .. }), "{step:?}");
-                let woken = app.with_target(&NoFaults, |target| wake(target, &asleep).0);
+                let woken = app.with_target(&NoFaults, |target| wake(target, &asleep, None).0);
                 app.memories = woken.unwrap().finish().unwrap();
             }
             HibernateError::Awake(SleepError::Failed { at, .. }) => {
@@ -118,7 +121,9 @@ fn an_error_at_any_step() {
             HibernateError::Ending(_) => {
                 assert!(step >= Step::Ending, "{step:?}");
                 let (phase, image) = (app.phase(), app.image(app.generation));
-                let recovered = app.with_target(&NoFaults, |target| recover(target, phase, image.store(), None));
+                let recovered = app.with_target(&NoFaults, |target| {
+                    recover(target, phase, image.store(), ParkedByWorker::default(), &Pagers::default())
+                });
                 let Recovered::Warm(warm) = recovered.unwrap() else { panic!("{step:?}") };
                 assert_eq!(app.phase(), Phase::Warm { generation: warm.image.generation(), wake_at: warm.wake_at });
                 assert!(app.processes().is_empty(), "{step:?}");

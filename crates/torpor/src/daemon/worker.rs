@@ -24,6 +24,7 @@ fn settings(config: &Config, for_teardown: bool) -> Result<WorkerConfig, ApiErro
             bytes_per_second: config.logs.rate.0,
         },
         cached_image_bytes: config.memory.cached_images.0,
+        lazy_wakes: config.wake.lazy,
         wakes_at_once: config.wake.at_once.map_or_else(processors, |at_once| at_once as usize),
         memory: MemoryConfig {
             high: config.memory.high_watermark,

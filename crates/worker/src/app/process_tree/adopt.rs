@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use torpor_api::worker::Desired;
-use torpor_engine::{Freezer, Phase, Recovered, Source, Target, Warm, Watch, recover};
+use torpor_engine::{Freezer, ParkedByWorker, Phase, Recovered, Source, Target, Warm, Watch, recover};
 use torpor_lifecycle::{Exit, Found, Text};
 use torpor_sandbox::cgroup::Cgroup;
 use torpor_sandbox::{Sandbox, SandboxError, SandboxRecord};
@@ -17,9 +17,10 @@ use super::adopt_error::{AdoptError, is_lost, is_ours};
 use super::exit::exit_of;
 use super::freezer::{SandboxFreezer, is_to_be_frozen};
 use super::infer_phase::infer;
+use super::lazy::LazyPagers;
 use super::sleep_state::{SleepState, WarmApp};
 use super::texts::{chain, text};
-use super::{ProcessTree, parked};
+use super::{ProcessTree, contexts, parked};
 use crate::app::workload::Adoption;
 use crate::clock;
 use crate::faults::SandboxStep;
@@ -101,7 +102,7 @@ impl ProcessTree {
         let unknown = |error: io::Error| text(format!("looking for its image: {error}"));
         let image_is_truth = match self.journal.read().map_err(unknown)? {
             Some(Phase::Ending { .. } | Phase::Warm { .. }) => true,
-            Some(Phase::Awake | Phase::Dropping { .. } | Phase::Dozing { .. }) => false,
+            Some(Phase::Awake | Phase::Dropping { .. } | Phase::Dozing { .. } | Phase::Lazy { .. }) => false,
             // As it is inferred where there is a record.
             None => match self.files.images.newest(self.owner()).map_err(unknown)? {
                 Some(newest) => match ImageFile::open(&newest.path) {
@@ -163,7 +164,7 @@ impl ProcessTree {
 
     /// It has no processes, and no image that can be used: what lies here is kept for inspection, unless it ran.
     fn give_up_images(&mut self, reason: &str) {
-        if !matches!(self.journal.read(), Ok(Some(Phase::Awake))) {
+        if !matches!(self.journal.read(), Ok(Some(Phase::Awake | Phase::Lazy { .. }))) {
             self.lose_images(reason);
         }
         self.nothing_found();
@@ -196,6 +197,15 @@ impl ProcessTree {
                     && let Err(error) = sandbox.processes_are_back()
                 {
                     tracing::error!(app = self.record.spec.name, error = %chain(&error), "telling its init");
+                }
+                Ok(Adoption::found(Found::Running))
+            }
+            Ok((Recovered::Lazy, _)) => {
+                if let Some(wake) = &self.lazy {
+                    self.keep_only(wake.generation());
+                }
+                if let Err(error) = parked::drop_watch(&self.shared, &self.record.id) {
+                    tracing::warn!(app = self.record.spec.name, error = %chain(&error), "forgetting its parked descriptors");
                 }
                 Ok(Adoption::found(Found::Running))
             }
@@ -277,7 +287,9 @@ impl ProcessTree {
         }
         let (generation, warm) = match phase {
             Phase::Awake => (0, false),
-            Phase::Dropping { generation } | Phase::Dozing { generation, .. } => (generation, false),
+            Phase::Dropping { generation } | Phase::Dozing { generation, .. } | Phase::Lazy { generation } => {
+                (generation, false)
+            }
             Phase::Ending { generation, .. } | Phase::Warm { generation, .. } => (generation, true),
         };
         let kept = if warm { watch.take() } else { None };
@@ -295,12 +307,21 @@ impl ProcessTree {
             journal: &*self.journal,
             faults: &self.shared.faults,
         };
-        let recovered = recover(&target, phase, &self.files.images, watch);
+        let contexts = match phase {
+            Phase::Dozing { .. } | Phase::Lazy { .. } => contexts::deposited(&sandbox, generation),
+            _ => Ok(None),
+        };
+        // An app that is lazy cannot go on without them.
+        let contexts = contexts.map_err(|error| unknown("finding its userfaultfd contexts", error))?;
+        let pagers = LazyPagers::new(self, &sandbox, image);
+        let parked = ParkedByWorker { watch, contexts };
+        let recovered = recover(&target, phase, &self.files.images, parked, &pagers);
+        self.lazy = pagers.into_wake();
         let found = match recovered {
             Ok(recovered) => Ok((recovered, kept)),
             // Nothing to freeze any more: it has ended, which its init will tell.
             Err(_) if !warm && freezer.processes().is_ok_and(|pids| pids.is_empty()) => {
-                if phase != Phase::Awake {
+                if !matches!(phase, Phase::Awake | Phase::Lazy { .. }) {
                     self.lose_images("its processes have ended while it slept");
                 }
                 Ok((Recovered::Running, None))

@@ -36,6 +36,7 @@ pub(super) fn is_lost(error: &RecoverError, has_processes: bool) -> bool {
             !is_ours(read)
         }
         RecoverError::Image(error) if error.is_lost() => true,
+        RecoverError::Lazy(_) => true,
         RecoverError::Failed(Failure::Refill(RefillError::Damaged { .. })) => true,
         RecoverError::Image(_) | RecoverError::Failed(_) => has_processes && says_gone(error),
     }

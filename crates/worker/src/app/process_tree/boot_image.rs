@@ -271,7 +271,7 @@ impl ProcessTree {
 fn stored(files: &AppFiles, owner: Owner, journal: &PhaseFile) -> Result<Option<BootImage>, NoSandbox> {
     let unread = |error: io::Error| NoSandbox::prevented(text(error));
     let image = match journal.read().map_err(unread)? {
-        Some(Phase::Awake | Phase::Dropping { .. } | Phase::Dozing { .. }) => return Ok(None),
+        Some(Phase::Awake | Phase::Dropping { .. } | Phase::Dozing { .. } | Phase::Lazy { .. }) => return Ok(None),
         Some(Phase::Ending { generation, .. }) => files.images.image(generation),
         Some(Phase::Warm { generation, .. }) => {
             // A wake that did not come to its end.

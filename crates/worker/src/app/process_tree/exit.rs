@@ -59,6 +59,7 @@ impl ProcessTree {
         if let Err(error) = destroyed {
             tracing::error!(app = self.record.spec.name, error = %chain(&error), "taking down its sandbox");
         }
+        self.end_lazy();
         self.after_exit().await;
         if was_warm && self.restore_sandbox().await.is_some() {
             // Its init was killed, and with it its sandbox: it had no processes that could have ended.

@@ -60,6 +60,7 @@ impl ProcessTree {
                 self.sleep.deferred.clear();
             }
         }
+        self.sleep.contexts_held = self.deposit_contexts(&asleep);
         let watch = asleep.watch().as_fd().try_clone_to_owned();
         match watch.and_then(torpor_linux::readable::register) {
             Ok(watch) => self.sleep.watch = Some(watch),
@@ -120,7 +121,9 @@ impl ProcessTree {
         self.sleep.state = None;
         self.sleep.cached_image = None;
         self.sleep.watch = None;
-        match tokio::task::block_in_place(|| self.files.images.clean(None, self.owner())) {
+        // One that a lazy wake reads goes with the end of that.
+        let keep = self.lazy.as_ref().map(|wake| wake.generation());
+        match tokio::task::block_in_place(|| self.files.images.clean(keep, self.owner())) {
             Ok(_) => {}
             Err(error) => tracing::warn!(app = self.record.spec.name, %error, "removing its image"),
         }

@@ -11,7 +11,7 @@
 //! | none | frozen | unknown: it dozes, and its image is lost |
 //! | none | none | unknown: it was warm, and its image is lost |
 //! | for dozing | frozen | `Dozing`: also if a wake was under way, since the program has not run since and the image equals its memory |
-//! | for dozing | not frozen | unknown: memory may be missing, or newer than the image |
+//! | for dozing | not frozen | unknown: memory may be missing, or newer than the image (a wake that was lazy is not known without its journal) |
 //! | complete | frozen, or none | `Warm`: the program has not run since |
 //! | complete | not frozen | `Awake`: the program has run, or never stopped |
 //!

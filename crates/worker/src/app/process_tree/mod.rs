@@ -12,6 +12,7 @@ mod adopt;
 mod adopt_error;
 mod boot_image;
 mod connection_resets;
+mod contexts;
 mod describe;
 mod exit;
 mod export;
@@ -21,6 +22,7 @@ mod hold;
 mod images;
 mod infer_phase;
 mod kill;
+mod lazy;
 mod notifying_journal;
 mod parked;
 mod resume;
@@ -64,6 +66,7 @@ use boot_image::SandboxRetry;
 use connection_resets::ConnectionResets;
 use hibernate::Hibernated;
 use kill::KillAttempts;
+use lazy::LazyWake;
 use resume::Resumed;
 use sleep_state::{SleepState, WarmApp};
 use start::StartOutcome;
@@ -79,6 +82,8 @@ pub(crate) struct ProcessTree {
     sleep: Sleep,
     /// What is being woken from warm, if that fails.
     resuming: Option<Box<WarmApp>>,
+    /// What brings the rest of its memory, where it woke before all was back; it may have come to its end.
+    lazy: Option<Arc<LazyWake>>,
     /// Set while it is warm without a sandbox; `run.sandbox` and `sleep.state` are none then.
     sandbox_retry: Option<SandboxRetry>,
     /// Closes connections to it while it cannot be woken.
@@ -118,6 +123,8 @@ struct Sleep {
     watch: Option<AsyncFd<OwnedFd>>,
     /// Listeners that were told to wait for data.
     deferred: Vec<Deferred>,
+    /// Its init holds its userfaultfd contexts: it may wake before all of its memory is back.
+    contexts_held: bool,
 }
 
 /// What came of an operation.
@@ -137,6 +144,8 @@ enum Message {
     Ended(Arc<Operation>, Box<Outcome>),
     /// For the state machine.
     Event(Event),
+    /// The rest of the app's memory cannot be brought back.
+    Unserved(Arc<LazyWake>, Text),
     /// Killing this sandbox has ended; what holds it, where it has not.
     Killed(Arc<Sandbox>, Option<Text>),
 }
@@ -161,8 +170,10 @@ impl ProcessTree {
                 labels: Vec::new(),
                 watch: None,
                 deferred: Vec::new(),
+                contexts_held: false,
             },
             resuming: None,
+            lazy: None,
             sandbox_retry: None,
             connection_resets: None,
             abort: None,

@@ -22,7 +22,7 @@ impl Journal for NotifyingJournal {
         let committed = match phase {
             Phase::Dropping { .. } => Event::CaptureCommitted,
             Phase::Ending { .. } => Event::HibernateCommitted,
-            Phase::Awake | Phase::Dozing { .. } | Phase::Warm { .. } => return Ok(()),
+            Phase::Awake | Phase::Dozing { .. } | Phase::Lazy { .. } | Phase::Warm { .. } => return Ok(()),
         };
         // The task lives as long as an operation of its own runs.
         let _ = self.sender.send(Message::Event(committed));

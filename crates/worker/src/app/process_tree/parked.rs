@@ -209,11 +209,13 @@ impl ProcessTree {
 
     /// Its program runs: what is parked of it is given up.
     pub(super) fn forget_parked(&self) {
-        for dropped in [drop_files(&self.shared, &self.record.id), drop_watch(&self.shared, &self.record.id)] {
+        let (shared, id) = (&self.shared, &self.record.id);
+        for dropped in [drop_files(shared, id), drop_watch(shared, id)] {
             if let Err(error) = dropped {
                 let name = &self.record.spec.name;
                 tracing::warn!(app = name, error = %chain(&error), "forgetting its parked descriptors");
             }
         }
+        self.clear_contexts();
     }
 }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use torpor_engine::{Abort, Attempt, Request, SleepError, Step, WaitHistory, fall_asleep};
+use torpor_engine::{Abort, Attempt, Request, SleepError, Step, Timings, WaitHistory, fall_asleep};
 use torpor_lifecycle::{Event, Retry, SleepCause, WakeCause};
 use torpor_sandbox::Sandbox;
 use torpor_store::{Image, Owner};
 
 use super::freezer::SandboxFreezer;
+use super::lazy::LazyWake;
 use super::notifying_journal::NotifyingJournal;
 use super::sleep_state::SleepState;
 use super::target::with_target;
@@ -47,6 +48,7 @@ impl ProcessTree {
             single_sockets: self.looks_at_single_sockets(),
             abort,
             memories: self.memories.clone(),
+            lazy: self.lazy.clone(),
             on_command: cause == SleepCause::Command,
         };
         // A thread of its own: tracing belongs to a thread, and it blocks.
@@ -120,6 +122,8 @@ struct SleepJob {
     single_sockets: bool,
     abort: Abort,
     memories: WaitHistory,
+    /// What still brings back its memory, maybe.
+    lazy: Option<Arc<LazyWake>>,
     /// Somebody waits for the outcome.
     on_command: bool,
 }
@@ -132,6 +136,12 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 impl SleepJob {
     fn run(mut self) -> Attempt {
+        if let Some(lazy) = &self.lazy
+            && !lazy.wait(&self.abort)
+        {
+            let result = Err(SleepError::Aborted("a part of its memory is not back yet".to_owned()));
+            return Attempt { result, timings: Timings::begin(), memories: Some(self.memories) };
+        }
         let begun = Instant::now();
         loop {
             let mut attempt = self.attempt();

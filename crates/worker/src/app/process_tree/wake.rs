@@ -2,10 +2,11 @@
 
 use std::time::SystemTime;
 
-use torpor_engine::{Asleep, Step, wake};
+use torpor_engine::{Asleep, Pagers, Step, wake};
 use torpor_lifecycle::{Event, WakeFailure};
 
 use super::freezer::SandboxFreezer;
+use super::lazy::LazyPagers;
 use super::sleep_state::SleepState;
 use super::target::with_target;
 use super::texts::{chain, text};
@@ -41,15 +42,21 @@ impl ProcessTree {
         self.sleep.watch = None;
         crate::probes::undefer(&std::mem::take(&mut self.sleep.deferred), &crate::probes::Sockets::OfProcesses);
         let (operation, _watched) = operations.watch_refill(asleep.image_bytes);
+        let pagers = LazyPagers::new(self, &sandbox, asleep.image.clone());
         let run = || {
             let (freezer, faults) = (SandboxFreezer::of(&sandbox), &self.shared.faults);
-            with_target(self.owner(), &operation, &freezer, &*self.journal, faults, |target| wake(target, &asleep))
+            let pagers = self.sleep.contexts_held.then_some(&pagers as &dyn Pagers);
+            with_target(self.owner(), &operation, &freezer, &*self.journal, faults, |target| {
+                wake(target, &asleep, pagers)
+            })
         };
         // However little it is, the disk that it is read from may hang: other tasks do not wait for this thread.
         let (result, timings) = tokio::task::block_in_place(run);
+        let lazy = pagers.into_wake();
         match result {
             Ok(woken) => {
                 let entry = Entry::new(&timings, None);
+                self.lazy = lazy;
                 self.finish_wake(woken);
                 Wake::Ended(Report::with_entry(Event::Woken, entry))
             }
@@ -59,9 +66,14 @@ impl ProcessTree {
                 let lost = error.is_lost();
                 let runs = timings.steps().iter().any(|(step, _)| *step == Step::Awake);
                 if runs && sandbox.cgroup().thaw().is_ok() {
-                    // Its memory is complete and it is thawed: a detail failed behind that.
+                    // It is thawed, and its memory is complete or comes: a detail failed behind that.
+                    self.lazy = lazy;
                     tracing::warn!(app = self.record.spec.name, %reason, "after waking");
                     return Wake::Ended(Report::with_entry(Event::Woken, entry));
+                }
+                if let Some(lazy) = lazy {
+                    // It has not run: what came in the meantime is what the image says.
+                    tokio::task::block_in_place(|| lazy.stop());
                 }
                 self.hold(SleepState::Dozing(asleep), SystemTime::now());
                 let failure =
@@ -77,6 +89,7 @@ impl ProcessTree {
         let name = self.record.spec.name.clone();
         let shared = self.shared.clone();
         let id = self.record.id.clone();
+        let all_is_back = self.sleep.contexts_held && !woken.is_lazy();
         let finish = move || {
             let memories = woken.finish();
             if let Err(error) = parked::drop_watch(&shared, &id) {
@@ -84,7 +97,11 @@ impl ProcessTree {
             }
             memories
         };
-        match tokio::task::block_in_place(finish) {
+        let finished = tokio::task::block_in_place(finish);
+        if all_is_back {
+            self.clear_contexts();
+        }
+        match finished {
             Ok(memories) => self.memories = memories,
             Err(error) => tracing::warn!(app = self.record.spec.name, error = %chain(&error), "after waking"),
         }

@@ -28,6 +28,7 @@ impl Workload for ProcessTree {
     }
 
     fn release(&mut self) {
+        self.stop_lazy();
         (self.sleep.watch, self.run.init, self.run.sandbox, self.sleep.state) = (None, None, None, None);
         (self.run.output, self.sleep.cached_image) = (None, None);
         self.sleep.deferred.clear();
@@ -86,6 +87,7 @@ impl Workload for ProcessTree {
             match message {
                 Message::Ended(operation, outcome) => return Happening::Ended(operation, outcome),
                 Message::Event(event) => return Happening::Event(event),
+                Message::Unserved(wake, reason) => self.unserved(&wake, &reason),
                 Message::Killed(sandbox, held) => self.killed(&sandbox, held),
             }
         }

@@ -1,0 +1,102 @@
+//! What a dozing app needs to wake before all of its memory is back, for a worker that comes later.
+//!
+//! It is left with the init of its sandbox, which lives as long as the app has processes: were the last descriptor of a context closed
+//! before, the program would read zeros where pages are missing.
+//!
+//! | message     | descriptors                                                                  | from     | until                     |
+//! |-------------|------------------------------------------------------------------------------|----------|---------------------------|
+//! | generation  | the records of its contexts, the ledger of its missing pages, the contexts   | it dozes | all of its memory is back |
+//! | `child`     | the context of a child that was forked meanwhile                             | the fork | all of its memory is back |
+
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+use torpor_engine::{Asleep, ContextRecord, ParkedContexts};
+use torpor_sandbox::{Deposit, Sandbox};
+
+use super::ProcessTree;
+use super::sleep_state::SleepState;
+use super::texts::chain;
+
+/// Processes at most that wake lazily: so many descriptors go with one message, and two others.
+const MOST_CONTEXTS: usize = 250;
+/// Bytes at most of the records of its contexts.
+const MOST_RECORD_BYTES: u64 = 64 << 20;
+/// A message with the context of a child.
+const CHILD: &[u8] = b"child";
+
+/// A message with the contexts.
+#[derive(Serialize, Deserialize)]
+struct Contexts {
+    /// Generation of the image that it dozes with.
+    generation: u64,
+}
+
+/// For a context, its process and its areas: first byte, behind the last byte, whether pages may come late.
+type Record = (i32, Vec<(u64, u64, bool)>);
+
+/// Leaves what it takes with init; whether there is anything, and an init that holds it.
+fn deposit(sandbox: &Sandbox, asleep: &Asleep) -> io::Result<bool> {
+    sandbox.clear_deposits()?;
+    let Some(contexts) = asleep.contexts.as_ref().filter(|contexts| contexts.may_be_lazy()) else { return Ok(false) };
+    let records: Vec<Record> =
+        contexts.records().into_iter().map(|ContextRecord { pid, areas }| (pid, areas)).collect();
+    if records.len() > MOST_CONTEXTS {
+        return Ok(false);
+    }
+    let mut file = File::from(memfd_create("torpor-contexts", MemfdFlags::CLOEXEC)?);
+    file.write_all(&serde_json::to_vec(&records)?)?;
+    let message = serde_json::to_vec(&Contexts { generation: asleep.image.generation() })?;
+    let descriptors: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(contexts.descriptors()).collect();
+    sandbox.deposit(&message, &descriptors)
+}
+
+/// Leaves the context of a child with init.
+pub(super) fn deposit_child(sandbox: &Sandbox, child: BorrowedFd<'_>) -> io::Result<()> {
+    sandbox.deposit(CHILD, &[child]).map(drop)
+}
+
+/// What was left of an app that dozes with the image of this generation, or has woken from it.
+pub(super) fn deposited(sandbox: &Sandbox, generation: u64) -> io::Result<Option<ParkedContexts>> {
+    let mut deposits = sandbox.deposits()?.into_iter();
+    let Some(Deposit { bytes, files }) = deposits.next() else { return Ok(None) };
+    let message: Contexts = serde_json::from_slice(&bytes)?;
+    let mut files = files.into_iter();
+    let Some(file) = files.next().filter(|_| message.generation == generation) else { return Ok(None) };
+    let mut file = File::from(file);
+    file.rewind()?;
+    let mut text = Vec::new();
+    file.take(MOST_RECORD_BYTES).read_to_end(&mut text)?;
+    let records: Vec<Record> = serde_json::from_slice(&text)?;
+    let children: Vec<OwnedFd> = deposits.flat_map(|child| child.files).collect();
+    let records = records.into_iter().map(|(pid, areas)| ContextRecord { pid, areas }).collect();
+    Ok(Some(ParkedContexts { records, descriptors: files.collect(), children }))
+}
+
+impl ProcessTree {
+    /// Leaves what it takes to wake before all memory is back; whether that is so. A warm app has no use for it.
+    pub(super) fn deposit_contexts(&self, asleep: &SleepState) -> bool {
+        let Some(sandbox) = &self.run.sandbox else { return false };
+        let deposited = match asleep {
+            SleepState::Dozing(asleep) if self.shared.config.lazy_wakes => deposit(sandbox, asleep),
+            SleepState::Dozing(_) | SleepState::Warm(_) => sandbox.clear_deposits().map(|()| false),
+        };
+        deposited.unwrap_or_else(|error| {
+            // All of its memory comes back first then.
+            tracing::warn!(app = self.record.spec.name, error = %chain(&error), "keeping its userfaultfd contexts");
+            false
+        })
+    }
+
+    /// All of its memory is back, or it has no processes.
+    pub(super) fn clear_contexts(&self) {
+        let Some(sandbox) = &self.run.sandbox else { return };
+        if let Err(error) = sandbox.clear_deposits() {
+            let name = &self.record.spec.name;
+            tracing::warn!(app = name, error = %chain(&error), "giving up its userfaultfd contexts");
+        }
+    }
+}

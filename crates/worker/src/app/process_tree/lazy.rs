@@ -1,0 +1,265 @@
+//! An app that runs while a thread of ours brings the rest of its memory.
+//!
+//! ```text
+//! dozing: contexts left with init ─▶ journal: Lazy ─▶ the thread serves ─▶ journal: Awake ─▶ all contexts closed ─▶ image removed
+//! ```
+//! The thread records the end itself: until every descriptor of the contexts is closed, the program waits wherever it touches memory that
+//! it has never used. From then on it says nothing to anybody. If pages cannot be had, it tells the task, which kills the app; init holds
+//! the contexts until that has happened ([`super::contexts`]).
+//!
+//! The next sleep waits for the end. So does the end of the worker, for a while: what is left then waits for the next worker.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::UnboundedSender;
+use torpor_engine::{Abort, Journal, LazyApp, PagerHost, Pagers, Phase, Served, Userfault};
+use torpor_lifecycle::Text;
+use torpor_linux::meminfo::Memory;
+use torpor_sandbox::Sandbox;
+use torpor_store::Image;
+
+use super::texts::chain;
+use super::{Message, ProcessTree, contexts};
+use crate::app::abort_on_panic::AbortOnPanic;
+use crate::faults::LazyStep;
+use crate::journal::PhaseFile;
+use crate::shared::Shared;
+
+/// Between two looks at whether a sleep that waits is to be given up.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long the end of the worker waits for the rest of an app's memory.
+const FINISH: Duration = Duration::from_secs(2);
+/// How long to wait for a thread to stop.
+const STOP: Duration = Duration::from_secs(2);
+
+/// Memory that comes back while an app runs.
+#[derive(Debug)]
+pub(super) struct LazyWake {
+    /// Where it is.
+    image: Image,
+    /// The app has ended, or the worker ends: nothing is recorded any more.
+    over: AtomicBool,
+    /// The thread has ended.
+    ended: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl LazyWake {
+    const fn new(image: Image) -> Self {
+        Self { image, over: AtomicBool::new(false), ended: Mutex::new(false), changed: Condvar::new() }
+    }
+
+    /// Generation of its image.
+    pub(super) const fn generation(&self) -> u64 {
+        self.image.generation()
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    fn ended(&self) -> MutexGuard<'_, bool> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the thread has ended; false where it was given up.
+    pub(super) fn wait(&self, abort: &Abort) -> bool {
+        let mut ended = self.ended();
+        while !*ended {
+            if abort.asked_within(Duration::ZERO) {
+                return false;
+            }
+            (ended, _) = self.changed.wait_timeout(ended, LOOK).unwrap_or_else(PoisonError::into_inner);
+        }
+        true
+    }
+
+    fn wait_for(&self, time: Duration) {
+        let ended = self.ended();
+        // One that has not ended then is killed with the worker, as after a crash.
+        drop(self.changed.wait_timeout_while(ended, time, |ended| !*ended));
+    }
+
+    /// Lets it come to its end, if that is soon; else stops it where it is.
+    pub(super) fn finish(&self) {
+        self.wait_for(FINISH);
+        self.stop();
+    }
+
+    /// Stops it where it is. What is missing stays so, for the next worker; where the app has ended, nobody needs it.
+    pub(super) fn stop(&self) {
+        self.over.store(true, Ordering::Release);
+        self.wait_for(STOP);
+    }
+}
+
+/// Makes the thread for a wake, or for an app that an earlier worker has left so.
+pub(super) struct LazyPagers {
+    host: HostParts,
+    messages: UnboundedSender<Message>,
+    image: Image,
+    /// Set once there is a thread; it may end without an app.
+    wake: Mutex<Option<Arc<LazyWake>>>,
+}
+
+impl LazyPagers {
+    /// For a wake from `image`.
+    pub(super) fn new(tree: &ProcessTree, sandbox: &Arc<Sandbox>, image: Image) -> Self {
+        let host = HostParts {
+            shared: tree.shared.clone(),
+            sandbox: sandbox.clone(),
+            name: tree.record.spec.name.clone(),
+            journal: tree.journal.clone(),
+        };
+        Self { host, messages: tree.sender.clone(), image, wake: Mutex::new(None) }
+    }
+
+    /// What was begun.
+    pub(super) fn into_wake(self) -> Option<Arc<LazyWake>> {
+        self.wake.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pagers for LazyPagers {
+    fn thread(&self) -> io::Result<mpsc::Sender<LazyApp>> {
+        let (sender, apps) = mpsc::channel::<LazyApp>();
+        let wake = Arc::new(LazyWake::new(self.image.clone()));
+        let (host, messages) = (Host { parts: self.host.clone(), wake: wake.clone() }, self.messages.clone());
+        std::thread::Builder::new().name(format!("pager-{}", self.host.name)).spawn(move || {
+            let _abort = AbortOnPanic;
+            // None: all of its memory was brought back first.
+            let Ok(app) = apps.recv() else { return host.wake.end() };
+            let (missing, begun) = (app.missing_bytes(), Instant::now());
+            match app.serve(&host) {
+                Ok(served) => host.served(&served, missing, begun.elapsed()),
+                Err(error) => {
+                    host.wake.end();
+                    // The task may have ended with the worker: the next one comes to the same.
+                    let _ = messages.send(Message::Unserved(host.wake.clone(), chain(&error)));
+                }
+            }
+        })?;
+        *self.wake.lock().unwrap_or_else(PoisonError::into_inner) = Some(wake);
+        Ok(sender)
+    }
+}
+
+impl LazyWake {
+    /// Nobody needs it any more.
+    fn remove_image(&self, app: &str) {
+        match self.image.remove() {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(app, image = %self.image.path().display(), %error, "removing an old image");
+            }
+            _ => {}
+        }
+    }
+
+    /// The thread ends.
+    fn end(&self) {
+        *self.ended() = true;
+        self.changed.notify_all();
+    }
+}
+
+/// What the thread needs of the worker.
+#[derive(Clone)]
+struct HostParts {
+    shared: Arc<Shared>,
+    sandbox: Arc<Sandbox>,
+    name: String,
+    journal: Arc<PhaseFile>,
+}
+
+struct Host {
+    parts: HostParts,
+    wake: Arc<LazyWake>,
+}
+
+impl Host {
+    fn reached(&self, step: LazyStep) -> io::Result<()> {
+        self.parts.shared.faults.served(step)
+    }
+
+    /// It is served no more, and our descriptors are closed.
+    fn served(&self, served: &Served, missing: u64, took: Duration) {
+        let app = &self.parts.name;
+        // If it was stopped, the next worker needs the image, or the app has ended and its task removes it.
+        if !self.wake.is_over() {
+            self.wake.remove_image(app);
+            let took_ms = took.as_millis() as u64;
+            tracing::debug!(app, missing, took_ms, ?served, "all of its memory is back");
+        }
+        self.wake.end();
+    }
+}
+
+impl PagerHost for Host {
+    fn forked(&self, child: &Userfault) -> io::Result<()> {
+        self.reached(LazyStep::Forked)?;
+        contexts::deposit_child(&self.parts.sandbox, child.as_fd())?;
+        self.reached(LazyStep::Parked)
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        Memory::now().is_ok_and(|memory| memory.available / 2 > bytes)
+    }
+
+    fn stalled(&self, error: &io::Error) {
+        tracing::warn!(app = self.parts.name, %error, "its image cannot be read; it waits for its memory");
+    }
+
+    fn complete(&self) -> io::Result<()> {
+        self.reached(LazyStep::Complete)?;
+        if self.wake.is_over() {
+            return Ok(());
+        }
+        self.parts.journal.record(Phase::Awake)?;
+        self.reached(LazyStep::Recorded)?;
+        if let Err(error) = self.parts.sandbox.clear_deposits() {
+            // With its init the app ends.
+            tracing::warn!(app = self.parts.name, error = %chain(&error), "giving up its userfaultfd contexts");
+        }
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        if let Err(error) = self.reached(LazyStep::Round) {
+            tracing::warn!(%error, "there is no such fault of a round");
+        }
+        self.wake.is_over()
+    }
+}
+
+impl ProcessTree {
+    /// Its memory is not whole and cannot be: it must not run on.
+    pub(super) fn unserved(&mut self, wake: &Arc<LazyWake>, reason: &Text) {
+        if !self.lazy.as_ref().is_some_and(|own| Arc::ptr_eq(own, wake)) {
+            return;
+        }
+        tracing::error!(app = self.record.spec.name, %reason, "the rest of its memory cannot be brought back; killing it");
+        self.quarantine_images();
+        self.report_lost(reason);
+        self.kill_sandbox();
+    }
+
+    /// The worker ends.
+    pub(super) fn stop_lazy(&mut self) {
+        if let Some(wake) = self.lazy.take() {
+            tokio::task::block_in_place(|| wake.finish());
+        }
+    }
+
+    /// Its processes have ended.
+    pub(super) fn end_lazy(&mut self) {
+        let Some(wake) = self.lazy.take() else { return };
+        tokio::task::block_in_place(|| {
+            wake.stop();
+            wake.remove_image(&self.record.spec.name);
+        });
+    }
+}

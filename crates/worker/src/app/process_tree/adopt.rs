@@ -317,6 +317,12 @@ impl ProcessTree {
         let parked = ParkedByWorker { watch, contexts };
         let recovered = recover(&target, phase, &self.files.images, parked, &pagers);
         self.lazy = pagers.into_wake();
+        match (&recovered, &self.lazy) {
+            (Ok(_), Some(lazy)) => lazy.thawed(),
+            // The next attempt has a thread of its own.
+            (Err(_), Some(lazy)) => lazy.stop(),
+            (_, None) => {}
+        }
         let found = match recovered {
             Ok(recovered) => Ok((recovered, kept)),
             // Nothing to freeze any more: it has ended, which its init will tell.

@@ -43,14 +43,21 @@ pub(super) struct LazyWake {
     image: Image,
     /// The app has ended, or the worker ends: nothing is recorded any more.
     over: AtomicBool,
-    /// The thread has ended.
-    ended: Mutex<bool>,
+    progress: Mutex<Progress>,
     changed: Condvar,
 }
 
+#[derive(Debug, Default)]
+struct Progress {
+    /// The app has been thawed. Until then its image stays: without its phase it would be taken for one whose image is lost.
+    thawed: bool,
+    /// The thread has ended.
+    ended: bool,
+}
+
 impl LazyWake {
-    const fn new(image: Image) -> Self {
-        Self { image, over: AtomicBool::new(false), ended: Mutex::new(false), changed: Condvar::new() }
+    fn new(image: Image) -> Self {
+        Self { image, over: AtomicBool::new(false), progress: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Generation of its image.
@@ -62,26 +69,25 @@ impl LazyWake {
         self.over.load(Ordering::Acquire)
     }
 
-    fn ended(&self) -> MutexGuard<'_, bool> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until the thread has ended; false where it was given up.
     pub(super) fn wait(&self, abort: &Abort) -> bool {
-        let mut ended = self.ended();
-        while !*ended {
+        let mut progress = self.progress();
+        while !progress.ended {
             if abort.asked_within(Duration::ZERO) {
                 return false;
             }
-            (ended, _) = self.changed.wait_timeout(ended, LOOK).unwrap_or_else(PoisonError::into_inner);
+            (progress, _) = self.changed.wait_timeout(progress, LOOK).unwrap_or_else(PoisonError::into_inner);
         }
         true
     }
 
     fn wait_for(&self, time: Duration) {
-        let ended = self.ended();
         // One that has not ended then is killed with the worker, as after a crash.
-        drop(self.changed.wait_timeout_while(ended, time, |ended| !*ended));
+        drop(self.changed.wait_timeout_while(self.progress(), time, |progress| !progress.ended));
     }
 
     /// Lets it come to its end, if that is soon; else stops it where it is.
@@ -93,6 +99,7 @@ impl LazyWake {
     /// Stops it where it is. What is missing stays so, for the next worker; where the app has ended, nobody needs it.
     pub(super) fn stop(&self) {
         self.over.store(true, Ordering::Release);
+        self.changed.notify_all();
         self.wait_for(STOP);
     }
 }
@@ -149,6 +156,23 @@ impl Pagers for LazyPagers {
 }
 
 impl LazyWake {
+    /// The app has been thawed.
+    pub(super) fn thawed(&self) {
+        self.progress().thawed = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until the app has been thawed, or it is over.
+    fn wait_for_thaw(&self) {
+        let waits = |progress: &mut Progress| !progress.thawed && !self.is_over();
+        let mut progress = self.progress();
+        while waits(&mut progress) {
+            // Looked at from time to time: whoever ends it may do so between the look and the wait.
+            let waited = self.changed.wait_timeout_while(progress, LOOK, |progress| waits(progress));
+            (progress, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// Nobody needs it any more.
     fn remove_image(&self, app: &str) {
         match self.image.remove() {
@@ -161,7 +185,7 @@ impl LazyWake {
 
     /// The thread ends.
     fn end(&self) {
-        *self.ended() = true;
+        self.progress().ended = true;
         self.changed.notify_all();
     }
 }
@@ -188,6 +212,7 @@ impl Host {
     /// It is served no more, and our descriptors are closed.
     fn served(&self, served: &Served, missing: u64, took: Duration) {
         let app = &self.parts.name;
+        self.wake.wait_for_thaw();
         // If it was stopped, the next worker needs the image, or the app has ended and its task removes it.
         if !self.wake.is_over() {
             self.wake.remove_image(app);

@@ -53,8 +53,10 @@ impl ProcessTree {
         // However little it is, the disk that it is read from may hang: other tasks do not wait for this thread.
         let (result, timings) = tokio::task::block_in_place(run);
         let lazy = pagers.into_wake();
+        let thawed = || lazy.iter().for_each(|lazy| lazy.thawed());
         match result {
             Ok(woken) => {
+                thawed();
                 let entry = Entry::new(&timings, None);
                 self.lazy = lazy;
                 self.finish_wake(woken);
@@ -66,6 +68,7 @@ impl ProcessTree {
                 let lost = error.is_lost();
                 let runs = timings.steps().iter().any(|(step, _)| *step == Step::Awake);
                 if runs && sandbox.cgroup().thaw().is_ok() {
+                    thawed();
                     // It is thawed, and its memory is complete or comes: a detail failed behind that.
                     self.lazy = lazy;
                     tracing::warn!(app = self.record.spec.name, %reason, "after waking");

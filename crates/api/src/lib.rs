@@ -23,5 +23,6 @@ pub mod validate;
 pub mod view;
 pub mod wire;
 pub mod worker;
+pub mod working_set;
 
 pub use error::{ApiError, ErrorKind};

@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::units::{Bytes, Patience, Span};
+use crate::working_set::WorkingSetPolicy;
 
 /// An app: what to run, on which files, with which ports, limits and policies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -225,6 +226,8 @@ pub struct Idle {
     pub ignore: Vec<IpNet>,
     /// Timers and time-outs longer than this wake the app in time; shorter ones are housekeeping. Absent: `after`.
     pub timers_over: Option<Span>,
+    /// Pages that a lazy wake brings back before the program runs.
+    pub working_set: WorkingSetPolicy,
 }
 
 impl Default for Idle {
@@ -240,6 +243,7 @@ impl Default for Idle {
             wake_blocked: WakeBlocked::Wait,
             ignore: Vec::new(),
             timers_over: None,
+            working_set: WorkingSetPolicy::default(),
         }
     }
 }

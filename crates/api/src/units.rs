@@ -240,6 +240,8 @@ macro_rules! text_serde {
     };
 }
 
+pub(crate) use text_serde;
+
 text_serde!(Span, "a duration such as \"30s\"", "A duration, such as 500ms, 30s or 1h30m.");
 text_serde!(Patience, "a duration such as \"30s\", or \"never\"", "A duration, such as 500ms, 30s or 1h30m, or never.");
 text_serde!(Amount, "a size such as \"64M\" or a percentage", "A number of bytes, such as 64M or 1G, or 90%.");

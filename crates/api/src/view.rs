@@ -218,6 +218,9 @@ pub struct Explanation {
     pub lost_by_reboot: Vec<String>,
     /// The descriptors, in words, whose events wake it.
     pub wake_sources: Vec<String>,
+    /// What is known of the pages that it needs first when it wakes from dozing; none before such a wake was observed.
+    #[serde(default)]
+    pub working_set: Option<WorkingSet>,
     /// Last sleeps, newest first.
     pub sleeps: Vec<Transition>,
     /// Last wakes, newest first.
@@ -239,6 +242,7 @@ impl Explanation {
             refusals: Vec::new(),
             lost_by_reboot: Vec::new(),
             wake_sources: Vec::new(),
+            working_set: None,
             sleeps: Vec::new(),
             wakes: Vec::new(),
         }
@@ -289,6 +293,26 @@ pub struct Stats {
     /// Lines of its output that are not in its log: it wrote more than `logs.rate`, or the disk was full.
     #[serde(default)]
     pub dropped_lines: u64,
+    /// See [`Explanation::working_set`].
+    #[serde(default)]
+    pub working_set: Option<WorkingSet>,
+}
+
+/// Pages that an app needs first when it wakes, as its wakes have shown. They come before its program runs; all others come meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct WorkingSet {
+    /// Wakes that were observed since it was started.
+    pub wakes: u32,
+    /// Pages, for whatever cause it wakes.
+    pub pages: u64,
+    /// Of these, the ones that the last of these wakes was expected to need.
+    pub expected: u64,
+    /// Other pages that it touched before they were there.
+    pub misses: u64,
+    /// Of the expected pages, the ones that it touched. Only one wake in eight shows this.
+    pub used: Option<u64>,
+    /// Of the expected pages, the ones that it did not touch. As above.
+    pub unused: Option<u64>,
 }
 
 /// Something that happened.

@@ -18,16 +18,21 @@ use std::sync::mpsc;
 use torpor_image::{Process, Region, State};
 use torpor_linux::registers::Registers;
 use torpor_linux::userfault::Userfault;
-use torpor_pager::{Change, Host, Layout, Ledger, LedgerError, Pager, ServeError, Served, Space, replay};
+use torpor_pager::{
+    Change, Host, Layout, Ledger, LedgerError, Pager, ServeError, Served, Space, Staged, Touch, replay,
+};
+use torpor_pages::buffer::Buffer;
 use torpor_pages::context::{Context, PlacedArea, Registered};
 use torpor_pages::scan::{Kind, ProcessMemory, Selection};
-use torpor_pages::source::{ImageFile, Stored};
+use torpor_pages::source::{FetchError, ImageFile, Stored, fetch};
 use torpor_store::Lease;
 
 /// Missing bytes from which on an app wakes lazily. Less is in place before a pager could have begun.
 const PAYS: u64 = 1 << 20;
 /// Bytes of a thread control block behind the thread pointer that the kernel and the C library read as a thread ends.
 const CONTROL_BLOCK: u64 = 0xa00;
+/// Bytes of a loading set that come before the program runs. The rest comes next, in its order.
+const MOST_LOADED: u64 = 16 << 20;
 /// Bytes below a stack pointer that belong to the running function (System V ABI).
 const RED_ZONE: u64 = 128;
 
@@ -110,6 +115,41 @@ impl Contexts {
     }
 }
 
+/// How an app wakes before all of its memory is back.
+#[derive(Clone, Copy)]
+pub struct LazyWay<'a> {
+    /// Runs the pager.
+    pub pagers: &'a dyn Pagers,
+    /// Why it wakes, in words: which parts of its loading set come first.
+    pub cause: &'a str,
+    /// Its loading set is staged, to see which of it is needed.
+    pub is_sampled: bool,
+}
+
+/// Pages that came because the program touched one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touched {
+    /// Process.
+    pub pid: i32,
+    /// The address of the first.
+    pub start: u64,
+    /// How many.
+    pub pages: u32,
+    /// They were staged.
+    pub staged: bool,
+}
+
+/// What serving an app took.
+#[derive(Clone, Debug)]
+pub struct LazyServed {
+    /// Counts.
+    pub counts: Served,
+    /// What was touched, in order; not by children that were forked meanwhile.
+    pub touched: Vec<Touched>,
+    /// Its loading set was staged.
+    pub is_sampled: bool,
+}
+
 /// Runs a pager for each app that wakes lazily.
 pub trait Pagers: Send + Sync {
     /// Makes a thread that serves the app that it is sent, and ends where it is sent none.
@@ -125,6 +165,10 @@ pub struct LazyApp {
     image: Lease,
     regions: Vec<Stored>,
     spaces: Vec<Space>,
+    /// Their processes, as far as they were there at the beginning.
+    pids: Vec<i32>,
+    staged: Vec<Staged>,
+    is_sampled: bool,
     ledger: Ledger,
 }
 
@@ -139,10 +183,34 @@ impl LazyApp {
     ///
     /// # Errors
     /// See [`ServeError`]: the app must be ended before its parked contexts are closed.
-    pub fn serve(self, host: &dyn Host) -> Result<Served, ServeError> {
-        let Self { image, regions, spaces, ledger } = self;
+    pub fn serve(self, host: &dyn Host) -> Result<LazyServed, ServeError> {
+        let Self { image, regions, spaces, pids, staged, is_sampled, ledger } = self;
         let source = ImageFile::through_cache(image.file());
-        Pager::new(&source, &regions, spaces, &ledger, host).serve()
+        let pager = Pager::new(&source, &regions, spaces, &ledger, host).with_staged(staged);
+        let mut counts = pager.serve()?;
+        let touched = std::mem::take(&mut counts.touches).into_iter().filter_map(|touch| {
+            let Touch { space, start, pages, staged } = touch;
+            Some(Touched { pid: *pids.get(space)?, start, pages, staged })
+        });
+        Ok(LazyServed { touched: touched.collect(), counts, is_sampled })
+    }
+
+    /// Reads what is staged.
+    pub(crate) fn stage(&mut self, ranges: &[Range<u64>]) -> Result<(), FetchError> {
+        let source = ImageFile::through_cache(self.image.file());
+        for range in ranges {
+            let holds = |stored: &&Stored| range.start <= stored.offset && stored.offset + stored.bytes <= range.end;
+            let mut regions: Vec<Stored> = self.regions.iter().filter(holds).copied().collect();
+            regions.sort_unstable_by_key(|stored| (stored.offset, stored.bytes));
+            // Between them may be pages that came first: those are read with them.
+            let (Some(first), Some(last)) = (regions.first(), regions.last()) else { continue };
+            let range = first.offset..last.offset + last.bytes;
+            let mut bytes = Buffer::default();
+            fetch(&source, &regions, &mut bytes)?;
+            self.staged.push(Staged { range, bytes });
+        }
+        self.is_sampled = true;
+        Ok(())
     }
 }
 
@@ -155,8 +223,8 @@ pub(crate) struct Split {
 }
 
 impl Split {
-    /// None where it does not pay.
-    pub(crate) fn of(state: &State, registered: &[Registered<'_>]) -> io::Result<Option<Self>> {
+    /// None where it does not pay. What is stored in the ranges `loading` of the image comes first.
+    pub(crate) fn of(state: &State, registered: &[Registered<'_>], loading: &[Range<u64>]) -> io::Result<Option<Self>> {
         let mut later: Vec<Vec<Region>> = vec![Vec::new(); registered.len()];
         let mut first = Vec::with_capacity(state.processes.len());
         let mut bytes = 0;
@@ -168,8 +236,10 @@ impl Split {
             let must = must_be_first(process, &registered[n])?;
             let (lazy, eager): (Vec<Region>, Vec<Region>) = process.regions.iter().partition(|region| {
                 let range = region.start..region.start + region.bytes();
-                let stored = Stored::of(region).is_some();
-                stored && registered[n].may_be_lazy(range.start) && !must.iter().any(|one| overlap(one, &range))
+                let is_late = |stored: Stored| !loading.iter().any(|one| one.contains(&stored.offset));
+                Stored::of(region).is_some_and(is_late)
+                    && registered[n].may_be_lazy(range.start)
+                    && !must.iter().any(|one| overlap(one, &range))
             });
             bytes += lazy.iter().map(Region::bytes).sum::<u64>();
             later[n] = lazy;
@@ -200,7 +270,9 @@ impl Split {
             let userfault = context.userfault.duplicate()?;
             spaces.push(Space { userfault: Some(userfault), layout: layout(later, &mut regions), is_forked: false });
         }
-        Ok(LazyApp { image, regions, spaces, ledger: ledger.duplicate()? })
+        let pids = contexts.contexts.iter().map(|context| context.pid).collect();
+        let (staged, is_sampled) = (Vec::new(), false);
+        Ok(LazyApp { image, regions, spaces, pids, staged, is_sampled, ledger: ledger.duplicate()? })
     }
 }
 
@@ -244,6 +316,17 @@ fn must_be_first(process: &Process, registered: &Registered<'_>) -> io::Result<V
     Ok(must)
 }
 
+/// Where in the image that lies which comes first.
+pub(crate) fn loading(state: &State, cause: &str) -> Vec<Range<u64>> {
+    let mut left = MOST_LOADED;
+    let bounded = |range: Range<u64>| {
+        let bytes = left.min(range.end - range.start);
+        left -= bytes;
+        range.start..range.start + bytes
+    };
+    state.loading_for(cause).map(bounded).collect()
+}
+
 const fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
@@ -273,6 +356,7 @@ pub(crate) fn taken_over(state: &State, image: Lease, parked: ParkedContexts) ->
     let Contexts { contexts, ledger } = contexts;
     let ledger = ledger.ok_or(LazyLost::Unparked)?;
     let layouts = replay(layouts, &ledger.read()?)?;
+    let pids = contexts.iter().map(|context| context.pid).collect();
     let of_parents = contexts.into_iter().map(|context| (context.userfault, false));
     let of_children = children.into_iter().map(|descriptor| (Userfault::from_parked(descriptor), true));
     let all: Vec<(Userfault, bool)> = of_parents.chain(of_children).collect();
@@ -284,5 +368,6 @@ pub(crate) fn taken_over(state: &State, image: Lease, parked: ParkedContexts) ->
         layout,
         is_forked,
     });
-    Ok(LazyApp { image, regions, spaces: spaces.collect(), ledger })
+    let (staged, is_sampled) = (Vec::new(), false);
+    Ok(LazyApp { image, regions, spaces: spaces.collect(), pids, staged, is_sampled, ledger })
 }

@@ -37,11 +37,11 @@ pub use boot_image::{BootImage, BootImageError, Reopened};
 pub use checkpoint::{Checkpoint, CheckpointError, Checkpointed, checkpoint};
 pub use hibernate::{HibernateError, HibernateOutcome, HibernateRequest, hibernate};
 pub use import::{Import, ImportError, Imported, adopt, stays};
-pub use lazy::{ContextRecord, Contexts, LazyApp, LazyLost, Pagers, ParkedContexts};
+pub use lazy::{ContextRecord, Contexts, LazyApp, LazyLost, LazyServed, LazyWay, Pagers, ParkedContexts, Touched};
 pub use probe::probe;
 pub use recover::{ParkedByWorker, RecoverError, Recovered, recover};
 pub use resume::{Parked, ResumeError, ResumeOutcome, ResumeRequest, resume};
-pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep, obstacles};
+pub use sleep::{Abort, Asleep, Attempt, Expected, Failure, Request, SleepError, Target, fall_asleep, obstacles};
 pub use target::{Freezer, Journal, Parking, Phase};
 #[doc(hidden)]
 pub use texts::read_texts;

@@ -11,12 +11,12 @@ use std::sync::mpsc;
 use torpor_image::{FormatError, Kind};
 use torpor_linux::ptrace::Seized;
 
-use crate::lazy::{Contexts, LazyApp, Pagers, Split};
+use crate::lazy::{Contexts, LazyApp, LazyWay, Split, loading};
 use crate::sleep::{Asleep, Failure, Target, remove_image};
 use crate::target::Phase;
 use torpor_pages::context::Registered;
 use torpor_pages::refill::{RefillError, refill, refill_registered};
-use torpor_pages::source::ImageFile;
+use torpor_pages::source::{FetchError, ImageFile};
 use torpor_process::step::{Fault, Step, Timings};
 use torpor_process::threads::{ThreadPlan, WaitHistory};
 use torpor_process::trace::{Thread, TraceError};
@@ -86,25 +86,25 @@ impl Woken {
     }
 }
 
-/// Wakes a dozing app; with `pagers`, before all of its memory is back where that pays.
-pub fn wake(target: &Target<'_>, asleep: &Asleep, pagers: Option<&dyn Pagers>) -> (Result<Woken, WakeError>, Timings) {
+/// Wakes a dozing app; where there is a way, before all of its memory is back if that pays.
+pub fn wake(target: &Target<'_>, asleep: &Asleep, lazy: Option<LazyWay<'_>>) -> (Result<Woken, WakeError>, Timings) {
     let mut timings = Timings::begin();
-    let result = try_wake(target, asleep, pagers, &mut timings);
+    let result = try_wake(target, asleep, lazy, &mut timings);
     (result, timings)
 }
 
 fn try_wake(
     target: &Target<'_>,
     asleep: &Asleep,
-    pagers: Option<&dyn Pagers>,
+    lazy: Option<LazyWay<'_>>,
     timings: &mut Timings,
 ) -> Result<Woken, WakeError> {
     let image = open(target, &asleep.image)?;
     timings.reached(Step::Opened, target.faults)?;
     // They go to their trace stops, still frozen, while memory comes back.
     let asked = ask(&asleep.plans);
-    let lazy = match (pagers, &asleep.contexts) {
-        (Some(pagers), Some(contexts)) if contexts.may_be_lazy() => bring_first(&image, asleep, contexts, pagers)?,
+    let lazy = match (lazy, &asleep.contexts) {
+        (Some(way), Some(contexts)) if contexts.may_be_lazy() => bring_first(&image, asleep, contexts, way)?,
         _ => None,
     };
     if lazy.is_none() {
@@ -139,10 +139,11 @@ fn bring_first(
     image: &Lease,
     asleep: &Asleep,
     contexts: &Contexts,
-    pagers: &dyn Pagers,
+    way: LazyWay<'_>,
 ) -> Result<Option<(mpsc::Sender<LazyApp>, LazyApp)>, WakeError> {
     let registered: Vec<Registered<'_>> = contexts.contexts.iter().map(Registered::with).collect();
-    let split = match Split::of(&asleep.state, &registered) {
+    let loading = loading(&asleep.state, way.cause);
+    let split = match Split::of(&asleep.state, &registered, if way.is_sampled { &[] } else { &loading }) {
         Ok(Some(split)) => split,
         Ok(None) => return Ok(None),
         Err(error) => {
@@ -150,8 +151,8 @@ fn bring_first(
             return Ok(None);
         }
     };
-    let ready = pagers.thread().and_then(|pager| Ok((pager, split.lazy(image.duplicate()?, contexts)?)));
-    let ready = match ready {
+    let ready = way.pagers.thread().and_then(|pager| Ok((pager, split.lazy(image.duplicate()?, contexts)?)));
+    let (pager, mut app) = match ready {
         Ok(ready) => ready,
         Err(error) => {
             tracing::warn!(%error, "no pager: all memory is brought back first");
@@ -160,11 +161,21 @@ fn bring_first(
     };
     let pages = ImageFile::through_cache(image.file());
     refill_registered(&pages, &split.first, &registered).map_err(WakeError::Refill)?;
+    if way.is_sampled {
+        app.stage(&loading).map_err(|error| unstaged(error, asleep))?;
+    }
     for (n, one) in registered.into_iter().enumerate() {
         let pid = one.context.pid;
         one.keep(|range| split.is_lazy(n, range)).map_err(|error| WakeError::Refill(RefillError::Write(pid, error)))?;
     }
-    Ok(Some(ready))
+    Ok(Some((pager, app)))
+}
+
+fn unstaged(error: FetchError, asleep: &Asleep) -> WakeError {
+    match error {
+        FetchError::Read(error) => WakeError::Refill(RefillError::Read(error)),
+        FetchError::Damaged { error, .. } => WakeError::Damaged(asleep.image.path().to_owned(), error),
+    }
 }
 
 /// Opens an image of a dozing app, of this app, epoch and boot.

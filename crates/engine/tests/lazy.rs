@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use common::dozing::{App, Pagers};
 use torpor_engine::{
-    Asleep, Journal, NoFaults, ParkedByWorker, Phase, RecoverError, Recovered, ServeError, Served, recover,
+    Asleep, Expected, Journal, LazyServed, NoFaults, ParkedByWorker, Phase, RecoverError, Recovered, ServeError,
+    Served, Touched, recover,
 };
 use torpor_testkit::native::executable;
 use torpor_testkit::programs::python;
@@ -67,7 +68,7 @@ fn memory_is_changed_while_pages_are_missing() {
         let (asleep, answer) = asleep_and_asked(&mut app, &line);
         app.wake(&asleep, Some(&pagers));
         assert!(matches!(app.journal.phase(), Phase::Lazy { .. }));
-        let served = pagers.ended().unwrap();
+        let served = pagers.ended().unwrap().counts;
         (all.faults, all.zero_faults) = (all.faults + served.faults, all.zero_faults + served.zero_faults);
         (all.filled_pages, all.forks) = (all.filled_pages + served.filled_pages, all.forks + served.forks);
         complete(&app, asleep, &pagers);
@@ -111,6 +112,38 @@ fn every_byte_comes_back_to_an_interpreter() {
         complete(&app, asleep, &pagers);
         assert_eq!(answer.join().unwrap(), format!("{round} ok"));
     }
+}
+
+#[test]
+fn what_was_touched_is_there_at_the_next_wake() {
+    let mut app = App::start(&python("memory_server.py"));
+    let pagers = Pagers::default();
+    let wake = |app: &mut App, round: u32| -> LazyServed {
+        let (asleep, answer) = asleep_and_asked(app, "x");
+        app.wake(&asleep, Some(&pagers));
+        let served = pagers.ended().unwrap();
+        complete(app, asleep, &pagers);
+        assert_eq!(answer.join().unwrap(), format!("{round} ok"));
+        served
+    };
+    let first = wake(&mut app, 1);
+    assert!(first.counts.faults > 0 && first.counts.staged_faults == 0);
+    let range = |one: &Touched| (one.pid, one.start..one.start + u64::from(one.pages) * 4096);
+    app.expected = vec![Expected { cause: String::new(), ranges: first.touched.iter().map(range).collect() }];
+    let is_expected = |app: &App, one: &Touched| {
+        app.expected.iter().any(|part| part.ranges.iter().any(|(_, range)| range.contains(&one.start)))
+    };
+    let second = wake(&mut app, 2);
+    assert!(!second.touched.iter().any(|one| is_expected(&app, one)), "{second:?}");
+    // A sampled wake shows which of these pages are needed.
+    app.is_sampled = true;
+    let third = wake(&mut app, 3);
+    assert!(third.is_sampled && third.counts.staged_faults > 1, "{third:?}");
+    assert!(third.touched.iter().all(|one| one.staged == is_expected(&app, one) && (one.pages == 1 || !one.staged)));
+    // Another cause has a part of its own, which this wake does not need.
+    app.expected = vec![Expected::default(), Expected { cause: "another".into(), ..app.expected.remove(0) }];
+    let fourth = wake(&mut app, 4);
+    assert!(fourth.is_sampled && fourth.counts.staged_faults == 0, "{fourth:?}");
 }
 
 #[test]

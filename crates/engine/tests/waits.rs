@@ -84,6 +84,7 @@ fn run() -> i64 {
             single_sockets: false,
             abort: &abort,
             memories: &memories,
+            expected: &[],
         };
         let attempt = fall_asleep(&target, &request);
         match attempt.result {

@@ -1,5 +1,7 @@
 //! What a capture knows of an app's processes.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::codec::{FormatError, Reader, Writer};
@@ -16,6 +18,17 @@ pub(crate) const REGISTER_WORDS: usize = 27;
 pub struct State {
     /// Its processes, by ascending process id.
     pub processes: Vec<Process>,
+    /// Its loading set: parts of the pages that a wake needs first, at the front of them.
+    pub loading: Vec<LoadingPart>,
+}
+
+/// Pages that a wake for some cause needs first (FaaSnap's loading set, a part for each cause). They lie behind those of the part before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadingPart {
+    /// What wakes it, in words; empty for what every wake needs.
+    pub cause: String,
+    /// Behind the last byte of the part in the file, page-aligned.
+    pub end: u64,
 }
 
 /// One process: an address space and the threads in it.
@@ -97,6 +110,15 @@ impl State {
         for process in &self.processes {
             process.encode(&mut out);
         }
+        // Without one the state is as it was before there were any.
+        if !self.loading.is_empty() {
+            out.count(self.loading.len());
+            for part in &self.loading {
+                out.count(part.cause.len());
+                part.cause.bytes().for_each(|byte| out.u8(byte));
+                out.u64(part.end);
+            }
+        }
         out.0
     }
 
@@ -110,16 +132,38 @@ impl State {
         }
         let mut reader = Reader::new(bytes, "its state");
         let processes = reader.list(32, |reader| Process::decode(reader, header))?;
+        let loading = if reader.end().is_ok() { Vec::new() } else { reader.list(12, LoadingPart::decode)? };
         reader.end()?;
+        let begins = std::iter::once(HEADER_BYTES).chain(loading.iter().map(|part| part.end));
+        let mut parts = begins.zip(&loading);
+        if parts.any(|(begin, part)| part.end < begin || part.end > header.state_offset()) {
+            return Err(FormatError::Invalid("a part of the loading set"));
+        }
         if processes.windows(2).any(|pair| pair[0].pid >= pair[1].pid) {
             return Err(FormatError::Invalid("order of processes"));
         }
-        Ok(Self { processes })
+        Ok(Self { processes, loading })
+    }
+
+    /// Where in the file the pages are that a wake for `cause` needs first: those that every wake needs, and its own.
+    pub fn loading_for(&self, cause: &str) -> impl Iterator<Item = Range<u64>> + use<'_> {
+        let begins = std::iter::once(HEADER_BYTES).chain(self.loading.iter().map(|part| part.end));
+        let cause = cause.to_owned();
+        let needed = move |part: &LoadingPart| part.cause.is_empty() || part.cause == cause;
+        begins.zip(&self.loading).filter(move |(_, part)| needed(part)).map(|(begin, part)| begin..part.end)
     }
 
     /// Bytes of memory that the image gives back.
     pub fn memory_bytes(&self) -> u64 {
         self.processes.iter().flat_map(|process| &process.regions).map(Region::bytes).fold(0, u64::saturating_add)
+    }
+}
+
+impl LoadingPart {
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
+        let cause = String::from_utf8(reader.list(1, Reader::u8)?);
+        let cause = cause.map_err(|_| FormatError::Invalid("the cause of a part of the loading set"))?;
+        Ok(Self { cause, end: reader.u64()? })
     }
 }
 
@@ -182,7 +226,7 @@ impl Region {
     }
 
     /// It lies below `end`, and what is stored of it within `pages` of the file.
-    pub(crate) fn check(&self, end: u64, pages: &std::ops::Range<u64>) -> Result<(), FormatError> {
+    pub(crate) fn check(&self, end: u64, pages: &Range<u64>) -> Result<(), FormatError> {
         if let Content::Stored { offset, .. } = self.content {
             let stored_end = offset.checked_add(self.bytes());
             let inside = offset >= pages.start && stored_end.is_some_and(|end| end <= pages.end);
@@ -293,8 +337,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn survives_its_bytes(a in process(1), b in process(9)) {
-            let state = State { processes: vec![a, b] };
+        fn survives_its_bytes(a in process(1), b in process(9), parts in prop::collection::vec((".{0,9}", 0..3_u64), 0..4)) {
+            let mut end = HEADER_BYTES;
+            let part = |(cause, pages)| { end += pages * PAGE; LoadingPart { cause, end } };
+            let state = State { processes: vec![a, b], loading: parts.into_iter().map(part).collect() };
             let bytes = state.encode();
             let header = header(&bytes, 8 * u64::from(REGION_PAGES) * PAGE);
             prop_assert_eq!(State::decode(&bytes, &header).unwrap(), state);
@@ -302,7 +348,8 @@ mod tests {
 
         #[test]
         fn damage_with_a_right_checksum_never_panics(a in process(1), place in any::<prop::sample::Index>(), value in any::<u8>()) {
-            let mut bytes = State { processes: vec![a] }.encode();
+            let loading = vec![LoadingPart { cause: "timer".into(), end: HEADER_BYTES }];
+            let mut bytes = State { processes: vec![a], loading }.encode();
             let at = place.index(bytes.len());
             bytes[at] = value;
             let _ = State::decode(&bytes, &header(&bytes, 1 << 20));
@@ -313,6 +360,23 @@ mod tests {
             let _ = State::decode(&bytes, &header(&bytes, 1 << 20));
             let _ = Header::decode(&bytes, bytes.len() as u64);
         }
+    }
+
+    #[test]
+    fn a_wake_needs_what_every_wake_needs_and_its_own() {
+        let part = |cause: &str, pages: u64| LoadingPart { cause: cause.into(), end: HEADER_BYTES + pages * PAGE };
+        let mut state =
+            State { processes: Vec::new(), loading: vec![part("", 2), part("tcp 80", 3), part("timer", 7)] };
+        let pages = |range: Range<u64>| range.start / PAGE - 1..range.end / PAGE - 1;
+        let needed = |state: &State, cause| state.loading_for(cause).map(pages).collect::<Vec<_>>();
+        assert_eq!(needed(&state, "timer"), [0..2, 3..7]);
+        assert_eq!(needed(&state, "udp 53"), vec![0..2]);
+        let decode = |state: &State| State::decode(&state.encode(), &header(&state.encode(), 7 * PAGE));
+        assert_eq!(decode(&state).as_ref(), Ok(&state));
+        state.loading[1].end = HEADER_BYTES + PAGE;
+        assert_eq!(decode(&state), Err(FormatError::Invalid("a part of the loading set")));
+        state.loading = vec![part("", 8)];
+        assert_eq!(decode(&state), Err(FormatError::Invalid("a part of the loading set")));
     }
 
     #[test]
@@ -327,7 +391,7 @@ mod tests {
         let region = Region { start: PAGE, pages: 1, writable: true, content };
         let thread = Thread { tid: 1, registers: [0; REGISTER_WORDS], signal_mask: 0, wait: None };
         let process = Process { pid: 1, start_ticks: 0, park_address: 0, regions: vec![region], threads: vec![thread] };
-        let bytes = State { processes: vec![process] }.encode();
+        let bytes = State { processes: vec![process], loading: Vec::new() }.encode();
         assert!(State::decode(&bytes, &header(&bytes, PAGE)).is_err());
         assert!(State::decode(&bytes, &header(&bytes, 2 * PAGE)).is_ok());
     }

@@ -27,7 +27,8 @@ pub struct Piece {
 }
 
 impl Piece {
-    const fn bytes(&self) -> u64 {
+    /// Bytes in memory.
+    pub const fn bytes(&self) -> u64 {
         self.pages as u64 * PAGE
     }
 
@@ -72,6 +73,8 @@ const fn bits(n: u32) -> u64 {
 pub struct Layout {
     /// By the address of its first page. They do not overlap, and each misses a page.
     pieces: BTreeMap<u64, Piece>,
+    /// How many pages they miss.
+    missing: u64,
 }
 
 impl Layout {
@@ -81,7 +84,7 @@ impl Layout {
     /// If it has no page or more than 64.
     pub fn add(&mut self, address: u64, region: u32, pages: u32) {
         assert!((1..=MOST_PAGES).contains(&u64::from(pages)), "a region has 1 to 64 pages");
-        self.pieces.insert(address, Piece { region, first: 0, pages, missing: bits(pages) });
+        self.keep(address, Piece { region, first: 0, pages, missing: bits(pages) });
     }
 
     /// Nothing is missing.
@@ -90,8 +93,8 @@ impl Layout {
     }
 
     /// How many pages are missing.
-    pub fn missing_pages(&self) -> u64 {
-        self.pieces.values().map(|piece| u64::from(piece.missing.count_ones())).sum()
+    pub const fn missing_pages(&self) -> u64 {
+        self.missing
     }
 
     /// The piece that misses the page at `address`, and where it lies.
@@ -99,6 +102,16 @@ impl Layout {
         let (start, piece) = self.pieces.range(..=address).next_back()?;
         let n = (address - start) / PAGE;
         (n < u64::from(piece.pages) && piece.missing >> n & 1 == 1).then_some((*start, *piece))
+    }
+
+    /// The first piece that begins in a range.
+    pub fn first_in(&self, range: Range<u64>) -> Option<(u64, Piece)> {
+        self.pieces.range(range).next().map(|(start, piece)| (*start, *piece))
+    }
+
+    /// All pieces, by ascending address.
+    pub fn pieces(&self) -> impl Iterator<Item = (u64, Piece)> {
+        self.pieces.iter().map(|(start, piece)| (*start, *piece))
     }
 
     /// The first piece at `address` or behind it; from the beginning again where there is none.
@@ -130,7 +143,7 @@ impl Layout {
         let moved = self.take(&(from..from.saturating_add(len)));
         self.remove(&(to..to.saturating_add(len)));
         for (start, piece) in moved {
-            self.pieces.insert(start - from + to, piece);
+            self.keep(start - from + to, piece);
         }
     }
 
@@ -147,6 +160,7 @@ impl Layout {
             self.pieces.range(first..range.end).map(|(start, piece)| (*start, *piece)).collect();
         for (mut start, mut piece) in touched {
             self.pieces.remove(&start);
+            self.missing -= u64::from(piece.missing.count_ones());
             if start < range.start {
                 let n = ((range.start - start) / PAGE) as u32;
                 self.keep(start, piece.before(n));
@@ -167,6 +181,7 @@ impl Layout {
     /// Keeps a piece if it misses a page.
     fn keep(&mut self, start: u64, piece: Piece) {
         if piece.missing != 0 {
+            self.missing += u64::from(piece.missing.count_ones());
             self.pieces.insert(start, piece);
         }
     }

@@ -7,10 +7,14 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod host;
 mod layout;
 mod ledger;
 mod serve;
+mod space;
 
+pub use host::{Host, ServeError};
 pub use layout::{Layout, Piece};
 pub use ledger::{Change, Ledger, LedgerError, replay};
-pub use serve::{Host, Pager, ServeError, Served, Space};
+pub use serve::{Pager, Served, Staged, Touch};
+pub use space::Space;

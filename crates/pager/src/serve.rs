@@ -10,24 +10,42 @@
 //! time at which a program begins a change until its message is taken, it places nothing ([`NotPlaced::Changing`]). Such a fault is tried
 //! again when all messages are taken, not before: faults are told before changes, and one that is raised anew each time would hide them.
 //!
+//! For a fault come its page and a few beside it, then the next messages; the rest of the region is the first to be filled. Filled is in
+//! the order of the image, which has at its front what is needed first.
+//!
+//! Pages that are *staged* are read before the program runs, but placed one by one as they are touched, and the rest of them last: so it
+//! is seen which of the expected pages are needed.
+//!
 //! Every region is compared with its checksum before a page of it is placed. A page that cannot be had is never replaced by zeros: its
 //! thread waits.
 
 use std::io;
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use torpor_image::{FormatError, PAGE};
-use torpor_linux::userfault::{Message, NotPlaced, Userfault};
+use torpor_image::PAGE;
+use torpor_linux::userfault::{Message, NotPlaced};
 use torpor_pages::buffer::Buffer;
 use torpor_pages::source::{FetchError, PageSource, Stored, fetch};
 
+use crate::host::{Host, MOST_SPACES, ServeError};
 use crate::layout::{Layout, Piece};
 use crate::ledger::{Change, Ledger};
+use crate::space::{Space, Step, place};
 
 /// Messages that are taken before a region is filled: a program that faults all the time cannot keep the rest from coming.
 const MESSAGES: usize = 16;
+/// Pages that are placed for a fault, aligned: what is beside a page is likely to be touched next.
+const BLOCK_PAGES: u64 = 8;
+/// Pages that are filled between two looks at messages, while the program faults.
+const STEP_PAGES: u32 = 16;
+/// It faults if it has done so in the last of such a time.
+const FAULTING: Duration = Duration::from_millis(2);
+/// Staged pages that have not been touched in so long come without.
+const STAGED: Duration = Duration::from_millis(100);
+/// Touches that are remembered. A program that needs more at once gains nothing by knowing them.
+const MOST_TOUCHES: usize = 1 << 16;
 /// Pages of zeros that are placed for one fault, where nothing of the image belongs.
 const ZERO_PAGES: u64 = 16;
 /// How long to wait for memory, or for the source to be read again.
@@ -36,72 +54,40 @@ const AGAIN: Duration = Duration::from_millis(20);
 const CROWD: usize = 64;
 /// Regions that are filled between two looks at messages then.
 const CROWD_FILLS: usize = 64;
-/// Address spaces of an app that are served: no program forks so often in so short a time, but to use up descriptors.
-const MOST_SPACES: usize = 4096;
 /// Where programs have memory: from the least address that an unprivileged one may map, to the end of its half (x86-64).
 const EVERYWHERE: Range<u64> = 0x1_0000..0x7fff_ffff_f000;
 /// Between two looks at whether there is room to fill children.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// One address space.
+/// Pages that came because the program touched one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch {
+    /// The address space, of those that were there at the beginning.
+    pub space: usize,
+    /// The address of the first.
+    pub start: u64,
+    /// How many.
+    pub pages: u32,
+    /// They were staged.
+    pub staged: bool,
+}
+
+/// Pages that are read already.
 #[derive(Debug)]
-pub struct Space {
-    /// Its context, registered with every area that misses a page; none once its process is gone.
-    pub userfault: Option<Userfault>,
-    /// What it misses.
-    pub layout: Layout,
-    /// It was forked while its parent missed pages: filled, it has copies of its own of what it would share with its parent.
-    pub is_forked: bool,
-}
-
-/// What whoever serves an app needs of the worker.
-pub trait Host {
-    /// Keeps a child's context beyond our own end.
-    ///
-    /// # Errors
-    /// Why not: should we be killed, its memory is lost, for there is one context less than the ledger has children.
-    fn forked(&self, child: &Userfault) -> io::Result<()>;
-    /// Whether there is room for so many bytes more: children are filled only then.
-    fn has_room(&self, bytes: u64) -> bool;
-    /// The source cannot be read now; it is tried again.
-    fn stalled(&self, error: &io::Error);
-    /// Nothing is missing any more: records that, before the contexts are closed.
-    ///
-    /// # Errors
-    /// Why not; it is tried again, and the contexts are still needed.
-    fn complete(&self) -> io::Result<()>;
-    /// Whether to stop: what is missing stays missing.
-    fn is_over(&self) -> bool;
-}
-
-/// Why an app cannot be served any further: its memory is not whole.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// Stored pages are not what was written.
-    #[error("the pages at {offset:#x} of the image")]
-    Damaged {
-        /// Where they are.
-        offset: u64,
-        /// What is wrong.
-        #[source]
-        error: FormatError,
-    },
-    /// A context does not work.
-    #[error("handling page faults")]
-    Context(#[source] io::Error),
-    /// The ledger cannot be written.
-    #[error("writing the ledger of missing pages")]
-    Ledger(#[source] io::Error),
-    /// It forks faster than its memory comes.
-    #[error("{MOST_SPACES} processes were forked while memory was missing")]
-    TooManyForks,
+pub struct Staged {
+    /// Where they are in the source.
+    pub range: Range<u64>,
+    /// Them, compared with their checksums.
+    pub bytes: Buffer,
 }
 
 /// What serving an app took.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    /// Faults on stored pages.
+    /// Faults on stored pages, the staged ones not counted.
     pub faults: u64,
+    /// Faults on staged pages.
+    pub staged_faults: u64,
     /// Faults where nothing is stored.
     pub zero_faults: u64,
     /// Pages that came by faults, neighbours included.
@@ -110,6 +96,8 @@ pub struct Served {
     pub filled_pages: u64,
     /// Children that were forked meanwhile.
     pub forks: u64,
+    /// What was touched, in order.
+    pub touches: Vec<Touch>,
 }
 
 /// Serves an app.
@@ -120,16 +108,35 @@ pub struct Pager<'a> {
     spaces: Vec<Space>,
     ledger: &'a Ledger,
     host: &'a dyn Host,
+    staged: Vec<Staged>,
     buffer: Buffer,
+    /// The region that the buffer holds.
+    held: Option<u32>,
+    /// Where that lies which the last fault has fetched: what is missing there comes next.
+    beside: Option<(usize, Range<u64>)>,
     /// Faults that came while their address space was being changed, or for which there was no memory.
     postponed: Vec<(usize, u64)>,
     /// There was no memory for a page, no descriptor, or the source could not be read.
     short: bool,
     /// The space whose messages come next.
     turn: usize,
-    /// Where filling goes on, by space.
+    /// What is filled, in this order: space, and the addresses of a region. Memory that is moved meanwhile comes behind.
+    order: Vec<(usize, Range<u64>)>,
+    /// From here on they are staged.
+    order_staged: usize,
+    /// Where filling goes on, in `order` and behind it by space.
+    next: usize,
     cursor: (usize, u64),
+    /// When the program faulted last; at first, the beginning.
+    faulted: Instant,
     served: Served,
+}
+
+/// What filling has come to.
+enum Filled {
+    Some,
+    /// Nothing may be filled for so long.
+    Not(Duration),
 }
 
 /// What came of placing pages.
@@ -149,19 +156,47 @@ impl<'a> Pager<'a> {
         ledger: &'a Ledger,
         host: &'a dyn Host,
     ) -> Self {
+        let of_space = |(n, space): (usize, &Space)| {
+            let pieces = space.layout.pieces().map(move |(start, piece)| (n, start, piece));
+            (!space.is_forked).then(|| pieces.collect::<Vec<_>>())
+        };
+        let mut pieces: Vec<(usize, u64, Piece)> = spaces.iter().enumerate().filter_map(of_space).flatten().collect();
+        pieces.sort_by_key(|(_, _, piece)| regions.get(piece.region as usize).map(|stored| stored.offset));
+        let order: Vec<_> = pieces.iter().map(|(n, start, piece)| (*n, *start..*start + piece.bytes())).collect();
         Self {
             source,
             regions,
             spaces,
             ledger,
             host,
+            staged: Vec::new(),
             buffer: Buffer::default(),
+            held: None,
+            beside: None,
             postponed: Vec::new(),
             short: false,
             turn: 0,
+            order_staged: order.len(),
+            order,
+            next: 0,
             cursor: (0, 0),
+            faulted: Instant::now(),
             served: Served::default(),
         }
+    }
+
+    /// With pages that are read already.
+    #[must_use]
+    pub fn with_staged(self, staged: Vec<Staged>) -> Self {
+        let is_staged = |(n, range): &(usize, Range<u64>)| {
+            let piece = self.spaces[*n].layout.first_in(range.clone());
+            let stored = piece.and_then(|(_, piece)| self.regions.get(piece.region as usize));
+            stored.is_some_and(|stored| staged.iter().any(|one| one.holds(stored)))
+        };
+        let (staged_order, mut order): (Vec<_>, Vec<_>) = self.order.iter().cloned().partition(is_staged);
+        let order_staged = order.len();
+        order.extend(staged_order);
+        Self { order, order_staged, staged, ..self }
     }
 
     /// Serves until nothing is missing, or it [is over](Host::is_over), and closes the contexts. While others hold them, whoever waits for a
@@ -190,8 +225,8 @@ impl<'a> Pager<'a> {
             } else if self.short {
                 self.short = false;
                 self.wait(AGAIN)?;
-            } else if !self.fill_some()? {
-                self.wait(LOOK)?;
+            } else if let Filled::Not(time) = self.fill_some()? {
+                self.wait(time)?;
             }
         }
     }
@@ -293,24 +328,38 @@ impl<'a> Pager<'a> {
 
     /// Somebody waits for a page.
     fn fault(&mut self, n: usize, page: u64) -> Result<(), ServeError> {
-        match self.spaces[n].layout.at(page) {
-            Some((start, piece)) => {
-                self.served.faults += 1;
-                let first = ((page - start) / PAGE) as u32;
-                let (placed, pages) = self.bring(n, start, piece, first)?;
-                self.served.faulted_pages += pages;
-                if let Placed::Postponed = placed
-                    && self.spaces[n].layout.at(page).is_some()
-                {
-                    self.postponed.push((n, page));
-                }
-                Ok(())
-            }
-            None => {
-                self.served.zero_faults += 1;
-                self.zero(n, page)
-            }
+        let Some((start, piece)) = self.spaces[n].layout.at(page) else {
+            self.served.zero_faults += 1;
+            return self.zero(n, page);
+        };
+        self.faulted = Instant::now();
+        let staged = self.regions.get(piece.region as usize).is_some_and(|stored| self.staged(stored).is_some());
+        let own = ((page - start) / PAGE) as u32;
+        let block = if staged {
+            own..own + 1
+        } else {
+            let begin = (page / PAGE / BLOCK_PAGES * BLOCK_PAGES).saturating_sub(start / PAGE) as u32;
+            let end = (page / PAGE / BLOCK_PAGES + 1) * BLOCK_PAGES - start / PAGE;
+            self.beside = Some((n, start..start + piece.bytes()));
+            begin..piece.pages.min(end as u32)
+        };
+        let (placed, pages) = self.bring(n, start, piece, &block)?;
+        self.served.faulted_pages += pages;
+        *(if staged { &mut self.served.staged_faults } else { &mut self.served.faults }) += 1;
+        if pages > 0 && !self.spaces[n].is_forked && self.served.touches.len() < MOST_TOUCHES {
+            let (start, pages) = (start + u64::from(block.start) * PAGE, block.end - block.start);
+            self.served.touches.push(Touch { space: n, start, pages, staged });
         }
+        if let Placed::Postponed = placed
+            && self.spaces[n].layout.at(page).is_some()
+        {
+            self.postponed.push((n, page));
+        }
+        Ok(())
+    }
+
+    fn staged(&self, stored: &Stored) -> Option<&Staged> {
+        self.staged.iter().find(|one| one.holds(stored))
     }
 
     /// Places zeros where nothing of the image belongs: at `page`, and behind it where nothing is.
@@ -345,35 +394,46 @@ impl<'a> Pager<'a> {
         }
     }
 
-    /// Brings the missing pages of a piece, beginning with page `first` of it; gives how many came.
-    fn bring(&mut self, n: usize, start: u64, piece: Piece, first: u32) -> Result<(Placed, u64), ServeError> {
-        let Some(stored) = self.regions.get(piece.region as usize) else {
+    /// Sees to it that the buffer holds a region; false where it cannot be read now.
+    fn fetch(&mut self, region: u32) -> Result<bool, ServeError> {
+        let Some(stored) = self.regions.get(region as usize) else {
             return Err(ServeError::Context(io::ErrorKind::InvalidInput.into()));
         };
+        if self.held == Some(region) || self.staged(stored).is_some() {
+            return Ok(true);
+        }
+        self.held = None;
         match fetch(self.source, std::slice::from_ref(stored), &mut self.buffer) {
-            Ok(_) => {}
-            Err(FetchError::Damaged { offset, error }) => return Err(ServeError::Damaged { offset, error }),
+            Ok(_) => {
+                self.held = Some(region);
+                Ok(true)
+            }
+            Err(FetchError::Damaged { offset, error }) => Err(ServeError::Damaged { offset, error }),
             Err(FetchError::Read(error)) => {
                 self.host.stalled(&error);
                 self.short = true;
-                return Ok((Placed::Postponed, 0));
+                Ok(false)
             }
         }
+    }
+
+    /// Brings the missing ones of some pages of a piece; gives how many came.
+    fn bring(&mut self, n: usize, start: u64, piece: Piece, pages: &Range<u32>) -> Result<(Placed, u64), ServeError> {
+        if !self.fetch(piece.region)? {
+            return Ok((Placed::Postponed, 0));
+        }
+        let stored = &self.regions[piece.region as usize];
+        let (buffer, begin) = match self.staged.iter().find(|one| one.holds(stored)) {
+            Some(staged) => (&staged.bytes, stored.offset - staged.range.start),
+            None => (&self.buffer, 0),
+        };
         let missing = self.spaces[n].layout.missing_pages();
-        // From the page that is waited for to the end, then what is before it.
-        let parts = [first..piece.pages, 0..first];
-        let runs = parts.into_iter().flat_map(|part| {
-            piece.runs().filter_map(move |(from, count)| {
-                let (from, to) = (from.max(part.start), (from + count).min(part.end));
-                (from < to).then_some((from, to - from))
-            })
-        });
+        let runs = piece.runs().map(|(from, count)| from.max(pages.start)..(from + count).min(pages.end));
         let mut outcome = Placed::Done;
-        for (from, count) in runs {
-            let bytes = ((piece.first + from) as usize) * PAGE as usize
-                ..((piece.first + from + count) as usize) * PAGE as usize;
-            let address = start + u64::from(from) * PAGE;
-            let placed = place(&mut self.spaces[n], address, self.buffer.part(bytes));
+        for run in runs.filter(|run| run.start < run.end) {
+            let at = |page: u32| (begin + u64::from(piece.first + page) * PAGE) as usize;
+            let address = start + u64::from(run.start) * PAGE;
+            let placed = place(&mut self.spaces[n], address, buffer.part(at(run.start)..at(run.end)));
             match placed.map_err(ServeError::Context)? {
                 Step::Done => {}
                 Step::Ended => {
@@ -394,18 +454,53 @@ impl<'a> Pager<'a> {
         Ok((outcome, missing - self.spaces[n].layout.missing_pages()))
     }
 
-    /// Brings some of what is missing; false where nothing may be filled now.
-    fn fill_some(&mut self) -> Result<bool, ServeError> {
+    /// Brings some of what is missing.
+    fn fill_some(&mut self) -> Result<Filled, ServeError> {
         for n in 0..if self.is_crowded() { CROWD_FILLS } else { 1 } {
-            if !self.fill()? {
-                return Ok(n > 0);
+            if let Filled::Not(time) = self.fill()? {
+                return Ok(if n > 0 { Filled::Some } else { Filled::Not(time) });
             }
         }
-        Ok(true)
+        Ok(Filled::Some)
     }
 
-    /// Brings the next region that is missing; false where nothing may be filled now.
-    fn fill(&mut self) -> Result<bool, ServeError> {
+    /// Brings what is next of what is missing.
+    fn fill(&mut self) -> Result<Filled, ServeError> {
+        let beside = self.beside.clone().and_then(|(n, range)| Some((n, self.spaces[n].layout.first_in(range)?)));
+        let next = match beside {
+            Some(found) => Ok(found),
+            None => {
+                self.beside = None;
+                self.next_in_order().map_or_else(|| self.next_of_all(), |found| found)
+            }
+        };
+        let (n, (start, piece)) = match next {
+            Ok(found) => found,
+            Err(time) => return Ok(Filled::Not(time)),
+        };
+        let most = if self.faulted.elapsed() < FAULTING { STEP_PAGES } else { piece.pages };
+        let first = piece.missing.trailing_zeros();
+        let (_, pages) = self.bring(n, start, piece, &(first..piece.pages.min(first + most)))?;
+        self.served.filled_pages += pages;
+        Ok(Filled::Some)
+    }
+
+    /// What is next in the order of the image; an error where that must wait; none if all of it is there.
+    fn next_in_order(&mut self) -> Option<Result<(usize, (u64, Piece)), Duration>> {
+        loop {
+            let (n, range) = self.order.get(self.next)?;
+            match self.spaces[*n].layout.first_in(range.clone()) {
+                Some(_) if self.next >= self.order_staged && self.faulted.elapsed() < STAGED => {
+                    return Some(Err(STAGED.saturating_sub(self.faulted.elapsed())));
+                }
+                Some(found) => return Some(Ok((*n, found))),
+                None => self.next += 1,
+            }
+        }
+    }
+
+    /// What is next of moved memory, and then of children where there is room; an error where that must wait.
+    fn next_of_all(&mut self) -> Result<(usize, (u64, Piece)), Duration> {
         let (at, address) = self.cursor;
         let own = |space: &Space| !space.layout.is_complete() && !space.is_forked;
         let n = match self.spaces.get(at).filter(|space| own(space)) {
@@ -414,17 +509,13 @@ impl<'a> Pager<'a> {
                 Some(n) => n,
                 None => match self.spaces.iter().position(|space| !space.layout.is_complete()) {
                     Some(n) if self.host.has_room(self.spaces[n].layout.missing_pages() * PAGE) => n,
-                    _ => return Ok(false),
+                    _ => return Err(LOOK),
                 },
             },
         };
-        let Some((start, piece)) = self.spaces[n].layout.next_from(if n == at { address } else { 0 }) else {
-            return Ok(false);
-        };
-        let (_, pages) = self.bring(n, start, piece, 0)?;
-        self.served.filled_pages += pages;
-        self.cursor = (n, start + PAGE);
-        Ok(true)
+        let found = self.spaces[n].layout.next_from(if n == at { address } else { 0 }).ok_or(LOOK)?;
+        self.cursor = (n, found.0 + PAGE);
+        Ok((n, found))
     }
 
     /// The process of a space is gone, or runs another program.
@@ -434,52 +525,10 @@ impl<'a> Pager<'a> {
     }
 }
 
-/// How far placing has come.
-enum Step {
-    Done,
-    Changing,
-    NoMemory,
-    Ended,
-}
-
-/// Places pages at an address; what is in place is not missing any more.
-fn place(space: &mut Space, mut address: u64, mut bytes: &[u8]) -> io::Result<Step> {
-    let Some(userfault) = &space.userfault else { return Ok(Step::Ended) };
-    let mut at_once = bytes.len();
-    // Where nothing of ours was mapped when it was tried last.
-    let mut unmapped = None;
-    while !bytes.is_empty() {
-        let (done, why) = match userfault.copy(address, &bytes[..at_once.min(bytes.len())]) {
-            Ok(()) => (at_once.min(bytes.len()) as u64, None),
-            Err((done, why)) => (done, Some(why)),
-        };
-        space.layout.remove(&(address..address + done));
-        address += done;
-        bytes = &bytes[done as usize..];
-        let own = address..address + PAGE;
-        match why {
-            None => {}
-            // Cut off: the next page says why.
-            Some(_) if done > 0 => {}
-            Some(NotPlaced::Changing) => return Ok(Step::Changing),
-            Some(NotPlaced::NoMemory) => return Ok(Step::NoMemory),
-            Some(NotPlaced::Ended) => return Ok(Step::Ended),
-            // An area ends within: page by page.
-            Some(NotPlaced::Unmapped) if at_once > PAGE as usize => at_once = PAGE as usize,
-            // Memory may have been moved away of which we were not told yet; then a second try says so: the kernel looks for changes before
-            // it looks for the area.
-            Some(NotPlaced::Unmapped) if unmapped != Some(address) => unmapped = Some(address),
-            // The program has something there already; or its area is not what it was, of which it has told.
-            Some(NotPlaced::Present | NotPlaced::Unmapped) => {
-                userfault.wake(&own)?;
-                space.layout.remove(&own);
-                address = own.end;
-                bytes = &bytes[PAGE as usize..];
-            }
-            Some(NotPlaced::Other(number)) => return Err(io::Error::from_raw_os_error(number)),
-        }
+impl Staged {
+    fn holds(&self, stored: &Stored) -> bool {
+        self.range.start <= stored.offset && stored.offset + stored.bytes <= self.range.end
     }
-    Ok(Step::Done)
 }
 
 /// There are no more descriptors, here or on the machine.

@@ -69,7 +69,7 @@ pub struct Span {
     pub zeros: Zeros,
 }
 
-/// What was found in an area, each by ascending address.
+/// What was found in an area, each by ascending address where it was looked at once.
 #[derive(Debug, Default)]
 pub struct CopiedArea {
     /// What the image holds. Of the zero page only with [`Selection::All`].
@@ -263,6 +263,15 @@ impl ProcessCopier<'_, '_> {
 }
 
 impl CopiedArea {
+    /// Takes in what was found elsewhere in the area.
+    pub(super) fn extend(&mut self, other: Self) {
+        let Self { regions, taken, guards, kept_pages } = other;
+        self.regions.extend(regions);
+        self.taken.extend(taken);
+        self.guards.extend(guards);
+        self.kept_pages += kept_pages;
+    }
+
     /// Names pages of a part of the area that begins at `start`.
     fn push(&mut self, span: &Span, start: u64, pages: Range<usize>, content: Content) {
         let (start, pages) = (start + pages.start as u64 * PAGE, pages.len() as u32);

@@ -1,4 +1,7 @@
 //! Copying what can be dropped from a frozen process, and the list of ranges to drop afterwards.
+//!
+//! What a wake needs first comes first, so that it is read in one go: memory that cannot come later, then pages that the program
+//! is expected to touch, then the rest. Who copies goes through all processes for each of these.
 
 use std::ops::Range;
 
@@ -24,44 +27,156 @@ pub struct Copied {
 /// Stored pages of an area from which on registering it pays; that costs as much as placing two to five pages.
 const MANY_PAGES: u64 = 16;
 
-/// Copies the memory of frozen process `pid`, which has these areas, by `copier`, whose selection is
-/// [`Exclusive`](super::scan::Selection::Exclusive).
-///
-/// # Errors
-/// If an area must not be dropped, or it cannot be copied.
-pub fn copy(pid: i32, areas: Vec<Area>, flags: &Flags, copier: &mut Copier<'_>) -> Result<Copied, CopyError> {
-    let mut copier = copier.process(pid)?;
-    let mut copied = Copied::default();
-    let mut fresh = None;
-    for area in areas {
-        let flags = match flags.treatment(&area) {
-            Some(_) => flags,
-            None => match &fresh {
-                Some(fresh) => fresh,
-                None => fresh.insert(Flags::read(pid).map_err(|error| CopyError::Read(pid, error))?),
-            },
-        };
-        let treatment = flags.treatment(&area).unwrap_or(Treatment::Leave);
-        let range = area.start..area.end;
-        match treatment {
-            Treatment::Leave => {}
-            Treatment::Discard => copied.drop.push(range),
-            Treatment::Save => {
-                // Dropped pages of a file come back with what is in the file.
-                let anonymous = is_anonymous(&area);
-                let zeros = if anonymous { Zeros::Named } else { Zeros::Stored };
-                let span = Span { range, readable: area.access.read, writable: area.access.write, zeros };
-                let may_be_lazy = flags.may_be_lazy(&area);
-                let placed = anonymous.then(|| PlacedArea { range: span.range.clone(), may_be_lazy });
-                copied.add(&span.range, placed, copier.area(&span)?);
-            }
-            Treatment::Refuse(reason) => {
-                let Area { start, end, name, .. } = area;
-                return Err(CopyError::Refused { pid, start, end, name, reason });
+/// The memory of a process that leaves it.
+#[derive(Debug, Default)]
+pub struct Droppable {
+    pid: i32,
+    /// What is dropped without a copy.
+    discarded: Vec<Range<u64>>,
+    /// By ascending address.
+    saved: Vec<Saved>,
+}
+
+/// An area that is copied.
+#[derive(Debug)]
+struct Saved {
+    span: Span,
+    is_anonymous: bool,
+    may_be_lazy: bool,
+    /// What has been looked at, by ascending address.
+    done: Vec<Range<u64>>,
+    found: CopiedArea,
+}
+
+impl Droppable {
+    /// Of frozen process `pid`, which has these areas.
+    ///
+    /// # Errors
+    /// If an area must not be dropped, or its flags cannot be read.
+    pub fn of(pid: i32, areas: Vec<Area>, flags: &Flags) -> Result<Self, CopyError> {
+        let mut droppable = Self { pid, ..Self::default() };
+        let mut fresh = None;
+        for area in areas {
+            let flags = match flags.treatment(&area) {
+                Some(_) => flags,
+                None => match &fresh {
+                    Some(fresh) => fresh,
+                    None => fresh.insert(Flags::read(pid).map_err(|error| CopyError::Read(pid, error))?),
+                },
+            };
+            let range = area.start..area.end;
+            match flags.treatment(&area).unwrap_or(Treatment::Leave) {
+                Treatment::Leave => {}
+                Treatment::Discard => droppable.discarded.push(range),
+                Treatment::Save => {
+                    // Dropped pages of a file come back with what is in the file.
+                    let is_anonymous = is_anonymous(&area);
+                    let zeros = if is_anonymous { Zeros::Named } else { Zeros::Stored };
+                    let span = Span { range, readable: area.access.read, writable: area.access.write, zeros };
+                    let may_be_lazy = is_anonymous && flags.may_be_lazy(&area);
+                    let (done, found) = (Vec::new(), CopiedArea::default());
+                    droppable.saved.push(Saved { span, is_anonymous, may_be_lazy, done, found });
+                }
+                Treatment::Refuse(reason) => {
+                    let Area { start, end, name, .. } = area;
+                    return Err(CopyError::Refused { pid, start, end, name, reason });
+                }
             }
         }
+        Ok(droppable)
     }
-    Ok(copied)
+
+    /// The process.
+    pub const fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Nothing leaves it.
+    pub const fn is_empty(&self) -> bool {
+        self.saved.is_empty()
+    }
+
+    /// Copies what cannot come while the program runs.
+    ///
+    /// # Errors
+    /// As of [`ProcessCopier::area`](super::copy::ProcessCopier::area).
+    pub fn copy_eager(&mut self, copier: &mut Copier<'_>) -> Result<(), CopyError> {
+        let mut copier = copier.process(self.pid)?;
+        let mut eager = self.saved.iter_mut().filter(|saved| !saved.may_be_lazy);
+        eager.try_for_each(|saved| saved.copy(saved.span.range.clone(), |span| copier.area(span)))
+    }
+
+    /// Copies of `ranges` what has not been copied yet and may come while the program runs.
+    ///
+    /// # Errors
+    /// As of [`Droppable::copy_eager`].
+    pub fn copy_first<'a>(
+        &mut self,
+        ranges: impl IntoIterator<Item = &'a Range<u64>>,
+        copier: &mut Copier<'_>,
+    ) -> Result<(), CopyError> {
+        let mut copier = copier.process(self.pid)?;
+        for range in ranges {
+            let behind = self.saved.partition_point(|saved| saved.span.range.end <= range.start);
+            for saved in &mut self.saved[behind..] {
+                if saved.span.range.start >= range.end {
+                    break;
+                }
+                if saved.may_be_lazy {
+                    saved.copy(range.clone(), |span| copier.area(span))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the rest.
+    ///
+    /// # Errors
+    /// As of [`Droppable::copy_eager`].
+    pub fn copy_rest(&mut self, copier: &mut Copier<'_>) -> Result<(), CopyError> {
+        let mut copier = copier.process(self.pid)?;
+        self.saved.iter_mut().try_for_each(|saved| saved.copy(saved.span.range.clone(), |span| copier.area(span)))
+    }
+
+    /// What came of it, once the rest is copied.
+    pub fn finish(self) -> Copied {
+        let mut copied = Copied { drop: self.discarded, ..Copied::default() };
+        self.saved.into_iter().for_each(|saved| copied.add(saved));
+        copied.drop.sort_unstable_by_key(|range| range.start);
+        copied
+    }
+}
+
+impl Saved {
+    /// Copies what of `range` lies in it and has not been copied.
+    fn copy(
+        &mut self,
+        range: Range<u64>,
+        mut copy: impl FnMut(&Span) -> Result<CopiedArea, CopyError>,
+    ) -> Result<(), CopyError> {
+        let range = range.start.max(self.span.range.start)..range.end.min(self.span.range.end);
+        for part in without(range, &self.done) {
+            self.found.extend(copy(&Span { range: part.clone(), ..self.span.clone() })?);
+            let at = self.done.partition_point(|done| done.start < part.start);
+            self.done.insert(at, part);
+        }
+        Ok(())
+    }
+}
+
+/// What of `range` is not in `done`, which is in order and without overlap.
+fn without(range: Range<u64>, done: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut rest = Vec::new();
+    let mut start = range.start;
+    let first = done.partition_point(|one| one.end <= range.start);
+    for one in done[first..].iter().take_while(|one| one.start < range.end) {
+        rest.push(start..one.start);
+        start = one.end;
+    }
+    rest.push(start..range.end);
+    rest.retain(|one| one.start < one.end);
+    rest
 }
 
 /// Its memory comes back as zeros when it is dropped.
@@ -70,19 +185,74 @@ fn is_anonymous(area: &Area) -> bool {
 }
 
 impl Copied {
-    fn add(&mut self, area: &Range<u64>, placed: Option<PlacedArea>, found: CopiedArea) {
-        let CopiedArea { regions, taken, kept_pages, .. } = found;
+    fn add(&mut self, saved: Saved) {
+        let Saved { span, is_anonymous, may_be_lazy, found, .. } = saved;
+        let CopiedArea { mut regions, mut taken, kept_pages, .. } = found;
         let stored = regions.iter().filter(|region| region.content != Content::Zero);
-        if stored.map(|region| u64::from(region.pages)).sum::<u64>() >= MANY_PAGES {
-            self.anonymous.extend(placed);
+        if is_anonymous && stored.map(|region| u64::from(region.pages)).sum::<u64>() >= MANY_PAGES {
+            self.anonymous.push(PlacedArea { range: span.range.clone(), may_be_lazy });
         }
+        regions.sort_unstable_by_key(|region| region.start);
         self.regions.extend(regions);
         self.kept_pages += kept_pages;
         if kept_pages > 0 {
+            taken.sort_unstable_by_key(|range| range.start);
             self.drop.extend(taken);
         } else if !taken.is_empty() {
             // Everything private in it is saved: one call drops the whole area, and clean file pages with it.
-            self.drop.push(area.clone());
+            self.drop.push(span.range);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::Buffer;
+    use crate::scan::Selection;
+    use crate::sink::PageSink;
+    use torpor_image::PAGE;
+
+    #[test]
+    fn what_is_left_is_in_order() {
+        let done = [2..4, 4..5, 9..12];
+        assert_eq!(without(0..20, &done), [0..2, 5..9, 12..20]);
+        assert_eq!(without(3..10, &done), vec![5..9]);
+        assert_eq!(without(9..12, &done), []);
+        assert_eq!(without(6..7, &done), vec![6..7]);
+    }
+
+    #[test]
+    fn what_comes_first_lies_first_and_everything_is_copied_once() {
+        // Our own memory, which is no area of its own: any will do.
+        let mut memory = Buffer::new(8 * PAGE as usize);
+        (0..8).for_each(|n| memory.part_mut(n * PAGE as usize..(n + 1) * PAGE as usize).fill(n as u8 + 1));
+        let start = memory.part(0..1).as_ptr().addr() as u64;
+        let pages = |range: Range<u64>| start + range.start * PAGE..start + range.end * PAGE;
+        let saved = |range, may_be_lazy| {
+            let span = Span { range: pages(range), readable: true, writable: true, zeros: Zeros::Named };
+            let (done, found) = (Vec::new(), CopiedArea::default());
+            Saved { span, is_anonymous: true, may_be_lazy, done, found }
+        };
+        let mut droppable = Droppable { pid: std::process::id() as i32, ..Droppable::default() };
+        droppable.saved = vec![saved(0..5, true), saved(5..6, false), saved(6..8, true)];
+        let image = tempfile::tempfile().unwrap();
+        let mut copier = Copier::new(PageSink::new(&image, PAGE), Selection::Exclusive, &|| true);
+        droppable.copy_eager(&mut copier).unwrap();
+        // A range over the end of an area, and one that overlaps it.
+        droppable.copy_first(&[pages(4..7), pages(3..5)], &mut copier).unwrap();
+        droppable.copy_rest(&mut copier).unwrap();
+        assert_eq!(copier.finish().unwrap(), 9 * PAGE);
+        let copied = droppable.finish();
+        let places: Vec<(u64, u64, u32)> = copied
+            .regions
+            .iter()
+            .map(|region| match region.content {
+                Content::Stored { offset, .. } => ((region.start - start) / PAGE, offset / PAGE - 1, region.pages),
+                Content::Zero => panic!("{region:?}"),
+            })
+            .collect();
+        assert_eq!(places, [(0, 4, 3), (3, 3, 1), (4, 1, 1), (5, 0, 1), (6, 2, 1), (7, 7, 1)]);
+        assert_eq!(copied.drop, [pages(0..5), pages(5..6), pages(6..8)]);
     }
 }

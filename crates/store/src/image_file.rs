@@ -338,7 +338,7 @@ mod tests {
             regions: vec![region(start, 2, stored), region(zeros.0, zeros.1, Content::Zero)],
             threads: vec![thread],
         };
-        let state = State { processes: vec![process] }.encode();
+        let state = State { processes: vec![process], loading: Vec::new() }.encode();
         let header = Header {
             pages_bytes: 2 * PAGE,
             state_bytes: state.len() as u64,

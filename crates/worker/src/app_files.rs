@@ -4,6 +4,7 @@
 //! data_dir/apps/ID/upper  work       its private files            survive a reboot
 //!                 /log …             its output
 //!                 /N.image …         the images of its sleeps, in a store
+//!                 /working-set.json  which pages it needs first as it wakes
 //!                 /past.json         how often it slept, how it last ended
 //! run_dir/apps/ID/phase              journal of its level          gone after a reboot
 //!                /sandbox.json       how to find its processes again
@@ -68,6 +69,10 @@ impl AppFiles {
 
     pub(crate) fn past(&self) -> PathBuf {
         self.data.join("past.json")
+    }
+
+    pub(crate) fn working_set(&self) -> PathBuf {
+        self.data.join("working-set.json")
     }
 
     /// Removes everything of the app. Where somebody has put a symbolic link in the place of a directory, only the link goes.

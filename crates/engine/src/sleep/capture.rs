@@ -5,15 +5,15 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use torpor_image::{HEADER_BYTES, Header, State, checksum};
+use torpor_image::{HEADER_BYTES, Header, LoadingPart, State, checksum};
 
 use super::blockers::pins;
 use super::error::{Failure, Stop};
-use super::{Captured, Drops, Sleep, events};
+use super::{Captured, Drops, Expected, Sleep, events};
 use crate::target::Phase;
 use crate::watch::{Waiting, Watch};
 use torpor_pages::copy::{Copier, CopyError};
-use torpor_pages::droppable::{self, Copied};
+use torpor_pages::droppable::Droppable;
 use torpor_pages::scan::Selection;
 use torpor_pages::sink::PageSink;
 use torpor_proc::gone;
@@ -92,9 +92,8 @@ impl Sleep<'_> {
         let stop = OnceCell::new();
         let go_on = || self.check_events(&watch).map_err(|by| stop.set(by)).is_ok();
         let mut copier = Copier::new(PageSink::new(&file, HEADER_BYTES), Selection::Exclusive, &go_on);
-        let mut state = State::default();
-        let mut drops = Vec::new();
-        let mut kept_pages = 0;
+        let mut memories = Vec::with_capacity(self.processes.len());
+        let mut park_addresses = Vec::with_capacity(self.processes.len());
         let mut spaces: Vec<i32> = Vec::new();
         for process in &self.processes {
             let areas = areas(process.pid).map_err(Failure::Look)?;
@@ -102,20 +101,28 @@ impl Sleep<'_> {
                 self.drain(process.pid)?;
             }
             let park_address = install_park_loop(process.pid, &areas)?;
-            let copied = if shares_with(process.pid, &spaces)? {
-                Copied::default()
+            park_addresses.push(park_address);
+            memories.push(if shares_with(process.pid, &spaces)? {
+                Droppable::default()
             } else {
                 spaces.push(process.pid);
                 let none = Flags::default();
                 let flags = flags.iter().find(|(pid, _)| *pid == process.pid).map_or(&none, |(_, flags)| flags);
-                match droppable::copy(process.pid, areas, flags, &mut copier) {
-                    Err(CopyError::Stopped) => {
-                        drop(copier);
-                        return Err(stop.into_inner().unwrap_or_else(|| CopyError::Stopped.into()));
-                    }
-                    other => other?,
-                }
-            };
+                Droppable::of(process.pid, areas, flags)?
+            });
+        }
+        let loading = match copy_memories(&mut memories, self.request.expected, &mut copier) {
+            Err(CopyError::Stopped) => {
+                drop(copier);
+                return Err(stop.into_inner().unwrap_or_else(|| CopyError::Stopped.into()));
+            }
+            other => other?,
+        };
+        let mut state = State { loading, ..State::default() };
+        let mut drops = Vec::new();
+        let mut kept_pages = 0;
+        for ((process, memory), park_address) in self.processes.iter().zip(memories).zip(park_addresses) {
+            let copied = memory.finish();
             kept_pages += copied.kept_pages;
             drops.push(Drops { ranges: copied.drop, anonymous: copied.anonymous });
             state.processes.push(self.process_state(process, park_address, copied.regions));
@@ -231,6 +238,27 @@ fn prepare(pids: &[i32], memories: &WaitHistory) -> Result<(Began, Vec<(i32, Fla
         }
     }
     Ok((Began::take(pids, memories).map_err(Failure::Look)?, flags))
+}
+
+/// Copies all memory, what a wake needs first at the front; says where that lies.
+fn copy_memories(
+    memories: &mut [Droppable],
+    expected: &[Expected],
+    copier: &mut Copier<'_>,
+) -> Result<Vec<LoadingPart>, CopyError> {
+    let mut loading = Vec::new();
+    memories.iter_mut().filter(|memory| !memory.is_empty()).try_for_each(|memory| memory.copy_eager(copier))?;
+    for Expected { cause, ranges } in expected {
+        for of_process in ranges.chunk_by(|(a, _), (b, _)| a == b) {
+            let memory = memories.iter_mut().find(|memory| memory.pid() == of_process[0].0 && !memory.is_empty());
+            if let Some(memory) = memory {
+                memory.copy_first(of_process.iter().map(|(_, range)| range), copier)?;
+            }
+        }
+        loading.push(LoadingPart { cause: cause.clone(), end: copier.sink().offset });
+    }
+    memories.iter_mut().filter(|memory| !memory.is_empty()).try_for_each(|memory| memory.copy_rest(copier))?;
+    Ok(loading)
 }
 
 /// The process has the address space of one of `others`.

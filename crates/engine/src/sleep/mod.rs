@@ -71,6 +71,17 @@ pub struct Request<'a> {
     pub abort: &'a Abort,
     /// What is remembered of its last sleep.
     pub memories: &'a WaitHistory,
+    /// Pages that its wakes are expected to need first. The first are those of every wake.
+    pub expected: &'a [Expected],
+}
+
+/// Pages that wakes for some cause are expected to need first, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Expected {
+    /// The cause, in words; empty for all.
+    pub cause: String,
+    /// By process id.
+    pub ranges: Vec<(i32, Range<u64>)>,
 }
 
 /// Asks a sleep that has not committed to give up; usable from any thread.

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use torpor_engine::{
-    Abort, Asleep, Attempt, Contexts, Faults, LazyApp, NoFaults, PagerHost, ParkedByWorker, ParkedContexts, Request,
-    ServeError, Served, SleepError, Target, Userfault, WaitHistory, fall_asleep, wake,
+    Abort, Asleep, Attempt, Contexts, Expected, Faults, LazyApp, LazyServed, LazyWay, NoFaults, PagerHost,
+    ParkedByWorker, ParkedContexts, Request, ServeError, SleepError, Target, Userfault, WaitHistory, fall_asleep, wake,
 };
 use torpor_image::Epoch;
 use torpor_store::Store;
@@ -24,6 +24,10 @@ pub struct App {
     pub port: u16,
     pub journal: MemoryJournal,
     pub folder: tempfile::TempDir,
+    /// Pages that wakes are expected to need first.
+    pub expected: Vec<Expected>,
+    /// The next wakes are sampled.
+    pub is_sampled: bool,
     generation: u64,
     memories: WaitHistory,
 }
@@ -33,7 +37,16 @@ impl App {
         let (program, line) = Program::start(command);
         let folder = tempfile::tempdir().unwrap();
         let port = line.parse().unwrap();
-        Self { program, port, journal: MemoryJournal::awake(), folder, generation: 0, memories: WaitHistory::default() }
+        Self {
+            program,
+            port,
+            journal: MemoryJournal::awake(),
+            folder,
+            expected: Vec::new(),
+            is_sampled: false,
+            generation: 0,
+            memories: WaitHistory::default(),
+        }
     }
 
     pub fn target<'a>(&'a self, faults: &'a dyn Faults) -> Target<'a> {
@@ -70,6 +83,7 @@ impl App {
             single_sockets: false,
             abort: &abort,
             memories: &self.memories,
+            expected: &self.expected,
         };
         let Attempt { result, timings, memories } = fall_asleep(&self.target(faults), &request);
         if let Some(memories) = memories {
@@ -80,8 +94,9 @@ impl App {
     }
 
     pub fn wake(&mut self, asleep: &Asleep, pagers: Option<&Pagers>) {
-        let pagers = pagers.map(|pagers| pagers as &dyn torpor_engine::Pagers);
-        let (result, timings) = wake(&self.target(&NoFaults), asleep, pagers);
+        let is_sampled = self.is_sampled;
+        let way = pagers.map(|pagers| LazyWay { pagers, cause: "", is_sampled });
+        let (result, timings) = wake(&self.target(&NoFaults), asleep, way);
         eprintln!("wake {:?}", timings.steps());
         self.memories = result.unwrap().finish().unwrap();
     }
@@ -96,7 +111,7 @@ struct Shared {
     /// Serving stops after it has been asked so often whether it is over; 0: never.
     stop_after: AtomicU64,
     children: Mutex<Vec<OwnedFd>>,
-    ended: Mutex<Vec<mpsc::Receiver<Result<Served, ServeError>>>>,
+    ended: Mutex<Vec<mpsc::Receiver<Result<LazyServed, ServeError>>>>,
 }
 
 impl Pagers {
@@ -106,7 +121,7 @@ impl Pagers {
     }
 
     /// What came of the pager that was started last, once it has ended.
-    pub fn ended(&self) -> Result<Served, ServeError> {
+    pub fn ended(&self) -> Result<LazyServed, ServeError> {
         let ended = self.0.ended.lock().unwrap().pop().expect("a pager was started");
         ended.recv_timeout(Duration::from_secs(60)).expect("it ends")
     }
@@ -144,7 +159,7 @@ impl torpor_engine::Pagers for Pagers {
         std::thread::spawn(move || {
             let Ok(app) = apps.recv() else { return };
             let result = app.serve(&host);
-            eprintln!("pager: {result:?}");
+            eprintln!("pager: {:?}", result.as_ref().map(|served| &served.counts));
             let _ = report.send(result);
         });
         self.0.ended.lock().unwrap().push(ended);

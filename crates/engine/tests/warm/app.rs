@@ -226,6 +226,7 @@ impl App {
                 single_sockets: false,
                 abort: &abort,
                 memories: &self.memories,
+                expected: &[],
             };
             let attempt = self.with_target(&NoFaults, |target| fall_asleep(target, &request));
             if let Some(memories) = attempt.memories {

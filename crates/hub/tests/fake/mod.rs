@@ -269,6 +269,7 @@ impl WorkerPort for FakeWorker {
             at_limits: Vec::new(),
             lost_by_reboot: Vec::new(),
             wake_sources: Vec::new(),
+            working_set: None,
             sleeps: Vec::new(),
             wakes: Vec::new(),
         })
@@ -293,6 +294,7 @@ impl WorkerPort for FakeWorker {
             sleeps,
             warm_sleeps: 0,
             dropped_lines: 0,
+            working_set: None,
             aborted_sleeps: 0,
             wakes: 0,
         })

@@ -397,7 +397,8 @@ pub(crate) fn dozing() -> State {
     };
     let regions = vec![stored(0x50_0000, 0, 2), zero(0x50_4000, 3), stored(0x7f00_0000_0000, 2, 1)];
     let threads = vec![thread(4000, Some(wait)), thread(4002, None)];
-    State { processes: vec![process(4000, regions, threads), process(4001, Vec::new(), vec![thread(4001, None)])] }
+    let processes = vec![process(4000, regions, threads), process(4001, Vec::new(), vec![thread(4001, None)])];
+    State { processes, loading: Vec::new() }
 }
 
 /// What stands for the plan: plans belong to one build of Torpor, and are made again where they do not fit.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use torpor_api::spec::{Port, Tmpfs, Volume};
 use torpor_api::units::{Bytes, Patience, Span};
+use torpor_api::working_set::WorkingSetPolicy;
 
 use super::{Wait, name};
 
@@ -112,6 +113,10 @@ pub(crate) struct RunArgs {
     /// What to do if the app cannot be woken because a mapped file of a volume has changed
     #[arg(long, value_name = "WHAT")]
     pub(crate) wake_blocked: Option<WakeBlockedArg>,
+    /// Pages that come back before the program runs, if it has much memory: `K of N` (touched in K of the last N wakes), last, union,
+    /// present, none or all
+    #[arg(long, value_name = "PAGES")]
+    pub(crate) working_set: Option<WorkingSetPolicy>,
     /// Ignore packets from this address or network: they neither wake the app nor keep it awake
     #[arg(long, value_name = "NETWORK")]
     pub(crate) ignore: Vec<String>,

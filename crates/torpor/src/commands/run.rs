@@ -146,6 +146,7 @@ fn lay_over(
     idle.set("with_connections", args.connections_keep_awake.then_some(false))?;
     idle.set("wake_on", args.wake_on.map(WakeOn::from))?;
     idle.set("wake_blocked", args.wake_blocked.map(WakeBlocked::from))?;
+    idle.set("working_set", args.working_set)?;
     idle.add("ignore", args.ignore.iter().map(|text| network(text)).collect::<Result<Vec<_>, _>>()?)?;
     let mut security = top.table("security")?;
     security.set("read_only", args.read_only.then_some(true))?;

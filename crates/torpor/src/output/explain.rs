@@ -2,10 +2,10 @@
 //! are in the units of [`words`].
 
 use jiff::Timestamp;
-use torpor_api::view::{DiskBy, Explanation, Transition};
+use torpor_api::view::{DiskBy, Explanation, Transition, WorkingSet};
 
 use super::tables::disk;
-use super::units::{ago, micros, words};
+use super::units::{ago, micros, size, words};
 use super::{Cells, Narrow, safe, table, table_within};
 
 /// Why an app is where it is, and what its last sleeps and wakes took; `verbose` adds their phases.
@@ -39,6 +39,7 @@ pub(crate) fn explanation(told: &Explanation, verbose: bool, terminal: Option<us
     item("at a limit", &told.at_limits);
     item("woken by", &told.wake_sources);
     item("a reboot costs", &told.lost_by_reboot);
+    told.working_set.into_iter().for_each(|set| item("needs first", &[needs_first(&set)]));
     if !details.is_empty() {
         text.push_str(&format!("\n{details}"));
     }
@@ -48,6 +49,17 @@ pub(crate) fn explanation(told: &Explanation, verbose: bool, terminal: Option<us
         }
     }
     text
+}
+
+/// How much of its memory it needs first, and how well that is known.
+fn needs_first(set: &WorkingSet) -> String {
+    let WorkingSet { wakes, pages, expected, misses, used, .. } = set;
+    let learned = format!("{} of its memory when it wakes, learned from {wakes} wakes", size(Some(pages * PAGE_BYTES)));
+    let missed = format!("the last one needed {misses} other pages");
+    match used {
+        Some(used) => format!("{learned}; {missed}, and {used} of the {expected} expected"),
+        None => format!("{learned}; {missed}"),
+    }
 }
 
 /// The second line, and the time that it tells.
@@ -125,6 +137,8 @@ fn history(transitions: &[Transition], verbose: bool, terminal: Option<usize>, n
     table_within(most, &head[..head.len() - 1], &rows, &steps)
 }
 
+/// Bytes of a page, on the machines that Torpor runs on.
+const PAGE_BYTES: u64 = 4096;
 const INDENT: &str = "  ";
 
 fn indented(text: &str) -> String {
@@ -165,6 +179,14 @@ mod tests {
             at_limits: vec!["5 packets were dropped".to_owned()],
             lost_by_reboot: vec!["a terminal".to_owned()],
             wake_sources: Vec::new(),
+            working_set: Some(WorkingSet {
+                wakes: 9,
+                pages: 300,
+                expected: 290,
+                misses: 2,
+                used: Some(250),
+                unused: Some(40),
+            }),
             sleeps: vec![transition("idle for 30 s", &[("freeze", 120)], Some("aborted: packet for tcp 80"))],
             wakes: vec![transition("packet for tcp 80", &[("fill", 400), ("thaw", 30)], None)],
         }
@@ -184,6 +206,7 @@ will go warm    in 10 min 5 s, if nothing happens
 disk            1.0 MiB of 1.0 GiB; the kernel refuses more
 at a limit      5 packets were dropped
 a reboot costs  a terminal
+needs first     1.2 MiB of its memory when it wakes, learned from 9 wakes; the last one needed 2 other pages, and 250 of the 290 expected
 
 last wakes
   WHEN       CAUSE               TOTAL  OUTCOME

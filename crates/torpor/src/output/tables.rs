@@ -278,6 +278,7 @@ mod tests {
             aborted_sleeps: 1,
             wakes: 2,
             dropped_lines: 17,
+            working_set: None,
         };
         let expected = "\
 NAME  STATE   PROCS  THREADS   PRIVATE  SHARED    TABLES  KERNEL    IMAGE  DISK                           CPU  PACKETS  REFUSED  SLEEPS  WARM  ABORTED  WAKES  LINES LOST

@@ -19,6 +19,7 @@ mod policy;
 mod process_tree;
 mod task;
 mod unanswered;
+mod working_set;
 mod workload;
 
 pub(crate) use crate::app_files::AppFiles;

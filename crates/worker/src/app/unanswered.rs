@@ -66,5 +66,6 @@ pub(crate) fn stats_of_unanswered<P>(app: &AppHandle<P>) -> Stats {
         aborted_sleeps: 0,
         wakes: 0,
         dropped_lines: app.log.dropped_lines(),
+        working_set: None,
     }
 }

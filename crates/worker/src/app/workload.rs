@@ -24,7 +24,7 @@ use std::time::Instant;
 
 use torpor_api::error::{ApiError, ErrorKind};
 use torpor_api::view::{AppImage, AppStatus, Explanation, Stats};
-use torpor_lifecycle::{Event, Exit, Found, Millis, Observation, SleepCause, Text, WakeFailure};
+use torpor_lifecycle::{Event, Exit, Found, Millis, Observation, SleepCause, Text, WakeCause, WakeFailure};
 
 use super::deadlines::Operations;
 use super::history::Entry;
@@ -86,7 +86,7 @@ pub(crate) trait Workload: Send + 'static {
     /// Before a wake where [`Workload::wake_blocker`] names something: tries to put that right.
     fn prepare_wake(&mut self) -> impl Future<Output = Result<(), WakeFailure>> + Send;
     /// Wakes it, or begins to.
-    fn wake(&mut self, operations: &mut Operations) -> Wake;
+    fn wake(&mut self, cause: &WakeCause, operations: &mut Operations) -> Wake;
     /// Whether a warm one still has all that it sleeps with. Where not, it is ended, to be made again from its image. True for any other.
     fn confirm_asleep(&mut self) -> bool;
     /// What others hold for it was lost: hands it over again.

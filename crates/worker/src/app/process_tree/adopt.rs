@@ -313,7 +313,7 @@ impl ProcessTree {
         };
         // An app that is lazy cannot go on without them.
         let contexts = contexts.map_err(|error| unknown("finding its userfaultfd contexts", error))?;
-        let pagers = LazyPagers::new(self, &sandbox, image);
+        let pagers = LazyPagers::new(self, &sandbox, image, "");
         let parked = ParkedByWorker { watch, contexts };
         let recovered = recover(&target, phase, &self.files.images, parked, &pagers);
         self.lazy = pagers.into_wake();

@@ -81,7 +81,9 @@ impl ProcessTree {
     pub(super) fn deposit_contexts(&self, asleep: &SleepState) -> bool {
         let Some(sandbox) = &self.run.sandbox else { return false };
         let deposited = match asleep {
-            SleepState::Dozing(asleep) if self.shared.config.lazy_wakes => deposit(sandbox, asleep),
+            SleepState::Dozing(asleep) if self.shared.config.lazy_wakes && self.learned.may_be_lazy() => {
+                deposit(sandbox, asleep)
+            }
             SleepState::Dozing(_) | SleepState::Warm(_) => sandbox.clear_deposits().map(|()| false),
         };
         deposited.unwrap_or_else(|error| {

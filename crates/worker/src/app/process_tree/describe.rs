@@ -42,6 +42,10 @@ impl ProcessTree {
         }
         explanation.at_limits = crate::refused::told(&self.shared, self.record.index).into_iter().collect();
         explanation.lost_by_reboot = self.lost_by_reboot();
+        explanation.working_set = self.learned.view();
+        if self.lazy.as_ref().is_some_and(|lazy| !lazy.has_ended()) {
+            explanation.keeps_awake.push("a part of its memory that is not back yet".to_owned());
+        }
         let sources = self.sleep.state.as_ref().map(|asleep| asleep.watch().sources()).unwrap_or_default();
         explanation.wake_sources = sources
             .iter()
@@ -75,6 +79,7 @@ impl ProcessTree {
         stats.page_table_bytes = usage.page_table_bytes;
         stats.kernel_bytes = cgroup.and_then(|cgroup| cgroup.kernel_bytes().ok().flatten());
         stats.image_bytes = self.sleep.state.as_ref().map(SleepState::image_bytes);
+        stats.working_set = self.learned.view();
         stats.cpu_us = cgroup.and_then(|cgroup| cgroup.cpu_us().ok()).unwrap_or(0);
         stats.packets = self.shared.packets(self.record.index).unwrap_or(0);
         stats.refused_packets = self.shared.refused_packets(self.record.index).unwrap_or(0);

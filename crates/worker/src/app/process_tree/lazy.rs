@@ -16,12 +16,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
-use torpor_engine::{Abort, Journal, LazyApp, PagerHost, Pagers, Phase, Served, Userfault};
+use torpor_engine::{Abort, Journal, LazyApp, LazyServed, PagerHost, Pagers, Phase, Userfault};
 use torpor_lifecycle::Text;
 use torpor_linux::meminfo::Memory;
 use torpor_sandbox::Sandbox;
 use torpor_store::Image;
 
+use super::learned::Learned;
 use super::texts::chain;
 use super::{Message, ProcessTree, contexts};
 use crate::app::abort_on_panic::AbortOnPanic;
@@ -73,6 +74,11 @@ impl LazyWake {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether nothing is missing any more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.progress().ended
+    }
+
     /// Waits until the thread has ended; false where it was given up.
     pub(super) fn wait(&self, abort: &Abort) -> bool {
         let mut progress = self.progress();
@@ -114,13 +120,15 @@ pub(super) struct LazyPagers {
 }
 
 impl LazyPagers {
-    /// For a wake from `image`.
-    pub(super) fn new(tree: &ProcessTree, sandbox: &Arc<Sandbox>, image: Image) -> Self {
+    /// For a wake from `image`; the empty cause: for one that was begun by another worker, of which nothing can be learned.
+    pub(super) fn new(tree: &ProcessTree, sandbox: &Arc<Sandbox>, image: Image, cause: &str) -> Self {
         let host = HostParts {
             shared: tree.shared.clone(),
             sandbox: sandbox.clone(),
             name: tree.record.spec.name.clone(),
             journal: tree.journal.clone(),
+            learned: tree.learned.clone(),
+            cause: cause.into(),
         };
         Self { host, messages: tree.sender.clone(), image, wake: Mutex::new(None) }
     }
@@ -197,6 +205,8 @@ struct HostParts {
     sandbox: Arc<Sandbox>,
     name: String,
     journal: Arc<PhaseFile>,
+    learned: Arc<Learned>,
+    cause: Arc<str>,
 }
 
 struct Host {
@@ -210,14 +220,17 @@ impl Host {
     }
 
     /// It is served no more, and our descriptors are closed.
-    fn served(&self, served: &Served, missing: u64, took: Duration) {
+    fn served(&self, served: &LazyServed, missing: u64, took: Duration) {
         let app = &self.parts.name;
         self.wake.wait_for_thaw();
         // If it was stopped, the next worker needs the image, or the app has ended and its task removes it.
         if !self.wake.is_over() {
             self.wake.remove_image(app);
             let took_ms = took.as_millis() as u64;
-            tracing::debug!(app, missing, took_ms, ?served, "all of its memory is back");
+            tracing::debug!(app, missing, took_ms, counts = ?served.counts, "all of its memory is back");
+            if !self.parts.cause.is_empty() {
+                self.parts.learned.observe(&self.parts.cause, served);
+            }
         }
         self.wake.end();
     }

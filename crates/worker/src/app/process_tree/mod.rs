@@ -23,6 +23,7 @@ mod images;
 mod infer_phase;
 mod kill;
 mod lazy;
+mod learned;
 mod notifying_journal;
 mod parked;
 mod resume;
@@ -67,6 +68,7 @@ use connection_resets::ConnectionResets;
 use hibernate::Hibernated;
 use kill::KillAttempts;
 use lazy::LazyWake;
+use learned::Learned;
 use resume::Resumed;
 use sleep_state::{SleepState, WarmApp};
 use start::StartOutcome;
@@ -91,6 +93,8 @@ pub(crate) struct ProcessTree {
     /// Stops the sleep or the hibernation under way.
     abort: Option<Abort>,
     memories: WaitHistory,
+    /// Which pages it needs first as it wakes.
+    learned: Arc<Learned>,
     /// Why its memory could not be brought back, until the task has been told.
     lost: Option<Text>,
     generation: u64,
@@ -156,6 +160,7 @@ impl ProcessTree {
         let owner = app_files::owner(&record, shared.boot);
         let journal = Arc::new(PhaseFile::open(&files.phase(), owner)?);
         let (sender, messages) = mpsc::unbounded_channel();
+        let learned = Arc::new(Learned::read(files.working_set(), record.spec.idle.working_set));
         Ok(Self {
             record,
             files,
@@ -178,6 +183,7 @@ impl ProcessTree {
             connection_resets: None,
             abort: None,
             memories: WaitHistory::default(),
+            learned,
             lost: None,
             generation: 1,
             sender,

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use torpor_engine::{Abort, Attempt, Request, SleepError, Step, Timings, WaitHistory, fall_asleep};
+use torpor_engine::{Abort, Attempt, Expected, Request, SleepError, Step, Timings, WaitHistory, fall_asleep};
 use torpor_lifecycle::{Event, Retry, SleepCause, WakeCause};
 use torpor_sandbox::Sandbox;
 use torpor_store::{Image, Owner};
 
 use super::freezer::SandboxFreezer;
 use super::lazy::LazyWake;
+use super::learned::Learned;
 use super::notifying_journal::NotifyingJournal;
 use super::sleep_state::SleepState;
 use super::target::with_target;
@@ -49,6 +50,8 @@ impl ProcessTree {
             abort,
             memories: self.memories.clone(),
             lazy: self.lazy.clone(),
+            learned: self.learned.clone(),
+            expected: Vec::new(),
             on_command: cause == SleepCause::Command,
         };
         // A thread of its own: tracing belongs to a thread, and it blocks.
@@ -124,6 +127,9 @@ struct SleepJob {
     memories: WaitHistory,
     /// What still brings back its memory, maybe.
     lazy: Option<Arc<LazyWake>>,
+    learned: Arc<Learned>,
+    /// Pages that its wakes are expected to need first.
+    expected: Vec<Expected>,
     /// Somebody waits for the outcome.
     on_command: bool,
 }
@@ -142,6 +148,8 @@ impl SleepJob {
             let result = Err(SleepError::Aborted("a part of its memory is not back yet".to_owned()));
             return Attempt { result, timings: Timings::begin(), memories: Some(self.memories) };
         }
+        let pids = self.sandbox.cgroup().processes().unwrap_or_default();
+        self.expected = self.learned.expected(&pids);
         let begun = Instant::now();
         loop {
             let mut attempt = self.attempt();
@@ -164,6 +172,7 @@ impl SleepJob {
             single_sockets: self.single_sockets,
             abort: &self.abort,
             memories: &self.memories,
+            expected: &self.expected,
         };
         let faults = &self.shared.faults;
         with_target(self.owner, &self.operation, &freezer, &self.journal, faults, |target| {

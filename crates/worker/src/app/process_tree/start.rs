@@ -67,6 +67,7 @@ impl ProcessTree {
             Ok(Started { sandbox, output }) => {
                 // New processes: nothing of the old ones' waits is true of them.
                 self.memories = WaitHistory::default();
+                self.learned.forget();
                 self.pump_output(output);
                 let sandbox = Arc::new(sandbox);
                 match self.hold_sandbox(sandbox.clone()) {

@@ -2,8 +2,8 @@
 
 use std::time::SystemTime;
 
-use torpor_engine::{Asleep, Pagers, Step, wake};
-use torpor_lifecycle::{Event, WakeFailure};
+use torpor_engine::{Asleep, LazyWay, Step, wake};
+use torpor_lifecycle::{Event, WakeCause, WakeFailure};
 
 use super::freezer::SandboxFreezer;
 use super::lazy::LazyPagers;
@@ -18,12 +18,12 @@ use crate::app::workload::{Report, Wake};
 impl ProcessTree {
     /// Wakes it. From dozing that is done right here, and its outcome known.
     /// From warm it is built on a thread of its own, and the outcome comes later.
-    pub(super) fn begin_wake(&mut self, operations: &mut Operations) -> Wake {
+    pub(super) fn begin_wake(&mut self, cause: &WakeCause, operations: &mut Operations) -> Wake {
         if let Some(reason) = self.lost.take() {
             return Wake::failed(WakeFailure::Damaged(reason));
         }
         match self.sleep.state.take() {
-            Some(SleepState::Dozing(asleep)) => self.refill(asleep, operations),
+            Some(SleepState::Dozing(asleep)) => self.refill(asleep, cause, operations),
             Some(SleepState::Warm(app)) => self.resume(app, operations),
             // Its sandbox has gone while the wake waited for its turn, and cannot be made. Else a sleep that failed was
             // undone already: it runs.
@@ -35,19 +35,22 @@ impl ProcessTree {
     }
 
     /// Brings back the memory of one that dozes.
-    fn refill(&mut self, asleep: Box<Asleep>, operations: &Operations) -> Wake {
+    fn refill(&mut self, asleep: Box<Asleep>, cause: &WakeCause, operations: &Operations) -> Wake {
         let Some(sandbox) = self.run.sandbox.clone() else {
             return Wake::failed(WakeFailure::Passing(text("it has no processes")));
         };
         self.sleep.watch = None;
         crate::probes::undefer(&std::mem::take(&mut self.sleep.deferred), &crate::probes::Sockets::OfProcesses);
         let (operation, _watched) = operations.watch_refill(asleep.image_bytes);
-        let pagers = LazyPagers::new(self, &sandbox, asleep.image.clone());
+        let cause = cause.to_string();
+        let pagers = LazyPagers::new(self, &sandbox, asleep.image.clone(), &cause);
         let run = || {
             let (freezer, faults) = (SandboxFreezer::of(&sandbox), &self.shared.faults);
-            let pagers = self.sleep.contexts_held.then_some(&pagers as &dyn Pagers);
+            let is_sampled = self.learned.is_sample_due();
+            let lazy = LazyWay { pagers: &pagers, cause: &cause, is_sampled };
+            let lazy = self.sleep.contexts_held.then_some(lazy);
             with_target(self.owner(), &operation, &freezer, &*self.journal, faults, |target| {
-                wake(target, &asleep, pagers)
+                wake(target, &asleep, lazy)
             })
         };
         // However little it is, the disk that it is read from may hang: other tasks do not wait for this thread.

@@ -9,7 +9,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use torpor_api::ApiError;
 use torpor_api::view::{AppImage, AppStatus, Explanation, Stats};
-use torpor_lifecycle::{Event, Exit, Millis, Observation, SleepCause, Text, WakeFailure};
+use torpor_lifecycle::{Event, Exit, Millis, Observation, SleepCause, Text, WakeCause, WakeFailure};
 use torpor_sandbox::Sandbox;
 
 use super::boot_image::SandboxRetry;
@@ -134,8 +134,8 @@ impl Workload for ProcessTree {
         self.restore_sandbox_for_wake().await
     }
 
-    fn wake(&mut self, operations: &mut Operations) -> Wake {
-        self.begin_wake(operations)
+    fn wake(&mut self, cause: &WakeCause, operations: &mut Operations) -> Wake {
+        self.begin_wake(cause, operations)
     }
 
     fn confirm_asleep(&mut self) -> bool {

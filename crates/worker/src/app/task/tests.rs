@@ -124,7 +124,7 @@ impl Workload for Fake {
         Ok(())
     }
 
-    fn wake(&mut self, operations: &mut Operations) -> Wake {
+    fn wake(&mut self, _cause: &WakeCause, operations: &mut Operations) -> Wake {
         self.called("wake", Some(operations.begin(Kind::Wake, 0)));
         Wake::UnderWay
     }

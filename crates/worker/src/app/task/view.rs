@@ -117,6 +117,7 @@ impl<W: Workload> Task<W> {
             refusals,
             lost_by_reboot: Vec::new(),
             wake_sources: Vec::new(),
+            working_set: None,
             sleeps: self.past.sleeps.all(),
             wakes: self.past.wakes.all(),
         };
@@ -160,6 +161,7 @@ impl<W: Workload> Task<W> {
             aborted_sleeps: counts.aborted_sleeps,
             wakes: counts.wakes,
             dropped_lines: self.log.dropped_lines(),
+            working_set: None,
         };
         self.workload.measure(&mut stats);
         stats

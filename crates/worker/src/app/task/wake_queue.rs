@@ -112,7 +112,7 @@ impl<W: Workload> Task<W> {
         if let Some(reason) = self.operations.held_up() {
             return Some(Event::WakeFailed(WakeFailure::Passing(reason)));
         }
-        match self.workload.wake(&mut self.operations) {
+        match self.workload.wake(cause, &mut self.operations) {
             Wake::UnderWay => {
                 self.wakes.under_way = Some(WakeUnderWay { cause: cause.to_string(), _permit: permit, waited });
                 None

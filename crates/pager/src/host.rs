@@ -1,0 +1,52 @@
+//! What a pager needs of its worker, and why it gives up.
+
+use std::io;
+
+use torpor_image::FormatError;
+use torpor_linux::userfault::Userfault;
+
+/// Address spaces of an app that are served: no program forks so often in so short a time, but to use up descriptors.
+pub(crate) const MOST_SPACES: usize = 4096;
+
+/// What whoever serves an app needs of the worker.
+pub trait Host {
+    /// Keeps a child's context beyond our own end.
+    ///
+    /// # Errors
+    /// Why not: should we be killed, its memory is lost, for there is one context less than the ledger has children.
+    fn forked(&self, child: &Userfault) -> io::Result<()>;
+    /// Whether there is room for so many bytes more: children are filled only then.
+    fn has_room(&self, bytes: u64) -> bool;
+    /// The source cannot be read now; it is tried again.
+    fn stalled(&self, error: &io::Error);
+    /// Nothing is missing any more: records that, before the contexts are closed.
+    ///
+    /// # Errors
+    /// Why not; it is tried again, and the contexts are still needed.
+    fn complete(&self) -> io::Result<()>;
+    /// Whether to stop: what is missing stays missing.
+    fn is_over(&self) -> bool;
+}
+
+/// Why an app cannot be served any further: its memory is not whole.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Stored pages are not what was written.
+    #[error("the pages at {offset:#x} of the image")]
+    Damaged {
+        /// Where they are.
+        offset: u64,
+        /// What is wrong.
+        #[source]
+        error: FormatError,
+    },
+    /// A context does not work.
+    #[error("handling page faults")]
+    Context(#[source] io::Error),
+    /// The ledger cannot be written.
+    #[error("writing the ledger of missing pages")]
+    Ledger(#[source] io::Error),
+    /// It forks faster than its memory comes.
+    #[error("{MOST_SPACES} processes were forked while memory was missing")]
+    TooManyForks,
+}

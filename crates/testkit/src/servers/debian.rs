@@ -1,7 +1,7 @@
-//! One tree of the distribution's packages, made by mmdebstrap, and the parts of it that single programs need.
+//! Trees of the distribution's packages, made by mmdebstrap, and the parts of them that single programs need.
 //!
 //! mmdebstrap runs the packages' own maintainer scripts in a chroot, so that users, data directories and alternatives
-//! are as a real installation has them; it starts no service (its `policy-rc.d` says 101). The tree is kept as one
+//! are as a real installation has them; it starts no service (its `policy-rc.d` says 101). A tree is kept as one
 //! tarball. [`Tree::extract`] copies from it the files of a program's dependency closure, found in dpkg's own records,
 //! into a tarball that stands alone.
 
@@ -17,7 +17,20 @@ use super::cache::{cached, key};
 use super::tarball::{Overlay, append_overlay, named};
 use crate::error::{Error, run};
 
-/// Installed into the tree, beside what is essential.
+/// What a tree is made of.
+#[derive(Debug)]
+pub(super) struct Contents {
+    /// Its name in the cache.
+    pub(super) name: &'static str,
+    /// Installed into it, beside what is essential.
+    pub(super) packages: &'static [&'static str],
+    /// A command of mmdebstrap's `--customize-hook`; empty for none.
+    pub(super) hook: &'static str,
+}
+
+/// The tree of the programs that tests use.
+pub(super) const TESTS: Contents = Contents { name: "debian", packages: PACKAGES, hook: SMALL_MARIADB };
+
 const PACKAGES: &[&str] = &[
     "bind9",
     "clamav-daemon",
@@ -114,32 +127,32 @@ pub(super) fn source_lists() -> Vec<PathBuf> {
         .collect()
 }
 
-fn make_tree(out: &Path) -> Result<(), Error> {
+fn make_tree(contents: &Contents, out: &Path) -> Result<(), Error> {
     let mut command = Command::new("mmdebstrap");
     command
         .args(["--mode=root", "--variant=minbase", "--format=tar", "--quiet"])
-        .arg(format!("--include={}", PACKAGES.join(",")))
+        .arg(format!("--include={}", contents.packages.join(",")))
         .arg("--dpkgopt=path-exclude=/usr/share/doc/*")
-        .arg("--dpkgopt=path-exclude=/usr/share/locale/*")
-        .arg(format!("--customize-hook={SMALL_MARIADB}"))
-        .arg("")
-        .arg(out)
-        .args(source_lists());
+        .arg("--dpkgopt=path-exclude=/usr/share/locale/*");
+    if !contents.hook.is_empty() {
+        command.arg(format!("--customize-hook={}", contents.hook));
+    }
+    command.arg("").arg(out).args(source_lists());
     run(&mut command, "install the package mmdebstrap").map(drop)
 }
 
 impl Tree {
     /// The tree from the cache; made where it is missing, which takes a minute or two.
-    pub(crate) fn open() -> Result<Self, Error> {
-        let mut recipe = vec![PACKAGES.join(","), SMALL_MARIADB.to_owned()];
+    pub(super) fn open(contents: &Contents) -> Result<Self, Error> {
+        let mut recipe = vec![contents.packages.join(","), contents.hook.to_owned()];
         for list in source_lists() {
             recipe.push(std::fs::read_to_string(&list).map_err(Error::file("read", &list))?);
         }
         let parts: Vec<&[u8]> = recipe.iter().map(String::as_bytes).collect();
         let key = key(&parts);
-        let path = cached("debian", &key, ".tar", make_tree)?;
+        let path = cached(contents.name, &key, ".tar", |out| make_tree(contents, out))?;
         // Kept beside it: every test opens the tree, and few of them read its gigabyte.
-        let records = cached("debian-records", &key, ".json", |out| {
+        let records = cached(&format!("{}-records", contents.name), &key, ".json", |out| {
             let text = serde_json::to_string(&read_records(&path)?).expect("maps of strings are JSON");
             std::fs::write(out, text).map_err(Error::file("write", out))
         })?;

@@ -2,13 +2,15 @@
 //!
 //! [`Servers::open`] makes what is missing (minutes the first time, milliseconds afterwards): one tree of the distribution's
 //! packages with mmdebstrap, and from it a tarball per program, with its settings and a counter program where it is a
-//! language. Everything is kept in [`cache_dir`], named by a hash of its recipe.
+//! language. Everything is kept in [`cache_dir`], named by a hash of its recipe. [`Large`] programs are for benchmarks: each is made
+//! when it is opened, not by [`Servers::open`].
 //!
 //! What proves that a program woke where it stopped: [`Program::connect`] opens a connection whose every
 //! [`Session::step`] checks state that a restart would lose.
 
 mod cache;
 mod debian;
+mod large;
 mod lighttpd;
 mod recipes;
 mod ssh;
@@ -19,6 +21,7 @@ use std::path::PathBuf;
 
 pub use cache::{cache_dir, target_dir};
 pub(crate) use cache::{cached, key};
+pub use large::Large;
 pub use lighttpd::make_lighttpd_tarball;
 pub(crate) use recipes::static_tarball;
 pub use ssh::ssh_tarball;

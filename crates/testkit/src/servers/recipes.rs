@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::cache::{cached, key};
-use super::debian::{Extract, Tree};
+use super::debian::{self, Extract, Tree};
 use super::tarball::{self, Overlay, skeleton};
 use super::{Check, Program, Transport};
 use crate::client::clamav;
@@ -13,11 +13,14 @@ use crate::error::{Error, run};
 /// Changes whenever the way of extracting does, so that old tarballs are not taken for new ones.
 const RECIPES_VERSION: &[u8] = b"1";
 
-const HTTP: u16 = 8000;
+pub(super) const HTTP: u16 = 8000;
+pub(super) const CLAMD: &str = "/usr/sbin/clamd --config-file=/etc/servers/clamd.conf";
+pub(super) const CLAMD_CONF: &str = include_str!("../../servers/clamd.conf");
+pub(super) const CLAMD_PORT: u16 = 3310;
 const PAGE: &str = "<!doctype html><title>torpor</title><p>awake\n";
 
 /// A program from the tree, before it is extracted.
-struct Recipe {
+pub(super) struct Recipe {
     program: Program,
     packages: &'static [&'static str],
     data: &'static [&'static str],
@@ -29,7 +32,7 @@ fn words(command: &str) -> Vec<String> {
     command.split_whitespace().map(str::to_owned).collect()
 }
 
-fn recipe(name: &'static str, command: &str, port: u16, check: Check) -> Recipe {
+pub(super) fn recipe(name: &'static str, command: &str, port: u16, check: Check) -> Recipe {
     let program = Program {
         name,
         tarball: std::path::PathBuf::new(),
@@ -48,7 +51,7 @@ fn recipe(name: &'static str, command: &str, port: u16, check: Check) -> Recipe 
 }
 
 impl Recipe {
-    fn packages(mut self, packages: &'static [&'static str]) -> Self {
+    pub(super) fn packages(mut self, packages: &'static [&'static str]) -> Self {
         self.packages = packages;
         self
     }
@@ -58,12 +61,12 @@ impl Recipe {
         self
     }
 
-    fn without(mut self, without: &'static [&'static str]) -> Self {
+    pub(super) fn without(mut self, without: &'static [&'static str]) -> Self {
         self.without = without;
         self
     }
 
-    fn file(mut self, path: &str, content: impl Into<Vec<u8>>) -> Self {
+    pub(super) fn file(mut self, path: &str, content: impl Into<Vec<u8>>) -> Self {
         self.overlays.push(Overlay::file(path, content));
         self
     }
@@ -83,7 +86,7 @@ impl Recipe {
         self
     }
 
-    fn extract(mut self, tree: &Tree) -> Result<Program, Error> {
+    pub(super) fn extract(mut self, tree: &Tree) -> Result<Program, Error> {
         let mut parts: Vec<Vec<u8>> = vec![RECIPES_VERSION.to_vec(), tree.name().into_bytes()];
         for list in [self.packages, self.data, self.without] {
             parts.push(list.join("\n").into_bytes());
@@ -133,9 +136,9 @@ fn servers(tree: &Tree) -> Result<Vec<Recipe>, Error> {
             .file("/etc/servers/master.cf", include_str!("../../servers/master.cf"))
             .directory("/srv/mail/open", 0o777)
             .directory("/srv/mail/shut", 0o755),
-        recipe("clamav", "/usr/sbin/clamd --config-file=/etc/servers/clamd.conf", 3310, Check::ClamSession)
+        recipe("clamav", CLAMD, CLAMD_PORT, Check::ClamSession)
             .packages(&["clamav-daemon"])
-            .file("/etc/servers/clamd.conf", include_str!("../../servers/clamd.conf"))
+            .file("/etc/servers/clamd.conf", CLAMD_CONF)
             .file("/etc/servers/signatures/servers.ndb", clamav::signatures()),
         recipe("redis", redis, 6379, Check::RedisKey)
             .packages(&["redis-server"])
@@ -207,7 +210,7 @@ fn go() -> Result<Program, Error> {
 
 /// Builds what is missing.
 pub(super) fn build() -> Result<Vec<Program>, Error> {
-    let tree = Tree::open()?;
+    let tree = Tree::open(&debian::TESTS)?;
     let mut recipes = servers(&tree)?;
     recipes.push(java(&tree)?);
     let mut programs = recipes.into_iter().map(|recipe| recipe.extract(&tree)).collect::<Result<Vec<_>, _>>()?;

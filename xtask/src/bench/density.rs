@@ -14,7 +14,7 @@ use clap::Args;
 
 use super::daemon::{Daemon, free_port};
 use super::machine::{anonymous_kb, cpu_us, memory};
-use super::program::programs;
+use super::program::program;
 use super::samples::Measured;
 use super::{client, progress};
 use crate::error::{Error, run as run_command};
@@ -83,7 +83,7 @@ const DROP_CACHES: (&str, &str) = ("/proc/sys/vm/drop_caches", "2");
 
 /// Measures; `torpor` is the program that hosts the apps.
 pub(crate) fn run(options: &Options, torpor: &Path) -> Result<Measured, Error> {
-    let program = programs(&["lighttpd".to_owned()])?.remove(0);
+    let program = program("lighttpd")?;
     let mut daemon = Daemon::start(torpor, "")?;
     daemon.load("lighttpd", &program.servers.tarball)?;
     let mut measured = Measured::default();

@@ -11,7 +11,7 @@ use clap::Args;
 
 use super::client::first_byte;
 use super::daemon::{Daemon, free_port};
-use super::program::{Program, programs};
+use super::program::{Program, program};
 use super::progress;
 use super::samples::{Measured, Samples};
 use crate::error::Error;
@@ -43,7 +43,7 @@ const WRITE: [&str; 3] = ["/bin/sh", "-c", "yes >&2 & exec yes"];
 
 /// Measures; `torpor` is the program that hosts the apps.
 pub(crate) fn run(options: &Options, torpor: &Path) -> Result<Measured, Error> {
-    let program = programs(&["lighttpd".to_owned()])?.remove(0);
+    let program = program("lighttpd")?;
     let mut daemon = Daemon::start(torpor, "")?;
     daemon.load("lighttpd", &program.servers.tarball)?;
     let port = free_port()?;

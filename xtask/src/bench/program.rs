@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
-use torpor_testkit::servers::{self, Program as Servers};
+use torpor_testkit::servers::{self, Large, Program as Servers};
 
-use super::client::{Protocol, fill_redis, first_byte_since};
+use super::client::{Protocol, fill_kernel, fill_postgres, fill_redis, first_byte_since};
 use crate::error::{Error, run};
 
 /// A program of the servers, and the data that it holds.
@@ -18,35 +19,112 @@ pub(crate) struct Program {
     pub(crate) servers: Servers,
     /// Requests to it.
     pub(crate) protocol: Protocol,
-    /// Amount of data that is stored in it at the start.
-    pub(crate) data_bytes: usize,
+    /// What is stored in it at the start.
+    data: Data,
 }
 
-/// Name in results, name in the servers, data.
-const PROGRAMS: [(&str, &str, usize); 6] = [
-    ("lighttpd", "lighttpd", 0),
-    ("redis", "redis", 1000),
-    ("redis-80mb", "redis", 80_000_000),
-    ("python", "python", 0),
-    ("go", "go", 0),
-    ("node", "node", 0),
+/// What is stored in a program at its start.
+#[derive(Clone, Copy, Debug)]
+enum Data {
+    Nothing,
+    /// Bytes in redis.
+    Redis(usize),
+    /// Rows in a table of PostgreSQL.
+    Table(usize),
+    /// Bytes in a variable of a Jupyter kernel.
+    Kernel(usize),
+}
+
+/// A program before its files are there.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// Its name in results.
+    pub(crate) name: &'static str,
+    source: Source,
+    protocol: Protocol,
+    data: Data,
+}
+
+/// Where the files of a program come from.
+#[derive(Debug)]
+enum Source {
+    /// The servers of the tests, by name.
+    Tests(&'static str),
+    /// Those that only benchmarks use.
+    Large(Large),
+}
+
+const HTTP: Protocol = Protocol::Http("/");
+/// Lists the kernels.
+const JUPYTER: Protocol = Protocol::Http("/api/kernels");
+const KERNEL: Data = Data::Kernel(100_000_000);
+
+const fn tests(name: &'static str, source: &'static str, protocol: Protocol, data: Data) -> Entry {
+    Entry { name, source: Source::Tests(source), protocol, data }
+}
+
+const fn large(name: &'static str, source: Large, protocol: Protocol, data: Data) -> Entry {
+    Entry { name, source: Source::Large(source), protocol, data }
+}
+
+const ENTRIES: [Entry; 12] = [
+    tests("lighttpd", "lighttpd", HTTP, Data::Nothing),
+    tests("redis", "redis", Protocol::Redis, Data::Redis(1000)),
+    tests("redis-80mb", "redis", Protocol::Redis, Data::Redis(80_000_000)),
+    tests("python", "python", HTTP, Data::Nothing),
+    tests("go", "go", HTTP, Data::Nothing),
+    tests("node", "node", HTTP, Data::Nothing),
+    tests("java", "java", HTTP, Data::Nothing),
+    tests("postgresql", "postgres", Protocol::Query, Data::Table(10_000)),
+    large("jupyter", Large::Jupyter, JUPYTER, KERNEL),
+    large("jupyter-cell", Large::Jupyter, Protocol::Cell, KERNEL),
+    large("clamd", Large::Clamd, Protocol::Scan, Data::Nothing),
+    tests("redis-1gb", "redis", Protocol::Redis, Data::Redis(1_000_000_000)),
 ];
 
+/// Programs with more memory than this are measured with fewer requests.
+const LARGE_BYTES: usize = 100_000_000;
+
+/// Options of the JVM: without a file of performance data in /tmp and an archive of classes that is shared between processes, the
+/// peers can restore it too.
+const JAVA_OPTIONS: [&str; 2] = ["-XX:-UsePerfData", "-Xshare:off"];
+
 /// The programs with these names; all programs if `names` is empty.
-pub(crate) fn programs(names: &[String]) -> Result<Vec<Program>, Error> {
-    let known = || PROGRAMS.map(|(name, ..)| name).join(", ");
-    if let Some(name) = names.iter().find(|name| !PROGRAMS.iter().any(|(known, ..)| known == name)) {
+pub(crate) fn entries(names: &[String]) -> Result<Vec<&'static Entry>, Error> {
+    let known = || ENTRIES.each_ref().map(|entry| entry.name).join(", ");
+    if let Some(name) = names.iter().find(|name| !ENTRIES.iter().any(|entry| entry.name == **name)) {
         return Err(Error::Unknown { name: name.clone(), known: known() });
     }
-    let servers = servers::Servers::open()?;
-    let wanted = PROGRAMS.iter().filter(|(name, ..)| names.is_empty() || names.iter().any(|wanted| wanted == name));
-    let program = |(name, source, data_bytes): &(&'static str, &str, usize)| Program {
-        name,
-        servers: servers.program(source).clone(),
-        protocol: if *source == "redis" { Protocol::Redis } else { Protocol::Http },
-        data_bytes: *data_bytes,
-    };
-    Ok(wanted.map(program).collect())
+    let wanted = |entry: &&Entry| names.is_empty() || names.iter().any(|name| name == entry.name);
+    Ok(ENTRIES.iter().filter(wanted).collect())
+}
+
+/// The program with this name.
+pub(crate) fn program(name: &str) -> Result<Program, Error> {
+    entries(&[name.to_owned()])?.remove(0).open()
+}
+
+impl Entry {
+    /// The program, with its files, which are made if they are missing from the cache.
+    pub(crate) fn open(&self) -> Result<Program, Error> {
+        let mut servers = match self.source {
+            Source::Tests(name) => servers::Servers::open()?.program(name).clone(),
+            Source::Large(program) => program.open()?,
+        };
+        if self.name == "java" {
+            servers.command.splice(1..1, JAVA_OPTIONS.map(str::to_owned));
+        }
+        Ok(Program { name: self.name, servers, protocol: self.protocol, data: self.data })
+    }
+
+    /// Whether it has so much memory that a sleep takes seconds.
+    pub(crate) const fn is_large(&self) -> bool {
+        let data = match self.data {
+            Data::Redis(bytes) | Data::Kernel(bytes) => bytes,
+            Data::Nothing | Data::Table(_) => 0,
+        };
+        data >= LARGE_BYTES || matches!(self.source, Source::Large(_))
+    }
 }
 
 impl Program {
@@ -57,11 +135,34 @@ impl Program {
 
     /// Waits until it answers at `address`, stores its data, and sends it a few requests.
     pub(crate) fn warm_up(&self, address: SocketAddr) -> Result<(), Error> {
-        first_byte_since(address, self.protocol, std::time::Instant::now())?;
-        if self.data_bytes > 0 {
-            fill_redis(address, self.data_bytes)?;
+        // The query needs the table, so storing that waits for the server itself.
+        if !matches!(self.data, Data::Table(_)) {
+            first_byte_since(address, self.protocol, Instant::now())?;
         }
-        (0..10).try_for_each(|_| first_byte_since(address, self.protocol, std::time::Instant::now()).map(drop))
+        match self.data {
+            Data::Nothing => {}
+            Data::Redis(bytes) => fill_redis(address, bytes)?,
+            Data::Table(rows) => fill_postgres(address, rows)?,
+            Data::Kernel(bytes) => fill_kernel(address, bytes)?,
+        }
+        (0..10).try_for_each(|_| first_byte_since(address, self.protocol, Instant::now()).map(drop))
+    }
+
+    /// User and group id with which a peer must start it in the directory `root`, as numbers; `None`: root, as
+    /// [`Program::unpack_for_root`] wants it. PostgreSQL refuses to run as root.
+    pub(crate) fn peer_user(&self, root: &Path) -> Result<Option<(u32, u32)>, Error> {
+        let Some(user) = self.servers.user.filter(|_| self.protocol == Protocol::Query) else { return Ok(None) };
+        let path = root.join("etc/passwd");
+        let text = std::fs::read_to_string(&path).map_err(Error::file("read", &path))?;
+        let ids = text.lines().find_map(|line| {
+            let fields: Vec<&str> = line.split(':').collect();
+            if fields[0] != user {
+                return None;
+            }
+            Some((fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?))
+        });
+        let what = || format!("user {user} in {}", path.display());
+        ids.map(Some).ok_or_else(|| Error::Missing { what: what(), hint: "the tarball should have it" })
     }
 
     /// Unpacks its files into the directory `root`, configured so that the program stays root: CRIU reads the limits of a process,

@@ -17,8 +17,8 @@ use serde_json::Value;
 
 use super::client::{Protocol, first_byte};
 use super::daemon::{Daemon, free_port};
-use super::peers::{CONTAINER, CRIU, Peer, peers};
-use super::program::{Program, programs};
+use super::peers::{CONTAINER, CRIU, CRIU_LAZY, Peer, peers};
+use super::program::{Entry, Program, entries};
 use super::progress;
 use super::samples::{Measured, Row, Samples};
 use crate::error::Error;
@@ -29,10 +29,13 @@ pub(crate) struct Options {
     /// Requests to each subject
     #[arg(long, default_value_t = 100)]
     runs: usize,
-    /// Only these programs: lighttpd, redis, redis-80mb, python, go, node
+    /// At most this many requests to each subject of a program with much memory: jupyter, clamd, redis-1gb
+    #[arg(long, default_value_t = 20)]
+    large_runs: usize,
+    /// Only these programs: lighttpd, redis, redis-80mb, python, go, node, java, postgresql, jupyter, jupyter-cell, clamd, redis-1gb
     #[arg(long, value_delimiter = ',')]
     programs: Vec<String>,
-    /// Leave out runc + CRIU, CRIU and cold start
+    /// Leave out runc + CRIU, CRIU, CRIU with lazy pages, and cold start
     #[arg(long)]
     without_peers: bool,
     /// Measure peers, reboots and images outside the page cache only in each Nth round
@@ -46,8 +49,8 @@ pub(crate) struct Options {
 impl Options {
     /// For `bench all`.
     pub(super) const fn brief(quick: bool) -> Self {
-        let runs = if quick { 1 } else { 9 };
-        Self { runs, programs: Vec::new(), without_peers: false, peers_every: 3, gap_ms: 1000 }
+        let (runs, large_runs) = if quick { (1, 1) } else { (9, 3) };
+        Self { runs, large_runs, programs: Vec::new(), without_peers: false, peers_every: 3, gap_ms: 1000 }
     }
 }
 
@@ -62,20 +65,21 @@ const FROZEN: [&str; 6] = ["frozen", "stopped", "watched", "copied", "synced", "
 
 /// Measures; `torpor` is the program that hosts the apps.
 pub(crate) fn run(options: &Options, torpor: &Path) -> Result<Measured, Error> {
-    let programs = programs(&options.programs)?;
+    let entries = entries(&options.programs)?;
     let mut measured = Measured::default();
-    for (number, program) in programs.iter().enumerate() {
-        progress(format_args!("{} ({} of {})", program.name, number + 1, programs.len()));
-        if let Err(error) = measure(torpor, program, options, &mut measured.samples) {
-            measured.samples.missing(format!("{} (all its runs)", program.name), &error);
+    for (number, entry) in entries.iter().enumerate() {
+        progress(format_args!("{} ({} of {})", entry.name, number + 1, entries.len()));
+        if let Err(error) = measure(torpor, entry, options, &mut measured.samples) {
+            measured.samples.missing(format!("{} (all its runs, or the rest of them)", entry.name), &error);
         }
-        measured.compared.extend(compare(program.name, &measured.samples));
+        measured.compared.extend(compare(entry.name, &measured.samples));
     }
     Ok(measured)
 }
 
 fn compare(program: &str, samples: &Samples) -> Vec<Row> {
-    const PEERS: [(&str, &str); 3] = [(CONTAINER, "image"), (CRIU, "image"), ("cold-start", "stopped")];
+    const PEERS: [(&str, &str); 4] =
+        [(CONTAINER, "image"), (CRIU, "image"), (CRIU_LAZY, "image"), ("cold-start", "stopped")];
     let awake = ("never-slept", "running", "first_byte");
     let mut rows = Vec::new();
     for level in LEVELS.into_iter().chain([REBOOTED]) {
@@ -103,13 +107,15 @@ struct Apps {
     protocol: Protocol,
 }
 
-fn measure(binary: &Path, program: &Program, options: &Options, samples: &mut Samples) -> Result<(), Error> {
+fn measure(binary: &Path, entry: &Entry, options: &Options, samples: &mut Samples) -> Result<(), Error> {
+    let program = &entry.open()?;
+    let runs = if entry.is_large() { options.runs.min(options.large_runs) } else { options.runs };
     let mut apps = Apps::start(binary, program)?;
     let dir = tempfile::Builder::new().prefix("torpor-bench-").tempdir_in("/var/tmp");
     let dir = dir.map_err(Error::file("make a directory in", "/var/tmp"))?;
     let mut peers = if options.without_peers { Vec::new() } else { peers(program, dir.path(), samples) };
     let gap = Duration::from_millis(options.gap_ms);
-    for round in 0..options.runs {
+    for round in 0..runs {
         apps.never_slept(program, gap, samples)?;
         for level in LEVELS {
             apps.wake(program, level, gap, true, samples)?;

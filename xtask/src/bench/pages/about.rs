@@ -19,6 +19,7 @@ const FIRST_BYTE: &[Column] = &[
     ("warm", "torpor", "warm", None),
     ("after a reboot", "torpor", "rebooted", None),
     ("CRIU", "criu", "image", None),
+    ("CRIU, lazy pages", "criu-lazy", "image", None),
     ("runc + CRIU", "runc+criu", "image", None),
     ("cold start", "cold-start", "stopped", None),
 ];
@@ -105,8 +106,14 @@ pub(super) const ABOUT: [About; 6] = [
         text: "A client opens a connection to a sleeping app, sends a request, and measures the time until the first byte of the answer. \
                The machine is idle for the same time before each request, for all subjects. *Never slept* is the same app, kept awake. \
                *After a reboot* is an app that was warm when the machine was restarted. The peers run the same program and restore it \
-               with the same state; their time includes the restore command. *Cold start* starts the program from the beginning, without \
-               its state: redis without its data.",
+               with the same state; their time includes the restore command. *CRIU, lazy pages* is `criu restore --lazy-pages`, which lets \
+               the program run before its memory is back; `criu lazy-pages` already listens when the time begins. *Cold start* starts the \
+               program from the beginning with the files that it has written but without what is only in its memory: redis without its \
+               data.\n\n\
+               lighttpd, python, go, node and java serve a small page. redis holds 1 kB, 80 MB or 1 GB in keys of 1 kB each; the request is \
+               `GET` of one of them. clamd has 400,000 synthetic signatures and scans 1 kB. postgresql has a table of 10,000 rows; the client \
+               connects, and the time ends with the first byte of the answer to a query of one row. jupyter has a kernel that holds 100 MB: \
+               *jupyter* is an HTTP request to the server, *jupyter-cell* a new WebSocket to the kernel and a cell, until its result.",
         tables: &[
             programs("Time to the first byte, ms", "first_byte", 1000.0, FIRST_BYTE),
             programs("The wake itself: from the event to the first instruction, ms", "wake", 1000.0, WAKE),

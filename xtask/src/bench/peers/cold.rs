@@ -1,9 +1,9 @@
 //! Cold start: the program starts from the beginning for each request, without its state.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
-use super::{Netns, Peer, end, prepare_root};
+use super::{Netns, Peer, Root, end, stop};
 use crate::bench::client::first_byte_since;
 use crate::bench::program::Program;
 use crate::error::Error;
@@ -13,17 +13,18 @@ use crate::error::Error;
 pub(crate) struct Cold {
     program: Program,
     netns: Netns,
-    root: PathBuf,
+    root: Root,
     pid: Option<u32>,
 }
 
 impl Cold {
     pub(super) fn start(program: &Program, dir: &Path) -> Result<Self, Error> {
-        let root = dir.join("cold/rootfs");
-        program.unpack_for_root(&root)?;
-        prepare_root(&root)?;
+        let root = Root::make(program, dir.join("cold/rootfs"))?;
         let mut cold = Self { program: program.clone(), netns: Netns::make(2)?, root, pid: None };
-        cold.first_byte()?;
+        // What is on disk, such as tables, is part of what it starts with.
+        cold.pid = Some(cold.netns.start(program, &cold.root)?);
+        program.warm_up(cold.netns.socket(program))?;
+        cold.rest()?;
         Ok(cold)
     }
 }
@@ -39,7 +40,7 @@ impl Peer for Cold {
 
     fn rest(&mut self) -> Result<(), Error> {
         if let Some(pid) = self.pid.take() {
-            end(pid);
+            stop(pid);
         }
         Ok(())
     }

@@ -84,10 +84,10 @@ impl Container {
         bound.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Ends what runs in it and starts `program`. Returns the process id on the machine.
-    pub(crate) fn start(&self, program: &[String]) -> Result<Pid, Error> {
+    /// Ends what runs in it and starts `program` as this user and group. Returns the process id on the machine.
+    pub(crate) fn start(&self, program: &[String], user: (u32, u32)) -> Result<Pid, Error> {
         self.end()?;
-        let config = serde_json::to_vec_pretty(&self.config(program)?)?;
+        let config = serde_json::to_vec_pretty(&self.config(program, user)?)?;
         let path = self.bundle.join("config.json");
         fs::write(&path, config).map_err(Error::file("write", path))?;
         let pid = self.bundle.join("pid");
@@ -190,7 +190,7 @@ impl Container {
     }
 
     /// The output of `runc spec`, changed to what container engines use.
-    fn config(&self, program: &[String]) -> Result<Value, Error> {
+    fn config(&self, program: &[String], (user, group): (u32, u32)) -> Result<Value, Error> {
         let dir = tempfile::tempdir().map_err(Error::file("make a directory in", std::env::temp_dir()))?;
         run(Command::new("runc").args(["spec", "--bundle"]).arg(dir.path()))?;
         let path = dir.path().join("config.json");
@@ -199,7 +199,7 @@ impl Container {
         config["process"]["terminal"] = false.into();
         config["process"]["args"] = json!(program);
         config["process"]["env"] = json!(ENVIRONMENT.map(|(name, value)| format!("{name}={value}")));
-        config["process"]["user"] = json!({ "uid": 0, "gid": 0 });
+        config["process"]["user"] = json!({ "uid": user, "gid": group });
         for set in ["bounding", "effective", "permitted"] {
             config["process"]["capabilities"][set] = json!(CAPABILITIES);
         }

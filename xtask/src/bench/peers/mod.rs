@@ -7,22 +7,30 @@ mod container;
 mod criu;
 mod runc;
 
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 pub(crate) use cold::Cold;
 pub(crate) use container::{Container, errors_of};
-pub(crate) use criu::Criu;
+pub(crate) use criu::{Criu, Pages};
 pub(crate) use runc::Runc;
+use rustix::fs::{FileType, Mode};
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
 use super::program::Program;
 use super::samples::Samples;
 use crate::error::{Error, chain, run};
 
-/// The names of CRIU alone, and of runc with CRIU, in results.
+/// The names of CRIU alone, of CRIU that restores memory lazily, and of runc with CRIU, in results.
 pub(crate) const CRIU: &str = "criu";
+pub(crate) const CRIU_LAZY: &str = "criu-lazy";
 pub(crate) const CONTAINER: &str = "runc+criu";
+/// Limit for a program to end by itself.
+const STOPPED_WITHIN: Duration = Duration::from_secs(10);
 /// Environment of a peer's program. CRIU cannot dump Go's MPTCP listeners.
 const ENVIRONMENT: [(&str, &str); 2] =
     [("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), ("GODEBUG", "multipathtcp=0")];
@@ -47,7 +55,9 @@ pub(crate) fn peers(program: &Program, dir: &Path, samples: &mut Samples) -> Vec
         Err(error) => samples.missing(format!("{name} with {}", program.name), &error),
     };
     add(CONTAINER, Runc::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
-    add(CRIU, Criu::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
+    for pages in [Pages::AtOnce, Pages::Lazily] {
+        add(pages.subject(), Criu::start(program, dir, pages).map(|peer| Box::new(peer) as Box<dyn Peer>));
+    }
     add("cold-start", Cold::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
     peers
 }
@@ -133,9 +143,14 @@ impl Netns {
     }
 
     /// Starts the program in `root`, in a session of its own, and returns its process id.
-    fn start(&self, program: &Program, root: &Path) -> Result<u32, Error> {
+    fn start(&self, program: &Program, root: &Root) -> Result<u32, Error> {
+        let root = root.0.as_path();
         let mut command = self.command("setsid");
-        command.arg("chroot").arg(root).args(&program.servers.command);
+        command.arg("chroot");
+        if let Some((user, group)) = program.peer_user(root)? {
+            command.arg(format!("--userspec=+{user}:+{group}"));
+        }
+        command.arg(root).args(&program.servers.command);
         command.env_clear().envs(ENVIRONMENT);
         let child = command.spawn().map_err(Error::spawn("nsenter"))?;
         // Each program executes the next one, so the id stays the same.
@@ -155,22 +170,60 @@ fn ip(arguments: &[&str]) -> Result<(), Error> {
     run(Command::new("ip").args(arguments)).map(drop)
 }
 
-/// Creates the devices and directories that a program needs in its root.
-fn prepare_root(root: &Path) -> Result<(), Error> {
-    for name in ["dev", "proc", "tmp"] {
-        let path = root.join(name);
-        std::fs::create_dir_all(&path).map_err(Error::file("make", path))?;
+/// The root directory of a peer's program, with its files. Dropping it unmounts its `/proc`; the files stay.
+#[derive(Debug)]
+struct Root(PathBuf);
+
+impl Root {
+    /// Unpacks the files of `program` into the directory `root`, and adds devices, writable directories and `/proc`.
+    fn make(program: &Program, root: PathBuf) -> Result<Self, Error> {
+        program.unpack_for_root(&root)?;
+        for name in ["dev", "dev/shm", "proc", "tmp"] {
+            let path = root.join(name);
+            fs::create_dir_all(&path).map_err(Error::file("make", path))?;
+        }
+        for name in ["dev/shm", "tmp"] {
+            let path = root.join(name);
+            let sticky = fs::Permissions::from_mode(0o1777);
+            fs::set_permissions(&path, sticky).map_err(Error::file("open for everybody", path))?;
+        }
+        for (name, minor) in [("null", 3), ("zero", 5), ("random", 8), ("urandom", 9)] {
+            let path = root.join("dev").join(name);
+            if !path.exists() {
+                let mode = Mode::from_raw_mode(0o666);
+                let device = rustix::fs::makedev(1, minor);
+                rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::CharacterDevice, mode, device)
+                    .map_err(|error| Error::file("make", &path)(error.into()))?;
+            }
+        }
+        let proc = root.join("proc");
+        let root = Self(root);
+        mount_bind("/proc", &proc).map_err(|error| Error::file("mount", &proc)(error.into()))?;
+        Ok(root)
     }
-    for (name, minor) in [("null", 3), ("zero", 5), ("random", 8), ("urandom", 9)] {
-        let path = root.join("dev").join(name);
-        if !path.exists() {
-            let mode = rustix::fs::Mode::from_raw_mode(0o666);
-            let device = rustix::fs::makedev(1, minor);
-            rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::CharacterDevice, mode, device)
-                .map_err(|error| Error::file("make", &path)(error.into()))?;
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        // Fails only if it was not mounted.
+        let _ = unmount(self.0.join("proc"), UnmountFlags::DETACH);
+    }
+}
+
+/// Asks process `pid`, our child, to end, so that its next start has nothing to repair. Kills it if it does not.
+fn stop(pid: u32) {
+    let Some(child) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else { return };
+    if rustix::process::kill_process(child, rustix::process::Signal::TERM).is_ok() {
+        let begun = Instant::now();
+        while begun.elapsed() < STOPPED_WITHIN {
+            match rustix::process::waitpid(Some(child), rustix::process::WaitOptions::NOHANG) {
+                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+                // What is left of its process group, if anything, is killed below.
+                _ => break,
+            }
         }
     }
-    Ok(())
+    end(pid);
 }
 
 /// Kills process `pid`, which we started, and waits until it is gone.
@@ -182,6 +235,6 @@ fn end(pid: u32) {
     // A child is reaped here. What CRIU restored is a child of process 1, which reaps it.
     let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
     while rustix::process::test_kill_process(pid).is_ok() {
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(1));
     }
 }

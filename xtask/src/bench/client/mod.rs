@@ -1,0 +1,133 @@
+//! The client: it opens a connection, sends one request, and measures the time to the first byte of the answer.
+
+mod jupyter;
+mod postgres;
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::error::Error;
+
+/// Limit for an answer.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Limit for a server to start or to be restored, and to answer.
+const STARTED_WITHIN: Duration = Duration::from_secs(90);
+/// Pause between attempts to reach a server that is being restored or started.
+const RETRY: Duration = Duration::from_micros(200);
+
+/// The request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    /// `GET` of this path.
+    Http(&'static str),
+    /// `GET key:1`.
+    Redis,
+    /// clamd: the scan of a small clean body.
+    Scan,
+    /// PostgreSQL: a connection, and one row by its primary key. The first byte is that of the answer to the query.
+    Query,
+    /// Jupyter: a cell, over a WebSocket of its own. It is answered when its result is there.
+    Cell,
+}
+
+/// What clamd scans: a kilobyte in which no signature is.
+const CLEAN: [u8; 1024] = [b'a'; 1024];
+
+/// One request. Returns microseconds from `begun` to the first byte of the answer.
+fn once(address: SocketAddr, protocol: Protocol, begun: Instant) -> io::Result<f64> {
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    let mut first_byte_us = 0.0;
+    let answered = || first_byte_us = begun.elapsed().as_nanos() as f64 / 1000.0;
+    match protocol {
+        Protocol::Http(path) => {
+            let request = format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n");
+            first_answer(&mut stream, request.as_bytes(), answered)?;
+            // The server closes the connection after the answer. Without reading all of it, closing would send a reset.
+            io::copy(&mut stream, &mut io::sink())?;
+        }
+        Protocol::Redis => {
+            first_answer(&mut stream, b"*2\r\n$3\r\nGET\r\n$5\r\nkey:1\r\n", answered)?;
+            if stream.read(&mut [0; 4096])? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Protocol::Scan => {
+            let length = (CLEAN.len() as u32).to_be_bytes();
+            let request = [b"zINSTREAM\0".as_slice(), &length, &CLEAN, &[0; 4]].concat();
+            first_answer(&mut stream, &request, answered)?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            if answer != "stream: OK\0" {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, format!("clamd answers {answer}")));
+            }
+        }
+        Protocol::Query => postgres::query(&mut stream, answered)?,
+        Protocol::Cell => jupyter::cell(address, stream, answered)?,
+    }
+    Ok(first_byte_us)
+}
+
+/// Sends the request and calls `answered` at the first byte of the answer, which stays unread.
+fn first_answer(stream: &mut TcpStream, request: &[u8], answered: impl FnOnce()) -> io::Result<()> {
+    stream.write_all(request)?;
+    let got = stream.peek(&mut [0])?;
+    answered();
+    if got == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
+}
+
+/// Microseconds from the start of the connection to the first byte of the answer.
+pub(crate) fn first_byte(address: SocketAddr, protocol: Protocol) -> Result<f64, Error> {
+    once(address, protocol, Instant::now()).map_err(Error::network(&address, "get an answer"))
+}
+
+/// Microseconds from `begun` to the first byte of an answer. Repeats the request until the server answers.
+pub(crate) fn first_byte_since(address: SocketAddr, protocol: Protocol, begun: Instant) -> Result<f64, Error> {
+    loop {
+        match once(address, protocol, begun) {
+            Ok(us) => return Ok(us),
+            Err(error) if begun.elapsed() > STARTED_WITHIN => {
+                return Err(Error::network(&address, "get an answer")(error));
+            }
+            Err(_) => std::thread::sleep(RETRY),
+        }
+    }
+}
+
+/// Stores `rows` rows in a table of PostgreSQL.
+pub(crate) fn fill_postgres(address: SocketAddr, rows: usize) -> Result<(), Error> {
+    postgres::fill(address, rows)
+}
+
+/// Starts a kernel in a Jupyter server, and has it hold `bytes`.
+pub(crate) fn fill_kernel(address: SocketAddr, bytes: usize) -> Result<(), Error> {
+    jupyter::fill(address, bytes)
+}
+
+/// Stores `bytes` in redis, in keys of a thousand bytes each.
+pub(crate) fn fill_redis(address: SocketAddr, bytes: usize) -> Result<(), Error> {
+    let fill = || -> io::Result<()> {
+        let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_nodelay(true)?;
+        let keys: Vec<usize> = (0..(bytes / 1000).max(1)).collect();
+        for some in keys.chunks(500) {
+            let mut sets = Vec::new();
+            for key in some {
+                let (key, value) = (format!("key:{key}"), format!("{key:0>1000}"));
+                write!(sets, "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n$1000\r\n{value}\r\n", key.len())?;
+            }
+            stream.write_all(&sets)?;
+            let wanted = b"+OK\r\n".repeat(some.len());
+            let mut answers = vec![0; wanted.len()];
+            stream.read_exact(&mut answers)?;
+            if answers != wanted {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "redis did not take a key"));
+            }
+        }
+        Ok(())
+    };
+    fill().map_err(Error::network(&address, "store data in redis"))
+}

@@ -104,6 +104,23 @@ pub(crate) fn program(name: &str) -> Result<Program, Error> {
     entries(&[name.to_owned()])?.remove(0).open()
 }
 
+/// In the root of a peer that runs PostgreSQL: the library that makes it believe not to be root.
+const OWNER: &str = "/usr/lib/owner.so";
+
+/// Compiles [`OWNER`] into the directory `root`, for `user` of the `/etc/passwd` there.
+fn make_owner(root: &Path, user: &str) -> Result<(), Error> {
+    let path = root.join("etc/passwd");
+    let text = std::fs::read_to_string(&path).map_err(Error::file("read", &path))?;
+    let id = text.lines().find_map(|line| line.strip_prefix(user)?.strip_prefix(':')?.split(':').nth(1));
+    let what = || format!("user {user} in {}", path.display());
+    let id = id.ok_or_else(|| Error::Missing { what: what(), hint: "the tarball should have it" })?;
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/bench/peers/owner.c");
+    let library = root.join(OWNER.trim_start_matches('/'));
+    let mut command = Command::new("gcc");
+    command.args(["-shared", "-fPIC", "-nostdlib", &format!("-DOWNER={id}"), source, "-o"]).arg(library);
+    run(&mut command).map(drop)
+}
+
 impl Entry {
     /// The program, with its files, which are made if they are missing from the cache.
     pub(crate) fn open(&self) -> Result<Program, Error> {
@@ -148,21 +165,23 @@ impl Program {
         (0..10).try_for_each(|_| first_byte_since(address, self.protocol, Instant::now()).map(drop))
     }
 
-    /// User and group id with which a peer must start it in the directory `root`, as numbers; `None`: root, as
-    /// [`Program::unpack_for_root`] wants it. PostgreSQL refuses to run as root.
-    pub(crate) fn peer_user(&self, root: &Path) -> Result<Option<(u32, u32)>, Error> {
-        let Some(user) = self.servers.user.filter(|_| self.protocol == Protocol::Query) else { return Ok(None) };
-        let path = root.join("etc/passwd");
-        let text = std::fs::read_to_string(&path).map_err(Error::file("read", &path))?;
-        let ids = text.lines().find_map(|line| {
-            let fields: Vec<&str> = line.split(':').collect();
-            if fields[0] != user {
-                return None;
-            }
-            Some((fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?))
-        });
-        let what = || format!("user {user} in {}", path.display());
-        ids.map(Some).ok_or_else(|| Error::Missing { what: what(), hint: "the tarball should have it" })
+    /// Whether it has TCP connections within itself while it is idle, which CRIU saves only on request.
+    pub(crate) const fn has_connections(&self) -> bool {
+        matches!(self.data, Data::Kernel(_))
+    }
+
+    /// Whether it needs the System V memory that it creates, which CRIU saves only with an IPC namespace.
+    pub(crate) const fn has_system_v(&self) -> bool {
+        matches!(self.protocol, Protocol::Query)
+    }
+
+    /// Its command in a root that [`Program::unpack_for_root`] has made.
+    pub(crate) fn command_for_root(&self) -> Vec<String> {
+        let mut command = self.servers.command.clone();
+        if self.protocol == Protocol::Query {
+            command.splice(0..0, ["/usr/bin/env".to_owned(), format!("LD_PRELOAD={OWNER}")]);
+        }
+        command
     }
 
     /// Unpacks its files into the directory `root`, configured so that the program stays root: CRIU reads the limits of a process,
@@ -170,6 +189,9 @@ impl Program {
     pub(crate) fn unpack_for_root(&self, root: &Path) -> Result<(), Error> {
         std::fs::create_dir_all(root).map_err(Error::file("make", root))?;
         run(Command::new("tar").args(["--numeric-owner", "-xpf"]).arg(&self.servers.tarball).arg("-C").arg(root))?;
+        if let (Protocol::Query, Some(user)) = (self.protocol, self.servers.user) {
+            make_owner(root, user)?;
+        }
         let settings = root.join("etc/servers/lighttpd.conf");
         if settings.exists() {
             let text = std::fs::read_to_string(&settings).map_err(Error::file("read", &settings))?;

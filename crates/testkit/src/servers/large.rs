@@ -59,7 +59,7 @@ impl Large {
 }
 
 /// Number of synthetic signatures. The engine takes 300 MB or more for them.
-const SIGNATURES: u64 = 400_000;
+const SIGNATURES: u64 = 600_000;
 
 /// A database of `count` body signatures of 16 bytes with a wildcard, for any kind of file. With a wildcard they are in the trie of
 /// the engine, which is walked in every scan. The bytes are pseudo-random and the same every time.

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 use torpor_testkit::servers::Large;
@@ -108,10 +109,12 @@ fn read_status(stream: &mut TcpStream) -> io::Result<u16> {
 
 /// Executes `code` in the kernel and waits for its result.
 fn execute(stream: &mut TcpStream, code: &str) -> io::Result<()> {
-    const ID: &str = "bench-cell";
+    // The kernel takes a message that is the same as an earlier one for a replay.
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let id = format!("bench-{}", NEXT.fetch_add(1, Ordering::Relaxed));
     let request = json!({
         "channel": "shell",
-        "header": { "msg_id": ID, "msg_type": "execute_request", "username": "", "session": "bench", "date": "", "version": "5.3" },
+        "header": { "msg_id": id, "msg_type": "execute_request", "username": "", "session": "bench", "date": "", "version": "5.3" },
         "parent_header": {},
         "metadata": {},
         "content": {
@@ -127,7 +130,7 @@ fn execute(stream: &mut TcpStream, code: &str) -> io::Result<()> {
             return Err(io::Error::other("the server closed the WebSocket"));
         }
         let Ok(message) = serde_json::from_slice::<Value>(&payload) else { continue };
-        if message["parent_header"]["msg_id"] != ID {
+        if message["parent_header"]["msg_id"] != id {
             continue;
         }
         match message["header"]["msg_type"].as_str() {

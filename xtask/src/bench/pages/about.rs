@@ -111,7 +111,7 @@ pub(super) const ABOUT: [About; 6] = [
                program from the beginning with the files that it has written but without what is only in its memory: redis without its \
                data.\n\n\
                lighttpd, python, go, node and java serve a small page. redis holds 1 kB, 80 MB or 1 GB in keys of 1 kB each; the request is \
-               `GET` of one of them. clamd has 400,000 synthetic signatures and scans 1 kB. postgresql has a table of 10,000 rows; the client \
+               `GET` of one of them. clamd has 600,000 synthetic signatures and scans 1 kB. postgresql has a table of 10,000 rows; the client \
                connects, and the time ends with the first byte of the answer to a query of one row. jupyter has a kernel that holds 100 MB: \
                *jupyter* is an HTTP request to the server, *jupyter-cell* a new WebSocket to the kernel and a cell, until its result.",
         tables: &[

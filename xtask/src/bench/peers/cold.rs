@@ -42,7 +42,7 @@ impl Peer for Cold {
         if let Some(pid) = self.pid.take() {
             stop(pid);
         }
-        Ok(())
+        self.netns.end_all()
     }
 
     fn first_byte(&mut self) -> Result<f64, Error> {

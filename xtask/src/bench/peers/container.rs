@@ -15,7 +15,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::{Value, json};
 use torpor_proc::{self as proc, mounts::Mount};
 
-use super::{ENVIRONMENT, Netns, criu_binary};
+use super::{CONNECTIONS, ENVIRONMENT, Netns, criu_binary};
 use crate::error::{Error, chain, run};
 
 /// Capabilities of a container by default (OCI).
@@ -46,6 +46,8 @@ pub(crate) struct Container {
     id: String,
     bundle: PathBuf,
     netns: Netns,
+    /// A further option of checkpoints and restores.
+    option: Option<&'static str>,
 }
 
 impl Container {
@@ -57,10 +59,16 @@ impl Container {
             .map_err(|_| Error::Missing { what: "runc".to_owned(), hint: "install the package runc" })?;
         let netns = Netns::make(0)?;
         let id = format!("bench-{}-{name}", std::process::id());
-        let container = Self { criu, id, bundle: bundle.to_owned(), netns };
+        let container = Self { criu, id, bundle: bundle.to_owned(), netns, option: None };
         let root = container.root();
         fs::create_dir_all(&root).map_err(Error::file("make the directory", root))?;
         Ok(container)
+    }
+
+    /// The same container, whose TCP connections are saved and restored.
+    pub(super) const fn with_connections(mut self) -> Self {
+        self.option = Some(CONNECTIONS);
+        self
     }
 
     /// The directory that becomes its root.
@@ -84,10 +92,10 @@ impl Container {
         bound.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Ends what runs in it and starts `program` as this user and group. Returns the process id on the machine.
-    pub(crate) fn start(&self, program: &[String], user: (u32, u32)) -> Result<Pid, Error> {
+    /// Ends what runs in it and starts `program`. Returns the process id on the machine.
+    pub(crate) fn start(&self, program: &[String]) -> Result<Pid, Error> {
         self.end()?;
-        let config = serde_json::to_vec_pretty(&self.config(program, user)?)?;
+        let config = serde_json::to_vec_pretty(&self.config(program)?)?;
         let path = self.bundle.join("config.json");
         fs::write(&path, config).map_err(Error::file("write", path))?;
         let pid = self.bundle.join("pid");
@@ -103,6 +111,7 @@ impl Container {
     pub(crate) fn checkpoint(&self, images: &Path) -> Command {
         self.command("checkpoint", |command| {
             command.arg("--image-path").arg(images).arg("--work-path").arg(self.work());
+            command.args(self.option);
         })
     }
 
@@ -111,6 +120,7 @@ impl Container {
         self.command("restore", |command| {
             command.arg("--detach").arg("--bundle").arg(&self.bundle);
             command.arg("--image-path").arg(images).arg("--work-path").arg(self.work());
+            command.args(self.option);
         })
     }
 
@@ -190,7 +200,7 @@ impl Container {
     }
 
     /// The output of `runc spec`, changed to what container engines use.
-    fn config(&self, program: &[String], (user, group): (u32, u32)) -> Result<Value, Error> {
+    fn config(&self, program: &[String]) -> Result<Value, Error> {
         let dir = tempfile::tempdir().map_err(Error::file("make a directory in", std::env::temp_dir()))?;
         run(Command::new("runc").args(["spec", "--bundle"]).arg(dir.path()))?;
         let path = dir.path().join("config.json");
@@ -199,7 +209,7 @@ impl Container {
         config["process"]["terminal"] = false.into();
         config["process"]["args"] = json!(program);
         config["process"]["env"] = json!(ENVIRONMENT.map(|(name, value)| format!("{name}={value}")));
-        config["process"]["user"] = json!({ "uid": user, "gid": group });
+        config["process"]["user"] = json!({ "uid": 0, "gid": 0 });
         for set in ["bounding", "effective", "permitted"] {
             config["process"]["capabilities"][set] = json!(CAPABILITIES);
         }

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{CRIU, CRIU_LAZY, Netns, Peer, Root, criu_binary, end, errors_of};
+use rustix::process::{Pid, WaitOptions, waitpid};
+
+use super::{CONNECTIONS, CRIU, CRIU_LAZY, Netns, Peer, Root, criu_binary, end, errors_of, gone};
 use crate::bench::client::first_byte_since;
 use crate::bench::program::Program;
 use crate::error::{Error, run};
@@ -74,6 +76,7 @@ impl Criu {
     fn call(&self, what: &str, arguments: &[&str]) -> Result<(), Error> {
         let mut command = self.netns.command(&self.binary);
         command.arg(what).args(["-v1", "-o", "log", "-D"]).arg(&self.images).args(arguments);
+        command.args(self.program.has_connections().then_some(CONNECTIONS));
         let log = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
         run(&mut command).map(drop).map_err(|error| error.with_log(|| log(self.images.join("log"))))
     }
@@ -138,14 +141,15 @@ impl Peer for Criu {
             fs::remove_dir_all(&self.images).map_err(Error::file("remove", &self.images))?;
         }
         fs::create_dir_all(&self.images).map_err(Error::file("make", &self.images))?;
+        let pids = self.netns.pids()?;
         self.call("dump", &["-t", &self.pid.to_string(), "--manage-cgroups=ignore"])?;
         self.runs = false;
-        // Reap it if it is our child: the restore needs its process id.
+        // The restore needs the process ids. The initial process is reaped here if it is our child, the others by process 1.
         end(self.pid);
-        if let Some(pid) = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw) {
-            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+        if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
+            let _ = waitpid(Some(pid), WaitOptions::empty());
         }
-        Ok(())
+        gone(&pids)
     }
 
     fn first_byte(&mut self) -> Result<f64, Error> {

@@ -20,6 +20,7 @@ pub(crate) use criu::{Criu, Pages};
 pub(crate) use runc::Runc;
 use rustix::fs::{FileType, Mode};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, test_kill_process, waitpid};
 
 use super::program::Program;
 use super::samples::Samples;
@@ -29,6 +30,8 @@ use crate::error::{Error, chain, run};
 pub(crate) const CRIU: &str = "criu";
 pub(crate) const CRIU_LAZY: &str = "criu-lazy";
 pub(crate) const CONTAINER: &str = "runc+criu";
+/// The option with which CRIU and runc save TCP connections.
+const CONNECTIONS: &str = "--tcp-established";
 /// Limit for a program to end by itself.
 const STOPPED_WITHIN: Duration = Duration::from_secs(10);
 /// Environment of a peer's program. CRIU cannot dump Go's MPTCP listeners.
@@ -126,6 +129,23 @@ impl Netns {
         Ipv4Addr::new(a, b, c, d - 1)
     }
 
+    /// The processes in it.
+    fn pids(&self) -> Result<Vec<Pid>, Error> {
+        let listed = run(Command::new("ip").args(["netns", "pids", &self.name]))?;
+        let text = String::from_utf8_lossy(&listed.stdout);
+        Ok(text.lines().filter_map(|line| line.trim().parse().ok().and_then(Pid::from_raw)).collect())
+    }
+
+    /// Kills all processes in it: programs start some in sessions and groups of their own.
+    fn end_all(&self) -> Result<(), Error> {
+        let pids = self.pids()?;
+        for pid in &pids {
+            // It may have ended.
+            let _ = kill_process(*pid, Signal::KILL);
+        }
+        gone(&pids)
+    }
+
     fn path(&self) -> String {
         format!("/run/netns/{}", self.name)
     }
@@ -144,13 +164,11 @@ impl Netns {
 
     /// Starts the program in `root`, in a session of its own, and returns its process id.
     fn start(&self, program: &Program, root: &Root) -> Result<u32, Error> {
-        let root = root.0.as_path();
         let mut command = self.command("setsid");
-        command.arg("chroot");
-        if let Some((user, group)) = program.peer_user(root)? {
-            command.arg(format!("--userspec=+{user}:+{group}"));
+        if program.has_system_v() {
+            command.args(["unshare", "--ipc"]);
         }
-        command.arg(root).args(&program.servers.command);
+        command.arg("chroot").arg(&root.0).args(program.command_for_root());
         command.env_clear().envs(ENVIRONMENT);
         let child = command.spawn().map_err(Error::spawn("nsenter"))?;
         // Each program executes the next one, so the id stays the same.
@@ -160,7 +178,10 @@ impl Netns {
 
 impl Drop for Netns {
     fn drop(&mut self) {
-        if let Err(error) = ip(&["netns", "del", &self.name]) {
+        let ended = self.end_all();
+        // The interface too: its namespace is removed in the background, and the next peer makes one of the same name.
+        let removed = ip(&["link", "del", &self.interface()]).and_then(|()| ip(&["netns", "del", &self.name]));
+        if let Err(error) = ended.and(removed) {
             eprintln!("removing a network namespace of the benchmark: {}", chain(&error));
         }
     }
@@ -210,13 +231,28 @@ impl Drop for Root {
     }
 }
 
+/// Waits until none of these processes exists.
+fn gone(pids: &[Pid]) -> Result<(), Error> {
+    let begun = Instant::now();
+    while let Some(pid) = pids.iter().find(|pid| test_kill_process(**pid).is_ok()) {
+        if begun.elapsed() > STOPPED_WITHIN {
+            return Err(Error::Missing {
+                what: format!("the end of process {pid}"),
+                hint: "process 1 should reap what has lost its parent",
+            });
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
 /// Asks process `pid`, our child, to end, so that its next start has nothing to repair. Kills it if it does not.
 fn stop(pid: u32) {
-    let Some(child) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else { return };
-    if rustix::process::kill_process(child, rustix::process::Signal::TERM).is_ok() {
+    let Some(child) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
+    if kill_process(child, Signal::TERM).is_ok() {
         let begun = Instant::now();
         while begun.elapsed() < STOPPED_WITHIN {
-            match rustix::process::waitpid(Some(child), rustix::process::WaitOptions::NOHANG) {
+            match waitpid(Some(child), WaitOptions::NOHANG) {
                 Ok(None) => std::thread::sleep(Duration::from_millis(5)),
                 // What is left of its process group, if anything, is killed below.
                 _ => break,
@@ -228,13 +264,13 @@ fn stop(pid: u32) {
 
 /// Kills process `pid`, which we started, and waits until it is gone.
 fn end(pid: u32) {
-    let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else { return };
-    if rustix::process::kill_process_group(pid, rustix::process::Signal::KILL).is_err() {
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
+    if kill_process_group(pid, Signal::KILL).is_err() {
         return;
     }
     // A child is reaped here. What CRIU restored is a child of process 1, which reaps it.
-    let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
-    while rustix::process::test_kill_process(pid).is_ok() {
+    let _ = waitpid(Some(pid), WaitOptions::empty());
+    while test_kill_process(pid).is_ok() {
         std::thread::sleep(Duration::from_millis(1));
     }
 }

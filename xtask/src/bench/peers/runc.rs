@@ -21,10 +21,10 @@ pub(crate) struct Runc {
 impl Runc {
     pub(super) fn start(program: &Program, dir: &Path) -> Result<Self, Error> {
         let container = Container::make(program.name, &dir.join("runc"))?;
+        let container = if program.has_connections() { container.with_connections() } else { container };
         program.unpack_for_root(&container.root())?;
-        let user = program.peer_user(&container.root())?.unwrap_or((0, 0));
         let mut runc = Self { program: program.clone(), container, images: dir.join("runc/images") };
-        runc.container.start(&runc.program.servers.command, user)?;
+        runc.container.start(&runc.program.command_for_root())?;
         runc.program.warm_up(runc.container.netns().socket(&runc.program))?;
         runc.rest()?;
         runc.first_byte()?;

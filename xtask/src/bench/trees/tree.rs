@@ -83,7 +83,7 @@ impl<'a> Place<'a> {
     fn start(container: Option<&'a Container>, arguments: &[String]) -> Result<(Self, Pid), Error> {
         if let Some(container) = container {
             let command = [&[format!("/{EXECUTABLE}")], arguments].concat();
-            let pid = container.start(&command, (0, 0))?;
+            let pid = container.start(&command)?;
             let pidfd = pidfd_open(pid, PidfdFlags::empty());
             let pidfd = pidfd.map_err(|error| Error::file("open a pidfd of", "tree")(error.into()))?;
             return Ok((Self::Container(container, pidfd), pid));

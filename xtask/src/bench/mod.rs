@@ -47,7 +47,7 @@ pub(crate) struct Options {
 /// A benchmark, or a command for all of them.
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// Time to first byte of sleeping apps, beside runc + CRIU, CRIU and a cold start
+    /// Time to first byte of sleeping apps, beside runc + CRIU, CRIU with and without lazy pages, and a cold start
     Wake(wake::Options),
     /// Checkpoint and restore of plain process trees, beside CRIU, runc + CRIU and a plain copy of their memory
     Trees(trees::Options),
@@ -57,7 +57,7 @@ enum Bench {
     Noisy(noisy::Options),
     /// Cost of the sandbox for a program that is awake
     Cost(cost::Options),
-    /// All benchmarks with few runs each, in about 15 minutes
+    /// All benchmarks with few runs each, in about 25 minutes
     All(AllOptions),
     /// Write the pages from the last results, without measuring
     Render,
@@ -68,7 +68,7 @@ enum Bench {
 /// How to measure everything.
 #[derive(Debug, Args)]
 struct AllOptions {
-    /// One to three runs of each, in about 4 minutes: to see that all of them work
+    /// One to three runs of each, in about 10 minutes: to see that all of them work
     #[arg(long)]
     quick: bool,
 }

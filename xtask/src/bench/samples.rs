@@ -11,7 +11,7 @@ use crate::error::{Error, chain};
 pub(crate) struct Row {
     /// The measured program, or the shape of the process tree.
     pub(crate) program: String,
-    /// `torpor`, `never-slept`, `runc+criu`, `criu`, `cold-start`, `plain`, `copy`; in `noisy`, `alone` or `beside-writers`.
+    /// `torpor`, `never-slept`, `runc+criu`, `criu`, `criu-lazy`, `cold-start`, `plain`, `copy`; in `noisy`, `alone` or `beside-writers`.
     pub(crate) subject: String,
     /// Level of sleep before the request: `running`, `dozing`, `warm`, `rebooted`, `image` (all state on disk), `stopped`.
     pub(crate) level: String,

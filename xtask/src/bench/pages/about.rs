@@ -122,7 +122,9 @@ pub(super) const ABOUT: [About; 6] = [
         ],
         notes: "A program that falls asleep is frozen while its memory is copied and synced to disk; a packet ends that at once. Virtual \
                 machines return free memory to their host and get it back slowly, so a wake that needs many free pages can take \
-                noticeably longer there.",
+                noticeably longer there. PostgreSQL runs as its own user in Torpor and as root in the peers, because CRIU needs \
+                CAP_SYS_RESOURCE for the processes of other users. Jupyter's connections to its kernel are restored by the peers with \
+                `--tcp-established`.",
     },
     About {
         name: "trees",

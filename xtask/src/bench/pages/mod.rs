@@ -74,11 +74,12 @@ fn page(about: &About, report: &Report) -> String {
 const CHART: [(&str, &str); 3] =
     [("lighttpd", "lighttpd"), ("node", "Node.js"), ("redis-80mb", "redis with 80 MB of data")];
 /// Label, kind, subject, level.
-const BARS: [(&str, Kind, &str, &str); 6] = [
+const BARS: [(&str, Kind, &str, &str); 7] = [
     ("never slept", Kind::Reference, "never-slept", "running"),
     ("Torpor, dozing", Kind::Own, "torpor", "dozing"),
     ("Torpor, warm", Kind::Own, "torpor", "warm"),
     ("CRIU restore", Kind::Peer, "criu", "image"),
+    ("CRIU restore, lazy pages", Kind::Peer, "criu-lazy", "image"),
     ("runc + CRIU restore", Kind::Peer, "runc+criu", "image"),
     ("cold start, its state lost", Kind::Peer, "cold-start", "stopped"),
 ];

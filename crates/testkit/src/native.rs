@@ -27,6 +27,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("sleepers", include_str!("../programs/sleepers.c")),
     ("slowsender", include_str!("../programs/slowsender.c")),
     ("stopall", include_str!("../programs/stopall.c")),
+    ("strawman", include_str!("../programs/strawman.c")),
     ("tree", include_str!("../programs/tree.c")),
 ];
 const FLAGS: &[&str] = &[
@@ -140,6 +141,16 @@ impl Session for LineSession {
     fn step(&mut self) -> Result<(), Error> {
         self.ask().map(drop)
     }
+}
+
+/// Sends a line over a new connection, and gives back the line of the answer (`strawman`).
+///
+/// # Errors
+/// Where none comes.
+pub fn ask_line(address: SocketAddr, line: &str) -> Result<String, Error> {
+    let mut stream = Stream::connect("program", address)?;
+    stream.send(format!("{line}\n").as_bytes())?;
+    stream.line()
 }
 
 /// Connects, and gives back all that the other side says until it closes (`sleepers`, `preforked`).

@@ -172,3 +172,32 @@ fn every_thread_of_a_tree_answers_and_its_memory_is_checked() {
     damage(running.0.id());
     assert_eq!(ask(&socket, b"s").map_err(network).unwrap(), "wrong memory");
 }
+
+#[test]
+fn strawman_replaces_as_many_pages_as_it_is_asked_to() {
+    let number = port();
+    let _running = Running::start("strawman", &["8".to_owned(), number.to_string()]);
+    soon("it listens", || native::ask_line(at(number), "touch 4096 1"));
+    let ask = |line: &str| native::ask_line(at(number), line).unwrap();
+    let pages = |arguments: &str| -> Vec<u64> {
+        ask(&format!("pages {arguments}")).split(' ').map(|page| page.parse().unwrap()).collect()
+    };
+    let set: BTreeSet<u64> = pages("1048576 1").into_iter().collect();
+    assert!(set.len() == 256 && set.iter().all(|page| *page < 2048), "{set:?}");
+    let neighbours = set.iter().filter(|page| set.contains(&(**page + 1))).count();
+    assert!(neighbours < 80, "scattered pages of which one in eight belongs to the set: {neighbours}");
+    for (permille, replaced) in [(1, 1), (5, 2), (250, 64), (1000, 256)] {
+        let others = |shift: u64| -> BTreeSet<u64> {
+            let pages: BTreeSet<u64> = pages(&format!("1048576 1 {permille} {shift}")).into_iter().collect();
+            assert_eq!(pages.len(), 256);
+            pages.difference(&set).copied().collect()
+        };
+        assert_eq!((others(0).len(), others(1).len()), (replaced, replaced));
+        assert!(others(0).is_disjoint(&others(1)), "another shift, other pages");
+    }
+    assert_ne!(set, pages("1048576 2").into_iter().collect());
+    assert_eq!(ask("touch 1048576 1 500 3"), "ok");
+    for line in ["touch 0 1", "touch 8388608 1", "touch 4096 1 1001", "touch", "?"] {
+        assert_eq!(ask(line), "what?", "{line}");
+    }
+}

@@ -11,8 +11,12 @@ use serde_json::Value;
 
 use crate::error::{Error, chain, run};
 
+/// Configuration with which images stay in the page cache, except where a benchmark itself drops them from it.
+pub(crate) const IMAGES_CACHED: &str = "[memory]\ncached_images = \"100G\"\n";
 /// Limit for the kernel to remove the interfaces of a thousand apps.
 const GONE_WITHIN: Duration = Duration::from_secs(60);
+/// Limit for an app to fall asleep.
+const ASLEEP_WITHIN: Duration = Duration::from_secs(60);
 /// Limit for a start that adopts a thousand apps.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -147,6 +151,18 @@ impl Daemon {
         self.call(&arguments)?;
         self.apps.push(name.to_owned());
         Ok(())
+    }
+
+    /// Puts an app to sleep. Late packets of our own last request may abort an attempt; it is repeated.
+    pub(crate) fn sleep(&self, app: &str, level: &str) -> Result<(), Error> {
+        let begun = Instant::now();
+        loop {
+            match self.call(&["sleep", app, "--level", level]) {
+                Ok(_) => return Ok(()),
+                Err(error) if begun.elapsed() > ASLEEP_WITHIN => return Err(error),
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
     }
 
     /// The images of the app `app_id`.

@@ -1,10 +1,12 @@
 //! Facts of the machine and the working tree, and use of memory and CPU.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::fs::Advice;
 use torpor_proc as proc;
 
 use crate::error::{Error, run};
@@ -88,4 +90,15 @@ pub(crate) fn anonymous_kb(group: &str, extra: u32) -> Result<f64, Error> {
         }
     }
     Ok(total)
+}
+
+/// Drops the pages of one file from the page cache.
+pub(crate) fn drop_from_cache(path: &Path) -> Result<(), Error> {
+    let wrong = Error::file("drop from the page cache", path);
+    let drop = || -> std::io::Result<()> {
+        let file = File::open(path)?;
+        file.sync_data()?;
+        Ok(rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?)
+    };
+    drop().map_err(wrong)
 }

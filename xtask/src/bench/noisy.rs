@@ -5,7 +5,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 
@@ -37,7 +37,6 @@ impl Options {
     }
 }
 
-const SLEEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// The command of a writer.
 const WRITE: [&str; 3] = ["/bin/sh", "-c", "yes >&2 & exec yes"];
 
@@ -79,7 +78,7 @@ fn measure(
 ) -> Result<(), Error> {
     for level in ["dozing", "warm"] {
         for _ in 0..options.runs {
-            sleep(daemon, level)?;
+            daemon.sleep("sleeper", level)?;
             std::thread::sleep(Duration::from_millis(options.gap_ms));
             let us = first_byte(address, program.protocol)?;
             samples.add(program.name, beside, level, "first_byte", "us", us);
@@ -90,16 +89,4 @@ fn measure(
         }
     }
     Ok(())
-}
-
-/// Puts the app to sleep. Late packets of our own last request may abort an attempt; it is repeated.
-fn sleep(daemon: &Daemon, level: &str) -> Result<(), Error> {
-    let begun = Instant::now();
-    loop {
-        match daemon.call(&["sleep", "sleeper", "--level", level]) {
-            Ok(_) => return Ok(()),
-            Err(error) if begun.elapsed() > SLEEP_TIMEOUT => return Err(error),
-            Err(_) => std::thread::sleep(Duration::from_millis(20)),
-        }
-    }
 }

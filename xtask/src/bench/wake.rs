@@ -6,17 +6,16 @@
 //! of the quantiles, not a quantile of differences.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
-use rustix::fs::Advice;
 use serde_json::Value;
 
 use super::client::{Protocol, first_byte};
-use super::daemon::{Daemon, free_port};
+use super::daemon::{Daemon, IMAGES_CACHED, free_port};
+use super::machine::drop_from_cache;
 use super::peers::{CONTAINER, CRIU, CRIU_LAZY, Peer, peers};
 use super::program::{Entry, Program, entries};
 use super::progress;
@@ -54,9 +53,6 @@ impl Options {
     }
 }
 
-const SLEEP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Images stay in the page cache, except where the benchmark itself drops them from it.
-const IMAGES_CACHED: &str = "[memory]\ncached_images = \"100G\"\n";
 const LEVELS: [&str; 2] = ["dozing", "warm"];
 /// Warm since before a reboot of the machine: nothing is parked.
 const REBOOTED: &str = "rebooted";
@@ -137,7 +133,13 @@ fn measure(binary: &Path, entry: &Entry, options: &Options, samples: &mut Sample
     apps.refused(program)
 }
 
-fn ask_peer(program: &Program, peer: &mut dyn Peer, gap: Duration, samples: &mut Samples) -> Result<(), Error> {
+/// Puts a peer to rest, brings it back after `gap`, and adds the time to the first byte.
+pub(super) fn ask_peer(
+    program: &Program,
+    peer: &mut dyn Peer,
+    gap: Duration,
+    samples: &mut Samples,
+) -> Result<(), Error> {
     peer.rest()?;
     std::thread::sleep(gap);
     let us = peer.first_byte()?;
@@ -182,7 +184,7 @@ impl Apps {
     ) -> Result<(), Error> {
         let mut add = |metric: String, unit, value| samples.add(program.name, "torpor", level, metric, unit, value);
         let before = self.memory()?;
-        self.sleep(level)?;
+        self.daemon.sleep("sleeper", level)?;
         let after = self.memory()?;
         if !cached {
             for image in self.daemon.images(&self.id)? {
@@ -227,7 +229,7 @@ impl Apps {
     /// One sleep, a reboot of the machine, and the first packet. The app that never sleeps starts from the beginning.
     fn reboot(&mut self, program: &Program, gap: Duration, samples: &mut Samples) -> Result<(), Error> {
         let mut add = |metric: String, us| samples.add(program.name, "torpor", REBOOTED, &metric, "us", us);
-        self.sleep(LEVELS[1])?;
+        self.daemon.sleep("sleeper", LEVELS[1])?;
         self.daemon.reboot()?;
         program.warm_up(self.awake)?;
         std::thread::sleep(gap);
@@ -237,18 +239,6 @@ impl Apps {
         add("wake".to_owned(), woken.values().sum());
         woken.iter().for_each(|(name, us)| add(format!("wake_{name}"), *us));
         Ok(())
-    }
-
-    /// Puts the app to sleep. Late packets of our own last request may abort an attempt; it is repeated.
-    fn sleep(&self, level: &str) -> Result<(), Error> {
-        let begun = Instant::now();
-        loop {
-            match self.daemon.call(&["sleep", "sleeper", "--level", level]) {
-                Ok(_) => return Ok(()),
-                Err(error) if begun.elapsed() > SLEEP_TIMEOUT => return Err(error),
-                Err(_) => std::thread::sleep(Duration::from_millis(20)),
-            }
-        }
     }
 
     /// Private, shared and image bytes.
@@ -270,18 +260,7 @@ impl Apps {
 }
 
 /// Microseconds of each phase of a sleep or wake, in the order of their names.
-fn phases(transition: &Value) -> BTreeMap<String, f64> {
+pub(super) fn phases(transition: &Value) -> BTreeMap<String, f64> {
     let phases = transition["phases"].as_array().map(Vec::as_slice).unwrap_or_default();
     phases.iter().filter_map(|phase| Some((phase["name"].as_str()?.to_owned(), phase["us"].as_f64()?))).collect()
-}
-
-/// Drops the pages of one file from the page cache.
-fn drop_from_cache(path: &Path) -> Result<(), Error> {
-    let wrong = Error::file("drop from the page cache", path);
-    let drop = || -> std::io::Result<()> {
-        let file = File::open(path)?;
-        file.sync_data()?;
-        Ok(rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?)
-    };
-    drop().map_err(wrong)
 }

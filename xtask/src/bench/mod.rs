@@ -18,6 +18,7 @@ mod report;
 mod samples;
 mod trees;
 mod wake;
+mod working_sets;
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -49,6 +50,8 @@ pub(crate) struct Options {
 enum Bench {
     /// Time to first byte of sleeping apps, beside runc + CRIU, CRIU with and without lazy pages, and a cold start
     Wake(wake::Options),
+    /// Wakes that expect the right pages, wrong ones, none or all, and policies of working sets
+    Paging(working_sets::Options),
     /// Checkpoint and restore of plain process trees, beside CRIU, runc + CRIU and a plain copy of their memory
     Trees(trees::Options),
     /// Memory of many sleeping apps, and CPU use of the worker while they sleep
@@ -57,7 +60,7 @@ enum Bench {
     Noisy(noisy::Options),
     /// Cost of the sandbox for a program that is awake
     Cost(cost::Options),
-    /// All benchmarks with few runs each, in about 25 minutes
+    /// All benchmarks with few runs each, in about 30 minutes
     All(AllOptions),
     /// Write the pages from the last results, without measuring
     Render,
@@ -74,8 +77,9 @@ struct AllOptions {
 }
 
 /// Names of results and what they measure.
-const NAMES: [(&str, &str); 6] = [
+const NAMES: [(&str, &str); 7] = [
     ("wake", "time to first byte of sleeping apps, beside peers"),
+    ("paging", "wakes that expect the right pages, wrong ones, none or all; policies of working sets"),
     ("trees", "checkpoint and restore of plain process trees, beside peers"),
     ("density", "memory of many dozing apps, and CPU use of the worker"),
     ("density-warm", "the same for warm apps, and the time until all are back after a reboot"),
@@ -91,6 +95,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
     };
     match &options.bench {
         Bench::Wake(options) => one("wake", &|torpor| wake::run(options, torpor)),
+        Bench::Paging(options) => one("paging", &|torpor| working_sets::run(options, torpor)),
         Bench::Trees(options) => one("trees", &|torpor| trees::run(options, torpor)),
         Bench::Density(options) => one(options.name(), &|torpor| density::run(options, torpor)),
         Bench::Noisy(options) => one("noisy", &|torpor| noisy::run(options, torpor)),
@@ -122,9 +127,10 @@ fn run_all(options: &AllOptions, docs: bool) -> Result<(), Error> {
     let (dozing, warm) = (dense(density::Level::Dozing), dense(density::Level::Warm));
     type Run<'a> = &'a dyn Fn(&Path) -> Result<Measured, Error>;
     // Creating hundreds of apps disturbs what is measured afterwards, so density comes last.
-    let all: [(&str, Run<'_>); 6] = [
+    let all: [(&str, Run<'_>); 7] = [
         ("cost", &|torpor| cost::run(&cost::Options::brief(quick), torpor)),
         ("wake", &|torpor| wake::run(&wake::Options::brief(quick), torpor)),
+        ("paging", &|torpor| working_sets::run(&working_sets::Options::brief(quick), torpor)),
         ("noisy", &|torpor| noisy::run(&noisy::Options::brief(quick), torpor)),
         ("trees", &|torpor| trees::run(&trees::Options::brief(quick), torpor)),
         (dozing.name(), &|torpor| density::run(&dozing, torpor)),

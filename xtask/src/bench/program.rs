@@ -145,6 +145,11 @@ impl Entry {
 }
 
 impl Program {
+    /// A program that is not one of the list, without data.
+    pub(crate) const fn other(name: &'static str, servers: Servers, protocol: Protocol) -> Self {
+        Self { name, servers, protocol, data: Data::Nothing }
+    }
+
     /// The port that it listens on.
     pub(crate) fn port(&self) -> u16 {
         self.servers.ports.first().map_or(0, |port| port.0)

@@ -29,8 +29,30 @@ pub(crate) enum Protocol {
     Query,
     /// Jupyter: a cell, over a WebSocket of its own. It is answered when its result is there.
     Cell,
+    /// The strawman reads a word of each page of a working set.
+    Touch(Touch),
+    /// `GET` of these keys, all in one go.
+    Keys([u32; KEYS]),
 }
 
+/// A request to the strawman (`crates/testkit/programs/strawman.c`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Touch {
+    /// Size of the working set.
+    pub(crate) bytes: u32,
+    /// Decides which pages the set has.
+    pub(crate) seed: u32,
+    /// Thousandths of the pages that come from outside the set.
+    pub(crate) error_permille: u32,
+}
+
+/// Keys of one request.
+pub(crate) const KEYS: usize = 10;
+
+/// Size of the values in redis.
+const VALUE_BYTES: usize = 1000;
+/// Part of a wrong answer that is shown.
+const SHOWN_BYTES: usize = 100;
 /// What clamd scans: a kilobyte in which no signature is.
 const CLEAN: [u8; 1024] = [b'a'; 1024];
 
@@ -64,6 +86,16 @@ fn once(address: SocketAddr, protocol: Protocol, begun: Instant) -> io::Result<f
                 return Err(io::Error::new(io::ErrorKind::InvalidData, format!("clamd answers {answer}")));
             }
         }
+        Protocol::Touch(Touch { bytes, seed, error_permille }) => {
+            first_answer(&mut stream, format!("touch {bytes} {seed} {error_permille}\n").as_bytes(), answered)?;
+            expect(&mut stream, b"ok\n")?;
+        }
+        Protocol::Keys(keys) => {
+            let get = |key: &u32| format!("*2\r\n$3\r\nGET\r\n${}\r\nkey:{key}\r\n", format!("key:{key}").len());
+            first_answer(&mut stream, keys.iter().map(get).collect::<String>().as_bytes(), answered)?;
+            let value = |key: &u32| format!("${VALUE_BYTES}\r\n{key:0>VALUE_BYTES$}\r\n");
+            expect(&mut stream, keys.iter().map(value).collect::<String>().as_bytes())?;
+        }
         Protocol::Query => postgres::query(&mut stream, answered)?,
         Protocol::Cell => jupyter::cell(address, stream, answered)?,
     }
@@ -76,6 +108,17 @@ fn first_answer(stream: &mut TcpStream, request: &[u8], answered: impl FnOnce())
     let got = stream.peek(&mut [0])?;
     answered();
     if got == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
+}
+
+/// Reads as many bytes as `wanted` has, which must be these.
+fn expect(stream: &mut TcpStream, wanted: &[u8]) -> io::Result<()> {
+    let mut answer = vec![0; wanted.len()];
+    stream.read_exact(&mut answer)?;
+    if answer == wanted {
+        return Ok(());
+    }
+    let shown = String::from_utf8_lossy(&answer[..answer.len().min(SHOWN_BYTES)]).into_owned();
+    Err(io::Error::new(io::ErrorKind::InvalidData, format!("the program answers {shown}")))
 }
 
 /// Microseconds from the start of the connection to the first byte of the answer.
@@ -106,26 +149,21 @@ pub(crate) fn fill_kernel(address: SocketAddr, bytes: usize) -> Result<(), Error
     jupyter::fill(address, bytes)
 }
 
-/// Stores `bytes` in redis, in keys of a thousand bytes each.
+/// Stores `bytes` in redis, in keys of [`VALUE_BYTES`] each.
 pub(crate) fn fill_redis(address: SocketAddr, bytes: usize) -> Result<(), Error> {
     let fill = || -> io::Result<()> {
         let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_nodelay(true)?;
-        let keys: Vec<usize> = (0..(bytes / 1000).max(1)).collect();
+        let keys: Vec<usize> = (0..(bytes / VALUE_BYTES).max(1)).collect();
         for some in keys.chunks(500) {
             let mut sets = Vec::new();
             for key in some {
-                let (key, value) = (format!("key:{key}"), format!("{key:0>1000}"));
-                write!(sets, "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n$1000\r\n{value}\r\n", key.len())?;
+                let (key, value) = (format!("key:{key}"), format!("{key:0>VALUE_BYTES$}"));
+                write!(sets, "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${VALUE_BYTES}\r\n{value}\r\n", key.len())?;
             }
             stream.write_all(&sets)?;
-            let wanted = b"+OK\r\n".repeat(some.len());
-            let mut answers = vec![0; wanted.len()];
-            stream.read_exact(&mut answers)?;
-            if answers != wanted {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "redis did not take a key"));
-            }
+            expect(&mut stream, &b"+OK\r\n".repeat(some.len()))?;
         }
         Ok(())
     };

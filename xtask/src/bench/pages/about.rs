@@ -59,6 +59,44 @@ const NOISY: &[Column] = &[
     ("warm, alone", "alone", "warm", None),
     ("warm, beside writers", "beside-writers", "warm", None),
 ];
+const NEVER_SLEPT: Column = ("never slept", "never-slept", "running", None);
+const SETS: &[Column] = &[
+    NEVER_SLEPT,
+    ("learned set", "learned", "dozing", None),
+    ("reactive", "reactive", "dozing", None),
+    ("full", "full", "dozing", None),
+];
+const COMPARED: &[Column] = &[
+    ("never slept (in memory)", "never-slept", "running", None),
+    ("learned set (loading set)", "learned", "dozing", None),
+    ("reactive (plain faults)", "reactive", "dozing", None),
+    ("full read", "full", "dozing", None),
+    ("CRIU, lazy pages", "criu-lazy", "image", None),
+    ("CRIU", "criu", "image", None),
+];
+const PREDICTED: &[Column] =
+    &[("expected", "learned", "dozing", Some("expected")), ("missed", "learned", "dozing", Some("misses"))];
+/// The policies of working sets.
+const POLICIES: &[Column] = &[
+    ("last", "last", "dozing", None),
+    ("1 of 2", "1 of 2", "dozing", None),
+    ("2 of 4", "2 of 4", "dozing", None),
+    ("union", "union", "dozing", None),
+    ("present", "present", "dozing", None),
+    ("none", "none", "dozing", None),
+    ("all", "all", "dozing", None),
+    NEVER_SLEPT,
+];
+/// What is measured of them.
+const POLICY_LINES: &[(&str, &str, f64)] = &[
+    ("from the request to the first byte of the answer, ms", "first_byte_policy", 1000.0),
+    ("of which sampled wakes, ms", "first_byte_policy_sampled", 1000.0),
+    ("the wake itself, ms", "first_byte_policy_wake", 1000.0),
+    ("pages that came before the program ran", "expected", 1.0),
+    ("pages that it touched while they were missing", "misses", 1.0),
+    ("expected pages that it touched (sampled wakes)", "used", 1.0),
+    ("expected pages that it did not touch (sampled wakes)", "unused", 1.0),
+];
 const DOZING: &[Column] = &[("dozing", "torpor", "dozing", None)];
 const WARM: &[Column] = &[("warm", "torpor", "warm", None)];
 const SANDBOX: &[Column] =
@@ -99,7 +137,7 @@ const DENSE: &[(&str, &str, f64)] = &[
 const IMAGES: &str = "Images in the page cache are limited for all apps together (`[memory] cached_images`), so their share decreases with the \
                       number of apps.";
 
-pub(super) const ABOUT: [About; 6] = [
+pub(super) const ABOUT: [About; 7] = [
     About {
         name: "wake",
         title: "Time to the first byte",
@@ -125,6 +163,51 @@ pub(super) const ABOUT: [About; 6] = [
                 noticeably longer there. PostgreSQL runs as its own user in Torpor and as root in the peers, because CRIU needs \
                 CAP_SYS_RESOURCE for the processes of other users. Jupyter's connections to its kernel are restored by the peers with \
                 `--tcp-established`.",
+    },
+    About {
+        name: "paging",
+        title: "Working sets",
+        text: "How much a wake from dozing gains from a [working set](../guide/sleeping.md#working-sets) that is right, and loses by one that is \
+               wrong. The experiments are those of Picocenter (section 6.4, figures 7 and 8) and FaaSnap, with the strawman of \
+               Picocenter: a program with 64 MB of random bytes. Each request names a working set, whose pages are scattered over the memory; the \
+               program reads a word of each page, checks it, and answers. Times are from the request to the answer.\n\n\
+               *Learned set* is the policy `1 of 2` after two wakes with the same request: the pages of the set come before the program runs, \
+               the others while it runs. *Reactive* is the policy `none`: every page comes when it is touched, or in the background. *Full* \
+               is `all`: the program runs when its whole memory is back. *Never slept* is the same program, kept awake.",
+        tables: &[
+            programs(
+                "Time to the answer by size of the working set, ms (Picocenter, figure 7)",
+                "first_byte",
+                1000.0,
+                SETS,
+            ),
+            programs("The same with the image read from disk, ms", "first_byte_uncached", 1000.0, SETS),
+            programs(
+                "Time to the answer by prediction error, ms (Picocenter, figure 8)",
+                "first_byte_errors",
+                1000.0,
+                SETS,
+            ),
+            programs("Pages of the learned set", "misses", 1.0, PREDICTED),
+            Table {
+                heading: "Ways to bring memory back, with a working set of 4 MB, ms (FaaSnap)",
+                lines: Lines::Program("4 MB", "first_byte", 1000.0),
+                columns: COMPARED,
+            },
+            metrics("Policies, with redis, 80 MB of data and changing keys", POLICY_LINES, POLICIES),
+        ],
+        notes: "One wake in eight is sampled: the pages of its set are read, but each is placed only when the program touches it. Such wakes are \
+                part of the times of learned sets, and usually their slowest ones. With a prediction error of 10 %, a tenth of the \
+                pages that the request touches are not in the set, and as many of the set are not touched; before each of these wakes, \
+                the program is started again and learns its set anew. *Missed* pages are those that the program touched while they were \
+                missing. It touches some besides the named ones, such as those of its stack.\n\n\
+                FaaSnap compares a working set that is read completely before the program runs (REAP) with a loading set that is read while \
+                it runs. Torpor combines both, and has no switch between them: up to 16 MiB of a set come before the program runs, the rest of \
+                it and of the memory while it runs. All sets on this page are smaller. So *learned set* is a set that blocks the program, with \
+                concurrent paging of everything else; what a concurrently read set alone would achieve is not measured. The time of CRIU \
+                includes the restore command; the daemon that serves its lazy pages is started before.\n\n\
+                With redis, each wake is one connection that asks for ten keys in one go. Few keys are frequent and most are rare (Zipf's \
+                law); all policies get the same keys. The first four wakes are not measured.",
     },
     About {
         name: "trees",

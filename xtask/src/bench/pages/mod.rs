@@ -1,7 +1,8 @@
-//! The documents that `--docs` and `bench render` write: a page of `docs/benchmarks/` for each result, the chart of wakes,
+//! The documents that `--docs` and `bench render` write: a page of `docs/benchmarks/` for each result, their charts,
 //! and the numbers in the README.
 
 mod about;
+mod charts;
 mod headline;
 mod table;
 
@@ -10,22 +11,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use self::about::{ABOUT, About};
-use super::chart::{Bar, Group, Kind, chart, number};
 use super::report::Report;
 use crate::error::Error;
 
 /// The directory of the pages, from the root of the repository.
 const PAGES: &str = "docs/benchmarks";
-/// The benchmark that has a chart.
-const CHARTED: &str = "wake";
 
 /// Writes the page of the result `name`, its chart if it has one, and its numbers in the README.
 pub(crate) fn write(name: &str, report: &Report) -> Result<(), Error> {
     let Some(about) = ABOUT.iter().find(|about| about.name == name) else { return Ok(()) };
     let directory = root().join(PAGES);
     fs::create_dir_all(&directory).map_err(Error::file("make the directory", &directory))?;
-    if name == CHARTED {
-        put(&directory.join(format!("{name}.svg")), &wakes(report))?;
+    if let Some(chart) = charts::of(name, report) {
+        put(&directory.join(format!("{name}.svg")), &chart)?;
     }
     put(&directory.join(format!("{name}.md")), &page(about, report))?;
     headline::write(&root().join("README.md"), name, report)
@@ -47,7 +45,7 @@ fn page(about: &About, report: &Report) -> String {
     if let Some(warning) = report.conditions.warning() {
         let _ = writeln!(text, "**{warning}**\n");
     }
-    if about.name == CHARTED {
+    if charts::of(about.name, report).is_some() {
         let _ = writeln!(text, "![{}]({}.svg)\n", about.title, about.name);
     }
     for shown in about.tables {
@@ -70,40 +68,6 @@ fn page(about: &About, report: &Report) -> String {
     text
 }
 
-/// Programs in the chart: a small one, a language runtime, one with much memory.
-const CHART: [(&str, &str); 3] =
-    [("lighttpd", "lighttpd"), ("node", "Node.js"), ("redis-80mb", "redis with 80 MB of data")];
-/// Label, kind, subject, level.
-const BARS: [(&str, Kind, &str, &str); 7] = [
-    ("never slept", Kind::Reference, "never-slept", "running"),
-    ("Torpor, dozing", Kind::Own, "torpor", "dozing"),
-    ("Torpor, warm", Kind::Own, "torpor", "warm"),
-    ("CRIU restore", Kind::Peer, "criu", "image"),
-    ("CRIU restore, lazy pages", Kind::Peer, "criu-lazy", "image"),
-    ("runc + CRIU restore", Kind::Peer, "runc+criu", "image"),
-    ("cold start, its state lost", Kind::Peer, "cold-start", "stopped"),
-];
-
-/// Times to the first byte beside those of the peers.
-fn wakes(report: &Report) -> String {
-    let group = |(program, heading): &(&str, &str)| {
-        let bars = BARS.iter().filter_map(|(label, kind, subject, level)| {
-            let row = report.find(program, subject, level, "first_byte")?;
-            Some(Bar { label: (*label).to_owned(), value: row.median / 1000.0, kind: *kind })
-        });
-        let memory = report.find(program, "torpor", "dozing", "private_before");
-        let memory =
-            memory.map_or_else(String::new, |row| format!(", {} MB of private memory", number(row.median / 1024.0)));
-        Group { heading: format!("{heading}{memory}"), bars: bars.collect() }
-    };
-    let groups: Vec<Group> = CHART.iter().map(group).filter(|group| !group.bars.is_empty()).collect();
-    let mut subtitle = "Medians, in milliseconds, seen by the client; logarithmic scale".to_owned();
-    if let Some(warning) = report.conditions.warning() {
-        subtitle = format!("{subtitle}. {warning}");
-    }
-    chart("From a request to the first byte of the answer", &subtitle, "ms", &groups)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::conditions::Conditions;
@@ -120,7 +84,6 @@ mod tests {
         {
             assert!(page.contains(part), "{part} in {page}");
         }
-        assert!(wakes(&report).contains("Torpor, dozing") && !wakes(&report).contains("CRIU restore"));
     }
 
     #[test]

@@ -22,6 +22,8 @@ const RATIO: &str = "times";
 pub(super) enum Lines {
     /// A line for each program, of this metric.
     Programs(&'static str, f64),
+    /// A line for this program, of this metric.
+    Program(&'static str, &'static str, f64),
     /// A line for each of these (heading, metric), of any program.
     Metrics(&'static [(&'static str, &'static str, f64)]),
 }
@@ -69,6 +71,7 @@ fn lines<'a>(table: &Table, rows: &'a [Row]) -> Vec<Line<'a>> {
         Lines::Metrics(metrics) => {
             metrics.iter().map(|(heading, metric, per)| (*heading, None, *metric, *per)).collect()
         }
+        Lines::Program(program, metric, per) => vec![(program, Some(program), metric, per)],
         Lines::Programs(metric, per) => {
             let mut programs: Vec<&str> = Vec::new();
             for row in rows {
@@ -128,6 +131,14 @@ mod tests {
              Median / 99th percentile of up to 10 runs; single values are of one run.\n\n"
         );
         assert_eq!(text(&TABLE, &[]), "");
+    }
+
+    #[test]
+    fn a_line_for_one_program() {
+        let rows = ["redis", "lighttpd"].map(|program| row(program, "torpor", "dozing", "first_byte", 1300.0));
+        let table = Table { lines: Lines::Program("lighttpd", "first_byte", 1000.0), ..TABLE };
+        let text = text(&table, &rows);
+        assert!(text.contains("| lighttpd | 1.3 / 1.3 |") && !text.contains("redis"), "{text}");
     }
 
     #[test]

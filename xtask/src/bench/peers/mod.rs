@@ -52,17 +52,33 @@ pub(crate) trait Peer {
 
 /// All peers that this machine has, with `program` running. Peers that cannot run it are recorded in `samples` as missing.
 pub(crate) fn peers(program: &Program, dir: &Path, samples: &mut Samples) -> Vec<Box<dyn Peer>> {
-    let mut peers: Vec<Box<dyn Peer>> = Vec::new();
-    let mut add = |name: &str, made: Result<Box<dyn Peer>, Error>| match made {
-        Ok(peer) => peers.push(peer),
-        Err(error) => samples.missing(format!("{name} with {}", program.name), &error),
-    };
-    add(CONTAINER, Runc::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
-    for pages in [Pages::AtOnce, Pages::Lazily] {
-        add(pages.subject(), Criu::start(program, dir, pages).map(|peer| Box::new(peer) as Box<dyn Peer>));
-    }
-    add("cold-start", Cold::start(program, dir).map(|peer| Box::new(peer) as Box<dyn Peer>));
+    let mut peers = Vec::new();
+    peers.extend(started(CONTAINER, program, Runc::start(program, dir), samples));
+    peers.extend(criu_peers(program, dir, samples));
+    peers.extend(started("cold-start", program, Cold::start(program, dir), samples));
     peers
+}
+
+/// CRIU alone, with all memory at once and lazily; otherwise as [`peers`].
+pub(crate) fn criu_peers(program: &Program, dir: &Path, samples: &mut Samples) -> Vec<Box<dyn Peer>> {
+    let mut start = |pages: Pages| started(pages.subject(), program, Criu::start(program, dir, pages), samples);
+    [Pages::AtOnce, Pages::Lazily].into_iter().filter_map(&mut start).collect()
+}
+
+/// The peer, unless it could not start, which is recorded.
+fn started<P: Peer + 'static>(
+    name: &str,
+    program: &Program,
+    made: Result<P, Error>,
+    samples: &mut Samples,
+) -> Option<Box<dyn Peer>> {
+    match made {
+        Ok(peer) => Some(Box::new(peer)),
+        Err(error) => {
+            samples.missing(format!("{name} with {}", program.name), &error);
+            None
+        }
+    }
 }
 
 /// CRIU in `/opt/criu`, or that of the system.

@@ -214,15 +214,19 @@ impl Drop for Daemon {
 
 /// First port to try, below the range that the kernel uses for clients.
 const FIRST_PORT: u16 = 20_000;
-static NEXT_PORT: AtomicU16 = AtomicU16::new(FIRST_PORT);
+/// Ports of one benchmark, and the number of such blocks. Others that run at the same time begin at another block, unless
+/// their process ids are a multiple of that number apart.
+const PORT_BLOCK: u16 = 1_500;
+const PORT_BLOCKS: u32 = 8;
+static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
 
 /// A port on which nobody listens, TCP or UDP, and that was not returned before: published ports are not bound.
 pub(crate) fn free_port() -> Result<u16, Error> {
+    let first = FIRST_PORT + (std::process::id() % PORT_BLOCKS) as u16 * PORT_BLOCK;
     loop {
-        let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
-        if port < FIRST_PORT {
+        let Some(port) = first.checked_add(NEXT_PORT.fetch_add(1, Ordering::Relaxed)) else {
             return Err(Error::Missing { what: "free port".to_owned(), hint: "all from 20000 on are taken" });
-        }
+        };
         let address = (Ipv4Addr::UNSPECIFIED, port);
         if TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok() {
             return Ok(port);

@@ -63,19 +63,26 @@ const NEVER_SLEPT: Column = ("never slept", "never-slept", "running", None);
 const SETS: &[Column] = &[
     NEVER_SLEPT,
     ("learned set", "learned", "dozing", None),
+    ("settled set", "settled", "dozing", None),
     ("reactive", "reactive", "dozing", None),
     ("full", "full", "dozing", None),
 ];
 const COMPARED: &[Column] = &[
     ("never slept (in memory)", "never-slept", "running", None),
-    ("learned set (loading set)", "learned", "dozing", None),
+    ("learned set", "learned", "dozing", None),
+    ("settled set", "settled", "dozing", None),
     ("reactive (plain faults)", "reactive", "dozing", None),
     ("full read", "full", "dozing", None),
     ("CRIU, lazy pages", "criu-lazy", "image", None),
     ("CRIU", "criu", "image", None),
 ];
-const PREDICTED: &[Column] =
-    &[("expected", "learned", "dozing", Some("expected")), ("missed", "learned", "dozing", Some("misses"))];
+const PREDICTED: &[Column] = &[
+    ("learned, expected", "learned", "dozing", Some("expected")),
+    ("learned, missed", "learned", "dozing", Some("misses")),
+    ("settled, expected", "settled", "dozing", Some("expected")),
+    ("settled, missed", "settled", "dozing", Some("misses")),
+    ("reactive, missed", "reactive", "dozing", Some("misses")),
+];
 /// The policies of working sets.
 const POLICIES: &[Column] = &[
     ("last", "last", "dozing", None),
@@ -167,13 +174,14 @@ pub(super) const ABOUT: [About; 7] = [
     About {
         name: "paging",
         title: "Working sets",
-        text: "How much a wake from dozing gains from a [working set](../guide/sleeping.md#working-sets) that is right, and loses by one that is \
-               wrong. The experiments are those of Picocenter (section 6.4, figures 7 and 8) and FaaSnap, with the strawman of \
-               Picocenter: a program with 64 MB of random bytes. Each request names a working set, whose pages are scattered over the memory; the \
-               program reads a word of each page, checks it, and answers. Times are from the request to the answer.\n\n\
-               *Learned set* is the policy `1 of 2` after two wakes with the same request: the pages of the set come before the program runs, \
-               the others while it runs. *Reactive* is the policy `none`: every page comes when it is touched, or in the background. *Full* \
-               is `all`: the program runs when its whole memory is back. *Never slept* is the same program, kept awake.",
+        text: "Wakes from dozing with a [working set](../guide/sleeping.md#working-sets) that is right, partly wrong, empty, or the whole \
+               memory. The experiments are those of Picocenter (section 6.4, figures 7 and 8) and FaaSnap. Their program is Picocenter's \
+               strawman, which holds 64 MB of random bytes. Each request names a working set, whose pages are scattered over the memory; \
+               the program reads a word of each page, checks it, and answers. Times are from the request to the answer.\n\n\
+               *Learned set* is the policy `1 of 2` after two wakes with the same request: the pages of the set come before the program \
+               runs, the others while it runs. *Settled set* is the same after sixteen wakes. *Reactive* is the policy `none`: every page comes \
+               when it is touched, or in the background. *Full* is `all`: the program runs when its whole memory is back. *Never slept* is \
+               the same program, kept awake.",
         tables: &[
             programs(
                 "Time to the answer by size of the working set, ms (Picocenter, figure 7)",
@@ -196,18 +204,21 @@ pub(super) const ABOUT: [About; 7] = [
             },
             metrics("Policies, with redis, 80 MB of data and changing keys", POLICY_LINES, POLICIES),
         ],
-        notes: "One wake in eight is sampled: the pages of its set are read, but each is placed only when the program touches it. Such wakes are \
-                part of the times of learned sets, and usually their slowest ones. With a prediction error of 10 %, a tenth of the \
-                pages that the request touches are not in the set, and as many of the set are not touched; before each of these wakes, \
-                the program is started again and learns its set anew. *Missed* pages are those that the program touched while they were \
-                missing. It touches some besides the named ones, such as those of its stack.\n\n\
+        notes: "A fault brings the block of eight pages around the touched one, and the first set contains the whole blocks. One wake in eight is \
+                *sampled*: the pages of the set are read, but each is placed only when the program touches it. Two such wakes remove the \
+                pages that were not touched, so a settled set has only pages that are needed. Sampled wakes are part of all times, and are \
+                usually the slowest ones. *Expected* pages came before the program ran; *missed* ones came because the program touched \
+                them, with their blocks. Pages that the background brought in time are neither.\n\n\
+                With a prediction error of 10 %, a tenth of the pages that the request touches are not in the set, and as many pages of the set \
+                are not touched. Before each of these wakes, the program starts from the beginning and learns the set from two wakes \
+                without errors.\n\n\
                 FaaSnap compares a working set that is read completely before the program runs (REAP) with a loading set that is read while \
-                it runs. Torpor combines both, and has no switch between them: up to 16 MiB of a set come before the program runs, the rest of \
-                it and of the memory while it runs. All sets on this page are smaller. So *learned set* is a set that blocks the program, with \
-                concurrent paging of everything else; what a concurrently read set alone would achieve is not measured. The time of CRIU \
-                includes the restore command; the daemon that serves its lazy pages is started before.\n\n\
+                it runs. Torpor has no switch between the two: up to 16 MiB of a set come before the program runs, the rest of the memory \
+                while it runs. All sets on this page are smaller than that. So *learned set* and *settled set* block the program until \
+                the set is there, with concurrent paging of everything else; a loading set that is itself read concurrently is not \
+                measured. The time of CRIU includes the restore command; the daemon that serves its lazy pages is started before.\n\n\
                 With redis, each wake is one connection that asks for ten keys in one go. Few keys are frequent and most are rare (Zipf's \
-                law); all policies get the same keys. The first four wakes are not measured.",
+                law); all policies get the same keys. Sixteen wakes come before those that are measured.",
     },
     About {
         name: "trees",

@@ -34,14 +34,14 @@ pub(crate) struct Options {
     #[arg(long)]
     without_peers: bool,
     /// Idle time before each request, in milliseconds
-    #[arg(long, default_value_t = 250)]
+    #[arg(long, default_value_t = 200)]
     gap_ms: u64,
 }
 
 impl Options {
     /// For `bench all`.
     pub(super) const fn brief(quick: bool) -> Self {
-        Self { runs: 6, quick, without_peers: false, gap_ms: 250 }
+        Self { runs: 6, quick, without_peers: false, gap_ms: 200 }
     }
 
     const fn runs(&self) -> usize {

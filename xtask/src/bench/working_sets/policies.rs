@@ -20,40 +20,41 @@ const APPS: [&str; POLICIES.len()] = ["last", "one-of-two", "two-of-four", "unio
 const PROGRAM: &str = "redis-80mb";
 const KEY_COUNT: u32 = 80_000;
 const SEED: u64 = 20;
-/// Wakes before those that are measured, enough for each policy to look back as far as it does.
-const TRAINING: usize = 4;
+/// Wakes before those that are measured: two of them are sampled, so that sets have lost what nobody needs.
+const TRAINING: usize = 16;
+const QUICK_TRAINING: usize = 4;
 /// The time to the first byte: the tables of working sets have a metric of their own.
 const METRIC: &str = "first_byte_policy";
 
 /// Measures all policies in turn.
 pub(super) fn run(options: &Options, torpor: &Path, samples: &mut Samples) -> Result<(), Error> {
-    progress("policies: filling redis");
     let program = program(PROGRAM)?;
     let mut daemon = Daemon::start(torpor, IMAGES_CACHED)?;
     daemon.load(program.name, &program.servers.tarball)?;
     let awake = Sleeper::start(&mut daemon, "awake", &program, POLICIES[0])?;
     let mut sleepers = Vec::with_capacity(POLICIES.len());
-    for (app, policy) in APPS.into_iter().zip(POLICIES) {
+    for (number, (app, policy)) in APPS.into_iter().zip(POLICIES).enumerate() {
+        progress(format_args!("policies: filling redis ({} of {})", number + 1, POLICIES.len()));
         sleepers.push((policy, Sleeper::start(&mut daemon, app, &program, policy)?));
     }
     let mut keys = Zipf::new(KEY_COUNT, SEED);
+    progress("policies: training");
+    for _ in 0..if options.quick { QUICK_TRAINING } else { TRAINING } {
+        let request = Protocol::Keys(keys.take());
+        sleepers.iter_mut().try_for_each(|(_, sleeper)| sleeper.train(&daemon, request))?;
+    }
     let (runs, gap) = (options.runs() * 2, options.gap());
-    for round in 0..TRAINING + runs {
+    for round in 0..runs {
         if round % 5 == 0 {
-            progress(format_args!("policies: round {} of {}", round + 1, TRAINING + runs));
+            progress(format_args!("policies: round {} of {runs}", round + 1));
         }
         let request = Protocol::Keys(keys.take());
         std::thread::sleep(gap);
-        let us = awake.ask(request)?;
-        if round >= TRAINING {
-            samples.add(program.name, "never-slept", "running", METRIC, "us", us);
-        }
+        samples.add(program.name, "never-slept", "running", METRIC, "us", awake.ask(request)?);
         for (policy, sleeper) in &mut sleepers {
-            let woken = sleeper.wake(&daemon, request, gap, true)?;
-            if round >= TRAINING {
-                woken.add(samples, program.name, policy, METRIC);
-            }
+            sleeper.wake(&daemon, request, gap, true)?.add(samples, program.name, policy, METRIC);
         }
     }
+    progress("policies: done");
     Ok(())
 }

@@ -16,9 +16,11 @@ use crate::bench::wake::ask_peer;
 use crate::error::Error;
 
 /// Subjects that sleep: names in results and of the apps, and the values of `working_set`.
-const SUBJECTS: [(&str, &str); 3] = [(LEARNED, "1 of 2"), ("reactive", "none"), ("full", "all")];
-/// The subject that learns.
+const SUBJECTS: [(&str, &str); 4] = [(LEARNED, "1 of 2"), (SETTLED, "1 of 2"), ("reactive", "none"), ("full", "all")];
+/// The subject that has learned from [`TRAINING`] wakes.
 const LEARNED: &str = "learned";
+/// The subject that has learned from [`SETTLING`] wakes. Not measured with errors, before each of which it would have to learn anew.
+const SETTLED: &str = "settled";
 /// Memory of the strawman, as in Picocenter, and its port.
 const MEGABYTES: &str = "64";
 const PORT: u16 = 7000;
@@ -46,6 +48,8 @@ const ERRORS: [u32; 7] = [5, 10, 50, 100, 250, 500, 1000];
 const QUICK_ERRORS: [u32; 2] = [10, 1000];
 /// Wakes from which a set is learned: while the first touches its pages, some are there already, and are learned from the second.
 const TRAINING: usize = 2;
+/// Wakes from which a set is learned of which two are sampled: the set has lost the pages that came beside those that were touched.
+const SETTLING: usize = 16;
 /// The time to the answer with prediction errors: the tables of sizes have a metric of their own.
 const WITH_ERRORS: &str = "first_byte_errors";
 
@@ -100,14 +104,11 @@ impl Strawmen {
         Ok(Self { daemon, program, awake, sleepers })
     }
 
-    /// Has the subject that learns forget everything, and learn what `request` touches.
-    fn train(&mut self, request: Protocol, options: &Options) -> Result<(), Error> {
-        let learner = self.sleepers.iter_mut().filter(|(name, _)| *name == LEARNED);
-        for (_, learner) in learner {
+    /// Has a subject that learns forget everything, and learn from `wakes` wakes what `request` touches.
+    fn train(&mut self, subject: &str, wakes: usize, request: Protocol) -> Result<(), Error> {
+        for (_, learner) in self.sleepers.iter_mut().filter(|(name, _)| *name == subject) {
             learner.restart(&self.daemon, &self.program)?;
-            for _ in 0..TRAINING {
-                learner.wake(&self.daemon, request, options.gap(), true)?;
-            }
+            (0..wakes).try_for_each(|_| learner.train(&self.daemon, request))?;
         }
         Ok(())
     }
@@ -120,7 +121,8 @@ impl Strawmen {
         let dir = dir.map_err(Error::file("make a directory in", "/var/tmp"))?;
         let has_peers = size == COMPARED && !options.without_peers;
         let mut peers = if has_peers { criu_peers(&compared, dir.path(), samples) } else { Vec::new() };
-        self.train(request, options)?;
+        self.train(LEARNED, TRAINING, request)?;
+        self.train(SETTLED, SETTLING, request)?;
         for round in 0..options.runs() {
             std::thread::sleep(gap);
             samples.add(size.0, "never-slept", "running", METRIC, "us", self.awake.ask(request)?);
@@ -148,10 +150,10 @@ impl Strawmen {
         let (learned, request, name) = (touch(size, 0), touch(size, permille), &error_name(size, permille));
         for _ in 0..options.runs().div_ceil(2) {
             // Otherwise the set would contain what the wake before touched in error.
-            self.train(learned, options)?;
+            self.train(LEARNED, TRAINING, learned)?;
             std::thread::sleep(options.gap());
             samples.add(name, "never-slept", "running", WITH_ERRORS, "us", self.awake.ask(request)?);
-            for (subject, sleeper) in &mut self.sleepers {
+            for (subject, sleeper) in self.sleepers.iter_mut().filter(|(name, _)| *name != SETTLED) {
                 sleeper.wake(&self.daemon, request, options.gap(), true)?.add(samples, name, subject, WITH_ERRORS);
             }
         }

@@ -95,6 +95,11 @@ impl<'a> Sleeper<'a> {
         Ok(Woken { us, wake_us, set })
     }
 
+    /// Puts it to sleep and wakes it at once, so that it learns from the request.
+    pub(super) fn train(&mut self, daemon: &Daemon, request: Protocol) -> Result<(), Error> {
+        self.wake(daemon, request, Duration::ZERO, true).map(drop)
+    }
+
     /// What the last wake has shown, when it is over.
     fn learned(&mut self, daemon: &Daemon) -> Result<Value, Error> {
         let begun = Instant::now();

@@ -196,7 +196,7 @@ pub(super) const ABOUT: [About; 7] = [
                 1000.0,
                 SETS,
             ),
-            programs("Pages of the learned set", "misses", 1.0, PREDICTED),
+            programs("Pages of the sets", "misses", 1.0, PREDICTED),
             Table {
                 heading: "Ways to bring memory back, with a working set of 4 MB, ms (FaaSnap)",
                 lines: Lines::Program("4 MB", "first_byte", 1000.0),
@@ -206,7 +206,7 @@ pub(super) const ABOUT: [About; 7] = [
         ],
         notes: "A fault brings the block of eight pages around the touched one, and the first set contains the whole blocks. One wake in eight is \
                 *sampled*: the pages of the set are read, but each is placed only when the program touches it. Two such wakes remove the \
-                pages that were not touched, so a settled set has only pages that are needed. Sampled wakes are part of all times, and are \
+                pages that were not touched, so a settled set is smaller. Sampled wakes are part of all times, and are \
                 usually the slowest ones. *Expected* pages came before the program ran; *missed* ones came because the program touched \
                 them, with their blocks. Pages that the background brought in time are neither.\n\n\
                 With a prediction error of 10 %, a tenth of the pages that the request touches are not in the set, and as many pages of the set \

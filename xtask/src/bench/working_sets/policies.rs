@@ -43,7 +43,7 @@ pub(super) fn run(options: &Options, torpor: &Path, samples: &mut Samples) -> Re
         let request = Protocol::Keys(keys.take());
         sleepers.iter_mut().try_for_each(|(_, sleeper)| sleeper.train(&daemon, request))?;
     }
-    let (runs, gap) = (options.runs() * 2, options.gap());
+    let (runs, gap) = (options.runs() * 3 / 2, options.gap());
     for round in 0..runs {
         if round % 5 == 0 {
             progress(format_args!("policies: round {} of {runs}", round + 1));

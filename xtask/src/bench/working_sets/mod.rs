@@ -24,7 +24,7 @@ use crate::error::Error;
 /// How to measure.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Requests to each subject and size; half as many with each prediction error, half as many again with each policy
+    /// Requests to each subject and size; two fifths of that with each prediction error, half as many again with each policy
     #[arg(long, default_value_t = 10)]
     runs: usize,
     /// Two runs, and only some sizes and errors: to see that everything works

@@ -148,7 +148,7 @@ impl Strawmen {
 
     fn with_error(&mut self, size: Size, permille: u32, options: &Options, samples: &mut Samples) -> Result<(), Error> {
         let (learned, request, name) = (touch(size, 0), touch(size, permille), &error_name(size, permille));
-        for _ in 0..options.runs().div_ceil(2) {
+        for _ in 0..(options.runs() * 2).div_ceil(5) {
             // Otherwise the set would contain what the wake before touched in error.
             self.train(LEARNED, TRAINING, learned)?;
             std::thread::sleep(options.gap());

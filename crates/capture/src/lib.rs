@@ -40,15 +40,18 @@ use std::panic::resume_unwind;
 use std::thread::{Builder, ScopedJoinHandle};
 use std::time::Duration;
 
+use torpor_image::Region;
 use torpor_image::tree::{End, FileId, Machine, Process, Tree};
 use torpor_linux::closer::AppFile;
 
 pub use self::family::{Member, family, hold, without_leaders};
 use self::snapshot::{Snapshot, look, look_at_all};
+use self::space::UserfaultContexts;
 pub use self::stop::{Stopped, pids, stop};
 pub use self::thread::for_record;
 use torpor_descriptors::{ConnectionLock, ControllingTerminal, OpenFiles, SharedArea};
 use torpor_pages::copy::{Copier, CopyError};
+use torpor_pages::parts::Expected;
 use torpor_pages::scan::Selection;
 use torpor_pages::sink::PageSink;
 use torpor_proc as proc;
@@ -109,6 +112,10 @@ pub struct CaptureOptions<'a> {
     pub lock: Option<&'a dyn ConnectionLock>,
     /// A large image is written by a thread of its own.
     pub streamed: bool,
+    /// Pages that wakes are expected to need first, by process id.
+    pub expected: &'a [Expected],
+    /// What processes miss, by process id: it is stored in the image's file already, and comes when it is touched.
+    pub missing: &'a [(i32, Vec<Region>)],
 }
 
 /// Since when the threads of a tree have not run.
@@ -162,6 +169,8 @@ pub fn capture(
         go_on: &|| true,
         lock,
         streamed: true,
+        expected: &[],
+        missing: &[],
     };
     capture_as(&manner, stopped, plans, image, offset)
 }
@@ -178,7 +187,9 @@ pub fn capture_as(
     let threads = |process: &trace::Process| process.threads.iter().map(|thread| thread.tracee.thread()).collect();
     let alive = stopped.iter().filter_map(|process| process.alive.as_ref());
     let found: Vec<(i32, Vec<i32>)> = alive.map(|process| (process.pid, threads(process))).collect();
-    let (obstacles, looked) = look_at_all(manner.view, &found, manner.go_on);
+    let own = manner.missing.is_empty();
+    let contexts = if own { UserfaultContexts::Programs } else { UserfaultContexts::Ours };
+    let (obstacles, looked) = look_at_all(manner.view, &found, contexts, manner.go_on);
     let mut obstacles = obstacles.look(root)?;
     let mut looked = looked?;
     let mut tree = Tree { machine: machine().look(root)?, ..Tree::default() };
@@ -236,11 +247,8 @@ pub fn capture_as(
     if !obstacles.is_empty() {
         return Err(CaptureError::Refused(obstacles));
     }
-    for process in &mut tree.processes {
-        if let End::Alive(life) = &mut process.end {
-            pages::copy(&mut copier, process.pid, &mut life.space)?;
-        }
-    }
+    let missing = pages::Missing { image, regions: manner.missing };
+    tree.loading = pages::copy(&mut copier, &mut tree.processes, manner.expected, missing)?;
     let pages_end = copier.finish()?;
     let logins = logins::find(&tree.processes, manner.view).look(root)?;
     translate::translate(&mut tree, manner.view).look(root)?;
@@ -372,7 +380,8 @@ pub fn examine(view: &View, family: &[Member], go_on: &(dyn Fn() -> bool + Sync)
     blockers::shares(&parents.collect(), &mut obstacles).look(root)?;
     let (mut shared, mut rings) = (Vec::new(), HashSet::new());
     for (pid, threads) in &found {
-        let Snapshot { mappings, shared: more, obstacles: others, .. } = look(view, *pid, threads, go_on)?;
+        let Snapshot { mappings, shared: more, obstacles: others, .. } =
+            look(view, *pid, threads, UserfaultContexts::Programs, go_on)?;
         obstacles.extend(others);
         obstacles.extend(contexts::inherited(*pid, &mappings, &mut rings));
         shared.extend(more);

@@ -10,6 +10,7 @@ use std::thread::Builder;
 use torpor_image::tree::{AddressSpace, Limit, PathState};
 
 use super::credentials::{Status, status};
+use super::space::UserfaultContexts;
 use super::{CaptureError, Look, blockers, process, space};
 use torpor_descriptors::SharedArea;
 use torpor_proc::maps::Area;
@@ -48,6 +49,7 @@ pub(super) struct Snapshot {
 pub(super) fn look_at_all(
     view: &View,
     tree: &[(i32, Vec<i32>)],
+    contexts: UserfaultContexts,
     go_on: &(dyn Fn() -> bool + Sync),
 ) -> (io::Result<Vec<Blocker>>, Result<Vec<Snapshot>, CaptureError>) {
     let next = AtomicUsize::new(0);
@@ -56,7 +58,7 @@ pub(super) fn look_at_all(
         loop {
             let n = next.fetch_add(1, Ordering::Relaxed);
             let Some((pid, threads)) = tree.get(n) else { return found };
-            found.push((n, look(view, *pid, threads, go_on)));
+            found.push((n, look(view, *pid, threads, contexts, go_on)));
         }
     };
     let threads: usize = tree.iter().map(|(_, threads)| threads.len()).sum();
@@ -85,7 +87,13 @@ pub(super) fn shared(looked: &mut [Snapshot]) -> Vec<SharedArea> {
 }
 
 /// Looks at a process with these threads.
-pub(super) fn look(view: &View, pid: i32, threads: &[i32], go_on: &dyn Fn() -> bool) -> Result<Snapshot, CaptureError> {
+pub(super) fn look(
+    view: &View,
+    pid: i32,
+    threads: &[i32],
+    contexts: UserfaultContexts,
+    go_on: &dyn Fn() -> bool,
+) -> Result<Snapshot, CaptureError> {
     let mut obstacles = Vec::new();
     let mappings = mappings(pid).look(pid)?;
     let mut statuses = Vec::with_capacity(threads.len());
@@ -107,7 +115,7 @@ pub(super) fn look(view: &View, pid: i32, threads: &[i32], go_on: &dyn Fn() -> b
     let (cwd, root) = directories(view, pid, &mut obstacles)?;
     let mut shared = Vec::new();
     Ok(Snapshot {
-        space: space::space(view, pid, &mappings, 0, &mut shared, &mut obstacles)?,
+        space: space::space(view, pid, (&mappings, contexts), &mut shared, &mut obstacles)?,
         areas: mappings.iter().map(|mapping| mapping.area.clone()).collect(),
         mappings,
         statuses,

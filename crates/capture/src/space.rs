@@ -18,6 +18,15 @@ use torpor_process::threads::RemoteMemory;
 use torpor_process::trace::TraceError;
 use torpor_process::view::View;
 
+/// Whose userfaultfd contexts memory can be registered with, to bring back missing pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UserfaultContexts {
+    /// The program's, which cannot be captured.
+    Programs,
+    /// Ours: it was seen before that the program has none.
+    Ours,
+}
+
 /// `MADV_*` for the flags that stay with an area.
 const ADVICE: [(&str, i32); 8] = [
     ("rr", 1),  // MADV_RANDOM
@@ -59,16 +68,15 @@ pub(super) fn linked(view: &View, link: &str) -> std::io::Result<Result<PathStat
 pub(super) fn space(
     view: &View,
     pid: i32,
-    mappings: &[Mapping],
-    heap_end: u64,
+    (mappings, contexts): (&[Mapping], UserfaultContexts),
     shared: &mut Vec<SharedArea>,
     obstacles: &mut Vec<Blocker>,
 ) -> Result<AddressSpace, CaptureError> {
-    let mut space = AddressSpace { layout: layout(pid, heap_end)?, ..AddressSpace::default() };
+    let mut space = AddressSpace { layout: layout(pid, 0)?, ..AddressSpace::default() };
     let mut files = HashMap::new();
     for mapping in mappings.iter().filter(|mapping| mapping.area.name != "[vsyscall]") {
         let place = Place::Memory(mapping.area.start, mapping.area.end);
-        let backing = match refused(mapping) {
+        let backing = match refused(mapping, contexts) {
             Some((what, remedy)) => {
                 let name = &mapping.area.name;
                 let what = if name.is_empty() { what.to_owned() } else { format!("{what}: {name}") };
@@ -144,10 +152,11 @@ fn file(space: &mut AddressSpace, path: PathState) -> u32 {
 }
 
 /// Kinds of memory that cannot be captured.
-fn refused(mapping: &Mapping) -> Option<(&'static str, &'static str)> {
+fn refused(mapping: &Mapping, contexts: UserfaultContexts) -> Option<(&'static str, &'static str)> {
     let name = mapping.area.name.as_str();
     let kernels = mapping.is_kernels();
-    if mapping.has("um") || mapping.has("uw") || mapping.has("ui") {
+    let own = contexts == UserfaultContexts::Programs;
+    if (mapping.has("um") && own) || mapping.has("uw") || mapping.has("ui") {
         Some(("memory registered with a userfaultfd", "end what uses userfaultfd"))
     } else if mapping.has("ss") {
         Some(("a shadow stack", "start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"))

@@ -41,7 +41,7 @@ pub use lazy::{ContextRecord, Contexts, LazyApp, LazyLost, LazyServed, LazyWay, 
 pub use probe::probe;
 pub use recover::{ParkedByWorker, RecoverError, Recovered, recover};
 pub use resume::{Parked, ResumeError, ResumeOutcome, ResumeRequest, resume};
-pub use sleep::{Abort, Asleep, Attempt, Expected, Failure, Request, SleepError, Target, fall_asleep, obstacles};
+pub use sleep::{Abort, Asleep, Attempt, Failure, Request, SleepError, Target, fall_asleep, obstacles};
 pub use target::{Freezer, Journal, Parking, Phase};
 #[doc(hidden)]
 pub use texts::read_texts;
@@ -50,6 +50,7 @@ pub use torpor_descriptors::{ConnectionLock, DumpError as FilesError, Ends, PASS
 pub use torpor_linux::userfault::Userfault;
 pub use torpor_pager::{Host as PagerHost, ServeError, Served};
 pub use torpor_pages::copy::CopyError;
+pub use torpor_pages::parts::Expected;
 pub use torpor_pages::refill::RefillError;
 pub use torpor_planner::bounds::{Bounds, MachineLimits};
 pub use torpor_proc::boot;
@@ -59,6 +60,7 @@ pub use torpor_process::step::{Fault, Faults, Named, NoFaults, Step, Timings};
 pub use torpor_process::threads::WaitHistory;
 pub use torpor_process::timers::Deadline;
 pub use torpor_process::trace::TraceError;
+pub use torpor_restore::lazy::MOST_CONTEXTS;
 pub use torpor_restore::{CompileError, Restore, RestoreError, RestoreFaults, RestoreStep, Restored, compile, restore};
 pub use wake::{WakeError, Woken, wake};
 pub use warm::Warm;

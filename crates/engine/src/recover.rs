@@ -17,7 +17,7 @@ use torpor_linux::registers::Registers;
 use crate::lazy::{Contexts, LazyLost, Pagers, ParkedContexts, taken_over};
 use crate::sleep::{Asleep, Failure, Target};
 use crate::target::Phase;
-use crate::wake::{WakeError, open};
+use crate::wake::{WakeError, open, open_consumed};
 use crate::warm::Warm;
 use crate::watch::Watch;
 use torpor_pages::refill::refill;
@@ -88,8 +88,9 @@ pub fn recover(
         Phase::Dozing { generation, wake_at } => {
             let (state, lease) = read_state(target, &images.image(generation))?;
             target.freezer.freeze().map_err(Failure::Freeze)?;
-            // A wake that was begun may have left memory registered with them.
             let contexts = contexts.and_then(|parked| Contexts::from_parked(parked.records, parked.descriptors));
+            // A wake that was begun may have left memory registered with them.
+            contexts.iter().for_each(Contexts::unregister);
             match watch {
                 Some(watch) => {
                     let asleep = Asleep { contexts, ..asleep(state, watch, wake_at, lease.image())? };
@@ -103,8 +104,17 @@ pub fn recover(
             }
         }
         Phase::Lazy { generation } => {
-            let (state, lease) = read_state(target, &images.image(generation))?;
-            let app = taken_over(&state, lease, contexts.ok_or(LazyLost::Unparked)?)?;
+            let contexts = contexts.ok_or(LazyLost::Unparked)?;
+            let image = images.image(generation);
+            // Processes that were built again have consumed their image, and their contexts say what they miss.
+            let (state, lease) = if contexts.records.iter().any(|record| record.missing.is_some()) {
+                (None, open_consumed(target, &image)?)
+            } else {
+                let (state, lease) = read_state(target, &image)?;
+                (Some(state), lease)
+            };
+            let file = lease.file().try_clone().map_err(|error| Failure::Image(image.path().to_owned(), error))?;
+            let app = taken_over(state.as_ref(), file, contexts)?;
             let pager = pagers.thread().map_err(Failure::Pager)?;
             pager.send(app).map_err(|_| Failure::Pager(io::ErrorKind::BrokenPipe.into()))?;
             carry_on(target)?;

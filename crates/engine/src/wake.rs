@@ -5,15 +5,17 @@
 //! a pager brings the rest to the running program ([`crate::lazy`]).
 
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::mpsc;
 
-use torpor_image::{FormatError, Kind};
+use torpor_image::{FormatError, Kind, needed};
 use torpor_linux::ptrace::Seized;
 
-use crate::lazy::{Contexts, LazyApp, LazyWay, Split, loading};
+use crate::lazy::{Contexts, LazyApp, LazyWay, MOST_LOADED, Split};
 use crate::sleep::{Asleep, Failure, Target, remove_image};
 use crate::target::Phase;
+use torpor_pager::Ledger;
 use torpor_pages::context::Registered;
 use torpor_pages::refill::{RefillError, refill, refill_registered};
 use torpor_pages::source::{FetchError, ImageFile};
@@ -104,10 +106,15 @@ fn try_wake(
     // They go to their trace stops, still frozen, while memory comes back.
     let asked = ask(&asleep.plans);
     let lazy = match (lazy, &asleep.contexts) {
-        (Some(way), Some(contexts)) if contexts.may_be_lazy() => bring_first(&image, asleep, contexts, way)?,
+        (Some(way), Some(contexts)) if contexts.may_be_lazy() => {
+            let loading = needed(&asleep.state.loading, way.cause, MOST_LOADED);
+            bring_first(&image, asleep, contexts, way, &loading)?
+        }
         _ => None,
     };
     if lazy.is_none() {
+        // Should an earlier attempt have begun to be lazy, this one is not.
+        asleep.contexts.iter().filter_map(|contexts| contexts.ledger.as_ref()).for_each(Ledger::clear);
         let pages = ImageFile::through_cache(image.file());
         refill(&pages, &asleep.state.processes, asleep.contexts()).map_err(WakeError::Refill)?;
     }
@@ -133,17 +140,17 @@ fn try_wake(
     Ok(Woken { changes, memories: asleep.memories.clone(), image: asleep.image.clone(), lazy: is_lazy })
 }
 
-/// Brings what must be in place first, and leaves the rest registered, for the pager; none where that does not pay or cannot be: then
+/// Brings what must be in place first, and what is stored in `loading`, and leaves the rest registered, for the pager; none where that does not pay or cannot be: then
 /// nothing is registered.
-fn bring_first(
+pub(crate) fn bring_first(
     image: &Lease,
     asleep: &Asleep,
     contexts: &Contexts,
     way: LazyWay<'_>,
+    loading: &[Range<u64>],
 ) -> Result<Option<(mpsc::Sender<LazyApp>, LazyApp)>, WakeError> {
     let registered: Vec<Registered<'_>> = contexts.contexts.iter().map(Registered::with).collect();
-    let loading = loading(&asleep.state, way.cause);
-    let split = match Split::of(&asleep.state, &registered, if way.is_sampled { &[] } else { &loading }) {
+    let split = match Split::of(&asleep.state, &registered, if way.is_sampled { &[] } else { loading }) {
         Ok(Some(split)) => split,
         Ok(None) => return Ok(None),
         Err(error) => {
@@ -151,7 +158,7 @@ fn bring_first(
             return Ok(None);
         }
     };
-    let ready = way.pagers.thread().and_then(|pager| Ok((pager, split.lazy(image.duplicate()?, contexts)?)));
+    let ready = way.pagers.thread().and_then(|pager| Ok((pager, split.lazy(image.file(), contexts)?)));
     let (pager, mut app) = match ready {
         Ok(ready) => ready,
         Err(error) => {
@@ -162,7 +169,7 @@ fn bring_first(
     let pages = ImageFile::through_cache(image.file());
     refill_registered(&pages, &split.first, &registered).map_err(WakeError::Refill)?;
     if way.is_sampled {
-        app.stage(&loading).map_err(|error| unstaged(error, asleep))?;
+        app.stage(loading).map_err(|error| unstaged(error, asleep))?;
     }
     for (n, one) in registered.into_iter().enumerate() {
         let pid = one.context.pid;
@@ -190,6 +197,19 @@ pub(crate) fn open(target: &Target<'_>, image: &Image) -> Result<Lease, WakeErro
     let found = (header.app, header.epoch, header.generation, header.boot);
     if found != (target.app, target.epoch, image.generation(), target.boot) {
         return Err(damaged(FormatError::Invalid("it belongs to another app, epoch, sleep or boot")));
+    }
+    Ok(lease)
+}
+
+/// Opens the complete image that an app of this boot, of which pages are still missing, was built from.
+pub(crate) fn open_consumed(target: &Target<'_>, image: &Image) -> Result<Lease, WakeError> {
+    let wrong = |error| WakeError::Image(image.path().to_owned(), error);
+    let damaged = |error| WakeError::Damaged(image.path().to_owned(), error);
+    let lease = image.open_consumed().map_err(|error| error.either(wrong, damaged))?;
+    let header = lease.header();
+    let found = (header.kind, header.app, header.epoch, header.generation);
+    if found != (Kind::Complete, target.app, target.epoch, image.generation()) {
+        return Err(damaged(FormatError::Invalid("it belongs to another app, epoch or sleep")));
     }
     Ok(lease)
 }

@@ -131,6 +131,26 @@ impl Header {
 
     /// Reads a header and checks it against the length of the file.
     pub fn decode(bytes: &[u8], file_bytes: u64) -> Result<Self, FormatError> {
+        let header = Self::parse(bytes)?;
+        header.check(file_bytes)?;
+        Ok(header)
+    }
+
+    /// As [`Header::decode`], of a dozing image behind which a complete one may have been begun in the same file.
+    pub fn decode_first(bytes: &[u8], file_bytes: u64) -> Result<Self, FormatError> {
+        let header = Self::parse(bytes)?;
+        let end = header.end().ok_or(FormatError::Invalid("lengths in the header"))?;
+        header.check(if header.kind == Kind::Dozing { end.min(file_bytes) } else { file_bytes })?;
+        Ok(header)
+    }
+
+    /// Behind its last byte; none beyond the numbers.
+    pub fn end(&self) -> Option<u64> {
+        let lengths = [self.pages_bytes, self.state_bytes, self.plan_bytes];
+        lengths.into_iter().try_fold(HEADER_BYTES, u64::checked_add)
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
         let mut reader = Reader::new(bytes, "its header");
         if reader.u64()? != MAGIC {
             return Err(FormatError::Magic);
@@ -170,7 +190,6 @@ impl Header {
         if version >= FIRST_WITH_EPOCH {
             header.epoch = decode_epoch(bytes)?;
         }
-        header.check(file_bytes)?;
         Ok(header)
     }
 
@@ -178,11 +197,7 @@ impl Header {
         if !self.pages_bytes.is_multiple_of(PAGE) {
             return Err(FormatError::Invalid("length of the pages"));
         }
-        let wanted = HEADER_BYTES
-            .checked_add(self.pages_bytes)
-            .and_then(|bytes| bytes.checked_add(self.state_bytes))
-            .and_then(|bytes| bytes.checked_add(self.plan_bytes))
-            .ok_or(FormatError::Invalid("lengths in the header"))?;
+        let wanted = self.end().ok_or(FormatError::Invalid("lengths in the header"))?;
         match file_bytes.cmp(&wanted) {
             std::cmp::Ordering::Less => Err(FormatError::Truncated("its body")),
             std::cmp::Ordering::Greater => Err(FormatError::Invalid("bytes after the end")),

@@ -25,13 +25,15 @@
 mod codec;
 mod epoch;
 mod header;
+mod loading_set;
 mod state;
 pub mod tree;
 
 pub use codec::FormatError;
 pub use epoch::Epoch;
 pub use header::{HEADER_BYTES, Header, Kind, Needs, VERSION};
-pub use state::{Content, LoadingPart, Process, Region, State, Thread, Wait};
+pub use loading_set::{LoadingPart, needed};
+pub use state::{Content, Process, Region, State, Thread, Wait};
 
 /// Bytes in a page of the image and of memory.
 pub const PAGE: u64 = 4096;

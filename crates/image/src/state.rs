@@ -5,7 +5,8 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::codec::{FormatError, Reader, Writer};
-use crate::{HEADER_BYTES, Header, PAGE, REGION_PAGES, checksum};
+use crate::loading_set::{self, LoadingPart};
+use crate::{Header, PAGE, REGION_PAGES, checksum};
 
 /// Highest address of user memory, plus one (x86-64 with five-level page tables).
 pub(crate) const ADDRESS_END: u64 = 1 << 56;
@@ -20,15 +21,6 @@ pub struct State {
     pub processes: Vec<Process>,
     /// Its loading set: parts of the pages that a wake needs first, at the front of them.
     pub loading: Vec<LoadingPart>,
-}
-
-/// Pages that a wake for some cause needs first (FaaSnap's loading set, a part for each cause). They lie behind those of the part before.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LoadingPart {
-    /// What wakes it, in words; empty for what every wake needs.
-    pub cause: String,
-    /// Behind the last byte of the part in the file, page-aligned.
-    pub end: u64,
 }
 
 /// One process: an address space and the threads in it.
@@ -116,6 +108,7 @@ impl State {
             for part in &self.loading {
                 out.count(part.cause.len());
                 part.cause.bytes().for_each(|byte| out.u8(byte));
+                out.u64(part.start);
                 out.u64(part.end);
             }
         }
@@ -132,25 +125,13 @@ impl State {
         }
         let mut reader = Reader::new(bytes, "its state");
         let processes = reader.list(32, |reader| Process::decode(reader, header))?;
-        let loading = if reader.end().is_ok() { Vec::new() } else { reader.list(12, LoadingPart::decode)? };
+        let loading = if reader.end().is_ok() { Vec::new() } else { reader.list(20, decode_part)? };
         reader.end()?;
-        let begins = std::iter::once(HEADER_BYTES).chain(loading.iter().map(|part| part.end));
-        let mut parts = begins.zip(&loading);
-        if parts.any(|(begin, part)| part.end < begin || part.end > header.state_offset()) {
-            return Err(FormatError::Invalid("a part of the loading set"));
-        }
+        loading_set::check(&loading, &header.pages())?;
         if processes.windows(2).any(|pair| pair[0].pid >= pair[1].pid) {
             return Err(FormatError::Invalid("order of processes"));
         }
         Ok(Self { processes, loading })
-    }
-
-    /// Where in the file the pages are that a wake for `cause` needs first: those that every wake needs, and its own.
-    pub fn loading_for(&self, cause: &str) -> impl Iterator<Item = Range<u64>> + use<'_> {
-        let begins = std::iter::once(HEADER_BYTES).chain(self.loading.iter().map(|part| part.end));
-        let cause = cause.to_owned();
-        let needed = move |part: &LoadingPart| part.cause.is_empty() || part.cause == cause;
-        begins.zip(&self.loading).filter(move |(_, part)| needed(part)).map(|(begin, part)| begin..part.end)
     }
 
     /// Bytes of memory that the image gives back.
@@ -159,12 +140,10 @@ impl State {
     }
 }
 
-impl LoadingPart {
-    fn decode(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
-        let cause = String::from_utf8(reader.list(1, Reader::u8)?);
-        let cause = cause.map_err(|_| FormatError::Invalid("the cause of a part of the loading set"))?;
-        Ok(Self { cause, end: reader.u64()? })
-    }
+fn decode_part(reader: &mut Reader<'_>) -> Result<LoadingPart, FormatError> {
+    let cause = String::from_utf8(reader.list(1, Reader::u8)?);
+    let cause = cause.map_err(|_| FormatError::Invalid("the cause of a part of the loading set"))?;
+    Ok(LoadingPart { cause, start: reader.u64()?, end: reader.u64()? })
 }
 
 impl Process {
@@ -221,7 +200,7 @@ impl Region {
             Content::Zero
         };
         let region = Self { start, pages, writable, content };
-        region.check(ADDRESS_END, &(HEADER_BYTES..header.state_offset()))?;
+        region.check(ADDRESS_END, &header.pages())?;
         Ok(region)
     }
 
@@ -289,6 +268,7 @@ fn flag(value: u8) -> Result<bool, FormatError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::HEADER_BYTES;
     use proptest::prelude::*;
 
     fn header(state: &[u8], pages_bytes: u64) -> Header {
@@ -339,7 +319,7 @@ mod tests {
         #[test]
         fn survives_its_bytes(a in process(1), b in process(9), parts in prop::collection::vec((".{0,9}", 0..3_u64), 0..4)) {
             let mut end = HEADER_BYTES;
-            let part = |(cause, pages)| { end += pages * PAGE; LoadingPart { cause, end } };
+            let part = |(cause, pages)| { let start = end; end += pages * PAGE; LoadingPart { cause, start, end } };
             let state = State { processes: vec![a, b], loading: parts.into_iter().map(part).collect() };
             let bytes = state.encode();
             let header = header(&bytes, 8 * u64::from(REGION_PAGES) * PAGE);
@@ -348,7 +328,7 @@ mod tests {
 
         #[test]
         fn damage_with_a_right_checksum_never_panics(a in process(1), place in any::<prop::sample::Index>(), value in any::<u8>()) {
-            let loading = vec![LoadingPart { cause: "timer".into(), end: HEADER_BYTES }];
+            let loading = vec![LoadingPart { cause: "timer".into(), start: HEADER_BYTES, end: HEADER_BYTES }];
             let mut bytes = State { processes: vec![a], loading }.encode();
             let at = place.index(bytes.len());
             bytes[at] = value;
@@ -363,20 +343,11 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_needs_what_every_wake_needs_and_its_own() {
-        let part = |cause: &str, pages: u64| LoadingPart { cause: cause.into(), end: HEADER_BYTES + pages * PAGE };
-        let mut state =
-            State { processes: Vec::new(), loading: vec![part("", 2), part("tcp 80", 3), part("timer", 7)] };
-        let pages = |range: Range<u64>| range.start / PAGE - 1..range.end / PAGE - 1;
-        let needed = |state: &State, cause| state.loading_for(cause).map(pages).collect::<Vec<_>>();
-        assert_eq!(needed(&state, "timer"), [0..2, 3..7]);
-        assert_eq!(needed(&state, "udp 53"), vec![0..2]);
-        let decode = |state: &State| State::decode(&state.encode(), &header(&state.encode(), 7 * PAGE));
-        assert_eq!(decode(&state).as_ref(), Ok(&state));
-        state.loading[1].end = HEADER_BYTES + PAGE;
-        assert_eq!(decode(&state), Err(FormatError::Invalid("a part of the loading set")));
-        state.loading = vec![part("", 8)];
-        assert_eq!(decode(&state), Err(FormatError::Invalid("a part of the loading set")));
+    fn a_loading_set_outside_the_pages_is_refused() {
+        let loading = vec![LoadingPart { cause: String::new(), start: HEADER_BYTES, end: HEADER_BYTES + 8 * PAGE }];
+        let bytes = State { processes: Vec::new(), loading }.encode();
+        assert!(State::decode(&bytes, &header(&bytes, 7 * PAGE)).is_err());
+        assert!(State::decode(&bytes, &header(&bytes, 8 * PAGE)).is_ok());
     }
 
     #[test]

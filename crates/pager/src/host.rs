@@ -24,6 +24,10 @@ pub trait Host {
     /// # Errors
     /// Why not; it is tried again, and the contexts are still needed.
     fn complete(&self) -> io::Result<()>;
+    /// Whether the program runs, or is about to: until then only faults are served, and nothing is recorded.
+    fn has_begun(&self) -> bool {
+        true
+    }
     /// Whether to stop: what is missing stays missing.
     fn is_over(&self) -> bool;
 }

@@ -151,6 +151,21 @@ impl Ledger {
         records.store(0, Ordering::SeqCst);
     }
 
+    /// The program is about to run without all of its memory: from here on it is told what the program changes.
+    ///
+    /// # Errors
+    /// As of [`Ledger::record`].
+    pub fn begin(&self) -> io::Result<()> {
+        self.clear();
+        // A change of nothing.
+        self.record(&Change::Gone { space: 0, start: 0, end: 0 })
+    }
+
+    /// Whether it was [begun](Ledger::begin) since it was cleared.
+    pub fn has_begun(&self) -> bool {
+        self.head().records.load(Ordering::SeqCst) > 0
+    }
+
     /// Receives the next message of a space; a change must be recorded before the next is received.
     ///
     /// # Errors

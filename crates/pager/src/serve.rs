@@ -56,6 +56,8 @@ const CROWD: usize = 64;
 const CROWD_FILLS: usize = 64;
 /// Where programs have memory: from the least address that an unprivileged one may map, to the end of its half (x86-64).
 const EVERYWHERE: Range<u64> = 0x1_0000..0x7fff_ffff_f000;
+/// How long to wait for faults of a program that does not run yet.
+const HELD: Duration = Duration::from_millis(1);
 /// Between two looks at whether there is room to fill children.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -139,6 +141,9 @@ enum Filled {
     Not(Duration),
 }
 
+/// What is filled next: space, address, piece; or how long nothing may be.
+type Next = Result<(usize, (u64, Piece)), Duration>;
+
 /// What came of placing pages.
 enum Placed {
     /// Nothing is in the way.
@@ -215,6 +220,10 @@ impl<'a> Pager<'a> {
             self.messages()?;
             if self.host.is_over() {
                 return Ok(());
+            }
+            if !self.host.has_begun() {
+                self.wait(HELD)?;
+                continue;
             }
             if self.spaces.iter().all(|space| space.layout.is_complete()) {
                 match self.host.complete() {
@@ -471,7 +480,7 @@ impl<'a> Pager<'a> {
             Some(found) => Ok(found),
             None => {
                 self.beside = None;
-                self.next_in_order().map_or_else(|| self.next_of_all(), |found| found)
+                self.next_in_order().unwrap_or_else(|| self.next_of_all())
             }
         };
         let (n, (start, piece)) = match next {
@@ -486,7 +495,7 @@ impl<'a> Pager<'a> {
     }
 
     /// What is next in the order of the image; an error where that must wait; none if all of it is there.
-    fn next_in_order(&mut self) -> Option<Result<(usize, (u64, Piece)), Duration>> {
+    fn next_in_order(&mut self) -> Option<Next> {
         loop {
             let (n, range) = self.order.get(self.next)?;
             match self.spaces[*n].layout.first_in(range.clone()) {
@@ -500,7 +509,7 @@ impl<'a> Pager<'a> {
     }
 
     /// What is next of moved memory, and then of children where there is room; an error where that must wait.
-    fn next_of_all(&mut self) -> Result<(usize, (u64, Piece)), Duration> {
+    fn next_of_all(&mut self) -> Next {
         let (at, address) = self.cursor;
         let own = |space: &Space| !space.layout.is_complete() && !space.is_forked;
         let n = match self.spaces.get(at).filter(|space| own(space)) {

@@ -5,6 +5,14 @@ use std::ops::Range;
 
 use torpor_linux::userfault::Userfault;
 
+/// Stored pages of an area from which on registering it pays; that costs as much as placing two to five pages.
+pub const MANY_PAGES: u64 = 16;
+/// Bytes of a thread control block behind the thread pointer that the kernel and the C library read as a thread ends, where they cannot
+/// wait for a page.
+pub const CONTROL_BLOCK: u64 = 0xa00;
+/// Bytes below a stack pointer that belong to the running function (System V ABI).
+pub const RED_ZONE: u64 = 128;
+
 /// A whole area of private anonymous memory that pages are placed in by a context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacedArea {

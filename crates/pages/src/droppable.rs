@@ -8,8 +8,9 @@ use std::ops::Range;
 use torpor_image::{Content, Region};
 use torpor_proc::maps::{Area, Flags, Treatment};
 
-use super::context::PlacedArea;
+use super::context::{MANY_PAGES, PlacedArea};
 use super::copy::{CopiedArea, Copier, CopyError, Span, Zeros};
+use super::parts::{PartialCopy, copy_ranges};
 
 /// A process's part of an image, as far as memory goes.
 #[derive(Debug, Default)]
@@ -24,9 +25,6 @@ pub struct Copied {
     pub kept_pages: u64,
 }
 
-/// Stored pages of an area from which on registering it pays; that costs as much as placing two to five pages.
-const MANY_PAGES: u64 = 16;
-
 /// The memory of a process that leaves it.
 #[derive(Debug, Default)]
 pub struct Droppable {
@@ -40,12 +38,9 @@ pub struct Droppable {
 /// An area that is copied.
 #[derive(Debug)]
 struct Saved {
-    span: Span,
+    copy: PartialCopy,
     is_anonymous: bool,
     may_be_lazy: bool,
-    /// What has been looked at, by ascending address.
-    done: Vec<Range<u64>>,
-    found: CopiedArea,
 }
 
 impl Droppable {
@@ -74,8 +69,7 @@ impl Droppable {
                     let zeros = if is_anonymous { Zeros::Named } else { Zeros::Stored };
                     let span = Span { range, readable: area.access.read, writable: area.access.write, zeros };
                     let may_be_lazy = is_anonymous && flags.may_be_lazy(&area);
-                    let (done, found) = (Vec::new(), CopiedArea::default());
-                    droppable.saved.push(Saved { span, is_anonymous, may_be_lazy, done, found });
+                    droppable.saved.push(Saved { copy: PartialCopy::new(span), is_anonymous, may_be_lazy });
                 }
                 Treatment::Refuse(reason) => {
                     let Area { start, end, name, .. } = area;
@@ -103,7 +97,7 @@ impl Droppable {
     pub fn copy_eager(&mut self, copier: &mut Copier<'_>) -> Result<(), CopyError> {
         let mut copier = copier.process(self.pid)?;
         let mut eager = self.saved.iter_mut().filter(|saved| !saved.may_be_lazy);
-        eager.try_for_each(|saved| saved.copy(saved.span.range.clone(), |span| copier.area(span)))
+        eager.try_for_each(|saved| saved.copy.copy_rest(&mut copier))
     }
 
     /// Copies of `ranges` what has not been copied yet and may come while the program runs.
@@ -115,19 +109,9 @@ impl Droppable {
         ranges: impl IntoIterator<Item = &'a Range<u64>>,
         copier: &mut Copier<'_>,
     ) -> Result<(), CopyError> {
-        let mut copier = copier.process(self.pid)?;
-        for range in ranges {
-            let behind = self.saved.partition_point(|saved| saved.span.range.end <= range.start);
-            for saved in &mut self.saved[behind..] {
-                if saved.span.range.start >= range.end {
-                    break;
-                }
-                if saved.may_be_lazy {
-                    saved.copy(range.clone(), |span| copier.area(span))?;
-                }
-            }
-        }
-        Ok(())
+        let lazy = self.saved.iter_mut().filter(|saved| saved.may_be_lazy);
+        let mut lazy: Vec<&mut PartialCopy> = lazy.map(|saved| &mut saved.copy).collect();
+        copy_ranges(&mut lazy, ranges, &mut copier.process(self.pid)?)
     }
 
     /// Copies the rest.
@@ -136,7 +120,7 @@ impl Droppable {
     /// As of [`Droppable::copy_eager`].
     pub fn copy_rest(&mut self, copier: &mut Copier<'_>) -> Result<(), CopyError> {
         let mut copier = copier.process(self.pid)?;
-        self.saved.iter_mut().try_for_each(|saved| saved.copy(saved.span.range.clone(), |span| copier.area(span)))
+        self.saved.iter_mut().try_for_each(|saved| saved.copy.copy_rest(&mut copier))
     }
 
     /// What came of it, once the rest is copied.
@@ -148,37 +132,6 @@ impl Droppable {
     }
 }
 
-impl Saved {
-    /// Copies what of `range` lies in it and has not been copied.
-    fn copy(
-        &mut self,
-        range: Range<u64>,
-        mut copy: impl FnMut(&Span) -> Result<CopiedArea, CopyError>,
-    ) -> Result<(), CopyError> {
-        let range = range.start.max(self.span.range.start)..range.end.min(self.span.range.end);
-        for part in without(range, &self.done) {
-            self.found.extend(copy(&Span { range: part.clone(), ..self.span.clone() })?);
-            let at = self.done.partition_point(|done| done.start < part.start);
-            self.done.insert(at, part);
-        }
-        Ok(())
-    }
-}
-
-/// What of `range` is not in `done`, which is in order and without overlap.
-fn without(range: Range<u64>, done: &[Range<u64>]) -> Vec<Range<u64>> {
-    let mut rest = Vec::new();
-    let mut start = range.start;
-    let first = done.partition_point(|one| one.end <= range.start);
-    for one in done[first..].iter().take_while(|one| one.start < range.end) {
-        rest.push(start..one.start);
-        start = one.end;
-    }
-    rest.push(start..range.end);
-    rest.retain(|one| one.start < one.end);
-    rest
-}
-
 /// Its memory comes back as zeros when it is dropped.
 fn is_anonymous(area: &Area) -> bool {
     area.name.is_empty() || area.name.starts_with('[')
@@ -186,17 +139,15 @@ fn is_anonymous(area: &Area) -> bool {
 
 impl Copied {
     fn add(&mut self, saved: Saved) {
-        let Saved { span, is_anonymous, may_be_lazy, found, .. } = saved;
-        let CopiedArea { mut regions, mut taken, kept_pages, .. } = found;
+        let Saved { copy, is_anonymous, may_be_lazy } = saved;
+        let (span, CopiedArea { regions, taken, kept_pages, .. }) = copy.finish();
         let stored = regions.iter().filter(|region| region.content != Content::Zero);
         if is_anonymous && stored.map(|region| u64::from(region.pages)).sum::<u64>() >= MANY_PAGES {
             self.anonymous.push(PlacedArea { range: span.range.clone(), may_be_lazy });
         }
-        regions.sort_unstable_by_key(|region| region.start);
         self.regions.extend(regions);
         self.kept_pages += kept_pages;
         if kept_pages > 0 {
-            taken.sort_unstable_by_key(|range| range.start);
             self.drop.extend(taken);
         } else if !taken.is_empty() {
             // Everything private in it is saved: one call drops the whole area, and clean file pages with it.
@@ -214,15 +165,6 @@ mod tests {
     use torpor_image::PAGE;
 
     #[test]
-    fn what_is_left_is_in_order() {
-        let done = [2..4, 4..5, 9..12];
-        assert_eq!(without(0..20, &done), [0..2, 5..9, 12..20]);
-        assert_eq!(without(3..10, &done), vec![5..9]);
-        assert_eq!(without(9..12, &done), []);
-        assert_eq!(without(6..7, &done), vec![6..7]);
-    }
-
-    #[test]
     fn what_comes_first_lies_first_and_everything_is_copied_once() {
         // Our own memory, which is no area of its own: any will do.
         let mut memory = Buffer::new(8 * PAGE as usize);
@@ -231,8 +173,7 @@ mod tests {
         let pages = |range: Range<u64>| start + range.start * PAGE..start + range.end * PAGE;
         let saved = |range, may_be_lazy| {
             let span = Span { range: pages(range), readable: true, writable: true, zeros: Zeros::Named };
-            let (done, found) = (Vec::new(), CopiedArea::default());
-            Saved { span, is_anonymous: true, may_be_lazy, done, found }
+            Saved { copy: PartialCopy::new(span), is_anonymous: true, may_be_lazy }
         };
         let mut droppable = Droppable { pid: std::process::id() as i32, ..Droppable::default() };
         droppable.saved = vec![saved(0..5, true), saved(5..6, false), saved(6..8, true)];

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use torpor_image::PAGE;
-use torpor_linux::userfault::Userfault;
+use torpor_linux::userfault::{NotPlaced, Userfault};
 use torpor_linux::vm;
 
 use super::buffer::{Buffer, POOLED_BYTES};
@@ -223,6 +223,10 @@ fn place(pid: i32, context: &Userfault, mut address: u64, mut bytes: &[u8]) -> i
         address += placed;
         bytes = &bytes[placed as usize..];
         if placed == 0 {
+            if reason == NotPlaced::NoMemory {
+                // Written in another way it would wait for a fault that nobody serves.
+                return Err(io::ErrorKind::OutOfMemory.into());
+            }
             // Only a page that can be had by no context is worth the other way; its own answer counts then.
             let page = bytes.len().min(PAGE as usize);
             tracing::trace!(pid, address, ?reason, "a page is written");

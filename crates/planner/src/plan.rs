@@ -37,7 +37,7 @@ pub const DONE: u64 = 3;
 /// place in the image) and their count.
 pub const FILL: u64 = 4;
 /// From so many stored bytes on it is quicker to stop once more and to be filled by several threads.
-pub const MANY: u64 = 4 << 20;
+pub const MANY: u64 = 1 << 20;
 
 /// What a task is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

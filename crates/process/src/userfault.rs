@@ -1,17 +1,17 @@
-//! A userfaultfd context of a parked process, made by remote calls.
+//! A userfaultfd context of a process that does not run, made by remote calls: of one that is parked, or of one that is being built.
 //!
 //! A context belongs to the address space of whoever makes it, and a sandboxed process may not make one. So it is handed the device,
 //! by a socket of its own that we take the other end of, makes the context, and we take that:
 //!
 //! ```text
-//! parked process                              we
+//! process                                     we
 //! mmap, socketpair ──────────────────────────▶ pidfd_getfd: our end
 //! recvmsg ◀─────────────────────────────────── the device (SCM_RIGHTS)
 //! ioctl(device, NEW_CONTEXT) ────────────────▶ pidfd_getfd: the context
 //! close ×4, munmap
 //! ```
-//! Nothing of this is left behind in it, whatever fails. Should we die in the middle, the process keeps a few descriptors; all its threads
-//! are parked, so that none of them has used one.
+//! Nothing of this is left behind in it, whatever fails. Should we die in the middle, a parked process keeps a few descriptors; none of its
+//! threads has used one. One that is being built dies with us.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,45 +40,79 @@ const RECEIVED_BYTES: u64 = MESSAGE + 40;
 const RECEIVED: u64 = CONTROL + 16;
 const BYTE: u64 = 256;
 
+/// Makes system calls in a process.
+pub trait RemoteCalls {
+    /// The process.
+    fn pid(&self) -> i32;
+    /// Makes a call, and gives the kernel's answer, an error number as an error.
+    ///
+    /// # Errors
+    /// If it cannot be made, or fails.
+    fn call(&self, name: &'static str, number: u64, arguments: &[u64]) -> Result<u64, TraceError>;
+}
+
+/// A process that is parked and not frozen.
+struct Parked<'a> {
+    process: &'a Process,
+    park_address: u64,
+}
+
+impl RemoteCalls for Parked<'_> {
+    fn pid(&self) -> i32 {
+        self.process.pid
+    }
+
+    fn call(&self, name: &'static str, number: u64, arguments: &[u64]) -> Result<u64, TraceError> {
+        self.process.call(self.park_address, name, number, arguments)
+    }
+}
+
 /// A context of `process`, which is parked at `park_address` and not frozen, from `device` ([`torpor_linux::userfault::DEVICE`]).
 ///
 /// # Errors
-/// If the process has no room for a page or for four descriptors, if its seccomp filters cannot be suspended, or if the kernel refuses.
+/// As of [`context_by`]; if its seccomp filters cannot be suspended.
 pub fn context(process: &Process, park_address: u64, device: BorrowedFd<'_>) -> Result<Userfault, TraceError> {
     if !process.threads.first().is_some_and(|thread| thread.tracee.is_unfiltered()) {
         // They might kill it for such a call.
         let error = io::Error::new(io::ErrorKind::PermissionDenied, "its seccomp filters cannot be suspended");
         return Err(TraceError::Call { pid: process.pid, call: "socketpair", error });
     }
-    let mut making = Making { process, park_address, opened: Vec::new(), page: None };
+    context_by(&Parked { process, park_address }, device)
+}
+
+/// A context of the process in which `calls` are made, to which no seccomp filter applies.
+///
+/// # Errors
+/// If the process has no room for a page or for four descriptors, or if the kernel refuses.
+pub fn context_by(calls: &dyn RemoteCalls, device: BorrowedFd<'_>) -> Result<Userfault, TraceError> {
+    let mut making = Making { calls, opened: Vec::new(), page: None };
     let made = making.context(device);
     let ended = making.end();
     let made = made?;
     ended?;
-    let pid = process.pid;
+    let pid = calls.pid();
     Userfault::set_up(made).map_err(|error| TraceError::Call { pid, call: "UFFDIO_API", error })
 }
 
 /// What the process has for it so far.
 struct Making<'a> {
-    process: &'a Process,
-    park_address: u64,
+    calls: &'a dyn RemoteCalls,
     opened: Vec<u64>,
     page: Option<u64>,
 }
 
 impl Making<'_> {
     fn call(&self, name: &'static str, number: u64, arguments: &[u64]) -> Result<u64, TraceError> {
-        self.process.call(self.park_address, name, number, arguments)
+        self.calls.call(name, number, arguments)
     }
 
     fn failed(&self, call: &'static str) -> impl Fn(io::Error) -> TraceError + use<> {
-        let pid = self.process.pid;
+        let pid = self.calls.pid();
         move |error| TraceError::Call { pid, call, error }
     }
 
     fn context(&mut self, device: BorrowedFd<'_>) -> Result<OwnedFd, TraceError> {
-        let pid = self.process.pid;
+        let pid = self.calls.pid();
         let page = [0, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, u64::MAX, 0];
         let page = *self.page.insert(self.call("mmap", syscall::MMAP, &page)?);
 
@@ -113,7 +147,7 @@ impl Making<'_> {
     /// Two descriptors that the kernel has written at `address`.
     fn numbers(&self, address: u64) -> Result<[u64; 2], TraceError> {
         let mut bytes = [0; 8];
-        vm::read(self.process.pid, &[Remote { address, len: bytes.len() }], &mut bytes)
+        vm::read(self.calls.pid(), &[Remote { address, len: bytes.len() }], &mut bytes)
             .map_err(self.failed("process_vm_readv"))?;
         let [a, b, c, d, e, f, g, h] = bytes;
         Ok([[a, b, c, d], [e, f, g, h]].map(|number| u64::from(u32::from_ne_bytes(number))))

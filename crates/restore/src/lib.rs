@@ -30,6 +30,7 @@ mod error;
 mod fill;
 mod finish;
 pub mod huge_pages;
+pub mod lazy;
 mod limits;
 mod load;
 pub mod logins;
@@ -166,7 +167,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     let no_processes = guard(&[], &connections(&tree, &opened), &[])?;
     let source = Source { tree: &tree, plan: &plan, path: request.image, pages: &pages, passed: Duration::ZERO };
     let launched = Launched::launch(source, &opened, Seed::Child, &mut reached)?;
-    let filled = launched.fork(&mut reached)?.fill(None)?;
+    let filled = launched.fork(&mut reached)?.fill(None, None)?;
     let connected = filled.build(&mut reached, &mut warnings)?.connect(&mut opened, logins, &mut warnings)?;
     let page_bytes = connected.page_bytes();
     let mut runs = None;

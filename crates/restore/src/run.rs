@@ -17,6 +17,7 @@ use torpor_linux::restorer::{
 
 use super::check;
 use super::error::RestoreError;
+use super::lazy::{MOST_CONTEXTS, Waiting};
 use super::open::Opened;
 use torpor_pages::place::{Placement, Way};
 use torpor_planner::calls;
@@ -333,6 +334,20 @@ impl<'a> Building<'a> {
             }));
         }
         Ok((waiting, missing))
+    }
+
+    /// Contexts of those that wait to be filled. Who gets none, for whatever reason, is filled without.
+    pub(crate) fn contexts(&self, tasks: &[usize], device: BorrowedFd<'_>) -> Vec<Waiting<'a>> {
+        let context = |n: &usize| {
+            let life = self.process(&self.plan.tasks[*n]).alive()?;
+            let made = Waiting::of(self.newborns[*n].as_ref()?, self.plan.address, life, device);
+            made.unwrap_or_else(|error| {
+                let error = &error as &dyn std::error::Error;
+                tracing::debug!(pid = self.ids[*n], error, "no userfaultfd context");
+                None
+            })
+        };
+        tasks.iter().filter_map(context).take(MOST_CONTEXTS).collect()
     }
 
     /// Lets those go on that have been filled.

@@ -22,6 +22,7 @@ use torpor_process::wait::socket::SocketWait;
 
 use crate::RestoreError;
 use crate::finish::{self, Inherited};
+use crate::lazy::{Late, Lazy};
 use crate::logins::Logins;
 use crate::open::Opened;
 use crate::run::Building;
@@ -62,10 +63,11 @@ pub struct Launched<'a>(Parts<'a>);
 /// All processes are there, in their sessions and groups; those that are to have ended have.
 pub struct Forked<'a>(Parts<'a>);
 
-/// The stored pages are verified and in place.
+/// The stored pages are verified and in place, but for those that come later.
 pub struct Filled<'a> {
     parts: Parts<'a>,
     page_bytes: u64,
+    late: Vec<Late>,
 }
 
 /// Every thread has made all its calls, and stands at the end of its list.
@@ -113,19 +115,28 @@ impl<'a> Launched<'a> {
 }
 
 impl<'a> Forked<'a> {
-    /// Until all pages are verified and in place; `piece` is told of each batch. Afterwards the processes make their last calls: what can be done
-    /// meanwhile is begun before [`Filled::build`].
+    /// Until all pages are verified and in place, but for those that may be `lazy`; `piece` is told of each batch. Afterwards the processes make
+    /// their last calls: what can be done meanwhile is begun before [`Filled::build`].
     ///
     /// # Errors
     /// If the image is damaged or cannot be read.
-    pub fn fill(mut self, piece: Option<EachRestored<'_>>) -> Result<Filled<'a>, RestoreError> {
+    pub fn fill(
+        mut self,
+        piece: Option<EachRestored<'_>>,
+        lazy: Option<&Lazy<'_>>,
+    ) -> Result<Filled<'a>, RestoreError> {
         let Parts { source, building } = &mut self.0;
-        let page_bytes = crate::fill::pages(building, source.path, source.pages, piece)?;
-        Ok(Filled { parts: self.0, page_bytes })
+        let (page_bytes, late) = crate::fill::pages(building, source.path, source.pages, piece, lazy)?;
+        Ok(Filled { parts: self.0, page_bytes, late })
     }
 }
 
 impl<'a> Filled<'a> {
+    /// Takes the processes that miss pages. Somebody must serve their faults when the tree is released.
+    pub fn take_late(&mut self) -> Vec<Late> {
+        std::mem::take(&mut self.late)
+    }
+
     /// Until every thread stands at the end of its list, with the attributes that are set from outside.
     ///
     /// # Errors

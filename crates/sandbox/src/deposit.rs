@@ -64,6 +64,11 @@ pub(crate) fn deposit(init: BorrowedFd<'_>, bytes: &[u8], files: &[BorrowedFd<'_
     Ok(true)
 }
 
+/// See [`crate::Sandbox::can_hold_deposits`].
+pub(crate) fn can_hold(init: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(end_of(init, SENDING)?.is_some())
+}
+
 /// See [`crate::Sandbox::deposits`].
 pub(crate) fn all(init: BorrowedFd<'_>) -> io::Result<Vec<Deposit>> {
     let mut deposits = Vec::new();

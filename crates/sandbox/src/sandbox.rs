@@ -225,6 +225,14 @@ impl Sandbox {
         deposit::deposit(self.init.as_fd(), bytes, files)
     }
 
+    /// Whether init can hold deposits. One that an older version has made cannot.
+    ///
+    /// # Errors
+    /// Of pidfd_getfd(2): init may be gone.
+    pub fn can_hold_deposits(&self) -> io::Result<bool> {
+        deposit::can_hold(self.init.as_fd())
+    }
+
     /// Everything that was left so, in its order.
     ///
     /// # Errors

@@ -53,7 +53,7 @@ impl Entry {
 
     /// Whether it holds a whole process tree, as far as its header says; none where that cannot be read.
     pub fn is_complete(&self) -> Option<bool> {
-        header::open(&self.path).ok().map(|(_, header)| header.kind == Kind::Complete)
+        header::open_generation(&self.path, self.generation()).ok().map(|(_, header)| header.kind == Kind::Complete)
     }
 
     /// Removes it.
@@ -71,11 +71,11 @@ impl Entry {
 
     /// What its header says of an owner; none where that cannot be read.
     fn claim(&self, owner: Owner) -> Option<Claim> {
-        let file = ImageFile::open(&self.path).ok()?;
+        let file = ImageFile::open_generation(&self.path, self.generation()).ok()?;
         let header = file.header();
         let usable = file.is_complete() || header.boot == owner.boot;
         let app = (header.app, header.epoch) == (owner.app, owner.epoch);
-        Some(Claim { app, generation: header.generation, usable })
+        Some(Claim { app, generation: header.generation, boot: header.boot, usable })
     }
 }
 
@@ -84,6 +84,8 @@ struct Claim {
     /// It is this app's, of this epoch.
     app: bool,
     generation: u64,
+    /// The boot that it was written in.
+    boot: [u64; 2],
     /// It can still be used: a dozing app's fits only processes of its own boot.
     usable: bool,
 }
@@ -172,7 +174,9 @@ impl Store {
     pub fn quarantine_all(&self, owner: Owner) -> io::Result<Vec<PathBuf>> {
         let mut kept = Vec::new();
         for entry in self.list()? {
-            let useless = || entry.claim(owner).is_some_and(|claim| claim.app && !claim.usable);
+            // A wake has consumed it, and its processes have gone with the boot.
+            let outrun = |claim: &Claim| entry.state == ImageState::Consumed && claim.boot != owner.boot;
+            let useless = || entry.claim(owner).is_some_and(|claim| claim.app && (!claim.usable || outrun(&claim)));
             match entry.state {
                 ImageState::Partial => entry.remove()?,
                 ImageState::Quarantined => {}
@@ -185,7 +189,7 @@ impl Store {
         Ok(kept)
     }
 
-    /// Removes every image but the committed one of `keep`, and returns which generation comes next. Images that are not the app's, or
+    /// Removes every image but that of `keep`, committed or consumed, and returns which generation comes next. Images that are not the app's, or
     /// that nobody can read, are quarantined.
     ///
     /// # Errors
@@ -197,7 +201,7 @@ impl Store {
             let foreign = || entry.claim(owner).is_none_or(|claim| !claim.app);
             match entry.state {
                 ImageState::Quarantined => {}
-                ImageState::Committed if keep == Some(entry.generation()) => {}
+                ImageState::Committed | ImageState::Consumed if keep == Some(entry.generation()) => {}
                 ImageState::Committed | ImageState::Consumed if foreign() => {
                     let kept = self.quarantine(&entry.path, entry.generation())?;
                     tracing::warn!(kept = %kept.display(), "quarantined an image that is not the app's");

@@ -84,7 +84,16 @@ impl Image {
     /// # Errors
     /// `NotFound` where it is not committed; or it cannot be read, or is damaged.
     pub fn open(&self) -> Result<Lease, Unopened> {
-        let (file, header) = header::open(&self.path)?;
+        let (file, header) = header::open_generation(&self.path, self.generation)?;
+        Ok(Lease { image: self.clone(), file, header })
+    }
+
+    /// Opens the consumed image, whose pages may still be missed.
+    ///
+    /// # Errors
+    /// `NotFound` where it is not consumed; or it cannot be read, or is damaged.
+    pub fn open_consumed(&self) -> Result<Lease, Unopened> {
+        let (file, header) = header::open_generation(&self.path_as(ImageState::Consumed), self.generation)?;
         Ok(Lease { image: self.clone(), file, header })
     }
 
@@ -135,6 +144,14 @@ impl Image {
     /// Of unlink(2).
     pub fn remove(&self) -> io::Result<()> {
         steps::remove_if_there(&self.path)
+    }
+
+    /// Removes the consumed image, if it is there: nobody needs its pages any more.
+    ///
+    /// # Errors
+    /// Of unlink(2).
+    pub fn remove_consumed(&self) -> io::Result<()> {
+        steps::remove_if_there(&self.path_as(ImageState::Consumed))
     }
 
     /// Drops its pages from the page cache. They are clean: an image is synced before it is committed. Returns whether it is there.

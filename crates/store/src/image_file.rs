@@ -74,7 +74,22 @@ impl ImageFile {
         let path = if path.is_dir() { path.join(IMAGE_NAME) } else { path.to_owned() };
         let read = |error| ImageError::Read(path.clone(), error);
         let format = |error| ImageError::Format(path.clone(), error);
-        let (file, header) = header::open(&path).map_err(|error| error.either(read, format))?;
+        Self::of(path.clone(), header::open(&path).map_err(|error| error.either(read, format))?)
+    }
+
+    /// As [`ImageFile::open`], of the generation that its name says, if its file begins with that.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_generation(path: &Path, generation: u64) -> Result<Self, ImageError> {
+        let read = |error| ImageError::Read(path.to_owned(), error);
+        let format = |error| ImageError::Format(path.to_owned(), error);
+        let opened = header::open_generation(path, generation).map_err(|error| error.either(read, format))?;
+        Self::of(path.to_owned(), opened)
+    }
+
+    fn of(path: PathBuf, (file, header): (File, Header)) -> Result<Self, ImageError> {
+        let read = |error| ImageError::Read(path.clone(), error);
         let metadata = file.metadata().map_err(read)?;
         let bytes = metadata.len();
         let modified = metadata.modified().map_err(read)?;

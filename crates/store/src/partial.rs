@@ -6,6 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use torpor_image::Kind;
+
 use crate::image::Image;
 use crate::names::ImageState;
 use crate::steps;
@@ -62,10 +64,30 @@ pub struct Partial {
     image: Image,
     path: PathBuf,
     file: Arc<File>,
+    /// It is behind another image, which ends at this byte of the file.
+    base_bytes: Option<u64>,
     ended: bool,
 }
 
 impl Image {
+    /// Begins it behind the committed image of a dozing app, `base`, in the same file: it can refer to the pages of that. It gets a name of
+    /// its own for the file when it is committed; `base` stays as it is.
+    ///
+    /// # Errors
+    /// Of open(2) and ftruncate(2); if `base` is damaged, or no image of a dozing app.
+    pub fn begin_behind(&self, base: &Self) -> io::Result<Partial> {
+        let lease = base.open()?;
+        let header = lease.header();
+        let base_bytes = header.end().filter(|_| header.kind == Kind::Dozing && header.generation == base.generation());
+        let base_bytes = base_bytes.ok_or(io::ErrorKind::InvalidInput)?;
+        self.store().record_generation(self.generation())?;
+        let file = Arc::new(File::options().read(true).write(true).open(base.path())?);
+        // An earlier attempt may have been killed.
+        steps::truncate(&file, base_bytes)?;
+        let (image, path) = (self.clone(), base.path().to_owned());
+        Ok(Partial { image, path, file, base_bytes: Some(base_bytes), ended: false })
+    }
+
     /// Begins it; its generation must be higher than all before.
     ///
     /// # Errors
@@ -87,7 +109,7 @@ impl Partial {
             }
             other => other?,
         };
-        Ok(Self { image, path, file: Arc::new(file), ended: false })
+        Ok(Self { image, path, file: Arc::new(file), base_bytes: None, ended: false })
     }
 
     /// Where it is now, for messages and for tools that read it.
@@ -120,7 +142,11 @@ impl Partial {
     /// # Errors
     /// With what there is then.
     pub fn commit(mut self, durability: Durability) -> Result<Image, CommitError> {
-        if let Err(error) = steps::rename(&self.path, self.image.path()) {
+        let named = match self.base_bytes {
+            Some(_) => steps::link(&self.path, self.image.path()),
+            None => steps::rename(&self.path, self.image.path()),
+        };
+        if let Err(error) = named {
             return Err(CommitError::Unnamed { partial: self, error });
         }
         self.ended = true;
@@ -139,7 +165,19 @@ impl Partial {
     /// Of unlink(2), unless it is gone already.
     pub fn discard(mut self) -> io::Result<()> {
         self.ended = true;
-        steps::remove_if_there(&self.path)
+        self.undo()
+    }
+
+    fn undo(&self) -> io::Result<()> {
+        match self.base_bytes {
+            Some(bytes) => steps::truncate(&self.file, bytes),
+            None => steps::remove_if_there(&self.path),
+        }
+    }
+
+    /// Where it begins in its file.
+    pub fn begins_at(&self) -> u64 {
+        self.base_bytes.unwrap_or(0)
     }
 }
 
@@ -149,7 +187,7 @@ impl Drop for Partial {
         if self.ended || std::thread::panicking() {
             return;
         }
-        if let Err(error) = steps::remove_if_there(&self.path) {
+        if let Err(error) = self.undo() {
             tracing::warn!(image = %self.path.display(), %error, "removing an image that was not committed");
         }
     }

@@ -20,6 +20,18 @@ pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Gives a file a second name, which nothing has yet.
+pub(crate) fn link(from: &Path, to: &Path) -> io::Result<()> {
+    tests::step()?;
+    fs::hard_link(from, to)
+}
+
+/// Cuts off what is behind so many bytes of a file.
+pub(crate) fn truncate(file: &File, bytes: u64) -> io::Result<()> {
+    tests::step()?;
+    file.set_len(bytes)
+}
+
 /// Removes a file.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     tests::step()?;

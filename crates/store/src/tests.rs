@@ -6,6 +6,8 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use torpor_image::{HEADER_BYTES, Header, Kind, PAGE};
+
 use crate::steps::tests::{cut_power, die_after, restart};
 use crate::{Durability, Image, ImageState, Owner, Partial, Store};
 
@@ -163,7 +165,7 @@ fn after_any_steps_no_image_is_lost_and_one_at_most_is_current() {
 #[test]
 fn bytes_are_leased_whatever_becomes_of_the_image() {
     let folder = folder();
-    let header = torpor_image::Header::default().encode();
+    let header = Header::default().encode();
     for end in [Consume, Quarantine, Remove] {
         let store = Store::of_app(folder.path());
         let partial = store.begin(1).unwrap();
@@ -203,4 +205,87 @@ fn what_is_not_committed_is_removed() {
     });
     assert!(panicked.join().is_err());
     assert_eq!(store.list().unwrap().len(), 1);
+}
+
+/// Writes the image of a dozing app, with a page; it is committed.
+fn dozing(store: &Store, generation: u64) -> Image {
+    let header = Header { version: torpor_image::VERSION, generation, pages_bytes: PAGE, ..Header::default() };
+    let partial = store.begin(generation).unwrap();
+    partial.file().write_all_at(&header.encode(), 0).unwrap();
+    partial.file().write_all_at(&[7; PAGE as usize], PAGE).unwrap();
+    partial.commit(Durability::Processes).unwrap()
+}
+
+/// Makes a complete image behind that of a dozing app, which goes then.
+fn hibernated(store: &Store, base: &Image, generation: u64) -> std::io::Result<()> {
+    let partial = store.image(generation).begin_behind(base)?;
+    let begins_at = partial.begins_at().next_multiple_of(PAGE);
+    let header = Header {
+        version: torpor_image::VERSION,
+        kind: Kind::Complete,
+        generation,
+        pages_bytes: begins_at + PAGE - HEADER_BYTES,
+        ..Header::default()
+    };
+    partial.file().write_all_at(&[8; PAGE as usize], begins_at)?;
+    partial.file().write_all_at(&header.encode(), begins_at + PAGE)?;
+    partial.commit(Durability::PowerCuts).map_err(crate::CommitError::into_error)?;
+    base.remove()
+}
+
+/// A page of an image, by its generation.
+fn page(image: &Image, offset: u64) -> Option<u8> {
+    let lease = image.open().ok().filter(|lease| lease.header().generation == image.generation())?;
+    let mut byte = [0];
+    lease.file().read_exact_at(&mut byte, offset).unwrap();
+    Some(byte[0])
+}
+
+#[test]
+fn an_image_behind_another_is_whole_or_not_there_and_the_other_stays() {
+    let all = {
+        let folder = folder();
+        let base = dozing(&Store::of_app(folder.path()), 1);
+        die_after(u64::MAX);
+        hibernated(base.store(), &base, 2).unwrap();
+        restart()
+    };
+    for steps in 0..=all {
+        let folder = folder();
+        let store = Store::of_app(folder.path());
+        let base = dozing(&store, 1);
+        die_after(steps);
+        let done = hibernated(&store, &base, 2);
+        restart();
+        let (first, second) = (page(&base, PAGE), page(&store.image(2), PAGE));
+        // The pages of the first are there under either name.
+        assert!(first.or(second) == Some(7), "{steps} steps");
+        assert_eq!((first, second), if done.is_ok() { (None, Some(7)) } else { (Some(7), second) }, "{steps} steps");
+        let foreign = |entry: &crate::Entry| entry.is_complete().is_none();
+        assert!(!store.list().unwrap().iter().any(foreign), "{steps} steps");
+        if second.is_some() {
+            assert_eq!(page(&store.image(2), 2 * PAGE), Some(8), "{steps} steps");
+            continue;
+        }
+        // Whatever was left behind it, it can be tried again.
+        hibernated(&store, &base, 3).unwrap();
+        assert_eq!((page(&base, PAGE), page(&store.image(3), 2 * PAGE)), (None, Some(8)), "{steps} steps");
+    }
+}
+
+#[test]
+fn what_is_given_up_behind_an_image_leaves_it_as_it_was() {
+    let folder = folder();
+    let store = Store::of_app(folder.path());
+    let base = dozing(&store, 1);
+    let before = fs::read(base.path()).unwrap();
+    let partial = store.image(2).begin_behind(&base).unwrap();
+    partial.file().write_all_at(b"more", before.len() as u64).unwrap();
+    partial.discard().unwrap();
+    assert_eq!(fs::read(base.path()).unwrap(), before);
+    drop(store.image(3).begin_behind(&base).unwrap());
+    assert_eq!(fs::read(base.path()).unwrap(), before);
+    // Only behind one of a dozing app, which is there.
+    hibernated(&store, &base, 4).unwrap();
+    assert!(store.image(5).begin_behind(&base).is_err() && store.image(5).begin_behind(&store.image(4)).is_err());
 }

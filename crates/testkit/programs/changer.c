@@ -1,7 +1,7 @@
 // changer MEGABYTES [PORT]
 // Prints the port where each line is answered with `ok LINE nonce=X` after changes of its own memory of every kind, by a random
 // order that follows from the line: given up, moved, grown, unmapped, mapped anew, protected, written, shared with forked children that
-// check it and change it, while threads read what stays. `forks N` has it checked by N children at a time. A wrong page is reported and ends the program with status 3.
+// check it and change it, while threads read what stays. `forks N` has it checked by N children at a time, `split` splits and moves its areas. A wrong page is reported and ends the program with status 3.
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -145,6 +145,20 @@ static void change(struct chunk *c, pid_t *children, int *count) {
     }
 }
 
+// An area is split and is one again, whichever of its pages come meanwhile: or it could not be moved.
+static void split(struct chunk *c) {
+    size_t middle = c->pages / 2;
+    char *page = (char *)&c->words[middle * WORDS];
+    NEED(mprotect(page, PAGE, PROT_READ));
+    check(c, c->pages - 1, "a split");
+    check(c, 0, "a split");
+    check(c, middle, "a split");
+    NEED(mprotect(page, PAGE, PROT_READ | PROT_WRITE));
+    uint64_t *place = map(c->pages);
+    c->words = NEED(mremap(c->words, c->pages * PAGE, c->pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place));
+    for (size_t page = 0; page < c->pages; page++) check(c, page, "moving what was split");
+}
+
 static void expect_all(const pid_t *children, int count) {
     for (int n = 0; n < count; n++) {
         int status;
@@ -195,6 +209,7 @@ int main(int argc, char **argv) {
         char line[64], answer[120];
         while (read_line(client, line, sizeof line)) {
             if (strncmp(line, "forks ", 6) == 0) fork_many(atoi(line + 6));
+            else if (strcmp(line, "split") == 0) for (int n = 0; n < CHUNKS; n++) split(&chunks[n]);
             else step(seed * 1000003 + lines++ * 7919 + strtoull(line, NULL, 10));
             if (!write_all(client, answer, snprintf(answer, sizeof answer, "ok %s nonce=%016lx\n", line, nonce))) break;
         }

@@ -5,6 +5,7 @@
 mod support;
 
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
@@ -24,6 +25,8 @@ fn changer(megabytes: &str) -> (Daemon, SocketAddr, LineSession) {
     (daemon, address, session)
 }
 
+/// Arguments of `torpor sleep`.
+const LEVELS: [&[&str]; 2] = [&[], &["--level", "warm"]];
 /// Changes its memory in every way.
 const CHANGE: &str = "change";
 /// Forks while most of it is missing.
@@ -40,7 +43,21 @@ fn words_for(step: &str) -> &'static str {
 }
 
 fn answered(asked: JoinHandle<Result<LineSession, Error>>, daemon: &Daemon, when: &str) -> LineSession {
-    asked.join().unwrap().unwrap_or_else(|error| panic!("{when}: {error}\n{}", daemon.log()))
+    let said = || daemon.ok(&["logs", "check"]).unwrap_or_default();
+    asked.join().unwrap().unwrap_or_else(|error| panic!("{when}: {error}\n{}\n{}", said(), daemon.log()))
+}
+
+/// Asks it once more.
+fn step(session: &mut LineSession, daemon: &Daemon) {
+    let said = || daemon.ok(&["logs", "check"]).unwrap_or_default();
+    session.step().unwrap_or_else(|error| panic!("{error}\n{}\n{}", said(), daemon.log()));
+}
+
+/// The worker is killed by its fault.
+fn killed(daemon: &Daemon) {
+    let said = || daemon.ok(&["logs", "check"]).unwrap_or_default();
+    eventually("the worker is killed", PATIENCE, || is_dead(daemon))
+        .unwrap_or_else(|error| panic!("{error}\n{}", said()));
 }
 
 /// Its image is gone: all of its memory is back.
@@ -55,7 +72,8 @@ fn assert_whole(daemon: &Daemon, when: &str) {
 fn images(daemon: &Daemon) -> Vec<PathBuf> {
     let id = daemon.json(&["inspect", "check"]).unwrap()["status"]["id"].as_str().unwrap().to_owned();
     let files = std::fs::read_dir(daemon.data_dir().join("apps").join(id)).unwrap().map(|entry| entry.unwrap().path());
-    files.filter(|path| path.extension().is_some_and(|end| end == "image")).collect()
+    // Also one that a wake from warm has consumed.
+    files.filter(|path| path.to_string_lossy().contains(".image")).collect()
 }
 
 fn events(daemon: &Daemon) -> String {
@@ -65,21 +83,23 @@ fn events(daemon: &Daemon) -> String {
 #[test]
 fn the_worker_is_killed_while_memory_is_missing() {
     let (mut daemon, _, mut session) = changer("32");
-    for step in
-        ["lazy-round:kill", "lazy-round:kill:3", "lazy-round:kill:40", "lazy-complete:kill", "lazy-recorded:kill"]
-    {
-        restart(&mut daemon, Some(step));
-        sleep(&daemon, "check", &[]);
+    let steps =
+        ["lazy-round:kill", "lazy-round:kill:3", "lazy-round:kill:40", "lazy-complete:kill", "lazy-recorded:kill"];
+    for (level, fault) in LEVELS.into_iter().flat_map(|level| steps.map(|fault| (level, fault))) {
+        restart(&mut daemon, Some(fault));
+        sleep(&daemon, "check", level);
         let asked = tell(session, CHANGE);
         eventually("the worker is killed", PATIENCE, || is_dead(&daemon)).unwrap();
         daemon.kill9().unwrap();
         daemon.set_environment("TORPOR_FAULT", None);
         daemon.up().unwrap();
-        session = answered(asked, &daemon, step);
-        assert_whole(&daemon, step);
-        assert!(!events(&daemon).contains("lost"), "{step}: {}", events(&daemon));
+        session = answered(asked, &daemon, fault);
+        assert_whole(&daemon, fault);
+        assert!(!events(&daemon).contains("lost"), "{fault}: {}", events(&daemon));
         sleep(&daemon, "check", &[]);
-        session.step().unwrap();
+        step(&mut session, &daemon);
+        // Or the next worker would come to its fault at once.
+        assert_whole(&daemon, fault);
     }
 }
 
@@ -90,18 +110,18 @@ fn the_worker_is_killed_again_and_again_while_memory_is_missing() {
     sleep(&daemon, "check", &[]);
     let asked = tell(session, CHANGE);
     for _ in 0..5 {
-        eventually("the worker is killed", PATIENCE, || is_dead(&daemon)).unwrap();
+        killed(&daemon);
         daemon.kill9().unwrap();
         daemon.up_at_once().unwrap();
     }
-    eventually("the worker is killed", PATIENCE, || is_dead(&daemon)).unwrap();
+    killed(&daemon);
     daemon.kill9().unwrap();
     daemon.set_environment("TORPOR_FAULT", None);
     daemon.up().unwrap();
     session = answered(asked, &daemon, "killed six times");
     assert_whole(&daemon, "killed six times");
     sleep(&daemon, "check", &[]);
-    session.step().unwrap();
+    step(&mut session, &daemon);
 }
 
 #[test]
@@ -118,82 +138,102 @@ fn a_worker_that_is_killed_as_a_process_forks_loses_the_app_by_name() {
     let mut session = eventually_ok("it starts afresh", PATIENCE, || LineSession::open(address)).unwrap();
     assert!(events(&daemon).contains("lost"), "{}", events(&daemon));
     sleep(&daemon, "check", &[]);
-    session.step().unwrap();
+    step(&mut session, &daemon);
 }
 
 #[test]
 fn an_error_while_memory_is_missing_leaves_it_whole() {
     let (mut daemon, _, mut session) = changer("32");
-    for step in ["lazy-forked:error", "lazy-parked:error", "lazy-complete:error", "lazy-recorded:error"] {
-        restart(&mut daemon, Some(step));
-        sleep(&daemon, "check", &[]);
-        session.tell(words_for(step)).unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
-        assert_whole(&daemon, step);
+    let steps = ["lazy-forked:error", "lazy-parked:error", "lazy-complete:error", "lazy-recorded:error"];
+    for (level, fault) in LEVELS.into_iter().flat_map(|level| steps.map(|fault| (level, fault))) {
+        restart(&mut daemon, Some(fault));
+        sleep(&daemon, "check", level);
+        session.tell(words_for(fault)).unwrap_or_else(|error| panic!("{fault}: {error}\n{}", daemon.log()));
+        assert_whole(&daemon, fault);
     }
 }
 
 #[test]
 fn the_keeper_is_killed_while_memory_is_missing() {
     let (mut daemon, _, mut session) = changer("32");
-    for step in ["lazy-round:keeper", "lazy-round:keeper:20", "lazy-forked:keeper", "lazy-complete:keeper"] {
-        restart(&mut daemon, Some(step));
+    let steps = ["lazy-round:keeper", "lazy-round:keeper:20", "lazy-forked:keeper", "lazy-complete:keeper"];
+    for (level, fault) in LEVELS.into_iter().flat_map(|level| steps.map(|fault| (level, fault))) {
+        restart(&mut daemon, Some(fault));
         let before = keeper(&daemon);
-        sleep(&daemon, "check", &[]);
-        session.tell(words_for(step)).unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
+        sleep(&daemon, "check", level);
+        session.tell(words_for(fault)).unwrap_or_else(|error| panic!("{fault}: {error}\n{}", daemon.log()));
         eventually("there is a new keeper", PATIENCE, || keeper(&daemon).is_some_and(|new| Some(new) != before))
             .unwrap();
-        assert_whole(&daemon, step);
+        assert_whole(&daemon, fault);
     }
 }
 
 #[test]
 fn worker_and_keeper_are_killed_while_memory_is_missing() {
     let (mut daemon, _, mut session) = changer("64");
-    for step in ["lazy-round:kill", "lazy-round:kill:30", "lazy-parked:kill:3"] {
-        restart(&mut daemon, Some(step));
-        sleep(&daemon, "check", &[]);
+    let steps = ["lazy-round:kill", "lazy-round:kill:30", "lazy-parked:kill:3"];
+    for (level, fault) in LEVELS.into_iter().flat_map(|level| steps.map(|fault| (level, fault))) {
+        restart(&mut daemon, Some(fault));
+        sleep(&daemon, "check", level);
         let before = keeper(&daemon).unwrap();
-        let asked = tell(session, words_for(step));
+        let asked = tell(session, words_for(fault));
         eventually("the worker is killed", PATIENCE, || is_dead(&daemon)).unwrap();
         daemon.kill9().unwrap();
         kill(before);
         eventually("the keeper has ended", PATIENCE, || keeper(&daemon).is_none()).unwrap();
-        // It does not answer from zeros: it waits.
-        assert!(!asked.is_finished(), "{step}");
+        // It does not answer from zeros. What it needs may have been there.
+        let waits = !asked.is_finished();
+        assert!(waits || fault != steps[0], "{fault}");
         daemon.set_environment("TORPOR_FAULT", None);
         daemon.up().unwrap();
-        session = answered(asked, &daemon, step);
-        assert_whole(&daemon, step);
-        assert!(!events(&daemon).contains("lost"), "{step}: {}", events(&daemon));
+        session = answered(asked, &daemon, fault);
+        assert_whole(&daemon, fault);
+        assert!(!events(&daemon).contains("lost"), "{fault}: {}", events(&daemon));
         sleep(&daemon, "check", &[]);
-        session.step().unwrap();
+        step(&mut session, &daemon);
+        // Or the next worker would come to its fault at once.
+        assert_whole(&daemon, fault);
     }
 }
 
 #[test]
 fn damage_that_is_found_while_it_runs_ends_it_by_name() {
-    let (daemon, address, session) = changer("32");
-    sleep(&daemon, "check", &[]);
-    let path = images(&daemon).remove(0);
-    let mut bytes = std::fs::read(&path).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 0x10;
-    std::fs::write(&path, bytes).unwrap();
-    assert!(tell(session, CHANGE).join().unwrap().is_err(), "it answered from a damaged image");
-    let mut session = eventually_ok("it starts afresh", PATIENCE, || LineSession::open(address)).unwrap();
-    let events = events(&daemon);
-    assert!(events.contains("lost") && events.contains("the pages at"), "{events}");
-    sleep(&daemon, "check", &[]);
-    session.step().unwrap();
+    for level in LEVELS {
+        let (daemon, address, session) = changer("32");
+        sleep(&daemon, "check", level);
+        let path = images(&daemon).remove(0);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0x10;
+        std::fs::write(&path, bytes).unwrap();
+        assert!(tell(session, CHANGE).join().unwrap().is_err(), "it answered from a damaged image");
+        let mut session = eventually_ok("it starts afresh", PATIENCE, || LineSession::open(address)).unwrap();
+        let events = events(&daemon);
+        assert!(events.contains("lost") && events.contains("the pages at"), "{events}");
+        sleep(&daemon, "check", level);
+        step(&mut session, &daemon);
+    }
 }
 
 #[test]
 fn hundreds_of_children_are_forked_while_memory_is_missing() {
     let (daemon, _, mut session) = changer("64");
-    for _ in 0..3 {
-        sleep(&daemon, "check", &[]);
+    for level in LEVELS.into_iter().chain(LEVELS) {
+        sleep(&daemon, "check", level);
         session.tell("forks 500").unwrap_or_else(|error| panic!("{error}\n{}", daemon.log()));
         assert_whole(&daemon, "five hundred children");
+    }
+}
+
+#[test]
+fn an_area_that_is_split_while_memory_is_missing_is_one_area_again() {
+    let (daemon, _, mut session) = changer("64");
+    for level in LEVELS.into_iter().chain(LEVELS) {
+        sleep(&daemon, "check", level);
+        session
+            .tell("split")
+            .unwrap_or_else(|error| panic!("{level:?}: {error}\n{}", daemon.ok(&["logs", "check"]).unwrap()));
+        assert_whole(&daemon, "split");
     }
 }
 
@@ -208,7 +248,7 @@ fn a_sleep_waits_for_what_is_missing() {
         let level = if round % 2 == 0 { &["--level", "warm"][..] } else { &[] };
         sleep(&daemon, "check", level);
         session = answered(asked, &daemon, "slept again");
-        session.step().unwrap();
+        step(&mut session, &daemon);
     }
 }
 
@@ -248,4 +288,69 @@ fn the_daemon_ends_and_goes_down_while_memory_is_missing() {
     // Connections end with a sandbox; the app goes on.
     drop(asked.join().unwrap());
     assert!(!events(&daemon).contains("lost"), "{}", events(&daemon));
+}
+
+/// Steps of going warm.
+const HIBERNATION: [&str; 11] = [
+    "examined",
+    "resident",
+    "activated",
+    "attached",
+    "collected",
+    "written",
+    "files-parked",
+    "named",
+    "ending",
+    "ended",
+    "warm",
+];
+
+#[test]
+fn the_worker_is_killed_while_an_app_goes_warm_that_misses_memory() {
+    let (mut daemon, _, mut session) = changer("32");
+    for step in HIBERNATION {
+        restart(&mut daemon, Some(&format!("{step}:kill")));
+        // There is nobody who answers it.
+        let _ = daemon.cli(&["sleep", "check", "--level", "warm"]);
+        killed(&daemon);
+        daemon.kill9().unwrap();
+        daemon.set_environment("TORPOR_FAULT", None);
+        daemon.up().unwrap();
+        session.tell(CHANGE).unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
+        assert_whole(&daemon, step);
+        assert!(!events(&daemon).contains("lost"), "{step}: {}", events(&daemon));
+    }
+}
+
+#[test]
+fn an_error_while_an_app_goes_warm_that_misses_memory_leaves_it_whole() {
+    let (mut daemon, _, mut session) = changer("32");
+    for step in HIBERNATION {
+        restart(&mut daemon, Some(&format!("{step}:error")));
+        let _ = daemon.cli(&["sleep", "check", "--level", "warm"]);
+        session.tell(CHANGE).unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
+        assert_whole(&daemon, step);
+        assert!(!events(&daemon).contains("lost"), "{step}: {}", events(&daemon));
+    }
+}
+
+#[test]
+fn an_image_that_refers_to_a_dozing_image_is_exported_and_imported() {
+    let (daemon, address, mut session) = changer("32");
+    step(&mut session, &daemon);
+    sleep(&daemon, "check", &[]);
+    let dozing = std::fs::metadata(&images(&daemon)[0]).unwrap().ino();
+    sleep(&daemon, "check", &["--level", "warm"]);
+    let warm = images(&daemon);
+    assert_eq!(warm.len(), 1, "{warm:?}");
+    assert_eq!(std::fs::metadata(&warm[0]).unwrap().ino(), dozing, "it is the same file");
+    daemon.ok(&["image", "verify", warm[0].to_str().unwrap()]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let archive = folder.path().join("check.torpor");
+    daemon.ok(&["image", "export", "check", "-o", archive.to_str().unwrap()]).unwrap();
+    daemon.ok(&["rm", "-f", "check"]).unwrap();
+    daemon.ok(&["image", "import", archive.to_str().unwrap(), "--yes"]).unwrap();
+    let mut session = eventually_ok("it answers", PATIENCE, || LineSession::open(address)).unwrap();
+    step(&mut session, &daemon);
+    assert_whole(&daemon, "imported");
 }

@@ -253,7 +253,8 @@ const DAMAGES: &[Damage] = &[
         },
         [On, Fresh, On, Fresh],
     ),
-    ("images of 1 TB", |at| [1, 3].iter().for_each(|app| lengthen(&at.image(*app), 1 << 40)), [On, Aside, On, Aside]),
+    // Behind the image of a dozing app may be what is left of an attempt to go warm.
+    ("images of 1 TB", |at| [1, 3].iter().for_each(|app| lengthen(&at.image(*app), 1 << 40)), [On, On, On, Aside]),
     ("two images mixed up", |at| swap(&at.image(1), &at.image(2)), [On, Aside, Aside, On]),
 ];
 

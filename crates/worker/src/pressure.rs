@@ -9,8 +9,8 @@
 //! waits and costs nothing. It orders one app at a time and waits for its end. The app's own state machine has the last word: what
 //! is stale by then (it woke, it was refused a moment ago) is not done.
 //!
-//! Going warm itself takes memory first: all of the app's comes back for its image. So an app whose image is larger than
-//! half of what is available is left dozing; better a high watermark than none.
+//! Going warm takes memory first where an app cannot be lazy: all of it comes back for the complete image. Such an app is left dozing
+//! if its image is larger than half of what is available; better a high watermark than none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -60,7 +60,7 @@ pub(crate) struct Dozer {
     pub(crate) since: SystemTime,
     /// Not before: it has to doze so long, or was refused a moment ago.
     pub(crate) from: Millis,
-    /// Size of its image: what going warm brings back for a moment.
+    /// What going warm brings back for a moment.
     pub(crate) bytes: u64,
     /// The way to it.
     pub(crate) app: Arc<dyn Demote>,

@@ -1,14 +1,15 @@
 //! While it dozes: what is in the way, and memory back in place. And how it is given up later: it runs.
 
 use std::fs::File;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use super::{HibernateError, Hibernating};
+use crate::lazy::{LazyApp, LazyWay};
 use crate::recover::RecoverError;
 use crate::sleep::events::{self, Extent};
 use crate::sleep::{Failure, SleepError, Stop, carried, remove_image};
 use crate::target::Phase;
-use crate::wake::{WakeError, open};
+use crate::wake::{WakeError, bring_first, open};
 use torpor_capture::{CaptureError, Examined, Member, examine, family, without_leaders};
 use torpor_pages::refill::refill;
 use torpor_pages::source::ImageFile;
@@ -72,21 +73,50 @@ impl Hibernating<'_> {
         synced.map_err(|error| dozes(&error))
     }
 
-    /// Brings memory back. It stays frozen.
+    /// Brings memory back, or the part of it that must be there. It stays frozen.
     pub(super) fn activate(&mut self) -> Result<(), HibernateError> {
-        match self.bring_back() {
-            Ok(()) => {}
+        let lazy = match self.bring_back() {
+            Ok(lazy) => lazy,
             Err(error) if error.is_lost() => return Err(HibernateError::Lost(Box::new(RecoverError::Image(error)))),
             Err(error) => return Err(dozes(&error)),
-        }
+        };
         self.reached(Step::Resident).map_err(|fault| dozes(&fault))?;
-        self.target.journal.record(Phase::Awake).map_err(|error| dozes(&Failure::Journal(error)))
+        self.missing = lazy.as_ref().map(|(_, app)| app.missing());
+        let recorded = self.target.journal.record(self.phase_awake());
+        if let Err(error) = recorded {
+            self.missing = None;
+            return Err(dozes(&Failure::Journal(error)));
+        }
+        // From here on somebody serves what we touch.
+        if let Some((pager, app)) = lazy {
+            // Its thread ends only with an app: were it gone, the next worker would serve it.
+            let _ = pager.send(app);
+        }
+        Ok(())
     }
 
-    fn bring_back(&self) -> Result<(), WakeError> {
+    /// What the journal says of it while it counts as awake.
+    const fn phase_awake(&self) -> Phase {
+        match self.missing {
+            Some(_) => Phase::Lazy { generation: self.asleep.image.generation() },
+            None => Phase::Awake,
+        }
+    }
+
+    /// Brings back all of its memory; where it can be lazy, only what must be there first.
+    fn bring_back(&self) -> Result<Option<(mpsc::Sender<LazyApp>, LazyApp)>, WakeError> {
         let image = open(self.target, &self.asleep.image)?;
+        if let (Some(pagers), Some(contexts)) = (self.request.pagers, &self.asleep.contexts)
+            && contexts.may_be_lazy()
+        {
+            let way = LazyWay { pagers, cause: "", is_sampled: false };
+            if let Some(lazy) = bring_first(&image, self.asleep, contexts, way, &[])? {
+                return Ok(Some(lazy));
+            }
+        }
         let pages = ImageFile::through_cache(image.file());
-        refill(&pages, &self.asleep.state.processes, self.asleep.contexts()).map_err(WakeError::Refill)
+        refill(&pages, &self.asleep.state.processes, self.asleep.contexts()).map_err(WakeError::Refill)?;
+        Ok(None)
     }
 
     /// Lets it run, as if it had just been woken.
@@ -98,17 +128,24 @@ impl Hibernating<'_> {
     fn undo(&mut self) -> Result<(), Failure> {
         if self.journaled {
             // Before anything of it runs: no image must be put under a program that has run on.
-            self.target.journal.record(Phase::Awake).map_err(Failure::Journal)?;
+            self.target.journal.record(self.phase_awake()).map_err(Failure::Journal)?;
         }
         // Nor after a power cut.
-        let removed = self.image.remove_committed();
+        let removed = self.image.remove_committed().and_then(|()| {
+            let store = self.request.image.store();
+            let is_named = self.at() >= Step::FilesParked;
+            let synced = if is_named { store.sync() } else { Ok(()) };
+            synced.map_err(|error| Failure::Image(store.folder().to_owned(), error))
+        });
         let released = self.held().and_then(|held| Ok(let_go(held, &self.asleep.plans)?));
         // Whatever fails from here on, it is thawed.
         let thawed = self.target.freezer.thaw().map_err(Failure::Freeze);
         let unparked = if self.parked { self.request.parking.park(&[]).map_err(Failure::Park) } else { Ok(()) };
         removed?;
         self.image.remove()?;
-        remove_image(&self.asleep.image)?;
+        if self.missing.is_none() {
+            remove_image(&self.asleep.image)?;
+        }
         thawed?;
         unparked?;
         let let_go_on = released?.undo().map_err(Failure::Look)?;

@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::time::Duration;
 
-use torpor_image::HEADER_BYTES;
 use torpor_image::tree::{SharedMemoryKind, Tree};
+use torpor_image::{HEADER_BYTES, PAGE};
 
 use super::activate::{all, why};
 use super::{Captured, Hibernating};
-use crate::checkpoint::{unreadable, write};
+use crate::checkpoint::{HeaderPlace, unreadable, write};
 use crate::sleep::events::{self, Extent};
 use crate::sleep::{Failure, Stop};
 use crate::target::Phase;
@@ -31,8 +31,13 @@ impl Hibernating<'_> {
         self.target.freezer.thaw().map_err(Failure::Freeze)?;
         self.reached(Step::Attached)?;
 
-        let file = self.image.begin()?;
-        let Written { tree, kept, warnings, image_bytes } = self.collect(family, &records, &file)?;
+        // It refers to what is missing, which is in the image that it dozes with.
+        let (file, begins_at) = match self.missing {
+            Some(_) => self.image.begin_behind(&self.asleep.image)?,
+            None => (self.image.begin()?, HEADER_BYTES),
+        };
+        let Written { tree, kept, warnings, image_bytes } =
+            self.collect(family, &records, (&file, begins_at.next_multiple_of(PAGE)))?;
         self.reached(Step::Collected)?;
         // Memory and files belong together: both are on disk before the image counts.
         let happened = events::sync(file, Extent::FileSystem, &self.asleep.watch, self.request.abort);
@@ -71,7 +76,13 @@ impl Hibernating<'_> {
     }
 
     /// Describes it, copies its memory and writes the image.
-    fn collect(&self, family: &[Member], records: &[ThreadPlan], file: &File) -> Result<Written, Stop> {
+    fn collect(
+        &self,
+        family: &[Member],
+        records: &[ThreadPlan],
+        (file, begins_at): (&File, u64),
+    ) -> Result<Written, Stop> {
+        let missing = self.missing.as_deref().unwrap_or_default();
         let view = View::of(self.request.home, &all(family)).map_err(Failure::Look)?;
         let (collected, by) = self.heeding(|go_on| {
             let manner = CaptureOptions {
@@ -81,8 +92,11 @@ impl Hibernating<'_> {
                 go_on,
                 lock: None,
                 streamed: false,
+                // The pages of its loading set are where they were.
+                expected: if missing.is_empty() { self.request.expected } else { &[] },
+                missing,
             };
-            capture_as(&manner, &self.stopped, records, file, HEADER_BYTES)
+            capture_as(&manner, &self.stopped, records, file, begins_at)
         });
         let CapturedTree { mut tree, pages_end, kept, warnings, .. } = collected.map_err(|error| why(error, by))?;
         let captured = Duration::from_nanos(tree.machine.monotonic_ns);
@@ -93,11 +107,15 @@ impl Hibernating<'_> {
             tree.namespaces.time = true;
             tree.machine.clock_offsets_ns = clock_offsets(self.request.home.init_pid).map_err(Failure::Look)?;
         }
+        if !missing.is_empty() {
+            tree.loading.clone_from(&self.asleep.state.loading);
+        }
         tree.check(&(HEADER_BYTES..pages_end)).map_err(|error| Stop::Refused(unreadable(&error)))?;
         let plan = compile(&tree).map_err(|error| Stop::Refused(error.to_string()))?;
+        let owner = (self.target.app, self.target.epoch, self.request.image.generation());
+        let place = if self.missing.is_some() { HeaderPlace::Last } else { HeaderPlace::First };
         let image_bytes =
-            write(file, &tree, &plan, pages_end, (self.target.app, self.target.epoch, self.request.image.generation()))
-                .map_err(|error| self.image.failed(error))?;
+            write(file, &tree, &plan, pages_end, owner, place).map_err(|error| self.image.failed(error))?;
         Ok(Written { tree, kept, warnings, image_bytes })
     }
 

@@ -9,6 +9,10 @@
 //! ```
 
 //!
+//! Where the app can wake lazily, only that comes back which must be there first. The rest stays missing: if the description touches it, a pager
+//! brings it, and the complete image, which is written behind the dozing image into the same file, refers to the pages there. The journal
+//! says `Lazy` then in place of `Awake`, and where this is given up the app runs on as after a lazy wake.
+//!
 //! Everything up to `resident` leaves the app dozing: its dozing image is the truth, and memory may be refilled twice. From
 //! `activated` on it counts as awake, though none of its instructions runs: every thread is in the freezer or in a trace stop, and a
 //! crash lets it run on by itself, as after a wake. Anything that it waits for, and any error, ends this, and it runs. Before
@@ -25,14 +29,17 @@ mod error;
 
 use std::sync::{Mutex, PoisonError};
 
+use torpor_image::Region;
 use torpor_image::tree::FileId;
 use torpor_linux::closer::AppFile;
 
 pub use self::error::HibernateError;
+use crate::lazy::Pagers;
 use crate::sleep::{Abort, Asleep, NewImage, Stop, Target, events};
 use crate::target::Parking;
 use crate::warm::Warm;
 use torpor_capture::Stopped;
+use torpor_pages::parts::Expected;
 use torpor_process::sandbox::SandboxHandle;
 use torpor_process::step::{Fault, Step, Timings};
 use torpor_process::threads::WaitHistory;
@@ -48,6 +55,10 @@ pub struct HibernateRequest<'a> {
     pub abort: &'a Abort,
     /// Takes its open files.
     pub parking: &'a dyn Parking,
+    /// Pages that its wakes are expected to need first. The first are those of every wake.
+    pub expected: &'a [Expected],
+    /// Runs the pager, if its contexts are parked.
+    pub pagers: Option<&'a dyn Pagers>,
 }
 
 /// What came of hibernating an app's sleep.
@@ -59,6 +70,8 @@ pub struct HibernateOutcome {
     pub timings: Timings,
     /// For the next sleep, where it is awake.
     pub memories: Option<WaitHistory>,
+    /// Where it is awake, a pager brings the rest of its memory.
+    pub is_lazy: bool,
 }
 
 /// Makes a dozing app warm. Runs on one thread from beginning to end, since tracing belongs to a thread.
@@ -73,9 +86,11 @@ pub fn hibernate(target: &Target<'_>, asleep: &Asleep, request: &HibernateReques
         parked: false,
         journaled: false,
         memories: None,
+        missing: None,
     };
     let result = hibernating.run();
-    HibernateOutcome { result, timings: hibernating.timings, memories: hibernating.memories }
+    let is_lazy = hibernating.missing.is_some();
+    HibernateOutcome { result, timings: hibernating.timings, memories: hibernating.memories, is_lazy }
 }
 
 struct Hibernating<'a> {
@@ -91,6 +106,8 @@ struct Hibernating<'a> {
     /// The journal may say that its processes are being ended.
     journaled: bool,
     memories: Option<WaitHistory>,
+    /// What it misses, by process; none where all of its memory is back.
+    missing: Option<Vec<(i32, Vec<Region>)>>,
 }
 
 /// What the part that can be given up has made.

@@ -26,6 +26,12 @@ pub enum ResumeError {
     /// The journal could not be written.
     #[error("writing the journal")]
     Journal(#[source] io::Error),
+    /// The rest of its memory cannot come while it runs.
+    #[error("preparing the rest of its memory")]
+    Pager(#[source] io::Error),
+    /// It is awake by its journal, and nobody serves its page faults before the next start of the daemon.
+    #[error("starting to serve its page faults")]
+    Unserved(#[source] io::Error),
     /// It is awake by its journal, but could not be thawed.
     #[error("thawing its processes")]
     Thaw(#[source] io::Error),
@@ -47,6 +53,11 @@ impl ResumeError {
         }
     }
 
+    /// It may be tried again with all of its memory.
+    pub const fn is_of_pager(&self) -> bool {
+        matches!(self, Self::Pager(_))
+    }
+
     /// What the image needs is not here: trying again is of no use before that is put right.
     pub fn is_refusal(&self) -> bool {
         match self {
@@ -61,6 +72,6 @@ impl ResumeError {
 
     /// The journal says that it is awake: its processes are complete, and must not be built again.
     pub const fn is_awake(&self) -> bool {
-        matches!(self, Self::Thaw(_))
+        matches!(self, Self::Thaw(_) | Self::Unserved(_))
     }
 }

@@ -20,6 +20,7 @@
 
 mod adapt;
 mod error;
+mod later;
 mod lock_waiters;
 mod owners;
 mod prepare;
@@ -40,7 +41,9 @@ use torpor_linux::registers::Registers;
 use torpor_linux::restorer::{Entered, enter_for_children};
 
 pub use self::error::ResumeError;
+use self::later::{Later, Missing};
 use self::prepare::{Prepared, prepare};
+use crate::lazy::LazyWay;
 use crate::sleep::Target;
 use crate::target::Phase;
 use torpor_descriptors::Charge;
@@ -74,6 +77,8 @@ pub struct ResumeRequest<'a> {
     pub image: &'a Image,
     /// Fetches its parked files.
     pub given: Box<dyn FnOnce() -> io::Result<Parked> + Send + 'a>,
+    /// How it may run before all of its memory is back.
+    pub lazy: Option<LazyWay<'a>>,
 }
 
 /// An app that runs again.
@@ -86,9 +91,15 @@ pub struct ResumeOutcome {
     /// What is not as it was, and why.
     pub warnings: Vec<String>,
     changes: SocketChanges,
+    is_lazy: bool,
 }
 
 impl ResumeOutcome {
+    /// A pager brings the rest of its memory.
+    pub const fn is_lazy(&self) -> bool {
+        self.is_lazy
+    }
+
     /// Puts time-outs of sockets back that were shortened until it runs: once, when there is time for it.
     ///
     /// # Errors
@@ -169,13 +180,15 @@ impl Resuming<'_> {
         entering: &Entering,
         consumer: &mpsc::Sender<Consumption>,
     ) -> Result<ResumeOutcome, ResumeError> {
+        let lazy = request.lazy;
         let prepared = prepare(self, request)?;
-        self.build(prepared, entering, consumer)
+        self.build(prepared, lazy, entering, consumer)
     }
 
     fn build(
         &mut self,
         prepared: Prepared,
+        way: Option<LazyWay<'_>>,
         entering: &Entering,
         consumer: &mpsc::Sender<Consumption>,
     ) -> Result<ResumeOutcome, ResumeError> {
@@ -211,7 +224,12 @@ impl Resuming<'_> {
         let source = Source { tree: &tree, plan: &plan, path: image.path(), pages: &pages, passed };
         let mut reached = |step| self.reached(step);
         let launched = Launched::launch(source, &opened, Seed::Entered(entered), &mut reached)?;
-        let filled = launched.fork(&mut reached)?.fill(Some(&piece))?;
+        let forked = launched.fork(&mut reached)?;
+        let later = Later::of(&tree, way);
+        let mut filled = forked.fill(Some(&piece), later.as_ref().map(Later::lazy).as_ref())?;
+        let late = filled.take_late();
+        let missing = later.filter(|_| !late.is_empty()).map(|later| later.missing(&file, late)).transpose();
+        let missing = missing.map_err(ResumeError::Pager)?;
         // Not before: on two processors one of us or the first process would have to wait.
         let consuming = Consuming::begin(image, consumer);
         let built = filled.build(&mut reached, &mut warnings)?;
@@ -219,14 +237,15 @@ impl Resuming<'_> {
         let building = connected.building();
         let (initial, memories) = (building.id(0), memories(building, &tree, passed));
         let ids = building.ids();
-        let done = self.let_go(connected, consuming, &mut warnings);
+        let is_lazy = missing.is_some();
+        let done = self.let_go(connected, consuming, missing, &mut warnings);
         if done.as_ref().is_err_and(|error| !error.is_awake()) {
             // They are frozen, and some of them perhaps not ours any more.
             self.end(&ids);
         }
         let changes = done?;
         opened.made.keep();
-        Ok(ResumeOutcome { initial, memories, warnings, changes })
+        Ok(ResumeOutcome { initial, memories, warnings, changes, is_lazy })
     }
 
     /// From threads that stand at the end of their steps to a running app.
@@ -234,6 +253,7 @@ impl Resuming<'_> {
         &mut self,
         connected: Connected<'_>,
         mut consuming: Consuming,
+        missing: Option<Missing<'_>>,
         warnings: &mut Vec<String>,
     ) -> Result<SocketChanges, ResumeError> {
         let freezer = self.target.freezer;
@@ -252,8 +272,12 @@ impl Resuming<'_> {
         let back = freezer.processes_are_back(initial, process);
         back.map_err(|error| ResumeError::Sandbox("telling its init", error))?;
         consuming.wait().map_err(ResumeError::Image)?;
-        self.target.journal.record(Phase::Awake).map_err(ResumeError::Journal)?;
+        let generation = self.image.generation();
+        let phase = missing.as_ref().map_or(Phase::Awake, |_| Phase::Lazy { generation });
+        missing.as_ref().map_or(Ok(()), |missing| missing.park(generation)).map_err(ResumeError::Pager)?;
+        self.target.journal.record(phase).map_err(ResumeError::Journal)?;
         consuming.keep();
+        missing.map_or(Ok(()), Missing::serve).map_err(ResumeError::Unserved)?;
         let fault = self.reached(RestoreStep::Awake);
         // Not before: parked sockets must not keep such a time-out if it sleeps on.
         let mut changes = SocketChanges::default();

@@ -47,7 +47,7 @@ pub(super) struct Prepared {
 
 /// Reads the image, checks it, fetches what is parked.
 pub(super) fn prepare(resuming: &mut Resuming<'_>, request: ResumeRequest<'_>) -> Result<Prepared, ResumeError> {
-    let ResumeRequest { home, image, given } = request;
+    let ResumeRequest { home, image, given, lazy: _ } = request;
     let mut given = given().map_err(ResumeError::Parked)?;
     let loaded = load(image.path())?;
     let (about, wanted) = (&loaded.header, (resuming.target.app, resuming.target.epoch, image.generation()));

@@ -9,11 +9,12 @@ use torpor_image::{HEADER_BYTES, Header, LoadingPart, State, checksum};
 
 use super::blockers::pins;
 use super::error::{Failure, Stop};
-use super::{Captured, Drops, Expected, Sleep, events};
+use super::{Captured, Drops, Sleep, events};
 use crate::target::Phase;
 use crate::watch::{Waiting, Watch};
 use torpor_pages::copy::{Copier, CopyError};
 use torpor_pages::droppable::Droppable;
+use torpor_pages::parts::Expected;
 use torpor_pages::scan::Selection;
 use torpor_pages::sink::PageSink;
 use torpor_proc::gone;
@@ -249,13 +250,14 @@ fn copy_memories(
     let mut loading = Vec::new();
     memories.iter_mut().filter(|memory| !memory.is_empty()).try_for_each(|memory| memory.copy_eager(copier))?;
     for Expected { cause, ranges } in expected {
+        let start = copier.sink().offset;
         for of_process in ranges.chunk_by(|(a, _), (b, _)| a == b) {
             let memory = memories.iter_mut().find(|memory| memory.pid() == of_process[0].0 && !memory.is_empty());
             if let Some(memory) = memory {
                 memory.copy_first(of_process.iter().map(|(_, range)| range), copier)?;
             }
         }
-        loading.push(LoadingPart { cause: cause.clone(), end: copier.sink().offset });
+        loading.push(LoadingPart { cause: cause.clone(), start, end: copier.sink().offset });
     }
     memories.iter_mut().filter(|memory| !memory.is_empty()).try_for_each(|memory| memory.copy_rest(copier))?;
     Ok(loading)

@@ -38,6 +38,7 @@ use crate::lazy::Contexts;
 use crate::target::{Freezer, Journal, Phase};
 use crate::watch::Watch;
 use torpor_pages::context::{Context, PlacedArea};
+use torpor_pages::parts::Expected;
 use torpor_process::step::{Fault, Faults, Step, Timings};
 use torpor_process::threads::{ThreadPlan, WaitHistory, let_go};
 use torpor_process::trace::Process;
@@ -73,15 +74,6 @@ pub struct Request<'a> {
     pub memories: &'a WaitHistory,
     /// Pages that its wakes are expected to need first. The first are those of every wake.
     pub expected: &'a [Expected],
-}
-
-/// Pages that wakes for some cause are expected to need first, in order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Expected {
-    /// The cause, in words; empty for all.
-    pub cause: String,
-    /// By process id.
-    pub ranges: Vec<(i32, Range<u64>)>,
 }
 
 /// Asks a sleep that has not committed to give up; usable from any thread.

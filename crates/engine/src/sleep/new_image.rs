@@ -27,6 +27,13 @@ impl NewImage {
         Ok(self.partial.insert(partial).file().clone())
     }
 
+    /// As [`begin`](Self::begin), behind the image that it dozes with ([`Image::begin_behind`]); also gives where that ends.
+    pub(crate) fn begin_behind(&mut self, base: &Image) -> Result<(Arc<File>, u64), Failure> {
+        let partial = self.image.begin_behind(base).map_err(|error| self.failed(error))?;
+        let partial = self.partial.insert(partial);
+        Ok((partial.file().clone(), partial.begins_at()))
+    }
+
     /// As [`begin`](Self::begin), for an app that still runs and is about to doze ([`Partial::mark_begun`]).
     pub(crate) fn begin_doze(&mut self) -> Result<Arc<File>, Failure> {
         let file = self.begin()?;

@@ -45,7 +45,7 @@ impl TestHome {
             faults,
         };
         let given: BTreeMap<_, _> = given.into_iter().map(|(id, fd)| (id, fd.into())).collect();
-        let request = ResumeRequest { home: &self.home, image, given: Box::new(move || Ok(given)) };
+        let request = ResumeRequest { home: &self.home, image, given: Box::new(move || Ok(given)), lazy: None };
         let (result, timings) = resume(&target, request);
         Outcome { result, timings, phase: journal.phase() }
     }

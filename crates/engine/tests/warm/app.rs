@@ -243,7 +243,8 @@ impl App {
     /// Builds its processes again and lets them run.
     pub fn resume(&mut self, warm: &Warm) -> Result<(), String> {
         let given = self.given();
-        let request = ResumeRequest { home: &self.home, image: &warm.image, given: Box::new(move || Ok(given)) };
+        let request =
+            ResumeRequest { home: &self.home, image: &warm.image, given: Box::new(move || Ok(given)), lazy: None };
         let (resumed, timings) = self.with_target(&NoFaults, |target| resume(target, request));
         eprintln!("resume {:?} {:?}", timings.steps(), resumed.as_ref().err());
         let mut resumed = resumed.map_err(|error| chain(&error))?;
@@ -265,8 +266,14 @@ impl App {
 
     pub fn hibernate_with(&mut self, asleep: &Asleep, faults: &dyn Faults, abort: &Abort) -> HibernateOutcome {
         self.generation += 1;
-        let request =
-            HibernateRequest { home: &self.home, image: self.image(self.generation), abort, parking: &self.kept };
+        let request = HibernateRequest {
+            home: &self.home,
+            image: self.image(self.generation),
+            abort,
+            parking: &self.kept,
+            expected: &[],
+            pagers: None,
+        };
         let hibernated = self.with_target(faults, |target| hibernate(target, asleep, &request));
         eprintln!("hibernate {:?} {:?}", hibernated.timings.steps(), hibernated.result.as_ref().err());
         if let Some(memories) = &hibernated.memories {

@@ -25,7 +25,7 @@ fn lighttpd() {
         let begun = Instant::now();
         let (result, timings) = app.with_target(&NoFaults, |target| {
             let given = Box::new(move || Ok(given));
-            resume(target, ResumeRequest { home: &app.home, image: &warm.image, given })
+            resume(target, ResumeRequest { home: &app.home, image: &warm.image, given, lazy: None })
         });
         stream.read_exact(&mut [0]).unwrap();
         first_bytes.push(begun.elapsed().as_micros() as u64);

@@ -42,6 +42,7 @@ pub use self::socket::{
 };
 pub use self::tmpfs::{DIRECTORY, KIND_BITS, MOST_DEPTH, Node, NodeContent, Tmpfs};
 
+use crate::loading_set::{self, LoadingPart};
 use crate::{FormatError, Header, VERSION, checksum};
 
 /// A path or a name, as the kernel has it: any bytes but zero.
@@ -83,6 +84,9 @@ pub struct Tree {
     /// What was in files that it maps and that others may change. An appendix of the state, absent where it is empty.
     #[serde(skip)]
     pub contents: Vec<FileContents>,
+    /// Its loading set. Behind those, absent where it is empty.
+    #[serde(skip)]
+    pub loading: Vec<LoadingPart>,
 }
 
 /// What was in a file.
@@ -161,10 +165,14 @@ impl Tree {
         const WRITABLE: &str = "a tree in memory can always be written to memory";
         let bytes = postcard::to_stdvec(self).expect(WRITABLE);
         let bytes = postcard::to_extend(&self.details, bytes).expect(WRITABLE);
-        if self.contents.is_empty() {
+        if self.contents.is_empty() && self.loading.is_empty() {
             return bytes;
         }
-        postcard::to_extend(&self.contents, bytes).expect(WRITABLE)
+        let bytes = postcard::to_extend(&self.contents, bytes).expect(WRITABLE);
+        if self.loading.is_empty() {
+            return bytes;
+        }
+        postcard::to_extend(&self.loading, bytes).expect(WRITABLE)
     }
 
     /// Reads and checks the tree of an image with this header.
@@ -205,13 +213,18 @@ impl Tree {
             (tree.details, rest) = postcard::take_from_bytes(rest).map_err(wrong)?;
             if !rest.is_empty() {
                 (tree.contents, rest) = postcard::take_from_bytes(rest).map_err(wrong)?;
-                // What is empty is left out.
+                // What is empty is left out at the end.
                 complete = !tree.contents.is_empty();
+                if !rest.is_empty() {
+                    (tree.loading, rest) = postcard::take_from_bytes(rest).map_err(wrong)?;
+                    complete = !tree.loading.is_empty();
+                }
             }
         }
         if !rest.is_empty() || !complete {
             return Err(FormatError::Invalid("bytes after the end of the state"));
         }
+        loading_set::check(&tree.loading, pages)?;
         tree.check(pages)?;
         Ok(tree)
     }

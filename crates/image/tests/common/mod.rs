@@ -332,6 +332,7 @@ pub(crate) fn tree() -> Tree {
         surroundings: surroundings(),
         details: details(),
         contents: Vec::new(),
+        loading: Vec::new(),
     }
 }
 

@@ -40,6 +40,8 @@ const HIGHEST_PID: i32 = 4 << 20;
 const MOST_FILES: usize = 1 << 16;
 /// Refusals that are told; whoever reads them wants to know the first.
 const MOST_REFUSALS: usize = 20;
+/// Parts of a loading set, one for each cause of a wake.
+const MOST_LOADING: usize = 64;
 /// Highest id of a user or group in an app's user namespace, plus one.
 const USERS: u32 = 1 << 16;
 
@@ -140,7 +142,8 @@ impl Vetting<'_> {
     }
 
     fn tree(&mut self, tree: &mut Tree) {
-        let Tree { machine, processes, files, pipes, memories, namespaces, surroundings, details, contents } = tree;
+        let Tree { machine, processes, files, pipes, memories, namespaces, surroundings, details, contents, loading } =
+            tree;
         self.machine(machine);
         self.details(details);
         // Its bounds say whether there is a user namespace; the home says whether there is one for time.
@@ -150,6 +153,8 @@ impl Vetting<'_> {
         self.sure(open <= MOST_FILES, || format!("{open} open and mapped files"));
         // They are compared with files that are found by the tree's own paths, and with nothing else.
         self.sure(contents.len() <= mapped, || format!("contents of {} files", contents.len()));
+        // Only what its wakes bring back first: they check it against the pages of the file.
+        self.sure(loading.len() <= MOST_LOADING, || format!("{} parts of a loading set", loading.len()));
         for process in &mut *processes {
             self.process(process);
         }

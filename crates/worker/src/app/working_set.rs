@@ -1,7 +1,7 @@
 //! Which pages an app needs first when it wakes, learned from its wakes (Picocenter, section 4; FaaSnap's loading set).
 //!
 //! A wake shows which pages the program touched while they were missing. The next sleep puts them at the front of its image, and the next wake
-//! places them before the program runs. They then raise no fault, so that wake shows nothing of them. Every [`SAMPLED`]th wake only stages
+//! places them before the program runs. They then raise no fault, so that wake shows nothing of them. Every [`SAMPLED`]th wake, and the first [`FIRST_SAMPLED`], only stage
 //! them: each is placed when it is touched. The [policy](WorkingSetPolicy) says how many of these wakes must have touched a page for it to
 //! be in the set. Pages that are not in the set are remembered as long as the policy looks back.
 //!
@@ -16,6 +16,8 @@ use torpor_api::working_set::WorkingSetPolicy;
 
 /// One wake in this many is sampled.
 const SAMPLED: u32 = 8;
+/// The first wakes with a set are all sampled: the pages that came beside touched ones are known then, and most are not needed.
+const FIRST_SAMPLED: u32 = 2;
 /// Pages in a block: those that come with a touched one ([`WorkingSetPolicy::Present`]).
 const BLOCK_PAGES: u64 = 8;
 /// Causes that are told apart; a bit each. The one that was seen longest ago makes room.
@@ -47,6 +49,9 @@ pub(crate) struct Observed<'a> {
     /// What was touched, in order.
     pub(crate) touched: &'a [Run],
 }
+
+/// A cause, and the pages that it needs: processes and addresses.
+pub(crate) type Group = (String, Vec<(i32, Range<u64>)>);
 
 /// How well the set did in a wake, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,6 +85,8 @@ pub(crate) struct WorkingSets {
     pages: BTreeMap<(i32, u64), Known>,
     /// Wakes that were observed.
     wakes: u32,
+    /// Of these, the sampled ones.
+    sampled: u32,
     /// Since the last sampled one.
     unsampled: u32,
     next_order: u32,
@@ -93,6 +100,7 @@ struct Stored {
     /// Process, number of the page, its order, causes, and touches.
     pages: Vec<(i32, u64, u32, u16, u8)>,
     wakes: u32,
+    sampled: u32,
     unsampled: u32,
     next_order: u32,
     last: Option<Score>,
@@ -101,7 +109,7 @@ struct Stored {
 impl WorkingSets {
     /// Whether the next wake is to be sampled.
     pub(crate) fn is_sample_due(&self) -> bool {
-        !self.pages.is_empty() && self.unsampled + 1 >= SAMPLED
+        !self.pages.is_empty() && (self.sampled < FIRST_SAMPLED || self.unsampled + 1 >= SAMPLED)
     }
 
     /// Wakes that were observed, and pages of all sets.
@@ -152,6 +160,7 @@ impl WorkingSets {
         let expected = expected.len() as u64;
         let sampled = is_sampled.then_some((hits, expected.saturating_sub(hits)));
         self.last = Some(Score { expected, misses, sampled });
+        self.sampled = self.sampled.saturating_add(u32::from(is_sampled));
         self.unsampled = if is_sampled { 0 } else { self.unsampled.saturating_add(1) };
         self.pages.retain(|_, known| is_remembered(policy, known.touches));
     }
@@ -176,7 +185,7 @@ impl WorkingSets {
 
     /// The sets: one for every wake, whose cause is empty, and for each cause the pages that it needs besides, in the order in which they
     /// were touched.
-    pub(crate) fn groups(&self, policy: WorkingSetPolicy) -> Vec<(String, Vec<(i32, Range<u64>)>)> {
+    pub(crate) fn groups(&self, policy: WorkingSetPolicy) -> Vec<Group> {
         let of = |is_in: &dyn Fn(u16) -> bool| {
             let is_in = |known: &Known| is_in(known.causes) && is_member(policy, known.touches);
             let pages = self.pages.iter().filter(|(_, known)| is_in(known));
@@ -238,21 +247,21 @@ fn pages_of(run: &Run, policy: WorkingSetPolicy) -> impl Iterator<Item = (i32, u
 
 impl From<Stored> for WorkingSets {
     fn from(stored: Stored) -> Self {
-        let Stored { mut causes, pages, wakes, unsampled, next_order, last } = stored;
+        let Stored { mut causes, pages, wakes, sampled, unsampled, next_order, last } = stored;
         causes.truncate(MOST_CAUSES);
         let pages = pages.into_iter().take(MOST_PAGES);
         let known = |(pid, page, order, causes, touches)| ((pid, page), Known { order, causes, touches });
         let pages = pages.filter(|(_, page, ..)| *page < MOST_ADDRESS / PAGE).map(known).collect();
-        Self { causes, pages, wakes, unsampled, next_order, last }
+        Self { causes, pages, wakes, sampled, unsampled, next_order, last }
     }
 }
 
 impl From<WorkingSets> for Stored {
     fn from(sets: WorkingSets) -> Self {
-        let WorkingSets { causes, pages, wakes, unsampled, next_order, last } = sets;
+        let WorkingSets { causes, pages, wakes, sampled, unsampled, next_order, last } = sets;
         let stored = |((pid, page), Known { order, causes, touches })| (pid, page, order, causes, touches);
         let pages = pages.into_iter().map(stored).collect();
-        Self { causes, pages, wakes, unsampled, next_order, last }
+        Self { causes, pages, wakes, sampled, unsampled, next_order, last }
     }
 }
 
@@ -268,7 +277,11 @@ mod tests {
         Observed { cause, is_sampled: false, touched }
     }
 
-    fn pages(groups: &[(String, Vec<(i32, Range<u64>)>)]) -> Vec<(&str, Vec<Range<u64>>)> {
+    fn one(range: Range<u64>) -> Vec<Range<u64>> {
+        std::iter::once(range).collect()
+    }
+
+    fn pages(groups: &[Group]) -> Vec<(&str, Vec<Range<u64>>)> {
         let in_pages = |range: &Range<u64>| range.start / PAGE..range.end / PAGE;
         groups
             .iter()
@@ -301,7 +314,7 @@ mod tests {
         sets.woken("tcp 80", &[run(50, 2), run(10, 1), run(52, 1)]);
         assert_eq!(pages(&sets.groups(POLICY)), [("", vec![]), ("tcp 80", vec![50..52, 10..11, 52..53])]);
         sets.woken("timer", &[run(10, 1), run(7, 1)]);
-        assert_eq!(pages(&sets.groups(POLICY)), [("", vec![10..11]), ("tcp 80", vec![50..53]), ("timer", vec![7..8])]);
+        assert_eq!(pages(&sets.groups(POLICY)), [("", one(10..11)), ("tcp 80", one(50..53)), ("timer", one(7..8))]);
         assert_eq!(sets.last(), Some(Score { expected: 0, misses: 2, sampled: None }));
     }
 
@@ -309,22 +322,24 @@ mod tests {
     fn sampled_wakes_find_pages_that_are_no_longer_needed() {
         let mut sets = WorkingSets::default();
         sets.woken("tcp 80", &[run(1, 8), run(100, 8)]);
-        for _ in 0..SAMPLED - 2 {
-            assert!(!sets.is_sample_due());
-            sets.woken("tcp 80", &[]);
-        }
-        assert!(sets.is_sample_due());
         let needed = [run(102, 1), run(3, 1)];
-        for _ in 0..2 {
+        // The first two are, and then every eighth.
+        for _ in 0..FIRST_SAMPLED {
+            assert!(sets.is_sample_due());
             let score = sets.sampled(&needed, POLICY);
             assert_eq!(score, Score { expected: 16, misses: 0, sampled: Some((2, 14)) });
         }
         assert_eq!(sets.of_tcp(POLICY), [102..103, 3..4]);
+        for _ in 0..SAMPLED - 1 {
+            assert!(!sets.is_sample_due());
+            sets.woken("tcp 80", &[]);
+        }
+        assert!(sets.is_sample_due());
         // Another cause shows nothing of them.
         for _ in 0..5 {
             sets.observe(&Observed { cause: "timer", is_sampled: true, touched: &[] }, POLICY);
         }
-        assert_eq!(sets.counts(), (5 + 2 + SAMPLED - 1, 2));
+        assert_eq!(sets.counts(), (5 + 1 + FIRST_SAMPLED + SAMPLED - 1, 2));
     }
 
     #[test]
@@ -339,12 +354,12 @@ mod tests {
             sets.of_tcp(policy)
         };
         let wakes: [&[Run]; 3] = [&[run(1, 1), run(20, 1)], &[run(1, 1)], &[run(9, 1)]];
-        assert_eq!(after(last, &wakes), vec![9..10]);
-        assert_eq!(after(Of { k: 2, n: 3 }, &wakes), vec![1..2]);
+        assert_eq!(after(last, &wakes), one(9..10));
+        assert_eq!(after(Of { k: 2, n: 3 }, &wakes), one(1..2));
         assert_eq!(after(Of { k: 1, n: 3 }, &wakes), [20..21, 1..2, 9..10]);
-        assert_eq!(after(Of { k: 2, n: 3 }, &[&[run(1, 1)], &[], &[run(1, 1)]]), vec![1..2]);
+        assert_eq!(after(Of { k: 2, n: 3 }, &[&[run(1, 1)], &[], &[run(1, 1)]]), one(1..2));
         assert_eq!(after(Union, &wakes), [20..21, 1..2, 9..10]);
-        assert_eq!(after(Present, &wakes), vec![0..16]);
+        assert_eq!(after(Present, &wakes), one(0..16));
         assert_eq!((after(None, &wakes), after(All, &wakes)), (vec![], vec![]));
     }
 

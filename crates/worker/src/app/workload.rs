@@ -83,6 +83,10 @@ pub(crate) trait Workload: Send + 'static {
     fn hibernate(&mut self, operations: &mut Operations);
     /// Asks the sleep or the hibernation under way to stop.
     fn abort(&mut self);
+    /// How much memory comes back for a moment when it goes warm, if its image has so many bytes.
+    fn memory_to_hibernate(&self, image_bytes: u64) -> u64 {
+        image_bytes
+    }
     /// Before a wake where [`Workload::wake_blocker`] names something: tries to put that right.
     fn prepare_wake(&mut self) -> impl Future<Output = Result<(), WakeFailure>> + Send;
     /// Wakes it, or begins to.

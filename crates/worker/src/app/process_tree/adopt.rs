@@ -105,7 +105,7 @@ impl ProcessTree {
             Some(Phase::Awake | Phase::Dropping { .. } | Phase::Dozing { .. } | Phase::Lazy { .. }) => false,
             // As it is inferred where there is a record.
             None => match self.files.images.newest(self.owner()).map_err(unknown)? {
-                Some(newest) => match ImageFile::open(&newest.path) {
+                Some(newest) => match ImageFile::open_generation(&newest.path, newest.generation()) {
                     Ok(image) => image.is_complete() && is_to_be_frozen(&cgroup).map_err(unknown)?,
                     Err(ImageError::Read(_, error)) if is_ours(&error) => return Err(unknown(error)),
                     Err(_) => false,
@@ -191,22 +191,14 @@ impl ProcessTree {
         match found {
             Ok((Recovered::Running, _)) => {
                 self.nothing_found();
-                // Whatever is parked of its files, it has itself.
-                self.forget_parked();
-                if let Some(sandbox) = &self.run.sandbox
-                    && let Err(error) = sandbox.processes_are_back()
-                {
-                    tracing::error!(app = self.record.spec.name, error = %chain(&error), "telling its init");
-                }
+                self.runs_again();
                 Ok(Adoption::found(Found::Running))
             }
             Ok((Recovered::Lazy, _)) => {
                 if let Some(wake) = &self.lazy {
                     self.keep_only(wake.generation());
                 }
-                if let Err(error) = parked::drop_watch(&self.shared, &self.record.id) {
-                    tracing::warn!(app = self.record.spec.name, error = %chain(&error), "forgetting its parked descriptors");
-                }
+                self.runs_again();
                 Ok(Adoption::found(Found::Running))
             }
             Ok((Recovered::Dozing(asleep), _)) => {
@@ -225,6 +217,17 @@ impl ProcessTree {
                 self.nothing_found();
                 Ok(Adoption { lost: Some(reason), ..Adoption::found(Found::Running) })
             }
+        }
+    }
+
+    /// Its processes are there, however deep it slept.
+    fn runs_again(&mut self) {
+        // Whatever is parked of its files, it has itself.
+        self.forget_parked();
+        if let Some(sandbox) = &self.run.sandbox
+            && let Err(error) = sandbox.processes_are_back()
+        {
+            tracing::error!(app = self.record.spec.name, error = %chain(&error), "telling its init");
         }
     }
 
@@ -294,11 +297,22 @@ impl ProcessTree {
         };
         let kept = if warm { watch.take() } else { None };
         let image = self.files.images.image(generation);
-        if phase != Phase::Awake {
+        // One that is lazy has run since: its image must stay consumed.
+        if !matches!(phase, Phase::Awake | Phase::Lazy { .. }) {
             // The old worker may have died on the way to `Awake`.
             image.unconsume().map_err(|error| unknown(&image.path().display().to_string(), error))?;
         }
         let owner = self.owner();
+        // A complete image that the app has outrun must not be found after a power cut that comes when it has run on.
+        let outrun = match phase {
+            Phase::Awake => Some(None),
+            Phase::Lazy { generation } => Some(Some(generation)),
+            _ => None,
+        };
+        if let Some(keep) = outrun {
+            let cleaned = self.files.images.clean(keep, owner).and_then(|_| self.files.images.sync());
+            cleaned.map_err(|error| unknown("removing old images", error))?;
+        }
         let target = Target {
             app: owner.app,
             epoch: owner.epoch,
@@ -368,13 +382,15 @@ impl ProcessTree {
 
     /// Why its memory is lost, and what is left of it.
     pub(super) fn lost_because(&self, reason: &str) -> Text {
-        let name = &self.record.spec.name;
-        text(format!("{reason}. The file is kept for inspection (`torpor image ls {name}`); nothing uses it"))
+        text(format!("{reason}. The file is kept for inspection (`torpor image ls`); nothing uses it"))
     }
 
     /// The phase of an app whose phase file is lost.
     fn infer_phase(&self, freezer: &SandboxFreezer<'_>) -> Result<Phase, AdoptError> {
-        let phase = infer(&self.files, self.owner(), freezer)?;
+        let lazy = self.run.sandbox.as_ref().map_or(Ok(None), |sandbox| contexts::lazy_generation(sandbox));
+        let lazy =
+            lazy.map_err(|error| AdoptError::Unknown(text(format!("finding its userfaultfd contexts: {error}"))))?;
+        let phase = infer(&self.files, self.owner(), freezer, lazy)?;
         if phase != Phase::Awake {
             let app = &self.record.spec.name;
             tracing::error!(app, ?phase, "its phase was lost, and is inferred from its image and its processes");

@@ -5,7 +5,7 @@
 //!
 //! | message     | descriptors                                                                  | from     | until                     |
 //! |-------------|------------------------------------------------------------------------------|----------|---------------------------|
-//! | generation  | the records of its contexts, the ledger of its missing pages, the contexts   | it dozes | all of its memory is back |
+//! | generation  | the records of its contexts, the ledger of its missing pages, the contexts   | it dozes; from warm: it runs | all of its memory is back |
 //! | `child`     | the context of a child that was forked meanwhile                             | the fork | all of its memory is back |
 
 use std::fs::File;
@@ -14,15 +14,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
-use torpor_engine::{Asleep, ContextRecord, ParkedContexts};
+use torpor_engine::{Asleep, ContextRecord, Contexts, MOST_CONTEXTS, ParkedContexts};
+use torpor_image::Region;
 use torpor_sandbox::{Deposit, Sandbox};
 
 use super::ProcessTree;
 use super::sleep_state::SleepState;
 use super::texts::chain;
 
-/// Processes at most that wake lazily: so many descriptors go with one message, and two others.
-const MOST_CONTEXTS: usize = 250;
 /// Bytes at most of the records of its contexts.
 const MOST_RECORD_BYTES: u64 = 64 << 20;
 /// A message with the context of a child.
@@ -30,28 +29,47 @@ const CHILD: &[u8] = b"child";
 
 /// A message with the contexts.
 #[derive(Serialize, Deserialize)]
-struct Contexts {
-    /// Generation of the image that it dozes with.
+struct Header {
+    /// Generation of the image that it dozes with, or was built from.
     generation: u64,
 }
 
-/// For a context, its process and its areas: first byte, behind the last byte, whether pages may come late.
-type Record = (i32, Vec<(u64, u64, bool)>);
+/// For a context, its process and its areas (first byte, behind the last byte, whether pages may come late), and what it misses where its image
+/// does not say so.
+type Record = (i32, Vec<(u64, u64, bool)>, Option<Vec<Region>>);
 
 /// Leaves what it takes with init; whether there is anything, and an init that holds it.
 fn deposit(sandbox: &Sandbox, asleep: &Asleep) -> io::Result<bool> {
     sandbox.clear_deposits()?;
     let Some(contexts) = asleep.contexts.as_ref().filter(|contexts| contexts.may_be_lazy()) else { return Ok(false) };
-    let records: Vec<Record> =
-        contexts.records().into_iter().map(|ContextRecord { pid, areas }| (pid, areas)).collect();
+    deposit_contexts(sandbox, asleep.image.generation(), contexts)
+}
+
+/// Leaves contexts with init; false where it cannot hold them.
+fn deposit_contexts(sandbox: &Sandbox, generation: u64, contexts: &Contexts) -> io::Result<bool> {
+    let record = |ContextRecord { pid, areas, missing }: ContextRecord| (pid, areas, missing);
+    let records: Vec<Record> = contexts.records().into_iter().map(record).collect();
     if records.len() > MOST_CONTEXTS {
         return Ok(false);
     }
+    let records = serde_json::to_vec(&records)?;
+    if records.len() as u64 > MOST_RECORD_BYTES {
+        return Ok(false);
+    }
     let mut file = File::from(memfd_create("torpor-contexts", MemfdFlags::CLOEXEC)?);
-    file.write_all(&serde_json::to_vec(&records)?)?;
-    let message = serde_json::to_vec(&Contexts { generation: asleep.image.generation() })?;
+    file.write_all(&records)?;
+    let message = serde_json::to_vec(&Header { generation })?;
     let descriptors: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(contexts.descriptors()).collect();
     sandbox.deposit(&message, &descriptors)
+}
+
+/// Leaves contexts of processes that were built again from the image of `generation` with init.
+pub(super) fn deposit_built(sandbox: &Sandbox, generation: u64, contexts: &Contexts) -> io::Result<()> {
+    sandbox.clear_deposits()?;
+    match deposit_contexts(sandbox, generation, contexts)? {
+        true => Ok(()),
+        false => Err(io::Error::other("it misses too many pages, or has an init that holds no descriptors")),
+    }
 }
 
 /// Leaves the context of a child with init.
@@ -59,11 +77,19 @@ pub(super) fn deposit_child(sandbox: &Sandbox, child: BorrowedFd<'_>) -> io::Res
     sandbox.deposit(CHILD, &[child]).map(drop)
 }
 
+/// Generation of the image whose pages an app misses that runs, or has run, without all of its memory, as far as what was left of it says.
+pub(super) fn lazy_generation(sandbox: &Sandbox) -> io::Result<Option<u64>> {
+    let Some(Deposit { bytes, .. }) = sandbox.deposits()?.into_iter().next() else { return Ok(None) };
+    let Header { generation } = serde_json::from_slice(&bytes)?;
+    let parked = deposited(sandbox, generation)?;
+    Ok(parked.filter(ParkedContexts::has_begun).map(|_| generation))
+}
+
 /// What was left of an app that dozes with the image of this generation, or has woken from it.
 pub(super) fn deposited(sandbox: &Sandbox, generation: u64) -> io::Result<Option<ParkedContexts>> {
     let mut deposits = sandbox.deposits()?.into_iter();
     let Some(Deposit { bytes, files }) = deposits.next() else { return Ok(None) };
-    let message: Contexts = serde_json::from_slice(&bytes)?;
+    let message: Header = serde_json::from_slice(&bytes)?;
     let mut files = files.into_iter();
     let Some(file) = files.next().filter(|_| message.generation == generation) else { return Ok(None) };
     let mut file = File::from(file);
@@ -72,19 +98,24 @@ pub(super) fn deposited(sandbox: &Sandbox, generation: u64) -> io::Result<Option
     file.take(MOST_RECORD_BYTES).read_to_end(&mut text)?;
     let records: Vec<Record> = serde_json::from_slice(&text)?;
     let children: Vec<OwnedFd> = deposits.flat_map(|child| child.files).collect();
-    let records = records.into_iter().map(|(pid, areas)| ContextRecord { pid, areas }).collect();
+    let record = |(pid, areas, missing)| ContextRecord { pid, areas, missing };
+    let records = records.into_iter().map(record).collect();
     Ok(Some(ParkedContexts { records, descriptors: files.collect(), children }))
 }
 
 impl ProcessTree {
-    /// Leaves what it takes to wake before all memory is back; whether that is so. A warm app has no use for it.
+    /// Leaves what it takes to wake before all memory is back; whether it can wake so.
     pub(super) fn deposit_contexts(&self, asleep: &SleepState) -> bool {
         let Some(sandbox) = &self.run.sandbox else { return false };
         let deposited = match asleep {
             SleepState::Dozing(asleep) if self.shared.config.lazy_wakes && self.learned.may_be_lazy() => {
                 deposit(sandbox, asleep)
             }
-            SleepState::Dozing(_) | SleepState::Warm(_) => sandbox.clear_deposits().map(|()| false),
+            SleepState::Dozing(_) => sandbox.clear_deposits().map(|()| false),
+            // The contexts of a warm app are made with its processes.
+            SleepState::Warm(_) => sandbox.clear_deposits().and_then(|()| {
+                Ok(self.shared.config.lazy_wakes && self.learned.may_be_lazy() && sandbox.can_hold_deposits()?)
+            }),
         };
         deposited.unwrap_or_else(|error| {
             // All of its memory comes back first then.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use torpor_engine::{
-    Abort, Asleep, HibernateError, HibernateOutcome, HibernateRequest, Recovered, SandboxHandle, SleepError, Timings,
-    Warm, Watch, hibernate,
+    Abort, Asleep, HibernateError, HibernateOutcome, HibernateRequest, Pagers, Recovered, SandboxHandle, SleepError,
+    Timings, Warm, Watch, hibernate,
 };
 use torpor_lifecycle::{Event, Retry, Text, WakeCause};
 use torpor_sandbox::Sandbox;
@@ -14,6 +14,8 @@ use torpor_store::{Image, Owner};
 
 use super::adopt_error::AdoptError;
 use super::freezer::SandboxFreezer;
+use super::lazy::{LazyPagers, LazyWake};
+use super::learned::Learned;
 use super::notifying_journal::NotifyingJournal;
 use super::parked::KeeperParking;
 use super::sandbox_handle::sandbox_handle;
@@ -37,6 +39,8 @@ const DESCRIPTION_BYTES: u64 = 256 << 10;
 pub(crate) struct Hibernated {
     asleep: Box<Asleep>,
     hibernated: HibernateOutcome,
+    /// It is awake, and this brings the rest of its memory.
+    lazy: Option<Arc<LazyWake>>,
 }
 
 /// Everything that going warm needs, to be carried to its thread.
@@ -51,6 +55,9 @@ struct HibernateJob {
     image: Image,
     abort: Abort,
     asleep: Box<Asleep>,
+    learned: Arc<Learned>,
+    /// A part of its memory may stay missing.
+    lazy: Option<LazyPagers>,
 }
 
 impl HibernateJob {
@@ -58,18 +65,34 @@ impl HibernateJob {
         // Once its memory is back it can only run on.
         if let Err(reason) = self.has_room() {
             let result = Err(HibernateError::Dozing(vec![reason]));
-            let hibernated = HibernateOutcome { result, timings: Timings::begin(), memories: None };
-            return Hibernated { asleep: self.asleep, hibernated };
+            let hibernated = HibernateOutcome { result, timings: Timings::begin(), memories: None, is_lazy: false };
+            return Hibernated { asleep: self.asleep, hibernated, lazy: None };
         }
         let freezer = SandboxFreezer::of(&self.sandbox);
         let parking = KeeperParking { shared: &self.shared, id: &self.id };
-        let request =
-            HibernateRequest { home: &self.home, image: self.image.clone(), abort: &self.abort, parking: &parking };
+        let pids = self.sandbox.cgroup().processes().unwrap_or_default();
+        let expected = self.learned.expected(&pids);
+        let request = HibernateRequest {
+            home: &self.home,
+            image: self.image.clone(),
+            abort: &self.abort,
+            parking: &parking,
+            expected: &expected,
+            pagers: self.lazy.as_ref().map(|pagers| pagers as &dyn Pagers),
+        };
         let faults = &self.shared.faults;
         let hibernated = with_target(self.owner, &self.operation, &freezer, &self.journal, faults, |target| {
             hibernate(target, &self.asleep, &request)
         });
-        Hibernated { asleep: self.asleep, hibernated }
+        let runs = hibernated.is_lazy && matches!(hibernated.result, Err(HibernateError::Awake(_)));
+        let mut lazy = self.lazy.and_then(LazyPagers::into_wake);
+        match &lazy {
+            Some(wake) if runs => wake.thawed(),
+            Some(wake) => wake.stop(),
+            None => {}
+        }
+        lazy = lazy.filter(|_| runs);
+        Hibernated { asleep: self.asleep, hibernated, lazy }
     }
 
     /// Whether the disk has room for its complete image: what is in its dozing image, and the memory that has stayed. Or why not.
@@ -107,6 +130,8 @@ impl ProcessTree {
         // The engine watches from here on.
         self.sleep.watch = None;
         self.abort = Some(abort.clone());
+        let image = asleep.image.clone();
+        let lazy = self.sleep.contexts_held.then(|| LazyPagers::new(self, &sandbox, image, ""));
         let generation = self.generation;
         self.generation += 1;
         let operation = operations.begin(Kind::Hibernate, asleep.image_bytes);
@@ -121,6 +146,8 @@ impl ProcessTree {
             image: self.files.images.image(generation),
             abort,
             asleep,
+            learned: self.learned.clone(),
+            lazy,
         };
         // A thread of its own: tracing belongs to a thread, and it blocks.
         let name = format!("hibernate-{}", self.record.spec.name);
@@ -146,9 +173,9 @@ impl ProcessTree {
 
     /// Going warm has ended.
     pub(super) fn hibernated(&mut self, hibernated: Hibernated, ended: Ended) -> Report {
-        let Hibernated { asleep, hibernated } = hibernated;
+        let Hibernated { asleep, hibernated, lazy } = hibernated;
         self.abort = None;
-        let HibernateOutcome { result, timings, memories } = hibernated;
+        let HibernateOutcome { result, timings, memories, is_lazy: _ } = hibernated;
         let entry = Entry::new(&timings, result.as_ref().err().map(|error| why_not(error).to_string()));
         let old_image = asleep.image.clone();
         let event = match result {
@@ -170,8 +197,12 @@ impl ProcessTree {
                     self.memories = memories;
                 }
                 self.sleep.cached_image = None;
+                self.lazy.clone_from(&lazy);
                 self.forget_parked();
-                self.remove_image(&old_image);
+                if lazy.is_none() {
+                    self.remove_image(&old_image);
+                }
+                self.runs_lazily(lazy);
                 awake_instead(error, ended)
             }
             Err(HibernateError::Lost(error)) => {

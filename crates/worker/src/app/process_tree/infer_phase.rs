@@ -11,7 +11,8 @@
 //! | none | frozen | unknown: it dozes, and its image is lost |
 //! | none | none | unknown: it was warm, and its image is lost |
 //! | for dozing | frozen | `Dozing`: also if a wake was under way, since the program has not run since and the image equals its memory |
-//! | for dozing | not frozen | unknown: memory may be missing, or newer than the image (a wake that was lazy is not known without its journal) |
+//! | any | not frozen, and init holds contexts with a ledger that has begun | `Lazy`: it runs, and the ledger says what it misses |
+//! | for dozing | not frozen | unknown: memory may be missing, or newer than the image |
 //! | complete | frozen, or none | `Warm`: the program has not run since |
 //! | complete | not frozen | `Awake`: the program has run, or never stopped |
 //!
@@ -25,11 +26,16 @@ use torpor_store::{ImageError, ImageFile, Owner};
 use super::adopt_error::{AdoptError, is_ours};
 use crate::app_files::AppFiles;
 
-/// What can be known of an app without a phase file.
+/// What can be known of an app without a phase file; `lazy`: the generation that it misses pages of, as far as its init knows.
 ///
 /// # Errors
 /// `Lost` where nothing is known: then its memory must not be used. `Unknown` where it cannot be examined now.
-pub(super) fn infer(files: &AppFiles, owner: Owner, freezer: &dyn Freezer) -> Result<Phase, AdoptError> {
+pub(super) fn infer(
+    files: &AppFiles,
+    owner: Owner,
+    freezer: &dyn Freezer,
+    lazy: Option<u64>,
+) -> Result<Phase, AdoptError> {
     let looked = |error: io::Error| {
         AdoptError::Unknown(format!("its phase is lost, and what is left of it cannot be examined: {error}").into())
     };
@@ -37,6 +43,9 @@ pub(super) fn infer(files: &AppFiles, owner: Owner, freezer: &dyn Freezer) -> Re
     let newest = files.images.newest(owner).map_err(looked)?;
     let frozen = freezer.is_freezing().map_err(looked)?;
     let processes = !freezer.processes().map_err(looked)?.is_empty();
+    if let (Some(generation), true, false) = (lazy, processes, frozen) {
+        return Ok(Phase::Lazy { generation });
+    }
     let Some(newest) = newest else {
         return match (processes, frozen) {
             (true, false) => Ok(Phase::Awake),
@@ -44,7 +53,7 @@ pub(super) fn infer(files: &AppFiles, owner: Owner, freezer: &dyn Freezer) -> Re
             _ => Err(lost("is its image")),
         };
     };
-    let image = ImageFile::open(&newest.path).map_err(|error| match &error {
+    let image = ImageFile::open_generation(&newest.path, newest.generation()).map_err(|error| match &error {
         ImageError::Read(_, read) if is_ours(read) => {
             AdoptError::Unknown(format!("its image cannot be read: {}", torpor_api::error::chain(&error)).into())
         }

@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
-use torpor_engine::{Abort, Journal, LazyApp, LazyServed, PagerHost, Pagers, Phase, Userfault};
+use torpor_engine::{Abort, Contexts, Journal, LazyApp, LazyServed, PagerHost, Pagers, Phase, Userfault};
 use torpor_lifecycle::Text;
 use torpor_linux::meminfo::Memory;
 use torpor_sandbox::Sandbox;
@@ -52,8 +52,19 @@ pub(super) struct LazyWake {
 struct Progress {
     /// The app has been thawed. Until then its image stays: without its phase it would be taken for one whose image is lost.
     thawed: bool,
-    /// The thread has ended.
-    ended: bool,
+    /// How the thread has ended.
+    ended: Option<End>,
+}
+
+/// How serving an app has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum End {
+    /// All of its memory is back.
+    Back,
+    /// It was stopped where it was.
+    Stopped,
+    /// What is missing cannot be brought back.
+    Failed(Text),
 }
 
 impl LazyWake {
@@ -74,26 +85,39 @@ impl LazyWake {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether nothing is missing any more.
+    /// Whether nobody serves it any more.
     pub(super) fn has_ended(&self) -> bool {
-        self.progress().ended
+        self.progress().ended.is_some()
     }
 
-    /// Waits until the thread has ended; false where it was given up.
+    /// Whether nothing is missing any more.
+    pub(super) fn is_back(&self) -> bool {
+        self.progress().ended == Some(End::Back)
+    }
+
+    /// Why its memory cannot be brought back, if that is so.
+    pub(super) fn failure(&self) -> Option<Text> {
+        match &self.progress().ended {
+            Some(End::Failed(reason)) => Some(reason.clone()),
+            _ => None,
+        }
+    }
+
+    /// Waits until all of its memory is back; false where that was given up, or cannot be.
     pub(super) fn wait(&self, abort: &Abort) -> bool {
         let mut progress = self.progress();
-        while !progress.ended {
+        while progress.ended.is_none() {
             if abort.asked_within(Duration::ZERO) {
                 return false;
             }
             (progress, _) = self.changed.wait_timeout(progress, LOOK).unwrap_or_else(PoisonError::into_inner);
         }
-        true
+        progress.ended == Some(End::Back)
     }
 
     fn wait_for(&self, time: Duration) {
         // One that has not ended then is killed with the worker, as after a crash.
-        drop(self.changed.wait_timeout_while(self.progress(), time, |progress| !progress.ended));
+        drop(self.changed.wait_timeout_while(self.progress(), time, |progress| progress.ended.is_none()));
     }
 
     /// Lets it come to its end, if that is soon; else stops it where it is.
@@ -147,19 +171,24 @@ impl Pagers for LazyPagers {
         std::thread::Builder::new().name(format!("pager-{}", self.host.name)).spawn(move || {
             let _abort = AbortOnPanic;
             // None: all of its memory was brought back first.
-            let Ok(app) = apps.recv() else { return host.wake.end() };
+            let Ok(app) = apps.recv() else { return host.wake.end(End::Back) };
             let (missing, begun) = (app.missing_bytes(), Instant::now());
             match app.serve(&host) {
                 Ok(served) => host.served(&served, missing, begun.elapsed()),
                 Err(error) => {
-                    host.wake.end();
+                    let reason = chain(&error);
+                    host.failed(&reason);
                     // The task may have ended with the worker: the next one comes to the same.
-                    let _ = messages.send(Message::Unserved(host.wake.clone(), chain(&error)));
+                    let _ = messages.send(Message::Unserved(host.wake.clone(), reason));
                 }
             }
         })?;
         *self.wake.lock().unwrap_or_else(PoisonError::into_inner) = Some(wake);
         Ok(sender)
+    }
+
+    fn park(&self, generation: u64, contexts: &Contexts) -> io::Result<()> {
+        contexts::deposit_built(&self.host.sandbox, generation, contexts)
     }
 }
 
@@ -183,7 +212,7 @@ impl LazyWake {
 
     /// Nobody needs it any more.
     fn remove_image(&self, app: &str) {
-        match self.image.remove() {
+        match self.image.remove().and_then(|()| self.image.remove_consumed()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(app, image = %self.image.path().display(), %error, "removing an old image");
             }
@@ -192,8 +221,8 @@ impl LazyWake {
     }
 
     /// The thread ends.
-    fn end(&self) {
-        self.progress().ended = true;
+    fn end(&self, how: End) {
+        self.progress().ended = Some(how);
         self.changed.notify_all();
     }
 }
@@ -224,15 +253,28 @@ impl Host {
         let app = &self.parts.name;
         self.wake.wait_for_thaw();
         // If it was stopped, the next worker needs the image, or the app has ended and its task removes it.
-        if !self.wake.is_over() {
-            self.wake.remove_image(app);
-            let took_ms = took.as_millis() as u64;
-            tracing::debug!(app, missing, took_ms, counts = ?served.counts, "all of its memory is back");
-            if !self.parts.cause.is_empty() {
-                self.parts.learned.observe(&self.parts.cause, served);
-            }
+        if self.wake.is_over() {
+            return self.wake.end(End::Stopped);
         }
-        self.wake.end();
+        self.wake.remove_image(app);
+        let took_ms = took.as_millis() as u64;
+        tracing::debug!(app, missing, took_ms, counts = ?served.counts, "all of its memory is back");
+        // Nobody waits for a hint.
+        self.wake.end(End::Back);
+        if !self.parts.cause.is_empty() {
+            self.parts.learned.observe(&self.parts.cause, served);
+        }
+    }
+
+    /// What is missing cannot be brought back. One that does not run yet is held by whoever describes it, perhaps in a page fault: it ends at
+    /// once. For one that runs the task does so.
+    fn failed(&self, reason: &Text) {
+        if !self.has_begun()
+            && let Err(error) = self.parts.sandbox.cgroup().kill()
+        {
+            tracing::error!(app = self.parts.name, error = %chain(&error), "ending its processes");
+        }
+        self.wake.end(End::Failed(reason.clone()));
     }
 }
 
@@ -265,8 +307,14 @@ impl PagerHost for Host {
         Ok(())
     }
 
+    fn has_begun(&self) -> bool {
+        self.wake.progress().thawed
+    }
+
     fn is_over(&self) -> bool {
-        if let Err(error) = self.reached(LazyStep::Round) {
+        if self.has_begun()
+            && let Err(error) = self.reached(LazyStep::Round)
+        {
             tracing::warn!(%error, "there is no such fault of a round");
         }
         self.wake.is_over()
@@ -276,13 +324,24 @@ impl PagerHost for Host {
 impl ProcessTree {
     /// Its memory is not whole and cannot be: it must not run on.
     pub(super) fn unserved(&mut self, wake: &Arc<LazyWake>, reason: &Text) {
-        if !self.lazy.as_ref().is_some_and(|own| Arc::ptr_eq(own, wake)) {
+        // Told once: the thread's message may come before the task knows of the wake, or after it has looked itself.
+        if self.lazy.take_if(|own| Arc::ptr_eq(own, wake)).is_none() {
             return;
         }
         tracing::error!(app = self.record.spec.name, %reason, "the rest of its memory cannot be brought back; killing it");
         self.quarantine_images();
         self.report_lost(reason);
         self.kill_sandbox();
+    }
+
+    /// Its memory comes back while it runs. Serving may have failed by now.
+    pub(super) fn runs_lazily(&mut self, lazy: Option<Arc<LazyWake>>) {
+        self.lazy = lazy;
+        if let Some(wake) = self.lazy.clone()
+            && let Some(reason) = wake.failure()
+        {
+            self.unserved(&wake, &reason);
+        }
     }
 
     /// The worker ends.

@@ -132,6 +132,7 @@ struct Sleep {
 }
 
 /// What came of an operation.
+#[expect(clippy::large_enum_variant, reason = "it is boxed as a whole")]
 pub(crate) enum Outcome {
     /// The sandbox stands and the program runs, or why not.
     Started(StartOutcome),

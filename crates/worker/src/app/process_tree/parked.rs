@@ -216,6 +216,9 @@ impl ProcessTree {
                 tracing::warn!(app = name, error = %chain(&error), "forgetting its parked descriptors");
             }
         }
-        self.clear_contexts();
+        // Those of a lazy wake are needed until all of its memory is back; then its pager gives them up.
+        if self.lazy.as_ref().is_none_or(|lazy| lazy.is_back()) {
+            self.clear_contexts();
+        }
     }
 }

@@ -4,12 +4,16 @@ use std::io;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use torpor_engine::{Parked, RestoreStep, ResumeError, ResumeOutcome, ResumeRequest, SandboxHandle, Timings, resume};
-use torpor_lifecycle::{Event, WakeFailure};
+use torpor_engine::{
+    LazyWay, Parked, RestoreStep, ResumeError, ResumeOutcome, ResumeRequest, SandboxHandle, Timings, resume,
+};
+use torpor_lifecycle::{Event, WakeCause, WakeFailure};
 use torpor_sandbox::Sandbox;
 use torpor_store::{Image, Owner};
 
 use super::freezer::SandboxFreezer;
+use super::lazy::{LazyPagers, LazyWake};
+use super::learned::Learned;
 use super::sandbox_handle::sandbox_handle;
 use super::sleep_state::{SleepState, WarmApp};
 use super::target::with_target;
@@ -27,6 +31,15 @@ use crate::shared::Shared;
 pub(crate) struct Resumed {
     result: Result<ResumeOutcome, ResumeError>,
     timings: Option<Timings<RestoreStep>>,
+    /// What brings the rest of its memory.
+    lazy: Option<Arc<LazyWake>>,
+}
+
+/// It has not run, or another wake took its place.
+fn stop(lazy: Option<Arc<LazyWake>>) {
+    if let Some(lazy) = lazy {
+        tokio::task::block_in_place(|| lazy.stop());
+    }
 }
 
 /// Everything that it needs, to be carried to its thread.
@@ -43,6 +56,11 @@ struct ResumeJob {
     held: Option<Parked>,
     /// Its limit of processes.
     processes: Option<u32>,
+    /// Why it wakes.
+    cause: String,
+    /// It may run before all of its memory is back.
+    lazy: Option<LazyPagers>,
+    learned: Arc<Learned>,
 }
 
 impl ResumeJob {
@@ -51,25 +69,32 @@ impl ResumeJob {
             Ok(freezer) => freezer,
             Err(error) => {
                 let result = Err(ResumeError::Sandbox("lifting its limit of processes", io::Error::other(error)));
-                return Resumed { result, timings: None };
+                return Resumed { result, timings: None, lazy: None };
             }
         };
         let held = self.held.take();
         let (shared, id) = (&self.shared, &self.id);
         let given = Box::new(|| held.map_or_else(|| parked::parked_files(shared, id), Ok).map_err(io::Error::other));
-        let request = ResumeRequest { home: &self.home, image: &self.image, given };
+        let is_sampled = self.learned.is_sample_due();
+        let lazy = self.lazy.as_ref().map(|pagers| LazyWay { pagers, cause: &self.cause, is_sampled });
+        let request = ResumeRequest { home: &self.home, image: &self.image, given, lazy };
         let faults = &shared.faults;
         let (result, timings) = with_target(self.owner, &self.operation, &freezer, &*self.journal, faults, |target| {
             resume(target, request)
         });
         drop(freezer);
-        Resumed { result, timings: Some(timings) }
+        let lazy = self.lazy.and_then(LazyPagers::into_wake);
+        let runs = result.as_ref().map_or_else(ResumeError::is_awake, |_| true);
+        if let (Some(lazy), true) = (&lazy, runs) {
+            lazy.thawed();
+        }
+        Resumed { result, timings: Some(timings), lazy }
     }
 }
 
 impl ProcessTree {
     /// Begins to build its processes again; gives the outcome only where it cannot begin.
-    pub(super) fn resume(&mut self, mut app: Box<WarmApp>, operations: &mut Operations) -> Wake {
+    pub(super) fn resume(&mut self, mut app: Box<WarmApp>, cause: &WakeCause, operations: &mut Operations) -> Wake {
         let Some(sandbox) = self.run.sandbox.clone() else {
             self.sleep.state = Some(SleepState::Warm(app));
             return Wake::failed(WakeFailure::Passing(text("it has no sandbox")));
@@ -86,6 +111,8 @@ impl ProcessTree {
             }
         };
         let held = app.take_files();
+        let (image, cause) = (app.warm.image.clone(), cause.to_string());
+        let lazy = self.sleep.contexts_held.then(|| LazyPagers::new(self, &sandbox, image, &cause));
         let operation = operations.begin(Kind::Wake, app.warm.image_bytes);
         let job = ResumeJob {
             operation: operation.clone(),
@@ -98,6 +125,9 @@ impl ProcessTree {
             image: app.warm.image.clone(),
             held,
             processes: self.record.spec.limits.processes,
+            cause,
+            lazy,
+            learned: self.learned.clone(),
         };
         self.resuming = Some(app);
         let sender = self.sender.clone();
@@ -111,9 +141,10 @@ impl ProcessTree {
 
     /// Building its processes has ended.
     pub(super) fn resumed(&mut self, resumed: Resumed, ended: Ended) -> Option<Report> {
-        let Resumed { result, timings } = resumed;
+        let Resumed { result, timings, lazy } = resumed;
         if ended == Ended::Abandoned {
             tracing::warn!(app = self.record.spec.name, "a wake that was given up has come to its end");
+            stop(lazy);
             return None;
         }
         let app = self.resuming.take()?;
@@ -121,7 +152,10 @@ impl ProcessTree {
         let entry = timings.map(|timings| Entry::new(&timings, failure.as_ref().map(ToString::to_string)));
         let event = match result {
             Ok(resumed) => {
+                let lazy = lazy.filter(|_| resumed.is_lazy());
+                self.lazy.clone_from(&lazy);
                 self.finish_resume(resumed);
+                self.runs_lazily(lazy);
                 Event::Woken
             }
             Err(error)
@@ -130,12 +164,18 @@ impl ProcessTree {
             {
                 // Its memory is complete and it is thawed: a detail failed behind that.
                 tracing::warn!(app = self.record.spec.name, reason = %chain(&error), "after waking");
+                self.lazy.clone_from(&lazy);
                 self.finish_resume(ResumeOutcome::default());
+                self.runs_lazily(lazy);
                 Event::Woken
             }
             Err(error) => {
                 let reason = failure.unwrap_or_else(|| chain(&error));
+                let was_lazy = lazy.is_some();
+                stop(lazy);
                 self.hold(SleepState::Warm(app), SystemTime::now());
+                // The next attempt does without.
+                self.sleep.contexts_held &= !was_lazy && !error.is_of_pager();
                 Event::WakeFailed(match () {
                     () if error.is_lost() => WakeFailure::Damaged(self.lost_because(&reason)),
                     () if error.is_refusal() => WakeFailure::Refused(reason),

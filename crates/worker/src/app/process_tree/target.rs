@@ -33,7 +33,7 @@ const fn commits(kind: Kind, phase: Phase) -> bool {
         Kind::Start | Kind::Refill => false,
         Kind::Sleep => matches!(phase, Phase::Dropping { .. }),
         Kind::Hibernate => matches!(phase, Phase::Ending { .. }),
-        Kind::Wake => matches!(phase, Phase::Awake),
+        Kind::Wake => matches!(phase, Phase::Awake | Phase::Lazy { .. }),
     }
 }
 

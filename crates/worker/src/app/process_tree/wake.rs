@@ -24,7 +24,7 @@ impl ProcessTree {
         }
         match self.sleep.state.take() {
             Some(SleepState::Dozing(asleep)) => self.refill(asleep, cause, operations),
-            Some(SleepState::Warm(app)) => self.resume(app, operations),
+            Some(SleepState::Warm(app)) => self.resume(app, cause, operations),
             // Its sandbox has gone while the wake waited for its turn, and cannot be made. Else a sleep that failed was
             // undone already: it runs.
             None => match &self.sandbox_retry {

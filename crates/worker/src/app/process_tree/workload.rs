@@ -138,6 +138,11 @@ impl Workload for ProcessTree {
         self.begin_wake(cause, operations)
     }
 
+    fn memory_to_hibernate(&self, image_bytes: u64) -> u64 {
+        // Its complete image refers to pages that stay missing; what must be back first is little.
+        if self.sleep.contexts_held { 0 } else { image_bytes }
+    }
+
     fn confirm_asleep(&mut self) -> bool {
         !matches!(self.sleep.state, Some(SleepState::Warm(_))) || self.check_parked()
     }

@@ -100,7 +100,7 @@ impl<W: Workload> Task<W> {
         self.services.dozers.enter(Dozer {
             since,
             from: from.max(asleep_since + self.services.settings.min_dozing),
-            bytes,
+            bytes: self.workload.memory_to_hibernate(bytes),
             app: Arc::new(self.accounting.orders.clone()),
         })
     }

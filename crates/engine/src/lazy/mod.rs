@@ -1,0 +1,183 @@
+//! Waking before all memory is back: what must be in place first, and what a pager brings while the program runs.
+//!
+//! ```text
+//! dozing ─▶ areas registered ─▶ first pages in place ─▶ journal: Lazy ─▶ the pager serves ─▶ thawed ─▶ nothing is missing
+//! ```
+//! First come pages that cannot be registered (private ones of files, stacks, locked memory), pages that the kernel has made meanwhile (it
+//! writes a thread's restartable sequence as the thread goes back to sleep, into memory that was dropped), and the ends of stacks and thread
+//! control blocks, which the kernel reads as a thread ends, where it cannot wait for a page.
+//!
+//! From the journal's `Lazy` on the program may run: its image is read only for pages that were never in place since. What the program has
+//! done to its missing pages is in the [`Ledger`]. While anybody holds its contexts, the program does not read zeros: it waits.
+
+mod contexts;
+mod split;
+mod taken_over;
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::mpsc;
+
+use torpor_image::{Content, Region};
+use torpor_pager::{Host, Layout, Ledger, Pager, ServeError, Served, Space, Staged, Touch};
+use torpor_pages::buffer::Buffer;
+use torpor_pages::source::{FetchError, ImageFile, Stored, fetch};
+
+pub use self::contexts::{ContextRecord, Contexts, ParkedContexts};
+pub(crate) use self::split::Split;
+pub use self::taken_over::LazyLost;
+pub(crate) use self::taken_over::taken_over;
+
+/// Missing bytes from which on an app wakes lazily. Less is in place before a pager could have begun.
+pub(crate) const PAYS: u64 = 1 << 20;
+/// Bytes of a loading set that come before the program runs. The rest comes next, in its order.
+pub(crate) const MOST_LOADED: u64 = 16 << 20;
+
+/// How an app wakes before all of its memory is back.
+#[derive(Clone, Copy)]
+pub struct LazyWay<'a> {
+    /// Runs the pager.
+    pub pagers: &'a dyn Pagers,
+    /// Why it wakes, in words: which parts of its loading set come first.
+    pub cause: &'a str,
+    /// Its loading set is staged, to see which of it is needed.
+    pub is_sampled: bool,
+}
+
+/// Pages that came because the program touched one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touched {
+    /// Process.
+    pub pid: i32,
+    /// The address of the first.
+    pub start: u64,
+    /// How many.
+    pub pages: u32,
+    /// They were staged.
+    pub staged: bool,
+}
+
+/// What serving an app took.
+#[derive(Clone, Debug)]
+pub struct LazyServed {
+    /// Counts.
+    pub counts: Served,
+    /// What was touched, in order; not by children that were forked meanwhile.
+    pub touched: Vec<Touched>,
+    /// Its loading set was staged.
+    pub is_sampled: bool,
+}
+
+/// Runs a pager for each app that wakes lazily.
+pub trait Pagers: Send + Sync {
+    /// Makes a thread that serves the app that it is sent, and ends where it is sent none.
+    ///
+    /// # Errors
+    /// Why there is no thread: the app wakes with all its memory then.
+    fn thread(&self) -> io::Result<mpsc::Sender<LazyApp>>;
+
+    /// Parks contexts of processes that were built again from the image of `generation`, until all of their memory is there. Those of a dozing
+    /// app are parked before its wake.
+    ///
+    /// # Errors
+    /// Why not: the processes must not run.
+    fn park(&self, generation: u64, contexts: &Contexts) -> io::Result<()>;
+}
+
+/// An app that runs, or is about to, with pages missing.
+#[derive(Debug)]
+pub struct LazyApp {
+    image: File,
+    regions: Vec<Stored>,
+    spaces: Vec<Space>,
+    /// Their processes, as far as they were there at the beginning.
+    pids: Vec<i32>,
+    staged: Vec<Staged>,
+    is_sampled: bool,
+    ledger: Ledger,
+}
+
+impl LazyApp {
+    fn new(image: File, regions: Vec<Stored>, spaces: Vec<Space>, pids: Vec<i32>, ledger: Ledger) -> Self {
+        Self { image, regions, spaces, pids, staged: Vec::new(), is_sampled: false, ledger }
+    }
+
+    /// Of processes that were built again: they miss what their contexts say.
+    pub(crate) fn of_built(image: &File, contexts: &Contexts) -> io::Result<Self> {
+        let ledger = contexts.ledger.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+        ledger.begin()?;
+        let (mut regions, mut spaces) = (Vec::new(), Vec::new());
+        for (context, missing) in contexts.contexts.iter().zip(&contexts.missing) {
+            let userfault = Some(context.userfault.duplicate()?);
+            spaces.push(Space { userfault, layout: layout(missing, &mut regions), is_forked: false });
+        }
+        let pids = contexts.contexts.iter().map(|context| context.pid).collect();
+        Ok(Self::new(image.try_clone()?, regions, spaces, pids, ledger.duplicate()?))
+    }
+
+    /// What each process misses, by ascending address.
+    pub(crate) fn missing(&self) -> Vec<(i32, Vec<Region>)> {
+        let of_space = |(space, pid): (&Space, &i32)| {
+            let pieces = space.layout.pieces().filter_map(|(start, piece)| {
+                let stored = self.regions.get(piece.region as usize)?;
+                let content = Content::Stored { offset: stored.offset, checksum: stored.checksum };
+                Some(Region { start, pages: piece.pages, writable: true, content })
+            });
+            (*pid, pieces.collect())
+        };
+        self.spaces.iter().zip(&self.pids).map(of_space).collect()
+    }
+
+    /// Bytes that are missing.
+    pub fn missing_bytes(&self) -> u64 {
+        self.spaces.iter().map(|space| space.layout.missing_pages() * torpor_image::PAGE).sum()
+    }
+
+    /// Serves it until nothing is missing, or it is over, and closes its contexts. The app runs without a pager once those that are parked
+    /// are closed as well: [`Host::complete`] must do so.
+    ///
+    /// # Errors
+    /// See [`ServeError`]: the app must be ended before its parked contexts are closed.
+    pub fn serve(self, host: &dyn Host) -> Result<LazyServed, ServeError> {
+        let Self { image, regions, spaces, pids, staged, is_sampled, ledger } = self;
+        let source = ImageFile::through_cache(&image);
+        let pager = Pager::new(&source, &regions, spaces, &ledger, host).with_staged(staged);
+        let mut counts = pager.serve()?;
+        let touched = std::mem::take(&mut counts.touches).into_iter().filter_map(|touch| {
+            let Touch { space, start, pages, staged } = touch;
+            Some(Touched { pid: *pids.get(space)?, start, pages, staged })
+        });
+        Ok(LazyServed { touched: touched.collect(), counts, is_sampled })
+    }
+
+    /// Reads what is staged.
+    pub(crate) fn stage(&mut self, ranges: &[Range<u64>]) -> Result<(), FetchError> {
+        let source = ImageFile::through_cache(&self.image);
+        for range in ranges {
+            let holds = |stored: &&Stored| range.start <= stored.offset && stored.offset + stored.bytes <= range.end;
+            let mut regions: Vec<Stored> = self.regions.iter().filter(holds).copied().collect();
+            regions.sort_unstable_by_key(|stored| (stored.offset, stored.bytes));
+            // Between them may be pages that came first: those are read with them.
+            let (Some(first), Some(last)) = (regions.first(), regions.last()) else { continue };
+            let range = first.offset..last.offset + last.bytes;
+            let mut bytes = Buffer::default();
+            fetch(&source, &regions, &mut bytes)?;
+            self.staged.push(Staged { range, bytes });
+        }
+        self.is_sampled = true;
+        Ok(())
+    }
+}
+
+/// Regions as a pager knows them, behind those that it knows already.
+fn layout<'a>(missing: impl IntoIterator<Item = &'a Region>, regions: &mut Vec<Stored>) -> Layout {
+    let mut layout = Layout::default();
+    for region in missing {
+        if let Some(stored) = Stored::of(region) {
+            layout.add(region.start, regions.len() as u32, region.pages);
+            regions.push(stored);
+        }
+    }
+    layout
+}

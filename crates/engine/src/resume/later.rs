@@ -1,0 +1,79 @@
+//! Pages that come after a resumed app runs.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc;
+
+use torpor_image::tree::Tree;
+use torpor_image::{Region, needed};
+use torpor_linux::userfault;
+use torpor_pages::source::{FetchError, Stored};
+use torpor_restore::lazy::{Late, Lazy};
+
+use crate::lazy::{Contexts, LazyApp, LazyWay, MOST_LOADED, PAYS, Pagers};
+
+/// What is known before processes are filled.
+pub(super) struct Later<'a> {
+    way: LazyWay<'a>,
+    device: OwnedFd,
+    /// Its loading set.
+    loading: Vec<Range<u64>>,
+}
+
+/// An app that misses pages, until it runs.
+pub(super) struct Missing<'a> {
+    pagers: &'a dyn Pagers,
+    pager: mpsc::Sender<LazyApp>,
+    app: LazyApp,
+    contexts: Contexts,
+}
+
+impl<'a> Later<'a> {
+    /// None where it is not allowed, not possible here, or does not pay.
+    pub(super) fn of(tree: &Tree, way: Option<LazyWay<'a>>) -> Option<Self> {
+        let way = way?;
+        let lives = tree.processes.iter().filter_map(|process| process.alive());
+        let regions = lives.flat_map(|life| &life.space.areas).flat_map(|area| &area.pages);
+        let stored: u64 = regions.filter(|region| Stored::of(region).is_some()).map(Region::bytes).sum();
+        if stored < PAYS {
+            return None;
+        }
+        let device = userfault::device().inspect_err(|error| tracing::debug!(%error, "{}", userfault::DEVICE)).ok()?;
+        let loading = needed(&tree.loading, way.cause, MOST_LOADED);
+        Some(Self { way, device, loading })
+    }
+
+    /// For those who fill the processes: of a wake that is sampled, the loading set comes later too.
+    pub(super) fn lazy(&self) -> Lazy<'_> {
+        let loading = if self.way.is_sampled { &[][..] } else { &self.loading };
+        Lazy { device: self.device.as_fd(), loading, least_bytes: PAYS }
+    }
+
+    /// What is served from `image`, once the processes run.
+    pub(super) fn missing(self, image: &File, late: Vec<Late>) -> io::Result<Missing<'a>> {
+        let pager = self.way.pagers.thread()?;
+        let contexts = Contexts::of_built(late)?;
+        let mut app = LazyApp::of_built(image, &contexts)?;
+        if self.way.is_sampled {
+            app.stage(&self.loading).map_err(|error| match error {
+                FetchError::Read(error) => error,
+                FetchError::Damaged { error, .. } => io::Error::new(io::ErrorKind::InvalidData, error),
+            })?;
+        }
+        Ok(Missing { pagers: self.way.pagers, pager, app, contexts })
+    }
+}
+
+impl Missing<'_> {
+    /// Parks the contexts: from then on the app may run.
+    pub(super) fn park(&self, generation: u64) -> io::Result<()> {
+        self.pagers.park(generation, &self.contexts)
+    }
+
+    /// Hands it to its pager.
+    pub(super) fn serve(self) -> io::Result<()> {
+        self.pager.send(self.app).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}

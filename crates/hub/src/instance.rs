@@ -10,7 +10,8 @@
 //! A socket is identified by the device and inode of its directory and its name in it, whatever path leads there. Its lock does not lie
 //! beside it: there, others may be able to make files (`/tmp`).
 //!
-//! The kernel drops a lock with the process, however it ends. `torpor.lock` stays and holds the last owner's process id. The
+//! The kernel drops a lock with the process, however it ends; a helper process that shares its descriptors and is killed with it may end a
+//! moment later. `torpor.lock` stays and holds the last owner's process id. The
 //! other files also hold the data directory. Their owner removes them; a file that a crash leaves does no harm. Only the
 //! holder of the lock removes the name, and who has locked a file that has lost its name opens the path again.
 
@@ -19,6 +20,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::directories;
 use crate::error::HubError;
@@ -31,6 +33,11 @@ const DATA: [&str; 2] = ["files", "apps"];
 const RUN: [&str; 1] = ["apps"];
 /// Most that is read of a lock file, in bytes.
 const MOST_BYTES: u64 = 4096 + 32;
+
+/// How long helpers of a daemon that was killed may take to end: they share its descriptors, and so its lock.
+const ENDING: Duration = Duration::from_secs(5);
+/// Between two looks at such a lock.
+const AGAIN: Duration = Duration::from_millis(2);
 
 /// What a daemon claims for itself.
 #[derive(Clone, Copy, Debug)]
@@ -80,13 +87,27 @@ impl InstanceLock {
     pub fn take(data_dir: &Path) -> Result<Self, HubError> {
         directories::private(data_dir)?;
         let path = data_dir.join("torpor.lock");
-        let (mut file, locked) = open_locked(&path)?;
-        if let Err(holder) = locked {
-            return Err(HubError::AlreadyRunning { path: data_dir.to_owned(), holder: holder.trim().to_owned() });
-        }
+        let begun = Instant::now();
+        let mut file = loop {
+            let (file, locked) = open_locked(&path)?;
+            match locked {
+                Ok(()) => break file,
+                // There is no event for the end of a process that is not known.
+                Err(holder) if is_gone(&holder) && begun.elapsed() < ENDING => std::thread::sleep(AGAIN),
+                Err(holder) => {
+                    let holder = holder.trim().to_owned();
+                    return Err(HubError::AlreadyRunning { path: data_dir.to_owned(), holder });
+                }
+            }
+        };
         write(&mut file, &format!("{}\n", std::process::id())).map_err(failed(&path))?;
         Ok(Self { _data: file, _names: Vec::new() })
     }
+}
+
+/// The process of that id has ended.
+fn is_gone(holder: &str) -> bool {
+    holder.trim().parse::<u32>().is_ok_and(|id| !Path::new(&format!("/proc/{id}")).exists())
 }
 
 /// The lock of an instance's name, or of a socket's.

@@ -294,8 +294,10 @@ mod tests {
         image(&store, "3.image.woken", 255, 3, true, [9, 9]);
         fs::write(folder.path().join("4.image"), "x").unwrap();
         fs::write(folder.path().join("5.image.part"), "x").unwrap();
+        // One that a wake of this boot has consumed is kept, one of an earlier boot is of no use.
+        image(&store, "6.image.woken", 255, 6, true, OWNER.boot);
         assert_eq!(store.quarantine_all(OWNER).unwrap().len(), 3);
-        assert_eq!(names(&store), ["2.damaged", "3.damaged", "4.damaged"]);
+        assert_eq!(names(&store), ["2.damaged", "4.damaged", "6.damaged"]);
         assert!(store.quarantine_all(OWNER).unwrap().is_empty());
     }
 

@@ -39,7 +39,8 @@ fn answered(daemon: &Daemon) {
 
 #[test]
 fn an_app_with_lingering_sockets_does_not_block_the_keeper() {
-    let mut place = Place::with("[idle]\nsleep = false\n");
+    // Not lazy: it must close them before the keeper does.
+    let mut place = Place::with("[idle]\nsleep = false\n[wake]\nlazy = false\n");
     let lingering = run(&mut place, "lingering", "lingering_sockets.py");
     // More open files than the worker keeps at hand.
     let many = run(&mut place, "many", "hello.py --open-files 40");

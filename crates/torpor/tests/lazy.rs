@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
-use support::{PATIENCE, is_dead, keeper, kill, restart, sleep};
+use support::{HIBERNATING, PATIENCE, is_dead, keeper, kill, restart, sleep};
 use torpor_testkit::Error;
 use torpor_testkit::client::Session;
 use torpor_testkit::daemon::Daemon;
@@ -290,25 +290,10 @@ fn the_daemon_ends_and_goes_down_while_memory_is_missing() {
     assert!(!events(&daemon).contains("lost"), "{}", events(&daemon));
 }
 
-/// Steps of going warm.
-const HIBERNATION: [&str; 11] = [
-    "examined",
-    "resident",
-    "activated",
-    "attached",
-    "collected",
-    "written",
-    "files-parked",
-    "named",
-    "ending",
-    "ended",
-    "warm",
-];
-
 #[test]
 fn the_worker_is_killed_while_an_app_goes_warm_that_misses_memory() {
     let (mut daemon, _, mut session) = changer("32");
-    for step in HIBERNATION {
+    for step in HIBERNATING {
         restart(&mut daemon, Some(&format!("{step}:kill")));
         // There is nobody who answers it.
         let _ = daemon.cli(&["sleep", "check", "--level", "warm"]);
@@ -325,7 +310,7 @@ fn the_worker_is_killed_while_an_app_goes_warm_that_misses_memory() {
 #[test]
 fn an_error_while_an_app_goes_warm_that_misses_memory_leaves_it_whole() {
     let (mut daemon, _, mut session) = changer("32");
-    for step in HIBERNATION {
+    for step in HIBERNATING {
         restart(&mut daemon, Some(&format!("{step}:error")));
         let _ = daemon.cli(&["sleep", "check", "--level", "warm"]);
         session.tell(CHANGE).unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));

@@ -102,7 +102,7 @@ fn tmpfs_and_ipc_objects_survive_faults_during_a_wake() {
         .unwrap();
         assert!(has_image(daemon), "{when}: its image is gone");
         daemon.set_environment("TORPOR_FAULT", None);
-        daemon.up().unwrap();
+        daemon.up().unwrap_or_else(|error| panic!("{when}: {error:?}"));
         assert_eq!(ask(daemon, at), before, "{when}");
         // The one who woke it is answered, too, unless he came too early.
         drop(asked.join().unwrap());

@@ -6,7 +6,7 @@ mod support;
 
 use std::net::SocketAddr;
 
-use support::{PATIENCE, is_dead, keeper, kill, memcheck, restart, told, warm};
+use support::{HIBERNATING, PATIENCE, is_dead, keeper, kill, memcheck, restart, told, warm};
 use torpor_testkit::client::Session;
 use torpor_testkit::daemon::Daemon;
 use torpor_testkit::native::LineSession;
@@ -58,20 +58,7 @@ fn failing_at(daemon: &mut Daemon, mut session: LineSession, steps: &[&str]) -> 
     session
 }
 
-/// Steps of `torpor-engine`, in order: from dozing to warm, and back.
-const HIBERNATING: [&str; 11] = [
-    "examined",
-    "resident",
-    "activated",
-    "attached",
-    "collected",
-    "written",
-    "files-parked",
-    "named",
-    "ending",
-    "ended",
-    "warm",
-];
+/// Steps of `torpor-engine`, in order: from warm back.
 const RESUMING: [&str; 11] = [
     "resume-read",
     "resume-checked",

@@ -12,6 +12,21 @@ use torpor_testkit::servers::{Program, Servers};
 pub(crate) use torpor_testkit::wait::PATIENCE;
 use torpor_testkit::wait::eventually_ok;
 
+/// Steps of `torpor-engine`, in order: from dozing to warm.
+pub(crate) const HIBERNATING: [&str; 11] = [
+    "examined",
+    "resident",
+    "activated",
+    "attached",
+    "collected",
+    "written",
+    "files-parked",
+    "named",
+    "ending",
+    "ended",
+    "warm",
+];
+
 /// The long version is asked for.
 pub(crate) fn all() -> bool {
     std::env::var_os("TORPOR_TEST_ALL").is_some_and(|value| value == "1")

@@ -10,11 +10,11 @@
 //! time at which a program begins a change until its message is taken, it places nothing ([`NotPlaced::Changing`]). Such a fault is tried
 //! again when all messages are taken, not before: faults are told before changes, and one that is raised anew each time would hide them.
 //!
-//! For a fault come its page and a few beside it, then the next messages; the rest of the region is the first to be filled. Filled is in
-//! the order of the image, which has at its front what is needed first.
+//! A fault brings its page and a few pages beside it; then the next messages are read. The rest of the region is filled first, and all others
+//! follow in the order of the image, which has at its front what is needed first.
 //!
-//! Pages that are *staged* are read before the program runs, but placed one by one as they are touched, and the rest of them last: so it
-//! is seen which of the expected pages are needed.
+//! *Staged* pages are read before the program runs, but placed one by one as they are touched, and those that are not touched come last. This
+//! shows which of the expected pages are needed.
 //!
 //! Every region is compared with its checksum before a page of it is placed. A page that cannot be had is never replaced by zeros: its
 //! thread waits.
@@ -137,7 +137,7 @@ pub struct Pager<'a> {
 /// What filling has come to.
 enum Filled {
     Some,
-    /// Nothing may be filled for so long.
+    /// Nothing may be filled for this long.
     Not(Duration),
 }
 
@@ -403,7 +403,7 @@ impl<'a> Pager<'a> {
         }
     }
 
-    /// Sees to it that the buffer holds a region; false where it cannot be read now.
+    /// Reads a region into the buffer, unless it is there; false if it cannot be read now.
     fn fetch(&mut self, region: u32) -> Result<bool, ServeError> {
         let Some(stored) = self.regions.get(region as usize) else {
             return Err(ServeError::Context(io::ErrorKind::InvalidInput.into()));

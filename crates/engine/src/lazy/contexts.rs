@@ -27,7 +27,7 @@ pub struct Contexts {
 pub struct ContextRecord {
     /// Its process.
     pub pid: i32,
-    /// Areas: first byte, behind the last byte, and whether their pages may come when they are touched.
+    /// Its areas: start, end (exclusive), and whether their pages may come when they are touched.
     pub areas: Vec<(u64, u64, bool)>,
     /// What it misses, where its image does not say so: its processes were built again.
     pub missing: Option<Vec<Region>>,

@@ -58,7 +58,7 @@ pub struct Touched {
     pub staged: bool,
 }
 
-/// What serving an app took.
+/// What a pager did for an app.
 #[derive(Clone, Debug)]
 pub struct LazyServed {
     /// Counts.

@@ -266,8 +266,8 @@ impl Host {
         }
     }
 
-    /// What is missing cannot be brought back. One that does not run yet is held by whoever describes it, perhaps in a page fault: it ends at
-    /// once. For one that runs the task does so.
+    /// What is missing cannot be brought back. An app that does not run yet is being described for going warm, and the description may wait for
+    /// a page: the app is killed at once. A running app is killed by its task.
     fn failed(&self, reason: &Text) {
         if !self.has_begun()
             && let Err(error) = self.parts.sandbox.cgroup().kill()

@@ -3,15 +3,22 @@
 use std::io;
 use std::ops::Range;
 
+use torpor_linux::registers::Registers;
 use torpor_linux::userfault::Userfault;
 
 /// Stored pages of an area from which on registering it pays; that costs as much as placing two to five pages.
 pub const MANY_PAGES: u64 = 16;
 /// Bytes of a thread control block behind the thread pointer that the kernel and the C library read as a thread ends, where they cannot
 /// wait for a page.
-pub const CONTROL_BLOCK: u64 = 0xa00;
+const CONTROL_BLOCK: u64 = 0xa00;
 /// Bytes below a stack pointer that belong to the running function (System V ABI).
-pub const RED_ZONE: u64 = 128;
+const RED_ZONE: u64 = 128;
+
+/// What of its memory must be in place before a thread with these registers runs.
+pub fn first_of_thread(registers: &Registers) -> [Range<u64>; 2] {
+    let (stack, block) = (registers.stack(), registers.thread_pointer());
+    [stack.saturating_sub(RED_ZONE)..stack.saturating_add(1), block..block.saturating_add(CONTROL_BLOCK)]
+}
 
 /// A whole area of private anonymous memory that pages are placed in by a context.
 #[derive(Clone, Debug, PartialEq, Eq)]

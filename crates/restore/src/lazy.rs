@@ -15,7 +15,7 @@ use torpor_image::{PAGE, Region};
 use torpor_linux::registers::Registers;
 use torpor_linux::restorer::BuildingTask;
 use torpor_linux::uapi::memory::MADV_GUARD_INSTALL;
-use torpor_pages::context::{CONTROL_BLOCK, Context, MANY_PAGES, PlacedArea, RED_ZONE, Registered};
+use torpor_pages::context::{Context, MANY_PAGES, PlacedArea, Registered, first_of_thread};
 use torpor_pages::place::{Placement, Way};
 use torpor_pages::scan::{ProcessMemory, Selection};
 use torpor_pages::source::Stored;
@@ -129,10 +129,7 @@ fn must_be_first(life: &LiveProcess) -> Vec<Range<u64>> {
     let mut must = Vec::new();
     for thread in &life.threads {
         if let Ok(words) = thread.registers.as_slice().try_into() {
-            let registers = Registers::from_words(words);
-            let (stack, block) = (registers.stack(), registers.thread_pointer());
-            must.push(stack.saturating_sub(RED_ZONE)..stack.saturating_add(1));
-            must.push(block..block.saturating_add(CONTROL_BLOCK));
+            must.extend(first_of_thread(&Registers::from_words(words)));
         }
         if let Some((address, bytes, ..)) = thread.rseq {
             must.push(address..address.saturating_add(u64::from(bytes).max(1)));

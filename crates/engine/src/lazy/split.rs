@@ -7,7 +7,7 @@ use std::ops::Range;
 use torpor_image::{Process, Region, State};
 use torpor_linux::registers::Registers;
 use torpor_pager::{Change, Space};
-use torpor_pages::context::{CONTROL_BLOCK, RED_ZONE, Registered};
+use torpor_pages::context::{Registered, first_of_thread};
 use torpor_pages::scan::{Kind, ProcessMemory, Selection};
 use torpor_pages::source::Stored;
 
@@ -79,10 +79,7 @@ impl Split {
 fn must_be_first(process: &Process, registered: &Registered<'_>) -> io::Result<Vec<Range<u64>>> {
     let mut must = Vec::new();
     for thread in &process.threads {
-        let registers = Registers::from_words(thread.registers);
-        let (stack, block) = (registers.stack(), registers.thread_pointer());
-        must.push(stack.saturating_sub(RED_ZONE)..stack.saturating_add(1));
-        must.push(block..block.saturating_add(CONTROL_BLOCK));
+        must.extend(first_of_thread(&Registers::from_words(thread.registers)));
     }
     let memory = ProcessMemory::open(process.pid)?;
     for range in registered.lazy_ranges() {

@@ -104,7 +104,7 @@ impl Strawmen {
         Ok(Self { daemon, program, awake, sleepers })
     }
 
-    /// Has a subject that learns forget everything, and learn from `wakes` wakes what `request` touches.
+    /// Resets the working set of a subject that learns, and lets it learn from `wakes` wakes by `request`.
     fn train(&mut self, subject: &str, wakes: usize, request: Protocol) -> Result<(), Error> {
         for (_, learner) in self.sleepers.iter_mut().filter(|(name, _)| *name == subject) {
             learner.restart(&self.daemon, &self.program)?;

@@ -50,6 +50,7 @@ pub use torpor_descriptors::{ConnectionLock, DumpError as FilesError, Ends, PASS
 pub use torpor_linux::userfault::Userfault;
 pub use torpor_pager::{Host as PagerHost, ServeError, Served};
 pub use torpor_pages::copy::CopyError;
+pub use torpor_pages::helpers::start as start_helpers;
 pub use torpor_pages::parts::Expected;
 pub use torpor_pages::refill::RefillError;
 pub use torpor_planner::bounds::{Bounds, MachineLimits};

@@ -25,6 +25,7 @@
 mod codec;
 mod epoch;
 mod header;
+pub mod lazy_size;
 mod loading_set;
 mod state;
 pub mod tree;

@@ -8,6 +8,9 @@ use torpor_linux::userfault::Userfault;
 /// Address spaces of an app that are served: no program forks so often in so short a time, but to use up descriptors.
 pub(crate) const MOST_SPACES: usize = 4096;
 
+/// Pages that come with a faulting page, unless the host says otherwise: what is beside a page is likely to be touched next.
+const BLOCK_PAGES: u64 = 8;
+
 /// What whoever serves an app needs of the worker.
 pub trait Host {
     /// Keeps a child's context beyond our own end.
@@ -27,6 +30,18 @@ pub trait Host {
     /// Whether the program runs, or is about to: until then only faults are served, and nothing is recorded.
     fn has_begun(&self) -> bool {
         true
+    }
+    /// Pages that come with a faulting page: those of the aligned block around it that are missing too.
+    fn block_pages(&self) -> u64 {
+        BLOCK_PAGES
+    }
+    /// Whether pages come that nobody has touched. Otherwise an app stays lazy until it has touched all of its memory.
+    fn fills(&self) -> bool {
+        true
+    }
+    /// Somebody waits until nothing is missing.
+    fn is_awaited(&self) -> bool {
+        false
     }
     /// Whether to stop: what is missing stays missing.
     fn is_over(&self) -> bool;

@@ -185,22 +185,32 @@ impl Ledger {
     /// # Errors
     /// Of write(2); where there are too many.
     pub fn record(&self, change: &Change) -> io::Result<()> {
-        let words = match *change {
-            Change::Gone { space, start, end } => [1, space as u64, start, end, 0],
-            Change::Moved { space, from, to, len } => [2, space as u64, from, to, len],
-            Change::Forked { space } => [3, space as u64, 0, 0, 0],
-        };
-        let mut bytes = [0; RECORD_BYTES];
-        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
+        self.record_all(std::slice::from_ref(change))
+    }
+
+    /// Adds records, all or none.
+    ///
+    /// # Errors
+    /// As of [`Ledger::record`].
+    pub fn record_all(&self, changes: &[Change]) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(changes.len() * RECORD_BYTES);
+        for change in changes {
+            let words = match *change {
+                Change::Gone { space, start, end } => [1, space as u64, start, end, 0],
+                Change::Moved { space, from, to, len } => [2, space as u64, from, to, len],
+                Change::Forked { space } => [3, space as u64, 0, 0, 0],
+            };
+            words.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
+            bytes.resize(bytes.len().next_multiple_of(RECORD_BYTES), 0);
         }
         let records = self.head().records;
         let n = records.load(Ordering::SeqCst);
-        if n >= MOST_RECORDS {
+        let more = changes.len() as u64;
+        if n + more > MOST_RECORDS {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.file.write_all_at(&bytes, place(n))?;
-        records.store(n + 1, Ordering::SeqCst);
+        records.store(n + more, Ordering::SeqCst);
         Ok(())
     }
 
@@ -284,7 +294,7 @@ mod tests {
             Change::Forked { space: 0 },
             Change::Moved { space: 1, from: PAGE, to: 9 * PAGE, len: PAGE },
         ];
-        changes.iter().for_each(|change| ledger.record(change).unwrap());
+        ledger.record_all(&changes).unwrap();
         assert_eq!(ledger.read().unwrap(), changes);
         let mut first = Layout::default();
         first.add(0, 0, 3);

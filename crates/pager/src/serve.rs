@@ -13,8 +13,9 @@
 //! A fault brings its page and a few pages beside it; then the next messages are read. The rest of the region is filled first, and all others
 //! follow in the order of the image, which has at its front what is needed first.
 //!
-//! *Staged* pages are read before the program runs, but placed one by one as they are touched, and those that are not touched come last. This
-//! shows which of the expected pages are needed.
+//! A wake may be *recorded*, to see which pages the program needs: each page comes alone, and none without being touched until the program has
+//! not touched a missing page for some time. The pages that it is expected to need are *staged*: read before the program runs, so that each
+//! is placed quickly.
 //!
 //! Every region is compared with its checksum before a page of it is placed. A page that cannot be had is never replaced by zeros: its
 //! thread waits.
@@ -36,19 +37,21 @@ use crate::space::{Space, Step, place};
 
 /// Messages that are taken before a region is filled: a program that faults all the time cannot keep the rest from coming.
 const MESSAGES: usize = 16;
-/// Pages that are placed for a fault, aligned: what is beside a page is likely to be touched next.
-const BLOCK_PAGES: u64 = 8;
 /// Pages that are filled between two looks at messages, while the program faults.
 const STEP_PAGES: u32 = 16;
 /// It faults if it has done so in the last of such a time.
 const FAULTING: Duration = Duration::from_millis(2);
-/// Staged pages that have not been touched in so long come without.
-const STAGED: Duration = Duration::from_millis(100);
-/// Touches that are remembered. A program that needs more at once gains nothing by knowing them.
-const MOST_TOUCHES: usize = 1 << 16;
+/// A recorded wake fills nothing before the program has not faulted for so long,
+const SETTLED: Duration = Duration::from_millis(100);
+/// or has run for so long,
+const MOST_RECORDED: Duration = Duration::from_secs(1);
+/// or has touched so many pages, 16 MiB. More touches are not remembered: a program that needs more at once gains nothing by knowing them.
+const MOST_TOUCHES: usize = 1 << 12;
+/// How long to look for another message before the thread sleeps: waking it takes ten times as long as a fault.
+const SPIN: Duration = Duration::from_micros(100);
 /// Pages of zeros that are placed for one fault, where nothing of the image belongs.
 const ZERO_PAGES: u64 = 16;
-/// How long to wait for memory, or for the source to be read again.
+/// How long to wait for memory, for the source to be read again, or until untouched pages are wanted.
 const AGAIN: Duration = Duration::from_millis(20);
 /// Children with contexts of their own from which on memory is completed before much else is received: each costs descriptors.
 const CROWD: usize = 64;
@@ -61,16 +64,14 @@ const HELD: Duration = Duration::from_millis(1);
 /// Between two looks at whether there is room to fill children.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Pages that came because the program touched one of them.
+/// A missing page that the program touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touch {
     /// The address space, of those that were there at the beginning.
     pub space: usize,
-    /// The address of the first.
-    pub start: u64,
-    /// How many.
-    pub pages: u32,
-    /// They were staged.
+    /// The address of the page.
+    pub page: u64,
+    /// It was staged.
     pub staged: bool,
 }
 
@@ -111,6 +112,9 @@ pub struct Pager<'a> {
     ledger: &'a Ledger,
     host: &'a dyn Host,
     staged: Vec<Staged>,
+    /// It is recorded which pages are touched.
+    records: bool,
+    begun: Instant,
     buffer: Buffer,
     /// The region that the buffer holds.
     held: Option<u32>,
@@ -124,13 +128,13 @@ pub struct Pager<'a> {
     turn: usize,
     /// What is filled, in this order: space, and the addresses of a region. Memory that is moved meanwhile comes behind.
     order: Vec<(usize, Range<u64>)>,
-    /// From here on they are staged.
-    order_staged: usize,
     /// Where filling goes on, in `order` and behind it by space.
     next: usize,
     cursor: (usize, u64),
-    /// When the program faulted last; at first, the beginning.
+    /// When the program last touched a page that is stored; at first, the beginning.
     faulted: Instant,
+    /// When a message was last received; at first, the beginning.
+    heard: Instant,
     served: Served,
 }
 
@@ -175,33 +179,27 @@ impl<'a> Pager<'a> {
             ledger,
             host,
             staged: Vec::new(),
+            records: false,
+            begun: Instant::now(),
             buffer: Buffer::default(),
             held: None,
             beside: None,
             postponed: Vec::new(),
             short: false,
             turn: 0,
-            order_staged: order.len(),
             order,
             next: 0,
             cursor: (0, 0),
             faulted: Instant::now(),
+            heard: Instant::now(),
             served: Served::default(),
         }
     }
 
-    /// With pages that are read already.
+    /// Records what the program touches; `staged` is read already.
     #[must_use]
-    pub fn with_staged(self, staged: Vec<Staged>) -> Self {
-        let is_staged = |(n, range): &(usize, Range<u64>)| {
-            let piece = self.spaces[*n].layout.first_in(range.clone());
-            let stored = piece.and_then(|(_, piece)| self.regions.get(piece.region as usize));
-            stored.is_some_and(|stored| staged.iter().any(|one| one.holds(stored)))
-        };
-        let (staged_order, mut order): (Vec<_>, Vec<_>) = self.order.iter().cloned().partition(is_staged);
-        let order_staged = order.len();
-        order.extend(staged_order);
-        Self { order, order_staged, staged, ..self }
+    pub fn recording(self, staged: Vec<Staged>) -> Self {
+        Self { records: true, staged, ..self }
     }
 
     /// Serves until nothing is missing, or it [is over](Host::is_over), and closes the contexts. While others hold them, whoever waits for a
@@ -234,6 +232,8 @@ impl<'a> Pager<'a> {
             } else if self.short {
                 self.short = false;
                 self.wait(AGAIN)?;
+            } else if !self.host.fills() && !self.host.is_awaited() {
+                self.wait(AGAIN)?;
             } else if let Filled::Not(time) = self.fill_some()? {
                 self.wait(time)?;
             }
@@ -255,6 +255,10 @@ impl<'a> Pager<'a> {
 
     /// Waits for a message.
     fn wait(&self, time: Duration) -> Result<(), ServeError> {
+        if self.heard.elapsed() < SPIN {
+            std::thread::yield_now();
+            return Ok(());
+        }
         let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
         let mut fds: Vec<PollFd<'_>> = self
             .spaces
@@ -294,8 +298,14 @@ impl<'a> Pager<'a> {
         let Some(userfault) = &self.spaces[n].userfault else { return Ok(false) };
         match self.ledger.receive(n, userfault) {
             Ok(None) => Ok(false),
-            Ok(Some(Message::Fault(page))) => self.fault(n, page).map(|()| true),
-            Ok(Some(change)) => self.change(n, change).map(|()| true),
+            Ok(Some(message)) => {
+                self.heard = Instant::now();
+                match message {
+                    Message::Fault(page) => self.fault(n, page)?,
+                    change => self.change(n, change)?,
+                }
+                Ok(true)
+            }
             // A child waits in fork(2) until there is a descriptor.
             Err(error) if is_full(&error) => {
                 self.short = true;
@@ -344,11 +354,12 @@ impl<'a> Pager<'a> {
         self.faulted = Instant::now();
         let staged = self.regions.get(piece.region as usize).is_some_and(|stored| self.staged(stored).is_some());
         let own = ((page - start) / PAGE) as u32;
-        let block = if staged {
+        let block = if self.records {
             own..own + 1
         } else {
-            let begin = (page / PAGE / BLOCK_PAGES * BLOCK_PAGES).saturating_sub(start / PAGE) as u32;
-            let end = (page / PAGE / BLOCK_PAGES + 1) * BLOCK_PAGES - start / PAGE;
+            let block = self.host.block_pages().max(1);
+            let begin = (page / PAGE / block * block).saturating_sub(start / PAGE) as u32;
+            let end = (page / PAGE / block + 1) * block - start / PAGE;
             self.beside = Some((n, start..start + piece.bytes()));
             begin..piece.pages.min(end as u32)
         };
@@ -356,8 +367,7 @@ impl<'a> Pager<'a> {
         self.served.faulted_pages += pages;
         *(if staged { &mut self.served.staged_faults } else { &mut self.served.faults }) += 1;
         if pages > 0 && !self.spaces[n].is_forked && self.served.touches.len() < MOST_TOUCHES {
-            let (start, pages) = (start + u64::from(block.start) * PAGE, block.end - block.start);
-            self.served.touches.push(Touch { space: n, start, pages, staged });
+            self.served.touches.push(Touch { space: n, page, staged });
         }
         if let Placed::Postponed = placed
             && self.spaces[n].layout.at(page).is_some()
@@ -475,12 +485,21 @@ impl<'a> Pager<'a> {
 
     /// Brings what is next of what is missing.
     fn fill(&mut self) -> Result<Filled, ServeError> {
+        if self.records {
+            let is_over = self.host.is_awaited()
+                || self.begun.elapsed() > MOST_RECORDED
+                || self.served.touches.len() >= MOST_TOUCHES;
+            match SETTLED.checked_sub(self.faulted.elapsed()) {
+                Some(left) if !is_over => return Ok(Filled::Not(left)),
+                _ => (self.records, self.beside) = (false, None),
+            }
+        }
         let beside = self.beside.clone().and_then(|(n, range)| Some((n, self.spaces[n].layout.first_in(range)?)));
         let next = match beside {
             Some(found) => Ok(found),
             None => {
                 self.beside = None;
-                self.next_in_order().unwrap_or_else(|| self.next_of_all())
+                self.next_in_order().map_or_else(|| self.next_of_all(), Ok)
             }
         };
         let (n, (start, piece)) = match next {
@@ -494,17 +513,14 @@ impl<'a> Pager<'a> {
         Ok(Filled::Some)
     }
 
-    /// What is next in the order of the image; an error where that must wait; none if all of it is there.
-    fn next_in_order(&mut self) -> Option<Next> {
+    /// What is next in the order of the image; none if all of it is there.
+    fn next_in_order(&mut self) -> Option<(usize, (u64, Piece))> {
         loop {
             let (n, range) = self.order.get(self.next)?;
-            match self.spaces[*n].layout.first_in(range.clone()) {
-                Some(_) if self.next >= self.order_staged && self.faulted.elapsed() < STAGED => {
-                    return Some(Err(STAGED.saturating_sub(self.faulted.elapsed())));
-                }
-                Some(found) => return Some(Ok((*n, found))),
-                None => self.next += 1,
+            if let Some(found) = self.spaces[*n].layout.first_in(range.clone()) {
+                return Some((*n, found));
             }
+            self.next += 1;
         }
     }
 

@@ -6,8 +6,6 @@ use std::ops::Range;
 use torpor_linux::registers::Registers;
 use torpor_linux::userfault::Userfault;
 
-/// Stored pages of an area from which on registering it pays; that costs as much as placing two to five pages.
-pub const MANY_PAGES: u64 = 16;
 /// Bytes of a thread control block behind the thread pointer that the kernel and the C library read as a thread ends, where they cannot
 /// wait for a page.
 const CONTROL_BLOCK: u64 = 0xa00;

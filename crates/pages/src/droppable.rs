@@ -5,10 +5,10 @@
 
 use std::ops::Range;
 
-use torpor_image::{Content, Region};
+use torpor_image::{Content, Region, lazy_size};
 use torpor_proc::maps::{Area, Flags, Treatment};
 
-use super::context::{MANY_PAGES, PlacedArea};
+use super::context::PlacedArea;
 use super::copy::{CopiedArea, Copier, CopyError, Span, Zeros};
 use super::parts::{PartialCopy, copy_ranges};
 
@@ -142,7 +142,7 @@ impl Copied {
         let Saved { copy, is_anonymous, may_be_lazy } = saved;
         let (span, CopiedArea { regions, taken, kept_pages, .. }) = copy.finish();
         let stored = regions.iter().filter(|region| region.content != Content::Zero);
-        if is_anonymous && stored.map(|region| u64::from(region.pages)).sum::<u64>() >= MANY_PAGES {
+        if is_anonymous && stored.map(|region| u64::from(region.pages)).sum::<u64>() >= lazy_size::least_pages() {
             self.anonymous.push(PlacedArea { range: span.range.clone(), may_be_lazy });
         }
         self.regions.extend(regions);

@@ -13,6 +13,7 @@ pub mod buffer;
 pub mod context;
 pub mod copy;
 pub mod droppable;
+pub mod helpers;
 pub mod parts;
 pub mod place;
 pub mod refill;

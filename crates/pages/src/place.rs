@@ -12,13 +12,14 @@ use std::num::NonZero;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use torpor_image::PAGE;
 use torpor_linux::userfault::{NotPlaced, Userfault};
 use torpor_linux::vm;
 
 use super::buffer::{Buffer, POOLED_BYTES};
+use super::helpers::{HELPERS, Work};
 use super::source::{FetchError, PageSource, Stored, fetch};
 
 /// Bytes that are read in one go where it is much, unless regions overlap: disks like large reads.
@@ -27,10 +28,10 @@ const LARGE_BATCH: u64 = POOLED_BYTES as u64;
 const SMALL_BATCH: u64 = LARGE_BATCH / 4;
 /// From here on it is much.
 const MUCH: u64 = 8 << 20;
-/// Bytes for which a second thread pays: one is started in the time in which about 30 pages are placed.
-const PAYS: u64 = 512 << 10;
+/// Bytes for which a second thread pays.
+const PAYS: u64 = 256 << 10;
 /// Threads at most where it is much; more than processors, because the disk has something to do while others copy.
-const MOST_THREADS: usize = 4;
+const MOST_THREADS: usize = HELPERS + 1;
 
 /// How many threads place pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,12 +101,7 @@ impl Way {
 /// Reads pages from a source, verifies and places them.
 pub struct Placer<'a> {
     source: &'a dyn PageSource,
-    /// By their offsets.
-    stored: Vec<Stored>,
-    /// By their offsets.
-    placements: Vec<Placement>,
-    /// Bytes of the longest of these.
-    longest: u64,
+    plan: Plan,
     contexts: &'a [&'a Userfault],
 }
 
@@ -119,12 +115,8 @@ struct Scratch {
 
 impl<'a> Placer<'a> {
     /// For all of `stored`: what no placement names is only verified.
-    pub fn new(source: &'a dyn PageSource, mut stored: Vec<Stored>, mut placements: Vec<Placement>) -> Self {
-        stored.sort_unstable_by_key(|region| (region.offset, region.bytes));
-        stored.dedup();
-        placements.sort_unstable_by_key(|one| (one.offset, one.pid, one.address));
-        let longest = placements.iter().map(|one| one.bytes).max().unwrap_or(0);
-        Self { source, stored, placements, longest, contexts: &[] }
+    pub fn new(source: &'a dyn PageSource, stored: Vec<Stored>, placements: Vec<Placement>) -> Self {
+        Self { source, plan: Plan::of(stored, placements), contexts: &[] }
     }
 
     /// With what [`Way::Placed`] names: contexts that the ranges of those placements are registered with.
@@ -132,46 +124,116 @@ impl<'a> Placer<'a> {
         Self { contexts, ..self }
     }
 
-    /// Does it by the calling thread, and by others if `threads` allows it. `each` is called after each batch; an error ends it.
-    /// `wrong` makes the caller's error of ours. Gives the bytes of all regions.
+    /// Does it by the calling thread, and by [helpers](super::helpers) if `threads` allows it. `each` is called after each batch of the
+    /// calling thread; an error ends it. `wrong` makes the caller's error of ours. Gives the bytes of all regions.
     ///
     /// # Errors
     /// The first that occurs. Pages are missing then.
-    pub fn run<E: Send>(
-        &self,
+    pub fn run<E>(
+        self,
         threads: Threads,
-        wrong: &(dyn Fn(PlaceError) -> E + Sync),
-        each: &(dyn Fn() -> Result<(), E> + Sync),
+        wrong: &dyn Fn(PlaceError) -> E,
+        each: &dyn Fn() -> Result<(), E>,
     ) -> Result<u64, E> {
-        let bytes = self.stored.iter().map(|region| region.bytes).sum();
-        let batches = batches(&self.stored, if bytes < MUCH { SMALL_BATCH } else { LARGE_BATCH });
-        let next = AtomicUsize::new(0);
-        let failed: Mutex<Option<E>> = Mutex::new(None);
-        let work = |scratch: &mut Scratch| {
-            while let Some(batch) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let done = self.batch(&self.stored[batch.clone()], scratch);
-                if let Err(error) = done.map_err(wrong).and_then(|()| each()) {
-                    // Nobody begins another one.
-                    next.store(batches.len(), Ordering::Relaxed);
-                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                }
+        let Self { source, plan, contexts } = self;
+        let bytes = plan.bytes;
+        let plan = Arc::new(plan);
+        // The first batch is ours, so that `each` is called at least once.
+        let mut batch = plan.next();
+        let helpers = threads.count(bytes).min(plan.batches.len()).saturating_sub(1);
+        if helpers > 0 {
+            match Help::new(&plan, source, contexts) {
+                Ok(help) => super::helpers::ask(&(Arc::new(help) as Arc<dyn Work>), helpers),
+                Err(error) => tracing::debug!(%error, "pages are placed by one thread"),
             }
-        };
-        let threads = threads.count(bytes).min(batches.len());
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                // A thread that makes children in another pid namespace can make no threads: it does all by itself.
-                let _ = std::thread::Builder::new().spawn_scoped(scope, || work(&mut Scratch::default()));
-            }
-            work(&mut Scratch::default());
-        });
-        let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-        failed.map_or(Ok(bytes), Err)
+        }
+        let mut scratch = Scratch::default();
+        let mut done = Ok(());
+        while let (Some(found), Ok(())) = (batch, &done) {
+            done = plan.batch(found, source, contexts, &mut scratch).map_err(wrong).and_then(|()| each());
+            batch = plan.next();
+        }
+        let helped = plan.close();
+        done.and_then(|()| helped.map_or(Ok(bytes), |error| Err(wrong(error))))
+    }
+}
+
+/// What is to be placed, and how far that has come.
+struct Plan {
+    /// By their offsets.
+    stored: Vec<Stored>,
+    /// Of these.
+    bytes: u64,
+    /// By their offsets.
+    placements: Vec<Placement>,
+    /// Bytes of the longest of these.
+    longest: u64,
+    batches: Vec<Range<usize>>,
+    /// The batch that nobody has begun.
+    next: AtomicUsize,
+    helped: Mutex<Helped>,
+    left: Condvar,
+}
+
+/// What helpers have done.
+#[derive(Default)]
+struct Helped {
+    /// Nobody may begin any more.
+    is_closed: bool,
+    /// That have begun and not ended.
+    inside: usize,
+    failed: Option<PlaceError>,
+}
+
+impl Plan {
+    fn of(mut stored: Vec<Stored>, mut placements: Vec<Placement>) -> Self {
+        stored.sort_unstable_by_key(|region| (region.offset, region.bytes));
+        stored.dedup();
+        placements.sort_unstable_by_key(|one| (one.offset, one.pid, one.address));
+        let longest = placements.iter().map(|one| one.bytes).max().unwrap_or(0);
+        let bytes = stored.iter().map(|region| region.bytes).sum();
+        let batches = batches(&stored, if bytes < MUCH { SMALL_BATCH } else { LARGE_BATCH });
+        Self {
+            stored,
+            bytes,
+            placements,
+            longest,
+            batches,
+            next: AtomicUsize::new(0),
+            helped: Mutex::default(),
+            left: Condvar::new(),
+        }
     }
 
-    fn batch(&self, regions: &[Stored], scratch: &mut Scratch) -> Result<(), PlaceError> {
+    fn next(&self) -> Option<&[Stored]> {
+        let batch = self.batches.get(self.next.fetch_add(1, Ordering::Relaxed))?;
+        self.stored.get(batch.clone())
+    }
+
+    fn helped(&self) -> MutexGuard<'_, Helped> {
+        self.helped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for those who have begun. Gives why one of them has failed.
+    fn close(&self) -> Option<PlaceError> {
+        let mut helped = self.helped();
+        helped.is_closed = true;
+        // Whatever they do not begin is not done: we have come to the end, or failed.
+        self.next.store(self.batches.len(), Ordering::Relaxed);
+        let mut helped =
+            self.left.wait_while(helped, |helped| helped.inside > 0).unwrap_or_else(PoisonError::into_inner);
+        helped.failed.take()
+    }
+
+    fn batch(
+        &self,
+        regions: &[Stored],
+        source: &dyn PageSource,
+        contexts: &[&Userfault],
+        scratch: &mut Scratch,
+    ) -> Result<(), PlaceError> {
         let Scratch { buffer, forced } = scratch;
-        let held = fetch(self.source, regions, buffer)?;
+        let held = fetch(source, regions, buffer)?;
         let first = self.placements.partition_point(|one| one.offset.saturating_add(self.longest) <= held.start);
         let some = self.placements[first..].iter().take_while(|one| one.offset < held.end);
         let parts = some.filter_map(|one| {
@@ -182,38 +244,78 @@ impl<'a> Placer<'a> {
         let parts: Vec<(&Placement, (u64, &[u8]))> = parts.collect();
         for of_process in parts.chunk_by(|(a, _), (b, _)| a.pid == b.pid) {
             let pid = of_process[0].0.pid;
-            self.write(pid, of_process, forced).map_err(|error| PlaceError::Write(pid, error))?;
+            write(pid, of_process, contexts, forced).map_err(|error| PlaceError::Write(pid, error))?;
         }
         Ok(())
     }
+}
 
-    /// Places what a context is there for, writes what the process may write itself in as few calls as possible, and forces the rest.
-    fn write(
-        &self,
-        pid: i32,
-        parts: &[(&Placement, (u64, &[u8]))],
-        forced: &mut Option<(i32, File)>,
-    ) -> io::Result<()> {
-        let mut written: Vec<(u64, &[u8])> = Vec::new();
-        for (one, (address, bytes)) in parts {
-            match one.way {
-                Way::Placed(n) => match self.contexts.get(n) {
-                    Some(context) => place(pid, context, *address, bytes)?,
-                    None => return Err(io::ErrorKind::InvalidInput.into()),
-                },
-                Way::Written => written.push((*address, bytes)),
-                Way::Forced => {
-                    let memory = match forced.take() {
-                        Some((of, memory)) if of == pid => memory,
-                        _ => memory(pid)?,
-                    };
-                    memory.write_all_at(bytes, *address)?;
-                    *forced = Some((pid, memory));
-                }
+/// What a helper needs, which may outlive the call of [`Placer::run`].
+struct Help {
+    plan: Arc<Plan>,
+    source: Box<dyn PageSource + Send>,
+    contexts: Vec<Userfault>,
+}
+
+impl Help {
+    fn new(plan: &Arc<Plan>, source: &dyn PageSource, contexts: &[&Userfault]) -> io::Result<Self> {
+        let contexts = contexts.iter().map(|context| context.duplicate()).collect::<io::Result<_>>()?;
+        Ok(Self { plan: plan.clone(), source: source.duplicate()?, contexts })
+    }
+}
+
+impl Work for Help {
+    fn help(&self) {
+        let plan = &self.plan;
+        {
+            let mut helped = plan.helped();
+            if helped.is_closed {
+                return;
+            }
+            helped.inside += 1;
+        }
+        let contexts: Vec<&Userfault> = self.contexts.iter().collect();
+        let mut scratch = Scratch::default();
+        let mut failed = None;
+        while let (Some(batch), None) = (plan.next(), &failed) {
+            failed = plan.batch(batch, &*self.source, &contexts, &mut scratch).err();
+        }
+        let mut helped = plan.helped();
+        if failed.is_some() {
+            plan.next.store(plan.batches.len(), Ordering::Relaxed);
+            helped.failed = helped.failed.take().or(failed);
+        }
+        helped.inside -= 1;
+        plan.left.notify_all();
+    }
+}
+
+/// Places what a context is there for, writes what the process may write itself in as few calls as possible, and forces the rest.
+fn write(
+    pid: i32,
+    parts: &[(&Placement, (u64, &[u8]))],
+    contexts: &[&Userfault],
+    forced: &mut Option<(i32, File)>,
+) -> io::Result<()> {
+    let mut written: Vec<(u64, &[u8])> = Vec::new();
+    for (one, (address, bytes)) in parts {
+        match one.way {
+            Way::Placed(n) => match contexts.get(n) {
+                Some(context) => place(pid, context, *address, bytes)?,
+                None => return Err(io::ErrorKind::InvalidInput.into()),
+            },
+            Way::Written => written.push((*address, bytes)),
+            Way::Forced => {
+                let memory = match forced.take() {
+                    Some((of, memory)) if of == pid => memory,
+                    _ => memory(pid)?,
+                };
+                memory.write_all_at(bytes, *address)?;
+                *forced = Some((pid, memory));
             }
         }
-        written.chunks(vm::MAX_RANGES).try_for_each(|parts| vm::write(pid, parts))
     }
+    written.chunks(vm::MAX_RANGES).try_for_each(|parts| vm::write(pid, parts))
 }
 
 /// Places `bytes` by a context. What the kernel has made there meanwhile (a thread's TLS as it returned from a call) is written over.

@@ -3,6 +3,7 @@
 //! Regions name their pages by offset and checksum. A [`PageSource`] gives the bytes of an offset; [`fetch`] is how they are read, and
 //! compares every region with its checksum, whatever the source. Today there is one source, an image on the local disk ([`ImageFile`]).
 
+use std::borrow::Borrow;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -26,17 +27,23 @@ pub trait PageSource: Sync {
     /// What a process that is being built is handed, to read its pages from by `preadv(2)` at the same offsets. It does not compare
     /// them: whoever builds it does so by [`fetch`].
     fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// The same source, for a thread that may need it longer.
+    ///
+    /// # Errors
+    /// Of dup(2).
+    fn duplicate(&self) -> io::Result<Box<dyn PageSource + Send>>;
 }
 
 /// An image on the local disk.
 #[derive(Debug)]
-pub struct ImageFile<'a> {
-    file: &'a File,
+pub struct ImageFile<F> {
+    file: F,
     /// The same past the page cache, where that is wanted and the file system can do it.
     direct: Option<File>,
 }
 
-impl<'a> ImageFile<'a> {
+impl<'a> ImageFile<&'a File> {
     /// Read through the page cache.
     pub const fn through_cache(file: &'a File) -> Self {
         Self { file, direct: None }
@@ -48,19 +55,24 @@ impl<'a> ImageFile<'a> {
     }
 }
 
-impl PageSource for ImageFile<'_> {
+impl<F: Borrow<File> + Sync> PageSource for ImageFile<F> {
     fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        let bytes = buffer.len() as u64;
+        let (bytes, file) = (buffer.len() as u64, self.file.borrow());
         match self.direct.as_ref().filter(|_| bytes.is_multiple_of(PAGE)) {
-            Some(direct) if cached_pages(self.file, offset, bytes).is_ok_and(|pages| pages < bytes / PAGE) => {
+            Some(direct) if cached_pages(file, offset, bytes).is_ok_and(|pages| pages < bytes / PAGE) => {
                 direct.read_exact_at(buffer, offset)
             }
-            _ => self.file.read_exact_at(buffer, offset),
+            _ => file.read_exact_at(buffer, offset),
         }
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.file.borrow().as_fd()
+    }
+
+    fn duplicate(&self) -> io::Result<Box<dyn PageSource + Send>> {
+        let direct = self.direct.as_ref().map(File::try_clone).transpose()?;
+        Ok(Box::new(ImageFile { file: self.file.borrow().try_clone()?, direct }))
     }
 }
 

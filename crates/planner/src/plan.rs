@@ -34,10 +34,8 @@ pub const JOINED: u64 = 2;
 /// The end of the steps.
 pub const DONE: u64 = 3;
 /// Memory is mapped, and the restorer fills it: arguments of that stop are the address of a table of runs (address, bytes,
-/// place in the image) and their count.
+/// place in the image) and their count. Processes with [many](torpor_image::lazy_size::least_bytes) stored bytes stop so.
 pub const FILL: u64 = 4;
-/// From so many stored bytes on it is quicker to stop once more and to be filled by several threads.
-pub const MANY: u64 = 1 << 20;
 
 /// What a task is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

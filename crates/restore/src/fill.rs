@@ -1,13 +1,14 @@
 //! Checking the stored pages, and putting them into those processes that have many.
 //!
 //! A process with few pages reads them by itself, from the page source's descriptor that it was handed, while they are fetched here to
-//! compare their checksums. One with many ([`MANY`](torpor_planner::plan::MANY)) waits when its memory is mapped: what is fetched
+//! compare their checksums. One with many ([`least_bytes`](torpor_image::lazy_size::least_bytes)) waits when its memory is mapped: what is fetched
 //! here is then placed, by several threads. So each page is fetched once, and the work is not that of one processor. What may come
 //! after the programs run is left out ([`crate::lazy`]).
 
 use std::collections::HashSet;
 use std::path::Path;
 
+use torpor_image::lazy_size;
 use torpor_image::tree::Tree;
 
 use super::RestoreError;
@@ -45,7 +46,7 @@ pub(crate) fn pages(
         late.push(found.map_err(|error| RestoreError::Set { pid, what: "examining the memory", error })?);
     }
     let late_bytes: u64 = late.iter().flatten().map(torpor_image::Region::bytes).sum();
-    if lazy.is_some_and(|lazy| late_bytes < lazy.least_bytes) {
+    if late_bytes < lazy_size::least_bytes() {
         late.iter_mut().for_each(Vec::clear);
     }
     let starts: Vec<HashSet<u64>> =
@@ -62,7 +63,10 @@ pub(crate) fn pages(
             place_zeros(one.life, &registered);
         }
         let pid = registered.context.pid;
-        let is_missing = |range: &std::ops::Range<u64>| late.iter().any(|region| range.contains(&region.start));
+        let is_missing = |range: &std::ops::Range<u64>| {
+            let first = late.partition_point(|region| region.start < range.start);
+            late.get(first).is_some_and(|region| region.start < range.end)
+        };
         registered.keep(is_missing).map_err(|error| RestoreError::Set { pid, what: "unregistering memory", error })?;
     }
     building.filled(&tasks)?;

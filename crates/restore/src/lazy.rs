@@ -11,11 +11,11 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use torpor_image::tree::{Area, Backing, LiveProcess, WaitPlace};
-use torpor_image::{PAGE, Region};
+use torpor_image::{PAGE, Region, lazy_size};
 use torpor_linux::registers::Registers;
 use torpor_linux::restorer::BuildingTask;
 use torpor_linux::uapi::memory::MADV_GUARD_INSTALL;
-use torpor_pages::context::{Context, MANY_PAGES, PlacedArea, Registered, first_of_thread};
+use torpor_pages::context::{Context, PlacedArea, Registered, first_of_thread};
 use torpor_pages::place::{Placement, Way};
 use torpor_pages::scan::{ProcessMemory, Selection};
 use torpor_pages::source::Stored;
@@ -34,8 +34,6 @@ pub struct Lazy<'a> {
     pub device: BorrowedFd<'a>,
     /// Parts of the image that come first.
     pub loading: &'a [Range<u64>],
-    /// Fewer bytes are not worth a pager.
-    pub least_bytes: u64,
 }
 
 /// A process that misses pages.
@@ -103,7 +101,7 @@ fn placed_areas(life: &LiveProcess) -> Vec<PlacedArea> {
     for (n, area) in areas.iter().enumerate() {
         let Backing::Anonymous { grows_down, droppable: false, .. } = area.backing else { continue };
         let stored = area.pages.iter().filter(|region| Stored::of(region).is_some());
-        if stored.map(|region| u64::from(region.pages)).sum::<u64>() < MANY_PAGES {
+        if stored.map(|region| u64::from(region.pages)).sum::<u64>() < lazy_size::least_pages() {
             continue;
         }
         // A guard is a part of the kernel's area.
@@ -124,7 +122,7 @@ fn is_guard(area: &Area) -> bool {
     area.advice.madvise.contains(&(MADV_GUARD_INSTALL as i32))
 }
 
-/// What must be there before it runs, whatever a wake is expected to need.
+/// What must be there before it runs, whatever a wake is expected to need; in order.
 fn must_be_first(life: &LiveProcess) -> Vec<Range<u64>> {
     let mut must = Vec::new();
     for thread in &life.threads {
@@ -143,7 +141,26 @@ fn must_be_first(life: &LiveProcess) -> Vec<Range<u64>> {
             must.push(address..address.saturating_add(16));
         }
     }
-    must
+    merged(must)
+}
+
+/// In order and without overlap.
+fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.dedup_by(|next, range| {
+        let is_one = next.start <= range.end;
+        if is_one {
+            range.end = range.end.max(next.end);
+        }
+        is_one
+    });
+    ranges
+}
+
+/// Whether one of `ranges`, which are in order and without overlap, has something of `range`.
+fn overlaps(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
+    let behind = ranges.partition_point(|one| one.end <= range.start);
+    ranges.get(behind).is_some_and(|one| one.start < range.end)
 }
 
 /// Places zeros where a process that misses pages must not wait for one and nothing is stored.
@@ -182,10 +199,6 @@ pub(crate) fn later(
 ) -> io::Result<Vec<Region>> {
     let must = must_be_first(waiting.life);
     let present = present(waiting.context.pid, registered)?;
-    let is_present = |range: &Range<u64>| {
-        let behind = present.partition_point(|one| one.end <= range.start);
-        present.get(behind).is_some_and(|one| one.start < range.end)
-    };
     let pid = waiting.context.pid;
     let mut filled: Vec<Range<u64>> =
         filled.iter().filter(|one| one.pid == pid).map(|one| one.address..one.address + one.bytes).collect();
@@ -199,8 +212,8 @@ pub(crate) fn later(
         Stored::of(region).is_some_and(|stored| !lazy.loading.iter().any(|one| one.contains(&stored.offset)))
             && registered.may_be_lazy(range.start)
             && is_filled(&range)
-            && !is_present(&range)
-            && !must.iter().any(|one| one.start < range.end && range.start < one.end)
+            && !overlaps(&present, &range)
+            && !overlaps(&must, &range)
     };
     let mut later = Vec::new();
     for area in &waiting.life.space.areas {
@@ -231,10 +244,9 @@ pub(crate) fn placements(
             continue;
         };
         let end = one.address + one.bytes;
-        for area in &waiting[n].life.space.areas {
-            if area.end <= one.address || area.start >= end {
-                continue;
-            }
+        let areas = &waiting[n].life.space.areas;
+        let first = areas.partition_point(|area| area.end <= one.address);
+        for area in areas[first..].iter().take_while(|area| area.start < end) {
             let way = if registered[n].covers(area.start) { Way::Placed(n) } else { one.way };
             let first = area.pages.partition_point(|region| region.start + region.bytes() <= one.address);
             for region in area.pages[first..].iter().take_while(|region| region.start < end) {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use torpor_image::tree::{End, LiveProcess, Process, Tree};
-use torpor_image::{Content, Region};
+use torpor_image::{Content, Region, lazy_size};
 use torpor_linux::restorer::{
     self, BuildingTask, Entered, ForkTracker, Launch, LaunchError, STOP, adopt, destroy, destroy_all, launch,
 };
@@ -21,7 +21,7 @@ use super::lazy::{MOST_CONTEXTS, Waiting};
 use super::open::Opened;
 use torpor_pages::place::{Placement, Way};
 use torpor_planner::calls;
-use torpor_planner::plan::{BORN, DONE, FILL, JOINED, MANY};
+use torpor_planner::plan::{BORN, DONE, FILL, JOINED};
 use torpor_planner::plan::{Kind, Plan, Task};
 
 /// The first process of a pid namespace.
@@ -311,7 +311,9 @@ impl<'a> Building<'a> {
     pub(super) fn mapped(&mut self) -> Result<(Vec<usize>, Vec<Placement>), RestoreError> {
         let mut found = self.leaders();
         found.retain(|n| self.tasks()[*n].kind == Kind::Thread(0));
-        found.retain(|n| self.process(&self.tasks()[*n]).alive().is_some_and(|life| stored_bytes(life) >= MANY));
+        found.retain(|n| {
+            self.process(&self.tasks()[*n]).alive().is_some_and(|life| stored_bytes(life) >= lazy_size::least_bytes())
+        });
         let (mut waiting, mut missing) = (Vec::new(), Vec::new());
         for n in found {
             let mut steps = self.plan.steps(&self.tasks()[n]).map(|(_, step)| step);

@@ -117,6 +117,9 @@ impl Worker {
         };
         crate::network::park_guard(&keeper, &network);
         let services = Services::new(Settings::of(&config), image_space, config.wakes_at_once);
+        if let Err(error) = torpor_engine::start_helpers() {
+            tracing::warn!(%error, "no threads that help to place pages: apps with much memory wake more slowly");
+        }
         let shared = Shared {
             boot,
             cached_images: crate::cached::CachedImages::new(config.cached_image_bytes),

@@ -3,14 +3,12 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use torpor_image::{Region, State};
+use torpor_image::{Region, State, lazy_size};
 use torpor_linux::userfault::Userfault;
 use torpor_pager::Ledger;
 use torpor_pages::context::{Context, PlacedArea};
 use torpor_pages::source::Stored;
 use torpor_restore::lazy::Late;
-
-use super::PAYS;
 
 /// The userfaultfd contexts of an app that dozes, or that was built again with pages missing. Whoever parks them parks all of them.
 #[derive(Debug)]
@@ -64,7 +62,7 @@ impl Contexts {
             regions.iter().filter(|region| may_come_later(context, region)).map(Region::bytes).sum::<u64>()
         };
         let bytes: u64 = contexts.iter().map(bytes_of).sum();
-        let ledger = if bytes >= PAYS { Some(Ledger::create()?) } else { None };
+        let ledger = if bytes >= lazy_size::least_bytes() { Some(Ledger::create()?) } else { None };
         Ok(Some(Self { contexts, ledger, missing: Vec::new() }))
     }
 

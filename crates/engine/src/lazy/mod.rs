@@ -29,8 +29,6 @@ pub(crate) use self::split::Split;
 pub use self::taken_over::LazyLost;
 pub(crate) use self::taken_over::taken_over;
 
-/// Missing bytes from which on an app wakes lazily. Less is in place before a pager could have begun.
-pub(crate) const PAYS: u64 = 1 << 20;
 /// Bytes of a loading set that come before the program runs. The rest comes next, in its order.
 pub(crate) const MOST_LOADED: u64 = 16 << 20;
 
@@ -41,20 +39,18 @@ pub struct LazyWay<'a> {
     pub pagers: &'a dyn Pagers,
     /// Why it wakes, in words: which parts of its loading set come first.
     pub cause: &'a str,
-    /// Its loading set is staged, to see which of it is needed.
+    /// It is recorded which pages are touched; the loading set is staged.
     pub is_sampled: bool,
 }
 
-/// Pages that came because the program touched one of them.
+/// A missing page that the program touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touched {
     /// Process.
     pub pid: i32,
-    /// The address of the first.
-    pub start: u64,
-    /// How many.
-    pub pages: u32,
-    /// They were staged.
+    /// The address of the page.
+    pub page: u64,
+    /// It was staged.
     pub staged: bool,
 }
 
@@ -65,7 +61,7 @@ pub struct LazyServed {
     pub counts: Served,
     /// What was touched, in order; not by children that were forked meanwhile.
     pub touched: Vec<Touched>,
-    /// Its loading set was staged.
+    /// It was recorded which pages were touched.
     pub is_sampled: bool,
 }
 
@@ -142,16 +138,17 @@ impl LazyApp {
     pub fn serve(self, host: &dyn Host) -> Result<LazyServed, ServeError> {
         let Self { image, regions, spaces, pids, staged, is_sampled, ledger } = self;
         let source = ImageFile::through_cache(&image);
-        let pager = Pager::new(&source, &regions, spaces, &ledger, host).with_staged(staged);
+        let pager = Pager::new(&source, &regions, spaces, &ledger, host);
+        let pager = if is_sampled { pager.recording(staged) } else { pager };
         let mut counts = pager.serve()?;
         let touched = std::mem::take(&mut counts.touches).into_iter().filter_map(|touch| {
-            let Touch { space, start, pages, staged } = touch;
-            Some(Touched { pid: *pids.get(space)?, start, pages, staged })
+            let Touch { space, page, staged } = touch;
+            Some(Touched { pid: *pids.get(space)?, page, staged })
         });
         Ok(LazyServed { touched: touched.collect(), counts, is_sampled })
     }
 
-    /// Reads what is staged.
+    /// It is to be recorded which pages the program touches. Reads what is staged.
     pub(crate) fn stage(&mut self, ranges: &[Range<u64>]) -> Result<(), FetchError> {
         let source = ImageFile::through_cache(&self.image);
         for range in ranges {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-use torpor_image::{Process, Region, State};
+use torpor_image::{Process, Region, State, lazy_size};
 use torpor_linux::registers::Registers;
 use torpor_pager::{Change, Space};
 use torpor_pages::context::{Registered, first_of_thread};
@@ -12,7 +12,7 @@ use torpor_pages::scan::{Kind, ProcessMemory, Selection};
 use torpor_pages::source::Stored;
 
 use super::contexts::{Contexts, may_come_later};
-use super::{LazyApp, PAYS, layout};
+use super::{LazyApp, layout};
 
 /// How the memory of an app is to be brought back.
 pub(crate) struct Split {
@@ -45,7 +45,7 @@ impl Split {
             later[n] = lazy;
             first.push(Process { regions: eager, ..process.clone() });
         }
-        Ok((bytes >= PAYS).then_some(Self { first, later }))
+        Ok((bytes >= lazy_size::least_bytes()).then_some(Self { first, later }))
     }
 
     /// Whether a range has something that comes later.
@@ -63,10 +63,16 @@ impl Split {
         for (space, (context, later)) in contexts.contexts.iter().zip(&self.later).enumerate() {
             let process = self.first.iter().find(|process| process.pid == context.pid);
             let first = process.map_or(&[][..], |process| &process.regions);
+            let mut gone: Vec<Range<u64>> = Vec::new();
             for region in first.iter().filter(|region| may_come_later(context, region)) {
                 let end = region.start + region.bytes();
-                ledger.record(&Change::Gone { space, start: region.start, end })?;
+                match gone.last_mut() {
+                    Some(last) if last.end == region.start => last.end = end,
+                    _ => gone.push(region.start..end),
+                }
             }
+            let gone = gone.into_iter().map(|Range { start, end }| Change::Gone { space, start, end });
+            ledger.record_all(&gone.collect::<Vec<_>>())?;
             let userfault = context.userfault.duplicate()?;
             spaces.push(Space { userfault: Some(userfault), layout: layout(later, &mut regions), is_forked: false });
         }

@@ -7,16 +7,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc;
 
 use torpor_image::tree::Tree;
-use torpor_image::{Region, needed};
+use torpor_image::{Region, lazy_size, needed};
 use torpor_linux::userfault;
 use torpor_pages::source::{FetchError, Stored};
 use torpor_restore::lazy::{Late, Lazy};
 
-use crate::lazy::{Contexts, LazyApp, LazyWay, MOST_LOADED, PAYS, Pagers};
+use crate::lazy::{Contexts, LazyApp, LazyWay, MOST_LOADED, Pagers};
 
 /// What is known before processes are filled.
 pub(super) struct Later<'a> {
     way: LazyWay<'a>,
+    /// Made early: it must not be one of the app's namespaces, and nothing waits for it to start.
+    pager: mpsc::Sender<LazyApp>,
     device: OwnedFd,
     /// Its loading set.
     loading: Vec<Range<u64>>,
@@ -32,28 +34,37 @@ pub(super) struct Missing<'a> {
 
 impl<'a> Later<'a> {
     /// None where it is not allowed, not possible here, or does not pay.
-    pub(super) fn of(tree: &Tree, way: Option<LazyWay<'a>>) -> Option<Self> {
-        let way = way?;
+    ///
+    /// # Errors
+    /// Why there is no pager.
+    pub(super) fn of(tree: &Tree, way: Option<LazyWay<'a>>) -> io::Result<Option<Self>> {
+        let Some(way) = way else { return Ok(None) };
         let lives = tree.processes.iter().filter_map(|process| process.alive());
         let regions = lives.flat_map(|life| &life.space.areas).flat_map(|area| &area.pages);
         let stored: u64 = regions.filter(|region| Stored::of(region).is_some()).map(Region::bytes).sum();
-        if stored < PAYS {
-            return None;
+        if stored < lazy_size::least_bytes() {
+            return Ok(None);
         }
-        let device = userfault::device().inspect_err(|error| tracing::debug!(%error, "{}", userfault::DEVICE)).ok()?;
+        let device = match userfault::device() {
+            Ok(device) => device,
+            Err(error) => {
+                tracing::debug!(%error, "{}", userfault::DEVICE);
+                return Ok(None);
+            }
+        };
+        let pager = way.pagers.thread()?;
         let loading = needed(&tree.loading, way.cause, MOST_LOADED);
-        Some(Self { way, device, loading })
+        Ok(Some(Self { way, pager, device, loading }))
     }
 
     /// For those who fill the processes: of a wake that is sampled, the loading set comes later too.
     pub(super) fn lazy(&self) -> Lazy<'_> {
         let loading = if self.way.is_sampled { &[][..] } else { &self.loading };
-        Lazy { device: self.device.as_fd(), loading, least_bytes: PAYS }
+        Lazy { device: self.device.as_fd(), loading }
     }
 
     /// What is served from `image`, once the processes run.
     pub(super) fn missing(self, image: &File, late: Vec<Late>) -> io::Result<Missing<'a>> {
-        let pager = self.way.pagers.thread()?;
         let contexts = Contexts::of_built(late)?;
         let mut app = LazyApp::of_built(image, &contexts)?;
         if self.way.is_sampled {
@@ -62,7 +73,7 @@ impl<'a> Later<'a> {
                 FetchError::Damaged { error, .. } => io::Error::new(io::ErrorKind::InvalidData, error),
             })?;
         }
-        Ok(Missing { pagers: self.way.pagers, pager, app, contexts })
+        Ok(Missing { pagers: self.way.pagers, pager: self.pager, app, contexts })
     }
 }
 

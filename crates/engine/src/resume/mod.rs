@@ -195,6 +195,7 @@ impl Resuming<'_> {
         let (home, image) = (self.home, self.image);
         let Prepared { file, tree, plan, starters, root, removed, paths, given, passed, same_boot, mut warnings } =
             prepared;
+        let later = Later::of(&tree, way).map_err(ResumeError::Pager)?;
         let charge = Charge::of(home);
         let target = self.target;
         let piece = || target.faults.rebuilt(RestoreStep::Piece);
@@ -225,7 +226,6 @@ impl Resuming<'_> {
         let mut reached = |step| self.reached(step);
         let launched = Launched::launch(source, &opened, Seed::Entered(entered), &mut reached)?;
         let forked = launched.fork(&mut reached)?;
-        let later = Later::of(&tree, way);
         let mut filled = forked.fill(Some(&piece), later.as_ref().map(Later::lazy).as_ref())?;
         let late = filled.take_late();
         let missing = later.filter(|_| !late.is_empty()).map(|later| later.missing(&file, late)).transpose();

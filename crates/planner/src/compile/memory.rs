@@ -5,8 +5,8 @@
 //! protected. Pages are read from the page source's descriptor straight into place, unless there are many ([`FILL`]). Pages of
 //! zeros are nothing in anonymous memory; over a file they are read from behind the end of the blob's data, which is a hole.
 
-use torpor_image::Content;
 use torpor_image::tree::{Area, Backing, Executable, Layout, LiveProcess, MemoryPolicy, SharedMemoryKind, Tree};
+use torpor_image::{Content, lazy_size};
 use torpor_linux::hugepages;
 use torpor_linux::uapi::memory::{
     MADV_DONTNEED, MAP_ANONYMOUS, MAP_DROPPABLE, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, SHM_EXEC, SHM_RDONLY,
@@ -22,7 +22,7 @@ use super::runs::Run;
 use super::shared_pages::{Kept, Move, PROTECTION};
 use super::{CompileError, HOLE_OFFSET, aio};
 use crate::calls;
-use crate::plan::{FILL, MANY};
+use crate::plan::FILL;
 use crate::staged::{Access, Staged};
 
 const WRITE: u32 = 2;
@@ -241,7 +241,7 @@ fn fill(life: &LiveProcess, kept: &Kept, staged: &Staged<'_>, builder: &mut Buil
     }
     zeros.read(staged.blob(), builder, steps);
     let missing = kept.missing(stored);
-    if missing.iter().map(|run| run.bytes()).sum::<u64>() < MANY {
+    if missing.iter().map(|run| run.bytes()).sum::<u64>() < lazy_size::least_bytes() {
         read(&missing, staged.pages(), builder, steps);
         return;
     }

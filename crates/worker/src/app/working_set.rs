@@ -1,9 +1,11 @@
 //! Which pages an app needs first when it wakes, learned from its wakes (Picocenter, section 4; FaaSnap's loading set).
 //!
 //! A wake shows which pages the program touched while they were missing. The next sleep puts them at the front of its image, and the next wake
-//! places them before the program runs. They then raise no fault, so that wake shows nothing of them. Every [`SAMPLED`]th wake, and the first [`FIRST_SAMPLED`], only stage
-//! them: each is placed when it is touched. The [policy](WorkingSetPolicy) says how many of these wakes must have touched a page for it to
-//! be in the set. Pages that are not in the set are remembered as long as the policy looks back.
+//! places them before the program runs. They then raise no fault, so that wake shows nothing of them; of the others, it shows only those that
+//! were touched before the pager came to them. *Sampled* wakes show all: the set is staged, and each page is placed when it is touched. They
+//! take longer, so there are few: the first [`FIRST_SAMPLED`] of each cause, then one in [`SAMPLED`], and up to one in [`LEAST_SAMPLED`] while they show
+//! what is known already. The [policy](WorkingSetPolicy) says how many of these wakes must have touched a page for it to be in the set. Pages
+//! that are not in the set are remembered as long as the policy looks back.
 //!
 //! What an app touches depends on what it wakes for. A page belongs to the causes that it was touched for; one with several belongs to every
 //! wake. This module is pure: its user translates process ids as the app sees them, which outlive its sleeps, to those of the machine.
@@ -14,9 +16,13 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use torpor_api::working_set::WorkingSetPolicy;
 
-/// One wake in this many is sampled.
+/// One wake in this many is sampled,
 const SAMPLED: u32 = 8;
-/// The first wakes with a set are all sampled: the pages that came beside touched ones are known then, and most are not needed.
+/// and in this many where the set was right several times: together they take a few percent of the time of all wakes.
+const LEAST_SAMPLED: u32 = 64;
+/// It was right if at most one in so many of its pages was not needed, and one in so many missing.
+const RIGHT: u64 = 4;
+/// The first wakes of a cause are all sampled.
 const FIRST_SAMPLED: u32 = 2;
 /// Pages in a block: those that come with a touched one ([`WorkingSetPolicy::Present`]).
 const BLOCK_PAGES: u64 = 8;
@@ -75,20 +81,31 @@ struct Known {
     touches: u8,
 }
 
+/// Why an app wakes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Cause {
+    /// In words.
+    name: String,
+    /// The wake at which it was seen last, counted from the first of the app.
+    last: u32,
+    /// Sampled wakes.
+    sampled: u32,
+    /// Wakes since the last sampled one.
+    unsampled: u32,
+    /// One in this many is sampled.
+    interval: u32,
+}
+
 /// The sets of an app.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Stored", into = "Stored")]
 pub(crate) struct WorkingSets {
-    /// Their places are the bits; with the wake at which each was seen last.
-    causes: Vec<(String, u32)>,
+    /// Their places are the bits.
+    causes: Vec<Cause>,
     /// By process and number of the page.
     pages: BTreeMap<(i32, u64), Known>,
     /// Wakes that were observed.
     wakes: u32,
-    /// Of these, the sampled ones.
-    sampled: u32,
-    /// Since the last sampled one.
-    unsampled: u32,
     next_order: u32,
     last: Option<Score>,
 }
@@ -96,20 +113,23 @@ pub(crate) struct WorkingSets {
 /// As it is kept in a file.
 #[derive(Clone, Serialize, Deserialize)]
 struct Stored {
-    causes: Vec<(String, u32)>,
+    causes: Vec<Cause>,
     /// Process, number of the page, its order, causes, and touches.
     pages: Vec<(i32, u64, u32, u16, u8)>,
     wakes: u32,
-    sampled: u32,
-    unsampled: u32,
     next_order: u32,
     last: Option<Score>,
 }
 
 impl WorkingSets {
-    /// Whether the next wake is to be sampled.
-    pub(crate) fn is_sample_due(&self) -> bool {
-        !self.pages.is_empty() && (self.sampled < FIRST_SAMPLED || self.unsampled + 1 >= SAMPLED)
+    /// Whether a wake for this cause is to be sampled.
+    pub(crate) fn is_sample_due(&self, cause: &str, policy: WorkingSetPolicy) -> bool {
+        let has_set = !matches!(policy, WorkingSetPolicy::None | WorkingSetPolicy::All);
+        let known = self.causes.iter().find(|known| known.name == cause);
+        has_set
+            && known.is_none_or(|cause| {
+                cause.sampled < FIRST_SAMPLED || cause.unsampled.saturating_add(1) >= cause.interval
+            })
     }
 
     /// Wakes that were observed, and pages of all sets.
@@ -126,7 +146,8 @@ impl WorkingSets {
     pub(crate) fn observe(&mut self, observed: &Observed<'_>, policy: WorkingSetPolicy) {
         let Observed { cause, is_sampled, touched } = *observed;
         self.wakes = self.wakes.saturating_add(1);
-        let bit = self.bit(cause);
+        let n = self.place(cause);
+        let bit = 1 << n;
         let concerns = |known: &Known| known.causes & bit != 0 || known.causes.count_ones() > 1;
         let is_expected = |known: &Known| concerns(known) && is_member(policy, known.touches);
         let expected = self.pages.iter().filter(|(_, known)| is_expected(known)).map(|(page, _)| *page);
@@ -158,29 +179,36 @@ impl WorkingSets {
             }
         }
         let expected = expected.len() as u64;
-        let sampled = is_sampled.then_some((hits, expected.saturating_sub(hits)));
-        self.last = Some(Score { expected, misses, sampled });
-        self.sampled = self.sampled.saturating_add(u32::from(is_sampled));
-        self.unsampled = if is_sampled { 0 } else { self.unsampled.saturating_add(1) };
+        let unused = expected.saturating_sub(hits);
+        self.last = Some(Score { expected, misses, sampled: is_sampled.then_some((hits, unused)) });
+        let cause = &mut self.causes[n];
+        if is_sampled {
+            let is_right = unused.max(misses) * RIGHT <= expected;
+            cause.interval = if is_right { (cause.interval * 2).min(LEAST_SAMPLED) } else { SAMPLED };
+            (cause.sampled, cause.unsampled) = (cause.sampled.saturating_add(1), 0);
+        } else {
+            cause.unsampled = cause.unsampled.saturating_add(1);
+        }
         self.pages.retain(|_, known| is_remembered(policy, known.touches));
     }
 
-    /// The bit of a cause.
-    fn bit(&mut self, cause: &str) -> u16 {
-        let found = self.causes.iter().position(|(known, _)| known == cause);
+    /// The place of a cause.
+    fn place(&mut self, cause: &str) -> usize {
+        let found = self.causes.iter().position(|known| known.name == cause);
         let n = found.unwrap_or_else(|| {
+            let new = Cause { name: cause.to_owned(), last: 0, sampled: 0, unsampled: 0, interval: SAMPLED };
             if self.causes.len() < MOST_CAUSES {
-                self.causes.push((cause.to_owned(), 0));
+                self.causes.push(new);
                 return self.causes.len() - 1;
             }
-            let oldest = (0..self.causes.len()).min_by_key(|n| self.causes[*n].1).unwrap_or(0);
-            self.causes[oldest].0 = cause.to_owned();
+            let oldest = (0..self.causes.len()).min_by_key(|n| self.causes[*n].last).unwrap_or(0);
+            self.causes[oldest] = new;
             self.pages.values_mut().for_each(|known| known.causes &= !(1 << oldest));
             self.pages.retain(|_, known| known.causes != 0);
             oldest
         });
-        self.causes[n].1 = self.wakes;
-        1 << n
+        self.causes[n].last = self.wakes;
+        n
     }
 
     /// The sets: one for every wake, whose cause is empty, and for each cause the pages that it needs besides, in the order in which they
@@ -206,7 +234,7 @@ impl WorkingSets {
             return Vec::new();
         }
         let common = (String::new(), of(&|causes| causes.count_ones() > 1));
-        let own = self.causes.iter().enumerate().map(|(n, (cause, _))| (cause.clone(), of(&|causes| causes == 1 << n)));
+        let own = self.causes.iter().enumerate().map(|(n, cause)| (cause.name.clone(), of(&|causes| causes == 1 << n)));
         std::iter::once(common).chain(own.filter(|(_, runs)| !runs.is_empty())).collect()
     }
 }
@@ -247,21 +275,21 @@ fn pages_of(run: &Run, policy: WorkingSetPolicy) -> impl Iterator<Item = (i32, u
 
 impl From<Stored> for WorkingSets {
     fn from(stored: Stored) -> Self {
-        let Stored { mut causes, pages, wakes, sampled, unsampled, next_order, last } = stored;
+        let Stored { mut causes, pages, wakes, next_order, last } = stored;
         causes.truncate(MOST_CAUSES);
         let pages = pages.into_iter().take(MOST_PAGES);
         let known = |(pid, page, order, causes, touches)| ((pid, page), Known { order, causes, touches });
         let pages = pages.filter(|(_, page, ..)| *page < MOST_ADDRESS / PAGE).map(known).collect();
-        Self { causes, pages, wakes, sampled, unsampled, next_order, last }
+        Self { causes, pages, wakes, next_order, last }
     }
 }
 
 impl From<WorkingSets> for Stored {
     fn from(sets: WorkingSets) -> Self {
-        let WorkingSets { causes, pages, wakes, sampled, unsampled, next_order, last } = sets;
+        let WorkingSets { causes, pages, wakes, next_order, last } = sets;
         let stored = |((pid, page), Known { order, causes, touches })| (pid, page, order, causes, touches);
         let pages = pages.into_iter().map(stored).collect();
-        Self { causes, pages, wakes, sampled, unsampled, next_order, last }
+        Self { causes, pages, wakes, next_order, last }
     }
 }
 
@@ -310,7 +338,7 @@ mod tests {
     #[test]
     fn pages_come_in_the_order_of_their_touches_and_by_cause() {
         let mut sets = WorkingSets::default();
-        assert!(sets.groups(POLICY).is_empty() && !sets.is_sample_due());
+        assert!(sets.groups(POLICY).is_empty());
         sets.woken("tcp 80", &[run(50, 2), run(10, 1), run(52, 1)]);
         assert_eq!(pages(&sets.groups(POLICY)), [("", vec![]), ("tcp 80", vec![50..52, 10..11, 52..53])]);
         sets.woken("timer", &[run(10, 1), run(7, 1)]);
@@ -321,25 +349,46 @@ mod tests {
     #[test]
     fn sampled_wakes_find_pages_that_are_no_longer_needed() {
         let mut sets = WorkingSets::default();
-        sets.woken("tcp 80", &[run(1, 8), run(100, 8)]);
+        let due = |sets: &WorkingSets| sets.is_sample_due("tcp 80", POLICY);
+        assert!(due(&sets) && !sets.is_sample_due("tcp 80", WorkingSetPolicy::None));
+        sets.sampled(&[run(1, 8), run(100, 8)], POLICY);
         let needed = [run(102, 1), run(3, 1)];
-        // The first two are, and then every eighth.
-        for _ in 0..FIRST_SAMPLED {
-            assert!(sets.is_sample_due());
-            let score = sets.sampled(&needed, POLICY);
-            assert_eq!(score, Score { expected: 16, misses: 0, sampled: Some((2, 14)) });
-        }
-        assert_eq!(sets.of_tcp(POLICY), [102..103, 3..4]);
+        assert!(due(&sets));
+        let score = sets.sampled(&needed, POLICY);
+        assert_eq!(score, Score { expected: 16, misses: 0, sampled: Some((2, 14)) });
+        // Then every eighth.
         for _ in 0..SAMPLED - 1 {
-            assert!(!sets.is_sample_due());
+            assert!(!due(&sets));
             sets.woken("tcp 80", &[]);
         }
-        assert!(sets.is_sample_due());
+        assert!(due(&sets));
+        sets.sampled(&needed, POLICY);
+        assert_eq!(sets.of_tcp(POLICY), [102..103, 3..4]);
         // Another cause shows nothing of them.
         for _ in 0..5 {
             sets.observe(&Observed { cause: "timer", is_sampled: true, touched: &[] }, POLICY);
         }
-        assert_eq!(sets.counts(), (5 + 1 + FIRST_SAMPLED + SAMPLED - 1, 2));
+        assert_eq!(sets.counts(), (5 + 2 + SAMPLED, 2));
+    }
+
+    #[test]
+    fn a_set_that_is_right_is_sampled_more_rarely() {
+        let mut sets = WorkingSets::default();
+        let until_due = |sets: &mut WorkingSets, touched: &[Run]| {
+            let mut wakes = 0;
+            while !sets.is_sample_due("tcp 80", POLICY) {
+                sets.woken("tcp 80", &[]);
+                wakes += 1;
+            }
+            sets.sampled(touched, POLICY);
+            wakes + 1
+        };
+        let same = [run(1, 8)];
+        let intervals: Vec<u32> = (0..7).map(|_| until_due(&mut sets, &same)).collect();
+        assert_eq!(intervals, [1, 1, 16, 32, 64, 64, 64]);
+        // The program needs other pages: that is looked at soon.
+        until_due(&mut sets, &[run(50, 8)]);
+        assert_eq!(until_due(&mut sets, &same), SAMPLED);
     }
 
     #[test]

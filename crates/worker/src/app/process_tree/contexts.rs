@@ -52,7 +52,7 @@ fn deposit_contexts(sandbox: &Sandbox, generation: u64, contexts: &Contexts) -> 
     if records.len() > MOST_CONTEXTS {
         return Ok(false);
     }
-    let records = serde_json::to_vec(&records)?;
+    let records = postcard::to_stdvec(&records).map_err(io::Error::other)?;
     if records.len() as u64 > MOST_RECORD_BYTES {
         return Ok(false);
     }
@@ -94,9 +94,9 @@ pub(super) fn deposited(sandbox: &Sandbox, generation: u64) -> io::Result<Option
     let Some(file) = files.next().filter(|_| message.generation == generation) else { return Ok(None) };
     let mut file = File::from(file);
     file.rewind()?;
-    let mut text = Vec::new();
-    file.take(MOST_RECORD_BYTES).read_to_end(&mut text)?;
-    let records: Vec<Record> = serde_json::from_slice(&text)?;
+    let mut bytes = Vec::new();
+    file.take(MOST_RECORD_BYTES).read_to_end(&mut bytes)?;
+    let records: Vec<Record> = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
     let children: Vec<OwnedFd> = deposits.flat_map(|child| child.files).collect();
     let record = |(pid, areas, missing)| ContextRecord { pid, areas, missing };
     let records = records.into_iter().map(record).collect();

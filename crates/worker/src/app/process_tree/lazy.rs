@@ -44,6 +44,8 @@ pub(super) struct LazyWake {
     image: Image,
     /// The app has ended, or the worker ends: nothing is recorded any more.
     over: AtomicBool,
+    /// Somebody waits for the end.
+    awaited: AtomicBool,
     progress: Mutex<Progress>,
     changed: Condvar,
 }
@@ -69,7 +71,13 @@ enum End {
 
 impl LazyWake {
     fn new(image: Image) -> Self {
-        Self { image, over: AtomicBool::new(false), progress: Mutex::default(), changed: Condvar::new() }
+        Self {
+            image,
+            over: AtomicBool::new(false),
+            awaited: AtomicBool::new(false),
+            progress: Mutex::default(),
+            changed: Condvar::new(),
+        }
     }
 
     /// Generation of its image.
@@ -105,6 +113,7 @@ impl LazyWake {
 
     /// Waits until all of its memory is back; false where that was given up, or cannot be.
     pub(super) fn wait(&self, abort: &Abort) -> bool {
+        self.awaited.store(true, Ordering::Release);
         let mut progress = self.progress();
         while progress.ended.is_none() {
             if abort.asked_within(Duration::ZERO) {
@@ -122,6 +131,7 @@ impl LazyWake {
 
     /// Lets it come to its end, if that is soon; else stops it where it is.
     pub(super) fn finish(&self) {
+        self.awaited.store(true, Ordering::Release);
         self.wait_for(FINISH);
         self.stop();
     }
@@ -309,6 +319,10 @@ impl PagerHost for Host {
 
     fn has_begun(&self) -> bool {
         self.wake.progress().thawed
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.wake.awaited.load(Ordering::Acquire)
     }
 
     fn is_over(&self) -> bool {

@@ -57,8 +57,8 @@ impl Learned {
     }
 
     /// Whether the next wake is to show which pages of its set are needed.
-    pub(super) fn is_sample_due(&self) -> bool {
-        self.sets().is_sample_due()
+    pub(super) fn is_sample_due(&self, cause: &str) -> bool {
+        self.sets().is_sample_due(cause, self.policy)
     }
 
     /// For those who ask.
@@ -76,11 +76,7 @@ impl Learned {
         for of_process in served.touched.chunk_by(|a, b| a.pid == b.pid) {
             // One that has ended needs nothing.
             let Some(pid) = own_id(of_process[0].pid) else { continue };
-            touched.extend(of_process.iter().map(|Touched { start, pages, .. }| Run {
-                pid,
-                start: *start,
-                pages: *pages,
-            }));
+            touched.extend(of_process.iter().map(|Touched { page, .. }| Run { pid, start: *page, pages: 1 }));
         }
         let mut sets = self.sets();
         sets.observe(&Observed { cause, is_sampled: served.is_sampled, touched: &touched }, self.policy);
@@ -122,7 +118,7 @@ mod tests {
         let learned = Learned::read(path.clone(), WorkingSetPolicy::default());
         let pid = std::process::id() as i32;
         assert_eq!(learned.expected(&[pid]), []);
-        let touched = vec![Touched { pid, start: 0x7000, pages: 2, staged: false }];
+        let touched = vec![Touched { pid, page: 0x7000, staged: false }, Touched { pid, page: 0x8000, staged: false }];
         learned.observe("timer", &LazyServed { counts: Served::default(), touched, is_sampled: false });
         let read = Learned::read(path.clone(), WorkingSetPolicy::default());
         assert_eq!(read.view(), Some(WorkingSet { wakes: 1, pages: 2, misses: 2, ..WorkingSet::default() }));

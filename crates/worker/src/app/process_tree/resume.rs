@@ -75,7 +75,7 @@ impl ResumeJob {
         let held = self.held.take();
         let (shared, id) = (&self.shared, &self.id);
         let given = Box::new(|| held.map_or_else(|| parked::parked_files(shared, id), Ok).map_err(io::Error::other));
-        let is_sampled = self.learned.is_sample_due();
+        let is_sampled = self.learned.is_sample_due(&self.cause);
         let lazy = self.lazy.as_ref().map(|pagers| LazyWay { pagers, cause: &self.cause, is_sampled });
         let request = ResumeRequest { home: &self.home, image: &self.image, given, lazy };
         let faults = &shared.faults;

@@ -46,7 +46,7 @@ impl ProcessTree {
         let pagers = LazyPagers::new(self, &sandbox, asleep.image.clone(), &cause);
         let run = || {
             let (freezer, faults) = (SandboxFreezer::of(&sandbox), &self.shared.faults);
-            let is_sampled = self.learned.is_sample_due();
+            let is_sampled = self.learned.is_sample_due(&cause);
             let lazy = LazyWay { pagers: &pagers, cause: &cause, is_sampled };
             let lazy = self.sleep.contexts_held.then_some(lazy);
             with_target(self.owner(), &operation, &freezer, &*self.journal, faults, |target| {

@@ -8,9 +8,6 @@ use torpor_linux::userfault::Userfault;
 /// Address spaces of an app that are served: no program forks so often in so short a time, but to use up descriptors.
 pub(crate) const MOST_SPACES: usize = 4096;
 
-/// Pages that come with a faulting page, unless the host says otherwise: what is beside a page is likely to be touched next.
-const BLOCK_PAGES: u64 = 8;
-
 /// What whoever serves an app needs of the worker.
 pub trait Host {
     /// Keeps a child's context beyond our own end.
@@ -32,17 +29,11 @@ pub trait Host {
         true
     }
     /// Pages that come with a faulting page: those of the aligned block around it that are missing too.
-    fn block_pages(&self) -> u64 {
-        BLOCK_PAGES
-    }
+    fn block_pages(&self) -> u64;
     /// Whether pages come that nobody has touched. Otherwise an app stays lazy until it has touched all of its memory.
-    fn fills(&self) -> bool {
-        true
-    }
+    fn fills(&self) -> bool;
     /// Somebody waits until nothing is missing.
-    fn is_awaited(&self) -> bool {
-        false
-    }
+    fn is_awaited(&self) -> bool;
     /// Whether to stop: what is missing stays missing.
     fn is_over(&self) -> bool;
 }

@@ -2,6 +2,9 @@
 //! (`kill`) or its keeper (`keeper`), panic (`panic`), or stand still (`hang`), when an app reaches a step of falling asleep or waking for the COUNT-th time. Steps of
 //! building processes again begin with `resume-`, those of an import with `import-`, those of making a sandbox with `start-`,
 //! those of an adoption with `adopt-`, those of a lazy wake with `lazy-`. `torpor checkpoint` obeys it, too.
+//!
+//! With `TORPOR_PAGER=faults` apps of any size wake lazily, and each of their pages comes alone and only when it is touched, until somebody waits for
+//! all of them.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -128,10 +131,18 @@ struct RequestedFault {
     countdown: AtomicU32,
 }
 
-/// A value of `TORPOR_FAULT` that is not understood.
+/// A value of `TORPOR_FAULT` or `TORPOR_PAGER` that is not understood.
 #[derive(Debug, thiserror::Error)]
-#[error("TORPOR_FAULT={0} is not STEP:kill, STEP:keeper, STEP:panic, STEP:hang or STEP:error, with an optional :COUNT")]
-pub struct FaultSyntax(String);
+pub enum FaultSyntax {
+    /// Of the fault.
+    #[error(
+        "TORPOR_FAULT={0} is not STEP:kill, STEP:keeper, STEP:panic, STEP:hang or STEP:error, with an optional :COUNT"
+    )]
+    Fault(String),
+    /// Of how pages come.
+    #[error("TORPOR_PAGER={0} is not \"faults\"")]
+    Pager(String),
+}
 
 /// Faults from the environment; usually none.
 #[derive(Debug, Default)]
@@ -139,6 +150,8 @@ pub struct RequestedFaults {
     requested: Option<RequestedFault>,
     /// Where the keeper listens, if there is one.
     keeper: PathBuf,
+    /// Missing pages come only by page faults.
+    only_page_faults: bool,
 }
 
 impl RequestedFaults {
@@ -151,9 +164,18 @@ impl RequestedFaults {
     }
 
     pub(crate) fn with_keeper(keeper: PathBuf) -> Result<Self, FaultSyntax> {
-        let text = std::env::var_os("TORPOR_FAULT").map(|text| text.to_string_lossy().into_owned());
-        let requested = text.map(|text| parse(&text).ok_or(FaultSyntax(text))).transpose()?;
-        Ok(Self { requested, keeper })
+        let variable = |name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
+        let fault = variable("TORPOR_FAULT");
+        let requested = fault.map(|text| parse(&text).ok_or(FaultSyntax::Fault(text))).transpose()?;
+        let only_page_faults = match variable("TORPOR_PAGER") {
+            None => false,
+            Some(text) if text == "faults" => true,
+            Some(text) => return Err(FaultSyntax::Pager(text)),
+        };
+        if only_page_faults {
+            torpor_image::lazy_size::lower();
+        }
+        Ok(Self { requested, keeper, only_page_faults })
     }
 }
 
@@ -210,6 +232,11 @@ impl RequestedFaults {
 }
 
 impl RequestedFaults {
+    /// Whether missing pages come only by page faults, each alone.
+    pub(crate) const fn only_page_faults(&self) -> bool {
+        self.only_page_faults
+    }
+
     /// A step of making a sandbox has come to its end.
     pub(crate) fn made(&self, step: SandboxStep) -> std::io::Result<()> {
         if self.fails(AnyStep::Sandbox(step)) { Err(std::io::Error::other("a fault was asked for")) } else { Ok(()) }
@@ -260,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_fault_comes_once_at_its_count() {
-        let faults = |text| RequestedFaults { requested: parse(text), keeper: PathBuf::new() };
+        let faults = |text| RequestedFaults { requested: parse(text), ..RequestedFaults::default() };
         let dropped = faults("dropped:error:2");
         let outcomes: Vec<bool> = (0..4).map(|_| dropped.reached(Step::Dropped).is_err()).collect();
         assert_eq!(outcomes, [false, true, false, false]);

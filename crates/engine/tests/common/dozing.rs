@@ -195,6 +195,18 @@ impl PagerHost for Host {
         Ok(())
     }
 
+    fn block_pages(&self) -> u64 {
+        8
+    }
+
+    fn fills(&self) -> bool {
+        true
+    }
+
+    fn is_awaited(&self) -> bool {
+        false
+    }
+
     fn is_over(&self) -> bool {
         let stop_after = self.shared.stop_after.load(Ordering::Relaxed);
         stop_after > 0 && self.asked.fetch_add(1, Ordering::Relaxed) >= stop_after

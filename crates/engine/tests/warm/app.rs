@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use torpor_engine::{
-    Abort, Asleep, Faults, HibernateOutcome, HibernateRequest, Ids, NoFaults, Parking, Phase, Request, ResumeRequest,
-    SandboxHandle, SleepError, Target, WaitHistory, Warm, fall_asleep, hibernate, resume,
+    Abort, Asleep, Faults, HibernateOutcome, HibernateRequest, Ids, LazyWay, NoFaults, Pagers, Parking, Phase, Request,
+    ResumeRequest, SandboxHandle, SleepError, Target, WaitHistory, Warm, fall_asleep, hibernate, resume,
 };
 use torpor_image::Epoch;
 use torpor_linux::closer::{self, AppFile};
@@ -242,9 +242,13 @@ impl App {
 
     /// Builds its processes again and lets them run.
     pub fn resume(&mut self, warm: &Warm) -> Result<(), String> {
+        self.resume_by(warm, None)
+    }
+
+    /// The same; where there is a way, before all of their memory is back.
+    pub fn resume_by(&mut self, warm: &Warm, lazy: Option<LazyWay<'_>>) -> Result<(), String> {
         let given = self.given();
-        let request =
-            ResumeRequest { home: &self.home, image: &warm.image, given: Box::new(move || Ok(given)), lazy: None };
+        let request = ResumeRequest { home: &self.home, image: &warm.image, given: Box::new(move || Ok(given)), lazy };
         let (resumed, timings) = self.with_target(&NoFaults, |target| resume(target, request));
         eprintln!("resume {:?} {:?}", timings.steps(), resumed.as_ref().err());
         let mut resumed = resumed.map_err(|error| chain(&error))?;
@@ -265,6 +269,16 @@ impl App {
     }
 
     pub fn hibernate_with(&mut self, asleep: &Asleep, faults: &dyn Faults, abort: &Abort) -> HibernateOutcome {
+        self.hibernate_by(asleep, (faults, abort), None)
+    }
+
+    /// Deepens its sleep; where there are pagers, without all of its memory.
+    pub fn hibernate_by(
+        &mut self,
+        asleep: &Asleep,
+        (faults, abort): (&dyn Faults, &Abort),
+        pagers: Option<&dyn Pagers>,
+    ) -> HibernateOutcome {
         self.generation += 1;
         let request = HibernateRequest {
             home: &self.home,
@@ -272,7 +286,7 @@ impl App {
             abort,
             parking: &self.kept,
             expected: &[],
-            pagers: None,
+            pagers,
         };
         let hibernated = self.with_target(faults, |target| hibernate(target, asleep, &request));
         eprintln!("hibernate {:?} {:?}", hibernated.timings.steps(), hibernated.result.as_ref().err());

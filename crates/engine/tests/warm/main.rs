@@ -11,6 +11,7 @@ mod conformance;
 mod hibernate;
 mod measure;
 mod resume;
+mod torture;
 
 use std::panic::catch_unwind;
 

@@ -19,6 +19,8 @@ use super::app::App;
 
 /// Rounds after which a pager ends, at most. Each is a message or a few milliseconds.
 const MOST_ROUNDS: u64 = 40;
+/// In what [`Torture::told`] says.
+pub const SERVED: &str = " faults";
 /// How long to wait for a pager between two looks at whether the app has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -33,6 +35,8 @@ struct Shared {
     parked: Mutex<Option<(Vec<ContextRecord>, Vec<OwnedFd>)>>,
     children: Mutex<Vec<OwnedFd>>,
     pager: Mutex<Option<Ended>>,
+    /// Pagers live on: nobody would follow them.
+    is_steady: bool,
     is_over: AtomicBool,
     is_complete: AtomicBool,
     pagers: AtomicU64,
@@ -40,6 +44,11 @@ struct Shared {
 }
 
 impl Torture {
+    /// For an app whose memory is described: its pagers do not end before that.
+    pub fn steady() -> Self {
+        Self(Arc::new(Shared { is_steady: true, ..Shared::default() }))
+    }
+
     /// For a wake.
     pub fn way(&self) -> LazyWay<'_> {
         LazyWay { pagers: self, cause: "", is_sampled: false }
@@ -101,7 +110,7 @@ impl Torture {
     /// What it took; none where nothing was missing.
     pub fn told(&self) -> Option<String> {
         let [pagers, faults] = [&self.0.pagers, &self.0.faults].map(|count| count.load(Ordering::Relaxed));
-        (pagers > 0).then(|| format!("{pagers} pagers, {faults} faults"))
+        (pagers > 0).then(|| format!("{pagers} pagers, {faults}{SERVED}"))
     }
 }
 
@@ -109,7 +118,8 @@ impl Pagers for Torture {
     fn thread(&self) -> io::Result<mpsc::Sender<LazyApp>> {
         let (sender, apps) = mpsc::channel::<LazyApp>();
         let (report, ended) = mpsc::channel();
-        let rounds = RandomState::new().build_hasher().finish() % MOST_ROUNDS;
+        let random = RandomState::new().build_hasher().finish() % MOST_ROUNDS;
+        let rounds = if self.0.is_steady { u64::MAX } else { random };
         let host = Host { shared: self.0.clone(), rounds: AtomicU64::new(rounds) };
         std::thread::spawn(move || {
             if let Ok(app) = apps.recv() {
@@ -159,6 +169,10 @@ impl PagerHost for Host {
     }
 
     fn fills(&self) -> bool {
+        false
+    }
+
+    fn is_awaited(&self) -> bool {
         false
     }
 

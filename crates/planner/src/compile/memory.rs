@@ -241,7 +241,9 @@ fn fill(life: &LiveProcess, kept: &Kept, staged: &Staged<'_>, builder: &mut Buil
     }
     zeros.read(staged.blob(), builder, steps);
     let missing = kept.missing(stored);
-    if missing.iter().map(|run| run.bytes()).sum::<u64>() < lazy_size::least_bytes() {
+    // One that shares its descriptors has its memory before all processes are there, and nobody fills it then.
+    let is_early = life.shares.descriptors;
+    if is_early || missing.iter().map(|run| run.bytes()).sum::<u64>() < lazy_size::least_bytes() {
         read(&missing, staged.pages(), builder, steps);
         return;
     }

@@ -32,6 +32,8 @@ use crate::shared::Shared;
 
 /// Between two looks at whether a sleep that waits is to be given up.
 const LOOK: Duration = Duration::from_millis(20);
+/// Pages that come with a faulting page, those of the aligned block around it: what is beside a page is likely to be touched next.
+const BLOCK_PAGES: u64 = 8;
 /// How long the end of the worker waits for the rest of an app's memory.
 const FINISH: Duration = Duration::from_secs(2);
 /// How long to wait for a thread to stop.
@@ -319,6 +321,14 @@ impl PagerHost for Host {
 
     fn has_begun(&self) -> bool {
         self.wake.progress().thawed
+    }
+
+    fn block_pages(&self) -> u64 {
+        if self.parts.shared.faults.only_page_faults() { 1 } else { BLOCK_PAGES }
+    }
+
+    fn fills(&self) -> bool {
+        !self.parts.shared.faults.only_page_faults()
     }
 
     fn is_awaited(&self) -> bool {

@@ -7,7 +7,6 @@
 //! | `Dozing`   | all is in place; or a wake was begun                | leave it asleep                             |
 //! | `Lazy`     | it runs, or all but thawed; pages may be missing    | serve these, then as `Awake`                |
 
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
@@ -116,7 +115,7 @@ pub fn recover(
             let file = lease.file().try_clone().map_err(|error| Failure::Image(image.path().to_owned(), error))?;
             let app = taken_over(state.as_ref(), file, contexts)?;
             let pager = pagers.thread().map_err(Failure::Pager)?;
-            pager.send(app).map_err(|_| Failure::Pager(io::ErrorKind::BrokenPipe.into()))?;
+            pager.serve(app).map_err(Failure::Pager)?;
             carry_on(target)?;
             Ok(Recovered::Lazy)
         }

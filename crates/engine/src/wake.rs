@@ -7,12 +7,11 @@
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::mpsc;
 
 use torpor_image::{FormatError, Kind, needed};
 use torpor_linux::ptrace::Seized;
 
-use crate::lazy::{Contexts, LazyApp, LazyWay, MOST_LOADED, Split};
+use crate::lazy::{Contexts, LazyApp, LazyWay, MOST_LOADED, PagerThread, Split};
 use crate::sleep::{Asleep, Failure, Target, remove_image};
 use crate::target::Phase;
 use torpor_pager::Ledger;
@@ -127,7 +126,7 @@ fn try_wake(
     let is_lazy = lazy.is_some();
     if let Some((pager, app)) = lazy {
         // Before anything that may touch its memory. The thread waits for it.
-        pager.send(app).map_err(|_| WakeError::Pager)?;
+        pager.serve(app).map_err(|_| WakeError::Pager)?;
     }
     timings.reached(Step::Awake, target.faults)?;
     // From here on an error must not keep it asleep: its memory is complete.
@@ -148,7 +147,7 @@ pub(crate) fn bring_first(
     contexts: &Contexts,
     way: LazyWay<'_>,
     loading: &[Range<u64>],
-) -> Result<Option<(mpsc::Sender<LazyApp>, LazyApp)>, WakeError> {
+) -> Result<Option<(PagerThread, LazyApp)>, WakeError> {
     let registered: Vec<Registered<'_>> = contexts.contexts.iter().map(Registered::with).collect();
     let split = match Split::of(&asleep.state, &registered, if way.is_sampled { &[] } else { loading }) {
         Ok(Some(split)) => split,

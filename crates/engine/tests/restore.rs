@@ -99,7 +99,8 @@ fn an_error_at_any_step_leaves_nothing() {
         let descriptors = open();
         let fault = |step: RestoreStep| if step.name() == name { Err(Fault(step)) } else { Ok(()) };
         let error =
-            restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &fault }).unwrap_err();
+            restore(Restore { image: &image, standard: [None, None, None], lock: None, late: None, faults: &fault })
+                .unwrap_err();
         assert!(matches!(error, RestoreError::Fault(Fault(step)) if step.name() == name), "{name}: {error:?}");
         ids.iter().for_each(|id| nothing_left(*id));
         // Those of the app are closed by other threads.
@@ -140,7 +141,8 @@ fn a_process_id_that_is_taken_after_the_check_is_named_in_the_error() {
             Ok(())
         };
         let error =
-            restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &take }).unwrap_err();
+            restore(Restore { image: &image, standard: [None, None, None], lock: None, late: None, faults: &take })
+                .unwrap_err();
         let wanted = format!("process id {id} is taken by helper_with_an");
         assert!(error.is_refusal() && error.to_string().contains(&wanted), "{error}");
         ids.iter().filter(|other| *other != id).for_each(|id| nothing_left(*id));
@@ -172,7 +174,8 @@ fn a_session_that_has_the_process_id_is_named_in_the_error() {
         }
         Ok(())
     };
-    let result = restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &take });
+    let result =
+        restore(Restore { image: &image, standard: [None, None, None], lock: None, late: None, faults: &take });
     let sleeper = Pid::from_raw(taker.take().unwrap() as i32).unwrap();
     rustix::process::kill_process(sleeper, rustix::process::Signal::KILL).unwrap();
     let error = result.unwrap_err();
@@ -191,8 +194,13 @@ fn helper_killed_at_a_step() {
         }
         Ok(())
     };
-    let result =
-        restore(Restore { image: Path::new(&image), standard: [None, None, None], lock: None, faults: &fault });
+    let result = restore(Restore {
+        image: Path::new(&image),
+        standard: [None, None, None],
+        lock: None,
+        late: None,
+        faults: &fault,
+    });
     eprintln!("{result:?}");
 }
 

@@ -98,7 +98,8 @@ fn a_segment_that_is_gone_is_made_again() {
     let image = program.capture().unwrap();
     shm::remove(id).unwrap();
     let fault = |step| if step == RestoreStep::Finished { Err(Fault(step)) } else { Ok(()) };
-    restore(Restore { image: &image, standard: [None, None, None], lock: None, faults: &fault }).unwrap_err();
+    restore(Restore { image: &image, standard: [None, None, None], lock: None, late: None, faults: &fault })
+        .unwrap_err();
     assert_eq!(shm::look(id).unwrap(), None, "a restore that failed leaves a segment");
 
     let other = shm::make(key, 5000, id + (1 << 15), (0, 0), 0).unwrap();

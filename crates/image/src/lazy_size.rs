@@ -16,7 +16,7 @@ pub fn least_pages() -> u64 {
     if LOWERED.load(Ordering::Relaxed) { 1 } else { 16 }
 }
 
-/// From now on any size is enough in this process, for tests. Images that were made before are not restored by it.
+/// From now on any size is enough in this process, for tests.
 pub fn lower() {
     LOWERED.store(true, Ordering::Relaxed);
 }

@@ -8,6 +8,9 @@ use torpor_linux::userfault::Userfault;
 /// Address spaces of an app that are served: no program forks so often in so short a time, but to use up descriptors.
 pub(crate) const MOST_SPACES: usize = 4096;
 
+/// Pages of an aligned block that usually come with a faulting page: what is beside a page is likely to be touched next.
+pub const BLOCK_PAGES: u64 = 8;
+
 /// What whoever serves an app needs of the worker.
 pub trait Host {
     /// Keeps a child's context beyond our own end.

@@ -13,7 +13,7 @@ mod ledger;
 mod serve;
 mod space;
 
-pub use host::{Host, ServeError};
+pub use host::{BLOCK_PAGES, Host, ServeError};
 pub use layout::{Layout, Piece};
 pub use ledger::{Change, Ledger, LedgerError, replay};
 pub use serve::{Pager, Served, Staged, Touch};

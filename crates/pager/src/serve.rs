@@ -41,11 +41,11 @@ const MESSAGES: usize = 16;
 const STEP_PAGES: u32 = 16;
 /// It faults if it has done so in the last of such a time.
 const FAULTING: Duration = Duration::from_millis(2);
-/// A recorded wake fills nothing before the program has not faulted for so long,
+/// The recording of a wake is complete when the program has not faulted for so long.
 const SETTLED: Duration = Duration::from_millis(100);
-/// or has run for so long,
+/// It is cut short when the program has run for so long.
 const MOST_RECORDED: Duration = Duration::from_secs(1);
-/// or has touched so many pages, 16 MiB. More touches are not remembered: a program that needs more at once gains nothing by knowing them.
+/// Touches that are remembered, 16 MiB: a program that needs more at once gains nothing by knowing them. Then recording is cut short, too.
 const MOST_TOUCHES: usize = 1 << 12;
 /// How long to look for another message before the thread sleeps: waking it takes ten times as long as a fault.
 const SPIN: Duration = Duration::from_micros(100);
@@ -99,6 +99,8 @@ pub struct Served {
     pub filled_pages: u64,
     /// Children that were forked meanwhile.
     pub forks: u64,
+    /// What was recorded is all that the program touched until it had not faulted for some time.
+    pub settled: bool,
     /// What was touched, in order.
     pub touches: Vec<Touch>,
 }
@@ -113,8 +115,9 @@ pub struct Pager<'a> {
     host: &'a dyn Host,
     staged: Vec<Staged>,
     /// It is recorded which pages are touched.
-    records: bool,
-    begun: Instant,
+    is_recording: bool,
+    /// When the program was first seen to run.
+    begun: Option<Instant>,
     buffer: Buffer,
     /// The region that the buffer holds.
     held: Option<u32>,
@@ -179,8 +182,8 @@ impl<'a> Pager<'a> {
             ledger,
             host,
             staged: Vec::new(),
-            records: false,
-            begun: Instant::now(),
+            is_recording: false,
+            begun: None,
             buffer: Buffer::default(),
             held: None,
             beside: None,
@@ -199,7 +202,7 @@ impl<'a> Pager<'a> {
     /// Records what the program touches; `staged` is read already.
     #[must_use]
     pub fn recording(self, staged: Vec<Staged>) -> Self {
-        Self { records: true, staged, ..self }
+        Self { is_recording: true, staged, ..self }
     }
 
     /// Serves until nothing is missing, or it [is over](Host::is_over), and closes the contexts. While others hold them, whoever waits for a
@@ -222,6 +225,10 @@ impl<'a> Pager<'a> {
             if !self.host.has_begun() {
                 self.wait(HELD)?;
                 continue;
+            }
+            if self.begun.is_none() {
+                let now = Instant::now();
+                (self.begun, self.faulted) = (Some(now), now);
             }
             if self.spaces.iter().all(|space| space.layout.is_complete()) {
                 match self.host.complete() {
@@ -255,20 +262,24 @@ impl<'a> Pager<'a> {
 
     /// Waits for a message.
     fn wait(&self, time: Duration) -> Result<(), ServeError> {
-        if self.heard.elapsed() < SPIN {
-            std::thread::yield_now();
-            return Ok(());
-        }
         let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
         let mut fds: Vec<PollFd<'_>> = self
             .spaces
             .iter()
             .filter_map(|space| Some(PollFd::new(space.userfault.as_ref()?, PollFlags::IN)))
             .collect();
-        match poll(&mut fds, Some(&time)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        let mut poll_for = |time: Timespec| match poll(&mut fds, Some(&time)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => Ok(true),
             Err(error) => Err(ServeError::Context(error.into())),
+        };
+        while self.heard.elapsed() < SPIN {
+            if poll_for(Timespec::default())? {
+                return Ok(());
+            }
+            std::thread::yield_now();
         }
+        poll_for(time).map(drop)
     }
 
     /// Takes some messages of each space, and what was postponed once there are no more. In a crowd, few of all: what they fork is filled first.
@@ -354,7 +365,7 @@ impl<'a> Pager<'a> {
         self.faulted = Instant::now();
         let staged = self.regions.get(piece.region as usize).is_some_and(|stored| self.staged(stored).is_some());
         let own = ((page - start) / PAGE) as u32;
-        let block = if self.records {
+        let block = if self.is_recording {
             own..own + 1
         } else {
             let block = self.host.block_pages().max(1);
@@ -483,16 +494,26 @@ impl<'a> Pager<'a> {
         Ok(Filled::Some)
     }
 
+    /// How long nothing is to be filled, because it is recorded what the program touches.
+    fn records_for(&mut self) -> Option<Duration> {
+        if !self.is_recording {
+            return None;
+        }
+        let is_cut = self.host.is_awaited()
+            || self.begun.is_some_and(|begun| begun.elapsed() > MOST_RECORDED)
+            || self.served.touches.len() >= MOST_TOUCHES;
+        let left = SETTLED.checked_sub(self.faulted.elapsed());
+        if left.is_some() && !is_cut {
+            return left;
+        }
+        (self.is_recording, self.beside, self.served.settled) = (false, None, !is_cut);
+        None
+    }
+
     /// Brings what is next of what is missing.
     fn fill(&mut self) -> Result<Filled, ServeError> {
-        if self.records {
-            let is_over = self.host.is_awaited()
-                || self.begun.elapsed() > MOST_RECORDED
-                || self.served.touches.len() >= MOST_TOUCHES;
-            match SETTLED.checked_sub(self.faulted.elapsed()) {
-                Some(left) if !is_over => return Ok(Filled::Not(left)),
-                _ => (self.records, self.beside) = (false, None),
-            }
+        if let Some(left) = self.records_for() {
+            return Ok(Filled::Not(left));
         }
         let beside = self.beside.clone().and_then(|(n, range)| Some((n, self.spaces[n].layout.first_in(range)?)));
         let next = match beside {

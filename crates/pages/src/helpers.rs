@@ -2,7 +2,7 @@
 //!
 //! They live as long as the process. To start one takes as long as to place thirty pages; a thread that makes children in another pid
 //! namespace can start none; and the scheduler may put a new thread on the processor of the one that needs its help. So helpers wait for
-//! work, and before one is woken it is bound to the processors on which its caller does not run.
+//! work, and one begins on a processor on which its caller does not run.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,20 +16,20 @@ pub(super) trait Work: Send + Sync {
     fn help(&self);
 }
 
-/// One less than the threads that work on something at most.
+/// Helpers of this process.
 pub(super) const HELPERS: usize = 3;
 
 /// A thread.
 struct Helper {
     tid: Pid,
     is_busy: Arc<AtomicBool>,
-    work: mpsc::Sender<Arc<dyn Work>>,
+    work: mpsc::Sender<(Arc<dyn Work>, Option<CpuSet>)>,
 }
 
-/// Those that there are; none until somebody needs one.
+/// None until they are started.
 static ALL: Mutex<Vec<Helper>> = Mutex::new(Vec::new());
 
-/// Starts the helpers, so that threads which can start none find them. Where that fails, pages are placed without.
+/// Starts the helpers; without them each thread places its pages alone. They are in the namespaces of the calling thread.
 ///
 /// # Errors
 /// Of pthread_create(3).
@@ -44,7 +44,7 @@ pub fn start() -> io::Result<()> {
 
 impl Helper {
     fn start(n: usize) -> io::Result<Self> {
-        let (work, works) = mpsc::channel::<Arc<dyn Work>>();
+        let (work, works) = mpsc::channel::<(Arc<dyn Work>, Option<CpuSet>)>();
         let (tell, told) = mpsc::channel();
         let is_busy = Arc::new(AtomicBool::new(false));
         let busy = is_busy.clone();
@@ -52,7 +52,9 @@ impl Helper {
             // Nobody waits for it if the one who starts us is gone.
             let _ = tell.send(gettid());
             let _abort = AbortOnPanic;
-            for work in works {
+            for (work, all) in works {
+                // Bound only until it runs.
+                let _ = all.map(|all| sched_setaffinity(None, &all));
                 work.help();
                 // Before anybody may ask again.
                 drop(work);
@@ -77,24 +79,22 @@ impl Drop for AbortOnPanic {
 
 /// Has `count` helpers at most that have nothing to do begin with `work`.
 pub(super) fn ask(work: &Arc<dyn Work>, count: usize) {
-    if let Err(error) = start() {
-        tracing::debug!(%error, "starting threads that place pages");
-    }
-    let others = others();
+    let (processors, others) = processors().unzip();
     let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
     for helper in all.iter().filter(|helper| !helper.is_busy.swap(true, Ordering::Acquire)).take(count) {
         // Where it runs then is up to the scheduler.
         let _ = others.as_ref().map(|others| sched_setaffinity(Some(helper.tid), others));
         // It ends with the process.
-        let _ = helper.work.send(work.clone());
+        let _ = helper.work.send((work.clone(), processors));
     }
 }
 
-/// The processors of this process but the one that we run on; none where there is no other, or that is not known.
-fn others() -> Option<CpuSet> {
-    let mut set = sched_getaffinity(None).ok()?;
-    set.unset(sched_getcpu());
-    (set.count() > 0).then_some(set)
+/// The processors of this process, and those that we do not run on; none where there is no other, or that is not known.
+fn processors() -> Option<(CpuSet, CpuSet)> {
+    let all = sched_getaffinity(None).ok()?;
+    let mut others = all;
+    others.unset(sched_getcpu());
+    (others.count() > 0).then_some((all, others))
 }
 
 #[cfg(test)]
@@ -112,6 +112,7 @@ mod tests {
 
     #[test]
     fn helpers_work_beside_their_caller_and_can_be_asked_again() {
+        start().unwrap();
         for _ in 0..3 {
             let meeting = Arc::new(Meeting(Barrier::new(2)));
             let work: Arc<dyn Work> = meeting.clone();

@@ -16,6 +16,7 @@ pub mod droppable;
 pub mod helpers;
 pub mod parts;
 pub mod place;
+pub mod ranges;
 pub mod refill;
 pub mod scan;
 pub mod sink;

@@ -101,7 +101,7 @@ impl Way {
 /// Reads pages from a source, verifies and places them.
 pub struct Placer<'a> {
     source: &'a dyn PageSource,
-    plan: Plan,
+    batches: Batches,
     contexts: &'a [&'a Userfault],
 }
 
@@ -116,7 +116,7 @@ struct Scratch {
 impl<'a> Placer<'a> {
     /// For all of `stored`: what no placement names is only verified.
     pub fn new(source: &'a dyn PageSource, stored: Vec<Stored>, placements: Vec<Placement>) -> Self {
-        Self { source, plan: Plan::of(stored, placements), contexts: &[] }
+        Self { source, batches: Batches::of(stored, placements), contexts: &[] }
     }
 
     /// With what [`Way::Placed`] names: contexts that the ranges of those placements are registered with.
@@ -135,31 +135,33 @@ impl<'a> Placer<'a> {
         wrong: &dyn Fn(PlaceError) -> E,
         each: &dyn Fn() -> Result<(), E>,
     ) -> Result<u64, E> {
-        let Self { source, plan, contexts } = self;
-        let bytes = plan.bytes;
-        let plan = Arc::new(plan);
+        let Self { source, batches, contexts } = self;
+        let bytes = batches.bytes;
+        let batches = Arc::new(batches);
+        let closing = Closing(&batches);
         // The first batch is ours, so that `each` is called at least once.
-        let mut batch = plan.next();
-        let helpers = threads.count(bytes).min(plan.batches.len()).saturating_sub(1);
-        if helpers > 0 {
-            match Help::new(&plan, source, contexts) {
-                Ok(help) => super::helpers::ask(&(Arc::new(help) as Arc<dyn Work>), helpers),
+        let mut batch = batches.next();
+        let wanted = threads.count(bytes).min(batches.ranges.len()).saturating_sub(1);
+        if wanted > 0 {
+            match HelperPart::new(&batches, source, contexts) {
+                Ok(help) => super::helpers::ask(&(Arc::new(help) as Arc<dyn Work>), wanted),
                 Err(error) => tracing::debug!(%error, "pages are placed by one thread"),
             }
         }
         let mut scratch = Scratch::default();
         let mut done = Ok(());
         while let (Some(found), Ok(())) = (batch, &done) {
-            done = plan.batch(found, source, contexts, &mut scratch).map_err(wrong).and_then(|()| each());
-            batch = plan.next();
+            done = batches.batch(found, source, contexts, &mut scratch).map_err(wrong).and_then(|()| each());
+            batch = batches.next();
         }
-        let helped = plan.close();
+        drop(closing);
+        let helped = batches.helpers().failed.take();
         done.and_then(|()| helped.map_or(Ok(bytes), |error| Err(wrong(error))))
     }
 }
 
-/// What is to be placed, and how far that has come.
-struct Plan {
+/// What is to be placed, in batches, and how far that has come.
+struct Batches {
     /// By their offsets.
     stored: Vec<Stored>,
     /// Of these.
@@ -168,16 +170,17 @@ struct Plan {
     placements: Vec<Placement>,
     /// Bytes of the longest of these.
     longest: u64,
-    batches: Vec<Range<usize>>,
+    /// Of `stored`: each is read in one go.
+    ranges: Vec<Range<usize>>,
     /// The batch that nobody has begun.
     next: AtomicUsize,
-    helped: Mutex<Helped>,
+    helpers: Mutex<HelperState>,
     left: Condvar,
 }
 
-/// What helpers have done.
+/// Who helps.
 #[derive(Default)]
-struct Helped {
+struct HelperState {
     /// Nobody may begin any more.
     is_closed: bool,
     /// That have begun and not ended.
@@ -185,44 +188,33 @@ struct Helped {
     failed: Option<PlaceError>,
 }
 
-impl Plan {
+impl Batches {
     fn of(mut stored: Vec<Stored>, mut placements: Vec<Placement>) -> Self {
         stored.sort_unstable_by_key(|region| (region.offset, region.bytes));
         stored.dedup();
         placements.sort_unstable_by_key(|one| (one.offset, one.pid, one.address));
         let longest = placements.iter().map(|one| one.bytes).max().unwrap_or(0);
         let bytes = stored.iter().map(|region| region.bytes).sum();
-        let batches = batches(&stored, if bytes < MUCH { SMALL_BATCH } else { LARGE_BATCH });
+        let ranges = batches(&stored, if bytes < MUCH { SMALL_BATCH } else { LARGE_BATCH });
         Self {
             stored,
             bytes,
             placements,
             longest,
-            batches,
+            ranges,
             next: AtomicUsize::new(0),
-            helped: Mutex::default(),
+            helpers: Mutex::default(),
             left: Condvar::new(),
         }
     }
 
     fn next(&self) -> Option<&[Stored]> {
-        let batch = self.batches.get(self.next.fetch_add(1, Ordering::Relaxed))?;
+        let batch = self.ranges.get(self.next.fetch_add(1, Ordering::Relaxed))?;
         self.stored.get(batch.clone())
     }
 
-    fn helped(&self) -> MutexGuard<'_, Helped> {
-        self.helped.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits for those who have begun. Gives why one of them has failed.
-    fn close(&self) -> Option<PlaceError> {
-        let mut helped = self.helped();
-        helped.is_closed = true;
-        // Whatever they do not begin is not done: we have come to the end, or failed.
-        self.next.store(self.batches.len(), Ordering::Relaxed);
-        let mut helped =
-            self.left.wait_while(helped, |helped| helped.inside > 0).unwrap_or_else(PoisonError::into_inner);
-        helped.failed.take()
+    fn helpers(&self) -> MutexGuard<'_, HelperState> {
+        self.helpers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn batch(
@@ -250,43 +242,56 @@ impl Plan {
     }
 }
 
+/// When this is dropped no helper begins any more, and those that have begun have ended: what comes then may count on it.
+struct Closing<'a>(&'a Batches);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.helpers();
+        state.is_closed = true;
+        // Whatever they do not begin is not done: we have come to the end, or failed.
+        self.0.next.store(self.0.ranges.len(), Ordering::Relaxed);
+        drop(self.0.left.wait_while(state, |state| state.inside > 0));
+    }
+}
+
 /// What a helper needs, which may outlive the call of [`Placer::run`].
-struct Help {
-    plan: Arc<Plan>,
+struct HelperPart {
+    batches: Arc<Batches>,
     source: Box<dyn PageSource + Send>,
     contexts: Vec<Userfault>,
 }
 
-impl Help {
-    fn new(plan: &Arc<Plan>, source: &dyn PageSource, contexts: &[&Userfault]) -> io::Result<Self> {
+impl HelperPart {
+    fn new(batches: &Arc<Batches>, source: &dyn PageSource, contexts: &[&Userfault]) -> io::Result<Self> {
         let contexts = contexts.iter().map(|context| context.duplicate()).collect::<io::Result<_>>()?;
-        Ok(Self { plan: plan.clone(), source: source.duplicate()?, contexts })
+        Ok(Self { batches: batches.clone(), source: source.duplicate()?, contexts })
     }
 }
 
-impl Work for Help {
+impl Work for HelperPart {
     fn help(&self) {
-        let plan = &self.plan;
+        let batches = &self.batches;
         {
-            let mut helped = plan.helped();
-            if helped.is_closed {
+            let mut state = batches.helpers();
+            if state.is_closed {
                 return;
             }
-            helped.inside += 1;
+            state.inside += 1;
         }
         let contexts: Vec<&Userfault> = self.contexts.iter().collect();
         let mut scratch = Scratch::default();
         let mut failed = None;
-        while let (Some(batch), None) = (plan.next(), &failed) {
-            failed = plan.batch(batch, &*self.source, &contexts, &mut scratch).err();
+        while let (Some(batch), None) = (batches.next(), &failed) {
+            failed = batches.batch(batch, &*self.source, &contexts, &mut scratch).err();
         }
-        let mut helped = plan.helped();
+        let mut state = batches.helpers();
         if failed.is_some() {
-            plan.next.store(plan.batches.len(), Ordering::Relaxed);
-            helped.failed = helped.failed.take().or(failed);
+            batches.next.store(batches.ranges.len(), Ordering::Relaxed);
+            state.failed = state.failed.take().or(failed);
         }
-        helped.inside -= 1;
-        plan.left.notify_all();
+        state.inside -= 1;
+        batches.left.notify_all();
     }
 }
 

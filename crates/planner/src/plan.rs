@@ -18,7 +18,7 @@ use torpor_linux::restorer::{CODE_BYTES, STEP_BYTES, Step, interpreter};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TORPLAN\n");
 /// Counts changes of the form or of what the steps do.
-const VERSION: u64 = 5;
+const VERSION: u64 = 6;
 const HEADER_BYTES: usize = 48;
 const TASK_BYTES: usize = 40;
 /// Bytes of a process's table of limits.

@@ -20,7 +20,7 @@ use torpor_pages::place::{PlaceError, Placement, Placer, Threads};
 use torpor_pages::source::{FetchError, PageSource, Stored};
 
 /// Checks every stored page of the processes of a tree whose processes are all there, and fills those that wait for it, but for what comes
-/// later. Pages of shared memory are checked by whoever makes it. `piece` is told of each batch. Gives the bytes, and who misses pages.
+/// later. Pages of shared memory are checked by whoever makes it. `piece` is told of each batch of this thread. Gives the bytes, and who misses pages.
 pub(crate) fn pages(
     building: &mut Building<'_>,
     path: &Path,

@@ -6,6 +6,7 @@
 //! blocks, and what is written at the end ([`crate::finish`]). So do pages that lie where the process has inherited others.
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -17,6 +18,7 @@ use torpor_linux::restorer::BuildingTask;
 use torpor_linux::uapi::memory::MADV_GUARD_INSTALL;
 use torpor_pages::context::{Context, PlacedArea, Registered, first_of_thread};
 use torpor_pages::place::{Placement, Way};
+use torpor_pages::ranges::{merged, overlaps};
 use torpor_pages::scan::{ProcessMemory, Selection};
 use torpor_pages::source::Stored;
 use torpor_process::trace::TraceError;
@@ -27,6 +29,19 @@ const WIPE_ON_FORK: i32 = 18;
 
 /// Processes of a tree at most that may miss pages: their contexts are parked with one message, which takes 253 descriptors (`unix(7)`).
 pub const MOST_CONTEXTS: usize = 250;
+
+/// Who serves the pages of a restored tree that come after its programs run.
+pub trait LatePages {
+    /// `/dev/userfaultfd`.
+    fn device(&self) -> BorrowedFd<'_>;
+
+    /// Takes processes that miss pages of `image`. They run as soon as this has returned: somebody must hold their contexts until nothing is
+    /// missing, whoever is killed.
+    ///
+    /// # Errors
+    /// Why nobody serves them: they do not run.
+    fn serve(&self, image: &File, late: Vec<Late>) -> io::Result<()>;
+}
 
 /// How pages may come later.
 pub struct Lazy<'a> {
@@ -142,25 +157,6 @@ fn must_be_first(life: &LiveProcess) -> Vec<Range<u64>> {
         }
     }
     merged(must)
-}
-
-/// In order and without overlap.
-fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_unstable_by_key(|range| range.start);
-    ranges.dedup_by(|next, range| {
-        let is_one = next.start <= range.end;
-        if is_one {
-            range.end = range.end.max(next.end);
-        }
-        is_one
-    });
-    ranges
-}
-
-/// Whether one of `ranges`, which are in order and without overlap, has something of `range`.
-fn overlaps(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
-    let behind = ranges.partition_point(|one| one.end <= range.start);
-    ranges.get(behind).is_some_and(|one| one.start < range.end)
 }
 
 /// Places zeros where a process that misses pages must not wait for one and nothing is stored.

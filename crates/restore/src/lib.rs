@@ -45,6 +45,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use torpor_image::Region;
 use torpor_image::tree::{Namespaces, Tree};
 use torpor_linux::guard::CrashGuard;
 
@@ -52,6 +53,7 @@ pub use error::RestoreError;
 pub use torpor_planner::compile::{CompileError, compile};
 pub use torpor_process::step::{RestoreFaults, RestoreStep};
 
+use self::lazy::{LatePages, Lazy};
 pub use self::limits::lower_limits;
 pub use self::load::{Loaded, load, plan_again};
 use self::logins::Logins;
@@ -74,6 +76,8 @@ pub struct Restore<'a> {
     pub standard: [Option<OwnedFd>; 3],
     /// For TCP connections to the outside, whose packets it keeps away until they are there again.
     pub lock: Option<&'a dyn ConnectionLock>,
+    /// Serves pages that may come after the tree runs; without, all of them come first.
+    pub late: Option<&'a dyn LatePages>,
     /// Told of every step.
     pub faults: RestoreFaults<'a>,
 }
@@ -89,6 +93,8 @@ pub struct Restored {
     pub threads: usize,
     /// Bytes of pages that were read.
     pub page_bytes: u64,
+    /// Bytes of pages that come while it runs.
+    pub late_bytes: u64,
     /// What is not as it was, and why.
     pub warnings: Vec<String>,
     /// How long each step took.
@@ -167,7 +173,10 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
     let no_processes = guard(&[], &connections(&tree, &opened), &[])?;
     let source = Source { tree: &tree, plan: &plan, path: request.image, pages: &pages, passed: Duration::ZERO };
     let launched = Launched::launch(source, &opened, Seed::Child, &mut reached)?;
-    let filled = launched.fork(&mut reached)?.fill(None, None)?;
+    let lazy = request.late.map(|late| Lazy { device: late.device(), loading: &[] });
+    let mut filled = launched.fork(&mut reached)?.fill(None, lazy.as_ref())?;
+    let late = filled.take_late();
+    let late_bytes = late.iter().flat_map(|late| &late.regions).map(Region::bytes).sum();
     let connected = filled.build(&mut reached, &mut warnings)?.connect(&mut opened, logins, &mut warnings)?;
     let page_bytes = connected.page_bytes();
     let mut runs = None;
@@ -184,6 +193,10 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
         changes.shorten(wait).map_err(time_outs)?;
     }
     reached(RestoreStep::Finished)?;
+    if let Some(pages) = request.late.filter(|_| !late.is_empty()) {
+        let unserved = |error| RestoreError::Own("having the rest of its memory served", error);
+        pages.serve(&file, late).map_err(unserved)?;
+    }
     complete.release(&mut warnings)?;
     // Now it runs, whatever comes.
     dismiss(runs);
@@ -205,6 +218,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
         processes: tree.processes.len(),
         threads: tree.threads().count(),
         page_bytes,
+        late_bytes,
         warnings,
         timings,
     })

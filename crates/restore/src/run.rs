@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
-use torpor_image::tree::{End, LiveProcess, Process, Tree};
-use torpor_image::{Content, Region, lazy_size};
+use torpor_image::tree::{End, Process, Tree};
 use torpor_linux::restorer::{
     self, BuildingTask, Entered, ForkTracker, Launch, LaunchError, STOP, adopt, destroy, destroy_all, launch,
 };
@@ -311,9 +310,6 @@ impl<'a> Building<'a> {
     pub(super) fn mapped(&mut self) -> Result<(Vec<usize>, Vec<Placement>), RestoreError> {
         let mut found = self.leaders();
         found.retain(|n| self.tasks()[*n].kind == Kind::Thread(0));
-        found.retain(|n| {
-            self.process(&self.tasks()[*n]).alive().is_some_and(|life| stored_bytes(life) >= lazy_size::least_bytes())
-        });
         let (mut waiting, mut missing) = (Vec::new(), Vec::new());
         for n in found {
             let mut steps = self.plan.steps(&self.tasks()[n]).map(|(_, step)| step);
@@ -399,11 +395,6 @@ pub fn wait_for_ids(ids: impl Iterator<Item = i32>) {
     }
     // The kernel frees a number a moment after the process is gone; there is no event for it.
     std::thread::sleep(FREED);
-}
-
-fn stored_bytes(life: &LiveProcess) -> u64 {
-    let regions = life.space.areas.iter().flat_map(|area| &area.pages);
-    regions.filter(|region| matches!(region.content, Content::Stored { .. })).map(Region::bytes).sum()
 }
 
 fn missing() -> RestoreError {

@@ -115,7 +115,7 @@ impl<'a> Launched<'a> {
 }
 
 impl<'a> Forked<'a> {
-    /// Until all pages are verified and in place, but for those that may be `lazy`; `piece` is told of each batch. Afterwards the processes make
+    /// Until all pages are verified and in place, but for those that may be `lazy`; `piece` is told of each batch of this thread. Afterwards the processes make
     /// their last calls: what can be done meanwhile is begun before [`Filled::build`].
     ///
     /// # Errors

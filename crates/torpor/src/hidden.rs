@@ -3,6 +3,8 @@
 
 use std::process::ExitCode;
 
+use torpor_engine::restored::{GUARD_COMMAND, PAGER_COMMAND, RestoredError, guard_main, pager_main};
+
 /// Runs what the first argument names, if it is one of these words.
 pub(crate) fn dispatch() -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
@@ -14,8 +16,25 @@ pub(crate) fn dispatch() -> Option<ExitCode> {
                 ExitCode::FAILURE
             }
         }),
+        GUARD_COMMAND => Some(ended(guard_main())),
+        PAGER_COMMAND => {
+            // It says so while the image cannot be read.
+            tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
+            Some(ended(pager_main()))
+        }
         torpor_sandbox::SETUP_COMMAND => torpor_sandbox::setup_main(),
         torpor_sandbox::EXEC_COMMAND => torpor_sandbox::exec_main(),
         _ => None,
+    }
+}
+
+/// A process that brings memory of a restored tree has come to its end.
+fn ended(result: Result<(), RestoredError>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("torpor: {}", torpor_api::error::chain(&error));
+            ExitCode::FAILURE
+        }
     }
 }

@@ -1,10 +1,10 @@
 //! While it dozes: what is in the way, and memory back in place. And how it is given up later: it runs.
 
 use std::fs::File;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 use super::{HibernateError, Hibernating};
-use crate::lazy::{LazyApp, LazyWay};
+use crate::lazy::{LazyApp, LazyWay, PagerThread};
 use crate::recover::RecoverError;
 use crate::sleep::events::{self, Extent};
 use crate::sleep::{Failure, SleepError, Stop, carried, remove_image};
@@ -90,7 +90,7 @@ impl Hibernating<'_> {
         // From here on somebody serves what we touch.
         if let Some((pager, app)) = lazy {
             // Its thread ends only with an app: were it gone, the next worker would serve it.
-            let _ = pager.send(app);
+            let _ = pager.serve(app);
         }
         Ok(())
     }
@@ -104,7 +104,7 @@ impl Hibernating<'_> {
     }
 
     /// Brings back all of its memory; where it can be lazy, only what must be there first.
-    fn bring_back(&self) -> Result<Option<(mpsc::Sender<LazyApp>, LazyApp)>, WakeError> {
+    fn bring_back(&self) -> Result<Option<(PagerThread, LazyApp)>, WakeError> {
         let image = open(self.target, &self.asleep.image)?;
         if let (Some(pagers), Some(contexts)) = (self.request.pagers, &self.asleep.contexts)
             && contexts.may_be_lazy()

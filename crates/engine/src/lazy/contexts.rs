@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use serde::{Deserialize, Serialize};
 use torpor_image::{Region, State, lazy_size};
 use torpor_linux::userfault::Userfault;
 use torpor_pager::Ledger;
@@ -21,7 +22,7 @@ pub struct Contexts {
 }
 
 /// What is known of a context, beside its descriptor.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextRecord {
     /// Its process.
     pub pid: i32,
@@ -29,6 +30,16 @@ pub struct ContextRecord {
     pub areas: Vec<(u64, u64, bool)>,
     /// What it misses, where its image does not say so: its processes were built again.
     pub missing: Option<Vec<Region>>,
+}
+
+impl ContextRecord {
+    /// Those that were encoded.
+    ///
+    /// # Errors
+    /// Where the bytes are none.
+    pub fn decode_all(bytes: &[u8]) -> io::Result<Vec<Self>> {
+        postcard::from_bytes(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
 }
 
 /// [`Contexts`] that were parked.
@@ -82,6 +93,19 @@ impl Contexts {
         }
     }
 
+    /// The programs are about to run: from here on it is told what they do to missing pages.
+    ///
+    /// # Errors
+    /// Of write(2).
+    pub fn begin(&self) -> io::Result<()> {
+        self.ledger.as_ref().map_or(Ok(()), Ledger::begin)
+    }
+
+    /// [`Contexts::records`] as bytes, for [`ContextRecord::decode_all`].
+    pub fn encode_records(&self) -> Vec<u8> {
+        postcard::to_stdvec(&self.records()).expect("records in memory can be written to memory")
+    }
+
     /// What is to be parked with [`Contexts::descriptors`].
     pub fn records(&self) -> Vec<ContextRecord> {
         let area = |area: &PlacedArea| (area.range.start, area.range.end, area.may_be_lazy);
@@ -100,7 +124,10 @@ impl Contexts {
     }
 
     /// Of processes that were built again and miss these regions.
-    pub(crate) fn of_built(late: Vec<Late>) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// Why there is no ledger.
+    pub fn of_built(late: Vec<Late>) -> io::Result<Self> {
         let (contexts, missing) = late.into_iter().map(|Late { context, regions }| (context, regions)).unzip();
         Ok(Self { contexts, ledger: Some(Ledger::create()?), missing })
     }

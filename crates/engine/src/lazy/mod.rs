@@ -17,7 +17,8 @@ mod taken_over;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 
 use torpor_image::{Content, Region};
 use torpor_pager::{Host, Layout, Ledger, Pager, ServeError, Served, Space, Staged, Touch};
@@ -65,13 +66,39 @@ pub struct LazyServed {
     pub is_sampled: bool,
 }
 
+/// A thread that serves the app that it is sent, and ends where it is sent none.
+#[derive(Debug)]
+pub struct PagerThread {
+    apps: mpsc::Sender<LazyApp>,
+    has_app: Arc<AtomicBool>,
+}
+
+impl PagerThread {
+    /// And where the thread receives its app.
+    pub fn new() -> (Self, mpsc::Receiver<LazyApp>) {
+        let (apps, received) = mpsc::channel();
+        (Self { apps, has_app: Arc::default() }, received)
+    }
+
+    /// Set when it is sent an app.
+    pub fn has_app(&self) -> Arc<AtomicBool> {
+        self.has_app.clone()
+    }
+
+    /// Has it serve an app; an error where the thread has ended.
+    pub(crate) fn serve(self, app: LazyApp) -> io::Result<()> {
+        self.has_app.store(true, Ordering::Release);
+        self.apps.send(app).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
 /// Runs a pager for each app that wakes lazily.
 pub trait Pagers: Send + Sync {
-    /// Makes a thread that serves the app that it is sent, and ends where it is sent none.
+    /// Makes a thread.
     ///
     /// # Errors
-    /// Why there is no thread: the app wakes with all its memory then.
-    fn thread(&self) -> io::Result<mpsc::Sender<LazyApp>>;
+    /// Why there is none: the app wakes with all its memory then.
+    fn thread(&self) -> io::Result<PagerThread>;
 
     /// Parks contexts of processes that were built again from the image of `generation`, until all of their memory is there. Those of a dozing
     /// app are parked before its wake.
@@ -110,6 +137,14 @@ impl LazyApp {
         }
         let pids = contexts.contexts.iter().map(|context| context.pid).collect();
         Ok(Self::new(image.try_clone()?, regions, spaces, pids, ledger.duplicate()?))
+    }
+
+    /// Of processes that were built again, by what somebody has parked who served them before, or was about to.
+    ///
+    /// # Errors
+    /// See [`LazyLost`]: they must be ended before the last of its descriptors is closed.
+    pub fn of_parked(image: File, parked: ParkedContexts) -> Result<Self, LazyLost> {
+        taken_over(None, image, parked)
     }
 
     /// What each process misses, by ascending address.

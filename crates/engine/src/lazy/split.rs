@@ -8,6 +8,7 @@ use torpor_image::{Process, Region, State, lazy_size};
 use torpor_linux::registers::Registers;
 use torpor_pager::{Change, Space};
 use torpor_pages::context::{Registered, first_of_thread};
+use torpor_pages::ranges::{merged, overlaps};
 use torpor_pages::scan::{Kind, ProcessMemory, Selection};
 use torpor_pages::source::Stored;
 
@@ -39,7 +40,7 @@ impl Split {
                 let is_late = |stored: Stored| !loading.iter().any(|one| one.contains(&stored.offset));
                 Stored::of(region).is_some_and(is_late)
                     && registered[n].may_be_lazy(range.start)
-                    && !must.iter().any(|one| overlap(one, &range))
+                    && !overlaps(&must, &range)
             });
             bytes += lazy.iter().map(Region::bytes).sum::<u64>();
             later[n] = lazy;
@@ -81,7 +82,7 @@ impl Split {
     }
 }
 
-/// Ranges whose pages must be in place before the process runs.
+/// Ranges whose pages must be in place before the process runs, in order.
 fn must_be_first(process: &Process, registered: &Registered<'_>) -> io::Result<Vec<Range<u64>>> {
     let mut must = Vec::new();
     for thread in &process.threads {
@@ -97,9 +98,5 @@ fn must_be_first(process: &Process, registered: &Registered<'_>) -> io::Result<V
             }
         }
     }
-    Ok(must)
-}
-
-const fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
-    one.start < other.end && other.start < one.end
+    Ok(merged(must))
 }

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc;
 
 use torpor_image::tree::Tree;
 use torpor_image::{Region, lazy_size, needed};
@@ -12,13 +11,13 @@ use torpor_linux::userfault;
 use torpor_pages::source::{FetchError, Stored};
 use torpor_restore::lazy::{Late, Lazy};
 
-use crate::lazy::{Contexts, LazyApp, LazyWay, MOST_LOADED, Pagers};
+use crate::lazy::{Contexts, LazyApp, LazyWay, MOST_LOADED, PagerThread, Pagers};
 
 /// What is known before processes are filled.
 pub(super) struct Later<'a> {
     way: LazyWay<'a>,
-    /// Made early: it must not be one of the app's namespaces, and nothing waits for it to start.
-    pager: mpsc::Sender<LazyApp>,
+    /// Made before this thread enters the app's namespaces, so that it does not stay in them, and early, so that nothing waits for its start.
+    pager: PagerThread,
     device: OwnedFd,
     /// Its loading set.
     loading: Vec<Range<u64>>,
@@ -27,34 +26,26 @@ pub(super) struct Later<'a> {
 /// An app that misses pages, until it runs.
 pub(super) struct Missing<'a> {
     pagers: &'a dyn Pagers,
-    pager: mpsc::Sender<LazyApp>,
+    pager: PagerThread,
     app: LazyApp,
     contexts: Contexts,
 }
 
 impl<'a> Later<'a> {
     /// None where it is not allowed, not possible here, or does not pay.
-    ///
-    /// # Errors
-    /// Why there is no pager.
-    pub(super) fn of(tree: &Tree, way: Option<LazyWay<'a>>) -> io::Result<Option<Self>> {
-        let Some(way) = way else { return Ok(None) };
+    pub(super) fn of(tree: &Tree, way: Option<LazyWay<'a>>) -> Option<Self> {
+        let way = way?;
         let lives = tree.processes.iter().filter_map(|process| process.alive());
         let regions = lives.flat_map(|life| &life.space.areas).flat_map(|area| &area.pages);
         let stored: u64 = regions.filter(|region| Stored::of(region).is_some()).map(Region::bytes).sum();
         if stored < lazy_size::least_bytes() {
-            return Ok(None);
+            return None;
         }
-        let device = match userfault::device() {
-            Ok(device) => device,
-            Err(error) => {
-                tracing::debug!(%error, "{}", userfault::DEVICE);
-                return Ok(None);
-            }
-        };
-        let pager = way.pagers.thread()?;
+        let device = userfault::device().inspect_err(|error| tracing::debug!(%error, "{}", userfault::DEVICE)).ok()?;
+        let warn = |error: &io::Error| tracing::warn!(%error, "no pager: all memory is brought back first");
+        let pager = way.pagers.thread().inspect_err(warn).ok()?;
         let loading = needed(&tree.loading, way.cause, MOST_LOADED);
-        Ok(Some(Self { way, pager, device, loading }))
+        Some(Self { way, pager, device, loading })
     }
 
     /// For those who fill the processes: of a wake that is sampled, the loading set comes later too.
@@ -85,6 +76,6 @@ impl Missing<'_> {
 
     /// Hands it to its pager.
     pub(super) fn serve(self) -> io::Result<()> {
-        self.pager.send(self.app).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        self.pager.serve(self.app)
     }
 }

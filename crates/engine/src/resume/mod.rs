@@ -195,7 +195,7 @@ impl Resuming<'_> {
         let (home, image) = (self.home, self.image);
         let Prepared { file, tree, plan, starters, root, removed, paths, given, passed, same_boot, mut warnings } =
             prepared;
-        let later = Later::of(&tree, way).map_err(ResumeError::Pager)?;
+        let later = Later::of(&tree, way);
         let charge = Charge::of(home);
         let target = self.target;
         let piece = || target.faults.rebuilt(RestoreStep::Piece);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use torpor_engine::{
-    Abort, Asleep, Attempt, Contexts, Expected, Faults, LazyApp, LazyServed, LazyWay, NoFaults, PagerHost,
+    Abort, Asleep, Attempt, Contexts, Expected, Faults, LazyServed, LazyWay, NoFaults, PagerHost, PagerThread,
     ParkedByWorker, ParkedContexts, Request, ServeError, SleepError, Target, Userfault, WaitHistory, fall_asleep, wake,
 };
 use torpor_image::Epoch;
@@ -152,8 +152,8 @@ fn duplicate(descriptor: BorrowedFd<'_>) -> OwnedFd {
 }
 
 impl torpor_engine::Pagers for Pagers {
-    fn thread(&self) -> std::io::Result<mpsc::Sender<LazyApp>> {
-        let (sender, apps) = mpsc::channel::<LazyApp>();
+    fn thread(&self) -> std::io::Result<PagerThread> {
+        let (thread, apps) = PagerThread::new();
         let (report, ended) = mpsc::channel();
         let host = Host { shared: self.0.clone(), asked: AtomicU64::new(0) };
         std::thread::spawn(move || {
@@ -163,7 +163,7 @@ impl torpor_engine::Pagers for Pagers {
             let _ = report.send(result);
         });
         self.0.ended.lock().unwrap().push(ended);
-        Ok(sender)
+        Ok(thread)
     }
 
     fn park(&self, _generation: u64, _contexts: &Contexts) -> std::io::Result<()> {

@@ -44,7 +44,7 @@ pub fn capture(child: &mut Child, directory: &Path) -> Checkpointed {
 
 /// Restores an image.
 pub fn restored(image: &Path) -> Result<Restored, RestoreError> {
-    restore(Restore { image, standard: [None, None, None], lock: None, faults: &|_| Ok(()) })
+    restore(Restore { image, standard: [None, None, None], lock: None, late: None, faults: &|_| Ok(()) })
 }
 
 /// Lets a program of `captured.py` go on that waits to be restored.

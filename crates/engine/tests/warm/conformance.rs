@@ -306,8 +306,9 @@ fn run(
         let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         match (verdict, served) {
             (Verdict::Wrong(why), Err(error)) => Verdict::Wrong(format!("{why}; its pager: {error}")),
-            (Verdict::Ok(_), _) => Verdict::Ok(torture.told().unwrap_or_default()),
-            (other, _) => other,
+            (_, Err(error)) => Verdict::Wrong(format!("its pager: {error}")),
+            (Verdict::Ok(_), Ok(())) => Verdict::Ok(torture.told().unwrap_or_default()),
+            (other, Ok(())) => other,
         }
     })
 }

@@ -6,11 +6,10 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
 
 use torpor_engine::{
-    ContextRecord, Contexts, LazyApp, LazyServed, LazyWay, NoFaults, PagerHost, Pagers, ParkedByWorker, ParkedContexts,
-    Recovered, ServeError, Userfault, recover,
+    ContextRecord, Contexts, LazyServed, LazyWay, NoFaults, PagerHost, PagerThread, Pagers, ParkedByWorker,
+    ParkedContexts, Recovered, ServeError, Userfault, recover,
 };
 use torpor_store::Store;
 use torpor_testkit::error::chain;
@@ -21,8 +20,6 @@ use super::app::App;
 const MOST_ROUNDS: u64 = 40;
 /// In what [`Torture::told`] says.
 pub const SERVED: &str = " faults";
-/// How long to wait for a pager between two looks at whether the app has ended.
-const LOOK: Duration = Duration::from_millis(5);
 
 /// Pagers of an app, and what a worker would have parked.
 #[derive(Default)]
@@ -79,17 +76,15 @@ impl Torture {
     pub fn serve(&self, app: &App) -> Result<(), String> {
         loop {
             let Some(pager) = self.0.pager.lock().unwrap().take() else { return Ok(()) };
-            let ended = loop {
-                match pager.recv_timeout(LOOK) {
-                    Ok(ended) => break ended,
-                    Err(mpsc::RecvTimeoutError::Timeout) => {}
-                    // It was sent no app.
-                    Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(()),
-                }
-            };
+            // It was sent no app.
+            let Ok(ended) = pager.recv() else { return Ok(()) };
+            if self.0.is_over.load(Ordering::Acquire) {
+                // Its processes may be gone.
+                return Ok(());
+            }
             let served = ended.map_err(|error| chain(&error))?;
             self.0.faults.fetch_add(served.counts.faults, Ordering::Relaxed);
-            if self.0.is_complete.load(Ordering::Acquire) || self.0.is_over.load(Ordering::Acquire) {
+            if self.0.is_complete.load(Ordering::Acquire) {
                 return Ok(());
             }
             let store = Store::of_app(&app.path("images"));
@@ -115,8 +110,8 @@ impl Torture {
 }
 
 impl Pagers for Torture {
-    fn thread(&self) -> io::Result<mpsc::Sender<LazyApp>> {
-        let (sender, apps) = mpsc::channel::<LazyApp>();
+    fn thread(&self) -> io::Result<PagerThread> {
+        let (thread, apps) = PagerThread::new();
         let (report, ended) = mpsc::channel();
         let random = RandomState::new().build_hasher().finish() % MOST_ROUNDS;
         let rounds = if self.0.is_steady { u64::MAX } else { random };
@@ -128,7 +123,7 @@ impl Pagers for Torture {
             }
         });
         *self.0.pager.lock().unwrap() = Some(ended);
-        Ok(sender)
+        Ok(thread)
     }
 
     fn park(&self, _generation: u64, contexts: &Contexts) -> io::Result<()> {

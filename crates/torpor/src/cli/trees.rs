@@ -38,9 +38,13 @@ pub(super) const RESTORE_HELP: &str = "\
 Examples:
   torpor restore --image /srv/image
   torpor restore --image /srv/image --detach --json
+  torpor restore --image /srv/image --lazy
 
 The processes keep their ids. The root of the tree becomes a child of this command, which waits until it ends. Standard streams
 that came from outside the tree are those of this command. With --detach, the command returns as soon as the processes run.
+
+With --lazy, two more processes of torpor bring the memory that the processes do not need at once, and end when nothing is missing.
+The image must stay until then.
 
 Exit codes: the status of the root, or 128 plus the number of the signal that killed it; 0 with --detach. 1 failed, 2 wrong
 command, 3 refused: a process id is in use, a file has changed, or this machine lacks what the image needs. If the restore
@@ -54,6 +58,9 @@ pub(crate) struct RestoreArgs {
     /// Return as soon as the processes run
     #[arg(long)]
     pub(crate) detach: bool,
+    /// Let the processes run before all of their memory is back
+    #[arg(long)]
+    pub(crate) lazy: bool,
     #[command(flatten)]
     pub(crate) json: Json,
 }

@@ -16,16 +16,16 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use torpor_api::working_set::WorkingSetPolicy;
 
-/// One wake in this many is sampled,
+/// One wake in this many is sampled.
 const SAMPLED: u32 = 8;
-/// and in this many where the set was right several times: together they take a few percent of the time of all wakes.
+/// The same where the set was right several times. Together, sampled wakes then take a few percent of the time of all wakes.
 const LEAST_SAMPLED: u32 = 64;
-/// It was right if at most one in so many of its pages was not needed, and one in so many missing.
+/// A set was right if at most one in so many of its pages was not needed, and as few were missing.
 const RIGHT: u64 = 4;
 /// The first wakes of a cause are all sampled.
 const FIRST_SAMPLED: u32 = 2;
 /// Pages in a block: those that come with a touched one ([`WorkingSetPolicy::Present`]).
-const BLOCK_PAGES: u64 = 8;
+const BLOCK_PAGES: u64 = torpor_engine::BLOCK_PAGES;
 /// Causes that are told apart; a bit each. The one that was seen longest ago makes room.
 const MOST_CAUSES: usize = 16;
 /// Pages of all sets of an app at most, 64 MiB.
@@ -50,8 +50,10 @@ pub(crate) struct Run {
 pub(crate) struct Observed<'a> {
     /// Why it woke, in words.
     pub(crate) cause: &'a str,
-    /// The set was staged.
+    /// It was sampled.
     pub(crate) is_sampled: bool,
+    /// It shows all that the program needed: its recording was not cut short.
+    pub(crate) is_whole: bool,
     /// What was touched, in order.
     pub(crate) touched: &'a [Run],
 }
@@ -144,7 +146,7 @@ impl WorkingSets {
 
     /// Learns from a wake.
     pub(crate) fn observe(&mut self, observed: &Observed<'_>, policy: WorkingSetPolicy) {
-        let Observed { cause, is_sampled, touched } = *observed;
+        let Observed { cause, is_sampled, is_whole, touched } = *observed;
         self.wakes = self.wakes.saturating_add(1);
         let n = self.place(cause);
         let bit = 1 << n;
@@ -153,8 +155,9 @@ impl WorkingSets {
         let expected = self.pages.iter().filter(|(_, known)| is_expected(known)).map(|(page, _)| *page);
         let expected: BTreeSet<(i32, u64)> = expected.collect();
         for (page, known) in &mut self.pages {
-            // What was in place before the program ran shows nothing, unless the wake was sampled.
-            if concerns(known) && (is_sampled || !expected.contains(page)) {
+            // What was in place before the program ran shows nothing, unless the wake was sampled; nor does what only other causes need.
+            let shows = if expected.contains(page) { is_sampled && is_whole } else { !is_sampled || is_whole };
+            if known.causes & bit != 0 && shows {
                 known.touches <<= 1;
             }
         }
@@ -168,7 +171,7 @@ impl WorkingSets {
                 Some(known) => {
                     known.causes |= bit;
                     known.touches |= 1;
-                    if is_sampled {
+                    if is_sampled && is_whole {
                         known.order = order;
                     }
                 }
@@ -180,16 +183,23 @@ impl WorkingSets {
         }
         let expected = expected.len() as u64;
         let unused = expected.saturating_sub(hits);
-        self.last = Some(Score { expected, misses, sampled: is_sampled.then_some((hits, unused)) });
+        self.last = Some(Score { expected, misses, sampled: (is_sampled && is_whole).then_some((hits, unused)) });
         let cause = &mut self.causes[n];
         if is_sampled {
-            let is_right = unused.max(misses) * RIGHT <= expected;
-            cause.interval = if is_right { (cause.interval * 2).min(LEAST_SAMPLED) } else { SAMPLED };
+            // What needs more than can be recorded is not recorded again and again.
+            let is_right = !is_whole || unused.max(misses).saturating_mul(RIGHT) <= expected;
+            cause.interval = if is_right { cause.interval.saturating_mul(2).min(LEAST_SAMPLED) } else { SAMPLED };
             (cause.sampled, cause.unsampled) = (cause.sampled.saturating_add(1), 0);
         } else {
             cause.unsampled = cause.unsampled.saturating_add(1);
         }
         self.pages.retain(|_, known| is_remembered(policy, known.touches));
+    }
+
+    /// A wake for this cause brought all memory back before the program ran, and shows nothing.
+    pub(crate) fn pass(&mut self, cause: &str) {
+        let n = self.place(cause);
+        self.causes[n].unsampled = self.causes[n].unsampled.saturating_add(1);
     }
 
     /// The place of a cause.
@@ -302,7 +312,7 @@ mod tests {
     }
 
     fn ordinary<'a>(cause: &'a str, touched: &'a [Run]) -> Observed<'a> {
-        Observed { cause, is_sampled: false, touched }
+        Observed { cause, is_sampled: false, is_whole: true, touched }
     }
 
     fn one(range: Range<u64>) -> Vec<Range<u64>> {
@@ -325,7 +335,7 @@ mod tests {
         }
 
         fn sampled(&mut self, touched: &[Run], policy: WorkingSetPolicy) -> Score {
-            self.observe(&Observed { cause: "tcp 80", is_sampled: true, touched }, policy);
+            self.observe(&Observed { cause: "tcp 80", is_sampled: true, is_whole: true, touched }, policy);
             self.last.unwrap()
         }
 
@@ -366,9 +376,44 @@ mod tests {
         assert_eq!(sets.of_tcp(POLICY), [102..103, 3..4]);
         // Another cause shows nothing of them.
         for _ in 0..5 {
-            sets.observe(&Observed { cause: "timer", is_sampled: true, touched: &[] }, POLICY);
+            sets.observe(&Observed { cause: "timer", is_sampled: true, is_whole: true, touched: &[] }, POLICY);
         }
         assert_eq!(sets.counts(), (5 + 2 + SAMPLED, 2));
+    }
+
+    #[test]
+    fn a_cause_that_needs_nothing_leaves_what_others_share() {
+        let mut sets = WorkingSets::default();
+        for cause in ["tcp 80", "udp 53", "stop", "stop", "stop"] {
+            let touched = if cause == "stop" { vec![] } else { vec![run(1, 8)] };
+            sets.observe(&Observed { cause, is_sampled: true, is_whole: true, touched: &touched }, POLICY);
+        }
+        assert_eq!(pages(&sets.groups(POLICY)), [("", one(1..9))]);
+    }
+
+    #[test]
+    fn a_recording_that_was_cut_short_shows_only_what_was_touched() {
+        let mut sets = WorkingSets::default();
+        let cut = |sets: &mut WorkingSets, touched: &[Run]| {
+            sets.observe(&Observed { cause: "tcp 80", is_sampled: true, is_whole: false, touched }, POLICY);
+        };
+        sets.sampled(&[run(1, 8)], POLICY);
+        for _ in 0..3 {
+            cut(&mut sets, &[run(1, 1), run(20, 1)]);
+        }
+        assert_eq!(sets.of_tcp(POLICY), [1..9, 20..21]);
+        assert!(!sets.is_sample_due("tcp 80", POLICY), "it is not recorded again and again");
+    }
+
+    #[test]
+    fn wakes_that_show_nothing_count() {
+        let mut sets = WorkingSets::default();
+        for _ in 0..2 {
+            sets.sampled(&[run(1, 8)], POLICY);
+        }
+        assert!(!sets.is_sample_due("tcp 80", POLICY));
+        (0..2 * SAMPLED).for_each(|_| sets.pass("tcp 80"));
+        assert!(sets.is_sample_due("tcp 80", POLICY));
     }
 
     #[test]

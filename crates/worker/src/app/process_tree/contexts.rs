@@ -15,7 +15,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use torpor_engine::{Asleep, ContextRecord, Contexts, MOST_CONTEXTS, ParkedContexts};
-use torpor_image::Region;
 use torpor_sandbox::{Deposit, Sandbox};
 
 use super::ProcessTree;
@@ -34,10 +33,6 @@ struct Header {
     generation: u64,
 }
 
-/// For a context, its process and its areas (first byte, behind the last byte, whether pages may come late), and what it misses where its image
-/// does not say so.
-type Record = (i32, Vec<(u64, u64, bool)>, Option<Vec<Region>>);
-
 /// Leaves what it takes with init; whether there is anything, and an init that holds it.
 fn deposit(sandbox: &Sandbox, asleep: &Asleep) -> io::Result<bool> {
     sandbox.clear_deposits()?;
@@ -47,19 +42,19 @@ fn deposit(sandbox: &Sandbox, asleep: &Asleep) -> io::Result<bool> {
 
 /// Leaves contexts with init; false where it cannot hold them.
 fn deposit_contexts(sandbox: &Sandbox, generation: u64, contexts: &Contexts) -> io::Result<bool> {
-    let record = |ContextRecord { pid, areas, missing }: ContextRecord| (pid, areas, missing);
-    let records: Vec<Record> = contexts.records().into_iter().map(record).collect();
-    if records.len() > MOST_CONTEXTS {
+    let descriptors = contexts.descriptors();
+    // The ledger is one of them.
+    if descriptors.len() > MOST_CONTEXTS + 1 {
         return Ok(false);
     }
-    let records = postcard::to_stdvec(&records).map_err(io::Error::other)?;
+    let records = contexts.encode_records();
     if records.len() as u64 > MOST_RECORD_BYTES {
         return Ok(false);
     }
     let mut file = File::from(memfd_create("torpor-contexts", MemfdFlags::CLOEXEC)?);
     file.write_all(&records)?;
     let message = serde_json::to_vec(&Header { generation })?;
-    let descriptors: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(contexts.descriptors()).collect();
+    let descriptors: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(descriptors).collect();
     sandbox.deposit(&message, &descriptors)
 }
 
@@ -96,10 +91,8 @@ pub(super) fn deposited(sandbox: &Sandbox, generation: u64) -> io::Result<Option
     file.rewind()?;
     let mut bytes = Vec::new();
     file.take(MOST_RECORD_BYTES).read_to_end(&mut bytes)?;
-    let records: Vec<Record> = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
+    let records = ContextRecord::decode_all(&bytes)?;
     let children: Vec<OwnedFd> = deposits.flat_map(|child| child.files).collect();
-    let record = |(pid, areas, missing)| ContextRecord { pid, areas, missing };
-    let records = records.into_iter().map(record).collect();
     Ok(Some(ParkedContexts { records, descriptors: files.collect(), children }))
 }
 

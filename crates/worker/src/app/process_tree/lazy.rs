@@ -12,11 +12,13 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
-use torpor_engine::{Abort, Contexts, Journal, LazyApp, LazyServed, PagerHost, Pagers, Phase, Userfault};
+use torpor_engine::{
+    Abort, BLOCK_PAGES, Contexts, Journal, LazyServed, PagerHost, PagerThread, Pagers, Phase, Userfault,
+};
 use torpor_lifecycle::Text;
 use torpor_linux::meminfo::Memory;
 use torpor_sandbox::Sandbox;
@@ -32,8 +34,6 @@ use crate::shared::Shared;
 
 /// Between two looks at whether a sleep that waits is to be given up.
 const LOOK: Duration = Duration::from_millis(20);
-/// Pages that come with a faulting page, those of the aligned block around it: what is beside a page is likely to be touched next.
-const BLOCK_PAGES: u64 = 8;
 /// How long the end of the worker waits for the rest of an app's memory.
 const FINISH: Duration = Duration::from_secs(2);
 /// How long to wait for a thread to stop.
@@ -151,8 +151,8 @@ pub(super) struct LazyPagers {
     host: HostParts,
     messages: UnboundedSender<Message>,
     image: Image,
-    /// Set once there is a thread; it may end without an app.
-    wake: Mutex<Option<Arc<LazyWake>>>,
+    /// Set once there is a thread; and whether that was sent an app.
+    wake: Mutex<Option<(Arc<LazyWake>, Arc<AtomicBool>)>>,
 }
 
 impl LazyPagers {
@@ -169,15 +169,16 @@ impl LazyPagers {
         Self { host, messages: tree.sender.clone(), image, wake: Mutex::new(None) }
     }
 
-    /// What was begun.
+    /// What was begun; none where the app was brought back without a pager.
     pub(super) fn into_wake(self) -> Option<Arc<LazyWake>> {
-        self.wake.into_inner().unwrap_or_else(PoisonError::into_inner)
+        let (wake, has_app) = self.wake.into_inner().unwrap_or_else(PoisonError::into_inner)?;
+        has_app.load(Ordering::Acquire).then_some(wake)
     }
 }
 
 impl Pagers for LazyPagers {
-    fn thread(&self) -> io::Result<mpsc::Sender<LazyApp>> {
-        let (sender, apps) = mpsc::channel::<LazyApp>();
+    fn thread(&self) -> io::Result<PagerThread> {
+        let (thread, apps) = PagerThread::new();
         let wake = Arc::new(LazyWake::new(self.image.clone()));
         let (host, messages) = (Host { parts: self.host.clone(), wake: wake.clone() }, self.messages.clone());
         std::thread::Builder::new().name(format!("pager-{}", self.host.name)).spawn(move || {
@@ -195,8 +196,8 @@ impl Pagers for LazyPagers {
                 }
             }
         })?;
-        *self.wake.lock().unwrap_or_else(PoisonError::into_inner) = Some(wake);
-        Ok(sender)
+        *self.wake.lock().unwrap_or_else(PoisonError::into_inner) = Some((wake, thread.has_app()));
+        Ok(thread)
     }
 
     fn park(&self, generation: u64, contexts: &Contexts) -> io::Result<()> {

@@ -79,11 +79,17 @@ impl Learned {
             touched.extend(of_process.iter().map(|Touched { page, .. }| Run { pid, start: *page, pages: 1 }));
         }
         let mut sets = self.sets();
-        sets.observe(&Observed { cause, is_sampled: served.is_sampled, touched: &touched }, self.policy);
+        let (is_sampled, is_whole) = (served.is_sampled, served.counts.settled);
+        sets.observe(&Observed { cause, is_sampled, is_whole, touched: &touched }, self.policy);
         let written = serde_json::to_vec(&*sets).map_err(io::Error::from);
         if let Err(error) = written.and_then(|bytes| crate::files::replace(&self.path, &bytes)) {
             tracing::warn!(error = %chain(&error), "keeping a working set");
         }
+    }
+
+    /// A wake brought all memory back first.
+    pub(super) fn pass(&self, cause: &str) {
+        self.sets().pass(cause);
     }
 
     /// What is expected of the next wakes of these processes.

@@ -83,6 +83,9 @@ impl ResumeJob {
             resume(target, request)
         });
         drop(freezer);
+        if self.lazy.is_some() && result.as_ref().is_ok_and(|resumed| !resumed.is_lazy()) {
+            self.learned.pass(&self.cause);
+        }
         let lazy = self.lazy.and_then(LazyPagers::into_wake);
         let runs = result.as_ref().map_or_else(ResumeError::is_awake, |_| true);
         if let (Some(lazy), true) = (&lazy, runs) {

@@ -62,6 +62,9 @@ impl ProcessTree {
                 thawed();
                 let entry = Entry::new(&timings, None);
                 self.lazy = lazy;
+                if self.sleep.contexts_held && !woken.is_lazy() {
+                    self.learned.pass(&cause);
+                }
                 self.finish_wake(woken);
                 Wake::Ended(Report::with_entry(Event::Woken, entry))
             }

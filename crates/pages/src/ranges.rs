@@ -1,0 +1,35 @@
+//! Ranges of addresses.
+
+use std::ops::Range;
+
+/// The same addresses in order and without overlap.
+pub fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.dedup_by(|next, range| {
+        let is_one = next.start <= range.end;
+        if is_one {
+            range.end = range.end.max(next.end);
+        }
+        is_one
+    });
+    ranges
+}
+
+/// Whether one of `ranges`, which are in order and without overlap, has an address of `range`.
+pub fn overlaps(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
+    let behind = ranges.partition_point(|one| one.end <= range.start);
+    ranges.get(behind).is_some_and(|one| one.start < range.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_touch_are_one() {
+        let ranges = merged(vec![9..12, 1..3, 3..5, 2..4, 10..11]);
+        assert_eq!(ranges, [1..5, 9..12]);
+        let found = [0..1, 0..2, 4..5, 5..9, 8..10, 12..20].map(|range| overlaps(&ranges, &range));
+        assert_eq!(found, [false, true, true, false, true, false]);
+    }
+}

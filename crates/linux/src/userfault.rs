@@ -175,6 +175,9 @@ impl Received {
     }
 }
 
+/// The last page of user memory (x86-64), where programs have nothing.
+pub const UNUSED_PAGE: u64 = 0x7fff_ffff_e000;
+
 /// Why no page was placed at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotPlaced {
@@ -268,6 +271,11 @@ impl Userfault {
         let mut argument = ZeroArgument { range: range.into(), mode: 0, done: 0 };
         let called = call(self.as_fd(), ZERO, (&raw mut argument).cast());
         outcome(called, argument.done, range.end - range.start)
+    }
+
+    /// Whether its process is gone, or runs another program, as far as can be seen now. A missing page at [`UNUSED_PAGE`] gets zeros.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.zero(&(UNUSED_PAGE..UNUSED_PAGE + 4096)), Err((_, NotPlaced::Ended)))
     }
 
     /// Lets those go on who wait for pages of `range`: a page that is still missing is told again.

@@ -87,6 +87,11 @@ impl Layout {
         self.keep(address, Piece { region, first: 0, pages, missing: bits(pages) });
     }
 
+    /// How many pieces it has, each of which takes memory.
+    pub fn piece_count(&self) -> usize {
+        self.pieces.len()
+    }
+
     /// Nothing is missing.
     pub fn is_complete(&self) -> bool {
         self.pieces.is_empty()

@@ -258,11 +258,20 @@ impl AsFd for Ledger {
     }
 }
 
+/// Pieces of address spaces that began with these at most, children included: about 64 bytes each.
+pub(crate) fn most_pieces<'a>(layouts: impl Iterator<Item = &'a Layout>) -> usize {
+    /// Enough for a hundred children of most programs.
+    const ALWAYS: usize = 1 << 20;
+    const TIMES: usize = 8;
+    ALWAYS + TIMES * layouts.map(Layout::piece_count).sum::<usize>()
+}
+
 /// Applies changes to the layouts that address spaces had at first; gives those that they have now, children included.
 ///
 /// # Errors
-/// [`LedgerError::Damaged`] where a change names a space that is not there, or an address that is none.
+/// [`LedgerError::Damaged`] where a change names a space that is not there, an address that is none, or too many children.
 pub fn replay(mut layouts: Vec<Layout>, changes: &[Change]) -> Result<Vec<Layout>, LedgerError> {
+    let (most, mut pieces) = (most_pieces(layouts.iter()), layouts.iter().map(Layout::piece_count).sum::<usize>());
     for change in changes {
         let space = match *change {
             Change::Gone { space, .. } | Change::Moved { space, .. } | Change::Forked { space } => space,
@@ -273,6 +282,10 @@ pub fn replay(mut layouts: Vec<Layout>, changes: &[Change]) -> Result<Vec<Layout
             Change::Moved { from, to, len, .. } => layout.move_to(from, to, len),
             Change::Forked { .. } => {
                 let child = layout.clone();
+                pieces += child.piece_count();
+                if pieces > most {
+                    return Err(LedgerError::Damaged);
+                }
                 layouts.push(child);
             }
         }

@@ -3,7 +3,7 @@
 use std::io;
 
 use torpor_image::PAGE;
-use torpor_linux::userfault::{NotPlaced, Userfault};
+use torpor_linux::userfault::{NotPlaced, UNUSED_PAGE, Userfault};
 
 use crate::layout::Layout;
 
@@ -16,6 +16,14 @@ pub struct Space {
     pub layout: Layout,
     /// It was forked while its parent missed pages: filled, it has copies of its own of what it would share with its parent.
     pub is_forked: bool,
+}
+
+impl Space {
+    /// Whether its process is gone, or runs another program, as far as can be seen now.
+    pub(crate) fn has_ended(&self) -> bool {
+        // What is stored there must not be asked for with zeros.
+        self.layout.at(UNUSED_PAGE).is_none() && self.userfault.as_ref().is_none_or(Userfault::has_ended)
+    }
 }
 
 /// How far placing has come.

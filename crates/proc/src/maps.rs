@@ -100,7 +100,7 @@ fn treatment(flags: &str, access: Access) -> Treatment {
 fn may_be_lazy(flags: &str) -> bool {
     !flags
         .split_ascii_whitespace()
-        .any(|flag| matches!(flag, "lo" | "gd" | "wf" | "gu" | "dp" | "io" | "pf" | "ht" | "ss"))
+        .any(|flag| matches!(flag, "lo" | "gd" | "wf" | "dc" | "gu" | "dp" | "io" | "pf" | "ht" | "ss"))
 }
 
 impl Flags {
@@ -132,7 +132,7 @@ impl Flags {
     }
 
     /// Whether pages of `area` may come back when they are touched. Not those that must be there (locked, a growing stack, which the kernel
-    /// and others read by themselves), nor those that a missing page is no page of the program's in (wiped on fork, guards).
+    /// and others read by themselves), nor those that a missing page is no page of the program's in (wiped on fork, not inherited, guards).
     pub fn may_be_lazy(&self, area: &Area) -> bool {
         self.find(area).is_some_and(|found| found.may_be_lazy)
     }
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn what_must_be_there_or_vanish_is_not_lazy() {
         assert!(may_be_lazy("rd wr mr mw me ac sd"));
-        for flag in ["lo", "gd", "wf", "gu"] {
+        for flag in ["lo", "gd", "wf", "dc", "gu"] {
             assert!(!may_be_lazy(&format!("rd wr {flag} ac")), "{flag}");
         }
     }

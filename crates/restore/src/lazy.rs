@@ -24,8 +24,8 @@ use torpor_pages::source::Stored;
 use torpor_process::trace::TraceError;
 use torpor_process::userfault::{RemoteCalls, context_by};
 
-/// `MADV_WIPEONFORK`.
-const WIPE_ON_FORK: i32 = 18;
+/// `MADV_DONTFORK`, `MADV_WIPEONFORK`: a child does not have these pages.
+const NOT_INHERITED: [i32; 2] = [10, 18];
 
 /// Processes of a tree at most that may miss pages: their contexts are parked with one message, which takes 253 descriptors (`unix(7)`).
 pub const MOST_CONTEXTS: usize = 250;
@@ -126,8 +126,8 @@ fn placed_areas(life: &LiveProcess) -> Vec<PlacedArea> {
         if guarded {
             continue;
         }
-        let wiped = area.advice.madvise.contains(&WIPE_ON_FORK);
-        let may_be_lazy = !grows_down && !wiped && area.advice.locked.is_none() && !life.switches.lock_future;
+        let inherited = !NOT_INHERITED.iter().any(|advice| area.advice.madvise.contains(advice));
+        let may_be_lazy = !grows_down && inherited && area.advice.locked.is_none() && !life.switches.lock_future;
         found.push(PlacedArea { range: area.start..area.end, may_be_lazy });
     }
     found

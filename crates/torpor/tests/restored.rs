@@ -105,7 +105,8 @@ fn pagers_and_their_guard_are_killed_while_memory_is_missing() {
             first.wait().unwrap();
         }
         let mut restored = restore(&image);
-        let asked = tree.ask("change");
+        // Without forks: a pager that is killed between the receipt of a child's context and its parking takes the tree with it.
+        let asked = tree.ask("split");
         let guard =
             eventually_ok("there is a guard", PATIENCE, || child_of(restored.id(), "restored-guard").ok_or("none"));
         let guard = guard.unwrap();
@@ -132,7 +133,7 @@ fn pagers_and_their_guard_are_killed_while_memory_is_missing() {
             kill(pager);
             killed = Some(pager);
         }
-        assert_eq!(asked.join().unwrap(), "ok change", "round {round}");
+        assert_eq!(asked.join().unwrap(), "ok split", "round {round}");
         assert_eq!(tree.ask("again").join().unwrap(), "ok again", "round {round}");
         if round == 5 {
             kill(tree.pid.cast_unsigned());

@@ -4,7 +4,7 @@ use std::fs::File;
 
 use torpor_image::{Region, State};
 use torpor_linux::userfault::Userfault;
-use torpor_pager::{LedgerError, Space, replay};
+use torpor_pager::{Change, LedgerError, Space, replay};
 
 use super::contexts::{Contexts, ParkedContexts, may_come_later};
 use super::{LazyApp, layout};
@@ -35,7 +35,12 @@ pub(crate) fn taken_over(state: Option<&State>, image: File, parked: ParkedConte
     }
     let Contexts { contexts, ledger, .. } = contexts;
     let ledger = ledger.ok_or(LazyLost::Unparked)?;
-    let layouts = replay(layouts, &ledger.read()?)?;
+    let changes = ledger.read()?;
+    let forks = changes.iter().filter(|change| matches!(change, Change::Forked { .. })).count();
+    if forks != children.len() {
+        return Err(LazyLost::Unparked);
+    }
+    let layouts = replay(layouts, &changes)?;
     let pids = contexts.iter().map(|context| context.pid).collect();
     let of_parents = contexts.into_iter().map(|context| (context.userfault, false));
     let of_children = children.into_iter().map(|descriptor| (Userfault::from_parked(descriptor), true));

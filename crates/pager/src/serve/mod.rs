@@ -20,33 +20,30 @@
 //! Every region is compared with its checksum before a page of it is placed. A page that cannot be had is never replaced by zeros: its
 //! thread waits.
 
+mod fill;
+
 use std::io;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use torpor_image::PAGE;
+use torpor_image::{FormatError, PAGE};
 use torpor_linux::userfault::{Message, NotPlaced};
 use torpor_pages::buffer::Buffer;
 use torpor_pages::source::{FetchError, PageSource, Stored, fetch};
 
+use self::fill::Filled;
 use crate::host::{Host, MOST_SPACES, ServeError};
 use crate::layout::{Layout, Piece};
-use crate::ledger::{Change, Ledger};
+use crate::ledger::{Change, Ledger, most_pieces};
 use crate::space::{Space, Step, place};
 
 /// Messages that are taken before a region is filled: a program that faults all the time cannot keep the rest from coming.
 const MESSAGES: usize = 16;
-/// Pages that are filled between two looks at messages, while the program faults.
-const STEP_PAGES: u32 = 16;
-/// It faults if it has done so in the last of such a time.
-const FAULTING: Duration = Duration::from_millis(2);
-/// The recording of a wake is complete when the program has not faulted for so long.
-const SETTLED: Duration = Duration::from_millis(100);
-/// It is cut short when the program has run for so long.
-const MOST_RECORDED: Duration = Duration::from_secs(1);
 /// Touches that are remembered, 16 MiB: a program that needs more at once gains nothing by knowing them. Then recording is cut short, too.
 const MOST_TOUCHES: usize = 1 << 12;
+/// Regions that are held while it is recorded: a program touches pages of several in turn, each of which comes alone.
+const MOST_HELD: usize = 4;
 /// How long to look for another message before the thread sleeps: waking it takes ten times as long as a fault.
 const SPIN: Duration = Duration::from_micros(100);
 /// Pages of zeros that are placed for one fault, where nothing of the image belongs.
@@ -55,8 +52,6 @@ const ZERO_PAGES: u64 = 16;
 const AGAIN: Duration = Duration::from_millis(20);
 /// Children with contexts of their own from which on memory is completed before much else is received: each costs descriptors.
 const CROWD: usize = 64;
-/// Regions that are filled between two looks at messages then.
-const CROWD_FILLS: usize = 64;
 /// Where programs have memory: from the least address that an unprivileged one may map, to the end of its half (x86-64).
 const EVERYWHERE: Range<u64> = 0x1_0000..0x7fff_ffff_f000;
 /// How long to wait for faults of a program that does not run yet.
@@ -118,15 +113,20 @@ pub struct Pager<'a> {
     is_recording: bool,
     /// When the program was first seen to run.
     begun: Option<Instant>,
-    buffer: Buffer,
-    /// The region that the buffer holds.
-    held: Option<u32>,
+    /// Regions that were read, the last one last.
+    held: Vec<(u32, Buffer)>,
     /// Where that lies which the last fault has fetched: what is missing there comes next.
     beside: Option<(usize, Range<u64>)>,
     /// Faults that came while their address space was being changed, or for which there was no memory.
     postponed: Vec<(usize, u64)>,
-    /// There was no memory for a page, no descriptor, or the source could not be read.
+    /// There was no memory for a page, or the source could not be read.
     short: bool,
+    /// There was no descriptor for a message, which stays.
+    is_full: bool,
+    /// When it was last told that the source cannot be read.
+    stalled: Option<Instant>,
+    /// Pieces of all spaces at most.
+    most_pieces: usize,
     /// The space whose messages come next.
     turn: usize,
     /// What is filled, in this order: space, and the addresses of a region. Memory that is moved meanwhile comes behind.
@@ -140,16 +140,6 @@ pub struct Pager<'a> {
     heard: Instant,
     served: Served,
 }
-
-/// What filling has come to.
-enum Filled {
-    Some,
-    /// Nothing may be filled for this long.
-    Not(Duration),
-}
-
-/// What is filled next: space, address, piece; or how long nothing may be.
-type Next = Result<(usize, (u64, Piece)), Duration>;
 
 /// What came of placing pages.
 enum Placed {
@@ -172,6 +162,7 @@ impl<'a> Pager<'a> {
             let pieces = space.layout.pieces().map(move |(start, piece)| (n, start, piece));
             (!space.is_forked).then(|| pieces.collect::<Vec<_>>())
         };
+        let most_pieces = most_pieces(spaces.iter().map(|space| &space.layout));
         let mut pieces: Vec<(usize, u64, Piece)> = spaces.iter().enumerate().filter_map(of_space).flatten().collect();
         pieces.sort_by_key(|(_, _, piece)| regions.get(piece.region as usize).map(|stored| stored.offset));
         let order: Vec<_> = pieces.iter().map(|(n, start, piece)| (*n, *start..*start + piece.bytes())).collect();
@@ -184,11 +175,13 @@ impl<'a> Pager<'a> {
             staged: Vec::new(),
             is_recording: false,
             begun: None,
-            buffer: Buffer::default(),
-            held: None,
+            held: Vec::new(),
             beside: None,
             postponed: Vec::new(),
             short: false,
+            is_full: false,
+            stalled: None,
+            most_pieces,
             turn: 0,
             order,
             next: 0,
@@ -236,6 +229,12 @@ impl<'a> Pager<'a> {
                     Err(error) => tracing::error!(%error, "recording that all memory is back"),
                 }
                 self.wait(LOOK)?;
+            } else if self.is_full {
+                self.is_full = false;
+                // What waits for a descriptor can be polled all the time. Those of ended children may be enough.
+                std::thread::sleep(AGAIN);
+                self.forget_ended();
+                self.fill_some()?;
             } else if self.short {
                 self.short = false;
                 self.wait(AGAIN)?;
@@ -319,7 +318,7 @@ impl<'a> Pager<'a> {
             }
             // A child waits in fork(2) until there is a descriptor.
             Err(error) if is_full(&error) => {
-                self.short = true;
+                self.is_full = true;
                 Ok(false)
             }
             Err(error) => Err(ServeError::Context(error)),
@@ -339,6 +338,12 @@ impl<'a> Pager<'a> {
                     tracing::warn!(%error, "parking the userfaultfd context of a forked process");
                 }
                 let layout = self.spaces[n].layout.clone();
+                if self.pieces() + layout.piece_count() > self.most_pieces {
+                    self.forget_ended();
+                }
+                if self.pieces() + layout.piece_count() > self.most_pieces {
+                    return Err(ServeError::TooManyForks);
+                }
                 self.spaces.push(Space { userfault: Some(child), layout, is_forked: true });
                 self.served.forks += 1;
                 if self.spaces.len() > MOST_SPACES {
@@ -354,6 +359,19 @@ impl<'a> Pager<'a> {
             Change::Forked { .. } => {}
         }
         self.ledger.record(&change).map_err(ServeError::Ledger)
+    }
+
+    fn pieces(&self) -> usize {
+        self.spaces.iter().map(|space| space.layout.piece_count()).sum()
+    }
+
+    /// What ended processes miss is nothing.
+    fn forget_ended(&mut self) {
+        for n in 0..self.spaces.len() {
+            if self.spaces[n].has_ended() {
+                self.ended(n);
+            }
+        }
     }
 
     /// Somebody waits for a page.
@@ -424,23 +442,41 @@ impl<'a> Pager<'a> {
         }
     }
 
-    /// Reads a region into the buffer, unless it is there; false if it cannot be read now.
+    /// Reads a region, unless it is held, and makes it the last of those; false if it cannot be read now.
     fn fetch(&mut self, region: u32) -> Result<bool, ServeError> {
         let Some(stored) = self.regions.get(region as usize) else {
             return Err(ServeError::Context(io::ErrorKind::InvalidInput.into()));
         };
-        if self.held == Some(region) || self.staged(stored).is_some() {
+        if self.staged(stored).is_some() {
             return Ok(true);
         }
-        self.held = None;
-        match fetch(self.source, std::slice::from_ref(stored), &mut self.buffer) {
+        if let Some(n) = self.held.iter().position(|(held, _)| *held == region) {
+            let last = self.held.remove(n);
+            self.held.push(last);
+            return Ok(true);
+        }
+        // Filling comes to no region twice.
+        let most = if self.is_recording { MOST_HELD } else { 1 };
+        let mut buffer = Buffer::default();
+        while self.held.len() >= most {
+            (_, buffer) = self.held.remove(0);
+        }
+        match fetch(self.source, std::slice::from_ref(stored), &mut buffer) {
             Ok(_) => {
-                self.held = Some(region);
+                self.held.push((region, buffer));
                 Ok(true)
             }
             Err(FetchError::Damaged { offset, error }) => Err(ServeError::Damaged { offset, error }),
+            Err(FetchError::Read(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(ServeError::Damaged { offset: stored.offset, error: FormatError::Truncated("its pages") })
+            }
             Err(FetchError::Read(error)) => {
-                self.host.stalled(&error);
+                if self.stalled.is_none_or(|told| told.elapsed() > LOOK) {
+                    self.stalled = Some(Instant::now());
+                    self.host.stalled(&error);
+                    // Nobody would see otherwise that an app has ended.
+                    self.forget_ended();
+                }
                 self.short = true;
                 Ok(false)
             }
@@ -453,9 +489,10 @@ impl<'a> Pager<'a> {
             return Ok((Placed::Postponed, 0));
         }
         let stored = &self.regions[piece.region as usize];
-        let (buffer, begin) = match self.staged.iter().find(|one| one.holds(stored)) {
-            Some(staged) => (&staged.bytes, stored.offset - staged.range.start),
-            None => (&self.buffer, 0),
+        let (buffer, begin) = match (self.staged.iter().find(|one| one.holds(stored)), self.held.last()) {
+            (Some(staged), _) => (&staged.bytes, stored.offset - staged.range.start),
+            (None, Some((_, buffer))) => (buffer, 0),
+            (None, None) => return Ok((Placed::Postponed, 0)),
         };
         let missing = self.spaces[n].layout.missing_pages();
         let runs = piece.runs().map(|(from, count)| from.max(pages.start)..(from + count).min(pages.end));
@@ -482,86 +519,6 @@ impl<'a> Pager<'a> {
             }
         }
         Ok((outcome, missing - self.spaces[n].layout.missing_pages()))
-    }
-
-    /// Brings some of what is missing.
-    fn fill_some(&mut self) -> Result<Filled, ServeError> {
-        for n in 0..if self.is_crowded() { CROWD_FILLS } else { 1 } {
-            if let Filled::Not(time) = self.fill()? {
-                return Ok(if n > 0 { Filled::Some } else { Filled::Not(time) });
-            }
-        }
-        Ok(Filled::Some)
-    }
-
-    /// How long nothing is to be filled, because it is recorded what the program touches.
-    fn records_for(&mut self) -> Option<Duration> {
-        if !self.is_recording {
-            return None;
-        }
-        let is_cut = self.host.is_awaited()
-            || self.begun.is_some_and(|begun| begun.elapsed() > MOST_RECORDED)
-            || self.served.touches.len() >= MOST_TOUCHES;
-        let left = SETTLED.checked_sub(self.faulted.elapsed());
-        if left.is_some() && !is_cut {
-            return left;
-        }
-        (self.is_recording, self.beside, self.served.settled) = (false, None, !is_cut);
-        None
-    }
-
-    /// Brings what is next of what is missing.
-    fn fill(&mut self) -> Result<Filled, ServeError> {
-        if let Some(left) = self.records_for() {
-            return Ok(Filled::Not(left));
-        }
-        let beside = self.beside.clone().and_then(|(n, range)| Some((n, self.spaces[n].layout.first_in(range)?)));
-        let next = match beside {
-            Some(found) => Ok(found),
-            None => {
-                self.beside = None;
-                self.next_in_order().map_or_else(|| self.next_of_all(), Ok)
-            }
-        };
-        let (n, (start, piece)) = match next {
-            Ok(found) => found,
-            Err(time) => return Ok(Filled::Not(time)),
-        };
-        let most = if self.faulted.elapsed() < FAULTING { STEP_PAGES } else { piece.pages };
-        let first = piece.missing.trailing_zeros();
-        let (_, pages) = self.bring(n, start, piece, &(first..piece.pages.min(first + most)))?;
-        self.served.filled_pages += pages;
-        Ok(Filled::Some)
-    }
-
-    /// What is next in the order of the image; none if all of it is there.
-    fn next_in_order(&mut self) -> Option<(usize, (u64, Piece))> {
-        loop {
-            let (n, range) = self.order.get(self.next)?;
-            if let Some(found) = self.spaces[*n].layout.first_in(range.clone()) {
-                return Some((*n, found));
-            }
-            self.next += 1;
-        }
-    }
-
-    /// What is next of moved memory, and then of children where there is room; an error where that must wait.
-    fn next_of_all(&mut self) -> Next {
-        let (at, address) = self.cursor;
-        let own = |space: &Space| !space.layout.is_complete() && !space.is_forked;
-        let n = match self.spaces.get(at).filter(|space| own(space)) {
-            Some(_) => at,
-            None => match self.spaces.iter().position(own) {
-                Some(n) => n,
-                None => match self.spaces.iter().position(|space| !space.layout.is_complete()) {
-                    Some(n) if self.host.has_room(self.spaces[n].layout.missing_pages() * PAGE) => n,
-                    _ => return Err(LOOK),
-                },
-            },
-        };
-        let found = self.spaces[n].layout.next_from(if n == at { address } else { 0 }).ok_or(LOOK)?;
-        self.cursor = (n, found.0 + PAGE);
-        Ok((n, found))
     }
 
     /// The process of a space is gone, or runs another program.

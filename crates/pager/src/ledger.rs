@@ -258,7 +258,7 @@ impl AsFd for Ledger {
     }
 }
 
-/// Pieces of address spaces that began with these at most, children included: about 64 bytes each.
+/// How many pieces all layouts of an app may have, children included, if it began with these. A piece takes about 64 bytes.
 pub(crate) fn most_pieces<'a>(layouts: impl Iterator<Item = &'a Layout>) -> usize {
     /// Enough for a hundred children of most programs.
     const ALWAYS: usize = 1 << 20;

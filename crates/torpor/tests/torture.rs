@@ -11,11 +11,11 @@ use torpor_testkit::daemon::Daemon;
 use torpor_testkit::wait::eventually;
 
 const APP: &str = "tortured";
-/// Sleeps on command only, and nothing is expected to be needed.
+/// The app sleeps on command only, and has no working set.
 const TABLES: &str = "[idle]\nsleep = false\ntimers_over = '10m'\nworking_set = 'none'";
 /// Arguments of `torpor sleep`.
 const LEVELS: [&[&str]; 2] = [&[], &["--level", "warm"]];
-/// Messages and pauses of the pager before the worker is killed, at most, in turn.
+/// The worker is killed after at most this many rounds of its pager; the rounds of the test use these in turn.
 const MOST_ROUNDS: [u64; 2] = [6, 60];
 
 /// Puts the app to sleep. Where that is aborted, the app runs lazily, and the worker may be killed already.

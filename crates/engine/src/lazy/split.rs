@@ -64,15 +64,9 @@ impl Split {
         for (space, (context, later)) in contexts.contexts.iter().zip(&self.later).enumerate() {
             let process = self.first.iter().find(|process| process.pid == context.pid);
             let first = process.map_or(&[][..], |process| &process.regions);
-            let mut gone: Vec<Range<u64>> = Vec::new();
-            for region in first.iter().filter(|region| may_come_later(context, region)) {
-                let end = region.start + region.bytes();
-                match gone.last_mut() {
-                    Some(last) if last.end == region.start => last.end = end,
-                    _ => gone.push(region.start..end),
-                }
-            }
-            let gone = gone.into_iter().map(|Range { start, end }| Change::Gone { space, start, end });
+            let placed = first.iter().filter(|region| may_come_later(context, region));
+            let placed = merged(placed.map(|region| region.start..region.start + region.bytes()).collect());
+            let gone = placed.into_iter().map(|Range { start, end }| Change::Gone { space, start, end });
             ledger.record_all(&gone.collect::<Vec<_>>())?;
             let userfault = context.userfault.duplicate()?;
             spaces.push(Space { userfault: Some(userfault), layout: layout(later, &mut regions), is_forked: false });

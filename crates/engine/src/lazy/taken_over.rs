@@ -37,6 +37,7 @@ pub(crate) fn taken_over(state: Option<&State>, image: File, parked: ParkedConte
     let ledger = ledger.ok_or(LazyLost::Unparked)?;
     let changes = ledger.read()?;
     let forks = changes.iter().filter(|change| matches!(change, Change::Forked { .. })).count();
+    // Each fork has added a layout, and a context.
     if forks != children.len() {
         return Err(LazyLost::Unparked);
     }
@@ -45,9 +46,6 @@ pub(crate) fn taken_over(state: Option<&State>, image: File, parked: ParkedConte
     let of_parents = contexts.into_iter().map(|context| (context.userfault, false));
     let of_children = children.into_iter().map(|descriptor| (Userfault::from_parked(descriptor), true));
     let all: Vec<(Userfault, bool)> = of_parents.chain(of_children).collect();
-    if all.len() != layouts.len() {
-        return Err(LazyLost::Unparked);
-    }
     let spaces = all.into_iter().zip(layouts).map(|((userfault, is_forked), layout)| Space {
         userfault: Some(userfault),
         layout,

@@ -15,13 +15,13 @@ use super::{CHILD, LateTree, PAGER_COMMAND, RestoredError, TREE, pair, ready, st
 const MOST_PAGERS: usize = 100;
 /// Between two attempts to start a pager.
 const AGAIN: Duration = Duration::from_millis(100);
-/// Between two looks at whether processes that were killed have ended.
+/// Interval at which it checks whether killed processes have ended.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Guards the tree that the socket at standard input brings, until its memory is complete.
 ///
 /// # Errors
-/// Why that cannot be: the tree was ended, unless it had not begun to run.
+/// The error that stopped it. The processes of the tree were killed.
 pub fn guard_main() -> Result<(), RestoredError> {
     // What ends the one who restores, from its terminal, does not end us.
     let _ = setsid();

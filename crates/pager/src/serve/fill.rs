@@ -112,7 +112,7 @@ impl Pager<'_> {
         Ok((n, found))
     }
 
-    /// A child for whose memory there is room; those that have ended need none.
+    /// The first child that misses pages and has room for them. Children that have ended are dropped.
     fn child_with_room(&mut self) -> Option<usize> {
         for n in 0..self.spaces.len() {
             let space = &self.spaces[n];

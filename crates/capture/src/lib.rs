@@ -50,6 +50,7 @@ use self::space::UserfaultContexts;
 pub use self::stop::{Stopped, pids, stop};
 pub use self::thread::for_record;
 use torpor_descriptors::{ConnectionLock, ControllingTerminal, OpenFiles, SharedArea};
+use torpor_pages::absent::Missing;
 use torpor_pages::copy::{Copier, CopyError};
 use torpor_pages::parts::Expected;
 use torpor_pages::scan::Selection;
@@ -247,7 +248,7 @@ pub fn capture_as(
     if !obstacles.is_empty() {
         return Err(CaptureError::Refused(obstacles));
     }
-    let missing = pages::Missing { image, regions: manner.missing };
+    let missing = Missing { file: image, regions: manner.missing };
     tree.loading = pages::copy(&mut copier, &mut tree.processes, manner.expected, missing)?;
     let pages_end = copier.finish()?;
     let logins = logins::find(&tree.processes, manner.view).look(root)?;

@@ -211,8 +211,9 @@ impl Capture<'_> {
         let sound = tree.check(&(HEADER_BYTES..pages_end));
         sound.map_err(|error| self.cannot_be_restored(unreadable(&error)))?;
         let plan = compile(&tree).map_err(|error| self.cannot_be_restored(error.to_string()))?;
-        let image_bytes = write(&file, &tree, &plan, pages_end, (0, Epoch::FIRST, 0), HeaderPlace::First)
-            .map_err(|error| self.wrong(error))?;
+        let partial = self.partial.as_ref().ok_or_else(|| self.wrong(io::ErrorKind::NotFound.into()))?;
+        let image_bytes = write(partial, &tree, &plan, pages_end, (0, Epoch::FIRST, 0));
+        let image_bytes = image_bytes.map_err(|error| self.wrong(error))?;
         self.reached(Step::Copied)?;
 
         file.sync_data().map_err(|error| self.wrong(error))?;
@@ -352,23 +353,13 @@ pub(crate) fn unreadable(error: &FormatError) -> String {
     format!("it has more than an image can hold: {error}")
 }
 
-/// Where the header of an image is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HeaderPlace {
-    /// At the beginning of its file.
-    First,
-    /// Behind it: its file begins with another image ([`torpor_store::header`]).
-    Last,
-}
-
 /// Writes everything but the pages of an image of this app, epoch and generation; gives the file's length.
 pub(crate) fn write(
-    file: &File,
+    image: &Partial,
     tree: &Tree,
     plan: &[u8],
     pages_end: u64,
     (app, epoch, generation): (u64, Epoch, u64),
-    place: HeaderPlace,
 ) -> io::Result<u64> {
     let state = tree.encode();
     let first = tree.processes.iter().find_map(|process| process.alive()).and_then(|life| life.threads.first());
@@ -390,19 +381,9 @@ pub(crate) fn write(
             xstate_mask: first.map_or(0, |thread| xstate_mask(&thread.xstate)),
         },
     };
-    file.write_all_at(&state, header.state_offset())?;
-    file.write_all_at(plan, header.plan_offset())?;
-    let behind = header.plan_offset() + header.plan_bytes;
-    let (at, end) = match place {
-        HeaderPlace::First => (0, behind),
-        HeaderPlace::Last => (behind, behind + HEADER_BYTES),
-    };
-    file.write_all_at(&header.encode(), at)?;
-    if file.metadata()?.len() != end {
-        // There was more room for pages than there were pages.
-        file.set_len(end)?;
-    }
-    Ok(end)
+    image.file().write_all_at(&state, header.state_offset())?;
+    image.file().write_all_at(plan, header.plan_offset())?;
+    image.finish(&header)
 }
 
 /// Components that the kernel saves, which it says in bytes that the processor leaves to software.

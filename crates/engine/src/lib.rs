@@ -39,7 +39,8 @@ pub use checkpoint::{Checkpoint, CheckpointError, Checkpointed, checkpoint};
 pub use hibernate::{HibernateError, HibernateOutcome, HibernateRequest, hibernate};
 pub use import::{Import, ImportError, Imported, adopt, stays};
 pub use lazy::{
-    ContextRecord, Contexts, LazyApp, LazyLost, LazyServed, LazyWay, PagerThread, Pagers, ParkedContexts, Touched,
+    ContextRecord, Contexts, LazyApp, LazyLost, LazyProgram, LazyServed, LazyWay, MissingPart, PagerThread, Pagers,
+    ParkedContexts, Touched, missing_parts,
 };
 pub use probe::probe;
 pub use recover::{ParkedByWorker, RecoverError, Recovered, recover};
@@ -51,7 +52,7 @@ pub use texts::read_texts;
 pub use torpor_capture::CaptureError;
 pub use torpor_descriptors::{ConnectionLock, DumpError as FilesError, Ends, PASS_MARK, RestoreFileError};
 pub use torpor_linux::userfault::Userfault;
-pub use torpor_pager::{BLOCK_PAGES, Host as PagerHost, ServeError, Served};
+pub use torpor_pager::{BLOCK_PAGES, Host as PagerHost, ServeError, Served, Told};
 pub use torpor_pages::copy::CopyError;
 pub use torpor_pages::helpers::start as start_helpers;
 pub use torpor_pages::parts::Expected;

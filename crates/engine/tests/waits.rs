@@ -85,6 +85,7 @@ fn run() -> i64 {
             abort: &abort,
             memories: &memories,
             expected: &[],
+            lazy: None,
         };
         let attempt = fall_asleep(&target, &request);
         match attempt.result {

@@ -136,11 +136,11 @@ impl Header {
         Ok(header)
     }
 
-    /// As [`Header::decode`], of a dozing image behind which a complete one may have been begun in the same file.
+    /// As [`Header::decode`], of an image behind which others may be in the same file, or were begun.
     pub fn decode_first(bytes: &[u8], file_bytes: u64) -> Result<Self, FormatError> {
         let header = Self::parse(bytes)?;
         let end = header.end().ok_or(FormatError::Invalid("lengths in the header"))?;
-        header.check(if header.kind == Kind::Dozing { end.min(file_bytes) } else { file_bytes })?;
+        header.check(end.min(file_bytes))?;
         Ok(header)
     }
 

@@ -14,7 +14,19 @@ use rustix::fs::{Mode, OFlags};
 /// # Errors
 /// `InvalidInput` where it is something else.
 pub fn open(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    open_for(path, OFlags::RDONLY)
+}
+
+/// As [`open`], for reading and writing.
+///
+/// # Errors
+/// As there.
+pub fn open_for_writing(path: &Path) -> io::Result<File> {
+    open_for(path, OFlags::RDWR)
+}
+
+fn open_for(path: &Path, access: OFlags) -> io::Result<File> {
+    let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     if file.metadata()?.is_file() {
         return Ok(file);

@@ -1,9 +1,14 @@
 //! What a pager needs of its worker, and why it gives up.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 
 use torpor_image::FormatError;
 use torpor_linux::userfault::Userfault;
+use torpor_pages::source::Stored;
+
+use crate::served::Served;
+use crate::space::Space;
 
 /// Address spaces of an app that are served: no program forks so often in so short a time, but to use up descriptors.
 pub(crate) const MOST_SPACES: usize = 4096;
@@ -39,6 +44,32 @@ pub trait Host {
     fn is_awaited(&self) -> bool;
     /// Whether to stop: what is missing stays missing.
     fn is_over(&self) -> bool;
+    /// The program is about to sleep, or frozen for that: only faults are served, nothing comes to an end, and [`Host::tell`] is called when it is
+    /// [asked](Host::is_asked).
+    fn is_held(&self) -> bool {
+        false
+    }
+    /// Somebody wants to know what is missing.
+    fn is_asked(&self) -> bool {
+        false
+    }
+    /// What is missing, with all messages applied that were there when it was asked.
+    fn tell(&self, _told: Told<'_>) {}
+    /// A non-blocking eventfd(2) that is written to when any of the answers above has changed. The pager reads it.
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// What is missing, and what came so far.
+#[derive(Clone, Copy, Debug)]
+pub struct Told<'a> {
+    /// What pieces name.
+    pub regions: &'a [Stored],
+    /// All address spaces, those of ended processes as well.
+    pub spaces: &'a [Space],
+    /// What it took.
+    pub served: &'a Served,
 }
 
 /// Why an app cannot be served any further: its memory is not whole.

@@ -1,8 +1,8 @@
 //! What a program has done to its missing pages, for the pager that comes after one that was killed.
 //!
 //! ```text
-//! 0       8         16                24        32                    4096     4160
-//! │ magic │ records │ records before  │ space   │ the last message │ … │ record │ …
+//! 0       8         16                24        32                 64    72  4096     4160
+//! │ magic │ records │ records before  │ space   │ the last message │ ran │ … │ record │ …
 //!                   └────────── the slot ────────────────────────┘
 //! ```
 //! A memory file, which whoever parks the contexts parks as well. Pages that are in place need no record: to place them again changes
@@ -28,6 +28,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"TPRLEDG2");
 const RECORD_BYTES: usize = 64;
 /// Records at most: no program changes its memory so often in so short a time, but to use up ours.
 const MOST_RECORDS: u64 = 1 << 20;
+/// So many take 4 MiB.
+const MANY_RECORDS: u64 = 1 << 16;
 
 /// Something that changes which pages are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +102,8 @@ struct Head<'a> {
     /// Whose message it is.
     space: &'a AtomicU64,
     slot: &'a [AtomicU64; MESSAGE_WORDS],
+    /// 1: the program has run since it was begun.
+    ran: &'a AtomicU64,
 }
 
 impl Ledger {
@@ -140,12 +144,13 @@ impl Ledger {
     fn head(&self) -> Head<'_> {
         let [magic, records, before, space, rest @ ..] = self.page.words();
         let (slots, _) = rest.as_chunks();
-        Head { magic, records, before, space, slot: &slots[0] }
+        Head { magic, records, before, space, slot: &slots[0], ran: &rest[MESSAGE_WORDS] }
     }
 
     /// Nothing has changed yet.
     pub fn clear(&self) {
-        let Head { records, before, .. } = self.head();
+        let Head { records, before, ran, .. } = self.head();
+        ran.store(0, Ordering::SeqCst);
         // A message that is still in the slot is older than no record.
         before.store(u64::MAX, Ordering::SeqCst);
         records.store(0, Ordering::SeqCst);
@@ -164,6 +169,21 @@ impl Ledger {
     /// Whether it was [begun](Ledger::begin) since it was cleared.
     pub fn has_begun(&self) -> bool {
         self.head().records.load(Ordering::SeqCst) > 0
+    }
+
+    /// The program runs: what is in its memory is newer than any image.
+    pub fn set_run(&self) {
+        self.head().ran.store(1, Ordering::SeqCst);
+    }
+
+    /// Whether it [has run](Ledger::set_run) since this was begun.
+    pub fn has_run(&self) -> bool {
+        self.head().ran.load(Ordering::SeqCst) == 1
+    }
+
+    /// It has become so long that memory should come back before much more is recorded.
+    pub fn is_long(&self) -> bool {
+        self.head().records.load(Ordering::SeqCst) > MANY_RECORDS
     }
 
     /// Receives the next message of a space; a change must be recorded before the next is received.

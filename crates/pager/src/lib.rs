@@ -11,10 +11,12 @@ mod host;
 mod layout;
 mod ledger;
 mod serve;
+mod served;
 mod space;
 
-pub use host::{BLOCK_PAGES, Host, ServeError};
+pub use host::{BLOCK_PAGES, Host, ServeError, Told};
 pub use layout::{Layout, Piece};
 pub use ledger::{Change, Ledger, LedgerError, replay};
-pub use serve::{Pager, Served, Staged, Touch};
-pub use space::Space;
+pub use serve::{Pager, Staged};
+pub use served::{Served, Touch};
+pub use space::{Owner, Space};

@@ -14,8 +14,17 @@ pub struct Space {
     pub userfault: Option<Userfault>,
     /// What it misses.
     pub layout: Layout,
-    /// It was forked while its parent missed pages: filled, it has copies of its own of what it would share with its parent.
-    pub is_forked: bool,
+    /// Whose it is; none: it was forked while its parent missed pages. Filled, it has copies of its own of what it would share with its parent.
+    pub owner: Option<Owner>,
+}
+
+/// A process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Its id.
+    pub pid: i32,
+    /// Field 22 of `/proc/PID/stat`: tells it from a later process with the same id.
+    pub start_ticks: u64,
 }
 
 impl Space {

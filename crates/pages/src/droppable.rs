@@ -6,8 +6,9 @@
 use std::ops::Range;
 
 use torpor_image::{Content, Region, lazy_size};
-use torpor_proc::maps::{Area, Flags, Treatment};
+use torpor_proc::maps::{Area, Contexts, Flags, Treatment};
 
+use super::absent::Missing;
 use super::context::PlacedArea;
 use super::copy::{CopiedArea, Copier, CopyError, Span, Zeros};
 use super::parts::{PartialCopy, copy_ranges};
@@ -44,11 +45,11 @@ struct Saved {
 }
 
 impl Droppable {
-    /// Of frozen process `pid`, which has these areas.
+    /// Of frozen process `pid`, which has these areas; `flags` may be older than some of them.
     ///
     /// # Errors
     /// If an area must not be dropped, or its flags cannot be read.
-    pub fn of(pid: i32, areas: Vec<Area>, flags: &Flags) -> Result<Self, CopyError> {
+    pub fn of(pid: i32, areas: Vec<Area>, flags: &Flags, contexts: Contexts) -> Result<Self, CopyError> {
         let mut droppable = Self { pid, ..Self::default() };
         let mut fresh = None;
         for area in areas {
@@ -56,7 +57,7 @@ impl Droppable {
                 Some(_) => flags,
                 None => match &fresh {
                     Some(fresh) => fresh,
-                    None => fresh.insert(Flags::read(pid).map_err(|error| CopyError::Read(pid, error))?),
+                    None => fresh.insert(Flags::read(pid, contexts).map_err(|error| CopyError::Read(pid, error))?),
                 },
             };
             let range = area.start..area.end;
@@ -88,6 +89,19 @@ impl Droppable {
     /// Nothing leaves it.
     pub const fn is_empty(&self) -> bool {
         self.saved.is_empty()
+    }
+
+    /// Whether it copies all memory of a range, as far as there is any.
+    pub fn holds(&self, range: &Range<u64>) -> bool {
+        let first = self.saved.partition_point(|saved| saved.copy.span.range.end <= range.start);
+        let mut at = range.start;
+        for Saved { copy, .. } in &self.saved[first..] {
+            if copy.span.range.start > at || at >= range.end {
+                break;
+            }
+            at = copy.span.range.end;
+        }
+        at >= range.end
     }
 
     /// Copies what cannot come while the program runs.
@@ -123,12 +137,17 @@ impl Droppable {
         self.saved.iter_mut().try_for_each(|saved| saved.copy.copy_rest(&mut copier))
     }
 
-    /// What came of it, once the rest is copied.
-    pub fn finish(self) -> Copied {
+    /// What came of it, once the rest is copied; what it misses is in an image already.
+    ///
+    /// # Errors
+    /// As of [`Missing::of`].
+    pub fn finish(self, missing: Option<Missing<'_>>) -> Result<Copied, CopyError> {
         let mut copied = Copied { drop: self.discarded, ..Copied::default() };
-        self.saved.into_iter().for_each(|saved| copied.add(saved));
+        for saved in self.saved {
+            copied.add(self.pid, saved, missing)?;
+        }
         copied.drop.sort_unstable_by_key(|range| range.start);
-        copied
+        Ok(copied)
     }
 }
 
@@ -138,9 +157,13 @@ fn is_anonymous(area: &Area) -> bool {
 }
 
 impl Copied {
-    fn add(&mut self, saved: Saved) {
+    fn add(&mut self, pid: i32, saved: Saved, missing: Option<Missing<'_>>) -> Result<(), CopyError> {
         let Saved { copy, is_anonymous, may_be_lazy } = saved;
-        let (span, CopiedArea { regions, taken, kept_pages, .. }) = copy.finish();
+        let (span, CopiedArea { mut regions, taken, kept_pages, .. }) = copy.finish();
+        if let Some(missing) = missing {
+            regions.extend(missing.of(pid, &span.range, span.writable, &regions)?);
+            regions.sort_unstable_by_key(|region| region.start);
+        }
         let stored = regions.iter().filter(|region| region.content != Content::Zero);
         if is_anonymous && stored.map(|region| u64::from(region.pages)).sum::<u64>() >= lazy_size::least_pages() {
             self.anonymous.push(PlacedArea { range: span.range.clone(), may_be_lazy });
@@ -153,6 +176,7 @@ impl Copied {
             // Everything private in it is saved: one call drops the whole area, and clean file pages with it.
             self.drop.push(span.range);
         }
+        Ok(())
     }
 }
 
@@ -177,6 +201,13 @@ mod tests {
         };
         let mut droppable = Droppable { pid: std::process::id() as i32, ..Droppable::default() };
         droppable.saved = vec![saved(0..5, true), saved(5..6, false), saved(6..8, true)];
+        let held = [0..8, 4..7, 7..8].map(|range| droppable.holds(&pages(range)));
+        assert_eq!((held, droppable.holds(&pages(7..9))), ([true; 3], false));
+        droppable.saved.remove(1);
+        let held = [0..5, 4..6, 5..6, 6..8].map(|range| droppable.holds(&pages(range)));
+        assert_eq!(held, [true, false, false, true]);
+        droppable.saved.insert(1, saved(5..6, false));
+
         let image = tempfile::tempfile().unwrap();
         let mut copier = Copier::new(PageSink::new(&image, PAGE), Selection::Exclusive, &|| true);
         droppable.copy_eager(&mut copier).unwrap();
@@ -184,7 +215,7 @@ mod tests {
         droppable.copy_first(&[pages(4..7), pages(3..5)], &mut copier).unwrap();
         droppable.copy_rest(&mut copier).unwrap();
         assert_eq!(copier.finish().unwrap(), 9 * PAGE);
-        let copied = droppable.finish();
+        let copied = droppable.finish(None).unwrap();
         let places: Vec<(u64, u64, u32)> = copied
             .regions
             .iter()

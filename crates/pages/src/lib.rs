@@ -9,6 +9,7 @@
 //! the same [`sink`], and come back by [`source::fetch`]. Nothing here opens an image by its name, or knows where it is kept.
 #![forbid(unsafe_code)]
 
+pub mod absent;
 pub mod buffer;
 pub mod context;
 pub mod copy;

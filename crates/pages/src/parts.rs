@@ -90,7 +90,7 @@ pub fn copy_ranges<'a>(
 }
 
 /// What of `range` is not in `done`, which is in order and without overlap.
-fn without(range: Range<u64>, done: &[Range<u64>]) -> Vec<Range<u64>> {
+pub(crate) fn without(range: Range<u64>, done: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut rest = Vec::new();
     let mut start = range.start;
     let first = done.partition_point(|one| one.end <= range.start);

@@ -79,10 +79,19 @@ pub fn areas(pid: i32) -> io::Result<Vec<Area>> {
     text.lines().map(|line| area(line).ok_or_else(|| proc::unexpected(&path))).collect()
 }
 
+/// Whose userfaultfd contexts wait for missing pages of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contexts {
+    /// The program's own, which cannot be captured.
+    Programs,
+    /// Those of its pager: the program has none.
+    Pagers,
+}
+
 /// What the two-letter flags of an area (`VmFlags`, `proc_pid_smaps(5)`) allow.
-fn treatment(flags: &str, access: Access) -> Treatment {
+fn treatment(flags: &str, access: Access, contexts: Contexts) -> Treatment {
     let has = |flag| flags.split_ascii_whitespace().any(|f| f == flag);
-    if has("um") || has("uw") || has("ui") {
+    if has("uw") || has("ui") || (has("um") && contexts == Contexts::Programs) {
         Treatment::Refuse("it is registered with a userfaultfd of the program's own")
     } else if access.shared {
         Treatment::Leave
@@ -105,7 +114,7 @@ fn may_be_lazy(flags: &str) -> bool {
 
 impl Flags {
     /// Reads the flags of all areas; costs a walk through the page tables.
-    pub fn read(pid: i32) -> io::Result<Self> {
+    pub fn read(pid: i32, contexts: Contexts) -> io::Result<Self> {
         let path = format!("/proc/{pid}/smaps");
         let text = proc::read(&path)?;
         let mut flags = Vec::new();
@@ -113,7 +122,7 @@ impl Flags {
         for line in text.lines() {
             if let Some(list) = line.strip_prefix("VmFlags:") {
                 let found: Area = current.take().ok_or_else(|| proc::unexpected(&path))?;
-                let (treatment, may_be_lazy) = (treatment(list, found.access), may_be_lazy(list));
+                let (treatment, may_be_lazy) = (treatment(list, found.access, contexts), may_be_lazy(list));
                 flags.push(AreaFlags { start: found.start, access: found.access, treatment, may_be_lazy });
             } else if line.as_bytes().first().is_some_and(|c| c.is_ascii_digit() || c.is_ascii_lowercase()) {
                 current = Some(area(line).ok_or_else(|| proc::unexpected(&path))?);
@@ -159,7 +168,7 @@ mod tests {
     #[test]
     fn every_own_area_has_a_treatment() {
         let pid = std::process::id() as i32;
-        let flags = Flags::read(pid).unwrap();
+        let flags = Flags::read(pid, Contexts::Programs).unwrap();
         let known = areas(pid).unwrap().iter().filter(|area| flags.treatment(area).is_some()).count();
         assert!(known > 5, "{known}");
     }
@@ -175,9 +184,10 @@ mod tests {
     #[test]
     fn droppable_and_foreign_userfaultfd_are_told_apart() {
         let private = Access { read: true, write: true, shared: false };
-        assert_eq!(treatment("rd wr mr mw me dp", private), Treatment::Discard);
-        assert!(matches!(treatment("rd wr um", private), Treatment::Refuse(_)));
-        assert_eq!(treatment("rd wr lo ac", private), Treatment::Save);
-        assert_eq!(treatment("rd wr sh", Access { shared: true, ..private }), Treatment::Leave);
+        assert_eq!(treatment("rd wr mr mw me dp", private, Contexts::Programs), Treatment::Discard);
+        assert!(matches!(treatment("rd wr um", private, Contexts::Programs), Treatment::Refuse(_)));
+        assert_eq!(treatment("rd wr um", private, Contexts::Pagers), Treatment::Save);
+        assert_eq!(treatment("rd wr lo ac", private, Contexts::Programs), Treatment::Save);
+        assert_eq!(treatment("rd wr sh", Access { shared: true, ..private }, Contexts::Programs), Treatment::Leave);
     }
 }

@@ -52,6 +52,7 @@ mod partial;
 mod steps;
 #[cfg(test)]
 mod tests;
+mod trim;
 
 pub use directory::Store;
 pub use entries::{Entry, Owner};
@@ -59,3 +60,4 @@ pub use image::{FileInfo, Image, Lease};
 pub use image_file::{Contents, ImageError, ImageFile, MemoryDifference, Verified, compare_memory};
 pub use names::{IMAGE_NAME, ImageState};
 pub use partial::{CommitError, Durability, Partial};
+pub use trim::Trim;

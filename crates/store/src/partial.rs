@@ -6,8 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use torpor_image::Kind;
+use torpor_image::{HEADER_BYTES, Header, Kind, PAGE};
 
+use crate::header::{self, Found};
 use crate::image::Image;
 use crate::names::ImageState;
 use crate::steps;
@@ -64,28 +65,34 @@ pub struct Partial {
     image: Image,
     path: PathBuf,
     file: Arc<File>,
-    /// It is behind another image, which ends at this byte of the file.
-    base_bytes: Option<u64>,
+    /// It is behind this generation, in the same file.
+    base: Option<Box<Found>>,
     ended: bool,
 }
 
 impl Image {
-    /// Begins it behind the committed image of a dozing app, `base`, in the same file: it can refer to the pages of that. It gets a name of
-    /// its own for the file when it is committed; `base` stays as it is.
+    /// Begins it behind `base`, in the same file: it can refer to the pages of that and of all generations in front of it. `base` is the image of
+    /// a dozing app, or a complete one that was consumed: processes that were built from it may miss some of its pages. This one gets a name of its own for the
+    /// file when it is committed; `base` stays as it is.
     ///
     /// # Errors
-    /// Of open(2) and ftruncate(2); if `base` is damaged, or no image of a dozing app.
+    /// Of open(2) and ftruncate(2); if `base` is damaged, or may still be restored from elsewhere.
     pub fn begin_behind(&self, base: &Self) -> io::Result<Partial> {
-        let lease = base.open()?;
-        let header = lease.header();
-        let base_bytes = header.end().filter(|_| header.kind == Kind::Dozing && header.generation == base.generation());
-        let base_bytes = base_bytes.ok_or(io::ErrorKind::InvalidInput)?;
+        let (path, kind) = match base.path().try_exists()? {
+            true => (base.path().to_owned(), Kind::Dozing),
+            false => (base.path_as(ImageState::Consumed), Kind::Complete),
+        };
+        let file = torpor_linux::regular::open_for_writing(&path)?;
+        let found = header::find(&file, Some(base.generation()))?;
+        if (found.header.generation, found.header.kind) != (base.generation(), kind) || !found.stays_found() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         self.store().record_generation(self.generation())?;
-        let file = Arc::new(File::options().read(true).write(true).open(base.path())?);
+        let partial =
+            Partial { image: self.clone(), path, file: Arc::new(file), base: Some(Box::new(found)), ended: false };
         // An earlier attempt may have been killed.
-        steps::truncate(&file, base_bytes)?;
-        let (image, path) = (self.clone(), base.path().to_owned());
-        Ok(Partial { image, path, file, base_bytes: Some(base_bytes), ended: false })
+        partial.undo()?;
+        Ok(partial)
     }
 
     /// Begins it; its generation must be higher than all before.
@@ -109,7 +116,7 @@ impl Partial {
             }
             other => other?,
         };
-        Ok(Self { image, path, file: Arc::new(file), base_bytes: None, ended: false })
+        Ok(Self { image, path, file: Arc::new(file), base: None, ended: false })
     }
 
     /// Where it is now, for messages and for tools that read it.
@@ -142,7 +149,7 @@ impl Partial {
     /// # Errors
     /// With what there is then.
     pub fn commit(mut self, durability: Durability) -> Result<Image, CommitError> {
-        let named = match self.base_bytes {
+        let named = match self.base {
             Some(_) => steps::link(&self.path, self.image.path()),
             None => steps::rename(&self.path, self.image.path()),
         };
@@ -169,15 +176,32 @@ impl Partial {
     }
 
     fn undo(&self) -> io::Result<()> {
-        match self.base_bytes {
-            Some(bytes) => steps::truncate(&self.file, bytes),
+        match &self.base {
+            Some(base) => {
+                // First: what it tells of is about to go.
+                header::clear_behind(&self.file, base)?;
+                steps::truncate(&self.file, base.end)
+            }
             None => steps::remove_if_there(&self.path),
         }
     }
 
-    /// Where it begins in its file.
-    pub fn begins_at(&self) -> u64 {
-        self.base_bytes.unwrap_or(0)
+    /// Where its pages begin in its file.
+    pub fn pages_at(&self) -> u64 {
+        self.base.as_ref().map_or(HEADER_BYTES, |base| base.end.next_multiple_of(PAGE))
+    }
+
+    /// Writes its header, once all of its other bytes are written. Gives the length of the file.
+    ///
+    /// # Errors
+    /// Of pwrite(2) and ftruncate(2).
+    pub fn finish(&self, header: &Header) -> io::Result<u64> {
+        let end = header::write(&self.file, header, self.base.as_deref())?;
+        // There may have been more room for pages than there were pages.
+        if self.file.metadata()?.len() != end {
+            self.file.set_len(end)?;
+        }
+        Ok(end)
     }
 }
 

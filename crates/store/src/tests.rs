@@ -219,7 +219,7 @@ fn dozing(store: &Store, generation: u64) -> Image {
 /// Makes a complete image behind that of a dozing app, which goes then.
 fn hibernated(store: &Store, base: &Image, generation: u64) -> std::io::Result<()> {
     let partial = store.image(generation).begin_behind(base)?;
-    let begins_at = partial.begins_at().next_multiple_of(PAGE);
+    let begins_at = partial.pages_at();
     let header = Header {
         version: torpor_image::VERSION,
         kind: Kind::Complete,
@@ -228,7 +228,7 @@ fn hibernated(store: &Store, base: &Image, generation: u64) -> std::io::Result<(
         ..Header::default()
     };
     partial.file().write_all_at(&[8; PAGE as usize], begins_at)?;
-    partial.file().write_all_at(&header.encode(), begins_at + PAGE)?;
+    partial.finish(&header)?;
     partial.commit(Durability::PowerCuts).map_err(crate::CommitError::into_error)?;
     base.remove()
 }
@@ -288,4 +288,105 @@ fn what_is_given_up_behind_an_image_leaves_it_as_it_was() {
     // Only behind one of a dozing app, which is there.
     hibernated(&store, &base, 4).unwrap();
     assert!(store.image(5).begin_behind(&base).is_err() && store.image(5).begin_behind(&store.image(4)).is_err());
+}
+
+/// Writes the image of a dozing app behind another one, in front of which nothing is needed then. Its page has the number of its generation.
+fn dozes_again(store: &Store, base: &Image, generation: u64) -> std::io::Result<Image> {
+    let partial = store.image(generation).begin_behind(base)?;
+    let page = partial.pages_at();
+    let header = Header {
+        version: torpor_image::VERSION,
+        generation,
+        pages_bytes: page + PAGE - HEADER_BYTES,
+        ..Header::default()
+    };
+    partial.file().write_all_at(&[generation as u8; PAGE as usize], page)?;
+    partial.finish(&header)?;
+    let image = partial.commit(Durability::Processes).map_err(crate::CommitError::into_error)?;
+    base.remove()?;
+    Ok(image)
+}
+
+/// Where the page of a generation is that [`dozes_again`] has written.
+fn own_page(image: &Image) -> u64 {
+    image.open().unwrap().header().state_offset() - PAGE
+}
+
+#[test]
+fn of_many_generations_in_a_file_the_newest_is_found_wherever_it_ends() {
+    const LAST: u64 = 6;
+    let chain = |store: &Store, from: Image| -> std::io::Result<()> {
+        let mut base = from;
+        for generation in base.generation() + 1..=LAST {
+            base = dozes_again(store, &base, generation)?;
+        }
+        Ok(())
+    };
+    let all = {
+        let folder = folder();
+        let store = Store::of_app(folder.path());
+        let first = dozing(&store, 1);
+        die_after(u64::MAX);
+        chain(&store, first).unwrap();
+        restart()
+    };
+    assert!(all > 10);
+    for steps in 0..=all {
+        let folder = folder();
+        let store = Store::of_app(folder.path());
+        let first = dozing(&store, 1);
+        die_after(steps);
+        let done = chain(&store, first);
+        restart();
+        // The journal names one of these, and each is what it was.
+        let found: Vec<Image> = store.list().unwrap().into_iter().map(|entry| entry.image).collect();
+        assert!((1..=2).contains(&found.len()), "{steps} steps: {found:?}");
+        for image in &found {
+            assert_eq!(image.open().unwrap().header().generation, image.generation(), "{steps} steps");
+            assert_eq!(page(image, PAGE), Some(7), "{steps} steps");
+            if image.generation() > 1 {
+                assert_eq!(page(image, own_page(image)), Some(image.generation() as u8), "{steps} steps");
+            }
+        }
+        let newest = found[found.len() - 1].clone();
+        assert!(done.is_err() || newest.generation() == LAST, "{steps} steps");
+        // What was begun behind it, with contents that look like headers, is never taken for one.
+        let forged = Header { generation: 99, pages_bytes: PAGE, version: torpor_image::VERSION, ..Header::default() };
+        let end = fs::metadata(newest.path()).unwrap().len();
+        let file = fs::File::options().write(true).open(newest.path()).unwrap();
+        file.write_all_at(&forged.encode(), end.next_multiple_of(PAGE)).unwrap();
+        assert_eq!(newest.open().unwrap().header().generation, newest.generation(), "{steps} steps");
+        // And it can be gone on with.
+        let next = dozes_again(&store, &newest, 50).unwrap();
+        assert_eq!((page(&next, PAGE), page(&next, own_page(&next))), (Some(7), Some(50)), "{steps} steps");
+        // Only the first page and its own are needed.
+        let own = own_page(&next);
+        let trim = next.trim([PAGE..2 * PAGE, own..own + PAGE]).unwrap().unwrap();
+        trim.run().unwrap();
+        assert_eq!((page(&next, PAGE), page(&next, own)), (Some(7), Some(50)), "{steps} steps");
+    }
+}
+
+#[test]
+fn processes_that_were_built_from_a_consumed_image_doze_behind_it() {
+    let folder = folder();
+    let store = Store::of_app(folder.path());
+    let base = dozing(&store, 1);
+    hibernated(&store, &base, 2).unwrap();
+    let complete = store.image(2);
+    // It may still be restored from.
+    assert!(store.image(3).begin_behind(&complete).is_err());
+    complete.consume().unwrap();
+    let again = dozes_again(&store, &complete, 4).unwrap();
+    complete.remove_consumed().unwrap();
+    assert_eq!((page(&again, PAGE), page(&again, own_page(&again))), (Some(7), Some(4)));
+    // Its slot is the second one. Where that is damaged it is not found; the other one does not matter any more.
+    let bytes = fs::read(again.path()).unwrap();
+    for at in (1024..1048).chain(2048..2072) {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        fs::write(again.path(), &damaged).unwrap();
+        let is_found = again.open().is_ok_and(|lease| lease.header().generation == 4);
+        assert_eq!(is_found, at < 2048, "byte {at}");
+    }
 }

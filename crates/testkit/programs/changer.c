@@ -1,8 +1,10 @@
 // changer MEGABYTES [PORT]
 // Prints the port where each line is answered with `ok LINE nonce=X` after changes of its own memory of every kind, by a random
 // order that follows from the line: given up, moved, grown, unmapped, mapped anew, protected, written, shared with forked children that
-// check it and change it, while threads read what stays. `forks N` has it checked by N children at a time, `split` splits and moves its areas. A wrong page is reported and ends the program with status 3.
+// check it and change it, while threads read what stays. `forks N` has it checked by N children at a time, `split` splits and moves its areas,
+// `some` changes and checks a few pages without a fork, and leaves the others alone. A wrong page is reported and ends the program with status 3.
 #include <pthread.h>
+#include <stdbool.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include "common.h"
@@ -19,6 +21,8 @@ struct chunk { uint64_t *words; size_t pages; uint32_t *generation; uint64_t *id
 static struct chunk chunks[CHUNKS];
 static struct chunk still;
 static uint64_t state;
+// It does not fork, or touch all pages of a chunk.
+static bool modest;
 
 static uint64_t roll(uint64_t below) { return (state = mix(state)) % below; }
 
@@ -79,7 +83,7 @@ static pid_t child(struct chunk *c) {
 }
 
 static void change(struct chunk *c, pid_t *children, int *count) {
-    size_t from = roll(c->pages), some = 1 + roll(c->pages - from);
+    size_t from = roll(c->pages), left = c->pages - from, some = 1 + roll(modest && left > 64 ? 64 : left);
     char *start = (char *)&c->words[from * WORDS];
     switch (roll(9)) {
     case 0:
@@ -104,6 +108,7 @@ static void change(struct chunk *c, pid_t *children, int *count) {
         break;
     }
     case 3: {
+        if (modest) break;
         NEED(mmap(start, some * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
         forget(c, from, some);
         check(c, from, "mmap over it");
@@ -121,7 +126,7 @@ static void change(struct chunk *c, pid_t *children, int *count) {
         fill(c, from);
         break;
     case 5:
-        if (*count < 4) children[(*count)++] = child(c);
+        if (!modest && *count < 4) children[(*count)++] = child(c);
         break;
     case 6:
         NEED(madvise(start, some * PAGE, MADV_FREE));
@@ -192,6 +197,14 @@ static void step(uint64_t seed) {
     for (int n = 0; n < CHUNKS; n++) for (size_t page = 0; page < chunks[n].pages; page++) check(&chunks[n], page, "everything");
 }
 
+static void some(uint64_t seed) {
+    state = mix(seed);
+    modest = true;
+    for (int n = 0; n < 8; n++) change(&chunks[roll(CHUNKS)], NULL, NULL);
+    for (int n = 0; n < 20; n++) check(&still, roll(still.pages), "little");
+    modest = false;
+}
+
 int main(int argc, char **argv) {
     if (argc < 2) { fprintf(stderr, "usage: changer MEGABYTES [PORT]\n"); return 2; }
     size_t pages = atol(argv[1]) * 256 / (CHUNKS + 1);
@@ -210,6 +223,7 @@ int main(int argc, char **argv) {
         while (read_line(client, line, sizeof line)) {
             if (strncmp(line, "forks ", 6) == 0) fork_many(atoi(line + 6));
             else if (strcmp(line, "split") == 0) for (int n = 0; n < CHUNKS; n++) split(&chunks[n]);
+            else if (strcmp(line, "some") == 0) some(seed * 1000003 + lines++ * 7919);
             else step(seed * 1000003 + lines++ * 7919 + strtoull(line, NULL, 10));
             if (!write_all(client, answer, snprintf(answer, sizeof answer, "ok %s nonce=%016lx\n", line, nonce))) break;
         }

@@ -142,6 +142,8 @@ pub(crate) struct Wake {
     pub(crate) at_once: Option<u32>,
     /// Dozing apps with much memory wake before all of it is back.
     pub(crate) lazy: bool,
+    /// The rest of it comes back whether or not it is touched.
+    pub(crate) backfill: bool,
 }
 
 /// How long operations of an app may take before they are given up; each gets a second more for 16 MiB of an image.
@@ -215,7 +217,7 @@ impl Default for Config {
 
 impl Default for Wake {
     fn default() -> Self {
-        Self { at_once: None, lazy: true }
+        Self { at_once: None, lazy: true, backfill: true }
     }
 }
 

@@ -253,8 +253,8 @@ const DAMAGES: &[Damage] = &[
         },
         [On, Fresh, On, Fresh],
     ),
-    // Behind the image of a dozing app may be what is left of an attempt to go warm.
-    ("images of 1 TB", |at| [1, 3].iter().for_each(|app| lengthen(&at.image(*app), 1 << 40)), [On, On, On, Aside]),
+    // Behind an image may be what is left of an attempt to write another one.
+    ("images of 1 TB", |at| [1, 3].iter().for_each(|app| lengthen(&at.image(*app), 1 << 40)), [On; 4]),
     ("two images mixed up", |at| swap(&at.image(1), &at.image(2)), [On, Aside, Aside, On]),
 ];
 

@@ -28,6 +28,8 @@ pub struct WorkerConfig {
     pub wakes_at_once: usize,
     /// Dozing apps with much memory wake before all of it is back.
     pub lazy_wakes: bool,
+    /// Their other memory comes back while they run, whether or not they touch it.
+    pub backfill: bool,
     /// When dozing apps go warm for want of memory.
     pub memory: MemoryConfig,
     /// Apps are only to be put away: none is started, and images of those that have no sandbox are left alone.

@@ -1,14 +1,13 @@
 //! The part that can be given up: hold, describe, write, park, name. Its end is the commit.
 
-use std::fs::File;
 use std::time::Duration;
 
+use torpor_image::HEADER_BYTES;
 use torpor_image::tree::{SharedMemoryKind, Tree};
-use torpor_image::{HEADER_BYTES, PAGE};
 
 use super::activate::{all, why};
 use super::{Captured, Hibernating};
-use crate::checkpoint::{HeaderPlace, unreadable, write};
+use crate::checkpoint::{unreadable, write};
 use crate::sleep::events::{self, Extent};
 use crate::sleep::{Failure, Stop};
 use crate::target::Phase;
@@ -32,12 +31,11 @@ impl Hibernating<'_> {
         self.reached(Step::Attached)?;
 
         // It refers to what is missing, which is in the image that it dozes with.
-        let (file, begins_at) = match self.missing {
+        let file = match self.missing {
             Some(_) => self.image.begin_behind(&self.asleep.image)?,
-            None => (self.image.begin()?, HEADER_BYTES),
+            None => self.image.begin()?,
         };
-        let Written { tree, kept, warnings, image_bytes } =
-            self.collect(family, &records, (&file, begins_at.next_multiple_of(PAGE)))?;
+        let Written { tree, kept, warnings, image_bytes } = self.collect(family, &records)?;
         self.reached(Step::Collected)?;
         // Memory and files belong together: both are on disk before the image counts.
         let happened = events::sync(file, Extent::FileSystem, &self.asleep.watch, self.request.abort);
@@ -76,12 +74,8 @@ impl Hibernating<'_> {
     }
 
     /// Describes it, copies its memory and writes the image.
-    fn collect(
-        &self,
-        family: &[Member],
-        records: &[ThreadPlan],
-        (file, begins_at): (&File, u64),
-    ) -> Result<Written, Stop> {
+    fn collect(&self, family: &[Member], records: &[ThreadPlan]) -> Result<Written, Stop> {
+        let image = self.image.partial()?;
         let missing = self.missing.as_deref().unwrap_or_default();
         let view = View::of(self.request.home, &all(family)).map_err(Failure::Look)?;
         let (collected, by) = self.heeding(|go_on| {
@@ -96,7 +90,7 @@ impl Hibernating<'_> {
                 expected: if missing.is_empty() { self.request.expected } else { &[] },
                 missing,
             };
-            capture_as(&manner, &self.stopped, records, file, begins_at)
+            capture_as(&manner, &self.stopped, records, image.file(), image.pages_at())
         });
         let CapturedTree { mut tree, pages_end, kept, warnings, .. } = collected.map_err(|error| why(error, by))?;
         let captured = Duration::from_nanos(tree.machine.monotonic_ns);
@@ -113,9 +107,7 @@ impl Hibernating<'_> {
         tree.check(&(HEADER_BYTES..pages_end)).map_err(|error| Stop::Refused(unreadable(&error)))?;
         let plan = compile(&tree).map_err(|error| Stop::Refused(error.to_string()))?;
         let owner = (self.target.app, self.target.epoch, self.request.image.generation());
-        let place = if self.missing.is_some() { HeaderPlace::Last } else { HeaderPlace::First };
-        let image_bytes =
-            write(file, &tree, &plan, pages_end, owner, place).map_err(|error| self.image.failed(error))?;
+        let image_bytes = write(image, &tree, &plan, pages_end, owner).map_err(|error| self.image.failed(error))?;
         Ok(Written { tree, kept, warnings, image_bytes })
     }
 

@@ -56,8 +56,17 @@ pub struct ParkedContexts {
 impl ParkedContexts {
     /// Whether the app was about to run without all of its memory, or has: its ledger tells what became of missing pages.
     pub fn has_begun(&self) -> bool {
+        self.ledger().is_some_and(|ledger| ledger.has_begun())
+    }
+
+    /// Whether it has run so: its memory is newer than the image that it misses pages of.
+    pub fn has_run(&self) -> bool {
+        self.ledger().is_some_and(|ledger| ledger.has_begun() && ledger.has_run())
+    }
+
+    fn ledger(&self) -> Option<Ledger> {
         let ledger = self.descriptors.first().and_then(|ledger| ledger.try_clone().ok());
-        ledger.and_then(|ledger| Ledger::from_parked(ledger).ok()).is_some_and(|ledger| ledger.has_begun())
+        ledger.and_then(|ledger| Ledger::from_parked(ledger).ok())
     }
 }
 

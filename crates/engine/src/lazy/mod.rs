@@ -10,6 +10,7 @@
 //! From the journal's `Lazy` on the program may run: its image is read only for pages that were never in place since. What the program has
 //! done to its missing pages is in the [`Ledger`]. While anybody holds its contexts, the program does not read zeros: it waits.
 
+mod again;
 mod contexts;
 mod split;
 mod taken_over;
@@ -21,10 +22,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 use torpor_image::{Content, Region};
-use torpor_pager::{Host, Layout, Ledger, Pager, ServeError, Served, Space, Staged, Touch};
+use torpor_pager::{Host, Layout, Ledger, Owner, Pager, ServeError, Served, Space, Staged, Told, Touch};
 use torpor_pages::buffer::Buffer;
 use torpor_pages::source::{FetchError, ImageFile, Stored, fetch};
 
+pub use self::again::{LazyProgram, MissingPart, missing_parts};
+pub(crate) use self::again::{Names, loading_of_missing};
 pub use self::contexts::{ContextRecord, Contexts, ParkedContexts};
 pub(crate) use self::split::Split;
 pub use self::taken_over::LazyLost;
@@ -64,6 +67,28 @@ pub struct LazyServed {
     pub touched: Vec<Touched>,
     /// It was recorded which pages were touched.
     pub is_sampled: bool,
+}
+
+impl LazyServed {
+    /// What it did so far.
+    pub fn so_far(told: &Told<'_>) -> Self {
+        let touched = touched(&told.served.touches, &pids_of(told.spaces));
+        let counts = Served { touches: Vec::new(), ..told.served.clone() };
+        Self { touched, is_sampled: counts.recorded, counts }
+    }
+}
+
+fn pids_of(spaces: &[Space]) -> Vec<Option<i32>> {
+    spaces.iter().map(|space| Some(space.owner?.pid)).collect()
+}
+
+/// Touches with the processes that they are of.
+fn touched(touches: &[Touch], pids: &[Option<i32>]) -> Vec<Touched> {
+    let of_process = |touch: &Touch| {
+        let Touch { space, page, staged } = *touch;
+        Some(Touched { pid: (*pids.get(space)?)?, page, staged })
+    };
+    touches.iter().filter_map(of_process).collect()
 }
 
 /// A thread that serves the app that it is sent, and ends where it is sent none.
@@ -114,16 +139,14 @@ pub struct LazyApp {
     image: File,
     regions: Vec<Stored>,
     spaces: Vec<Space>,
-    /// Their processes, as far as they were there at the beginning.
-    pids: Vec<i32>,
     staged: Vec<Staged>,
     is_sampled: bool,
     ledger: Ledger,
 }
 
 impl LazyApp {
-    fn new(image: File, regions: Vec<Stored>, spaces: Vec<Space>, pids: Vec<i32>, ledger: Ledger) -> Self {
-        Self { image, regions, spaces, pids, staged: Vec::new(), is_sampled: false, ledger }
+    fn new(image: File, regions: Vec<Stored>, spaces: Vec<Space>, ledger: Ledger) -> Self {
+        Self { image, regions, spaces, staged: Vec::new(), is_sampled: false, ledger }
     }
 
     /// Of processes that were built again: they miss what their contexts say.
@@ -133,10 +156,9 @@ impl LazyApp {
         let (mut regions, mut spaces) = (Vec::new(), Vec::new());
         for (context, missing) in contexts.contexts.iter().zip(&contexts.missing) {
             let userfault = Some(context.userfault.duplicate()?);
-            spaces.push(Space { userfault, layout: layout(missing, &mut regions), is_forked: false });
+            spaces.push(Space { userfault, layout: layout(missing, &mut regions), owner: owner(context.pid) });
         }
-        let pids = contexts.contexts.iter().map(|context| context.pid).collect();
-        Ok(Self::new(image.try_clone()?, regions, spaces, pids, ledger.duplicate()?))
+        Ok(Self::new(image.try_clone()?, regions, spaces, ledger.duplicate()?))
     }
 
     /// Of processes that were built again, by what somebody has parked who served them before, or was about to.
@@ -149,15 +171,15 @@ impl LazyApp {
 
     /// What each process misses, by ascending address.
     pub(crate) fn missing(&self) -> Vec<(i32, Vec<Region>)> {
-        let of_space = |(space, pid): (&Space, &i32)| {
+        let of_space = |space: &Space| {
             let pieces = space.layout.pieces().filter_map(|(start, piece)| {
                 let stored = self.regions.get(piece.region as usize)?;
                 let content = Content::Stored { offset: stored.offset, checksum: stored.checksum };
                 Some(Region { start, pages: piece.pages, writable: true, content })
             });
-            (*pid, pieces.collect())
+            Some((space.owner?.pid, pieces.collect()))
         };
-        self.spaces.iter().zip(&self.pids).map(of_space).collect()
+        self.spaces.iter().filter_map(of_space).collect()
     }
 
     /// Bytes that are missing.
@@ -171,16 +193,14 @@ impl LazyApp {
     /// # Errors
     /// See [`ServeError`]: the app must be ended before its parked contexts are closed.
     pub fn serve(self, host: &dyn Host) -> Result<LazyServed, ServeError> {
-        let Self { image, regions, spaces, pids, staged, is_sampled, ledger } = self;
+        let Self { image, regions, spaces, staged, is_sampled, ledger } = self;
+        let pids = pids_of(&spaces);
         let source = ImageFile::through_cache(&image);
         let pager = Pager::new(&source, &regions, spaces, &ledger, host);
         let pager = if is_sampled { pager.recording(staged) } else { pager };
         let mut counts = pager.serve()?;
-        let touched = std::mem::take(&mut counts.touches).into_iter().filter_map(|touch| {
-            let Touch { space, page, staged } = touch;
-            Some(Touched { pid: *pids.get(space)?, page, staged })
-        });
-        Ok(LazyServed { touched: touched.collect(), counts, is_sampled })
+        let touches = std::mem::take(&mut counts.touches);
+        Ok(LazyServed { touched: touched(&touches, &pids), is_sampled: counts.recorded, counts })
     }
 
     /// It is to be recorded which pages the program touches. Reads what is staged.
@@ -200,6 +220,12 @@ impl LazyApp {
         self.is_sampled = true;
         Ok(())
     }
+}
+
+/// A process that is there; none where it is not.
+fn owner(pid: i32) -> Option<Owner> {
+    let stat = torpor_proc::stat::read(&format!("/proc/{pid}/stat")).ok()?;
+    Some(Owner { pid, start_ticks: stat.start_ticks })
 }
 
 /// Regions as a pager knows them, behind those that it knows already.

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use torpor_image::{Process, Region, State, lazy_size};
 use torpor_linux::registers::Registers;
-use torpor_pager::{Change, Space};
+use torpor_pager::{Change, Owner, Space};
 use torpor_pages::context::{Registered, first_of_thread};
 use torpor_pages::ranges::{merged, overlaps};
 use torpor_pages::scan::{Kind, ProcessMemory, Selection};
@@ -37,7 +37,7 @@ impl Split {
             let must = must_be_first(process, &registered[n])?;
             let (lazy, eager): (Vec<Region>, Vec<Region>) = process.regions.iter().partition(|region| {
                 let range = region.start..region.start + region.bytes();
-                let is_late = |stored: Stored| !loading.iter().any(|one| one.contains(&stored.offset));
+                let is_late = |stored: Stored| !is_within(loading, stored.offset);
                 Stored::of(region).is_some_and(is_late)
                     && registered[n].may_be_lazy(range.start)
                     && !overlaps(&must, &range)
@@ -68,12 +68,19 @@ impl Split {
             let placed = merged(placed.map(|region| region.start..region.start + region.bytes()).collect());
             let gone = placed.into_iter().map(|Range { start, end }| Change::Gone { space, start, end });
             ledger.record_all(&gone.collect::<Vec<_>>())?;
-            let userfault = context.userfault.duplicate()?;
-            spaces.push(Space { userfault: Some(userfault), layout: layout(later, &mut regions), is_forked: false });
+            let userfault = Some(context.userfault.duplicate()?);
+            let layout = layout(later, &mut regions);
+            let owner = process.map(|process| Owner { pid: process.pid, start_ticks: process.start_ticks });
+            spaces.push(Space { userfault, layout, owner });
         }
-        let pids = contexts.contexts.iter().map(|context| context.pid).collect();
-        Ok(LazyApp::new(image.try_clone()?, regions, spaces, pids, ledger.duplicate()?))
+        Ok(LazyApp::new(image.try_clone()?, regions, spaces, ledger.duplicate()?))
     }
+}
+
+/// Whether a byte of the file is in one of `ranges`, which ascend.
+fn is_within(ranges: &[Range<u64>], offset: u64) -> bool {
+    let behind = ranges.partition_point(|range| range.start <= offset);
+    behind.checked_sub(1).is_some_and(|last| offset < ranges[last].end)
 }
 
 /// Ranges whose pages must be in place before the process runs, in order.

@@ -7,7 +7,7 @@ use torpor_linux::userfault::Userfault;
 use torpor_pager::{Change, LedgerError, Space, replay};
 
 use super::contexts::{Contexts, ParkedContexts, may_come_later};
-use super::{LazyApp, layout};
+use super::{LazyApp, layout, owner};
 
 /// Why an app that was lazy when its worker ended cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -42,14 +42,11 @@ pub(crate) fn taken_over(state: Option<&State>, image: File, parked: ParkedConte
         return Err(LazyLost::Unparked);
     }
     let layouts = replay(layouts, &changes)?;
-    let pids = contexts.iter().map(|context| context.pid).collect();
-    let of_parents = contexts.into_iter().map(|context| (context.userfault, false));
-    let of_children = children.into_iter().map(|descriptor| (Userfault::from_parked(descriptor), true));
-    let all: Vec<(Userfault, bool)> = of_parents.chain(of_children).collect();
-    let spaces = all.into_iter().zip(layouts).map(|((userfault, is_forked), layout)| Space {
-        userfault: Some(userfault),
-        layout,
-        is_forked,
-    });
-    Ok(LazyApp::new(image, regions, spaces.collect(), pids, ledger))
+    let of_parents = contexts.into_iter().map(|context| (context.userfault, owner(context.pid)));
+    let of_children = children.into_iter().map(|descriptor| (Userfault::from_parked(descriptor), None));
+    let all: Vec<_> = of_parents.chain(of_children).collect();
+    let spaces = all.into_iter().zip(layouts);
+    let spaces =
+        spaces.map(|((userfault, owner), layout)| Space { userfault: Some(userfault), layout, owner }).collect();
+    Ok(LazyApp::new(image, regions, spaces, ledger))
 }

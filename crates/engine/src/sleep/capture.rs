@@ -5,20 +5,24 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use torpor_image::{HEADER_BYTES, Header, LoadingPart, State, checksum};
+use torpor_image::{HEADER_BYTES, Header, LoadingPart, Region, State, checksum};
 
 use super::blockers::pins;
 use super::error::{Failure, Stop};
 use super::{Captured, Drops, Sleep, events};
+use crate::lazy::{LazyProgram, loading_of_missing};
 use crate::target::Phase;
 use crate::watch::{Waiting, Watch};
+use torpor_pager::Owner;
+use torpor_pages::absent::Missing;
 use torpor_pages::copy::{Copier, CopyError};
 use torpor_pages::droppable::Droppable;
 use torpor_pages::parts::Expected;
 use torpor_pages::scan::Selection;
 use torpor_pages::sink::PageSink;
+use torpor_pages::source::Stored;
 use torpor_proc::gone;
-use torpor_proc::maps::{Flags, areas};
+use torpor_proc::maps::{Contexts, Flags, areas};
 use torpor_process::step::Step;
 use torpor_process::threads::{Began, ThreadPlan, WaitHistory};
 use torpor_process::trace::{Process, install_park_loop, stop_all};
@@ -30,8 +34,16 @@ impl Sleep<'_> {
     /// The abortable part, up to and with the commit.
     pub(super) fn capture(&mut self) -> Result<Captured, Stop> {
         let pids = self.target.freezer.processes().map_err(Failure::Look)?;
-        let (began, flags) = prepare(&pids, self.request.memories)?;
-        let file = self.image.begin_doze()?;
+        let (began, flags) = prepare(&pids, self.request.memories, self.contexts())?;
+        let file = match self.lazy {
+            Some(lazy) => {
+                let file = self.image.begin_behind(lazy.image())?;
+                // The same again will take little time, while it is frozen.
+                self.missing_now(lazy, &file)?;
+                file
+            }
+            None => self.image.begin_doze()?,
+        };
         self.reached(Step::Prepared)?;
 
         self.frozen = true;
@@ -90,9 +102,14 @@ impl Sleep<'_> {
 
     /// Copies all memory into the image and writes it out.
     fn copy(&mut self, flags: &[(i32, Flags)], watch: Watch, file: Arc<File>) -> Result<Captured, Stop> {
+        let missing = match self.lazy {
+            Some(lazy) => self.missing_now(lazy, &file)?,
+            None => Vec::new(),
+        };
+        let image = self.image.partial()?;
         let stop = OnceCell::new();
         let go_on = || self.check_events(&watch).map_err(|by| stop.set(by)).is_ok();
-        let mut copier = Copier::new(PageSink::new(&file, HEADER_BYTES), Selection::Exclusive, &go_on);
+        let mut copier = Copier::new(PageSink::new(&file, image.pages_at()), Selection::Exclusive, &go_on);
         let mut memories = Vec::with_capacity(self.processes.len());
         let mut park_addresses = Vec::with_capacity(self.processes.len());
         let mut spaces: Vec<i32> = Vec::new();
@@ -109,9 +126,10 @@ impl Sleep<'_> {
                 spaces.push(process.pid);
                 let none = Flags::default();
                 let flags = flags.iter().find(|(pid, _)| *pid == process.pid).map_or(&none, |(_, flags)| flags);
-                Droppable::of(process.pid, areas, flags)?
+                Droppable::of(process.pid, areas, flags, self.contexts())?
             });
         }
+        let missing = self.by_process(missing, &memories)?;
         let loading = match copy_memories(&mut memories, self.request.expected, &mut copier) {
             Err(CopyError::Stopped) => {
                 drop(copier);
@@ -119,11 +137,13 @@ impl Sleep<'_> {
             }
             other => other?,
         };
+        let loading = [loading_of_missing(self.request.expected, &missing), loading].concat();
         let mut state = State { loading, ..State::default() };
         let mut drops = Vec::new();
         let mut kept_pages = 0;
         for ((process, memory), park_address) in self.processes.iter().zip(memories).zip(park_addresses) {
-            let copied = memory.finish();
+            let named = Missing { file: &file, regions: &missing };
+            let copied = memory.finish((!missing.is_empty()).then_some(named))?;
             kept_pages += copied.kept_pages;
             drops.push(Drops { ranges: copied.drop, anonymous: copied.anonymous });
             state.processes.push(self.process_state(process, park_address, copied.regions));
@@ -140,15 +160,48 @@ impl Sleep<'_> {
             state_checksum: checksum(&encoded),
             ..Header::default()
         };
-        let written = file.write_all_at(&encoded, pages_end).and_then(|()| file.write_all_at(&header.encode(), 0));
+        let written = file.write_all_at(&encoded, pages_end).and_then(|()| image.finish(&header));
         written.map_err(|error| self.image.failed(error))?;
         self.reached(Step::Copied)?;
 
         self.sync(file, &watch)?;
         self.reached(Step::Synced)?;
-        let image_bytes = pages_end + encoded.len() as u64;
+        let stored = state.processes.iter().flat_map(|process| &process.regions).filter_map(Stored::of);
+        let image_bytes = HEADER_BYTES + stored.map(|stored| stored.bytes).sum::<u64>() + encoded.len() as u64;
         let kept_bytes = kept_pages * torpor_image::PAGE;
         Ok(Captured { state, drops, watch, image_bytes, kept_bytes })
+    }
+
+    /// Whose contexts its memory may be registered with.
+    const fn contexts(&self) -> Contexts {
+        if self.lazy.is_some() { Contexts::Pagers } else { Contexts::Programs }
+    }
+
+    /// What it misses now, by process.
+    fn missing_now(&mut self, lazy: &dyn LazyProgram, file: &File) -> Result<Vec<(Owner, Vec<Region>)>, Stop> {
+        // Its memory comes back then, and it can be tried again.
+        let parts = lazy.missing().map_err(|error| Stop::Aborted(format!("what it misses is not known: {error}")))?;
+        Ok(self.names.regions(file, &parts)?)
+    }
+
+    /// Finds the processes that miss pages among those that were stopped. All that they miss is named with their memory.
+    fn by_process(
+        &self,
+        missing: Vec<(Owner, Vec<Region>)>,
+        memories: &[Droppable],
+    ) -> Result<Vec<(i32, Vec<Region>)>, Stop> {
+        for (Owner { pid, start_ticks }, regions) in &missing {
+            let is_it = |process: &Process| (process.pid, process.start_ticks) == (*pid, *start_ticks);
+            let memory = self.processes.iter().zip(memories).find(|(process, _)| is_it(process));
+            let holds = |region: &Region| {
+                memory.is_some_and(|(_, memory)| memory.holds(&(region.start..region.start + region.bytes())))
+            };
+            if let Some(region) = regions.iter().find(|region| !holds(region)) {
+                let at = region.start;
+                return Err(Stop::Aborted(format!("memory of process {pid} at {at:#x} is not back yet")));
+            }
+        }
+        Ok(missing.into_iter().map(|(owner, regions)| (owner.pid, regions)).collect())
     }
 
     /// Sees to it that no disk I/O of the program's is under way, and that no thread waits for some that is over.
@@ -168,12 +221,7 @@ impl Sleep<'_> {
         Ok(())
     }
 
-    fn process_state(
-        &self,
-        process: &Process,
-        park_address: u64,
-        regions: Vec<torpor_image::Region>,
-    ) -> torpor_image::Process {
+    fn process_state(&self, process: &Process, park_address: u64, regions: Vec<Region>) -> torpor_image::Process {
         let threads = process.threads.iter().map(|thread| {
             let tid = thread.tracee.thread();
             let wait = self.plans.iter().find(|plan| plan.tid == tid).and_then(ThreadPlan::deadline);
@@ -223,11 +271,11 @@ fn given_up(by: Option<String>) -> Result<(), Stop> {
 }
 
 /// What can be known while the app still runs.
-fn prepare(pids: &[i32], memories: &WaitHistory) -> Result<(Began, Vec<(i32, Flags)>), Stop> {
+fn prepare(pids: &[i32], memories: &WaitHistory, contexts: Contexts) -> Result<(Began, Vec<(i32, Flags)>), Stop> {
     let mut flags = Vec::with_capacity(pids.len());
     for pid in pids {
         // One that ends while it is looked at is not there to fall asleep.
-        match Flags::read(*pid).and_then(|flags| Ok((flags, pins(*pid)?))) {
+        match Flags::read(*pid, contexts).and_then(|flags| Ok((flags, pins(*pid, contexts)?))) {
             Ok((found, pins)) => {
                 flags.push((*pid, found));
                 if let Some(why) = pins.into_iter().next() {
@@ -284,7 +332,7 @@ mod tests {
             let pid = child.id() as i32;
             let reaper = std::thread::spawn(move || child.wait());
             while !reaper.is_finished() {
-                if let Err(Stop::Failed(error)) = prepare(&[pid], &WaitHistory::default()) {
+                if let Err(Stop::Failed(error)) = prepare(&[pid], &WaitHistory::default(), Contexts::Programs) {
                     panic!("{error:?}");
                 }
             }

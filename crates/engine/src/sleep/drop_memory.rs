@@ -40,6 +40,10 @@ impl Sleep<'_> {
             }),
             Err(error) => {
                 let at = self.at();
+                if self.close_contexts().is_err() {
+                    // What is written to it could wait for a pager that does not answer.
+                    return Err(SleepError::Lost(Box::new(error)));
+                }
                 match self.bring_back(&captured.state) {
                     Ok(()) => Err(SleepError::Failed { at, error: Box::new(error) }),
                     Err(error) => Err(SleepError::Lost(Box::new(error))),
@@ -50,6 +54,8 @@ impl Sleep<'_> {
 
     fn try_drop(&mut self, captured: &Captured) -> Result<Dropped, Failure> {
         self.reached(Step::Committed)?;
+        // Dropped memory must not be told to a pager, nor be waited for.
+        self.close_contexts()?;
         let park = |pid: i32| {
             let found = captured.state.processes.iter().find(|process| process.pid == pid);
             found.map(|process| process.park_address).ok_or(TraceError::NoVdso(pid))
@@ -86,11 +92,21 @@ impl Sleep<'_> {
         let phase = Phase::Dozing { generation: self.request.image.generation(), wake_at };
         self.target.journal.record(phase).map_err(Failure::Journal)?;
         self.reached(Step::Dozing)?;
+        self.remove_base()?;
         let contexts = Contexts::new(contexts, &captured.state).unwrap_or_else(|error| {
             tracing::debug!(%error, "no ledger of missing pages");
             None
         });
         Ok(Dropped { wake_at, memories, contexts })
+    }
+
+    /// Nobody serves its faults any more: the new image has all that it misses.
+    fn close_contexts(&mut self) -> Result<(), Failure> {
+        if let Some(lazy) = self.lazy {
+            lazy.close().map_err(Failure::Pager)?;
+            self.lazy = None;
+        }
+        Ok(())
     }
 
     /// After a failure behind the commit: memory from the image, then on as if nothing had been.
@@ -100,7 +116,16 @@ impl Sleep<'_> {
         let image = self.request.image.open().map_err(|error| self.image.failed(error.into()))?;
         refill(&ImageFile::through_cache(image.file()), &state.processes, &[])?;
         self.frozen = true;
-        self.undo()
+        self.undo()?;
+        self.remove_base()
+    }
+
+    /// Removes the image that it missed pages of.
+    fn remove_base(&self) -> Result<(), Failure> {
+        let Some(lazy) = self.request.lazy else { return Ok(()) };
+        let image = lazy.image();
+        let removed = image.remove().and_then(|()| image.remove_consumed());
+        removed.map_err(|error| Failure::Image(image.path().to_owned(), error))
     }
 }
 

@@ -34,15 +34,16 @@ pub use self::blockers::obstacles;
 pub(crate) use self::error::Stop;
 pub use self::error::{Failure, SleepError};
 pub(crate) use self::new_image::{NewImage, remove_image};
-use crate::lazy::Contexts;
+use crate::lazy::{Contexts, LazyProgram, Names};
 use crate::target::{Freezer, Journal, Phase};
 use crate::watch::Watch;
 use torpor_pages::context::{Context, PlacedArea};
 use torpor_pages::parts::Expected;
+use torpor_pages::source::Stored;
 use torpor_process::step::{Fault, Faults, Step, Timings};
 use torpor_process::threads::{ThreadPlan, WaitHistory, let_go};
 use torpor_process::trace::Process;
-use torpor_store::Image;
+use torpor_store::{Image, Trim};
 
 /// An app that is to sleep, and what its worker gives for it.
 pub struct Target<'a> {
@@ -74,6 +75,8 @@ pub struct Request<'a> {
     pub memories: &'a WaitHistory,
     /// Pages that its wakes are expected to need first. The first are those of every wake.
     pub expected: &'a [Expected],
+    /// It misses pages, and sleeps without them.
+    pub lazy: Option<&'a dyn LazyProgram>,
 }
 
 /// Asks a sleep that has not committed to give up; usable from any thread.
@@ -129,6 +132,16 @@ pub struct Asleep {
 }
 
 impl Asleep {
+    /// What of its image's file no page of it is in; none where its image is the first in its file.
+    ///
+    /// # Errors
+    /// As of [`Image::trim`].
+    pub fn trim(&self) -> io::Result<Option<Trim>> {
+        let regions = self.state.processes.iter().flat_map(|process| &process.regions);
+        let stored = regions.filter_map(Stored::of);
+        self.image.trim(stored.map(|stored| stored.offset..stored.offset + stored.bytes))
+    }
+
     pub(crate) fn contexts(&self) -> &[Context] {
         self.contexts.as_ref().map_or(&[], |contexts| &contexts.contexts)
     }
@@ -154,6 +167,9 @@ struct Sleep<'a> {
     frozen: bool,
     /// The journal may say that memory is being dropped.
     journaled: bool,
+    /// Its pager serves it; none once its contexts are closed.
+    lazy: Option<&'a dyn LazyProgram>,
+    names: Names,
     processes: Vec<Process>,
     plans: Vec<ThreadPlan>,
     memories: Option<WaitHistory>,
@@ -184,6 +200,8 @@ pub fn fall_asleep(target: &Target<'_>, request: &Request<'_>) -> Attempt {
         image: NewImage::of(&request.image),
         frozen: false,
         journaled: false,
+        lazy: request.lazy,
+        names: Names::default(),
         processes: Vec::new(),
         plans: Vec::new(),
         memories: None,
@@ -214,7 +232,14 @@ impl Sleep<'_> {
         let released = let_go(std::mem::take(&mut self.processes), &self.plans);
         if self.journaled {
             // Before the thaw, as in waking: the image must never be put under a program that has run on.
-            self.target.journal.record(Phase::Awake).map_err(Failure::Journal)?;
+            let phase = match self.lazy {
+                Some(lazy) => Phase::Lazy { generation: lazy.image().generation() },
+                None => Phase::Awake,
+            };
+            self.target.journal.record(phase).map_err(Failure::Journal)?;
+        }
+        if let Some(lazy) = self.lazy {
+            lazy.go_on();
         }
         // Whatever fails from here on, the app is thawed; an image that stays behind is removed by the next start.
         let thawed = if self.frozen { self.target.freezer.thaw().map_err(Failure::Freeze) } else { Ok(()) };

@@ -27,18 +27,21 @@ impl NewImage {
         Ok(self.partial.insert(partial).file().clone())
     }
 
-    /// As [`begin`](Self::begin), behind the image that it dozes with ([`Image::begin_behind`]); also gives where that ends.
-    pub(crate) fn begin_behind(&mut self, base: &Image) -> Result<(Arc<File>, u64), Failure> {
+    /// As [`begin`](Self::begin), behind an image whose pages it refers to ([`Image::begin_behind`]).
+    pub(crate) fn begin_behind(&mut self, base: &Image) -> Result<Arc<File>, Failure> {
         let partial = self.image.begin_behind(base).map_err(|error| self.failed(error))?;
-        let partial = self.partial.insert(partial);
-        Ok((partial.file().clone(), partial.begins_at()))
+        Ok(self.partial.insert(partial).file().clone())
+    }
+
+    /// What is written, once it was begun.
+    pub(crate) fn partial(&self) -> Result<&Partial, Failure> {
+        self.partial.as_ref().ok_or_else(|| self.failed(io::ErrorKind::NotFound.into()))
     }
 
     /// As [`begin`](Self::begin), for an app that still runs and is about to doze ([`Partial::mark_begun`]).
     pub(crate) fn begin_doze(&mut self) -> Result<Arc<File>, Failure> {
         let file = self.begin()?;
-        let marked = self.partial.as_ref().map_or(Ok(()), Partial::mark_begun);
-        marked.map_err(|error| self.failed(error))?;
+        self.partial()?.mark_begun().map_err(|error| self.failed(error))?;
         Ok(file)
     }
 

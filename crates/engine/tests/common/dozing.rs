@@ -84,6 +84,7 @@ impl App {
             abort: &abort,
             memories: &self.memories,
             expected: &self.expected,
+            lazy: None,
         };
         let Attempt { result, timings, memories } = fall_asleep(&self.target(faults), &request);
         if let Some(memories) = memories {

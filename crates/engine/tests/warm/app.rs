@@ -227,6 +227,7 @@ impl App {
                 abort: &abort,
                 memories: &self.memories,
                 expected: &[],
+                lazy: None,
             };
             let attempt = self.with_target(&NoFaults, |target| fall_asleep(target, &request));
             if let Some(memories) = attempt.memories {

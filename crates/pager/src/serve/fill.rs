@@ -42,18 +42,20 @@ impl Pager<'_> {
     }
 
     /// How long nothing is to be filled, because it is recorded what the program touches.
-    fn records_for(&mut self) -> Option<Duration> {
+    pub(super) fn records_for(&mut self) -> Option<Duration> {
         if !self.is_recording {
             return None;
         }
-        let is_cut = self.host.is_awaited()
-            || self.begun.is_some_and(|begun| begun.elapsed() > MOST_RECORDED)
-            || self.served.touches.len() >= MOST_TOUCHES;
+        let is_full = self.served.touches.len() >= MOST_TOUCHES;
+        let is_cut = is_full
+            || self.host.is_awaited()
+            || self.host.is_held()
+            || self.begun.is_some_and(|begun| begun.elapsed() > MOST_RECORDED);
         let left = SETTLED.checked_sub(self.faulted.elapsed());
         if left.is_some() && !is_cut {
             return left;
         }
-        (self.is_recording, self.beside, self.served.settled) = (false, None, !is_cut);
+        (self.is_recording, self.beside, self.served.settled) = (false, None, left.is_none() && !is_full);
         None
     }
 
@@ -99,7 +101,7 @@ impl Pager<'_> {
     /// What is next of moved memory, and then of children where there is room; an error where that must wait.
     fn next_of_all(&mut self) -> Next {
         let (at, address) = self.cursor;
-        let own = |space: &Space| !space.layout.is_complete() && !space.is_forked;
+        let own = |space: &Space| !space.layout.is_complete() && space.owner.is_some();
         let n = match self.spaces.get(at).filter(|space| own(space)) {
             Some(_) => at,
             None => match self.spaces.iter().position(own) {

@@ -33,9 +33,10 @@ use torpor_pages::buffer::Buffer;
 use torpor_pages::source::{FetchError, PageSource, Stored, fetch};
 
 use self::fill::Filled;
-use crate::host::{Host, MOST_SPACES, ServeError};
+use crate::host::{Host, MOST_SPACES, ServeError, Told};
 use crate::layout::{Layout, Piece};
 use crate::ledger::{Change, Ledger, most_pieces};
+use crate::served::{Served, Touch};
 use crate::space::{Space, Step, place};
 
 /// Messages that are taken before a region is filled: a program that faults all the time cannot keep the rest from coming.
@@ -56,19 +57,10 @@ const CROWD: usize = 64;
 const EVERYWHERE: Range<u64> = 0x1_0000..0x7fff_ffff_f000;
 /// How long to wait for faults of a program that does not run yet.
 const HELD: Duration = Duration::from_millis(1);
-/// Between two looks at whether there is room to fill children.
+/// Rounds of messages that are taken before it is told what is missing.
+const MOST_DRAINED: usize = 1 << 10;
+/// Between two looks at whether there is room to fill children, and for a host without a bell.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// A missing page that the program touched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Touch {
-    /// The address space, of those that were there at the beginning.
-    pub space: usize,
-    /// The address of the page.
-    pub page: u64,
-    /// It was staged.
-    pub staged: bool,
-}
 
 /// Pages that are read already.
 #[derive(Debug)]
@@ -77,27 +69,6 @@ pub struct Staged {
     pub range: Range<u64>,
     /// Them, compared with their checksums.
     pub bytes: Buffer,
-}
-
-/// What serving an app took.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Served {
-    /// Faults on stored pages, the staged ones not counted.
-    pub faults: u64,
-    /// Faults on staged pages.
-    pub staged_faults: u64,
-    /// Faults where nothing is stored.
-    pub zero_faults: u64,
-    /// Pages that came by faults, neighbours included.
-    pub faulted_pages: u64,
-    /// Pages that came without.
-    pub filled_pages: u64,
-    /// Children that were forked meanwhile.
-    pub forks: u64,
-    /// What was recorded is all that the program touched until it had not faulted for some time.
-    pub settled: bool,
-    /// What was touched, in order.
-    pub touches: Vec<Touch>,
 }
 
 /// Serves an app.
@@ -160,7 +131,7 @@ impl<'a> Pager<'a> {
     ) -> Self {
         let of_space = |(n, space): (usize, &Space)| {
             let pieces = space.layout.pieces().map(move |(start, piece)| (n, start, piece));
-            (!space.is_forked).then(|| pieces.collect::<Vec<_>>())
+            space.owner.is_some().then(|| pieces.collect::<Vec<_>>())
         };
         let most_pieces = most_pieces(spaces.iter().map(|space| &space.layout));
         let mut pieces: Vec<(usize, u64, Piece)> = spaces.iter().enumerate().filter_map(of_space).flatten().collect();
@@ -195,7 +166,8 @@ impl<'a> Pager<'a> {
     /// Records what the program touches; `staged` is read already.
     #[must_use]
     pub fn recording(self, staged: Vec<Staged>) -> Self {
-        Self { is_recording: true, staged, ..self }
+        let served = Served { recorded: true, ..self.served };
+        Self { is_recording: true, staged, served, ..self }
     }
 
     /// Serves until nothing is missing, or it [is over](Host::is_over), and closes the contexts. While others hold them, whoever waits for a
@@ -220,10 +192,14 @@ impl<'a> Pager<'a> {
                 continue;
             }
             if self.begun.is_none() {
+                self.ledger.set_run();
                 let now = Instant::now();
                 (self.begun, self.faulted) = (Some(now), now);
             }
-            if self.spaces.iter().all(|space| space.layout.is_complete()) {
+            if self.host.is_held() {
+                self.answer()?;
+                self.wait(self.unless_postponed(AGAIN))?;
+            } else if self.spaces.iter().all(|space| space.layout.is_complete()) {
                 match self.host.complete() {
                     Ok(()) => return Ok(()),
                     Err(error) => tracing::error!(%error, "recording that all memory is back"),
@@ -238,12 +214,41 @@ impl<'a> Pager<'a> {
             } else if self.short {
                 self.short = false;
                 self.wait(AGAIN)?;
-            } else if !self.host.fills() && !self.host.is_awaited() {
-                self.wait(AGAIN)?;
+            } else if !self.is_to_fill() {
+                let left = self.records_for();
+                self.wait(self.unless_postponed(left.unwrap_or(LOOK)))?;
             } else if let Filled::Not(time) = self.fill_some()? {
                 self.wait(time)?;
             }
         }
+    }
+
+    /// Whether pages come that nobody has touched. With children, or after very many changes, to be lazy costs more than it spares.
+    fn is_to_fill(&self) -> bool {
+        let has_children = || self.spaces.iter().any(|space| space.owner.is_none());
+        self.host.fills() || self.host.is_awaited() || self.ledger.is_long() || has_children()
+    }
+
+    /// How long to wait for messages: not long while faults wait for the end of a change.
+    fn unless_postponed(&self, time: Duration) -> Duration {
+        if self.postponed.is_empty() { time } else { HELD }
+    }
+
+    /// Tells whoever asks what is missing.
+    fn answer(&mut self) -> Result<(), ServeError> {
+        if !self.host.is_asked() {
+            return Ok(());
+        }
+        // A program that runs can go on for ever.
+        for _ in 0..MOST_DRAINED {
+            if !self.messages()? && self.postponed.is_empty() {
+                break;
+            }
+        }
+        let _cut = self.records_for();
+        self.forget_ended();
+        self.host.tell(Told { regions: self.regions, spaces: &self.spaces, served: &self.served });
+        Ok(())
     }
 
     fn is_crowded(&self) -> bool {
@@ -262,30 +267,37 @@ impl<'a> Pager<'a> {
     /// Waits for a message.
     fn wait(&self, time: Duration) -> Result<(), ServeError> {
         let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
-        let mut fds: Vec<PollFd<'_>> = self
-            .spaces
-            .iter()
-            .filter_map(|space| Some(PollFd::new(space.userfault.as_ref()?, PollFlags::IN)))
-            .collect();
+        let bell = self.host.bell();
+        let contexts = self.spaces.iter().filter_map(|space| space.userfault.as_ref());
+        let contexts = contexts.map(|userfault| PollFd::new(userfault, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> =
+            bell.iter().map(|bell| PollFd::new(bell, PollFlags::IN)).chain(contexts).collect();
         let mut poll_for = |time: Timespec| match poll(&mut fds, Some(&time)) {
             Ok(ready) => Ok(ready > 0),
             Err(rustix::io::Errno::INTR) => Ok(true),
             Err(error) => Err(ServeError::Context(error.into())),
         };
-        while self.heard.elapsed() < SPIN {
-            if poll_for(Timespec::default())? {
-                return Ok(());
-            }
+        let mut is_ready = false;
+        while self.heard.elapsed() < SPIN && !is_ready {
+            is_ready = poll_for(Timespec::default())?;
             std::thread::yield_now();
         }
-        poll_for(time).map(drop)
+        if !is_ready {
+            poll_for(time)?;
+        }
+        if let Some(bell) = bell {
+            // Where it has not been written to there is nothing to read.
+            let _ = rustix::io::read(bell, &mut [0; 8]);
+        }
+        Ok(())
     }
 
-    /// Takes some messages of each space, and what was postponed once there are no more. In a crowd, few of all: what they fork is filled first.
-    fn messages(&mut self) -> Result<(), ServeError> {
+    /// Takes some messages of each space, and what was postponed once there are no more; whether there were any. In a crowd, few of all: what they fork is
+    /// filled first.
+    fn messages(&mut self) -> Result<bool, ServeError> {
         let (most, mut left) = if self.is_crowded() { (1, MESSAGES) } else { (MESSAGES, usize::MAX) };
         // Children that come meanwhile are behind.
-        let mut looked = 0;
+        let (mut looked, mut any) = (0, false);
         while looked < self.spaces.len() && left > 0 {
             let n = self.turn % self.spaces.len();
             let mut taken = 0;
@@ -294,13 +306,14 @@ impl<'a> Pager<'a> {
                 taken += 1;
             }
             left = left.saturating_sub(taken);
+            any |= taken > 0;
             looked += 1;
             self.turn = n + 1;
         }
         for (space, page) in std::mem::take(&mut self.postponed) {
             self.fault(space, page)?;
         }
-        Ok(())
+        Ok(any)
     }
 
     /// Takes a message of a space; whether there was one.
@@ -344,7 +357,7 @@ impl<'a> Pager<'a> {
                 if self.pieces() + layout.piece_count() > self.most_pieces {
                     return Err(ServeError::TooManyForks);
                 }
-                self.spaces.push(Space { userfault: Some(child), layout, is_forked: true });
+                self.spaces.push(Space { userfault: Some(child), layout, owner: None });
                 self.served.forks += 1;
                 if self.spaces.len() > MOST_SPACES {
                     return Err(ServeError::TooManyForks);
@@ -395,7 +408,7 @@ impl<'a> Pager<'a> {
         let (placed, pages) = self.bring(n, start, piece, &block)?;
         self.served.faulted_pages += pages;
         *(if staged { &mut self.served.staged_faults } else { &mut self.served.faults }) += 1;
-        if pages > 0 && !self.spaces[n].is_forked && self.served.touches.len() < MOST_TOUCHES {
+        if pages > 0 && self.spaces[n].owner.is_some() && self.served.touches.len() < MOST_TOUCHES {
             self.served.touches.push(Touch { space: n, page, staged });
         }
         if let Placed::Postponed = placed

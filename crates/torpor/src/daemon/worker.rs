@@ -25,6 +25,7 @@ fn settings(config: &Config, for_teardown: bool) -> Result<WorkerConfig, ApiErro
         },
         cached_image_bytes: config.memory.cached_images.0,
         lazy_wakes: config.wake.lazy,
+        backfill: config.wake.backfill,
         wakes_at_once: config.wake.at_once.map_or_else(processors, |at_once| at_once as usize),
         memory: MemoryConfig {
             high: config.memory.high_watermark,

@@ -327,6 +327,10 @@ impl ProcessTree {
         };
         // An app that is lazy cannot go on without them.
         let contexts = contexts.map_err(|error| unknown("finding its userfaultfd contexts", error))?;
+        if contexts.is_none() && matches!(phase, Phase::Dropping { .. } | Phase::Dozing { .. }) {
+            // It may have fallen asleep while it missed pages of an earlier image: what this one brings back would wait for a pager.
+            sandbox.clear_deposits().map_err(|error| unknown("closing its userfaultfd contexts", error))?;
+        }
         let pagers = LazyPagers::new(self, &sandbox, image, "");
         let parked = ParkedByWorker { watch, contexts };
         let recovered = recover(&target, phase, &self.files.images, parked, &pagers);
@@ -387,7 +391,7 @@ impl ProcessTree {
 
     /// The phase of an app whose phase file is lost.
     fn infer_phase(&self, freezer: &SandboxFreezer<'_>) -> Result<Phase, AdoptError> {
-        let lazy = self.run.sandbox.as_ref().map_or(Ok(None), |sandbox| contexts::lazy_generation(sandbox));
+        let lazy = self.run.sandbox.as_ref().map_or(Ok(None), |sandbox| contexts::found_lazy(sandbox));
         let lazy =
             lazy.map_err(|error| AdoptError::Unknown(text(format!("finding its userfaultfd contexts: {error}"))))?;
         let phase = infer(&self.files, self.owner(), freezer, lazy)?;

@@ -72,12 +72,21 @@ pub(super) fn deposit_child(sandbox: &Sandbox, child: BorrowedFd<'_>) -> io::Res
     sandbox.deposit(CHILD, &[child]).map(drop)
 }
 
-/// Generation of the image whose pages an app misses that runs, or has run, without all of its memory, as far as what was left of it says.
-pub(super) fn lazy_generation(sandbox: &Sandbox) -> io::Result<Option<u64>> {
+/// An app that runs, or has run, without all of its memory, or was about to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FoundLazy {
+    /// Generation of the image whose pages it misses.
+    pub(super) generation: u64,
+    /// Its memory is newer than that.
+    pub(super) has_run: bool,
+}
+
+/// What is known of an app that is lazy, as far as what was left of it says.
+pub(super) fn found_lazy(sandbox: &Sandbox) -> io::Result<Option<FoundLazy>> {
     let Some(Deposit { bytes, .. }) = sandbox.deposits()?.into_iter().next() else { return Ok(None) };
     let Header { generation } = serde_json::from_slice(&bytes)?;
-    let parked = deposited(sandbox, generation)?;
-    Ok(parked.filter(ParkedContexts::has_begun).map(|_| generation))
+    let parked = deposited(sandbox, generation)?.filter(ParkedContexts::has_begun);
+    Ok(parked.map(|parked| FoundLazy { generation, has_run: parked.has_run() }))
 }
 
 /// What was left of an app that dozes with the image of this generation, or has woken from it.

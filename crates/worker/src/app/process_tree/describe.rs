@@ -31,10 +31,9 @@ impl ProcessTree {
 
     pub(super) fn explain_processes(&self, runs: bool, explanation: &mut Explanation) {
         let is_lazy = self.lazy.as_ref().is_some_and(|lazy| !lazy.has_ended());
-        // Contexts of ours look like the program's own.
-        if let (true, Some(sandbox)) = (runs && !is_lazy, &self.run.sandbox) {
+        if let (true, Some(sandbox)) = (runs, &self.run.sandbox) {
             let found = sandbox.cgroup().processes().map_err(io::Error::other);
-            match found.and_then(|pids| torpor_engine::obstacles(&pids)) {
+            match found.and_then(|pids| torpor_engine::obstacles(&pids, is_lazy)) {
                 Ok(obstacles) => {
                     let known = explanation.refusals.clone();
                     explanation.refusals.extend(obstacles.into_iter().filter(|found| !known.contains(found)));
@@ -45,9 +44,6 @@ impl ProcessTree {
         explanation.at_limits = crate::refused::told(&self.shared, self.record.index).into_iter().collect();
         explanation.lost_by_reboot = self.lost_by_reboot();
         explanation.working_set = self.learned.view();
-        if is_lazy {
-            explanation.keeps_awake.push("a part of its memory that is not back yet".to_owned());
-        }
         let sources = self.sleep.state.as_ref().map(|asleep| asleep.watch().sources()).unwrap_or_default();
         explanation.wake_sources = sources
             .iter()

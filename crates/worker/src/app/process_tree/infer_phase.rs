@@ -12,6 +12,7 @@
 //! | none | none | unknown: it was warm, and its image is lost |
 //! | for dozing | frozen | `Dozing`: also if a wake was under way, since the program has not run since and the image equals its memory |
 //! | any | not frozen, and init holds contexts with a ledger that has begun | `Lazy`: it runs, and the ledger says what it misses |
+//! | the one that it misses pages of | frozen, and the ledger says that it has run | `Lazy`: it was about to sleep again |
 //! | for dozing | not frozen | unknown: memory may be missing, or newer than the image |
 //! | complete | frozen, or none | `Warm`: the program has not run since |
 //! | complete | not frozen | `Awake`: the program has run, or never stopped |
@@ -24,9 +25,10 @@ use torpor_engine::{Freezer, Phase};
 use torpor_store::{ImageError, ImageFile, Owner};
 
 use super::adopt_error::{AdoptError, is_ours};
+use super::contexts::FoundLazy;
 use crate::app_files::AppFiles;
 
-/// What can be known of an app without a phase file; `lazy`: the generation that it misses pages of, as far as its init knows.
+/// What can be known of an app without a phase file; `lazy`: as far as its init knows.
 ///
 /// # Errors
 /// `Lost` where nothing is known: then its memory must not be used. `Unknown` where it cannot be examined now.
@@ -34,7 +36,7 @@ pub(super) fn infer(
     files: &AppFiles,
     owner: Owner,
     freezer: &dyn Freezer,
-    lazy: Option<u64>,
+    lazy: Option<FoundLazy>,
 ) -> Result<Phase, AdoptError> {
     let looked = |error: io::Error| {
         AdoptError::Unknown(format!("its phase is lost, and what is left of it cannot be examined: {error}").into())
@@ -43,8 +45,11 @@ pub(super) fn infer(
     let newest = files.images.newest(owner).map_err(looked)?;
     let frozen = freezer.is_freezing().map_err(looked)?;
     let processes = !freezer.processes().map_err(looked)?.is_empty();
-    if let (Some(generation), true, false) = (lazy, processes, frozen) {
-        return Ok(Phase::Lazy { generation });
+    if let Some(FoundLazy { generation, has_run }) = lazy.filter(|_| processes) {
+        let is_newest = newest.as_ref().is_none_or(|newest| newest.generation() <= generation);
+        if !frozen || (has_run && is_newest) {
+            return Ok(Phase::Lazy { generation });
+        }
     }
     let Some(newest) = newest else {
         return match (processes, frozen) {

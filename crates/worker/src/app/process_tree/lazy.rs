@@ -7,17 +7,19 @@
 //! it has never used. From then on it says nothing to anybody. If pages cannot be had, it tells the task, which kills the app; init holds
 //! the contexts until that has happened ([`super::contexts`]).
 //!
-//! The next sleep waits for the end. So does the end of the worker, for a while: what is left then waits for the next worker.
+//! The next sleep need not wait for the end ([`LazySleep`]). The end of the worker does, for a while: what is left then waits for the next worker.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::event::{EventfdFlags, eventfd};
 use tokio::sync::mpsc::UnboundedSender;
 use torpor_engine::{
-    Abort, BLOCK_PAGES, Contexts, Journal, LazyServed, PagerHost, PagerThread, Pagers, Phase, Userfault,
+    Abort, BLOCK_PAGES, Contexts, Journal, LazyProgram, LazyServed, MissingPart, PagerHost, PagerThread, Pagers, Phase,
+    Told, Userfault, missing_parts,
 };
 use torpor_lifecycle::Text;
 use torpor_linux::meminfo::Memory;
@@ -38,6 +40,8 @@ const LOOK: Duration = Duration::from_millis(20);
 const FINISH: Duration = Duration::from_secs(2);
 /// How long to wait for a thread to stop.
 const STOP: Duration = Duration::from_secs(2);
+/// How long to wait until a thread says what is missing; the app may be frozen meanwhile.
+const ANSWER: Duration = Duration::from_secs(2);
 
 /// Memory that comes back while an app runs.
 #[derive(Debug)]
@@ -48,6 +52,12 @@ pub(super) struct LazyWake {
     over: AtomicBool,
     /// Somebody waits for the end.
     awaited: AtomicBool,
+    /// It is about to sleep.
+    held: AtomicBool,
+    /// Readable when any of the above has changed, or something is asked.
+    bell: OwnedFd,
+    /// Where it is learned what the wake has touched, and its cause; none once it is, or where nothing can be.
+    learning: Mutex<Option<(Arc<Learned>, Arc<str>)>>,
     progress: Mutex<Progress>,
     changed: Condvar,
 }
@@ -58,6 +68,18 @@ struct Progress {
     thawed: bool,
     /// How the thread has ended.
     ended: Option<End>,
+    /// Somebody wants to know what is missing.
+    is_asked: bool,
+    /// The answer.
+    told: Option<SoFar>,
+}
+
+/// What a pager has to say before its end.
+#[derive(Debug)]
+pub(super) struct SoFar {
+    /// None where a child misses pages that was forked meanwhile.
+    pub(super) missing: Option<Vec<MissingPart>>,
+    pub(super) served: LazyServed,
 }
 
 /// How serving an app has ended.
@@ -72,14 +94,24 @@ enum End {
 }
 
 impl LazyWake {
-    fn new(image: Image) -> Self {
-        Self {
+    fn new(image: Image, learning: Option<(Arc<Learned>, Arc<str>)>) -> io::Result<Self> {
+        Ok(Self {
             image,
             over: AtomicBool::new(false),
             awaited: AtomicBool::new(false),
+            held: AtomicBool::new(false),
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            learning: Mutex::new(learning),
             progress: Mutex::default(),
             changed: Condvar::new(),
-        }
+        })
+    }
+
+    /// Has the thread look at what has changed.
+    fn ring(&self) {
+        // A full counter is readable all the same.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        self.changed.notify_all();
     }
 
     /// Generation of its image.
@@ -87,10 +119,44 @@ impl LazyWake {
         self.image.generation()
     }
 
-    fn is_over(&self) -> bool {
+    /// Whether it was stopped, or is about to be.
+    pub(super) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
+    /// What is missing, and what came so far. From here on nothing comes but what is touched, until it [goes on](Self::go_on).
+    ///
+    /// # Errors
+    /// Where the thread has ended, or does not answer.
+    pub(super) fn ask(&self) -> io::Result<SoFar> {
+        self.held.store(true, Ordering::Release);
+        let mut progress = self.progress();
+        (progress.is_asked, progress.told) = (true, None);
+        self.ring();
+        let waits = |progress: &mut Progress| progress.told.is_none() && progress.ended.is_none();
+        let (mut progress, _) =
+            self.changed.wait_timeout_while(progress, ANSWER, waits).unwrap_or_else(PoisonError::into_inner);
+        progress.is_asked = false;
+        let ended = progress.ended.is_some();
+        progress.told.take().filter(|_| !ended).ok_or_else(|| match ended {
+            true => io::ErrorKind::BrokenPipe.into(),
+            false => io::Error::new(io::ErrorKind::TimedOut, "its pager does not answer"),
+        })
+    }
+
+    /// Learns from what it has touched, once.
+    pub(super) fn learn(&self, served: &LazyServed) {
+        let learning = self.learning.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((learned, cause)) = learning {
+            learned.observe(&cause, served);
+        }
+    }
+
+    /// It does not sleep: its memory comes back.
+    pub(super) fn go_on(&self) {
+        self.held.store(false, Ordering::Release);
+        self.ring();
+    }
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -116,6 +182,7 @@ impl LazyWake {
     /// Waits until all of its memory is back; false where that was given up, or cannot be.
     pub(super) fn wait(&self, abort: &Abort) -> bool {
         self.awaited.store(true, Ordering::Release);
+        self.ring();
         let mut progress = self.progress();
         while progress.ended.is_none() {
             if abort.asked_within(Duration::ZERO) {
@@ -134,6 +201,7 @@ impl LazyWake {
     /// Lets it come to its end, if that is soon; else stops it where it is.
     pub(super) fn finish(&self) {
         self.awaited.store(true, Ordering::Release);
+        self.ring();
         self.wait_for(FINISH);
         self.stop();
     }
@@ -141,7 +209,7 @@ impl LazyWake {
     /// Stops it where it is. What is missing stays so, for the next worker; where the app has ended, nobody needs it.
     pub(super) fn stop(&self) {
         self.over.store(true, Ordering::Release);
-        self.changed.notify_all();
+        self.ring();
         self.wait_for(STOP);
     }
 }
@@ -151,6 +219,8 @@ pub(super) struct LazyPagers {
     host: HostParts,
     messages: UnboundedSender<Message>,
     image: Image,
+    learned: Arc<Learned>,
+    cause: Arc<str>,
     /// Set once there is a thread; and whether that was sent an app.
     wake: Mutex<Option<(Arc<LazyWake>, Arc<AtomicBool>)>>,
 }
@@ -163,10 +233,9 @@ impl LazyPagers {
             sandbox: sandbox.clone(),
             name: tree.record.spec.name.clone(),
             journal: tree.journal.clone(),
-            learned: tree.learned.clone(),
-            cause: cause.into(),
         };
-        Self { host, messages: tree.sender.clone(), image, wake: Mutex::new(None) }
+        let (messages, learned, cause) = (tree.sender.clone(), tree.learned.clone(), cause.into());
+        Self { host, messages, image, learned, cause, wake: Mutex::new(None) }
     }
 
     /// What was begun; none where the app was brought back without a pager.
@@ -179,7 +248,8 @@ impl LazyPagers {
 impl Pagers for LazyPagers {
     fn thread(&self) -> io::Result<PagerThread> {
         let (thread, apps) = PagerThread::new();
-        let wake = Arc::new(LazyWake::new(self.image.clone()));
+        let learning = (!self.cause.is_empty()).then(|| (self.learned.clone(), self.cause.clone()));
+        let wake = Arc::new(LazyWake::new(self.image.clone(), learning)?);
         let (host, messages) = (Host { parts: self.host.clone(), wake: wake.clone() }, self.messages.clone());
         std::thread::Builder::new().name(format!("pager-{}", self.host.name)).spawn(move || {
             let _abort = AbortOnPanic;
@@ -209,7 +279,7 @@ impl LazyWake {
     /// The app has been thawed.
     pub(super) fn thawed(&self) {
         self.progress().thawed = true;
-        self.changed.notify_all();
+        self.ring();
     }
 
     /// Waits until the app has been thawed, or it is over.
@@ -247,8 +317,6 @@ struct HostParts {
     sandbox: Arc<Sandbox>,
     name: String,
     journal: Arc<PhaseFile>,
-    learned: Arc<Learned>,
-    cause: Arc<str>,
 }
 
 struct Host {
@@ -274,9 +342,7 @@ impl Host {
         tracing::debug!(app, missing, took_ms, counts = ?served.counts, "all of its memory is back");
         // Nobody waits for a hint.
         self.wake.end(End::Back);
-        if !self.parts.cause.is_empty() {
-            self.parts.learned.observe(&self.parts.cause, served);
-        }
+        self.wake.learn(served);
     }
 
     /// What is missing cannot be brought back. An app that does not run yet is being described for going warm, and the description may wait for
@@ -329,7 +395,26 @@ impl PagerHost for Host {
     }
 
     fn fills(&self) -> bool {
-        !self.parts.shared.faults.only_page_faults()
+        self.parts.shared.config.backfill && !self.parts.shared.faults.only_page_faults()
+    }
+
+    fn is_held(&self) -> bool {
+        self.wake.held.load(Ordering::Acquire)
+    }
+
+    fn is_asked(&self) -> bool {
+        self.wake.progress().is_asked
+    }
+
+    fn tell(&self, told: Told<'_>) {
+        let so_far = SoFar { missing: missing_parts(&told), served: LazyServed::so_far(&told) };
+        let mut progress = self.wake.progress();
+        (progress.is_asked, progress.told) = (false, Some(so_far));
+        self.wake.changed.notify_all();
+    }
+
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.wake.bell.as_fd())
     }
 
     fn is_awaited(&self) -> bool {
@@ -343,6 +428,35 @@ impl PagerHost for Host {
             tracing::warn!(%error, "there is no such fault of a round");
         }
         self.wake.is_over()
+    }
+}
+
+/// A lazy app that is about to sleep.
+pub(super) struct LazySleep {
+    pub(super) wake: Arc<LazyWake>,
+    pub(super) sandbox: Arc<Sandbox>,
+}
+
+impl LazyProgram for LazySleep {
+    fn image(&self) -> &Image {
+        &self.wake.image
+    }
+
+    fn missing(&self) -> io::Result<Vec<MissingPart>> {
+        let forked = || io::Error::other("it was forked while pages were missing");
+        self.wake.ask()?.missing.ok_or_else(forked)
+    }
+
+    fn go_on(&self) {
+        self.wake.go_on();
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.wake.stop();
+        if !self.wake.has_ended() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "its pager does not end"));
+        }
+        self.sandbox.clear_deposits().map_err(io::Error::other)
     }
 }
 

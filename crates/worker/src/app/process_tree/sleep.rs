@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use torpor_engine::{Abort, Attempt, Expected, Request, SleepError, Step, Timings, WaitHistory, fall_asleep};
+use torpor_engine::{
+    Abort, Attempt, Expected, LazyProgram, MissingPart, Request, SleepError, Step, Timings, WaitHistory, fall_asleep,
+};
+use torpor_image::lazy_size;
 use torpor_lifecycle::{Event, Retry, SleepCause, WakeCause};
 use torpor_sandbox::Sandbox;
-use torpor_store::{Image, Owner};
+use torpor_store::{Image, Owner, Trim};
 
 use super::freezer::SandboxFreezer;
-use super::lazy::LazyWake;
+use super::lazy::{LazySleep, LazyWake, SoFar};
 use super::learned::Learned;
 use super::notifying_journal::NotifyingJournal;
 use super::sleep_state::SleepState;
@@ -51,7 +54,6 @@ impl ProcessTree {
             memories: self.memories.clone(),
             lazy: self.lazy.clone(),
             learned: self.learned.clone(),
-            expected: Vec::new(),
             on_command: cause == SleepCause::Command,
         };
         // A thread of its own: tracing belongs to a thread, and it blocks.
@@ -59,7 +61,21 @@ impl ProcessTree {
         let sender = self.sender.clone();
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
             let _abort = AbortOnPanic;
-            let _ = sender.send(Message::Ended(operation, Box::new(Outcome::Slept(job.run()))));
+            let attempt = job.run();
+            let trim = attempt.result.as_ref().ok().and_then(|asleep| {
+                let path = asleep.image.path().display();
+                asleep
+                    .trim()
+                    .inspect_err(|error| tracing::warn!(image = %path, %error, "looking for dead pages"))
+                    .ok()?
+            });
+            let _ = sender.send(Message::Ended(operation, Box::new(Outcome::Slept(attempt))));
+            // It sleeps, and may even be awake again.
+            match trim.map_or(Ok(0), Trim::run) {
+                Ok(0) => {}
+                Ok(bytes) => tracing::debug!(bytes, "dead pages of its image are given back"),
+                Err(error) => tracing::warn!(%error, "giving back dead pages of its image"),
+            }
         });
         if let Err(error) = spawned {
             operations.forget();
@@ -79,6 +95,8 @@ impl ProcessTree {
         if let Some(memories) = memories {
             self.memories = memories;
         }
+        // Its contexts are closed: whatever became of the sleep, nothing is missing any more.
+        self.lazy.take_if(|lazy| lazy.is_over());
         match result {
             Ok(asleep) => {
                 let entry = Entry::new(&timings, None);
@@ -128,8 +146,6 @@ struct SleepJob {
     /// What still brings back its memory, maybe.
     lazy: Option<Arc<LazyWake>>,
     learned: Arc<Learned>,
-    /// Pages that its wakes are expected to need first.
-    expected: Vec<Expected>,
     /// Somebody waits for the outcome.
     on_command: bool,
 }
@@ -140,19 +156,23 @@ struct SleepJob {
 const PATIENCE: Duration = Duration::from_millis(150);
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// Less is brought back quickly.
+fn pays(missing: &[MissingPart]) -> bool {
+    missing.iter().map(MissingPart::bytes).sum::<u64>() >= lazy_size::least_bytes()
+}
+
 impl SleepJob {
     fn run(mut self) -> Attempt {
-        if let Some(lazy) = &self.lazy
-            && !lazy.wait(&self.abort)
-        {
-            let result = Err(SleepError::Aborted("a part of its memory is not back yet".to_owned()));
-            return Attempt { result, timings: Timings::begin(), memories: Some(self.memories) };
-        }
-        let pids = self.sandbox.cgroup().processes().unwrap_or_default();
-        self.expected = self.learned.expected(&pids);
-        let begun = Instant::now();
+        let mut begun = None;
         loop {
-            let mut attempt = self.attempt();
+            let Some(lazy) = self.lazily() else {
+                let result = Err(SleepError::Aborted("a part of its memory is not back yet".to_owned()));
+                return Attempt { result, timings: Timings::begin(), memories: Some(self.memories) };
+            };
+            let begun = *begun.get_or_insert_with(Instant::now);
+            let pids = self.sandbox.cgroup().processes().unwrap_or_default();
+            let expected = self.learned.expected(&pids);
+            let mut attempt = self.attempt(&expected, lazy.as_ref());
             let Err(error) = &attempt.result else { return attempt };
             if let Some(memories) = attempt.memories.take() {
                 self.memories = memories;
@@ -164,7 +184,24 @@ impl SleepJob {
         }
     }
 
-    fn attempt(&self) -> Attempt {
+    /// Its pager, where it sleeps while pages are missing; otherwise waits until they are back. None where that was given up, or cannot be.
+    fn lazily(&self) -> Option<Option<LazySleep>> {
+        let Some(wake) = self.lazy.as_ref().filter(|wake| !wake.has_ended()) else {
+            return self.lazy.as_ref().is_none_or(|wake| wake.is_back()).then_some(None);
+        };
+        match wake.ask() {
+            Ok(SoFar { missing: Some(missing), served }) if pays(&missing) => {
+                wake.learn(&served);
+                return Some(Some(LazySleep { wake: wake.clone(), sandbox: self.sandbox.clone() }));
+            }
+            Ok(_) => {}
+            Err(error) => tracing::debug!(%error, "asking what is missing"),
+        }
+        wake.go_on();
+        wake.wait(&self.abort).then_some(None)
+    }
+
+    fn attempt(&self, expected: &[Expected], lazy: Option<&LazySleep>) -> Attempt {
         let freezer = SandboxFreezer::of(&self.sandbox);
         let request = Request {
             image: self.image.clone(),
@@ -172,7 +209,8 @@ impl SleepJob {
             single_sockets: self.single_sockets,
             abort: &self.abort,
             memories: &self.memories,
-            expected: &self.expected,
+            expected,
+            lazy: lazy.map(|lazy| lazy as &dyn LazyProgram),
         };
         let faults = &self.shared.faults;
         with_target(self.owner, &self.operation, &freezer, &self.journal, faults, |target| {

@@ -1,0 +1,157 @@
+//! Apps that fall asleep again while they miss most of their memory: each image refers to pages of the ones before it. Their memory comes
+//! only when it is touched.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use support::{PATIENCE, is_dead, restart, sleep};
+use torpor_testkit::client::Session;
+use torpor_testkit::daemon::Daemon;
+use torpor_testkit::native::{self, LineSession};
+use torpor_testkit::wait::{eventually, eventually_ok};
+
+/// Changes and checks a few pages, and does not fork.
+const SOME: &str = "some";
+
+/// A daemon with `changer` as the app `check`, which sleeps on command only, and a connection to it.
+fn changer(megabytes: &str) -> (Daemon, LineSession) {
+    let mut daemon = Daemon::start_with("[idle]\nsleep = false\n[wake]\nbackfill = false\n", &[]).unwrap();
+    let changer = native::program("changer", &[megabytes, "7000"], &[7000]).unwrap();
+    let address = daemon.run_program(&changer, "check", "").unwrap()[0];
+    let session = eventually_ok("it answers", PATIENCE, || LineSession::open(address)).unwrap();
+    (daemon, session)
+}
+
+/// Tells it what to do.
+fn tell(session: &mut LineSession, daemon: &Daemon, words: &str) {
+    let said = || daemon.ok(&["logs", "check"]).unwrap_or_default();
+    session.tell(words).unwrap_or_else(|error| panic!("{words}: {error}\n{}\n{}", said(), daemon.log()));
+}
+
+fn images(daemon: &Daemon) -> Vec<PathBuf> {
+    let id = daemon.json(&["inspect", "check"]).unwrap()["status"]["id"].as_str().unwrap().to_owned();
+    let files = std::fs::read_dir(daemon.data_dir().join("apps").join(id)).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(|path| path.to_string_lossy().contains(".image")).collect()
+}
+
+/// Its image: length of the file, and what it takes on disk.
+fn image(daemon: &Daemon) -> (u64, u64) {
+    let images = images(daemon);
+    let [image] = &images[..] else { panic!("{images:?}") };
+    let file = image.metadata().unwrap();
+    (file.len(), file.blocks() * 512)
+}
+
+fn assert_not_lost(daemon: &Daemon) {
+    let events = daemon.ok(&["events", "--app", "check"]).unwrap();
+    assert!(!events.contains("lost"), "{events}");
+}
+
+#[test]
+fn an_app_sleeps_again_and_again_without_its_memory() {
+    let (daemon, mut session) = changer("64");
+    sleep(&daemon, "check", &[]);
+    let (first, _) = image(&daemon);
+    assert!(first > 24 << 20, "{first}");
+    let mut before = first;
+    for round in 0..30 {
+        // One that sleeps deeper is built again, and misses the same.
+        let level = if round % 5 == 4 { &["--level", "warm"][..] } else { &[] };
+        tell(&mut session, &daemon, SOME);
+        sleep(&daemon, "check", level);
+        let (bytes, _) = image(&daemon);
+        assert!(bytes > before && bytes - before < 16 << 20, "round {round}: {bytes} after {before}");
+        before = bytes;
+    }
+    let path = images(&daemon).remove(0);
+    let verified = daemon.ok(&["image", "verify", path.to_str().unwrap()]).unwrap();
+    assert!(verified.contains("sound"), "{verified}");
+    // What lies in front is given back where nothing refers to it.
+    eventually("what is dead takes no space", PATIENCE, || {
+        let (bytes, allocated) = image(&daemon);
+        allocated + (8 << 20) < bytes && allocated < 96 << 20
+    })
+    .unwrap_or_else(|error| panic!("{error}: {:?}", image(&daemon)));
+    // All of it at once, checked and changed.
+    session.step().unwrap();
+    sleep(&daemon, "check", &[]);
+    assert!(image(&daemon).0 < 80 << 20, "{:?}", image(&daemon));
+    session.step().unwrap();
+    assert_not_lost(&daemon);
+}
+
+#[test]
+fn the_worker_is_killed_while_an_app_sleeps_again() {
+    let (mut daemon, mut session) = changer("32");
+    let steps = [
+        "prepared",
+        "frozen",
+        "stopped",
+        "watched",
+        "copied",
+        "synced",
+        "committed",
+        "parked",
+        "dropped",
+        "released",
+        "dozing",
+    ];
+    for (n, step) in steps.into_iter().enumerate() {
+        for action in ["kill", "error"] {
+            let level = if n % 2 == 0 { &["--level", "warm"][..] } else { &[] };
+            sleep(&daemon, "check", level);
+            tell(&mut session, &daemon, SOME);
+            let fault = format!("{step}:{action}");
+            // The app runs on meanwhile, with pages missing.
+            restart(&mut daemon, Some(&fault));
+            tell(&mut session, &daemon, SOME);
+            let _tried = daemon.ok(&["sleep", "check"]);
+            if action == "kill" {
+                eventually("the worker is killed", PATIENCE, || is_dead(&daemon)).unwrap();
+                daemon.kill9().unwrap();
+            }
+            restart(&mut daemon, None);
+            tell(&mut session, &daemon, SOME);
+            sleep(&daemon, "check", &[]);
+            session.step().unwrap_or_else(|error| panic!("{fault}: {error}\n{}", daemon.log()));
+        }
+    }
+    assert_not_lost(&daemon);
+}
+
+#[test]
+fn the_phase_of_an_app_that_sleeps_again_is_lost() {
+    let (mut daemon, mut session) = changer("32");
+    for (level, step) in [(&[][..], "copied"), (&["--level", "warm"][..], "synced"), (&[][..], "committed")] {
+        sleep(&daemon, "check", level);
+        tell(&mut session, &daemon, SOME);
+        restart(&mut daemon, Some(&format!("{step}:kill")));
+        tell(&mut session, &daemon, SOME);
+        let _killed = daemon.ok(&["sleep", "check"]);
+        eventually("the worker is killed", PATIENCE, || is_dead(&daemon)).unwrap();
+        daemon.kill9().unwrap();
+        let id = {
+            let apps = daemon.run_dir().join("apps");
+            std::fs::read_dir(apps).unwrap().next().unwrap().unwrap().path()
+        };
+        std::fs::remove_file(id.join("phase")).unwrap();
+        restart(&mut daemon, None);
+        session.step().unwrap_or_else(|error| panic!("{step}: {error}\n{}", daemon.log()));
+    }
+    assert_not_lost(&daemon);
+}
+
+#[test]
+fn a_child_that_misses_memory_is_waited_for() {
+    let (daemon, mut session) = changer("32");
+    for _ in 0..3 {
+        sleep(&daemon, "check", &[]);
+        tell(&mut session, &daemon, "forks 3");
+        sleep(&daemon, "check", &[]);
+        tell(&mut session, &daemon, SOME);
+    }
+    session.step().unwrap();
+}

@@ -486,7 +486,9 @@ impl ProcessTree {
     /// The worker ends.
     pub(super) fn stop_lazy(&mut self) {
         if let Some(wake) = self.lazy.take() {
-            tokio::task::block_in_place(|| wake.finish());
+            // The rest of its memory is to stay where it is.
+            let end = || if self.shared.config.backfill { wake.finish() } else { wake.stop() };
+            tokio::task::block_in_place(end);
         }
     }
 

@@ -3,13 +3,13 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
 use torpor_image::{Content, PAGE, Region, checksum};
 
+use super::buffer::Buffer;
 use super::copy::CopyError;
 use super::parts::without;
-use super::source::Stored;
+use super::source::{FetchError, ImageFile, Stored, fetch};
 
 /// What processes miss.
 #[derive(Clone, Copy, Debug)]
@@ -65,18 +65,18 @@ pub fn checksums(file: &File, stored: Stored, parts: &[Range<u64>]) -> Result<Ve
     if parts.is_empty() {
         return Ok(Vec::new());
     }
-    let mut bytes = vec![0; stored.bytes as usize];
-    file.read_exact_at(&mut bytes, stored.offset).map_err(CopyError::Write)?;
-    if checksum(&bytes) != stored.checksum {
-        let damaged = io::Error::new(io::ErrorKind::InvalidData, "the pages that it misses are damaged");
-        return Err(CopyError::Write(damaged));
-    }
-    Ok(parts.iter().map(|part| checksum(&bytes[part.start as usize..part.end as usize])).collect())
+    let mut buffer = Buffer::default();
+    fetch(&ImageFile::through_cache(file), &[stored], &mut buffer).map_err(|error| match error {
+        FetchError::Read(error) => CopyError::Write(error),
+        FetchError::Damaged { error, .. } => CopyError::Write(io::Error::new(io::ErrorKind::InvalidData, error)),
+    })?;
+    Ok(parts.iter().map(|part| checksum(buffer.part(part.start as usize..part.end as usize))).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::FileExt;
 
     #[test]
     fn what_is_not_copied_is_named_where_it_is() {

@@ -7,26 +7,13 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{PATIENCE, is_dead, memcheck, restart, sleep};
+use support::{FALLING_ASLEEP, PATIENCE, is_dead, memcheck, restart, sleep};
 use torpor_testkit::client::Session;
 use torpor_testkit::daemon::Daemon;
 use torpor_testkit::native::LineSession;
 use torpor_testkit::wait::eventually;
 
-/// Steps of `torpor-engine`, in order; the first of waking is `opened`.
-const FALLING_ASLEEP: [&str; 11] = [
-    "prepared",
-    "frozen",
-    "stopped",
-    "watched",
-    "copied",
-    "synced",
-    "committed",
-    "parked",
-    "dropped",
-    "released",
-    "dozing",
-];
+/// Steps of waking from dozing, behind those of [`FALLING_ASLEEP`].
 const WAKING: [&str; 5] = ["opened", "refilled", "awake", "adjusted", "thawed"];
 
 #[test]

@@ -7,7 +7,7 @@ mod support;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use support::{PATIENCE, is_dead, restart, sleep};
+use support::{FALLING_ASLEEP, PATIENCE, is_dead, restart, sleep};
 use torpor_testkit::client::Session;
 use torpor_testkit::daemon::Daemon;
 use torpor_testkit::native::{self, LineSession};
@@ -86,20 +86,7 @@ fn an_app_sleeps_again_and_again_without_its_memory() {
 #[test]
 fn the_worker_is_killed_while_an_app_sleeps_again() {
     let (mut daemon, mut session) = changer("32");
-    let steps = [
-        "prepared",
-        "frozen",
-        "stopped",
-        "watched",
-        "copied",
-        "synced",
-        "committed",
-        "parked",
-        "dropped",
-        "released",
-        "dozing",
-    ];
-    for (n, step) in steps.into_iter().enumerate() {
+    for (n, step) in FALLING_ASLEEP.into_iter().enumerate() {
         for action in ["kill", "error"] {
             let level = if n % 2 == 0 { &["--level", "warm"][..] } else { &[] };
             sleep(&daemon, "check", level);

@@ -12,6 +12,21 @@ use torpor_testkit::servers::{Program, Servers};
 pub(crate) use torpor_testkit::wait::PATIENCE;
 use torpor_testkit::wait::eventually_ok;
 
+/// Steps of `torpor-engine` in falling asleep, in order.
+pub(crate) const FALLING_ASLEEP: [&str; 11] = [
+    "prepared",
+    "frozen",
+    "stopped",
+    "watched",
+    "copied",
+    "synced",
+    "committed",
+    "parked",
+    "dropped",
+    "released",
+    "dozing",
+];
+
 /// Steps of `torpor-engine`, in order: from dozing to warm.
 pub(crate) const HIBERNATING: [&str; 11] = [
     "examined",

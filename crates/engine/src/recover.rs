@@ -22,7 +22,8 @@ use crate::watch::Watch;
 use torpor_pages::refill::refill;
 use torpor_pages::source::ImageFile;
 use torpor_process::threads::{Began, ThreadPlan, WaitHistory, let_go};
-use torpor_process::trace::stop_all;
+use torpor_process::trace::{Process, stop_all};
+use torpor_process::userfault::left_behind;
 use torpor_process::wait::restart::PriorWait;
 use torpor_store::{Image, Lease, Store};
 
@@ -194,6 +195,7 @@ fn bring_back(
             thread.signal_mask = saved.signal_mask;
         }
     }
+    remove_left_behind(target, &processes, state)?;
     let pages = ImageFile::through_cache(image.file());
     let contexts = contexts.map_or(&[][..], |contexts| &contexts.contexts);
     refill(&pages, &state.processes, contexts).map_err(WakeError::Refill)?;
@@ -202,6 +204,28 @@ fn bring_back(
     target.freezer.thaw().map_err(Failure::Freeze)?;
     changes.undo().map_err(Failure::Look)?;
     Ok(())
+}
+
+/// The earlier worker may have been killed while it made contexts in the processes, which are frozen. They are frozen again behind that.
+fn remove_left_behind(target: &Target<'_>, processes: &[Process], state: &State) -> Result<(), Failure> {
+    let mut left = Vec::new();
+    for (process, saved) in processes.iter().zip(&state.processes) {
+        let found = left_behind(process.pid).map_err(Failure::Look)?;
+        left.extend(found.map(|found| (process, saved.park_address, found)));
+    }
+    if left.is_empty() {
+        return Ok(());
+    }
+    // No thread may run on meanwhile. Registers and masks are those of the image.
+    for (process, saved) in processes.iter().zip(&state.processes) {
+        process.park(saved.park_address)?;
+    }
+    target.freezer.thaw().map_err(Failure::Freeze)?;
+    for (process, park_address, found) in left {
+        tracing::debug!(pid = process.pid, ?found, "what was left behind is removed");
+        found.remove(process, park_address)?;
+    }
+    target.freezer.freeze().map_err(Failure::Freeze)
 }
 
 /// What the image says of the threads' waits.

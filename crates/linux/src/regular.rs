@@ -17,12 +17,12 @@ pub fn open(path: &Path) -> io::Result<File> {
     open_for(path, OFlags::RDONLY)
 }
 
-/// As [`open`], for reading and writing.
+/// Opens a regular file for reading and writing; a symbolic link is not followed.
 ///
 /// # Errors
-/// As there.
+/// As of [`open`], and ELOOP where it is a symbolic link.
 pub fn open_for_writing(path: &Path) -> io::Result<File> {
-    open_for(path, OFlags::RDWR)
+    open_for(path, OFlags::RDWR | OFlags::NOFOLLOW)
 }
 
 fn open_for(path: &Path, access: OFlags) -> io::Result<File> {
@@ -49,5 +49,18 @@ mod tests {
         assert_eq!(opened.unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert_eq!(open(Path::new("/dev/null")).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         open(&std::env::current_exe().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn what_is_written_is_no_link() {
+        let folder = std::env::temp_dir().join(format!("torpor-linux-link-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let (file, link) = (folder.join("file"), folder.join("link"));
+        std::fs::write(&file, b"").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let opened = (open(&link).is_ok(), open_for_writing(&file).is_ok(), open_for_writing(&link));
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(opened.0 && opened.1);
+        assert_eq!(opened.2.unwrap_err().raw_os_error(), Some(rustix::io::Errno::LOOP.raw_os_error()));
     }
 }

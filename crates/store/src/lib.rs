@@ -43,6 +43,7 @@
 pub mod consume;
 mod directory;
 mod entries;
+mod fold;
 pub mod header;
 mod image;
 mod image_file;
@@ -56,6 +57,7 @@ mod trim;
 
 pub use directory::Store;
 pub use entries::{Entry, Owner};
+pub use fold::{Areas, Folded, Scattered};
 pub use image::{FileInfo, Image, Lease};
 pub use image_file::{Contents, ImageError, ImageFile, MemoryDifference, Verified, compare_memory};
 pub use names::{IMAGE_NAME, ImageState};

@@ -15,7 +15,7 @@ use crate::header;
 use crate::image::Image;
 
 /// Less dead space in one place stays: each hole costs a call, and a file with very many is slow.
-const LEAST_BYTES: u64 = 64 << 10;
+const LEAST_BYTES: u64 = if cfg!(test) { torpor_image::PAGE } else { 64 << 10 };
 
 /// Dead space of a file.
 #[derive(Debug)]

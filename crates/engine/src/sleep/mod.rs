@@ -40,10 +40,11 @@ use crate::watch::Watch;
 use torpor_pages::context::{Context, PlacedArea};
 use torpor_pages::parts::Expected;
 use torpor_pages::source::Stored;
+use torpor_proc::maps::areas;
 use torpor_process::step::{Fault, Faults, Step, Timings};
 use torpor_process::threads::{ThreadPlan, WaitHistory, let_go};
 use torpor_process::trace::Process;
-use torpor_store::{Image, Trim};
+use torpor_store::{Image, Scattered, Trim};
 
 /// An app that is to sleep, and what its worker gives for it.
 pub struct Target<'a> {
@@ -140,6 +141,17 @@ impl Asleep {
         let regions = self.state.processes.iter().flat_map(|process| &process.regions);
         let stored = regions.filter_map(Stored::of);
         self.image.trim(stored.map(|stored| stored.offset..stored.offset + stored.bytes))
+    }
+
+    /// Its image, if that may be worth folding.
+    ///
+    /// # Errors
+    /// If the areas of its processes cannot be read.
+    pub fn scattered(&self) -> io::Result<Option<Scattered>> {
+        let of_process = |process: &torpor_image::Process| {
+            Ok((process.pid, areas(process.pid)?.into_iter().map(|area| area.start..area.end).collect()))
+        };
+        Scattered::of(&self.image, &self.state, || self.state.processes.iter().map(of_process).collect())
     }
 
     pub(crate) fn contexts(&self) -> &[Context] {

@@ -125,6 +125,7 @@ impl ProcessTree {
             Err(error) => return self.report(not_begun(text(error), Retry::Later)),
         };
         let Some(SleepState::Dozing(asleep)) = self.sleep.state.take() else { return };
+        self.sleep.dozes = None;
         // The image describes its listeners as the program has made them. Wherever it sleeps then, they are set anew.
         crate::probes::undefer(&std::mem::take(&mut self.sleep.deferred), &crate::probes::Sockets::OfProcesses);
         // The engine watches from here on.

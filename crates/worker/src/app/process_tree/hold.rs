@@ -69,12 +69,19 @@ impl ProcessTree {
                 self.report(Event::Packet(text("its descriptors cannot be watched")));
             }
         }
-        // One from before a wake that failed must not count twice.
-        self.sleep.cached_image = None;
-        let cached = self.shared.cached_images.enter(asleep.depth(), since, asleep.image(), asleep.image_bytes());
-        self.sleep.cached_image = Some(cached);
         self.sleep.since = since;
         self.sleep.state = Some(asleep);
+        self.enter_cached(since);
+    }
+
+    /// Its image counts as one that lies in the page cache.
+    pub(super) fn enter_cached(&mut self, since: SystemTime) {
+        // One from before a wake that failed must not count twice.
+        self.sleep.cached_image = None;
+        let enter = |asleep: &SleepState| {
+            self.shared.cached_images.enter(asleep.depth(), since, asleep.image(), asleep.image_bytes())
+        };
+        self.sleep.cached_image = self.sleep.state.as_ref().map(enter);
     }
 
     /// Something that the app waits for has happened, or seems to have.
@@ -119,6 +126,7 @@ impl ProcessTree {
 
     pub(super) fn discard_image(&mut self) {
         self.sleep.state = None;
+        self.sleep.dozes = None;
         self.sleep.cached_image = None;
         self.sleep.watch = None;
         // One that a lazy wake reads goes with the end of that.

@@ -10,6 +10,7 @@
 
 mod adopt;
 mod adopt_error;
+mod after_sleep;
 mod boot_image;
 mod connection_resets;
 mod contexts;
@@ -54,7 +55,7 @@ use torpor_api::worker::AppRecord;
 use torpor_engine::{Abort, Attempt, WaitHistory};
 use torpor_lifecycle::{Event, Text};
 use torpor_sandbox::Sandbox;
-use torpor_store::Owner;
+use torpor_store::{Folded, Owner};
 
 use super::operation::Operation;
 use crate::app_files::{self, AppFiles};
@@ -127,6 +128,8 @@ struct Sleep {
     watch: Option<AsyncFd<OwnedFd>>,
     /// Listeners that were told to wait for data.
     deferred: Vec<Deferred>,
+    /// There until it does anything but doze: its image may be folded.
+    dozes: Option<Arc<()>>,
     /// Its init holds its userfaultfd contexts: it may wake before all of its memory is back.
     contexts_held: bool,
 }
@@ -151,6 +154,8 @@ enum Message {
     Event(Event),
     /// The rest of the app's memory cannot be brought back.
     Unserved(Arc<LazyWake>, Text),
+    /// The image that it dozes with, or did, is folded.
+    Folded(Box<Folded>),
     /// Killing this sandbox has ended; what holds it, where it has not.
     Killed(Arc<Sandbox>, Option<Text>),
 }
@@ -176,6 +181,7 @@ impl ProcessTree {
                 labels: Vec::new(),
                 watch: None,
                 deferred: Vec::new(),
+                dozes: None,
                 contexts_held: false,
             },
             resuming: None,

@@ -22,6 +22,7 @@ impl ProcessTree {
         if let Some(reason) = self.lost.take() {
             return Wake::failed(WakeFailure::Damaged(reason));
         }
+        self.sleep.dozes = None;
         match self.sleep.state.take() {
             Some(SleepState::Dozing(asleep)) => self.refill(asleep, cause, operations),
             Some(SleepState::Warm(app)) => self.resume(app, cause, operations),

@@ -88,6 +88,7 @@ impl Workload for ProcessTree {
                 Message::Ended(operation, outcome) => return Happening::Ended(operation, outcome),
                 Message::Event(event) => return Happening::Event(event),
                 Message::Unserved(wake, reason) => self.unserved(&wake, &reason),
+                Message::Folded(folded) => self.folded(folded),
                 Message::Killed(sandbox, held) => self.killed(&sandbox, held),
             }
         }

@@ -1,6 +1,8 @@
 //! Kills and power cuts between any two steps: of whatever is done, at most one image of a generation may be restored from, and
 //! none is lost.
 
+mod histories;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::FileExt;

@@ -42,6 +42,7 @@ struct Saved {
     copy: PartialCopy,
     is_anonymous: bool,
     may_be_lazy: bool,
+    is_registered: bool,
 }
 
 impl Droppable {
@@ -70,7 +71,9 @@ impl Droppable {
                     let zeros = if is_anonymous { Zeros::Named } else { Zeros::Stored };
                     let span = Span { range, readable: area.access.read, writable: area.access.write, zeros };
                     let may_be_lazy = is_anonymous && flags.may_be_lazy(&area);
-                    droppable.saved.push(Saved { copy: PartialCopy::new(span), is_anonymous, may_be_lazy });
+                    let is_registered = flags.is_registered(&area);
+                    let copy = PartialCopy::new(span);
+                    droppable.saved.push(Saved { copy, is_anonymous, may_be_lazy, is_registered });
                 }
                 Treatment::Refuse(reason) => {
                     let Area { start, end, name, .. } = area;
@@ -91,12 +94,13 @@ impl Droppable {
         self.saved.is_empty()
     }
 
-    /// Whether it copies all memory of a range, as far as there is any.
-    pub fn holds(&self, range: &Range<u64>) -> bool {
+    /// Whether it copies all of a range, in areas whose missing pages a userfaultfd context waits for. A program that was executed since has no such
+    /// areas, though its process is the same.
+    pub fn misses(&self, range: &Range<u64>) -> bool {
         let first = self.saved.partition_point(|saved| saved.copy.span.range.end <= range.start);
         let mut at = range.start;
-        for Saved { copy, .. } in &self.saved[first..] {
-            if copy.span.range.start > at || at >= range.end {
+        for Saved { copy, is_registered, .. } in &self.saved[first..] {
+            if copy.span.range.start > at || at >= range.end || !is_registered {
                 break;
             }
             at = copy.span.range.end;
@@ -158,7 +162,7 @@ fn is_anonymous(area: &Area) -> bool {
 
 impl Copied {
     fn add(&mut self, pid: i32, saved: Saved, missing: Option<Missing<'_>>) -> Result<(), CopyError> {
-        let Saved { copy, is_anonymous, may_be_lazy } = saved;
+        let Saved { copy, is_anonymous, may_be_lazy, .. } = saved;
         let (span, CopiedArea { mut regions, taken, kept_pages, .. }) = copy.finish();
         if let Some(missing) = missing {
             regions.extend(missing.of(pid, &span.range, span.writable, &regions)?);
@@ -197,16 +201,18 @@ mod tests {
         let pages = |range: Range<u64>| start + range.start * PAGE..start + range.end * PAGE;
         let saved = |range, may_be_lazy| {
             let span = Span { range: pages(range), readable: true, writable: true, zeros: Zeros::Named };
-            Saved { copy: PartialCopy::new(span), is_anonymous: true, may_be_lazy }
+            Saved { copy: PartialCopy::new(span), is_anonymous: true, may_be_lazy, is_registered: true }
         };
         let mut droppable = Droppable { pid: std::process::id() as i32, ..Droppable::default() };
         droppable.saved = vec![saved(0..5, true), saved(5..6, false), saved(6..8, true)];
-        let held = [0..8, 4..7, 7..8].map(|range| droppable.holds(&pages(range)));
-        assert_eq!((held, droppable.holds(&pages(7..9))), ([true; 3], false));
+        let missed = [0..8, 4..7, 7..8].map(|range| droppable.misses(&pages(range)));
+        assert_eq!((missed, droppable.misses(&pages(7..9))), ([true; 3], false));
         droppable.saved.remove(1);
-        let held = [0..5, 4..6, 5..6, 6..8].map(|range| droppable.holds(&pages(range)));
-        assert_eq!(held, [true, false, false, true]);
-        droppable.saved.insert(1, saved(5..6, false));
+        let missed = [0..5, 4..6, 5..6, 6..8].map(|range| droppable.misses(&pages(range)));
+        assert_eq!(missed, [true, false, false, true]);
+        // The middle is of a program that came later.
+        droppable.saved.insert(1, Saved { is_registered: false, ..saved(5..6, false) });
+        assert_eq!([0..5, 4..6, 6..8].map(|range| droppable.misses(&pages(range))), [true, false, true]);
 
         let image = tempfile::tempfile().unwrap();
         let mut copier = Copier::new(PageSink::new(&image, PAGE), Selection::Exclusive, &|| true);

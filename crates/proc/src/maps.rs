@@ -56,6 +56,7 @@ struct AreaFlags {
     access: Access,
     treatment: Treatment,
     may_be_lazy: bool,
+    is_registered: bool,
 }
 
 /// Parses the header line of `maps` and `smaps`.
@@ -105,6 +106,11 @@ fn treatment(flags: &str, access: Access, contexts: Contexts) -> Treatment {
     }
 }
 
+/// See [`Flags::is_registered`].
+fn is_registered(flags: &str) -> bool {
+    flags.split_ascii_whitespace().any(|flag| flag == "um")
+}
+
 /// See [`Flags::may_be_lazy`].
 fn may_be_lazy(flags: &str) -> bool {
     !flags
@@ -122,8 +128,13 @@ impl Flags {
         for line in text.lines() {
             if let Some(list) = line.strip_prefix("VmFlags:") {
                 let found: Area = current.take().ok_or_else(|| proc::unexpected(&path))?;
-                let (treatment, may_be_lazy) = (treatment(list, found.access, contexts), may_be_lazy(list));
-                flags.push(AreaFlags { start: found.start, access: found.access, treatment, may_be_lazy });
+                flags.push(AreaFlags {
+                    start: found.start,
+                    access: found.access,
+                    treatment: treatment(list, found.access, contexts),
+                    may_be_lazy: may_be_lazy(list),
+                    is_registered: is_registered(list),
+                });
             } else if line.as_bytes().first().is_some_and(|c| c.is_ascii_digit() || c.is_ascii_lowercase()) {
                 current = Some(area(line).ok_or_else(|| proc::unexpected(&path))?);
             }
@@ -144,6 +155,11 @@ impl Flags {
     /// and others read by themselves), nor those that a missing page is no page of the program's in (wiped on fork, not inherited, guards).
     pub fn may_be_lazy(&self, area: &Area) -> bool {
         self.find(area).is_some_and(|found| found.may_be_lazy)
+    }
+
+    /// Whether a userfaultfd context waits for missing pages of `area`.
+    pub fn is_registered(&self, area: &Area) -> bool {
+        self.find(area).is_some_and(|found| found.is_registered)
     }
 
     fn find(&self, area: &Area) -> Option<&AreaFlags> {

@@ -6,6 +6,7 @@ mod support;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use support::{FALLING_ASLEEP, PATIENCE, is_dead, restart, sleep};
 use torpor_testkit::client::Session;
@@ -34,7 +35,10 @@ fn tell(session: &mut LineSession, daemon: &Daemon, words: &str) {
 fn images(daemon: &Daemon) -> Vec<PathBuf> {
     let id = daemon.json(&["inspect", "check"]).unwrap()["status"]["id"].as_str().unwrap().to_owned();
     let files = std::fs::read_dir(daemon.data_dir().join("apps").join(id)).unwrap().map(|entry| entry.unwrap().path());
-    files.filter(|path| path.to_string_lossy().contains(".image")).collect()
+    // One that is being folded has a partial file beside it.
+    files
+        .filter(|path| path.to_string_lossy().contains(".image") && path.extension() != Some("part".as_ref()))
+        .collect()
 }
 
 /// Its image: length of the file, and what it takes on disk.
@@ -79,6 +83,38 @@ fn an_app_sleeps_again_and_again_without_its_memory() {
     session.step().unwrap();
     sleep(&daemon, "check", &[]);
     assert!(image(&daemon).0 < 80 << 20, "{:?}", image(&daemon));
+    session.step().unwrap();
+    assert_not_lost(&daemon);
+}
+
+#[test]
+fn an_image_that_is_scattered_over_its_file_is_folded_while_it_sleeps() {
+    let (daemon, mut session) = changer("64");
+    sleep(&daemon, "check", &[]);
+    let mut longest = 0;
+    let mut folded = || {
+        for _ in 0..40 {
+            for _ in 0..60 {
+                tell(&mut session, &daemon, SOME);
+            }
+            sleep(&daemon, "check", &[]);
+            longest = longest.max(image(&daemon).0);
+            // A new file, with nothing dead in it.
+            if eventually("it is folded", Duration::from_secs(2), || image(&daemon).0 < longest).is_ok() {
+                return true;
+            }
+        }
+        false
+    };
+    assert!(folded(), "{longest} bytes, never folded\n{}", daemon.log());
+    let path = images(&daemon).remove(0);
+    let verified = daemon.ok(&["image", "verify", path.to_str().unwrap()]).unwrap();
+    assert!(verified.contains("sound"), "{verified}");
+    // It goes on as with any other image: behind it, from warm, and with all of its memory.
+    for level in [&[][..], &["--level", "warm"]] {
+        tell(&mut session, &daemon, SOME);
+        sleep(&daemon, "check", level);
+    }
     session.step().unwrap();
     assert_not_lost(&daemon);
 }
@@ -141,4 +177,22 @@ fn a_child_that_misses_memory_is_waited_for() {
         tell(&mut session, &daemon, SOME);
     }
     session.step().unwrap();
+}
+
+#[test]
+fn memory_is_missed_by_its_address_space_and_not_by_the_program_that_came_after() {
+    let mut daemon = Daemon::start_with("[idle]\nsleep = false\n[wake]\nbackfill = false\n", &[]).unwrap();
+    let heir = native::program("heir", &["16", "7000"], &[7000, 7001]).unwrap();
+    let addresses = daemon.run_program(&heir, "check", "").unwrap();
+    let mut first = eventually_ok("it answers", PATIENCE, || LineSession::open(addresses[0])).unwrap();
+    sleep(&daemon, "check", &[]);
+    // Its child has the memory that is missing, and its process another program.
+    tell(&mut first, &daemon, "pass");
+    eventually_ok("the second program answers", PATIENCE, || LineSession::open(addresses[1])).unwrap();
+    for _ in 0..2 {
+        sleep(&daemon, "check", &[]);
+        tell(&mut first, &daemon, "check");
+        LineSession::open(addresses[1]).unwrap();
+    }
+    assert_not_lost(&daemon);
 }

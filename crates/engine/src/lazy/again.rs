@@ -43,6 +43,9 @@ pub trait LazyProgram: Sync {
     /// It does not sleep: its pager goes on.
     fn go_on(&self);
 
+    /// It cannot sleep before all of its memory is back: once it goes on, its pager fills.
+    fn bring_back(&self);
+
     /// It is asleep, and frozen: ends its pager, and closes every descriptor of its contexts. What is missing reads as zeros from here on.
     ///
     /// # Errors

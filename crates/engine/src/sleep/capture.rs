@@ -125,7 +125,11 @@ impl Sleep<'_> {
             } else {
                 spaces.push(process.pid);
                 let none = Flags::default();
-                let flags = flags.iter().find(|(pid, _)| *pid == process.pid).map_or(&none, |(_, flags)| flags);
+                let flags = match self.lazy {
+                    // Those from before the freeze may be of a program that has been replaced.
+                    Some(_) => &Flags::read(process.pid, self.contexts()).map_err(Failure::Look)?,
+                    None => flags.iter().find(|(pid, _)| *pid == process.pid).map_or(&none, |(_, flags)| flags),
+                };
                 Droppable::of(process.pid, areas, flags, self.contexts())?
             });
         }
@@ -184,7 +188,8 @@ impl Sleep<'_> {
         Ok(self.names.regions(file, &parts)?)
     }
 
-    /// Finds the processes that miss pages among those that were stopped. All that they miss is named with their memory.
+    /// Finds the processes that miss pages among those that were stopped. A process may have ended, or have executed another program,
+    /// while another one goes on with its address space: then the pages are not its own, and must come back first.
     fn by_process(
         &self,
         missing: Vec<(Owner, Vec<Region>)>,
@@ -193,10 +198,13 @@ impl Sleep<'_> {
         for (Owner { pid, start_ticks }, regions) in &missing {
             let is_it = |process: &Process| (process.pid, process.start_ticks) == (*pid, *start_ticks);
             let memory = self.processes.iter().zip(memories).find(|(process, _)| is_it(process));
-            let holds = |region: &Region| {
-                memory.is_some_and(|(_, memory)| memory.holds(&(region.start..region.start + region.bytes())))
+            let misses = |region: &Region| {
+                memory.is_some_and(|(_, memory)| memory.misses(&(region.start..region.start + region.bytes())))
             };
-            if let Some(region) = regions.iter().find(|region| !holds(region)) {
+            if let Some(region) = regions.iter().find(|region| !misses(region)) {
+                if let Some(lazy) = self.lazy {
+                    lazy.bring_back();
+                }
                 let at = region.start;
                 return Err(Stop::Aborted(format!("memory of process {pid} at {at:#x} is not back yet")));
             }

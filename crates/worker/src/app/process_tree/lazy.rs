@@ -157,6 +157,18 @@ impl LazyWake {
         self.held.store(false, Ordering::Release);
         self.ring();
     }
+
+    /// All of it is to come back, though nobody touches it.
+    fn bring_back(&self) {
+        self.awaited.store(true, Ordering::Release);
+        self.ring();
+    }
+
+    /// Whether all of it is coming back, because somebody waits for it.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.awaited.load(Ordering::Acquire)
+    }
+
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -181,8 +193,7 @@ impl LazyWake {
 
     /// Waits until all of its memory is back; false where that was given up, or cannot be.
     pub(super) fn wait(&self, abort: &Abort) -> bool {
-        self.awaited.store(true, Ordering::Release);
-        self.ring();
+        self.bring_back();
         let mut progress = self.progress();
         while progress.ended.is_none() {
             if abort.asked_within(Duration::ZERO) {
@@ -200,8 +211,7 @@ impl LazyWake {
 
     /// Lets it come to its end, if that is soon; else stops it where it is.
     pub(super) fn finish(&self) {
-        self.awaited.store(true, Ordering::Release);
-        self.ring();
+        self.bring_back();
         self.wait_for(FINISH);
         self.stop();
     }
@@ -418,7 +428,7 @@ impl PagerHost for Host {
     }
 
     fn is_awaited(&self) -> bool {
-        self.wake.awaited.load(Ordering::Acquire)
+        self.wake.is_awaited()
     }
 
     fn is_over(&self) -> bool {
@@ -449,6 +459,10 @@ impl LazyProgram for LazySleep {
 
     fn go_on(&self) {
         self.wake.go_on();
+    }
+
+    fn bring_back(&self) {
+        self.wake.bring_back();
     }
 
     fn close(&self) -> io::Result<()> {

@@ -9,8 +9,9 @@ use torpor_engine::{
 use torpor_image::lazy_size;
 use torpor_lifecycle::{Event, Retry, SleepCause, WakeCause};
 use torpor_sandbox::Sandbox;
-use torpor_store::{Image, Owner, Trim};
+use torpor_store::{Image, Owner};
 
+use super::after_sleep::AfterSleep;
 use super::freezer::SandboxFreezer;
 use super::lazy::{LazySleep, LazyWake, SoFar};
 use super::learned::Learned;
@@ -59,23 +60,16 @@ impl ProcessTree {
         // A thread of its own: tracing belongs to a thread, and it blocks.
         let name = format!("sleep-{}", self.record.spec.name);
         let sender = self.sender.clone();
+        let held = Arc::new(());
+        let dozes = Arc::downgrade(&held);
+        self.sleep.dozes = Some(held);
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
             let _abort = AbortOnPanic;
             let attempt = job.run();
-            let trim = attempt.result.as_ref().ok().and_then(|asleep| {
-                let path = asleep.image.path().display();
-                asleep
-                    .trim()
-                    .inspect_err(|error| tracing::warn!(image = %path, %error, "looking for dead pages"))
-                    .ok()?
-            });
+            let after = attempt.result.as_ref().map_or_else(|_| AfterSleep::default(), AfterSleep::of);
             let _ = sender.send(Message::Ended(operation, Box::new(Outcome::Slept(attempt))));
             // It sleeps, and may even be awake again.
-            match trim.map_or(Ok(0), Trim::run) {
-                Ok(0) => {}
-                Ok(bytes) => tracing::debug!(bytes, "dead pages of its image are given back"),
-                Err(error) => tracing::warn!(%error, "giving back dead pages of its image"),
-            }
+            after.run(&dozes, &sender);
         });
         if let Err(error) = spawned {
             operations.forget();
@@ -189,6 +183,10 @@ impl SleepJob {
         let Some(wake) = self.lazy.as_ref().filter(|wake| !wake.has_ended()) else {
             return self.lazy.as_ref().is_none_or(|wake| wake.is_back()).then_some(None);
         };
+        if wake.is_awaited() {
+            // It comes soon, or must.
+            return wake.wait(&self.abort).then_some(None);
+        }
         match wake.ask() {
             Ok(SoFar { missing: Some(missing), served }) if pays(&missing) => {
                 wake.learn(&served);

@@ -1,6 +1,7 @@
 //! The client: it opens a connection, sends one request, and measures the time to the first byte of the answer.
 
 mod jupyter;
+mod load;
 mod postgres;
 
 use std::io::{self, Read, Write};
@@ -137,6 +138,11 @@ pub(crate) fn first_byte_since(address: SocketAddr, protocol: Protocol, begun: I
             Err(_) => std::thread::sleep(RETRY),
         }
     }
+}
+
+/// Requests per second to redis under full load, for keys below `key_count`, in each part of the time; `until`: the ends of the parts.
+pub(crate) fn rates(address: SocketAddr, key_count: u32, until: &[Duration]) -> Result<Vec<f64>, Error> {
+    load::rates(address, key_count, until).map_err(Error::network(&address, "load redis"))
 }
 
 /// Stores `rows` rows in a table of PostgreSQL.

@@ -104,6 +104,15 @@ const POLICY_LINES: &[(&str, &str, f64)] = &[
     ("expected pages that it touched (sampled wakes)", "used", 1.0),
     ("expected pages that it did not touch (sampled wakes)", "unused", 1.0),
 ];
+/// The throughput while memory comes back.
+const LOADED: &[Column] = &[NEVER_SLEPT, ("woken from dozing", "torpor", "dozing", None)];
+const LOADED_LINES: &[(&str, &str, f64)] = &[
+    ("up to 0.25 s", "rate_250ms", 1000.0),
+    ("0.25 to 0.5 s", "rate_500ms", 1000.0),
+    ("0.5 to 1 s", "rate_1s", 1000.0),
+    ("1 to 2 s", "rate_2s", 1000.0),
+    ("2 to 3 s", "rate_3s", 1000.0),
+];
 const DOZING: &[Column] = &[("dozing", "torpor", "dozing", None)];
 const WARM: &[Column] = &[("warm", "torpor", "warm", None)];
 const SANDBOX: &[Column] =
@@ -203,6 +212,11 @@ pub(super) const ABOUT: [About; 7] = [
                 columns: COMPARED,
             },
             metrics("Policies, with redis, 80 MB of data and changing keys", POLICY_LINES, POLICIES),
+            metrics(
+                "Thousand requests per second of redis with 80 MB under full load, by time since the first connection",
+                LOADED_LINES,
+                LOADED,
+            ),
         ],
         notes: "A fault brings the block of eight pages around the touched one, and the first set contains the whole blocks. One wake in eight is \
                 *sampled*: the pages of the set are read, but each is placed only when the program touches it. Two such wakes remove the \

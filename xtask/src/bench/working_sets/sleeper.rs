@@ -70,6 +70,16 @@ impl<'a> Sleeper<'a> {
         program.warm_up(self.address)
     }
 
+    /// Where it is reached.
+    pub(super) const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Puts it to sleep.
+    pub(super) fn sleep(&self, daemon: &Daemon) -> Result<(), Error> {
+        daemon.sleep(self.name, DOZING)
+    }
+
     /// Sends a request without putting it to sleep first. Returns microseconds to the first byte.
     pub(super) fn ask(&self, request: Protocol) -> Result<f64, Error> {
         first_byte(self.address, request)
@@ -83,7 +93,7 @@ impl<'a> Sleeper<'a> {
         gap: Duration,
         cached: bool,
     ) -> Result<Woken, Error> {
-        daemon.sleep(self.name, DOZING)?;
+        self.sleep(daemon)?;
         if !cached {
             daemon.images(&self.id)?.iter().try_for_each(|image| drop_from_cache(image))?;
         }

@@ -93,4 +93,7 @@ pub enum ServeError {
     /// It forks faster than its memory comes.
     #[error("{MOST_SPACES} processes were forked while memory was missing")]
     TooManyForks,
+    /// It has split missing memory, and forked, so often that keeping account of it takes too much memory.
+    #[error("its missing memory and that of its children is in more than {0} pieces")]
+    TooManyPieces(usize),
 }

@@ -28,7 +28,7 @@ pub struct Served {
     pub forks: u64,
     /// It was recorded which pages were touched.
     pub recorded: bool,
-    /// What was recorded is all that the program touched until it had not faulted for some time.
+    /// The recording is complete: it ended because the program had stopped to fault, and not because it was full or cut short.
     pub settled: bool,
     /// What was touched, in order.
     pub touches: Vec<Touch>,

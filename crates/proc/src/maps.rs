@@ -151,8 +151,8 @@ impl Flags {
         self.find(area).map(|found| found.treatment.clone())
     }
 
-    /// Whether pages of `area` may come back when they are touched. Not those that must be there (locked, a growing stack, which the kernel
-    /// and others read by themselves), nor those that a missing page is no page of the program's in (wiped on fork, not inherited, guards).
+    /// Whether missing pages of `area` may come back when they are touched. Not in locked memory and growing stacks, which the kernel and other
+    /// processes read; nor where a missing page means something to the program (wiped on fork, not inherited, guards).
     pub fn may_be_lazy(&self, area: &Area) -> bool {
         self.find(area).is_some_and(|found| found.may_be_lazy)
     }

@@ -1,4 +1,5 @@
-//! A lazy app that falls asleep again. What it misses is not brought back: its new image is written behind the one that has it, and refers to it.
+//! A lazy app that falls asleep again. Its missing pages stay where they are: the new image is written behind the one that has them, in the same file,
+//! and refers to them.
 //!
 //! ```text
 //! journal: Lazy ─▶ held: only faults are served ─▶ frozen ─▶ missing pages named ─▶ present ones copied ─▶ committed
@@ -8,8 +9,8 @@
 //! ```
 //! From the freeze on the program changes nothing, so a page that comes back because we touch it is what the image has.
 //!
-//! Of a stored region that is missing in part, each missing part gets a checksum of its own, for which the region must be read. Most of that is done
-//! before the freeze ([`Names`]).
+//! Where only a part of a stored region is missing, the part becomes a region with a checksum of its own, for which the stored region is read. Most of
+//! this happens before the freeze ([`Names`]).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,7 +25,7 @@ use torpor_pages::parts::Expected;
 use torpor_pages::source::Stored;
 use torpor_store::Image;
 
-/// Parts of a loading set at most that are left where they are; they are looked up for each region of a wake.
+/// Missing pages make at most this many parts of a loading set: a wake looks up the parts for each region.
 const MOST_PARTS: usize = 256;
 /// Parts for the same cause with less between them are one.
 const GAP_BYTES: u64 = 64 << 10;
@@ -34,7 +35,7 @@ pub trait LazyProgram: Sync {
     /// The image that has what it misses.
     fn image(&self) -> &Image;
 
-    /// What it misses now. Its pager serves only faults from the first call on.
+    /// The pages that it misses now. From the first call on, its pager only serves faults.
     ///
     /// # Errors
     /// Where the pager does not answer, has ended, or cannot tell: a child that was forked meanwhile misses pages.
@@ -68,7 +69,7 @@ pub struct MissingPart {
     pub pages: u32,
 }
 
-/// What processes miss, as their pager says, by process and address; none where a child misses pages that was forked meanwhile.
+/// The missing pages that a pager reports, by process and address. None if a child that was forked meanwhile misses pages: its context does not name it.
 pub fn missing_parts(told: &Told<'_>) -> Option<Vec<MissingPart>> {
     let mut parts = Vec::new();
     for space in told.spaces.iter().filter(|space| !space.layout.is_complete()) {
@@ -148,7 +149,7 @@ impl MissingPart {
     }
 }
 
-/// Where pages are in the file that are expected to be needed first, and missing: parts of the loading set, in the order of the file.
+/// The part of the loading set that consists of missing pages: where these are in the file, ascending.
 pub(crate) fn loading_of_missing(expected: &[Expected], missing: &[(i32, Vec<Region>)]) -> Vec<LoadingPart> {
     let mut parts = Vec::new();
     for Expected { cause, ranges } in expected {

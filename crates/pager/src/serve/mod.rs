@@ -355,7 +355,7 @@ impl<'a> Pager<'a> {
                     self.forget_ended();
                 }
                 if self.pieces() + layout.piece_count() > self.most_pieces {
-                    return Err(ServeError::TooManyForks);
+                    return Err(ServeError::TooManyPieces(self.most_pieces));
                 }
                 self.spaces.push(Space { userfault: Some(child), layout, owner: None });
                 self.served.forks += 1;

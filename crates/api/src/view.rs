@@ -216,6 +216,9 @@ pub struct Explanation {
     /// What it would have lost after a reboot, if it is warm now.
     #[serde(default)]
     pub lost_by_reboot: Vec<String>,
+    /// The image that has memory which a running app has not got back yet; none if it has all of it.
+    #[serde(default)]
+    pub missing_in: Option<String>,
     /// The descriptors, in words, whose events wake it.
     pub wake_sources: Vec<String>,
     /// What is known of the pages that it needs first when it wakes from dozing; none before such a wake was observed.
@@ -241,6 +244,7 @@ impl Explanation {
             at_limits: Vec::new(),
             refusals: Vec::new(),
             lost_by_reboot: Vec::new(),
+            missing_in: None,
             wake_sources: Vec::new(),
             working_set: None,
             sleeps: Vec::new(),
@@ -268,7 +272,7 @@ pub struct Stats {
     pub page_table_bytes: u64,
     /// Kernel memory as the cgroup counts it, bytes, where it does.
     pub kernel_bytes: Option<u64>,
-    /// What the current image holds, bytes.
+    /// What the current image holds, bytes: that of a sleeping app, or the one that a running app misses memory of.
     pub image_bytes: Option<u64>,
     /// What its own files take on disk, where they are limited.
     #[serde(default)]

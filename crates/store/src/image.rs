@@ -105,6 +105,20 @@ impl Image {
         FileInfo::of(&self.path)
     }
 
+    /// Where it is, committed or consumed, with its size and age.
+    ///
+    /// # Errors
+    /// `NotFound` where it is neither; others of stat(2).
+    pub fn find(&self) -> io::Result<(PathBuf, FileInfo)> {
+        match self.info() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let path = self.path_as(ImageState::Consumed);
+                FileInfo::of(&path).map(|info| (path, info))
+            }
+            info => Ok((self.path.clone(), info?)),
+        }
+    }
+
     /// Ends that the app may be restored from it, also after a power cut. Its bytes stay for those who hold a [`Lease`], and it can
     /// be [given back](Image::unconsume).
     ///

@@ -268,6 +268,7 @@ impl WorkerPort for FakeWorker {
             refusals: Vec::new(),
             at_limits: Vec::new(),
             lost_by_reboot: Vec::new(),
+            missing_in: None,
             wake_sources: Vec::new(),
             working_set: None,
             sleeps: Vec::new(),

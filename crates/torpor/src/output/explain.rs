@@ -39,6 +39,9 @@ pub(crate) fn explanation(told: &Explanation, verbose: bool, terminal: Option<us
     item("at a limit", &told.at_limits);
     item("woken by", &told.wake_sources);
     item("a reboot costs", &told.lost_by_reboot);
+    let missing =
+        |path| format!("a part of it is still in {path}, and comes back when it is touched or in the background");
+    told.missing_in.iter().for_each(|path| item("memory", &[missing(path)]));
     told.working_set.into_iter().for_each(|set| item("needs first", &[needs_first(&set)]));
     if !details.is_empty() {
         text.push_str(&format!("\n{details}"));
@@ -178,6 +181,7 @@ mod tests {
             refusals: Vec::new(),
             at_limits: vec!["5 packets were dropped".to_owned()],
             lost_by_reboot: vec!["a terminal".to_owned()],
+            missing_in: Some("/a/9.image".to_owned()),
             wake_sources: Vec::new(),
             working_set: Some(WorkingSet {
                 wakes: 9,
@@ -206,6 +210,7 @@ will go warm    in 10 min 5 s, if nothing happens
 disk            1.0 MiB of 1.0 GiB; the kernel refuses more
 at a limit      5 packets were dropped
 a reboot costs  a terminal
+memory          a part of it is still in /a/9.image, and comes back when it is touched or in the background
 needs first     1.2 MiB of its memory when it wakes, learned from 9 wakes; the last one needed 2 other pages, and 250 of the 290 expected
 
 last wakes

@@ -43,6 +43,8 @@ impl ProcessTree {
         }
         explanation.at_limits = crate::refused::told(&self.shared, self.record.index).into_iter().collect();
         explanation.lost_by_reboot = self.lost_by_reboot();
+        let missing_in = self.lazy.as_ref().and_then(|lazy| lazy.image());
+        explanation.missing_in = missing_in.map(|(path, _)| path.display().to_string());
         explanation.working_set = self.learned.view();
         let sources = self.sleep.state.as_ref().map(|asleep| asleep.watch().sources()).unwrap_or_default();
         explanation.wake_sources = sources
@@ -76,7 +78,8 @@ impl ProcessTree {
         stats.shared_bytes = usage.shared_bytes;
         stats.page_table_bytes = usage.page_table_bytes;
         stats.kernel_bytes = cgroup.and_then(|cgroup| cgroup.kernel_bytes().ok().flatten());
-        stats.image_bytes = self.sleep.state.as_ref().map(SleepState::image_bytes);
+        let missing_in = || self.lazy.as_ref()?.image().map(|(_, bytes)| bytes);
+        stats.image_bytes = self.sleep.state.as_ref().map(SleepState::image_bytes).or_else(missing_in);
         stats.working_set = self.learned.view();
         stats.cpu_us = cgroup.and_then(|cgroup| cgroup.cpu_us().ok()).unwrap_or(0);
         stats.packets = self.shared.packets(self.record.index).unwrap_or(0);

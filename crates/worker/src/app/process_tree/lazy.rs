@@ -11,6 +11,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -117,6 +118,12 @@ impl LazyWake {
     /// Generation of its image.
     pub(super) const fn generation(&self) -> u64 {
         self.image.generation()
+    }
+
+    /// Its image while that is needed: where it is, and what it takes on disk.
+    pub(super) fn image(&self) -> Option<(PathBuf, u64)> {
+        let found = (!self.has_ended()).then(|| self.image.find())?;
+        found.ok().map(|(path, info)| (path, info.allocated_bytes))
     }
 
     /// Whether it was stopped, or is about to be.

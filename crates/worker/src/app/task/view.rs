@@ -116,6 +116,7 @@ impl<W: Workload> Task<W> {
             at_limits: Vec::new(),
             refusals,
             lost_by_reboot: Vec::new(),
+            missing_in: None,
             wake_sources: Vec::new(),
             working_set: None,
             sleeps: self.past.sleeps.all(),

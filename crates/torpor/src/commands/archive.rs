@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -60,6 +61,9 @@ pub(super) async fn export(client: &Client, args: ExportArgs) -> Result<(), Fail
     Ok(())
 }
 
+/// How long an export that is given up waits for its file to be opened.
+const MADE_WITHIN: Duration = Duration::from_millis(500);
+
 /// What became of an export.
 enum Tried {
     /// It is complete; `None`: on standard output, or in a device or FIFO.
@@ -70,11 +74,18 @@ enum Tried {
 
 async fn try_export(client: &Client, args: &ExportArgs, interrupt: &mut Interrupt) -> Result<Tried, Failure> {
     let target = match &args.output {
-        Some(path) => tokio::select! {
-            // The reader of a FIFO may be long in coming.
-            target = Target::of(path.clone()) => target?,
-            () = interrupt.comes() => return Err(Failure::Interrupted),
-        },
+        Some(path) => {
+            let mut target = std::pin::pin!(Target::of(path.clone()));
+            tokio::select! {
+                // The reader of a FIFO may be long in coming.
+                target = &mut target => target?,
+                () = interrupt.comes() => {
+                    // A file that is being made is made, and removed.
+                    drop(tokio::time::timeout(MADE_WITHIN, target).await);
+                    return Err(Failure::Interrupted);
+                }
+            }
+        }
         None => Target::Stream(Box::new(io::stdout())),
     };
     let download = tokio::select! {

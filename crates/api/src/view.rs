@@ -216,7 +216,7 @@ pub struct Explanation {
     /// What it would have lost after a reboot, if it is warm now.
     #[serde(default)]
     pub lost_by_reboot: Vec<String>,
-    /// The image that has memory which a running app has not got back yet; none if it has all of it.
+    /// The path of the image that still holds memory of a running app; none if the app has all of its memory.
     #[serde(default)]
     pub missing_in: Option<String>,
     /// The descriptors, in words, whose events wake it.
@@ -272,7 +272,7 @@ pub struct Stats {
     pub page_table_bytes: u64,
     /// Kernel memory as the cgroup counts it, bytes, where it does.
     pub kernel_bytes: Option<u64>,
-    /// What the current image holds, bytes: that of a sleeping app, or the one that a running app misses memory of.
+    /// Size of the image of a sleeping app, bytes; of a running app, the disk space of the image that still holds memory of it.
     pub image_bytes: Option<u64>,
     /// What its own files take on disk, where they are limited.
     #[serde(default)]

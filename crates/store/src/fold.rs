@@ -22,7 +22,7 @@ use torpor_image::{
 use crate::image::Image;
 use crate::partial::{Durability, Partial};
 
-/// Folding pays if it leaves less than this part of the regions.
+/// Folding pays if it divides the number of regions by more than this.
 const LEAST_JOINED: usize = 2;
 /// Fewer regions are read quickly wherever they are.
 const FEW_REGIONS: usize = 1024;
@@ -180,7 +180,7 @@ fn in_file(region: &Region) -> Option<(Range<u64>, u64)> {
 /// Where pages of the old file are in the new one.
 #[derive(Debug)]
 struct Places {
-    /// By start in the old file: end there, and start in the new file.
+    /// Ranges of the old file by their start: the end, and the start in the new file.
     by_start: BTreeMap<u64, (u64, u64)>,
     /// Behind the last page in the new file.
     end: u64,
@@ -292,7 +292,7 @@ impl Fold {
     }
 }
 
-/// Appends a region to those in front of it, or to the last one.
+/// Appends a region, or extends the last region by it where the two are adjacent.
 fn join(regions: &mut Vec<Region>, region: Region, areas: &[Range<u64>]) {
     if let (Some(last), Some((at, _))) = (regions.last_mut(), in_file(&region))
         && let Some((before, _)) = in_file(last)

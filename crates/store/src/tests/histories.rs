@@ -187,7 +187,7 @@ impl App {
             regions.push(Region { start, pages: 1, writable: true, content });
         }
         let thread = Thread { tid: 7, registers: [0; 27], signal_mask: 0, wait: None };
-        // The pages that were written last, and some others.
+        // The pages that were written last are needed first.
         let part = |cause: &str, range: Range<u64>| LoadingPart {
             cause: cause.to_owned(),
             start: range.start,

@@ -5,7 +5,6 @@
 
 use std::io;
 use std::sync::Weak;
-use std::time::SystemTime;
 
 use tokio::sync::mpsc::UnboundedSender;
 use torpor_engine::Asleep;
@@ -60,7 +59,7 @@ impl ProcessTree {
             Ok((state, bytes)) => {
                 tracing::debug!(app = self.record.spec.name, bytes, "its image is folded");
                 (asleep.state, asleep.image_bytes) = (state, bytes);
-                self.enter_cached(SystemTime::now());
+                self.enter_cached(self.sleep.since);
             }
             Err(error) => tracing::warn!(app = self.record.spec.name, %error, "replacing its image by the folded one"),
         }

@@ -7,11 +7,15 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 use common::home::{TestHome, image_of};
 use common::process::{let_go_on, report};
-use torpor_engine::{NoFaults, Phase};
+use torpor_engine::{Freezer, NoFaults, Phase};
 use torpor_testkit::programs::python;
 
 /// Runs a Python program through an image into a home; what it reports.
@@ -53,6 +57,58 @@ fn a_process_tree_goes_on() {
 #[test]
 fn timers_have_gone_on_and_sockets_belong_to_the_namespaces_of_the_home() {
     assert_eq!(reported("keeps_timers_and_sockets.py"), "(b'x', True)");
+}
+
+/// Thaws as another does, and notes what the caller has open below a directory when it is asked to.
+struct OpenAtThaw<'a> {
+    freezer: &'a dyn Freezer,
+    below: &'a Path,
+    open: Mutex<Vec<PathBuf>>,
+}
+
+impl Freezer for OpenAtThaw<'_> {
+    fn freeze(&self) -> io::Result<()> {
+        self.freezer.freeze()
+    }
+
+    fn begin_freezing(&self) -> io::Result<()> {
+        self.freezer.begin_freezing()
+    }
+
+    fn thaw(&self) -> io::Result<()> {
+        let numbers = fs::read_dir("/proc/self/fd")?.flatten();
+        let open = numbers.filter_map(|number| fs::read_link(number.path()).ok());
+        *self.open.lock().unwrap() = open.filter(|path| path.starts_with(self.below)).collect();
+        self.freezer.thaw()
+    }
+
+    fn is_freezing(&self) -> io::Result<bool> {
+        self.freezer.is_freezing()
+    }
+
+    fn processes(&self) -> io::Result<Vec<i32>> {
+        self.freezer.processes()
+    }
+
+    fn end_processes(&self) -> io::Result<()> {
+        self.freezer.end_processes()
+    }
+
+    fn processes_are_back(&self, initial: i32, process: OwnedFd) -> io::Result<()> {
+        self.freezer.processes_are_back(initial, process)
+    }
+}
+
+#[test]
+fn nobody_else_has_its_files_open_when_it_runs() {
+    let (folder, images) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (image, pid) = image_of(python("holds_lock.py").arg(folder.path()), "ready", images.path());
+    let place = TestHome::new(pid);
+    let freezer = OpenAtThaw { freezer: &*place.cgroup, below: folder.path(), open: Mutex::default() };
+    place.resume_by(&freezer, &image, BTreeMap::new(), &NoFaults).result.unwrap();
+    assert_eq!(*freezer.open.lock().unwrap(), [""; 0].map(PathBuf::from));
+    let_go_on(folder.path());
+    assert_eq!(report(folder.path()), "True");
 }
 
 #[test]

@@ -115,6 +115,7 @@ fn helper_killed_at_a_step() {
         home: &home,
         image: &Store::of_checkpoint(Path::new(words[3])).image(0),
         given: Box::new(|| Ok(BTreeMap::new())),
+        give_up: Box::new(|| {}),
         lazy: None,
     };
     let (result, _) = resume(&target, request);

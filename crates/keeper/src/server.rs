@@ -13,7 +13,7 @@
 //! the listening socket is left alone for [`ACCEPT_PAUSE`]: it would be readable all the time.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -31,6 +31,8 @@ use crate::store::Store;
 
 const LISTENER: u64 = u64::MAX;
 const WATCH: u64 = u64::MAX - 1;
+/// How long a request that drops an entry waits until its descriptors are closed.
+const CLOSED_WITHIN: Duration = Duration::from_millis(20);
 
 /// A put whose descriptors have not all come.
 struct Staged {
@@ -286,6 +288,8 @@ impl Server {
             Request::Get { key, from } => self.get(connection, key, from as usize),
             Request::Drop { key } => {
                 let count = u64::from(self.store.remove(key).is_some());
+                // Who asks may be about to let the app run, which may give up a lock or an address at once.
+                closer::settle(CLOSED_WITHIN);
                 self.reply(connection, &Reply::Done { count }, Next::Keep)
             }
             Request::DropPrefix { prefix } => {

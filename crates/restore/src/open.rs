@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 
 use rustix::fs::{MemfdFlags, OFlags, fstat, ftruncate, memfd_create};
 use torpor_image::tree::{FileContents, Namespaces, PathState, Tree};
+use torpor_linux::closer;
 use torpor_linux::restorer::{CODE_BYTES, SPARE_NUMBERS, interpreter, seed};
 
 use super::RestoreError;
@@ -226,6 +227,12 @@ impl Opened {
     /// What the processes have as their blob, open for reading and writing.
     pub fn blob(&self) -> BorrowedFd<'_> {
         self.blob.as_fd()
+    }
+
+    /// Closes what the processes have themselves by now ([`RestoredFiles::hand_over`]).
+    pub fn hand_over(&mut self) {
+        self.made.hand_over();
+        closer::close(self.paths.drain(..));
     }
 
     fn own(&mut self) -> impl Iterator<Item = &mut OwnedFd> {

@@ -106,6 +106,13 @@ impl RestoredFiles {
         self.segments.iter_mut().for_each(Segment::keep);
     }
 
+    /// Closes what the processes have themselves by now, soon: a lock, an address or a pipe that they give up must be given up by
+    /// all ([`closer::settle`] waits for it). What is taken away again if this is dropped stays so.
+    pub fn hand_over(&mut self) {
+        closer::close(self.files.drain(..).flatten());
+        self.memories.clear();
+    }
+
     /// The descriptor of an open file.
     #[cfg(test)]
     pub(crate) fn file(&self, id: FileId) -> Option<BorrowedFd<'_>> {

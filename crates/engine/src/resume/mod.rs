@@ -36,7 +36,7 @@ use std::time::Duration;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::move_into_thread_name_spaces;
 use torpor_image::tree::{FileId, SharedMemoryKind, Tree};
-use torpor_linux::closer::AppFile;
+use torpor_linux::closer::{self, AppFile};
 use torpor_linux::registers::Registers;
 use torpor_linux::restorer::{Entered, enter_for_children};
 
@@ -66,6 +66,10 @@ use torpor_restore::{RestoreError, RestoreStep};
 use torpor_store::Image;
 use torpor_store::consume::{self, Consuming, Consumption};
 
+/// How long a wake waits until no other process has the app's files open. Longer only if closing one waits for a file system's server, which the app
+/// then waits for, too.
+const HANDED_OVER: Duration = Duration::from_millis(20);
+
 /// An app's parked files, by their place in the image's list of files.
 pub type Parked = BTreeMap<FileId, AppFile>;
 
@@ -77,6 +81,8 @@ pub struct ResumeRequest<'a> {
     pub image: &'a Image,
     /// Fetches its parked files.
     pub given: Box<dyn FnOnce() -> io::Result<Parked> + Send + 'a>,
+    /// Gives up its parked files: called just before it runs, when it has them itself.
+    pub give_up: Box<dyn FnOnce() + Send + 'a>,
     /// How it may run before all of its memory is back.
     pub lazy: Option<LazyWay<'a>>,
 }
@@ -180,15 +186,16 @@ impl Resuming<'_> {
         entering: &Entering,
         consumer: &mpsc::Sender<Consumption>,
     ) -> Result<ResumeOutcome, ResumeError> {
-        let lazy = request.lazy;
-        let prepared = prepare(self, request)?;
-        self.build(prepared, lazy, entering, consumer)
+        let ResumeRequest { given, give_up, lazy, .. } = request;
+        let prepared = prepare(self, given)?;
+        self.build(prepared, lazy, give_up, entering, consumer)
     }
 
     fn build(
         &mut self,
         prepared: Prepared,
         way: Option<LazyWay<'_>>,
+        give_up: impl FnOnce(),
         entering: &Entering,
         consumer: &mpsc::Sender<Consumption>,
     ) -> Result<ResumeOutcome, ResumeError> {
@@ -238,7 +245,8 @@ impl Resuming<'_> {
         let (initial, memories) = (building.id(0), memories(building, &tree, passed));
         let ids = building.ids();
         let is_lazy = missing.is_some();
-        let done = self.let_go(connected, consuming, missing, &mut warnings);
+        opened.hand_over();
+        let done = self.let_go(connected, consuming, missing, give_up, &mut warnings);
         if done.as_ref().is_err_and(|error| !error.is_awake()) {
             // They are frozen, and some of them perhaps not ours any more.
             self.end(&ids);
@@ -254,6 +262,7 @@ impl Resuming<'_> {
         connected: Connected<'_>,
         mut consuming: Consuming,
         missing: Option<Missing<'_>>,
+        give_up: impl FnOnce(),
         warnings: &mut Vec<String>,
     ) -> Result<SocketChanges, ResumeError> {
         let freezer = self.target.freezer;
@@ -282,6 +291,9 @@ impl Resuming<'_> {
         // Not before: parked sockets must not keep such a time-out if it sleeps on.
         let mut changes = SocketChanges::default();
         let shortened = waits.into_iter().try_for_each(|wait| changes.shorten(wait));
+        // A lock or an address that the program gives up at once must not be held by us.
+        give_up();
+        closer::settle(HANDED_OVER);
         freezer.thaw().map_err(ResumeError::Thaw)?;
         self.timings.mark(RestoreStep::Running);
         fault.map_err(|error| ResumeError::Thaw(io::Error::other(error)))?;

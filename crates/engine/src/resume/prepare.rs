@@ -12,7 +12,7 @@ use torpor_image::{FormatError, Needs};
 use torpor_linux::closer::AppFile;
 
 use super::adapt::Times;
-use super::{ResumeError, ResumeRequest, Resuming, adapt, directory, owners};
+use super::{Parked, ResumeError, Resuming, adapt, directory, owners};
 use torpor_descriptors::Charge;
 use torpor_descriptors::registry::{Stage, name, needs};
 use torpor_descriptors::{Given, Removed, RestoreContext};
@@ -46,8 +46,11 @@ pub(super) struct Prepared {
 }
 
 /// Reads the image, checks it, fetches what is parked.
-pub(super) fn prepare(resuming: &mut Resuming<'_>, request: ResumeRequest<'_>) -> Result<Prepared, ResumeError> {
-    let ResumeRequest { home, image, given, lazy: _ } = request;
+pub(super) fn prepare(
+    resuming: &mut Resuming<'_>,
+    given: impl FnOnce() -> io::Result<Parked>,
+) -> Result<Prepared, ResumeError> {
+    let (home, image) = (resuming.home, resuming.image);
     let mut given = given().map_err(ResumeError::Parked)?;
     let loaded = load(image.path())?;
     let (about, wanted) = (&loaded.header, (resuming.target.app, resuming.target.epoch, image.generation()));

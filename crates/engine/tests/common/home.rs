@@ -35,17 +35,23 @@ impl TestHome {
 
     /// Builds the processes of an image here.
     pub fn resume(&self, image: &Image, given: BTreeMap<u32, OwnedFd>, faults: &dyn Faults) -> Outcome {
+        self.resume_by(&*self.cgroup, image, given, faults)
+    }
+
+    /// The same; this one freezes and thaws them.
+    pub fn resume_by(
+        &self,
+        freezer: &dyn Freezer,
+        image: &Image,
+        given: BTreeMap<u32, OwnedFd>,
+        faults: &dyn Faults,
+    ) -> Outcome {
         let journal = MemoryJournal::new(WARM);
-        let target = Target {
-            app: 0,
-            epoch: torpor_image::Epoch::FIRST,
-            boot: boot(),
-            freezer: &*self.cgroup,
-            journal: &journal,
-            faults,
-        };
+        let target =
+            Target { app: 0, epoch: torpor_image::Epoch::FIRST, boot: boot(), freezer, journal: &journal, faults };
         let given: BTreeMap<_, _> = given.into_iter().map(|(id, fd)| (id, fd.into())).collect();
-        let request = ResumeRequest { home: &self.home, image, given: Box::new(move || Ok(given)), lazy: None };
+        let (given, give_up) = (Box::new(move || Ok(given)), Box::new(|| {}));
+        let request = ResumeRequest { home: &self.home, image, given, give_up, lazy: None };
         let (result, timings) = resume(&target, request);
         Outcome { result, timings, phase: journal.phase() }
     }

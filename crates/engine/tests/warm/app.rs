@@ -249,7 +249,8 @@ impl App {
     /// The same; where there is a way, before all of their memory is back.
     pub fn resume_by(&mut self, warm: &Warm, lazy: Option<LazyWay<'_>>) -> Result<(), String> {
         let given = self.given();
-        let request = ResumeRequest { home: &self.home, image: &warm.image, given: Box::new(move || Ok(given)), lazy };
+        let (given, give_up) = (Box::new(move || Ok(given)), Box::new(|| {}));
+        let request = ResumeRequest { home: &self.home, image: &warm.image, given, give_up, lazy };
         let (resumed, timings) = self.with_target(&NoFaults, |target| resume(target, request));
         eprintln!("resume {:?} {:?}", timings.steps(), resumed.as_ref().err());
         let mut resumed = resumed.map_err(|error| chain(&error))?;

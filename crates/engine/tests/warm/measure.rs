@@ -24,8 +24,8 @@ fn lighttpd() {
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
         let begun = Instant::now();
         let (result, timings) = app.with_target(&NoFaults, |target| {
-            let given = Box::new(move || Ok(given));
-            resume(target, ResumeRequest { home: &app.home, image: &warm.image, given, lazy: None })
+            let (given, give_up) = (Box::new(move || Ok(given)), Box::new(|| {}));
+            resume(target, ResumeRequest { home: &app.home, image: &warm.image, given, give_up, lazy: None })
         });
         stream.read_exact(&mut [0]).unwrap();
         first_bytes.push(begun.elapsed().as_micros() as u64);

@@ -75,9 +75,14 @@ impl ResumeJob {
         let held = self.held.take();
         let (shared, id) = (&self.shared, &self.id);
         let given = Box::new(|| held.map_or_else(|| parked::parked_files(shared, id), Ok).map_err(io::Error::other));
+        let give_up = Box::new(|| {
+            if let Err(error) = parked::drop_files(shared, id) {
+                tracing::warn!(id, error = %chain(&error), "giving up its parked files");
+            }
+        });
         let is_sampled = self.learned.is_sample_due(&self.cause);
         let lazy = self.lazy.as_ref().map(|pagers| LazyWay { pagers, cause: &self.cause, is_sampled });
-        let request = ResumeRequest { home: &self.home, image: &self.image, given, lazy };
+        let request = ResumeRequest { home: &self.home, image: &self.image, given, give_up, lazy };
         let faults = &shared.faults;
         let (result, timings) = with_target(self.owner, &self.operation, &freezer, &*self.journal, faults, |target| {
             resume(target, request)

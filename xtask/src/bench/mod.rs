@@ -10,6 +10,7 @@ mod cost;
 mod daemon;
 mod density;
 pub(crate) mod machine;
+mod memory_peak;
 mod noisy;
 mod pages;
 mod peers;

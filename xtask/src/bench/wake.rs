@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::client::{Protocol, first_byte};
 use super::daemon::{Daemon, IMAGES_CACHED, free_port};
 use super::machine::drop_from_cache;
+use super::memory_peak;
 use super::peers::{CONTAINER, CRIU, CRIU_LAZY, Peer, peers};
 use super::program::{Entry, Program, entries};
 use super::progress;
@@ -184,7 +185,12 @@ impl Apps {
     ) -> Result<(), Error> {
         let mut add = |metric: String, unit, value| samples.add(program.name, "torpor", level, metric, unit, value);
         let before = self.memory()?;
-        self.daemon.sleep("sleeper", level)?;
+        self.daemon.sleep("sleeper", LEVELS[0])?;
+        let mut rise = None;
+        if level != LEVELS[0] {
+            let app = (self.daemon.instance(), self.id.as_str());
+            rise = Some(memory_peak::rise(self.daemon.pid(), app, || self.daemon.sleep("sleeper", level))?.1);
+        }
         let after = self.memory()?;
         if !cached {
             for image in self.daemon.images(&self.id)? {
@@ -217,6 +223,9 @@ impl Apps {
             return Err(torpor_testkit::Error::answer("torpor explain", "phases of the last sleep", got).into());
         }
         add(if dozes { "capture_frozen" } else { "hibernate" }.to_owned(), "us", total);
+        if let Some(rise) = rise {
+            add("hibernate_memory".to_owned(), "kB", rise);
+        }
         for ((metric, before), after) in ["private", "shared", "image"].into_iter().zip(before).zip(after) {
             if metric != "image" {
                 add(format!("{metric}_before"), "kB", before / 1024.0);

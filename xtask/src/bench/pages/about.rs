@@ -34,6 +34,7 @@ const FALLING_ASLEEP: &[Column] = &[
     ("frozen, going to doze", "torpor", "dozing", Some("capture_frozen")),
     ("from dozing to warm", "torpor", "warm", Some("hibernate")),
 ];
+const GOING_WARM: &[Column] = &[("resident memory, daemon and app", "torpor", "warm", None)];
 const MEMORY: &[Column] = &[
     ("awake", "torpor", "dozing", Some("private_before")),
     ("dozing", "torpor", "dozing", Some("private_asleep")),
@@ -172,6 +173,12 @@ pub(super) const ABOUT: [About; 7] = [
             programs("Time to the first byte, ms", "first_byte", 1000.0, FIRST_BYTE),
             programs("The wake itself: from the event to the first instruction, ms", "wake", 1000.0, WAKE),
             programs("Falling asleep, ms", "capture_frozen", 1000.0, FALLING_ASLEEP),
+            programs(
+                "Memory that going from dozing to warm takes for a moment, kB",
+                "hibernate_memory",
+                1.0,
+                GOING_WARM,
+            ),
             programs("Private memory and size of the image, kB", "private_asleep", 1.0, MEMORY),
         ],
         notes: "A program that falls asleep is frozen while its memory is copied and synced to disk; a packet ends that at once. Virtual \

@@ -32,6 +32,7 @@ pub mod texts;
 mod thread;
 mod trampoline;
 mod translate;
+mod used_pages;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -251,6 +252,10 @@ pub fn capture_as(
     let missing = Missing { file: image, regions: manner.missing };
     tree.loading = pages::copy(&mut copier, &mut tree.processes, manner.expected, missing)?;
     let pages_end = copier.finish()?;
+    tree.used = used_pages::find(&tree.processes).unwrap_or_else(|error| {
+        tracing::debug!(%error, "which pages of files are used is not known");
+        Vec::new()
+    });
     let logins = logins::find(&tree.processes, manner.view).look(root)?;
     translate::translate(&mut tree, manner.view).look(root)?;
     tree.details.logins = logins::of(&logins, &tree.processes);

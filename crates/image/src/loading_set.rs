@@ -18,16 +18,19 @@ pub struct LoadingPart {
     pub end: u64,
 }
 
-/// Where in the file the pages are that a wake for `cause` needs first, `most_bytes` at most: those that every wake needs, and its own.
+/// Where in the file the pages are that a wake for `cause` needs first, `most_bytes` at most: those that every wake needs, and its own. Where
+/// they are too many, those that were stored last have precedence; they are given in the order of the file.
 pub fn needed(parts: &[LoadingPart], cause: &str, most_bytes: u64) -> Vec<Range<u64>> {
     let mut left = most_bytes;
-    let needed = parts.iter().filter(|part| part.cause.is_empty() || part.cause == cause);
+    let needed = parts.iter().rev().filter(|part| part.cause.is_empty() || part.cause == cause);
     let bounded = |part: &LoadingPart| {
         let bytes = left.min(part.end - part.start);
         left -= bytes;
         part.start..part.start + bytes
     };
-    needed.map(bounded).collect()
+    let mut needed: Vec<_> = needed.map(bounded).filter(|range| !range.is_empty()).collect();
+    needed.reverse();
+    needed
 }
 
 /// Whether parts lie in order in `pages` of the file.
@@ -58,7 +61,8 @@ mod tests {
             needed(&parts, cause, most * PAGE).into_iter().map(|one| one.start / PAGE..one.end / PAGE).collect()
         };
         assert_eq!(pages("timer", 100), [1..3, 6..9]);
-        assert_eq!(pages("timer", 4), [1..3, 6..8]);
+        assert_eq!(pages("timer", 4), [1..2, 6..9]);
+        assert_eq!(pages("timer", 2), vec![6..8]);
         assert_eq!(pages("udp 53", 1), vec![1..2]);
     }
 

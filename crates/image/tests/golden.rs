@@ -11,7 +11,7 @@ mod common;
 
 use std::path::PathBuf;
 
-use torpor_image::tree::{Backing, Details, FileContents, Tree};
+use torpor_image::tree::{Backing, Details, FileContents, Tree, UsedPages};
 use torpor_image::{FormatError, HEADER_BYTES, Header, Kind, Region, State, VERSION, checksum};
 
 fn fixture(name: &str) -> Vec<u8> {
@@ -92,6 +92,19 @@ fn contents_of_files_follow_the_state() {
     for wrong in [&bytes[..bytes.len() - 1], &[&bytes[..], &[0]].concat(), &[state, &[0]].concat()] {
         assert!(Tree::decode(wrong, header.pages()).is_err());
     }
+}
+
+#[test]
+fn used_pages_of_files_follow_the_loading_set() {
+    let image = common::complete_image();
+    let (header, state) = open(&image);
+    let mut tree = Tree::decode(state, header.pages()).unwrap();
+    tree.used = vec![UsedPages { path: b"/lib/a.so".to_vec(), runs: vec![(0, 16), (40, 1)] }];
+    let bytes = tree.encode();
+    assert_eq!(Tree::decode(&bytes, header.pages()).unwrap(), tree);
+    // An empty list at the end.
+    let without = Tree { used: Vec::new(), contents: vec![FileContents { path: b"/a".to_vec(), checksum: 7 }], ..tree };
+    assert!(Tree::decode(&[&without.encode()[..], &[0]].concat(), header.pages()).is_err());
 }
 
 #[test]

@@ -18,6 +18,9 @@ const PRIVATE: Filter = Filter {
     report: category::PFNZERO,
 };
 
+/// Pages of files that the process maps itself now.
+const OF_FILE: Filter = Filter { all_of: category::FILE | category::PRESENT, any_of: 0, inverted: 0, report: 0 };
+
 /// Which private pages are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection {
@@ -112,6 +115,16 @@ impl ProcessMemory {
             Run { range: region.start..region.end, kind }
         };
         Ok(found.into_iter().map(run).collect())
+    }
+
+    /// The pages in `range`, which is page-aligned, that are mapped from a file and that the process has touched, or the kernel has mapped around those.
+    ///
+    /// # Errors
+    /// Those of `PAGEMAP_SCAN`.
+    pub fn file_pages(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        let mut found = Vec::new();
+        pagemap::scan(&self.pagemap, range.start, range.end, OF_FILE, &mut found)?;
+        Ok(found.into_iter().map(|region| region.start..region.end).collect())
     }
 
     /// The entries of the pages in `range`, which is page-aligned.

@@ -35,6 +35,7 @@ mod limits;
 mod load;
 pub mod logins;
 pub mod open;
+pub mod read_ahead;
 mod release;
 pub mod run;
 pub mod sequence;
@@ -156,6 +157,7 @@ pub fn restore(request: Restore<'_>) -> Result<Restored, RestoreError> {
         return Err(RestoreError::Refused(wrong));
     }
     let mut warnings = Vec::new();
+    read_ahead::begin(&tree, &staged, &paths);
     lower_limits(&tree, &mut plan, &mut warnings);
     reached(RestoreStep::Checked)?;
 

@@ -22,7 +22,7 @@ use torpor_planner::staged::Staged;
 use torpor_process::sandbox::SandboxHandle;
 use torpor_restore::open::{self, PathError, Starters};
 use torpor_restore::{
-    CompileError, Loaded, RestoreError, RestoreStep, check, huge_pages, load, lower_limits, plan_again,
+    CompileError, Loaded, RestoreError, RestoreStep, check, huge_pages, load, lower_limits, plan_again, read_ahead,
 };
 
 /// An image that was read and can be used here.
@@ -96,6 +96,7 @@ pub(super) fn prepare(
         Ok::<_, RestoreError>((removed, paths))
     });
     let (removed, paths) = examined.map_err(|error| ResumeError::Sandbox("taking its owner's place", error))??;
+    read_ahead::begin(&tree, &staged, &paths);
     let mut warnings = Vec::new();
     let others = others(home, &tree, &given, &mut warnings)?;
     given.extend(others);

@@ -20,6 +20,7 @@ mod process;
 mod signal;
 mod socket;
 mod tmpfs;
+mod used_pages;
 
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +42,7 @@ pub use self::socket::{
     Connection, InetSocket, InetState, Message, PacketMembership, PacketSocket, SocketOption, UnixSocket, UnixState,
 };
 pub use self::tmpfs::{DIRECTORY, KIND_BITS, MOST_DEPTH, Node, NodeContent, Tmpfs};
+pub use self::used_pages::{MOST_USED_PAGES, UsedPages};
 
 use crate::loading_set::{self, LoadingPart};
 use crate::{FormatError, Header, VERSION, checksum};
@@ -87,6 +89,9 @@ pub struct Tree {
     /// Its loading set. Behind those, absent where it is empty.
     #[serde(skip)]
     pub loading: Vec<LoadingPart>,
+    /// What it has used of the files that it maps. Behind that, absent where it is empty.
+    #[serde(skip)]
+    pub used: Vec<UsedPages>,
 }
 
 /// What was in a file.
@@ -164,15 +169,20 @@ impl Tree {
     pub fn encode(&self) -> Vec<u8> {
         const WRITABLE: &str = "a tree in memory can always be written to memory";
         let bytes = postcard::to_stdvec(self).expect(WRITABLE);
-        let bytes = postcard::to_extend(&self.details, bytes).expect(WRITABLE);
-        if self.contents.is_empty() && self.loading.is_empty() {
-            return bytes;
+        let mut bytes = postcard::to_extend(&self.details, bytes).expect(WRITABLE);
+        // What is empty is left out at the end.
+        let lists = [!self.contents.is_empty(), !self.loading.is_empty(), !self.used.is_empty()];
+        let lists = lists.iter().rposition(|is_there| *is_there).map_or(0, |last| last + 1);
+        if lists > 0 {
+            bytes = postcard::to_extend(&self.contents, bytes).expect(WRITABLE);
         }
-        let bytes = postcard::to_extend(&self.contents, bytes).expect(WRITABLE);
-        if self.loading.is_empty() {
-            return bytes;
+        if lists > 1 {
+            bytes = postcard::to_extend(&self.loading, bytes).expect(WRITABLE);
         }
-        postcard::to_extend(&self.loading, bytes).expect(WRITABLE)
+        if lists > 2 {
+            bytes = postcard::to_extend(&self.used, bytes).expect(WRITABLE);
+        }
+        bytes
     }
 
     /// Reads and checks the tree of an image with this header.
@@ -208,23 +218,27 @@ impl Tree {
         const FIRST_WITH_DETAILS: u32 = 3;
         let wrong = |_| FormatError::Invalid("state of the tree");
         let (mut tree, mut rest): (Self, _) = postcard::take_from_bytes(bytes).map_err(wrong)?;
-        let mut complete = true;
+        let mut is_last_empty = false;
         if version >= FIRST_WITH_DETAILS {
             (tree.details, rest) = postcard::take_from_bytes(rest).map_err(wrong)?;
             if !rest.is_empty() {
                 (tree.contents, rest) = postcard::take_from_bytes(rest).map_err(wrong)?;
-                // What is empty is left out at the end.
-                complete = !tree.contents.is_empty();
-                if !rest.is_empty() {
-                    (tree.loading, rest) = postcard::take_from_bytes(rest).map_err(wrong)?;
-                    complete = !tree.loading.is_empty();
-                }
+                is_last_empty = tree.contents.is_empty();
+            }
+            if !rest.is_empty() {
+                (tree.loading, rest) = postcard::take_from_bytes(rest).map_err(wrong)?;
+                is_last_empty = tree.loading.is_empty();
+            }
+            if !rest.is_empty() {
+                (tree.used, rest) = postcard::take_from_bytes(rest).map_err(wrong)?;
+                is_last_empty = tree.used.is_empty();
             }
         }
-        if !rest.is_empty() || !complete {
+        if !rest.is_empty() || is_last_empty {
             return Err(FormatError::Invalid("bytes after the end of the state"));
         }
         loading_set::check(&tree.loading, pages)?;
+        used_pages::check(&tree.used)?;
         tree.check(pages)?;
         Ok(tree)
     }

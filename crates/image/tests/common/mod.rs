@@ -333,6 +333,7 @@ pub(crate) fn tree() -> Tree {
         details: details(),
         contents: Vec::new(),
         loading: Vec::new(),
+        used: Vec::new(),
     }
 }
 

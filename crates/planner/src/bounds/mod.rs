@@ -142,8 +142,19 @@ impl Vetting<'_> {
     }
 
     fn tree(&mut self, tree: &mut Tree) {
-        let Tree { machine, processes, files, pipes, memories, namespaces, surroundings, details, contents, loading } =
-            tree;
+        let Tree {
+            machine,
+            processes,
+            files,
+            pipes,
+            memories,
+            namespaces,
+            surroundings,
+            details,
+            contents,
+            loading,
+            used,
+        } = tree;
         self.machine(machine);
         self.details(details);
         // Its bounds say whether there is a user namespace; the home says whether there is one for time.
@@ -155,6 +166,8 @@ impl Vetting<'_> {
         self.sure(contents.len() <= mapped, || format!("contents of {} files", contents.len()));
         // Only what its wakes bring back first: they check it against the pages of the file.
         self.sure(loading.len() <= MOST_LOADING, || format!("{} parts of a loading set", loading.len()));
+        // Read ahead only of files that it may map; how much is bounded by its checks.
+        self.sure(used.len() <= mapped, || format!("used pages of {} files", used.len()));
         for process in &mut *processes {
             self.process(process);
         }

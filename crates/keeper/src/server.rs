@@ -287,9 +287,11 @@ impl Server {
             }
             Request::Get { key, from } => self.get(connection, key, from as usize),
             Request::Drop { key } => {
-                let count = u64::from(self.store.remove(key).is_some());
+                let removed = self.store.remove(key);
+                let count = u64::from(removed.is_some());
                 // Who asks may be about to let the app run, which may give up a lock or an address at once.
-                closer::settle(CLOSED_WITHIN);
+                let fds = removed.into_iter().flat_map(|held| held.fds).map(OwnedFd::from);
+                closer::close_now(fds).settle(CLOSED_WITHIN);
                 self.reply(connection, &Reply::Done { count }, Next::Keep)
             }
             Request::DropPrefix { prefix } => {

@@ -38,6 +38,9 @@ const THREADS: usize = 64;
 /// Bytes; what a thread needs here is far less.
 const STACK_BYTES: usize = 64 << 10;
 
+/// File systems without `flush`: ext4, XFS, Btrfs, tmpfs, proc, the inodes of event counters and the like (`statfs(2)`).
+const LOCAL: [u32; 6] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0x9fa0, 0x0904_1934];
+
 struct State {
     /// With numbers, which ascend.
     queue: VecDeque<(u64, OwnedFd)>,
@@ -74,7 +77,13 @@ fn lock() -> MutexGuard<'static, State> {
 
 /// Closes the descriptors soon, in other threads, or at once where that never waits.
 pub fn close(fds: impl IntoIterator<Item = OwnedFd>) {
-    let fds: Vec<OwnedFd> = fds.into_iter().filter(may_wait).collect();
+    queue(fds.into_iter().filter(may_wait));
+}
+
+/// Gives the descriptors to the threads. The number behind the last one.
+fn queue(fds: impl IntoIterator<Item = OwnedFd>) -> u64 {
+    // Not under the lock: what does not go there is closed by the iterator.
+    let fds: Vec<OwnedFd> = fds.into_iter().collect();
     let mut state = lock();
     for fd in fds {
         let number = state.next;
@@ -83,6 +92,52 @@ pub fn close(fds: impl IntoIterator<Item = OwnedFd>) {
     }
     if !state.queue.is_empty() {
         provide(&mut state);
+    }
+    state.next
+}
+
+/// What [`close_now`] has left to other threads.
+#[must_use]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Queued(Option<u64>);
+
+impl Queued {
+    /// Waits until that is closed, for at most `limit`; not for what a thread is stuck with.
+    pub fn settle(self, limit: Duration) {
+        if let Some(end) = self.0 {
+            settle_before(end, limit);
+        }
+    }
+}
+
+/// Closes the descriptors of which only a signal can be needed to end a wait in this thread, whose [`SIGNAL`] is unblocked, and the others as [`close`]
+/// does. For a moment at which nobody is expected to change what waits ([`closes_at_once`]): should somebody, each such socket takes a [`TICK`].
+pub fn close_now(fds: impl IntoIterator<Item = OwnedFd>) -> Queued {
+    let (here, later): (Vec<OwnedFd>, Vec<OwnedFd>) = fds.into_iter().partition(closes_at_once);
+    let queued = Queued((!later.is_empty()).then(|| queue(later)));
+    if !here.is_empty() {
+        close_here(here);
+    }
+    queued
+}
+
+fn close_here(fds: Vec<OwnedFd>) {
+    let ticker = Ticker::new();
+    ticker.set(TICK);
+    drop(fds);
+}
+
+/// Whether `close(2)` of this descriptor does not wait: it has no `flush` that asks a server, and does not linger.
+fn closes_at_once(fd: &OwnedFd) -> bool {
+    use rustix::fs::FileType;
+    let Ok(stat) = rustix::fs::fstat(fd) else { return false };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Socket => matches!(rustix::net::sockopt::socket_linger(fd), Ok(None)),
+        FileType::RegularFile | FileType::Directory => rustix::fs::fstatfs(fd)
+            .is_ok_and(|system| u32::try_from(system.f_type).is_ok_and(|magic| LOCAL.contains(&magic))),
+        FileType::CharacterDevice | FileType::BlockDevice => false,
+        // Pipes, and what has no type: event counters, timers, epoll.
+        _ => true,
     }
 }
 
@@ -94,9 +149,13 @@ fn may_wait(fd: &OwnedFd) -> bool {
 /// Waits until what has been given to [`close`] is closed, so that its addresses are free, for at most `limit`; not for what
 /// a thread is stuck with.
 pub fn settle(limit: Duration) {
+    let end = lock().next;
+    settle_before(end, limit);
+}
+
+fn settle_before(end: u64, limit: Duration) {
     let deadline = Instant::now() + limit;
     let mut state = lock();
-    let end = state.next;
     while state.has_before(end) {
         let left = deadline.saturating_duration_since(Instant::now()).min(STUCK);
         if left.is_zero() {

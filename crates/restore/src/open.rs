@@ -6,9 +6,9 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 
-use rustix::fs::{MemfdFlags, OFlags, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fstat, ftruncate, memfd_create};
 use torpor_image::tree::{FileContents, Namespaces, PathState, Tree};
-use torpor_linux::closer;
+use torpor_linux::closer::{self, Queued};
 use torpor_linux::restorer::{CODE_BYTES, SPARE_NUMBERS, interpreter, seed};
 
 use super::RestoreError;
@@ -229,10 +229,10 @@ impl Opened {
         self.blob.as_fd()
     }
 
-    /// Closes what the processes have themselves by now ([`RestoredFiles::hand_over`]).
-    pub fn hand_over(&mut self) {
-        self.made.hand_over();
-        closer::close(self.paths.drain(..));
+    /// Closes what the processes have themselves by now ([`RestoredFiles::hand_over`]). Files that are open for reading only are in nobody's way.
+    pub fn hand_over(&mut self) -> Queued {
+        let is_written = |file: &mut OwnedFd| fcntl_getfl(file).is_ok_and(|flags| flags.intersects(OFlags::RDWR));
+        self.made.hand_over().max(closer::close_now(self.paths.extract_if(.., is_written)))
     }
 
     fn own(&mut self) -> impl Iterator<Item = &mut OwnedFd> {

@@ -4,7 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use torpor_image::tree::{Connection, FileId, FileKind, InetSocket, InetState, MemoryId, OpenFile, Tree};
-use torpor_linux::{closer, fcntl};
+use torpor_linux::closer::{self, Queued};
+use torpor_linux::fcntl;
 
 use crate::contract::error::RestoreFileError;
 use crate::contract::flags::{ASYNC, PATH_ONLY};
@@ -106,11 +107,11 @@ impl RestoredFiles {
         self.segments.iter_mut().for_each(Segment::keep);
     }
 
-    /// Closes what the processes have themselves by now, soon: a lock, an address or a pipe that they give up must be given up by
-    /// all ([`closer::settle`] waits for it). What is taken away again if this is dropped stays so.
-    pub fn hand_over(&mut self) {
-        closer::close(self.files.drain(..).flatten());
+    /// Closes what the processes, which do not run yet, have themselves by now: a lock or an address that they give up must be given up by all.
+    /// What is taken away again if this is dropped stays so.
+    pub fn hand_over(&mut self) -> Queued {
         self.memories.clear();
+        closer::close_now(self.files.drain(..).flatten())
     }
 
     /// The descriptor of an open file.

@@ -36,7 +36,7 @@ use std::time::Duration;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::move_into_thread_name_spaces;
 use torpor_image::tree::{FileId, SharedMemoryKind, Tree};
-use torpor_linux::closer::{self, AppFile};
+use torpor_linux::closer::AppFile;
 use torpor_linux::registers::Registers;
 use torpor_linux::restorer::{Entered, enter_for_children};
 
@@ -245,8 +245,12 @@ impl Resuming<'_> {
         let (initial, memories) = (building.id(0), memories(building, &tree, passed));
         let ids = building.ids();
         let is_lazy = missing.is_some();
-        opened.hand_over();
-        let done = self.let_go(connected, consuming, missing, give_up, &mut warnings);
+        let queued = opened.hand_over();
+        let others_close = || {
+            give_up();
+            queued.settle(HANDED_OVER);
+        };
+        let done = self.let_go(connected, consuming, missing, others_close, &mut warnings);
         if done.as_ref().is_err_and(|error| !error.is_awake()) {
             // They are frozen, and some of them perhaps not ours any more.
             self.end(&ids);
@@ -262,7 +266,7 @@ impl Resuming<'_> {
         connected: Connected<'_>,
         mut consuming: Consuming,
         missing: Option<Missing<'_>>,
-        give_up: impl FnOnce(),
+        others_close: impl FnOnce(),
         warnings: &mut Vec<String>,
     ) -> Result<SocketChanges, ResumeError> {
         let freezer = self.target.freezer;
@@ -292,8 +296,7 @@ impl Resuming<'_> {
         let mut changes = SocketChanges::default();
         let shortened = waits.into_iter().try_for_each(|wait| changes.shorten(wait));
         // A lock or an address that the program gives up at once must not be held by us.
-        give_up();
-        closer::settle(HANDED_OVER);
+        others_close();
         freezer.thaw().map_err(ResumeError::Thaw)?;
         self.timings.mark(RestoreStep::Running);
         fault.map_err(|error| ResumeError::Thaw(io::Error::other(error)))?;

@@ -1,3 +1,4 @@
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc;
@@ -41,5 +42,32 @@ fn lingering_sockets_hold_up_nothing() {
             let sent = std::io::copy(&mut peer, &mut std::io::sink()).unwrap();
             assert!(sent > 1 << 16, "{sent}");
         }
+    });
+}
+
+#[test]
+fn what_does_not_wait_is_closed_at_once() {
+    within_patience(|| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut peer = listener.accept().unwrap().0;
+        peer.set_nonblocking(true).unwrap();
+        let held = File::from(rustix::fs::memfd_create("locked", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        let other = File::open(format!("/proc/self/fd/{}", held.as_raw_fd())).unwrap();
+        held.lock().unwrap();
+        assert_eq!(close_now([stream.into(), held.into()]), Queued::default());
+        assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+        other.try_lock().unwrap();
+    });
+}
+
+#[test]
+fn a_socket_that_begins_to_linger_holds_up_nobody_for_long() {
+    within_patience(|| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ((sender, _peer), (other, _its_peer)) = (lingering(&listener), lingering(&listener));
+        assert!(close_now([sender.into()]) > Queued::default());
+        // As if it had begun behind the look at it.
+        close_here(vec![other.into()]);
     });
 }

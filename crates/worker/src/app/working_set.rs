@@ -30,6 +30,8 @@ const BLOCK_PAGES: u64 = torpor_engine::BLOCK_PAGES;
 const MOST_CAUSES: usize = 16;
 /// Pages of all sets of an app at most, 64 MiB.
 const MOST_PAGES: usize = 1 << 14;
+/// Pages of a set whose order does not matter, 16 MiB: all that comes before the program runs.
+const TOGETHER: usize = 1 << 12;
 const PAGE: u64 = 4096;
 /// Behind the highest address of user memory.
 const MOST_ADDRESS: u64 = 1 << 56;
@@ -222,7 +224,7 @@ impl WorkingSets {
     }
 
     /// The sets: one for every wake, whose cause is empty, and for each cause the pages that it needs besides, in the order in which they
-    /// were touched.
+    /// were touched, [`TOGETHER`] at a time: these are in the order of their addresses, so that neighbours are placed by one call.
     pub(crate) fn groups(&self, policy: WorkingSetPolicy) -> Vec<Group> {
         let of = |is_in: &dyn Fn(u16) -> bool| {
             let is_in = |known: &Known| is_in(known.causes) && is_member(policy, known.touches);
@@ -230,6 +232,7 @@ impl WorkingSets {
             let mut pages: Vec<(u32, i32, u64)> =
                 pages.map(|((pid, page), known)| (known.order, *pid, *page)).collect();
             pages.sort_unstable();
+            pages.chunks_mut(TOGETHER).for_each(|some| some.sort_unstable_by_key(|(_, pid, page)| (*pid, *page)));
             let mut runs: Vec<(i32, Range<u64>)> = Vec::new();
             for (_, pid, page) in pages {
                 let start = page * PAGE;
@@ -350,7 +353,13 @@ mod tests {
         let mut sets = WorkingSets::default();
         assert!(sets.groups(POLICY).is_empty());
         sets.woken("tcp 80", &[run(50, 2), run(10, 1), run(52, 1)]);
-        assert_eq!(pages(&sets.groups(POLICY)), [("", vec![]), ("tcp 80", vec![50..52, 10..11, 52..53])]);
+        assert_eq!(pages(&sets.groups(POLICY)), [("", vec![]), ("tcp 80", vec![10..11, 50..53])]);
+        let (together, mut large) = (TOGETHER as u64, WorkingSets::default());
+        large.woken("tcp 80", &[run(100 + together, 1), run(100, TOGETHER as u32), run(7, 2)]);
+        assert_eq!(
+            large.of_tcp(POLICY),
+            [100..99 + together, 100 + together..101 + together, 7..9, 99 + together..100 + together]
+        );
         sets.woken("timer", &[run(10, 1), run(7, 1)]);
         assert_eq!(pages(&sets.groups(POLICY)), [("", one(10..11)), ("tcp 80", one(50..53)), ("timer", one(7..8))]);
         assert_eq!(sets.last(), Some(Score { expected: 0, misses: 2, sampled: None }));
@@ -373,7 +382,7 @@ mod tests {
         }
         assert!(due(&sets));
         sets.sampled(&needed, POLICY);
-        assert_eq!(sets.of_tcp(POLICY), [102..103, 3..4]);
+        assert_eq!(sets.of_tcp(POLICY), [3..4, 102..103]);
         // Another cause shows nothing of them.
         for _ in 0..5 {
             sets.observe(&Observed { cause: "timer", is_sampled: true, is_whole: true, touched: &[] }, POLICY);
@@ -450,9 +459,9 @@ mod tests {
         let wakes: [&[Run]; 3] = [&[run(1, 1), run(20, 1)], &[run(1, 1)], &[run(9, 1)]];
         assert_eq!(after(last, &wakes), one(9..10));
         assert_eq!(after(Of { k: 2, n: 3 }, &wakes), one(1..2));
-        assert_eq!(after(Of { k: 1, n: 3 }, &wakes), [20..21, 1..2, 9..10]);
+        assert_eq!(after(Of { k: 1, n: 3 }, &wakes), [1..2, 9..10, 20..21]);
         assert_eq!(after(Of { k: 2, n: 3 }, &[&[run(1, 1)], &[], &[run(1, 1)]]), one(1..2));
-        assert_eq!(after(Union, &wakes), [20..21, 1..2, 9..10]);
+        assert_eq!(after(Union, &wakes), [1..2, 9..10, 20..21]);
         assert_eq!(after(Present, &wakes), one(0..16));
         assert_eq!((after(None, &wakes), after(All, &wakes)), (vec![], vec![]));
     }

@@ -2,28 +2,12 @@
 //!
 //! After a power cut that comes later it must not be found: memory would come back under files that are newer. It is not enough
 //! that what the app writes reaches the disk after the image's new name: `fdatasync` of a file whose length stays
-//! (a database's log) is done without the log of the file system. A thread of its own does it ([`serve`]), so that the disk works while
-//! the processes are built.
+//! (a database's log) is done without the log of the file system. Another thread does it, so that the disk works while the processes are built.
 
 use std::io;
 use std::sync::mpsc;
 
 use crate::image::Image;
-
-/// An image that is to be consumed.
-#[derive(Debug)]
-pub struct Consumption {
-    image: Image,
-    done: mpsc::SyncSender<io::Result<()>>,
-}
-
-/// Consumes what it is sent, until nobody can send any more.
-pub fn serve(requests: mpsc::Receiver<Consumption>) {
-    for Consumption { image, done } in requests {
-        // Whoever asked waits for it.
-        let _ = done.send(image.consume());
-    }
-}
 
 /// An image that is being consumed, or was. Dropped without [`Consuming::keep`], it is given back: the wake has failed, and the app may
 /// be restored from it again.
@@ -35,11 +19,14 @@ pub struct Consuming {
 }
 
 impl Consuming {
-    /// Begins; whoever needs its bytes has opened it already.
-    pub fn begin(image: &Image, server: &mpsc::Sender<Consumption>) -> Self {
+    /// Begins, by what `elsewhere` has done in another thread; whoever needs its bytes has opened it already.
+    pub fn begin(image: &Image, elsewhere: impl FnOnce(Box<dyn FnOnce() + Send>)) -> Self {
         let (done, working) = mpsc::sync_channel(1);
-        // Where nobody serves, waiting fails.
-        let _ = server.send(Consumption { image: image.clone(), done });
+        let consumed = image.clone();
+        elsewhere(Box::new(move || {
+            // Whoever asked waits for it.
+            let _ = done.send(consumed.consume());
+        }));
         Self { image: image.clone(), working: Some(working), kept: false }
     }
 
@@ -80,23 +67,20 @@ mod tests {
     #[test]
     fn an_image_is_given_back_unless_the_app_runs() {
         let folder = tempfile::tempdir().unwrap();
+        let elsewhere = |work: Box<dyn FnOnce() + Send>| drop(std::thread::spawn(work));
         let image = Store::of_app(folder.path()).begin(1).unwrap().commit(Durability::Processes).unwrap();
-        let (server, requests) = mpsc::channel();
-        let serving = std::thread::spawn(move || serve(requests));
         let lease_before = std::fs::File::open(image.path()).unwrap();
-        let mut consuming = Consuming::begin(&image, &server);
+        let mut consuming = Consuming::begin(&image, elsewhere);
         consuming.wait().unwrap();
         assert!(!image.path().exists(), "it is consumed");
         drop(consuming);
         assert!(image.path().exists(), "it is given back");
-        drop(Consuming::begin(&image, &server));
+        drop(Consuming::begin(&image, elsewhere));
         assert!(image.path().exists(), "it is given back as soon as it is consumed");
-        Consuming::begin(&image, &server).keep();
-        drop(server);
-        serving.join().unwrap();
+        Consuming::begin(&image, |work| work()).keep();
         assert!(!image.path().exists(), "it stays consumed");
         assert!(lease_before.metadata().is_ok());
-        let mut nobody = Consuming::begin(&image, &mpsc::channel().0);
+        let mut nobody = Consuming::begin(&image, drop);
         assert!(nobody.wait().is_err());
     }
 }

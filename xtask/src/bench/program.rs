@@ -89,6 +89,9 @@ const LARGE_BYTES: usize = 100_000_000;
 /// peers can restore it too.
 const JAVA_OPTIONS: [&str; 2] = ["-XX:-UsePerfData", "-Xshare:off"];
 
+/// PostgreSQL without huge pages, of which a machine may have too few for several servers.
+const POSTGRES_OPTIONS: [&str; 2] = ["-c", "huge_pages=off"];
+
 /// The programs with these names; all programs if `names` is empty.
 pub(crate) fn entries(names: &[String]) -> Result<Vec<&'static Entry>, Error> {
     let known = || ENTRIES.each_ref().map(|entry| entry.name).join(", ");
@@ -130,6 +133,9 @@ impl Entry {
         };
         if self.name == "java" {
             servers.command.splice(1..1, JAVA_OPTIONS.map(str::to_owned));
+        }
+        if self.name == "postgresql" {
+            servers.command.extend(POSTGRES_OPTIONS.map(str::to_owned));
         }
         Ok(Program { name: self.name, servers, protocol: self.protocol, data: self.data })
     }

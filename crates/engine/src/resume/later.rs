@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc;
 
 use torpor_image::tree::Tree;
 use torpor_image::{Region, lazy_size, needed};
@@ -11,6 +12,7 @@ use torpor_linux::userfault;
 use torpor_pages::source::{FetchError, Stored};
 use torpor_restore::lazy::{Late, Lazy};
 
+use super::{Errand, awaited};
 use crate::lazy::{Contexts, LazyApp, LazyWay, MOST_LOADED, PagerThread, Pagers};
 
 /// What is known before processes are filled.
@@ -68,14 +70,27 @@ impl<'a> Later<'a> {
     }
 }
 
-impl Missing<'_> {
-    /// Parks the contexts: from then on the app may run.
-    pub(super) fn park(&self, generation: u64) -> io::Result<()> {
-        self.pagers.park(generation, &self.contexts)
+impl<'a> Missing<'a> {
+    /// Parks the contexts, in the caller's thread.
+    pub(super) fn park(self, errands: &mpsc::Sender<Errand<'a>>, generation: u64) -> Parking<'a> {
+        Parking(awaited(errands, move || {
+            self.pagers.park(generation, &self.contexts)?;
+            Ok(self)
+        }))
     }
 
     /// Hands it to its pager.
     pub(super) fn serve(self) -> io::Result<()> {
         self.pager.serve(self.app)
+    }
+}
+
+/// An app that misses pages, while its contexts are parked.
+pub(super) struct Parking<'a>(mpsc::Receiver<io::Result<Missing<'a>>>);
+
+impl<'a> Parking<'a> {
+    /// Waits until they are: from then on the app may run.
+    pub(super) fn wait(self) -> io::Result<Missing<'a>> {
+        self.0.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
     }
 }

@@ -16,7 +16,8 @@
 //!
 //! Two threads of its own do it, which enter namespaces and can do nothing else afterwards. One makes the first process, which
 //! waits in the home for what it is to become; it takes the kernel some time and needs nothing of the image. Meanwhile the
-//! other one reads and checks that ([`prepare`]), opens everything, and in the end builds. The caller's consumes the image.
+//! other one reads and checks that ([`prepare`]), opens everything, and in the end builds. The caller's thread does what the second one
+//! can wait for later ([`Errand`]): it fetches the parked files, parks contexts and consumes the image.
 
 mod adapt;
 mod error;
@@ -41,7 +42,7 @@ use torpor_linux::registers::Registers;
 use torpor_linux::restorer::{Entered, enter_for_children};
 
 pub use self::error::ResumeError;
-use self::later::{Later, Missing};
+use self::later::{Later, Missing, Parking};
 use self::prepare::{Prepared, prepare};
 use crate::lazy::LazyWay;
 use crate::sleep::Target;
@@ -64,7 +65,7 @@ use torpor_restore::run::{self, Building, wait_for_ids};
 use torpor_restore::sequence::{Connected, Launched, Seed, Source};
 use torpor_restore::{RestoreError, RestoreStep};
 use torpor_store::Image;
-use torpor_store::consume::{self, Consuming, Consumption};
+use torpor_store::consume::Consuming;
 
 /// How long a wake waits until no other process has the app's files open. Longer only if closing one waits for a file system's server, which the app
 /// then waits for, too.
@@ -122,18 +123,36 @@ pub fn resume(
     request: ResumeRequest<'_>,
 ) -> (Result<ResumeOutcome, ResumeError>, Timings<RestoreStep>) {
     let mut timings = Timings::begin();
-    let (home, image) = (request.home, request.image);
+    let ResumeRequest { home, image, given, give_up, lazy } = request;
     let result = std::thread::scope(|scope| {
         let (tell_entered, entering) = mpsc::sync_channel(1);
         // Where nobody takes it, it ends.
         scope.spawn(move || drop(tell_entered.send(enter(target, home))));
-        let mut resuming = Resuming { target, home, image, timings: &mut timings };
-        let (consumer, consumptions) = mpsc::channel();
-        let building = scope.spawn(move || resuming.run(request, &entering, &consumer));
-        consume::serve(consumptions);
+        let (errands, work) = mpsc::channel::<Errand<'_>>();
+        let parked = awaited(&errands, given);
+        let mut resuming = Resuming { target, home, image, timings: &mut timings, errands };
+        let building = scope.spawn(move || {
+            let prepared = prepare(&mut resuming, &parked)?;
+            resuming.build(prepared, lazy, give_up, &entering)
+        });
+        work.into_iter().for_each(|errand| errand());
         building.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     (result, timings)
+}
+
+/// Something that the caller's thread does meanwhile.
+type Errand<'a> = Box<dyn FnOnce() + Send + 'a>;
+
+/// Has `work` done; where its result comes.
+fn awaited<'a, T: Send + 'a>(
+    errands: &mpsc::Sender<Errand<'a>>,
+    work: impl FnOnce() -> T + Send + 'a,
+) -> mpsc::Receiver<T> {
+    let (tell, told) = mpsc::sync_channel(1);
+    // The receiver lives as long as whoever asks. Nobody may wait for the result any more.
+    let _ = errands.send(Box::new(move || drop(tell.send(work()))));
+    told
 }
 
 /// Makes the first process, which waits in the home.
@@ -161,9 +180,10 @@ struct Resuming<'a> {
     home: &'a SandboxHandle,
     image: &'a Image,
     timings: &'a mut Timings<RestoreStep>,
+    errands: mpsc::Sender<Errand<'a>>,
 }
 
-impl Resuming<'_> {
+impl<'a> Resuming<'a> {
     fn reached(&mut self, step: RestoreStep) -> Result<(), RestoreError> {
         self.timings.mark(step);
         Ok(self.target.faults.rebuilt(step)?)
@@ -180,26 +200,14 @@ impl Resuming<'_> {
         Ok(made)
     }
 
-    fn run(
-        &mut self,
-        request: ResumeRequest<'_>,
-        entering: &Entering,
-        consumer: &mpsc::Sender<Consumption>,
-    ) -> Result<ResumeOutcome, ResumeError> {
-        let ResumeRequest { given, give_up, lazy, .. } = request;
-        let prepared = prepare(self, given)?;
-        self.build(prepared, lazy, give_up, entering, consumer)
-    }
-
     fn build(
         &mut self,
         prepared: Prepared,
-        way: Option<LazyWay<'_>>,
+        way: Option<LazyWay<'a>>,
         give_up: impl FnOnce(),
         entering: &Entering,
-        consumer: &mpsc::Sender<Consumption>,
     ) -> Result<ResumeOutcome, ResumeError> {
-        let (home, image) = (self.home, self.image);
+        let (home, image, errands) = (self.home, self.image, self.errands.clone());
         let Prepared { file, tree, plan, starters, root, removed, paths, given, passed, same_boot, mut warnings } =
             prepared;
         let later = Later::of(&tree, way);
@@ -237,8 +245,9 @@ impl Resuming<'_> {
         let late = filled.take_late();
         let missing = later.filter(|_| !late.is_empty()).map(|later| later.missing(&file, late)).transpose();
         let missing = missing.map_err(ResumeError::Pager)?;
+        let missing = missing.map(|missing| missing.park(&errands, image.generation()));
         // Not before: on two processors one of us or the first process would have to wait.
-        let consuming = Consuming::begin(image, consumer);
+        let consuming = Consuming::begin(image, |work| drop(errands.send(work)));
         let built = filled.build(&mut reached, &mut warnings)?;
         let connected = built.connect(&mut opened, Logins::inside(&tree), &mut warnings)?;
         let building = connected.building();
@@ -265,7 +274,7 @@ impl Resuming<'_> {
         &mut self,
         connected: Connected<'_>,
         mut consuming: Consuming,
-        missing: Option<Missing<'_>>,
+        missing: Option<Parking<'a>>,
         others_close: impl FnOnce(),
         warnings: &mut Vec<String>,
     ) -> Result<SocketChanges, ResumeError> {
@@ -286,8 +295,8 @@ impl Resuming<'_> {
         back.map_err(|error| ResumeError::Sandbox("telling its init", error))?;
         consuming.wait().map_err(ResumeError::Image)?;
         let generation = self.image.generation();
+        let missing = missing.map(Parking::wait).transpose().map_err(ResumeError::Pager)?;
         let phase = missing.as_ref().map_or(Phase::Awake, |_| Phase::Lazy { generation });
-        missing.as_ref().map_or(Ok(()), |missing| missing.park(generation)).map_err(ResumeError::Pager)?;
         self.target.journal.record(phase).map_err(ResumeError::Journal)?;
         consuming.keep();
         missing.map_or(Ok(()), Missing::serve).map_err(ResumeError::Unserved)?;

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
@@ -48,11 +49,12 @@ pub(super) struct Prepared {
 /// Reads the image, checks it, fetches what is parked.
 pub(super) fn prepare(
     resuming: &mut Resuming<'_>,
-    given: impl FnOnce() -> io::Result<Parked>,
+    parked: &mpsc::Receiver<io::Result<Parked>>,
 ) -> Result<Prepared, ResumeError> {
     let (home, image) = (resuming.home, resuming.image);
-    let mut given = given().map_err(ResumeError::Parked)?;
-    let loaded = load(image.path())?;
+    let loaded = load(image.path());
+    let parked = parked.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()));
+    let (mut given, loaded) = (parked.map_err(ResumeError::Parked)?, loaded?);
     let (about, wanted) = (&loaded.header, (resuming.target.app, resuming.target.epoch, image.generation()));
     if (about.app, about.epoch, about.generation) != wanted {
         let error = FormatError::Invalid("it belongs to another app, epoch or sleep");

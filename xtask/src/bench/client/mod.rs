@@ -26,6 +26,8 @@ pub(crate) enum Protocol {
     Redis,
     /// clamd: the scan of a small clean body.
     Scan,
+    /// clamd: the scan of a clean body that this number decides.
+    ScanOf(u32),
     /// PostgreSQL: a connection, and one row by its primary key. The first byte is that of the answer to the query.
     Query,
     /// Jupyter: a cell, over a WebSocket of its own. It is answered when its result is there.
@@ -54,8 +56,21 @@ pub(crate) const KEYS: usize = 10;
 const VALUE_BYTES: usize = 1000;
 /// Part of a wrong answer that is shown.
 const SHOWN_BYTES: usize = 100;
+/// Bytes of what clamd scans where that changes.
+const NOISE_BYTES: usize = 16 << 10;
 /// What clamd scans: a kilobyte in which no signature is.
 const CLEAN: [u8; 1024] = [b'a'; 1024];
+
+/// Bytes that clamd takes different ways through its signatures for.
+fn noise(number: u32) -> Vec<u8> {
+    // splitmix64.
+    let word = |n: u64| {
+        let x = (u64::from(number) << 32 | n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb)
+    };
+    (1..=NOISE_BYTES as u64 / 8).flat_map(|n| word(n).to_le_bytes()).collect()
+}
 
 /// One request. Returns microseconds from `begun` to the first byte of the answer.
 fn once(address: SocketAddr, protocol: Protocol, begun: Instant) -> io::Result<f64> {
@@ -77,9 +92,10 @@ fn once(address: SocketAddr, protocol: Protocol, begun: Instant) -> io::Result<f
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
-        Protocol::Scan => {
-            let length = (CLEAN.len() as u32).to_be_bytes();
-            let request = [b"zINSTREAM\0".as_slice(), &length, &CLEAN, &[0; 4]].concat();
+        Protocol::Scan | Protocol::ScanOf(_) => {
+            let body = if let Protocol::ScanOf(number) = protocol { noise(number) } else { CLEAN.to_vec() };
+            let length = (body.len() as u32).to_be_bytes();
+            let request = [b"zINSTREAM\0".as_slice(), &length, &body, &[0; 4]].concat();
             first_answer(&mut stream, &request, answered)?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer)?;

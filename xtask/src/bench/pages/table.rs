@@ -24,8 +24,8 @@ pub(super) enum Lines {
     Programs(&'static str, f64),
     /// A line for this program, of this metric.
     Program(&'static str, &'static str, f64),
-    /// A line for each of these (heading, metric), of any program.
-    Metrics(&'static [(&'static str, &'static str, f64)]),
+    /// A line for each of these (heading, metric), of this program, or of any.
+    Metrics(Option<&'static str>, &'static [(&'static str, &'static str, f64)]),
 }
 
 /// A line: heading, program if it must be a certain one, metric, divisor.
@@ -68,8 +68,8 @@ fn find<'a>(rows: &'a [Row], (_, program, metric, _): &Line<'_>, column: &Column
 
 fn lines<'a>(table: &Table, rows: &'a [Row]) -> Vec<Line<'a>> {
     match table.lines {
-        Lines::Metrics(metrics) => {
-            metrics.iter().map(|(heading, metric, per)| (*heading, None, *metric, *per)).collect()
+        Lines::Metrics(program, metrics) => {
+            metrics.iter().map(|(heading, metric, per)| (*heading, program, *metric, *per)).collect()
         }
         Lines::Program(program, metric, per) => vec![(program, Some(program), metric, per)],
         Lines::Programs(metric, per) => {
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_line_for_each_known_metric() {
-        let lines = Lines::Metrics(&[("computing", "c", 1.0), ("files", "f", 1.0)]);
+        let lines = Lines::Metrics(None, &[("computing", "c", 1.0), ("files", "f", 1.0)]);
         let columns = &[("sandbox", "torpor", "running", None), ("other", "torpor", "running", Some("d"))];
         let table = Table { lines, columns, ..TABLE };
         let rows = vec![row("cost", "torpor", "running", "c", 2.0)];

@@ -3,12 +3,14 @@
 //! - Working sets of several sizes (Picocenter, figure 7), with the strawman: `crates/testkit/programs/strawman.c`. For one size,
 //!   CRIU takes turns with the apps, and images are also read from disk.
 //! - Prediction errors (figure 8): the app has learned a set, and the request touches another one, a part of which is the same.
-//! - Policies of `working_set`, with redis and keys that change from wake to wake.
+//! - Policies of `working_set`, with redis and clamd, and requests that change from wake to wake.
+//! - What it costs to learn sets.
 //! - Throughput of redis under full load while its memory comes back.
 //!
 //! Subjects take turns, as in `bench wake`. A learned set is forgotten when its program starts from the beginning, so that is
 //! what separates the sizes and the errors from each other.
 
+mod lesson_cost;
 mod load;
 mod policies;
 mod sets;
@@ -59,7 +61,13 @@ impl Options {
 pub(crate) fn run(options: &Options, torpor: &Path) -> Result<Measured, Error> {
     let mut measured = Measured::default();
     let samples = &mut measured.samples;
-    for (what, part) in [("working sets", sets::run as Part), ("policies", policies::run), ("full load", load::run)] {
+    let parts = [
+        ("working sets", sets::run as Part),
+        ("policies", policies::run),
+        ("cost of learning", lesson_cost::run),
+        ("full load", load::run),
+    ];
+    for (what, part) in parts {
         if let Err(error) = part(options, torpor, samples) {
             samples.missing(format!("{what} (all runs, or the rest of them)"), &error);
         }

@@ -33,7 +33,7 @@ pub(super) struct Sleeper<'a> {
 /// What a wake was like.
 pub(super) struct Woken {
     /// Microseconds from the request to the first byte of the answer.
-    us: f64,
+    pub(super) us: f64,
     /// Microseconds of the wake itself.
     wake_us: f64,
     /// `working_set` of `torpor stats`, if the wake was lazy.
@@ -133,6 +133,11 @@ impl<'a> Sleeper<'a> {
 }
 
 impl Woken {
+    /// Whether the set was staged, to see which of its pages are touched.
+    pub(super) fn is_sampled(&self) -> bool {
+        !self.set["used"].is_null()
+    }
+
     /// Adds the times and counts of a wake to those of `subject`. The time to the first byte is `metric`.
     pub(super) fn add(&self, samples: &mut Samples, program: &str, subject: &'static str, metric: &str) {
         samples.add(program, subject, DOZING, metric, "us", self.us);
@@ -142,7 +147,7 @@ impl Woken {
                 samples.add(program, subject, DOZING, count, "pages", pages);
             }
         }
-        if !self.set["used"].is_null() {
+        if self.is_sampled() {
             samples.add(program, subject, DOZING, format!("{metric}_sampled"), "us", self.us);
         }
     }

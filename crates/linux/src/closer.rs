@@ -82,7 +82,7 @@ pub fn close(fds: impl IntoIterator<Item = OwnedFd>) {
 
 /// Gives the descriptors to the threads. The number behind the last one.
 fn queue(fds: impl IntoIterator<Item = OwnedFd>) -> u64 {
-    // Not under the lock: what does not go there is closed by the iterator.
+    // Before the lock is taken: the iterator may close what does not wait.
     let fds: Vec<OwnedFd> = fds.into_iter().collect();
     let mut state = lock();
     for fd in fds {
@@ -110,8 +110,8 @@ impl Queued {
     }
 }
 
-/// Closes the descriptors of which only a signal can be needed to end a wait in this thread, whose [`SIGNAL`] is unblocked, and the others as [`close`]
-/// does. For a moment at which nobody is expected to change what waits ([`closes_at_once`]): should somebody, each such socket takes a [`TICK`].
+/// Closes the descriptors before it returns where that does not wait, and the others as [`close`] does. A socket that somebody sets to linger just then
+/// takes a [`TICK`]. Unblocks [`SIGNAL`] in the calling thread.
 pub fn close_now(fds: impl IntoIterator<Item = OwnedFd>) -> Queued {
     let (here, later): (Vec<OwnedFd>, Vec<OwnedFd>) = fds.into_iter().partition(closes_at_once);
     let queued = Queued((!later.is_empty()).then(|| queue(later)));

@@ -67,8 +67,7 @@ use torpor_restore::{RestoreError, RestoreStep};
 use torpor_store::Image;
 use torpor_store::consume::Consuming;
 
-/// How long a wake waits until no other process has the app's files open. Longer only if closing one waits for a file system's server, which the app
-/// then waits for, too.
+/// How long a wake waits until this process has closed the app's files. It takes that long only where `close(2)` waits for a file system's server.
 const HANDED_OVER: Duration = Duration::from_millis(20);
 
 /// An app's parked files, by their place in the image's list of files.
@@ -150,7 +149,7 @@ fn awaited<'a, T: Send + 'a>(
     work: impl FnOnce() -> T + Send + 'a,
 ) -> mpsc::Receiver<T> {
     let (tell, told) = mpsc::sync_channel(1);
-    // The receiver lives as long as whoever asks. Nobody may wait for the result any more.
+    // Where building has failed, nobody waits for the result.
     let _ = errands.send(Box::new(move || drop(tell.send(work()))));
     told
 }

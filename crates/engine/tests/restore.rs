@@ -104,8 +104,7 @@ fn an_error_at_any_step_leaves_nothing() {
         assert!(matches!(error, RestoreError::Fault(Fault(step)) if step.name() == name), "{name}: {error:?}");
         ids.iter().for_each(|id| nothing_left(*id));
         // Those of the app are closed by other threads.
-        torpor_linux::closer::settle(std::time::Duration::from_secs(10));
-        assert!(open() <= descriptors + 1, "{name}: descriptors are left");
+        soon(&format!("descriptors are closed ({name})"), || open() <= descriptors + 1);
     }
     assert_eq!(std::fs::read(&image).unwrap(), before);
     let restored = restored_from(&image).unwrap();

@@ -60,8 +60,7 @@ fn an_error_at_any_step_leaves_nothing() {
         assert_eq!(outcome.phase, WARM, "{}", step.name());
         assert!(place.is_empty(), "{}", step.name());
         // Those of the app are closed by other threads.
-        torpor_linux::closer::settle(std::time::Duration::from_secs(10));
-        assert!(open() <= descriptors + 1, "{}: descriptors are left", step.name());
+        soon(&format!("descriptors are closed ({})", step.name()), || open() <= descriptors + 1);
     }
     assert_eq!(fs::read(image.path()).unwrap(), before);
     let outcome = place.resume(&image, BTreeMap::new(), &At(RestoreStep::Awake));

@@ -1,7 +1,7 @@
 //! Which pages of mapped files the processes of a tree have used: a wake reads them ahead ([`UsedPages`]).
 //!
-//! Whoever builds the processes maps their files and touches nothing, so the pages that are mapped at the next capture are those that the program
-//! has used since, and their neighbours.
+//! A restore maps the files and touches no page of them. So the pages that are in the page tables at the next capture are those that the program has
+//! touched since, and the neighbours that the kernel has mapped with them (fault-around).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,10 +9,11 @@ use std::ops::Range;
 
 use torpor_image::PAGE;
 use torpor_image::tree::{Backing, MOST_USED_PAGES, Process, UsedPages};
+use torpor_pages::ranges::joined;
 use torpor_pages::scan::ProcessMemory;
 
-/// Runs with fewer pages in between are one: these are read sooner than another request is made.
-const GAP_PAGES: u64 = 32;
+/// Runs with at most so many pages between them are one: reading these costs less than another request to the disk.
+const GAP_PAGES: u64 = 31;
 
 /// Those of the living `processes`, up to [`MOST_USED_PAGES`]. Files without a name are passed over.
 pub(super) fn find(processes: &[Process]) -> io::Result<Vec<UsedPages>> {
@@ -33,27 +34,16 @@ pub(super) fn find(processes: &[Process]) -> io::Result<Vec<UsedPages>> {
     }
     let mut left = u64::from(MOST_USED_PAGES);
     let used = files.into_iter().map(|(path, runs)| {
-        let runs = merged(runs).into_iter().filter_map(|run| {
+        // Numbers of pages beyond 32 bits, in files of more than 16 TiB, are left out.
+        let runs = joined(runs, GAP_PAGES).into_iter().filter(|run| u32::try_from(run.end).is_ok());
+        let runs = runs.filter_map(|run| {
             let pages = left.min(run.end - run.start);
             left -= pages;
-            Some((u32::try_from(run.start).ok()?, u32::try_from(pages).ok().filter(|pages| *pages > 0)?))
+            (pages > 0).then_some((run.start as u32, pages as u32))
         });
         UsedPages { path: path.to_vec(), runs: runs.collect() }
     });
     Ok(used.filter(|file| !file.runs.is_empty()).collect())
-}
-
-/// Ascending, with gaps of at least [`GAP_PAGES`].
-fn merged(mut runs: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    runs.sort_unstable_by_key(|run| run.start);
-    let mut merged: Vec<Range<u64>> = Vec::new();
-    for run in runs {
-        match merged.last_mut() {
-            Some(last) if run.start < last.end + GAP_PAGES => last.end = last.end.max(run.end),
-            _ => merged.push(run),
-        }
-    }
-    merged
 }
 
 #[cfg(test)]
@@ -62,8 +52,8 @@ mod tests {
 
     #[test]
     fn runs_that_are_close_are_one() {
-        assert_eq!(merged(vec![73..74, 0..4, 2..3, 34..40, 100..101]), [0..40, 73..101]);
-        let apart = vec![0..1, GAP_PAGES + 1..GAP_PAGES + 2];
-        assert_eq!(merged(apart.clone()), apart);
+        assert_eq!(joined(vec![73..74, 0..4, 2..3, 34..40, 100..101], GAP_PAGES), [0..40, 73..101]);
+        let apart = vec![0..1, GAP_PAGES + 2..GAP_PAGES + 3];
+        assert_eq!(joined(apart.clone(), GAP_PAGES), apart);
     }
 }

@@ -102,6 +102,9 @@ fn used_pages_of_files_follow_the_loading_set() {
     tree.used = vec![UsedPages { path: b"/lib/a.so".to_vec(), runs: vec![(0, 16), (40, 1)] }];
     let bytes = tree.encode();
     assert_eq!(Tree::decode(&bytes, header.pages()).unwrap(), tree);
+    // Nothing is written that could not be read again.
+    let beyond = vec![UsedPages { path: b"/lib/a.so".to_vec(), runs: vec![(u32::MAX, 1)] }];
+    assert!(Tree { used: beyond, ..tree.clone() }.check(&header.pages()).is_err());
     // An empty list at the end.
     let without = Tree { used: Vec::new(), contents: vec![FileContents { path: b"/a".to_vec(), checksum: 7 }], ..tree };
     assert!(Tree::decode(&[&without.encode()[..], &[0]].concat(), header.pages()).is_err());

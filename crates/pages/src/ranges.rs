@@ -3,10 +3,15 @@
 use std::ops::Range;
 
 /// The same addresses in order and without overlap.
-pub fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+pub fn merged(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    joined(ranges, 0)
+}
+
+/// The same addresses in order and without overlap. Ranges with at most `gap` addresses between them are one, which includes these.
+pub fn joined(mut ranges: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
     ranges.dedup_by(|next, range| {
-        let is_one = next.start <= range.end;
+        let is_one = next.start.saturating_sub(range.end) <= gap;
         if is_one {
             range.end = range.end.max(next.end);
         }

@@ -7,7 +7,7 @@ use super::memory::{HUGE_SIZE, MFD_HUGETLB, SHM_HUGETLB};
 use super::{
     AddressSpace, Area, Backing, End, Executable, FileId, FileKind, IO_EVENT_BYTES, InetState, LiveProcess,
     NamespaceState, PacketMembership, PacketSocket, PipeId, Process, SharedMemoryKind, Thread, Tree, UnixState,
-    io_events,
+    io_events, used_pages,
 };
 use crate::state::{ADDRESS_END, REGISTER_WORDS};
 use crate::{FormatError, PAGE, Region};
@@ -48,6 +48,7 @@ impl Tree {
     /// # Errors
     /// The first thing that a reader would refuse.
     pub fn check(&self, pages: &Range<u64>) -> Result<(), FormatError> {
+        used_pages::check(&self.used)?;
         let mut ids = HashSet::new();
         for process in &self.processes {
             sure(process.parent == 0 || ids.contains(&process.parent), "order of processes")?;

@@ -238,7 +238,6 @@ impl Tree {
             return Err(FormatError::Invalid("bytes after the end of the state"));
         }
         loading_set::check(&tree.loading, pages)?;
-        used_pages::check(&tree.used)?;
         tree.check(pages)?;
         Ok(tree)
     }

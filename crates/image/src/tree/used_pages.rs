@@ -2,14 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::check::{Checked, sure};
 use super::{Bytes, frugal};
-use crate::PAGE;
+use crate::{FormatError, PAGE};
 
 /// Pages of all files in an image at most, 64 MiB: reading more ahead would take longer than the program waits for what it needs.
 pub const MOST_USED_PAGES: u32 = (64 << 20) / PAGE as u32;
 
-/// Pages of one file that processes of the tree have mapped and touched since they were built; the kernel maps pages around each of them, too.
+/// The pages of one mapped file that the programs have touched since their processes were built, and neighbours that the kernel has mapped with them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UsedPages {
     /// As in its [`super::PathState`].
@@ -20,17 +19,19 @@ pub struct UsedPages {
     pub runs: Vec<(u32, u32)>,
 }
 
-/// Whether all runs are as they should be, and not too many.
-pub(super) fn check(files: &[UsedPages]) -> Checked {
+/// Refuses empty, overlapping or adjacent runs, and more than [`MOST_USED_PAGES`].
+pub(super) fn check(files: &[UsedPages]) -> Result<(), FormatError> {
+    const WRONG: FormatError = FormatError::Invalid("used pages of a file");
     let mut left = MOST_USED_PAGES;
     for file in files {
-        sure(!file.runs.is_empty(), "used pages of a file")?;
+        if file.runs.is_empty() {
+            return Err(WRONG);
+        }
         let mut next = 0_u32;
         for (first, pages) in &file.runs {
-            let end = first.checked_add(*pages).filter(|_| *pages > 0 && *first >= next);
-            let rest = left.checked_sub(*pages);
-            let (Some(end), Some(rest)) = (end, rest) else { return sure(false, "used pages of a file") };
-            (next, left) = (end.saturating_add(1), rest);
+            let end = first.checked_add(*pages).filter(|_| *pages > 0 && *first >= next).ok_or(WRONG)?;
+            left = left.checked_sub(*pages).ok_or(WRONG)?;
+            next = end.saturating_add(1);
         }
     }
     Ok(())

@@ -127,7 +127,7 @@ fn close_here(fds: Vec<OwnedFd>) {
     drop(fds);
 }
 
-/// Whether `close(2)` of this descriptor does not wait: it has no `flush` that asks a server, and does not linger.
+/// Whether `close(2)` of this descriptor returns at once: its file system has no `flush` operation that waits for a server, and a socket does not linger.
 fn closes_at_once(fd: &OwnedFd) -> bool {
     use rustix::fs::FileType;
     let Ok(stat) = rustix::fs::fstat(fd) else { return false };

@@ -18,7 +18,7 @@ const PRIVATE: Filter = Filter {
     report: category::PFNZERO,
 };
 
-/// Pages of files that the process maps itself now.
+/// Pages of files that are in the page tables of the process.
 const OF_FILE: Filter = Filter { all_of: category::FILE | category::PRESENT, any_of: 0, inverted: 0, report: 0 };
 
 /// Which private pages are taken.
@@ -117,7 +117,8 @@ impl ProcessMemory {
         Ok(found.into_iter().map(run).collect())
     }
 
-    /// The pages in `range`, which is page-aligned, that are mapped from a file and that the process has touched, or the kernel has mapped around those.
+    /// The pages of files in `range` that are in the page tables of the process: it has touched them, or the kernel has mapped them around such a page
+    /// (fault-around). `range` is page-aligned.
     ///
     /// # Errors
     /// Those of `PAGEMAP_SCAN`.

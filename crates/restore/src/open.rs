@@ -229,7 +229,8 @@ impl Opened {
         self.blob.as_fd()
     }
 
-    /// Closes what the processes have themselves by now ([`RestoredFiles::hand_over`]). Files that are open for reading only are in nobody's way.
+    /// Closes the descriptors that the processes have inherited ([`RestoredFiles::hand_over`]). Mapped files that are open for reading only stay open until
+    /// this is dropped: they hold no lock, and the program can execute them.
     pub fn hand_over(&mut self) -> Queued {
         let is_written = |file: &mut OwnedFd| fcntl_getfl(file).is_ok_and(|flags| flags.intersects(OFlags::RDWR));
         self.made.hand_over().max(closer::close_now(self.paths.extract_if(.., is_written)))

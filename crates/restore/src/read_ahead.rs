@@ -12,8 +12,8 @@ use torpor_planner::staged::{Access, Staged};
 /// Begins to read what is not in the page cache, in a thread of its own: `posix_fadvise(2)` waits where the disk has too much to do. `paths` are those of
 /// `staged`, opened. Where it fails, pages are read when the program touches them.
 ///
-/// Files that are open for writing are left out: the thread may hold a file longer than it takes to build the processes, and nobody executes such a file
-/// meanwhile (`ETXTBSY`).
+/// Files that are mapped for writing are left out: nobody can execute a file that is open for writing (`ETXTBSY`), and the thread may hold it until after the
+/// processes run.
 pub fn begin(tree: &Tree, staged: &Staged<'_>, paths: &[OwnedFd]) {
     if let Err(error) = try_begin(tree, staged, paths) {
         tracing::debug!(%error, "mapped files are not read ahead");
@@ -21,6 +21,9 @@ pub fn begin(tree: &Tree, staged: &Staged<'_>, paths: &[OwnedFd]) {
 }
 
 fn try_begin(tree: &Tree, staged: &Staged<'_>, paths: &[OwnedFd]) -> io::Result<()> {
+    if tree.used.is_empty() {
+        return Ok(());
+    }
     let opened = staged.paths.iter().zip(paths).filter(|((_, access), _)| *access == Access::Read);
     let opened: HashMap<&[u8], &OwnedFd> = opened.map(|((path, _), file)| (path.path.as_slice(), file)).collect();
     let found = tree.used.iter().filter_map(|UsedPages { path, runs }| Some((opened.get(path.as_slice())?, runs)));

@@ -9,25 +9,20 @@ use crate::error::Error;
 /// Between two looks at processes that may end at any time; the kernel keeps the peak itself.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// The processes of an app's cgroups, by the names that all paths of these have.
+/// The processes whose cgroup path names both the instance and the app.
 fn processes_of(instance: &str, id: &str) -> Result<Vec<u32>, Error> {
-    let entries = fs::read_dir("/proc").map_err(Error::file("list", "/proc"))?;
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let pids = torpor_proc::processes::all().map_err(Error::file("list", "/proc"))?;
     let is_its = |pid: &u32| {
-        fs::read_to_string(format!("/proc/{pid}/cgroup"))
+        torpor_proc::read(&format!("/proc/{pid}/cgroup"))
             .is_ok_and(|groups| groups.lines().any(|line| line.contains(instance) && line.contains(id)))
     };
-    Ok(pids.filter(is_its).collect())
+    Ok(pids.into_iter().map(i32::cast_unsigned).filter(is_its).collect())
 }
 
 /// Resident memory of a process now and at its highest, kB; none once it has ended.
 fn resident(pid: u32) -> Option<(f64, f64)> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let field = |key: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(key))?;
-        line.trim().strip_suffix(" kB")?.parse::<f64>().ok()
-    };
-    Some((field("VmRSS:")?, field("VmHWM:")?))
+    let status = torpor_proc::read(&format!("/proc/{pid}/status")).ok()?;
+    Some((torpor_proc::number(&status, "VmRSS")?, torpor_proc::number(&status, "VmHWM")?))
 }
 
 /// What the resident memory of each process rises by at most while `work` runs, in kB, summed up: of the daemon, and of the processes of the app `id`.

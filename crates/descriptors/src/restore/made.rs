@@ -107,8 +107,8 @@ impl RestoredFiles {
         self.segments.iter_mut().for_each(Segment::keep);
     }
 
-    /// Closes what the processes, which do not run yet, have themselves by now: a lock or an address that they give up must be given up by all.
-    /// What is taken away again if this is dropped stays so.
+    /// Closes the descriptors that the processes have inherited, before they run: as long as they are open here, a lock or an address that the program
+    /// gives up stays taken. Segments are still removed if this is dropped without [`RestoredFiles::keep`].
     pub fn hand_over(&mut self) -> Queued {
         self.memories.clear();
         closer::close_now(self.files.drain(..).flatten())

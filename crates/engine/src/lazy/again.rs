@@ -25,7 +25,7 @@ use torpor_pages::parts::Expected;
 use torpor_pages::source::Stored;
 use torpor_store::Image;
 
-/// Missing pages make at most this many parts of a loading set: a wake looks up the parts for each region.
+/// Most parts of a loading set that consist of missing pages. A wake searches all parts once per region.
 const MOST_PARTS: usize = 256;
 /// Parts for the same cause with less between them are one.
 const GAP_BYTES: u64 = 64 << 10;

@@ -67,7 +67,8 @@ use torpor_restore::{RestoreError, RestoreStep};
 use torpor_store::Image;
 use torpor_store::consume::Consuming;
 
-/// How long a wake waits until this process has closed the app's files. It takes that long only where `close(2)` waits for a file system's server.
+/// How long a wake waits at most until the worker's own descriptors of the app's files are closed. Only a `close(2)` that waits for the server of a file
+/// system takes so long.
 const HANDED_OVER: Duration = Duration::from_millis(20);
 
 /// An app's parked files, by their place in the image's list of files.

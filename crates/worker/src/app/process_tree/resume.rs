@@ -194,7 +194,7 @@ impl ProcessTree {
         Some(Report { event, entry, fault: None })
     }
 
-    /// The small things after a wake, off the path to the first answer: but first of all its files are its own again.
+    /// The small things after a wake, off the path to the first answer. Its parked files were given up before it ran, unless the wake failed just then.
     fn finish_resume(&mut self, mut resumed: ResumeOutcome) {
         self.sleep.cached_image = None;
         tokio::task::block_in_place(|| self.forget_parked());

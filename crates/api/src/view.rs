@@ -303,7 +303,7 @@ pub struct Stats {
 }
 
 /// Pages that an app needs first when it wakes, as its wakes have shown. They come before its program runs; all others come meanwhile.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct WorkingSet {
     /// Wakes that were observed since it was started.
     pub wakes: u32,
@@ -313,10 +313,13 @@ pub struct WorkingSet {
     pub expected: u64,
     /// Other pages that it touched before they were there.
     pub misses: u64,
-    /// Of the expected pages, the ones that it touched. Only one wake in eight shows this.
+    /// Of those expected pages that were watched, the ones that it touched. Few wakes show this, and of a set that was right an eighth.
     pub used: Option<u64>,
-    /// Of the expected pages, the ones that it did not touch. As above.
+    /// Of those expected pages that were watched, the ones that it did not touch. As above.
     pub unused: Option<u64>,
+    /// Causes for which it wakes with all of its memory: it waited longer for the pages that were not expected than that takes.
+    #[serde(default)]
+    pub full: Vec<String>,
 }
 
 /// Something that happened.

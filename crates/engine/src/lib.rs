@@ -40,7 +40,7 @@ pub use hibernate::{HibernateError, HibernateOutcome, HibernateRequest, hibernat
 pub use import::{Import, ImportError, Imported, adopt, stays};
 pub use lazy::{
     ContextRecord, Contexts, LazyApp, LazyLost, LazyProgram, LazyServed, LazyWay, MissingPart, PagerThread, Pagers,
-    ParkedContexts, Touched, missing_parts,
+    ParkedContexts, Sample, Touched, missing_parts,
 };
 pub use probe::probe;
 pub use recover::{ParkedByWorker, RecoverError, Recovered, recover};

@@ -5,13 +5,12 @@
 //! a pager brings the rest to the running program ([`crate::lazy`]).
 
 use std::io;
-use std::ops::Range;
 use std::path::PathBuf;
 
-use torpor_image::{FormatError, Kind, needed};
+use torpor_image::{FormatError, Kind};
 use torpor_linux::ptrace::Seized;
 
-use crate::lazy::{Contexts, LazyApp, LazyWay, MOST_LOADED, PagerThread, Split};
+use crate::lazy::{Contexts, LazyApp, LazyWay, Loading, PagerThread, Split};
 use crate::sleep::{Asleep, Failure, Target, remove_image};
 use crate::target::Phase;
 use torpor_pager::Ledger;
@@ -106,8 +105,7 @@ fn try_wake(
     let asked = ask(&asleep.plans);
     let lazy = match (lazy, &asleep.contexts) {
         (Some(way), Some(contexts)) if contexts.may_be_lazy() => {
-            let loading = needed(&asleep.state.loading, way.cause, MOST_LOADED);
-            bring_first(&image, asleep, contexts, way, &loading)?
+            bring_first(&image, asleep, contexts, way, &Loading::of(&asleep.state.loading, &way))?
         }
         _ => None,
     };
@@ -139,17 +137,17 @@ fn try_wake(
     Ok(Woken { changes, memories: asleep.memories.clone(), image: asleep.image.clone(), lazy: is_lazy })
 }
 
-/// Brings what must be in place first, and what is stored in `loading`, and leaves the rest registered, for the pager; none where that does not pay or cannot be: then
-/// nothing is registered.
+/// Brings what must be in place first, stages what is to be staged, and leaves the rest registered, for the pager; none where that does not pay
+/// or cannot be: then nothing is registered.
 pub(crate) fn bring_first(
     image: &Lease,
     asleep: &Asleep,
     contexts: &Contexts,
     way: LazyWay<'_>,
-    loading: &[Range<u64>],
+    loading: &Loading,
 ) -> Result<Option<(PagerThread, LazyApp)>, WakeError> {
     let registered: Vec<Registered<'_>> = contexts.contexts.iter().map(Registered::with).collect();
-    let split = match Split::of(&asleep.state, &registered, if way.is_sampled { &[] } else { loading }) {
+    let split = match Split::of(&asleep.state, &registered, &loading.first) {
         Ok(Some(split)) => split,
         Ok(None) => return Ok(None),
         Err(error) => {
@@ -167,8 +165,8 @@ pub(crate) fn bring_first(
     };
     let pages = ImageFile::through_cache(image.file());
     refill_registered(&pages, &split.first, &registered).map_err(WakeError::Refill)?;
-    if way.is_sampled {
-        app.stage(loading).map_err(|error| unstaged(error, asleep))?;
+    if way.sample.is_some() {
+        app.stage(&loading.staged).map_err(|error| unstaged(error, asleep))?;
     }
     for (n, one) in registered.into_iter().enumerate() {
         let pid = one.context.pid;

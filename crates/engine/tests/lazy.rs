@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use common::dozing::{App, Pagers};
 use torpor_engine::{
-    Asleep, Expected, Journal, LazyServed, NoFaults, ParkedByWorker, Phase, RecoverError, Recovered, ServeError,
-    Served, Touched, recover,
+    Asleep, Expected, Journal, LazyServed, NoFaults, ParkedByWorker, Phase, RecoverError, Recovered, Sample,
+    ServeError, Served, Touched, recover,
 };
 use torpor_testkit::native::executable;
 use torpor_testkit::programs::python;
@@ -136,14 +136,21 @@ fn what_was_touched_is_there_at_the_next_wake() {
     let second = wake(&mut app, 2);
     assert!(!second.touched.iter().any(|one| is_expected(&app, one)), "{second:?}");
     // A sampled wake shows which of these pages are needed.
-    app.is_sampled = true;
+    app.sample = Some(Sample::WHOLE);
     let third = wake(&mut app, 3);
     assert!(third.is_sampled && third.counts.staged_faults > 1, "{third:?}");
     assert!(third.touched.iter().all(|one| one.staged == is_expected(&app, one)));
+    // One slice of two: what it does not stage is there before the program runs.
+    app.sample = Some(Sample { slice: 0, slices: 2 });
+    let half = wake(&mut app, 4);
+    let is_staged = |one: &Touched| half.staged.iter().any(|(pid, range)| *pid == one.pid && range.contains(&one.page));
+    assert!(half.counts.staged_faults > 0 && half.counts.staged_faults < third.counts.staged_faults, "{half:?}");
+    assert!(half.touched.iter().all(|one| one.staged == is_staged(one) && one.staged == is_expected(&app, one)));
+    app.sample = Some(Sample::WHOLE);
     // Another cause has a part of its own, which this wake does not need.
     app.expected = vec![Expected::default(), Expected { cause: "another".into(), ..app.expected.remove(0) }];
-    let fourth = wake(&mut app, 4);
-    assert!(fourth.is_sampled && fourth.counts.staged_faults == 0, "{fourth:?}");
+    let fifth = wake(&mut app, 5);
+    assert!(fifth.is_sampled && fifth.counts.staged_faults == 0, "{fifth:?}");
 }
 
 #[test]

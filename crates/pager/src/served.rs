@@ -1,5 +1,7 @@
 //! What a pager did for an app.
 
+use std::ops::Range;
+
 /// A missing page that the program touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touch {
@@ -30,6 +32,10 @@ pub struct Served {
     pub recorded: bool,
     /// The recording is complete: it ended because the program had stopped to fault, and not because it was full or cut short.
     pub settled: bool,
+    /// Pages that were missing at the beginning.
+    pub missing_pages: u64,
+    /// What was staged, where it was recorded: address spaces, and addresses.
+    pub staged: Vec<(usize, Range<u64>)>,
     /// What was touched, in order.
     pub touches: Vec<Touch>,
 }

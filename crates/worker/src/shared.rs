@@ -82,6 +82,11 @@ impl Counts {
 }
 
 impl Shared {
+    /// Whether memory that is missing after a wake comes although nobody touches it.
+    pub(crate) const fn fills(&self) -> bool {
+        self.config.backfill && !self.faults.only_page_faults()
+    }
+
     /// Meaningful packets of an app since it was attached to the network; `None` if they cannot be read now.
     pub(crate) fn packets(&self, index: u32) -> Option<u64> {
         self.packets.of(index, || self.network.activity())

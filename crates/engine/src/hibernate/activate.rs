@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::{HibernateError, Hibernating};
-use crate::lazy::{LazyApp, LazyWay, PagerThread};
+use crate::lazy::{LazyApp, LazyWay, Loading, PagerThread};
 use crate::recover::RecoverError;
 use crate::sleep::events::{self, Extent};
 use crate::sleep::{Failure, SleepError, Stop, carried, remove_image};
@@ -109,8 +109,8 @@ impl Hibernating<'_> {
         if let (Some(pagers), Some(contexts)) = (self.request.pagers, &self.asleep.contexts)
             && contexts.may_be_lazy()
         {
-            let way = LazyWay { pagers, cause: "", is_sampled: false };
-            if let Some(lazy) = bring_first(&image, self.asleep, contexts, way, &[])? {
+            let way = LazyWay { pagers, cause: "", sample: None };
+            if let Some(lazy) = bring_first(&image, self.asleep, contexts, way, &Loading::default())? {
                 return Ok(Some(lazy));
             }
         }

@@ -12,6 +12,7 @@
 
 mod again;
 mod contexts;
+mod sample;
 mod split;
 mod taken_over;
 
@@ -29,12 +30,11 @@ use torpor_pages::source::{FetchError, ImageFile, Stored, fetch};
 pub use self::again::{LazyProgram, MissingPart, missing_parts};
 pub(crate) use self::again::{Names, loading_of_missing};
 pub use self::contexts::{ContextRecord, Contexts, ParkedContexts};
+pub(crate) use self::sample::Loading;
+pub use self::sample::Sample;
 pub(crate) use self::split::Split;
 pub use self::taken_over::LazyLost;
 pub(crate) use self::taken_over::taken_over;
-
-/// Bytes of a loading set that come before the program runs. The rest comes next, in its order.
-pub(crate) const MOST_LOADED: u64 = 16 << 20;
 
 /// How an app wakes before all of its memory is back.
 #[derive(Clone, Copy)]
@@ -43,8 +43,8 @@ pub struct LazyWay<'a> {
     pub pagers: &'a dyn Pagers,
     /// Why it wakes, in words: which parts of its loading set come first.
     pub cause: &'a str,
-    /// It is recorded which pages are touched; the loading set is staged.
-    pub is_sampled: bool,
+    /// It is recorded which pages are touched, and this part of the loading set is staged.
+    pub sample: Option<Sample>,
 }
 
 /// A missing page that the program touched.
@@ -65,6 +65,8 @@ pub struct LazyServed {
     pub counts: Served,
     /// What was touched, in order; not by children that were forked meanwhile.
     pub touched: Vec<Touched>,
+    /// What was staged: processes and addresses.
+    pub staged: Vec<(i32, Range<u64>)>,
     /// It was recorded which pages were touched.
     pub is_sampled: bool,
 }
@@ -72,23 +74,22 @@ pub struct LazyServed {
 impl LazyServed {
     /// What it did so far.
     pub fn so_far(told: &Told<'_>) -> Self {
-        let touched = touched(&told.served.touches, &pids_of(told.spaces));
-        let counts = Served { touches: Vec::new(), ..told.served.clone() };
-        Self { touched, is_sampled: counts.recorded, counts }
+        Self::of(told.served.clone(), &pids_of(told.spaces))
+    }
+
+    fn of(mut counts: Served, pids: &[Option<i32>]) -> Self {
+        let pid = |space: usize| pids.get(space).copied().flatten();
+        let touches = std::mem::take(&mut counts.touches).into_iter();
+        let touched =
+            touches.filter_map(|Touch { space, page, staged }| Some(Touched { pid: pid(space)?, page, staged }));
+        let staged = std::mem::take(&mut counts.staged).into_iter();
+        let staged = staged.filter_map(|(space, range)| Some((pid(space)?, range)));
+        Self { touched: touched.collect(), staged: staged.collect(), is_sampled: counts.recorded, counts }
     }
 }
 
 fn pids_of(spaces: &[Space]) -> Vec<Option<i32>> {
     spaces.iter().map(|space| Some(space.owner?.pid)).collect()
-}
-
-/// Touches with the processes that they are of.
-fn touched(touches: &[Touch], pids: &[Option<i32>]) -> Vec<Touched> {
-    let of_process = |touch: &Touch| {
-        let Touch { space, page, staged } = *touch;
-        Some(Touched { pid: (*pids.get(space)?)?, page, staged })
-    };
-    touches.iter().filter_map(of_process).collect()
 }
 
 /// A thread that serves the app that it is sent, and ends where it is sent none.
@@ -198,23 +199,22 @@ impl LazyApp {
         let source = ImageFile::through_cache(&image);
         let pager = Pager::new(&source, &regions, spaces, &ledger, host);
         let pager = if is_sampled { pager.recording(staged) } else { pager };
-        let mut counts = pager.serve()?;
-        let touches = std::mem::take(&mut counts.touches);
-        Ok(LazyServed { touched: touched(&touches, &pids), is_sampled: counts.recorded, counts })
+        Ok(LazyServed::of(pager.serve()?, &pids))
     }
 
-    /// It is to be recorded which pages the program touches. Reads what is staged.
+    /// It is to be recorded which pages the program touches. Reads what is staged: the regions that begin in `ranges` of the image.
     pub(crate) fn stage(&mut self, ranges: &[Range<u64>]) -> Result<(), FetchError> {
         let source = ImageFile::through_cache(&self.image);
         for range in ranges {
-            let holds = |stored: &&Stored| range.start <= stored.offset && stored.offset + stored.bytes <= range.end;
-            let mut regions: Vec<Stored> = self.regions.iter().filter(holds).copied().collect();
+            let begins = |stored: &&Stored| range.contains(&stored.offset);
+            let mut regions: Vec<Stored> = self.regions.iter().filter(begins).copied().collect();
+            if regions.is_empty() {
+                continue;
+            }
             regions.sort_unstable_by_key(|stored| (stored.offset, stored.bytes));
             // Between them may be pages that came first: those are read with them.
-            let (Some(first), Some(last)) = (regions.first(), regions.last()) else { continue };
-            let range = first.offset..last.offset + last.bytes;
             let mut bytes = Buffer::default();
-            fetch(&source, &regions, &mut bytes)?;
+            let range = fetch(&source, &regions, &mut bytes)?;
             self.staged.push(Staged { range, bytes });
         }
         self.is_sampled = true;

@@ -2,18 +2,17 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc;
 
 use torpor_image::tree::Tree;
-use torpor_image::{Region, lazy_size, needed};
+use torpor_image::{Region, lazy_size};
 use torpor_linux::userfault;
 use torpor_pages::source::{FetchError, Stored};
 use torpor_restore::lazy::{Late, Lazy};
 
 use super::{Errand, awaited};
-use crate::lazy::{Contexts, LazyApp, LazyWay, MOST_LOADED, PagerThread, Pagers};
+use crate::lazy::{Contexts, LazyApp, LazyWay, Loading, PagerThread, Pagers};
 
 /// What is known before processes are filled.
 pub(super) struct Later<'a> {
@@ -21,8 +20,7 @@ pub(super) struct Later<'a> {
     /// Made before this thread enters the app's namespaces, so that it does not stay in them, and early, so that nothing waits for its start.
     pager: PagerThread,
     device: OwnedFd,
-    /// Its loading set.
-    loading: Vec<Range<u64>>,
+    loading: Loading,
 }
 
 /// An app that misses pages, until it runs.
@@ -46,22 +44,21 @@ impl<'a> Later<'a> {
         let device = userfault::device().inspect_err(|error| tracing::debug!(%error, "{}", userfault::DEVICE)).ok()?;
         let warn = |error: &io::Error| tracing::warn!(%error, "no pager: all memory is brought back first");
         let pager = way.pagers.thread().inspect_err(warn).ok()?;
-        let loading = needed(&tree.loading, way.cause, MOST_LOADED);
+        let loading = Loading::of(&tree.loading, &way);
         Some(Self { way, pager, device, loading })
     }
 
-    /// For those who fill the processes: of a wake that is sampled, the loading set comes later too.
+    /// For those who fill the processes.
     pub(super) fn lazy(&self) -> Lazy<'_> {
-        let loading = if self.way.is_sampled { &[][..] } else { &self.loading };
-        Lazy { device: self.device.as_fd(), loading }
+        Lazy { device: self.device.as_fd(), loading: &self.loading.first }
     }
 
     /// What is served from `image`, once the processes run.
     pub(super) fn missing(self, image: &File, late: Vec<Late>) -> io::Result<Missing<'a>> {
         let contexts = Contexts::of_built(late)?;
         let mut app = LazyApp::of_built(image, &contexts)?;
-        if self.way.is_sampled {
-            app.stage(&self.loading).map_err(|error| match error {
+        if self.way.sample.is_some() {
+            app.stage(&self.loading.staged).map_err(|error| match error {
                 FetchError::Read(error) => error,
                 FetchError::Damaged { error, .. } => io::Error::new(io::ErrorKind::InvalidData, error),
             })?;

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use torpor_engine::{
     Abort, Asleep, Attempt, Contexts, Expected, Faults, LazyServed, LazyWay, NoFaults, PagerHost, PagerThread,
-    ParkedByWorker, ParkedContexts, Request, ServeError, SleepError, Target, Userfault, WaitHistory, fall_asleep, wake,
+    ParkedByWorker, ParkedContexts, Request, Sample, ServeError, SleepError, Target, Userfault, WaitHistory,
+    fall_asleep, wake,
 };
 use torpor_image::Epoch;
 use torpor_store::Store;
@@ -27,7 +28,7 @@ pub struct App {
     /// Pages that wakes are expected to need first.
     pub expected: Vec<Expected>,
     /// The next wakes are sampled.
-    pub is_sampled: bool,
+    pub sample: Option<Sample>,
     generation: u64,
     memories: WaitHistory,
 }
@@ -43,7 +44,7 @@ impl App {
             journal: MemoryJournal::awake(),
             folder,
             expected: Vec::new(),
-            is_sampled: false,
+            sample: None,
             generation: 0,
             memories: WaitHistory::default(),
         }
@@ -95,8 +96,8 @@ impl App {
     }
 
     pub fn wake(&mut self, asleep: &Asleep, pagers: Option<&Pagers>) {
-        let is_sampled = self.is_sampled;
-        let way = pagers.map(|pagers| LazyWay { pagers, cause: "", is_sampled });
+        let sample = self.sample;
+        let way = pagers.map(|pagers| LazyWay { pagers, cause: "", sample });
         let (result, timings) = wake(&self.target(&NoFaults), asleep, way);
         eprintln!("wake {:?}", timings.steps());
         self.memories = result.unwrap().finish().unwrap();

@@ -48,7 +48,7 @@ impl Torture {
 
     /// For a wake.
     pub fn way(&self) -> LazyWay<'_> {
-        LazyWay { pagers: self, cause: "", is_sampled: false }
+        LazyWay { pagers: self, cause: "", sample: None }
     }
 
     /// Parks the contexts of an app, as a worker does before it may be lazy.

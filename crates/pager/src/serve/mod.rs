@@ -136,6 +136,7 @@ impl<'a> Pager<'a> {
         let most_pieces = most_pieces(spaces.iter().map(|space| &space.layout));
         let mut pieces: Vec<(usize, u64, Piece)> = spaces.iter().enumerate().filter_map(of_space).flatten().collect();
         pieces.sort_by_key(|(_, _, piece)| regions.get(piece.region as usize).map(|stored| stored.offset));
+        let missing_pages = spaces.iter().map(|space| space.layout.missing_pages()).sum();
         let order: Vec<_> = pieces.iter().map(|(n, start, piece)| (*n, *start..*start + piece.bytes())).collect();
         Self {
             source,
@@ -159,15 +160,21 @@ impl<'a> Pager<'a> {
             cursor: (0, 0),
             faulted: Instant::now(),
             heard: Instant::now(),
-            served: Served::default(),
+            served: Served { missing_pages, ..Served::default() },
         }
     }
 
-    /// Records what the program touches; `staged` is read already.
+    /// Records what the program touches; `staged` is read already, and ascends.
     #[must_use]
     pub fn recording(self, staged: Vec<Staged>) -> Self {
-        let served = Served { recorded: true, ..self.served };
-        Self { is_recording: true, staged, served, ..self }
+        let mut recording = Self { is_recording: true, staged, ..self };
+        let mut ranges = Vec::new();
+        for (n, space) in recording.spaces.iter().enumerate() {
+            let pieces = space.layout.pieces().filter(|(_, piece)| recording.is_staged(*piece));
+            ranges.extend(pieces.map(|(start, piece)| (n, start..start + piece.bytes())));
+        }
+        (recording.served.recorded, recording.served.staged) = (true, ranges);
+        recording
     }
 
     /// Serves until nothing is missing, or it [is over](Host::is_over), and closes the contexts. While others hold them, whoever waits for a
@@ -394,7 +401,7 @@ impl<'a> Pager<'a> {
             return self.zero(n, page);
         };
         self.faulted = Instant::now();
-        let staged = self.regions.get(piece.region as usize).is_some_and(|stored| self.staged(stored).is_some());
+        let staged = self.is_staged(piece);
         let own = ((page - start) / PAGE) as u32;
         let block = if self.is_recording {
             own..own + 1
@@ -419,8 +426,8 @@ impl<'a> Pager<'a> {
         Ok(())
     }
 
-    fn staged(&self, stored: &Stored) -> Option<&Staged> {
-        self.staged.iter().find(|one| one.holds(stored))
+    fn is_staged(&self, piece: Piece) -> bool {
+        self.regions.get(piece.region as usize).is_some_and(|stored| Staged::with(&self.staged, stored).is_some())
     }
 
     /// Places zeros where nothing of the image belongs: at `page`, and behind it where nothing is.
@@ -460,7 +467,7 @@ impl<'a> Pager<'a> {
         let Some(stored) = self.regions.get(region as usize) else {
             return Err(ServeError::Context(io::ErrorKind::InvalidInput.into()));
         };
-        if self.staged(stored).is_some() {
+        if Staged::with(&self.staged, stored).is_some() {
             return Ok(true);
         }
         if let Some(n) = self.held.iter().position(|(held, _)| *held == region) {
@@ -502,7 +509,7 @@ impl<'a> Pager<'a> {
             return Ok((Placed::Postponed, 0));
         }
         let stored = &self.regions[piece.region as usize];
-        let (buffer, begin) = match (self.staged.iter().find(|one| one.holds(stored)), self.held.last()) {
+        let (buffer, begin) = match (Staged::with(&self.staged, stored), self.held.last()) {
             (Some(staged), _) => (&staged.bytes, stored.offset - staged.range.start),
             (None, Some((_, buffer))) => (buffer, 0),
             (None, None) => return Ok((Placed::Postponed, 0)),
@@ -542,8 +549,10 @@ impl<'a> Pager<'a> {
 }
 
 impl Staged {
-    fn holds(&self, stored: &Stored) -> bool {
-        self.range.start <= stored.offset && stored.offset + stored.bytes <= self.range.end
+    /// The one that has a region, of some that ascend.
+    fn with<'a>(staged: &'a [Self], stored: &Stored) -> Option<&'a Self> {
+        let behind = staged.partition_point(|one| one.range.start <= stored.offset);
+        staged.get(behind.checked_sub(1)?).filter(|one| stored.offset + stored.bytes <= one.range.end)
     }
 }
 

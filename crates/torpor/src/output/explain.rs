@@ -42,7 +42,7 @@ pub(crate) fn explanation(told: &Explanation, verbose: bool, terminal: Option<us
     let missing =
         |path| format!("a part of it is still in {path}, and comes back when it is touched or in the background");
     told.missing_in.iter().for_each(|path| item("memory", &[missing(path)]));
-    told.working_set.into_iter().for_each(|set| item("needs first", &[needs_first(&set)]));
+    told.working_set.iter().for_each(|set| item("needs first", &[needs_first(set)]));
     if !details.is_empty() {
         text.push_str(&format!("\n{details}"));
     }
@@ -56,12 +56,18 @@ pub(crate) fn explanation(told: &Explanation, verbose: bool, terminal: Option<us
 
 /// How much of its memory it needs first, and how well that is known.
 fn needs_first(set: &WorkingSet) -> String {
-    let WorkingSet { wakes, pages, expected, misses, used, .. } = set;
+    let WorkingSet { wakes, pages, misses, used, unused, full, .. } = set;
     let learned = format!("{} of its memory when it wakes, learned from {wakes} wakes", size(Some(pages * PAGE_BYTES)));
     let missed = format!("the last one needed {misses} other pages");
-    match used {
-        Some(used) => format!("{learned}; {missed}, and {used} of the {expected} expected"),
+    let watched = match used.zip(*unused) {
+        Some((used, unused)) => {
+            format!("{learned}; {missed}, and {used} of {} expected pages that were watched", used + unused)
+        }
         None => format!("{learned}; {missed}"),
+    };
+    match full.join(", ") {
+        none if none.is_empty() => watched,
+        causes => format!("{watched}; it wakes with all of its memory ({causes}): too many other pages were needed"),
     }
 }
 
@@ -188,8 +194,9 @@ mod tests {
                 pages: 300,
                 expected: 290,
                 misses: 2,
-                used: Some(250),
-                unused: Some(40),
+                used: Some(30),
+                unused: Some(6),
+                full: Vec::new(),
             }),
             sleeps: vec![transition("idle for 30 s", &[("freeze", 120)], Some("aborted: packet for tcp 80"))],
             wakes: vec![transition("packet for tcp 80", &[("fill", 400), ("thaw", 30)], None)],
@@ -211,7 +218,7 @@ disk            1.0 MiB of 1.0 GiB; the kernel refuses more
 at a limit      5 packets were dropped
 a reboot costs  a terminal
 memory          a part of it is still in /a/9.image, and comes back when it is touched or in the background
-needs first     1.2 MiB of its memory when it wakes, learned from 9 wakes; the last one needed 2 other pages, and 250 of the 290 expected
+needs first     1.2 MiB of its memory when it wakes, learned from 9 wakes; the last one needed 2 other pages, and 30 of 36 expected pages that were watched
 
 last wakes
   WHEN       CAUSE               TOTAL  OUTCOME
@@ -222,6 +229,9 @@ last sleeps
   2 min ago  idle for 30 s  120 µs  aborted: packet for tcp 80
 ";
         assert_eq!(explanation(&told(), false, None, now), expected);
+        let set = WorkingSet { wakes: 1, full: vec!["packet for tcp 80".to_owned()], ..WorkingSet::default() };
+        let full = "; it wakes with all of its memory (packet for tcp 80): too many other pages were needed\n";
+        assert!(explanation(&Explanation { working_set: Some(set), ..told() }, false, None, now).contains(full));
         let narrow = explanation(&told(), false, Some(56), now);
         assert!(narrow.contains("\n  2 min ago  idle for 30 s  120 µs  aborted: packet for…\n"), "{narrow}");
         let verbose = explanation(&told(), true, Some(50), now);

@@ -412,7 +412,7 @@ impl PagerHost for Host {
     }
 
     fn fills(&self) -> bool {
-        self.parts.shared.config.backfill && !self.parts.shared.faults.only_page_faults()
+        self.parts.shared.fills()
     }
 
     fn is_held(&self) -> bool {

@@ -3,27 +3,32 @@
 //! They are hints: whatever becomes of them, an app only wakes more slowly.
 
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use torpor_api::view::WorkingSet;
 use torpor_api::working_set::WorkingSetPolicy;
-use torpor_engine::{Expected, LazyServed, Touched};
+use torpor_engine::{Expected, LazyServed, LazyWay, Pagers, Touched};
+use torpor_image::PAGE;
 
 use super::texts::chain;
-use crate::app::working_set::{Observed, Run, Score, WorkingSets};
+use crate::app::working_set::{Observed, Run, Score, Way, WorkingSets};
 
 /// The working sets of an app.
 #[derive(Debug)]
 pub(super) struct Learned {
     path: PathBuf,
     policy: WorkingSetPolicy,
+    /// What is missing comes soon, touched or not. Else the faults of a wake are spread over all the time until the next sleep, and say nothing
+    /// about how it was to wait for them.
+    fills: bool,
     sets: Mutex<WorkingSets>,
 }
 
 impl Learned {
     /// Reads them from their file.
-    pub(super) fn read(path: PathBuf, policy: WorkingSetPolicy) -> Self {
+    pub(super) fn read(path: PathBuf, policy: WorkingSetPolicy, fills: bool) -> Self {
         let sets = match crate::files::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(WorkingSets::default()),
@@ -33,7 +38,7 @@ impl Learned {
             tracing::warn!(path = %path.display(), %error, "which pages the app needs first is learned anew");
             WorkingSets::default()
         });
-        Self { path, policy, sets: Mutex::new(sets) }
+        Self { path, policy, fills, sets: Mutex::new(sets) }
     }
 
     fn sets(&self) -> MutexGuard<'_, WorkingSets> {
@@ -56,9 +61,12 @@ impl Learned {
         self.policy != WorkingSetPolicy::All
     }
 
-    /// Whether the next wake is to show which pages of its set are needed.
-    pub(super) fn is_sample_due(&self, cause: &str) -> bool {
-        self.sets().is_sample_due(cause, self.policy)
+    /// How the next wake is to be: lazily by `pagers`, or by nobody.
+    pub(super) fn way<'a>(&self, cause: &'a str, pagers: &'a dyn Pagers) -> Option<LazyWay<'a>> {
+        match self.sets().way(cause, self.policy) {
+            Way::Full => None,
+            Way::Lazy(sample) => Some(LazyWay { pagers, cause, sample }),
+        }
     }
 
     /// For those who ask.
@@ -67,20 +75,25 @@ impl Learned {
         let (wakes, pages) = sets.counts();
         let Score { expected, misses, sampled } = sets.last()?;
         let (used, unused) = sampled.unzip();
-        Some(WorkingSet { wakes, pages: pages as u64, expected, misses, used, unused })
+        let full = sets.full_causes().map(str::to_owned).collect();
+        Some(WorkingSet { wakes, pages: pages as u64, expected, misses, used, unused, full })
     }
 
     /// Learns from a wake, whose processes are still there, or it was in vain.
     pub(super) fn observe(&self, cause: &str, served: &LazyServed) {
-        let mut touched = Vec::with_capacity(served.touched.len());
-        for of_process in served.touched.chunk_by(|a, b| a.pid == b.pid) {
-            // One that has ended needs nothing.
-            let Some(pid) = own_id(of_process[0].pid) else { continue };
-            touched.extend(of_process.iter().map(|Touched { page, .. }| Run { pid, start: *page, pages: 1 }));
-        }
+        let touched = runs(served.touched.iter().map(|Touched { pid, page, .. }| (*pid, *page..*page + PAGE)));
+        let staged = runs(served.staged.iter().cloned());
+        let observed = Observed {
+            cause,
+            is_sampled: served.is_sampled,
+            is_whole: served.counts.settled,
+            staged: &staged,
+            touched: &touched,
+            faults: if self.fills { served.counts.faults } else { 0 },
+            missing: served.counts.missing_pages,
+        };
         let mut sets = self.sets();
-        let (is_sampled, is_whole) = (served.is_sampled, served.counts.settled);
-        sets.observe(&Observed { cause, is_sampled, is_whole, touched: &touched }, self.policy);
+        sets.observe(&observed, self.policy);
         let written = serde_json::to_vec(&*sets).map_err(io::Error::from);
         if let Err(error) = written.and_then(|bytes| crate::files::replace(&self.path, &bytes)) {
             tracing::warn!(error = %chain(&error), "keeping a working set");
@@ -106,6 +119,20 @@ impl Learned {
     }
 }
 
+/// Ranges of pages by the ids that processes see. One that has ended needs nothing.
+fn runs(ranges: impl Iterator<Item = (i32, Range<u64>)>) -> Vec<Run> {
+    let mut last = None;
+    let mut own = |pid| match last {
+        Some((of, own)) if of == pid => own,
+        _ => last.insert((pid, own_id(pid))).1,
+    };
+    let run = |(pid, range): (i32, Range<u64>)| {
+        let pages = u32::try_from((range.end - range.start) / PAGE).ok()?;
+        Some(Run { pid: own(pid)?, start: range.start, pages })
+    };
+    ranges.filter_map(run).collect()
+}
+
 /// The id of a process as it sees itself; none if it is gone.
 fn own_id(pid: i32) -> Option<i32> {
     let status = torpor_proc::read(&format!("/proc/{pid}/status")).ok()?;
@@ -121,12 +148,15 @@ mod tests {
     fn what_is_learned_survives_and_is_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("working-set.json");
-        let learned = Learned::read(path.clone(), WorkingSetPolicy::default());
+        let learned = Learned::read(path.clone(), WorkingSetPolicy::default(), true);
         let pid = std::process::id() as i32;
         assert_eq!(learned.expected(&[pid]), []);
         let touched = vec![Touched { pid, page: 0x7000, staged: false }, Touched { pid, page: 0x8000, staged: false }];
-        learned.observe("timer", &LazyServed { counts: Served::default(), touched, is_sampled: false });
-        let read = Learned::read(path.clone(), WorkingSetPolicy::default());
+        learned.observe(
+            "timer",
+            &LazyServed { counts: Served::default(), touched, staged: Vec::new(), is_sampled: false },
+        );
+        let read = Learned::read(path.clone(), WorkingSetPolicy::default(), true);
         assert_eq!(read.view(), Some(WorkingSet { wakes: 1, pages: 2, misses: 2, ..WorkingSet::default() }));
         let expected = read.expected(&[pid]);
         let causes: Vec<(&str, usize)> = expected.iter().map(|one| (one.cause.as_str(), one.ranges.len())).collect();
@@ -135,8 +165,8 @@ mod tests {
         // A process that is not there has no pages.
         assert!(read.expected(&[]).iter().all(|one| one.ranges.is_empty()));
         read.forget();
-        assert_eq!(Learned::read(path.clone(), WorkingSetPolicy::default()).view(), None);
+        assert_eq!(Learned::read(path.clone(), WorkingSetPolicy::default(), true).view(), None);
         std::fs::write(&path, "{").unwrap();
-        assert_eq!(Learned::read(path, WorkingSetPolicy::default()).view(), None);
+        assert_eq!(Learned::read(path, WorkingSetPolicy::default(), true).view(), None);
     }
 }

@@ -166,7 +166,7 @@ impl ProcessTree {
         let owner = app_files::owner(&record, shared.boot);
         let journal = Arc::new(PhaseFile::open(&files.phase(), owner)?);
         let (sender, messages) = mpsc::unbounded_channel();
-        let learned = Arc::new(Learned::read(files.working_set(), record.spec.idle.working_set));
+        let learned = Arc::new(Learned::read(files.working_set(), record.spec.idle.working_set, shared.fills()));
         Ok(Self {
             record,
             files,

@@ -4,9 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use torpor_engine::{
-    LazyWay, Parked, RestoreStep, ResumeError, ResumeOutcome, ResumeRequest, SandboxHandle, Timings, resume,
-};
+use torpor_engine::{Parked, RestoreStep, ResumeError, ResumeOutcome, ResumeRequest, SandboxHandle, Timings, resume};
 use torpor_lifecycle::{Event, WakeCause, WakeFailure};
 use torpor_sandbox::Sandbox;
 use torpor_store::{Image, Owner};
@@ -80,8 +78,7 @@ impl ResumeJob {
                 tracing::warn!(id, error = %chain(&error), "giving up its parked files");
             }
         });
-        let is_sampled = self.learned.is_sample_due(&self.cause);
-        let lazy = self.lazy.as_ref().map(|pagers| LazyWay { pagers, cause: &self.cause, is_sampled });
+        let lazy = self.lazy.as_ref().and_then(|pagers| self.learned.way(&self.cause, pagers));
         let request = ResumeRequest { home: &self.home, image: &self.image, given, give_up, lazy };
         let faults = &shared.faults;
         let (result, timings) = with_target(self.owner, &self.operation, &freezer, &*self.journal, faults, |target| {

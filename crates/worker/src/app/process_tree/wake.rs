@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use torpor_engine::{Asleep, LazyWay, Step, wake};
+use torpor_engine::{Asleep, Step, wake};
 use torpor_lifecycle::{Event, WakeCause, WakeFailure};
 
 use super::freezer::SandboxFreezer;
@@ -47,9 +47,7 @@ impl ProcessTree {
         let pagers = LazyPagers::new(self, &sandbox, asleep.image.clone(), &cause);
         let run = || {
             let (freezer, faults) = (SandboxFreezer::of(&sandbox), &self.shared.faults);
-            let is_sampled = self.learned.is_sample_due(&cause);
-            let lazy = LazyWay { pagers: &pagers, cause: &cause, is_sampled };
-            let lazy = self.sleep.contexts_held.then_some(lazy);
+            let lazy = self.sleep.contexts_held.then(|| self.learned.way(&cause, &pagers)).flatten();
             with_target(self.owner(), &operation, &freezer, &*self.journal, faults, |target| {
                 wake(target, &asleep, lazy)
             })

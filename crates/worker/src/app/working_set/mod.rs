@@ -2,10 +2,15 @@
 //!
 //! A wake shows which pages the program touched while they were missing. The next sleep puts them at the front of its image, and the next wake
 //! places them before the program runs. They then raise no fault, so that wake shows nothing of them; of the others, it shows only those that
-//! were touched before the pager came to them. *Sampled* wakes show all: the set is staged, and each page is placed when it is touched. They
-//! take longer, so there are few: the first [`FIRST_SAMPLED`] of each cause, then one in [`SAMPLED`], and up to one in [`LEAST_SAMPLED`] while they show
-//! what is known already. The [policy](WorkingSetPolicy) says how many of these wakes must have touched a page for it to be in the set. Pages
-//! that are not in the set are remembered as long as the policy looks back.
+//! were touched before the pager came to them. *Sampled* wakes show more: a part of the set is staged, and each page of it is placed when it is
+//! touched. They take longer, so there are few, and the part is small: the first [`FIRST_SAMPLED`] wakes of each cause and then one in [`SAMPLED`] stage one
+//! of [`SLICES`] slices of the set, and up to one in [`LEAST_SAMPLED`] while they show what is known already. Where a slice was wrong the next ones
+//! stage the whole set. The [policy](WorkingSetPolicy) says how many of the wakes that showed a page must have touched it for it to be in the
+//! set. Pages that are not in the set are remembered as long as the policy looks back.
+//!
+//! A program that needs many other pages each time waits longer for each of them than it would for all its memory: a fault costs as much as
+//! [`FAULT_PAGES`] pages that are read together. Where [`FULL_AFTER`] wakes of a cause in a row were so, those that follow are *full*: all memory comes before the
+//! program runs. One in [`FULL_AGAIN`] is not, and shows whether that is still right.
 //!
 //! What an app touches depends on what it wakes for. A page belongs to the causes that it was touched for; one with several belongs to every
 //! wake. This module is pure: its user translates process ids as the app sees them, which outlive its sleeps, to those of the machine.
@@ -15,13 +20,22 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use torpor_api::working_set::WorkingSetPolicy;
+use torpor_engine::Sample;
 
 /// One wake in this many is sampled.
 const SAMPLED: u32 = 8;
 /// The same where the set was right several times. Together, sampled wakes then take a few percent of the time of all wakes.
-const LEAST_SAMPLED: u32 = 64;
+const LEAST_SAMPLED: u32 = 32;
+/// Slices of a set. A sampled wake stages one of them, in turn, or all.
+const SLICES: u32 = 8;
 /// A set was right if at most one in so many of its pages was not needed, and as few were missing.
 const RIGHT: u64 = 4;
+/// Pages that are read together, with all others, in the time of a fault.
+const FAULT_PAGES: u64 = 32;
+/// Wakes of a cause in a row that would have been faster with all memory; then they are full.
+const FULL_AFTER: u8 = 2;
+/// One in this many of those is not.
+const FULL_AGAIN: u32 = 32;
 /// The first wakes of a cause are all sampled.
 const FIRST_SAMPLED: u32 = 2;
 /// Pages in a block: those that come with a touched one ([`WorkingSetPolicy::Present`]).
@@ -56,8 +70,23 @@ pub(crate) struct Observed<'a> {
     pub(crate) is_sampled: bool,
     /// It shows all that the program needed: its recording was not cut short.
     pub(crate) is_whole: bool,
+    /// What was staged.
+    pub(crate) staged: &'a [Run],
     /// What was touched, in order.
     pub(crate) touched: &'a [Run],
+    /// Faults.
+    pub(crate) faults: u64,
+    /// Pages that were missing when the program began to run.
+    pub(crate) missing: u64,
+}
+
+/// How memory is to come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// All of it before the program runs.
+    Full,
+    /// What is in the set, but for what is to be sampled.
+    Lazy(Option<Sample>),
 }
 
 /// A cause, and the pages that it needs: processes and addresses.
@@ -70,7 +99,7 @@ pub(crate) struct Score {
     pub(crate) expected: u64,
     /// Touched without being expected.
     pub(crate) misses: u64,
-    /// Of the expected, touched and not touched; known of sampled wakes.
+    /// Of the expected ones that were staged, touched and not touched; known of sampled wakes.
     pub(crate) sampled: Option<(u64, u64)>,
 }
 
@@ -98,6 +127,12 @@ struct Cause {
     unsampled: u32,
     /// One in this many is sampled.
     interval: u32,
+    /// The last sampled wake showed that the set was wrong: the next one stages all of it.
+    #[serde(default)]
+    is_wrong: bool,
+    /// Wakes in a row that would have been faster with all memory, [`FULL_AFTER`] at most.
+    #[serde(default)]
+    slow: u8,
 }
 
 /// The sets of an app.
@@ -126,19 +161,33 @@ struct Stored {
 }
 
 impl WorkingSets {
-    /// Whether a wake for this cause is to be sampled.
-    pub(crate) fn is_sample_due(&self, cause: &str, policy: WorkingSetPolicy) -> bool {
-        let has_set = !matches!(policy, WorkingSetPolicy::None | WorkingSetPolicy::All);
-        let known = self.causes.iter().find(|known| known.name == cause);
-        has_set
-            && known.is_none_or(|cause| {
-                cause.sampled < FIRST_SAMPLED || cause.unsampled.saturating_add(1) >= cause.interval
-            })
+    /// How the next wake for this cause is to be.
+    pub(crate) fn way(&self, cause: &str, policy: WorkingSetPolicy) -> Way {
+        match policy {
+            WorkingSetPolicy::All => return Way::Full,
+            WorkingSetPolicy::None => return Way::Lazy(None),
+            _ => {}
+        }
+        let Some(cause) = self.causes.iter().find(|known| known.name == cause) else {
+            return Way::Lazy(Some(Sample::WHOLE));
+        };
+        let next = cause.unsampled.saturating_add(1);
+        if cause.slow >= FULL_AFTER {
+            return if next.is_multiple_of(FULL_AGAIN) { Way::Lazy(None) } else { Way::Full };
+        }
+        let is_due = cause.sampled < FIRST_SAMPLED || next >= cause.interval;
+        let slice = Sample { slice: cause.sampled % SLICES, slices: SLICES };
+        Way::Lazy(is_due.then_some(if cause.is_wrong { Sample::WHOLE } else { slice }))
     }
 
     /// Wakes that were observed, and pages of all sets.
     pub(crate) fn counts(&self) -> (u32, usize) {
         (self.wakes, self.pages.len())
+    }
+
+    /// Causes whose wakes are full.
+    pub(crate) fn full_causes(&self) -> impl Iterator<Item = &str> {
+        self.causes.iter().filter(|cause| cause.slow >= FULL_AFTER).map(|cause| cause.name.as_str())
     }
 
     /// How the set did last.
@@ -148,7 +197,7 @@ impl WorkingSets {
 
     /// Learns from a wake.
     pub(crate) fn observe(&mut self, observed: &Observed<'_>, policy: WorkingSetPolicy) {
-        let Observed { cause, is_sampled, is_whole, touched } = *observed;
+        let Observed { cause, is_sampled, is_whole, staged, touched, faults, missing } = *observed;
         self.wakes = self.wakes.saturating_add(1);
         let n = self.place(cause);
         let bit = 1 << n;
@@ -156,16 +205,19 @@ impl WorkingSets {
         let is_expected = |known: &Known| concerns(known) && is_member(policy, known.touches);
         let expected = self.pages.iter().filter(|(_, known)| is_expected(known)).map(|(page, _)| *page);
         let expected: BTreeSet<(i32, u64)> = expected.collect();
+        let staged = staged.iter().flat_map(Run::pages).filter(|page| is_whole && expected.contains(page));
+        let staged: BTreeSet<(i32, u64)> = staged.collect();
         for (page, known) in &mut self.pages {
-            // What was in place before the program ran shows nothing, unless the wake was sampled; nor does what only other causes need.
-            let shows = if expected.contains(page) { is_sampled && is_whole } else { !is_sampled || is_whole };
+            // What was in place before the program ran shows nothing; nor does what only other causes need.
+            let shows = if expected.contains(page) { staged.contains(page) } else { !is_sampled || is_whole };
             if known.causes & bit != 0 && shows {
                 known.touches <<= 1;
             }
         }
         let (mut hits, mut misses, mut seen) = (0, 0, BTreeSet::new());
-        for page in touched.iter().flat_map(|run| pages_of(run, policy)).filter(|page| seen.insert(*page)) {
-            *(if expected.contains(&page) { &mut hits } else { &mut misses }) += 1;
+        for page in touched.iter().flat_map(|run| run.touched(policy)).filter(|page| seen.insert(*page)) {
+            hits += u64::from(staged.contains(&page));
+            misses += u64::from(!expected.contains(&page));
             let order = self.next_order;
             self.next_order = order.saturating_add(1);
             let has_room = self.pages.len() < MOST_PAGES;
@@ -183,16 +235,18 @@ impl WorkingSets {
                 None => {}
             }
         }
-        let expected = expected.len() as u64;
-        let unused = expected.saturating_sub(hits);
+        let (expected, staged) = (expected.len() as u64, staged.len() as u64);
+        let unused = staged - hits;
         self.last = Some(Score { expected, misses, sampled: (is_sampled && is_whole).then_some((hits, unused)) });
         let cause = &mut self.causes[n];
         if is_sampled {
-            // What needs more than can be recorded is not recorded again and again.
-            let is_right = !is_whole || unused.max(misses).saturating_mul(RIGHT) <= expected;
-            cause.interval = if is_right { cause.interval.saturating_mul(2).min(LEAST_SAMPLED) } else { SAMPLED };
+            // Nothing was expected of the first. What needs more than can be recorded is not recorded again and again.
+            cause.is_wrong = is_whole && expected > 0 && (unused * RIGHT > staged || misses * RIGHT > expected);
+            cause.interval = if cause.is_wrong { SAMPLED } else { cause.interval.saturating_mul(2).min(LEAST_SAMPLED) };
             (cause.sampled, cause.unsampled) = (cause.sampled.saturating_add(1), 0);
         } else {
+            let is_slow = faults.saturating_mul(FAULT_PAGES) > missing;
+            cause.slow = if is_slow { FULL_AFTER.min(cause.slow.saturating_add(1)) } else { 0 };
             cause.unsampled = cause.unsampled.saturating_add(1);
         }
         self.pages.retain(|_, known| is_remembered(policy, known.touches));
@@ -208,7 +262,7 @@ impl WorkingSets {
     fn place(&mut self, cause: &str) -> usize {
         let found = self.causes.iter().position(|known| known.name == cause);
         let n = found.unwrap_or_else(|| {
-            let new = Cause { name: cause.to_owned(), last: 0, sampled: 0, unsampled: 0, interval: SAMPLED };
+            let new = Cause::new(cause);
             if self.causes.len() < MOST_CAUSES {
                 self.causes.push(new);
                 return self.causes.len() - 1;
@@ -275,15 +329,30 @@ const fn latest(n: u8) -> u8 {
     if n >= 8 { u8::MAX } else { (1 << n) - 1 }
 }
 
-/// Process and number of each page that counts as touched.
-fn pages_of(run: &Run, policy: WorkingSetPolicy) -> impl Iterator<Item = (i32, u64)> + use<> {
-    let Run { pid, start, pages } = *run;
-    let (first, end) = (start / PAGE, start / PAGE + u64::from(pages));
-    let range = match policy {
-        WorkingSetPolicy::Present => first / BLOCK_PAGES * BLOCK_PAGES..end.next_multiple_of(BLOCK_PAGES),
-        _ => first..end,
-    };
-    range.map(move |page| (pid, page))
+impl Run {
+    /// Process and number of each page.
+    fn pages(&self) -> impl Iterator<Item = (i32, u64)> + use<> {
+        let Self { pid, start, pages } = *self;
+        (start / PAGE..start / PAGE + u64::from(pages)).map(move |page| (pid, page))
+    }
+
+    /// Those that count as touched.
+    fn touched(&self, policy: WorkingSetPolicy) -> impl Iterator<Item = (i32, u64)> + use<> {
+        let Self { pid, start, pages } = *self;
+        let (first, end) = (start / PAGE, start / PAGE + u64::from(pages));
+        let range = match policy {
+            WorkingSetPolicy::Present => first / BLOCK_PAGES * BLOCK_PAGES..end.next_multiple_of(BLOCK_PAGES),
+            _ => first..end,
+        };
+        range.map(move |page| (pid, page))
+    }
+}
+
+impl Cause {
+    fn new(name: &str) -> Self {
+        let name = name.to_owned();
+        Self { name, last: 0, sampled: 0, unsampled: 0, interval: SAMPLED, is_wrong: false, slow: 0 }
+    }
 }
 
 impl From<Stored> for WorkingSets {
@@ -307,175 +376,4 @@ impl From<WorkingSets> for Stored {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn run(page: u64, pages: u32) -> Run {
-        Run { pid: 2, start: page * PAGE, pages }
-    }
-
-    fn ordinary<'a>(cause: &'a str, touched: &'a [Run]) -> Observed<'a> {
-        Observed { cause, is_sampled: false, is_whole: true, touched }
-    }
-
-    fn one(range: Range<u64>) -> Vec<Range<u64>> {
-        std::iter::once(range).collect()
-    }
-
-    fn pages(groups: &[Group]) -> Vec<(&str, Vec<Range<u64>>)> {
-        let in_pages = |range: &Range<u64>| range.start / PAGE..range.end / PAGE;
-        groups
-            .iter()
-            .map(|(cause, runs)| (cause.as_str(), runs.iter().map(|(_, range)| in_pages(range)).collect()))
-            .collect()
-    }
-
-    const POLICY: WorkingSetPolicy = WorkingSetPolicy::Of { k: 1, n: 2 };
-
-    impl WorkingSets {
-        fn woken(&mut self, cause: &str, touched: &[Run]) {
-            self.observe(&ordinary(cause, touched), POLICY);
-        }
-
-        fn sampled(&mut self, touched: &[Run], policy: WorkingSetPolicy) -> Score {
-            self.observe(&Observed { cause: "tcp 80", is_sampled: true, is_whole: true, touched }, policy);
-            self.last.unwrap()
-        }
-
-        fn of_tcp(&self, policy: WorkingSetPolicy) -> Vec<Range<u64>> {
-            let groups = self.groups(policy);
-            pages(&groups).into_iter().find(|(cause, _)| *cause == "tcp 80").map(|(_, runs)| runs).unwrap_or_default()
-        }
-    }
-
-    #[test]
-    fn pages_come_in_the_order_of_their_touches_and_by_cause() {
-        let mut sets = WorkingSets::default();
-        assert!(sets.groups(POLICY).is_empty());
-        sets.woken("tcp 80", &[run(50, 2), run(10, 1), run(52, 1)]);
-        assert_eq!(pages(&sets.groups(POLICY)), [("", vec![]), ("tcp 80", vec![10..11, 50..53])]);
-        let (together, mut large) = (TOGETHER as u64, WorkingSets::default());
-        large.woken("tcp 80", &[run(100 + together, 1), run(100, TOGETHER as u32), run(7, 2)]);
-        assert_eq!(
-            large.of_tcp(POLICY),
-            [100..99 + together, 100 + together..101 + together, 7..9, 99 + together..100 + together]
-        );
-        sets.woken("timer", &[run(10, 1), run(7, 1)]);
-        assert_eq!(pages(&sets.groups(POLICY)), [("", one(10..11)), ("tcp 80", one(50..53)), ("timer", one(7..8))]);
-        assert_eq!(sets.last(), Some(Score { expected: 0, misses: 2, sampled: None }));
-    }
-
-    #[test]
-    fn sampled_wakes_find_pages_that_are_no_longer_needed() {
-        let mut sets = WorkingSets::default();
-        let due = |sets: &WorkingSets| sets.is_sample_due("tcp 80", POLICY);
-        assert!(due(&sets) && !sets.is_sample_due("tcp 80", WorkingSetPolicy::None));
-        sets.sampled(&[run(1, 8), run(100, 8)], POLICY);
-        let needed = [run(102, 1), run(3, 1)];
-        assert!(due(&sets));
-        let score = sets.sampled(&needed, POLICY);
-        assert_eq!(score, Score { expected: 16, misses: 0, sampled: Some((2, 14)) });
-        // Then every eighth.
-        for _ in 0..SAMPLED - 1 {
-            assert!(!due(&sets));
-            sets.woken("tcp 80", &[]);
-        }
-        assert!(due(&sets));
-        sets.sampled(&needed, POLICY);
-        assert_eq!(sets.of_tcp(POLICY), [3..4, 102..103]);
-        // Another cause shows nothing of them.
-        for _ in 0..5 {
-            sets.observe(&Observed { cause: "timer", is_sampled: true, is_whole: true, touched: &[] }, POLICY);
-        }
-        assert_eq!(sets.counts(), (5 + 2 + SAMPLED, 2));
-    }
-
-    #[test]
-    fn a_cause_that_needs_nothing_leaves_what_others_share() {
-        let mut sets = WorkingSets::default();
-        for cause in ["tcp 80", "udp 53", "stop", "stop", "stop"] {
-            let touched = if cause == "stop" { vec![] } else { vec![run(1, 8)] };
-            sets.observe(&Observed { cause, is_sampled: true, is_whole: true, touched: &touched }, POLICY);
-        }
-        assert_eq!(pages(&sets.groups(POLICY)), [("", one(1..9))]);
-    }
-
-    #[test]
-    fn a_recording_that_was_cut_short_shows_only_what_was_touched() {
-        let mut sets = WorkingSets::default();
-        let cut = |sets: &mut WorkingSets, touched: &[Run]| {
-            sets.observe(&Observed { cause: "tcp 80", is_sampled: true, is_whole: false, touched }, POLICY);
-        };
-        sets.sampled(&[run(1, 8)], POLICY);
-        for _ in 0..3 {
-            cut(&mut sets, &[run(1, 1), run(20, 1)]);
-        }
-        assert_eq!(sets.of_tcp(POLICY), [1..9, 20..21]);
-        assert!(!sets.is_sample_due("tcp 80", POLICY), "it is not recorded again and again");
-    }
-
-    #[test]
-    fn wakes_that_show_nothing_count() {
-        let mut sets = WorkingSets::default();
-        for _ in 0..2 {
-            sets.sampled(&[run(1, 8)], POLICY);
-        }
-        assert!(!sets.is_sample_due("tcp 80", POLICY));
-        (0..2 * SAMPLED).for_each(|_| sets.pass("tcp 80"));
-        assert!(sets.is_sample_due("tcp 80", POLICY));
-    }
-
-    #[test]
-    fn a_set_that_is_right_is_sampled_more_rarely() {
-        let mut sets = WorkingSets::default();
-        let until_due = |sets: &mut WorkingSets, touched: &[Run]| {
-            let mut wakes = 0;
-            while !sets.is_sample_due("tcp 80", POLICY) {
-                sets.woken("tcp 80", &[]);
-                wakes += 1;
-            }
-            sets.sampled(touched, POLICY);
-            wakes + 1
-        };
-        let same = [run(1, 8)];
-        let intervals: Vec<u32> = (0..7).map(|_| until_due(&mut sets, &same)).collect();
-        assert_eq!(intervals, [1, 1, 16, 32, 64, 64, 64]);
-        // The program needs other pages: that is looked at soon.
-        until_due(&mut sets, &[run(50, 8)]);
-        assert_eq!(until_due(&mut sets, &same), SAMPLED);
-    }
-
-    #[test]
-    fn a_policy_decides_which_pages_are_in_the_set() {
-        use WorkingSetPolicy::{All, None, Of, Present, Union};
-        let last = Of { k: 1, n: 1 };
-        let after = |policy, wakes: &[&[Run]]| {
-            let mut sets = WorkingSets::default();
-            for touched in wakes {
-                sets.sampled(touched, policy);
-            }
-            sets.of_tcp(policy)
-        };
-        let wakes: [&[Run]; 3] = [&[run(1, 1), run(20, 1)], &[run(1, 1)], &[run(9, 1)]];
-        assert_eq!(after(last, &wakes), one(9..10));
-        assert_eq!(after(Of { k: 2, n: 3 }, &wakes), one(1..2));
-        assert_eq!(after(Of { k: 1, n: 3 }, &wakes), [1..2, 9..10, 20..21]);
-        assert_eq!(after(Of { k: 2, n: 3 }, &[&[run(1, 1)], &[], &[run(1, 1)]]), one(1..2));
-        assert_eq!(after(Union, &wakes), [1..2, 9..10, 20..21]);
-        assert_eq!(after(Present, &wakes), one(0..16));
-        assert_eq!((after(None, &wakes), after(All, &wakes)), (vec![], vec![]));
-    }
-
-    #[test]
-    fn causes_and_pages_are_bounded_and_survive_their_file() {
-        let mut sets = WorkingSets::default();
-        for n in 0..40_u64 {
-            sets.woken(&format!("tcp {n}"), &[run(n, 1)]);
-        }
-        assert_eq!((sets.causes.len(), sets.counts().1), (MOST_CAUSES, MOST_CAUSES));
-        sets.woken("timer", &[run(1 << 20, MOST_PAGES as u32 + 5)]);
-        assert_eq!(sets.counts().1, MOST_PAGES);
-        let text = serde_json::to_vec(&sets).unwrap();
-        assert_eq!(serde_json::from_slice::<WorkingSets>(&text).unwrap(), sets);
-    }
-}
+mod tests;

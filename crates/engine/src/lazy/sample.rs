@@ -9,7 +9,7 @@ use super::LazyWay;
 /// Bytes of the image that come together, or are staged together.
 const PIECE_BYTES: u64 = 8 * PAGE;
 /// Bytes of a loading set that come before the program runs. The rest comes next, in its order.
-const MOST_LOADED: u64 = 16 << 20;
+const MOST_LOADED: u64 = 32 << 20;
 
 /// A part of a loading set: each `slices`-th piece, beginning with number `slice`.
 ///

@@ -252,7 +252,7 @@ pub(super) const ABOUT: [About; 7] = [
                 are not touched. Before each of these wakes, the program starts from the beginning and learns the set from two wakes \
                 without errors.\n\n\
                 FaaSnap compares a working set that is read completely before the program runs (REAP) with a loading set that is read while \
-                it runs. Torpor has no switch between the two: up to 16 MiB of a set come before the program runs, the rest of the memory \
+                it runs. Torpor has no switch between the two: up to 32 MiB of a set come before the program runs, the rest of the memory \
                 while it runs. All sets on this page are smaller than that. So *learned set* and *settled set* block the program until \
                 the set is there, with concurrent paging of everything else; a loading set that is itself read concurrently is not \
                 measured. The time of CRIU includes the restore command; the daemon that serves its lazy pages is started before.\n\n\

@@ -44,8 +44,8 @@ const BLOCK_PAGES: u64 = torpor_engine::BLOCK_PAGES;
 const MOST_CAUSES: usize = 16;
 /// Pages of all sets of an app at most, 64 MiB.
 const MOST_PAGES: usize = 1 << 14;
-/// Pages of a set whose order does not matter, 16 MiB: all that comes before the program runs.
-const TOGETHER: usize = 1 << 12;
+/// Pages of a set whose order does not matter, 32 MiB: all that comes before the program runs.
+const TOGETHER: usize = 1 << 13;
 const PAGE: u64 = 4096;
 /// Behind the highest address of user memory.
 const MOST_ADDRESS: u64 = 1 << 56;

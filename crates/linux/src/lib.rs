@@ -1,6 +1,6 @@
 //! System calls that rustix and friends lack, with safe signatures.
 //!
-//! This is the only crate with unsafe code. Each module covers one kernel facility, names the man page it follows, and
+//! This crate and `lua` are the only ones with unsafe code. Each module covers one kernel facility, names the man page it follows, and
 //! says for every unsafe block which invariant makes it sound and who upholds it.
 #![allow(unsafe_code, reason = "this crate exists to hold the workspace's unsafe code")]
 

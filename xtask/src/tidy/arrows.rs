@@ -8,7 +8,7 @@ use super::Finding;
 use super::tree::Tree;
 
 /// Folder of a crate → crates of ours that it may name. Lower lines never name higher ones.
-const ARROWS: [(&str, &[&str]); 24] = [
+const ARROWS: [(&str, &[&str]); 25] = [
     ("xtask", &["api", "linux", "proc", "testkit"]),
     ("fuzz", &["api", "engine", "image", "keeper", "linux", "network", "rootfs", "sandbox", "worker"]),
     ("torpor", &["api", "engine", "hub", "image", "keeper", "network", "sandbox", "store", "worker"]),
@@ -51,6 +51,7 @@ const ARROWS: [(&str, &[&str]); 24] = [
     ("lifecycle", &[]),
     ("image", &[]),
     ("linux", &[]),
+    ("lua", &[]),
 ];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {

@@ -9,8 +9,8 @@ use super::Finding;
 use super::tokens::{Token, find, tokens};
 use super::tree::Tree;
 
-/// The one crate with unsafe code.
-const UNSAFE_CRATE: &str = "crates/linux";
+/// The crates with unsafe code: system calls, and Lua.
+const UNSAFE_CRATES: [&str; 2] = ["crates/linux", "crates/lua"];
 /// The fuzzer's entry, which a macro makes of an unsafe attribute; no other code stands there.
 const FUZZER: &str = "crates/fuzz/src/main.rs";
 
@@ -41,7 +41,7 @@ fn check_file(path: &Path, source: &str) -> Vec<Finding> {
             }
         }
     }
-    let may_be_unsafe = path.starts_with(UNSAFE_CRATE) || path == Path::new(FUZZER);
+    let may_be_unsafe = UNSAFE_CRATES.iter().any(|folder| path.starts_with(folder)) || path == Path::new(FUZZER);
     if is_root(path) && !may_be_unsafe && !forbids_unsafe(&tokens) {
         findings.push(Finding::new(path, 1, "#![forbid(unsafe_code)] is missing"));
     }

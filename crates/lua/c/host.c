@@ -1,0 +1,231 @@
+/*
+ * What the host calls: src/ffi.rs declares the same. Nothing here raises an error of Lua into the caller.
+ */
+
+/* Tasks by number, in the registry. */
+#define TASKS "tasks"
+
+struct torpor_value {
+  int64_t kind;  /* LUA_T…; LUA_TNUMBER: `integer` or, of kind -2, `number` */
+  union {
+    int64_t integer;
+    double number;
+    struct {
+      const char *bytes;
+      size_t len;
+    };
+  };
+};
+
+enum { KIND_FLOAT = -2 };
+
+struct torpor_step {
+  int64_t status;
+  lua_State *at;
+  int64_t count;
+};
+
+/* Once per process, before all else. */
+void torpor_begin(void) { number_functions(); }
+
+/* Calls `function`, which may raise errors: then the error is on the stack instead of what it has pushed. */
+static int protected(lua_State *L, Pfunc function, void *context) {
+  return luaD_pcall(L, function, context, savestack(L, L->top.p), 0);
+}
+
+static void set_up(lua_State *L, void *context) {
+  (void)context;
+  open_libraries(L);
+  lua_newtable(L);
+  lua_setfield(L, LUA_REGISTRYINDEX, TASKS);
+  lua_gc(L, LUA_GCRESTART);
+  lua_gc(L, LUA_GCGEN, 0, 0);
+}
+
+/* A new state in an arena, whose seed is set; NULL where there is too little memory. */
+lua_State *torpor_new(struct torpor_arena *arena, lua_Alloc alloc) {
+  memcpy(arena->dummy_node, &dummynode_, sizeof dummynode_);
+  lua_State *L = lua_newstate(alloc, arena);
+  if (L == NULL) return NULL;
+  memset(lua_getextraspace(L), 0, LUA_EXTRASPACE);
+  lua_gc(L, LUA_GCSTOP);
+  return protected(L, set_up, NULL) == LUA_OK ? L : NULL;
+}
+
+/* The allocator is an address of this process: it is in the arena only while the host runs something in it. */
+void torpor_attach(lua_State *L, lua_Alloc alloc) { G(L)->frealloc = alloc; }
+void torpor_detach(lua_State *L) { G(L)->frealloc = NULL; }
+
+static void push_value(lua_State *L, const struct torpor_value *value) {
+  switch (value->kind) {
+    case LUA_TBOOLEAN: lua_pushboolean(L, value->integer != 0); break;
+    case LUA_TNUMBER: lua_pushinteger(L, value->integer); break;
+    case KIND_FLOAT: lua_pushnumber(L, value->number); break;
+    case LUA_TSTRING: lua_pushlstring(L, value->bytes, value->len); break;
+    default: lua_pushnil(L);
+  }
+}
+
+struct start {
+  int64_t number;
+  const char *name;
+  const char *source;  /* NULL: the global function `name`; else text of the chunk `name` */
+  size_t source_len;
+  const struct torpor_value *arguments;
+  size_t argument_count;
+  lua_State *task;
+};
+
+static lua_State *task_of(lua_State *L, int64_t number) {
+  lua_getfield(L, LUA_REGISTRYINDEX, TASKS);
+  lua_rawgeti(L, -1, number);
+  lua_State *task = lua_tothread(L, -1);
+  lua_pop(L, 2);
+  return task;
+}
+
+static void push_all(lua_State *L, lua_State *to, const struct torpor_value *values, size_t count) {
+  /* The task may have no room, and its errors are for its program: so strings are made here. */
+  luaL_checkstack(L, (int)count + 1, "too many arguments");
+  for (size_t n = 0; n < count; n++) push_value(L, &values[n]);
+  if (!lua_checkstack(to, (int)count)) luaL_error(L, "too many arguments");
+  lua_xmove(L, to, (int)count);
+}
+
+static void begin_task(lua_State *L, void *context) {
+  struct start *start = context;
+  lua_getfield(L, LUA_REGISTRYINDEX, TASKS);
+  lua_State *task = lua_newthread(L);
+  memset(lua_getextraspace(task), 0, LUA_EXTRASPACE);
+  thread_of(task)->is_task = 1;
+  if (start->source == NULL) {
+    lua_getglobal(L, start->name);
+    if (!lua_isfunction(L, -1)) luaL_error(L, "there is no function '%s'", start->name);
+  } else if (luaL_loadbufferx(L, start->source, start->source_len, start->name, "t") != LUA_OK) {
+    lua_error(L);
+  }
+  lua_xmove(L, task, 1);
+  push_all(L, task, start->arguments, start->argument_count);
+  lua_rawseti(L, -2, start->number);
+  lua_pop(L, 1);
+  start->task = task;
+}
+
+static void end_task(lua_State *L, void *context) {
+  int64_t number = *(int64_t *)context;
+  lua_getfield(L, LUA_REGISTRYINDEX, TASKS);
+  lua_pushnil(L);
+  lua_rawseti(L, -2, number);
+  lua_pop(L, 1);
+}
+
+static void run_task(lua_State *task, lua_State *at, int count, struct torpor_step *step) {
+  int nresults = 0;
+  step->status = run(at, task, NULL, count, &step->at, &nresults);
+  step->count = step->status == LUA_OK || step->status == LUA_YIELD ? nresults : 1;
+  thread_of(task)->waiter = step->status == LUA_YIELD ? step->at : NULL;
+}
+
+/* Leaves the error on the main thread's stack, where `torpor_value` finds it. */
+static void failed(lua_State *L, int status, struct torpor_step *step) {
+  step->status = status;
+  step->at = L;
+  step->count = 1;
+}
+
+/* Begins a task and runs it until it waits, ends or fails. */
+void torpor_start(lua_State *L, int64_t number, const char *name, const char *source, size_t source_len, const struct torpor_value *arguments,
+                  size_t argument_count, struct torpor_step *step) {
+  struct start start = {number, name, source, source_len, arguments, argument_count, NULL};
+  int status = protected(L, begin_task, &start);
+  if (status != LUA_OK) {
+    failed(L, status, step);
+    return;
+  }
+  run_task(start.task, start.task, (int)argument_count, step);
+}
+
+struct answer {
+  lua_State *at;
+  const struct torpor_value *values;
+  size_t count;
+};
+
+static void give_answer(lua_State *L, void *context) {
+  struct answer *answer = context;
+  push_all(L, answer->at, answer->values, answer->count);
+}
+
+/* Answers a task that waits. Status -1: it does not. */
+void torpor_answer(lua_State *L, int64_t number, const struct torpor_value *values, size_t count, struct torpor_step *step) {
+  lua_State *task = task_of(L, number);
+  lua_State *at = task != NULL ? thread_of(task)->waiter : NULL;
+  step->status = -1;
+  if (at == NULL) return;
+  struct answer answer = {at, values, count};
+  int status = protected(L, give_answer, &answer);
+  if (status != LUA_OK) {
+    failed(L, status, step);
+    return;
+  }
+  run_task(task, at, (int)count, step);
+}
+
+/* Value `n` of a step, from 0; strings are valid until `torpor_finish`. */
+void torpor_value(const struct torpor_step *step, size_t n, struct torpor_value *value) {
+  lua_State *at = step->at;
+  int index = (int)n - (int)step->count;
+  value->kind = lua_type(at, index);
+  switch (value->kind) {
+    case LUA_TBOOLEAN: value->integer = lua_toboolean(at, index); break;
+    case LUA_TNUMBER:
+      if (lua_isinteger(at, index)) {
+        value->integer = lua_tointeger(at, index);
+      } else {
+        value->kind = KIND_FLOAT;
+        value->number = lua_tonumber(at, index);
+      }
+      break;
+    case LUA_TSTRING: value->bytes = lua_tolstring(at, index, &value->len); break;
+    default: break;
+  }
+}
+
+static void push_traceback(lua_State *L, void *context) {
+  lua_State *at = context;
+  const char *message = lua_tostring(at, -1);
+  luaL_traceback(L, at, message, 0);
+}
+
+/* Takes the results of a step away; a task that has ended is forgotten. */
+void torpor_finish(lua_State *L, int64_t number, const struct torpor_step *step) {
+  lua_pop(step->at, (int)step->count);
+  if (step->status == LUA_YIELD) return;
+  lua_State *task = task_of(L, number);
+  if (task != NULL && step->status != LUA_OK) {
+    lua_closethread(task, NULL);
+    lua_settop(task, 0);
+  }
+  int top = lua_gettop(L);
+  /* What cannot be forgotten for lack of memory is dead. */
+  protected(L, end_task, &number);
+  lua_settop(L, top);
+}
+
+/* The traceback of a step that failed, as a string on the main thread; false where there is no memory for it. Take it away by `torpor_drop`. */
+int torpor_traceback(lua_State *L, const struct torpor_step *step, const char **text, size_t *len) {
+  int top = lua_gettop(L);
+  if (protected(L, push_traceback, step->at) != LUA_OK) {
+    lua_settop(L, top);
+    return 0;
+  }
+  *text = lua_tolstring(L, -1, len);
+  return 1;
+}
+
+void torpor_drop(lua_State *L) { lua_pop(L, 1); }
+
+/* Bytes that Lua uses. */
+size_t torpor_used(lua_State *L) { return gettotalbytes(G(L)); }
+
+void torpor_collect(lua_State *L) { luaC_fullgc(L, 0); }

@@ -1,0 +1,114 @@
+//! A state at rest, as bytes.
+//!
+//! | bytes | |
+//! |---|---|
+//! | 16 | `torpor lua image` |
+//! | 32 | the [build](BUILD), in ASCII |
+//! | 4, 4 | window; number of runs |
+//! | 8 each | runs of pages: first, count, ascending |
+//! | 4096 each | the pages |
+//!
+//! Numbers are little-endian. An image is memory with a program's stack in it: whoever can forge one can do anything that the process can. It
+//! must be authenticated before it is restored, which is not done here.
+
+use crate::windows::{MOST_WINDOWS, PAGE, WINDOW_BYTES};
+
+/// Names what images depend on: Lua's source with our changes, and our C. Two builds with the same name understand each other's images.
+pub const BUILD: &str = env!("TORPOR_LUA_BUILD");
+
+const MAGIC: &[u8; 16] = b"torpor lua image";
+const HEADER: usize = 16 + 32 + 8;
+
+/// Why an image cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// It is none, or cut short, or its pages are where none can be.
+    #[error("it is not the image of a Lua state")]
+    Malformed,
+    /// Another build made it.
+    #[error("it was made by build {0} of the Lua runtime; this is build {BUILD}")]
+    Build(String),
+    /// What it says of its memory cannot be.
+    #[error("its memory contradicts itself")]
+    Unsound,
+}
+
+/// The image of a state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image(Vec<u8>);
+
+impl Image {
+    pub(crate) fn of<'a>(window: u32, runs: impl Iterator<Item = (usize, &'a [u8])> + Clone) -> Self {
+        let (count, bytes) = runs.clone().fold((0, 0), |(count, bytes), (_, run)| (count + 1, bytes + run.len()));
+        let mut image = Vec::with_capacity(HEADER + count * 8 + bytes);
+        image.extend_from_slice(MAGIC);
+        image.extend_from_slice(BUILD.as_bytes());
+        image.extend_from_slice(&window.to_le_bytes());
+        image.extend_from_slice(&(count as u32).to_le_bytes());
+        for (first, run) in runs.clone() {
+            image.extend_from_slice(&(first as u32).to_le_bytes());
+            image.extend_from_slice(&((run.len() / PAGE) as u32).to_le_bytes());
+        }
+        runs.for_each(|(_, run)| image.extend_from_slice(run));
+        Self(image)
+    }
+
+    /// Bytes that were one.
+    pub fn from_bytes(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+
+    /// As they are stored.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The window that it belongs in.
+    pub(crate) fn window(&self) -> u32 {
+        self.number(48).unwrap_or(u32::MAX)
+    }
+
+    fn number(&self, at: usize) -> Option<u32> {
+        Some(u32::from_le_bytes(*self.0.get(at..at + 4)?.first_chunk()?))
+    }
+
+    fn runs(&self) -> impl Iterator<Item = (usize, usize)> + Clone {
+        let count = self.number(52).unwrap_or(0) as usize;
+        (0..count)
+            .map_while(|n| Some((self.number(HEADER + n * 8)? as usize, self.number(HEADER + n * 8 + 4)? as usize)))
+    }
+
+    /// Whether it is one of this build, all of whose pages are there and within a window.
+    pub(crate) fn check(&self) -> Result<(), ImageError> {
+        if self.0.get(..16) != Some(MAGIC) || self.0.len() < HEADER {
+            return Err(ImageError::Malformed);
+        }
+        if &self.0[16..48] != BUILD.as_bytes() {
+            return Err(ImageError::Build(String::from_utf8_lossy(&self.0[16..48]).into_owned()));
+        }
+        let count = self.number(52).unwrap_or(0) as usize;
+        let (mut end, mut pages) = (0, 0);
+        for (first, some) in self.runs() {
+            if first < end || some == 0 || first + some > WINDOW_BYTES / PAGE {
+                return Err(ImageError::Malformed);
+            }
+            (end, pages) = (first + some, pages + some);
+        }
+        let first_page_is_there = self.runs().next().is_some_and(|(first, _)| first == 0);
+        let len = count.checked_mul(8).and_then(|runs| runs.checked_add(HEADER + pages * PAGE));
+        if self.window() >= MOST_WINDOWS || !first_page_is_there || len != Some(self.0.len()) {
+            return Err(ImageError::Malformed);
+        }
+        Ok(())
+    }
+
+    /// Runs of pages: the number of the first, and their bytes. It has been checked.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = (usize, &[u8])> {
+        let mut at = HEADER + self.runs().count() * 8;
+        self.runs().map(move |(first, count)| {
+            let bytes = &self.0[at..at + count * PAGE];
+            at += count * PAGE;
+            (first, bytes)
+        })
+    }
+}

@@ -1,0 +1,26 @@
+//! Lua whose whole state can be stored at every wait, and goes on from there in another process.
+//!
+//! A [`State`] lies in a window of addresses that is its own in every process of the same build ([`Windows`]). Its program runs as tasks, which
+//! are coroutines; what they wait for they ask of their host by yielding, wherever they stand: within `pcall`, metamethods, iterators and
+//! coroutines of their own. Nothing of a state is then on the C stack, and its memory holds no address outside its window, so that its taken pages
+//! are all of it ([`Image`]).
+//!
+//! ```text
+//! c/all.c      Lua's source, a dozen lines of which build.rs changes, and ours, compiled as one
+//! arena        the memory of a state: an allocator whose bookkeeping lies within it
+//! state        tasks, steps, images: what hosts use
+//! ```
+//! This crate and `linux` are the only ones with unsafe code.
+#![allow(unsafe_code, reason = "Lua is C, and an arena is memory that Rust does not manage")]
+
+mod arena;
+mod ffi;
+mod image;
+mod state;
+mod value;
+mod windows;
+
+pub use image::{BUILD, Image, ImageError};
+pub use state::{State, StateError, Step, Task};
+pub use value::Value;
+pub use windows::{MOST_WINDOWS, WINDOW_BYTES, Windows};

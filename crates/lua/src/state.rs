@@ -1,0 +1,251 @@
+//! A state of Lua in its window, and its image.
+
+use std::ffi::CString;
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Once};
+
+use crate::arena::{Arena, allocate};
+use crate::ffi::{self, Lua, RawStep, RawValue, status};
+use crate::image::{Image, ImageError};
+use crate::value::Value;
+use crate::windows::{PAGE, Windows};
+
+/// Why there is no state.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The window is used, or was not reserved.
+    #[error("window {0} is not free")]
+    Window(u32),
+    /// A new state needs more memory than its limit.
+    #[error("its limit of memory is too low for an empty state")]
+    Memory,
+    /// An image cannot be used.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+}
+
+/// A task of a state: a call of one of its functions, from its beginning to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Task(pub i64);
+
+/// How far a task has come.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// It waits for an answer to these values.
+    Waits(Vec<Value>),
+    /// It has ended with these results.
+    Ended(Vec<Value>),
+    /// It has failed: the error, with a traceback.
+    Failed(String),
+}
+
+/// A state. All that it consists of is in its window.
+///
+/// Between calls it is at rest: nothing of it is on the C stack, and its window holds no address of this process.
+#[derive(Debug)]
+pub struct State {
+    windows: Arc<Windows>,
+    window: u32,
+    arena: NonNull<Arena>,
+}
+
+// SAFETY: a state is used by whoever has it; its window is no other's, and C keeps nothing of it per thread.
+unsafe impl Send for State {}
+
+fn begin() {
+    static BEGUN: Once = Once::new();
+    // SAFETY: once, before all else.
+    BEGUN.call_once(|| unsafe { ffi::torpor_begin() });
+}
+
+impl State {
+    /// A new one, with at most so many bytes of memory. Two with the same seed and program draw the same random numbers.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn new(windows: &Arc<Windows>, window: u32, most_bytes: usize, seed: u64) -> Result<Self, StateError> {
+        begin();
+        let at = windows.take(window).ok_or(StateError::Window(window))?;
+        // SAFETY: the window was free, so nothing else uses it and it is zero.
+        let arena = unsafe { Arena::begin(at, most_bytes, seed) };
+        let mut state = Self { windows: windows.clone(), window, arena };
+        let shared = state.arena_mut().shared();
+        // SAFETY: the arena has been begun, and nothing runs in it.
+        let main = unsafe { ffi::torpor_new(shared, allocate) };
+        if main.is_null() {
+            return Err(StateError::Memory);
+        }
+        state.arena_mut().main = main;
+        // SAFETY: it is a state whose arena is attached.
+        unsafe { ffi::torpor_detach(main) };
+        Ok(state)
+    }
+
+    /// One as it was when its image was taken, in the same window.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn restore(windows: &Arc<Windows>, image: &Image) -> Result<Self, StateError> {
+        begin();
+        image.check()?;
+        let window = image.window();
+        let at = windows.take(window).ok_or(StateError::Window(window))?;
+        for (page, bytes) in image.pages() {
+            // SAFETY: `check` has seen that all pages are within a window, and this one is ours.
+            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr().add(page * PAGE), bytes.len()) };
+        }
+        let state = Self { windows: windows.clone(), window, arena: at.cast() };
+        if !state.arena().is_sound(at.as_ptr().addr()) {
+            return Err(ImageError::Unsound.into());
+        }
+        Ok(state)
+    }
+
+    /// All of it, as it is now.
+    pub fn image(&self) -> Image {
+        let base = self.arena.as_ptr().cast::<u8>();
+        let page = |(start, count): (usize, usize)| {
+            // SAFETY: these pages are taken, within the window, and nothing runs in it.
+            (start, unsafe { std::slice::from_raw_parts(base.add(start * PAGE), count * PAGE) })
+        };
+        Image::of(self.window, self.arena().taken_runs().into_iter().map(page))
+    }
+
+    /// Its window.
+    pub fn window(&self) -> u32 {
+        self.window
+    }
+
+    /// Bytes that its program uses.
+    pub fn used_bytes(&self) -> usize {
+        // SAFETY: a state at rest.
+        unsafe { ffi::torpor_used(self.arena().main) }
+    }
+
+    /// Random numbers go on from here: for one of two that were restored from the same image.
+    pub fn reseed(&mut self, seed: u64) {
+        self.arena_mut().set_seed(seed);
+    }
+
+    /// Frees what its program no longer reaches.
+    pub fn collect(&mut self) {
+        self.attached(|main| {
+            // SAFETY: its arena is attached.
+            unsafe { ffi::torpor_collect(main) };
+        });
+    }
+
+    /// Begins a task that runs a chunk of text; `name` is in its error messages.
+    pub fn run(&mut self, name: &str, text: &str, arguments: &[Value]) -> (Task, Step) {
+        self.begin_task(name, Some(text), arguments)
+    }
+
+    /// Begins a task that calls a global function.
+    pub fn call(&mut self, function: &str, arguments: &[Value]) -> (Task, Step) {
+        self.begin_task(function, None, arguments)
+    }
+
+    fn begin_task(&mut self, name: &str, text: Option<&str>, arguments: &[Value]) -> (Task, Step) {
+        let task = Task(self.arena().next_task);
+        self.arena_mut().next_task += 1;
+        let Ok(name) = CString::new(name) else {
+            return (task, Step::Failed("a name with a zero byte".to_owned()));
+        };
+        let raw: Vec<RawValue> = arguments.iter().map(Value::raw).collect();
+        let (source, len) = text.map_or((ptr::null(), 0), |text| (text.as_ptr(), text.len()));
+        let step = self.stepped(task, |main, step| {
+            // SAFETY: its arena is attached, and what is pointed to outlives the call.
+            unsafe { ffi::torpor_start(main, task.0, name.as_ptr(), source, len, raw.as_ptr(), raw.len(), step) };
+        });
+        (task, step.unwrap_or_else(|| Step::Failed("it did not begin".to_owned())))
+    }
+
+    /// Answers a task that waits; none if it does not.
+    pub fn answer(&mut self, task: Task, values: &[Value]) -> Option<Step> {
+        let raw: Vec<RawValue> = values.iter().map(Value::raw).collect();
+        self.stepped(task, |main, step| {
+            // SAFETY: its arena is attached, and what is pointed to outlives the call.
+            unsafe { ffi::torpor_answer(main, task.0, raw.as_ptr(), raw.len(), step) };
+        })
+    }
+
+    fn stepped(&mut self, task: Task, run: impl FnOnce(*mut Lua, *mut RawStep)) -> Option<Step> {
+        self.attached(|main| {
+            let mut step = RawStep { status: status::NOT_WAITING, at: ptr::null_mut(), count: 0 };
+            run(main, &raw mut step);
+            let found = match step.status {
+                status::NOT_WAITING => return None,
+                status::OK => Step::Ended(results(&step)),
+                status::YIELD => Step::Waits(results(&step)),
+                _ => Step::Failed(failure(main, &step)),
+            };
+            // SAFETY: its arena is attached, and the step is the last one.
+            unsafe { ffi::torpor_finish(main, task.0, &raw const step) };
+            Some(found)
+        })
+    }
+
+    fn attached<T>(&mut self, run: impl FnOnce(*mut Lua) -> T) -> T {
+        let main = self.arena().main;
+        // SAFETY: a state at rest.
+        unsafe { ffi::torpor_attach(main, allocate) };
+        let result = run(main);
+        // SAFETY: nothing runs in it any more.
+        unsafe { ffi::torpor_detach(main) };
+        result
+    }
+
+    fn arena(&self) -> &Arena {
+        // SAFETY: it is there as long as the window is ours, and nothing runs in it.
+        unsafe { self.arena.as_ref() }
+    }
+
+    fn arena_mut(&mut self) -> &mut Arena {
+        // SAFETY: as above, and nobody else refers to it.
+        unsafe { self.arena.as_mut() }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        // Nothing outside refers to anything in it, so nothing of it has to run.
+        self.windows.give(self.window, crate::windows::WINDOW_BYTES);
+    }
+}
+
+fn results(step: &RawStep) -> Vec<Value> {
+    (0..step.count as usize).map(|n| value(step, n)).collect()
+}
+
+fn value(step: &RawStep, n: usize) -> Value {
+    let mut raw = Value::Nil.raw();
+    // SAFETY: the step has so many values, and its strings are there until it is finished.
+    unsafe {
+        ffi::torpor_value(step, n, &raw mut raw);
+        Value::of(&raw)
+    }
+}
+
+fn failure(main: *mut Lua, step: &RawStep) -> String {
+    let (mut text, mut len) = (ptr::null(), 0);
+    // SAFETY: the arena is attached, and the step is the last one.
+    if unsafe { ffi::torpor_traceback(main, step, &raw mut text, &raw mut len) } != 0 {
+        // SAFETY: the string is there until it is dropped.
+        let found = unsafe { std::slice::from_raw_parts(text, len) };
+        let found = String::from_utf8_lossy(found).into_owned();
+        // SAFETY: it is what was pushed last.
+        unsafe { ffi::torpor_drop(main) };
+        return found;
+    }
+    match value(step, 0) {
+        Value::String(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        _ => "not enough memory".to_owned(),
+    }
+}
+
+impl From<StateError> for io::Error {
+    fn from(error: StateError) -> Self {
+        Self::other(error)
+    }
+}

@@ -1,0 +1,142 @@
+//! Images: what is in them, and which are refused.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::sync::Arc;
+
+use torpor_lua::{BUILD, Image, ImageError, State, StateError, Step, Value, Windows};
+
+const MEMORY: usize = 8 << 20;
+/// Programs with something of everything.
+const PROGRAM: &str = "
+    local t = {}
+    for i = 1, 500 do t[i] = {name = 'n' .. i, call = function() return i end, co = coroutine.wrap(function() wait() end)} end
+    setmetatable(t, {__gc = print, __index = rawget, __close = function() end})
+    local x <close> = t
+    for word in ('a b c'):gmatch('%a') do
+      pcall(function() coroutine.wrap(function() for _ in pairs({1}) do math.random(); t[word] = string.format('%5d', wait()) end end)() end)
+    end";
+
+/// A window of this test, since all of them run in one process.
+fn windows(window: u32) -> Arc<Windows> {
+    Arc::new(Windows::reserve(window, 1).unwrap())
+}
+
+/// Ranges of all mappings that are not windows.
+fn mappings() -> Vec<(u64, u64)> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let range = |line: &str| {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+    };
+    let is_window = |range: &(u64, u64)| range.0 >= 0x1000_0000_0000 && range.1 <= 0x5000_0000_0000;
+    maps.lines().filter_map(range).filter(|range| !is_window(range)).collect()
+}
+
+#[test]
+fn no_address_of_the_process_is_in_an_image() {
+    let windows = windows(20);
+    let mut state = State::new(&windows, 20, MEMORY, 1).unwrap();
+    let (task, mut step) = state.run("program", PROGRAM, &[]);
+    let mappings = mappings();
+    for n in 0..3 {
+        assert!(matches!(step, Step::Waits(_)), "{step:?}");
+        let image = state.image();
+        let words = image.as_bytes().windows(8).map(|word| u64::from_le_bytes(*word.first_chunk().unwrap()));
+        let is_address = |word: &u64| mappings.iter().any(|(start, end)| (start..end).contains(&word));
+        let found: Vec<String> = words.filter(is_address).map(|word| format!("{word:#x}")).collect();
+        assert_eq!(found, [""; 0], "at wait {n}");
+        step = state.answer(task, &[Value::Integer(n)]).unwrap();
+    }
+    assert_eq!(step, Step::Ended(Vec::new()));
+}
+
+#[test]
+fn an_image_is_the_same_until_something_runs() {
+    let windows = windows(21);
+    let mut state = State::new(&windows, 21, MEMORY, 1).unwrap();
+    state.run("program", PROGRAM, &[]);
+    let image = state.image();
+    assert_eq!(state.image(), image);
+    drop(state);
+    let again = State::restore(&windows, &image).unwrap();
+    assert_eq!(again.image(), image);
+}
+
+#[test]
+fn what_is_not_an_image_of_this_build_is_refused() {
+    let windows = windows(22);
+    let state = State::new(&windows, 22, MEMORY, 1).unwrap();
+    let image = state.image().as_bytes().to_vec();
+    let refused = |bytes: Vec<u8>| State::restore(&windows, &Image::from_bytes(bytes)).unwrap_err();
+    assert!(matches!(refused(image.clone()), StateError::Window(22)), "its window is used");
+    drop(state);
+    for len in [0, 10, 55, 56, 64, image.len() - 1] {
+        assert!(matches!(refused(image[..len].to_vec()), StateError::Image(ImageError::Malformed)), "{len}");
+    }
+    let other = "0".repeat(BUILD.len());
+    let foreign = [&image[..16], other.as_bytes(), &image[48..]].concat();
+    let error = refused(foreign);
+    assert!(error.to_string().contains(&other) && error.to_string().contains(BUILD), "{error}");
+    for (at, value) in [(48, u32::MAX), (52, u32::MAX), (52, 0), (56, 1), (60, 0), (60, 1 << 30)] {
+        let mut wrong = image.clone();
+        wrong[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        assert!(matches!(refused(wrong), StateError::Image(ImageError::Malformed)), "{at}: {value}");
+    }
+    let mut zeros = image.clone();
+    zeros[64..].fill(0);
+    assert!(matches!(refused(zeros), StateError::Image(ImageError::Unsound)));
+    // What was refused holds no window.
+    State::restore(&windows, &Image::from_bytes(image)).unwrap();
+}
+
+#[test]
+fn a_state_has_no_more_memory_than_its_limit() {
+    let windows = windows(23);
+    assert!(matches!(State::new(&windows, 23, 8 << 10, 1), Err(StateError::Memory)));
+    let mut state = State::new(&windows, 23, MEMORY, 1).unwrap();
+    let (_, step) = state.run("bomb", "local t = {}; while true do t[#t + 1] = ('x'):rep(10000) .. #t end", &[]);
+    let Step::Failed(error) = step else { panic!("{step:?}") };
+    assert!(error.contains("not enough memory"), "{error}");
+    assert!(state.image().as_bytes().len() <= MEMORY + 4096);
+    // It goes on.
+    state.collect();
+    assert!(state.used_bytes() < 100_000, "{}", state.used_bytes());
+    assert_eq!(state.run("after", "return 1 + 1", &[]).1, Step::Ended(vec![Value::Integer(2)]));
+}
+
+#[test]
+fn tasks_run_side_by_side() {
+    let windows = windows(24);
+    let mut state = State::new(&windows, 24, MEMORY, 1).unwrap();
+    state.run(
+        "program",
+        "log = {}; function room(name) while true do local text = wait(#log); log[#log + 1] = name .. text end end",
+        &[],
+    );
+    let tasks: Vec<_> = ["a", "b", "c"].map(|name| state.call("room", &[name.into()]).0).to_vec();
+    for (task, text) in [(2, "x"), (0, "y"), (2, "z"), (1, "w")] {
+        assert!(matches!(state.answer(tasks[task], &[text.into()]), Some(Step::Waits(_))));
+    }
+    let (task, step) = state.run("log", "return table.concat(log, ' ')", &[]);
+    assert_eq!(step, Step::Ended(vec!["cx ay cz bw".into()]));
+    assert_eq!(state.answer(task, &[]), None, "it has ended");
+    let (_, step) = state.call("nobody", &[]);
+    assert!(matches!(&step, Step::Failed(error) if error.contains("there is no function 'nobody'")), "{step:?}");
+    let (_, step) = state.run("wrong.lua", "local x = = 1", &[]);
+    assert!(matches!(&step, Step::Failed(error) if error.contains("wrong.lua")), "{step:?}");
+}
+
+#[test]
+fn errors_have_a_traceback() {
+    let windows = windows(25);
+    let mut state = State::new(&windows, 25, MEMORY, 1).unwrap();
+    let (task, _) = state.run(
+        "=room.lua",
+        "local function inner() wait(); error('oh no') end\nlocal function outer() inner() end\nouter()",
+        &[],
+    );
+    let Some(Step::Failed(error)) = state.answer(task, &[]) else { panic!("it fails") };
+    assert!(error.starts_with("room.lua:1: oh no") && error.contains("room.lua:2: in "), "{error}");
+    assert_eq!(state.answer(task, &[]), None);
+}

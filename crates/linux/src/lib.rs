@@ -47,3 +47,4 @@ pub mod tty;
 pub mod uapi;
 pub mod userfault;
 pub mod vm;
+pub mod written;

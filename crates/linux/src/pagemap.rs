@@ -12,6 +12,8 @@ pub const PAGE: u64 = 4096;
 
 /// Categories of pages (`PAGE_IS_*`).
 pub mod category {
+    /// Not write-protected by userfaultfd, in memory that is ([`crate::written`]).
+    pub const WRITTEN: u64 = 1 << 1;
     /// Mapped from a file, or shared memory.
     pub const FILE: u64 = 1 << 2;
     /// In memory.
@@ -62,6 +64,11 @@ const PAGEMAP_SCAN: libc::c_ulong = iowr(b'f', 16, size_of::<ScanArgument>());
 const _: () = assert!(PAGEMAP_SCAN == 0xc060_6610);
 const _: () = assert!(size_of::<PageRegion>() == 24);
 
+/// `PM_SCAN_WP_MATCHING`: what is reported is write-protected.
+pub(crate) const PROTECT: u64 = 1;
+/// `PM_SCAN_CHECK_WPASYNC`: an error where that cannot be.
+pub(crate) const CHECK_PROTECTION: u64 = 2;
+
 /// What to look for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Filter {
@@ -79,6 +86,18 @@ pub struct Filter {
 ///
 /// `pagemap` is the opened `/proc/PID/pagemap`; `start` and `end` are page-aligned.
 pub fn scan(pagemap: &File, start: u64, end: u64, filter: Filter, regions: &mut Vec<PageRegion>) -> io::Result<()> {
+    scan_with(pagemap, start, end, filter, 0, regions)
+}
+
+/// Does the same with flags of `PAGEMAP_SCAN`.
+pub(crate) fn scan_with(
+    pagemap: &File,
+    start: u64,
+    end: u64,
+    filter: Filter,
+    flags: u64,
+    regions: &mut Vec<PageRegion>,
+) -> io::Result<()> {
     const BATCH: usize = 512;
     regions.clear();
     let mut position = start;
@@ -88,6 +107,7 @@ pub fn scan(pagemap: &File, start: u64, end: u64, filter: Filter, regions: &mut 
         let batch = &mut regions[used..];
         let mut argument = ScanArgument {
             size: size_of::<ScanArgument>() as u64,
+            flags,
             start: position,
             end,
             vec: batch.as_mut_ptr() as u64,

@@ -36,6 +36,8 @@ const _: () = assert!(WAKE == 0x8010_aa02 && COPY == 0xc028_aa03 && ZERO == 0xc0
 const VERSION: u64 = 0xaa;
 /// `UFFDIO_REGISTER_MODE_MISSING`
 const MISSING: u64 = 1;
+/// `UFFDIO_REGISTER_MODE_WP`
+const WRITES_TO: u64 = 2;
 
 /// `UFFD_FEATURE_EVENT_FORK`, `_REMAP`, `_REMOVE`, `_UNMAP`
 const EVENTS: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6;
@@ -229,8 +231,7 @@ impl Userfault {
     /// # Errors
     /// If the descriptor is none, or was set up before. `EPERM` without CAP_SYS_PTRACE.
     pub fn set_up(context: OwnedFd) -> io::Result<Self> {
-        let mut argument = ApiArgument { api: VERSION, features: EVENTS, ioctls: 0 };
-        call(context.as_fd(), API, (&raw mut argument).cast())?;
+        begin(context.as_fd(), EVENTS)?;
         Ok(Self(context))
     }
 
@@ -239,8 +240,7 @@ impl Userfault {
     /// # Errors
     /// `EINVAL` for other memory, `EBUSY` where another context has it, `ENOMEM`.
     pub fn register(&self, range: &Range<u64>) -> io::Result<()> {
-        let mut argument = RegisterArgument { range: range.into(), mode: MISSING, ioctls: 0 };
-        call(self.as_fd(), REGISTER, (&raw mut argument).cast())
+        register(self.as_fd(), range, MISSING)
     }
 
     /// Takes [`Userfault::register`] back: missing pages of `range` read as zeros, and whoever waits for one goes on.
@@ -349,6 +349,22 @@ fn outcome(called: io::Result<()>, done: i64, wanted: u64) -> Result<(), (u64, N
             _ => Err((0, NotPlaced::of(error.raw_os_error().unwrap_or_default()))),
         },
     }
+}
+
+/// Begins to use a context that was just made.
+pub(crate) fn begin(context: BorrowedFd<'_>, features: u64) -> io::Result<()> {
+    let mut argument = ApiArgument { api: VERSION, features, ioctls: 0 };
+    call(context, API, (&raw mut argument).cast())
+}
+
+fn register(context: BorrowedFd<'_>, range: &Range<u64>, mode: u64) -> io::Result<()> {
+    let mut argument = RegisterArgument { range: range.into(), mode, ioctls: 0 };
+    call(context, REGISTER, (&raw mut argument).cast())
+}
+
+/// Pages of `range` can be write-protected from now on.
+pub(crate) fn register_for_writes(context: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<()> {
+    register(context, range, WRITES_TO)
 }
 
 fn call(context: BorrowedFd<'_>, request: u64, argument: *mut c_void) -> io::Result<()> {

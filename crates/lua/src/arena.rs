@@ -14,6 +14,7 @@
 //! Everything is an offset within the window: an image of the pages is a complete state.
 
 use std::ffi::c_void;
+use std::mem::offset_of;
 use std::ptr::{self, NonNull};
 
 use crate::ffi::{Lua, Shared};
@@ -52,6 +53,13 @@ pub(crate) struct Arena {
 
 const _: () = assert!(size_of::<Arena>() <= PAGE && WINDOW_BYTES <= u32::MAX as usize + 1 && CLASSES == 128);
 
+/// Whether a page is taken, by the bytes of an arena's first page.
+pub(crate) fn is_taken_by(header: &[u8; PAGE], page: usize) -> bool {
+    let at = offset_of!(Arena, taken) + page / 8;
+    // Little-endian words: bit n of the bitmap is bit n % 8 of byte n / 8.
+    page < PAGES && header[at] & (1 << (page % 8)) != 0
+}
+
 fn class_of(bytes: usize) -> usize {
     bytes.div_ceil(UNIT) - 1
 }
@@ -85,7 +93,7 @@ impl Arena {
     /// Whether its header can be that of an arena at rest.
     pub(crate) fn is_sound(&self, at: usize) -> bool {
         let main = self.main as usize;
-        let inside = (at..at + (self.end_page as usize).min(PAGES) * PAGE).contains(&main) && main.is_multiple_of(8);
+        let inside = (at..at + self.end_page() * PAGE).contains(&main) && main.is_multiple_of(8);
         let sizes = self.end_page <= self.most_pages && self.most_pages <= PAGES as u64 && self.chunk <= self.chunk_end;
         inside && sizes && self.taken[0] & 1 == 1 && self.shared.nested == 0 && self.shared.target.is_null()
     }
@@ -95,19 +103,12 @@ impl Arena {
         self.shared.seed = seed;
     }
 
-    /// Runs of pages that are taken, by number.
-    pub(crate) fn taken_runs(&self) -> Vec<(usize, usize)> {
-        let mut runs: Vec<(usize, usize)> = Vec::new();
-        for page in (0..self.end_page as usize).filter(|page| self.is_taken(*page)) {
-            match runs.last_mut() {
-                Some((start, count)) if *start + *count == page => *count += 1,
-                _ => runs.push((page, 1)),
-            }
-        }
-        runs
+    /// Behind the last page that is taken.
+    pub(crate) fn end_page(&self) -> usize {
+        (self.end_page as usize).min(PAGES)
     }
 
-    fn is_taken(&self, page: usize) -> bool {
+    pub(crate) fn is_taken(&self, page: usize) -> bool {
         self.taken[page / 64] & (1 << (page % 64)) != 0
     }
 

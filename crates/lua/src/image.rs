@@ -1,4 +1,4 @@
-//! A state at rest, as bytes.
+//! A state at rest, or what has changed of it, as bytes.
 //!
 //! | bytes | |
 //! |---|---|
@@ -11,6 +11,9 @@
 //! Numbers are little-endian. An image is memory with a program's stack in it: whoever can forge one can do anything that the process can. It
 //! must be authenticated before it is restored, which is not done here.
 
+use std::collections::BTreeMap;
+
+use crate::arena::is_taken_by;
 use crate::windows::{MOST_WINDOWS, PAGE, WINDOW_BYTES};
 
 /// Names what images depend on: Lua's source with our changes, and our C. Two builds with the same name understand each other's images.
@@ -33,7 +36,7 @@ pub enum ImageError {
     Unsound,
 }
 
-/// The image of a state.
+/// The image of a state, or of what has changed of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image(Vec<u8>);
 
@@ -51,6 +54,24 @@ impl Image {
         }
         runs.for_each(|(_, run)| image.extend_from_slice(run));
         Self(image)
+    }
+
+    /// The whole image that some images lead to, of which the first is whole, and each of the others has the changes since the one before.
+    ///
+    /// # Errors
+    /// See [`ImageError`].
+    pub fn folded(images: &[Self]) -> Result<Self, ImageError> {
+        let window = images.first().ok_or(ImageError::Malformed)?.window();
+        images.iter().try_for_each(|image| image.check(window))?;
+        let header = images.iter().rev().find_map(|image| image.pages().next().filter(|(page, _)| *page == 0));
+        let (_, header) = header.ok_or(ImageError::Unsound)?;
+        let newest: BTreeMap<usize, &[u8; PAGE]> = images.iter().flat_map(Self::pages).collect();
+        let taken: Vec<_> = newest.into_iter().filter(|(page, _)| is_taken_by(header, *page)).collect();
+        let runs: Vec<(usize, Vec<u8>)> = taken
+            .chunk_by(|(page, _), (next, _)| page + 1 == *next)
+            .map(|run| (run[0].0, run.iter().flat_map(|(_, bytes)| **bytes).collect()))
+            .collect();
+        Ok(Self::of(window, runs.iter().map(|(first, bytes)| (*first, bytes.as_slice()))))
     }
 
     /// Bytes that were one.
@@ -78,8 +99,8 @@ impl Image {
             .map_while(|n| Some((self.number(HEADER + n * 8)? as usize, self.number(HEADER + n * 8 + 4)? as usize)))
     }
 
-    /// Whether it is one of this build, all of whose pages are there and within a window.
-    pub(crate) fn check(&self) -> Result<(), ImageError> {
+    /// Whether it is one of this build, for this window, all of whose pages are there and within it.
+    pub(crate) fn check(&self, window: u32) -> Result<(), ImageError> {
         if self.0.get(..16) != Some(MAGIC) || self.0.len() < HEADER {
             return Err(ImageError::Malformed);
         }
@@ -94,21 +115,21 @@ impl Image {
             }
             (end, pages) = (first + some, pages + some);
         }
-        let first_page_is_there = self.runs().next().is_some_and(|(first, _)| first == 0);
         let len = count.checked_mul(8).and_then(|runs| runs.checked_add(HEADER + pages * PAGE));
-        if self.window() >= MOST_WINDOWS || !first_page_is_there || len != Some(self.0.len()) {
+        if self.window() != window || window >= MOST_WINDOWS || len != Some(self.0.len()) {
             return Err(ImageError::Malformed);
         }
         Ok(())
     }
 
-    /// Runs of pages: the number of the first, and their bytes. It has been checked.
-    pub(crate) fn pages(&self) -> impl Iterator<Item = (usize, &[u8])> {
-        let mut at = HEADER + self.runs().count() * 8;
-        self.runs().map(move |(first, count)| {
-            let bytes = &self.0[at..at + count * PAGE];
-            at += count * PAGE;
-            (first, bytes)
-        })
+    /// Pages by number, ascending. It has been checked.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = (usize, &[u8; PAGE])> {
+        let bytes = self.0[HEADER + self.runs().count() * 8..].as_chunks().0;
+        self.runs().flat_map(|(first, count)| first..first + count).zip(bytes)
+    }
+
+    /// Pages that are in it.
+    pub fn page_count(&self) -> usize {
+        self.runs().map(|(_, count)| count).sum()
     }
 }

@@ -5,6 +5,8 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Once};
 
+use torpor_linux::pagemap::PageRegion;
+
 use crate::arena::{Arena, allocate};
 use crate::ffi::{self, Lua, RawStep, RawValue, status};
 use crate::image::{Image, ImageError};
@@ -48,6 +50,8 @@ pub struct State {
     windows: Arc<Windows>,
     window: u32,
     arena: NonNull<Arena>,
+    /// Room for what was written.
+    regions: Vec<PageRegion>,
 }
 
 // SAFETY: a state is used by whoever has it; its window is no other's, and C keeps nothing of it per thread.
@@ -69,7 +73,7 @@ impl State {
         let at = windows.take(window).ok_or(StateError::Window(window))?;
         // SAFETY: the window was free, so nothing else uses it and it is zero.
         let arena = unsafe { Arena::begin(at, most_bytes, seed) };
-        let mut state = Self { windows: windows.clone(), window, arena };
+        let mut state = Self { windows: windows.clone(), window, arena, regions: Vec::new() };
         let shared = state.arena_mut().shared();
         // SAFETY: the arena has been begun, and nothing runs in it.
         let main = unsafe { ffi::torpor_new(shared, allocate) };
@@ -82,34 +86,80 @@ impl State {
         Ok(state)
     }
 
-    /// One as it was when its image was taken, in the same window.
+    /// One as it was when the last of some images was taken, in the same window. The first is of all of it, and each of the others has the
+    /// changes since the one before.
     ///
     /// # Errors
     /// See [`StateError`].
-    pub fn restore(windows: &Arc<Windows>, image: &Image) -> Result<Self, StateError> {
+    pub fn restore(windows: &Arc<Windows>, images: &[Image]) -> Result<Self, StateError> {
         begin();
-        image.check()?;
-        let window = image.window();
+        let window = images.first().ok_or(ImageError::Malformed)?.window();
+        images.iter().try_for_each(|image| image.check(window))?;
         let at = windows.take(window).ok_or(StateError::Window(window))?;
-        for (page, bytes) in image.pages() {
+        let mut state = Self { windows: windows.clone(), window, arena: at.cast(), regions: Vec::new() };
+        let place = |page: usize, bytes: &[u8; PAGE]| {
             // SAFETY: `check` has seen that all pages are within a window, and this one is ours.
-            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr().add(page * PAGE), bytes.len()) };
-        }
-        let state = Self { windows: windows.clone(), window, arena: at.cast() };
+            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr().add(page * PAGE), PAGE) };
+        };
+        // The newest first page says which pages are taken; of each, the newest counts.
+        let header = images.iter().rev().find_map(|image| image.pages().next().filter(|(page, _)| *page == 0));
+        let (_, header) = header.ok_or(ImageError::Unsound)?;
+        place(0, header);
         if !state.arena().is_sound(at.as_ptr().addr()) {
             return Err(ImageError::Unsound.into());
         }
+        let mut missing: Vec<bool> = (0..state.arena().end_page()).map(|page| state.arena().is_taken(page)).collect();
+        missing[0] = false;
+        for image in images.iter().rev() {
+            for (page, bytes) in image.pages() {
+                if missing.get_mut(page).is_some_and(std::mem::take) {
+                    place(page, bytes);
+                }
+            }
+        }
+        if missing.contains(&true) {
+            return Err(ImageError::Unsound.into());
+        }
+        state.written();
         Ok(state)
     }
 
     /// All of it, as it is now.
     pub fn image(&self) -> Image {
+        self.image_of(&[(0, self.arena().end_page())])
+    }
+
+    /// What has changed since this was last asked, or since it was restored: all of it for the first time, and where the kernel does not
+    /// [tell](Windows::tells_writes).
+    pub fn changes(&mut self) -> Image {
+        let written = self.written();
+        match written {
+            Some(runs) => self.image_of(&runs),
+            None => self.image(),
+        }
+    }
+
+    fn written(&mut self) -> Option<Vec<(usize, usize)>> {
+        let pages = self.arena().end_page();
+        self.windows.written(self.window, pages, &mut self.regions)
+    }
+
+    /// The taken ones of some pages.
+    fn image_of(&self, runs: &[(usize, usize)]) -> Image {
+        let arena = self.arena();
+        let mut taken: Vec<(usize, usize)> = Vec::with_capacity(runs.len());
+        for page in runs.iter().flat_map(|(first, count)| *first..first + count).filter(|page| arena.is_taken(*page)) {
+            match taken.last_mut() {
+                Some((first, count)) if *first + *count == page => *count += 1,
+                _ => taken.push((page, 1)),
+            }
+        }
         let base = self.arena.as_ptr().cast::<u8>();
-        let page = |(start, count): (usize, usize)| {
+        let bytes = |(first, count): (usize, usize)| {
             // SAFETY: these pages are taken, within the window, and nothing runs in it.
-            (start, unsafe { std::slice::from_raw_parts(base.add(start * PAGE), count * PAGE) })
+            (first, unsafe { std::slice::from_raw_parts(base.add(first * PAGE), count * PAGE) })
         };
-        Image::of(self.window, self.arena().taken_runs().into_iter().map(page))
+        Image::of(self.window, taken.into_iter().map(bytes))
     }
 
     /// Its window.

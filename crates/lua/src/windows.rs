@@ -5,6 +5,8 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, munmap};
+use torpor_linux::pagemap::PageRegion;
+use torpor_linux::written::WrittenPages;
 
 /// Bytes of a window: what a state can grow to.
 pub const WINDOW_BYTES: usize = 64 << 20;
@@ -22,6 +24,8 @@ pub struct Windows {
     count: u32,
     /// By number behind the first: it is used.
     used: Mutex<Vec<bool>>,
+    /// Tells what was written to; none where the kernel cannot: then all is taken for written.
+    written: Option<WrittenPages>,
 }
 
 impl Windows {
@@ -38,12 +42,17 @@ impl Windows {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: nothing that is mapped is replaced, and the memory is this value's until it is dropped.
         let mapped = unsafe { rustix::mm::mmap_anonymous(at as *mut _, len, access, flags) }?;
-        let windows = Self { first, count, used: Mutex::new(vec![false; count as usize]) };
+        let mut windows = Self { first, count, used: Mutex::new(vec![false; count as usize]), written: None };
         if mapped as usize != at {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         // SAFETY: as above. A huge page would be 2 MB for a state of 24 kB; where there are none, it cannot be refused.
         let _ = unsafe { madvise(mapped, len, Advice::LinuxNoHugepage) };
+        let watched = WrittenPages::new().and_then(|written| {
+            written.watch(&(at as u64..(at + len) as u64))?;
+            Ok(written)
+        });
+        windows.written = watched.ok();
         Ok(windows)
     }
 
@@ -59,6 +68,28 @@ impl Windows {
             return None;
         }
         NonNull::new(at(window))
+    }
+
+    /// Whether it is known what was written to.
+    pub fn tells_writes(&self) -> bool {
+        self.written.is_some()
+    }
+
+    /// Runs of pages among the first `pages` of a window that were written to since this was last asked: first and number. None where
+    /// that is not known.
+    pub(crate) fn written(
+        &self,
+        window: u32,
+        pages: usize,
+        regions: &mut Vec<PageRegion>,
+    ) -> Option<Vec<(usize, usize)>> {
+        let start = at(window).addr() as u64;
+        self.written.as_ref()?.take(&(start..start + (pages * PAGE) as u64), regions).ok()?;
+        let run = |region: &PageRegion| {
+            let (from, to) = (region.start - start, region.end - start);
+            (from as usize / PAGE, (to - from) as usize / PAGE)
+        };
+        Some(regions.iter().map(run).collect())
     }
 
     /// Gives a window back, whose first `bytes` were used.

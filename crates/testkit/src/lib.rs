@@ -7,6 +7,7 @@
 //! - [`namespaces`]: namespaces with an init that only reaps.
 //! - [`conformance`]: one small program per kind of state, captured and restored by an engine.
 //! - [`daemon`]: a `torpor up` of a test's own, and what it leaves behind.
+//! - [`disk`]: a file system whose power can be cut.
 //! - [`bare`]: the same programs without Torpor, in namespaces of their own: the baseline.
 //! - [`pool`]: huge pages for a test.
 //! - [`wait`]: waiting for a condition with a deadline, and how long. [`skip!`]: skipping a test so that everybody sees it.
@@ -16,6 +17,7 @@ pub mod bare;
 pub mod client;
 pub mod conformance;
 pub mod daemon;
+pub mod disk;
 pub mod error;
 pub mod namespaces;
 pub mod native;

@@ -8,7 +8,7 @@ use super::Finding;
 use super::tree::Tree;
 
 /// Folder of a crate → crates of ours that it may name. Lower lines never name higher ones.
-const ARROWS: [(&str, &[&str]); 25] = [
+const ARROWS: [(&str, &[&str]); 26] = [
     ("xtask", &["api", "linux", "proc", "testkit"]),
     ("fuzz", &["api", "engine", "image", "keeper", "linux", "network", "rootfs", "sandbox", "worker"]),
     ("torpor", &["api", "engine", "hub", "image", "keeper", "network", "sandbox", "store", "worker"]),
@@ -16,6 +16,7 @@ const ARROWS: [(&str, &[&str]); 25] = [
         "worker",
         &["api", "engine", "image", "keeper", "lifecycle", "linux", "network", "proc", "rootfs", "sandbox", "store"],
     ),
+    ("clef", &["lua"]),
     ("hub", &["api", "lifecycle"]),
     ("testkit", &["api", "linux", "proc"]),
     (
@@ -50,8 +51,8 @@ const ARROWS: [(&str, &[&str]); 25] = [
     ("api", &[]),
     ("lifecycle", &[]),
     ("image", &[]),
+    ("lua", &["linux"]),
     ("linux", &[]),
-    ("lua", &[]),
 ];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {

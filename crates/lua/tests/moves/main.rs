@@ -59,7 +59,7 @@ fn straight(program: &str) -> (String, i64) {
 /// Answers the state that is stored in a folder, and stores what becomes of it.
 fn moved_on(folder: &Path, answer: i64) {
     let image = Image::from_bytes(fs::read(folder.join("image")).unwrap());
-    let mut state = State::restore(&windows(), &image).unwrap();
+    let mut state = State::restore(&windows(), &[image]).unwrap();
     let step = state.answer(Task(1), &[Value::Integer(answer)]).unwrap();
     match ended(&step) {
         Some(text) => fs::write(folder.join("ended"), text).unwrap(),

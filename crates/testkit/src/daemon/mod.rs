@@ -4,7 +4,6 @@
 //! the test. A test that already fails gets the daemon's log printed instead.
 
 mod directory;
-mod disk;
 mod leftovers;
 mod slot;
 
@@ -19,11 +18,11 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use directory::Directory;
-use disk::Disk;
 pub use leftovers::{leftovers, power_off};
 use slot::Slot;
 
 use crate::client::Session;
+use crate::disk::Disk;
 use crate::error::{Error, run};
 use crate::servers::{Program, target_dir};
 use crate::wait::eventually_ok;

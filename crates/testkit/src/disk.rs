@@ -15,14 +15,14 @@ const BUSY_WITHIN: std::time::Duration = std::time::Duration::from_secs(20);
 
 /// A disk that is mounted at a place until it is dropped.
 #[derive(Debug)]
-pub(super) struct Disk {
+pub struct Disk {
     file: PathBuf,
     place: PathBuf,
 }
 
 impl Disk {
     /// Makes the disk in the file `file` and mounts it at `place`, which is made.
-    pub(super) fn new(file: PathBuf, place: PathBuf) -> Result<Self, Error> {
+    pub fn new(file: PathBuf, place: PathBuf) -> Result<Self, Error> {
         let made = File::create(&file).and_then(|made| made.set_len(BYTES));
         made.map_err(Error::file("make", &file))?;
         run(Command::new("mkfs.ext4").arg("-q").arg(&file), "install the package e2fsprogs")?;
@@ -38,13 +38,13 @@ impl Disk {
     }
 
     /// Cuts the power: what was not synced is lost. First of all, since whoever ends would still sync.
-    pub(super) fn cut(&self) -> Result<(), Error> {
+    pub fn cut(&self) -> Result<(), Error> {
         run(Command::new(executable("powercut")?).arg(&self.place), "the kernel's ext4 must know its shutdown")
             .map(drop)
     }
 
     /// Power again, when nobody is left who had it.
-    pub(super) fn restore(&self) -> Result<(), Error> {
+    pub fn restore(&self) -> Result<(), Error> {
         unmount(&self.place)?;
         // A namespace that is about to go may still hold the file system: mounting would only find that one again.
         eventually_ok("nobody holds the disk", BUSY_WITHIN, || {

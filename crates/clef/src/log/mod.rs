@@ -1,0 +1,436 @@
+//! An append-only log of records, in files of some size (*segments*), with one sync for many records.
+//!
+//! ```text
+//! append ─▶ buffer ─▶ commit: one write, one fdatasync ─▶ durable
+//! ```
+//! The log is used by one thread, which appends what many messages have changed and commits once: that is the group commit. Records are never
+//! changed. A segment is left only when all of it is durable, so after a crash only the last one can end with records that are not whole; those
+//! were never committed, and are cut off. Each record has the number of its commit: a whole record of a later one behind a broken record
+//! shows that the broken one had been committed, and that is damage.
+//!
+//! After an error of the disk it is not known what is on it: the log takes nothing more, and is opened anew.
+
+mod record;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fdatasync, fsync, openat};
+use xxhash_rust::xxh3::xxh3_64;
+
+pub(crate) use self::record::Header;
+pub use self::record::{Kind, MOST_KEY_BYTES};
+
+/// Bytes of a segment, unless a record is larger.
+const SEGMENT_BYTES: u64 = 64 << 20;
+/// At the beginning of a segment: what it is, and its number.
+const MAGIC: &[u8; 16] = b"torpor clef log1";
+const FIRST: u64 = 4096;
+/// Bytes that are read for a header and its key.
+const HEAD: usize = record::HEADER + MOST_KEY_BYTES;
+/// How much of a segment is read at once.
+const STRIDE: usize = 1 << 20;
+
+/// Where a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Location {
+    /// The segment, from 1.
+    pub segment: u32,
+    /// The byte in it, a multiple of 8.
+    pub offset: u32,
+}
+
+impl Location {
+    /// As one number, never 0.
+    pub(crate) fn number(self) -> u64 {
+        u64::from(self.segment) << 32 | u64::from(self.offset)
+    }
+
+    pub(crate) fn of(number: u64) -> Option<Self> {
+        let (segment, offset) = ((number >> 32) as u32, number as u32);
+        (segment > 0 && offset.is_multiple_of(8)).then_some(Self { segment, offset })
+    }
+}
+
+/// Why the log cannot do something.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The disk cannot be read or written.
+    #[error("{}", .0.display())]
+    Disk(PathBuf, #[source] io::Error),
+    /// What was written is not what is there.
+    #[error("{} is damaged at byte {offset}", path.display())]
+    Damaged {
+        /// The segment.
+        path: PathBuf,
+        /// Where in it.
+        offset: u64,
+    },
+    /// An earlier error: see [`Log`].
+    #[error("the log has failed before, and must be opened anew")]
+    Failed,
+    /// A key of more than [`MOST_KEY_BYTES`], or a payload of 4 GiB.
+    #[error("a record is too large")]
+    TooLarge,
+}
+
+#[derive(Debug)]
+struct Segment {
+    file: File,
+    /// Behind its last record.
+    end: u64,
+}
+
+/// A log.
+#[derive(Debug)]
+pub struct Log {
+    folder: PathBuf,
+    directory: File,
+    /// By number; the last one is written.
+    segments: BTreeMap<u32, Segment>,
+    /// Appended behind the end of the last segment, and not written yet.
+    buffer: Vec<u8>,
+    /// Number of the next commit.
+    batch: u32,
+    failed: bool,
+}
+
+/// A record, and its payload if that was read.
+type Read<'a> = (Found<'a>, Option<&'a [u8]>);
+
+/// A record that was found: where, what, and its key.
+pub(crate) struct Found<'a> {
+    pub(crate) location: Location,
+    pub(crate) header: Header,
+    pub(crate) key: &'a [u8],
+}
+
+impl Log {
+    /// Opens the log in a directory that nobody else changes, and tells of all its records, in order.
+    ///
+    /// # Errors
+    /// [`LogError::Disk`], [`LogError::Damaged`].
+    pub(crate) fn open(folder: &Path, mut found: impl FnMut(Found<'_>)) -> Result<Self, LogError> {
+        let disk = |error| LogError::Disk(folder.to_owned(), error);
+        let directory = File::open(folder).map_err(disk)?;
+        let mut numbers = Vec::new();
+        for entry in fs::read_dir(folder).map_err(disk)? {
+            let name = entry.map_err(disk)?.file_name();
+            numbers.extend(name.to_str().and_then(|name| name.strip_suffix(".clefs")?.parse::<u32>().ok()));
+        }
+        numbers.sort_unstable();
+        let mut log = Self {
+            folder: folder.to_owned(),
+            directory,
+            segments: BTreeMap::new(),
+            buffer: Vec::new(),
+            batch: 1,
+            failed: false,
+        };
+        let last = numbers.last().copied();
+        for number in numbers {
+            log.open_segment(number, Some(number) == last, &mut found)?;
+        }
+        if log.segments.is_empty() {
+            log.begin_segment(0)?;
+        }
+        Ok(log)
+    }
+
+    fn path(&self, number: u32) -> PathBuf {
+        self.folder.join(format!("{number:010}.clefs"))
+    }
+
+    fn open_segment(&mut self, number: u32, is_last: bool, found: &mut impl FnMut(Found<'_>)) -> Result<(), LogError> {
+        let path = self.path(number);
+        let disk = |error| LogError::Disk(path.clone(), error);
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&self.directory, path.file_name().unwrap_or_default(), flags, Mode::empty());
+        let file = File::from(file.map_err(|error| disk(error.into()))?);
+        let len = file.metadata().map_err(disk)?.len();
+        let mut first = [0; 20];
+        let begun = len >= FIRST && file.read_exact_at(&mut first, 0).is_ok();
+        let begun = begun && first[..16] == *MAGIC && first[16..] == number.to_le_bytes();
+        if !begun {
+            if is_last {
+                // It was being made: nothing can be in it.
+                fs::remove_file(&path).map_err(disk)?;
+                return fsync(&self.directory).map_err(|error| disk(error.into()));
+            }
+            return Err(LogError::Damaged { path, offset: 0 });
+        }
+        let mut reader = Reader { file: &file, number, len, at: FIRST, bytes: Vec::new(), begin: FIRST };
+        let mut end = FIRST;
+        while let Some((record, payload)) = reader.next(is_last).map_err(disk)? {
+            if is_last && payload.is_none_or(|payload| xxh3_64(payload) != record.header.payload_checksum) {
+                break;
+            }
+            self.batch = record.header.batch + 1;
+            end += record.header.record_bytes() as u64;
+            found(record);
+        }
+        // Behind the records is what was allocated, which is zero. In the last segment, what was not committed may be there.
+        if !is_last && !is_zero(&file, end, len).map_err(disk)? {
+            return Err(LogError::Damaged { path, offset: end });
+        }
+        if is_last && !is_zero(&file, end, len).map_err(disk)? {
+            if is_committed_behind(&file, number, end..len, self.batch).map_err(disk)? {
+                return Err(LogError::Damaged { path, offset: end });
+            }
+            // Were it to stay, it could be taken for the end of a later record.
+            file.set_len(end).map_err(disk)?;
+            fdatasync(&file).map_err(|error| disk(error.into()))?;
+        }
+        self.segments.insert(number, Segment { file, end });
+        Ok(())
+    }
+
+    /// Begins a segment with room for a record of so many bytes.
+    fn begin_segment(&mut self, bytes: u64) -> Result<(), LogError> {
+        let number = self.segments.last_key_value().map_or(1, |(last, _)| last + 1);
+        let path = self.path(number);
+        let disk = |error: io::Error| LogError::Disk(path.clone(), error);
+        let make = || -> io::Result<File> {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let name = path.file_name().unwrap_or_default();
+            let file = File::from(openat(&self.directory, name, flags, Mode::RUSR | Mode::WUSR)?);
+            fallocate(&file, FallocateFlags::empty(), 0, SEGMENT_BYTES.max(FIRST + bytes))?;
+            let mut first = vec![0; FIRST as usize];
+            first[..16].copy_from_slice(MAGIC);
+            first[16..20].copy_from_slice(&number.to_le_bytes());
+            file.write_all_at(&first, 0)?;
+            fsync(&file)?;
+            fsync(&self.directory)?;
+            Ok(file)
+        };
+        match make() {
+            Ok(file) => {
+                self.segments.insert(number, Segment { file, end: FIRST });
+                Ok(())
+            }
+            Err(error) => {
+                // A disk that is full now need not be later.
+                let _ = fs::remove_file(&path);
+                Err(disk(error))
+            }
+        }
+    }
+
+    fn last(&self) -> Result<(u32, &Segment), LogError> {
+        self.segments.last_key_value().map(|(number, segment)| (*number, segment)).ok_or(LogError::Failed)
+    }
+
+    /// Whether a record with so many bytes of payload fits into the last segment.
+    pub(crate) fn has_room(&self, payload_bytes: usize) -> bool {
+        let end = self.segments.last_key_value().map_or(0, |(_, last)| last.end + self.buffer.len() as u64);
+        end <= FIRST || end + most_bytes(payload_bytes) <= SEGMENT_BYTES
+    }
+
+    /// Begins a segment, with room for a record with so many bytes of payload. All is committed.
+    ///
+    /// # Errors
+    /// [`LogError::Disk`]: nothing has changed.
+    pub(crate) fn begin_next(&mut self, payload_bytes: usize) -> Result<(), LogError> {
+        if !self.buffer.is_empty() || self.failed {
+            return Err(LogError::Failed);
+        }
+        self.begin_segment(most_bytes(payload_bytes))
+    }
+
+    /// Adds a record, which is durable from the next [`Log::commit`] on.
+    ///
+    /// # Errors
+    /// [`LogError::TooLarge`].
+    pub(crate) fn append(
+        &mut self,
+        kind: Kind,
+        key: &[u8],
+        payload: &[u8],
+        before: Option<Location>,
+    ) -> Result<Location, LogError> {
+        if key.len() > MOST_KEY_BYTES || payload.len() > u32::MAX as usize - (1 << 16) {
+            return Err(LogError::TooLarge);
+        }
+        let (number, last) = self.last()?;
+        let location = Location { segment: number, offset: (last.end + self.buffer.len() as u64) as u32 };
+        let (key_bytes, payload_bytes, batch) = (key.len(), payload.len(), self.batch);
+        let header = Header { kind, key_bytes, payload_bytes, batch, before, payload_checksum: xxh3_64(payload) };
+        header.write(key, payload, number, &mut self.buffer);
+        Ok(location)
+    }
+
+    /// Makes all records durable.
+    ///
+    /// # Errors
+    /// [`LogError::Disk`], once; then [`LogError::Failed`].
+    pub(crate) fn commit(&mut self) -> Result<(), LogError> {
+        if self.failed {
+            return Err(LogError::Failed);
+        }
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let (number, last) = self.last()?;
+        let written = last.file.write_all_at(&self.buffer, last.end).and_then(|()| Ok(fdatasync(&last.file)?));
+        if let Err(error) = written {
+            self.failed = true;
+            return Err(LogError::Disk(self.path(number), error));
+        }
+        if let Some(last) = self.segments.get_mut(&number) {
+            last.end += self.buffer.len() as u64;
+        }
+        self.batch += 1;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Gives up what was appended since the last commit.
+    pub(crate) fn discard(&mut self) {
+        self.buffer.clear();
+    }
+
+    /// The header of a record, and its key.
+    pub(crate) fn header(&self, location: Location) -> Result<(Header, Vec<u8>), LogError> {
+        let bytes = self.bytes(location, HEAD)?;
+        let damaged = || LogError::Damaged { path: self.path(location.segment), offset: location.offset.into() };
+        let (header, key) = Header::read(&bytes, location.segment).ok_or_else(damaged)?;
+        Ok((header, key.to_vec()))
+    }
+
+    /// A record: its header and payload.
+    pub(crate) fn read(&self, location: Location) -> Result<(Header, Vec<u8>), LogError> {
+        let (header, _) = self.header(location)?;
+        let mut bytes = self.bytes(location, header.record_bytes())?;
+        let damaged = || LogError::Damaged { path: self.path(location.segment), offset: location.offset.into() };
+        let begin = header.payload_offset();
+        if bytes.len() < begin + header.payload_bytes {
+            return Err(damaged());
+        }
+        bytes.drain(..begin);
+        bytes.truncate(header.payload_bytes);
+        if xxh3_64(&bytes) != header.payload_checksum {
+            return Err(damaged());
+        }
+        Ok((header, bytes))
+    }
+
+    /// Up to so many bytes at a location, of the disk or of what is not written yet.
+    fn bytes(&self, location: Location, most: usize) -> Result<Vec<u8>, LogError> {
+        let damaged = || LogError::Damaged { path: self.path(location.segment), offset: location.offset.into() };
+        let segment = self.segments.get(&location.segment).ok_or_else(damaged)?;
+        let offset = u64::from(location.offset);
+        if let Some(buffered) = offset.checked_sub(segment.end) {
+            let is_last = self.segments.last_key_value().is_some_and(|(number, _)| *number == location.segment);
+            let found = self.buffer.get(buffered as usize..).filter(|_| is_last).ok_or_else(damaged)?;
+            return Ok(found[..found.len().min(most)].to_vec());
+        }
+        let mut bytes = vec![0; (most as u64).min(segment.end - offset) as usize];
+        let read = segment.file.read_exact_at(&mut bytes, offset);
+        read.map_err(|error| LogError::Disk(self.path(location.segment), error))?;
+        Ok(bytes)
+    }
+
+    /// Numbers of its segments, and bytes in each.
+    pub(crate) fn segments(&self) -> impl DoubleEndedIterator<Item = (u32, u64)> {
+        self.segments.iter().map(|(number, segment)| (*number, segment.end - FIRST))
+    }
+
+    /// Locations and headers of the records of a segment that are durable.
+    pub(crate) fn records(&self, number: u32) -> Result<Vec<(Location, Header, Vec<u8>)>, LogError> {
+        let disk = |error| LogError::Disk(self.path(number), error);
+        let Some(segment) = self.segments.get(&number) else { return Ok(Vec::new()) };
+        let mut reader =
+            Reader { file: &segment.file, number, len: segment.end, at: FIRST, bytes: Vec::new(), begin: FIRST };
+        let mut records = Vec::new();
+        while let Some((Found { location, header, key }, _)) = reader.next(false).map_err(disk)? {
+            records.push((location, header, key.to_vec()));
+        }
+        Ok(records)
+    }
+
+    /// Removes a segment that is not the last one.
+    pub(crate) fn remove(&mut self, number: u32) -> Result<(), LogError> {
+        let disk = |error: io::Error| LogError::Disk(self.path(number), error);
+        fs::remove_file(self.path(number)).map_err(disk)?;
+        fsync(&self.directory).map_err(|error| disk(error.into()))?;
+        self.segments.remove(&number);
+        Ok(())
+    }
+}
+
+/// Bytes of a record at most.
+fn most_bytes(payload_bytes: usize) -> u64 {
+    (HEAD + 16 + payload_bytes) as u64
+}
+
+/// Reads a segment record by record.
+struct Reader<'a> {
+    file: &'a File,
+    number: u32,
+    len: u64,
+    /// Where the next record begins.
+    at: u64,
+    bytes: Vec<u8>,
+    /// Where `bytes` begin.
+    begin: u64,
+}
+
+impl Reader<'_> {
+    /// The next record, with its payload if that is wanted and there.
+    fn next(&mut self, with_payload: bool) -> io::Result<Option<Read<'_>>> {
+        self.fill(HEAD)?;
+        let from = (self.at - self.begin) as usize;
+        let Some((header, _)) = Header::read(&self.bytes[from..], self.number) else { return Ok(None) };
+        if self.at + header.record_bytes() as u64 > self.len {
+            return Ok(None);
+        }
+        if with_payload {
+            self.fill(header.record_bytes())?;
+        }
+        let from = (self.at - self.begin) as usize;
+        let key = &self.bytes[from + record::HEADER..][..header.key_bytes];
+        let payload =
+            self.bytes.get(from + header.payload_offset()..).and_then(|bytes| bytes.get(..header.payload_bytes));
+        let location = Location { segment: self.number, offset: self.at as u32 };
+        self.at += header.record_bytes() as u64;
+        Ok(Some((Found { location, header, key }, payload.filter(|_| with_payload))))
+    }
+
+    /// Has so many bytes from `at` on, or all that there are.
+    fn fill(&mut self, wanted: usize) -> io::Result<()> {
+        let wanted = (wanted as u64).min(self.len.saturating_sub(self.at));
+        if self.at >= self.begin && self.at + wanted <= self.begin + self.bytes.len() as u64 {
+            return Ok(());
+        }
+        let bytes = wanted.max(STRIDE as u64).min(self.len.saturating_sub(self.at));
+        self.bytes.resize(bytes as usize, 0);
+        self.begin = self.at;
+        self.file.read_exact_at(&mut self.bytes, self.at)
+    }
+}
+
+/// Whether a record is in a range that was committed later than `batch`.
+fn is_committed_behind(file: &File, number: u32, range: Range<u64>, batch: u32) -> io::Result<bool> {
+    let mut bytes = vec![0; (range.end - range.start) as usize];
+    file.read_exact_at(&mut bytes, range.start)?;
+    let mut places = (0..bytes.len()).step_by(8);
+    Ok(places.any(|at| Header::read(&bytes[at..], number).is_some_and(|(header, _)| header.batch > batch)))
+}
+
+fn is_zero(file: &File, from: u64, to: u64) -> io::Result<bool> {
+    let mut bytes = vec![0; STRIDE];
+    let mut at = from;
+    while at < to {
+        let some = (to - at).min(STRIDE as u64) as usize;
+        file.read_exact_at(&mut bytes[..some], at)?;
+        if bytes[..some].iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        at += some as u64;
+    }
+    Ok(true)
+}

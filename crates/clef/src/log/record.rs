@@ -1,0 +1,110 @@
+//! A record of the log.
+//!
+//! | bytes | |
+//! |---|---|
+//! | 4 | `CLEF` |
+//! | 2, 2 | kind; bytes of the key |
+//! | 4, 4 | bytes of the payload; the batch: which commit made it durable |
+//! | 8 | where the record before it of the same key is, if this one builds on it; else 0 |
+//! | 8 | checksum of the payload |
+//! | 8 | checksum of all that is above, of the key, and of the number of the segment |
+//! | | key, padded to 8 bytes; payload, padded to 8 bytes |
+//!
+//! Numbers are little-endian, checksums XXH3.
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::Location;
+
+/// Bytes before the key.
+pub(super) const HEADER: usize = 40;
+const MAGIC: u32 = u32::from_le_bytes(*b"CLEF");
+/// Bytes of a key at most.
+pub const MOST_KEY_BYTES: usize = 1024;
+
+/// What a record says of its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// All of its state.
+    Whole = 1,
+    /// What has changed since the record before.
+    Changes = 2,
+    /// It is no more.
+    Removed = 3,
+}
+
+/// What a record begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) kind: Kind,
+    pub(crate) key_bytes: usize,
+    pub(crate) payload_bytes: usize,
+    pub(crate) batch: u32,
+    pub(crate) before: Option<Location>,
+    pub(crate) payload_checksum: u64,
+}
+
+fn padded(bytes: usize) -> usize {
+    bytes.next_multiple_of(8)
+}
+
+impl Header {
+    /// Bytes of the record.
+    pub(crate) fn record_bytes(&self) -> usize {
+        self.payload_offset() + padded(self.payload_bytes)
+    }
+
+    /// Where in the record the payload is.
+    pub(crate) fn payload_offset(&self) -> usize {
+        HEADER + padded(self.key_bytes)
+    }
+
+    /// Adds a record with this header to a buffer.
+    pub(super) fn write(&self, key: &[u8], payload: &[u8], segment: u32, to: &mut Vec<u8>) {
+        let begin = to.len();
+        to.extend_from_slice(&MAGIC.to_le_bytes());
+        to.extend_from_slice(&(self.kind as u16).to_le_bytes());
+        to.extend_from_slice(&(key.len() as u16).to_le_bytes());
+        to.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        to.extend_from_slice(&self.batch.to_le_bytes());
+        to.extend_from_slice(&self.before.map_or(0, Location::number).to_le_bytes());
+        to.extend_from_slice(&self.payload_checksum.to_le_bytes());
+        let checksum = checksum(&to[begin..], key, segment);
+        to.extend_from_slice(&checksum.to_le_bytes());
+        to.extend_from_slice(key);
+        to.resize(to.len().next_multiple_of(8), 0);
+        to.extend_from_slice(payload);
+        to.resize(to.len().next_multiple_of(8), 0);
+    }
+
+    /// The header of the record at the beginning of `bytes`, with its key; none if there is none of this segment.
+    pub(crate) fn read(bytes: &[u8], segment: u32) -> Option<(Self, &[u8])> {
+        let header = bytes.get(..HEADER)?;
+        let short = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+        let word = |at: usize| header[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+        let long = |at: usize| header[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let kind = match short(4) {
+            1 => Kind::Whole,
+            2 => Kind::Changes,
+            3 => Kind::Removed,
+            _ => return None,
+        };
+        let key_bytes = usize::from(short(6));
+        if word(0) != MAGIC || key_bytes > MOST_KEY_BYTES {
+            return None;
+        }
+        let key = bytes.get(HEADER..HEADER + key_bytes)?;
+        if checksum(&header[..32], key, segment) != long(32) {
+            return None;
+        }
+        let (payload_bytes, batch, before) = (word(8) as usize, word(12), Location::of(long(16)));
+        Some((Self { kind, key_bytes, payload_bytes, batch, before, payload_checksum: long(24) }, key))
+    }
+}
+
+fn checksum(header: &[u8], key: &[u8], segment: u32) -> u64 {
+    let mut hash = Xxh3::with_seed(u64::from(segment));
+    hash.update(header);
+    hash.update(key);
+    hash.digest()
+}

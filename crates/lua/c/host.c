@@ -6,7 +6,8 @@
 #define TASKS "tasks"
 
 struct torpor_value {
-  int64_t kind;  /* LUA_T…; LUA_TNUMBER: `integer` or, of kind -2, `number` */
+  int64_t kind;  /* LUA_T…; LUA_TNUMBER: `integer` or, of kind KIND_FLOAT, `number`. From the host, a table says how many pairs follow
+                    (`integer`); to the host, they are followed by KIND_END */
   union {
     int64_t integer;
     double number;
@@ -17,7 +18,10 @@ struct torpor_value {
   };
 };
 
-enum { KIND_FLOAT = -2 };
+enum { KIND_FLOAT = -2, KIND_END = -3 };
+
+/* Tables in tables that the host gets. */
+enum { MOST_DEPTH = 16 };
 
 struct torpor_step {
   int64_t status;
@@ -56,14 +60,27 @@ lua_State *torpor_new(struct torpor_arena *arena, lua_Alloc alloc) {
 void torpor_attach(lua_State *L, lua_Alloc alloc) { G(L)->frealloc = alloc; }
 void torpor_detach(lua_State *L) { G(L)->frealloc = NULL; }
 
-static void push_value(lua_State *L, const struct torpor_value *value) {
+/* Pushes a value, and gives what follows it. */
+static const struct torpor_value *push_value(lua_State *L, const struct torpor_value *value) {
+  int64_t pairs = value->integer;
   switch (value->kind) {
     case LUA_TBOOLEAN: lua_pushboolean(L, value->integer != 0); break;
     case LUA_TNUMBER: lua_pushinteger(L, value->integer); break;
     case KIND_FLOAT: lua_pushnumber(L, value->number); break;
     case LUA_TSTRING: lua_pushlstring(L, value->bytes, value->len); break;
+    case LUA_TTABLE:
+      luaL_checkstack(L, 4, "tables in tables");
+      lua_newtable(L);
+      value++;
+      while (pairs-- > 0) {
+        value = push_value(L, value);
+        value = push_value(L, value);
+        lua_rawset(L, -3);
+      }
+      return value;
     default: lua_pushnil(L);
   }
+  return value + 1;
 }
 
 struct start {
@@ -87,7 +104,7 @@ static lua_State *task_of(lua_State *L, int64_t number) {
 static void push_all(lua_State *L, lua_State *to, const struct torpor_value *values, size_t count) {
   /* The task may have no room, and its errors are for its program: so strings are made here. */
   luaL_checkstack(L, (int)count + 1, "too many arguments");
-  for (size_t n = 0; n < count; n++) push_value(L, &values[n]);
+  for (size_t n = 0; n < count; n++) values = push_value(L, values);
   if (!lua_checkstack(to, (int)count)) luaL_error(L, "too many arguments");
   lua_xmove(L, to, (int)count);
 }
@@ -171,24 +188,46 @@ void torpor_answer(lua_State *L, int64_t number, const struct torpor_value *valu
   run_task(task, at, (int)count, step);
 }
 
-/* Value `n` of a step, from 0; strings are valid until `torpor_finish`. */
-void torpor_value(const struct torpor_step *step, size_t n, struct torpor_value *value) {
-  lua_State *at = step->at;
-  int index = (int)n - (int)step->count;
-  value->kind = lua_type(at, index);
-  switch (value->kind) {
-    case LUA_TBOOLEAN: value->integer = lua_toboolean(at, index); break;
+/* Takes a value of the host's; false: no more. */
+typedef int (*torpor_visit)(void *context, const struct torpor_value *value);
+
+static int visit_value(lua_State *at, int index, int depth, torpor_visit visit, void *context) {
+  struct torpor_value value = {lua_type(at, index), {0}};
+  switch (value.kind) {
+    case LUA_TBOOLEAN: value.integer = lua_toboolean(at, index); break;
     case LUA_TNUMBER:
       if (lua_isinteger(at, index)) {
-        value->integer = lua_tointeger(at, index);
+        value.integer = lua_tointeger(at, index);
       } else {
-        value->kind = KIND_FLOAT;
-        value->number = lua_tonumber(at, index);
+        value.kind = KIND_FLOAT;
+        value.number = lua_tonumber(at, index);
       }
       break;
-    case LUA_TSTRING: value->bytes = lua_tolstring(at, index, &value->len); break;
+    case LUA_TSTRING: value.bytes = lua_tolstring(at, index, &value.len); break;
+    case LUA_TTABLE:
+      if (depth >= MOST_DEPTH || !lua_checkstack(at, 3)) return 0;
+      index = lua_absindex(at, index);
+      if (!visit(context, &value)) return 0;
+      lua_pushnil(at);
+      while (lua_next(at, index)) {
+        if (!visit_value(at, -2, depth + 1, visit, context) || !visit_value(at, -1, depth + 1, visit, context)) return 0;
+        lua_pop(at, 1);
+      }
+      value.kind = KIND_END;
+      break;
     default: break;
   }
+  return visit(context, &value);
+}
+
+/* Visits all values of a step; strings are valid until `torpor_finish`. False where there were too many, or tables in too many tables. */
+int torpor_visit_values(const struct torpor_step *step, torpor_visit visit, void *context) {
+  lua_State *at = step->at;
+  int top = lua_gettop(at);
+  int all = 1;
+  for (int n = 0; all && n < (int)step->count; n++) all = visit_value(at, top - (int)step->count + n + 1, 0, visit, context);
+  lua_settop(at, top);
+  return all;
 }
 
 static void push_traceback(lua_State *L, void *context) {

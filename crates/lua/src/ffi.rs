@@ -46,12 +46,17 @@ pub(crate) struct RawString {
 
 /// Kinds of [`RawValue`]: `LUA_T…`, and one for numbers that are not integers.
 pub(crate) mod kind {
+    pub(crate) const END: i64 = -3;
     pub(crate) const FLOAT: i64 = -2;
     pub(crate) const NIL: i64 = 0;
     pub(crate) const BOOLEAN: i64 = 1;
     pub(crate) const NUMBER: i64 = 3;
     pub(crate) const STRING: i64 = 4;
+    pub(crate) const TABLE: i64 = 5;
 }
+
+/// `torpor_visit`.
+pub(crate) type Visit = unsafe extern "C" fn(*mut c_void, *const RawValue) -> c_int;
 
 /// `struct torpor_step`.
 #[repr(C)]
@@ -66,6 +71,7 @@ pub(crate) mod status {
     pub(crate) const NOT_WAITING: i64 = -1;
     pub(crate) const OK: i64 = 0;
     pub(crate) const YIELD: i64 = 1;
+    pub(crate) const ERROR: i64 = 2;
 }
 
 unsafe extern "C" {
@@ -84,7 +90,7 @@ unsafe extern "C" {
         step: *mut RawStep,
     );
     pub(crate) fn torpor_answer(lua: *mut Lua, number: i64, values: *const RawValue, count: usize, step: *mut RawStep);
-    pub(crate) fn torpor_value(step: *const RawStep, n: usize, value: *mut RawValue);
+    pub(crate) fn torpor_visit_values(step: *const RawStep, visit: Visit, context: *mut c_void) -> c_int;
     pub(crate) fn torpor_finish(lua: *mut Lua, number: i64, step: *const RawStep);
     pub(crate) fn torpor_traceback(lua: *mut Lua, step: *const RawStep, text: *mut *const u8, len: *mut usize)
     -> c_int;

@@ -10,7 +10,7 @@ use torpor_linux::pagemap::PageRegion;
 use crate::arena::{Arena, allocate};
 use crate::ffi::{self, Lua, RawStep, RawValue, status};
 use crate::image::{Image, ImageError};
-use crate::value::Value;
+use crate::value::{self, Value};
 use crate::windows::{PAGE, Windows};
 
 /// Why there is no state.
@@ -202,21 +202,21 @@ impl State {
         let Ok(name) = CString::new(name) else {
             return (task, Step::Failed("a name with a zero byte".to_owned()));
         };
-        let raw: Vec<RawValue> = arguments.iter().map(Value::raw).collect();
+        let raw = raw(arguments);
         let (source, len) = text.map_or((ptr::null(), 0), |text| (text.as_ptr(), text.len()));
         let step = self.stepped(task, |main, step| {
             // SAFETY: its arena is attached, and what is pointed to outlives the call.
-            unsafe { ffi::torpor_start(main, task.0, name.as_ptr(), source, len, raw.as_ptr(), raw.len(), step) };
+            unsafe { ffi::torpor_start(main, task.0, name.as_ptr(), source, len, raw.as_ptr(), arguments.len(), step) };
         });
         (task, step.unwrap_or_else(|| Step::Failed("it did not begin".to_owned())))
     }
 
     /// Answers a task that waits; none if it does not.
     pub fn answer(&mut self, task: Task, values: &[Value]) -> Option<Step> {
-        let raw: Vec<RawValue> = values.iter().map(Value::raw).collect();
+        let raw = raw(values);
         self.stepped(task, |main, step| {
             // SAFETY: its arena is attached, and what is pointed to outlives the call.
-            unsafe { ffi::torpor_answer(main, task.0, raw.as_ptr(), raw.len(), step) };
+            unsafe { ffi::torpor_answer(main, task.0, raw.as_ptr(), values.len(), step) };
         })
     }
 
@@ -226,10 +226,15 @@ impl State {
             run(main, &raw mut step);
             let found = match step.status {
                 status::NOT_WAITING => return None,
-                status::OK => Step::Ended(results(&step)),
-                status::YIELD => Step::Waits(results(&step)),
-                _ => Step::Failed(failure(main, &step)),
+                status::OK => results(&step).map(Step::Ended),
+                status::YIELD => results(&step).map(Step::Waits),
+                _ => Some(Step::Failed(failure(main, &step))),
             };
+            let found = found.unwrap_or_else(|| {
+                // What waits for no answer ends.
+                step.status = status::ERROR;
+                Step::Failed("it gives too many values, or tables in too many tables".to_owned())
+            });
             // SAFETY: its arena is attached, and the step is the last one.
             unsafe { ffi::torpor_finish(main, task.0, &raw const step) };
             Some(found)
@@ -264,17 +269,15 @@ impl Drop for State {
     }
 }
 
-fn results(step: &RawStep) -> Vec<Value> {
-    (0..step.count as usize).map(|n| value(step, n)).collect()
+fn raw(values: &[Value]) -> Vec<RawValue> {
+    let mut raw = Vec::with_capacity(values.len());
+    values.iter().for_each(|value| value.add_raw(&mut raw));
+    raw
 }
 
-fn value(step: &RawStep, n: usize) -> Value {
-    let mut raw = Value::Nil.raw();
-    // SAFETY: the step has so many values, and its strings are there until it is finished.
-    unsafe {
-        ffi::torpor_value(step, n, &raw mut raw);
-        Value::of(&raw)
-    }
+fn results(step: &RawStep) -> Option<Vec<Value>> {
+    // SAFETY: callers have just made the step, and finish it later.
+    unsafe { value::all_of(step) }
 }
 
 fn failure(main: *mut Lua, step: &RawStep) -> String {
@@ -288,8 +291,8 @@ fn failure(main: *mut Lua, step: &RawStep) -> String {
         unsafe { ffi::torpor_drop(main) };
         return found;
     }
-    match value(step, 0) {
-        Value::String(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+    match results(step).as_deref() {
+        Some([Value::String(bytes)]) => String::from_utf8_lossy(bytes).into_owned(),
         _ => "not enough memory".to_owned(),
     }
 }

@@ -184,3 +184,31 @@ fn changes_lead_to_the_same_state() {
     );
     assert!(matches!(State::restore(&windows, &[]), Err(StateError::Image(ImageError::Malformed))));
 }
+
+#[test]
+fn tables_are_copied_both_ways() {
+    let windows = windows(27);
+    let mut state = State::new(&windows, 27, MEMORY, 1).unwrap();
+    state.run("program", "function echo(...) return wait(...) end", &[]);
+    let pair = |key: &str, value: Value| (Value::from(key), value);
+    let inner = Value::Table(vec![(Value::Integer(1), Value::Boolean(false)), (Value::Integer(2), Value::Number(0.5))]);
+    let table =
+        Value::Table(vec![pair("list", inner), (Value::Nil, Value::Nil), (Value::Number(f64::NAN), Value::Nil)]);
+    let (task, step) = state.call("echo", &[Value::Nil, table, "x".into()]);
+    let Step::Waits(mut values) = step else { panic!("{step:?}") };
+    assert_eq!((values.len(), &values[2]), (3, &Value::from("x")));
+    let Some(Value::Table(list)) = values[1].field("list") else { panic!("{values:?}") };
+    assert!(list.len() == 2 && list.contains(&(Value::Integer(2), Value::Number(0.5))));
+    let table = values.remove(1);
+    assert_eq!(state.answer(task, std::slice::from_ref(&table)), Some(Step::Ended(vec![table])));
+    let too_much = |state: &mut State, text: &str| match state.run("program", text, &[]).1 {
+        Step::Failed(error) => assert!(error.contains("too many"), "{error}"),
+        other => panic!("{text}: {other:?}"),
+    };
+    too_much(&mut state, "local t = {}; t.t = t; wait(t)");
+    too_much(&mut state, "local t = {}; for i = 1, 100000 do t[i] = i end; return t");
+    too_much(&mut state, "local s = ('x'):rep(3000000); return s, s, s, s, s, s");
+    assert!(
+        matches!(state.run("program", "return print, {}", &[]).1, Step::Ended(values) if values[0] == Value::Other(6))
+    );
+}

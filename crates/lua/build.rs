@@ -11,7 +11,8 @@ use lua_src as _;
 use sha2::{Digest, Sha256};
 
 /// Our own C, in the order of its names.
-const OWN: [&str; 7] = ["all.c", "arena.h", "coroutines.c", "functions.c", "functions.h", "host.c", "libraries.c"];
+const OWN: [&str; 8] =
+    ["all.c", "arena.h", "coroutines.c", "functions.c", "functions.h", "host.c", "libraries.c", "time.c"];
 
 /// A line of Lua's source, and what is compiled in its place.
 struct Edit {
@@ -21,7 +22,7 @@ struct Edit {
 }
 
 /// Every line is there once. See `c/functions.h` for the numbers of functions, `c/arena.h` for the node.
-const EDITS: [Edit; 13] = [
+const EDITS: [Edit; 19] = [
     Edit {
         file: "lapi.c",
         line: "  if (ttislcf(o)) return fvalue(o);",
@@ -44,6 +45,36 @@ const EDITS: [Edit; 13] = [
         line: "    ci->u.c.k = k;  /* save continuation */",
         instead: "    ci->u.c.k = torpor_encoded_k(k);",
     },
+    // Functions of `table` call these as often as a metamethod `__len` says.
+    Edit {
+        file: "lapi.c",
+        line: "LUA_API int lua_geti (lua_State *L, int idx, lua_Integer n) {",
+        instead: "LUA_API int lua_geti (lua_State *L, int idx, lua_Integer n) {\n  torpor_check(L);",
+    },
+    Edit {
+        file: "lapi.c",
+        line: "LUA_API void lua_seti (lua_State *L, int idx, lua_Integer n) {",
+        instead: "LUA_API void lua_seti (lua_State *L, int idx, lua_Integer n) {\n  torpor_check(L);",
+    },
+    // Patterns can take exponential time, searches quadratic time.
+    Edit {
+        file: "lstrlib.c",
+        line: "  if (l_unlikely(ms->matchdepth-- == 0))",
+        instead: "  torpor_check(ms->L);\n  if (l_unlikely(ms->matchdepth-- == 0))",
+    },
+    Edit {
+        file: "lstrlib.c",
+        line: "    while (l1 > 0 && (init = (const char *)memchr(s1, *s2, l1)) != NULL) {",
+        instead: "    while (l1 > 0 && !torpor_is_spent() && (init = (const char *)memchr(s1, *s2, l1)) != NULL) {",
+    },
+    // What has had its time is not caught.
+    Edit {
+        file: "ldo.c",
+        line: "  while (errorstatus(status) && (ci = findpcall(L)) != NULL) {",
+        instead: "  while (errorstatus(status) && !torpor_arena(G(L))->spent && (ci = findpcall(L)) != NULL) {",
+    },
+    // Finalizers end in time, too.
+    Edit { file: "lgc.c", line: "    L->allowhook = 0;  /* stop debug hooks during GC metamethod */", instead: "" },
     // A place holder, of which Lua leaves a copy behind the top of its stack: not the address of the buffer.
     Edit {
         file: "lauxlib.c",

@@ -82,6 +82,7 @@
 
 static_assert(sizeof(Node) == sizeof(((struct torpor_arena *)0)->dummy_node), "the node of empty tables");
 
+#include "time.c"
 #include "coroutines.c"
 #include "libraries.c"
 #include "functions.c"

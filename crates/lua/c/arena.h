@@ -24,6 +24,9 @@ struct torpor_arena {
   uint32_t nested;
   /* Seed of string hashes and random numbers. */
   uint64_t seed;
+  /* What runs has had its time: it is ended, and the arena is of no further use. */
+  volatile uint32_t spent;
+  uint32_t unused;
 };
 
 #define torpor_arena(g) ((struct torpor_arena *)(g)->ud)

@@ -32,7 +32,9 @@ static int run(lua_State *co, lua_State *first, lua_State *caller, int nargs, lu
   struct torpor_arena *arena = torpor_arena(G(co));
   for (;;) {
     arena->request = TORPOR_NONE;
+    lua_State *before = now_runs(co);
     int status = lua_resume(co, caller, nargs, nresults);
+    now_runs(before);
     uint32_t request = status == LUA_YIELD ? arena->request : TORPOR_NONE;
     lua_State *target = arena->target;
     arena->request = TORPOR_NONE;
@@ -48,7 +50,7 @@ static int run(lua_State *co, lua_State *first, lua_State *caller, int nargs, lu
       co = target;
       continue;
     }
-    if (co == first) return status;
+    if (co == first || arena->spent) return status;
     lua_State *from = thread_of(co)->from;
     thread_of(co)->from = NULL;
     thread_of(from)->to = NULL;
@@ -90,6 +92,7 @@ static int resume_here(lua_State *L, lua_State *co, int nargs) {
   arena->nested--;
   thread_of(L)->to = before;
   thread_of(co)->from = NULL;
+  torpor_check(L);
   int is_error = status != LUA_OK && status != LUA_YIELD;
   int count = is_error ? 1 : nresults;
   if (!lua_checkstack(L, count + 1)) {

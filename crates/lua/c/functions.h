@@ -12,4 +12,9 @@ lua_CFunction torpor_decoded(lua_CFunction number);
 #define torpor_encoded_k(k) ((lua_KFunction)torpor_encoded((lua_CFunction)(k)))
 #define torpor_decoded_k(k) ((lua_KFunction)torpor_decoded((lua_CFunction)(k)))
 
+/* Ends what has had its time, where C would go on for long without asking Lua's hooks. */
+#define torpor_check(L) ((void)(torpor_arena(G(L))->spent && (torpor_out_of_time(L), 0)))
+static void torpor_out_of_time(lua_State *L);
+static int torpor_is_spent(void);
+
 #endif

@@ -56,9 +56,16 @@ lua_State *torpor_new(struct torpor_arena *arena, lua_Alloc alloc) {
   return protected(L, set_up, NULL) == LUA_OK ? L : NULL;
 }
 
-/* The allocator is an address of this process: it is in the arena only while the host runs something in it. */
-void torpor_attach(lua_State *L, lua_Alloc alloc) { G(L)->frealloc = alloc; }
-void torpor_detach(lua_State *L) { G(L)->frealloc = NULL; }
+/* The allocator is an address of this process: it is in the arena only while the host runs something in it. All that may call a finalizer. */
+void torpor_attach(lua_State *L, lua_Alloc alloc) {
+  G(L)->frealloc = alloc;
+  now_runs(L);
+}
+
+void torpor_detach(lua_State *L) {
+  now_runs(NULL);
+  G(L)->frealloc = NULL;
+}
 
 /* Pushes a value, and gives what follows it. */
 static const struct torpor_value *push_value(lua_State *L, const struct torpor_value *value) {
@@ -238,11 +245,14 @@ static void push_traceback(lua_State *L, void *context) {
 
 /* Takes the results of a step away; a task that has ended is forgotten. */
 void torpor_finish(lua_State *L, int64_t number, const struct torpor_step *step) {
+  if (torpor_arena(G(L))->spent) return;
   lua_pop(step->at, (int)step->count);
   if (step->status == LUA_YIELD) return;
   lua_State *task = task_of(L, number);
   if (task != NULL && step->status != LUA_OK) {
+    lua_State *before = now_runs(task);
     lua_closethread(task, NULL);
+    now_runs(before);
     lua_settop(task, 0);
   }
   int top = lua_gettop(L);

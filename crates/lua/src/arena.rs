@@ -95,7 +95,12 @@ impl Arena {
         let main = self.main as usize;
         let inside = (at..at + self.end_page() * PAGE).contains(&main) && main.is_multiple_of(8);
         let sizes = self.end_page <= self.most_pages && self.most_pages <= PAGES as u64 && self.chunk <= self.chunk_end;
-        inside && sizes && self.taken[0] & 1 == 1 && self.shared.nested == 0 && self.shared.target.is_null()
+        inside
+            && sizes
+            && self.taken[0] & 1 == 1
+            && self.shared.nested == 0
+            && self.shared.spent == 0
+            && self.shared.target.is_null()
     }
 
     /// Seed of random numbers.

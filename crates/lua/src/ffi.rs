@@ -1,6 +1,6 @@
 //! What `c/host.c` offers. All of it takes a state whose arena is attached, and raises no error of Lua into its caller.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_long, c_void};
 
 /// `lua_State`.
 #[repr(C)]
@@ -19,6 +19,8 @@ pub(crate) struct Shared {
     pub(crate) request: u32,
     pub(crate) nested: u32,
     pub(crate) seed: u64,
+    pub(crate) spent: u32,
+    pub(crate) unused: u32,
 }
 
 /// `struct torpor_value`.
@@ -91,6 +93,9 @@ unsafe extern "C" {
     );
     pub(crate) fn torpor_answer(lua: *mut Lua, number: i64, values: *const RawValue, count: usize, step: *mut RawStep);
     pub(crate) fn torpor_visit_values(step: *const RawStep, visit: Visit, context: *mut c_void) -> c_int;
+    pub(crate) fn torpor_allow(ticks: c_long);
+    pub(crate) fn torpor_was_spent(arena: *const Shared) -> c_int;
+    pub(crate) fn torpor_tick(signal: c_int);
     pub(crate) fn torpor_finish(lua: *mut Lua, number: i64, step: *const RawStep);
     pub(crate) fn torpor_traceback(lua: *mut Lua, step: *const RawStep, text: *mut *const u8, len: *mut usize)
     -> c_int;

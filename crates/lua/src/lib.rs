@@ -14,12 +14,14 @@
 #![allow(unsafe_code, reason = "Lua is C, and an arena is memory that Rust does not manage")]
 
 mod arena;
+mod budget;
 mod ffi;
 mod image;
 mod state;
 mod value;
 mod windows;
 
+pub use budget::Budget;
 pub use image::{BUILD, Image, ImageError};
 pub use state::{State, StateError, Step, Task};
 pub use value::Value;

@@ -178,6 +178,12 @@ impl State {
         self.arena_mut().set_seed(seed);
     }
 
+    /// A step of it was ended because it took too much [time](crate::Budget): it must not be used further, nor stored.
+    pub fn is_spent(&self) -> bool {
+        // SAFETY: a state at rest.
+        unsafe { ffi::torpor_was_spent(self.arena.as_ptr().cast()) != 0 }
+    }
+
     /// Frees what its program no longer reaches.
     pub fn collect(&mut self) {
         self.attached(|main| {
@@ -221,9 +227,18 @@ impl State {
     }
 
     fn stepped(&mut self, task: Task, run: impl FnOnce(*mut Lua, *mut RawStep)) -> Option<Step> {
+        let spent = || Some(Step::Failed("it takes too much processor time".to_owned()));
+        if self.is_spent() {
+            return spent();
+        }
+        let arena = self.arena.as_ptr().cast();
         self.attached(|main| {
             let mut step = RawStep { status: status::NOT_WAITING, at: ptr::null_mut(), count: 0 };
             run(main, &raw mut step);
+            // SAFETY: the arena of this state.
+            if unsafe { ffi::torpor_was_spent(arena) } != 0 {
+                return spent();
+            }
             let found = match step.status {
                 status::NOT_WAITING => return None,
                 status::OK => results(&step).map(Step::Ended),
@@ -243,6 +258,7 @@ impl State {
 
     fn attached<T>(&mut self, run: impl FnOnce(*mut Lua) -> T) -> T {
         let main = self.arena().main;
+        crate::budget::begin();
         // SAFETY: a state at rest.
         unsafe { ffi::torpor_attach(main, allocate) };
         let result = run(main);

@@ -1,0 +1,66 @@
+//! Programs that would never end.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use torpor_lua::{Budget, State, Step, Windows};
+
+/// Each would run for years.
+const ENDLESS: &[&str] = &[
+    "while true do end",
+    "for i = 1, math.huge do local x = i end",
+    "while true do pcall(function() while true do end end) end",
+    "while true do pcall(error) end",
+    "local function f() return f() end; f()",
+    "local function f() pcall(f); return pcall(f) end; while true do f() end",
+    "while true do coroutine.wrap(function() while true do coroutine.yield() end end)() end",
+    "while true do local co = coroutine.create(function() while true do end end); coroutine.resume(co) end",
+    "while true do xpcall(error, function() while true do end end) end",
+    "local t <close> = setmetatable({}, {__close = function() while true do end end})",
+    "local t <close> = setmetatable({}, {__close = function() while true do end end}); error('x')",
+    "setmetatable({}, {__gc = function() while true do end end}); collectgarbage()",
+    "setmetatable({}, {__gc = function(o) setmetatable(o, getmetatable(o)) end}); while true do collectgarbage() end",
+    "table.sort({1, 2, 3}, function() while true do end end)",
+    "('x'):gsub('x', function() while true do end end)",
+    "tostring(setmetatable({}, {__tostring = function() while true do end end}))",
+    "local s = ('a'):rep(40); return s:find(('a?'):rep(40) .. s)",
+    "local s = ('a'):rep(30000); return s:find(('.-'):rep(100) .. 'b')",
+    "local s = ('a'):rep(4000000); return s:find(('a'):rep(2000000) .. 'b', 1, true)",
+    "return table.concat(setmetatable({}, {__len = function() return math.maxinteger end, __index = function() return '' end}))",
+    "table.insert(setmetatable({}, {__len = function() return math.maxinteger - 1 end}), 1, 1)",
+    "table.remove(setmetatable({}, {__len = function() return math.maxinteger - 1 end}), 1)",
+    "table.move(setmetatable({}, {__newindex = function() end}), 1, math.maxinteger - 1, 2)",
+    "for _ in next, setmetatable({1}, {}) , nil do while true do end end",
+    "local t = setmetatable({}, {__index = function(t, k) return t[k + 1] end}); while true do pcall(function() return t[1] end) end",
+    "load(function() while true do end end)",
+    "while true do ('x'):rep(100000) end",
+    "while true do load('return 1')() end",
+    "::again:: goto again",
+    "string.gsub(('x'):rep(1000000), '.', setmetatable({}, {__index = function() while true do end end}))",
+    "for word in ('a b'):gmatch('%a') do while true do end end",
+    "wait = nil; local mt = {}; mt.__index = function() while true do end end; return setmetatable({}, mt).x",
+];
+
+#[test]
+fn what_would_never_end_is_ended() {
+    let windows = Arc::new(Windows::reserve(60, 1).unwrap());
+    let budget = Budget::of_steps(Duration::from_millis(30)).unwrap();
+    for program in ENDLESS {
+        let begun = Instant::now();
+        let mut state = State::new(&windows, 60, 48 << 20, 1).unwrap();
+        let (_, step) = state.run("endless", program, &[]);
+        eprintln!("{:?} {program}", begun.elapsed());
+        assert!(state.is_spent(), "{program}: {step:?}");
+    }
+    // What ends in time is left alone, however often it runs.
+    let mut state = State::new(&windows, 60, 8 << 20, 1).unwrap();
+    state.run("program", "function short() for i = 1, 100000 do end; return 1 end", &[]);
+    for _ in 0..200 {
+        assert!(matches!(state.call("short", &[]).1, Step::Ended(_)));
+    }
+    assert!(!state.is_spent());
+    drop(budget);
+    // Without a budget there is no limit.
+    assert!(matches!(state.run("long", "for i = 1, 30000000 do end", &[]).1, Step::Ended(_)));
+}

@@ -1,15 +1,27 @@
 //! Clefs: stateful objects, thousands to a process, asleep until they are called (Alto).
 //!
 //! ```text
-//! store   states of sleeping Clefs, by key      index: where the newest record of a key is
-//!   │
-//!  log    records in segments, one sync for many
+//!  serve   HTTP: which Clef a request is for (route), and its answer
+//!    │
+//!  host    Clefs of a class: woken, called, stored, put to sleep
+//!    │
+//!  store   states of sleeping Clefs, by key      index: where the newest record of a key is
+//!    │
+//!   log    records in segments, one sync for many
 //! ```
 #![forbid(unsafe_code)]
 
+mod class;
+mod host;
 mod index;
 mod log;
+mod route;
+mod serve;
 mod store;
 
+pub use class::{Class, Durability, Limits};
+pub use host::{Host, HostError};
 pub use log::{Kind, Location, Log, LogError, MOST_KEY_BYTES};
+pub use route::{KeyPattern, PatternError};
+pub use serve::{Clefs, Request, serve};
 pub use store::{Store, StoreError};

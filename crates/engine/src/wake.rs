@@ -165,8 +165,8 @@ pub(crate) fn bring_first(
     };
     let pages = ImageFile::through_cache(image.file());
     refill_registered(&pages, &split.first, &registered).map_err(WakeError::Refill)?;
-    if way.sample.is_some() {
-        app.stage(&loading.staged).map_err(|error| unstaged(error, asleep))?;
+    if let Some(sample) = way.sample {
+        app.stage(sample, &loading.staged).map_err(|error| unstaged(error, asleep))?;
     }
     for (n, one) in registered.into_iter().enumerate() {
         let pid = one.context.pid;

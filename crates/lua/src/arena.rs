@@ -36,6 +36,8 @@ pub(crate) struct Arena {
     pub(crate) main: *mut Lua,
     /// The number of the next task.
     pub(crate) next_task: i64,
+    /// Of the host's.
+    pub(crate) tag: u64,
     /// Pages at most, this one included.
     most_pages: u64,
     /// Behind the last page that is taken, or was.

@@ -173,6 +173,16 @@ impl State {
         unsafe { ffi::torpor_used(self.arena().main) }
     }
 
+    /// A number that the host has given it, and that goes with its images; 0 at first.
+    pub fn tag(&self) -> u64 {
+        self.arena().tag
+    }
+
+    /// Gives it a number.
+    pub fn set_tag(&mut self, tag: u64) {
+        self.arena_mut().tag = tag;
+    }
+
     /// Random numbers go on from here: for one of two that were restored from the same image.
     pub fn reseed(&mut self, seed: u64) {
         self.arena_mut().set_seed(seed);

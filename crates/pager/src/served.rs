@@ -32,6 +32,8 @@ pub struct Served {
     pub recorded: bool,
     /// The recording is complete: it ended because the program had stopped to fault, and not because it was full or cut short.
     pub settled: bool,
+    /// Nothing that was expected was in place at the beginning.
+    pub all_staged: bool,
     /// Pages that were missing at the beginning.
     pub missing_pages: u64,
     /// What was staged, where it was recorded: address spaces, and addresses.

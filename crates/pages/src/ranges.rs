@@ -20,6 +20,12 @@ pub fn joined(mut ranges: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
     ranges
 }
 
+/// Whether a place is in one of `ranges`, which ascend.
+pub fn contains(ranges: &[Range<u64>], place: u64) -> bool {
+    let behind = ranges.partition_point(|range| range.start <= place);
+    behind.checked_sub(1).is_some_and(|last| place < ranges[last].end)
+}
+
 /// Whether one of `ranges`, which are in order and without overlap, has an address of `range`.
 pub fn overlaps(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
     let behind = ranges.partition_point(|one| one.end <= range.start);

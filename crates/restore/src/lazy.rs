@@ -18,7 +18,7 @@ use torpor_linux::restorer::BuildingTask;
 use torpor_linux::uapi::memory::MADV_GUARD_INSTALL;
 use torpor_pages::context::{Context, PlacedArea, Registered, first_of_thread};
 use torpor_pages::place::{Placement, Way};
-use torpor_pages::ranges::{merged, overlaps};
+use torpor_pages::ranges::{contains, merged, overlaps};
 use torpor_pages::scan::{ProcessMemory, Selection};
 use torpor_pages::source::Stored;
 use torpor_process::trace::TraceError;
@@ -205,7 +205,7 @@ pub(crate) fn later(
     };
     let comes_later = |region: &Region| {
         let range = region.start..region.start + region.bytes();
-        Stored::of(region).is_some_and(|stored| !lazy.loading.iter().any(|one| one.contains(&stored.offset)))
+        Stored::of(region).is_some_and(|stored| !contains(lazy.loading, stored.offset))
             && registered.may_be_lazy(range.start)
             && is_filled(&range)
             && !overlaps(&present, &range)

@@ -88,6 +88,18 @@ pub(crate) enum Failure {
         #[source]
         source: io::Error,
     },
+    /// Clefs cannot be hosted.
+    #[error("{0}")]
+    Clef(String),
+    /// Nobody can connect.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Where.
+        address: std::net::SocketAddr,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The user gave it up.
     #[error("given up")]
     Interrupted,
@@ -162,6 +174,7 @@ impl Failure {
             Self::Interrupted => 130,
             Self::Hub(HubError::AlreadyRunning { .. } | HubError::NameTaken { .. } | HubError::SocketTaken { .. }) => 4,
             Self::Checkpoint(CheckpointError::Refused { .. }) => 3,
+            Self::Listen { .. } => 4,
             Self::Restore(error) if error.is_refusal() => 3,
             _ => 1,
         }

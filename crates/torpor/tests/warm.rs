@@ -12,7 +12,7 @@ use torpor_testkit::client::Session;
 use torpor_testkit::daemon::Daemon;
 use torpor_testkit::native::{self, LineSession};
 use torpor_testkit::servers::Program;
-use torpor_testkit::wait::eventually_ok;
+use torpor_testkit::wait::{eventually, eventually_ok};
 
 /// Sleeps on command only.
 const ON_COMMAND: &str = "[idle]\nsleep = false\ntimers_over = '10m'";
@@ -213,6 +213,8 @@ fn it_outlives_its_init() {
     let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
     let init = record["init"]["pid"].as_i64().and_then(|pid| rustix::process::Pid::from_raw(pid as i32)).unwrap();
     rustix::process::kill_process(init, rustix::process::Signal::KILL).unwrap();
+    // An app that wakes while its init still dies was awake, as far as it concerns the app, and ends with it.
+    eventually("init is gone", PATIENCE, || rustix::process::test_kill_process(init).is_err()).unwrap();
     let after = open(&daemon).ask().unwrap();
     assert_eq!(before, after, "{}", daemon.log());
 }

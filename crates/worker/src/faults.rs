@@ -232,6 +232,11 @@ impl RequestedFaults {
 }
 
 impl RequestedFaults {
+    /// Whether a fault was asked for.
+    pub(crate) const fn is_requested(&self) -> bool {
+        self.requested.is_some()
+    }
+
     /// Whether missing pages come only by page faults, each alone.
     pub(crate) const fn only_page_faults(&self) -> bool {
         self.only_page_faults

@@ -11,7 +11,7 @@ use super::tree::Tree;
 const ARROWS: [(&str, &[&str]); 26] = [
     ("xtask", &["api", "linux", "proc", "testkit"]),
     ("fuzz", &["api", "engine", "image", "keeper", "linux", "network", "rootfs", "sandbox", "worker"]),
-    ("torpor", &["api", "engine", "hub", "image", "keeper", "network", "sandbox", "store", "worker"]),
+    ("torpor", &["api", "clef", "engine", "hub", "image", "keeper", "network", "sandbox", "store", "worker"]),
     (
         "worker",
         &["api", "engine", "image", "keeper", "lifecycle", "linux", "network", "proc", "rootfs", "sandbox", "store"],

@@ -19,7 +19,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fdatasync, fsync, openat};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, fdatasync, flock, fsync, openat};
+use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub(crate) use self::record::Header;
@@ -73,6 +74,9 @@ pub enum LogError {
     /// An earlier error: see [`Log`].
     #[error("the log has failed before, and must be opened anew")]
     Failed,
+    /// Another process has it open.
+    #[error("{} is used by another process", .0.display())]
+    Used(PathBuf),
     /// A key of more than [`MOST_KEY_BYTES`], or a payload of 4 GiB.
     #[error("a record is too large")]
     TooLarge,
@@ -113,10 +117,14 @@ impl Log {
     /// Opens the log in a directory that nobody else changes, and tells of all its records, in order.
     ///
     /// # Errors
-    /// [`LogError::Disk`], [`LogError::Damaged`].
+    /// [`LogError::Disk`], [`LogError::Damaged`], [`LogError::Used`].
     pub(crate) fn open(folder: &Path, mut found: impl FnMut(Found<'_>)) -> Result<Self, LogError> {
         let disk = |error| LogError::Disk(folder.to_owned(), error);
         let directory = File::open(folder).map_err(disk)?;
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => return Err(LogError::Used(folder.to_owned())),
+            locked => locked.map_err(|error| disk(error.into()))?,
+        }
         let mut numbers = Vec::new();
         for entry in fs::read_dir(folder).map_err(disk)? {
             let name = entry.map_err(disk)?.file_name();

@@ -141,13 +141,13 @@ pub struct LazyApp {
     regions: Vec<Stored>,
     spaces: Vec<Space>,
     staged: Vec<Staged>,
-    is_sampled: bool,
+    sample: Option<Sample>,
     ledger: Ledger,
 }
 
 impl LazyApp {
     fn new(image: File, regions: Vec<Stored>, spaces: Vec<Space>, ledger: Ledger) -> Self {
-        Self { image, regions, spaces, staged: Vec::new(), is_sampled: false, ledger }
+        Self { image, regions, spaces, staged: Vec::new(), sample: None, ledger }
     }
 
     /// Of processes that were built again: they miss what their contexts say.
@@ -194,30 +194,34 @@ impl LazyApp {
     /// # Errors
     /// See [`ServeError`]: the app must be ended before its parked contexts are closed.
     pub fn serve(self, host: &dyn Host) -> Result<LazyServed, ServeError> {
-        let Self { image, regions, spaces, staged, is_sampled, ledger } = self;
+        let Self { image, regions, spaces, staged, sample, ledger } = self;
         let pids = pids_of(&spaces);
         let source = ImageFile::through_cache(&image);
         let pager = Pager::new(&source, &regions, spaces, &ledger, host);
-        let pager = if is_sampled { pager.recording(staged) } else { pager };
+        let pager = match sample {
+            Some(sample) => pager.recording(staged, sample.is_whole()),
+            None => pager,
+        };
         Ok(LazyServed::of(pager.serve()?, &pids))
     }
 
     /// It is to be recorded which pages the program touches. Reads what is staged: the regions that begin in `ranges` of the image.
-    pub(crate) fn stage(&mut self, ranges: &[Range<u64>]) -> Result<(), FetchError> {
+    pub(crate) fn stage(&mut self, sample: Sample, ranges: &[Range<u64>]) -> Result<(), FetchError> {
         let source = ImageFile::through_cache(&self.image);
+        let mut all = self.regions.clone();
+        all.sort_unstable_by_key(|stored| (stored.offset, stored.bytes));
+        let before = |offset: u64| all.partition_point(|stored| stored.offset < offset);
         for range in ranges {
-            let begins = |stored: &&Stored| range.contains(&stored.offset);
-            let mut regions: Vec<Stored> = self.regions.iter().filter(begins).copied().collect();
+            let regions = &all[before(range.start)..before(range.end)];
             if regions.is_empty() {
                 continue;
             }
-            regions.sort_unstable_by_key(|stored| (stored.offset, stored.bytes));
             // Between them may be pages that came first: those are read with them.
             let mut bytes = Buffer::default();
-            let range = fetch(&source, &regions, &mut bytes)?;
+            let range = fetch(&source, regions, &mut bytes)?;
             self.staged.push(Staged { range, bytes });
         }
-        self.is_sampled = true;
+        self.sample = Some(sample);
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ const PIECE_BYTES: u64 = 8 * PAGE;
 /// Bytes of a loading set that come before the program runs. The rest comes next, in its order.
 const MOST_LOADED: u64 = 32 << 20;
 
-/// A part of a loading set: each `slices`-th piece, beginning with number `slice`.
+/// A part of a loading set: one of each `slices` pieces in a row.
 ///
 /// What is staged raises a fault for each page that is touched, so a wake that stages a slice takes little longer than one that stages nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +26,15 @@ impl Sample {
     /// All of it.
     pub const WHOLE: Self = Self { slice: 0, slices: 1 };
 
+    /// Whether that is all of the set.
+    pub(crate) fn is_whole(self) -> bool {
+        self.slices <= 1
+    }
+
     fn takes(self, offset: u64) -> bool {
-        offset / PIECE_BYTES % u64::from(self.slices.max(1)) == u64::from(self.slice)
+        let (piece, slices) = (offset / PIECE_BYTES, u64::from(self.slices.max(1)));
+        // Another one of each row: regions of a long run begin at every eighth piece, and are staged by where they begin.
+        (piece + piece / slices) % slices == u64::from(self.slice)
     }
 }
 
@@ -76,12 +83,16 @@ mod tests {
         };
         let ranges = [PAGE * 3..PAGE * 20, PAGE * 24..PAGE * 40];
         let of = |slice, slices| divided(&ranges, Sample { slice, slices });
-        assert_eq!(
-            (pages(&of(0, 2).first), pages(&of(0, 2).staged)),
-            (vec![8..16, 24..32], vec![3..8, 16..20, 32..40])
-        );
+        assert_eq!(pages(&of(0, 2).first), std::slice::from_ref(&(8..20)));
+        assert_eq!(pages(&of(0, 2).staged), [3..8, 24..40]);
         assert_eq!((of(1, 2).first, of(1, 2).staged), (of(0, 2).staged, of(0, 2).first));
         assert_eq!(divided(&ranges, Sample::WHOLE), Loading { first: Vec::new(), staged: ranges.to_vec() });
+        // Of a run in regions of 64 pages, each slice has as many.
+        let begin = |region: u64| PAGE * 64 * region;
+        for slice in 0..8 {
+            let staged = (0..64).filter(|region| Sample { slice, slices: 8 }.takes(begin(*region))).count();
+            assert_eq!(staged, 8);
+        }
         // A slice that is not there, and a number of slices that cannot be, stage less or all, and never fail.
         assert_eq!(of(9, 2).staged, []);
         assert_eq!(of(0, 0).first, []);

@@ -8,7 +8,7 @@ use torpor_image::{Process, Region, State, lazy_size};
 use torpor_linux::registers::Registers;
 use torpor_pager::{Change, Owner, Space};
 use torpor_pages::context::{Registered, first_of_thread};
-use torpor_pages::ranges::{merged, overlaps};
+use torpor_pages::ranges::{contains, merged, overlaps};
 use torpor_pages::scan::{Kind, ProcessMemory, Selection};
 use torpor_pages::source::Stored;
 
@@ -37,7 +37,7 @@ impl Split {
             let must = must_be_first(process, &registered[n])?;
             let (lazy, eager): (Vec<Region>, Vec<Region>) = process.regions.iter().partition(|region| {
                 let range = region.start..region.start + region.bytes();
-                let is_late = |stored: Stored| !is_within(loading, stored.offset);
+                let is_late = |stored: Stored| !contains(loading, stored.offset);
                 Stored::of(region).is_some_and(is_late)
                     && registered[n].may_be_lazy(range.start)
                     && !overlaps(&must, &range)
@@ -75,12 +75,6 @@ impl Split {
         }
         Ok(LazyApp::new(image.try_clone()?, regions, spaces, ledger.duplicate()?))
     }
-}
-
-/// Whether a byte of the file is in one of `ranges`, which ascend.
-fn is_within(ranges: &[Range<u64>], offset: u64) -> bool {
-    let behind = ranges.partition_point(|range| range.start <= offset);
-    behind.checked_sub(1).is_some_and(|last| offset < ranges[last].end)
 }
 
 /// Ranges whose pages must be in place before the process runs, in order.

@@ -57,8 +57,8 @@ impl<'a> Later<'a> {
     pub(super) fn missing(self, image: &File, late: Vec<Late>) -> io::Result<Missing<'a>> {
         let contexts = Contexts::of_built(late)?;
         let mut app = LazyApp::of_built(image, &contexts)?;
-        if self.way.sample.is_some() {
-            app.stage(&self.loading.staged).map_err(|error| match error {
+        if let Some(sample) = self.way.sample {
+            app.stage(sample, &self.loading.staged).map_err(|error| match error {
                 FetchError::Read(error) => error,
                 FetchError::Damaged { error, .. } => io::Error::new(io::ErrorKind::InvalidData, error),
             })?;

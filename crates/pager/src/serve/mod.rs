@@ -14,8 +14,8 @@
 //! follow in the order of the image, which has at its front what is needed first.
 //!
 //! A wake may be *recorded*, to see which pages the program needs: each page comes alone, and none without being touched until the program has
-//! not touched a missing page for some time. The pages that it is expected to need are *staged*: read before the program runs, so that each
-//! is placed quickly.
+//! not touched a missing page for some time. Some of the pages that it is expected to need are *staged*: read before the program runs, so
+//! that each is placed quickly.
 //!
 //! Every region is compared with its checksum before a page of it is placed. A page that cannot be had is never replaced by zeros: its
 //! thread waits.
@@ -41,8 +41,8 @@ use crate::space::{Space, Step, place};
 
 /// Messages that are taken before a region is filled: a program that faults all the time cannot keep the rest from coming.
 const MESSAGES: usize = 16;
-/// Touches that are remembered, 16 MiB: a program that needs more at once gains nothing by knowing them. Then recording is cut short, too.
-const MOST_TOUCHES: usize = 1 << 12;
+/// Touches that are remembered, 32 MiB: a program that needs more at once gains nothing by knowing them. Then recording is cut short, too.
+const MOST_TOUCHES: usize = 1 << 13;
 /// Regions that are held while it is recorded: a program touches pages of several in turn, each of which comes alone.
 const MOST_HELD: usize = 4;
 /// How long to look for another message before the thread sleeps: waking it takes ten times as long as a fault.
@@ -164,16 +164,16 @@ impl<'a> Pager<'a> {
         }
     }
 
-    /// Records what the program touches; `staged` is read already, and ascends.
+    /// Records what the program touches; `staged` is read already, and ascends. `all`: nothing that was expected is in place.
     #[must_use]
-    pub fn recording(self, staged: Vec<Staged>) -> Self {
+    pub fn recording(self, staged: Vec<Staged>, all: bool) -> Self {
         let mut recording = Self { is_recording: true, staged, ..self };
         let mut ranges = Vec::new();
         for (n, space) in recording.spaces.iter().enumerate() {
             let pieces = space.layout.pieces().filter(|(_, piece)| recording.is_staged(*piece));
             ranges.extend(pieces.map(|(start, piece)| (n, start..start + piece.bytes())));
         }
-        (recording.served.recorded, recording.served.staged) = (true, ranges);
+        (recording.served.recorded, recording.served.all_staged, recording.served.staged) = (true, all, ranges);
         recording
     }
 

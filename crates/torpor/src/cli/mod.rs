@@ -8,12 +8,14 @@ use torpor_api::units::Span;
 
 use crate::output::Column;
 
+pub(crate) use self::clef::{ClefCommand, DevArgs};
 pub(crate) use self::connection::{Connection, Named as NamedDaemon, definition};
 pub(crate) use self::image::{ExportArgs, ImageCommand, ImportArgs};
 pub(crate) use self::images::{ImagesArgs, ImagesCommand};
 pub(crate) use self::run::{RestartArg, RunArgs, WakeBlockedArg, WakeOnArg};
 pub(crate) use self::trees::{CheckpointArgs, RestoreArgs};
 
+mod clef;
 mod connection;
 mod image;
 mod images;
@@ -103,6 +105,9 @@ pub(crate) enum Command {
     /// Restore a process tree from its image
     #[command(after_help = trees::RESTORE_HELP)]
     Restore(RestoreArgs),
+    /// Stateful objects in Lua, which sleep until they are called
+    #[command(subcommand, after_help = clef::CLEF_HELP)]
+    Clef(ClefCommand),
     /// Print the completion script for a shell
     #[command(after_help = "Example:\n  torpor completion bash > /etc/bash_completion.d/torpor")]
     Completion {

@@ -77,7 +77,7 @@ fn forget_others(held: &HeldConnections, name: &str) -> io::Result<()> {
     Ok(())
 }
 
-fn tell(text: &str) {
+pub(super) fn tell(text: &str) {
     let _ = writeln!(io::stderr(), "torpor: {text}");
 }
 

@@ -3,6 +3,7 @@
 mod apps;
 mod archive;
 mod checkpoint;
+mod clef;
 mod down;
 mod exec;
 mod image;
@@ -42,6 +43,7 @@ pub(crate) fn run(cli: Cli) -> Result<i32, Failure> {
             return daemon::up(config).map(|()| 0);
         }
         Command::Checkpoint(args) => return checkpoint::checkpoint(&args),
+        Command::Clef(command) => return clef::clef(command),
         Command::Image(
             command @ (ImageCommand::Inspect { .. } | ImageCommand::Verify { .. } | ImageCommand::Diff { .. }),
         ) => return image::image(&command),
@@ -118,6 +120,7 @@ async fn dispatch(cli: Cli) -> Result<i32, Failure> {
         Command::Completion { .. }
         | Command::Up(_)
         | Command::Checkpoint(_)
+        | Command::Clef(_)
         | Command::Image(_)
         | Command::Restore(_) => {}
     }

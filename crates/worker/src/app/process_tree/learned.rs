@@ -15,30 +15,37 @@ use torpor_image::PAGE;
 use super::texts::chain;
 use crate::app::working_set::{Observed, Run, Score, Way, WorkingSets};
 
+/// One full wake in this many is written to the file.
+const PASSES_KEPT: u32 = 8;
+
 /// The working sets of an app.
 #[derive(Debug)]
 pub(super) struct Learned {
     path: PathBuf,
     policy: WorkingSetPolicy,
-    /// What is missing comes soon, touched or not. Else the faults of a wake are spread over all the time until the next sleep, and say nothing
-    /// about how it was to wait for them.
-    fills: bool,
+    /// Wakes may bring all memory first. Where what is missing does not come unless it is touched, the faults of a wake are spread over all the time
+    /// until the next sleep, and say nothing about how it was to wait for them.
+    may_be_full: bool,
     sets: Mutex<WorkingSets>,
 }
 
 impl Learned {
     /// Reads them from their file.
-    pub(super) fn read(path: PathBuf, policy: WorkingSetPolicy, fills: bool) -> Self {
+    pub(super) fn read(path: PathBuf, policy: WorkingSetPolicy, may_be_full: bool) -> Self {
         let sets = match crate::files::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(WorkingSets::default()),
             Err(error) => Err(error),
         };
-        let sets = sets.unwrap_or_else(|error| {
+        let mut sets = sets.unwrap_or_else(|error| {
             tracing::warn!(path = %path.display(), %error, "which pages the app needs first is learned anew");
             WorkingSets::default()
         });
-        Self { path, policy, fills, sets: Mutex::new(sets) }
+        let may_be_full = may_be_full && !matches!(policy, WorkingSetPolicy::None | WorkingSetPolicy::All);
+        if !may_be_full {
+            sets.forget_slow();
+        }
+        Self { path, policy, may_be_full, sets: Mutex::new(sets) }
     }
 
     fn sets(&self) -> MutexGuard<'_, WorkingSets> {
@@ -63,7 +70,7 @@ impl Learned {
 
     /// How the next wake is to be: lazily by `pagers`, or by nobody.
     pub(super) fn way<'a>(&self, cause: &'a str, pagers: &'a dyn Pagers) -> Option<LazyWay<'a>> {
-        match self.sets().way(cause, self.policy) {
+        match self.sets().way(cause, self.policy, self.may_be_full) {
             Way::Full => None,
             Way::Lazy(sample) => Some(LazyWay { pagers, cause, sample }),
         }
@@ -87,22 +94,30 @@ impl Learned {
             cause,
             is_sampled: served.is_sampled,
             is_whole: served.counts.settled,
+            is_all_staged: served.is_sampled && served.counts.all_staged,
             staged: &staged,
             touched: &touched,
-            faults: if self.fills { served.counts.faults } else { 0 },
+            faults: if self.may_be_full { served.counts.faults } else { 0 },
             missing: served.counts.missing_pages,
         };
         let mut sets = self.sets();
         sets.observe(&observed, self.policy);
-        let written = serde_json::to_vec(&*sets).map_err(io::Error::from);
+        self.keep(&sets);
+    }
+
+    fn keep(&self, sets: &WorkingSets) {
+        let written = serde_json::to_vec(sets).map_err(io::Error::from);
         if let Err(error) = written.and_then(|bytes| crate::files::replace(&self.path, &bytes)) {
             tracing::warn!(error = %chain(&error), "keeping a working set");
         }
     }
 
-    /// A wake brought all memory back first.
+    /// A wake brought all memory back first. That is kept now and then, since it leads to a wake that does not.
     pub(super) fn pass(&self, cause: &str) {
-        self.sets().pass(cause);
+        let mut sets = self.sets();
+        if sets.pass(cause).is_multiple_of(PASSES_KEPT) {
+            self.keep(&sets);
+        }
     }
 
     /// What is expected of the next wakes of these processes.

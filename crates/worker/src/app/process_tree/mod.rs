@@ -166,7 +166,9 @@ impl ProcessTree {
         let owner = app_files::owner(&record, shared.boot);
         let journal = Arc::new(PhaseFile::open(&files.phase(), owner)?);
         let (sender, messages) = mpsc::unbounded_channel();
-        let learned = Arc::new(Learned::read(files.working_set(), record.spec.idle.working_set, shared.fills()));
+        // A fault that a test has asked for comes in lazy wakes.
+        let may_be_full = shared.fills() && !shared.faults.is_requested();
+        let learned = Arc::new(Learned::read(files.working_set(), record.spec.idle.working_set, may_be_full));
         Ok(Self {
             record,
             files,

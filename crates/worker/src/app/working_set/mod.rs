@@ -3,9 +3,9 @@
 //! A wake shows which pages the program touched while they were missing. The next sleep puts them at the front of its image, and the next wake
 //! places them before the program runs. They then raise no fault, so that wake shows nothing of them; of the others, it shows only those that
 //! were touched before the pager came to them. *Sampled* wakes show more: a part of the set is staged, and each page of it is placed when it is
-//! touched. They take longer, so there are few, and the part is small: the first [`FIRST_SAMPLED`] wakes of each cause and then one in [`SAMPLED`] stage one
-//! of [`SLICES`] slices of the set, and up to one in [`LEAST_SAMPLED`] while they show what is known already. Where a slice was wrong the next ones
-//! stage the whole set. The [policy](WorkingSetPolicy) says how many of the wakes that showed a page must have touched it for it to be in the
+//! touched. They take longer, so there are few, and the part is small: one of [`SLICES`] slices of the set in turn, and then all of it. The first
+//! [`FIRST_SAMPLED`] wakes of each cause are sampled, then one in [`LEAST_SAMPLED`]. Where one showed that the set was wrong, all of it is
+//! staged after [`SAMPLED`] wakes. The [policy](WorkingSetPolicy) says how many of the wakes that showed a page must have touched it for it to be in the
 //! set. Pages that are not in the set are remembered as long as the policy looks back.
 //!
 //! A program that needs many other pages each time waits longer for each of them than it would for all its memory: a fault costs as much as
@@ -22,15 +22,15 @@ use serde::{Deserialize, Serialize};
 use torpor_api::working_set::WorkingSetPolicy;
 use torpor_engine::Sample;
 
-/// One wake in this many is sampled.
+/// One wake in this many is sampled where the set was wrong.
 const SAMPLED: u32 = 8;
-/// The same where the set was right several times. Together, sampled wakes then take a few percent of the time of all wakes.
+/// The same where it was right. Together, sampled wakes then take a few percent of the time of all wakes.
 const LEAST_SAMPLED: u32 = 32;
 /// Slices of a set. A sampled wake stages one of them, in turn, or all.
 const SLICES: u32 = 8;
 /// A set was right if at most one in so many of its pages was not needed, and as few were missing.
 const RIGHT: u64 = 4;
-/// Pages that are read together, with all others, in the time of a fault.
+/// A fault takes as long as some 50 pages that are read together with all others; of the pages that faults bring, some would be read in any case.
 const FAULT_PAGES: u64 = 32;
 /// Wakes of a cause in a row that would have been faster with all memory; then they are full.
 const FULL_AFTER: u8 = 2;
@@ -70,6 +70,8 @@ pub(crate) struct Observed<'a> {
     pub(crate) is_sampled: bool,
     /// It shows all that the program needed: its recording was not cut short.
     pub(crate) is_whole: bool,
+    /// All that was expected was staged, or is not there any more. Else `staged` says what was.
+    pub(crate) is_all_staged: bool,
     /// What was staged.
     pub(crate) staged: &'a [Run],
     /// What was touched, in order.
@@ -161,8 +163,8 @@ struct Stored {
 }
 
 impl WorkingSets {
-    /// How the next wake for this cause is to be.
-    pub(crate) fn way(&self, cause: &str, policy: WorkingSetPolicy) -> Way {
+    /// How the next wake for this cause is to be. It is full only where it may be, or the policy says so.
+    pub(crate) fn way(&self, cause: &str, policy: WorkingSetPolicy, may_be_full: bool) -> Way {
         match policy {
             WorkingSetPolicy::All => return Way::Full,
             WorkingSetPolicy::None => return Way::Lazy(None),
@@ -171,13 +173,11 @@ impl WorkingSets {
         let Some(cause) = self.causes.iter().find(|known| known.name == cause) else {
             return Way::Lazy(Some(Sample::WHOLE));
         };
-        let next = cause.unsampled.saturating_add(1);
-        if cause.slow >= FULL_AFTER {
-            return if next.is_multiple_of(FULL_AGAIN) { Way::Lazy(None) } else { Way::Full };
+        if cause.slow >= FULL_AFTER && may_be_full {
+            let is_probe = cause.unsampled.saturating_add(1).is_multiple_of(FULL_AGAIN);
+            return if is_probe { Way::Lazy(None) } else { Way::Full };
         }
-        let is_due = cause.sampled < FIRST_SAMPLED || next >= cause.interval;
-        let slice = Sample { slice: cause.sampled % SLICES, slices: SLICES };
-        Way::Lazy(is_due.then_some(if cause.is_wrong { Sample::WHOLE } else { slice }))
+        Way::Lazy(cause.is_sample_due().then(|| cause.sample()))
     }
 
     /// Wakes that were observed, and pages of all sets.
@@ -197,7 +197,7 @@ impl WorkingSets {
 
     /// Learns from a wake.
     pub(crate) fn observe(&mut self, observed: &Observed<'_>, policy: WorkingSetPolicy) {
-        let Observed { cause, is_sampled, is_whole, staged, touched, faults, missing } = *observed;
+        let Observed { cause, is_sampled, is_whole, is_all_staged, staged, touched, faults, missing } = *observed;
         self.wakes = self.wakes.saturating_add(1);
         let n = self.place(cause);
         let bit = 1 << n;
@@ -208,8 +208,12 @@ impl WorkingSets {
         let staged = staged.iter().flat_map(Run::pages).filter(|page| is_whole && expected.contains(page));
         let staged: BTreeSet<(i32, u64)> = staged.collect();
         for (page, known) in &mut self.pages {
-            // What was in place before the program ran shows nothing; nor does what only other causes need.
-            let shows = if expected.contains(page) { staged.contains(page) } else { !is_sampled || is_whole };
+            // What was in place before the program ran shows nothing; nor does what only other causes need. What is expected and
+            // neither in place nor staged is not there any more: that is known where nothing was in place.
+            let shows = match expected.contains(page) {
+                true => staged.contains(page) || is_whole && is_all_staged,
+                false => !is_sampled || is_whole,
+            };
             if known.causes & bit != 0 && shows {
                 known.touches <<= 1;
             }
@@ -225,7 +229,7 @@ impl WorkingSets {
                 Some(known) => {
                     known.causes |= bit;
                     known.touches |= 1;
-                    if is_sampled && is_whole {
+                    if is_whole && is_all_staged {
                         known.order = order;
                     }
                 }
@@ -236,26 +240,49 @@ impl WorkingSets {
             }
         }
         let (expected, staged) = (expected.len() as u64, staged.len() as u64);
-        let unused = staged - hits;
+        let judged = if is_whole && is_all_staged { expected } else { staged };
+        let unused = judged.saturating_sub(hits);
+        let is_full = self.pages.len() >= MOST_PAGES;
         self.last = Some(Score { expected, misses, sampled: (is_sampled && is_whole).then_some((hits, unused)) });
         let cause = &mut self.causes[n];
         if is_sampled {
-            // Nothing was expected of the first. What needs more than can be recorded is not recorded again and again.
-            cause.is_wrong = is_whole && expected > 0 && (unused * RIGHT > staged || misses * RIGHT > expected);
-            cause.interval = if cause.is_wrong { SAMPLED } else { cause.interval.saturating_mul(2).min(LEAST_SAMPLED) };
+            if is_whole {
+                // Nothing was expected of the first.
+                cause.is_wrong = expected > 0 && (is_full || unused * RIGHT > judged || misses * RIGHT > expected);
+            }
+            if cause.is_wrong && is_whole {
+                cause.interval = SAMPLED;
+            } else if !is_whole || judged > 0 || expected == 0 {
+                // What needs more than can be recorded is not recorded again and again. Where the slice had nothing, nothing is known.
+                cause.interval = cause.interval.saturating_mul(2).min(LEAST_SAMPLED);
+            }
             (cause.sampled, cause.unsampled) = (cause.sampled.saturating_add(1), 0);
         } else {
             let is_slow = faults.saturating_mul(FAULT_PAGES) > missing;
             cause.slow = if is_slow { FULL_AFTER.min(cause.slow.saturating_add(1)) } else { 0 };
             cause.unsampled = cause.unsampled.saturating_add(1);
+            if is_slow && is_full {
+                // They were of no use, and without room nothing could be learned once the program needs the same pages again.
+                self.pages.values_mut().for_each(|known| known.causes &= !bit);
+                self.pages.retain(|_, known| known.causes != 0);
+            }
         }
         self.pages.retain(|_, known| is_remembered(policy, known.touches));
     }
 
-    /// A wake for this cause brought all memory back before the program ran, and shows nothing.
-    pub(crate) fn pass(&mut self, cause: &str) {
+    /// A wake for this cause brought all memory back before the program ran, and shows nothing. Gives how many wakes were not sampled in a row.
+    pub(crate) fn pass(&mut self, cause: &str) -> u32 {
         let n = self.place(cause);
-        self.causes[n].unsampled = self.causes[n].unsampled.saturating_add(1);
+        let cause = &mut self.causes[n];
+        // A slice may have left too little to be lazy.
+        cause.is_wrong |= cause.slow < FULL_AFTER && cause.is_sample_due();
+        cause.unsampled = cause.unsampled.saturating_add(1);
+        cause.unsampled
+    }
+
+    /// Wakes are never full: what is known of their faults says nothing.
+    pub(crate) fn forget_slow(&mut self) {
+        self.causes.iter_mut().for_each(|cause| cause.slow = 0);
     }
 
     /// The place of a cause.
@@ -352,6 +379,19 @@ impl Cause {
     fn new(name: &str) -> Self {
         let name = name.to_owned();
         Self { name, last: 0, sampled: 0, unsampled: 0, interval: SAMPLED, is_wrong: false, slow: 0 }
+    }
+
+    fn is_sample_due(&self) -> bool {
+        self.sampled < FIRST_SAMPLED || self.unsampled.saturating_add(1) >= self.interval
+    }
+
+    /// One slice after the other, then all of it, which shows what is not there any more.
+    fn sample(&self) -> Sample {
+        match self.sampled % (SLICES + 1) {
+            0 => Sample::WHOLE,
+            _ if self.is_wrong => Sample::WHOLE,
+            n => Sample { slice: n - 1, slices: SLICES },
+        }
     }
 }
 

@@ -5,7 +5,16 @@ fn run(page: u64, pages: u32) -> Run {
 }
 
 fn ordinary<'a>(cause: &'a str, touched: &'a [Run]) -> Observed<'a> {
-    Observed { cause, is_sampled: false, is_whole: true, staged: &[], touched, faults: 0, missing: 1 << 20 }
+    Observed {
+        cause,
+        is_sampled: false,
+        is_whole: true,
+        is_all_staged: false,
+        staged: &[],
+        touched,
+        faults: 0,
+        missing: 1 << 20,
+    }
 }
 
 fn one(range: Range<u64>) -> Vec<Range<u64>> {
@@ -29,7 +38,10 @@ impl WorkingSets {
 
     /// With all pages staged.
     fn sampled(&mut self, cause: &str, touched: &[Run], policy: WorkingSetPolicy) -> Score {
-        self.staged(cause, &[run(0, 1 << 10)], touched, policy)
+        let staged = [run(0, 1 << 10)];
+        let all = Observed { is_sampled: true, is_all_staged: true, staged: &staged, ..ordinary(cause, touched) };
+        self.observe(&all, policy);
+        self.last.unwrap()
     }
 
     fn staged(&mut self, cause: &str, staged: &[Run], touched: &[Run], policy: WorkingSetPolicy) -> Score {
@@ -38,7 +50,7 @@ impl WorkingSets {
     }
 
     fn is_sample_due(&self, cause: &str) -> bool {
-        matches!(self.way(cause, POLICY), Way::Lazy(Some(_)))
+        matches!(self.way(cause, POLICY, true), Way::Lazy(Some(_)))
     }
 
     fn of_tcp(&self, policy: WorkingSetPolicy) -> Vec<Range<u64>> {
@@ -68,7 +80,7 @@ fn pages_come_in_the_order_of_their_touches_and_by_cause() {
 fn sampled_wakes_find_pages_that_are_no_longer_needed() {
     let mut sets = WorkingSets::default();
     let due = |sets: &WorkingSets| sets.is_sample_due("tcp 80");
-    assert!(due(&sets) && sets.way("tcp 80", WorkingSetPolicy::None) == Way::Lazy(None));
+    assert!(due(&sets) && sets.way("tcp 80", WorkingSetPolicy::None, true) == Way::Lazy(None));
     sets.sampled("tcp 80", &[run(1, 8), run(100, 8)], POLICY);
     let needed = [run(102, 1), run(3, 1)];
     assert!(due(&sets));
@@ -122,7 +134,7 @@ fn wakes_that_show_nothing_count() {
         sets.sampled("tcp 80", &[run(1, 8)], POLICY);
     }
     assert!(!sets.is_sample_due("tcp 80"));
-    (0..4 * SAMPLED).for_each(|_| sets.pass("tcp 80"));
+    (0..4 * SAMPLED).for_each(|_| _ = sets.pass("tcp 80"));
     assert!(sets.is_sample_due("tcp 80"));
 }
 
@@ -149,29 +161,97 @@ fn a_set_that_is_right_is_sampled_more_rarely() {
 #[test]
 fn a_slice_after_the_other_is_staged_until_one_is_wrong() {
     let mut sets = WorkingSets::default();
-    let slice = |sets: &WorkingSets| match sets.way("tcp 80", POLICY) {
+    let slice = |sets: &WorkingSets| match sets.way("tcp 80", POLICY, true) {
         Way::Lazy(sample) => sample,
         Way::Full => None,
     };
     let needed = [run(1, 16)];
     assert_eq!(slice(&sets), Some(Sample::WHOLE));
     sets.staged("tcp 80", &[], &needed, POLICY);
-    for n in 1..=SLICES {
-        assert_eq!(slice(&sets), Some(Sample { slice: n % SLICES, slices: SLICES }));
-        let staged = [run(u64::from(2 * n) - 1, 2)];
+    for n in 0..SLICES {
+        assert_eq!(slice(&sets), Some(Sample { slice: n, slices: SLICES }));
+        let staged = [run(u64::from(2 * n) + 1, 2)];
         let score = sets.staged("tcp 80", &staged, &staged, POLICY);
         assert_eq!(score, Score { expected: 16, misses: 0, sampled: Some((2, 0)) });
         while slice(&sets).is_none() {
             sets.woken("tcp 80", &[]);
         }
     }
-    // Nothing is needed any more: two wakes show that of the whole set.
+    // Then all of it, and another round. Nothing is needed any more: two more wakes show that of the whole set.
+    assert_eq!(slice(&sets), Some(Sample::WHOLE));
+    sets.sampled("tcp 80", &needed, POLICY);
     for left in [16, 14, 0] {
-        let whole = slice(&sets) == Some(Sample::WHOLE);
-        sets.staged("tcp 80", &[if whole { run(1, 16) } else { run(1, 2) }], &[], POLICY);
+        while slice(&sets).is_none() {
+            sets.woken("tcp 80", &[]);
+        }
+        match slice(&sets) {
+            Some(Sample::WHOLE) => sets.sampled("tcp 80", &[], POLICY),
+            _ => sets.staged("tcp 80", &[run(1, 2)], &[], POLICY),
+        };
         assert_eq!(sets.counts().1, left);
-        (1..SAMPLED).for_each(|_| sets.woken("tcp 80", &[]));
     }
+}
+
+#[test]
+fn pages_that_are_not_there_any_more_leave_the_set() {
+    let mut sets = WorkingSets::default();
+    sets.sampled("tcp 80", &[run(1, 8), run(100, 8)], POLICY);
+    // Of these, no image has the last ones: nobody stages them.
+    for _ in 0..4 {
+        sets.staged("tcp 80", &[run(1, 8)], &[run(1, 8)], POLICY);
+    }
+    assert_eq!(sets.counts().1, 16, "slices do not show it");
+    let there = [run(1, 8)];
+    let whole = Observed { is_sampled: true, is_all_staged: true, staged: &there, ..ordinary("tcp 80", &there) };
+    (0..2).for_each(|_| sets.observe(&whole, POLICY));
+    assert_eq!(sets.of_tcp(POLICY), one(1..9));
+}
+
+#[test]
+fn a_slice_without_pages_proves_nothing() {
+    let mut sets = WorkingSets::default();
+    sets.sampled("tcp 80", &[run(1, 8)], POLICY);
+    sets.staged("tcp 80", &[run(1, 8)], &[], POLICY);
+    let interval = sets.causes[0].interval;
+    assert_eq!(interval, SAMPLED);
+    sets.staged("tcp 80", &[run(500, 8)], &[], POLICY);
+    assert_eq!(sets.causes[0].interval, interval);
+    // Where a sample was due and the wake brought all memory, the next one stages the whole set.
+    sets.causes[0] = Cause { sampled: 3, unsampled: SAMPLED, ..Cause::new("tcp 80") };
+    assert!(matches!(sets.way("tcp 80", POLICY, true), Way::Lazy(Some(Sample { slices: SLICES, .. }))));
+    sets.pass("tcp 80");
+    assert_eq!(sets.way("tcp 80", POLICY, true), Way::Lazy(Some(Sample::WHOLE)));
+}
+
+#[test]
+fn a_program_that_becomes_regular_again_is_lazy_again() {
+    let mut sets = WorkingSets::default();
+    let mut fresh = 0;
+    // Other pages each time: more than there is room for.
+    for _ in 0..10 {
+        fresh += 4096;
+        let touched = [run(fresh, 4096)];
+        sets.observe(&Observed { faults: 4096, missing: 10_000, ..ordinary("tcp 80", &touched) }, POLICY);
+    }
+    assert_eq!(sets.way("tcp 80", POLICY, true), Way::Full);
+    // Then the same ones: two probes learn them, and the third finds them in place.
+    let same = [run(1 << 30, 4096)];
+    for n in 0..3 {
+        while sets.way("tcp 80", POLICY, true) == Way::Full {
+            sets.pass("tcp 80");
+        }
+        let is_known = sets.of_tcp(POLICY).contains(&(1 << 30..(1 << 30) + 4096));
+        let faults = if is_known { 0 } else { 4096 };
+        sets.observe(
+            &Observed { faults, missing: 10_000, ..ordinary("tcp 80", if is_known { &[] } else { &same }) },
+            POLICY,
+        );
+        assert!(n < 2 || is_known);
+    }
+    assert_ne!(sets.way("tcp 80", POLICY, true), Way::Full);
+    sets.causes[0].slow = FULL_AFTER;
+    assert_eq!(sets.way("tcp 80", POLICY, true), Way::Full);
+    assert_ne!(sets.way("tcp 80", POLICY, false), Way::Full);
 }
 
 #[test]
@@ -180,9 +260,9 @@ fn what_waits_long_for_many_pages_gets_all_memory_first() {
     sets.sampled("tcp 80", &[run(1, 8)], POLICY);
     sets.sampled("tcp 80", &[run(1, 8)], POLICY);
     let mut faults = |faults: u64| {
-        let way = sets.way("tcp 80", POLICY);
+        let way = sets.way("tcp 80", POLICY, true);
         match way {
-            Way::Full => sets.pass("tcp 80"),
+            Way::Full => _ = sets.pass("tcp 80"),
             Way::Lazy(_) => sets.observe(&Observed { faults, missing: 3200, ..ordinary("tcp 80", &[]) }, POLICY),
         }
         way

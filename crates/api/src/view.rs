@@ -313,11 +313,11 @@ pub struct WorkingSet {
     pub expected: u64,
     /// Other pages that it touched before they were there.
     pub misses: u64,
-    /// Of those expected pages that were watched, the ones that it touched. Few wakes show this, and of a set that was right an eighth.
+    /// Of those expected pages that were watched, the ones that it touched. Only sampled wakes show this, usually for an eighth of the set.
     pub used: Option<u64>,
     /// Of those expected pages that were watched, the ones that it did not touch. As above.
     pub unused: Option<u64>,
-    /// Causes for which it wakes with all of its memory: it waited longer for the pages that were not expected than that takes.
+    /// Causes for which it wakes with all of its memory, since waiting for unexpected pages took longer than reading everything.
     #[serde(default)]
     pub full: Vec<String>,
 }

@@ -16,12 +16,14 @@ use torpor_testkit::wait::{eventually, eventually_ok};
 
 /// Changes and checks a few pages, and does not fork.
 const SOME: &str = "some";
+/// What is touched stays where it is: with a working set, it would lie together at the front of each image.
+const NO_SET: &str = "[idle]\nworking_set = 'none'\n";
 
 /// A daemon with `changer` as the app `check`, which sleeps on command only, and a connection to it.
-fn changer(megabytes: &str) -> (Daemon, LineSession) {
+fn changer(megabytes: &str, tables: &str) -> (Daemon, LineSession) {
     let mut daemon = Daemon::start_with("[idle]\nsleep = false\n[wake]\nbackfill = false\n", &[]).unwrap();
     let changer = native::program("changer", &[megabytes, "7000"], &[7000]).unwrap();
-    let address = daemon.run_program(&changer, "check", "").unwrap()[0];
+    let address = daemon.run_program(&changer, "check", tables).unwrap()[0];
     let session = eventually_ok("it answers", PATIENCE, || LineSession::open(address)).unwrap();
     (daemon, session)
 }
@@ -56,7 +58,7 @@ fn assert_not_lost(daemon: &Daemon) {
 
 #[test]
 fn an_app_sleeps_again_and_again_without_its_memory() {
-    let (daemon, mut session) = changer("64");
+    let (daemon, mut session) = changer("64", "");
     sleep(&daemon, "check", &[]);
     let (first, _) = image(&daemon);
     assert!(first > 24 << 20, "{first}");
@@ -89,7 +91,7 @@ fn an_app_sleeps_again_and_again_without_its_memory() {
 
 #[test]
 fn an_image_that_is_scattered_over_its_file_is_folded_while_it_sleeps() {
-    let (daemon, mut session) = changer("64");
+    let (daemon, mut session) = changer("64", NO_SET);
     sleep(&daemon, "check", &[]);
     let mut longest = 0;
     let mut folded = || {
@@ -121,7 +123,7 @@ fn an_image_that_is_scattered_over_its_file_is_folded_while_it_sleeps() {
 
 #[test]
 fn the_worker_is_killed_while_an_app_sleeps_again() {
-    let (mut daemon, mut session) = changer("32");
+    let (mut daemon, mut session) = changer("32", "");
     for (n, step) in FALLING_ASLEEP.into_iter().enumerate() {
         for action in ["kill", "error"] {
             let level = if n % 2 == 0 { &["--level", "warm"][..] } else { &[] };
@@ -147,7 +149,7 @@ fn the_worker_is_killed_while_an_app_sleeps_again() {
 
 #[test]
 fn the_phase_of_an_app_that_sleeps_again_is_lost() {
-    let (mut daemon, mut session) = changer("32");
+    let (mut daemon, mut session) = changer("32", "");
     for (level, step) in [(&[][..], "copied"), (&["--level", "warm"][..], "synced"), (&[][..], "committed")] {
         sleep(&daemon, "check", level);
         tell(&mut session, &daemon, SOME);
@@ -169,7 +171,7 @@ fn the_phase_of_an_app_that_sleeps_again_is_lost() {
 
 #[test]
 fn a_child_that_misses_memory_is_waited_for() {
-    let (daemon, mut session) = changer("32");
+    let (daemon, mut session) = changer("32", "");
     for _ in 0..3 {
         sleep(&daemon, "check", &[]);
         tell(&mut session, &daemon, "forks 3");

@@ -243,10 +243,10 @@ pub(super) const ABOUT: [About; 7] = [
             ),
         ],
         notes: "A fault brings the block of eight pages around the touched one. While a wake is recorded, to learn from it, each page comes alone, so \
-                sets are exact. One wake in eight is *sampled*, and fewer while sets are right: pages of a slice of the set are read, but each is \
+                sets are exact. One wake in 32 is *sampled*, and more where sets are wrong: pages of an eighth of the set are read, but each is \
                 placed only when the program touches it, so that pages leave the set which are not touched. Sampled wakes are part of \
-                all times, and are usually the slowest ones. Where the pages that a program missed took longer than all its memory would, all comes \
-                first in the wakes that follow. *Expected* pages came before the program ran; *missed* ones came because the program touched them. Pages that the \
+                all times, and are usually the slowest ones. Where waiting for missed pages took longer than reading all memory, the wakes that follow read all of it \
+                first. *Expected* pages came before the program ran; *missed* ones came because the program touched them. Pages that the \
                 background brought in time are neither.\n\n\
                 With a prediction error of 10 %, a tenth of the pages that the request touches are not in the set, and as many pages of the set \
                 are not touched. Before each of these wakes, the program starts from the beginning and learns the set from two wakes \

@@ -236,10 +236,13 @@ fn response(value: &Value) -> Response<Body> {
             let mut headers = HeaderMap::new();
             if let Some(Value::Table(pairs)) = value.field("headers") {
                 for (name, value) in pairs {
-                    let (Value::String(name), Value::String(value)) = (name, value) else {
-                        return wrong("a header that is no string");
+                    let value = match value {
+                        Value::String(value) => HeaderValue::from_bytes(value),
+                        Value::Integer(value) => Ok(HeaderValue::from(*value)),
+                        _ => return wrong("a header that is neither a string nor an integer"),
                     };
-                    match (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
+                    let Value::String(name) = name else { return wrong("a header without a name") };
+                    match (HeaderName::from_bytes(name), value) {
                         (Ok(name), Ok(value)) => headers.append(name, value),
                         _ => return wrong("a header that HTTP does not allow"),
                     };

@@ -12,9 +12,10 @@ use super::Cli;
 use crate::failure::Failure;
 
 /// Commands, and commands of commands, that talk to no daemon.
-const LOCAL: [&[&str]; 7] = [
+const LOCAL: [&[&str]; 8] = [
     &["up"],
     &["checkpoint"],
+    &["clef", "dev"],
     &["restore"],
     &["completion"],
     &["image", "inspect"],

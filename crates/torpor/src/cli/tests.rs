@@ -85,6 +85,7 @@ fn refuses_what_makes_no_sense() {
         "torpor ps --socket /s --address 127.0.0.1:1",
         "torpor ps -o name,colour",
         "torpor checkpoint --pid 1 --image x --socket /s",
+        "torpor clef dev x --key query:k -p 1 --socket /s",
     ] {
         assert!(parse(line).is_err(), "{line}");
     }

@@ -22,7 +22,7 @@ struct Edit {
 }
 
 /// Every line is there once. See `c/functions.h` for the numbers of functions, `c/arena.h` for the node.
-const EDITS: [Edit; 19] = [
+const EDITS: [Edit; 20] = [
     Edit {
         file: "lapi.c",
         line: "  if (ttislcf(o)) return fvalue(o);",
@@ -56,6 +56,8 @@ const EDITS: [Edit; 19] = [
         line: "LUA_API void lua_seti (lua_State *L, int idx, lua_Integer n) {",
         instead: "LUA_API void lua_seti (lua_State *L, int idx, lua_Integer n) {\n  torpor_check(L);",
     },
+    // Nothing can be repeated without end.
+    Edit { file: "lstrlib.c", line: "  if (n <= 0)", instead: "  if (n <= 0 || l + lsep == 0)" },
     // Patterns can take exponential time, searches quadratic time.
     Edit {
         file: "lstrlib.c",
@@ -81,7 +83,11 @@ const EDITS: [Edit; 19] = [
         line: "  lua_pushlightuserdata(L, (void*)B);  /* push placeholder */",
         instead: "  lua_pushlightuserdata(L, NULL);",
     },
-    Edit { file: "ldo.c", line: "  n = (*f)(L);  /* do the actual call */", instead: "  n = (*torpor_decoded(f))(L);" },
+    Edit {
+        file: "ldo.c",
+        line: "  n = (*f)(L);  /* do the actual call */",
+        instead: "  torpor_check(L);\n  n = (*torpor_decoded(f))(L);",
+    },
     Edit {
         file: "ldo.c",
         line: "    n = (*ci->u.c.k)(L, status, ci->u.c.ctx);  /* call continuation */",
@@ -125,8 +131,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             fs::write(out.join(&name), text)?;
         }
     }
-    for name in OWN {
-        let path = Path::new("c").join(name);
+    hash.update(env::var("TARGET")?);
+    let own = OWN.iter().map(|name| Path::new("c").join(name));
+    // What an arena looks like, too.
+    let layout = ["arena", "image", "windows"].map(|name| Path::new("src").join(name).with_extension("rs"));
+    for path in own.chain(layout) {
         hash.update(fs::read(&path)?);
         println!("cargo::rerun-if-changed={}", path.display());
     }

@@ -116,6 +116,8 @@ impl Host {
         let (_, step) = clef.state.call(function, arguments);
         let is_spent = clef.state.is_spent();
         let answer = match step {
+            // It may have had its time behind its end.
+            Step::Ended(_) if is_spent => Err(HostError::Code("it takes too much processor time".to_owned())),
             Step::Ended(values) => Ok(values),
             Step::Failed(error) => Err(HostError::Code(error)),
             Step::Waits(_) => Err(HostError::Code("it waits for something that its host does not offer".to_owned())),
@@ -151,10 +153,12 @@ impl Host {
     /// # Errors
     /// See [`HostError`].
     pub fn sleep(&mut self) -> Result<(), HostError> {
+        let mut result = Ok(());
         while let Some((_, key)) = self.order.pop_first() {
-            self.put_to_sleep(&key)?;
+            result = result.and(self.put_to_sleep(&key));
         }
-        Ok(self.store.commit()?)
+        self.store.commit()?;
+        result
     }
 
     /// Collects some of the log, if there is enough in it that nobody needs.

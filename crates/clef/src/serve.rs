@@ -17,10 +17,13 @@ use torpor_lua::Value;
 
 use crate::class::Class;
 use crate::host::{Host, HostError};
+use crate::log::MOST_KEY_BYTES;
 use crate::route::KeyPattern;
 
 /// Requests whose answers wait for the same commit, at most.
 const TOGETHER: usize = 256;
+/// Requests that wait for the host at most.
+const MOST_WAITING: usize = 1024;
 /// Bytes of the body of a request at most.
 const MOST_BODY_BYTES: usize = 4 << 20;
 
@@ -46,7 +49,7 @@ pub enum Request {
 
 /// A thread that has the Clefs of a class.
 #[derive(Clone, Debug)]
-pub struct Clefs(mpsc::Sender<Request>);
+pub struct Clefs(mpsc::SyncSender<Request>);
 
 fn chain(error: &HostError) -> String {
     let mut text = error.to_string();
@@ -65,7 +68,7 @@ impl Clefs {
     /// # Errors
     /// Why there are none, in words.
     pub fn start(class: Class, folder: PathBuf) -> Result<Self, String> {
-        let (sender, requests) = mpsc::channel();
+        let (sender, requests) = mpsc::sync_channel(MOST_WAITING);
         let (opened, is_open) = mpsc::channel();
         let run = move || {
             let host = Host::open(class, &folder).map_err(|error| chain(&error));
@@ -93,7 +96,10 @@ impl Clefs {
     pub async fn call(&self, key: Vec<u8>, function: &str, arguments: Vec<Value>) -> Result<Vec<Value>, String> {
         let (answer, answered) = oneshot::channel();
         let request = Request::Call { key, function: function.to_owned(), arguments, answer };
-        self.0.send(request).map_err(|_| GONE.to_owned())?;
+        self.0.try_send(request).map_err(|error| match error {
+            mpsc::TrySendError::Full(_) => format!("{MOST_WAITING} requests wait already"),
+            mpsc::TrySendError::Disconnected(_) => GONE.to_owned(),
+        })?;
         answered.await.unwrap_or_else(|_| Err(GONE.to_owned()))
     }
 
@@ -181,14 +187,26 @@ fn pair(name: &str, value: impl Into<Value>) -> (Value, Value) {
 async fn answer(clefs: &Clefs, pattern: &KeyPattern, request: axum::extract::Request) -> Response<Body> {
     let (head, body) = request.into_parts();
     let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
-    let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
+    // A header that is repeated names no Clef: which of them would it be?
+    let header = |name: &str| {
+        let mut values = head.headers.get_all(name).iter();
+        values.next().filter(|_| values.next().is_none()).and_then(|value| value.to_str().ok())
+    };
     let Some(key) = pattern.key(path, query, header) else {
         return text(StatusCode::NOT_FOUND, format!("the request has no key at {pattern}"));
     };
     let Ok(body) = to_bytes(body, MOST_BODY_BYTES).await else {
         return text(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {MOST_BODY_BYTES} bytes"));
     };
-    let headers = head.headers.iter().map(|(name, value)| pair(name.as_str(), value.as_bytes()));
+    if key.len() > MOST_KEY_BYTES {
+        return text(StatusCode::BAD_REQUEST, format!("the key has more than {MOST_KEY_BYTES} bytes"));
+    }
+    // One that is repeated is one with all values, as in RFC 9110, section 5.3.
+    let value = |name: &HeaderName| {
+        let values: Vec<&[u8]> = head.headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+        pair(name.as_str(), values.join(&b", "[..]).as_slice())
+    };
+    let headers = head.headers.keys().map(value);
     let request = Value::Table(vec![
         pair("method", head.method.as_str()),
         pair("path", path),
@@ -243,9 +261,9 @@ fn response(value: &Value) -> Response<Body> {
                     };
                     let Value::String(name) = name else { return wrong("a header without a name") };
                     match (HeaderName::from_bytes(name), value) {
-                        (Ok(name), Ok(value)) => headers.append(name, value),
-                        _ => return wrong("a header that HTTP does not allow"),
-                    };
+                        (Ok(name), Ok(value)) if headers.try_append(name.clone(), value.clone()).is_ok() => {}
+                        _ => return wrong("headers that HTTP does not allow"),
+                    }
                 }
             }
             headers.entry("content-type").or_insert(HeaderValue::from_static("text/plain; charset=utf-8"));

@@ -3,7 +3,7 @@
 //! A chain that has become long, or larger than the state that it leads to, is *folded*: the next record is a whole state. Segments of the log of
 //! which little is still needed are collected: what is needed of them is folded into the last segment, and they are removed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use torpor_lua::{Image, ImageError};
@@ -35,6 +35,8 @@ pub struct Store {
     index: Index,
     /// By segment: bytes of records that are needed.
     needed: BTreeMap<u32, u64>,
+    /// Segments in which something cannot be read: they are not collected.
+    unreadable: BTreeSet<u32>,
     /// What to do to the index if the next commit fails, the last first: key, where it was, where it is.
     undo: Vec<(u64, Option<Location>, Option<Location>)>,
 }
@@ -54,7 +56,13 @@ impl Store {
             newest.insert(key.to_vec(), (header.kind, location));
         };
         let log = Log::open(folder, note)?;
-        let mut store = Self { log, index: Index::default(), needed: BTreeMap::new(), undo: Vec::new() };
+        let mut store = Self {
+            log,
+            index: Index::default(),
+            needed: BTreeMap::new(),
+            unreadable: BTreeSet::new(),
+            undo: Vec::new(),
+        };
         for (key, (kind, location)) in newest {
             if kind == Kind::Removed {
                 // It is needed as long as records of its key may lie before it.
@@ -234,17 +242,31 @@ impl Store {
     /// Collects the segment of which the least is needed, if that is little enough; false if there is none.
     ///
     /// # Errors
-    /// See [`StoreError`]. What is needed stays where it is.
+    /// See [`StoreError`]. What is needed stays where it is. A segment in which something cannot be read is not tried again.
     pub fn collect(&mut self) -> Result<bool, StoreError> {
-        self.commit()?;
         let last = self.log.segments().next_back().map_or(0, |(number, _)| number);
         let needed = |number: u32| self.needed.get(&number).copied().unwrap_or(0);
-        let full = self.log.segments().filter(|(number, bytes)| *number != last && *bytes > 0);
+        let is_full = |(number, bytes): &(u32, u64)| *number != last && *bytes > 0 && !self.unreadable.contains(number);
+        let full = self.log.segments().filter(is_full);
         let emptiest = full.min_by_key(|(number, bytes)| needed(*number) * 100 / *bytes);
         let Some((number, bytes)) = emptiest else { return Ok(false) };
         if needed(number) * 100 / bytes >= COLLECTED_BELOW {
             return Ok(false);
         }
+        self.commit()?;
+        let moved = self.move_needed(number);
+        if moved.is_err() {
+            self.unreadable.insert(number);
+        }
+        moved?;
+        self.commit()?;
+        self.log.remove(number)?;
+        self.needed.remove(&number);
+        Ok(true)
+    }
+
+    /// Stores anew what is needed of a segment.
+    fn move_needed(&mut self, number: u32) -> Result<(), StoreError> {
         let is_oldest = self.log.segments().next().is_some_and(|(oldest, _)| oldest == number);
         for (location, header, key) in self.log.records(number)? {
             match (header.kind, self.find(&key)?) {
@@ -262,9 +284,6 @@ impl Store {
                 }
             }
         }
-        self.commit()?;
-        self.log.remove(number)?;
-        self.needed.remove(&number);
-        Ok(true)
+        Ok(())
     }
 }

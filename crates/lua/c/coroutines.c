@@ -21,9 +21,25 @@ static_assert(sizeof(struct thread) == LUA_EXTRASPACE, "struct thread");
 
 static struct thread *thread_of(lua_State *L) { return lua_getextraspace(L); }
 
+/* Whether it runs, waits for another one or for the host, or runs handlers of its own while it is closed. */
 static int is_active(lua_State *L, lua_State *co) {
   struct thread *t = thread_of(co);
-  return co == L || t->from != NULL || t->to != NULL || t->is_task;
+  int runs_handlers = lua_status(co) == LUA_OK && co->ci != &co->base_ci;
+  return co == L || t->from != NULL || t->to != NULL || t->is_task || runs_handlers;
+}
+
+static int is_dead(lua_State *co) {
+  int status = lua_status(co);
+  return status == LUA_OK ? lua_gettop(co) == 0 : status != LUA_YIELD;
+}
+
+/* Closes a coroutine, whose handlers run within the time of `L`. */
+static int close_coroutine(lua_State *L, lua_State *co) {
+  lua_State *before = now_runs(co);
+  int status = lua_closethread(co, L);
+  now_runs(before);
+  torpor_check(L);
+  return status;
 }
 
 /* Runs `co` and whom it resumes until `first` yields, ends or fails, or somebody waits for the host: that is `*at`, with results on its stack.
@@ -83,6 +99,8 @@ static int resume_here(lua_State *L, lua_State *co, int nargs) {
   struct torpor_arena *arena = torpor_arena(G(L));
   lua_State *at;
   int nresults;
+  /* Here lua_resume would need memory for its error. */
+  if (getCcalls(L) + 5 >= LUAI_MAXCCALLS) return luaL_error(L, "C stack overflow");
   lua_xmove(L, co, nargs);
   thread_of(co)->from = L;
   lua_State *before = thread_of(L)->to;
@@ -108,6 +126,7 @@ static int resume_here(lua_State *L, lua_State *co, int nargs) {
 static int resume_from(lua_State *L, lua_State *co, int nargs, lua_KFunction k) {
   const char *why = NULL;
   if (is_active(L, co)) why = "cannot resume non-suspended coroutine";
+  else if (is_dead(co)) why = "cannot resume dead coroutine";
   else if (!lua_checkstack(co, nargs)) why = "too many arguments to resume";
   if (why != NULL) {
     lua_pop(L, nargs);
@@ -142,7 +161,7 @@ static int co_wrap_resumed(lua_State *L, int status, lua_KContext context) {
   lua_State *co = lua_tothread(L, lua_upvalueindex(1));
   int ended = lua_status(co);
   if (ended != LUA_OK && ended != LUA_YIELD) {
-    ended = lua_closethread(co, L);
+    ended = close_coroutine(L, co);
     if (ended != LUA_OK) lua_xmove(co, L, 1);
   }
   if (ended != LUA_ERRMEM && lua_type(L, -1) == LUA_TSTRING) {
@@ -180,11 +199,7 @@ static int co_yield(lua_State *L) {
 static const char *co_state(lua_State *L, lua_State *co) {
   if (co == L) return "running";
   if (is_active(L, co)) return "normal";
-  switch (lua_status(co)) {
-    case LUA_YIELD: return "suspended";
-    case LUA_OK: return lua_gettop(co) == 0 ? "dead" : "suspended";
-    default: return "dead";
-  }
+  return is_dead(co) ? "dead" : "suspended";
 }
 
 static int co_status(lua_State *L) {
@@ -207,7 +222,7 @@ static int co_running(lua_State *L) {
 static int co_close(lua_State *L) {
   lua_State *co = thread_argument(L);
   if (is_active(L, co)) return luaL_error(L, "cannot close a %s coroutine", co_state(L, co));
-  if (lua_closethread(co, L) == LUA_OK) {
+  if (close_coroutine(L, co) == LUA_OK) {
     lua_pushboolean(L, 1);
     return 1;
   }

@@ -52,6 +52,7 @@ lua_State *torpor_new(struct torpor_arena *arena, lua_Alloc alloc) {
   lua_State *L = lua_newstate(alloc, arena);
   if (L == NULL) return NULL;
   memset(lua_getextraspace(L), 0, LUA_EXTRASPACE);
+  thread_of(L)->is_task = 1;
   lua_gc(L, LUA_GCSTOP);
   return protected(L, set_up, NULL) == LUA_OK ? L : NULL;
 }
@@ -143,10 +144,32 @@ static void end_task(lua_State *L, void *context) {
   lua_pop(L, 1);
 }
 
+struct running {
+  lua_State *task;
+  lua_State *at;
+  int count;
+  int nresults;
+  struct torpor_step *step;
+};
+
+static void run_from(lua_State *L, void *context) {
+  struct running *running = context;
+  (void)L;
+  running->step->status = run(running->at, running->task, NULL, running->count, &running->step->at, &running->nresults);
+}
+
 static void run_task(lua_State *task, lua_State *at, int count, struct torpor_step *step) {
-  int nresults = 0;
-  step->status = run(at, task, NULL, count, &step->at, &nresults);
-  step->count = step->status == LUA_OK || step->status == LUA_YIELD ? nresults : 1;
+  struct running running = {task, at, count, 0, step};
+  lua_State *L = G(task)->mainthread;
+  /* Errors are caught by lua_resume. Should one get past it, the process goes on, and nobody uses this arena any more. */
+  if (luaD_rawrunprotected(L, run_from, &running) != LUA_OK) {
+    torpor_arena(G(L))->spent = 1;
+    step->status = LUA_ERRERR;
+    step->at = L;
+    step->count = 0;
+    return;
+  }
+  step->count = step->status == LUA_OK || step->status == LUA_YIELD ? running.nresults : 1;
   thread_of(task)->waiter = step->status == LUA_YIELD ? step->at : NULL;
 }
 
@@ -239,8 +262,17 @@ int torpor_visit_values(const struct torpor_step *step, torpor_visit visit, void
 
 static void push_traceback(lua_State *L, void *context) {
   lua_State *at = context;
-  const char *message = lua_tostring(at, -1);
-  luaL_traceback(L, at, message, 0);
+  /* What runs for want of memory, runs on L. */
+  if (at == L) {
+    lua_pushvalue(L, -1);
+  } else if (lua_checkstack(at, 1)) {
+    lua_pushvalue(at, -1);
+    lua_xmove(at, L, 1);
+  } else {
+    lua_pushnil(L);
+  }
+  luaL_traceback(L, at, lua_tostring(L, -1), 0);
+  lua_remove(L, -2);
 }
 
 /* Takes the results of a step away; a task that has ended is forgotten. */

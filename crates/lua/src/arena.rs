@@ -148,9 +148,18 @@ impl Arena {
         if start + count > most {
             return None;
         }
-        self.set_taken(start..start + count, true);
-        self.end_page = self.end_page.max((start + count) as u64);
+        self.begin_pages(start..start + count);
         Some(start)
+    }
+
+    /// Free pages are taken. They count as written, so that they are in the next image, whatever becomes of them.
+    fn begin_pages(&mut self, pages: std::ops::Range<usize>) {
+        self.set_taken(pages.clone(), true);
+        self.end_page = self.end_page.max(pages.end as u64);
+        for page in pages {
+            // SAFETY: it is a page of the window, which was free.
+            unsafe { self.base().add(page * PAGE).write_volatile(0) };
+        }
     }
 
     fn give_pages(&mut self, pages: std::ops::Range<usize>) {
@@ -250,8 +259,7 @@ impl Arena {
         if end > self.most_pages as usize || (page + from..end).any(|next| self.is_taken(next)) {
             return false;
         }
-        self.set_taken(page + from..end, true);
-        self.end_page = self.end_page.max(end as u64);
+        self.begin_pages(page + from..end);
         true
     }
 

@@ -262,6 +262,10 @@ impl State {
             });
             // SAFETY: its arena is attached, and the step is the last one.
             unsafe { ffi::torpor_finish(main, task.0, &raw const step) };
+            // SAFETY: the arena of this state. Finalizers may have run meanwhile.
+            if unsafe { ffi::torpor_was_spent(arena) } != 0 {
+                return spent();
+            }
             Some(found)
         })
     }

@@ -212,3 +212,56 @@ fn tables_are_copied_both_ways() {
         matches!(state.run("program", "return print, {}", &[]).1, Step::Ended(values) if values[0] == Value::Other(6))
     );
 }
+
+#[test]
+fn coroutines_that_run_are_not_closed() {
+    let windows = windows(28);
+    let mut state = State::new(&windows, 28, MEMORY, 1).unwrap();
+    let program = "
+        local co1, co2, log = nil, nil, {}
+        local function closing(other)
+          return coroutine.create(function()
+            local x <close> = setmetatable({}, {__close = function()
+              local ok, e = pcall(coroutine.close, other())
+              log[#log + 1] = tostring(ok) .. ' ' .. tostring(e)
+            end})
+            coroutine.yield()
+          end)
+        end
+        co1 = closing(function() return co2 end)
+        co2 = closing(function() return co1 end)
+        coroutine.resume(co1); coroutine.resume(co2)
+        coroutine.close(co1)
+        -- The main thread, which finalizers can see.
+        setmetatable({}, {__gc = function() main = coroutine.running() end})
+        return table.concat(log, ';')";
+    let (_, step) = state.run("program", program, &[]);
+    assert_eq!(step, Step::Ended(vec!["false cannot close a normal coroutine;true true".into()]));
+    state.collect();
+    let (_, step) =
+        state.run("main", "return select(2, pcall(coroutine.close, main)), select(2, coroutine.resume(main))", &[]);
+    let expected = ["cannot close a normal coroutine", "cannot resume non-suspended coroutine"];
+    assert_eq!(step, Step::Ended(expected.map(Value::from).to_vec()));
+}
+
+#[test]
+fn nothing_that_lacks_memory_ends_the_process() {
+    let windows = windows(29);
+    let program = "
+        local dead = coroutine.wrap(function() return coroutine.running() end)()
+        local full = {}
+        local function fill() pcall(function() while true do full = {full} end end); pcall(function() while true do full = {full, ('x'):rep(#full + 1)} end end) end
+        for _ = 1, 20 do
+          fill(); pcall(coroutine.resume, dead); pcall(coroutine.resume, coroutine.create(error)); pcall(coroutine.wrap(error))
+          pcall(table.sort, {2, 1}, function() return coroutine.resume(dead) end)
+        end
+        full = nil
+        return 'still there'";
+    let mut state = State::new(&windows, 29, 2 << 20, 1).unwrap();
+    let (_, step) = state.run("program", program, &[]);
+    // It may lack memory for a closure, where nothing catches the error.
+    let is_short = matches!(&step, Step::Failed(error) if error.contains("not enough memory"));
+    assert!(is_short || step == Step::Ended(vec!["still there".into()]), "{step:?}");
+    state.collect();
+    assert_eq!(state.run("after", "return 1 + 1", &[]).1, Step::Ended(vec![Value::Integer(2)]));
+}

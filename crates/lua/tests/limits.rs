@@ -39,6 +39,10 @@ const ENDLESS: &[&str] = &[
     "::again:: goto again",
     "string.gsub(('x'):rep(1000000), '.', setmetatable({}, {__index = function() while true do end end}))",
     "for word in ('a b'):gmatch('%a') do while true do end end",
+    "local co = coroutine.create(function() local x <close> = setmetatable({}, {__close = function() while true do end end})
+       coroutine.yield() end); coroutine.resume(co); coroutine.close(co)",
+    "local w = coroutine.wrap(function() local x <close> = setmetatable({}, {__close = function() while true do end end}); error('x') end); w()",
+    "load(collectgarbage)",
     "wait = nil; local mt = {}; mt.__index = function() while true do end end; return setmetatable({}, mt).x",
 ];
 
@@ -53,6 +57,11 @@ fn what_would_never_end_is_ended() {
         eprintln!("{:?} {program}", begun.elapsed());
         assert!(state.is_spent(), "{program}: {step:?}");
     }
+    // What stock Lua would do for years.
+    let mut state = State::new(&windows, 60, 8 << 20, 1).unwrap();
+    let (_, step) = state.run("empty", "return #string.rep('', math.maxinteger)", &[]);
+    assert_eq!(step, Step::Ended(vec![0.into()]));
+    drop(state);
     // What ends in time is left alone, however often it runs.
     let mut state = State::new(&windows, 60, 8 << 20, 1).unwrap();
     state.run("program", "function short() for i = 1, 100000 do end; return 1 end", &[]);

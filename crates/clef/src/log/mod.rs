@@ -5,7 +5,7 @@
 //! ```
 //! The log is used by one thread, which appends what many messages have changed and commits once: that is the group commit. Records are never
 //! changed. A segment is left only when all of it is durable, so after a crash only the last one can end with records that are not whole; those
-//! were never committed, and are cut off. Each record has the number of its commit: a whole record of a later one behind a broken record
+//! were never committed, and are cut off. Each record says where its batch begins: a whole record of a batch that begins behind a broken record
 //! shows that the broken one had been committed, and that is damage.
 //!
 //! After an error of the disk it is not known what is on it: the log takes nothing more, and is opened anew.
@@ -28,7 +28,7 @@ pub use self::record::{Kind, MOST_KEY_BYTES};
 
 /// Bytes of a segment, unless a record is larger.
 const SEGMENT_BYTES: u64 = 64 << 20;
-/// At the beginning of a segment: what it is, and its number.
+/// At the beginning of a segment: what it is, its number, and a random seed.
 const MAGIC: &[u8; 16] = b"torpor clef log1";
 const FIRST: u64 = 4096;
 /// Bytes that are read for a header and its key.
@@ -85,6 +85,7 @@ pub enum LogError {
 #[derive(Debug)]
 struct Segment {
     file: File,
+    seed: u64,
     /// Behind its last record.
     end: u64,
 }
@@ -98,8 +99,6 @@ pub struct Log {
     segments: BTreeMap<u32, Segment>,
     /// Appended behind the end of the last segment, and not written yet.
     buffer: Vec<u8>,
-    /// Number of the next commit.
-    batch: u32,
     failed: bool,
 }
 
@@ -131,14 +130,8 @@ impl Log {
             numbers.extend(name.to_str().and_then(|name| name.strip_suffix(".clefs")?.parse::<u32>().ok()));
         }
         numbers.sort_unstable();
-        let mut log = Self {
-            folder: folder.to_owned(),
-            directory,
-            segments: BTreeMap::new(),
-            buffer: Vec::new(),
-            batch: 1,
-            failed: false,
-        };
+        let mut log =
+            Self { folder: folder.to_owned(), directory, segments: BTreeMap::new(), buffer: Vec::new(), failed: false };
         let last = numbers.last().copied();
         for number in numbers {
             log.open_segment(number, Some(number) == last, &mut found)?;
@@ -160,24 +153,24 @@ impl Log {
         let file = openat(&self.directory, path.file_name().unwrap_or_default(), flags, Mode::empty());
         let file = File::from(file.map_err(|error| disk(error.into()))?);
         let len = file.metadata().map_err(disk)?.len();
-        let mut first = [0; 20];
+        let mut first = [0; 28];
         let begun = len >= FIRST && file.read_exact_at(&mut first, 0).is_ok();
-        let begun = begun && first[..16] == *MAGIC && first[16..] == number.to_le_bytes();
+        let begun = begun && first[..16] == *MAGIC && first[16..20] == number.to_le_bytes();
         if !begun {
-            if is_last {
-                // It was being made: nothing can be in it.
+            if is_last && is_zero(&file, FIRST.min(len), len).map_err(disk)? {
+                // It was being made: nothing is in it.
                 fs::remove_file(&path).map_err(disk)?;
                 return fsync(&self.directory).map_err(|error| disk(error.into()));
             }
             return Err(LogError::Damaged { path, offset: 0 });
         }
-        let mut reader = Reader { file: &file, number, len, at: FIRST, bytes: Vec::new(), begin: FIRST };
+        let seed = u64::from_le_bytes(*first.last_chunk().unwrap_or(&[0; 8]));
+        let mut reader = Reader { file: &file, number, seed, len, at: FIRST, bytes: Vec::new(), begin: FIRST };
         let mut end = FIRST;
         while let Some((record, payload)) = reader.next(is_last).map_err(disk)? {
             if is_last && payload.is_none_or(|payload| xxh3_64(payload) != record.header.payload_checksum) {
                 break;
             }
-            self.batch = record.header.batch + 1;
             end += record.header.record_bytes() as u64;
             found(record);
         }
@@ -186,14 +179,18 @@ impl Log {
             return Err(LogError::Damaged { path, offset: end });
         }
         if is_last && !is_zero(&file, end, len).map_err(disk)? {
-            if is_committed_behind(&file, number, end..len, self.batch).map_err(disk)? {
+            if is_committed_behind(&file, seed, end..len).map_err(disk)? {
                 return Err(LogError::Damaged { path, offset: end });
             }
             // Were it to stay, it could be taken for the end of a later record.
             file.set_len(end).map_err(disk)?;
-            fdatasync(&file).map_err(|error| disk(error.into()))?;
+            fallocate(&file, FallocateFlags::empty(), 0, SEGMENT_BYTES.max(end)).map_err(|error| disk(error.into()))?;
         }
-        self.segments.insert(number, Segment { file, end });
+        if is_last {
+            // What was written by somebody who was killed before it was synced is here, and from now on others rely on it.
+            fsync(&file).map_err(|error| disk(error.into()))?;
+        }
+        self.segments.insert(number, Segment { file, seed, end });
         Ok(())
     }
 
@@ -202,6 +199,7 @@ impl Log {
         let number = self.segments.last_key_value().map_or(1, |(last, _)| last + 1);
         let path = self.path(number);
         let disk = |error: io::Error| LogError::Disk(path.clone(), error);
+        let seed = getrandom::u64().map_err(|error| disk(io::Error::other(error)))?;
         let make = || -> io::Result<File> {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let name = path.file_name().unwrap_or_default();
@@ -210,6 +208,7 @@ impl Log {
             let mut first = vec![0; FIRST as usize];
             first[..16].copy_from_slice(MAGIC);
             first[16..20].copy_from_slice(&number.to_le_bytes());
+            first[20..28].copy_from_slice(&seed.to_le_bytes());
             file.write_all_at(&first, 0)?;
             fsync(&file)?;
             fsync(&self.directory)?;
@@ -217,7 +216,7 @@ impl Log {
         };
         match make() {
             Ok(file) => {
-                self.segments.insert(number, Segment { file, end: FIRST });
+                self.segments.insert(number, Segment { file, seed, end: FIRST });
                 Ok(())
             }
             Err(error) => {
@@ -265,9 +264,10 @@ impl Log {
         }
         let (number, last) = self.last()?;
         let location = Location { segment: number, offset: (last.end + self.buffer.len() as u64) as u32 };
-        let (key_bytes, payload_bytes, batch) = (key.len(), payload.len(), self.batch);
-        let header = Header { kind, key_bytes, payload_bytes, batch, before, payload_checksum: xxh3_64(payload) };
-        header.write(key, payload, number, &mut self.buffer);
+        let (key_bytes, payload_bytes, batch_begin) = (key.len(), payload.len(), last.end as u32);
+        let header = Header { kind, key_bytes, payload_bytes, batch_begin, before, payload_checksum: xxh3_64(payload) };
+        let seed = last.seed;
+        header.write(key, payload, seed, &mut self.buffer);
         Ok(location)
     }
 
@@ -291,7 +291,6 @@ impl Log {
         if let Some(last) = self.segments.get_mut(&number) {
             last.end += self.buffer.len() as u64;
         }
-        self.batch += 1;
         self.buffer.clear();
         Ok(())
     }
@@ -305,7 +304,8 @@ impl Log {
     pub(crate) fn header(&self, location: Location) -> Result<(Header, Vec<u8>), LogError> {
         let bytes = self.bytes(location, HEAD)?;
         let damaged = || LogError::Damaged { path: self.path(location.segment), offset: location.offset.into() };
-        let (header, key) = Header::read(&bytes, location.segment).ok_or_else(damaged)?;
+        let seed = self.segments.get(&location.segment).map_or(0, |segment| segment.seed);
+        let (header, key) = Header::read(&bytes, seed).ok_or_else(damaged)?;
         Ok((header, key.to_vec()))
     }
 
@@ -351,11 +351,21 @@ impl Log {
     pub(crate) fn records(&self, number: u32) -> Result<Vec<(Location, Header, Vec<u8>)>, LogError> {
         let disk = |error| LogError::Disk(self.path(number), error);
         let Some(segment) = self.segments.get(&number) else { return Ok(Vec::new()) };
-        let mut reader =
-            Reader { file: &segment.file, number, len: segment.end, at: FIRST, bytes: Vec::new(), begin: FIRST };
+        let mut reader = Reader {
+            file: &segment.file,
+            number,
+            seed: segment.seed,
+            len: segment.end,
+            at: FIRST,
+            bytes: Vec::new(),
+            begin: FIRST,
+        };
         let mut records = Vec::new();
         while let Some((Found { location, header, key }, _)) = reader.next(false).map_err(disk)? {
             records.push((location, header, key.to_vec()));
+        }
+        if reader.at < segment.end {
+            return Err(LogError::Damaged { path: self.path(number), offset: reader.at });
         }
         Ok(records)
     }
@@ -379,6 +389,7 @@ fn most_bytes(payload_bytes: usize) -> u64 {
 struct Reader<'a> {
     file: &'a File,
     number: u32,
+    seed: u64,
     len: u64,
     /// Where the next record begins.
     at: u64,
@@ -392,7 +403,7 @@ impl Reader<'_> {
     fn next(&mut self, with_payload: bool) -> io::Result<Option<Read<'_>>> {
         self.fill(HEAD)?;
         let from = (self.at - self.begin) as usize;
-        let Some((header, _)) = Header::read(&self.bytes[from..], self.number) else { return Ok(None) };
+        let Some((header, _)) = Header::read(&self.bytes[from..], self.seed) else { return Ok(None) };
         if self.at + header.record_bytes() as u64 > self.len {
             return Ok(None);
         }
@@ -421,12 +432,13 @@ impl Reader<'_> {
     }
 }
 
-/// Whether a record is in a range that was committed later than `batch`.
-fn is_committed_behind(file: &File, number: u32, range: Range<u64>, batch: u32) -> io::Result<bool> {
+/// Whether a record is in a range whose batch begins behind the beginning of that.
+fn is_committed_behind(file: &File, seed: u64, range: Range<u64>) -> io::Result<bool> {
     let mut bytes = vec![0; (range.end - range.start) as usize];
     file.read_exact_at(&mut bytes, range.start)?;
     let mut places = (0..bytes.len()).step_by(8);
-    Ok(places.any(|at| Header::read(&bytes[at..], number).is_some_and(|(header, _)| header.batch > batch)))
+    let is_behind = |header: Header| u64::from(header.batch_begin) > range.start;
+    Ok(places.any(|at| Header::read(&bytes[at..], seed).is_some_and(|(header, _)| is_behind(header))))
 }
 
 fn is_zero(file: &File, from: u64, to: u64) -> io::Result<bool> {

@@ -4,10 +4,10 @@
 //! |---|---|
 //! | 4 | `CLEF` |
 //! | 2, 2 | kind; bytes of the key |
-//! | 4, 4 | bytes of the payload; the batch: which commit made it durable |
+//! | 4, 4 | bytes of the payload; where in the segment the batch begins that one commit made durable |
 //! | 8 | where the record before it of the same key is, if this one builds on it; else 0 |
 //! | 8 | checksum of the payload |
-//! | 8 | checksum of all that is above, of the key, and of the number of the segment |
+//! | 8 | checksum of all that is above, and of the key, with the seed of the segment: nobody who only chooses contents can forge a record |
 //! | | key, padded to 8 bytes; payload, padded to 8 bytes |
 //!
 //! Numbers are little-endian, checksums XXH3.
@@ -39,7 +39,7 @@ pub(crate) struct Header {
     pub(crate) kind: Kind,
     pub(crate) key_bytes: usize,
     pub(crate) payload_bytes: usize,
-    pub(crate) batch: u32,
+    pub(crate) batch_begin: u32,
     pub(crate) before: Option<Location>,
     pub(crate) payload_checksum: u64,
 }
@@ -60,16 +60,16 @@ impl Header {
     }
 
     /// Adds a record with this header to a buffer.
-    pub(super) fn write(&self, key: &[u8], payload: &[u8], segment: u32, to: &mut Vec<u8>) {
+    pub(super) fn write(&self, key: &[u8], payload: &[u8], seed: u64, to: &mut Vec<u8>) {
         let begin = to.len();
         to.extend_from_slice(&MAGIC.to_le_bytes());
         to.extend_from_slice(&(self.kind as u16).to_le_bytes());
         to.extend_from_slice(&(key.len() as u16).to_le_bytes());
         to.extend_from_slice(&(payload.len() as u32).to_le_bytes());
-        to.extend_from_slice(&self.batch.to_le_bytes());
+        to.extend_from_slice(&self.batch_begin.to_le_bytes());
         to.extend_from_slice(&self.before.map_or(0, Location::number).to_le_bytes());
         to.extend_from_slice(&self.payload_checksum.to_le_bytes());
-        let checksum = checksum(&to[begin..], key, segment);
+        let checksum = checksum(&to[begin..], key, seed);
         to.extend_from_slice(&checksum.to_le_bytes());
         to.extend_from_slice(key);
         to.resize(to.len().next_multiple_of(8), 0);
@@ -78,7 +78,7 @@ impl Header {
     }
 
     /// The header of the record at the beginning of `bytes`, with its key; none if there is none of this segment.
-    pub(crate) fn read(bytes: &[u8], segment: u32) -> Option<(Self, &[u8])> {
+    pub(crate) fn read(bytes: &[u8], seed: u64) -> Option<(Self, &[u8])> {
         let header = bytes.get(..HEADER)?;
         let short = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
         let word = |at: usize| header[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
@@ -94,16 +94,16 @@ impl Header {
             return None;
         }
         let key = bytes.get(HEADER..HEADER + key_bytes)?;
-        if checksum(&header[..32], key, segment) != long(32) {
+        if checksum(&header[..32], key, seed) != long(32) {
             return None;
         }
-        let (payload_bytes, batch, before) = (word(8) as usize, word(12), Location::of(long(16)));
-        Some((Self { kind, key_bytes, payload_bytes, batch, before, payload_checksum: long(24) }, key))
+        let (payload_bytes, batch_begin, before) = (word(8) as usize, word(12), Location::of(long(16)));
+        Some((Self { kind, key_bytes, payload_bytes, batch_begin, before, payload_checksum: long(24) }, key))
     }
 }
 
-fn checksum(header: &[u8], key: &[u8], segment: u32) -> u64 {
-    let mut hash = Xxh3::with_seed(u64::from(segment));
+fn checksum(header: &[u8], key: &[u8], seed: u64) -> u64 {
+    let mut hash = Xxh3::with_seed(seed);
     hash.update(header);
     hash.update(key);
     hash.digest()

@@ -1,4 +1,4 @@
-//! The Clefs of a class in one process: woken when they are called, and put to sleep when others need their place.
+//! Runs the Clefs of a class in one process: wakes those that are called, and evicts those that were called longest ago.
 //!
 //! ```text
 //! call ─▶ asleep? restore ─▶ run until it has answered ─▶ append what has changed ─▶ commit ─▶ the answer may be told
@@ -60,6 +60,8 @@ pub struct Host {
     /// Who has a window.
     places: HashMap<u32, Vec<u8>>,
     calls: u64,
+    /// Hash of the code: the tag of states that have it.
+    source_hash: u64,
     _budget: Budget,
 }
 
@@ -81,6 +83,7 @@ impl Host {
         let windows = Arc::new(Windows::reserve(0, MOST_WINDOWS)?);
         let budget = Budget::of_steps(class.limits.step)?;
         Ok(Self {
+            source_hash: xxh3_64(class.source.as_bytes()),
             class,
             windows,
             store: Store::open(folder)?,
@@ -116,8 +119,6 @@ impl Host {
         let (_, step) = clef.state.call(function, arguments);
         let is_spent = clef.state.is_spent();
         let answer = match step {
-            // It may have had its time behind its end.
-            Step::Ended(_) if is_spent => Err(HostError::Code("it takes too much processor time".to_owned())),
             Step::Ended(values) => Ok(values),
             Step::Failed(error) => Err(HostError::Code(error)),
             Step::Waits(_) => Err(HostError::Code("it waits for something that its host does not offer".to_owned())),
@@ -171,6 +172,7 @@ impl Host {
 
     /// Changes the code. A Clef gets it at its next call: it begins anew, but for its global table `state`, which is kept.
     pub fn reload(&mut self, source: String) {
+        self.source_hash = xxh3_64(source.as_bytes());
         self.class.source = source;
     }
 
@@ -195,11 +197,10 @@ impl Host {
         let Some(clef) = self.awake.get_mut(key).filter(|clef| clef.is_changed) else { return Ok(()) };
         let wants_whole = self.store.wants_whole(key, clef.state.used_bytes());
         let stored = wants_whole.and_then(|whole| {
-            let changes = clef.state.changes();
             if whole {
-                self.store.put(key, &clef.state.image())
+                self.store.put(key, &clef.state.whole())
             } else {
-                self.store.put_changes(key, &changes).map(drop)
+                self.store.put_changes(key, &clef.state.changes()).map(drop)
             }
         });
         if let Err(error) = stored {
@@ -228,7 +229,7 @@ impl Host {
 
     fn wake(&mut self, key: &[u8]) -> Result<(), HostError> {
         match self.awake.get(key) {
-            Some(clef) if clef.state.tag() == self.source_hash() => return Ok(()),
+            Some(clef) if clef.state.tag() == self.source_hash => return Ok(()),
             // Its code is old.
             Some(_) => self.put_to_sleep(key)?,
             None => {}
@@ -248,16 +249,11 @@ impl Host {
         Ok(())
     }
 
-    /// The tag of states with the code of the class.
-    fn source_hash(&self) -> u64 {
-        xxh3_64(self.class.source.as_bytes())
-    }
-
     /// One with the code of the class, in which nothing has been called.
     fn loaded(&self, key: &[u8]) -> Result<State, HostError> {
         let Class { name, source, limits, .. } = &self.class;
         let mut state = State::new(&self.windows, window(key), limits.memory_bytes, seed()?)?;
-        state.set_tag(self.source_hash());
+        state.set_tag(self.source_hash);
         ended(&mut state, &format!("={name}"), source, &[key.into()])?;
         Ok(state)
     }
@@ -270,7 +266,7 @@ impl Host {
 
     /// One that was stored, with the code of the class.
     fn current(&self, key: &[u8], mut state: State) -> Result<(State, bool), HostError> {
-        if state.tag() == self.source_hash() {
+        if state.tag() == self.source_hash {
             return Ok((state, false));
         }
         let found = ended(&mut state, "=reload", "return state", &[])?;

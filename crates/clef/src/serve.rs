@@ -13,10 +13,11 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use torpor_api::error::causes;
 use torpor_lua::Value;
 
 use crate::class::Class;
-use crate::host::{Host, HostError};
+use crate::host::Host;
 use crate::log::MOST_KEY_BYTES;
 use crate::route::KeyPattern;
 
@@ -51,17 +52,6 @@ pub enum Request {
 #[derive(Clone, Debug)]
 pub struct Clefs(mpsc::SyncSender<Request>);
 
-fn chain(error: &HostError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
-}
-
 impl Clefs {
     /// Starts the thread. `folder` is a directory that nobody else changes.
     ///
@@ -71,7 +61,7 @@ impl Clefs {
         let (sender, requests) = mpsc::sync_channel(MOST_WAITING);
         let (opened, is_open) = mpsc::channel();
         let run = move || {
-            let host = Host::open(class, &folder).map_err(|error| chain(&error));
+            let host = Host::open(class, &folder).map_err(|error| causes(&error));
             let host = match host {
                 Ok(host) => {
                     let _ = opened.send(Ok(()));
@@ -130,7 +120,7 @@ fn run(mut host: Host, requests: &mpsc::Receiver<Request>) {
         for request in std::iter::once(first).chain(others).take(TOGETHER) {
             match request {
                 Request::Call { key, function, arguments, answer } => {
-                    let result = host.call(&key, &function, &arguments).map_err(|error| chain(&error));
+                    let result = host.call(&key, &function, &arguments).map_err(|error| causes(&error));
                     held.push((answer, result));
                 }
                 Request::Reload(source) => host.reload(source),
@@ -140,17 +130,17 @@ fn run(mut host: Host, requests: &mpsc::Receiver<Request>) {
                 }
             }
         }
-        let committed = host.commit().map_err(|error| chain(&error));
+        let committed = host.commit().map_err(|error| causes(&error));
         for (answer, result) in held {
             // Whoever has gone needs no answer.
             let _ = answer.send(committed.clone().and(result));
         }
         if let Some(answer) = end {
-            let _ = answer.send(host.sleep().map_err(|error| chain(&error)));
+            let _ = answer.send(host.sleep().map_err(|error| causes(&error)));
             return;
         }
         if let Err(error) = host.collect() {
-            tracing::warn!(error = chain(&error), "collecting the log");
+            tracing::warn!(error = causes(&error), "collecting the log");
         }
     }
 }
@@ -221,7 +211,7 @@ async fn answer(clefs: &Clefs, pattern: &KeyPattern, request: axum::extract::Req
     }
 }
 
-/// What a program has answered: nothing, a text, or a table with `status`, `headers` and `body`.
+/// Converts what `http` has returned: nothing, a string, or a table with `status`, `headers` and `body`.
 fn response(value: &Value) -> Response<Body> {
     let wrong = |what: &str| text(StatusCode::INTERNAL_SERVER_ERROR, format!("the function http has returned {what}"));
     match value {

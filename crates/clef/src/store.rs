@@ -46,7 +46,7 @@ fn hash(key: &[u8]) -> u64 {
 }
 
 impl Store {
-    /// Opens the store in a directory that nobody else changes, and has all that was committed.
+    /// Opens the store, with everything that was committed. Nobody else may change its directory.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -242,7 +242,7 @@ impl Store {
     /// Collects the segment of which the least is needed, if that is little enough; false if there is none.
     ///
     /// # Errors
-    /// See [`StoreError`]. What is needed stays where it is. A segment in which something cannot be read is not tried again.
+    /// See [`StoreError`]. No record is lost then, and a segment that cannot be read is not tried again.
     pub fn collect(&mut self) -> Result<bool, StoreError> {
         let last = self.log.segments().next_back().map_or(0, |(number, _)| number);
         let needed = |number: u32| self.needed.get(&number).copied().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! The memory of one state: a window of addresses, all of whose bookkeeping lies within it.
+//! The allocator of one state. It manages a window of addresses, and keeps its own data within that window.
 //!
 //! ```text
 //! ┌─ page 0 ───────────────────────────────┬─ pages ────────────────────────────────────────────┐
@@ -103,11 +103,6 @@ impl Arena {
             && self.shared.nested == 0
             && self.shared.spent == 0
             && self.shared.target.is_null()
-    }
-
-    /// Seed of random numbers.
-    pub(crate) fn set_seed(&mut self, seed: u64) {
-        self.shared.seed = seed;
     }
 
     /// Behind the last page that is taken.

@@ -18,7 +18,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// For each step of this thread. Rounded up to some milliseconds. One to a thread.
+    /// Limits each step of this thread to `time`, rounded up to 2 ms. A thread has at most one budget.
     ///
     /// # Errors
     /// See timer_create(2).

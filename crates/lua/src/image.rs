@@ -11,8 +11,6 @@
 //! Numbers are little-endian. An image is memory with a program's stack in it: whoever can forge one can do anything that the process can. It
 //! must be authenticated before it is restored, which is not done here.
 
-use std::collections::BTreeMap;
-
 use crate::arena::is_taken_by;
 use crate::windows::{MOST_WINDOWS, PAGE, WINDOW_BYTES};
 
@@ -36,6 +34,28 @@ pub enum ImageError {
     Unsound,
 }
 
+/// The newest version of each page that is taken, of a whole image and the images of changes that followed it.
+pub(crate) struct Newest<'a> {
+    /// The window of all of them.
+    pub(crate) window: u32,
+    /// By number, ascending; all that are taken.
+    pub(crate) pages: Vec<(usize, &'a [u8; PAGE])>,
+}
+
+impl<'a> Newest<'a> {
+    pub(crate) fn of(images: &'a [Image]) -> Result<Self, ImageError> {
+        let window = images.first().ok_or(ImageError::Malformed)?.window();
+        images.iter().try_for_each(|image| image.check(window))?;
+        let mut pages: Vec<Option<&[u8; PAGE]>> = vec![None; WINDOW_BYTES / PAGE];
+        images.iter().flat_map(Image::pages).for_each(|(page, bytes)| pages[page] = Some(bytes));
+        // The first page says which pages are taken.
+        let header = pages[0].ok_or(ImageError::Unsound)?;
+        let taken = (0..pages.len()).filter(|page| is_taken_by(header, *page));
+        let pages: Option<Vec<_>> = taken.map(|page| Some((page, pages[page]?))).collect();
+        Ok(Self { window, pages: pages.ok_or(ImageError::Unsound)? })
+    }
+}
+
 /// The image of a state, or of what has changed of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image(Vec<u8>);
@@ -56,18 +76,13 @@ impl Image {
         Self(image)
     }
 
-    /// The whole image that some images lead to, of which the first is whole, and each of the others has the changes since the one before.
+    /// Combines a whole image and the images of changes that followed it into one whole image.
     ///
     /// # Errors
     /// See [`ImageError`].
     pub fn folded(images: &[Self]) -> Result<Self, ImageError> {
-        let window = images.first().ok_or(ImageError::Malformed)?.window();
-        images.iter().try_for_each(|image| image.check(window))?;
-        let header = images.iter().rev().find_map(|image| image.pages().next().filter(|(page, _)| *page == 0));
-        let (_, header) = header.ok_or(ImageError::Unsound)?;
-        let newest: BTreeMap<usize, &[u8; PAGE]> = images.iter().flat_map(Self::pages).collect();
-        let taken: Vec<_> = newest.into_iter().filter(|(page, _)| is_taken_by(header, *page)).collect();
-        let runs: Vec<(usize, Vec<u8>)> = taken
+        let Newest { window, pages } = Newest::of(images)?;
+        let runs: Vec<(usize, Vec<u8>)> = pages
             .chunk_by(|(page, _), (next, _)| page + 1 == *next)
             .map(|run| (run[0].0, run.iter().flat_map(|(_, bytes)| **bytes).collect()))
             .collect();

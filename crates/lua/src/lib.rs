@@ -2,11 +2,11 @@
 //!
 //! A [`State`] lies in a window of addresses that is its own in every process of the same build ([`Windows`]). Its program runs as tasks, which
 //! are coroutines; what they wait for they ask of their host by yielding, wherever they stand: within `pcall`, metamethods, iterators and
-//! coroutines of their own. Nothing of a state is then on the C stack, and its memory holds no address outside its window, so that its taken pages
-//! are all of it ([`Image`]).
+//! coroutines of their own. While all tasks wait, the C stack holds nothing of a state, and the state holds no address outside its window. A copy
+//! of the pages that are in use is therefore a complete [`Image`].
 //!
 //! ```text
-//! c/all.c      Lua's source, a dozen lines of which build.rs changes, and ours, compiled as one
+//! c/all.c      compiles Lua's source, as edited by build.rs, and our own C as one unit
 //! arena        the memory of a state: an allocator whose bookkeeping lies within it
 //! state        tasks, steps, images: what hosts use
 //! ```

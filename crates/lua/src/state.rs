@@ -1,7 +1,6 @@
 //! A state of Lua in its window, and its image.
 
 use std::ffi::CString;
-use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Once};
 
@@ -9,7 +8,7 @@ use torpor_linux::pagemap::PageRegion;
 
 use crate::arena::{Arena, allocate};
 use crate::ffi::{self, Lua, RawStep, RawValue, status};
-use crate::image::{Image, ImageError};
+use crate::image::{Image, ImageError, Newest};
 use crate::value::{self, Value};
 use crate::windows::{PAGE, Windows};
 
@@ -86,38 +85,20 @@ impl State {
         Ok(state)
     }
 
-    /// One as it was when the last of some images was taken, in the same window. The first is of all of it, and each of the others has the
-    /// changes since the one before.
+    /// Restores a state, in the window that it had, from a whole image and the images of changes that followed it.
     ///
     /// # Errors
     /// See [`StateError`].
     pub fn restore(windows: &Arc<Windows>, images: &[Image]) -> Result<Self, StateError> {
         begin();
-        let window = images.first().ok_or(ImageError::Malformed)?.window();
-        images.iter().try_for_each(|image| image.check(window))?;
+        let Newest { window, pages } = Newest::of(images)?;
         let at = windows.take(window).ok_or(StateError::Window(window))?;
         let mut state = Self { windows: windows.clone(), window, arena: at.cast(), regions: Vec::new() };
-        let place = |page: usize, bytes: &[u8; PAGE]| {
-            // SAFETY: `check` has seen that all pages are within a window, and this one is ours.
+        for (page, bytes) in pages {
+            // SAFETY: the page is within a window, as `Newest` has seen, and this one is ours.
             unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr().add(page * PAGE), PAGE) };
-        };
-        // The newest first page says which pages are taken; of each, the newest counts.
-        let header = images.iter().rev().find_map(|image| image.pages().next().filter(|(page, _)| *page == 0));
-        let (_, header) = header.ok_or(ImageError::Unsound)?;
-        place(0, header);
+        }
         if !state.arena().is_sound(at.as_ptr().addr()) {
-            return Err(ImageError::Unsound.into());
-        }
-        let mut missing: Vec<bool> = (0..state.arena().end_page()).map(|page| state.arena().is_taken(page)).collect();
-        missing[0] = false;
-        for image in images.iter().rev() {
-            for (page, bytes) in image.pages() {
-                if missing.get_mut(page).is_some_and(std::mem::take) {
-                    place(page, bytes);
-                }
-            }
-        }
-        if missing.contains(&true) {
             return Err(ImageError::Unsound.into());
         }
         state.written();
@@ -127,6 +108,12 @@ impl State {
     /// All of it, as it is now.
     pub fn image(&self) -> Image {
         self.image_of(&[(0, self.arena().end_page())])
+    }
+
+    /// All of it, as it is now. What has changed since then is in the next [`State::changes`].
+    pub fn whole(&mut self) -> Image {
+        self.written();
+        self.image()
     }
 
     /// What has changed since this was last asked, or since it was restored: all of it for the first time, and where the kernel does not
@@ -183,11 +170,6 @@ impl State {
         self.arena_mut().tag = tag;
     }
 
-    /// Random numbers go on from here: for one of two that were restored from the same image.
-    pub fn reseed(&mut self, seed: u64) {
-        self.arena_mut().set_seed(seed);
-    }
-
     /// A step of it was ended because it took too much [time](crate::Budget): it must not be used further, nor stored.
     pub fn is_spent(&self) -> bool {
         // SAFETY: a state at rest.
@@ -242,12 +224,12 @@ impl State {
             return spent();
         }
         let arena = self.arena.as_ptr().cast();
-        self.attached(|main| {
+        let found = self.attached(|main| {
             let mut step = RawStep { status: status::NOT_WAITING, at: ptr::null_mut(), count: 0 };
             run(main, &raw mut step);
             // SAFETY: the arena of this state.
             if unsafe { ffi::torpor_was_spent(arena) } != 0 {
-                return spent();
+                return None;
             }
             let found = match step.status {
                 status::NOT_WAITING => return None,
@@ -262,12 +244,10 @@ impl State {
             });
             // SAFETY: its arena is attached, and the step is the last one.
             unsafe { ffi::torpor_finish(main, task.0, &raw const step) };
-            // SAFETY: the arena of this state. Finalizers may have run meanwhile.
-            if unsafe { ffi::torpor_was_spent(arena) } != 0 {
-                return spent();
-            }
             Some(found)
-        })
+        });
+        // Until it was detached, finalizers may have run.
+        if self.is_spent() { spent() } else { found }
     }
 
     fn attached<T>(&mut self, run: impl FnOnce(*mut Lua) -> T) -> T {
@@ -324,11 +304,5 @@ fn failure(main: *mut Lua, step: &RawStep) -> String {
     match results(step).as_deref() {
         Some([Value::String(bytes)]) => String::from_utf8_lossy(bytes).into_owned(),
         _ => "not enough memory".to_owned(),
-    }
-}
-
-impl From<StateError> for io::Error {
-    fn from(error: StateError) -> Self {
-        Self::other(error)
     }
 }

@@ -16,7 +16,7 @@ const ARROWS: [(&str, &[&str]); 26] = [
         "worker",
         &["api", "engine", "image", "keeper", "lifecycle", "linux", "network", "proc", "rootfs", "sandbox", "store"],
     ),
-    ("clef", &["lua"]),
+    ("clef", &["api", "lua"]),
     ("hub", &["api", "lifecycle"]),
     ("testkit", &["api", "linux", "proc"]),
     (

@@ -165,7 +165,7 @@ impl Log {
             return Err(LogError::Damaged { path, offset: 0 });
         }
         let seed = u64::from_le_bytes(*first.last_chunk().unwrap_or(&[0; 8]));
-        let mut reader = Reader { file: &file, number, seed, len, at: FIRST, bytes: Vec::new(), begin: FIRST };
+        let mut reader = Reader::new(&file, number, seed, len);
         let mut end = FIRST;
         while let Some((record, payload)) = reader.next(is_last).map_err(disk)? {
             if is_last && payload.is_none_or(|payload| xxh3_64(payload) != record.header.payload_checksum) {
@@ -175,11 +175,8 @@ impl Log {
             found(record);
         }
         // Behind the records is what was allocated, which is zero. In the last segment, what was not committed may be there.
-        if !is_last && !is_zero(&file, end, len).map_err(disk)? {
-            return Err(LogError::Damaged { path, offset: end });
-        }
-        if is_last && !is_zero(&file, end, len).map_err(disk)? {
-            if is_committed_behind(&file, seed, end..len).map_err(disk)? {
+        if !is_zero(&file, end, len).map_err(disk)? {
+            if !is_last || is_committed_behind(&file, seed, end..len).map_err(disk)? {
                 return Err(LogError::Damaged { path, offset: end });
             }
             // Were it to stay, it could be taken for the end of a later record.
@@ -300,10 +297,14 @@ impl Log {
         self.buffer.clear();
     }
 
+    fn damaged(&self, Location { segment, offset }: Location) -> LogError {
+        LogError::Damaged { path: self.path(segment), offset: offset.into() }
+    }
+
     /// The header of a record, and its key.
     pub(crate) fn header(&self, location: Location) -> Result<(Header, Vec<u8>), LogError> {
         let bytes = self.bytes(location, HEAD)?;
-        let damaged = || LogError::Damaged { path: self.path(location.segment), offset: location.offset.into() };
+        let damaged = || self.damaged(location);
         let seed = self.segments.get(&location.segment).map_or(0, |segment| segment.seed);
         let (header, key) = Header::read(&bytes, seed).ok_or_else(damaged)?;
         Ok((header, key.to_vec()))
@@ -313,7 +314,7 @@ impl Log {
     pub(crate) fn read(&self, location: Location) -> Result<(Header, Vec<u8>), LogError> {
         let (header, _) = self.header(location)?;
         let mut bytes = self.bytes(location, header.record_bytes())?;
-        let damaged = || LogError::Damaged { path: self.path(location.segment), offset: location.offset.into() };
+        let damaged = || self.damaged(location);
         let begin = header.payload_offset();
         if bytes.len() < begin + header.payload_bytes {
             return Err(damaged());
@@ -328,7 +329,7 @@ impl Log {
 
     /// Up to so many bytes at a location, of the disk or of what is not written yet.
     fn bytes(&self, location: Location, most: usize) -> Result<Vec<u8>, LogError> {
-        let damaged = || LogError::Damaged { path: self.path(location.segment), offset: location.offset.into() };
+        let damaged = || self.damaged(location);
         let segment = self.segments.get(&location.segment).ok_or_else(damaged)?;
         let offset = u64::from(location.offset);
         if let Some(buffered) = offset.checked_sub(segment.end) {
@@ -351,15 +352,7 @@ impl Log {
     pub(crate) fn records(&self, number: u32) -> Result<Vec<(Location, Header, Vec<u8>)>, LogError> {
         let disk = |error| LogError::Disk(self.path(number), error);
         let Some(segment) = self.segments.get(&number) else { return Ok(Vec::new()) };
-        let mut reader = Reader {
-            file: &segment.file,
-            number,
-            seed: segment.seed,
-            len: segment.end,
-            at: FIRST,
-            bytes: Vec::new(),
-            begin: FIRST,
-        };
+        let mut reader = Reader::new(&segment.file, number, segment.seed, segment.end);
         let mut records = Vec::new();
         while let Some((Found { location, header, key }, _)) = reader.next(false).map_err(disk)? {
             records.push((location, header, key.to_vec()));
@@ -398,7 +391,11 @@ struct Reader<'a> {
     begin: u64,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    fn new(file: &'a File, number: u32, seed: u64, len: u64) -> Self {
+        Self { file, number, seed, len, at: FIRST, bytes: Vec::new(), begin: FIRST }
+    }
+
     /// The next record, with its payload if that is wanted and there.
     fn next(&mut self, with_payload: bool) -> io::Result<Option<Read<'_>>> {
         self.fill(HEAD)?;

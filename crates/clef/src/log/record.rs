@@ -3,9 +3,9 @@
 //! | bytes | |
 //! |---|---|
 //! | 4 | `CLEF` |
-//! | 2, 2 | kind; bytes of the key |
-//! | 4, 4 | bytes of the payload; where in the segment the batch begins that one commit made durable |
-//! | 8 | where the record before it of the same key is, if this one builds on it; else 0 |
+//! | 2, 2 | kind; length of the key |
+//! | 4, 4 | length of the payload; offset of the first record of the same commit in the segment |
+//! | 8 | location of the previous record of the key if this one has changes since that; else 0 |
 //! | 8 | checksum of the payload |
 //! | 8 | checksum of all that is above, and of the key, with the seed of the segment: nobody who only chooses contents can forge a record |
 //! | | key, padded to 8 bytes; payload, padded to 8 bytes |

@@ -51,7 +51,10 @@ impl Loading {
     /// Of an image with these parts.
     pub(crate) fn of(parts: &[LoadingPart], way: &LazyWay<'_>) -> Self {
         let needed = needed(parts, way.cause, MOST_LOADED);
-        way.sample.map_or(Self { first: needed.clone(), staged: Vec::new() }, |sample| divided(&needed, sample))
+        match way.sample {
+            Some(sample) => divided(&needed, sample),
+            None => Self { first: needed, staged: Vec::new() },
+        }
     }
 }
 

@@ -94,7 +94,7 @@ impl Learned {
             cause,
             is_sampled: served.is_sampled,
             is_whole: served.counts.settled,
-            is_all_staged: served.is_sampled && served.counts.all_staged,
+            is_all_staged: served.counts.all_staged,
             staged: &staged,
             touched: &touched,
             faults: if self.may_be_full { served.counts.faults } else { 0 },
@@ -134,7 +134,7 @@ impl Learned {
     }
 }
 
-/// Ranges of pages by the ids that processes see. One that has ended needs nothing.
+/// Translates process ids to those that the processes see themselves, and leaves out processes that have ended.
 fn runs(ranges: impl Iterator<Item = (i32, Range<u64>)>) -> Vec<Run> {
     let mut last = None;
     let mut own = |pid| match last {

@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::class::{Class, Durability};
 use crate::log::MOST_KEY_BYTES;
-use crate::store::{Store, StoreError};
+use crate::store::{Chain, Note, Store, StoreError, Stored};
 
 /// Why a Clef cannot be called. Others can.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +42,7 @@ pub enum HostError {
 #[derive(Debug)]
 struct Awake {
     state: State,
+    chain: Chain,
     /// When it was last called, in calls of the host.
     called: u64,
     /// Not all of it is in the store.
@@ -195,18 +196,19 @@ impl Host {
 
     fn store_changes(&mut self, key: &[u8]) -> Result<(), HostError> {
         let Some(clef) = self.awake.get_mut(key).filter(|clef| clef.is_changed) else { return Ok(()) };
-        let wants_whole = self.store.wants_whole(key, clef.state.used_bytes());
-        let stored = wants_whole.and_then(|whole| {
-            if whole {
-                self.store.put(key, &clef.state.whole())
-            } else {
-                self.store.put_changes(key, &clef.state.changes()).map(drop)
+        let chain = &mut clef.chain;
+        let stored = if chain.wants_whole(clef.state.used_bytes()) {
+            self.store.put(key, &Note::default(), &clef.state.whole(), Some(chain)).map(Some)
+        } else {
+            self.store.put_changes(key, &Note::default(), &clef.state.changes(), Some(chain))
+        };
+        match stored {
+            Ok(new) => *chain = new.unwrap_or_default(),
+            Err(error) => {
+                // What has changed is not known any more: it goes back to what is stored.
+                self.forget(key);
+                return Err(error.into());
             }
-        });
-        if let Err(error) = stored {
-            // What has changed is not known any more: it goes back to what is stored.
-            self.forget(key);
-            return Err(error.into());
         }
         clef.is_changed = false;
         Ok(())
@@ -237,15 +239,17 @@ impl Host {
         if let Some(other) = self.places.get(&window(key)).cloned() {
             self.put_to_sleep(&other)?;
         }
-        let images = self.store.load(key)?;
-        let (state, is_changed) = match images {
-            Some(images) => self.current(key, State::restore(&self.windows, &images)?)?,
-            None => (self.created(key)?, true),
+        let (state, chain, is_changed) = match self.store.load(key)? {
+            Some(Stored { images, chain, .. }) => {
+                let (state, is_changed) = self.current(key, State::restore(&self.windows, &images)?)?;
+                (state, chain, is_changed)
+            }
+            None => (self.created(key)?, Chain::default(), true),
         };
         self.calls += 1;
         self.order.insert(self.calls, key.to_vec());
         self.places.insert(window(key), key.to_vec());
-        self.awake.insert(key.to_vec(), Awake { state, called: self.calls, is_changed });
+        self.awake.insert(key.to_vec(), Awake { state, chain, called: self.calls, is_changed });
         Ok(())
     }
 

@@ -24,4 +24,4 @@ pub use host::{Host, HostError};
 pub use log::{Kind, Location, Log, LogError, MOST_KEY_BYTES};
 pub use route::{KeyPattern, PatternError};
 pub use serve::{Clefs, Request, serve};
-pub use store::{Store, StoreError};
+pub use store::{Chain, Note, Store, StoreError, Stored};

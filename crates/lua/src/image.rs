@@ -137,9 +137,14 @@ impl Image {
         Ok(())
     }
 
+    /// Where in its bytes the first page begins.
+    pub fn pages_offset(&self) -> usize {
+        HEADER + self.runs().count() * 8
+    }
+
     /// Pages by number, ascending. It has been checked.
     pub(crate) fn pages(&self) -> impl Iterator<Item = (usize, &[u8; PAGE])> {
-        let bytes = self.0[HEADER + self.runs().count() * 8..].as_chunks().0;
+        let bytes = self.0[self.pages_offset()..].as_chunks().0;
         self.runs().flat_map(|(first, count)| first..first + count).zip(bytes)
     }
 

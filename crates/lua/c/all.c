@@ -84,6 +84,8 @@ static_assert(sizeof(Node) == sizeof(((struct torpor_arena *)0)->dummy_node), "t
 
 #include "time.c"
 #include "coroutines.c"
+#include "values.c"
+#include "requests.c"
 #include "libraries.c"
 #include "functions.c"
 #include "host.c"

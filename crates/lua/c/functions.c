@@ -37,6 +37,10 @@ static const lua_CFunction torpor_functions[] = {
   /* lutf8lib.c */
   FUNCTION(luaopen_utf8), FUNCTION(byteoffset), FUNCTION(codepoint), FUNCTION(utfchar), FUNCTION(utflen), FUNCTION(iter_codes),
   FUNCTION(iter_auxlax), FUNCTION(iter_auxstrict),
+  /* requests.c */
+  FUNCTION(ask_host), FUNCTION(await_host), FUNCTION(await_answered), FUNCTION(print_to_host), FUNCTION(require_file),
+  FUNCTION(require_answered), FUNCTION(required), FUNCTION(handle_messages), FUNCTION(next_message), FUNCTION(message_answered),
+  FUNCTION(handle_text),
 };
 
 enum { FUNCTION_COUNT = sizeof(torpor_functions) / sizeof(*torpor_functions), SLOTS = 1024 };

@@ -11,7 +11,7 @@ static int load_text(lua_State *L) {
 }
 
 static const luaL_Reg removed_of_base[] = {
-  {"dofile", NULL}, {"loadfile", NULL}, {"warn", NULL}, {NULL, NULL},
+  {"dofile", NULL}, {"loadfile", NULL}, {"warn", NULL}, {"print", NULL}, {NULL, NULL},
 };
 
 static const luaL_Reg os_functions[] = {

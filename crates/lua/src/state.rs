@@ -8,6 +8,7 @@ use torpor_linux::pagemap::PageRegion;
 
 use crate::arena::{Arena, allocate};
 use crate::ffi::{self, Lua, RawStep, RawValue, status};
+use crate::host::{Host, NoHost, while_answered_by};
 use crate::image::{Image, ImageError, Newest};
 use crate::value::{self, Value};
 use crate::windows::{PAGE, Windows};
@@ -178,7 +179,7 @@ impl State {
 
     /// Frees what its program no longer reaches.
     pub fn collect(&mut self) {
-        self.attached(|main| {
+        self.attached(&mut NoHost, |main| {
             // SAFETY: its arena is attached.
             unsafe { ffi::torpor_collect(main) };
         });
@@ -186,15 +187,25 @@ impl State {
 
     /// Begins a task that runs a chunk of text; `name` is in its error messages.
     pub fn run(&mut self, name: &str, text: &str, arguments: &[Value]) -> (Task, Step) {
-        self.begin_task(name, Some(text), arguments)
+        self.run_with(&mut NoHost, name, text, arguments)
+    }
+
+    /// As [`State::run`], with a host that answers what it asks.
+    pub fn run_with(&mut self, host: &mut dyn Host, name: &str, text: &str, arguments: &[Value]) -> (Task, Step) {
+        self.begin_task(host, name, Some(text), arguments)
     }
 
     /// Begins a task that calls a global function.
     pub fn call(&mut self, function: &str, arguments: &[Value]) -> (Task, Step) {
-        self.begin_task(function, None, arguments)
+        self.call_with(&mut NoHost, function, arguments)
     }
 
-    fn begin_task(&mut self, name: &str, text: Option<&str>, arguments: &[Value]) -> (Task, Step) {
+    /// As [`State::call`], with a host that answers what it asks.
+    pub fn call_with(&mut self, host: &mut dyn Host, function: &str, arguments: &[Value]) -> (Task, Step) {
+        self.begin_task(host, function, None, arguments)
+    }
+
+    fn begin_task(&mut self, host: &mut dyn Host, name: &str, text: Option<&str>, arguments: &[Value]) -> (Task, Step) {
         let task = Task(self.arena().next_task);
         self.arena_mut().next_task += 1;
         let Ok(name) = CString::new(name) else {
@@ -202,7 +213,7 @@ impl State {
         };
         let raw = raw(arguments);
         let (source, len) = text.map_or((ptr::null(), 0), |text| (text.as_ptr(), text.len()));
-        let step = self.stepped(task, |main, step| {
+        let step = self.stepped(host, task, |main, step| {
             // SAFETY: its arena is attached, and what is pointed to outlives the call.
             unsafe { ffi::torpor_start(main, task.0, name.as_ptr(), source, len, raw.as_ptr(), arguments.len(), step) };
         });
@@ -211,20 +222,33 @@ impl State {
 
     /// Answers a task that waits; none if it does not.
     pub fn answer(&mut self, task: Task, values: &[Value]) -> Option<Step> {
+        self.answer_with(&mut NoHost, task, values)
+    }
+
+    /// As [`State::answer`], with a host that answers what it asks.
+    pub fn answer_with(&mut self, host: &mut dyn Host, task: Task, values: &[Value]) -> Option<Step> {
         let raw = raw(values);
-        self.stepped(task, |main, step| {
+        self.stepped(host, task, |main, step| {
             // SAFETY: its arena is attached, and what is pointed to outlives the call.
             unsafe { ffi::torpor_answer(main, task.0, raw.as_ptr(), values.len(), step) };
         })
     }
 
-    fn stepped(&mut self, task: Task, run: impl FnOnce(*mut Lua, *mut RawStep)) -> Option<Step> {
+    /// Ends a task that waits: what it would close is closed.
+    pub fn cancel(&mut self, task: Task) {
+        self.attached(&mut NoHost, |main| {
+            // SAFETY: its arena is attached.
+            unsafe { ffi::torpor_cancel(main, task.0) };
+        });
+    }
+
+    fn stepped(&mut self, host: &mut dyn Host, task: Task, run: impl FnOnce(*mut Lua, *mut RawStep)) -> Option<Step> {
         let spent = || Some(Step::Failed("it takes too much processor time".to_owned()));
         if self.is_spent() {
             return spent();
         }
         let arena = self.arena.as_ptr().cast();
-        let found = self.attached(|main| {
+        let found = self.attached(host, |main| {
             let mut step = RawStep { status: status::NOT_WAITING, at: ptr::null_mut(), count: 0 };
             run(main, &raw mut step);
             // SAFETY: the arena of this state.
@@ -250,12 +274,12 @@ impl State {
         if self.is_spent() { spent() } else { found }
     }
 
-    fn attached<T>(&mut self, run: impl FnOnce(*mut Lua) -> T) -> T {
+    fn attached<T>(&mut self, host: &mut dyn Host, run: impl FnOnce(*mut Lua) -> T) -> T {
         let main = self.arena().main;
         crate::budget::begin();
         // SAFETY: a state at rest.
         unsafe { ffi::torpor_attach(main, allocate) };
-        let result = run(main);
+        let result = while_answered_by(host, || run(main));
         // SAFETY: nothing runs in it any more.
         unsafe { ffi::torpor_detach(main) };
         result

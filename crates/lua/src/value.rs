@@ -23,6 +23,8 @@ pub enum Value {
     String(Vec<u8>),
     /// A table: a copy of its pairs, in any order, without its metatable. Tables are at most 16 deep.
     Table(Vec<(Self, Self)>),
+    /// An object of the host's, by its number. Programs have one value for it, which is a key of tables; its methods are requests.
+    Handle(i64),
     /// A function, coroutine or userdata: it stays where it is. The number of its type as in lua.h.
     Other(i64),
 }
@@ -59,6 +61,7 @@ impl Value {
             Self::Nil | Self::Other(_) => (kind::NIL, RawOf { integer: 0 }),
             Self::Boolean(is) => (kind::BOOLEAN, RawOf { integer: i64::from(*is) }),
             Self::Integer(integer) => (kind::NUMBER, RawOf { integer: *integer }),
+            Self::Handle(number) => (kind::HANDLE, RawOf { integer: *number }),
             Self::Number(number) => (kind::FLOAT, RawOf { number: *number }),
             Self::String(bytes) => {
                 (kind::STRING, RawOf { string: RawString { bytes: bytes.as_ptr(), len: bytes.len() } })
@@ -107,6 +110,7 @@ impl Visited {
                 kind::NIL => Value::Nil,
                 kind::BOOLEAN => Value::Boolean(raw.of.integer != 0),
                 kind::NUMBER => Value::Integer(raw.of.integer),
+                kind::HANDLE => Value::Handle(raw.of.integer),
                 kind::FLOAT => Value::Number(raw.of.number),
                 kind::STRING => {
                     let RawString { bytes, len } = raw.of.string;

@@ -14,14 +14,20 @@
 mod class;
 mod host;
 mod index;
+mod key;
 mod log;
+mod message;
+mod note;
 mod route;
 mod serve;
 mod store;
 
-pub use class::{Class, Durability, Limits};
-pub use host::{Host, HostError};
+pub use class::{Class, Code, Durability, Limits};
+pub use host::{ClefStatus, Exported, Host, HostError, Seen, Stats};
+pub use key::{Key, KeyError};
 pub use log::{Kind, Location, Log, LogError, MOST_KEY_BYTES};
+pub use message::{Incoming, Outgoing, Socket};
+pub use note::Usage;
 pub use route::{KeyPattern, PatternError};
-pub use serve::{Clefs, Request, serve};
+pub use serve::{Allowed, AllowedHost, Clefs, Said, Surroundings, serve};
 pub use store::{Chain, Note, Store, StoreError, Stored};

@@ -51,6 +51,11 @@ pub struct Chain {
 }
 
 impl Chain {
+    /// Nothing is stored.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
     fn newest(&self) -> Option<(Location, u64)> {
         self.records.last().map(|(location, _)| (*location, self.due))
     }
@@ -152,10 +157,42 @@ impl Store {
         locations.filter_map(|location| self.log.header(location).ok().map(|(_, key)| key))
     }
 
-    /// The key that is due next, and when.
+    /// The key that is due next, and when; held ones are left out.
     pub fn next_due(&self) -> Option<(u64, Vec<u8>)> {
         let of = |(due, number): &(u64, u64)| Some((*due, self.log.header(Location::of(*number)?).ok()?.1));
         self.due.iter().find_map(of)
+    }
+
+    /// Somebody else sees to it that what has this chain is done when it is due, until it is stored again or [released](Store::release).
+    pub fn hold(&mut self, chain: &Chain) {
+        if let Some((location, due)) = chain.newest() {
+            self.due.remove(&(due, location.number()));
+        }
+    }
+
+    /// A key with this chain is due as it was stored, unless it was stored anew or removed meanwhile.
+    pub fn release(&mut self, key: &[u8], chain: &Chain) {
+        if let Some((location, due)) = chain.newest().filter(|(_, due)| *due > 0)
+            && self.index.find(hash(key)).any(|number| number == location.number())
+        {
+            self.due.insert((due, location.number()));
+        }
+    }
+
+    /// The next key that is due by `now`, with a number for [`Store::due_again`]; it is not due any more.
+    pub fn take_due(&mut self, now: u64) -> Option<(Vec<u8>, u64)> {
+        while let Some((due, number)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
+            self.due.remove(&(due, number));
+            if let Some(Ok((_, key))) = Location::of(number).map(|location| self.log.header(location)) {
+                return Some((key, number));
+            }
+        }
+        None
+    }
+
+    /// What was taken is due at another time.
+    pub fn due_again(&mut self, number: u64, due: u64) {
+        self.due.insert((due, number));
     }
 
     /// Bytes that were stored since the last commit.
@@ -320,6 +357,11 @@ impl Store {
             return Err(error.into());
         }
         Ok(())
+    }
+
+    /// Lets go of the directory; nothing can be stored any more.
+    pub(crate) fn close(&mut self) {
+        self.log.close();
     }
 
     /// What is stored of a key.

@@ -100,7 +100,7 @@ impl Image {
     }
 
     /// The window that it belongs in.
-    pub(crate) fn window(&self) -> u32 {
+    pub fn window(&self) -> u32 {
         self.number(48).unwrap_or(u32::MAX)
     }
 

@@ -9,7 +9,7 @@ const MOST_VALUES: usize = 1 << 16;
 const MOST_BYTES: usize = 16 << 20;
 
 /// A value.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Value {
     /// `nil`.
     Nil,
@@ -41,6 +41,12 @@ impl From<&[u8]> for Value {
     }
 }
 
+impl From<bool> for Value {
+    fn from(is: bool) -> Self {
+        Self::Boolean(is)
+    }
+}
+
 impl From<i64> for Value {
     fn from(number: i64) -> Self {
         Self::Integer(number)
@@ -53,6 +59,21 @@ impl Value {
         let Self::Table(pairs) = self else { return None };
         let is_it = |key: &Self| matches!(key, Self::String(bytes) if bytes == name.as_bytes());
         pairs.iter().find(|(key, _)| is_it(key)).map(|(_, value)| value)
+    }
+
+    /// Its bytes, if it is a string.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        let Self::String(bytes) = self else { return None };
+        Some(bytes)
+    }
+
+    /// It as a number, if it is one.
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Self::Integer(number) => Some(*number as f64),
+            Self::Number(number) => Some(*number),
+            _ => None,
+        }
     }
 
     /// As C takes it, behind others; valid as long as this value.

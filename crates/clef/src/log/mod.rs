@@ -344,6 +344,13 @@ impl Log {
         Ok(())
     }
 
+    /// Unlocks the directory, and takes nothing more.
+    pub(crate) fn close(&mut self) {
+        self.failed = true;
+        // The lock goes with the descriptor at the latest.
+        let _ = flock(&self.directory, FlockOperation::Unlock);
+    }
+
     /// Gives up what was appended since the last commit.
     pub(crate) fn discard(&mut self) {
         self.buffer.clear();

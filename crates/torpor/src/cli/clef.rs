@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use torpor_api::units::{Bytes, Span};
-use torpor_clef::{Durability, KeyPattern};
+use torpor_clef::{AllowedHost, Durability, KeyPattern};
 
 pub(super) const CLEF_HELP: &str = "\
 A Clef is a stateful object: code in Lua and data together, one for each user, room or device. It sleeps until somebody calls it, and goes on
@@ -66,6 +66,9 @@ pub(crate) struct DevArgs {
     /// Clefs that are awake at the same time
     #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
     pub(crate) awake: usize,
+    /// Hosts that the program may send HTTP requests to: example.org, *.example.org, or with a port [default: none]
+    #[arg(long, value_name = "HOST")]
+    pub(crate) allow: Vec<AllowedHost>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

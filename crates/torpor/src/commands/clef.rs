@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use torpor_clef::{Class, Clefs, Durability, Limits, serve};
+use torpor_clef::{Allowed, Class, Clefs, Code, Durability, Limits, Said, Surroundings, serve};
 
 use super::checkpoint::tell;
 use crate::cli::{ClefCommand, DevArgs};
@@ -33,7 +33,7 @@ fn read(file: &Path) -> Result<String, Failure> {
 }
 
 async fn dev(args: DevArgs) -> Result<(), Failure> {
-    let DevArgs { file, key, publish, data, durability, memory, cpu, awake } = args;
+    let DevArgs { file, key, publish, data, durability, memory, cpu, awake, allow } = args;
     let source = read(&file)?;
     // Before the file is read again: what is saved meanwhile is seen.
     let saved = Saved::watch(&file).map_err(|source| Failure::Read { path: file.clone(), source })?;
@@ -43,10 +43,12 @@ async fn dev(args: DevArgs) -> Result<(), Failure> {
     };
     let folder = data.clone().or_else(|| temporary.as_ref().map(|folder| folder.path().to_owned())).unwrap_or_default();
     let folder = made(folder)?;
-    let name = file.file_name().unwrap_or(OsStr::new("program")).to_string_lossy().into_owned();
-    let limits = Limits { memory_bytes: memory.0 as usize, step: cpu.0, awake };
-    let class = Class { name, source, limits, durability: Durability::from(durability) };
-    let clefs = Clefs::start(class, folder).map_err(Failure::Clef)?;
+    let name = file.file_stem().unwrap_or(OsStr::new("program")).to_string_lossy().into_owned();
+    let limits = Limits { memory_bytes: memory.0 as usize, step: cpu.0, awake, ..Limits::default() };
+    let class = Class { name, code: Code::from(source.as_str()), limits, durability: Durability::from(durability) };
+    let said = |Said { key, text, .. }: Said<'_>| println!("{}: {text}", key.escape_ascii());
+    let surroundings = Surroundings { folder, rest_after: None, allowed: Allowed(allow), said: Box::new(said) };
+    let clefs = Clefs::start(class, surroundings).map_err(Failure::Clef)?;
     let listen = |source| Failure::Listen { address: publish, source };
     let listener = TcpListener::bind(publish).await.map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
@@ -93,7 +95,7 @@ fn reload(saved: &Saved, file: &Path, clefs: &Clefs) {
         }
         match read(file) {
             Ok(source) => {
-                clefs.reload(source);
+                clefs.reload(Code::from(source.as_str()));
                 tell(&format!("{} is loaded anew", file.display()));
             }
             Err(failure) => tell(&format!("{failure}")),

@@ -1,149 +1,22 @@
-//! Clefs behind HTTP.
-//!
-//! A thread has the host. It takes the requests that wait, calls their Clefs one after the other, commits once, and only then gives the answers: the
-//! output gate.
+//! HTTP: which Clef a request is for, and its answer.
 
 use std::io;
-use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
-use std::thread;
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
+use axum::extract::{FromRequestParts, WebSocketUpgrade};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
-use torpor_api::error::causes;
 use torpor_lua::Value;
 
-use crate::class::Class;
-use crate::host::Host;
+use super::Clefs;
+use super::socket::{MOST_MESSAGE_BYTES, events, run_websocket};
 use crate::log::MOST_KEY_BYTES;
 use crate::route::KeyPattern;
 
-/// Requests whose answers wait for the same commit, at most.
-const TOGETHER: usize = 256;
-/// Requests that wait for the host at most.
-const MOST_WAITING: usize = 1024;
 /// Bytes of the body of a request at most.
 const MOST_BODY_BYTES: usize = 4 << 20;
-
-/// What a thread does with the host.
-#[derive(Debug)]
-pub enum Request {
-    /// Calls a function of a Clef.
-    Call {
-        /// Which one.
-        key: Vec<u8>,
-        /// Name of the function.
-        function: String,
-        /// What it gets.
-        arguments: Vec<Value>,
-        /// Gets what it returns, or why not.
-        answer: oneshot::Sender<Result<Vec<Value>, String>>,
-    },
-    /// Changes the code of the class.
-    Reload(String),
-    /// Puts all to sleep, and ends.
-    End(oneshot::Sender<Result<(), String>>),
-}
-
-/// A thread that has the Clefs of a class.
-#[derive(Clone, Debug)]
-pub struct Clefs(mpsc::SyncSender<Request>);
-
-impl Clefs {
-    /// Starts the thread. `folder` is a directory that nobody else changes.
-    ///
-    /// # Errors
-    /// Why there are none, in words.
-    pub fn start(class: Class, folder: PathBuf) -> Result<Self, String> {
-        let (sender, requests) = mpsc::sync_channel(MOST_WAITING);
-        let (opened, is_open) = mpsc::channel();
-        let run = move || {
-            let host = Host::open(class, &folder).map_err(|error| causes(&error));
-            let host = match host {
-                Ok(host) => {
-                    let _ = opened.send(Ok(()));
-                    host
-                }
-                Err(error) => {
-                    let _ = opened.send(Err(error));
-                    return;
-                }
-            };
-            run(host, &requests);
-        };
-        thread::Builder::new().name("clefs".to_owned()).spawn(run).map_err(|error| error.to_string())?;
-        is_open.recv().map_err(|error| error.to_string())??;
-        Ok(Self(sender))
-    }
-
-    /// Calls a function of a Clef; its answer is durable as the class wants it.
-    ///
-    /// # Errors
-    /// In words: the error of its program, with a traceback, or of its host.
-    pub async fn call(&self, key: Vec<u8>, function: &str, arguments: Vec<Value>) -> Result<Vec<Value>, String> {
-        let (answer, answered) = oneshot::channel();
-        let request = Request::Call { key, function: function.to_owned(), arguments, answer };
-        self.0.try_send(request).map_err(|error| match error {
-            mpsc::TrySendError::Full(_) => format!("{MOST_WAITING} requests wait already"),
-            mpsc::TrySendError::Disconnected(_) => GONE.to_owned(),
-        })?;
-        answered.await.unwrap_or_else(|_| Err(GONE.to_owned()))
-    }
-
-    /// Changes the code: see [`Host::reload`].
-    pub fn reload(&self, source: String) {
-        // Without a host there is nothing to change.
-        let _ = self.0.send(Request::Reload(source));
-    }
-
-    /// Puts all to sleep.
-    ///
-    /// # Errors
-    /// In words.
-    pub async fn end(&self) -> Result<(), String> {
-        let (answer, answered) = oneshot::channel();
-        self.0.send(Request::End(answer)).map_err(|_| GONE.to_owned())?;
-        answered.await.unwrap_or_else(|_| Err(GONE.to_owned()))
-    }
-}
-
-const GONE: &str = "the host of the Clefs has ended";
-
-fn run(mut host: Host, requests: &mpsc::Receiver<Request>) {
-    while let Ok(first) = requests.recv() {
-        let mut held = Vec::new();
-        let mut end = None;
-        let others = std::iter::from_fn(|| requests.try_recv().ok());
-        for request in std::iter::once(first).chain(others).take(TOGETHER) {
-            match request {
-                Request::Call { key, function, arguments, answer } => {
-                    let result = host.call(&key, &function, &arguments).map_err(|error| causes(&error));
-                    held.push((answer, result));
-                }
-                Request::Reload(source) => host.reload(source),
-                Request::End(answer) => {
-                    end = Some(answer);
-                    break;
-                }
-            }
-        }
-        let committed = host.commit().map_err(|error| causes(&error));
-        for (answer, result) in held {
-            // Whoever has gone needs no answer.
-            let _ = answer.send(committed.clone().and(result));
-        }
-        if let Some(answer) = end {
-            let _ = answer.send(host.sleep().map_err(|error| causes(&error)));
-            return;
-        }
-        if let Err(error) = host.collect() {
-            tracing::warn!(error = causes(&error), "collecting the log");
-        }
-    }
-}
 
 /// Answers requests, each by the Clef whose key `pattern` finds, until `end` is there; then until those that have come are answered.
 ///
@@ -170,12 +43,14 @@ fn text(status: StatusCode, text: String) -> Response<Body> {
     response
 }
 
-fn pair(name: &str, value: impl Into<Value>) -> (Value, Value) {
+pub(super) fn pair(name: &str, value: impl Into<Value>) -> (Value, Value) {
     (name.into(), value.into())
 }
 
 async fn answer(clefs: &Clefs, pattern: &KeyPattern, request: axum::extract::Request) -> Response<Body> {
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
+    // Only a request for it is an upgrade.
+    let upgrade = WebSocketUpgrade::from_request_parts(&mut head, &()).await.ok();
     let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
     // A header that is repeated names no Clef: which of them would it be?
     let header = |name: &str| {
@@ -205,6 +80,18 @@ async fn answer(clefs: &Clefs, pattern: &KeyPattern, request: axum::extract::Req
         pair("body", &*body),
         pair("key", key.as_slice()),
     ]);
+    if let Some(upgrade) = upgrade {
+        return match clefs.open(key, "websocket", request) {
+            Ok(open) => upgrade.max_message_size(MOST_MESSAGE_BYTES).on_upgrade(|socket| run_websocket(socket, open)),
+            Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, error),
+        };
+    }
+    if head.headers.get_all("accept").iter().any(|accept| accept.as_bytes().starts_with(b"text/event-stream")) {
+        return match clefs.open(key, "events", request) {
+            Ok(open) => events(open),
+            Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, error),
+        };
+    }
     match clefs.call(key, "http", vec![request]).await {
         Ok(values) => response(values.first().unwrap_or(&Value::Nil)),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error),

@@ -37,6 +37,8 @@ static const lua_CFunction torpor_functions[] = {
   /* lutf8lib.c */
   FUNCTION(luaopen_utf8), FUNCTION(byteoffset), FUNCTION(codepoint), FUNCTION(utfchar), FUNCTION(utflen), FUNCTION(iter_codes),
   FUNCTION(iter_auxlax), FUNCTION(iter_auxstrict),
+  /* json.c */
+  FUNCTION(open_json), FUNCTION(json_encode), FUNCTION(json_decode), FUNCTION(json_array),
 };
 
 enum { FUNCTION_COUNT = sizeof(torpor_functions) / sizeof(*torpor_functions), SLOTS = 1024 };

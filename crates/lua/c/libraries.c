@@ -33,7 +33,8 @@ static void remove_field(lua_State *L, const char *table, const char *name) {
 static void open_libraries(lua_State *L) {
   static const luaL_Reg libraries[] = {
     {LUA_GNAME, luaopen_base},       {LUA_COLIBNAME, open_coroutine},  {LUA_TABLIBNAME, luaopen_table}, {LUA_OSLIBNAME, open_os},
-    {LUA_STRLIBNAME, luaopen_string}, {LUA_MATHLIBNAME, luaopen_math}, {LUA_UTF8LIBNAME, luaopen_utf8}, {NULL, NULL},
+    {LUA_STRLIBNAME, luaopen_string}, {LUA_MATHLIBNAME, luaopen_math}, {LUA_UTF8LIBNAME, luaopen_utf8}, {"json", open_json},
+    {NULL, NULL},
   };
   for (const luaL_Reg *library = libraries; library->name != NULL; library++) {
     luaL_requiref(L, library->name, library->func, 1);

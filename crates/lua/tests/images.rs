@@ -265,3 +265,12 @@ fn nothing_that_lacks_memory_ends_the_process() {
     state.collect();
     assert_eq!(state.run("after", "return 1 + 1", &[]).1, Step::Ended(vec![Value::Integer(2)]));
 }
+
+#[test]
+fn an_empty_state_is_small() {
+    let windows = windows(30);
+    let state = State::new(&windows, 30, MEMORY, 1).unwrap();
+    let (used, pages) = (state.used_bytes(), state.image().page_count());
+    eprintln!("an empty state uses {used} bytes, {pages} pages");
+    assert!(used < 25_000 && pages <= 8, "{used} bytes, {pages} pages");
+}

@@ -43,6 +43,10 @@ const ENDLESS: &[&str] = &[
        coroutine.yield() end); coroutine.resume(co); coroutine.close(co)",
     "local w = coroutine.wrap(function() local x <close> = setmetatable({}, {__close = function() while true do end end}); error('x') end); w()",
     "load(collectgarbage)",
+    "local t = {}; for i = 1, 100000 do t[i] = i end; while true do json.encode(t) end",
+    "local text = '[' .. ('[1],'):rep(1000000) .. '1]'; while true do pcall(json.decode, text) end",
+    "local t = {}; for i = 1, 120 do t = {t, t, t, t, t, t, t, t} end; while true do pcall(json.encode, t) end",
+    "local text = ('\\\\u0041'):rep(1000000); while true do json.decode('\"' .. text .. '\"') end",
     "wait = nil; local mt = {}; mt.__index = function() while true do end end; return setmetatable({}, mt).x",
 ];
 

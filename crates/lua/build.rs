@@ -11,8 +11,18 @@ use lua_src as _;
 use sha2::{Digest, Sha256};
 
 /// Our own C, in the order of its names.
-const OWN: [&str; 9] =
-    ["all.c", "arena.h", "coroutines.c", "functions.c", "functions.h", "host.c", "json.c", "libraries.c", "time.c"];
+const OWN: [&str; 10] = [
+    "all.c",
+    "arena.h",
+    "coroutines.c",
+    "crypto.c",
+    "functions.c",
+    "functions.h",
+    "host.c",
+    "json.c",
+    "libraries.c",
+    "time.c",
+];
 
 /// A line of Lua's source, and what is compiled in its place.
 struct Edit {

@@ -84,6 +84,7 @@ static_assert(sizeof(Node) == sizeof(((struct torpor_arena *)0)->dummy_node), "t
 
 #include "time.c"
 #include "coroutines.c"
+#include "crypto.c"
 #include "json.c"
 #include "libraries.c"
 #include "functions.c"

@@ -39,6 +39,9 @@ static const lua_CFunction torpor_functions[] = {
   FUNCTION(iter_auxlax), FUNCTION(iter_auxstrict),
   /* json.c */
   FUNCTION(open_json), FUNCTION(json_encode), FUNCTION(json_decode), FUNCTION(json_array),
+  /* crypto.c */
+  FUNCTION(open_crypto), FUNCTION(crypto_sha256), FUNCTION(crypto_sha512), FUNCTION(crypto_sha1), FUNCTION(crypto_hmac),
+  FUNCTION(crypto_equal), FUNCTION(open_base64), FUNCTION(base64_encode), FUNCTION(base64_decode),
 };
 
 enum { FUNCTION_COUNT = sizeof(torpor_functions) / sizeof(*torpor_functions), SLOTS = 1024 };

@@ -34,7 +34,7 @@ static void open_libraries(lua_State *L) {
   static const luaL_Reg libraries[] = {
     {LUA_GNAME, luaopen_base},       {LUA_COLIBNAME, open_coroutine},  {LUA_TABLIBNAME, luaopen_table}, {LUA_OSLIBNAME, open_os},
     {LUA_STRLIBNAME, luaopen_string}, {LUA_MATHLIBNAME, luaopen_math}, {LUA_UTF8LIBNAME, luaopen_utf8}, {"json", open_json},
-    {NULL, NULL},
+    {"crypto", open_crypto},         {"base64", open_base64},          {NULL, NULL},
   };
   for (const luaL_Reg *library = libraries; library->name != NULL; library++) {
     luaL_requiref(L, library->name, library->func, 1);

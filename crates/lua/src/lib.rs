@@ -15,6 +15,7 @@
 
 mod arena;
 mod budget;
+mod digest;
 mod ffi;
 mod image;
 mod state;

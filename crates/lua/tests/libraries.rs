@@ -1,4 +1,4 @@
-//! What the functions of `json` give, and which errors they raise.
+//! What the functions of `json`, `crypto` and `base64` give, and which errors they raise.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -172,4 +172,66 @@ fn json_null_is_the_same_everywhere() {
         &[text.as_str().into()],
     );
     assert_eq!(found, "nntruetruefalse");
+}
+
+/// Digests as `sha256sum` and its kin say them, HMACs of RFC 4231 and 2202.
+const CRYPTO: &[(&str, &str)] = &[
+    ("crypto.sha256('', 'hex')", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
+    ("crypto.sha256('abc', 'hex')", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
+    ("crypto.sha1('abc', 'hex')", "a9993e364706816aba3e25717850c26c9cd0d89d"),
+    (
+        "crypto.sha512('abc', 'hex')",
+        "ddaf35a193617abacc417349ae20413112e6fa4e89a97ea20a9eeee64b55d39a2192992a274fc1a836ba3c23a3feebbd454d4423643ce80e2a9ac94fa54ca49f",
+    ),
+    ("#crypto.sha256('') .. ' ' .. #crypto.sha512('') .. ' ' .. #crypto.sha1('')", "32 64 20"),
+    ("crypto.sha1('abc'):byte(), crypto.sha1('abc', 'raw'):byte(-1)", "169 157"),
+    ("crypto.sha256(('a'):rep(1000000), 'hex')", "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"),
+    (
+        "crypto.hmac('sha256', ('\\x0b'):rep(20), 'Hi There', 'hex')",
+        "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7",
+    ),
+    (
+        "crypto.hmac('sha512', 'Jefe', 'what do ya want for nothing?', 'hex')",
+        "164b7a7bfcf819e2e395fbe73b56e0a387bd64222e831fd610270cd7ea2505549758bf75c05a994a6d034f65f8f0e6fdcaeab1a34d4a6b4b636e070a38bce737",
+    ),
+    ("crypto.hmac('sha1', 'Jefe', 'what do ya want for nothing?', 'hex')", "effcdf6ae5eb2fa2d27416d5f184df9c259a7c79"),
+    (
+        "crypto.hmac('sha256', ('\\xaa'):rep(131), 'Test Using Larger Than Block-Size Key - Hash Key First', 'hex')",
+        "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54",
+    ),
+    ("#crypto.hmac('sha256', '', '')", "32"),
+    ("crypto.hmac('md5', '', '')", "!bad argument #1 to 'hmac' (invalid option 'md5')"),
+    ("crypto.hmac('sha1', 'key')", "!bad argument #3 to 'hmac' (string expected, got no value)"),
+    ("crypto.sha256()", "!bad argument #1 to 'sha256' (string expected, got no value)"),
+    ("crypto.sha256('', 'base64')", "!bad argument #2 to 'sha256' (invalid option 'base64')"),
+    (
+        "crypto.equal('secret', 'secret'), crypto.equal('secret', 'secreT'), crypto.equal('a', 'ab'), crypto.equal('', '')",
+        "true false false true",
+    ),
+    ("crypto.equal('a')", "!bad argument #2 to 'equal' (string expected, got no value)"),
+    (
+        "base64.encode(''), base64.encode('f'), base64.encode('fo'), base64.encode('foo'), base64.encode('foob')",
+        " Zg== Zm8= Zm9v Zm9vYg==",
+    ),
+    ("base64.encode('\\xff\\xfe\\xfd\\xfc'), base64.encode('\\xff\\xfe\\xfd\\xfc', 'url')", "//79/A== __79_A"),
+    ("base64.decode(''), base64.decode('Zg=='), base64.decode('Zm8='), base64.decode('Zm9v')", " f fo foo"),
+    (
+        "base64.decode('__79_A', 'url') == '\\xff\\xfe\\xfd\\xfc', base64.decode('__79_A==', 'url') == '\\xff\\xfe\\xfd\\xfc'",
+        "true true",
+    ),
+    ("base64.decode(base64.encode(('\\0x\\xff'):rep(12345))) == ('\\0x\\xff'):rep(12345)", "true"),
+    ("base64.decode('Zg')", "!invalid base64: the text does not end with the '=' that it needs"),
+    ("base64.decode('Z')", "!invalid base64: the text ends within a byte"),
+    ("base64.decode('Zm9v!A==')", "!invalid base64: byte 5 (!) is not of the alphabet"),
+    ("base64.decode('Zm9v\\nZm9v')", "!invalid base64: byte 5 (\\n) is not of the alphabet"),
+    ("base64.decode('Zh==')", "!invalid base64: byte 2 has bits that belong to no byte"),
+    ("base64.decode('_w==')", "!invalid base64: byte 1 (_) is not of the alphabet"),
+    ("base64.decode('/w', 'url')", "!invalid base64: byte 1 (/) is not of the alphabet"),
+    ("base64.encode('', 'hex')", "!bad argument #2 to 'encode' (invalid option 'hex')"),
+    ("base64.encode({})", "!bad argument #1 to 'encode' (string expected, got table)"),
+];
+
+#[test]
+fn crypto_and_base64_say_what_they_should() {
+    says(44, CRYPTO);
 }

@@ -47,6 +47,8 @@ const ENDLESS: &[&str] = &[
     "local text = '[' .. ('[1],'):rep(1000000) .. '1]'; while true do pcall(json.decode, text) end",
     "local t = {}; for i = 1, 120 do t = {t, t, t, t, t, t, t, t} end; while true do pcall(json.encode, t) end",
     "local text = ('\\\\u0041'):rep(1000000); while true do json.decode('\"' .. text .. '\"') end",
+    "local s = ('x'):rep(8000000); while true do crypto.sha256(s); crypto.hmac('sha1', s, s) end",
+    "local s = ('x'):rep(3000000); while true do pcall(base64.decode, base64.encode(s)) end",
     "wait = nil; local mt = {}; mt.__index = function() while true do end end; return setmetatable({}, mt).x",
 ];
 

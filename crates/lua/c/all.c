@@ -85,6 +85,8 @@ static_assert(sizeof(Node) == sizeof(((struct torpor_arena *)0)->dummy_node), "t
 #include "time.c"
 #include "coroutines.c"
 #include "crypto.c"
+#include "files.c"
+#include "io.c"
 #include "json.c"
 #include "libraries.c"
 #include "functions.c"

@@ -42,6 +42,11 @@ static const lua_CFunction torpor_functions[] = {
   /* crypto.c */
   FUNCTION(open_crypto), FUNCTION(crypto_sha256), FUNCTION(crypto_sha512), FUNCTION(crypto_sha1), FUNCTION(crypto_hmac),
   FUNCTION(crypto_equal), FUNCTION(open_base64), FUNCTION(base64_encode), FUNCTION(base64_decode),
+  /* files.c, io.c */
+  FUNCTION(files_remove), FUNCTION(files_rename), FUNCTION(files_tmpname), FUNCTION(files_list), FUNCTION(no_environment), FUNCTION(open_io),
+  FUNCTION(io_open), FUNCTION(io_type), FUNCTION(io_lines), FUNCTION(next_line), FUNCTION(handle_read), FUNCTION(handle_write),
+  FUNCTION(handle_lines), FUNCTION(handle_flush), FUNCTION(handle_seek), FUNCTION(handle_close), FUNCTION(handle_setvbuf), FUNCTION(handle_gc),
+  FUNCTION(handle_tostring),
 };
 
 enum { FUNCTION_COUNT = sizeof(torpor_functions) / sizeof(*torpor_functions), SLOTS = 1024 };

@@ -49,6 +49,14 @@ const ENDLESS: &[&str] = &[
     "local text = ('\\\\u0041'):rep(1000000); while true do json.decode('\"' .. text .. '\"') end",
     "local s = ('x'):rep(8000000); while true do crypto.sha256(s); crypto.hmac('sha1', s, s) end",
     "local s = ('x'):rep(3000000); while true do pcall(base64.decode, base64.encode(s)) end",
+    "local f = io.open('f', 'w+'); f:write(('x'):rep(8000000)); while true do f:seek('set'); f:read(8000000) end",
+    "local f = io.open('f', 'w+'); f:seek('set', 1 << 29); f:write('x'); while true do f:seek('set'); pcall(f.read, f, 'l') end",
+    "local f = io.open('f', 'w+'); f:seek('set', 1 << 29); f:write('x'); while true do f:seek('set'); f:read('n') end",
+    "local f = io.open('f', 'w+'); f:write((' '):rep(8000000)); while true do f:seek('set'); f:read('n') end",
+    "local f = io.open('f', 'w'); local s = ('x'):rep(8000000); while true do f:seek('set'); f:write(s) end",
+    "local f = io.open('f', 'w+'); f:write(('x\\n'):rep(1000000)); while true do f:seek('set'); for _ in f:lines() do end end",
+    "while true do os.remove(os.tmpname()) end",
+    "for i = 1, 10000 do io.open('f' .. i, 'w'):close() end; while true do io.files() end",
     "wait = nil; local mt = {}; mt.__index = function() while true do end end; return setmetatable({}, mt).x",
 ];
 
@@ -78,4 +86,62 @@ fn what_would_never_end_is_ended() {
     drop(budget);
     // Without a budget there is no limit.
     assert!(matches!(state.run("long", "for i = 1, 30000000 do end", &[]).1, Step::Ended(_)));
+}
+
+/// Programs, and a part of the error that each ends with.
+const TOO_MUCH: &[(&str, &str)] = &[
+    ("local s = ('['):rep(1 << 20); return json.decode(s)", "JSON at byte 129 is more than 128 deep"),
+    ("local s = '[' .. ('[],'):rep(100000) .. '0]'; return json.decode(s)", "not enough memory"),
+    ("local s = '\"' .. ('\\\\n'):rep(1 << 18); return json.decode(s)", "the text ends too early"),
+    (
+        "local s = ('x'):rep(1 << 20); local t = {}; for i = 1, 100 do t[i] = s end; return json.encode(t)",
+        "not enough memory",
+    ),
+    ("local t = {}; t[1], t[2] = t, t; return json.encode(t)", "contain themselves"),
+    ("local s = ('x'):rep(2 << 20); return base64.encode(s)", "not enough memory"),
+    ("local f = io.open('f', 'w'); local s = ('x'):rep(10000); while true do f:write(s) end", "not enough memory"),
+    (
+        "local f = io.open('f', 'w+'); f:seek('set', 1 << 29); f:write('x'); f:seek('set'); return f:read('a')",
+        "not enough memory",
+    ),
+    (
+        "local f = io.open('f', 'w+'); f:seek('set', 1 << 29); f:write('x'); f:seek('set'); return f:read(1 << 28)",
+        "not enough memory",
+    ),
+    (
+        "local f = io.open('f', 'w+'); f:seek('set', 1 << 29); f:write('x'); f:seek('set'); return f:read('l')",
+        "not enough memory",
+    ),
+    (
+        "local f = io.open('f', 'w+'); for i = 1, 200 do f:write(('x'):rep(20000)) end; f:seek('set'); return f:read(1 << 50)",
+        "not enough memory",
+    ),
+    (
+        "local f = io.open('f', 'w+'); for i = 0, 1 << 29, 1 << 11 do f:seek('set', i); f:write('x') end",
+        "not enough memory",
+    ),
+    // As with everything that a program keeps, it must leave room for what runs later.
+    (
+        "local n = 0; local _, e = pcall(function() while true do n = n + 1; io.open('f' .. n, 'a'):write('x') end end)
+         for i = 10, n do os.remove('f' .. i) end; error(e)",
+        "not enough memory",
+    ),
+    ("local t = {}; while true do t[#t + 1] = io.open('f', 'w') end", "not enough memory"),
+    ("local f = io.open('f', 'w'); f:seek('set', math.maxinteger); assert(f:write('x'))", "File too large"),
+    ("assert(io.open('f', 'w'):seek('set', math.mininteger))", "Invalid argument"),
+];
+
+#[test]
+fn what_takes_too_much_memory_fails_and_leaves_the_state_usable() {
+    let windows = Arc::new(Windows::reserve(61, 1).unwrap());
+    for (program, expected) in TOO_MUCH {
+        let mut state = State::new(&windows, 61, 6 << 20, 1).unwrap();
+        let (_, step) = state.run("too much", program, &[]);
+        assert!(matches!(&step, Step::Failed(error) if error.contains(expected)), "{program}: {step:?}");
+        state.collect();
+        let after = "for name in pairs(io.files()) do assert(os.remove(name)) end; collectgarbage()
+            local f = io.open('f', 'w+'); f:write('still there'); f:seek('set'); return f:read('a')";
+        assert_eq!(state.run("after", after, &[]).1, Step::Ended(vec!["still there".into()]), "{program}");
+        assert!(!state.is_spent());
+    }
 }

@@ -34,7 +34,7 @@ struct Edit {
 }
 
 /// Every line is there once. See `c/functions.h` for the numbers of functions, `c/arena.h` for the node.
-const EDITS: [Edit; 20] = [
+const EDITS: [Edit; 21] = [
     Edit {
         file: "lapi.c",
         line: "  if (ttislcf(o)) return fvalue(o);",
@@ -94,6 +94,12 @@ const EDITS: [Edit; 20] = [
         file: "lauxlib.c",
         line: "  lua_pushlightuserdata(L, (void*)B);  /* push placeholder */",
         instead: "  lua_pushlightuserdata(L, NULL);",
+    },
+    // Buffers do without garbage before they fail, as all other memory of Lua's does.
+    Edit {
+        file: "lauxlib.c",
+        line: "  void *temp = allocf(ud, box->box, box->bsize, newsize);",
+        instead: "  void *temp = allocf(ud, box->box, box->bsize, newsize);\n  if (temp == NULL && newsize > 0 && !G(L)->gcstopem) {\n    luaC_fullgc(L, 1);\n    temp = allocf(ud, box->box, box->bsize, newsize);\n  }",
     },
     Edit {
         file: "ldo.c",

@@ -187,7 +187,9 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     let size = || prop_oneof![0_i64..20, 1900_i64..2200, 0_i64..9000];
     let bytes = size().prop_flat_map(|len| {
         (any::<u8>(), Just(len as usize)).prop_map(|(seed, len)| {
-            (0..len).map(|n| if (n + seed as usize).is_multiple_of(97) { b'\n' } else { seed.wrapping_add(n as u8) }).collect()
+            (0..len)
+                .map(|n| if (n + seed as usize).is_multiple_of(97) { b'\n' } else { seed.wrapping_add(n as u8) })
+                .collect()
         })
     });
     let whence = prop_oneof![Just("set"), Just("cur"), Just("end")];

@@ -145,3 +145,18 @@ fn what_takes_too_much_memory_fails_and_leaves_the_state_usable() {
         assert!(!state.is_spent());
     }
 }
+
+#[test]
+fn buffers_take_the_place_of_garbage() {
+    let windows = Arc::new(Windows::reserve(62, 1).unwrap());
+    let mut state = State::new(&windows, 62, 8 << 20, 1).unwrap();
+    let program = "
+        collectgarbage('stop')
+        for i = 1, 30 do ('x'):rep(1000000 + i) end
+        for i = 1, 20 do local s = ('y'):rep(1000000); assert(#json.encode({s}) > #s and #base64.encode(s) > #s) end
+        local f = io.open('f', 'w+')
+        for i = 1, 200 do f:write(('z'):rep(10000)) end
+        for i = 1, 10 do f:seek('set'); assert(#f:read('a') == 2000000) end
+        return 'ok'";
+    assert_eq!(state.run("garbage", program, &[]).1, Step::Ended(vec!["ok".into()]));
+}

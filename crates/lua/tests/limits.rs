@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use torpor_lua::{Budget, State, Step, Windows};
+use torpor_lua::{Budget, State, Step, Value, Windows};
 
 /// Each would run for years.
 const ENDLESS: &[&str] = &[
@@ -159,4 +159,37 @@ fn buffers_take_the_place_of_garbage() {
         for i = 1, 10 do f:seek('set'); assert(#f:read('a') == 2000000) end
         return 'ok'";
     assert_eq!(state.run("garbage", program, &[]).1, Step::Ended(vec!["ok".into()]));
+}
+
+/// Each place that needs memory is once the first that gets none.
+#[test]
+fn libraries_fail_cleanly_wherever_memory_ends() {
+    let windows = Arc::new(Windows::reserve(63, 1).unwrap());
+    let program = "
+        local done = 0
+        local function try(f, ...) local ok, e = pcall(f, ...); if ok then done = done + 1 else assert(e:find('not enough memory'), e) end end
+        local text = '[' .. ('[1.5,\"a\\\\n\",{\"k\":[]}],'):rep(300) .. '0]'
+        for i = 1, 3 do
+          try(function() return json.encode(json.decode(text)) end)
+          try(function() return base64.decode(base64.encode(text)) end)
+          try(function() local f <close> = io.open('f' .. i, 'a+'); for n = 1, 50 do f:write(text:sub(1, n * 7), n) end; f:seek('set'); return f:read('L', 'n', 'a') end)
+          try(function() for line in io.lines('f1', 100) do io.open(os.tmpname(), 'w'):write(line) end end)
+          try(function() return os.rename('f2', 'f1'), io.files(), os.remove('f3') end)
+        end
+        return done";
+    let (mut most, mut fewest) = (0, i64::MAX);
+    for pages in 7..160 {
+        let mut state = State::new(&windows, 63, pages * 4096, 1).unwrap();
+        match state.run("libraries", program, &[]).1 {
+            Step::Ended(values) => {
+                let [Value::Integer(done)] = values[..] else { panic!("{values:?}") };
+                (most, fewest) = (most.max(done), fewest.min(done));
+            }
+            Step::Failed(error) => assert!(error.starts_with("not enough memory"), "{pages}: {error}"),
+            Step::Waits(_) => panic!("it waits"),
+        }
+        state.collect();
+        state.image();
+    }
+    assert!(most == 15 && fewest < 5, "{fewest} to {most}");
 }

@@ -16,6 +16,7 @@
 
 mod arena;
 mod budget;
+mod digest;
 mod ffi;
 mod host;
 mod image;

@@ -30,4 +30,4 @@ pub use message::{Incoming, Outgoing, Socket};
 pub use note::Usage;
 pub use route::{KeyPattern, PatternError};
 pub use serve::{Allowed, AllowedHost, Clefs, Said, Surroundings, serve};
-pub use store::{Chain, Note, Store, StoreError, Stored};
+pub use store::{Chain, Note, Restored, Store, StoreError, Stored};

@@ -4,10 +4,11 @@
 //! that is. A chain that has become long, or larger than the state that it leads to, is *folded*: the next record is a whole state. Segments of the
 //! log of which little is still needed are collected: what is needed of them is folded into the last segment, and they are removed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::Path;
+use std::sync::Arc;
 
-use torpor_lua::{Image, ImageError};
+use torpor_lua::{FileImage, FileImageError, Image, ImageError, State, StateError, Windows};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::index::Index;
@@ -31,6 +32,12 @@ pub enum StoreError {
     /// An image.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// An image in a segment.
+    #[error(transparent)]
+    FileImage(#[from] FileImageError),
+    /// A state cannot be restored.
+    #[error(transparent)]
+    State(#[from] StateError),
 }
 
 /// What the host says of a state beside the state.
@@ -40,6 +47,12 @@ pub struct Note {
     pub due: u64,
     /// Anything.
     pub bytes: Vec<u8>,
+}
+
+impl Note {
+    fn of(header: &Header, payload: &[u8]) -> Self {
+        Self { due: header.due, bytes: payload[..header.note_bytes].to_vec() }
+    }
 }
 
 /// The records that lead to a state. Whoever has restored the state keeps it, so that changes can be stored without looking for them.
@@ -78,6 +91,17 @@ pub struct Stored {
     pub chain: Chain,
 }
 
+/// A state of a key, in memory.
+#[derive(Debug)]
+pub struct Restored {
+    /// The host's.
+    pub note: Note,
+    /// As it was stored.
+    pub state: State,
+    /// For [`Store::put`] and [`Store::put_changes`].
+    pub chain: Chain,
+}
+
 /// States by key.
 #[derive(Debug)]
 pub struct Store {
@@ -87,6 +111,8 @@ pub struct Store {
     due: BTreeSet<(u64, u64)>,
     /// By segment: bytes of records that are needed.
     needed: BTreeMap<u32, u64>,
+    /// Large whole states that were read, or written, since the store was opened: their checksums are right.
+    read: HashSet<Location>,
     /// Segments in which something cannot be read: they are not collected.
     unreadable: BTreeSet<u32>,
     /// What to undo if the next commit fails, the last first: key, where it was, where it is, and when it is due.
@@ -116,6 +142,7 @@ impl Store {
             index: Index::default(),
             due: BTreeSet::new(),
             needed: BTreeMap::new(),
+            read: HashSet::new(),
             unreadable: BTreeSet::new(),
             undo: Vec::new(),
         };
@@ -266,6 +293,9 @@ impl Store {
         let record = Record { kind: Kind::Whole, key, before: None, due: *due, note, image: bytes, aligned };
         let new = self.append(&record)?;
         self.need(&[new]);
+        if aligned.is_some() {
+            self.read.insert(new.0);
+        }
         let chain = Chain { records: vec![new], due: *due };
         self.moved(key, before, chain.newest());
         Ok(chain)
@@ -321,6 +351,7 @@ impl Store {
             if let Some(needed) = self.needed.get_mut(&location.segment) {
                 *needed = needed.saturating_sub(u64::from(*bytes));
             }
+            self.read.remove(location);
         }
         self.point(hash(key), before.newest(), after);
         self.undo.push((hash(key), before.newest(), after));
@@ -374,11 +405,53 @@ impl Store {
         let mut images = Vec::new();
         for (location, _) in &chain.records {
             let (header, mut payload) = self.log.read(*location)?;
-            let image = payload.split_off(header.note_bytes);
-            note = Note { due: header.due, bytes: payload };
-            images.push(Image::from_bytes(image));
+            note = Note::of(&header, &payload);
+            images.push(Image::from_bytes(payload.split_off(header.note_bytes)));
         }
         Ok(Some(Stored { note, images, chain }))
+    }
+
+    /// Restores the state of a key, in `windows`. The pages of a large one are mapped, and read when they are used.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn restore(&mut self, key: &[u8], windows: &Arc<Windows>) -> Result<Option<Restored>, StoreError> {
+        let Some(chain) = self.found_chain(key)? else { return Ok(None) };
+        if let Some((first, changes)) = chain.records.split_first()
+            && self.read.contains(&first.0)
+            && let Some((file, offset, bytes)) = self.log.durable_image(first.0)?
+        {
+            let changes: Vec<_> = changes.iter().map(|(at, _)| self.log.read(*at)).collect::<Result<_, _>>()?;
+            let note = match changes.last() {
+                Some((header, payload)) => Note::of(header, payload),
+                None => self.note_at(first.0)?,
+            };
+            let images: Vec<Image> = changes
+                .into_iter()
+                .map(|(header, mut payload)| Image::from_bytes(payload.split_off(header.note_bytes)))
+                .collect();
+            let whole = FileImage::open(file, offset, bytes)?;
+            if let Some(state) = State::restore_mapped(windows, &whole, &images)? {
+                return Ok(Some(Restored { note, state, chain }));
+            }
+        }
+        let Some(Stored { note, images, chain }) = self.load(key)? else { return Ok(None) };
+        if let (Some((first, _)), Some(image)) = (chain.records.first(), images.first())
+            && image.as_bytes().len() >= ALIGNED_FROM
+        {
+            // Its checksum was right, so it need not be read again.
+            self.read.insert(*first);
+        }
+        Ok(Some(Restored { note, state: State::restore(windows, &images)?, chain }))
+    }
+
+    /// The window of a key's state; none if it is not there.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn window(&self, key: &[u8]) -> Result<Option<u32>, StoreError> {
+        let Some(newest) = self.find(key)? else { return Ok(None) };
+        Ok(Some(Image::window_of(&self.log.image_head(newest)?)))
     }
 
     /// The note of a key, without its state.
@@ -386,10 +459,12 @@ impl Store {
     /// # Errors
     /// See [`StoreError`].
     pub fn note(&self, key: &[u8]) -> Result<Option<Note>, StoreError> {
-        let Some(newest) = self.find(key)? else { return Ok(None) };
-        let (header, mut payload) = self.log.read(newest)?;
-        payload.truncate(header.note_bytes);
-        Ok(Some(Note { due: header.due, bytes: payload }))
+        self.find(key)?.map(|newest| self.note_at(newest)).transpose()
+    }
+
+    fn note_at(&self, location: Location) -> Result<Note, StoreError> {
+        let (header, payload) = self.log.read(location)?;
+        Ok(Note::of(&header, &payload))
     }
 
     /// Bytes of a key's records.

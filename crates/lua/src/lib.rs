@@ -26,7 +26,7 @@ mod windows;
 
 pub use budget::Budget;
 pub use host::{Host, NoHost};
-pub use image::{BUILD, Image, ImageError};
+pub use image::{BUILD, FileImage, FileImageError, Image, ImageError};
 pub use state::{State, StateError, Step, Task};
 pub use value::Value;
 pub use windows::{MOST_WINDOWS, WINDOW_BYTES, Windows};

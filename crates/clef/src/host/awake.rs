@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use torpor_lua::{Image, MOST_WINDOWS, State, Step, Value};
+use torpor_lua::{MOST_WINDOWS, State, Step, Value};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::asks::{Asked, Asks, Effect, now};
@@ -10,7 +10,7 @@ use super::step::wait_of_nobody;
 use super::{Delivery, Host, HostError, SharedKey, random};
 use crate::log::MOST_KEY_BYTES;
 use crate::note::{Note, Wait};
-use crate::store::{Chain, Stored};
+use crate::store::{Chain, Restored};
 
 /// A Clef in memory.
 #[derive(Debug)]
@@ -59,12 +59,13 @@ impl Host {
         if key.is_empty() || key.len() > MOST_KEY_BYTES {
             return Err(HostError::Key);
         }
-        match self.store.load(key)? {
-            Some(Stored { note, images, chain }) => {
+        if let Some(window) = self.store.window(key)? {
+            self.vacate(window)?;
+        }
+        let windows = self.engine()?;
+        match self.store.restore(key, &windows)? {
+            Some(Restored { note, state, chain }) => {
                 let note = Note::from_stored(&note)?;
-                let window = images.first().map_or(0, Image::window);
-                self.vacate(window)?;
-                let state = State::restore(&self.engine()?, &images)?;
                 let clef = Awake { state, note, chain, used: 0, due: 0, is_changed: false, since: Instant::now() };
                 self.settle(key, clef)?;
                 self.drop_gone(key);

@@ -35,6 +35,8 @@ const FIRST: u64 = 4096;
 /// Bytes that are read for a header and its key.
 const HEAD: usize = record::HEADER + MOST_KEY_BYTES;
 const PAGE: usize = 4096;
+/// Bytes that are read of the head of an image.
+const IMAGE_HEAD: usize = 64;
 /// How much of a segment is read at once.
 const STRIDE: usize = 1 << 20;
 
@@ -384,6 +386,23 @@ impl Log {
             return Err(damaged());
         }
         Ok((header, bytes))
+    }
+
+    /// Where in its file the image of a record is, and its bytes, if the record is durable.
+    pub(crate) fn durable_image(&self, location: Location) -> Result<Option<(&File, u64, u64)>, LogError> {
+        let (header, _) = self.header(location)?;
+        let Some(segment) = self.segments.get(&location.segment) else { return Ok(None) };
+        let end = u64::from(location.offset) + header.record_bytes() as u64;
+        let offset = u64::from(location.offset) + (header.payload_offset() + header.note_bytes) as u64;
+        Ok((end <= segment.end).then_some((&segment.file, offset, (header.payload_bytes - header.note_bytes) as u64)))
+    }
+
+    /// The first bytes of the image of a record.
+    pub(crate) fn image_head(&self, location: Location) -> Result<Vec<u8>, LogError> {
+        let (header, _) = self.header(location)?;
+        let begin = header.payload_offset() + header.note_bytes;
+        let mut bytes = self.bytes(location, begin + IMAGE_HEAD)?;
+        Ok(bytes.split_off(begin.min(bytes.len())))
     }
 
     /// Up to so many bytes at a location, of the disk or of what is not written yet.

@@ -15,6 +15,7 @@ const COMMON: &str = include_str!("../programs/common.h");
 const SOURCES: &[(&str, &str)] = &[
     ("changer", include_str!("../programs/changer.c")),
     ("diskreader", include_str!("../programs/diskreader.c")),
+    ("echoes", include_str!("../programs/echoes.c")),
     ("heir", include_str!("../programs/heir.c")),
     ("holder", include_str!("../programs/holder.c")),
     ("ignorer", include_str!("../programs/ignorer.c")),

@@ -13,6 +13,7 @@ use crate::servers::{Check, Program, Transport, cached, key, static_tarball};
 
 const COMMON: &str = include_str!("../programs/common.h");
 const SOURCES: &[(&str, &str)] = &[
+    ("alone", include_str!("../programs/alone.c")),
     ("changer", include_str!("../programs/changer.c")),
     ("diskreader", include_str!("../programs/diskreader.c")),
     ("echoes", include_str!("../programs/echoes.c")),

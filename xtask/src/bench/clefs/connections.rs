@@ -5,14 +5,14 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use torpor_testkit::native;
 use torpor_testkit::wait::eventually_ok;
 
 use super::part::Options;
-use super::processes::{end, name_of};
+use super::processes::{alone, end, name_of};
 use super::{IMAGE, us};
 use crate::bench::daemon::free_port;
 use crate::bench::samples::Samples;
@@ -48,11 +48,13 @@ fn sample(subject: &Subject, dir: &Path, samples: &mut Samples) -> Result<(), Er
     server.0.wait().map_err(Error::file("wait for", PROGRAM))?;
     let begun = Instant::now();
     subject.restore(&image, Traffic::Outside)?.wait()?;
+    let restored = us(begun);
     ask(0)?;
     let answered = us(begun);
     (0..COUNT).try_for_each(&mut ask)?;
     samples.add(PROGRAM, name_of(subject), IMAGE, "snapshot", "us", captured);
     samples.add(PROGRAM, name_of(subject), IMAGE, "restore_first_message", "us", answered);
+    samples.add(PROGRAM, name_of(subject), IMAGE, "restore", "us", restored);
     Ok(())
 }
 
@@ -67,10 +69,7 @@ struct Server(Child, SocketAddr);
 impl Server {
     fn start() -> Result<Self, Error> {
         let port = free_port()?;
-        let mut command = Command::new("setsid");
-        command.arg(native::executable("echoes")?).arg(port.to_string()).env_clear().current_dir("/");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn().map_err(Error::spawn("setsid"))?;
+        let child = alone(Command::new(native::executable("echoes")?).arg(port.to_string()))?;
         Ok(Self(child, (Ipv4Addr::LOCALHOST, port).into()))
     }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process};
+use torpor_testkit::native;
 
 use super::part::Options;
 use super::programs::PAPER;
@@ -65,10 +66,12 @@ fn sample(subject: &Subject, dir: &Path, number: usize, samples: &mut Samples) -
     process.gone()?;
     let begun = Instant::now();
     subject.restore(&image, Traffic::Inside)?.wait()?;
+    let restored = us(begun);
     process.message(number)?;
     let answered = us(begun);
     samples.add(PAPER.name, name_of(subject), IMAGE, "snapshot", "us", captured);
     samples.add(PAPER.name, name_of(subject), IMAGE, "restore_first_message", "us", answered);
+    samples.add(PAPER.name, name_of(subject), IMAGE, "restore", "us", restored);
     Ok(())
 }
 
@@ -94,11 +97,8 @@ fn fifo(path: &Path) -> Result<File, Error> {
 impl Process {
     fn start(dir: &Path) -> Result<Self, Error> {
         let (requests, answers) = (fifo(&dir.join("requests"))?, fifo(&dir.join("answers"))?);
-        let mut command = Command::new("setsid");
-        // The session's leader becomes the interpreter: the id stays the same.
-        command.arg(INTERPRETER).args(["echo.lua", "paper.lua", "requests", "answers"].map(|name| dir.join(name)));
-        command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn().map_err(Error::spawn("setsid"))?;
+        let files = ["echo.lua", "paper.lua", "requests", "answers"].map(|name| dir.join(name));
+        let child = alone(Command::new(INTERPRETER).args(files))?;
         Ok(Self { child, requests, answers })
     }
 
@@ -137,6 +137,15 @@ impl Drop for Process {
     fn drop(&mut self) {
         end(&mut self.child);
     }
+}
+
+/// Starts a command in a session of its own, which has nothing of ours.
+pub(super) fn alone(command: &Command) -> Result<Child, Error> {
+    // It becomes the command: the process id stays the same.
+    let mut outer = Command::new(native::executable("alone")?);
+    outer.arg(command.get_program()).args(command.get_args()).current_dir("/");
+    outer.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    outer.spawn().map_err(Error::spawn(command.get_program().to_string_lossy()))
 }
 
 /// Kills a process that leads its session, whoever restored it, and waits until its id is free.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use torpor_testkit::native;
 use torpor_testkit::wait::eventually_ok;
 
-use super::part::Options;
+use super::options::Options;
 use super::processes::{alone, end, name_of};
 use super::{IMAGE, us};
 use crate::bench::daemon::free_port;

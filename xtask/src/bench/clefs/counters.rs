@@ -13,7 +13,7 @@ use std::time::Duration;
 use torpor_testkit::wait::eventually_ok;
 
 use super::load::{Connection, Load, Protocol, rates};
-use super::part::Options;
+use super::options::Options;
 use super::programs::COUNTER;
 use super::{ASLEEP, DURABLE, MEMORY, TORPOR};
 use crate::bench::conditions::version;
@@ -95,13 +95,7 @@ fn node(options: &Options, dir: &Path, samples: &mut Samples) -> Result<(), Erro
     server.measure(options, Protocol::Http, "node", MEMORY, samples)
 }
 
-fn redis(
-    options: &Options,
-    dir: &Path,
-    sync: &str,
-    level: &'static str,
-    samples: &mut Samples,
-) -> Result<(), Error> {
+fn redis(options: &Options, dir: &Path, sync: &str, level: &'static str, samples: &mut Samples) -> Result<(), Error> {
     let port = free_port()?;
     let mut command = Command::new("redis-server");
     command.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "yes", "--appendfsync", sync, "--port"]);
@@ -110,7 +104,8 @@ fn redis(
     if level == DURABLE {
         let mut client = server.client(Protocol::Redis)?;
         let mut ask = |count: u32| -> Result<Vec<f64>, Error> {
-            let times = (0..options.runs(500, 20)).map(|_| client.ask_together(0..count).map(|us| us / f64::from(count)));
+            let times =
+                (0..options.runs(500, 20)).map(|_| client.ask_together(0..count).map(|us| us / f64::from(count)));
             times.collect::<Result<_, _>>().map_err(Error::network(&server.address, "get an answer"))
         };
         samples.add_all((COUNTER.name, "redis", DURABLE, "durable_reply", "us"), &ask(1)?);
@@ -134,10 +129,7 @@ impl Server {
         let child = spawned.map_err(Error::spawn(command.get_program().to_string_lossy()))?;
         let server = Self { child, address: (Ipv4Addr::LOCALHOST, port).into() };
         let listens = eventually_ok("the server listens", LISTENS_WITHIN, || TcpStream::connect(server.address));
-        listens.map_err(|error| {
-            eprintln!("{}", fs::read_to_string(&log).unwrap_or_default());
-            error
-        })?;
+        listens.inspect_err(|_| eprintln!("{}", fs::read_to_string(&log).unwrap_or_default()))?;
         Ok(server)
     }
 
@@ -168,8 +160,7 @@ impl Server {
         // All users are known, and awake.
         let times = (0..USERS).chain(0..USERS).map(|user| client.ask(user)).collect::<Result<Vec<f64>, _>>();
         samples.add_all((COUNTER.name, subject, level, "http_awake", "us"), &times.map_err(wrong())?[USERS as usize..]);
-        let load =
-            Load { protocol, connections: CONNECTIONS, keys: USERS, parts: options.runs(10, 2), part: PART };
+        let load = Load { protocol, connections: CONNECTIONS, keys: USERS, parts: options.runs(10, 2), part: PART };
         let rates = rates(self.address, load).map_err(wrong())?;
         samples.add_all((COUNTER.name, subject, level, "http_awake_rate", "1/s"), &rates);
         Ok(())

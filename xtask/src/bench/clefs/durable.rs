@@ -6,7 +6,7 @@ use std::time::Instant;
 use torpor_clef::Store;
 use torpor_lua::{State, Windows};
 
-use super::part::Options;
+use super::options::Options;
 use super::programs::{COUNTER, message, reserved};
 use super::{DURABLE, TORPOR, us};
 use crate::bench::samples::Samples;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use torpor_clef::Store;
 use torpor_lua::{State, Step, Value};
 
-use super::part::Options;
+use super::options::Options;
 use super::programs::{Program, message, reserved};
 use super::{IMAGE, TORPOR, us};
 use crate::bench::samples::Samples;

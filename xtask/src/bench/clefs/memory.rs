@@ -5,7 +5,7 @@ use std::time::Instant;
 use torpor_clef::Store;
 use torpor_lua::Image;
 
-use super::part::Options;
+use super::options::Options;
 use super::programs::{COUNTER, EMPTY, message, reserved};
 use super::{ASLEEP, RUNNING, TORPOR};
 use crate::bench::samples::Samples;

@@ -20,6 +20,7 @@ mod durable;
 mod files;
 mod load;
 mod memory;
+mod options;
 mod part;
 mod processes;
 mod programs;
@@ -31,9 +32,9 @@ use std::time::Instant;
 
 use clap::Args;
 
-pub(super) use self::part::Options as PartOptions;
+pub(super) use self::options::Options as PartOptions;
+use self::options::{PARTS, Part};
 pub(super) use self::part::run as run_part;
-use self::part::{PARTS, Part};
 use super::progress;
 use super::samples::Measured;
 use crate::error::Error;
@@ -73,14 +74,14 @@ pub(crate) fn run(options: &Options, torpor: &Path) -> Result<Measured, Error> {
     let parts: Vec<Part> =
         PARTS.into_iter().filter(|part| options.parts.is_empty() || options.parts.contains(part)).collect();
     for (number, part) in parts.iter().enumerate() {
-        progress(format_args!("{part:?} ({} of {})", number + 1, parts.len()));
-        match part.measured(&xtask, torpor, options.quick) {
+        progress(format_args!("{} ({} of {})", part.name(), number + 1, parts.len()));
+        match part::measured(*part, &xtask, torpor, options.quick) {
             Ok(report) => {
                 measured.samples.missing.extend(report.missing);
                 measured.compared.extend(report.rows);
                 measured.peers.extend(report.conditions.peers);
             }
-            Err(error) => measured.samples.missing(format!("{part:?}"), &error),
+            Err(error) => measured.samples.missing(part.name().to_owned(), &error),
         }
     }
     aims::tell(&measured.compared);

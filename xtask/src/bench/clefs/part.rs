@@ -1,75 +1,25 @@
 //! A part of the benchmark, in a process of its own.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
-use clap::Args;
-
+use super::options::{Options, Part};
 use super::{connections, counters, durable, files, memory, processes, states};
 use crate::bench::conditions::Conditions;
 use crate::bench::report::Report;
 use crate::bench::samples::Measured;
 use crate::error::Error;
 
-/// What is measured together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Part {
-    States,
-    Files,
-    Processes,
-    Connections,
-    Durable,
-    Counters,
-    Idle,
-    Sleeping,
-}
-
-pub(super) const PARTS: [Part; 8] = [
-    Part::States,
-    Part::Files,
-    Part::Processes,
-    Part::Connections,
-    Part::Durable,
-    Part::Counters,
-    Part::Idle,
-    Part::Sleeping,
-];
-
-/// How to measure a part. It prints its rows as JSON.
-#[derive(Debug, Args)]
-pub(crate) struct Options {
-    #[arg(value_enum)]
-    part: Part,
-    /// The program that runs Clefs behind HTTP, and checkpoints processes
-    #[arg(long)]
-    pub(super) torpor: PathBuf,
-    #[arg(long)]
-    pub(super) quick: bool,
-}
-
-impl Options {
-    /// So many runs, or few.
-    pub(super) const fn runs(&self, runs: usize, few: usize) -> usize {
-        if self.quick { few } else { runs }
+/// What a process of `xtask`, an optimised build of this program, measures.
+pub(super) fn measured(part: Part, xtask: &Path, torpor: &Path, quick: bool) -> Result<Report, Error> {
+    let mut command = Command::new(xtask);
+    command.args(["bench", "clefs-part", part.name(), "--torpor"]).arg(torpor);
+    command.args(quick.then_some("--quick")).stdin(Stdio::null()).stderr(Stdio::inherit());
+    let output = command.output().map_err(Error::spawn(xtask.display().to_string()))?;
+    if !output.status.success() {
+        return Err(Error::Benchmarks(part.name().to_owned()));
     }
-}
-
-impl Part {
-    fn name(self) -> String {
-        format!("{self:?}").to_lowercase()
-    }
-
-    /// What a process of `xtask`, an optimised build of this program, measures.
-    pub(super) fn measured(self, xtask: &Path, torpor: &Path, quick: bool) -> Result<Report, Error> {
-        let mut command = Command::new(xtask);
-        command.args(["bench", "clefs-part", &self.name(), "--torpor"]).arg(torpor);
-        command.args(quick.then_some("--quick")).stdin(Stdio::null()).stderr(Stdio::inherit());
-        let output = command.output().map_err(Error::spawn(xtask.display().to_string()))?;
-        if !output.status.success() {
-            return Err(Error::Benchmarks(self.name()));
-        }
-        Ok(serde_json::from_slice(&output.stdout)?)
-    }
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 /// Measures a part, and prints what it has found.

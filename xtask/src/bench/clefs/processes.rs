@@ -13,7 +13,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process};
 use torpor_testkit::native;
 
-use super::part::Options;
+use super::options::Options;
 use super::programs::PAPER;
 use super::{IMAGE, us};
 use crate::bench::conditions::version;

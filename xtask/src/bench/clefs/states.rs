@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use torpor_lua::State;
 
-use super::part::Options;
+use super::options::Options;
 use super::programs::{EMPTY, PAPER, Program, TEN_MEGABYTES, message, reserved};
 use super::{FULL, IMAGE, TORPOR, us};
 use crate::bench::samples::Samples;

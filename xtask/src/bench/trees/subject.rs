@@ -38,6 +38,12 @@ impl Traffic {
             Self::Outside => Some(CONNECTIONS),
         }
     }
+
+    /// Those of CRIU, which by default locks each connection by running iptables.
+    fn options_of_criu(self) -> impl Iterator<Item = &'static str> {
+        let lock = (self == Self::Outside).then_some(["--network-lock", "nftables"]);
+        self.option().into_iter().chain(lock.into_iter().flatten())
+    }
 }
 
 /// A command that has succeeded.
@@ -117,7 +123,7 @@ impl Subject {
             Self::Criu(program) => {
                 let arguments = ["dump", "-v1", "--manage-cgroups=ignore", "-o", "dump.log", "-t", &pid, "-D"];
                 let mut command = command(program, &arguments, image);
-                command.args(traffic.option());
+                command.args(traffic.options_of_criu());
                 start(command, image, Some(image.join("dump.log")))
             }
             Self::Runc(container) => start(container.checkpoint(image), image, Some(container.dump_log())),
@@ -134,7 +140,7 @@ impl Subject {
             Self::Criu(program) => {
                 let arguments = ["restore", "-v1", "--manage-cgroups=ignore", "-o", "restore.log", "-d", "-D"];
                 let mut command = command(program, &arguments, image);
-                command.args(traffic.option());
+                command.args(traffic.options_of_criu());
                 start(command, image, Some(image.join("restore.log")))
             }
             Self::Runc(container) => start(container.restore(image), image, Some(container.restore_log())),

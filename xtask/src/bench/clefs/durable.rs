@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use torpor_clef::Store;
+use torpor_clef::{Chain, Note, Store};
 use torpor_lua::{State, Windows};
 
 use super::options::Options;
@@ -14,9 +14,6 @@ use crate::error::Error;
 
 /// States whose changes share a commit.
 const TOGETHER: u32 = 64;
-/// Records of a state, of which the first is all of it: as many as `torpor-clef` makes before it begins anew.
-const CHAIN: usize = 16;
-
 /// Times of the steps.
 #[derive(Default)]
 struct Steps {
@@ -29,13 +26,15 @@ struct Steps {
 struct Clef {
     key: Vec<u8>,
     state: State,
+    /// What leads to it in the store.
+    chain: Chain,
     messages: usize,
 }
 
 impl Clef {
     fn new(windows: &Arc<Windows>, number: u32) -> Result<Self, Error> {
         let state = COUNTER.started(windows, number, &[])?;
-        Ok(Self { key: format!("user{number}").into_bytes(), state, messages: 0 })
+        Ok(Self { key: format!("user{number}").into_bytes(), state, chain: Chain::default(), messages: 0 })
     }
 
     /// A message, and what it has changed, without a commit.
@@ -43,14 +42,15 @@ impl Clef {
         let begun = Instant::now();
         message(&mut self.state, self.messages)?;
         let called = us(begun);
-        let is_whole = self.messages.is_multiple_of(CHAIN);
+        let is_whole = self.chain.wants_whole(self.state.used_bytes());
         let image = if is_whole { self.state.whole() } else { self.state.changes() };
         let captured = us(begun);
-        if is_whole {
-            store.put(&self.key, &image)?;
+        let (note, chain) = (Note::default(), Some(&self.chain));
+        self.chain = if is_whole {
+            store.put(&self.key, &note, &image, chain)?
         } else {
-            store.put_changes(&self.key, &image)?;
-        }
+            store.put_changes(&self.key, &note, &image, chain)?.unwrap_or_default()
+        };
         let put = us(begun);
         self.messages += 1;
         steps.call.push(called);

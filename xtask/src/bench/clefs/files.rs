@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use torpor_clef::Store;
+use torpor_clef::{Note, Store};
 use torpor_lua::{State, Step, Value};
 
 use super::options::Options;
@@ -51,12 +51,12 @@ pub(super) fn run(options: &Options, samples: &mut Samples) -> Result<(), Error>
         let (mut own, mut copied) = (Vec::new(), Vec::new());
         for number in 0..options.runs(300, 10) {
             let begun = Instant::now();
-            store.put(name.as_bytes(), &state.whole())?;
+            store.put(name.as_bytes(), &Note::default(), &state.whole(), None)?;
             store.commit()?;
             let out = us(begun);
             drop(state);
             let begun = Instant::now();
-            let images = store.load(name.as_bytes())?.unwrap_or_default();
+            let images = store.load(name.as_bytes())?.map(|stored| stored.images).unwrap_or_default();
             state = State::restore(&windows, &images)?;
             message(&mut state, number)?;
             own.push(out + us(begun));

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use torpor_clef::Store;
+use torpor_clef::{Note, Store};
 use torpor_lua::Image;
 
 use super::options::Options;
@@ -49,11 +49,11 @@ pub(super) fn idle(options: &Options, samples: &mut Samples) -> Result<(), Error
 pub(super) fn sleeping(options: &Options, samples: &mut Samples) -> Result<(), Error> {
     let dir = super::disk_directory()?;
     let count = options.runs(1_000_000, 20_000);
-    let image = Image::from_bytes(PAYLOAD.to_vec());
+    let (note, image) = (Note::default(), Image::from_bytes(PAYLOAD.to_vec()));
     let mut store = Store::open(dir.path())?;
     let before = used_bytes()?;
     for number in 0..count {
-        store.put(format!("user{number:08}").as_bytes(), &image)?;
+        store.put(format!("user{number:08}").as_bytes(), &note, &image, None)?;
         if number % BATCH == BATCH - 1 {
             store.commit()?;
         }

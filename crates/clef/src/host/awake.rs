@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use torpor_lua::{MOST_WINDOWS, State, Step, Value};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::asks::{Asked, Asks, Effect, now};
 use super::step::wait_of_nobody;
@@ -42,11 +41,6 @@ impl Awake {
     }
 }
 
-/// Where a new Clef is when it is awake. Two with the same place are never awake together.
-fn window(key: &[u8]) -> u32 {
-    (xxh3_64(key) % u64::from(MOST_WINDOWS)) as u32
-}
-
 impl Host {
     /// Has a Clef in memory, with the code of the class; it is created if there is none.
     pub(super) fn wake(&mut self, key: &SharedKey) -> Result<(), HostError> {
@@ -79,8 +73,9 @@ impl Host {
         if self.store.len() >= self.class.limits.clefs {
             return Err(HostError::Full(self.class.limits.clefs));
         }
-        self.vacate(window(key))?;
-        let (mut state, mut note) = (self.empty(window(key))?, Note::default());
+        let window = self.new_window();
+        self.vacate(window)?;
+        let (mut state, mut note) = (self.empty(window)?, Note::default());
         let mut effects = self.load(key, &mut state, &mut note, None)?;
         let create = "if create then create(...) end";
         effects.extend(self.run_chunk(key, &mut state, &mut note, "=create", create, &[(&**key).into()])?.1);
@@ -89,6 +84,14 @@ impl Host {
         self.place(key, clef);
         self.perform(key, effects);
         Ok(())
+    }
+
+    /// Where a new Clef is when it is awake: one after the other, so that they share page tables. Two with the same window are never awake
+    /// together.
+    fn new_window(&mut self) -> u32 {
+        let window = self.next_window;
+        self.next_window = (window + 1) % MOST_WINDOWS;
+        window
     }
 
     /// Adds one that was stored, with the code of the class.

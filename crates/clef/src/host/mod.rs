@@ -132,6 +132,7 @@ pub struct Host {
     /// When those that are awake are due.
     due: BTreeSet<(u64, SharedKey)>,
     steps: u64,
+    next_window: u32,
     /// Of this run of the host, random.
     run: u64,
     fetches: u64,
@@ -154,10 +155,12 @@ impl Host {
     /// # Errors
     /// See [`HostError`].
     pub fn open(class: Class, folder: &Path) -> Result<Self, HostError> {
+        let store = Store::open(folder)?;
         Ok(Self {
             code_hash: class.code.hash(),
             class,
-            store: Store::open(folder)?,
+            next_window: (store.len() % MOST_WINDOWS as usize) as u32,
+            store,
             engine: None,
             awake: HashMap::new(),
             order: BTreeMap::new(),

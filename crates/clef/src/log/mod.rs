@@ -11,6 +11,7 @@
 //!
 //! After an error of the disk it is not known what is on it: the log takes nothing more, and is opened anew.
 
+mod ahead;
 mod record;
 
 use std::collections::BTreeMap;
@@ -19,11 +20,13 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, fdatasync, flock, fsync, openat};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
+use self::ahead::Ahead;
 pub(crate) use self::record::Header;
 pub use self::record::{Kind, MOST_KEY_BYTES};
 
@@ -88,7 +91,7 @@ pub enum LogError {
 
 #[derive(Debug)]
 struct Segment {
-    file: File,
+    file: Arc<File>,
     seed: u64,
     /// Behind its last record.
     end: u64,
@@ -105,6 +108,7 @@ pub struct Log {
     buffer: Vec<u8>,
     /// Where in the buffer the last record begins.
     newest: usize,
+    ahead: Ahead,
     failed: bool,
 }
 
@@ -157,14 +161,16 @@ impl Log {
             segments: BTreeMap::new(),
             buffer: Vec::new(),
             newest: 0,
+            ahead: Ahead::start(),
             failed: false,
         };
         let last = numbers.last().copied();
         for number in numbers {
             log.open_segment(number, Some(number) == last, &mut found)?;
         }
-        if log.segments.is_empty() {
-            log.begin_segment(0)?;
+        match log.segments.last_key_value() {
+            Some((_, last)) => log.ahead.begin(last.file.clone(), last.end, SEGMENT_BYTES),
+            None => log.begin_segment(0)?,
         }
         Ok(log)
     }
@@ -220,7 +226,7 @@ impl Log {
             // What was written by somebody who was killed before it was synced is here, and from now on others rely on it.
             fsync(&file).map_err(|error| disk(error.into()))?;
         }
-        self.segments.insert(number, Segment { file, seed, end });
+        self.segments.insert(number, Segment { file: file.into(), seed, end });
         Ok(())
     }
 
@@ -246,6 +252,8 @@ impl Log {
         };
         match make() {
             Ok(file) => {
+                let file = Arc::new(file);
+                self.ahead.begin(file.clone(), FIRST, SEGMENT_BYTES);
                 self.segments.insert(number, Segment { file, seed, end: FIRST });
                 Ok(())
             }
@@ -334,6 +342,7 @@ impl Log {
         let (number, seed) = self.last().map(|(number, last)| (number, last.seed))?;
         Header::mark_last(&mut self.buffer[self.newest..], seed);
         let (_, last) = self.last()?;
+        self.ahead.pass(last.end + self.buffer.len() as u64);
         let written = last.file.write_all_at(&self.buffer, last.end).and_then(|()| Ok(fdatasync(&last.file)?));
         if let Err(error) = written {
             self.failed = true;

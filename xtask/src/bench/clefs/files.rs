@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use torpor_clef::{Note, Store};
-use torpor_lua::{State, Step, Value};
+use torpor_lua::{Step, Value};
 
 use super::options::Options;
 use super::programs::{Program, message, reserved};
@@ -56,8 +56,8 @@ pub(super) fn run(options: &Options, samples: &mut Samples) -> Result<(), Error>
             let out = us(begun);
             drop(state);
             let begun = Instant::now();
-            let images = store.load(name.as_bytes())?.map(|stored| stored.images).unwrap_or_default();
-            state = State::restore(&windows, &images)?;
+            let restored = store.restore(name.as_bytes(), &windows)?.map(|restored| restored.state);
+            state = restored.ok_or_else(|| Error::Missing { what: name.clone(), hint: "it was stored" })?;
             message(&mut state, number)?;
             own.push(out + us(begun));
             copied.push(copy(dir.path(), size << 10).map_err(Error::file("copy a file in", dir.path()))?);

@@ -133,8 +133,12 @@ const SNAPSHOTS: &[Column] = &[
     ("`torpor checkpoint`", "checkpoint", "image", None),
     CRIU,
 ];
-const RESTORES: &[Column] =
-    &[("Clef", "torpor", "image", None), ("`torpor restore`", "checkpoint", "image", None), CRIU];
+const RESTORES: &[Column] = &[
+    ("Clef, mapped from its store", "torpor", "image", None),
+    ("Clef, copied from memory", "torpor-full", "image", None),
+    ("`torpor restore`", "checkpoint", "image", None),
+    CRIU,
+];
 const CRIU: Column = ("CRIU", "criu", "image", None);
 const FILES: &[Column] = &[("Clef", "torpor", "image", None), ("copy of the file", "copy", "image", None)];
 const REPLIES: &[Column] =
@@ -389,9 +393,9 @@ pub(super) const ABOUT: [About; 8] = [
         text: "The experiments of Alto with [Clefs](../guide/clefs.md), and what else decides whether a Clef may sleep: how long its state takes \
                to be stored and restored, when an answer is durable, and how many find room.\n\n\
                *paper* is Alto's program, a string of 10 kB and 10,000 functions with a captured value each; *10mb* has small tables \
-               of 10 MB in all. A snapshot of a Clef is a copy in memory, of the pages that the last message has changed, or of everything; its restore \
-               is from memory, too, and ends with the answer to a first message. `torpor checkpoint` and CRIU capture the process of Debian's \
-               `lua5.4` with the same program, to a disk. *connections* is a server with 100 clients, which stay connected.",
+               of 10 MB in all. A snapshot of a Clef is a copy in memory, of the pages that the last message has changed, or of everything. A restore ends with \
+               the answer to a first message; it is from the store, which maps large states and copies small ones, or a copy from memory. \
+               `torpor checkpoint` and CRIU capture the process of Debian's `lua5.4` with the same program, to a disk. *connections* is a server with 100 clients, which stay connected.",
         tables: &[
             programs("Snapshot, µs (Alto, figure 2)", "snapshot", 1.0, SNAPSHOTS),
             programs("Restore with a first message, µs (Alto, figure 3)", "restore_first_message", 1.0, RESTORES),

@@ -424,7 +424,10 @@ impl Store {
             let changes: Vec<_> = changes.iter().map(|(at, _)| self.log.read(*at)).collect::<Result<_, _>>()?;
             let note = match changes.last() {
                 Some((header, payload)) => Note::of(header, payload),
-                None => self.note_at(first.0)?,
+                None => {
+                    let (due, bytes) = self.log.note(first.0)?;
+                    Note { due, bytes }
+                }
             };
             let images: Vec<Image> = changes
                 .into_iter()

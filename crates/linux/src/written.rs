@@ -49,6 +49,23 @@ impl WrittenPages {
         userfault::register_for_writes(self.context.as_fd(), range)
     }
 
+    /// As [`WrittenPages::take`] for the first time, of memory that maps files privately: pages that were only read are left out, and those that
+    /// were never touched.
+    ///
+    /// # Errors
+    /// `EPERM` where it is not watched.
+    pub fn take_first(&self, range: &Range<u64>, regions: &mut Vec<PageRegion>) -> io::Result<()> {
+        let filter = Filter {
+            all_of: category::WRITTEN | category::FILE,
+            inverted: category::FILE,
+            any_of: category::PRESENT | category::SWAPPED,
+            report: category::WRITTEN,
+        };
+        scan_with(&self.pagemap, range.start, range.end, filter, CHECK_PROTECTION, regions)?;
+        // All of it is protected, so that what is read later does not count.
+        self.take(range, &mut Vec::new())
+    }
+
     /// Lists the pages of `range` that were written to since they were last listed, in order, into `regions` (cleared first).
     ///
     /// # Errors

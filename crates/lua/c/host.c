@@ -4,6 +4,9 @@
 
 /* Tasks by number, in the registry. */
 #define TASKS "tasks"
+/* The thread of a task that has ended, for the next one, unless its stack has become large. */
+#define SPARE "spare"
+enum { SPARE_STACK = 2 * BASIC_STACK_SIZE };
 
 /* Once per process, before all else. */
 void torpor_begin(void) { number_functions(); }
@@ -69,7 +72,15 @@ static void push_all(lua_State *L, lua_State *to, const struct torpor_value *val
 static void begin_task(lua_State *L, void *context) {
   struct start *start = context;
   lua_getfield(L, LUA_REGISTRYINDEX, TASKS);
-  lua_State *task = lua_newthread(L);
+  /* One that has ended well begins anew, which dirties less than garbage does. */
+  lua_State *task = lua_getfield(L, LUA_REGISTRYINDEX, SPARE) == LUA_TTHREAD ? lua_tothread(L, -1) : NULL;
+  if (task != NULL) {
+    lua_pushnil(L);
+    lua_setfield(L, LUA_REGISTRYINDEX, SPARE);
+  } else {
+    lua_pop(L, 1);
+    task = lua_newthread(L);
+  }
   memset(lua_getextraspace(task), 0, LUA_EXTRASPACE);
   thread_of(task)->is_task = 1;
   if (start->source == NULL) {
@@ -88,6 +99,11 @@ static void begin_task(lua_State *L, void *context) {
 static void end_task(lua_State *L, void *context) {
   int64_t number = *(int64_t *)context;
   lua_getfield(L, LUA_REGISTRYINDEX, TASKS);
+  lua_rawgeti(L, -1, number);
+  lua_State *task = lua_tothread(L, -1);
+  int is_spare = task != NULL && lua_status(task) == LUA_OK && lua_gettop(task) == 0 && stacksize(task) <= SPARE_STACK;
+  if (is_spare) lua_setfield(L, LUA_REGISTRYINDEX, SPARE);
+  else lua_pop(L, 1);
   lua_pushnil(L);
   lua_rawseti(L, -2, number);
   lua_pop(L, 1);

@@ -4,8 +4,6 @@ use std::ffi::CString;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Once};
 
-use torpor_linux::pagemap::PageRegion;
-
 use crate::arena::{Arena, allocate};
 use crate::ffi::{self, Lua, RawStep, RawValue, status};
 use crate::host::{Host, NoHost, while_answered_by};
@@ -53,10 +51,10 @@ pub struct State {
     windows: Arc<Windows>,
     window: u32,
     arena: NonNull<Arena>,
-    /// Room for what was written.
-    regions: Vec<PageRegion>,
     /// Pages of files are mapped into its window.
     is_mapped: bool,
+    /// What was written since then was not asked for yet.
+    is_fresh: bool,
 }
 
 // SAFETY: a state is used by whoever has it; its window is no other's, and C keeps nothing of it per thread.
@@ -78,7 +76,7 @@ impl State {
         let at = windows.take(window).ok_or(StateError::Window(window))?;
         // SAFETY: the window was free, so nothing else uses it and it is zero.
         let arena = unsafe { Arena::begin(at, most_bytes, seed) };
-        let mut state = Self { windows: windows.clone(), window, arena, regions: Vec::new(), is_mapped: false };
+        let mut state = Self { windows: windows.clone(), window, arena, is_mapped: false, is_fresh: false };
         let shared = state.arena_mut().shared();
         // SAFETY: the arena has been begun, and nothing runs in it.
         let main = unsafe { ffi::torpor_new(shared, allocate) };
@@ -100,7 +98,7 @@ impl State {
         let Newest { window, pages } = Newest::of(images)?;
         let at = windows.take(window).ok_or(StateError::Window(window))?;
         let arena = at.cast();
-        let state = Self { windows: windows.clone(), window, arena, regions: Vec::new(), is_mapped: false };
+        let state = Self { windows: windows.clone(), window, arena, is_mapped: false, is_fresh: false };
         for (page, bytes) in pages {
             state.put_page(page, bytes);
         }
@@ -126,7 +124,7 @@ impl State {
             return Ok(None);
         }
         let arena = at.cast();
-        let state = Self { windows: windows.clone(), window, arena, regions: Vec::new(), is_mapped: true };
+        let state = Self { windows: windows.clone(), window, arena, is_mapped: true, is_fresh: true };
         let mut present = vec![0_u64; WINDOW_BYTES / PAGE / 64];
         let mut note = |page: usize| present[page / 64] |= 1 << (page % 64);
         for (run, offset) in whole.runs() {
@@ -153,7 +151,9 @@ impl State {
         if !self.arena().is_sound(self.arena.as_ptr().addr()) {
             return Err(ImageError::Unsound.into());
         }
-        self.written();
+        if !self.is_mapped {
+            self.written();
+        }
         Ok(self)
     }
 
@@ -180,7 +180,7 @@ impl State {
 
     fn written(&mut self) -> Option<Vec<(usize, usize)>> {
         let pages = self.arena().end_page();
-        self.windows.written(self.window, pages, &mut self.regions)
+        self.windows.written(self.window, pages, std::mem::take(&mut self.is_fresh))
     }
 
     /// The taken ones of some pages.

@@ -1,5 +1,6 @@
 //! Where arenas lie: windows of a fixed size at fixed addresses, the same in every process.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
@@ -89,20 +90,24 @@ impl Windows {
     }
 
     /// Runs of pages among the first `pages` of a window that were written to since this was last asked: first and number. None where
-    /// that is not known.
-    pub(crate) fn written(
-        &self,
-        window: u32,
-        pages: usize,
-        regions: &mut Vec<PageRegion>,
-    ) -> Option<Vec<(usize, usize)>> {
+    /// that is not known. `is_first_of_mapped`: it is the first time, and pages of files are mapped there.
+    pub(crate) fn written(&self, window: u32, pages: usize, is_first_of_mapped: bool) -> Option<Vec<(usize, usize)>> {
+        thread_local! {
+            static REGIONS: RefCell<Vec<PageRegion>> = const { RefCell::new(Vec::new()) };
+        }
         let start = at(window).addr() as u64;
-        self.written.as_ref()?.take(&(start..start + (pages * PAGE) as u64), regions).ok()?;
+        let range = start..start + (pages * PAGE) as u64;
+        let written = self.written.as_ref()?;
         let run = |region: &PageRegion| {
             let (from, to) = (region.start - start, region.end - start);
             (from as usize / PAGE, (to - from) as usize / PAGE)
         };
-        Some(regions.iter().map(run).collect())
+        REGIONS.with_borrow_mut(|regions| {
+            let taken =
+                if is_first_of_mapped { written.take_first(&range, regions) } else { written.take(&range, regions) };
+            taken.ok()?;
+            Some(regions.iter().map(run).collect())
+        })
     }
 
     /// Maps pages of a file into a window that is taken: `count` pages from `first` on. Later writes do not reach the file.

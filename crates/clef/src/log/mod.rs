@@ -406,6 +406,13 @@ impl Log {
         Ok((end <= segment.end).then_some((&segment.file, offset, (header.payload_bytes - header.note_bytes) as u64)))
     }
 
+    /// When a record is due, and its note, whose checksum is not compared.
+    pub(crate) fn note(&self, location: Location) -> Result<(u64, Vec<u8>), LogError> {
+        let (header, _) = self.header(location)?;
+        let mut bytes = self.bytes(location, header.payload_offset() + header.note_bytes)?;
+        Ok((header.due, bytes.split_off(header.payload_offset().min(bytes.len()))))
+    }
+
     /// The first bytes of the image of a record.
     pub(crate) fn image_head(&self, location: Location) -> Result<Vec<u8>, LogError> {
         let (header, _) = self.header(location)?;

@@ -5,7 +5,6 @@ use std::time::Instant;
 use torpor_lua::{MOST_WINDOWS, State, Step, Value};
 
 use super::asks::{Asked, Asks, Effect, now};
-use super::step::wait_of_nobody;
 use super::{Delivery, Host, HostError, SharedKey, random};
 use crate::log::MOST_KEY_BYTES;
 use crate::note::{Note, Wait};
@@ -109,7 +108,8 @@ impl Host {
             let effects = self.load(key, &mut clef.state, &mut note, found.first())?;
             self.perform(key, effects);
             for waiting in tasks.into_values() {
-                wait_of_nobody(self, key, &mut note, waiting);
+                let error = "its Clef has got new code".to_owned();
+                self.tell(key, Some(&mut note), waiting.origin, Err(error));
             }
             (clef.note, clef.chain, clef.is_changed) = (note, Chain::default(), true);
         }

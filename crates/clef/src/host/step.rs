@@ -257,8 +257,3 @@ impl Host {
         self.step(key, Work::Answer { task: Task(task), values })
     }
 }
-
-/// A task of a Clef that has begun anew is no more: whoever waits for it is told.
-pub(super) fn wait_of_nobody(host: &mut Host, key: &SharedKey, note: &mut Note, waiting: Waiting) {
-    host.tell(key, Some(note), waiting.origin, Err("its Clef has got new code".to_owned()));
-}

@@ -13,7 +13,7 @@ use torpor_api::error::causes;
 use torpor_lua::Value;
 
 use super::http::pair;
-use super::thread::Request;
+use super::request::Request;
 use crate::message::Incoming;
 
 /// How long a request may take.

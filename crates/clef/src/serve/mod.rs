@@ -10,6 +10,7 @@
 
 mod fetch;
 mod http;
+mod request;
 mod socket;
 mod thread;
 
@@ -24,9 +25,10 @@ use torpor_lua::Value;
 
 pub use self::fetch::{Allowed, AllowedHost};
 pub use self::http::serve;
+use self::request::{Request, Work};
 use self::socket::ToSocket;
+use self::thread::Loop;
 pub use self::thread::Said;
-use self::thread::{Loop, Request, Work};
 use crate::class::{Class, Code};
 use crate::host::{Host, HostError};
 use crate::message::{Incoming, Socket};

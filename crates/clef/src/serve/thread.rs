@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use tokio::runtime;
 use tokio::sync::oneshot;
 use torpor_api::error::causes;
-use torpor_lua::Value;
 
 use super::Surroundings;
 use super::fetch::{Fetcher, fetch};
+use super::request::{Answer, Request, Tell, Work};
 use super::socket::{Sender, ToSocket};
-use crate::class::{Class, Code};
+use crate::class::Class;
 use crate::host::Host;
 use crate::message::{Incoming, Outgoing, Socket};
 
@@ -21,37 +21,6 @@ use crate::message::{Incoming, Outgoing, Socket};
 const TOGETHER: usize = 256;
 /// Between two attempts to open a log that could not be written.
 const REOPEN: Duration = Duration::from_secs(1);
-
-type Answer = Result<Vec<Value>, Arc<str>>;
-
-/// What the thread is asked.
-#[derive(Debug)]
-pub(super) enum Request {
-    /// Calls a function of a Clef.
-    Call { key: Vec<u8>, function: String, arguments: Vec<Value>, answer: oneshot::Sender<Answer> },
-    /// Somebody has connected.
-    Open { socket: Socket, key: Vec<u8>, function: &'static str, request: Value, to: Arc<Sender> },
-    /// Something else has come.
-    Incoming(Incoming),
-    /// Changes the code of the class.
-    Reload(Code),
-    /// Something else is done with the host.
-    Manage(Work),
-    /// Puts all to sleep, and ends.
-    End(oneshot::Sender<Result<(), String>>),
-}
-
-/// Tells what was done, once that is durable, or why it is not.
-type Tell = Box<dyn FnOnce(Result<(), String>)>;
-
-/// What somebody does with the host.
-pub(super) struct Work(pub(super) Box<dyn FnOnce(&mut Host) -> Tell + Send>);
-
-impl std::fmt::Debug for Work {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Work")
-    }
-}
 
 /// What a Clef says.
 #[derive(Clone, Copy, Debug)]

@@ -70,7 +70,6 @@ impl Loop {
     /// Until it is asked to end.
     pub(super) fn run(mut self, requests: &mpsc::Receiver<Request>) {
         while let Some(first) = self.next(requests) {
-            self.used = Instant::now();
             let mut tells = Vec::new();
             let mut end = None;
             let others = std::iter::from_fn(|| requests.try_recv().ok());
@@ -128,6 +127,9 @@ impl Loop {
     }
 
     fn take(&mut self, request: Request, tells: &mut Vec<Tell>) {
+        if !matches!(request, Request::Manage(_)) {
+            self.used = Instant::now();
+        }
         match request {
             Request::Call { key, function, arguments, answer } => {
                 self.next_call += 1;

@@ -7,14 +7,18 @@
 //! A host is used by one thread. After each call the changes are in the log's buffer, and one commit makes those of many calls durable. A Clef that
 //! is ended for its use of time goes back to what it was before the call.
 
+mod manage;
+mod rest;
+
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 
-use torpor_lua::{Budget, MOST_WINDOWS, State, StateError, Step, Value, Windows};
+use torpor_lua::{MOST_WINDOWS, State, StateError, Step, Value};
 use xxhash_rust::xxh3::xxh3_64;
 
+pub use self::manage::{ClefStatus, Stats};
+use self::rest::Machinery;
 use crate::class::{Class, Durability};
 use crate::log::MOST_KEY_BYTES;
 use crate::store::{Store, StoreError};
@@ -52,7 +56,8 @@ struct Awake {
 #[derive(Debug)]
 pub struct Host {
     class: Class,
-    windows: Arc<Windows>,
+    /// None while it rests.
+    machinery: Option<Machinery>,
     store: Store,
     awake: HashMap<Vec<u8>, Awake>,
     /// By when they were last called.
@@ -62,7 +67,6 @@ pub struct Host {
     calls: u64,
     /// Hash of the code: the tag of states that have it.
     source_hash: u64,
-    _budget: Budget,
 }
 
 /// Where a Clef is when it is awake. Two with the same place are never awake together.
@@ -80,18 +84,16 @@ impl Host {
     /// # Errors
     /// See [`HostError`].
     pub fn open(class: Class, folder: &Path) -> Result<Self, HostError> {
-        let windows = Arc::new(Windows::reserve(0, MOST_WINDOWS)?);
-        let budget = Budget::of_steps(class.limits.step)?;
         Ok(Self {
+            // Had at once, so that what the machine lacks is told now.
+            machinery: Some(Machinery::new(class.limits.step)?),
             source_hash: xxh3_64(class.source.as_bytes()),
             class,
-            windows,
             store: Store::open(folder)?,
             awake: HashMap::new(),
             order: BTreeMap::new(),
             places: HashMap::new(),
             calls: 0,
-            _budget: budget,
         })
     }
 
@@ -109,6 +111,7 @@ impl Host {
         if key.is_empty() || key.len() > MOST_KEY_BYTES {
             return Err(HostError::Key);
         }
+        self.end_rest()?;
         self.wake(key)?;
         let Some(clef) = self.awake.get_mut(key) else { return Err(HostError::Key) };
         self.order.remove(&clef.called);
@@ -239,7 +242,7 @@ impl Host {
         }
         let images = self.store.load(key)?;
         let (state, is_changed) = match images {
-            Some(images) => self.current(key, State::restore(&self.windows, &images)?)?,
+            Some(images) => self.current(key, State::restore(self.windows()?, &images)?)?,
             None => (self.created(key)?, true),
         };
         self.calls += 1;
@@ -252,7 +255,7 @@ impl Host {
     /// One with the code of the class, in which nothing has been called.
     fn loaded(&self, key: &[u8]) -> Result<State, HostError> {
         let Class { name, source, limits, .. } = &self.class;
-        let mut state = State::new(&self.windows, window(key), limits.memory_bytes, seed()?)?;
+        let mut state = State::new(self.windows()?, window(key), limits.memory_bytes, seed()?)?;
         state.set_tag(self.source_hash);
         ended(&mut state, &format!("={name}"), source, &[key.into()])?;
         Ok(state)

@@ -44,6 +44,11 @@ impl Index {
         })
     }
 
+    /// Locations of all keys, in no order.
+    pub(crate) fn locations(&self) -> impl Iterator<Item = u64> {
+        self.places.iter().map(|(_, location)| *location).filter(|location| *location != 0)
+    }
+
     /// Adds a key.
     pub(crate) fn insert(&mut self, hash: u64, location: u64) {
         if (self.count + 1) * 5 > self.places.len() * 4 {

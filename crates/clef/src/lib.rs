@@ -8,20 +8,29 @@
 //!  store   states of sleeping Clefs, by key      index: where the newest record of a key is
 //!    │
 //!   log    records in segments, one sync for many
+//!
+//!  control   what commands ask of a host that runs elsewhere          settings, program: what is deployed
 //! ```
 #![forbid(unsafe_code)]
 
 mod class;
+pub mod control;
 mod host;
 mod index;
+mod key;
 mod log;
+mod program;
 mod route;
 mod serve;
+mod settings;
 mod store;
 
 pub use class::{Class, Durability, Limits};
-pub use host::{Host, HostError};
+pub use host::{ClefStatus, Host, HostError, Stats};
+pub use key::{Key, KeyError};
 pub use log::{Kind, Location, Log, LogError, MOST_KEY_BYTES};
+pub use program::{MAIN, Program, ProgramError};
 pub use route::{KeyPattern, PatternError};
 pub use serve::{Clefs, Request, serve};
+pub use settings::Settings;
 pub use store::{Store, StoreError};

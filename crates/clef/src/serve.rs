@@ -7,6 +7,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -17,7 +18,7 @@ use torpor_api::error::causes;
 use torpor_lua::Value;
 
 use crate::class::Class;
-use crate::host::Host;
+use crate::host::{Host, HostError};
 use crate::log::MOST_KEY_BYTES;
 use crate::route::KeyPattern;
 
@@ -44,8 +45,19 @@ pub enum Request {
     },
     /// Changes the code of the class.
     Reload(String),
+    /// Something else.
+    Manage(Manage),
     /// Puts all to sleep, and ends.
     End(oneshot::Sender<Result<(), String>>),
+}
+
+/// What somebody does with the host on its thread.
+pub struct Manage(Box<dyn FnOnce(&mut Host) + Send>);
+
+impl std::fmt::Debug for Manage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Manage")
+    }
 }
 
 /// A thread that has the Clefs of a class.
@@ -53,11 +65,12 @@ pub enum Request {
 pub struct Clefs(mpsc::SyncSender<Request>);
 
 impl Clefs {
-    /// Starts the thread. `folder` is a directory that nobody else changes.
+    /// Starts the thread. `folder` is a directory that nobody else changes. The host [rests](Host::rest) when it was not asked anything for
+    /// `rest_after`.
     ///
     /// # Errors
     /// Why there are none, in words.
-    pub fn start(class: Class, folder: PathBuf) -> Result<Self, String> {
+    pub fn start(class: Class, folder: PathBuf, rest_after: Option<Duration>) -> Result<Self, String> {
         let (sender, requests) = mpsc::sync_channel(MOST_WAITING);
         let (opened, is_open) = mpsc::channel();
         let run = move || {
@@ -72,7 +85,7 @@ impl Clefs {
                     return;
                 }
             };
-            run(host, &requests);
+            run(host, &requests, rest_after);
         };
         thread::Builder::new().name("clefs".to_owned()).spawn(run).map_err(|error| error.to_string())?;
         is_open.recv().map_err(|error| error.to_string())??;
@@ -86,10 +99,7 @@ impl Clefs {
     pub async fn call(&self, key: Vec<u8>, function: &str, arguments: Vec<Value>) -> Result<Vec<Value>, String> {
         let (answer, answered) = oneshot::channel();
         let request = Request::Call { key, function: function.to_owned(), arguments, answer };
-        self.0.try_send(request).map_err(|error| match error {
-            mpsc::TrySendError::Full(_) => format!("{MOST_WAITING} requests wait already"),
-            mpsc::TrySendError::Disconnected(_) => GONE.to_owned(),
-        })?;
+        self.send(request)?;
         answered.await.unwrap_or_else(|_| Err(GONE.to_owned()))
     }
 
@@ -97,6 +107,33 @@ impl Clefs {
     pub fn reload(&self, source: String) {
         // Without a host there is nothing to change.
         let _ = self.0.send(Request::Reload(source));
+    }
+
+    /// Does something with the host, on its thread.
+    ///
+    /// # Errors
+    /// In words: what `work` gives, or that there is no host.
+    pub async fn manage<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Host) -> Result<T, HostError> + Send + 'static,
+    ) -> Result<T, String> {
+        let (answer, answered) = oneshot::channel();
+        let work = move |host: &mut Host| {
+            let done = work(host);
+            // What it has stored is durable before anybody is told.
+            let done = host.commit().and(done);
+            // Whoever has gone needs no answer.
+            let _ = answer.send(done.map_err(|error| causes(&error)));
+        };
+        self.send(Request::Manage(Manage(Box::new(work))))?;
+        answered.await.unwrap_or_else(|_| Err(GONE.to_owned()))
+    }
+
+    fn send(&self, request: Request) -> Result<(), String> {
+        self.0.try_send(request).map_err(|error| match error {
+            mpsc::TrySendError::Full(_) => format!("{MOST_WAITING} requests wait already"),
+            mpsc::TrySendError::Disconnected(_) => GONE.to_owned(),
+        })
     }
 
     /// Puts all to sleep.
@@ -112,8 +149,24 @@ impl Clefs {
 
 const GONE: &str = "the host of the Clefs has ended";
 
-fn run(mut host: Host, requests: &mpsc::Receiver<Request>) {
-    while let Ok(first) = requests.recv() {
+/// The next request. While none comes, the host goes to rest: then its thread waits without a time-out, and the process can sleep.
+fn next(host: &mut Host, requests: &mpsc::Receiver<Request>, rest_after: Option<Duration>) -> Option<Request> {
+    if let Some(rest_after) = rest_after.filter(|_| !host.is_resting()) {
+        match requests.recv_timeout(rest_after) {
+            Ok(request) => return Some(request),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                if let Err(error) = host.rest() {
+                    tracing::warn!(error = causes(&error), "going to rest");
+                }
+            }
+        }
+    }
+    requests.recv().ok()
+}
+
+fn run(mut host: Host, requests: &mpsc::Receiver<Request>, rest_after: Option<Duration>) {
+    while let Some(first) = next(&mut host, requests, rest_after) {
         let mut held = Vec::new();
         let mut end = None;
         let others = std::iter::from_fn(|| requests.try_recv().ok());
@@ -124,6 +177,7 @@ fn run(mut host: Host, requests: &mpsc::Receiver<Request>) {
                     held.push((answer, result));
                 }
                 Request::Reload(source) => host.reload(source),
+                Request::Manage(Manage(work)) => work(&mut host),
                 Request::End(answer) => {
                     end = Some(answer);
                     break;

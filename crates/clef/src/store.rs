@@ -234,6 +234,15 @@ impl Store {
         Ok(Some(images))
     }
 
+    /// The keys in no order, with the bytes of the records that lead to their states.
+    pub fn keys(&self) -> impl Iterator<Item = Result<(Vec<u8>, u64), StoreError>> {
+        self.index.locations().filter_map(Location::of).map(|location| {
+            let (_, key) = self.log.header(location)?;
+            let chain = self.chain(location)?;
+            Ok((key, chain.iter().map(|(_, header)| header.record_bytes() as u64).sum()))
+        })
+    }
+
     /// Bytes of all segments, and of them those that are needed.
     pub fn bytes(&self) -> (u64, u64) {
         (self.log.segments().map(|(_, bytes)| bytes).sum(), self.needed.values().sum())

@@ -1,0 +1,67 @@
+//! What those who look after Clefs want of their host.
+
+use std::collections::HashSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Host, HostError};
+use crate::key::Key;
+
+/// A Clef, as far as is known without waking it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClefStatus {
+    /// Its key.
+    pub key: Key,
+    /// It has memory.
+    pub awake: bool,
+    /// What is stored of it, in bytes.
+    pub bytes: u64,
+}
+
+/// The Clefs of a class in numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stats {
+    /// Clefs that are stored.
+    pub clefs: u64,
+    /// Clefs that are awake.
+    pub awake: u64,
+    /// Bytes of the log.
+    pub log_bytes: u64,
+    /// Bytes of the log that are needed.
+    pub needed_bytes: u64,
+}
+
+impl Host {
+    /// All Clefs, those that are not stored yet too, by key.
+    ///
+    /// # Errors
+    /// [`HostError::Store`].
+    pub fn list(&self) -> Result<Vec<ClefStatus>, HostError> {
+        let mut unstored: HashSet<Vec<u8>> = self.awake.keys().cloned().collect();
+        let mut clefs = Vec::new();
+        for found in self.store.keys() {
+            let (key, bytes) = found?;
+            let awake = unstored.remove(&key);
+            clefs.push(ClefStatus { key: Key(key), awake, bytes });
+        }
+        clefs.extend(unstored.into_iter().map(|key| ClefStatus { key: Key(key), awake: true, bytes: 0 }));
+        clefs.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        Ok(clefs)
+    }
+
+    /// In numbers.
+    pub fn stats(&self) -> Stats {
+        let ((clefs, awake), (log_bytes, needed_bytes)) = (self.counts(), self.store.bytes());
+        Stats { clefs: clefs as u64, awake: awake as u64, log_bytes, needed_bytes }
+    }
+
+    /// Puts one Clef to sleep; false if it was not awake.
+    ///
+    /// # Errors
+    /// See [`HostError`].
+    pub fn sleep_one(&mut self, key: &[u8]) -> Result<bool, HostError> {
+        let was_awake = self.awake.contains_key(key);
+        self.put_to_sleep(key)?;
+        Ok(was_awake)
+    }
+}

@@ -9,12 +9,13 @@
 //!    │
 //!   log    records in segments, one sync for many
 //!
-//!  control   what commands ask of a host that runs elsewhere          settings, program: what is deployed
+//!  control   what commands ask of a host that runs elsewhere          deployment, program: what is deployed
 //! ```
 #![forbid(unsafe_code)]
 
 mod class;
 pub mod control;
+mod deployment;
 mod host;
 mod index;
 mod key;
@@ -22,15 +23,15 @@ mod log;
 mod program;
 mod route;
 mod serve;
-mod settings;
+
 mod store;
 
 pub use class::{Class, Durability, Limits};
+pub use deployment::Deployment;
 pub use host::{ClefStatus, Host, HostError, Stats};
 pub use key::{Key, KeyError};
 pub use log::{Kind, Location, Log, LogError, MOST_KEY_BYTES};
 pub use program::{MAIN, Program, ProgramError};
 pub use route::{KeyPattern, PatternError};
 pub use serve::{Clefs, Request, serve};
-pub use settings::Settings;
 pub use store::{Store, StoreError};

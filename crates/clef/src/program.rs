@@ -76,7 +76,7 @@ impl Program {
         // The user has named this path, and may mean what it leads to.
         let opened = open(CWD, path, OFlags::empty()).map_err(|error| ProgramError::Read(path.to_owned(), error))?;
         match kind(&opened, path)? {
-            FileType::Directory => files.walk(opened, path, "", 0)?,
+            FileType::Directory => files.walk(&opened, path, "", 0)?,
             FileType::RegularFile => files.add(opened, path, MAIN.to_owned())?,
             _ => return Err(ProgramError::NotAFile(path.to_owned())),
         }
@@ -173,12 +173,12 @@ struct Files<'p> {
 
 impl Files<'_> {
     /// Adds what is in a directory; `prefix` is its path with a `/` behind it, or nothing.
-    fn walk(&mut self, directory: File, path: &Path, prefix: &str, depth: usize) -> Result<(), ProgramError> {
+    fn walk(&mut self, directory: &File, path: &Path, prefix: &str, depth: usize) -> Result<(), ProgramError> {
         let cannot = |path: &Path, error: Errno| ProgramError::Read(path.to_owned(), error.into());
         if depth >= MOST_DEPTH {
             return Err(ProgramError::TooMany(self.root.to_owned()));
         }
-        for entry in Dir::read_from(&directory).map_err(|error| cannot(path, error))? {
+        for entry in Dir::read_from(directory).map_err(|error| cannot(path, error))? {
             let entry = entry.map_err(|error| cannot(path, error))?;
             if entry.file_name().to_bytes().starts_with(b".") {
                 continue;
@@ -186,7 +186,7 @@ impl Files<'_> {
             let lossy = path.join(entry.file_name().to_string_lossy().as_ref());
             let name = entry.file_name().to_str().ok().filter(|name| is_name(name));
             let Some(name) = name else { return Err(ProgramError::Name(lossy)) };
-            let opened = match open(&directory, Path::new(name), OFlags::NOFOLLOW) {
+            let opened = match open(directory, Path::new(name), OFlags::NOFOLLOW) {
                 Ok(opened) => opened,
                 // A symbolic link, or a socket.
                 Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::LOOP | Errno::NXIO)) => {
@@ -195,7 +195,7 @@ impl Files<'_> {
                 Err(error) => return Err(ProgramError::Read(lossy, error)),
             };
             match kind(&opened, &lossy)? {
-                FileType::Directory => self.walk(opened, &lossy, &format!("{prefix}{name}/"), depth + 1)?,
+                FileType::Directory => self.walk(&opened, &lossy, &format!("{prefix}{name}/"), depth + 1)?,
                 FileType::RegularFile => self.add(opened, &lossy, format!("{prefix}{name}"))?,
                 _ => return Err(ProgramError::NotAFile(lossy)),
             }

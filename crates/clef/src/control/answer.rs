@@ -1,12 +1,12 @@
 //! The host's side of the socket.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, BufWriter};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use torpor_lua::Value;
 
 use super::value::{to_json, to_lua};
@@ -23,7 +23,7 @@ const MOST_CONNECTIONS: usize = 16;
 /// Of the listener.
 pub async fn serve_control(listener: UnixListener, clefs: Clefs, program: PathBuf) -> io::Result<()> {
     let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-    let program = Arc::new(program);
+    let program = Arc::new(Mutex::new(program));
     loop {
         // It is never closed.
         let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
@@ -38,7 +38,7 @@ pub async fn serve_control(listener: UnixListener, clefs: Clefs, program: PathBu
     }
 }
 
-async fn connection(stream: UnixStream, clefs: &Clefs, program: &PathBuf) -> io::Result<()> {
+async fn connection(stream: UnixStream, clefs: &Clefs, program: &Mutex<PathBuf>) -> io::Result<()> {
     let (reader, writer) = stream.into_split();
     let mut line = Vec::new();
     BufReader::new(reader.take(MOST_LINE_BYTES as u64)).read_until(b'\n', &mut line).await?;
@@ -55,7 +55,11 @@ async fn connection(stream: UnixStream, clefs: &Clefs, program: &PathBuf) -> io:
     writer.flush().await
 }
 
-async fn answers(request: ControlRequest, clefs: &Clefs, program: &PathBuf) -> Result<Vec<ControlAnswer>, String> {
+async fn answers(
+    request: ControlRequest,
+    clefs: &Clefs,
+    program: &Mutex<PathBuf>,
+) -> Result<Vec<ControlAnswer>, String> {
     let answer = match request {
         ControlRequest::Call { key, function, arguments } => {
             let arguments: Vec<Value> = arguments.iter().map(to_lua).collect::<Result<_, _>>()?;
@@ -80,13 +84,14 @@ async fn answers(request: ControlRequest, clefs: &Clefs, program: &PathBuf) -> R
         }
         ControlRequest::Remove { key } => ControlAnswer::Removed(clefs.manage(move |host| host.remove(&key.0)).await?),
         ControlRequest::Upgrade { program: new } => {
-            let source = new.source().to_owned();
-            let path = program.clone();
-            let stored = tokio::task::spawn_blocking(move || store(&new, &path)).await;
+            // One after the other: what is stored last is what runs.
+            let path = program.lock().await;
+            let (source, to) = (new.source().to_owned(), path.clone());
+            let stored = tokio::task::spawn_blocking(move || store(&new, &to)).await;
             stored
                 .map_err(|error| error.to_string())?
                 .map_err(|error| format!("the code cannot be stored: {error}"))?;
-            clefs.manage(|host| Ok(host.reload(source))).await?;
+            clefs.reload(source);
             ControlAnswer::Upgraded {}
         }
     };
@@ -94,7 +99,7 @@ async fn answers(request: ControlRequest, clefs: &Clefs, program: &PathBuf) -> R
 }
 
 /// Writes a program to a file, whole or not at all.
-fn store(program: &Program, path: &PathBuf) -> io::Result<()> {
+fn store(program: &Program, path: &Path) -> io::Result<()> {
     let part = path.with_extension("part");
     let mut file = std::fs::File::create(&part)?;
     io::Write::write_all(&mut file, &serde_json::to_vec(program)?)?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use torpor_api::client::Client;
 use torpor_api::document;
-use torpor_clef::{MAIN, Program, Settings};
+use torpor_clef::{Deployment, MAIN, Program};
 
 use super::super::settle::Before;
 use super::{host, image};
@@ -21,8 +21,8 @@ pub(super) async fn deploy(client: &Client, args: DeployArgs) -> Result<(), Fail
     let temporary = |source| Failure::Write { path: std::env::temp_dir(), source };
     let folder = tempfile::Builder::new().prefix("torpor-class-").tempdir().map_err(temporary)?;
     let name = program_name(&args.program);
-    let settings = Settings::new(name, args.key.clone(), args.each.durability(), args.each.limits());
-    image::write(folder.path(), &settings, &program)?;
+    let deployment = Deployment::new(name, args.key.clone(), args.each.durability(), args.each.limits());
+    image::write(folder.path(), &deployment, &program)?;
     let document = checked(document(&args, folder.path())?)?;
     let before = Before::now(client).await?;
     let mut bars = Bars::new();

@@ -11,12 +11,12 @@ use tokio::net::TcpListener;
 use torpor_clef::{Class, Clefs};
 
 use super::super::checkpoint::tell;
-use super::serving;
+use super::server;
 use crate::cli::DevArgs;
 use crate::failure::Failure;
 
 pub(crate) fn dev(args: DevArgs) -> Result<(), Failure> {
-    serving::block_on(run(args))
+    server::block_on(run(args))
 }
 
 fn read(file: &Path) -> Result<String, Failure> {
@@ -33,7 +33,7 @@ async fn run(args: DevArgs) -> Result<(), Failure> {
         Some(_) => None,
     };
     let folder = data.clone().or_else(|| temporary.as_ref().map(|folder| folder.path().to_owned())).unwrap_or_default();
-    let folder = serving::made(folder)?;
+    let folder = server::made(folder)?;
     let name = file.file_name().unwrap_or(OsStr::new("program")).to_string_lossy().into_owned();
     let class = Class { name, source, limits: each.limits(), durability: each.durability() };
     let clefs = Clefs::start(class, folder, None).map_err(Failure::Clef)?;
@@ -47,7 +47,7 @@ async fn run(args: DevArgs) -> Result<(), Failure> {
     // It ends with the process.
     let for_reload = clefs.clone();
     std::thread::spawn(move || reload(&saved, &file, &for_reload));
-    serving::until_stopped(listener, &clefs, key).await
+    server::until_stopped(listener, &clefs, key).await
 }
 
 /// Loads the program anew whenever it was saved.

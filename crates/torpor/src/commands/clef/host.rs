@@ -8,9 +8,9 @@ use std::process::ExitCode;
 
 use tokio::net::{TcpListener, UnixListener};
 use torpor_clef::control::{relay, serve_control};
-use torpor_clef::{Clefs, Program, Settings};
+use torpor_clef::{Clefs, Deployment, Program};
 
-use super::serving;
+use super::server;
 use crate::cli::CLEF_PORT;
 use crate::failure::Failure;
 
@@ -23,14 +23,14 @@ pub(super) const COMMAND: [&str; 2] = ["/torpor", HOST];
 /// What brings a request to it, by `exec`.
 pub(super) const CONTROL_COMMAND: [&str; 2] = ["/torpor", CONTROL];
 /// The class as it was deployed.
-pub(super) const SETTINGS: &str = "/class/class.json";
+pub(super) const DEPLOYMENT: &str = "/class/class.json";
 pub(super) const PROGRAM: &str = "/class/program";
 /// What the host writes: states, and newer code.
 pub(super) const DATA: &str = "/var/lib/clefs";
 /// Where its socket is.
 pub(super) const RUN: &str = "/run/clefs";
-/// Bytes of the settings at most, and of newer code.
-const MOST_SETTINGS_BYTES: u64 = 64 << 10;
+/// Bytes of that description at most, and of newer code.
+const MOST_DEPLOYMENT_BYTES: u64 = 64 << 10;
 const MOST_PROGRAM_BYTES: u64 = 32 << 20;
 
 fn socket() -> PathBuf {
@@ -64,17 +64,17 @@ pub(crate) fn control_main() -> ExitCode {
 }
 
 fn host() -> Result<(), Failure> {
-    let settings: Settings = json(Path::new(SETTINGS), MOST_SETTINGS_BYTES)?;
+    let deployment: Deployment = json(Path::new(DEPLOYMENT), MOST_DEPLOYMENT_BYTES)?;
     let program: Program = match json(&newer_program(), MOST_PROGRAM_BYTES) {
         Err(Failure::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             Program::read(Path::new(PROGRAM))?
         }
         read => read?,
     };
-    let folder = serving::made(Path::new(DATA).join("log"))?;
-    let clefs = Clefs::start(settings.class(program.source().to_owned()), folder, Some(settings.rest_after.0));
+    let folder = server::made(Path::new(DATA).join("log"))?;
+    let clefs = Clefs::start(deployment.class(program.source().to_owned()), folder, Some(deployment.rest_after.0));
     let clefs = clefs.map_err(Failure::Clef)?;
-    serving::block_on(async {
+    server::block_on(async {
         let control = listen(&socket())?;
         tokio::spawn(serve_control(control, clefs.clone(), newer_program()));
         let address = (Ipv6Addr::UNSPECIFIED, CLEF_PORT).into();
@@ -84,8 +84,8 @@ fn host() -> Result<(), Failure> {
             bound => bound,
         };
         let listener = listener.map_err(|source| Failure::Listen { address, source })?;
-        tracing::info!(key = %settings.key, "the class is served");
-        serving::until_stopped(listener, &clefs, settings.key).await
+        tracing::info!(key = %deployment.key, "the class is served");
+        server::until_stopped(listener, &clefs, deployment.key).await
     })
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! dev ──────────────────────────┐
-//! host (in an app's sandbox) ───┴─▶ serving
+//! host (in an app's sandbox) ───┴─▶ server
 //! deploy ─▶ image ─▶ the daemon                       ls, call, sleep, rm, stats, upgrade ─▶ ask ─▶ exec in the app ─▶ host
 //! ```
 //! A class is an app whose command is that of [`host`]. There is nothing else that the daemon knows of it.
@@ -13,7 +13,7 @@ mod dev;
 mod host;
 mod image;
 mod manage;
-mod serving;
+mod server;
 
 use torpor_api::client::Client;
 use torpor_api::view::AppDetail;

@@ -16,7 +16,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
-use torpor_clef::{Program, Settings};
+use torpor_clef::{Deployment, Program};
 
 use super::host;
 use crate::failure::Failure;
@@ -30,12 +30,12 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
 /// Writes the image into an empty directory.
-pub(super) fn write(folder: &Path, settings: &Settings, program: &Program) -> Result<(), Failure> {
+pub(super) fn write(folder: &Path, deployment: &Deployment, program: &Program) -> Result<(), Failure> {
     let failed = |source| Failure::Write { path: folder.to_owned(), source };
     let objects = objects::objects()?;
     let blobs = Blobs::new(folder).map_err(failed)?;
     let written = || -> io::Result<()> {
-        let layers = [blobs.layer(|tar| runtime(tar, &objects))?, blobs.layer(|tar| class(tar, settings, program))?];
+        let layers = [blobs.layer(|tar| runtime(tar, &objects))?, blobs.layer(|tar| class(tar, deployment, program))?];
         let diff_ids: Vec<&str> = layers.iter().map(|layer| layer.digest.as_str()).collect();
         let env = [format!("LD_LIBRARY_PATH=/{}", objects::LIBRARIES), "HOME=/var/lib/clefs".to_owned()];
         let config = blobs.json(&json!({
@@ -87,11 +87,11 @@ fn runtime(tar: &mut Tar<'_>, objects: &[objects::Object]) -> io::Result<()> {
     add(tar, "etc/group", EntryType::Regular, Owner::Root, 0o644, [GROUP.as_bytes(), &[]])
 }
 
-fn class(tar: &mut Tar<'_>, settings: &Settings, program: &Program) -> io::Result<()> {
-    let (root, settings) = (host::PROGRAM.trim_start_matches('/'), serde_json::to_vec_pretty(settings)?);
+fn class(tar: &mut Tar<'_>, deployment: &Deployment, program: &Program) -> io::Result<()> {
+    let (root, deployment) = (host::PROGRAM.trim_start_matches('/'), serde_json::to_vec_pretty(deployment)?);
     let mut made = Vec::new();
     parents(tar, &format!("{root}/x"), &mut made)?;
-    add(tar, host::SETTINGS.trim_start_matches('/'), EntryType::Regular, Owner::Root, 0o644, [&settings, &[]])?;
+    add(tar, host::DEPLOYMENT.trim_start_matches('/'), EntryType::Regular, Owner::Root, 0o644, [&deployment, &[]])?;
     for (path, contents) in program.files() {
         let path = format!("{root}/{path}");
         parents(tar, &path, &mut made)?;

@@ -8,13 +8,14 @@ use torpor_api::units::{Bytes, Span};
 use crate::class::{Class, Durability, Limits};
 use crate::route::KeyPattern;
 
-/// How long a host has nothing to do before it rests, unless that is set.
-const REST_AFTER: Span = Span(Duration::from_secs(2));
+/// How long a host has nothing to do before it rests, unless that is set. An app sleeps 2 s after a wake at the earliest: by then it must not be
+/// at work.
+const REST_AFTER: Span = Span(Duration::from_secs(1));
 
-/// The settings of a class.
+/// How a class is deployed, as JSON in its image.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Settings {
+pub struct Deployment {
     /// What messages call its program.
     pub name: String,
     /// Which part of a request names the Clef.
@@ -38,7 +39,7 @@ fn rest_after() -> Span {
     REST_AFTER
 }
 
-impl Settings {
+impl Deployment {
     /// Of a class whose host rests after the usual time.
     pub fn new(name: String, key: KeyPattern, durability: Durability, limits: Limits) -> Self {
         let Limits { memory_bytes, step, awake } = limits;
@@ -80,13 +81,13 @@ mod tests {
     #[test]
     fn they_are_read_as_they_are_written() {
         let key = "path:/rooms/{key}/x".parse().unwrap();
-        let settings = Settings::new("room.lua".to_owned(), key, Durability::Sleep, Limits::default());
-        let json = serde_json::to_string(&settings).unwrap();
-        assert_eq!(serde_json::from_str::<Settings>(&json).unwrap(), settings);
+        let deployment = Deployment::new("room.lua".to_owned(), key, Durability::Sleep, Limits::default());
+        let json = serde_json::to_string(&deployment).unwrap();
+        assert_eq!(serde_json::from_str::<Deployment>(&json).unwrap(), deployment);
         let few = r#"{"name": "a", "key": "query:k", "memory": "1M", "cpu": "50ms", "awake": 3}"#;
-        let read: Settings = serde_json::from_str(few).unwrap();
+        let read: Deployment = serde_json::from_str(few).unwrap();
         assert_eq!((read.rest_after, read.durability), (REST_AFTER, Durability::Reply));
-        assert!(serde_json::from_str::<Settings>(&few.replace("awake", "awoken")).is_err());
-        assert!(serde_json::from_str::<Settings>(&few.replace("query:k", "k")).is_err());
+        assert!(serde_json::from_str::<Deployment>(&few.replace("awake", "awoken")).is_err());
+        assert!(serde_json::from_str::<Deployment>(&few.replace("query:k", "k")).is_err());
     }
 }

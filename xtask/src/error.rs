@@ -36,6 +36,12 @@ pub(crate) enum Error {
     /// A document lacks what the benchmark writes into.
     #[error("{path}: {what}")]
     Document { path: PathBuf, what: String },
+    /// A Lua state cannot be made or restored.
+    #[error(transparent)]
+    State(#[from] torpor_lua::StateError),
+    /// A Clef cannot be stored.
+    #[error(transparent)]
+    Store(#[from] torpor_clef::StoreError),
     /// JSON could not be written or read.
     #[error("encoding or decoding JSON")]
     Encode(#[from] serde_json::Error),

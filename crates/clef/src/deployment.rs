@@ -5,8 +5,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use torpor_api::units::{Bytes, Span};
 
-use crate::class::{Class, Durability, Limits};
+use crate::class::{Class, Code, Durability, Limits};
 use crate::route::KeyPattern;
+use crate::serve::Allowed;
 
 /// How long a host has nothing to do before it rests, unless that is set. An app sleeps 2 s after a wake at the earliest: by then it must not be
 /// at work.
@@ -16,7 +17,7 @@ const REST_AFTER: Span = Span(Duration::from_secs(1));
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Deployment {
-    /// What messages call its program.
+    /// Of the class, in messages to and of Clefs.
     pub name: String,
     /// Which part of a request names the Clef.
     #[serde(with = "as_text")]
@@ -30,6 +31,9 @@ pub struct Deployment {
     pub cpu: Span,
     /// Clefs that are awake at the same time.
     pub awake: usize,
+    /// Whom programs may send HTTP requests to.
+    #[serde(default)]
+    pub allow: Allowed,
     /// How long the host has nothing to do before it puts all Clefs to sleep, so that its process can sleep too.
     #[serde(default = "rest_after")]
     pub rest_after: Span,
@@ -41,16 +45,17 @@ fn rest_after() -> Span {
 
 impl Deployment {
     /// Of a class whose host rests after the usual time.
-    pub fn new(name: String, key: KeyPattern, durability: Durability, limits: Limits) -> Self {
-        let Limits { memory_bytes, step, awake } = limits;
+    pub fn new(name: String, key: KeyPattern, durability: Durability, limits: Limits, allow: Allowed) -> Self {
+        let Limits { memory_bytes, step, awake, .. } = limits;
         let (memory, cpu) = (Bytes(memory_bytes as u64), Span(step));
-        Self { name, key, durability, memory, cpu, awake, rest_after: REST_AFTER }
+        Self { name, key, durability, memory, cpu, awake, allow, rest_after: REST_AFTER }
     }
 
     /// The class, with its code.
-    pub fn class(&self, source: String) -> Class {
-        let limits = Limits { memory_bytes: self.memory.0 as usize, step: self.cpu.0, awake: self.awake };
-        Class { name: self.name.clone(), source, limits, durability: self.durability }
+    pub fn class(&self, code: Code) -> Class {
+        let limits =
+            Limits { memory_bytes: self.memory.0 as usize, step: self.cpu.0, awake: self.awake, ..Limits::default() };
+        Class { name: self.name.clone(), code, limits, durability: self.durability }
     }
 }
 
@@ -80,8 +85,9 @@ mod tests {
 
     #[test]
     fn they_are_read_as_they_are_written() {
+        let allow = Allowed(vec!["*.example.org".parse().unwrap()]);
         let key = "path:/rooms/{key}/x".parse().unwrap();
-        let deployment = Deployment::new("room.lua".to_owned(), key, Durability::Sleep, Limits::default());
+        let deployment = Deployment::new("room.lua".to_owned(), key, Durability::Sleep, Limits::default(), allow);
         let json = serde_json::to_string(&deployment).unwrap();
         assert_eq!(serde_json::from_str::<Deployment>(&json).unwrap(), deployment);
         let few = r#"{"name": "a", "key": "query:k", "memory": "1M", "cpu": "50ms", "awake": 3}"#;

@@ -27,6 +27,11 @@ impl Index {
         (place + 1) & (self.places.len() - 1)
     }
 
+    /// Locations of all keys.
+    pub(crate) fn all(&self) -> impl Iterator<Item = u64> {
+        self.places.iter().map(|(_, location)| *location).filter(|location| *location != 0)
+    }
+
     /// Locations of keys with this hash.
     pub(crate) fn find(&self, hash: u64) -> impl Iterator<Item = u64> {
         let mut place = if self.places.is_empty() { 0 } else { self.home(hash) };
@@ -42,11 +47,6 @@ impl Index {
                 }
             }
         })
-    }
-
-    /// Locations of all keys, in no order.
-    pub(crate) fn locations(&self) -> impl Iterator<Item = u64> {
-        self.places.iter().map(|(_, location)| *location).filter(|location| *location != 0)
     }
 
     /// Adds a key.

@@ -20,18 +20,21 @@ mod host;
 mod index;
 mod key;
 mod log;
+mod message;
+mod note;
 mod program;
 mod route;
 mod serve;
-
 mod store;
 
-pub use class::{Class, Durability, Limits};
+pub use class::{Class, Code, Durability, Limits};
 pub use deployment::Deployment;
-pub use host::{ClefStatus, Host, HostError, Stats};
+pub use host::{ClefStatus, Exported, Host, HostError, Seen, Stats};
 pub use key::{Key, KeyError};
 pub use log::{Kind, Location, Log, LogError, MOST_KEY_BYTES};
+pub use message::{Incoming, Outgoing, Socket};
+pub use note::Usage;
 pub use program::{MAIN, Program, ProgramError};
 pub use route::{KeyPattern, PatternError};
-pub use serve::{Clefs, Request, serve};
-pub use store::{Store, StoreError};
+pub use serve::{Allowed, AllowedHost, Clefs, Said, Surroundings, serve};
+pub use store::{Chain, Note, Restored, Store, StoreError, Stored};

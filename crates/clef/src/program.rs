@@ -15,6 +15,8 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use torpor_lua::{State, Step, Value, Windows};
 
+use crate::class::Code;
+
 /// The file that is the program.
 pub const MAIN: &str = "main.lua";
 /// Files of a class at most.
@@ -47,9 +49,9 @@ pub enum ProgramError {
     /// A directory without a program.
     #[error("{} has no {MAIN}: that is the program of a class", .0.display())]
     NoMain(PathBuf),
-    /// The program is no text.
-    #[error("the program is not text in UTF-8")]
-    NotText,
+    /// A file in Lua is no text.
+    #[error("{0} is not text in UTF-8")]
+    NotText(String),
     /// The program is not Lua.
     #[error("{0}")]
     Syntax(String),
@@ -63,7 +65,7 @@ pub enum ProgramError {
 #[serde(try_from = "BTreeMap<String, String>", into = "BTreeMap<String, String>")]
 pub struct Program {
     files: BTreeMap<String, Vec<u8>>,
-    main: String,
+    code: Code,
 }
 
 impl Program {
@@ -87,20 +89,31 @@ impl Program {
     }
 
     fn of(files: BTreeMap<String, Vec<u8>>) -> Result<Self, ProgramError> {
-        let main = files.get(MAIN).ok_or_else(|| ProgramError::NoMain(PathBuf::from("the class")))?;
-        let main = String::from_utf8(main.clone()).map_err(|_| ProgramError::NotText)?;
+        let mut code = Code::default();
+        for (path, contents) in &files {
+            let Some(name) = path.strip_suffix(".lua") else { continue };
+            let text = str::from_utf8(contents).map_err(|_| ProgramError::NotText(path.clone()))?;
+            if path == MAIN {
+                text.clone_into(&mut code.main);
+            } else {
+                code.files.insert(name.replace('/', "."), text.to_owned());
+            }
+        }
+        if !files.contains_key(MAIN) {
+            return Err(ProgramError::NoMain(PathBuf::from("the class")));
+        }
         if files.len() > MOST_FILES || files.keys().any(|name| !is_path(name)) {
             return Err(ProgramError::TooMany(PathBuf::from("the class")));
         }
         if files.values().map(Vec::len).sum::<usize>() > MOST_BYTES {
             return Err(ProgramError::TooLarge(PathBuf::from("the class")));
         }
-        Ok(Self { files, main })
+        Ok(Self { files, code })
     }
 
-    /// The program itself.
-    pub fn source(&self) -> &str {
-        &self.main
+    /// The program itself, and its files in Lua: `require "a.b"` finds `a/b.lua`.
+    pub fn code(&self) -> &Code {
+        &self.code
     }
 
     /// All files: relative paths, and contents.
@@ -108,7 +121,7 @@ impl Program {
         self.files.iter().map(|(path, contents)| (path.as_str(), contents.as_slice()))
     }
 
-    /// Looks whether the program is Lua, without running it. `name` is what messages call it. Not for processes with Clefs.
+    /// Looks whether the program is Lua, without running it. `name` is that of the class. Not for processes with Clefs.
     ///
     /// # Errors
     /// [`ProgramError::Syntax`] with the message of Lua.
@@ -117,14 +130,21 @@ impl Program {
         let windows = Windows::reserve(0, 1).map_err(|error| cannot(&error))?;
         let mut state = State::new(&windows.into(), 0, CHECK_BYTES, 0).map_err(|error| cannot(&error))?;
         let text = "local source, name = ... local _, wrong = load(source, '=' .. name, 't') return wrong";
-        match state.run("=check", text, &[self.main.as_str().into(), name.into()]).1 {
-            Step::Ended(values) => match values.first() {
-                Some(Value::String(wrong)) => Err(ProgramError::Syntax(String::from_utf8_lossy(wrong).into_owned())),
-                _ => Ok(()),
-            },
-            Step::Failed(error) => Err(ProgramError::Check(error)),
-            Step::Waits(_) => Ok(()),
+        let main = [(format!("{name}.lua"), &self.code.main)];
+        let files = self.code.files.iter().map(|(name, text)| (format!("{name}.lua"), text));
+        for (name, text_of) in main.into_iter().chain(files) {
+            match state.run("=check", text, &[text_of.as_str().into(), name.as_str().into()]).1 {
+                Step::Ended(values) => match values.first() {
+                    Some(Value::String(wrong)) => {
+                        return Err(ProgramError::Syntax(String::from_utf8_lossy(wrong).into_owned()));
+                    }
+                    _ => {}
+                },
+                Step::Failed(error) => return Err(ProgramError::Check(error)),
+                Step::Waits(_) => {}
+            }
         }
+        Ok(())
     }
 }
 
@@ -234,11 +254,13 @@ mod tests {
         assert!(matches!(Program::read(root), Err(ProgramError::NoMain(_))));
         fs::write(root.join(MAIN), "return 1").unwrap();
         fs::create_dir_all(root.join("a/b")).unwrap();
-        fs::write(root.join("a/b/c.lua"), [0xff, 0]).unwrap();
+        fs::write(root.join("a/b/c.lua"), "return 2").unwrap();
+        fs::write(root.join("a/image"), [0xff, 0]).unwrap();
         fs::write(root.join(".hidden"), "x").unwrap();
         let program = Program::read(root).unwrap();
         let names: Vec<&str> = program.files().map(|(name, _)| name).collect();
-        assert_eq!((program.source(), names), ("return 1", vec!["a/b/c.lua", MAIN]));
+        assert_eq!((program.code().main.as_str(), names), ("return 1", vec!["a/b/c.lua", "a/image", MAIN]));
+        assert_eq!(program.code().files["a.b.c"], "return 2");
         let json = serde_json::to_string(&program).unwrap();
         assert_eq!(serde_json::from_str::<Program>(&json).unwrap(), program);
         assert!(serde_json::from_str::<Program>(&json.replace("a/b/c", "../c")).is_err());
@@ -257,6 +279,6 @@ mod tests {
         assert!(matches!(Program::read(root), Err(ProgramError::TooMany(_))));
         // The path itself may be a link.
         symlink(root.join(MAIN), root.join("to-main")).unwrap();
-        assert_eq!(Program::read(&root.join("to-main")).unwrap().source(), "return 1");
+        assert_eq!(Program::read(&root.join("to-main")).unwrap().code().main, "return 1");
     }
 }

@@ -1,7 +1,7 @@
 //! The store against a model, and after kills, cut power and damage.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use std::{env, fs, io};
 
 use proptest::prelude::*;
-use torpor_clef::{LogError, Store, StoreError};
+use torpor_clef::{LogError, Note, Store, StoreError};
 use torpor_lua::{State, Step, Task, Value, Windows};
 use torpor_testkit::disk::Disk;
 
@@ -42,23 +42,30 @@ fn begun(windows: &Arc<Windows>, window: u32) -> State {
 
 /// Wakes a key, adds to its count, and stores it as a host would. Returns the count.
 fn add(store: &mut Store, windows: &Arc<Windows>, window: u32, key: &[u8], add: i64) -> i64 {
-    let images = store.load(key).unwrap();
-    let mut state = match &images {
-        Some(images) => State::restore(windows, images).unwrap(),
+    let found = store.load(key).unwrap();
+    let mut state = match &found {
+        Some(found) => State::restore(windows, &found.images).unwrap(),
         None => begun(windows, window),
     };
     let n = count(&mut state, add);
-    if images.is_none() || store.wants_whole(key, state.image().as_bytes().len()).unwrap() {
-        store.put(key, &state.image()).unwrap();
-    } else {
-        assert!(store.put_changes(key, &state.changes()).unwrap());
+    // It is noted beside the state as well, and the key is due then.
+    let note = Note { due: n as u64, bytes: n.to_string().into_bytes() };
+    match found.map(|found| found.chain).filter(|chain| !chain.wants_whole(state.image().as_bytes().len())) {
+        // The store finds the chain by itself, too.
+        Some(chain) => assert!(
+            store.put_changes(key, &note, &state.changes(), Some(&chain).filter(|_| n % 2 == 0)).unwrap().is_some()
+        ),
+        None => drop(store.put(key, &note, &state.image(), None).unwrap()),
     }
     n
 }
 
 fn stored(store: &Store, windows: &Arc<Windows>, key: &[u8]) -> Option<i64> {
-    let images = store.load(key).unwrap()?;
-    Some(count(&mut State::restore(windows, &images).unwrap(), 0))
+    let found = store.load(key).unwrap()?;
+    let n = count(&mut State::restore(windows, &found.images).unwrap(), 0);
+    let note = Note { due: n as u64, bytes: n.to_string().into_bytes() };
+    assert_eq!((&note, Some(&note)), (&found.note, store.note(key).unwrap().as_ref()));
+    Some(n)
 }
 
 #[derive(Clone, Debug)]
@@ -118,6 +125,9 @@ proptest! {
                 }
             }
             prop_assert_eq!(store.len(), known.len());
+            let next = known.iter().map(|(key, n)| (*n as u64, vec![*key])).min();
+            prop_assert_eq!(store.next_due().map(|(due, _)| due), next.map(|(due, _)| due));
+            prop_assert_eq!(store.keys().flatten().collect::<BTreeSet<u8>>(), known.keys().copied().collect());
         }
         for key in 0..6 {
             prop_assert_eq!(stored(&store, &windows, &[key]), known.get(&key).copied());
@@ -143,7 +153,7 @@ fn space_comes_back() {
         for key in 0..4_u8 {
             let mut state = State::new(&windows, 41, 8 << 20, 1).unwrap();
             state.run("big", big, &[Value::Integer(round * 10 + i64::from(key))]);
-            store.put(&[key], &state.image()).unwrap();
+            store.put(&[key], &Note::default(), &state.image(), None).unwrap();
             expected.insert(key, round * 10 + i64::from(key));
         }
         // One that is never stored again keeps its place.
@@ -167,9 +177,11 @@ fn space_comes_back() {
         assert_eq!(stored(&store, &windows, b"old"), Some(7));
         assert_eq!(stored(&store, &windows, b"gone"), None);
         for (key, value) in &expected {
-            let images = store.load(&[*key]).unwrap().unwrap();
-            let mut state = State::restore(&windows, &images).unwrap();
-            assert_eq!(state.answer(Task(1), &[]), Some(Step::Waits(vec![Value::Integer(*value)])));
+            // Read, and then mapped.
+            for _ in 0..2 {
+                let mut state = store.restore(&[*key], &windows).unwrap().unwrap().state;
+                assert_eq!(state.answer(Task(1), &[]), Some(Step::Waits(vec![Value::Integer(*value)])));
+            }
         }
     }
 }
@@ -198,7 +210,7 @@ fn what_was_not_committed_is_cut_off_and_damage_is_told() {
     for cut in [end - 1, end - 100, end - 3000] {
         let mut torn = whole.clone();
         torn[cut..=end].fill(0);
-        assert_eq!(counts(&torn).unwrap().1, Some(10), "cut at {cut} of {end}");
+        assert_eq!(counts(&torn).unwrap(), (Some(4), Some(10)), "cut at {cut} of {end}");
     }
     // Behind what is broken is something that was committed later.
     let mut damaged = whole;
@@ -253,14 +265,17 @@ fn note(told: &mut BTreeMap<u8, i64>, line: &str) {
     }
 }
 
-/// All that was told is there.
+/// All that was told is there, and of what was stored together, all or nothing.
 fn check_told(folder: &Path, told: &BTreeMap<u8, i64>, window: u32) {
     assert_eq!(told.len(), 8);
     let (windows, store) = (windows(window), Store::open(folder).unwrap());
+    let mut counts = BTreeSet::new();
     for (key, count) in told {
         let found = stored(&store, &windows, &[*key]).unwrap();
         assert!(found >= *count, "key {key}: {found} is stored, {count} was told");
+        counts.insert(found);
     }
+    assert_eq!(counts.len(), 1, "a batch is there in part: {counts:?}");
 }
 
 #[test]

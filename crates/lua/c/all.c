@@ -84,6 +84,12 @@ static_assert(sizeof(Node) == sizeof(((struct torpor_arena *)0)->dummy_node), "t
 
 #include "time.c"
 #include "coroutines.c"
+#include "values.c"
+#include "requests.c"
+#include "crypto.c"
+#include "files.c"
+#include "io.c"
+#include "json.c"
 #include "libraries.c"
 #include "functions.c"
 #include "host.c"

@@ -37,6 +37,20 @@ static const lua_CFunction torpor_functions[] = {
   /* lutf8lib.c */
   FUNCTION(luaopen_utf8), FUNCTION(byteoffset), FUNCTION(codepoint), FUNCTION(utfchar), FUNCTION(utflen), FUNCTION(iter_codes),
   FUNCTION(iter_auxlax), FUNCTION(iter_auxstrict),
+  /* requests.c */
+  FUNCTION(ask_host), FUNCTION(await_host), FUNCTION(await_answered), FUNCTION(print_to_host), FUNCTION(require_file),
+  FUNCTION(require_answered), FUNCTION(required), FUNCTION(handle_messages), FUNCTION(next_message), FUNCTION(message_answered),
+  FUNCTION(handle_text),
+  /* json.c */
+  FUNCTION(open_json), FUNCTION(json_encode), FUNCTION(json_decode), FUNCTION(json_array),
+  /* crypto.c */
+  FUNCTION(open_crypto), FUNCTION(crypto_sha256), FUNCTION(crypto_sha512), FUNCTION(crypto_sha1), FUNCTION(crypto_hmac),
+  FUNCTION(crypto_equal), FUNCTION(open_base64), FUNCTION(base64_encode), FUNCTION(base64_decode),
+  /* files.c, io.c */
+  FUNCTION(files_remove), FUNCTION(files_rename), FUNCTION(files_tmpname), FUNCTION(files_list), FUNCTION(no_environment), FUNCTION(open_io),
+  FUNCTION(io_open), FUNCTION(io_type), FUNCTION(io_lines), FUNCTION(next_line), FUNCTION(handle_read), FUNCTION(handle_write),
+  FUNCTION(handle_lines), FUNCTION(handle_flush), FUNCTION(handle_seek), FUNCTION(handle_close), FUNCTION(handle_setvbuf), FUNCTION(handle_gc),
+  FUNCTION(handle_tostring),
 };
 
 enum { FUNCTION_COUNT = sizeof(torpor_functions) / sizeof(*torpor_functions), SLOTS = 1024 };

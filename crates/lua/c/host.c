@@ -5,41 +5,13 @@
 /* Tasks by number, in the registry. */
 #define TASKS "tasks"
 
-struct torpor_value {
-  int64_t kind;  /* LUA_T…; LUA_TNUMBER: `integer` or, of kind KIND_FLOAT, `number`. From the host, a table says how many pairs follow
-                    (`integer`); to the host, they are followed by KIND_END */
-  union {
-    int64_t integer;
-    double number;
-    struct {
-      const char *bytes;
-      size_t len;
-    };
-  };
-};
-
-enum { KIND_FLOAT = -2, KIND_END = -3 };
-
-/* Tables in tables that the host gets. */
-enum { MOST_DEPTH = 16 };
-
-struct torpor_step {
-  int64_t status;
-  lua_State *at;
-  int64_t count;
-};
-
 /* Once per process, before all else. */
 void torpor_begin(void) { number_functions(); }
-
-/* Calls `function`, which may raise errors: then the error is on the stack instead of what it has pushed. */
-static int protected(lua_State *L, Pfunc function, void *context) {
-  return luaD_pcall(L, function, context, savestack(L, L->top.p), 0);
-}
 
 static void set_up(lua_State *L, void *context) {
   (void)context;
   open_libraries(L);
+  open_requests(L);
   lua_newtable(L);
   lua_setfield(L, LUA_REGISTRYINDEX, TASKS);
   lua_gc(L, LUA_GCRESTART);
@@ -66,29 +38,6 @@ void torpor_attach(lua_State *L, lua_Alloc alloc) {
 void torpor_detach(lua_State *L) {
   now_runs(NULL);
   G(L)->frealloc = NULL;
-}
-
-/* Pushes a value, and gives what follows it. */
-static const struct torpor_value *push_value(lua_State *L, const struct torpor_value *value) {
-  int64_t pairs = value->integer;
-  switch (value->kind) {
-    case LUA_TBOOLEAN: lua_pushboolean(L, value->integer != 0); break;
-    case LUA_TNUMBER: lua_pushinteger(L, value->integer); break;
-    case KIND_FLOAT: lua_pushnumber(L, value->number); break;
-    case LUA_TSTRING: lua_pushlstring(L, value->bytes, value->len); break;
-    case LUA_TTABLE:
-      luaL_checkstack(L, 4, "tables in tables");
-      lua_newtable(L);
-      value++;
-      while (pairs-- > 0) {
-        value = push_value(L, value);
-        value = push_value(L, value);
-        lua_rawset(L, -3);
-      }
-      return value;
-    default: lua_pushnil(L);
-  }
-  return value + 1;
 }
 
 struct start {
@@ -218,38 +167,6 @@ void torpor_answer(lua_State *L, int64_t number, const struct torpor_value *valu
   run_task(task, at, (int)count, step);
 }
 
-/* Takes a value of the host's; false: no more. */
-typedef int (*torpor_visit)(void *context, const struct torpor_value *value);
-
-static int visit_value(lua_State *at, int index, int depth, torpor_visit visit, void *context) {
-  struct torpor_value value = {lua_type(at, index), {0}};
-  switch (value.kind) {
-    case LUA_TBOOLEAN: value.integer = lua_toboolean(at, index); break;
-    case LUA_TNUMBER:
-      if (lua_isinteger(at, index)) {
-        value.integer = lua_tointeger(at, index);
-      } else {
-        value.kind = KIND_FLOAT;
-        value.number = lua_tonumber(at, index);
-      }
-      break;
-    case LUA_TSTRING: value.bytes = lua_tolstring(at, index, &value.len); break;
-    case LUA_TTABLE:
-      if (depth >= MOST_DEPTH || !lua_checkstack(at, 3)) return 0;
-      index = lua_absindex(at, index);
-      if (!visit(context, &value)) return 0;
-      lua_pushnil(at);
-      while (lua_next(at, index)) {
-        if (!visit_value(at, -2, depth + 1, visit, context) || !visit_value(at, -1, depth + 1, visit, context)) return 0;
-        lua_pop(at, 1);
-      }
-      value.kind = KIND_END;
-      break;
-    default: break;
-  }
-  return visit(context, &value);
-}
-
 /* Visits all values of a step; strings are valid until `torpor_finish`. False where there were too many, or tables in too many tables. */
 int torpor_visit_values(const struct torpor_step *step, torpor_visit visit, void *context) {
   lua_State *at = step->at;
@@ -275,13 +192,10 @@ static void push_traceback(lua_State *L, void *context) {
   lua_remove(L, -2);
 }
 
-/* Takes the results of a step away; a task that has ended is forgotten. */
-void torpor_finish(lua_State *L, int64_t number, const struct torpor_step *step) {
-  if (torpor_arena(G(L))->spent) return;
-  lua_pop(step->at, (int)step->count);
-  if (step->status == LUA_YIELD) return;
+/* Ends a task: what it would close is closed, unless it has ended by itself. */
+static void forget_task(lua_State *L, int64_t number, int has_ended) {
   lua_State *task = task_of(L, number);
-  if (task != NULL && step->status != LUA_OK) {
+  if (task != NULL && !has_ended) {
     lua_State *before = now_runs(task);
     lua_closethread(task, NULL);
     now_runs(before);
@@ -291,6 +205,20 @@ void torpor_finish(lua_State *L, int64_t number, const struct torpor_step *step)
   /* What cannot be forgotten for lack of memory is dead. */
   protected(L, end_task, &number);
   lua_settop(L, top);
+}
+
+/* Takes the results of a step away; a task that has ended is forgotten. */
+void torpor_finish(lua_State *L, int64_t number, const struct torpor_step *step) {
+  if (torpor_arena(G(L))->spent) return;
+  lua_pop(step->at, (int)step->count);
+  if (step->status != LUA_YIELD) forget_task(L, number, step->status == LUA_OK);
+}
+
+/* Ends a task that waits. */
+void torpor_cancel(lua_State *L, int64_t number) {
+  lua_State *task = task_of(L, number);
+  if (task != NULL) thread_of(task)->waiter = NULL;
+  forget_task(L, number, 0);
 }
 
 /* The traceback of a step that failed, as a string on the main thread; false where there is no memory for it. Take it away by `torpor_drop`. */

@@ -1,5 +1,6 @@
 /*
- * What programs find: the libraries of Lua without what reaches out of the arena. `debug`, `io` and `package` are not there.
+ * What programs find: the libraries of Lua without what reaches out of the arena, and some of our own. `debug` and `package` are not there; `io` and `os`
+ * know only the files of the state.
  */
 
 /* load, of text only: a forged binary chunk can do anything to the memory of its process. */
@@ -11,11 +12,12 @@ static int load_text(lua_State *L) {
 }
 
 static const luaL_Reg removed_of_base[] = {
-  {"dofile", NULL}, {"loadfile", NULL}, {"warn", NULL}, {NULL, NULL},
+  {"dofile", NULL}, {"loadfile", NULL}, {"warn", NULL}, {"print", NULL}, {NULL, NULL},
 };
 
 static const luaL_Reg os_functions[] = {
-  {"clock", os_clock}, {"date", os_date}, {"difftime", os_difftime}, {"time", os_time}, {NULL, NULL},
+  {"clock", os_clock}, {"date", os_date}, {"difftime", os_difftime}, {"time", os_time},
+  {"remove", files_remove}, {"rename", files_rename}, {"tmpname", files_tmpname}, {"getenv", no_environment}, {NULL, NULL},
 };
 
 static int open_os(lua_State *L) {
@@ -33,7 +35,9 @@ static void remove_field(lua_State *L, const char *table, const char *name) {
 static void open_libraries(lua_State *L) {
   static const luaL_Reg libraries[] = {
     {LUA_GNAME, luaopen_base},       {LUA_COLIBNAME, open_coroutine},  {LUA_TABLIBNAME, luaopen_table}, {LUA_OSLIBNAME, open_os},
-    {LUA_STRLIBNAME, luaopen_string}, {LUA_MATHLIBNAME, luaopen_math}, {LUA_UTF8LIBNAME, luaopen_utf8}, {NULL, NULL},
+    {LUA_STRLIBNAME, luaopen_string}, {LUA_MATHLIBNAME, luaopen_math}, {LUA_UTF8LIBNAME, luaopen_utf8}, {"json", open_json},
+    {"crypto", open_crypto},         {"base64", open_base64},          {LUA_IOLIBNAME, open_io},
+    {NULL, NULL},
   };
   for (const luaL_Reg *library = libraries; library->name != NULL; library++) {
     luaL_requiref(L, library->name, library->func, 1);

@@ -55,11 +55,18 @@ pub(crate) struct Arena {
 
 const _: () = assert!(size_of::<Arena>() <= PAGE && WINDOW_BYTES <= u32::MAX as usize + 1 && CLASSES == 128);
 
-/// Whether a page is taken, by the bytes of an arena's first page.
-pub(crate) fn is_taken_by(header: &[u8; PAGE], page: usize) -> bool {
-    let at = offset_of!(Arena, taken) + page / 8;
-    // Little-endian words: bit n of the bitmap is bit n % 8 of byte n / 8.
-    page < PAGES && header[at] & (1 << (page % 8)) != 0
+/// Pages that are taken, by the bytes of an arena's first page, ascending.
+pub(crate) fn taken_by(header: &[u8; PAGE]) -> impl Iterator<Item = usize> {
+    let (words, _) = header[offset_of!(Arena, taken)..][..PAGES / 8].as_chunks();
+    let words = words.iter().map(|word| u64::from_le_bytes(*word)).enumerate().filter(|(_, word)| *word != 0);
+    words.flat_map(|(number, word)| {
+        let mut left = word;
+        std::iter::from_fn(move || {
+            let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some(number * 64 + bit)
+        })
+    })
 }
 
 fn class_of(bytes: usize) -> usize {
@@ -108,6 +115,11 @@ impl Arena {
     /// Behind the last page that is taken.
     pub(crate) fn end_page(&self) -> usize {
         (self.end_page as usize).min(PAGES)
+    }
+
+    /// Whether only pages of a set are taken: a bit for each.
+    pub(crate) fn takes_only(&self, pages: &[u64]) -> bool {
+        self.taken.iter().zip(pages).all(|(taken, present)| taken & !present == 0)
     }
 
     pub(crate) fn is_taken(&self, page: usize) -> bool {

@@ -50,6 +50,7 @@ pub(crate) struct RawString {
 pub(crate) mod kind {
     pub(crate) const END: i64 = -3;
     pub(crate) const FLOAT: i64 = -2;
+    pub(crate) const HANDLE: i64 = -4;
     pub(crate) const NIL: i64 = 0;
     pub(crate) const BOOLEAN: i64 = 1;
     pub(crate) const NUMBER: i64 = 3;
@@ -96,6 +97,7 @@ unsafe extern "C" {
     pub(crate) fn torpor_allow(ticks: c_long);
     pub(crate) fn torpor_was_spent(arena: *const Shared) -> c_int;
     pub(crate) fn torpor_tick(signal: c_int);
+    pub(crate) fn torpor_cancel(lua: *mut Lua, number: i64);
     pub(crate) fn torpor_finish(lua: *mut Lua, number: i64, step: *const RawStep);
     pub(crate) fn torpor_traceback(lua: *mut Lua, step: *const RawStep, text: *mut *const u8, len: *mut usize)
     -> c_int;

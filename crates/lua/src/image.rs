@@ -11,7 +11,11 @@
 //! Numbers are little-endian. An image is memory with a program's stack in it: whoever can forge one can do anything that the process can. It
 //! must be authenticated before it is restored, which is not done here.
 
-use crate::arena::is_taken_by;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use crate::arena::taken_by;
 use crate::windows::{MOST_WINDOWS, PAGE, WINDOW_BYTES};
 
 /// Names what images depend on: Lua's source with our changes, and our C. Two builds with the same name understand each other's images.
@@ -46,14 +50,79 @@ impl<'a> Newest<'a> {
     pub(crate) fn of(images: &'a [Image]) -> Result<Self, ImageError> {
         let window = images.first().ok_or(ImageError::Malformed)?.window();
         images.iter().try_for_each(|image| image.check(window))?;
-        let mut pages: Vec<Option<&[u8; PAGE]>> = vec![None; WINDOW_BYTES / PAGE];
+        let end = images.iter().flat_map(Image::runs).map(|(first, count)| first + count).max().unwrap_or(0);
+        let mut pages: Vec<Option<&[u8; PAGE]>> = vec![None; end];
         images.iter().flat_map(Image::pages).for_each(|(page, bytes)| pages[page] = Some(bytes));
         // The first page says which pages are taken.
-        let header = pages[0].ok_or(ImageError::Unsound)?;
-        let taken = (0..pages.len()).filter(|page| is_taken_by(header, *page));
-        let pages: Option<Vec<_>> = taken.map(|page| Some((page, pages[page]?))).collect();
+        let header = pages.first().copied().flatten().ok_or(ImageError::Unsound)?;
+        let one = |page: usize| Some((page, pages.get(page).copied().flatten()?));
+        let pages: Option<Vec<_>> = taken_by(header).map(one).collect();
         Ok(Self { window, pages: pages.ok_or(ImageError::Unsound)? })
     }
+}
+
+/// A whole image in a file, whose pages begin at a page of the file. The file must not get shorter or change as long as a state is there that was
+/// restored from it.
+#[derive(Debug)]
+pub struct FileImage<'a> {
+    file: &'a File,
+    /// Of the first page.
+    offset: u64,
+    /// Without pages.
+    head: Image,
+}
+
+impl<'a> FileImage<'a> {
+    /// The image of `bytes` bytes at `offset` of a file.
+    ///
+    /// # Errors
+    /// [`FileImageError::File`] where it cannot be read, [`FileImageError::Image`] where it is none.
+    pub fn open(file: &'a File, offset: u64, bytes: u64) -> Result<Self, FileImageError> {
+        let mut head = vec![0; HEADER];
+        file.read_exact_at(&mut head, offset)?;
+        let runs = Image(head).number(52).unwrap_or(0) as usize;
+        if (HEADER + runs * 8) as u64 > bytes {
+            return Err(ImageError::Malformed.into());
+        }
+        let mut head = vec![0; HEADER + runs * 8];
+        file.read_exact_at(&mut head, offset)?;
+        let image = Self { file, offset: offset + head.len() as u64, head: Image(head) };
+        image.head.check_head(image.head.window(), bytes)?;
+        if !image.offset.is_multiple_of(PAGE as u64) {
+            return Err(ImageError::Malformed.into());
+        }
+        Ok(image)
+    }
+
+    /// The window that it belongs in.
+    pub fn window(&self) -> u32 {
+        self.head.window()
+    }
+
+    /// Where its pages are: runs of pages of the window, and where in the file each begins.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = ((usize, usize), u64)> {
+        let mut at = self.offset;
+        self.head.runs().map(move |run| {
+            let begin = at;
+            at += (run.1 * PAGE) as u64;
+            (run, begin)
+        })
+    }
+
+    pub(crate) fn file(&self) -> &'a File {
+        self.file
+    }
+}
+
+/// Why an image in a file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FileImageError {
+    /// The file.
+    #[error(transparent)]
+    File(#[from] io::Error),
+    /// The image.
+    #[error(transparent)]
+    Image(#[from] ImageError),
 }
 
 /// The image of a state, or of what has changed of one.
@@ -100,8 +169,13 @@ impl Image {
     }
 
     /// The window that it belongs in.
-    pub(crate) fn window(&self) -> u32 {
-        self.number(48).unwrap_or(u32::MAX)
+    pub fn window(&self) -> u32 {
+        Self::window_of(&self.0)
+    }
+
+    /// The window of an image with these first bytes, 64 of them.
+    pub fn window_of(head: &[u8]) -> u32 {
+        head.get(48..52).and_then(<[u8]>::first_chunk).map_or(u32::MAX, |bytes| u32::from_le_bytes(*bytes))
     }
 
     fn number(&self, at: usize) -> Option<u32> {
@@ -116,6 +190,11 @@ impl Image {
 
     /// Whether it is one of this build, for this window, all of whose pages are there and within it.
     pub(crate) fn check(&self, window: u32) -> Result<(), ImageError> {
+        self.check_head(window, self.0.len() as u64)
+    }
+
+    /// Whether it would be one if it had so many bytes.
+    fn check_head(&self, window: u32, bytes: u64) -> Result<(), ImageError> {
         if self.0.get(..16) != Some(MAGIC) || self.0.len() < HEADER {
             return Err(ImageError::Malformed);
         }
@@ -131,15 +210,20 @@ impl Image {
             (end, pages) = (first + some, pages + some);
         }
         let len = count.checked_mul(8).and_then(|runs| runs.checked_add(HEADER + pages * PAGE));
-        if self.window() != window || window >= MOST_WINDOWS || len != Some(self.0.len()) {
+        if self.window() != window || window >= MOST_WINDOWS || len.map(|len| len as u64) != Some(bytes) {
             return Err(ImageError::Malformed);
         }
         Ok(())
     }
 
+    /// Where in its bytes the first page begins.
+    pub fn pages_offset(&self) -> usize {
+        HEADER + self.runs().count() * 8
+    }
+
     /// Pages by number, ascending. It has been checked.
     pub(crate) fn pages(&self) -> impl Iterator<Item = (usize, &[u8; PAGE])> {
-        let bytes = self.0[HEADER + self.runs().count() * 8..].as_chunks().0;
+        let bytes = self.0[self.pages_offset()..].as_chunks().0;
         self.runs().flat_map(|(first, count)| first..first + count).zip(bytes)
     }
 

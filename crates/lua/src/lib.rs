@@ -9,20 +9,24 @@
 //! c/all.c      compiles Lua's source, as edited by build.rs, and our own C as one unit
 //! arena        the memory of a state: an allocator whose bookkeeping lies within it
 //! state        tasks, steps, images: what hosts use
+//! host         what programs ask of their host while they run
 //! ```
 //! This crate and `linux` are the only ones with unsafe code.
 #![allow(unsafe_code, reason = "Lua is C, and an arena is memory that Rust does not manage")]
 
 mod arena;
 mod budget;
+mod digest;
 mod ffi;
+mod host;
 mod image;
 mod state;
 mod value;
 mod windows;
 
 pub use budget::Budget;
-pub use image::{BUILD, Image, ImageError};
+pub use host::{Host, NoHost};
+pub use image::{BUILD, FileImage, FileImageError, Image, ImageError};
 pub use state::{State, StateError, Step, Task};
 pub use value::Value;
 pub use windows::{MOST_WINDOWS, WINDOW_BYTES, Windows};

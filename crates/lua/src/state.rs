@@ -8,9 +8,10 @@ use torpor_linux::pagemap::PageRegion;
 
 use crate::arena::{Arena, allocate};
 use crate::ffi::{self, Lua, RawStep, RawValue, status};
-use crate::image::{Image, ImageError, Newest};
+use crate::host::{Host, NoHost, while_answered_by};
+use crate::image::{FileImage, Image, ImageError, Newest};
 use crate::value::{self, Value};
-use crate::windows::{PAGE, Windows};
+use crate::windows::{PAGE, WINDOW_BYTES, Windows};
 
 /// Why there is no state.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +25,9 @@ pub enum StateError {
     /// An image cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// The pages of a file cannot be mapped.
+    #[error("the pages of its image cannot be mapped")]
+    Mapping(#[source] std::io::Error),
 }
 
 /// A task of a state: a call of one of its functions, from its beginning to its end.
@@ -51,6 +55,8 @@ pub struct State {
     arena: NonNull<Arena>,
     /// Room for what was written.
     regions: Vec<PageRegion>,
+    /// Pages of files are mapped into its window.
+    is_mapped: bool,
 }
 
 // SAFETY: a state is used by whoever has it; its window is no other's, and C keeps nothing of it per thread.
@@ -72,7 +78,7 @@ impl State {
         let at = windows.take(window).ok_or(StateError::Window(window))?;
         // SAFETY: the window was free, so nothing else uses it and it is zero.
         let arena = unsafe { Arena::begin(at, most_bytes, seed) };
-        let mut state = Self { windows: windows.clone(), window, arena, regions: Vec::new() };
+        let mut state = Self { windows: windows.clone(), window, arena, regions: Vec::new(), is_mapped: false };
         let shared = state.arena_mut().shared();
         // SAFETY: the arena has been begun, and nothing runs in it.
         let main = unsafe { ffi::torpor_new(shared, allocate) };
@@ -93,16 +99,62 @@ impl State {
         begin();
         let Newest { window, pages } = Newest::of(images)?;
         let at = windows.take(window).ok_or(StateError::Window(window))?;
-        let mut state = Self { windows: windows.clone(), window, arena: at.cast(), regions: Vec::new() };
+        let arena = at.cast();
+        let state = Self { windows: windows.clone(), window, arena, regions: Vec::new(), is_mapped: false };
         for (page, bytes) in pages {
-            // SAFETY: the page is within a window, as `Newest` has seen, and this one is ours.
-            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr().add(page * PAGE), PAGE) };
+            state.put_page(page, bytes);
         }
-        if !state.arena().is_sound(at.as_ptr().addr()) {
+        state.restored()
+    }
+
+    /// As [`State::restore`], from a whole image in a file, whose pages are mapped: they are read when they are used. None where there are too many
+    /// mappings already.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn restore_mapped(
+        windows: &Arc<Windows>,
+        whole: &FileImage<'_>,
+        changes: &[Image],
+    ) -> Result<Option<Self>, StateError> {
+        begin();
+        let window = whole.window();
+        changes.iter().try_for_each(|image| image.check(window))?;
+        let at = windows.take(window).ok_or(StateError::Window(window))?;
+        if !windows.may_map() {
+            windows.give(window, 0);
+            return Ok(None);
+        }
+        let arena = at.cast();
+        let state = Self { windows: windows.clone(), window, arena, regions: Vec::new(), is_mapped: true };
+        let mut present = vec![0_u64; WINDOW_BYTES / PAGE / 64];
+        let mut note = |page: usize| present[page / 64] |= 1 << (page % 64);
+        for (run, offset) in whole.runs() {
+            windows.map(window, run, whole.file(), offset).map_err(StateError::Mapping)?;
+            (run.0..run.0 + run.1).for_each(&mut note);
+        }
+        for (page, bytes) in changes.iter().flat_map(Image::pages) {
+            state.put_page(page, bytes);
+            note(page);
+        }
+        if present[0] & 1 == 0 || !state.arena().takes_only(&present) {
             return Err(ImageError::Unsound.into());
         }
-        state.written();
-        Ok(state)
+        state.restored().map(Some)
+    }
+
+    fn put_page(&self, page: usize, bytes: &[u8; PAGE]) {
+        // SAFETY: the page is within a window, as images are checked, and this one is ours.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.arena.as_ptr().cast::<u8>().add(page * PAGE), PAGE) };
+    }
+
+    /// All its pages are there.
+    fn restored(mut self) -> Result<Self, StateError> {
+        if !self.arena().is_sound(self.arena.as_ptr().addr()) {
+            return Err(ImageError::Unsound.into());
+        }
+        self.written();
+        Ok(self)
     }
 
     /// All of it, as it is now.
@@ -178,7 +230,7 @@ impl State {
 
     /// Frees what its program no longer reaches.
     pub fn collect(&mut self) {
-        self.attached(|main| {
+        self.attached(&mut NoHost, |main| {
             // SAFETY: its arena is attached.
             unsafe { ffi::torpor_collect(main) };
         });
@@ -186,15 +238,25 @@ impl State {
 
     /// Begins a task that runs a chunk of text; `name` is in its error messages.
     pub fn run(&mut self, name: &str, text: &str, arguments: &[Value]) -> (Task, Step) {
-        self.begin_task(name, Some(text), arguments)
+        self.run_with(&mut NoHost, name, text, arguments)
+    }
+
+    /// As [`State::run`], with a host that answers what it asks.
+    pub fn run_with(&mut self, host: &mut dyn Host, name: &str, text: &str, arguments: &[Value]) -> (Task, Step) {
+        self.begin_task(host, name, Some(text), arguments)
     }
 
     /// Begins a task that calls a global function.
     pub fn call(&mut self, function: &str, arguments: &[Value]) -> (Task, Step) {
-        self.begin_task(function, None, arguments)
+        self.call_with(&mut NoHost, function, arguments)
     }
 
-    fn begin_task(&mut self, name: &str, text: Option<&str>, arguments: &[Value]) -> (Task, Step) {
+    /// As [`State::call`], with a host that answers what it asks.
+    pub fn call_with(&mut self, host: &mut dyn Host, function: &str, arguments: &[Value]) -> (Task, Step) {
+        self.begin_task(host, function, None, arguments)
+    }
+
+    fn begin_task(&mut self, host: &mut dyn Host, name: &str, text: Option<&str>, arguments: &[Value]) -> (Task, Step) {
         let task = Task(self.arena().next_task);
         self.arena_mut().next_task += 1;
         let Ok(name) = CString::new(name) else {
@@ -202,7 +264,7 @@ impl State {
         };
         let raw = raw(arguments);
         let (source, len) = text.map_or((ptr::null(), 0), |text| (text.as_ptr(), text.len()));
-        let step = self.stepped(task, |main, step| {
+        let step = self.stepped(host, task, |main, step| {
             // SAFETY: its arena is attached, and what is pointed to outlives the call.
             unsafe { ffi::torpor_start(main, task.0, name.as_ptr(), source, len, raw.as_ptr(), arguments.len(), step) };
         });
@@ -211,20 +273,33 @@ impl State {
 
     /// Answers a task that waits; none if it does not.
     pub fn answer(&mut self, task: Task, values: &[Value]) -> Option<Step> {
+        self.answer_with(&mut NoHost, task, values)
+    }
+
+    /// As [`State::answer`], with a host that answers what it asks.
+    pub fn answer_with(&mut self, host: &mut dyn Host, task: Task, values: &[Value]) -> Option<Step> {
         let raw = raw(values);
-        self.stepped(task, |main, step| {
+        self.stepped(host, task, |main, step| {
             // SAFETY: its arena is attached, and what is pointed to outlives the call.
             unsafe { ffi::torpor_answer(main, task.0, raw.as_ptr(), values.len(), step) };
         })
     }
 
-    fn stepped(&mut self, task: Task, run: impl FnOnce(*mut Lua, *mut RawStep)) -> Option<Step> {
+    /// Ends a task that waits: what it would close is closed.
+    pub fn cancel(&mut self, task: Task) {
+        self.attached(&mut NoHost, |main| {
+            // SAFETY: its arena is attached.
+            unsafe { ffi::torpor_cancel(main, task.0) };
+        });
+    }
+
+    fn stepped(&mut self, host: &mut dyn Host, task: Task, run: impl FnOnce(*mut Lua, *mut RawStep)) -> Option<Step> {
         let spent = || Some(Step::Failed("it takes too much processor time".to_owned()));
         if self.is_spent() {
             return spent();
         }
         let arena = self.arena.as_ptr().cast();
-        let found = self.attached(|main| {
+        let found = self.attached(host, |main| {
             let mut step = RawStep { status: status::NOT_WAITING, at: ptr::null_mut(), count: 0 };
             run(main, &raw mut step);
             // SAFETY: the arena of this state.
@@ -250,12 +325,12 @@ impl State {
         if self.is_spent() { spent() } else { found }
     }
 
-    fn attached<T>(&mut self, run: impl FnOnce(*mut Lua) -> T) -> T {
+    fn attached<T>(&mut self, host: &mut dyn Host, run: impl FnOnce(*mut Lua) -> T) -> T {
         let main = self.arena().main;
         crate::budget::begin();
         // SAFETY: a state at rest.
         unsafe { ffi::torpor_attach(main, allocate) };
-        let result = run(main);
+        let result = while_answered_by(host, || run(main));
         // SAFETY: nothing runs in it any more.
         unsafe { ffi::torpor_detach(main) };
         result
@@ -275,7 +350,11 @@ impl State {
 impl Drop for State {
     fn drop(&mut self) {
         // Nothing outside refers to anything in it, so nothing of it has to run.
-        self.windows.give(self.window, crate::windows::WINDOW_BYTES);
+        if self.is_mapped {
+            self.windows.give_mapped(self.window);
+        } else {
+            self.windows.give(self.window, WINDOW_BYTES);
+        }
     }
 }
 

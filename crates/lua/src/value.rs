@@ -9,7 +9,7 @@ const MOST_VALUES: usize = 1 << 16;
 const MOST_BYTES: usize = 16 << 20;
 
 /// A value.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Value {
     /// `nil`.
     Nil,
@@ -23,6 +23,8 @@ pub enum Value {
     String(Vec<u8>),
     /// A table: a copy of its pairs, in any order, without its metatable. Tables are at most 16 deep.
     Table(Vec<(Self, Self)>),
+    /// An object of the host's, by its number. Programs have one value for it, which is a key of tables; its methods are requests.
+    Handle(i64),
     /// A function, coroutine or userdata: it stays where it is. The number of its type as in lua.h.
     Other(i64),
 }
@@ -36,6 +38,12 @@ impl From<&str> for Value {
 impl From<&[u8]> for Value {
     fn from(bytes: &[u8]) -> Self {
         Self::String(bytes.to_vec())
+    }
+}
+
+impl From<bool> for Value {
+    fn from(is: bool) -> Self {
+        Self::Boolean(is)
     }
 }
 
@@ -53,12 +61,28 @@ impl Value {
         pairs.iter().find(|(key, _)| is_it(key)).map(|(_, value)| value)
     }
 
+    /// Its bytes, if it is a string.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        let Self::String(bytes) = self else { return None };
+        Some(bytes)
+    }
+
+    /// It as a number, if it is one.
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Self::Integer(number) => Some(*number as f64),
+            Self::Number(number) => Some(*number),
+            _ => None,
+        }
+    }
+
     /// As C takes it, behind others; valid as long as this value.
     pub(crate) fn add_raw(&self, to: &mut Vec<RawValue>) {
         let (kind, of) = match self {
             Self::Nil | Self::Other(_) => (kind::NIL, RawOf { integer: 0 }),
             Self::Boolean(is) => (kind::BOOLEAN, RawOf { integer: i64::from(*is) }),
             Self::Integer(integer) => (kind::NUMBER, RawOf { integer: *integer }),
+            Self::Handle(number) => (kind::HANDLE, RawOf { integer: *number }),
             Self::Number(number) => (kind::FLOAT, RawOf { number: *number }),
             Self::String(bytes) => {
                 (kind::STRING, RawOf { string: RawString { bytes: bytes.as_ptr(), len: bytes.len() } })
@@ -107,6 +131,7 @@ impl Visited {
                 kind::NIL => Value::Nil,
                 kind::BOOLEAN => Value::Boolean(raw.of.integer != 0),
                 kind::NUMBER => Value::Integer(raw.of.integer),
+                kind::HANDLE => Value::Handle(raw.of.integer),
                 kind::FLOAT => Value::Number(raw.of.number),
                 kind::STRING => {
                     let RawString { bytes, len } = raw.of.string;

@@ -1,7 +1,9 @@
 //! Where arenas lie: windows of a fixed size at fixed addresses, the same in every process.
 
+use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, munmap};
@@ -17,6 +19,9 @@ const BASE: usize = 0x1000_0000_0000;
 /// Windows below the addresses that the kernel gives out.
 pub const MOST_WINDOWS: u32 = 1 << 20;
 
+/// Windows that have mappings of files at the same time: each has two to five, and a process has 65,530 (`vm.max_map_count`).
+const MOST_MAPPED: usize = 8192;
+
 /// A range of windows that this process has reserved.
 #[derive(Debug)]
 pub struct Windows {
@@ -24,6 +29,8 @@ pub struct Windows {
     count: u32,
     /// By number behind the first: it is used.
     used: Mutex<Vec<bool>>,
+    /// Windows with mappings of files.
+    mapped: AtomicUsize,
     /// Tells what was written to; none where the kernel cannot: then all is taken for written.
     written: Option<WrittenPages>,
 }
@@ -42,7 +49,13 @@ impl Windows {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: nothing that is mapped is replaced, and the memory is this value's until it is dropped.
         let mapped = unsafe { rustix::mm::mmap_anonymous(at as *mut _, len, access, flags) }?;
-        let mut windows = Self { first, count, used: Mutex::new(vec![false; count as usize]), written: None };
+        let mut windows = Self {
+            first,
+            count,
+            used: Mutex::new(vec![false; count as usize]),
+            mapped: AtomicUsize::new(0),
+            written: None,
+        };
         if mapped as usize != at {
             return Err(io::ErrorKind::AddrInUse.into());
         }
@@ -92,12 +105,52 @@ impl Windows {
         Some(regions.iter().map(run).collect())
     }
 
-    /// Gives a window back, whose first `bytes` were used.
-    pub(crate) fn give(&self, window: u32, bytes: usize) {
-        give_back(at(window), bytes);
+    /// Maps pages of a file into a window that is taken: `count` pages from `first` on. Later writes do not reach the file.
+    pub(crate) fn map(&self, window: u32, (first, count): (usize, usize), file: &File, offset: u64) -> io::Result<()> {
+        let (at, len) = (at(window).wrapping_add(first * PAGE), count * PAGE);
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the memory is of a window whose contents nobody needs.
+        unsafe { rustix::mm::mmap(at.cast(), len, access, MapFlags::PRIVATE | MapFlags::FIXED, file, offset) }?;
+        if let Some(written) = &self.written {
+            written.watch(&(at.addr() as u64..(at.addr() + len) as u64))?;
+        }
+        Ok(())
+    }
+
+    /// Begins to map pages of files into a window; false where so many windows have mappings that others would fail for want of them.
+    pub(crate) fn may_map(&self) -> bool {
+        let begins = |mapped: usize| (mapped < MOST_MAPPED).then_some(mapped + 1);
+        self.mapped.fetch_update(Ordering::Relaxed, Ordering::Relaxed, begins).is_ok()
+    }
+
+    /// Gives a window back that has mappings of files.
+    pub(crate) fn give_mapped(&self, window: u32) {
+        self.mapped.fetch_sub(1, Ordering::Relaxed);
+        let (at, bytes) = (at(window), WINDOW_BYTES);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: nothing refers to a window that is given back.
+        let mapped = unsafe { rustix::mm::mmap_anonymous(at.cast(), bytes, access, flags) };
+        // SAFETY: as above. Where there are no huge pages, they cannot be refused.
+        let _ = unsafe { madvise(at.cast(), bytes, Advice::LinuxNoHugepage) };
+        let range = at.addr() as u64..(at.addr() + bytes) as u64;
+        let watched = self.written.as_ref().map_or(Ok(()), |written| written.watch(&range));
+        // Where that fails, what is written there would not be known: no state may be there any more.
+        if mapped.is_ok() && watched.is_ok() {
+            self.free(window);
+        }
+    }
+
+    fn free(&self, window: u32) {
         if let Some(used) = self.used().get_mut((window - self.first) as usize) {
             *used = false;
         }
+    }
+
+    /// Gives a window back, whose first `bytes` were used.
+    pub(crate) fn give(&self, window: u32, bytes: usize) {
+        give_back(at(window), bytes);
+        self.free(window);
     }
 }
 

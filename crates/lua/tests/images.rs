@@ -13,7 +13,10 @@ const PROGRAM: &str = "
     for i = 1, 500 do t[i] = {name = 'n' .. i, call = function() return i end, co = coroutine.wrap(function() wait() end)} end
     setmetatable(t, {__gc = print, __index = rawget, __close = function() end})
     local x <close> = t
+    local f <close> = io.open('file', 'w+'); f:write(json.encode(json.decode('[1, \"\\\\n\", [], null, {\"a\": 1.5}]')), base64.encode(('x'):rep(9000))); f:seek('set')
+    crypto.hmac('sha256', 'key', f:read(5000), 'hex')
     for word in ('a b c'):gmatch('%a') do
+      for line in io.lines('file') do io.open(os.tmpname(), 'a'):write(line, wait()); break end
       pcall(function() coroutine.wrap(function() for _ in pairs({1}) do math.random(); t[word] = string.format('%5d', wait()) end end)() end)
     end";
 
@@ -39,7 +42,7 @@ fn no_address_of_the_process_is_in_an_image() {
     let mut state = State::new(&windows, 20, MEMORY, 1).unwrap();
     let (task, mut step) = state.run("program", PROGRAM, &[]);
     let mappings = mappings();
-    for n in 0..3 {
+    for n in 0..6 {
         assert!(matches!(step, Step::Waits(_)), "{step:?}");
         let image = state.image();
         let words = image.as_bytes().windows(8).map(|word| u64::from_le_bytes(*word.first_chunk().unwrap()));
@@ -264,4 +267,13 @@ fn nothing_that_lacks_memory_ends_the_process() {
     assert!(is_short || step == Step::Ended(vec!["still there".into()]), "{step:?}");
     state.collect();
     assert_eq!(state.run("after", "return 1 + 1", &[]).1, Step::Ended(vec![Value::Integer(2)]));
+}
+
+#[test]
+fn an_empty_state_is_small() {
+    let windows = windows(30);
+    let state = State::new(&windows, 30, MEMORY, 1).unwrap();
+    let (used, pages) = (state.used_bytes(), state.image().page_count());
+    eprintln!("an empty state uses {used} bytes, {pages} pages");
+    assert!(used < 25_000 && pages <= 8, "{used} bytes, {pages} pages");
 }

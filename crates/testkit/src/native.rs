@@ -13,8 +13,10 @@ use crate::servers::{Check, Program, Transport, cached, key, static_tarball};
 
 const COMMON: &str = include_str!("../programs/common.h");
 const SOURCES: &[(&str, &str)] = &[
+    ("alone", include_str!("../programs/alone.c")),
     ("changer", include_str!("../programs/changer.c")),
     ("diskreader", include_str!("../programs/diskreader.c")),
+    ("echoes", include_str!("../programs/echoes.c")),
     ("heir", include_str!("../programs/heir.c")),
     ("holder", include_str!("../programs/holder.c")),
     ("ignorer", include_str!("../programs/ignorer.c")),

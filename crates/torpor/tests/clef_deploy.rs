@@ -108,7 +108,7 @@ fn a_class_is_called_and_looked_at() {
     // Another class has the same runtime, and an app that is none is told apart.
     deployed.deploy("second");
     let layers = fs::read_dir(deployed.daemon.data_dir().join("files/layers")).unwrap().count();
-    assert_eq!(layers, 2, "the classes are equal, and so are their layers");
+    assert_eq!(layers, 3, "one of the runtime, and one of each class");
     let memcheck = native::program("memcheck", &["1", "3", "7000", "0"], &[7000]).unwrap();
     deployed.daemon.run_program(&memcheck, "other", "").unwrap();
     for line in [&["clef", "ls", "other"][..], &["clef", "logs", "other"], &["clef", "rm", "-f", "other"]] {
@@ -214,10 +214,14 @@ fn new_code_stays() {
     let folder = folder.to_str().unwrap();
     let (code, said) = deployed.refused(&["clef", "upgrade", "counter", folder]);
     assert!(code == 2 && said.contains("main.lua"), "{said}");
-    let newer = COUNTER.replace("request.key ..", "'new ' .. request.key ..");
+    let newer = COUNTER.replace("request.key ..", "require('words.all').new .. request.key ..");
     fs::write(format!("{folder}/main.lua"), newer).unwrap();
+    fs::create_dir(format!("{folder}/words")).unwrap();
+    fs::write(format!("{folder}/words/all.lua"), "print('loaded') return { new = 'new ' }").unwrap();
     daemon.ok(&["clef", "upgrade", "counter", folder]).unwrap();
     assert_eq!(deployed.get("/ann"), "new ann 3 1", "the table `state` is kept, and nothing else");
+    let logs = daemon.ok(&["clef", "logs", "counter"]).unwrap();
+    assert!(logs.contains("ann: loaded"), "{logs}");
     daemon.ok(&["restart", "counter"]).unwrap();
     let found = eventually_ok("it is started again", PATIENCE, || http::get(deployed.address, "/ann?look")).unwrap();
     assert_eq!(found.text(), "3");

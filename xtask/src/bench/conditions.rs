@@ -35,8 +35,8 @@ impl Conditions {
     /// The conditions now; `torpor` is the program that is measured.
     pub(crate) fn now(torpor: &Path, command: String) -> Result<Self, Error> {
         let date = run(Command::new("date").args(["-u", "+%F"]))?;
-        let criu = criu_binary().ok().and_then(|path| version(path.as_os_str(), "CRIU"));
-        let runc = version("runc".as_ref(), "runc");
+        let criu = criu_binary().ok().and_then(|path| version(path.as_os_str(), "--version", "CRIU", None));
+        let runc = version("runc".as_ref(), "--version", "runc", None);
         Ok(Self {
             machine: machine::describe()?,
             kernel: machine::kernel()?,
@@ -108,11 +108,13 @@ fn build(torpor: &Path) -> &'static str {
     }
 }
 
-/// Name and version of an installed program.
-fn version(program: &std::ffi::OsStr, name: &str) -> Option<String> {
-    let output = run(Command::new(program).arg("--version")).ok()?;
+/// Name and version of an installed program, which it tells with `option` in the first line: in that word, or in the last one.
+pub(super) fn version(program: &std::ffi::OsStr, option: &str, name: &str, word: Option<usize>) -> Option<String> {
+    let output = run(Command::new(program).arg(option)).ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    Some(format!("{name} {}", text.lines().next()?.split_whitespace().last()?))
+    let words: Vec<&str> = text.lines().next()?.split_whitespace().collect();
+    let found = words.get(word.unwrap_or(words.len().saturating_sub(1)))?;
+    Some(format!("{name} {found}"))
 }
 
 #[cfg(test)]

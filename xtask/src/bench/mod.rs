@@ -4,6 +4,7 @@
 //! beside whatever runs on the machine, and take it down.
 
 mod chart;
+mod clefs;
 mod client;
 mod conditions;
 mod cost;
@@ -61,6 +62,11 @@ enum Bench {
     Noisy(noisy::Options),
     /// Cost of the sandbox for a program that is awake
     Cost(cost::Options),
+    /// Snapshots and restores of Clefs, durable answers, and memory, beside CRIU, redis and Node.js
+    Clefs(clefs::Options),
+    /// A part of `clefs`, as rows in JSON
+    #[command(hide = true)]
+    ClefsPart(clefs::PartOptions),
     /// All benchmarks with few runs each, in about 30 minutes
     All(AllOptions),
     /// Write the pages from the last results, without measuring
@@ -78,7 +84,7 @@ struct AllOptions {
 }
 
 /// Names of results and what they measure.
-const NAMES: [(&str, &str); 7] = [
+const NAMES: [(&str, &str); 8] = [
     ("wake", "time to first byte of sleeping apps, beside peers"),
     ("paging", "wakes that expect the right pages, wrong ones, none or all; policies of working sets"),
     ("trees", "checkpoint and restore of plain process trees, beside peers"),
@@ -86,6 +92,7 @@ const NAMES: [(&str, &str); 7] = [
     ("density-warm", "the same for warm apps, and the time until all are back after a reboot"),
     ("noisy", "time to first byte of a sleeping app beside apps that write without end"),
     ("cost", "cost of the sandbox for a program that is awake"),
+    ("clefs", "snapshots and restores of Clefs, durable answers, memory; beside peers"),
 ];
 
 /// Runs a command of `cargo xtask bench`.
@@ -101,6 +108,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Error> {
         Bench::Density(options) => one(options.name(), &|torpor| density::run(options, torpor)),
         Bench::Noisy(options) => one("noisy", &|torpor| noisy::run(options, torpor)),
         Bench::Cost(options) => one("cost", &|torpor| cost::run(options, torpor)),
+        Bench::Clefs(options) => one("clefs", &|torpor| clefs::run(options, torpor)),
+        Bench::ClefsPart(options) => clefs::run_part(options),
         Bench::All(all) => run_all(all, options.docs),
         Bench::Render => render(),
         Bench::List => list(),
@@ -128,8 +137,9 @@ fn run_all(options: &AllOptions, docs: bool) -> Result<(), Error> {
     let (dozing, warm) = (dense(density::Level::Dozing), dense(density::Level::Warm));
     type Run<'a> = &'a dyn Fn(&Path) -> Result<Measured, Error>;
     // Creating hundreds of apps disturbs what is measured afterwards, so density comes last.
-    let all: [(&str, Run<'_>); 7] = [
+    let all: [(&str, Run<'_>); 8] = [
         ("cost", &|torpor| cost::run(&cost::Options::brief(quick), torpor)),
+        ("clefs", &|torpor| clefs::run(&clefs::Options::brief(quick), torpor)),
         ("wake", &|torpor| wake::run(&wake::Options::brief(quick), torpor)),
         ("paging", &|torpor| working_sets::run(&working_sets::Options::brief(quick), torpor)),
         ("noisy", &|torpor| noisy::run(&noisy::Options::brief(quick), torpor)),
@@ -191,9 +201,14 @@ pub(crate) fn release_binary() -> Result<PathBuf, Error> {
     if let Some(path) = std::env::var_os("TORPOR_BIN") {
         return Ok(path.into());
     }
+    built("torpor")
+}
+
+/// The release binary of a package, built if it is not up to date.
+fn built(package: &str) -> Result<PathBuf, Error> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    eprintln!("building torpor (release) …");
-    run_command(Command::new(cargo).args(["build", "--release", "--package", "torpor"]))?;
-    let path = target_dir().join("release/torpor");
+    eprintln!("building {package} (release) …");
+    run_command(Command::new(cargo).args(["build", "--release", "--package", package]))?;
+    let path = target_dir().join("release").join(package);
     path.canonicalize().map_err(Error::file("find", path))
 }

@@ -24,7 +24,8 @@ pub(crate) struct Report {
 
 impl Report {
     /// The rows of everything that was measured.
-    pub(crate) fn new(conditions: Conditions, measured: Measured) -> Self {
+    pub(crate) fn new(mut conditions: Conditions, measured: Measured) -> Self {
+        conditions.peers.extend(measured.peers);
         let mut rows = measured.samples.rows();
         rows.extend(measured.compared);
         Self { conditions, missing: measured.samples.missing, rows }

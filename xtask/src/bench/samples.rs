@@ -11,9 +11,11 @@ use crate::error::{Error, chain};
 pub(crate) struct Row {
     /// The measured program, or the shape of the process tree.
     pub(crate) program: String,
-    /// `torpor`, `never-slept`, `runc+criu`, `criu`, `criu-lazy`, `cold-start`, `plain`, `copy`; in `noisy`, `alone` or `beside-writers`.
+    /// `torpor`, `never-slept`, `runc+criu`, `criu`, `criu-lazy`, `cold-start`, `plain`, `copy`; in `noisy`, `alone` or `beside-writers`; in
+    /// `clefs` also `torpor-full`, `checkpoint`, `node`, `redis`.
     pub(crate) subject: String,
-    /// Level of sleep before the request: `running`, `dozing`, `warm`, `rebooted`, `image` (all state on disk), `stopped`.
+    /// Level of sleep before the request: `running`, `dozing`, `warm`, `rebooted`, `image` (all state on disk), `stopped`; in `clefs` also
+    /// `asleep`, and `durable` or `memory`, where what has changed must be when the answer comes.
     pub(crate) level: String,
     pub(crate) metric: String,
     pub(crate) unit: String,
@@ -30,8 +32,10 @@ pub(crate) struct Row {
 #[derive(Debug, Default)]
 pub(crate) struct Measured {
     pub(crate) samples: Samples,
-    /// Rows that compare others.
+    /// Rows that compare others, or come from another process.
     pub(crate) compared: Vec<Row>,
+    /// Names and versions of peers that only this benchmark has.
+    pub(crate) peers: Vec<String>,
 }
 
 /// What a sample belongs to.
@@ -68,6 +72,17 @@ impl Samples {
             self.order.push(key.clone());
         }
         self.values.entry(key).or_default().push(value);
+    }
+
+    /// Adds the samples of a quantity: program, subject, level, metric, unit.
+    pub(crate) fn add_all(
+        &mut self,
+        (program, subject, level, metric, unit): (&str, &'static str, &'static str, &str, &'static str),
+        values: &[f64],
+    ) {
+        for value in values {
+            self.add(program, subject, level, metric, unit, *value);
+        }
     }
 
     /// Reports that `what` is not measured, or not any more, because of `error`.

@@ -9,7 +9,7 @@ use super::tree::Tree;
 
 /// Folder of a crate → crates of ours that it may name. Lower lines never name higher ones.
 const ARROWS: [(&str, &[&str]); 26] = [
-    ("xtask", &["api", "linux", "proc", "testkit"]),
+    ("xtask", &["api", "clef", "linux", "lua", "proc", "testkit"]),
     ("fuzz", &["api", "engine", "image", "keeper", "linux", "network", "rootfs", "sandbox", "worker"]),
     ("torpor", &["api", "clef", "engine", "hub", "image", "keeper", "network", "sandbox", "store", "worker"]),
     (

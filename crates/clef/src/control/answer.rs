@@ -86,12 +86,12 @@ async fn answers(
         ControlRequest::Upgrade { program: new } => {
             // One after the other: what is stored last is what runs.
             let path = program.lock().await;
-            let (source, to) = (new.source().to_owned(), path.clone());
+            let (code, to) = (new.code().clone(), path.clone());
             let stored = tokio::task::spawn_blocking(move || store(&new, &to)).await;
             stored
                 .map_err(|error| error.to_string())?
                 .map_err(|error| format!("the code cannot be stored: {error}"))?;
-            clefs.reload(source);
+            clefs.reload(code);
             ControlAnswer::Upgraded {}
         }
     };

@@ -47,7 +47,7 @@ fn without_nil(mut pairs: Vec<(Value, Value)>) -> Vec<(Value, Value)> {
 /// What a function has returned. A table with the keys 1 to n and no others is an array.
 pub(super) fn to_json(value: &Value) -> Json {
     match value {
-        Value::Nil | Value::Other(_) => Json::Null,
+        Value::Nil | Value::Handle(_) | Value::Other(_) => Json::Null,
         Value::Boolean(is) => Json::Bool(*is),
         Value::Integer(integer) => Json::from(*integer),
         // Infinite ones are null.

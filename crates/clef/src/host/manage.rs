@@ -1,7 +1,5 @@
 //! What those who look after Clefs want of their host.
 
-use std::collections::HashSet;
-
 use serde::{Deserialize, Serialize};
 
 use super::{Host, HostError};
@@ -37,14 +35,13 @@ impl Host {
     /// # Errors
     /// [`HostError::Store`].
     pub fn list(&self) -> Result<Vec<ClefStatus>, HostError> {
-        let mut unstored: HashSet<Vec<u8>> = self.awake.keys().cloned().collect();
         let mut clefs = Vec::new();
-        for found in self.store.keys() {
-            let (key, bytes) = found?;
-            let awake = unstored.remove(&key);
+        for key in self.store.keys() {
+            let (awake, bytes) = (self.awake.contains_key(key.as_slice()), self.store.bytes_of(&key)?);
             clefs.push(ClefStatus { key: Key(key), awake, bytes });
         }
-        clefs.extend(unstored.into_iter().map(|key| ClefStatus { key: Key(key), awake: true, bytes: 0 }));
+        let unstored = self.awake.iter().filter(|(_, clef)| clef.is_new());
+        clefs.extend(unstored.map(|(key, _)| ClefStatus { key: Key(key.to_vec()), awake: true, bytes: 0 }));
         clefs.sort_unstable_by(|a, b| a.key.cmp(&b.key));
         Ok(clefs)
     }
@@ -60,8 +57,8 @@ impl Host {
     /// # Errors
     /// See [`HostError`].
     pub fn sleep_one(&mut self, key: &[u8]) -> Result<bool, HostError> {
-        let was_awake = self.awake.contains_key(key);
-        self.put_to_sleep(key)?;
-        Ok(was_awake)
+        let Some((key, _)) = self.awake.get_key_value(key) else { return Ok(false) };
+        self.put_to_sleep(&key.clone())?;
+        Ok(true)
     }
 }

@@ -4,12 +4,14 @@
 //! append ─▶ buffer ─▶ commit: one write, one fdatasync ─▶ durable
 //! ```
 //! The log is used by one thread, which appends what many messages have changed and commits once: that is the group commit. Records are never
-//! changed. A segment is left only when all of it is durable, so after a crash only the last one can end with records that are not whole; those
-//! were never committed, and are cut off. Each record says where its batch begins: a whole record of a batch that begins behind a broken record
-//! shows that the broken one had been committed, and that is damage.
+//! changed. What is committed together is a *batch*, which lies in one segment, and is there as a whole or not at all: its last record is marked,
+//! and a batch without it is cut off. A segment is left only when all of it is durable, so after a crash only the last one can end with a batch
+//! that is not whole; that was never committed. Each record says where its batch begins: a whole record of a batch that begins behind a broken
+//! record shows that the broken one had been committed, and that is damage.
 //!
 //! After an error of the disk it is not known what is on it: the log takes nothing more, and is opened anew.
 
+mod ahead;
 mod record;
 
 use std::collections::BTreeMap;
@@ -18,21 +20,26 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, fdatasync, flock, fsync, openat};
 use rustix::io::Errno;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
+use self::ahead::Ahead;
 pub(crate) use self::record::Header;
 pub use self::record::{Kind, MOST_KEY_BYTES};
 
 /// Bytes of a segment, unless a record is larger.
 const SEGMENT_BYTES: u64 = 64 << 20;
 /// At the beginning of a segment: what it is, its number, and a random seed.
-const MAGIC: &[u8; 16] = b"torpor clef log1";
+const MAGIC: &[u8; 16] = b"torpor clef log2";
 const FIRST: u64 = 4096;
 /// Bytes that are read for a header and its key.
 const HEAD: usize = record::HEADER + MOST_KEY_BYTES;
+const PAGE: usize = 4096;
+/// Bytes that are read of the head of an image.
+const IMAGE_HEAD: usize = 64;
 /// How much of a segment is read at once.
 const STRIDE: usize = 1 << 20;
 
@@ -84,7 +91,7 @@ pub enum LogError {
 
 #[derive(Debug)]
 struct Segment {
-    file: File,
+    file: Arc<File>,
     seed: u64,
     /// Behind its last record.
     end: u64,
@@ -97,9 +104,27 @@ pub struct Log {
     directory: File,
     /// By number; the last one is written.
     segments: BTreeMap<u32, Segment>,
-    /// Appended behind the end of the last segment, and not written yet.
+    /// Appended behind the end of the last segment, and not written yet: a batch.
     buffer: Vec<u8>,
+    /// Where in the buffer the last record begins.
+    newest: usize,
+    ahead: Ahead,
     failed: bool,
+}
+
+/// What is appended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) key: &'a [u8],
+    /// The record that has what this one's changes are changes of.
+    pub(crate) before: Option<Location>,
+    /// In ms since 1970; 0: never.
+    pub(crate) due: u64,
+    pub(crate) note: &'a [u8],
+    pub(crate) image: &'a [u8],
+    /// This byte of the image is to lie on a page boundary of the file.
+    pub(crate) aligned: Option<usize>,
 }
 
 /// A record, and its payload if that was read.
@@ -130,14 +155,22 @@ impl Log {
             numbers.extend(name.to_str().and_then(|name| name.strip_suffix(".clefs")?.parse::<u32>().ok()));
         }
         numbers.sort_unstable();
-        let mut log =
-            Self { folder: folder.to_owned(), directory, segments: BTreeMap::new(), buffer: Vec::new(), failed: false };
+        let mut log = Self {
+            folder: folder.to_owned(),
+            directory,
+            segments: BTreeMap::new(),
+            buffer: Vec::new(),
+            newest: 0,
+            ahead: Ahead::start(),
+            failed: false,
+        };
         let last = numbers.last().copied();
         for number in numbers {
             log.open_segment(number, Some(number) == last, &mut found)?;
         }
-        if log.segments.is_empty() {
-            log.begin_segment(0)?;
+        match log.segments.last_key_value() {
+            Some((_, last)) => log.ahead.begin(last.file.clone(), last.end, SEGMENT_BYTES),
+            None => log.begin_segment(0)?,
         }
         Ok(log)
     }
@@ -166,13 +199,19 @@ impl Log {
         }
         let seed = u64::from_le_bytes(*first.last_chunk().unwrap_or(&[0; 8]));
         let mut reader = Reader::new(&file, number, seed, len);
-        let mut end = FIRST;
-        while let Some((record, payload)) = reader.next(is_last).map_err(disk)? {
-            if is_last && payload.is_none_or(|payload| xxh3_64(payload) != record.header.payload_checksum) {
+        let (mut at, mut end) = (FIRST, FIRST);
+        // Of a batch whose last record has not been seen.
+        let mut batch = Vec::new();
+        while let Some((Found { location, header, key }, payload)) = reader.next(is_last).map_err(disk)? {
+            if is_last && payload.is_none_or(|payload| xxh3_64(payload) != header.payload_checksum) {
                 break;
             }
-            end += record.header.record_bytes() as u64;
-            found(record);
+            at += header.record_bytes() as u64;
+            batch.push((location, header, key.to_vec()));
+            if header.is_last {
+                end = at;
+                batch.drain(..).for_each(|(location, header, key)| found(Found { location, header, key: &key }));
+            }
         }
         // Behind the records is what was allocated, which is zero. In the last segment, what was not committed may be there.
         if !is_zero(&file, end, len).map_err(disk)? {
@@ -187,7 +226,7 @@ impl Log {
             // What was written by somebody who was killed before it was synced is here, and from now on others rely on it.
             fsync(&file).map_err(|error| disk(error.into()))?;
         }
-        self.segments.insert(number, Segment { file, seed, end });
+        self.segments.insert(number, Segment { file: file.into(), seed, end });
         Ok(())
     }
 
@@ -213,6 +252,8 @@ impl Log {
         };
         match make() {
             Ok(file) => {
+                let file = Arc::new(file);
+                self.ahead.begin(file.clone(), FIRST, SEGMENT_BYTES);
                 self.segments.insert(number, Segment { file, seed, end: FIRST });
                 Ok(())
             }
@@ -228,10 +269,16 @@ impl Log {
         self.segments.last_key_value().map(|(number, segment)| (*number, segment)).ok_or(LogError::Failed)
     }
 
-    /// Whether a record with so many bytes of payload fits into the last segment.
-    pub(crate) fn has_room(&self, payload_bytes: usize) -> bool {
-        let end = self.segments.last_key_value().map_or(0, |(_, last)| last.end + self.buffer.len() as u64);
-        end <= FIRST || end + most_bytes(payload_bytes) <= SEGMENT_BYTES
+    /// Whether a record with so many bytes of payload is to begin a segment of its own: it does not fit into the last one, and no batch has
+    /// been begun there.
+    pub(crate) fn is_full(&self, payload_bytes: usize) -> bool {
+        let end = self.segments.last_key_value().map_or(0, |(_, last)| last.end);
+        self.buffer.is_empty() && end > FIRST && end + most_bytes(payload_bytes) > SEGMENT_BYTES
+    }
+
+    /// Bytes that were appended since the last commit.
+    pub(crate) fn batch_bytes(&self) -> usize {
+        self.buffer.len()
     }
 
     /// Begins a segment, with room for a record with so many bytes of payload. All is committed.
@@ -245,27 +292,40 @@ impl Log {
         self.begin_segment(most_bytes(payload_bytes))
     }
 
-    /// Adds a record, which is durable from the next [`Log::commit`] on.
+    /// Adds a record, which is durable from the next [`Log::commit`] on. Gives where it is, and its bytes.
     ///
     /// # Errors
     /// [`LogError::TooLarge`].
-    pub(crate) fn append(
-        &mut self,
-        kind: Kind,
-        key: &[u8],
-        payload: &[u8],
-        before: Option<Location>,
-    ) -> Result<Location, LogError> {
-        if key.len() > MOST_KEY_BYTES || payload.len() > u32::MAX as usize - (1 << 16) {
+    pub(crate) fn append(&mut self, record: &Record<'_>) -> Result<(Location, u32), LogError> {
+        let Record { kind, key, before, due, note, image, aligned } = *record;
+        let payload_bytes = note.len() + image.len();
+        let (number, last) = self.last()?;
+        let at = last.end + self.buffer.len() as u64;
+        if key.len() > MOST_KEY_BYTES || at + most_bytes(payload_bytes) > u64::from(u32::MAX) {
             return Err(LogError::TooLarge);
         }
-        let (number, last) = self.last()?;
-        let location = Location { segment: number, offset: (last.end + self.buffer.len() as u64) as u32 };
-        let (key_bytes, payload_bytes, batch_begin) = (key.len(), payload.len(), last.end as u32);
-        let header = Header { kind, key_bytes, payload_bytes, batch_begin, before, payload_checksum: xxh3_64(payload) };
+        let mut checksum = Xxh3::new();
+        [note, image].iter().for_each(|part| checksum.update(part));
+        let mut header = Header {
+            kind,
+            key_bytes: key.len(),
+            payload_bytes,
+            batch_begin: last.end as u32,
+            before,
+            due,
+            note_bytes: note.len(),
+            zeros: 0,
+            is_last: false,
+            payload_checksum: checksum.digest(),
+        };
+        if let Some(aligned) = aligned {
+            let offset = at as usize + header.payload_offset() + note.len() + aligned;
+            header.zeros = offset.next_multiple_of(PAGE) - offset;
+        }
         let seed = last.seed;
-        header.write(key, payload, seed, &mut self.buffer);
-        Ok(location)
+        self.newest = self.buffer.len();
+        header.write(key, [note, image], seed, &mut self.buffer);
+        Ok((Location { segment: number, offset: at as u32 }, header.record_bytes() as u32))
     }
 
     /// Makes all records durable.
@@ -279,7 +339,10 @@ impl Log {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        let (number, last) = self.last()?;
+        let (number, seed) = self.last().map(|(number, last)| (number, last.seed))?;
+        Header::mark_last(&mut self.buffer[self.newest..], seed);
+        let (_, last) = self.last()?;
+        self.ahead.pass(last.end + self.buffer.len() as u64);
         let written = last.file.write_all_at(&self.buffer, last.end).and_then(|()| Ok(fdatasync(&last.file)?));
         if let Err(error) = written {
             self.failed = true;
@@ -290,6 +353,13 @@ impl Log {
         }
         self.buffer.clear();
         Ok(())
+    }
+
+    /// Unlocks the directory, and takes nothing more.
+    pub(crate) fn close(&mut self) {
+        self.failed = true;
+        // The lock goes with the descriptor at the latest.
+        let _ = flock(&self.directory, FlockOperation::Unlock);
     }
 
     /// Gives up what was appended since the last commit.
@@ -325,6 +395,23 @@ impl Log {
             return Err(damaged());
         }
         Ok((header, bytes))
+    }
+
+    /// Where in its file the image of a record is, and its bytes, if the record is durable.
+    pub(crate) fn durable_image(&self, location: Location) -> Result<Option<(&File, u64, u64)>, LogError> {
+        let (header, _) = self.header(location)?;
+        let Some(segment) = self.segments.get(&location.segment) else { return Ok(None) };
+        let end = u64::from(location.offset) + header.record_bytes() as u64;
+        let offset = u64::from(location.offset) + (header.payload_offset() + header.note_bytes) as u64;
+        Ok((end <= segment.end).then_some((&segment.file, offset, (header.payload_bytes - header.note_bytes) as u64)))
+    }
+
+    /// The first bytes of the image of a record.
+    pub(crate) fn image_head(&self, location: Location) -> Result<Vec<u8>, LogError> {
+        let (header, _) = self.header(location)?;
+        let begin = header.payload_offset() + header.note_bytes;
+        let mut bytes = self.bytes(location, begin + IMAGE_HEAD)?;
+        Ok(bytes.split_off(begin.min(bytes.len())))
     }
 
     /// Up to so many bytes at a location, of the disk or of what is not written yet.
@@ -375,7 +462,7 @@ impl Log {
 
 /// Bytes of a record at most.
 fn most_bytes(payload_bytes: usize) -> u64 {
-    (HEAD + 16 + payload_bytes) as u64
+    (HEAD + PAGE + 16 + payload_bytes) as u64
 }
 
 /// Reads a segment record by record.

@@ -4,11 +4,14 @@
 //! |---|---|
 //! | 4 | `CLEF` |
 //! | 2, 2 | kind; length of the key |
-//! | 4, 4 | length of the payload; offset of the first record of the same commit in the segment |
+//! | 4, 4 | length of the payload; offset of the first record of the same batch in the segment |
 //! | 8 | location of the previous record of the key if this one has changes since that; else 0 |
+//! | 8 | when the key is due, in ms since 1970; 0: never |
+//! | 4, 2 | length of the note, the first part of the payload; zeros before the payload |
+//! | 2 | 1: the last record of its batch |
 //! | 8 | checksum of the payload |
 //! | 8 | checksum of all that is above, and of the key, with the seed of the segment: nobody who only chooses contents can forge a record |
-//! | | key, padded to 8 bytes; payload, padded to 8 bytes |
+//! | | key, padded to 8 bytes; zeros; payload, padded to 8 bytes |
 //!
 //! Numbers are little-endian, checksums XXH3.
 
@@ -17,7 +20,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::Location;
 
 /// Bytes before the key.
-pub(super) const HEADER: usize = 40;
+pub(super) const HEADER: usize = 56;
 const MAGIC: u32 = u32::from_le_bytes(*b"CLEF");
 /// Bytes of a key at most.
 pub const MOST_KEY_BYTES: usize = 1024;
@@ -41,6 +44,11 @@ pub(crate) struct Header {
     pub(crate) payload_bytes: usize,
     pub(crate) batch_begin: u32,
     pub(crate) before: Option<Location>,
+    pub(crate) due: u64,
+    pub(crate) note_bytes: usize,
+    /// Zeros between key and payload.
+    pub(crate) zeros: usize,
+    pub(crate) is_last: bool,
     pub(crate) payload_checksum: u64,
 }
 
@@ -51,30 +59,47 @@ fn padded(bytes: usize) -> usize {
 impl Header {
     /// Bytes of the record.
     pub(crate) fn record_bytes(&self) -> usize {
-        self.payload_offset() + padded(self.payload_bytes)
+        padded(self.payload_offset() + self.payload_bytes)
     }
 
     /// Where in the record the payload is.
     pub(crate) fn payload_offset(&self) -> usize {
-        HEADER + padded(self.key_bytes)
+        HEADER + padded(self.key_bytes) + self.zeros
     }
 
-    /// Adds a record with this header to a buffer.
-    pub(super) fn write(&self, key: &[u8], payload: &[u8], seed: u64, to: &mut Vec<u8>) {
+    /// Adds a record with this header, whose payload has these parts, to a buffer.
+    pub(super) fn write(&self, key: &[u8], payload: [&[u8]; 2], seed: u64, to: &mut Vec<u8>) {
+        let begin = to.len();
+        self.write_head(key, seed, to);
+        to.extend_from_slice(key);
+        to.resize(begin + self.payload_offset(), 0);
+        payload.iter().for_each(|part| to.extend_from_slice(part));
+        to.resize(begin + self.record_bytes(), 0);
+    }
+
+    /// Marks the record at the beginning of `bytes` as the last one of its batch.
+    pub(super) fn mark_last(bytes: &mut [u8], seed: u64) {
+        let Some((header, key)) = Self::read(bytes, seed) else { return };
+        let mut head = Vec::with_capacity(HEADER);
+        Self { is_last: true, ..header }.write_head(key, seed, &mut head);
+        bytes[..HEADER].copy_from_slice(&head);
+    }
+
+    fn write_head(&self, key: &[u8], seed: u64, to: &mut Vec<u8>) {
         let begin = to.len();
         to.extend_from_slice(&MAGIC.to_le_bytes());
         to.extend_from_slice(&(self.kind as u16).to_le_bytes());
         to.extend_from_slice(&(key.len() as u16).to_le_bytes());
-        to.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        to.extend_from_slice(&(self.payload_bytes as u32).to_le_bytes());
         to.extend_from_slice(&self.batch_begin.to_le_bytes());
         to.extend_from_slice(&self.before.map_or(0, Location::number).to_le_bytes());
+        to.extend_from_slice(&self.due.to_le_bytes());
+        to.extend_from_slice(&(self.note_bytes as u32).to_le_bytes());
+        to.extend_from_slice(&(self.zeros as u16).to_le_bytes());
+        to.extend_from_slice(&u16::from(self.is_last).to_le_bytes());
         to.extend_from_slice(&self.payload_checksum.to_le_bytes());
         let checksum = checksum(&to[begin..], key, seed);
         to.extend_from_slice(&checksum.to_le_bytes());
-        to.extend_from_slice(key);
-        to.resize(to.len().next_multiple_of(8), 0);
-        to.extend_from_slice(payload);
-        to.resize(to.len().next_multiple_of(8), 0);
     }
 
     /// The header of the record at the beginning of `bytes`, with its key; none if there is none of this segment.
@@ -94,11 +119,22 @@ impl Header {
             return None;
         }
         let key = bytes.get(HEADER..HEADER + key_bytes)?;
-        if checksum(&header[..32], key, seed) != long(32) {
+        if checksum(&header[..48], key, seed) != long(48) {
             return None;
         }
-        let (payload_bytes, batch_begin, before) = (word(8) as usize, word(12), Location::of(long(16)));
-        Some((Self { kind, key_bytes, payload_bytes, batch_begin, before, payload_checksum: long(24) }, key))
+        let found = Self {
+            kind,
+            key_bytes,
+            payload_bytes: word(8) as usize,
+            batch_begin: word(12),
+            before: Location::of(long(16)),
+            due: long(24),
+            note_bytes: word(32) as usize,
+            zeros: usize::from(short(36)),
+            is_last: short(38) == 1,
+            payload_checksum: long(40),
+        };
+        (found.note_bytes <= found.payload_bytes).then_some((found, key))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Programs that move to another process at each wait say the same as those that run straight through.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod libraries;
 mod programs;
 
 use std::collections::BTreeSet;
@@ -95,7 +96,7 @@ fn every_program_says_the_same_in_other_processes() {
         return moved_on(folder.as_ref(), answer.parse().unwrap());
     }
     let mut names = BTreeSet::new();
-    for (name, program) in PROGRAMS {
+    for (name, program) in PROGRAMS.iter().chain(libraries::PROGRAMS) {
         assert!(names.insert(name), "{name} is there twice");
         let expected = straight(program);
         eprintln!("{name}: {} ({} waits)", expected.0, expected.1);

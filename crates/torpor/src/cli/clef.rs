@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::{Args, Subcommand, ValueEnum};
 use torpor_api::spec::Port;
 use torpor_api::units::{Bytes, Span};
-use torpor_clef::{Durability, Key, KeyPattern, Limits};
+use torpor_clef::{Allowed, AllowedHost, Durability, Key, KeyPattern, Limits};
 
 use super::{Json, LogArgs, Named, Wait, name};
 
@@ -118,11 +118,18 @@ pub(crate) struct EachArgs {
     /// Clefs that are awake at the same time
     #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
     awake: usize,
+    /// Hosts that the program may send HTTP requests to: example.org, *.example.org, or with a port [default: none]
+    #[arg(long, value_name = "HOST")]
+    allow: Vec<AllowedHost>,
 }
 
 impl EachArgs {
     pub(crate) fn limits(&self) -> Limits {
-        Limits { memory_bytes: self.memory.0 as usize, step: self.cpu.0, awake: self.awake }
+        Limits { memory_bytes: self.memory.0 as usize, step: self.cpu.0, awake: self.awake, ..Limits::default() }
+    }
+
+    pub(crate) fn allowed(&self) -> Allowed {
+        Allowed(self.allow.clone())
     }
 
     pub(crate) fn durability(&self) -> Durability {

@@ -126,6 +126,54 @@ const WARM: &[Column] = &[("warm", "torpor", "warm", None)];
 const SANDBOX: &[Column] =
     &[("in the sandbox", "torpor", "running", None), ("plain process", "plain", "running", None)];
 
+/// A Clef's state, and the same program in a process.
+const SNAPSHOTS: &[Column] = &[
+    ("Clef, what has changed", "torpor", "image", None),
+    ("Clef, everything", "torpor-full", "image", None),
+    ("`torpor checkpoint`", "checkpoint", "image", None),
+    CRIU,
+];
+const RESTORES: &[Column] =
+    &[("Clef", "torpor", "image", None), ("`torpor restore`", "checkpoint", "image", None), CRIU];
+const CRIU: Column = ("CRIU", "criu", "image", None);
+const FILES: &[Column] = &[("Clef", "torpor", "image", None), ("copy of the file", "copy", "image", None)];
+const REPLIES: &[Column] =
+    &[("Clef, in its process", "torpor", "durable", None), ("redis, by its socket", "redis", "durable", None)];
+/// From a message to its answer on disk, and what that consists of.
+const REPLY_LINES: &[(&str, &str, f64)] = &[
+    ("alone", "durable_reply", 1.0),
+    ("· message and answer", "durable_reply_call", 1.0),
+    ("· what has changed", "durable_reply_changes", 1.0),
+    ("· into the log", "durable_reply_put", 1.0),
+    ("· to the disk", "durable_reply_commit", 1.0),
+    ("each of 64", "durable_reply_64", 1.0),
+    ("· message and answer", "durable_reply_64_call", 1.0),
+    ("· what has changed", "durable_reply_64_changes", 1.0),
+    ("· into the log", "durable_reply_64_put", 1.0),
+    ("· to the disk, a share of 64", "durable_reply_64_commit", 1.0),
+];
+const COUNTERS: &[Column] = &[
+    ("Clefs, durable", "torpor", "durable", None),
+    ("Clefs, in memory", "torpor", "memory", None),
+    ("Node.js, in memory", "node", "memory", None),
+    ("redis, durable", "redis", "durable", None),
+    ("redis, in memory", "redis", "memory", None),
+];
+const COUNTER_LINES: &[(&str, &str, f64)] = &[
+    ("one client, µs to the answer", "http_awake", 1.0),
+    ("64 clients, thousand answers per second", "http_awake_rate", 1000.0),
+];
+/// Of Clefs that sleep, and of idle ones.
+const CLEFS: &[Column] = &[("asleep", "torpor", "asleep", None), ("awake and idle", "torpor", "running", None)];
+const CLEF_LINES: &[(&str, &str, f64)] = &[
+    ("a request to one that sleeps, µs to the answer", "http_asleep", 1.0),
+    ("memory of each that sleeps, bytes", "sleeping_bytes", 1.0),
+    ("so many sleep", "sleeping_keys", 1.0),
+    ("opening their store, ms", "open", 1.0),
+    ("memory of each that is idle, bytes", "idle_bytes", 1.0),
+    ("idle ones in a GiB", "idle_per_gib", 1.0),
+];
+
 const fn programs(heading: &'static str, metric: &'static str, per: f64, columns: &'static [Column]) -> Table {
     Table { heading, lines: Lines::Programs(metric, per), columns }
 }
@@ -161,7 +209,7 @@ const DENSE: &[(&str, &str, f64)] = &[
 const IMAGES: &str = "Images in the page cache are limited for all apps together (`[memory] cached_images`), so their share decreases with the \
                       number of apps.";
 
-pub(super) const ABOUT: [About; 7] = [
+pub(super) const ABOUT: [About; 8] = [
     About {
         name: "wake",
         title: "Time to the first byte",
@@ -334,5 +382,48 @@ pub(super) const ABOUT: [About; 7] = [
             ),
         ],
         notes: "",
+    },
+    About {
+        name: "clefs",
+        title: "Clefs",
+        text: "The experiments of Alto with [Clefs](../guide/clefs.md), and what else decides whether a Clef may sleep: how long its state takes \
+               to be stored and restored, when an answer is durable, and how many find room.\n\n\
+               *paper* is Alto's program, a string of 10 kB and 10,000 functions with a captured value each; *10mb* has small tables \
+               of 10 MB in all. A snapshot of a Clef is a copy in memory, of the pages that the last message has changed, or of everything; its restore \
+               is from memory, too, and ends with the answer to a first message. `torpor checkpoint` and CRIU capture the process of Debian's \
+               `lua5.4` with the same program, to a disk. *connections* is a server with 100 clients, which stay connected.",
+        tables: &[
+            programs("Snapshot, µs (Alto, figure 2)", "snapshot", 1.0, SNAPSHOTS),
+            programs("Restore with a first message, µs (Alto, figure 3)", "restore_first_message", 1.0, RESTORES),
+            programs("Pages of a snapshot", "snapshot_pages", 1.0, SNAPSHOTS),
+            programs(
+                "A state with an open file in memory, out to the disk and back in, µs (Alto, figure 4)",
+                "out_and_in",
+                1.0,
+                FILES,
+            ),
+            Table {
+                heading: "From a message to its answer, with the state on disk, µs",
+                lines: Lines::Metrics(Some("counter"), REPLY_LINES),
+                columns: REPLIES,
+            },
+            Table {
+                heading: "A counter for each of 1,000 users",
+                lines: Lines::Metrics(Some("counter"), COUNTER_LINES),
+                columns: COUNTERS,
+            },
+            metrics("Many Clefs", CLEF_LINES, CLEFS),
+        ],
+        notes: "The time of a snapshot does not include the message before it, whose writes are slower because they are watched: that is in the \
+                time of the durable answer. `torpor checkpoint` syncs its image, CRIU does not; times of both include their \
+                commands. CRIU locks connections with nftables, as Torpor does.\n\n\
+                Counters of Clefs and of Node.js answer HTTP, redis its own protocol; the client is the same, on the same CPUs as the server, with one request at \
+                a time on each connection. *Durable* counters are on disk before they are told: redis with `appendfsync always`, \
+                Clefs by default. *In memory*: redis with `appendfsync no`, Clefs with `--durability none`, and Node.js, which \
+                loses its counters when it ends. A request to a Clef that sleeps wakes it, puts another one to sleep, and is answered when \
+                its state is on disk.\n\n\
+                Memory of idle Clefs is that of the process with its page tables, after an empty program has answered once and was stored. That \
+                of sleeping ones is all that a store keeps in memory; what it stores for each is smaller here than a state, and not in \
+                memory.",
     },
 ];

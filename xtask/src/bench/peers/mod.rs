@@ -31,7 +31,7 @@ pub(crate) const CRIU: &str = "criu";
 pub(crate) const CRIU_LAZY: &str = "criu-lazy";
 pub(crate) const CONTAINER: &str = "runc+criu";
 /// The option with which CRIU and runc save TCP connections.
-const CONNECTIONS: &str = "--tcp-established";
+pub(super) const CONNECTIONS: &str = "--tcp-established";
 /// Limit for a program to end by itself.
 const STOPPED_WITHIN: Duration = Duration::from_secs(10);
 /// Environment of a peer's program. CRIU cannot dump Go's MPTCP listeners.

@@ -8,7 +8,7 @@
 //! cache, `direct` with direct I/O, which Torpor uses for large images. Images are restored from the page cache.
 
 mod copy;
-mod subject;
+pub(super) mod subject;
 mod tree;
 
 use std::fs::File;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use self::subject::{Ran, Subject, subjects};
+use self::subject::{Ran, Subject, Traffic, subjects};
 use self::tree::{Gone, Shape, Tree};
 use super::peers::{CONTAINER, CRIU};
 use super::progress;
@@ -170,7 +170,7 @@ fn measure(subject: &Subject, shape: &Shape, image: &Path) -> Result<Sample, Err
     std::fs::create_dir(image).map_err(Error::file("make", image))?;
 
     let begun = Instant::now();
-    let captured = subject.checkpoint(tree.pid(), image)?;
+    let captured = subject.checkpoint(tree.pid(), image, Traffic::Inside)?;
     values.push(("checkpoint".to_owned(), ms(begun.elapsed()), false));
     let image_kb = sync(image)?;
     values.push(("durable".to_owned(), ms(begun.elapsed()), false));
@@ -181,7 +181,7 @@ fn measure(subject: &Subject, shape: &Shape, image: &Path) -> Result<Sample, Err
     let gone: Gone<'_> = tree.gone()?;
 
     let begun = Instant::now();
-    let restoring = subject.restore(image)?;
+    let restoring = subject.restore(image, Traffic::Inside)?;
     let answers = std::thread::scope(|scope| {
         let asking = scope.spawn(|| gone.answers(begun));
         let restored = restoring.wait();

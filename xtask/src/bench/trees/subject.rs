@@ -7,13 +7,13 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 
 use super::tree::unpack;
-use crate::bench::peers::{CONTAINER, CRIU, Container, criu_binary, errors_of};
+use crate::bench::peers::{CONNECTIONS, CONTAINER, CRIU, Container, criu_binary, errors_of};
 use crate::bench::samples::Samples;
 use crate::error::Error;
 
 /// A program that captures trees and restores them.
 #[derive(Debug)]
-pub(super) enum Subject {
+pub(in crate::bench) enum Subject {
     /// `torpor checkpoint`, `torpor restore`.
     Torpor(PathBuf),
     /// `criu dump`, `criu restore`.
@@ -22,16 +22,40 @@ pub(super) enum Subject {
     Runc(Container),
 }
 
+/// With whom a tree has TCP connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::bench) enum Traffic {
+    /// With nobody outside.
+    Inside,
+    /// With others, who must not notice anything.
+    Outside,
+}
+
+impl Traffic {
+    const fn option(self) -> Option<&'static str> {
+        match self {
+            Self::Inside => None,
+            Self::Outside => Some(CONNECTIONS),
+        }
+    }
+
+    /// Those of CRIU, which by default locks each connection by running iptables.
+    fn options_of_criu(self) -> impl Iterator<Item = &'static str> {
+        let lock = (self == Self::Outside).then_some(["--network-lock", "nftables"]);
+        self.option().into_iter().chain(lock.into_iter().flatten())
+    }
+}
+
 /// A command that has succeeded.
 #[derive(Debug)]
-pub(super) struct Ran {
+pub(in crate::bench) struct Ran {
     /// Its output, if that is JSON; otherwise null.
-    pub(super) account: Value,
+    pub(in crate::bench) account: Value,
 }
 
 /// A command that runs.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(in crate::bench) struct Running {
     words: String,
     child: Child,
     output: PathBuf,
@@ -40,27 +64,33 @@ pub(super) struct Running {
 
 /// Torpor and the peers that this machine has. Others are recorded in `samples` as missing. Files of containers go into `dir`.
 pub(super) fn subjects(torpor: PathBuf, peers: bool, dir: &Path, samples: &mut Samples) -> Vec<Subject> {
-    let mut subjects = vec![Subject::Torpor(torpor)];
     if !peers {
-        return subjects;
+        return vec![Subject::Torpor(torpor)];
     }
     let container = || -> Result<Container, Error> {
         let container = Container::make("tree", &dir.join("runc"))?;
         unpack(&container.root())?;
         Ok(container)
     };
-    for (name, made) in [(CRIU, criu_binary().map(Subject::Criu)), (CONTAINER, container().map(Subject::Runc))] {
-        match made {
-            Ok(subject) => subjects.push(subject),
-            Err(error) => samples.missing(name.to_owned(), &error),
-        }
-    }
+    let mut subjects = plain_subjects(torpor, samples);
+    subjects.extend(there(CONTAINER, container().map(Subject::Runc), samples));
     subjects
+}
+
+/// Those that need no container.
+pub(in crate::bench) fn plain_subjects(torpor: PathBuf, samples: &mut Samples) -> Vec<Subject> {
+    let criu = there(CRIU, criu_binary().map(Subject::Criu), samples);
+    [Subject::Torpor(torpor)].into_iter().chain(criu).collect()
+}
+
+/// The subject, unless the machine lacks it, which is recorded.
+fn there(name: &str, made: Result<Subject, Error>, samples: &mut Samples) -> Option<Subject> {
+    made.map_err(|error| samples.missing(name.to_owned(), &error)).ok()
 }
 
 impl Subject {
     /// Its name in results.
-    pub(super) const fn name(&self) -> &'static str {
+    pub(in crate::bench) const fn name(&self) -> &'static str {
         match self {
             Self::Torpor(_) => "torpor",
             Self::Criu(_) => CRIU,
@@ -69,7 +99,7 @@ impl Subject {
     }
 
     /// The container of its trees, if they run in one.
-    pub(super) const fn container(&self) -> Option<&Container> {
+    pub(in crate::bench) const fn container(&self) -> Option<&Container> {
         match self {
             Self::Torpor(_) | Self::Criu(_) => None,
             Self::Runc(container) => Some(container),
@@ -77,20 +107,24 @@ impl Subject {
     }
 
     /// Repairs what a failed attempt may have left, apart from its tree.
-    pub(super) fn recover(&self) -> Result<(), Error> {
+    pub(in crate::bench) fn recover(&self) -> Result<(), Error> {
         self.container().map_or(Ok(()), Container::renew_network)
     }
 
     /// Captures the tree of process `pid`, or the tree in the container, into the directory `image`, and ends it.
-    pub(super) fn checkpoint(&self, pid: u32, image: &Path) -> Result<Ran, Error> {
+    pub(in crate::bench) fn checkpoint(&self, pid: u32, image: &Path, traffic: Traffic) -> Result<Ran, Error> {
         let pid = pid.to_string();
         let running = match self {
             Self::Torpor(program) => {
-                start(command(program, &["checkpoint", "--json", "--pid", &pid, "--image"], image), image, None)
+                let mut command = command(program, &["checkpoint", "--json", "--pid", &pid, "--image"], image);
+                command.args(traffic.option());
+                start(command, image, None)
             }
             Self::Criu(program) => {
                 let arguments = ["dump", "-v1", "--manage-cgroups=ignore", "-o", "dump.log", "-t", &pid, "-D"];
-                start(command(program, &arguments, image), image, Some(image.join("dump.log")))
+                let mut command = command(program, &arguments, image);
+                command.args(traffic.options_of_criu());
+                start(command, image, Some(image.join("dump.log")))
             }
             Self::Runc(container) => start(container.checkpoint(image), image, Some(container.dump_log())),
         };
@@ -98,14 +132,16 @@ impl Subject {
     }
 
     /// Starts to restore the tree, detached.
-    pub(super) fn restore(&self, image: &Path) -> Result<Running, Error> {
+    pub(in crate::bench) fn restore(&self, image: &Path, traffic: Traffic) -> Result<Running, Error> {
         match self {
             Self::Torpor(program) => {
                 start(command(program, &["restore", "--json", "--detach", "--image"], image), image, None)
             }
             Self::Criu(program) => {
                 let arguments = ["restore", "-v1", "--manage-cgroups=ignore", "-o", "restore.log", "-d", "-D"];
-                start(command(program, &arguments, image), image, Some(image.join("restore.log")))
+                let mut command = command(program, &arguments, image);
+                command.args(traffic.options_of_criu());
+                start(command, image, Some(image.join("restore.log")))
             }
             Self::Runc(container) => start(container.restore(image), image, Some(container.restore_log())),
         }
@@ -132,7 +168,7 @@ fn start(mut command: Command, image: &Path, log: Option<PathBuf>) -> Result<Run
 
 impl Running {
     /// Waits for its end.
-    pub(super) fn wait(mut self) -> Result<Ran, Error> {
+    pub(in crate::bench) fn wait(mut self) -> Result<Ran, Error> {
         let status = self.child.wait().map_err(Error::file("wait for", &self.words))?;
         let text = fs::read_to_string(&self.output).map_err(Error::file("read", &self.output))?;
         if !status.success() {

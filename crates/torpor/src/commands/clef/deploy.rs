@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use torpor_api::client::Client;
 use torpor_api::document;
-use torpor_clef::{Deployment, MAIN, Program};
+use torpor_clef::{Deployment, Program};
 
 use super::super::settle::Before;
 use super::{host, image};
@@ -14,14 +14,15 @@ use crate::failure::Failure;
 use crate::progress::Bars;
 
 pub(super) async fn deploy(client: &Client, args: DeployArgs) -> Result<(), Failure> {
-    let program = read(&args.program)?;
+    let program = read(&args.program, &args.name)?;
     // What is wrong with the description is told before an image is made.
     checked(document(&args, Path::new("/"))?)?;
     // Only its owner, and the daemon as root, can look into it.
     let temporary = |source| Failure::Write { path: std::env::temp_dir(), source };
     let folder = tempfile::Builder::new().prefix("torpor-class-").tempdir().map_err(temporary)?;
-    let name = program_name(&args.program);
-    let deployment = Deployment::new(name, args.key.clone(), args.each.durability(), args.each.limits());
+    let each = &args.each;
+    let (durability, limits, allowed) = (each.durability(), each.limits(), each.allowed());
+    let deployment = Deployment::new(args.name.clone(), args.key.clone(), durability, limits, allowed);
     image::write(folder.path(), &deployment, &program)?;
     let document = checked(document(&args, folder.path())?)?;
     let before = Before::now(client).await?;
@@ -31,17 +32,11 @@ pub(super) async fn deploy(client: &Client, args: DeployArgs) -> Result<(), Fail
     before.show(client, made?, args.json.json).await
 }
 
-/// The program at a path, which Lua can read.
-pub(super) fn read(path: &Path) -> Result<Program, Failure> {
+/// The program of a class, which Lua can read.
+pub(super) fn read(path: &Path, class: &str) -> Result<Program, Failure> {
     let program = Program::read(path)?;
-    program.check(&program_name(path))?;
+    program.check(class)?;
     Ok(program)
-}
-
-/// What messages call it.
-fn program_name(path: &Path) -> String {
-    let name = path.file_name().filter(|_| !path.is_dir());
-    name.map_or_else(|| MAIN.to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 /// What the daemon is asked for. Whatever a class may do without is not there: capabilities, connections to elsewhere.
@@ -54,7 +49,7 @@ fn document(args: &DeployArgs, layout: &Path) -> Result<Value, Failure> {
         "ports": args.ports,
         "restart": "on-failure",
         "security": { "cap_drop": ["ALL"], "no_new_privs": true },
-        "network": { "outgoing": false },
+        "network": { "outgoing": !args.each.allowed().0.is_empty() },
     });
     let mut table = |name: &str, key: &str, value: Value| {
         let table = document[name].as_object_mut().map(std::mem::take);

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::net::TcpListener;
-use torpor_clef::{Class, Clefs};
+use torpor_clef::{Class, Clefs, Code, Said, Surroundings};
 
 use super::super::checkpoint::tell;
 use super::server;
@@ -34,9 +34,12 @@ async fn run(args: DevArgs) -> Result<(), Failure> {
     };
     let folder = data.clone().or_else(|| temporary.as_ref().map(|folder| folder.path().to_owned())).unwrap_or_default();
     let folder = server::made(folder)?;
-    let name = file.file_name().unwrap_or(OsStr::new("program")).to_string_lossy().into_owned();
-    let class = Class { name, source, limits: each.limits(), durability: each.durability() };
-    let clefs = Clefs::start(class, folder, None).map_err(Failure::Clef)?;
+    let name = file.file_stem().unwrap_or(OsStr::new("program")).to_string_lossy().into_owned();
+    let code = Code::from(source.as_str());
+    let class = Class { name, code, limits: each.limits(), durability: each.durability() };
+    let said = |Said { key, text, .. }: Said<'_>| println!("{}: {text}", key.escape_ascii());
+    let surroundings = Surroundings { folder, rest_after: None, allowed: each.allowed(), said: Box::new(said) };
+    let clefs = Clefs::start(class, surroundings).map_err(Failure::Clef)?;
     let listen = |source| Failure::Listen { address: publish, source };
     let listener = TcpListener::bind(publish).await.map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
@@ -58,7 +61,7 @@ fn reload(saved: &Saved, file: &Path, clefs: &Clefs) {
         }
         match read(file) {
             Ok(source) => {
-                clefs.reload(source);
+                clefs.reload(Code::from(source.as_str()));
                 tell(&format!("{} is loaded anew", file.display()));
             }
             Err(failure) => tell(&format!("{failure}")),

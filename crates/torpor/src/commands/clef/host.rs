@@ -1,14 +1,14 @@
 //! The host of a deployed class: what runs in the sandbox of its app, and what brings it requests of commands.
 
 use std::fs::{self, File};
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use tokio::net::{TcpListener, UnixListener};
 use torpor_clef::control::{relay, serve_control};
-use torpor_clef::{Clefs, Deployment, Program};
+use torpor_clef::{Clefs, Deployment, Key, Program, Said, Surroundings};
 
 use super::server;
 use crate::cli::CLEF_PORT;
@@ -72,9 +72,14 @@ fn host() -> Result<(), Failure> {
         read => read?,
     };
     let folder = server::made(Path::new(DATA).join("log"))?;
-    let clefs = Clefs::start(deployment.class(program.source().to_owned()), folder, Some(deployment.rest_after.0));
-    let clefs = clefs.map_err(Failure::Clef)?;
+    let surroundings = Surroundings {
+        folder,
+        rest_after: Some(deployment.rest_after.0),
+        allowed: deployment.allow.clone(),
+        said: Box::new(said),
+    };
     server::block_on(async {
+        let clefs = Clefs::start(deployment.class(program.code().clone()), surroundings).map_err(Failure::Clef)?;
         let control = listen(&socket())?;
         tokio::spawn(serve_control(control, clefs.clone(), newer_program()));
         let address = (Ipv6Addr::UNSPECIFIED, CLEF_PORT).into();
@@ -87,6 +92,16 @@ fn host() -> Result<(), Failure> {
         tracing::info!(key = %deployment.key, "the class is served");
         server::until_stopped(listener, &clefs, deployment.key).await
     })
+}
+
+/// What a Clef prints is a line of the app's output; its errors are beside those of the host.
+fn said(Said { key, text, is_error }: Said<'_>) {
+    let key = Key(key.to_vec());
+    // Where nobody takes the output, a Clef goes on.
+    let _ = match is_error {
+        true => writeln!(io::stderr().lock(), "{key}: {text}"),
+        false => writeln!(io::stdout().lock(), "{key}: {text}"),
+    };
 }
 
 fn json<T: serde::de::DeserializeOwned>(path: &Path, most_bytes: u64) -> Result<T, Failure> {

@@ -92,7 +92,7 @@ pub(super) async fn stats(client: &Client, args: &Named) -> Result<(), Failure> 
 }
 
 pub(super) async fn upgrade(client: &Client, args: &ClefUpgradeArgs) -> Result<(), Failure> {
-    let program = deploy::read(&args.program)?;
+    let program = deploy::read(&args.program, &args.class)?;
     match ask_one(client, &args.class, &ControlRequest::Upgrade { program }).await? {
         ControlAnswer::Upgraded {} if args.json.json => {
             show(true, &json!({ "upgraded": args.class }), |_| String::new())

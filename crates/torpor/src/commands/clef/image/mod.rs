@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! layer 1   /torpor, its interpreter and libraries, /etc, /tmp, /run/clefs, /var/lib/clefs     the same for all classes of this version
-//! layer 2   /class/class.json, /class/program/…                                                the class
+//! layer 2   /class/class.json, /class/program/…; certificates, if it may send requests          the class
 //! ```
 //! So a class keeps the program of Torpor with which it was deployed, whatever becomes of the one on the machine.
 
@@ -25,6 +25,17 @@ use crate::failure::Failure;
 pub(super) const USER: u32 = 1000;
 const PASSWD: &str = "root:x:0:0::/:/torpor\nclefs:x:1000:1000::/:/torpor\n";
 const GROUP: &str = "root:x:0:\nclefs:x:1000:\n";
+/// Where TLS looks for the certificates of authorities, inside.
+const CERTIFICATES: &str = "etc/ssl/certs/ca-certificates.crt";
+/// Where distributions have them.
+const CERTIFICATES_OF_MACHINE: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+/// Bytes of them at most.
+const MOST_CERTIFICATE_BYTES: u64 = 8 << 20;
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
@@ -88,10 +99,18 @@ fn runtime(tar: &mut Tar<'_>, objects: &[objects::Object]) -> io::Result<()> {
 }
 
 fn class(tar: &mut Tar<'_>, deployment: &Deployment, program: &Program) -> io::Result<()> {
-    let (root, deployment) = (host::PROGRAM.trim_start_matches('/'), serde_json::to_vec_pretty(deployment)?);
+    let (root, description) = (host::PROGRAM.trim_start_matches('/'), serde_json::to_vec_pretty(deployment)?);
     let mut made = Vec::new();
     parents(tar, &format!("{root}/x"), &mut made)?;
-    add(tar, host::DEPLOYMENT.trim_start_matches('/'), EntryType::Regular, Owner::Root, 0o644, [&deployment, &[]])?;
+    add(tar, host::DEPLOYMENT.trim_start_matches('/'), EntryType::Regular, Owner::Root, 0o644, [&description, &[]])?;
+    if !deployment.allow.0.is_empty()
+        && let Some(found) = CERTIFICATES_OF_MACHINE.iter().find_map(|path| File::open(path).ok())
+    {
+        let mut contents = Vec::new();
+        io::Read::read_to_end(&mut io::Read::take(found, MOST_CERTIFICATE_BYTES), &mut contents)?;
+        parents(tar, CERTIFICATES, &mut made)?;
+        add(tar, CERTIFICATES, EntryType::Regular, Owner::Root, 0o644, [&contents, &[]])?;
+    }
     for (path, contents) in program.files() {
         let path = format!("{root}/{path}");
         parents(tar, &path, &mut made)?;

@@ -1,0 +1,179 @@
+//! Looks at Clefs from outside, and copies them.
+
+use serde::{Deserialize, Serialize};
+use torpor_lua::{Image, Value};
+
+use super::asks::Effect;
+use super::{Host, HostError, SharedKey};
+use crate::message::Outgoing;
+use crate::note::{Note, Origin, Usage, Wait};
+use crate::store::{self, Stored};
+
+/// What is known of a Clef.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// It is in memory.
+    pub is_awake: bool,
+    /// Bytes that its program uses; none if it is asleep.
+    pub memory_bytes: Option<usize>,
+    /// Bytes of its records in the log.
+    pub stored_bytes: u64,
+    /// What each of its tasks waits for, in words.
+    pub tasks: Vec<String>,
+    /// Names of its alarms, and when they are due, in ms since 1970.
+    pub alarms: Vec<(String, u64)>,
+    /// Connections.
+    pub connections: usize,
+    /// What it has `put`.
+    pub values: Vec<(Vec<u8>, Value)>,
+    /// What it has used.
+    pub usage: Usage,
+}
+
+/// A Clef outside of a host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Exported {
+    note: Vec<u8>,
+    image: Vec<u8>,
+}
+
+/// What a chunk has returned, and the lines that it has printed.
+type Looked = (Vec<Value>, Vec<String>);
+
+impl Host {
+    /// What is known of a Clef, which stays asleep.
+    ///
+    /// # Errors
+    /// See [`HostError`].
+    pub fn see(&self, key: &[u8]) -> Result<Seen, HostError> {
+        let awake = self.awake.get(key);
+        let note = match awake {
+            Some(clef) => clef.note.clone(),
+            None => Note::from_stored(&self.store.note(key)?.ok_or(HostError::None)?)?,
+        };
+        let wait = |wait: &Wait| match wait {
+            Wait::Until(due) => format!("sleeps until {due}"),
+            Wait::Receive(socket, _) => format!("waits for a message of connection {socket}"),
+            Wait::Answer(..) => "waits for the answer of another Clef".to_owned(),
+            Wait::Fetch { .. } => "waits for an HTTP response".to_owned(),
+            Wait::Nothing => "is about to go on".to_owned(),
+        };
+        Ok(Seen {
+            is_awake: awake.is_some(),
+            memory_bytes: awake.map(|clef| clef.state.used_bytes()),
+            stored_bytes: self.store.bytes_of(key)?,
+            tasks: note.tasks.values().map(|task| wait(&task.wait)).collect(),
+            alarms: note.alarms.iter().map(|(name, alarm)| (name.clone(), alarm.due)).collect(),
+            connections: note.sockets.len(),
+            values: note.values.into_iter().collect(),
+            usage: note.usage,
+        })
+    }
+
+    fn is_there(&self, key: &[u8]) -> Result<bool, HostError> {
+        Ok(self.awake.contains_key(key) || self.store.note(key)?.is_some())
+    }
+
+    /// Runs a chunk in a Clef, which must not wait, and forgets all that it has changed.
+    ///
+    /// # Errors
+    /// See [`HostError`].
+    pub fn look(&mut self, key: &[u8], text: &str) -> Result<Looked, HostError> {
+        self.chunk(key, text, false)
+    }
+
+    /// Runs a chunk in a Clef, which must not wait, and keeps what it has changed.
+    ///
+    /// # Errors
+    /// See [`HostError`].
+    pub fn change(&mut self, key: &[u8], text: &str) -> Result<Looked, HostError> {
+        self.chunk(key, text, true)
+    }
+
+    fn chunk(&mut self, key: &[u8], text: &str, keeps: bool) -> Result<Looked, HostError> {
+        if !self.is_there(key)? {
+            return Err(HostError::None);
+        }
+        let key: SharedKey = key.into();
+        self.wake(&key)?;
+        self.store_changes(&key)?;
+        let Some(mut clef) = self.awake.remove(&key) else { return Err(HostError::None) };
+        let mut note = clef.note.clone();
+        let found = self.run_chunk(&key, &mut clef.state, &mut note, "=(repl)", text, &[]);
+        let is_spent = clef.state.is_spent();
+        let is_kept = keeps && !is_spent;
+        if is_kept {
+            clef.note = note;
+            clef.is_changed = true;
+        }
+        self.awake.insert(key.clone(), clef);
+        if !is_kept {
+            self.forget(&key);
+        }
+        let (values, effects) = found?;
+        let line = |effect: &Effect| match effect {
+            Effect::Out(Outgoing::Printed { line, .. }) => Some(line.clone()),
+            _ => None,
+        };
+        let lines = effects.iter().filter_map(line).collect();
+        if is_kept {
+            let others = effects.into_iter().filter(|effect| line(effect).is_none()).collect();
+            self.perform(&key, others);
+            self.update_due(&key);
+            self.store_changes(&key)?;
+        }
+        Ok((values, lines))
+    }
+
+    /// A copy of a Clef, as it is now.
+    ///
+    /// # Errors
+    /// See [`HostError`].
+    pub fn export(&mut self, key: &[u8]) -> Result<Exported, HostError> {
+        if let Some((key, _)) = self.awake.get_key_value(key) {
+            self.store_changes(&key.clone())?;
+        }
+        let Stored { note, images, .. } = self.store.load(key)?.ok_or(HostError::None)?;
+        let image = Image::folded(&images).map_err(store::StoreError::from)?;
+        Ok(Exported { note: note.bytes, image: image.as_bytes().to_vec() })
+    }
+
+    /// Makes a Clef of a copy. It has no connections, and nobody waits for what its tasks return.
+    ///
+    /// # Errors
+    /// See [`HostError`]. An image is memory: whoever can forge one can do anything that this process can.
+    pub fn import(&mut self, key: &[u8], exported: &Exported) -> Result<(), HostError> {
+        if key.is_empty() || key.len() > crate::log::MOST_KEY_BYTES {
+            return Err(HostError::Key);
+        }
+        if self.is_there(key)? {
+            return Err(HostError::Exists);
+        }
+        if self.store.len() >= self.class.limits.clefs {
+            return Err(HostError::Full(self.class.limits.clefs));
+        }
+        let image = Image::from_bytes(exported.image.clone());
+        let image = Image::folded(std::slice::from_ref(&image)).map_err(store::StoreError::from)?;
+        let mut note = Note::from_stored(&store::Note { due: 0, bytes: exported.note.clone() })?;
+        note.sockets.clear();
+        note.outbox.clear();
+        (note.usage, note.is_copy) = (Usage::default(), true);
+        for waiting in note.tasks.values_mut() {
+            waiting.origin = Origin::Nobody;
+            if matches!(waiting.wait, Wait::Answer(..)) {
+                waiting.wait = Wait::Nothing;
+            }
+        }
+        self.store.put(key, &note.stored()?, &image, None)?;
+        Ok(())
+    }
+
+    /// Copies a Clef.
+    ///
+    /// # Errors
+    /// See [`HostError`].
+    pub fn fork(&mut self, from: &[u8], to: &[u8]) -> Result<(), HostError> {
+        let copy = self.export(from)?;
+        self.import(to, &copy)
+    }
+}

@@ -1,0 +1,264 @@
+//! A step of a Clef: from a call, or an answer to what a task has waited for, to the next wait.
+
+use std::time::Instant;
+
+use torpor_lua::{Step, Task, Value};
+
+use super::asks::{Asked, Effect, shared};
+use super::{Delivery, Host, HostError, SharedKey};
+use crate::class::Durability;
+use crate::message::{Outgoing, Socket};
+use crate::note::{Message, Note, Origin, Wait, Waiting, What};
+
+/// A step may take so many times the limit of processor time, answers that it does not wait for included.
+const MOST_TIMES: u32 = 2;
+
+/// What a step begins with.
+pub(super) enum Work<'a> {
+    Begin { function: &'a str, arguments: &'a [Value], origin: Origin },
+    Answer { task: Task, values: Vec<Value> },
+}
+
+impl Host {
+    /// Runs a step, and what follows from it. Errors that concern the Clef are told to whoever it is for.
+    ///
+    /// # Errors
+    /// Of the store, where nothing can be stored any more.
+    pub(super) fn step(&mut self, key: &SharedKey, work: Work<'_>) -> Result<(), HostError> {
+        if let Err(error) = self.wake(key) {
+            if let Work::Begin { origin, .. } = work {
+                let error = torpor_api::error::causes(&error);
+                self.tell(key, None, origin, Err(error));
+            }
+            return Ok(());
+        }
+        self.touch(key);
+        let begun = Instant::now();
+        let Some(mut clef) = self.awake.remove(key) else { return Ok(()) };
+        let mut answered = None;
+        if let Work::Begin { origin: Origin::Socket(socket), .. } = &work {
+            clef.note.sockets.insert(*socket);
+        }
+        let mut note = std::mem::take(&mut clef.note);
+        let mut asks = self.asks(key, &mut note);
+        let (origin, task, mut step) = match work {
+            Work::Begin { function, arguments, origin } => {
+                let (task, step) = clef.state.call_with(&mut asks, function, arguments);
+                (origin, task, step)
+            }
+            Work::Answer { task, values } => {
+                answered = Some(task);
+                let origin = asks.note.tasks.remove(&task.0).map_or(Origin::Nobody, |waiting| waiting.origin);
+                let step = clef.state.answer_with(&mut asks, task, &values);
+                (origin, task, step.unwrap_or_else(|| Step::Failed("it does not wait any more".to_owned())))
+            }
+        };
+        let most = asks.class.limits.step * MOST_TIMES;
+        let mut is_spent = clef.state.is_spent();
+        let wait = loop {
+            let Step::Waits(request) = &step else { break None };
+            match asks.wait(task, request) {
+                Asked::Wait(wait) => break Some(wait),
+                Asked::Answer(_) if begun.elapsed() > most => {
+                    is_spent = true;
+                    break None;
+                }
+                Asked::Answer(values) => {
+                    step = clef
+                        .state
+                        .answer_with(&mut asks, task, &values)
+                        .unwrap_or_else(|| Step::Failed("it does not wait any more".to_owned()));
+                    is_spent |= clef.state.is_spent();
+                }
+            }
+        };
+        let (effects, sent) = (asks.effects, asks.sent_bytes);
+        if is_spent {
+            // Nothing of the step has happened.
+            clef.note = note;
+            self.awake.insert(key.clone(), clef);
+            self.forget(key);
+            let error = "it takes too much processor time".to_owned();
+            self.tell(key, None, origin, Err(error));
+            return answered.map_or(Ok(()), |task| self.cancel(key, task));
+        }
+        note.usage.steps += 1;
+        note.usage.busy_us += begun.elapsed().as_micros() as u64;
+        note.usage.sent_bytes += sent as u64;
+        clef.is_changed = true;
+        self.perform(key, effects);
+        match (step, wait) {
+            (Step::Waits(_), wait) => {
+                let waiting = Waiting { origin, wait: wait.unwrap_or(Wait::Nothing) };
+                note.tasks.insert(task.0, waiting);
+            }
+            (Step::Ended(values), _) => self.tell(key, Some(&mut note), origin, Ok(values)),
+            (Step::Failed(error), _) => {
+                note.usage.failed += 1;
+                self.tell(key, Some(&mut note), origin, Err(error));
+            }
+        }
+        clef.note = note;
+        self.awake.insert(key.clone(), clef);
+        self.update_due(key);
+        if self.class.durability == Durability::Reply {
+            self.store_changes(key)?;
+        }
+        self.make_room()
+    }
+
+    /// What follows from a step.
+    pub(super) fn perform(&mut self, key: &SharedKey, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Out(outgoing) => {
+                    if let Outgoing::Fetch { fetch, .. } = &outgoing {
+                        self.fetching.insert(*fetch, key.clone());
+                    }
+                    self.outgoing.push(outgoing);
+                }
+                Effect::Message(message) => {
+                    self.queue.push_back(Delivery::Message { from: key.clone(), message, is_noted: false });
+                }
+            }
+        }
+    }
+
+    /// Tells how a task has ended. `note` is that of its Clef, if that goes on.
+    pub(super) fn tell(
+        &mut self,
+        key: &SharedKey,
+        note: Option<&mut Note>,
+        origin: Origin,
+        result: Result<Vec<Value>, String>,
+    ) {
+        if let Err(error) = &result {
+            self.outgoing.push(Outgoing::Failed { key: key.clone(), error: shared(error) });
+        }
+        match origin {
+            Origin::Nobody => {}
+            Origin::Call { run, call } => {
+                if run == self.run {
+                    let result = result.map_err(|error| shared(&error));
+                    self.outgoing.push(Outgoing::Answered { call, result });
+                }
+            }
+            Origin::Clef { key: to, task, message } => {
+                // An answer without a note has no number of its own: it is lost where a crash comes between, and its caller's time ends.
+                let id = note.map_or(0, |note| {
+                    note.next_message += 1;
+                    note.next_message
+                });
+                // The traceback stays where the error was.
+                let result = result.map_err(|error| error.lines().next().unwrap_or_default().to_owned());
+                let message = Message { id, to, what: What::Answer { task, message, result } };
+                self.queue.push_back(Delivery::Message { from: key.clone(), message, is_noted: false });
+            }
+            Origin::Socket(socket) => {
+                if let Some(note) = note {
+                    note.sockets.remove(&socket);
+                }
+                if self.connections.remove(&socket).is_some() {
+                    self.outgoing.push(Outgoing::Close(socket));
+                }
+            }
+        }
+    }
+
+    /// Ends a task that waits.
+    fn cancel(&mut self, key: &SharedKey, task: Task) -> Result<(), HostError> {
+        if self.wake(key).is_err() {
+            return Ok(());
+        }
+        if let Some(clef) = self.awake.get_mut(key) {
+            clef.state.cancel(task);
+            clef.note.tasks.remove(&task.0);
+            clef.is_changed = true;
+            if clef.state.is_spent() {
+                self.forget(key);
+                return Ok(());
+            }
+        }
+        self.update_due(key);
+        self.store_changes(key)
+    }
+
+    /// A message of a connection.
+    pub(super) fn received(&mut self, socket: Socket, message: Vec<u8>) -> Result<(), HostError> {
+        let Some(connection) = self.connections.get_mut(&socket).filter(|connection| !connection.is_closed) else {
+            return Ok(());
+        };
+        let key = connection.key.clone();
+        connection.inbox.push_back(message);
+        self.read(&key, socket)
+    }
+
+    /// Gives a task that waits for a connection what there is.
+    fn read(&mut self, key: &SharedKey, socket: Socket) -> Result<(), HostError> {
+        if self.wake(key).is_err() {
+            // It cannot be woken: the other side is told.
+            self.connections.remove(&socket);
+            self.outgoing.push(Outgoing::Close(socket));
+            return Ok(());
+        }
+        let Some(task) = self.awake.get(key).and_then(|clef| clef.note.reader(socket)) else { return Ok(()) };
+        let Some(connection) = self.connections.get_mut(&socket) else { return Ok(()) };
+        let values = match connection.inbox.pop_front() {
+            Some(message) => {
+                self.outgoing.push(Outgoing::Taken(socket));
+                vec![true.into(), Value::String(message)]
+            }
+            None if connection.is_closed => vec![true.into(), Value::Nil],
+            None => return Ok(()),
+        };
+        self.step(key, Work::Answer { task, values })
+    }
+
+    /// The other side has closed a connection. What has come before is still read.
+    pub(super) fn closed(&mut self, socket: Socket) -> Result<(), HostError> {
+        let Some(connection) = self.connections.get_mut(&socket) else { return Ok(()) };
+        connection.is_closed = true;
+        let key = connection.key.clone();
+        self.read(&key, socket)
+    }
+
+    /// The response to an HTTP request.
+    pub(super) fn fetched(&mut self, fetch: u64, result: Result<Value, String>) -> Result<(), HostError> {
+        let wait = Wait::Fetch { run: self.run, fetch };
+        let Some(key) = self.fetching.remove(&fetch) else { return Ok(()) };
+        if self.wake(&key).is_err() {
+            return Ok(());
+        }
+        let waits = |clef: &super::Awake| {
+            clef.note.tasks.iter().find(|(_, waiting)| waiting.wait == wait).map(|(task, _)| Task(*task))
+        };
+        let Some(task) = self.awake.get(&key).and_then(waits) else { return Ok(()) };
+        let values = match result {
+            Ok(response) => vec![true.into(), response],
+            Err(error) => vec![false.into(), error.as_str().into()],
+        };
+        self.step(&key, Work::Answer { task, values })
+    }
+
+    /// A task waits for what does not come any more.
+    pub(super) fn gone(&mut self, key: &SharedKey, task: i64) -> Result<(), HostError> {
+        if self.wake(key).is_err() {
+            return Ok(());
+        }
+        let Some(waiting) = self.awake.get(key).and_then(|clef| clef.note.tasks.get(&task)) else { return Ok(()) };
+        let values = match &waiting.wait {
+            Wait::Receive(socket, _) if !self.connections.contains_key(socket) => vec![true.into(), Value::Nil],
+            Wait::Fetch { run, .. } if *run != self.run => {
+                vec![false.into(), "the host was started anew while it waited for the response".into()]
+            }
+            Wait::Nothing => vec![false.into(), "what it waits for does not come any more".into()],
+            _ => return Ok(()),
+        };
+        self.step(key, Work::Answer { task: Task(task), values })
+    }
+}
+
+/// A task of a Clef that has begun anew is no more: whoever waits for it is told.
+pub(super) fn wait_of_nobody(host: &mut Host, key: &SharedKey, note: &mut Note, waiting: Waiting) {
+    host.tell(key, Some(note), waiting.origin, Err("its Clef has got new code".to_owned()));
+}

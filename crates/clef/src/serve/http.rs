@@ -1,0 +1,153 @@
+//! HTTP: which Clef a request is for, and its answer.
+
+use std::io;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{FromRequestParts, WebSocketUpgrade};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use tokio::net::TcpListener;
+use torpor_lua::Value;
+
+use super::Clefs;
+use super::socket::{MOST_MESSAGE_BYTES, events, run_websocket};
+use crate::log::MOST_KEY_BYTES;
+use crate::route::KeyPattern;
+
+/// Bytes of the body of a request at most.
+const MOST_BODY_BYTES: usize = 4 << 20;
+
+/// Answers requests, each by the Clef whose key `pattern` finds, until `end` is there; then until those that have come are answered.
+///
+/// # Errors
+/// Of the listener.
+pub async fn serve(
+    listener: TcpListener,
+    clefs: Clefs,
+    pattern: KeyPattern,
+    end: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let pattern = Arc::new(pattern);
+    let router = Router::new().fallback(move |request: axum::extract::Request| {
+        let (clefs, pattern) = (clefs.clone(), pattern.clone());
+        async move { answer(&clefs, &pattern, request).await }
+    });
+    axum::serve(listener, router).with_graceful_shutdown(end).await
+}
+
+fn text(status: StatusCode, text: String) -> Response<Body> {
+    let mut response = Response::new(Body::from(text + "\n"));
+    *response.status_mut() = status;
+    response.headers_mut().insert("content-type", HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+pub(super) fn pair(name: &str, value: impl Into<Value>) -> (Value, Value) {
+    (name.into(), value.into())
+}
+
+async fn answer(clefs: &Clefs, pattern: &KeyPattern, request: axum::extract::Request) -> Response<Body> {
+    let (mut head, body) = request.into_parts();
+    // Only a request for it is an upgrade.
+    let upgrade = WebSocketUpgrade::from_request_parts(&mut head, &()).await.ok();
+    let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
+    // A header that is repeated names no Clef: which of them would it be?
+    let header = |name: &str| {
+        let mut values = head.headers.get_all(name).iter();
+        values.next().filter(|_| values.next().is_none()).and_then(|value| value.to_str().ok())
+    };
+    let Some(key) = pattern.key(path, query, header) else {
+        return text(StatusCode::NOT_FOUND, format!("the request has no key at {pattern}"));
+    };
+    let Ok(body) = to_bytes(body, MOST_BODY_BYTES).await else {
+        return text(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {MOST_BODY_BYTES} bytes"));
+    };
+    if key.len() > MOST_KEY_BYTES {
+        return text(StatusCode::BAD_REQUEST, format!("the key has more than {MOST_KEY_BYTES} bytes"));
+    }
+    // One that is repeated is one with all values, as in RFC 9110, section 5.3.
+    let value = |name: &HeaderName| {
+        let values: Vec<&[u8]> = head.headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+        pair(name.as_str(), values.join(&b", "[..]).as_slice())
+    };
+    let headers = head.headers.keys().map(value);
+    let request = Value::Table(vec![
+        pair("method", head.method.as_str()),
+        pair("path", path),
+        pair("query", query),
+        pair("headers", Value::Table(headers.collect())),
+        pair("body", &*body),
+        pair("key", key.as_slice()),
+    ]);
+    if let Some(upgrade) = upgrade {
+        return match clefs.open(key, "websocket", request) {
+            Ok(open) => upgrade.max_message_size(MOST_MESSAGE_BYTES).on_upgrade(|socket| run_websocket(socket, open)),
+            Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, error),
+        };
+    }
+    if head.headers.get_all("accept").iter().any(|accept| accept.as_bytes().starts_with(b"text/event-stream")) {
+        return match clefs.open(key, "events", request) {
+            Ok(open) => events(open),
+            Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, error),
+        };
+    }
+    match clefs.call(key, "http", vec![request]).await {
+        Ok(values) => response(values.first().unwrap_or(&Value::Nil)),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error),
+    }
+}
+
+/// Converts what `http` has returned: nothing, a string, or a table with `status`, `headers` and `body`.
+fn response(value: &Value) -> Response<Body> {
+    let wrong = |what: &str| text(StatusCode::INTERNAL_SERVER_ERROR, format!("the function http has returned {what}"));
+    match value {
+        Value::Nil => {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            response
+        }
+        Value::String(bytes) => {
+            let mut response = text(StatusCode::OK, String::new());
+            *response.body_mut() = Body::from(bytes.clone());
+            response
+        }
+        Value::Table(_) => {
+            let status = match value.field("status") {
+                None => StatusCode::OK,
+                Some(Value::Integer(status)) => {
+                    match u16::try_from(*status).ok().and_then(|status| StatusCode::from_u16(status).ok()) {
+                        Some(status) => status,
+                        None => return wrong("a status that is none"),
+                    }
+                }
+                Some(_) => return wrong("a status that is no number"),
+            };
+            let body = match value.field("body") {
+                None => Vec::new(),
+                Some(Value::String(bytes)) => bytes.clone(),
+                Some(_) => return wrong("a body that is no string"),
+            };
+            let mut headers = HeaderMap::new();
+            if let Some(Value::Table(pairs)) = value.field("headers") {
+                for (name, value) in pairs {
+                    let value = match value {
+                        Value::String(value) => HeaderValue::from_bytes(value),
+                        Value::Integer(value) => Ok(HeaderValue::from(*value)),
+                        _ => return wrong("a header that is neither a string nor an integer"),
+                    };
+                    let Value::String(name) = name else { return wrong("a header without a name") };
+                    match (HeaderName::from_bytes(name), value) {
+                        (Ok(name), Ok(value)) if headers.try_append(name.clone(), value.clone()).is_ok() => {}
+                        _ => return wrong("headers that HTTP does not allow"),
+                    }
+                }
+            }
+            headers.entry("content-type").or_insert(HeaderValue::from_static("text/plain; charset=utf-8"));
+            let mut response = Response::new(Body::from(body));
+            (*response.status_mut(), *response.headers_mut()) = (status, headers);
+            response
+        }
+        _ => wrong("neither a string nor a table"),
+    }
+}

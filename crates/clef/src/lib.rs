@@ -8,26 +8,33 @@
 //!  store   states of sleeping Clefs, by key      index: where the newest record of a key is
 //!    │
 //!   log    records in segments, one sync for many
+//!
+//!  control   what commands ask of a host that runs elsewhere          deployment, program: what is deployed
 //! ```
 #![forbid(unsafe_code)]
 
 mod class;
+pub mod control;
+mod deployment;
 mod host;
 mod index;
 mod key;
 mod log;
 mod message;
 mod note;
+mod program;
 mod route;
 mod serve;
 mod store;
 
 pub use class::{Class, Code, Durability, Limits};
+pub use deployment::Deployment;
 pub use host::{ClefStatus, Exported, Host, HostError, Seen, Stats};
 pub use key::{Key, KeyError};
 pub use log::{Kind, Location, Log, LogError, MOST_KEY_BYTES};
 pub use message::{Incoming, Outgoing, Socket};
 pub use note::Usage;
+pub use program::{MAIN, Program, ProgramError};
 pub use route::{KeyPattern, PatternError};
 pub use serve::{Allowed, AllowedHost, Clefs, Said, Surroundings, serve};
 pub use store::{Chain, Note, Restored, Store, StoreError, Stored};

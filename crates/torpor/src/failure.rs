@@ -21,6 +21,7 @@ use torpor_api::client::ClientError;
 use torpor_api::parse::ParseError;
 use torpor_api::token::TokenError;
 use torpor_api::{ApiError, ErrorKind, error};
+use torpor_clef::{Key, ProgramError};
 use torpor_engine::{Blocker, CheckpointError, RestoreError};
 use torpor_hub::HubError;
 use torpor_store::ImageError;
@@ -91,6 +92,23 @@ pub(crate) enum Failure {
     /// Clefs cannot be hosted.
     #[error("{0}")]
     Clef(String),
+    /// A program in Lua has failed; may have several lines.
+    #[error("{0}")]
+    InClef(String),
+    /// The program of a class cannot be had.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// The app is something else.
+    #[error("{0} is an app, not a class of Clefs")]
+    NoClass(String),
+    /// The class has no such Clef.
+    #[error("{class} has no Clef {key}")]
+    NoClef {
+        /// The class.
+        class: String,
+        /// Whose key.
+        key: Key,
+    },
     /// Nobody can connect.
     #[error("cannot listen on {address}")]
     Listen {
@@ -162,14 +180,16 @@ impl Failure {
                 ErrorKind::Timeout => 6,
             },
             Self::Parse(ParseError::NoFile(_)) => 3,
+            Self::NoClass(_) | Self::NoClef { .. } => 3,
             Self::Read { source, .. }
+            | Self::Program(ProgramError::Read(_, source))
             | Self::Image(ImageError::Read(_, source))
             | Self::Restore(RestoreError::Read(_, source))
                 if source.kind() == io::ErrorKind::NotFound =>
             {
                 3
             }
-            Self::Parse(_) | Self::Config(_) | Self::Usage(_) => 2,
+            Self::Parse(_) | Self::Config(_) | Self::Usage(_) | Self::Program(_) => 2,
             Self::NotKept(_) => 7,
             Self::Interrupted => 130,
             Self::Hub(HubError::AlreadyRunning { .. } | HubError::NameTaken { .. } | HubError::SocketTaken { .. }) => 4,
@@ -193,6 +213,8 @@ impl Failure {
                 Some(format!("it wrote nothing; its description: torpor inspect {app}"))
             }
             Self::Ended { app, .. } => Some(format!("all that it wrote: torpor logs {app}")),
+            Self::NoClass(_) => Some("the classes are listed by: torpor clef ls".to_owned()),
+            Self::NoClef { class, .. } => Some(format!("its Clefs are listed by: torpor clef ls {class}")),
             Self::Hub(HubError::AlreadyRunning { .. }) => {
                 Some("use the one that runs, or give this one its own data_dir and run_dir".to_owned())
             }
@@ -220,7 +242,9 @@ impl Failure {
     fn raw_text(&self) -> String {
         let told = match self {
             // Excerpts of what the user has written, in their own lines.
-            Self::Parse(_) | Self::Config(_) | Self::Usage(_) => error::causes(self),
+            Self::Parse(_) | Self::Config(_) | Self::Usage(_) | Self::InClef(_) | Self::Program(_) => {
+                error::causes(self)
+            }
             _ => error::chain(self),
         };
         let mut text = format!("torpor: {told}\n");

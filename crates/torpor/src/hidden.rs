@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use torpor_engine::restored::{GUARD_COMMAND, PAGER_COMMAND, RestoredError, guard_main, pager_main};
 
+use crate::commands;
+
 /// Runs what the first argument names, if it is one of these words.
 pub(crate) fn dispatch() -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
@@ -22,6 +24,8 @@ pub(crate) fn dispatch() -> Option<ExitCode> {
             tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
             Some(ended(pager_main()))
         }
+        commands::CLEF_HOST => Some(commands::clef_host_main()),
+        commands::CLEF_CONTROL => Some(commands::clef_control_main()),
         torpor_sandbox::SETUP_COMMAND => torpor_sandbox::setup_main(),
         torpor_sandbox::EXEC_COMMAND => torpor_sandbox::exec_main(),
         _ => None,

@@ -2,17 +2,25 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Subcommand, ValueEnum};
+use torpor_api::spec::Port;
 use torpor_api::units::{Bytes, Span};
-use torpor_clef::{AllowedHost, Durability, KeyPattern};
+use torpor_clef::{Allowed, AllowedHost, Durability, Key, KeyPattern, Limits};
+
+use super::{Json, LogArgs, Named, Wait, name};
+
+/// The port on which a class answers in its app.
+pub(crate) const CLEF_PORT: u16 = 8080;
 
 pub(super) const CLEF_HELP: &str = "\
 A Clef is a stateful object: code in Lua and data together, one for each user, room or device. It sleeps until somebody calls it, and goes on
-with all its variables.
+with all its variables. A class of Clefs is an app: torpor ps, sleep, explain, pin, stats and the others take its name.
 
-Example:
-  torpor clef dev ./counter.lua --key path:/{key} -p 8080";
+Examples:
+  torpor clef dev ./counter.lua --key path:/{key} -p 8080
+  torpor clef deploy counter ./counter.lua --key path:/{key} -p 8080";
 
 const DEV_HELP: &str = "\
 The program is text in Lua 5.4. It runs once for each key, when that is first requested, and defines functions:
@@ -34,11 +42,48 @@ Example counter.lua:
   torpor clef dev counter.lua --key path:/{key} -p 8080 --data ./counters
   curl localhost:8080/ann";
 
+const DEPLOY_HELP: &str = "\
+The host of the Clefs runs in a sandbox of its own, and falls asleep when nobody has called one of them for a while. It keeps the version of Torpor
+that deploys it. States are in the app's own files: torpor rm and torpor clef rm remove them.
+
+Example:
+  torpor clef deploy counter ./counter.lua --key path:/{key} -p 8080
+  curl localhost:8080/ann
+  torpor clef ls counter";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClefCommand {
     /// Run the Clefs of a class in this command, and reload its program when it is saved
     #[command(after_help = DEV_HELP)]
     Dev(DevArgs),
+    /// Create a class of Clefs as an app, and start it
+    #[command(after_help = DEPLOY_HELP)]
+    Deploy(Box<DeployArgs>),
+    /// List the classes, or the Clefs of a class
+    #[command(after_help = "Examples:\n  torpor clef ls\n  torpor clef ls counter")]
+    Ls(ClefLsArgs),
+    /// Call a function of a Clef, and print what it returns, as JSON
+    #[command(
+        after_help = "Examples:\n  torpor clef call counter/ann add 2\n  torpor clef call room/lobby say '\"hello\"' '{\"loud\": true}'"
+    )]
+    Call(ClefCallArgs),
+    /// Put a Clef to sleep; or all of a class, and its host
+    #[command(after_help = "Examples:\n  torpor clef sleep counter/ann\n  torpor clef sleep counter")]
+    Sleep(ClefTargetArgs),
+    /// Remove a Clef and its state, or a class with all of them
+    #[command(after_help = "Examples:\n  torpor clef rm counter/ann\n  torpor clef rm -f counter")]
+    Rm(ClefRmArgs),
+    /// Show how many Clefs a class has, and what their states take on disk
+    #[command(after_help = "Example:\n  torpor clef stats counter")]
+    Stats(Named),
+    /// Give a class new code
+    #[command(
+        after_help = "Each Clef gets the new code at its next call. It begins anew, but for its global table `state`, which is kept.\n\nExample:\n  torpor clef upgrade counter ./counter.lua"
+    )]
+    Upgrade(ClefUpgradeArgs),
+    /// Show the output of the host of a class
+    #[command(after_help = "Example:\n  torpor clef logs -f counter")]
+    Logs(LogArgs),
 }
 
 #[derive(Debug, Args)]
@@ -54,21 +99,145 @@ pub(crate) struct DevArgs {
     /// Directory for the states; created if it does not exist [default: none; states are lost at the end]
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) each: EachArgs,
+}
+
+/// What each Clef of a class may use, and how durable it is.
+#[derive(Debug, Args)]
+pub(crate) struct EachArgs {
     /// When changes are on disk
     #[arg(long, value_enum, default_value_t = DurabilityArg::Reply)]
-    pub(crate) durability: DurabilityArg,
+    durability: DurabilityArg,
     /// Memory of each Clef, at most 64M
     #[arg(long, value_name = "SIZE", default_value = "16M")]
-    pub(crate) memory: Bytes,
+    memory: Bytes,
     /// Processor time for each request
     #[arg(long, value_name = "TIME", default_value = "1s")]
-    pub(crate) cpu: Span,
+    cpu: Span,
     /// Clefs that are awake at the same time
     #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
-    pub(crate) awake: usize,
+    awake: usize,
     /// Hosts that the program may send HTTP requests to: example.org, *.example.org, or with a port [default: none]
     #[arg(long, value_name = "HOST")]
-    pub(crate) allow: Vec<AllowedHost>,
+    allow: Vec<AllowedHost>,
+}
+
+impl EachArgs {
+    pub(crate) fn limits(&self) -> Limits {
+        Limits { memory_bytes: self.memory.0 as usize, step: self.cpu.0, awake: self.awake, ..Limits::default() }
+    }
+
+    pub(crate) fn allowed(&self) -> Allowed {
+        Allowed(self.allow.clone())
+    }
+
+    pub(crate) fn durability(&self) -> Durability {
+        self.durability.into()
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DeployArgs {
+    /// Name of the class
+    #[arg(value_parser = name)]
+    pub(crate) name: String,
+    /// The program: a file, or a directory with a main.lua
+    #[arg(value_name = "FILE|DIR")]
+    pub(crate) program: PathBuf,
+    /// Which part of a request names the Clef: path:/…/{key}, host:{key}.…, header:NAME, query:NAME or cookie:NAME
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) key: KeyPattern,
+    /// Port of the machine on which it answers
+    #[arg(short = 'p', long = "publish", value_name = "[ADDRESS:]PORT", required = true, value_parser = published)]
+    pub(crate) ports: Vec<Port>,
+    #[command(flatten)]
+    pub(crate) each: EachArgs,
+    /// Memory limit of the host with all Clefs that are awake
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) host_memory: Option<Bytes>,
+    /// The host falls asleep after this time without packets
+    #[arg(long, value_name = "TIME")]
+    pub(crate) idle_after: Option<Span>,
+    #[command(flatten)]
+    pub(crate) wait: Wait,
+    #[command(flatten)]
+    pub(crate) json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClefLsArgs {
+    /// Name of a class [default: list the classes]
+    #[arg(value_parser = name)]
+    pub(crate) class: Option<String>,
+    #[command(flatten)]
+    pub(crate) json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClefCallArgs {
+    /// The Clef; it is created if it does not exist
+    #[arg(value_name = "NAME/KEY")]
+    pub(crate) target: Target,
+    /// Name of a global function of the program
+    pub(crate) function: String,
+    /// What it gets
+    #[arg(value_name = "JSON", value_parser = json, allow_negative_numbers = true)]
+    pub(crate) arguments: Vec<serde_json::Value>,
+    #[command(flatten)]
+    pub(crate) json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClefTargetArgs {
+    /// The Clef, or the class
+    #[arg(value_name = "NAME[/KEY]")]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClefRmArgs {
+    /// The Clef, or the class
+    #[arg(value_name = "NAME[/KEY]")]
+    pub(crate) target: Target,
+    /// Remove a class that runs
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClefUpgradeArgs {
+    /// Name of the class
+    #[arg(value_parser = name)]
+    pub(crate) class: String,
+    /// The program: a file, or a directory with a main.lua
+    #[arg(value_name = "FILE|DIR")]
+    pub(crate) program: PathBuf,
+    #[command(flatten)]
+    pub(crate) json: Json,
+}
+
+/// A class, or one of its Clefs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) class: String,
+    pub(crate) key: Option<Key>,
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (class, key) = match text.split_once('/') {
+            None => (text, None),
+            Some((class, key)) => (class, Some(key.parse().map_err(|error| format!("{error}"))?)),
+        };
+        Ok(Self { class: name(class)?, key })
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -94,4 +263,32 @@ impl From<DurabilityArg> for Durability {
 fn address(text: &str) -> Result<SocketAddr, &'static str> {
     let port = text.parse().map(|port: u16| SocketAddr::from(([127, 0, 0, 1], port)));
     port.or_else(|_| text.parse()).map_err(|_| "not a port, nor an address and a port")
+}
+
+/// A port of the machine; that of the app is always the same.
+fn published(text: &str) -> Result<Port, &'static str> {
+    let port: Result<Port, _> = format!("{text}:{}", CLEF_PORT).parse();
+    port.map_err(|_| "not a port from 1 to 65535, nor an address and a port")
+}
+
+fn json(text: &str) -> Result<serde_json::Value, String> {
+    let hint = || format!("not JSON; a string needs quotes of its own: '\"{}\"'", text.replace(['"', '\''], ""));
+    serde_json::from_str(text).map_err(|_| hint())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_and_arguments_are_read() {
+        let target: Target = "room/a/b%20c".parse().unwrap();
+        assert_eq!(target, Target { class: "room".to_owned(), key: Some(Key(b"a/b c".to_vec())) });
+        assert_eq!("room".parse(), Ok(Target { class: "room".to_owned(), key: None }));
+        assert!("room/".parse::<Target>().is_err() && "/a".parse::<Target>().is_err());
+        assert_eq!(json("[1]"), Ok(serde_json::json!([1])));
+        assert!(json("hello").is_err_and(|said| said.contains("'\"hello\"'")));
+        assert_eq!(published("127.0.0.1:80"), "127.0.0.1:80:8080".parse().map_err(|_| ""));
+        assert!(published("80").is_ok() && published("80:81").is_err() && published("80/udp").is_err());
+    }
 }

@@ -8,7 +8,9 @@ use torpor_api::units::Span;
 
 use crate::output::Column;
 
-pub(crate) use self::clef::{ClefCommand, DevArgs};
+pub(crate) use self::clef::{
+    CLEF_PORT, ClefCallArgs, ClefCommand, ClefLsArgs, ClefRmArgs, ClefTargetArgs, ClefUpgradeArgs, DeployArgs, DevArgs,
+};
 pub(crate) use self::connection::{Connection, Named as NamedDaemon, definition};
 pub(crate) use self::image::{ExportArgs, ImageCommand, ImportArgs};
 pub(crate) use self::images::{ImagesArgs, ImagesCommand};

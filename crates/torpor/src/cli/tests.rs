@@ -48,6 +48,15 @@ fn reads_the_lines_of_the_manual() {
         "torpor image import - --name copy -p 81:80 -p 53:53/udp --trust --json",
         "torpor image import web.torpor --no-publish",
         "torpor image import web.torpor --yes --json",
+        "torpor clef deploy counter counter.lua --key path:/{key} -p 8080 --durability sleep --memory 4M --idle-after 5s",
+        "torpor clef ls --json",
+        "torpor clef ls counter",
+        "torpor clef call counter/ann add -2 [1] --json",
+        "torpor clef sleep counter/ann",
+        "torpor clef rm -f counter",
+        "torpor clef stats counter",
+        "torpor clef upgrade counter dir",
+        "torpor clef logs -f counter",
         "torpor completion bash",
         "torpor --socket /tmp/s ps",
         "torpor ps --socket /tmp/s",
@@ -86,6 +95,8 @@ fn refuses_what_makes_no_sense() {
         "torpor ps -o name,colour",
         "torpor checkpoint --pid 1 --image x --socket /s",
         "torpor clef dev x --key query:k -p 1 --socket /s",
+        "torpor clef deploy x x.lua --key query:k",
+        "torpor clef call x/a f nothing",
     ] {
         assert!(parse(line).is_err(), "{line}");
     }

@@ -23,7 +23,12 @@ use torpor_api::token::Token;
 use torpor_api::units::Span;
 use torpor_api::wire::StopQuery;
 
-use crate::cli::{self, Cli, Command, Connection, ImageCommand, ImagesCommand, Named, NamedDaemon, StopArgs};
+pub(crate) use self::clef::{
+    CONTROL as CLEF_CONTROL, HOST as CLEF_HOST, control_main as clef_control_main, host_main as clef_host_main,
+};
+use crate::cli::{
+    self, ClefCommand, Cli, Command, Connection, ImageCommand, ImagesCommand, Named, NamedDaemon, StopArgs,
+};
 use crate::config::Config;
 use crate::daemon;
 use crate::failure::Failure;
@@ -43,7 +48,7 @@ pub(crate) fn run(cli: Cli) -> Result<i32, Failure> {
             return daemon::up(config).map(|()| 0);
         }
         Command::Checkpoint(args) => return checkpoint::checkpoint(&args),
-        Command::Clef(command) => return clef::clef(command),
+        Command::Clef(ClefCommand::Dev(args)) => return clef::dev(args).map(|()| 0),
         Command::Image(
             command @ (ImageCommand::Inspect { .. } | ImageCommand::Verify { .. } | ImageCommand::Diff { .. }),
         ) => return image::image(&command),
@@ -112,6 +117,7 @@ async fn dispatch(cli: Cli) -> Result<i32, Failure> {
                 Some(command) => return images::change(&client, command).await,
             }
         }
+        Command::Clef(command) => return clef::clef(&connect(&daemon)?, command).await,
         Command::Image(ImageCommand::Export(args)) => archive::export(&connect(&daemon)?, args).await?,
         Command::Image(ImageCommand::Import(args)) => archive::import(&connect(&daemon)?, args).await?,
         Command::Image(ImageCommand::Ls(json)) => image::ls(&connect(&daemon)?, json.json).await?,
@@ -120,7 +126,6 @@ async fn dispatch(cli: Cli) -> Result<i32, Failure> {
         Command::Completion { .. }
         | Command::Up(_)
         | Command::Checkpoint(_)
-        | Command::Clef(_)
         | Command::Image(_)
         | Command::Restore(_) => {}
     }

@@ -1,5 +1,6 @@
 //! What users read. Every function is pure: values and the time in, text out.
 
+mod clefs;
 mod descriptors;
 mod doctor;
 mod explain;
@@ -11,6 +12,7 @@ mod units;
 
 use torpor_api::error::{is_deceptive, without_numbers};
 
+pub(crate) use clefs::{clef_stats, clefs};
 pub(crate) use doctor::checks;
 pub(crate) use explain::explanation;
 pub(crate) use image::{ImageDifference, ImageView, VerifiedView, difference, inspected, verified};

@@ -4,36 +4,27 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
-use torpor_clef::{Allowed, Class, Clefs, Code, Durability, Limits, Said, Surroundings, serve};
+use torpor_clef::{Class, Clefs, Code, Said, Surroundings};
 
-use super::checkpoint::tell;
-use crate::cli::{ClefCommand, DevArgs};
+use super::super::checkpoint::tell;
+use super::server;
+use crate::cli::DevArgs;
 use crate::failure::Failure;
 
-/// How long requests that have come are answered after the end was asked for.
-const END: Duration = Duration::from_secs(5);
-
-pub(super) fn clef(command: ClefCommand) -> Result<i32, Failure> {
-    let ClefCommand::Dev(args) = command;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|source| Failure::Terminal { what: "start the command's runtime", source })?;
-    let done = runtime.block_on(dev(args));
-    runtime.shutdown_background();
-    done.map(|()| 0)
+pub(crate) fn dev(args: DevArgs) -> Result<(), Failure> {
+    server::block_on(run(args))
 }
 
 fn read(file: &Path) -> Result<String, Failure> {
     fs::read_to_string(file).map_err(|source| Failure::Read { path: file.to_owned(), source })
 }
 
-async fn dev(args: DevArgs) -> Result<(), Failure> {
-    let DevArgs { file, key, publish, data, durability, memory, cpu, awake, allow } = args;
+async fn run(args: DevArgs) -> Result<(), Failure> {
+    let DevArgs { file, key, publish, data, each } = args;
     let source = read(&file)?;
     // Before the file is read again: what is saved meanwhile is seen.
     let saved = Saved::watch(&file).map_err(|source| Failure::Read { path: file.clone(), source })?;
@@ -42,12 +33,12 @@ async fn dev(args: DevArgs) -> Result<(), Failure> {
         Some(_) => None,
     };
     let folder = data.clone().or_else(|| temporary.as_ref().map(|folder| folder.path().to_owned())).unwrap_or_default();
-    let folder = made(folder)?;
+    let folder = server::made(folder)?;
     let name = file.file_stem().unwrap_or(OsStr::new("program")).to_string_lossy().into_owned();
-    let limits = Limits { memory_bytes: memory.0 as usize, step: cpu.0, awake, ..Limits::default() };
-    let class = Class { name, code: Code::from(source.as_str()), limits, durability: Durability::from(durability) };
+    let code = Code::from(source.as_str());
+    let class = Class { name, code, limits: each.limits(), durability: each.durability() };
     let said = |Said { key, text, .. }: Said<'_>| println!("{}: {text}", key.escape_ascii());
-    let surroundings = Surroundings { folder, rest_after: None, allowed: Allowed(allow), said: Box::new(said) };
+    let surroundings = Surroundings { folder, rest_after: None, allowed: each.allowed(), said: Box::new(said) };
     let clefs = Clefs::start(class, surroundings).map_err(Failure::Clef)?;
     let listen = |source| Failure::Listen { address: publish, source };
     let listener = TcpListener::bind(publish).await.map_err(listen)?;
@@ -59,32 +50,7 @@ async fn dev(args: DevArgs) -> Result<(), Failure> {
     // It ends with the process.
     let for_reload = clefs.clone();
     std::thread::spawn(move || reload(&saved, &file, &for_reload));
-    let (end, ended) = tokio::sync::oneshot::channel::<()>();
-    let until = async move { drop(ended.await) };
-    let serving = tokio::spawn(serve(listener, clefs.clone(), key, until));
-    stopped().await.map_err(|source| Failure::Terminal { what: "wait for signals", source })?;
-    drop(end);
-    // Connections that stay open do not hold it up.
-    let _ = tokio::time::timeout(END, serving).await;
-    clefs.end().await.map_err(Failure::Clef)
-}
-
-/// A directory that only its owner can look into.
-fn made(folder: PathBuf) -> Result<PathBuf, Failure> {
-    use std::os::unix::fs::DirBuilderExt;
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
-    made.map_err(|source| Failure::Write { path: folder.clone(), source })?;
-    Ok(folder)
-}
-
-/// Waits for Ctrl-C or SIGTERM.
-async fn stopped() -> io::Result<()> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    Ok(())
+    server::until_stopped(listener, &clefs, key).await
 }
 
 /// Loads the program anew whenever it was saved.

@@ -1,0 +1,54 @@
+//! What `clef dev` and the host of a deployed class share: requests are answered until somebody asks for the end.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use torpor_clef::{Clefs, KeyPattern, serve};
+
+use crate::failure::Failure;
+
+/// How long requests that have come are answered after the end was asked for.
+const END: Duration = Duration::from_secs(5);
+
+/// Runs something on a runtime of this thread.
+pub(super) fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|source| Failure::Terminal { what: "start the command's runtime", source })?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
+}
+
+/// A directory that only its owner can look into.
+pub(super) fn made(folder: PathBuf) -> Result<PathBuf, Failure> {
+    use std::os::unix::fs::DirBuilderExt;
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    made.map_err(|source| Failure::Write { path: folder.clone(), source })?;
+    Ok(folder)
+}
+
+/// Answers requests until Ctrl-C or SIGTERM, and puts all Clefs to sleep.
+pub(super) async fn until_stopped(listener: TcpListener, clefs: &Clefs, key: KeyPattern) -> Result<(), Failure> {
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let until = async move { drop(ended.await) };
+    let serving = tokio::spawn(serve(listener, clefs.clone(), key, until));
+    stopped().await.map_err(|source| Failure::Terminal { what: "wait for signals", source })?;
+    drop(end);
+    // Connections that stay open do not hold it up.
+    let _ = tokio::time::timeout(END, serving).await;
+    clefs.end().await.map_err(Failure::Clef)
+}
+
+/// Waits for Ctrl-C or SIGTERM.
+async fn stopped() -> io::Result<()> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    Ok(())
+}

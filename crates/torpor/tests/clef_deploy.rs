@@ -1,0 +1,229 @@
+//! `torpor clef deploy`: a class of Clefs is an app, which is called, put to sleep, killed, upgraded and removed.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use torpor_testkit::client::http;
+use torpor_testkit::daemon::Daemon;
+use torpor_testkit::native;
+use torpor_testkit::wait::{PATIENCE, eventually_ok};
+
+const COUNTER: &str = "
+state = { n = 0 }
+local seen = 0
+function http(request)
+  if request.query == 'look' then return tostring(state.n) end
+  state.n, seen = state.n + 1, seen + 1
+  return request.key .. ' ' .. state.n .. ' ' .. seen
+end
+function add(n, more)
+  state.n = state.n + n
+  return state.n, { n, more }
+end
+function oops() error('oh no') end
+";
+
+/// A daemon whose apps sleep on command, with the class `counter`.
+struct Deployed {
+    daemon: Daemon,
+    folder: tempfile::TempDir,
+    address: SocketAddr,
+}
+
+impl Deployed {
+    fn new(tables: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("counter.lua"), COUNTER).unwrap();
+        let mut deployed =
+            Self { daemon: Daemon::start_with(tables, &[]).unwrap(), folder, address: (Ipv4Addr::LOCALHOST, 0).into() };
+        deployed.address = deployed.deploy("counter");
+        deployed
+    }
+
+    fn deploy(&mut self, name: &str) -> SocketAddr {
+        let port = self.daemon.port().unwrap();
+        let program = self.program();
+        let line = ["clef", "deploy", name, &program, "--key", "path:/{key}", "-p", &port.to_string()];
+        self.daemon.ok(&line).unwrap();
+        let address = (Ipv4Addr::LOCALHOST, port).into();
+        eventually_ok("the class answers", PATIENCE, || http::get(address, "/first?look")).unwrap();
+        address
+    }
+
+    fn program(&self) -> String {
+        self.folder.path().join("counter.lua").to_str().unwrap().to_owned()
+    }
+
+    fn get(&self, path: &str) -> String {
+        let response = http::get(self.address, path).unwrap();
+        assert_eq!(response.status, 200, "{path}: {}", response.text());
+        String::from_utf8_lossy(&response.body).into_owned()
+    }
+
+    /// What a command says that must fail, with its exit code.
+    fn refused(&self, line: &[&str]) -> (i32, String) {
+        let output = self.daemon.cli(line).unwrap();
+        assert!(!output.status.success(), "{line:?}");
+        (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    fn pid(&self) -> u32 {
+        let detail = self.daemon.json(&["inspect", "counter"]).unwrap();
+        u32::try_from(detail["status"]["pid"].as_u64().unwrap_or_else(|| panic!("{detail}"))).unwrap()
+    }
+}
+
+const ON_COMMAND: &str = "[idle]\nsleep = false\n";
+
+#[test]
+fn a_class_is_called_and_looked_at() {
+    let mut deployed = Deployed::new(ON_COMMAND);
+    assert_eq!((deployed.get("/ann"), deployed.get("/ann")), ("ann 1 1".to_owned(), "ann 2 2".to_owned()));
+    let daemon = &deployed.daemon;
+    let returned = daemon.json(&["clef", "call", "counter/ann", "add", "-3", r#"{"a": ["é"]}"#]).unwrap();
+    assert_eq!(returned, serde_json::json!([-1, [-3, { "a": ["é"] }]]));
+    assert_eq!(daemon.ok(&["clef", "call", "counter/a%2Fb c", "add", "7", "null"]).unwrap(), "7\n[7]\n");
+    let listed = daemon.json(&["clef", "ls", "counter"]).unwrap();
+    let keys: Vec<&str> = listed.as_array().unwrap().iter().map(|clef| clef["key"].as_str().unwrap()).collect();
+    assert_eq!(keys, ["a/b c", "ann", "first"]);
+    let stats = daemon.json(&["clef", "stats", "counter"]).unwrap();
+    assert_eq!(stats["clefs"], 3);
+    daemon.ok(&["clef", "sleep", "counter/ann"]).unwrap();
+    let listed = daemon.json(&["clef", "ls", "counter"]).unwrap();
+    assert_eq!((&listed[1]["key"], &listed[1]["awake"]), (&"ann".into(), &false.into()));
+    assert_eq!(deployed.get("/ann"), "ann 0 3", "it has kept its variables");
+
+    let (code, said) = deployed.refused(&["clef", "call", "counter/ann", "oops"]);
+    assert!(code == 1 && said.contains("counter.lua:13: oh no") && said.contains("traceback"), "{said}");
+    let (code, said) = deployed.refused(&["clef", "call", "counter", "add"]);
+    assert!(code == 2 && said.contains("counter/KEY"), "{said}");
+    deployed.daemon.ok(&["clef", "rm", "counter/ann"]).unwrap();
+    let (code, said) = deployed.refused(&["clef", "rm", "counter/ann"]);
+    assert!(code == 3 && said.contains("torpor clef ls counter"), "{said}");
+    assert_eq!(deployed.get("/ann"), "ann 1 1", "a new one");
+
+    // Another class has the same runtime, and an app that is none is told apart.
+    deployed.deploy("second");
+    let layers = fs::read_dir(deployed.daemon.data_dir().join("files/layers")).unwrap().count();
+    assert_eq!(layers, 3, "one of the runtime, and one of each class");
+    let memcheck = native::program("memcheck", &["1", "3", "7000", "0"], &[7000]).unwrap();
+    deployed.daemon.run_program(&memcheck, "other", "").unwrap();
+    for line in [&["clef", "ls", "other"][..], &["clef", "logs", "other"], &["clef", "rm", "-f", "other"]] {
+        let (code, said) = deployed.refused(line);
+        let told = said.contains("other is an app, not a class of Clefs") && said.contains("torpor clef ls");
+        assert!(code == 3 && told, "{said}");
+    }
+    let classes = deployed.daemon.json(&["clef", "ls"]).unwrap();
+    let names: Vec<&str> = classes.as_array().unwrap().iter().map(|app| app["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["counter", "second"]);
+    let logs = deployed.daemon.cli(&["clef", "logs", "counter"]).unwrap();
+    assert!(String::from_utf8_lossy(&logs.stderr).contains("the class is served"), "{logs:?}");
+
+    let (_, said) = deployed.refused(&["clef", "rm", "counter"]);
+    assert!(said.contains("-f") || said.contains("stop"), "{said}");
+    deployed.daemon.ok(&["clef", "rm", "-f", "counter"]).unwrap();
+    assert_eq!(deployed.refused(&["clef", "ls", "counter"]).0, 3);
+}
+
+#[test]
+fn its_host_sleeps_and_goes_on() {
+    let deployed = Deployed::new(ON_COMMAND);
+    let daemon = &deployed.daemon;
+    let mut count = 0;
+    for level in ["dozing", "warm", "dozing"] {
+        for _ in 0..2 {
+            count += 1;
+            assert_eq!(deployed.get("/ann"), format!("ann {count} {count}"));
+        }
+        support::sleep(daemon, "counter", &["--level", level]);
+        count += 1;
+        assert_eq!(deployed.get("/ann"), format!("ann {count} {count}"), "after {level}");
+        support::sleep(daemon, "counter", &["--level", level]);
+        // A command wakes it as well.
+        let listed = daemon.json(&["clef", "ls", "counter"]).unwrap();
+        assert_eq!(listed.as_array().unwrap().len(), 2, "{listed}");
+    }
+    let slept = daemon.json(&["clef", "sleep", "counter"]).unwrap();
+    assert_eq!(slept["state"], "dozing");
+    assert_eq!(deployed.get("/ann"), format!("ann {0} {0}", count + 1));
+}
+
+#[test]
+fn it_survives_the_daemon_and_a_power_cut() {
+    let mut deployed = Deployed::new(ON_COMMAND);
+    assert_eq!(deployed.get("/ann"), "ann 1 1");
+    deployed.daemon.kill9().unwrap();
+    assert_eq!(deployed.get("/ann"), "ann 2 2", "the daemon is not needed");
+    deployed.daemon.up().unwrap();
+    support::warm(&deployed.daemon, "counter");
+    deployed.daemon.power_off().unwrap();
+    deployed.daemon.up().unwrap();
+    assert_eq!(deployed.get("/ann"), "ann 3 3");
+    assert_eq!(deployed.daemon.json(&["clef", "stats", "counter"]).unwrap()["clefs"], 2);
+    // With an awake host.
+    deployed.daemon.power_off().unwrap();
+    deployed.daemon.up().unwrap();
+    let found = eventually_ok("it is started again", PATIENCE, || http::get(deployed.address, "/ann?look")).unwrap();
+    assert_eq!(found.text(), "3");
+}
+
+#[test]
+fn its_host_falls_asleep_by_itself() {
+    let deployed = Deployed::new("[idle]\nafter = \"1s\"\n");
+    for count in 1..=2 {
+        assert_eq!(deployed.get("/ann"), format!("ann {count} {count}"));
+        support::wait_asleep(&deployed.daemon, "counter");
+    }
+}
+
+#[test]
+fn nothing_is_lost_when_its_host_is_killed() {
+    let deployed = Deployed::new(ON_COMMAND);
+    let mut pid = 0;
+    for round in 1..=3 {
+        for key in ["a", "b", "c"] {
+            assert_eq!(deployed.get(&format!("/{key}")), format!("{key} {round} {round}"));
+        }
+        pid = eventually_ok("it runs", PATIENCE, || match deployed.pid() {
+            same if same == pid => Err("it has not been started yet".to_owned()),
+            new => Ok(new),
+        })
+        .unwrap();
+        support::kill(pid);
+        let look = || http::get(deployed.address, "/a?look").map(|response| response.text());
+        let found = eventually_ok("it is started again", PATIENCE, look).unwrap();
+        assert_eq!(found, round.to_string());
+    }
+    assert_ne!(deployed.pid(), pid);
+}
+
+#[test]
+fn new_code_stays() {
+    let deployed = Deployed::new(ON_COMMAND);
+    let daemon = &deployed.daemon;
+    assert_eq!(deployed.get("/ann"), "ann 1 1");
+    fs::write(deployed.program(), "function http(request) return 1 +").unwrap();
+    let (code, said) = deployed.refused(&["clef", "upgrade", "counter", &deployed.program()]);
+    assert!(code == 2 && said.contains("counter.lua:1:"), "{said}");
+    assert_eq!(deployed.get("/ann"), "ann 2 2", "code that is none is not taken");
+    let folder = deployed.folder.path().join("class");
+    fs::create_dir(&folder).unwrap();
+    let folder = folder.to_str().unwrap();
+    let (code, said) = deployed.refused(&["clef", "upgrade", "counter", folder]);
+    assert!(code == 2 && said.contains("main.lua"), "{said}");
+    let newer = COUNTER.replace("request.key ..", "require('words.all').new .. request.key ..");
+    fs::write(format!("{folder}/main.lua"), newer).unwrap();
+    fs::create_dir(format!("{folder}/words")).unwrap();
+    fs::write(format!("{folder}/words/all.lua"), "print('loaded') return { new = 'new ' }").unwrap();
+    daemon.ok(&["clef", "upgrade", "counter", folder]).unwrap();
+    assert_eq!(deployed.get("/ann"), "new ann 3 1", "the table `state` is kept, and nothing else");
+    let logs = daemon.ok(&["clef", "logs", "counter"]).unwrap();
+    assert!(logs.contains("ann: loaded"), "{logs}");
+    daemon.ok(&["restart", "counter"]).unwrap();
+    let found = eventually_ok("it is started again", PATIENCE, || http::get(deployed.address, "/ann?look")).unwrap();
+    assert_eq!(found.text(), "3");
+    assert_eq!(deployed.get("/ann"), "new ann 4 2");
+}

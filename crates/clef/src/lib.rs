@@ -24,6 +24,7 @@ mod message;
 mod note;
 mod program;
 mod route;
+mod seal;
 mod serve;
 mod store;
 

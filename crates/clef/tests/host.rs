@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use torpor_clef::{Class, Code, Durability, Host, Incoming, Limits, Outgoing, Socket};
+use torpor_clef::{Class, Code, Durability, Host, HostError, Incoming, Limits, Outgoing, Socket};
 use torpor_lua::Value;
 
 /// A host has all windows: one at a time in this process.
@@ -356,6 +356,14 @@ fn others_look_at_it_copy_it_and_remove_it() {
     assert!(!seen.is_awake && seen.tasks.len() == 1 && seen.values.is_empty() && seen.usage.steps > 3, "{seen:?}");
     hosted.host().fork(b"a", b"b").unwrap();
     assert!(hosted.host().fork(b"a", b"b").is_err());
+    // Only what was exported here comes back.
+    let copy = hosted.host().export(b"a").unwrap();
+    let mut text = serde_json::to_value(&copy).unwrap();
+    text["image"][4000] = (255 - text["image"][4000].as_i64().unwrap()).into();
+    let forged = serde_json::from_value(text).unwrap();
+    assert!(matches!(hosted.host().import(b"c", &forged), Err(HostError::Forged)));
+    hosted.host().import(b"c", &copy).unwrap();
+    assert!(hosted.host().remove(b"c").unwrap());
     assert_eq!(hosted.text("b", "add", &[]), "11");
     assert_eq!(hosted.text("a", "add", &[]), "11");
     assert_ne!(hosted.text("a", "random", &[]), hosted.text("b", "random", &[]));

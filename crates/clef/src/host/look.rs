@@ -7,6 +7,7 @@ use super::asks::Effect;
 use super::{Host, HostError, SharedKey};
 use crate::message::Outgoing;
 use crate::note::{Note, Origin, Usage, Wait};
+use crate::seal::Secret;
 use crate::store::{self, Stored};
 
 /// What is known of a Clef.
@@ -35,6 +36,7 @@ pub struct Seen {
 pub struct Exported {
     note: Vec<u8>,
     image: Vec<u8>,
+    seal: Vec<u8>,
 }
 
 /// What a chunk has returned, and the lines that it has printed.
@@ -134,14 +136,15 @@ impl Host {
             self.store_changes(&key.clone())?;
         }
         let Stored { note, images, .. } = self.store.load(key)?.ok_or(HostError::None)?;
-        let image = Image::folded(&images).map_err(store::StoreError::from)?;
-        Ok(Exported { note: note.bytes, image: image.as_bytes().to_vec() })
+        let image = Image::folded(&images).map_err(store::StoreError::from)?.as_bytes().to_vec();
+        let seal = Secret::of(&self.folder)?.seal(&[&note.bytes, &image]);
+        Ok(Exported { note: note.bytes, image, seal })
     }
 
-    /// Makes a Clef of a copy. It has no connections, and nobody waits for what its tasks return.
+    /// Makes a Clef of a copy that was exported here. It has no connections, and nobody waits for what its tasks return.
     ///
     /// # Errors
-    /// See [`HostError`]. An image is memory: whoever can forge one can do anything that this process can.
+    /// See [`HostError`].
     pub fn import(&mut self, key: &[u8], exported: &Exported) -> Result<(), HostError> {
         if key.is_empty() || key.len() > crate::log::MOST_KEY_BYTES {
             return Err(HostError::Key);
@@ -152,9 +155,13 @@ impl Host {
         if self.store.len() >= self.class.limits.clefs {
             return Err(HostError::Full(self.class.limits.clefs));
         }
-        let image = Image::from_bytes(exported.image.clone());
+        let Exported { note, image, seal } = exported;
+        if !Secret::of(&self.folder)?.is_seal(seal, &[note, image]) {
+            return Err(HostError::Forged);
+        }
+        let image = Image::from_bytes(image.clone());
         let image = Image::folded(std::slice::from_ref(&image)).map_err(store::StoreError::from)?;
-        let mut note = Note::from_stored(&store::Note { due: 0, bytes: exported.note.clone() })?;
+        let mut note = Note::from_stored(&store::Note { due: 0, bytes: note.clone() })?;
         note.sockets.clear();
         note.outbox.clear();
         (note.usage, note.is_copy) = (Usage::default(), true);

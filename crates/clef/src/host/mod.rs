@@ -26,7 +26,7 @@ mod step;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -72,6 +72,9 @@ pub enum HostError {
     /// There is one with this key.
     #[error("there is a Clef with this key already")]
     Exists,
+    /// A copy that was not exported by this class, or was changed.
+    #[error("the copy was not exported by this class, or was changed since")]
+    Forged,
     /// The class has as many as it may have.
     #[error("the class has {0} Clefs, which is its limit")]
     Full(usize),
@@ -119,6 +122,7 @@ struct Engine {
 #[derive(Debug)]
 pub struct Host {
     class: Class,
+    folder: PathBuf,
     /// Of the code: the tag of states that have it.
     code_hash: u64,
     store: Store,
@@ -159,6 +163,7 @@ impl Host {
         Ok(Self {
             code_hash: class.code.hash(),
             class,
+            folder: folder.to_owned(),
             next_window: (store.len() % MOST_WINDOWS as usize) as u32,
             store,
             engine: None,

@@ -15,7 +15,7 @@ const COUNTER: &str = "
 state = { n = 0 }
 local seen = 0
 function http(request)
-  if request.query == 'look' then return tostring(state.n) end
+  if request.query == 'look' then return tostring(state.n) elseif request.query == 'alarm' then alarm(3, 'ring') end
   state.n, seen = state.n + 1, seen + 1
   return request.key .. ' ' .. state.n .. ' ' .. seen
 end
@@ -24,6 +24,7 @@ function add(n, more)
   return state.n, { n, more }
 end
 function oops() error('oh no') end
+function ring() state.n = state.n + 100 print('rung') end
 ";
 
 /// A daemon whose apps sleep on command, with the class `counter`.
@@ -149,6 +150,22 @@ fn its_host_sleeps_and_goes_on() {
     let slept = daemon.json(&["clef", "sleep", "counter"]).unwrap();
     assert_eq!(slept["state"], "dozing");
     assert_eq!(deployed.get("/ann"), format!("ann {0} {0}", count + 1));
+}
+
+#[test]
+fn an_alarm_wakes_its_host() {
+    let deployed = Deployed::new(ON_COMMAND);
+    let daemon = &deployed.daemon;
+    for (level, count) in [("dozing", 101), ("warm", 202)] {
+        deployed.get("/ann?alarm");
+        daemon.ok(&["clef", "sleep", "counter"]).unwrap();
+        support::sleep(daemon, "counter", &["--level", level]);
+        let rung = || daemon.ok(&["clef", "logs", "counter"]).unwrap().matches("ann: rung").count();
+        assert_eq!(rung(), count / 100 - 1, "it sleeps before that");
+        eventually_ok("the alarm rings", PATIENCE, || if rung() == count / 100 { Ok(()) } else { Err("not yet") })
+            .unwrap_or_else(|error| panic!("{error}\n{}", support::told(daemon, "counter")));
+        assert_eq!(deployed.get("/ann?look"), count.to_string());
+    }
 }
 
 #[test]

@@ -469,3 +469,51 @@ fn tear(path: &Path, before: &[u8], share: u8) {
     now[cut..].fill(0);
     std::fs::write(path, now).unwrap();
 }
+
+fn request(method: &str, body: &str) -> Value {
+    Value::Table(vec![("method".into(), method.into()), ("body".into(), body.into()), ("query".into(), "".into())])
+}
+
+fn body(answer: &Result<Vec<Value>, String>) -> String {
+    match answer.as_deref() {
+        Ok([table @ Value::Table(_)]) => {
+            String::from_utf8_lossy(table.field("body").and_then(Value::bytes).unwrap_or_default()).into_owned()
+        }
+        Ok([Value::String(text)]) => String::from_utf8_lossy(text).into_owned(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_examples_of_the_guide_do_what_they_say() {
+    {
+        let mut rooms = hosted(include_str!("../../../docs/guide/clefs/room.lua"));
+        rooms.open("kitchen", 1);
+        assert_eq!(sent(&rooms.say(1, "hello")), [(1, "hello".to_owned())]);
+        assert_eq!(body(&rooms.call("kitchen", "http", &[request("GET", "")])), "hello\n");
+    }
+    {
+        let mut users = hosted(include_str!("../../../docs/guide/clefs/profile.lua"));
+        let put = users.call("ann", "http", &[request("PUT", r#"{"city": "Bern", "name": "Ann"}"#)]);
+        assert!(body(&put).contains(r#""city":"Bern""#), "{put:?}");
+        users.crash();
+        let got = users.call("ann", "http", &[request("GET", "")]);
+        assert!(body(&got).contains(r#""visits":1"#) && body(&got).contains(r#""name":"Ann""#), "{got:?}");
+        assert!(body(&users.call("ann", "http", &[request("PUT", "{")])).contains("JSON"));
+        assert!(users.host().see(b"ann").unwrap().values.contains(&(b"name".to_vec(), "Ann".into())));
+    }
+    let source = include_str!("../../../docs/guide/clefs/twin.lua").replace("SILENCE = 60", "SILENCE = 0.05");
+    let mut devices = hosted(&source.replace("devices/", "room/"));
+    let report = request("POST", r#"{"temperature": 21.5, "site": "roof"}"#);
+    assert_eq!(devices.call("d1", "http", &[report]).unwrap(), []);
+    devices.host().sleep().unwrap();
+    std::thread::sleep(devices.host().due_in().unwrap());
+    let told = devices.turn();
+    assert!(
+        told.iter().any(|told| matches!(told, Outgoing::Printed { line, .. } if line.contains("last heard"))),
+        "{told:?}"
+    );
+    let d1 = devices.call("d1", "http", &[request("GET", "")]);
+    assert!(body(&d1).contains(r#""is_lost":true"#) && body(&d1).contains("21.5"), "{d1:?}");
+    assert!(body(&devices.call("roof", "http", &[request("GET", "")])).contains(r#""lost":1"#));
+}

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use torpor_lua::{Task, Value};
 
-use super::{Connection, SharedKey};
+use super::{Connection, Phase, SharedKey};
 use crate::class::Class;
 use crate::message::{Outgoing, Socket};
 use crate::note::{Alarm, Message, Note, Wait, What};
@@ -106,7 +106,7 @@ impl torpor_lua::Host for Asks<'_> {
             (b"handle.send", [Value::Handle(socket), message]) => self.send_to(*socket, message),
             (b"handle.close", [Value::Handle(socket), ..]) => {
                 if let Some(connection) = self.connection(*socket) {
-                    connection.is_closed = true;
+                    connection.phase = Phase::Closed;
                     connection.inbox.clear();
                     self.send(0, Effect::Out(Outgoing::Close(*socket)))?;
                 }
@@ -172,7 +172,7 @@ impl Asks<'_> {
                     self.effects.push(Effect::Out(Outgoing::Taken(*socket)));
                     return Ok(Asked::Answer(vec![true.into(), Value::String(message)]));
                 }
-                if connection.is_closed {
+                if connection.phase != Phase::Open {
                     return Ok(Asked::Answer(vec![true.into(), Value::Nil]));
                 }
                 if self.note.reader(*socket).is_some() {
@@ -228,7 +228,7 @@ impl Asks<'_> {
             Value::Number(number) => number.to_string().into_bytes(),
             _ => return Err(wrong("a message is a string")),
         };
-        let is_open = self.connection(socket).is_some_and(|connection| !connection.is_closed);
+        let is_open = self.connection(socket).is_some_and(|connection| connection.phase != Phase::Closed);
         if is_open {
             self.send(bytes.len(), Effect::Out(Outgoing::Sent(socket, bytes)))?;
         }

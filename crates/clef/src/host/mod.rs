@@ -89,7 +89,17 @@ struct Connection {
     key: SharedKey,
     /// Messages that it has not taken yet.
     inbox: VecDeque<Vec<u8>>,
-    is_closed: bool,
+    phase: Phase,
+}
+
+/// What the other side of a connection still does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It sends and reads.
+    Open,
+    /// It sends nothing more, and reads.
+    Ended,
+    Closed,
 }
 
 /// What is to be done.
@@ -228,12 +238,13 @@ impl Host {
             }
             Delivery::Incoming(Incoming::Opened { socket, key, function, request }) => {
                 let key: SharedKey = key.into();
-                let connection = Connection { key: key.clone(), inbox: VecDeque::new(), is_closed: false };
+                let connection = Connection { key: key.clone(), inbox: VecDeque::new(), phase: Phase::Open };
                 self.connections.insert(socket, connection);
                 self.begin(&key, function, &[Value::Handle(socket), request], Origin::Socket(socket))
             }
             Delivery::Incoming(Incoming::Received(socket, message)) => self.received(socket, message),
-            Delivery::Incoming(Incoming::Closed(socket)) => self.closed(socket),
+            Delivery::Incoming(Incoming::Ended(socket)) => self.ended(socket, Phase::Ended),
+            Delivery::Incoming(Incoming::Closed(socket)) => self.ended(socket, Phase::Closed),
             Delivery::Incoming(Incoming::Fetched { fetch, result }) => self.fetched(fetch, result),
             Delivery::Message { from, message, is_noted } => self.deliver_message(&from, message, is_noted),
             Delivery::Gone { key, task } => self.gone(&key, task),

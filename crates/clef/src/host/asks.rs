@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use torpor_lua::{Task, Value};
+use torpor_lua::{State, Step, Task, Value};
 
 use super::{Connection, Phase, SharedKey};
 use crate::class::Class;
@@ -34,6 +34,13 @@ pub(super) enum Asked {
     /// It is answered already.
     Answer(Vec<Value>),
     Wait(Wait),
+}
+
+/// Why a task that must end at once has not.
+pub(super) enum NotEnded {
+    /// The error, with a traceback.
+    Failed(String),
+    Waits,
 }
 
 /// Answers what a Clef asks during a step.
@@ -199,6 +206,28 @@ impl Asks<'_> {
                 Ok(Asked::Answer(vec![true.into(), name.as_str().into(), text.as_str().into()]))
             }
             (operation, _) => Err(format!("{} does not take these arguments", String::from_utf8_lossy(operation))),
+        }
+    }
+
+    /// Goes on with a task until it ends. It may not wait, but for `require`.
+    pub(super) fn end_at_once(&mut self, state: &mut State, begun: (Task, Step)) -> Result<Vec<Value>, NotEnded> {
+        let (since, (task, mut step)) = (Instant::now(), begun);
+        loop {
+            let request = match step {
+                Step::Ended(values) => return Ok(values),
+                Step::Failed(error) => return Err(NotEnded::Failed(error)),
+                Step::Waits(request) => request,
+            };
+            let is_require = request.first().and_then(Value::bytes) == Some(b"require");
+            if !is_require || since.elapsed() > self.class.limits.step {
+                return Err(NotEnded::Waits);
+            }
+            let values = match self.wait(task, &request) {
+                Asked::Answer(values) => values,
+                Asked::Wait(_) => vec![false.into(), "it cannot wait".into()],
+            };
+            let answered = state.answer_with(self, task, &values);
+            step = answered.unwrap_or_else(|| Step::Failed("it does not wait any more".to_owned()));
         }
     }
 

@@ -22,6 +22,7 @@ mod awake;
 mod due;
 mod look;
 mod manage;
+mod router;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -30,7 +31,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use torpor_lua::{Budget, MOST_WINDOWS, StateError, Value, Windows};
+use torpor_lua::{Budget, MOST_WINDOWS, State, StateError, Value, Windows};
 
 use self::asks::now;
 use self::awake::Awake;
@@ -78,6 +79,12 @@ pub enum HostError {
     /// Its code cannot be run, or ends with an error.
     #[error("{0}")]
     Code(String),
+    /// The function `route` waits.
+    #[error("the function route waits, which it may not")]
+    RouteWaits,
+    /// The function `route` gives something else.
+    #[error("the function route has returned neither a key of 1 to {MOST_KEY_BYTES} bytes nor nil")]
+    Routed,
 }
 
 /// A key that is often named.
@@ -135,6 +142,8 @@ pub struct Host {
     /// None while all sleep.
     engine: Option<Engine>,
     awake: HashMap<SharedKey, Awake>,
+    /// Says which Clef a request is for; none where nobody has asked it.
+    router: Option<State>,
     /// By when they were last used.
     order: BTreeMap<u64, SharedKey>,
     /// Who has a window.
@@ -173,6 +182,7 @@ impl Host {
             store,
             engine: None,
             awake: HashMap::new(),
+            router: None,
             order: BTreeMap::new(),
             places: HashMap::new(),
             due: BTreeSet::new(),
@@ -275,6 +285,7 @@ impl Host {
     /// See [`HostError`].
     pub fn rest(&mut self) -> Result<(), HostError> {
         self.sleep()?;
+        self.router = None;
         self.engine = None;
         Ok(())
     }
@@ -291,6 +302,7 @@ impl Host {
     pub fn reload(&mut self, code: Code) {
         self.code_hash = code.hash();
         self.class.code = code;
+        self.router = None;
     }
 
     /// Removes a Clef; false if there is none.
@@ -324,6 +336,7 @@ impl Host {
     /// Lets go of the directory. Nothing can be done with this host any more.
     pub(crate) fn close(&mut self) {
         self.awake.clear();
+        self.router = None;
         self.store.close();
     }
 

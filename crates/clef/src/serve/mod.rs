@@ -101,6 +101,18 @@ impl Clefs {
         }
     }
 
+    /// Asks the program which Clef a request is for: see [`Host::route`].
+    ///
+    /// # Errors
+    /// In words: the error of the program, with a traceback, or of its host.
+    pub async fn route(&self, request: Value) -> Result<Option<Vec<u8>>, String> {
+        let (answer, answered) = oneshot::channel();
+        if !self.send_waiting(Request::Route { request, answer }).await {
+            return Err(GONE.to_owned());
+        }
+        answered.await.unwrap_or_else(|_| Err(GONE.to_owned()))
+    }
+
     /// Changes the code: see [`Host::reload`].
     pub fn reload(&self, code: Code) {
         // Without a host there is nothing to change.

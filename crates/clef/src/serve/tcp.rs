@@ -109,7 +109,8 @@ impl Server {
         let (from, mut to) = stream.into_split();
         let mut input = Input { from, decoder: Decoder::new(self.frames) };
         let first = timeout(self.limits.first, input.first()).await??;
-        let Some((key, request)) = first.and_then(|first| self.key(first, peer)) else { return Ok(()) };
+        let Some(first) = first else { return Ok(()) };
+        let Some((key, request)) = self.key(first, peer).await else { return Ok(()) };
         let Some(open) = self.clefs.open_within(key, "tcp", request).await else { return Ok(()) };
         match self.pass(&mut input, &mut to, open).await {
             Ending::Closed => {
@@ -125,10 +126,18 @@ impl Server {
     }
 
     /// Which Clef, and what its function gets.
-    fn key(&self, first: Vec<u8>, peer: SocketAddr) -> Option<(Vec<u8>, Value)> {
-        let key = (1..=MOST_KEY_BYTES).contains(&first.len()).then_some(first)?;
-        let request = Value::Table(vec![pair("key", key.as_slice()), pair("peer", &*peer.to_string())]);
-        Some((key, request))
+    async fn key(&self, first: Vec<u8>, peer: SocketAddr) -> Option<(Vec<u8>, Value)> {
+        let mut fields = vec![pair("peer", &*peer.to_string())];
+        let key = match self.pattern {
+            KeyPattern::Lua => {
+                fields.push(pair("line", first.as_slice()));
+                // Its error is told by the host.
+                self.clefs.route(Value::Table(fields.clone())).await.ok().flatten()?
+            }
+            _ => first,
+        };
+        fields.push(pair("key", key.as_slice()));
+        (1..=MOST_KEY_BYTES).contains(&key.len()).then_some((key, Value::Table(fields)))
     }
 
     /// Passes messages on both ways until one side closes.

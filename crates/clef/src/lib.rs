@@ -16,6 +16,7 @@
 mod class;
 pub mod control;
 mod deployment;
+mod frames;
 mod host;
 mod index;
 mod key;
@@ -30,6 +31,7 @@ mod store;
 
 pub use class::{Class, Code, Durability, Limits};
 pub use deployment::Deployment;
+pub use frames::Frames;
 pub use host::{ClefStatus, Exported, Host, HostError, Seen, Stats};
 pub use key::{Key, KeyError};
 pub use log::{Kind, Location, Log, LogError, MOST_KEY_BYTES};
@@ -37,5 +39,5 @@ pub use message::{Incoming, Outgoing, Socket};
 pub use note::Usage;
 pub use program::{MAIN, Program, ProgramError};
 pub use route::{KeyPattern, PatternError};
-pub use serve::{Allowed, AllowedHost, Clefs, Said, Surroundings, serve};
+pub use serve::{Allowed, AllowedHost, Clefs, Said, Surroundings, TcpLimits, serve, serve_tcp};
 pub use store::{Chain, Note, Restored, Store, StoreError, Stored};

@@ -34,6 +34,8 @@ pub enum Incoming {
     },
     /// A message has come.
     Received(Socket, Vec<u8>),
+    /// The other side sends nothing more; it may still read.
+    Ended(Socket),
     /// The other side has closed the connection, or it is broken.
     Closed(Socket),
     /// What [`Outgoing::Fetch`] asked for.

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 /// What stands for the key in a pattern.
 const KEY: &str = "{key}";
+/// The pattern that leaves it to the program.
+const LUA: &str = "lua";
 
 /// The part of a request that names the Clef.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,17 +31,22 @@ pub enum KeyPattern {
     Query(String),
     /// A cookie.
     Cookie(String),
+    /// The function `route` of the program says it.
+    Lua,
 }
 
 /// Why a text is no pattern.
 #[derive(Debug, thiserror::Error)]
-#[error("a key is path:/…/{{key}}, host:{{key}}.…, header:NAME, query:NAME or cookie:NAME")]
+#[error("a key is path:/…/{{key}}, host:{{key}}.…, header:NAME, query:NAME, cookie:NAME or lua")]
 pub struct PatternError;
 
 impl FromStr for KeyPattern {
     type Err = PatternError;
 
     fn from_str(text: &str) -> Result<Self, PatternError> {
+        if text == LUA {
+            return Ok(Self::Lua);
+        }
         let (kind, rest) = text.split_once(':').ok_or(PatternError)?;
         let around = || {
             let (before, after) = rest.split_once(KEY).ok_or(PatternError)?;
@@ -70,6 +77,7 @@ impl fmt::Display for KeyPattern {
             Self::Header(name) => write!(f, "header:{name}"),
             Self::Query(name) => write!(f, "query:{name}"),
             Self::Cookie(name) => write!(f, "cookie:{name}"),
+            Self::Lua => f.write_str(LUA),
         }
     }
 }
@@ -79,9 +87,11 @@ fn decoded(text: &str) -> Vec<u8> {
 }
 
 impl KeyPattern {
-    /// The key that a request names: its path and query as they were sent, and its headers by name in lower case. None if it names none.
+    /// The key that a request names: its path and query as they were sent, and its headers by name in lower case. None if it names none, or the
+    /// program says it.
     pub fn key<'a>(&self, path: &str, query: &str, header: impl Fn(&str) -> Option<&'a str>) -> Option<Vec<u8>> {
         let found = match self {
+            Self::Lua => return None,
             Self::Path { before, after } => {
                 let rest = path.strip_prefix(before.as_str())?;
                 let end = rest.find('/').unwrap_or(rest.len());
@@ -143,6 +153,7 @@ mod tests {
         assert_eq!(key("header:X-User", "/", "", &[("x-user", "ann")]), found("ann"));
         assert_eq!(key("query:user", "/", "a=1&user=b+c%21&user=2", &[]), found("b c!"));
         assert_eq!(key("query:user", "/", "users=1", &[]), None);
+        assert_eq!(key("lua", "/x", "lua=1", &[]), None);
         assert_eq!(key("cookie:session", "/", "", &[("cookie", "a=1; session=xyz")]), found("xyz"));
     }
 
@@ -159,6 +170,7 @@ mod tests {
             "path:/{key}/{key}",
             "query:",
             "what:x",
+            "lua:",
         ] {
             assert!(text.parse::<KeyPattern>().is_err(), "{text}");
         }

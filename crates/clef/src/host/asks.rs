@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use torpor_lua::{Task, Value};
+use torpor_lua::{State, Step, Task, Value};
 
-use super::{Connection, SharedKey};
+use super::{Connection, Phase, SharedKey};
 use crate::class::Class;
 use crate::message::{Outgoing, Socket};
 use crate::note::{Alarm, Message, Note, Wait, What};
@@ -34,6 +34,13 @@ pub(super) enum Asked {
     /// It is answered already.
     Answer(Vec<Value>),
     Wait(Wait),
+}
+
+/// Why a task that must end at once has not.
+pub(super) enum NotEnded {
+    /// The error, with a traceback.
+    Failed(String),
+    Waits,
 }
 
 /// Answers what a Clef asks during a step.
@@ -106,7 +113,7 @@ impl torpor_lua::Host for Asks<'_> {
             (b"handle.send", [Value::Handle(socket), message]) => self.send_to(*socket, message),
             (b"handle.close", [Value::Handle(socket), ..]) => {
                 if let Some(connection) = self.connection(*socket) {
-                    connection.is_closed = true;
+                    connection.phase = Phase::Closed;
                     connection.inbox.clear();
                     self.send(0, Effect::Out(Outgoing::Close(*socket)))?;
                 }
@@ -172,7 +179,7 @@ impl Asks<'_> {
                     self.effects.push(Effect::Out(Outgoing::Taken(*socket)));
                     return Ok(Asked::Answer(vec![true.into(), Value::String(message)]));
                 }
-                if connection.is_closed {
+                if connection.phase != Phase::Open {
                     return Ok(Asked::Answer(vec![true.into(), Value::Nil]));
                 }
                 if self.note.reader(*socket).is_some() {
@@ -202,6 +209,28 @@ impl Asks<'_> {
         }
     }
 
+    /// Goes on with a task until it ends. It may not wait, but for `require`.
+    pub(super) fn end_at_once(&mut self, state: &mut State, begun: (Task, Step)) -> Result<Vec<Value>, NotEnded> {
+        let (since, (task, mut step)) = (Instant::now(), begun);
+        loop {
+            let request = match step {
+                Step::Ended(values) => return Ok(values),
+                Step::Failed(error) => return Err(NotEnded::Failed(error)),
+                Step::Waits(request) => request,
+            };
+            let is_require = request.first().and_then(Value::bytes) == Some(b"require");
+            if !is_require || since.elapsed() > self.class.limits.step {
+                return Err(NotEnded::Waits);
+            }
+            let values = match self.wait(task, &request) {
+                Asked::Answer(values) => values,
+                Asked::Wait(_) => vec![false.into(), "it cannot wait".into()],
+            };
+            let answered = state.answer_with(self, task, &values);
+            step = answered.unwrap_or_else(|| Step::Failed("it does not wait any more".to_owned()));
+        }
+    }
+
     /// A connection of this Clef, if it is there.
     fn connection(&mut self, socket: Socket) -> Option<&mut Connection> {
         let is_own = self.note.sockets.contains(&socket);
@@ -228,7 +257,7 @@ impl Asks<'_> {
             Value::Number(number) => number.to_string().into_bytes(),
             _ => return Err(wrong("a message is a string")),
         };
-        let is_open = self.connection(socket).is_some_and(|connection| !connection.is_closed);
+        let is_open = self.connection(socket).is_some_and(|connection| connection.phase != Phase::Closed);
         if is_open {
             self.send(bytes.len(), Effect::Out(Outgoing::Sent(socket, bytes)))?;
         }

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use torpor_lua::{MOST_WINDOWS, State, Step, Value};
+use torpor_lua::{MOST_WINDOWS, State, Value};
 
-use super::asks::{Asked, Asks, Effect, now};
+use super::asks::{Asks, Effect, NotEnded, now};
 use super::{Delivery, Host, HostError, SharedKey, random};
 use crate::log::MOST_KEY_BYTES;
 use crate::note::{Note, Wait};
@@ -87,7 +87,7 @@ impl Host {
 
     /// Where a new Clef is when it is awake: one after the other, so that they share page tables. Two with the same window are never awake
     /// together.
-    fn new_window(&mut self) -> u32 {
+    pub(super) fn new_window(&mut self) -> u32 {
         let window = self.next_window;
         self.next_window = (window + 1) % MOST_WINDOWS;
         window
@@ -135,7 +135,7 @@ impl Host {
         self.awake.insert(key.clone(), clef);
     }
 
-    fn empty(&mut self, window: u32) -> Result<State, HostError> {
+    pub(super) fn empty(&mut self, window: u32) -> Result<State, HostError> {
         let windows = self.engine()?;
         Ok(State::new(&windows, window, self.class.limits.memory_bytes, random()?)?)
     }
@@ -148,13 +148,24 @@ impl Host {
         note: &mut Note,
         kept: Option<&Value>,
     ) -> Result<Vec<Effect>, HostError> {
-        state.set_tag(self.code_hash);
-        let (name, main) = (format!("@{}.lua", self.class.name), self.class.code.main.clone());
-        let (_, mut effects) = self.run_chunk(key, state, note, &name, &main, &[(&**key).into()])?;
+        let mut effects = self.load_program(key, state, note, &[(&**key).into()])?;
         if let Some(kept @ Value::Table(_)) = kept {
             effects.extend(self.run_chunk(key, state, note, "=reload", "state = ...", std::slice::from_ref(kept))?.1);
         }
         Ok(effects)
+    }
+
+    /// Runs the program of the class in an empty state.
+    pub(super) fn load_program(
+        &mut self,
+        key: &SharedKey,
+        state: &mut State,
+        note: &mut Note,
+        arguments: &[Value],
+    ) -> Result<Vec<Effect>, HostError> {
+        state.set_tag(self.code_hash);
+        let (name, main) = (format!("@{}.lua", self.class.name), self.class.code.main.clone());
+        Ok(self.run_chunk(key, state, note, &name, &main, arguments)?.1)
     }
 
     /// Runs a chunk that must not wait, but for `require`. Gives what it returns, and what follows from it.
@@ -168,28 +179,14 @@ impl Host {
         arguments: &[Value],
     ) -> Result<(Vec<Value>, Vec<Effect>), HostError> {
         let mut asks = self.asks(key, note);
-        let (task, mut step) = state.run_with(&mut asks, name, text, arguments);
-        let begun = Instant::now();
-        let values = loop {
-            match step {
-                Step::Ended(values) => break values,
-                Step::Failed(error) => return Err(HostError::Code(error)),
-                Step::Waits(request) => {
-                    let is_require = request.first().and_then(Value::bytes) == Some(b"require");
-                    if !is_require || begun.elapsed() > asks.class.limits.step {
-                        let name = name.trim_start_matches(['=', '@']);
-                        return Err(HostError::Code(format!("{name}: it waits, which code that is loaded cannot")));
-                    }
-                    let values = match asks.wait(task, &request) {
-                        Asked::Answer(values) => values,
-                        Asked::Wait(_) => vec![false.into(), "it cannot wait".into()],
-                    };
-                    step = state
-                        .answer_with(&mut asks, task, &values)
-                        .unwrap_or_else(|| Step::Failed("it does not wait any more".to_owned()));
-                }
+        let begun = state.run_with(&mut asks, name, text, arguments);
+        let values = asks.end_at_once(state, begun).map_err(|ended| match ended {
+            NotEnded::Failed(error) => HostError::Code(error),
+            NotEnded::Waits => {
+                let name = name.trim_start_matches(['=', '@']);
+                HostError::Code(format!("{name}: it waits, which code that is loaded cannot"))
             }
-        };
+        })?;
         Ok((values, asks.effects))
     }
 
@@ -228,7 +225,8 @@ impl Host {
     }
 
     /// A window is free, or of nobody who is awake.
-    fn vacate(&mut self, window: u32) -> Result<(), HostError> {
+    pub(super) fn vacate(&mut self, window: u32) -> Result<(), HostError> {
+        self.router.take_if(|router| router.window() == window);
         match self.places.get(&window).cloned() {
             Some(other) => self.put_to_sleep(&other),
             None => Ok(()),

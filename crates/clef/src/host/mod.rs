@@ -22,6 +22,7 @@ mod awake;
 mod due;
 mod look;
 mod manage;
+mod router;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -30,7 +31,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use torpor_lua::{Budget, MOST_WINDOWS, StateError, Value, Windows};
+use torpor_lua::{Budget, MOST_WINDOWS, State, StateError, Value, Windows};
 
 use self::asks::now;
 use self::awake::Awake;
@@ -81,6 +82,12 @@ pub enum HostError {
     /// Its code cannot be run, or ends with an error.
     #[error("{0}")]
     Code(String),
+    /// The function `route` waits.
+    #[error("the function route waits, which it may not")]
+    RouteWaits,
+    /// The function `route` gives something else.
+    #[error("the function route has returned neither a key of 1 to {MOST_KEY_BYTES} bytes nor nil")]
+    Routed,
 }
 
 /// A key that is often named.
@@ -92,7 +99,17 @@ struct Connection {
     key: SharedKey,
     /// Messages that it has not taken yet.
     inbox: VecDeque<Vec<u8>>,
-    is_closed: bool,
+    phase: Phase,
+}
+
+/// What the other side of a connection still does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It sends and reads.
+    Open,
+    /// It sends nothing more, and reads.
+    Ended,
+    Closed,
 }
 
 /// What is to be done.
@@ -129,6 +146,8 @@ pub struct Host {
     /// None while all sleep.
     engine: Option<Engine>,
     awake: HashMap<SharedKey, Awake>,
+    /// Says which Clef a request is for; none where nobody has asked it.
+    router: Option<State>,
     /// By when they were last used.
     order: BTreeMap<u64, SharedKey>,
     /// Who has a window.
@@ -168,6 +187,7 @@ impl Host {
             store,
             engine: None,
             awake: HashMap::new(),
+            router: None,
             order: BTreeMap::new(),
             places: HashMap::new(),
             due: BTreeSet::new(),
@@ -233,12 +253,13 @@ impl Host {
             }
             Delivery::Incoming(Incoming::Opened { socket, key, function, request }) => {
                 let key: SharedKey = key.into();
-                let connection = Connection { key: key.clone(), inbox: VecDeque::new(), is_closed: false };
+                let connection = Connection { key: key.clone(), inbox: VecDeque::new(), phase: Phase::Open };
                 self.connections.insert(socket, connection);
                 self.begin(&key, function, &[Value::Handle(socket), request], Origin::Socket(socket))
             }
             Delivery::Incoming(Incoming::Received(socket, message)) => self.received(socket, message),
-            Delivery::Incoming(Incoming::Closed(socket)) => self.closed(socket),
+            Delivery::Incoming(Incoming::Ended(socket)) => self.ended(socket, Phase::Ended),
+            Delivery::Incoming(Incoming::Closed(socket)) => self.ended(socket, Phase::Closed),
             Delivery::Incoming(Incoming::Fetched { fetch, result }) => self.fetched(fetch, result),
             Delivery::Message { from, message, is_noted } => self.deliver_message(&from, message, is_noted),
             Delivery::Gone { key, task } => self.gone(&key, task),
@@ -269,6 +290,7 @@ impl Host {
     /// See [`HostError`].
     pub fn rest(&mut self) -> Result<(), HostError> {
         self.sleep()?;
+        self.router = None;
         self.engine = None;
         Ok(())
     }
@@ -285,6 +307,7 @@ impl Host {
     pub fn reload(&mut self, code: Code) {
         self.code_hash = code.hash();
         self.class.code = code;
+        self.router = None;
     }
 
     /// Removes a Clef; false if there is none.
@@ -318,6 +341,7 @@ impl Host {
     /// Lets go of the directory. Nothing can be done with this host any more.
     pub(crate) fn close(&mut self) {
         self.awake.clear();
+        self.router = None;
         self.store.close();
     }
 

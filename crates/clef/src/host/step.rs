@@ -5,7 +5,7 @@ use std::time::Instant;
 use torpor_lua::{Step, Task, Value};
 
 use super::asks::{Asked, Effect, shared};
-use super::{Delivery, Host, HostError, SharedKey};
+use super::{Delivery, Host, HostError, Phase, SharedKey};
 use crate::class::Durability;
 use crate::message::{Outgoing, Socket};
 use crate::note::{Message, Note, Origin, Wait, Waiting, What};
@@ -185,9 +185,8 @@ impl Host {
 
     /// A message of a connection.
     pub(super) fn received(&mut self, socket: Socket, message: Vec<u8>) -> Result<(), HostError> {
-        let Some(connection) = self.connections.get_mut(&socket).filter(|connection| !connection.is_closed) else {
-            return Ok(());
-        };
+        let connection = self.connections.get_mut(&socket).filter(|connection| connection.phase == Phase::Open);
+        let Some(connection) = connection else { return Ok(()) };
         let key = connection.key.clone();
         connection.inbox.push_back(message);
         self.read(&key, socket)
@@ -208,16 +207,19 @@ impl Host {
                 self.outgoing.push(Outgoing::Taken(socket));
                 vec![true.into(), Value::String(message)]
             }
-            None if connection.is_closed => vec![true.into(), Value::Nil],
+            None if connection.phase != Phase::Open => vec![true.into(), Value::Nil],
             None => return Ok(()),
         };
         self.step(key, Work::Answer { task, values })
     }
 
-    /// The other side has closed a connection. What has come before is still read.
-    pub(super) fn closed(&mut self, socket: Socket) -> Result<(), HostError> {
+    /// The other side has closed a connection, or its half of it. What has come before is still read.
+    pub(super) fn ended(&mut self, socket: Socket, phase: Phase) -> Result<(), HostError> {
         let Some(connection) = self.connections.get_mut(&socket) else { return Ok(()) };
-        connection.is_closed = true;
+        if connection.phase == Phase::Closed {
+            return Ok(());
+        }
+        connection.phase = phase;
         let key = connection.key.clone();
         self.read(&key, socket)
     }

@@ -57,8 +57,30 @@ async fn answer(clefs: &Clefs, pattern: &KeyPattern, request: axum::extract::Req
         let mut values = head.headers.get_all(name).iter();
         values.next().filter(|_| values.next().is_none()).and_then(|value| value.to_str().ok())
     };
-    let Some(key) = pattern.key(path, query, header) else {
-        return text(StatusCode::NOT_FOUND, format!("the request has no key at {pattern}"));
+    // One that is repeated is one with all values, as in RFC 9110, section 5.3.
+    let value = |name: &HeaderName| {
+        let values: Vec<&[u8]> = head.headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+        pair(name.as_str(), values.join(&b", "[..]).as_slice())
+    };
+    let mut fields = vec![
+        pair("method", head.method.as_str()),
+        pair("path", path),
+        pair("query", query),
+        pair("headers", Value::Table(head.headers.keys().map(value).collect())),
+    ];
+    let key = match pattern {
+        KeyPattern::Lua => match clefs.route(Value::Table(fields.clone())).await {
+            Ok(key) => key,
+            Err(error) => return text(StatusCode::INTERNAL_SERVER_ERROR, error),
+        },
+        pattern => pattern.key(path, query, header),
+    };
+    let Some(key) = key else {
+        let said = match pattern {
+            KeyPattern::Lua => "the function route names no Clef for the request".to_owned(),
+            pattern => format!("the request has no key at {pattern}"),
+        };
+        return text(StatusCode::NOT_FOUND, said);
     };
     let Ok(body) = to_bytes(body, MOST_BODY_BYTES).await else {
         return text(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {MOST_BODY_BYTES} bytes"));
@@ -66,20 +88,8 @@ async fn answer(clefs: &Clefs, pattern: &KeyPattern, request: axum::extract::Req
     if key.len() > MOST_KEY_BYTES {
         return text(StatusCode::BAD_REQUEST, format!("the key has more than {MOST_KEY_BYTES} bytes"));
     }
-    // One that is repeated is one with all values, as in RFC 9110, section 5.3.
-    let value = |name: &HeaderName| {
-        let values: Vec<&[u8]> = head.headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
-        pair(name.as_str(), values.join(&b", "[..]).as_slice())
-    };
-    let headers = head.headers.keys().map(value);
-    let request = Value::Table(vec![
-        pair("method", head.method.as_str()),
-        pair("path", path),
-        pair("query", query),
-        pair("headers", Value::Table(headers.collect())),
-        pair("body", &*body),
-        pair("key", key.as_slice()),
-    ]);
+    fields.extend([pair("body", &*body), pair("key", key.as_slice())]);
+    let request = Value::Table(fields);
     if let Some(upgrade) = upgrade {
         return match clefs.open(key, "websocket", request) {
             Ok(open) => upgrade.max_message_size(MOST_MESSAGE_BYTES).on_upgrade(|socket| run_websocket(socket, open)),

@@ -1,9 +1,10 @@
-//! Clefs behind HTTP, WebSocket and server-sent events.
+//! Clefs behind HTTP, WebSocket, server-sent events and TCP.
 //!
 //! ```text
 //! http ─ a request ─────────────────────▶ ┌────────┐
 //! socket ─ a connection, its messages ──▶ │ Clefs  │ ─▶ thread: turns of the host
-//! fetch ─ a response ───────────────────▶ └────────┘ ◀─ what may be told
+//! tcp ─ the same, in frames ────────────▶ │        │ ◀─ what may be told
+//! fetch ─ a response ───────────────────▶ └────────┘
 //! ```
 //! A thread has the host. It takes the requests that wait, delivers them, commits once, and only then tells what follows from them: the output gate.
 //! Connections are here, and stay open while their Clefs sleep.
@@ -12,6 +13,7 @@ mod fetch;
 mod http;
 mod request;
 mod socket;
+mod tcp;
 mod thread;
 
 use std::path::PathBuf;
@@ -27,6 +29,7 @@ pub use self::fetch::{Allowed, AllowedHost};
 pub use self::http::serve;
 use self::request::{Request, Work};
 use self::socket::ToSocket;
+pub use self::tcp::{TcpLimits, serve_tcp};
 use self::thread::Loop;
 pub use self::thread::Said;
 use crate::class::{Class, Code};
@@ -98,6 +101,18 @@ impl Clefs {
         }
     }
 
+    /// Asks the program which Clef a request is for: see [`Host::route`].
+    ///
+    /// # Errors
+    /// In words: the error of the program, with a traceback, or of its host.
+    pub async fn route(&self, request: Value) -> Result<Option<Vec<u8>>, String> {
+        let (answer, answered) = oneshot::channel();
+        if !self.send_waiting(Request::Route { request, answer }).await {
+            return Err(GONE.to_owned());
+        }
+        answered.await.unwrap_or_else(|_| Err(GONE.to_owned()))
+    }
+
     /// Changes the code: see [`Host::reload`].
     pub fn reload(&self, code: Code) {
         // Without a host there is nothing to change.
@@ -144,10 +159,22 @@ impl Clefs {
 
     /// Connects to a Clef.
     fn open(&self, key: Vec<u8>, function: &'static str, request: Value) -> Result<OpenSocket, String> {
+        let (request, open) = self.opening(key, function, request);
+        self.send(request)?;
+        Ok(open)
+    }
+
+    /// Connects to a Clef, and waits while the host has much to do; none where there is no host.
+    async fn open_within(&self, key: Vec<u8>, function: &'static str, request: Value) -> Option<OpenSocket> {
+        let (request, open) = self.opening(key, function, request);
+        self.send_waiting(request).await.then_some(open)
+    }
+
+    fn opening(&self, key: Vec<u8>, function: &'static str, request: Value) -> (Request, OpenSocket) {
         let socket = self.sockets.fetch_add(1, Ordering::Relaxed);
         let (to, from) = socket::channel();
-        self.send(Request::Open { socket, key, function, request, to: to.clone() })?;
-        Ok(OpenSocket { clefs: self.clone(), socket, to, from })
+        let open = OpenSocket { clefs: self.clone(), socket, to: to.clone(), from };
+        (Request::Open { socket, key, function, request, to }, open)
     }
 }
 
@@ -165,12 +192,21 @@ impl OpenSocket {
         self.to.room().await;
         self.clefs.tell(Incoming::Received(self.socket, message)).await
     }
+
+    /// Tells the Clef that nothing more comes, and that it may still send.
+    async fn ended(&self) -> bool {
+        self.clefs.tell(Incoming::Ended(self.socket)).await
+    }
 }
 
 impl Clefs {
     /// Tells the host something, and waits while it has much to do.
     async fn tell(&self, incoming: Incoming) -> bool {
-        let mut request = Request::Incoming(incoming);
+        self.send_waiting(Request::Incoming(incoming)).await
+    }
+
+    /// False where there is no host.
+    async fn send_waiting(&self, mut request: Request) -> bool {
         loop {
             match self.requests.try_send(request) {
                 Ok(()) => return true,

@@ -20,6 +20,8 @@ pub(super) enum Request {
     Call { key: Vec<u8>, function: String, arguments: Vec<Value>, answer: oneshot::Sender<Answer> },
     /// Somebody has connected.
     Open { socket: Socket, key: Vec<u8>, function: &'static str, request: Value, to: Arc<Sender> },
+    /// Asks which Clef a request is for.
+    Route { request: Value, answer: oneshot::Sender<Result<Option<Vec<u8>>, String>> },
     /// Something else has come.
     Incoming(Incoming),
     /// Changes the code of the class.

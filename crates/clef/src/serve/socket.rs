@@ -1,14 +1,16 @@
-//! Connections: WebSocket and server-sent events.
+//! Connections, however they come: what a Clef sends and has not taken. WebSocket and server-sent events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::ws::{CloseFrame, Message, WebSocket, close_code};
 use axum::http::{HeaderValue, Response};
 use futures_util::{SinkExt, StreamExt};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::time::sleep;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use super::OpenSocket;
@@ -19,6 +21,8 @@ const MOST_UNTAKEN: usize = 64;
 const MOST_UNSENT_BYTES: usize = 8 << 20;
 /// Bytes of a message from a client at most.
 pub(super) const MOST_MESSAGE_BYTES: usize = 1 << 20;
+/// How long a client may read nothing of the rest, once its Clef has closed the connection.
+pub(super) const LINGER: Duration = Duration::from_secs(30);
 /// What a message counts for beside its bytes.
 const MESSAGE_COST: usize = 64;
 
@@ -35,11 +39,22 @@ pub(super) struct Sender {
     to: mpsc::UnboundedSender<ToSocket>,
     unsent_bytes: AtomicUsize,
     untaken: Semaphore,
+    /// The client reads too slowly.
+    is_slow: Notify,
+    /// The Clef has closed the connection.
+    is_closing: Notify,
 }
 
 pub(super) fn channel() -> (Arc<Sender>, mpsc::UnboundedReceiver<ToSocket>) {
     let (to, from) = mpsc::unbounded_channel();
-    (Arc::new(Sender { to, unsent_bytes: AtomicUsize::new(0), untaken: Semaphore::new(MOST_UNTAKEN) }), from)
+    let sender = Sender {
+        to,
+        unsent_bytes: AtomicUsize::new(0),
+        untaken: Semaphore::new(MOST_UNTAKEN),
+        is_slow: Notify::new(),
+        is_closing: Notify::new(),
+    };
+    (Arc::new(sender), from)
 }
 
 impl Sender {
@@ -47,16 +62,37 @@ impl Sender {
     pub(super) fn send(&self, message: ToSocket) -> bool {
         let bytes = match &message {
             ToSocket::Message(bytes) => bytes.len() + MESSAGE_COST,
-            ToSocket::Close => 0,
+            ToSocket::Close => {
+                self.is_closing.notify_one();
+                0
+            }
         };
         if self.unsent_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST_UNSENT_BYTES {
-            let _ = self.to.send(ToSocket::Close);
+            self.is_slow.notify_one();
             return false;
         }
         self.to.send(message).is_ok()
     }
 
-    fn sent(&self, bytes: usize) {
+    /// Waits until the client must be cut off: it reads too slowly, or its Clef has closed the connection and it reads nothing of the rest for
+    /// `linger`. It would hold the connection for ever.
+    pub(super) async fn overdue(&self, linger: Duration) {
+        let lingered = async {
+            self.is_closing.notified().await;
+            let unsent = || self.unsent_bytes.load(Ordering::Relaxed);
+            let mut before = usize::MAX;
+            while unsent() < before {
+                before = unsent();
+                sleep(linger).await;
+            }
+        };
+        tokio::select! {
+            () = self.is_slow.notified() => {}
+            () = lingered => {}
+        }
+    }
+
+    pub(super) fn sent(&self, bytes: usize) {
         self.unsent_bytes.fetch_sub(bytes + MESSAGE_COST, Ordering::Relaxed);
     }
 
@@ -106,16 +142,21 @@ pub(super) async fn run_websocket(socket: WebSocket, mut open: OpenSocket) {
             }
         }
     };
+    let to = open.to.clone();
     tokio::select! {
         () = write => {}
         () = read => {}
+        () = to.overdue(LINGER) => {}
     }
 }
 
 /// The messages of a Clef as server-sent events.
 pub(super) fn events(mut open: OpenSocket) -> Response<Body> {
     let outgoing = std::mem::replace(&mut open.from, mpsc::unbounded_channel().1);
+    let to = open.to.clone();
+    let slow = Box::pin(async move { to.overdue(LINGER).await });
     let messages = UnboundedReceiverStream::new(outgoing)
+        .take_until(slow)
         .take_while(|message| std::future::ready(!matches!(message, ToSocket::Close)));
     let events = messages.map(move |message| {
         // It is closed when the stream is dropped.

@@ -22,6 +22,9 @@ const TOGETHER: usize = 256;
 /// Between two attempts to open a log that could not be written.
 const REOPEN: Duration = Duration::from_secs(1);
 
+/// Who says what fails in `route`.
+const ROUTER: &[u8] = b"(route)";
+
 /// What a Clef says.
 #[derive(Clone, Copy, Debug)]
 pub struct Said<'a> {
@@ -94,7 +97,7 @@ impl Loop {
                 }
             }
             if let Some(answer) = end {
-                let _ = answer.send(self.host.sleep().map_err(|error| causes(&error)));
+                let _ = answer.send(self.host.rest().map_err(|error| causes(&error)));
                 return;
             }
             if let Err(error) = self.host.collect() {
@@ -139,6 +142,14 @@ impl Loop {
             Request::Open { socket, key, function, request, to } => {
                 self.sockets.insert(socket, to);
                 self.host.take(Incoming::Opened { socket, key, function, request });
+            }
+            Request::Route { request, answer } => {
+                let routed = self.host.route(request).map_err(|error| causes(&error));
+                if let Err(error) = &routed {
+                    (self.surroundings.said)(Said { key: ROUTER, text: error, is_error: true });
+                }
+                // Nothing follows from it that could be lost, so it is told before the commit.
+                let _ = answer.send(routed);
             }
             Request::Incoming(incoming) => {
                 if let Incoming::Closed(socket) = &incoming {
@@ -219,6 +230,7 @@ impl Loop {
                     return false;
                 }
                 Ok(Request::Call { answer, .. }) => _ = answer.send(Err(shared.clone())),
+                Ok(Request::Route { answer, .. }) => _ = answer.send(Err(error.to_owned())),
                 Ok(Request::Open { to, .. }) => _ = to.send(ToSocket::Close),
                 Ok(Request::Reload(code)) => self.class.code = code,
                 Ok(Request::Manage(_) | Request::Incoming(_)) | Err(mpsc::RecvTimeoutError::Timeout) => {}

@@ -14,6 +14,7 @@ use proptest::prelude::*;
 use torpor_clef::{LogError, Note, Store, StoreError};
 use torpor_lua::{State, Step, Task, Value, Windows};
 use torpor_testkit::disk::Disk;
+use torpor_testkit::wait::eventually_ok;
 
 const MEMORY: usize = 4 << 20;
 /// Counts, and has some more memory for each answer, so that there is something to store.
@@ -114,7 +115,7 @@ proptest! {
                 Do::Reopen => {
                     // As after a crash.
                     drop(store);
-                    store = Store::open(folder.path()).unwrap();
+                    store = reopened(folder.path());
                     known = committed.clone();
                 }
                 Do::Collect => {
@@ -133,6 +134,15 @@ proptest! {
             prop_assert_eq!(stored(&store, &windows, &[key]), known.get(&key).copied());
         }
     }
+}
+
+/// Opens a store that was dropped. A child that another test starts has its lock, too, from its fork until its exec.
+fn reopened(folder: &Path) -> Store {
+    let open = || match Store::open(folder) {
+        Err(StoreError::Log(LogError::Used(_))) => Err("it is locked"),
+        opened => Ok(opened.unwrap()),
+    };
+    eventually_ok("the store is unlocked", Duration::from_secs(10), open).unwrap()
 }
 
 /// Segments of a log.
@@ -172,7 +182,7 @@ fn space_comes_back() {
     for again in [false, true] {
         if again {
             drop(store);
-            store = Store::open(folder.path()).unwrap();
+            store = reopened(folder.path());
         }
         assert_eq!(stored(&store, &windows, b"old"), Some(7));
         assert_eq!(stored(&store, &windows, b"gone"), None);

@@ -9,6 +9,8 @@
 //! c/all.c      compiles Lua's source, as edited by build.rs, and our own C as one unit
 //! arena        the memory of a state: an allocator whose bookkeeping lies within it
 //! state        tasks, steps, images: what hosts use
+//! image        a state as bytes, or the lines of its pages that have changed
+//! shadows      pages as they were in the last image, to tell these lines
 //! host         what programs ask of their host while they run
 //! ```
 //! This crate and `linux` are the only ones with unsafe code.
@@ -20,6 +22,7 @@ mod digest;
 mod ffi;
 mod host;
 mod image;
+mod shadows;
 mod state;
 mod value;
 mod windows;

@@ -7,7 +7,8 @@ use std::sync::{Arc, Once};
 use crate::arena::{Arena, allocate};
 use crate::ffi::{self, Lua, RawStep, RawValue, status};
 use crate::host::{Host, NoHost, while_answered_by};
-use crate::image::{FileImage, Image, ImageError, Newest};
+use crate::image::{FileImage, Image, ImageError, Newest, Piece, Unit};
+use crate::shadows::{Runs, Shadows};
 use crate::value::{self, Value};
 use crate::windows::{PAGE, WINDOW_BYTES, Windows};
 
@@ -55,6 +56,8 @@ pub struct State {
     is_mapped: bool,
     /// What was written since then was not asked for yet.
     is_fresh: bool,
+    /// Of pages that it writes to.
+    shadows: Shadows,
 }
 
 // SAFETY: a state is used by whoever has it; its window is no other's, and C keeps nothing of it per thread.
@@ -76,7 +79,7 @@ impl State {
         let at = windows.take(window).ok_or(StateError::Window(window))?;
         // SAFETY: the window was free, so nothing else uses it and it is zero.
         let arena = unsafe { Arena::begin(at, most_bytes, seed) };
-        let mut state = Self { windows: windows.clone(), window, arena, is_mapped: false, is_fresh: false };
+        let mut state = Self::at(windows, window, arena, false);
         let shared = state.arena_mut().shared();
         // SAFETY: the arena has been begun, and nothing runs in it.
         let main = unsafe { ffi::torpor_new(shared, allocate) };
@@ -95,14 +98,14 @@ impl State {
     /// See [`StateError`].
     pub fn restore(windows: &Arc<Windows>, images: &[Image]) -> Result<Self, StateError> {
         begin();
-        let Newest { window, pages } = Newest::of(images)?;
+        let Newest { window, pages, later } = Newest::of(images)?;
         let at = windows.take(window).ok_or(StateError::Window(window))?;
-        let arena = at.cast();
-        let state = Self { windows: windows.clone(), window, arena, is_mapped: false, is_fresh: false };
+        let state = Self::at(windows, window, at.cast(), false);
         for (page, bytes) in pages {
-            state.put_page(page, bytes);
+            state.put(&Piece { page, offset: 0, bytes });
         }
-        state.restored()
+        later.iter().for_each(|(_, piece)| state.put(piece));
+        state.restored(&images[1..])
     }
 
     /// As [`State::restore`], from a whole image in a file, whose pages are mapped: they are read when they are used. None where there are too many
@@ -123,82 +126,118 @@ impl State {
             windows.give(window, 0);
             return Ok(None);
         }
-        let arena = at.cast();
-        let state = Self { windows: windows.clone(), window, arena, is_mapped: true, is_fresh: true };
+        let state = Self::at(windows, window, at.cast(), true);
         let mut present = vec![0_u64; WINDOW_BYTES / PAGE / 64];
-        let mut note = |page: usize| present[page / 64] |= 1 << (page % 64);
         for (run, offset) in whole.runs() {
             windows.map(window, run, whole.file(), offset).map_err(StateError::Mapping)?;
-            (run.0..run.0 + run.1).for_each(&mut note);
+            (run.0..run.0 + run.1).for_each(|page| present[page / 64] |= 1 << (page % 64));
         }
-        for (page, bytes) in changes.iter().flat_map(Image::pages) {
-            state.put_page(page, bytes);
-            note(page);
+        for piece in changes.iter().flat_map(Image::pieces) {
+            let (word, bit) = (&mut present[piece.page / 64], 1 << (piece.page % 64));
+            if piece.all_of_page().is_none() && *word & bit == 0 {
+                return Err(ImageError::Unsound.into());
+            }
+            *word |= bit;
+            state.put(&piece);
         }
         if present[0] & 1 == 0 || !state.arena().takes_only(&present) {
             return Err(ImageError::Unsound.into());
         }
-        state.restored().map(Some)
+        state.restored(changes).map(Some)
     }
 
-    fn put_page(&self, page: usize, bytes: &[u8; PAGE]) {
-        // SAFETY: the page is within a window, as images are checked, and this one is ours.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.arena.as_ptr().cast::<u8>().add(page * PAGE), PAGE) };
+    fn at(windows: &Arc<Windows>, window: u32, arena: NonNull<Arena>, is_mapped: bool) -> Self {
+        let (windows, shadows) = (windows.clone(), Shadows::default());
+        Self { windows, window, arena, is_mapped, is_fresh: is_mapped, shadows }
     }
 
-    /// All its pages are there.
-    fn restored(mut self) -> Result<Self, StateError> {
+    fn put(&self, piece: &Piece<'_>) {
+        let (at, bytes) = (piece.page * PAGE + piece.offset, piece.bytes);
+        // SAFETY: it is within a window, as images are checked, and this one is ours.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.arena.as_ptr().cast::<u8>().add(at), bytes.len()) };
+    }
+
+    /// All its pages are there, of which these images are the last changes.
+    fn restored(mut self, changes: &[Image]) -> Result<Self, StateError> {
         if !self.arena().is_sound(self.arena.as_ptr().addr()) {
             return Err(ImageError::Unsound.into());
         }
         if !self.is_mapped {
             self.written();
         }
+        // What it wrote to last, it will write to again.
+        let mut shadows = Shadows::default();
+        for Piece { page, .. } in changes.iter().rev().flat_map(Image::pieces) {
+            if shadows.is_full() {
+                break;
+            }
+            if self.arena().is_taken(page) && !shadows.has(page) {
+                shadows.add(page, self.page(page));
+            }
+        }
+        self.shadows = shadows;
         Ok(self)
     }
 
-    /// All of it, as it is now.
+    /// All of it, as it is now. Later [changes](State::changes) are not changes of this image, but of those before: see [`State::whole`].
     pub fn image(&self) -> Image {
-        self.image_of(&[(0, self.arena().end_page())])
-    }
-
-    /// All of it, as it is now. What has changed since then is in the next [`State::changes`].
-    pub fn whole(&mut self) -> Image {
-        self.written();
-        self.image()
-    }
-
-    /// What has changed since this was last asked, or since it was restored: all of it for the first time, and where the kernel does not
-    /// [tell](Windows::tells_writes).
-    pub fn changes(&mut self) -> Image {
-        let written = self.written();
-        match written {
-            Some(runs) => self.image_of(&runs),
-            None => self.image(),
-        }
-    }
-
-    fn written(&mut self) -> Option<Vec<(usize, usize)>> {
-        let pages = self.arena().end_page();
-        self.windows.written(self.window, pages, std::mem::take(&mut self.is_fresh))
-    }
-
-    /// The taken ones of some pages.
-    fn image_of(&self, runs: &[(usize, usize)]) -> Image {
         let arena = self.arena();
-        let mut taken: Vec<(usize, usize)> = Vec::with_capacity(runs.len());
-        for page in runs.iter().flat_map(|(first, count)| *first..first + count).filter(|page| arena.is_taken(*page)) {
+        let mut taken: Runs = Vec::new();
+        for page in (0..arena.end_page()).filter(|page| arena.is_taken(*page)) {
             match taken.last_mut() {
                 Some((first, count)) if *first + *count == page => *count += 1,
                 _ => taken.push((page, 1)),
             }
         }
+        self.image_of(Unit::Page, &taken)
+    }
+
+    /// All of it, as it is now. What has changed since then is in the next [`State::changes`].
+    pub fn whole(&mut self) -> Image {
+        self.written();
+        let mut shadows = std::mem::take(&mut self.shadows);
+        shadows.renew(|page| self.arena().is_taken(page).then(|| self.page(page)));
+        self.shadows = shadows;
+        self.image()
+    }
+
+    /// What has changed since this or [`State::whole`] was last asked, or since it was restored: all of it for the first time. Of pages that were
+    /// written to before, it is the lines that differ; it needs all images before it, so a state of which one was lost must be dropped, or
+    /// stored as a whole. Where the kernel does not [tell](Windows::tells_writes) what was written, all other pages are in each.
+    pub fn changes(&mut self) -> Image {
+        let written = self.written().unwrap_or_else(|| vec![(0, self.arena().end_page())]);
+        let mut shadows = std::mem::take(&mut self.shadows);
+        let arena = self.arena();
+        shadows.begin(|page| arena.is_taken(page), &written);
+        let mut lines = Vec::with_capacity(16);
+        let pages = written.iter().flat_map(|(first, count)| *first..first + count);
+        for page in pages.filter(|page| arena.is_taken(*page)) {
+            shadows.take(page, self.page(page), &mut lines);
+        }
+        self.shadows = shadows;
+        self.image_of(Unit::Line, &lines)
+    }
+
+    /// A page that is taken.
+    fn page(&self, page: usize) -> &[u8; PAGE] {
+        assert!(page < WINDOW_BYTES / PAGE, "it is within the window");
+        // SAFETY: the window is ours, and nothing runs in it.
+        unsafe { &*self.arena.as_ptr().cast::<[u8; PAGE]>().add(page) }
+    }
+
+    fn written(&mut self) -> Option<Runs> {
+        let pages = self.arena().end_page();
+        self.windows.written(self.window, pages, std::mem::take(&mut self.is_fresh))
+    }
+
+    /// Runs of pages or lines, all of pages that are taken.
+    fn image_of(&self, unit: Unit, runs: &[(usize, usize)]) -> Image {
         let base = self.arena.as_ptr().cast::<u8>();
-        let bytes = |(first, count): (usize, usize)| {
-            // SAFETY: these pages are taken, within the window, and nothing runs in it.
-            (first, unsafe { std::slice::from_raw_parts(base.add(first * PAGE), count * PAGE) })
+        let bytes = |(first, count): &(usize, usize)| {
+            // SAFETY: they are within the window, and nothing runs in it.
+            unsafe { std::slice::from_raw_parts(base.add(first * unit.bytes()), count * unit.bytes()) }
         };
-        Image::of(self.window, taken.into_iter().map(bytes))
+        Image::of(self.window, unit, runs, runs.iter().map(bytes))
     }
 
     /// Its window.

@@ -20,6 +20,7 @@ mod arena;
 mod budget;
 mod digest;
 mod ffi;
+mod hashes;
 mod host;
 mod image;
 mod shadows;

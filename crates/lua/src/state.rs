@@ -6,6 +6,7 @@ use std::sync::{Arc, Once};
 
 use crate::arena::{Arena, allocate};
 use crate::ffi::{self, Lua, RawStep, RawValue, status};
+use crate::hashes::PageHashes;
 use crate::host::{Host, NoHost, while_answered_by};
 use crate::image::{FileImage, Image, ImageError, Newest, Piece, Unit};
 use crate::shadows::{Runs, Shadows};
@@ -52,6 +53,7 @@ pub struct State {
     windows: Arc<Windows>,
     window: u32,
     arena: NonNull<Arena>,
+    hashes: PageHashes,
     /// Pages of files are mapped into its window.
     is_mapped: bool,
     /// What was written since then was not asked for yet.
@@ -148,7 +150,7 @@ impl State {
 
     fn at(windows: &Arc<Windows>, window: u32, arena: NonNull<Arena>, is_mapped: bool) -> Self {
         let (windows, shadows) = (windows.clone(), Shadows::default());
-        Self { windows, window, arena, is_mapped, is_fresh: is_mapped, shadows }
+        Self { windows, window, arena, is_mapped, is_fresh: is_mapped, shadows, hashes: PageHashes::default() }
     }
 
     fn put(&self, piece: &Piece<'_>) {
@@ -203,9 +205,9 @@ impl State {
 
     /// What has changed since this or [`State::whole`] was last asked, or since it was restored: all of it for the first time. Of pages that were
     /// written to before, it is the lines that differ; it needs all images before it, so a state of which one was lost must be dropped, or
-    /// stored as a whole. Where the kernel does not [tell](Windows::tells_writes) what was written, all other pages are in each.
+    /// stored as a whole.
     pub fn changes(&mut self) -> Image {
-        let written = self.written().unwrap_or_else(|| vec![(0, self.arena().end_page())]);
+        let written = self.written();
         let mut shadows = std::mem::take(&mut self.shadows);
         let arena = self.arena();
         shadows.begin(|page| arena.is_taken(page), &written);
@@ -225,9 +227,16 @@ impl State {
         unsafe { &*self.arena.as_ptr().cast::<[u8; PAGE]>().add(page) }
     }
 
-    fn written(&mut self) -> Option<Runs> {
+    /// Runs of pages that were written to since this was last asked.
+    fn written(&mut self) -> Runs {
         let pages = self.arena().end_page();
-        self.windows.written(self.window, pages, std::mem::take(&mut self.is_fresh))
+        let told = self.windows.written(self.window, pages, std::mem::take(&mut self.is_fresh));
+        told.unwrap_or_else(|| {
+            let mut hashes = std::mem::take(&mut self.hashes);
+            let runs = hashes.take((0..pages).map(|page| self.arena().is_taken(page).then(|| self.page(page))));
+            self.hashes = hashes;
+            runs
+        })
     }
 
     /// Runs of pages or lines, all of pages that are taken.

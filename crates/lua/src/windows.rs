@@ -37,6 +37,16 @@ pub struct Windows {
 }
 
 impl Windows {
+    /// As [`Windows::reserve`], as if the kernel did not tell what was written to.
+    ///
+    /// # Errors
+    /// See [`Windows::reserve`].
+    pub fn reserve_untold(first: u32, count: u32) -> io::Result<Self> {
+        let mut windows = Self::reserve(first, count)?;
+        windows.written = None;
+        Ok(windows)
+    }
+
     /// Reserves windows; they take no memory until they are used.
     ///
     /// # Errors
@@ -124,7 +134,9 @@ impl Windows {
 
     /// Begins to map pages of files into a window; false where so many windows have mappings that others would fail for want of them.
     pub(crate) fn may_map(&self) -> bool {
-        let begins = |mapped: usize| (mapped < MOST_MAPPED).then_some(mapped + 1);
+        // Without being told, all pages would be read to see which have changed.
+        let most = if self.tells_writes() { MOST_MAPPED } else { 0 };
+        let begins = |mapped: usize| (mapped < most).then_some(mapped + 1);
         self.mapped.fetch_update(Ordering::Relaxed, Ordering::Relaxed, begins).is_ok()
     }
 

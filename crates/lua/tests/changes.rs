@@ -47,7 +47,10 @@ fn file_of(image: &Image) -> (File, u64) {
 fn restored_mapped(windows: &Arc<Windows>, images: &[Image]) -> Result<State, StateError> {
     let (file, begin) = file_of(&images[0]);
     let whole = FileImage::open(&file, begin, images[0].as_bytes().len() as u64).unwrap();
-    Ok(State::restore_mapped(windows, &whole, &images[1..])?.unwrap())
+    // Where the kernel does not tell what was written, nothing is mapped.
+    let mapped = State::restore_mapped(windows, &whole, &images[1..])?;
+    assert_eq!(mapped.is_some(), windows.tells_writes());
+    mapped.map_or_else(|| State::restore(windows, images), Ok)
 }
 
 #[derive(Clone, Debug)]
@@ -78,8 +81,9 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
 
     #[test]
-    fn images_lead_to_the_state_that_they_are_of(steps in steps()) {
-        let windows = windows(80);
+    fn images_lead_to_the_state_that_they_are_of(steps in steps(), is_told in any::<bool>()) {
+        let reserve = if is_told { Windows::reserve } else { Windows::reserve_untold };
+        let windows = Arc::new(reserve(80, 1).unwrap());
         let mut state = State::new(&windows, 80, MEMORY, 1).unwrap();
         state.run("=program", PROGRAM, &[]);
         let mut images = vec![state.whole()];
@@ -111,8 +115,14 @@ proptest! {
 
 #[test]
 fn changes_of_a_counter_are_small() {
-    let windows = windows(81);
-    let mut state = State::new(&windows, 81, MEMORY, 1).unwrap();
+    for windows in [Windows::reserve(81, 1), Windows::reserve_untold(83, 1)] {
+        small_changes(&Arc::new(windows.unwrap()));
+    }
+}
+
+fn small_changes(windows: &Arc<Windows>) {
+    let window = if windows.tells_writes() { 81 } else { 83 };
+    let mut state = State::new(windows, window, MEMORY, 1).unwrap();
     state.run("=counter", COUNTER, &[]);
     let mut images = vec![state.whole()];
     let message = |state: &mut State, images: &mut Vec<Image>| {
@@ -132,11 +142,11 @@ fn changes_of_a_counter_are_small() {
             // Pages that have changed since a whole image are known after a restore.
             20 => {
                 drop(state);
-                state = State::restore(&windows, &images).unwrap();
+                state = State::restore(windows, &images).unwrap();
             }
             30 => {
                 drop(state);
-                state = restored_mapped(&windows, &images).unwrap();
+                state = restored_mapped(windows, &images).unwrap();
             }
             _ => {}
         }

@@ -9,9 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::timeout;
-use torpor_clef::{
-    Allowed, Class, Clefs, Code, Durability, Frames, Limits, Said, Surroundings, TcpLimits, serve_tcp,
-};
+use torpor_clef::{Allowed, Class, Clefs, Code, Durability, Frames, Limits, Said, Surroundings, TcpLimits, serve_tcp};
 
 /// A host has all windows: one at a time in this process.
 static WINDOWS: AsyncMutex<()> = AsyncMutex::const_new(());
@@ -250,7 +248,8 @@ async fn clients_that_do_not_read_are_cut_off() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_fails_closes_its_connection_and_others_wait_for_its_place() {
     let _windows = WINDOWS.lock().await;
-    let program = "function tcp(s) for m in s:messages() do s:send('got ' .. m); if m == 'x' then error('no ' .. m) end end end";
+    let program =
+        "function tcp(s) for m in s:messages() do s:send('got ' .. m); if m == 'x' then error('no ' .. m) end end end";
     let limits = TcpLimits { connections: 1, ..TcpLimits::default() };
     let served = served(program, KEY, Frames::Line, limits).await;
     let mut one = served.connect(b"a\n").await;

@@ -134,12 +134,11 @@ impl Program {
         let files = self.code.files.iter().map(|(name, text)| (format!("{name}.lua"), text));
         for (name, text_of) in main.into_iter().chain(files) {
             match state.run("=check", text, &[text_of.as_str().into(), name.as_str().into()]).1 {
-                Step::Ended(values) => match values.first() {
-                    Some(Value::String(wrong)) => {
+                Step::Ended(values) => {
+                    if let Some(Value::String(wrong)) = values.first() {
                         return Err(ProgramError::Syntax(String::from_utf8_lossy(wrong).into_owned()));
                     }
-                    _ => {}
-                },
+                }
                 Step::Failed(error) => return Err(ProgramError::Check(error)),
                 Step::Waits(_) => {}
             }

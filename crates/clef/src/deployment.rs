@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use torpor_api::units::{Bytes, Span};
 
 use crate::class::{Class, Code, Durability, Limits};
+use crate::frames::Frames;
 use crate::route::KeyPattern;
 use crate::serve::Allowed;
 
@@ -22,6 +23,9 @@ pub struct Deployment {
     /// Which part of a request names the Clef.
     #[serde(with = "as_text")]
     pub key: KeyPattern,
+    /// It takes TCP connections, with messages like this; none: it takes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tcp: Option<Frames>,
     /// When changes are on disk.
     #[serde(default)]
     pub durability: Durability,
@@ -48,7 +52,7 @@ impl Deployment {
     pub fn new(name: String, key: KeyPattern, durability: Durability, limits: Limits, allow: Allowed) -> Self {
         let Limits { memory_bytes, step, awake, .. } = limits;
         let (memory, cpu) = (Bytes(memory_bytes as u64), Span(step));
-        Self { name, key, durability, memory, cpu, awake, allow, rest_after: REST_AFTER }
+        Self { name, key, tcp: None, durability, memory, cpu, awake, allow, rest_after: REST_AFTER }
     }
 
     /// The class, with its code.
@@ -87,7 +91,8 @@ mod tests {
     fn they_are_read_as_they_are_written() {
         let allow = Allowed(vec!["*.example.org".parse().unwrap()]);
         let key = "path:/rooms/{key}/x".parse().unwrap();
-        let deployment = Deployment::new("room.lua".to_owned(), key, Durability::Sleep, Limits::default(), allow);
+        let mut deployment = Deployment::new("room.lua".to_owned(), key, Durability::Sleep, Limits::default(), allow);
+        deployment.tcp = Some(Frames::Length);
         let json = serde_json::to_string(&deployment).unwrap();
         assert_eq!(serde_json::from_str::<Deployment>(&json).unwrap(), deployment);
         let few = r#"{"name": "a", "key": "query:k", "memory": "1M", "cpu": "50ms", "awake": 3}"#;

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::thread;
@@ -35,7 +35,10 @@ struct Dev {
 impl Dev {
     fn start(program: &Path, data: &Path, more: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
-        command.args(["clef", "dev"]).arg(program).args(["--key", "path:/{key}", "-p", "0", "--data"]).arg(data);
+        command.args(["clef", "dev"]).arg(program).args(["-p", "0", "--data"]).arg(data);
+        if !more.contains(&"--key") {
+            command.args(["--key", "path:/{key}"]);
+        }
         let mut child = command.args(more).stderr(Stdio::piped()).spawn().unwrap();
         let mut said = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
@@ -135,4 +138,24 @@ fn a_program_that_is_saved_is_loaded_anew() {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("is used by another process"), "{said}");
+}
+
+#[test]
+fn it_takes_tcp_connections_whose_clef_the_program_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("chat.lua");
+    let text = "
+        function route(request) return request.line and request.line:match('^HELLO (%w+)$') or request.query end
+        function http(request) return request.key end
+        function tcp(socket, request) for line in socket:messages() do socket:send(request.key .. ' ' .. line) end end";
+    fs::write(&program, text).unwrap();
+    let mut dev = Dev::start(&program, folder.path(), &["--tcp", "0", "--key", "lua"]);
+    let line = dev.next_line();
+    assert!(line.contains("takes TCP connections (frames: line)"), "{line}");
+    let address: SocketAddr = line.split(' ').nth(1).unwrap().parse().unwrap();
+    assert_eq!(dev.ok("/?ann"), "ann");
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(b"HELLO bob\r\n1\n2\n").unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(io::read_to_string(stream).unwrap(), "bob 1\nbob 2\n");
 }

@@ -7,12 +7,14 @@ use std::str::FromStr;
 use clap::{Args, Subcommand, ValueEnum};
 use torpor_api::spec::Port;
 use torpor_api::units::{Bytes, Span};
-use torpor_clef::{Allowed, AllowedHost, Durability, Key, KeyPattern, Limits};
+use torpor_clef::{Allowed, AllowedHost, Durability, Frames, Key, KeyPattern, Limits};
 
 use super::{Json, LogArgs, Named, Wait, name};
 
 /// The port on which a class answers in its app.
 pub(crate) const CLEF_PORT: u16 = 8080;
+/// The port on which it takes TCP connections there.
+pub(crate) const CLEF_TCP_PORT: u16 = 8081;
 
 pub(super) const CLEF_HELP: &str = "\
 A Clef is a stateful object: code in Lua and data together, one for each user, room or device. It sleeps until somebody calls it, and goes on
@@ -27,6 +29,9 @@ The program is text in Lua 5.4. It runs once for each key, when that is first re
   create(key)     is called once, behind that
   http(request)   answers a request: a table with method, path, query, headers, body and key. It returns a string, or a table with
                   status, headers and body, or nothing
+  tcp(socket, request)
+                  has a TCP connection, with --tcp: a table with key and peer
+  route(request)  returns the key of the Clef that a request is for, or nil, with --key lua
 
 When the file is saved, a Clef gets the new code at its next request. It begins anew, but for its global table `state`, which is kept.
 
@@ -40,16 +45,30 @@ Example counter.lua:
   end
 
   torpor clef dev counter.lua --key path:/{key} -p 8080 --data ./counters
-  curl localhost:8080/ann";
+  curl localhost:8080/ann
+
+Example chat.lua, in which a room is the first line of a connection:
+  local members = {}
+  function tcp(socket)
+    members[socket] = true
+    for line in socket:messages() do
+      for other in pairs(members) do other:send(line) end
+    end
+    members[socket] = nil
+  end
+
+  torpor clef dev chat.lua --key path:/{key} -p 8080 --tcp 7000
+  (echo kitchen; cat) | nc localhost 7000";
 
 const DEPLOY_HELP: &str = "\
 The host of the Clefs runs in a sandbox of its own, and falls asleep when nobody has called one of them for a while. It keeps the version of Torpor
 that deploys it. States are in the app's own files: torpor rm and torpor clef rm remove them.
 
-Example:
+Examples:
   torpor clef deploy counter ./counter.lua --key path:/{key} -p 8080
   curl localhost:8080/ann
-  torpor clef ls counter";
+  torpor clef ls counter
+  torpor clef deploy chat ./chat.lua --key lua -p 8080 --tcp 7000 --frames line";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClefCommand {
@@ -90,17 +109,31 @@ pub(crate) enum ClefCommand {
 pub(crate) struct DevArgs {
     /// The program
     pub(crate) file: PathBuf,
-    /// Which part of a request names the Clef: path:/…/{key}, host:{key}.…, header:NAME, query:NAME or cookie:NAME
+    /// Which part of a request names the Clef: path:/…/{key}, host:{key}.…, header:NAME, query:NAME, cookie:NAME, or lua: the program's function
+    /// route returns the key
     #[arg(long, value_name = "PATTERN")]
     pub(crate) key: KeyPattern,
     /// Where to listen: a port of 127.0.0.1, or an address and a port
     #[arg(short = 'p', long = "publish", value_name = "[ADDRESS:]PORT", value_parser = address)]
     pub(crate) publish: SocketAddr,
+    /// Take TCP connections, too: a port of 127.0.0.1, or an address and a port. The first line, or frame, names the Clef
+    #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = address)]
+    pub(crate) tcp: Option<SocketAddr>,
+    #[command(flatten)]
+    pub(crate) frames: FramesArg,
     /// Directory for the states; created if it does not exist [default: none; states are lost at the end]
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) each: EachArgs,
+}
+
+/// Where a message of a TCP connection ends.
+#[derive(Debug, Args)]
+pub(crate) struct FramesArg {
+    /// Messages of TCP connections: line, each is a line; length, each begins with its length, 4 bytes, big-endian; stream, bytes as they come
+    #[arg(long, value_name = "KIND", default_value_t, requires = "tcp")]
+    pub(crate) frames: Frames,
 }
 
 /// What each Clef of a class may use, and how durable it is.
@@ -145,12 +178,18 @@ pub(crate) struct DeployArgs {
     /// The program: a file, or a directory with a main.lua
     #[arg(value_name = "FILE|DIR")]
     pub(crate) program: PathBuf,
-    /// Which part of a request names the Clef: path:/…/{key}, host:{key}.…, header:NAME, query:NAME or cookie:NAME
+    /// Which part of a request names the Clef: path:/…/{key}, host:{key}.…, header:NAME, query:NAME, cookie:NAME, or lua: the program's function
+    /// route returns the key
     #[arg(long, value_name = "PATTERN")]
     pub(crate) key: KeyPattern,
     /// Port of the machine on which it answers
     #[arg(short = 'p', long = "publish", value_name = "[ADDRESS:]PORT", required = true, value_parser = published)]
     pub(crate) ports: Vec<Port>,
+    /// Port of the machine on which it takes TCP connections, too. The first line, or frame, names the Clef
+    #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = published_tcp)]
+    pub(crate) tcp: Option<Port>,
+    #[command(flatten)]
+    pub(crate) frames: FramesArg,
     #[command(flatten)]
     pub(crate) each: EachArgs,
     /// Memory limit of the host with all Clefs that are awake
@@ -269,6 +308,10 @@ fn address(text: &str) -> Result<SocketAddr, &'static str> {
 fn published(text: &str) -> Result<Port, &'static str> {
     let port: Result<Port, _> = format!("{text}:{}", CLEF_PORT).parse();
     port.map_err(|_| "not a port from 1 to 65535, nor an address and a port")
+}
+
+fn published_tcp(text: &str) -> Result<Port, &'static str> {
+    published(text).map(|port| Port { app: CLEF_TCP_PORT, ..port })
 }
 
 fn json(text: &str) -> Result<serde_json::Value, String> {

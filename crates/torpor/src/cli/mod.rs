@@ -9,7 +9,8 @@ use torpor_api::units::Span;
 use crate::output::Column;
 
 pub(crate) use self::clef::{
-    CLEF_PORT, ClefCallArgs, ClefCommand, ClefLsArgs, ClefRmArgs, ClefTargetArgs, ClefUpgradeArgs, DeployArgs, DevArgs,
+    CLEF_PORT, CLEF_TCP_PORT, ClefCallArgs, ClefCommand, ClefLsArgs, ClefRmArgs, ClefTargetArgs, ClefUpgradeArgs,
+    DeployArgs, DevArgs,
 };
 pub(crate) use self::connection::{Connection, Named as NamedDaemon, definition};
 pub(crate) use self::image::{ExportArgs, ImageCommand, ImportArgs};

@@ -22,7 +22,8 @@ pub(super) async fn deploy(client: &Client, args: DeployArgs) -> Result<(), Fail
     let folder = tempfile::Builder::new().prefix("torpor-class-").tempdir().map_err(temporary)?;
     let each = &args.each;
     let (durability, limits, allowed) = (each.durability(), each.limits(), each.allowed());
-    let deployment = Deployment::new(args.name.clone(), args.key.clone(), durability, limits, allowed);
+    let mut deployment = Deployment::new(args.name.clone(), args.key.clone(), durability, limits, allowed);
+    deployment.tcp = args.tcp.is_some().then_some(args.frames.frames);
     image::write(folder.path(), &deployment, &program)?;
     let document = checked(document(&args, folder.path())?)?;
     let before = Before::now(client).await?;
@@ -46,7 +47,7 @@ fn document(args: &DeployArgs, layout: &Path) -> Result<Value, Failure> {
         "source": { "oci-layout": { "path": layout } },
         "command": host::COMMAND,
         "user": format!("{0}:{0}", image::USER),
-        "ports": args.ports,
+        "ports": args.ports.iter().chain(&args.tcp).collect::<Vec<_>>(),
         "restart": "on-failure",
         // The host waits for nothing but alarms of Clefs, and for its rest.
         "idle": { "timers_over": "1ms" },

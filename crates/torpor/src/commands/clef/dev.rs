@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
+use std::net::SocketAddr;
 use std::path::Path;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
@@ -24,7 +25,7 @@ fn read(file: &Path) -> Result<String, Failure> {
 }
 
 async fn run(args: DevArgs) -> Result<(), Failure> {
-    let DevArgs { file, key, publish, data, each } = args;
+    let DevArgs { file, key, publish, tcp, frames, data, each } = args;
     let source = read(&file)?;
     // Before the file is read again: what is saved meanwhile is seen.
     let saved = Saved::watch(&file).map_err(|source| Failure::Read { path: file.clone(), source })?;
@@ -40,17 +41,31 @@ async fn run(args: DevArgs) -> Result<(), Failure> {
     let said = |Said { key, text, .. }: Said<'_>| println!("{}: {text}", key.escape_ascii());
     let surroundings = Surroundings { folder, rest_after: None, allowed: each.allowed(), said: Box::new(said) };
     let clefs = Clefs::start(class, surroundings).map_err(Failure::Clef)?;
-    let listen = |source| Failure::Listen { address: publish, source };
-    let listener = TcpListener::bind(publish).await.map_err(listen)?;
-    let address = listener.local_addr().map_err(listen)?;
+    let (listener, address) = listen(publish).await?;
+    let tcp = match tcp {
+        Some(address) => Some((listen(address).await?, frames.frames)),
+        None => None,
+    };
+    server::raise_open_files();
     tell(&format!("http://{address} answers; the key is {key}"));
+    if let Some(((_, address), frames)) = &tcp {
+        tell(&format!("{address} takes TCP connections (frames: {frames}); the first message names the Clef"));
+    }
     if data.is_none() {
         tell("states are lost at the end; --data keeps them");
     }
     // It ends with the process.
     let for_reload = clefs.clone();
     std::thread::spawn(move || reload(&saved, &file, &for_reload));
-    server::until_stopped(listener, &clefs, key).await
+    let tcp = tcp.map(|((listener, _), frames)| (listener, frames));
+    server::until_stopped(listener, tcp, &clefs, key).await
+}
+
+async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
+    let failed = |source| Failure::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
 }
 
 /// Loads the program anew whenever it was saved.

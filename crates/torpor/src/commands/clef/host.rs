@@ -11,7 +11,7 @@ use torpor_clef::control::{relay, serve_control};
 use torpor_clef::{Clefs, Deployment, Key, Program, Said, Surroundings};
 
 use super::server;
-use crate::cli::CLEF_PORT;
+use crate::cli::{CLEF_PORT, CLEF_TCP_PORT};
 use crate::failure::Failure;
 
 /// The word that runs a host.
@@ -82,16 +82,25 @@ fn host() -> Result<(), Failure> {
         let clefs = Clefs::start(deployment.class(program.code().clone()), surroundings).map_err(Failure::Clef)?;
         let control = listen(&socket())?;
         tokio::spawn(serve_control(control, clefs.clone(), newer_program()));
-        let address = (Ipv6Addr::UNSPECIFIED, CLEF_PORT).into();
-        // Both kinds of addresses, where there are both.
-        let listener = match TcpListener::bind(address).await {
-            Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, CLEF_PORT)).await,
-            bound => bound,
+        let listener = bound(CLEF_PORT).await?;
+        let tcp = match deployment.tcp {
+            Some(frames) => Some((bound(CLEF_TCP_PORT).await?, frames)),
+            None => None,
         };
-        let listener = listener.map_err(|source| Failure::Listen { address, source })?;
+        server::raise_open_files();
         tracing::info!(key = %deployment.key, "the class is served");
-        server::until_stopped(listener, &clefs, deployment.key).await
+        server::until_stopped(listener, tcp, &clefs, deployment.key).await
     })
+}
+
+/// Listens on both kinds of addresses, where there are both.
+async fn bound(port: u16) -> Result<TcpListener, Failure> {
+    let address = (Ipv6Addr::UNSPECIFIED, port).into();
+    let listener = match TcpListener::bind(address).await {
+        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
+        bound => bound,
+    };
+    listener.map_err(|source| Failure::Listen { address, source })
 }
 
 /// What a Clef prints is a line of the app's output; its errors are beside those of the host.

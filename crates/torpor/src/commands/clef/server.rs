@@ -5,9 +5,10 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use torpor_clef::{Clefs, KeyPattern, serve};
+use torpor_clef::{Clefs, Frames, KeyPattern, TcpLimits, serve, serve_tcp};
 
 use crate::failure::Failure;
 
@@ -31,10 +32,27 @@ pub(super) fn made(folder: PathBuf) -> Result<PathBuf, Failure> {
     Ok(folder)
 }
 
-/// Answers requests until Ctrl-C or SIGTERM, and puts all Clefs to sleep.
-pub(super) async fn until_stopped(listener: TcpListener, clefs: &Clefs, key: KeyPattern) -> Result<(), Failure> {
+/// Lets this process have as many connections as it may.
+pub(super) fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // With fewer, connections wait until others are closed.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// Answers requests and takes TCP connections until Ctrl-C or SIGTERM, and puts all Clefs to sleep.
+pub(super) async fn until_stopped(
+    listener: TcpListener,
+    tcp: Option<(TcpListener, Frames)>,
+    clefs: &Clefs,
+    key: KeyPattern,
+) -> Result<(), Failure> {
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     let until = async move { drop(ended.await) };
+    if let Some((listener, frames)) = tcp {
+        let how = (frames, TcpLimits::default());
+        // It ends with the runtime.
+        tokio::spawn(serve_tcp(listener, clefs.clone(), key.clone(), how, std::future::pending()));
+    }
     let serving = tokio::spawn(serve(listener, clefs.clone(), key, until));
     stopped().await.map_err(|source| Failure::Terminal { what: "wait for signals", source })?;
     drop(end);

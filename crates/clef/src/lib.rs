@@ -32,7 +32,7 @@ mod store;
 pub use class::{Class, Code, Durability, Limits};
 pub use deployment::Deployment;
 pub use frames::Frames;
-pub use host::{ClefStatus, Exported, Host, HostError, Seen, Stats};
+pub use host::{ClefStatus, Exported, Host, HostError, Seen, Stats, Waiting};
 pub use key::{Key, KeyError};
 pub use log::{Kind, Location, Log, LogError, MOST_KEY_BYTES};
 pub use message::{Incoming, Outgoing, Socket};

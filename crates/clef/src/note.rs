@@ -1,6 +1,7 @@
 //! What the host knows of a Clef beside its state, stored with it: what its tasks wait for, its alarms, its connections.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
 use torpor_lua::{Task, Value};
@@ -100,6 +101,19 @@ pub struct Usage {
     pub stored_bytes: u64,
     /// Functions that have failed.
     pub failed: u64,
+}
+
+impl AddAssign for Usage {
+    fn add_assign(&mut self, more: Self) {
+        let Self { steps, busy_us, awake_ms, memory_kb_s, sent_bytes, stored_bytes, failed } = more;
+        self.steps += steps;
+        self.busy_us += busy_us;
+        self.awake_ms += awake_ms;
+        self.memory_kb_s += memory_kb_s;
+        self.sent_bytes += sent_bytes;
+        self.stored_bytes += stored_bytes;
+        self.failed += failed;
+    }
 }
 
 /// See the module.

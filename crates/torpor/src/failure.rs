@@ -109,6 +109,17 @@ pub(crate) enum Failure {
         /// Whose key.
         key: Key,
     },
+    /// The class has a Clef with this key.
+    #[error("{class} has a Clef {key} already")]
+    ClefExists {
+        /// The class.
+        class: String,
+        /// Its key.
+        key: Key,
+    },
+    /// A file is in the way.
+    #[error("{} exists already", .0.display())]
+    FileExists(PathBuf),
     /// Nobody can connect.
     #[error("cannot listen on {address}")]
     Listen {
@@ -194,7 +205,7 @@ impl Failure {
             Self::Interrupted => 130,
             Self::Hub(HubError::AlreadyRunning { .. } | HubError::NameTaken { .. } | HubError::SocketTaken { .. }) => 4,
             Self::Checkpoint(CheckpointError::Refused { .. }) => 3,
-            Self::Listen { .. } => 4,
+            Self::Listen { .. } | Self::ClefExists { .. } | Self::FileExists(_) => 4,
             Self::Restore(error) if error.is_refusal() => 3,
             _ => 1,
         }
@@ -215,6 +226,10 @@ impl Failure {
             Self::Ended { app, .. } => Some(format!("all that it wrote: torpor logs {app}")),
             Self::NoClass(_) => Some("the classes are listed by: torpor clef ls".to_owned()),
             Self::NoClef { class, .. } => Some(format!("its Clefs are listed by: torpor clef ls {class}")),
+            Self::ClefExists { class, key } => {
+                Some(format!("choose another key, or remove it: torpor clef rm {class}/{key}"))
+            }
+            Self::FileExists(_) => Some("choose another name, or remove the file".to_owned()),
             Self::Hub(HubError::AlreadyRunning { .. }) => {
                 Some("use the one that runs, or give this one its own data_dir and run_dir".to_owned())
             }

@@ -244,3 +244,122 @@ fn new_code_stays() {
     assert_eq!(found.text(), "3");
     assert_eq!(deployed.get("/ann"), "new ann 4 2");
 }
+
+#[test]
+fn a_clef_is_looked_into() {
+    let deployed = Deployed::new(ON_COMMAND);
+    let daemon = &deployed.daemon;
+    assert_eq!(deployed.get("/ann?alarm"), "ann 1 1");
+    let view = daemon.json(&["clef", "inspect", "counter/ann"]).unwrap();
+    assert_eq!(
+        (&view["key"], &view["usage"]["steps"], &view["alarms"][0]["name"]),
+        (&"ann".into(), &1.into(), &"ring".into())
+    );
+    let globals = view["globals"].as_array().unwrap();
+    let state = globals.iter().find(|global| global["name"] == "state").unwrap();
+    assert_eq!((&state["type"], &state["value"]), (&"table".into(), &"{n = 1} 1 entry".into()));
+    assert_eq!(globals.len(), 5, "state, and four functions: {view}");
+    let text = daemon.ok(&["clef", "inspect", "counter/ann"]).unwrap();
+    assert!(text.contains("ring at 2") && text.contains("add, http, oops, ring"), "{text}");
+    for line in
+        [&["clef", "inspect", "counter/none"][..], &["clef", "wake", "counter/none"], &["clef", "repl", "counter/none"]]
+    {
+        let (code, said) = deployed.refused(line);
+        assert!(code == 3 && said.contains("torpor clef ls counter"), "{said}");
+    }
+    let (code, said) = deployed.refused(&["clef", "inspect", "counter"]);
+    assert!(code == 2 && said.contains("torpor clef inspect counter/KEY"), "{said}");
+
+    daemon.ok(&["clef", "sleep", "counter/ann"]).unwrap();
+    assert_eq!(daemon.json(&["clef", "wake", "counter/ann"]).unwrap()["woken"], true);
+    let used = daemon.json(&["clef", "stats", "counter/ann"]).unwrap();
+    assert!(used["steps"] == 1 && used["awake_ms"].as_u64().unwrap() > 0, "{used}");
+    let stats = daemon.json(&["clef", "stats", "counter"]).unwrap();
+    assert_eq!(
+        (&stats["clefs"], &stats["used_since_host_start"]["failed"]),
+        (&2.into(), &0.into()),
+        "none was created"
+    );
+    assert!(stats["used_since_host_start"]["stored_bytes"].as_u64().unwrap() > 1000, "{stats}");
+    assert!(daemon.ok(&["clef", "stats", "counter"]).unwrap().contains("used by all since the host was started"));
+    assert!(daemon.ok(&["clef", "events", "counter"]).unwrap().contains("counter"));
+    assert_eq!(daemon.json(&["clef", "pin", "counter"]).unwrap()["pinned"], true);
+}
+
+#[test]
+fn lines_are_run_in_a_clef() {
+    use std::io::Write;
+    use std::process::Stdio;
+    let deployed = Deployed::new(ON_COMMAND);
+    let daemon = &deployed.daemon;
+    deployed.get("/ann");
+    let run = |more: &[&str]| daemon.ok(&[&["clef", "repl", "counter/ann"], more].concat()).unwrap();
+    assert_eq!(run(&["-e", "state.n, nil, 'a\\27b'"]), "1\tnil\ta\u{fffd}b\n");
+    assert_eq!(run(&["-e", "state.n = 7 print('set') return state.n"]), "set\n7\n");
+    assert_eq!(run(&["-e", "state.n"]), "1\n", "nothing is kept");
+    assert_eq!(run(&["--write", "-e", "state.n = 7"]), "");
+    assert_eq!(deployed.get("/ann?look"), "7");
+    let (code, said) = deployed.refused(&["clef", "repl", "counter/ann", "-e", "oops()"]);
+    assert!(code == 1 && said.contains("oh no"), "{said}");
+    let mut command = daemon.command(&["clef", "repl", "counter/ann"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"state.n\n\noops()\nsleep(1)\nstate.n + 1").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stdout).as_ref()), (Some(0), "7\n8\n"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("oh no") && said.contains("it waits"), "{said}");
+}
+
+#[test]
+fn clefs_are_copied() {
+    use std::os::unix::fs::PermissionsExt;
+    let mut deployed = Deployed::new(ON_COMMAND);
+    assert_eq!((deployed.get("/ann"), deployed.get("/ann")), ("ann 1 1".to_owned(), "ann 2 2".to_owned()));
+    let daemon = &deployed.daemon;
+    daemon.ok(&["clef", "fork", "counter/ann", "bob"]).unwrap();
+    assert_eq!((deployed.get("/bob"), deployed.get("/ann")), ("bob 3 3".to_owned(), "ann 3 3".to_owned()));
+    let (code, said) = deployed.refused(&["clef", "fork", "counter/ann", "bob"]);
+    assert!(code == 4 && said.contains("torpor clef rm counter/bob"), "{said}");
+    assert_eq!(deployed.refused(&["clef", "fork", "counter/none", "eve"]).0, 3);
+
+    let path = deployed.folder.path().join("ann.clef");
+    let file = path.to_str().unwrap();
+    daemon.ok(&["clef", "export", "counter/ann", "-o", file]).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let (code, said) = deployed.refused(&["clef", "export", "counter/ann", "-o", file]);
+    assert!(code == 4 && said.contains("exists already"), "{said}");
+    daemon.ok(&["clef", "export", "counter/ann", "-o", file, "--force"]).unwrap();
+    let streamed = daemon.cli(&["clef", "export", "counter/ann", "-o", "-"]).unwrap().stdout;
+    let copy = fs::read(&path).unwrap();
+    assert_eq!(streamed.len(), copy.len());
+    daemon.ok(&["clef", "import", "counter/eve", file]).unwrap();
+    assert_eq!(deployed.get("/eve"), "eve 4 4");
+    assert_eq!(deployed.refused(&["clef", "import", "counter/eve", file]).0, 4);
+
+    // Neither another class, nor what somebody has changed.
+    deployed.deploy("second");
+    let (code, said) = deployed.refused(&["clef", "import", "second/eve", file]);
+    assert!(code == 1 && said.contains("was not exported by this class"), "{said}");
+    let mut changed = copy;
+    let middle = changed.len() / 2;
+    changed[middle] ^= 1;
+    fs::write(&path, &changed).unwrap();
+    assert!(deployed.refused(&["clef", "import", "counter/more", file]).1.contains("was changed since"));
+    fs::write(&path, "nothing").unwrap();
+    assert!(deployed.refused(&["clef", "import", "counter/more", file]).1.contains("not a copy"));
+}
+
+#[test]
+fn the_example_runs() {
+    let deployed = Deployed::new(ON_COMMAND);
+    let path = deployed.folder.path().join("new.lua");
+    let file = path.to_str().unwrap();
+    assert!(deployed.daemon.ok(&["clef", "new", file]).unwrap().contains("torpor clef dev"));
+    let (code, said) = deployed.refused(&["clef", "new", file]);
+    assert!(code == 4 && said.contains("exists already"), "{said}");
+    deployed.daemon.ok(&["clef", "upgrade", "counter", file]).unwrap();
+    assert_eq!(deployed.get("/ann"), "ann was here 1 times\n");
+    assert_eq!(deployed.daemon.ok(&["clef", "call", "counter/ann", "add", "3"]).unwrap(), "4\n");
+    let view = deployed.daemon.json(&["clef", "inspect", "counter/ann"]).unwrap();
+    assert_eq!(view["alarms"][0]["name"], "forget");
+}

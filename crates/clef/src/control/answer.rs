@@ -10,7 +10,8 @@ use tokio::sync::{Mutex, Semaphore};
 use torpor_lua::Value;
 
 use super::value::{to_json, to_lua};
-use super::{ControlAnswer, ControlRequest, MOST_LINE_BYTES};
+use super::{ControlAnswer, ControlRequest, MOST_LINE_BYTES, inspect};
+use crate::host::{Host, HostError};
 use crate::program::Program;
 use crate::serve::Clefs;
 
@@ -83,6 +84,27 @@ async fn answers(
             ControlAnswer::Slept(all.await? as u64)
         }
         ControlRequest::Remove { key } => ControlAnswer::Removed(clefs.manage(move |host| host.remove(&key.0)).await?),
+        ControlRequest::Inspect { key } => {
+            of_one(clefs, move |host| Ok(ControlAnswer::Inspected(inspect::inspect(host, &key)?.into()))).await?
+        }
+        ControlRequest::Usage { key } => {
+            of_one(clefs, move |host| Ok(ControlAnswer::Used(host.see(&key.0)?.usage))).await?
+        }
+        ControlRequest::Wake { key } => {
+            of_one(clefs, move |host| Ok(ControlAnswer::Woken(host.wake_one(&key.0)?))).await?
+        }
+        ControlRequest::Run { key, line, keeps } => {
+            of_one(clefs, move |host| Ok(ControlAnswer::Ran(inspect::run(host, &key, &line, keeps)?))).await?
+        }
+        ControlRequest::Fork { key, to } => {
+            of_one(clefs, move |host| host.fork(&key.0, &to.0).map(|()| ControlAnswer::Copied {})).await?
+        }
+        ControlRequest::Export { key } => {
+            of_one(clefs, move |host| Ok(ControlAnswer::Exported(inspect::export(host, &key)?))).await?
+        }
+        ControlRequest::Import { key, copy } => {
+            of_one(clefs, move |host| inspect::import(host, &key, &copy).map(|()| ControlAnswer::Copied {})).await?
+        }
         ControlRequest::Upgrade { program: new } => {
             // One after the other: what is stored last is what runs.
             let path = program.lock().await;
@@ -96,6 +118,19 @@ async fn answers(
         }
     };
     Ok(vec![answer])
+}
+
+/// Does something with one Clef. That there is none, or one already, is an answer.
+async fn of_one(
+    clefs: &Clefs,
+    work: impl FnOnce(&mut Host) -> Result<ControlAnswer, HostError> + Send + 'static,
+) -> Result<ControlAnswer, String> {
+    let work = move |host: &mut Host| match work(host) {
+        Err(HostError::None) => Ok(ControlAnswer::Missing {}),
+        Err(HostError::Exists) => Ok(ControlAnswer::Exists {}),
+        done => done,
+    };
+    clefs.manage(work).await
 }
 
 /// Writes a program to a file, whole or not at all.

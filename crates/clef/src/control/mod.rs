@@ -8,6 +8,7 @@
 //! and fields that the command does not know are passed over.
 
 mod answer;
+mod inspect;
 mod relay;
 mod value;
 
@@ -15,13 +16,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 pub use self::answer::serve_control;
+pub use self::inspect::{AlarmView, ClefView, Global, Put, Ran};
 pub use self::relay::relay;
 use crate::host::{ClefStatus, Stats};
 use crate::key::Key;
+use crate::note::Usage;
 use crate::program::Program;
 
-/// Bytes of a line at most: a program of the largest size, encoded.
-pub const MOST_LINE_BYTES: usize = 32 << 20;
+/// Bytes of a line at most: a copy of a Clef with the largest memory and its note, encoded, and then some.
+pub const MOST_LINE_BYTES: usize = 128 << 20;
+/// Bytes of a copy of a Clef at most: so many are a line, encoded.
+pub const MOST_COPY_BYTES: usize = 95 << 20;
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,6 +55,49 @@ pub enum ControlRequest {
         /// Which one.
         key: Key,
     },
+    /// All about a Clef: [`ControlAnswer::Inspected`].
+    Inspect {
+        /// Which one.
+        key: Key,
+    },
+    /// What a Clef has used: [`ControlAnswer::Used`].
+    Usage {
+        /// Which one.
+        key: Key,
+    },
+    /// Has a Clef in memory.
+    Wake {
+        /// Which one.
+        key: Key,
+    },
+    /// Runs a line of Lua in a Clef: [`ControlAnswer::Ran`].
+    Run {
+        /// Which one.
+        key: Key,
+        /// An expression, or statements.
+        line: String,
+        /// Keeps what it changes.
+        keeps: bool,
+    },
+    /// Copies a Clef.
+    Fork {
+        /// Which one.
+        key: Key,
+        /// The key of the copy.
+        to: Key,
+    },
+    /// A copy for elsewhere: [`ControlAnswer::Exported`].
+    Export {
+        /// Which one.
+        key: Key,
+    },
+    /// Makes a Clef of a copy.
+    Import {
+        /// Its key.
+        key: Key,
+        /// What was exported, in base64.
+        copy: String,
+    },
     /// Changes the code, for the host's next start too. Each Clef gets it at its next call.
     Upgrade {
         /// The new code.
@@ -73,6 +121,22 @@ pub enum ControlAnswer {
     Removed(bool),
     /// It has the new code.
     Upgraded {},
+    /// All about a Clef.
+    Inspected(Box<ClefView>),
+    /// What a Clef has used.
+    Used(Usage),
+    /// Whether it was asleep.
+    Woken(bool),
+    /// What a chunk has done.
+    Ran(Ran),
+    /// There is a copy now.
+    Copied {},
+    /// A copy, in base64.
+    Exported(String),
+    /// There is no such Clef.
+    Missing {},
+    /// There is a Clef with the key of the copy.
+    Exists {},
     /// There are no more.
     End {},
     /// Why it is not done, in words.

@@ -18,10 +18,19 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// # Errors
 /// Where the host does not listen, or a stream breaks.
 pub fn relay(socket: &Path, input: impl Read, output: &mut impl Write) -> io::Result<()> {
-    let mut line = Vec::new();
-    BufReader::new(input.take(MOST_LINE_BYTES as u64)).read_until(b'\n', &mut line)?;
+    let mut input = BufReader::new(input.take(MOST_LINE_BYTES as u64));
     let mut stream = connect(socket)?;
-    stream.write_all(&line)?;
+    // In pieces: a line can be as large as a copy of a Clef.
+    loop {
+        let piece = input.fill_buf()?;
+        let end = piece.iter().position(|byte| *byte == b'\n').map(|place| place + 1);
+        let len = end.unwrap_or(piece.len());
+        stream.write_all(&piece[..len])?;
+        input.consume(len);
+        if end.is_some() || len == 0 {
+            break;
+        }
+    }
     io::copy(&mut stream, output)?;
     output.flush()
 }

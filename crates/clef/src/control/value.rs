@@ -60,7 +60,7 @@ pub(super) fn to_json(value: &Value) -> Json {
     }
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 

@@ -220,6 +220,8 @@ impl Asks<'_> {
             };
             let is_require = request.first().and_then(Value::bytes) == Some(b"require");
             if !is_require || since.elapsed() > self.class.limits.step {
+                // Nobody would answer it.
+                state.cancel(task);
                 return Err(NotEnded::Waits);
             }
             let values = match self.wait(task, &request) {

@@ -7,7 +7,7 @@ use torpor_lua::{MOST_WINDOWS, State, Value};
 use super::asks::{Asks, Effect, NotEnded, now};
 use super::{Delivery, Host, HostError, SharedKey, random};
 use crate::log::MOST_KEY_BYTES;
-use crate::note::{Note, Wait};
+use crate::note::{Note, Usage, Wait};
 use crate::store::{Chain, Restored};
 
 /// A Clef in memory.
@@ -32,11 +32,19 @@ impl Awake {
         self.chain.is_empty()
     }
 
+    /// Its time in memory that is not counted yet.
+    pub(super) fn uncounted(&self) -> Usage {
+        let time = self.since.elapsed();
+        let memory_kb_s = (self.state.used_bytes() as f64 / 1024.0 * time.as_secs_f64()) as u64;
+        Usage { awake_ms: time.as_millis() as u64, memory_kb_s, ..Usage::default() }
+    }
+
     /// Counts its time in memory.
-    fn count(&mut self) {
-        let time = std::mem::replace(&mut self.since, Instant::now()).elapsed();
-        self.note.usage.awake_ms += time.as_millis() as u64;
-        self.note.usage.memory_kb_s += (self.state.used_bytes() as f64 / 1024.0 * time.as_secs_f64()) as u64;
+    fn count(&mut self) -> Usage {
+        let used = self.uncounted();
+        self.since = Instant::now();
+        self.note.usage += used;
+        used
     }
 }
 
@@ -290,7 +298,9 @@ impl Host {
             }
         }
         self.store.hold(chain);
-        clef.note.usage.stored_bytes += self.store.batch_bytes().saturating_sub(before) as u64;
+        let stored_bytes = self.store.batch_bytes().saturating_sub(before) as u64;
+        clef.note.usage.stored_bytes += stored_bytes;
+        self.used.stored_bytes += stored_bytes;
         clef.is_changed = false;
         Ok(())
     }
@@ -298,7 +308,7 @@ impl Host {
     /// Stores it, and forgets it.
     pub(super) fn put_to_sleep(&mut self, key: &SharedKey) -> Result<(), HostError> {
         if let Some(clef) = self.awake.get_mut(key) {
-            clef.count();
+            self.used += clef.count();
         }
         self.store_changes(key)?;
         self.forget(key);

@@ -10,6 +10,15 @@ use crate::note::{Note, Origin, Usage, Wait};
 use crate::seal::Secret;
 use crate::store::{self, Stored};
 
+/// What a task waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// In words.
+    pub wait: String,
+    /// Until when at most, in ms since 1970; none: for ever.
+    pub until_ms: Option<u64>,
+}
+
 /// What is known of a Clef.
 #[derive(Clone, Debug)]
 pub struct Seen {
@@ -19,8 +28,8 @@ pub struct Seen {
     pub memory_bytes: Option<usize>,
     /// Bytes of its records in the log.
     pub stored_bytes: u64,
-    /// What each of its tasks waits for, in words.
-    pub tasks: Vec<String>,
+    /// What each of its tasks waits for.
+    pub tasks: Vec<Waiting>,
     /// Names of its alarms, and when they are due, in ms since 1970.
     pub alarms: Vec<(String, u64)>,
     /// Connections.
@@ -39,6 +48,31 @@ pub struct Exported {
     seal: Vec<u8>,
 }
 
+/// What copies as bytes begin with.
+const MAGIC: &[u8] = b"torpor clef 1\n";
+
+impl Exported {
+    /// As a file has it.
+    ///
+    /// # Errors
+    /// [`HostError::Note`].
+    pub fn to_bytes(&self) -> Result<Vec<u8>, HostError> {
+        Ok(postcard::to_extend(self, MAGIC.to_vec())?)
+    }
+
+    /// What [`Exported::to_bytes`] has given.
+    ///
+    /// # Errors
+    /// [`HostError::NotACopy`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, HostError> {
+        let copy = bytes.strip_prefix(MAGIC).ok_or(HostError::NotACopy)?;
+        match postcard::take_from_bytes(copy) {
+            Ok((copy, [])) => Ok(copy),
+            _ => Err(HostError::NotACopy),
+        }
+    }
+}
+
 /// What a chunk has returned, and the lines that it has printed.
 type Looked = (Vec<Value>, Vec<String>);
 
@@ -53,13 +87,20 @@ impl Host {
             Some(clef) => clef.note.clone(),
             None => Note::from_stored(&self.store.note(key)?.ok_or(HostError::None)?)?,
         };
-        let wait = |wait: &Wait| match wait {
-            Wait::Until(due) => format!("sleeps until {due}"),
-            Wait::Receive(socket, _) => format!("waits for a message of connection {socket}"),
-            Wait::Answer(..) => "waits for the answer of another Clef".to_owned(),
-            Wait::Fetch { .. } => "waits for an HTTP response".to_owned(),
-            Wait::Nothing => "is about to go on".to_owned(),
+        let wait = |wait: &Wait| {
+            let (wait, until) = match wait {
+                Wait::Until(due) => ("sleeps".to_owned(), *due),
+                Wait::Receive(socket, due) => (format!("waits for a message of connection {socket}"), *due),
+                Wait::Answer(_, due) => ("waits for the answer of another Clef".to_owned(), *due),
+                Wait::Fetch { .. } => ("waits for an HTTP response".to_owned(), 0),
+                Wait::Nothing => ("is about to go on".to_owned(), 0),
+            };
+            Waiting { wait, until_ms: (until > 0).then_some(until) }
         };
+        let mut usage = note.usage;
+        if let Some(clef) = awake {
+            usage += clef.uncounted();
+        }
         Ok(Seen {
             is_awake: awake.is_some(),
             memory_bytes: awake.map(|clef| clef.state.used_bytes()),
@@ -68,11 +109,11 @@ impl Host {
             alarms: note.alarms.iter().map(|(name, alarm)| (name.clone(), alarm.due)).collect(),
             connections: note.sockets.len(),
             values: note.values.into_iter().collect(),
-            usage: note.usage,
+            usage,
         })
     }
 
-    fn is_there(&self, key: &[u8]) -> Result<bool, HostError> {
+    pub(super) fn is_there(&self, key: &[u8]) -> Result<bool, HostError> {
         Ok(self.awake.contains_key(key) || self.store.note(key)?.is_some())
     }
 
@@ -101,6 +142,10 @@ impl Host {
         self.store_changes(&key)?;
         let Some(mut clef) = self.awake.remove(&key) else { return Err(HostError::None) };
         let mut note = clef.note.clone();
+        if !keeps {
+            // What it would close or receive is not given back.
+            note.sockets.clear();
+        }
         let found = self.run_chunk(&key, &mut clef.state, &mut note, "=(repl)", text, &[]);
         let is_spent = clef.state.is_spent();
         let is_kept = keeps && !is_spent;
@@ -112,7 +157,15 @@ impl Host {
         if !is_kept {
             self.forget(&key);
         }
-        let (values, effects) = found?;
+        let (values, effects) = match found {
+            Err(error) if is_kept => {
+                // What it has changed before stays, as with functions that fail.
+                self.update_due(&key);
+                self.store_changes(&key)?;
+                return Err(error);
+            }
+            found => found?,
+        };
         let line = |effect: &Effect| match effect {
             Effect::Out(Outgoing::Printed { line, .. }) => Some(line.clone()),
             _ => None,

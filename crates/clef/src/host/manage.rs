@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Host, HostError};
+use super::{Host, HostError, SharedKey};
 use crate::key::Key;
+use crate::note::Usage;
 
 /// A Clef, as far as is known without waking it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,7 +18,7 @@ pub struct ClefStatus {
 }
 
 /// The Clefs of a class in numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Clefs that are stored.
     pub clefs: u64,
@@ -27,6 +28,12 @@ pub struct Stats {
     pub log_bytes: u64,
     /// Bytes of the log that are needed.
     pub needed_bytes: u64,
+    /// When the host was started, in ms since 1970; absent: it does not say.
+    #[serde(default)]
+    pub host_started_ms: Option<u64>,
+    /// What all Clefs together have used since then, those that were removed too.
+    #[serde(default)]
+    pub used_since_host_start: Usage,
 }
 
 impl Host {
@@ -49,7 +56,32 @@ impl Host {
     /// In numbers.
     pub fn stats(&self) -> Stats {
         let ((clefs, awake), (log_bytes, needed_bytes)) = (self.counts(), self.store.bytes());
-        Stats { clefs: clefs as u64, awake: awake as u64, log_bytes, needed_bytes }
+        let mut used = self.used;
+        self.awake.values().for_each(|clef| used += clef.uncounted());
+        Stats {
+            clefs: clefs as u64,
+            awake: awake as u64,
+            log_bytes,
+            needed_bytes,
+            host_started_ms: Some(self.begun),
+            used_since_host_start: used,
+        }
+    }
+
+    /// Has a Clef in memory, but creates none; false if it was awake.
+    ///
+    /// # Errors
+    /// [`HostError::None`], or others.
+    pub fn wake_one(&mut self, key: &[u8]) -> Result<bool, HostError> {
+        if !self.is_there(key)? {
+            return Err(HostError::None);
+        }
+        let was_awake = self.awake.contains_key(key);
+        let key: SharedKey = key.into();
+        self.wake(&key)?;
+        self.touch(&key);
+        self.make_room()?;
+        Ok(!was_awake)
     }
 
     /// Puts one Clef to sleep; false if it was not awake.

@@ -39,10 +39,10 @@ use self::step::Work;
 use crate::class::{Class, Code, Durability};
 use crate::log::MOST_KEY_BYTES;
 use crate::message::{Incoming, Outgoing, Socket};
-use crate::note::{Message, Note, Origin};
+use crate::note::{Message, Note, Origin, Usage};
 use crate::store::{Store, StoreError};
 
-pub use self::look::{Exported, Seen};
+pub use self::look::{Exported, Seen, Waiting};
 pub use self::manage::{ClefStatus, Stats};
 
 /// After so much of the log or of time, a turn ends, though more waits.
@@ -73,6 +73,9 @@ pub enum HostError {
     /// There is one with this key.
     #[error("there is a Clef with this key already")]
     Exists,
+    /// Bytes that are no copy.
+    #[error("it is not a copy that a class of Clefs has exported")]
+    NotACopy,
     /// A copy that was not exported by this class, or was changed.
     #[error("the copy was not exported by this class, or was changed since")]
     Forged,
@@ -166,6 +169,9 @@ pub struct Host {
     /// Messages of the queue that are in the notes of their senders.
     noted: HashSet<(SharedKey, u64)>,
     outgoing: Vec<Outgoing>,
+    /// What all Clefs together have used since `begun`, in ms since 1970.
+    used: Usage,
+    begun: u64,
 }
 
 fn random() -> Result<u64, HostError> {
@@ -199,6 +205,8 @@ impl Host {
             queue: VecDeque::new(),
             noted: HashSet::new(),
             outgoing: Vec::new(),
+            used: Usage::default(),
+            begun: now(),
         })
     }
 

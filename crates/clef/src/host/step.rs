@@ -8,7 +8,7 @@ use super::asks::{Asked, Effect, shared};
 use super::{Delivery, Host, HostError, Phase, SharedKey};
 use crate::class::Durability;
 use crate::message::{Outgoing, Socket};
-use crate::note::{Message, Note, Origin, Wait, Waiting, What};
+use crate::note::{Message, Note, Origin, Usage, Wait, Waiting, What};
 
 /// A step may take so many times the limit of processor time, answers that it does not wait for included.
 const MOST_TIMES: u32 = 2;
@@ -82,9 +82,11 @@ impl Host {
             self.tell(key, None, origin, Err(error));
             return answered.map_or(Ok(()), |task| self.cancel(key, task));
         }
-        note.usage.steps += 1;
-        note.usage.busy_us += begun.elapsed().as_micros() as u64;
-        note.usage.sent_bytes += sent as u64;
+        let busy_us = begun.elapsed().as_micros() as u64;
+        let failed = u64::from(matches!(step, Step::Failed(_)));
+        let used = Usage { steps: 1, busy_us, sent_bytes: sent as u64, failed, ..Usage::default() };
+        note.usage += used;
+        self.used += used;
         clef.is_changed = true;
         self.perform(key, effects);
         match (step, wait) {
@@ -93,10 +95,7 @@ impl Host {
                 note.tasks.insert(task.0, waiting);
             }
             (Step::Ended(values), _) => self.tell(key, Some(&mut note), origin, Ok(values)),
-            (Step::Failed(error), _) => {
-                note.usage.failed += 1;
-                self.tell(key, Some(&mut note), origin, Err(error));
-            }
+            (Step::Failed(error), _) => self.tell(key, Some(&mut note), origin, Err(error)),
         }
         clef.note = note;
         self.awake.insert(key.clone(), clef);

@@ -161,7 +161,14 @@ impl Loop {
                 self.class.code = code.clone();
                 self.host.reload(code);
             }
-            Request::Manage(Work(work)) => tells.push(work(&mut self.host)),
+            Request::Manage(Work(work)) => {
+                let (_, awake) = self.host.counts();
+                tells.push(work(&mut self.host));
+                if self.host.counts().1 > awake {
+                    // What was woken is to stay for a while.
+                    self.used = Instant::now();
+                }
+            }
             // It is not passed on.
             Request::End(_) => {}
         }

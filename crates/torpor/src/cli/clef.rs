@@ -9,6 +9,10 @@ use torpor_api::spec::Port;
 use torpor_api::units::{Bytes, Span};
 use torpor_clef::{Allowed, AllowedHost, Durability, Frames, Key, KeyPattern, Limits};
 
+use super::clef_one::{
+    ClefEventArgs, ClefExportArgs, ClefForkArgs, ClefImportArgs, ClefNewArgs, ClefOneArgs, ClefReplArgs, EXPORT_HELP,
+    INSPECT_HELP, REPL_HELP,
+};
 use super::{Json, LogArgs, Named, Wait, name};
 
 /// The port on which a class answers in its app.
@@ -92,9 +96,36 @@ pub(crate) enum ClefCommand {
     /// Remove a Clef and its state, or a class with all of them
     #[command(after_help = "Examples:\n  torpor clef rm counter/ann\n  torpor clef rm -f counter")]
     Rm(ClefRmArgs),
-    /// Show how many Clefs a class has, and what their states take on disk
-    #[command(after_help = "Example:\n  torpor clef stats counter")]
-    Stats(Named),
+    /// Show how many Clefs a class has, what their states take on disk, and what they have used; or what one has used
+    #[command(after_help = "Examples:\n  torpor clef stats counter\n  torpor clef stats counter/ann")]
+    Stats(ClefTargetArgs),
+    /// Show what is known of a Clef, and its variables
+    #[command(after_help = INSPECT_HELP)]
+    Inspect(ClefOneArgs),
+    /// Run lines of Lua in a Clef
+    #[command(after_help = REPL_HELP)]
+    Repl(ClefReplArgs),
+    /// Copy a Clef within its class
+    #[command(after_help = "The copy has no connections.\n\nExample:\n  torpor clef fork counter/ann ann2")]
+    Fork(ClefForkArgs),
+    /// Write a copy of a Clef to a file
+    #[command(after_help = EXPORT_HELP)]
+    Export(ClefExportArgs),
+    /// Make a Clef of a copy that its class has exported
+    #[command(after_help = "Example:\n  torpor clef import counter/ann2 ann.clef")]
+    Import(ClefImportArgs),
+    /// Wake a Clef; none is created
+    #[command(after_help = "Example:\n  torpor clef wake counter/ann")]
+    Wake(ClefOneArgs),
+    /// Write an example program
+    #[command(after_help = "Example:\n  torpor clef new counter.lua")]
+    New(ClefNewArgs),
+    /// Show the events of a class
+    #[command(after_help = "Example:\n  torpor clef events -f counter")]
+    Events(ClefEventArgs),
+    /// Keep the host of a class awake; torpor unpin ends that
+    #[command(after_help = "Example:\n  torpor clef pin counter")]
+    Pin(Named),
     /// Give a class new code
     #[command(
         after_help = "Each Clef gets the new code at its next call. It begins anew, but for its global table `state`, which is kept.\n\nExample:\n  torpor clef upgrade counter ./counter.lua"

@@ -49,6 +49,7 @@ pub(crate) fn run(cli: Cli) -> Result<i32, Failure> {
         }
         Command::Checkpoint(args) => return checkpoint::checkpoint(&args),
         Command::Clef(ClefCommand::Dev(args)) => return clef::dev(args).map(|()| 0),
+        Command::Clef(ClefCommand::New(args)) => return clef::new(&args).map(|()| 0),
         Command::Image(
             command @ (ImageCommand::Inspect { .. } | ImageCommand::Verify { .. } | ImageCommand::Diff { .. }),
         ) => return image::image(&command),

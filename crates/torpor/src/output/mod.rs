@@ -12,7 +12,7 @@ mod units;
 
 use torpor_api::error::{is_deceptive, without_numbers};
 
-pub(crate) use clefs::{clef_stats, clefs};
+pub(crate) use clefs::{clef, clef_stats, clef_usage, clefs};
 pub(crate) use doctor::checks;
 pub(crate) use explain::explanation;
 pub(crate) use image::{ImageDifference, ImageView, VerifiedView, difference, inspected, verified};

@@ -1,6 +1,7 @@
 //! `clef ls`, `call`, `sleep`, `rm`, `stats`, `upgrade`: what is asked of a class that is there.
 
 use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use serde_json::json;
 use torpor_api::client::Client;
 use torpor_api::view::{Level, State};
@@ -8,8 +9,8 @@ use torpor_clef::control::{ControlAnswer, ControlRequest};
 
 use super::super::{print, show, terminal_columns};
 use super::ask::{ask, ask_one};
-use super::{class, deploy, is_class};
-use crate::cli::{ClefCallArgs, ClefLsArgs, ClefRmArgs, ClefTargetArgs, ClefUpgradeArgs, Named};
+use super::{class, deploy, is_class, one};
+use crate::cli::{ClefCallArgs, ClefLsArgs, ClefRmArgs, ClefTargetArgs, ClefUpgradeArgs};
 use crate::failure::Failure;
 use crate::output;
 
@@ -84,10 +85,16 @@ pub(super) async fn rm(client: &Client, args: ClefRmArgs) -> Result<(), Failure>
     show(args.json.json, &json!({ "removed": removed }), |_| output::safe(&format!("{removed} is removed")) + "\n")
 }
 
-pub(super) async fn stats(client: &Client, args: &Named) -> Result<(), Failure> {
-    match ask_one(client, &args.app, &ControlRequest::Stats {}).await? {
-        ControlAnswer::Stats(stats) => show(args.json.json, &stats, |stats| output::clef_stats(*stats)),
-        _ => Err(unexpected(&args.app)),
+pub(super) async fn stats(client: &Client, args: ClefTargetArgs) -> Result<(), Failure> {
+    let name = &args.target.class;
+    if let Some(key) = args.target.key {
+        return one::usage(client, name, key, args.json.json).await;
+    }
+    match ask_one(client, name, &ControlRequest::Stats {}).await? {
+        ControlAnswer::Stats(stats) => {
+            show(args.json.json, &stats, |stats| output::clef_stats(*stats, &TimeZone::system()))
+        }
+        _ => Err(unexpected(name)),
     }
 }
 
@@ -105,6 +112,6 @@ pub(super) async fn upgrade(client: &Client, args: &ClefUpgradeArgs) -> Result<(
 }
 
 /// It speaks another language.
-fn unexpected(class: &str) -> Failure {
+pub(super) fn unexpected(class: &str) -> Failure {
     Failure::Clef(format!("the host of {class} answers something that this version of torpor does not know"))
 }

@@ -336,6 +336,13 @@ fn clefs_are_copied() {
     assert_eq!(deployed.get("/eve"), "eve 4 4");
     assert_eq!(deployed.refused(&["clef", "import", "counter/eve", file]).0, 4);
 
+    // One that is larger than any buffer on the way.
+    daemon.ok(&["clef", "repl", "--write", "counter/bob", "-e", "big = string.rep('x', 6 << 20)"]).unwrap();
+    daemon.ok(&["clef", "export", "counter/bob", "-o", file, "--force"]).unwrap();
+    assert!(fs::metadata(&path).unwrap().len() > 6 << 20);
+    daemon.ok(&["clef", "import", "counter/big", file]).unwrap();
+    assert_eq!(daemon.ok(&["clef", "repl", "counter/big", "-e", "#big, state.n"]).unwrap(), "6291456\t3\n");
+
     // Neither another class, nor what somebody has changed.
     deployed.deploy("second");
     let (code, said) = deployed.refused(&["clef", "import", "second/eve", file]);

@@ -1,11 +1,11 @@
 //! Clefs of a class, and their numbers.
 
-use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
 use torpor_clef::control::ClefView;
 use torpor_clef::{ClefStatus, Stats, Usage};
 
-use super::units::{ago, micros, size};
+use super::units::{ago, micros, size, words};
 use super::{Cells, Narrow, safe, table_within};
 
 /// What makes the lines narrower at a terminal.
@@ -34,12 +34,15 @@ pub(crate) fn clef_stats(stats: Stats, zone: &TimeZone) -> String {
 /// One line for each number.
 pub(crate) fn clef_usage(usage: &Usage) -> String {
     let Usage { steps, busy_us, awake_ms, memory_kb_s, sent_bytes, stored_bytes, failed } = *usage;
-    let awake = micros(awake_ms.saturating_mul(1000));
+    let awake = match awake_ms {
+        0..60_000 => micros(awake_ms * 1000),
+        _ => words(SignedDuration::from_secs(i64::try_from(awake_ms / 1000).unwrap_or(i64::MAX))),
+    };
     let lines = [
         ("steps", format!("{steps}, of which {failed} failed")),
         ("busy", micros(busy_us)),
         ("awake", awake),
-        ("memory", format!("{memory_kb_s} KiB × s while awake")),
+        ("memory use", format!("{memory_kb_s} KiB × s")),
         ("sent", size(Some(sent_bytes))),
         ("written", size(Some(stored_bytes))),
     ];

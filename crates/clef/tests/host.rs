@@ -517,3 +517,61 @@ fn the_examples_of_the_guide_do_what_they_say() {
     assert!(body(&d1).contains(r#""is_lost":true"#) && body(&d1).contains("21.5"), "{d1:?}");
     assert!(body(&devices.call("roof", "http", &[request("GET", "")])).contains(r#""lost":1"#));
 }
+
+#[test]
+fn hostile_clefs_harm_only_themselves() {
+    let mut hosted = hosted(
+        "n = 0
+         function create(k) if k == 'new' then send('room/hit', 'add') end end
+         function add() n = n + 1; return n end
+         function spin() while true do end end
+         function set() alarm(0.01, 'spin') return 'set' end
+         function closes()
+           local x <close> = setmetatable({}, {__close = function() while true do end end})
+           sleep(0.01)
+           while true do end
+         end
+         function bomb() for _ = 1, 9000 do send('room/bomb', 'bomb') end end
+         function inf() return call('room/inf', 'inf') end
+         function name() return select(2, pcall(alarm, 1, ('n'):rep(300))) end
+         function values() local t = {}; for i = 1, 5000 do t[{}] = '' end return select(2, pcall(kv.put, 'x', t)) end
+         function fails() error(('e'):rep(100000)) end",
+    );
+    // An alarm whose function is ended does not go off again.
+    assert_eq!(hosted.text("a", "set", &[]), "set");
+    std::thread::sleep(Duration::from_millis(15));
+    let told = hosted.turn();
+    assert!(told.iter().any(|told| matches!(told, Outgoing::Failed { .. })), "{told:?}");
+    assert_eq!(hosted.host().due_in(), None);
+    // Nor does a task whose end takes too long as well.
+    let closes = hosted.begin("a", "closes", &[]);
+    hosted.turn();
+    assert!(hosted.answer(closes).unwrap_err().contains("too much processor time"));
+    assert_eq!(hosted.host().due_in(), None);
+    assert_eq!(hosted.text("a", "add", &[]), "1");
+    // What a new one has told others stays told once, though its first call is ended.
+    for _ in 0..3 {
+        assert!(hosted.text("new", "spin", &[]).contains("too much"));
+    }
+    assert_eq!(hosted.text("hit", "add", &[]), "2");
+    assert!(hosted.text("a", "name", &[]).contains("at most 256 bytes"));
+    assert!(hosted.text("a", "values", &[]).contains("16384 bytes"));
+    assert!(hosted.call("a", "fails", &[]).unwrap_err().len() < 17 << 10);
+    // Those that send without end leave others their turn.
+    for bomb in ["bomb", "inf"] {
+        hosted.begin(bomb, bomb, &[]);
+        hosted.host().turn().unwrap();
+        let call = hosted.begin("b", "add", &[]);
+        let mut turns = 0;
+        while !hosted.answers.contains_key(&call) {
+            for outgoing in hosted.host().turn().unwrap() {
+                if let Outgoing::Answered { call, .. } = outgoing {
+                    hosted.answers.insert(call, Ok(Vec::new()));
+                }
+            }
+            turns += 1;
+        }
+        assert_eq!(turns, 1, "{bomb}");
+    }
+    assert!(hosted.host().see(b"inf").unwrap().tasks.len() <= 1000);
+}

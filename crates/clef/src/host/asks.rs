@@ -20,6 +20,12 @@ const MOST_VALUE_BYTES: usize = 16 << 10;
 const MOST_ALARMS: usize = 1000;
 /// A number below is seconds from now, others are since 1970.
 const RELATIVE_BELOW: f64 = 1e9;
+/// Bytes of the name of a function.
+const MOST_NAME_BYTES: usize = 256;
+/// Messages between Clefs that wait to be delivered, when another one is sent.
+const MOST_QUEUED: usize = 10_000;
+/// Between two times of a repeated alarm, in ms.
+const LEAST_EVERY: u64 = 10;
 /// The shortest wait, in ms.
 const LEAST_WAIT: u64 = 1;
 
@@ -55,6 +61,8 @@ pub(super) struct Asks<'a> {
     pub(super) connections: &'a mut HashMap<Socket, Connection>,
     pub(super) fetches: &'a mut u64,
     pub(super) store: &'a Store,
+    /// Messages that wait to be delivered.
+    pub(super) queued: usize,
     pub(super) effects: Vec<Effect>,
     pub(super) sent_bytes: usize,
 }
@@ -81,15 +89,25 @@ fn portable(values: &[Value]) -> Vec<Value> {
     values.iter().map(one).collect()
 }
 
+/// What values take in memory.
 fn size(values: &[Value]) -> usize {
     let one = |value: &Value| match value {
         Value::String(bytes) => bytes.len(),
         Value::Table(pairs) => {
             pairs.iter().map(|(key, value)| size(std::slice::from_ref(key)) + size(std::slice::from_ref(value))).sum()
         }
-        _ => 8,
+        _ => 0,
     };
-    values.iter().map(one).sum()
+    values.iter().map(|value| size_of::<Value>() + one(value)).sum()
+}
+
+/// The name of a function.
+fn function_name(value: &Value, what: &str) -> Result<String, String> {
+    let name = value.bytes().ok_or_else(|| format!("{what} has the name of a function"))?;
+    if name.len() > MOST_NAME_BYTES {
+        return Err(format!("the name of a function has at most {MOST_NAME_BYTES} bytes"));
+    }
+    Ok(String::from_utf8_lossy(name).into_owned())
 }
 
 /// Milliseconds of a number of seconds.
@@ -285,8 +303,10 @@ impl Asks<'_> {
         task: Option<i64>,
     ) -> Result<u64, String> {
         let to = self.target(target)?;
-        let function = function.bytes().ok_or_else(|| wrong("a function is named by a string"))?;
-        let function = String::from_utf8_lossy(function).into_owned();
+        let function = function_name(function, "a message")?;
+        if self.queued >= MOST_QUEUED {
+            return Err(format!("{MOST_QUEUED} messages wait for Clefs of this class already"));
+        }
         let arguments = portable(arguments);
         let bytes = size(&arguments);
         self.note.next_message += 1;
@@ -297,8 +317,7 @@ impl Asks<'_> {
 
     /// Sets, changes or cancels an alarm.
     fn alarm(&mut self, when: &Value, name: &Value, every: Option<&Value>) -> Answer {
-        let name = name.bytes().ok_or_else(|| wrong("an alarm has the name of a function"))?;
-        let name = String::from_utf8_lossy(name).into_owned();
+        let name = function_name(name, "an alarm")?;
         if matches!(when, Value::Nil | Value::Boolean(false)) {
             return Ok(vec![self.note.alarms.remove(&name).is_some().into()]);
         }
@@ -306,7 +325,7 @@ impl Asks<'_> {
         let due = if seconds < RELATIVE_BELOW { self.now + millis(seconds)?.max(LEAST_WAIT) } else { millis(seconds)? };
         let every = match every {
             None | Some(Value::Nil) => 0,
-            Some(every) => millis(every.number().unwrap_or(-1.0))?.max(LEAST_WAIT),
+            Some(every) => millis(every.number().unwrap_or(-1.0))?.max(LEAST_EVERY),
         };
         if self.note.alarms.len() >= MOST_ALARMS && !self.note.alarms.contains_key(&name) {
             return Err(format!("it has {MOST_ALARMS} alarms already"));

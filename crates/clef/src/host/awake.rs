@@ -6,6 +6,7 @@ use torpor_lua::{MOST_WINDOWS, State, Value};
 
 use super::asks::{Asks, Effect, NotEnded, now};
 use super::{Delivery, Host, HostError, SharedKey, random};
+use crate::class::Durability;
 use crate::log::MOST_KEY_BYTES;
 use crate::note::{Note, Usage, Wait};
 use crate::store::{Chain, Restored};
@@ -66,7 +67,11 @@ impl Host {
         let windows = self.engine()?;
         match self.store.restore(key, &windows)? {
             Some(Restored { note, state, chain }) => {
-                let note = Note::from_stored(&note)?;
+                let mut note = Note::from_stored(&note)?;
+                if self.class.durability != Durability::Reply {
+                    // Numbers that it has used since it was stored must not come again.
+                    note.next_message = random()? >> 1;
+                }
                 let clef = Awake { state, note, chain, used: 0, due: 0, is_changed: false, since: Instant::now() };
                 self.settle(key, clef)?;
                 self.drop_gone(key);
@@ -90,6 +95,10 @@ impl Host {
             Awake { state, note, chain: Chain::default(), used: 0, due: 0, is_changed: true, since: Instant::now() };
         self.place(key, clef);
         self.perform(key, effects);
+        if self.class.durability == Durability::Reply {
+            // What it has told others of so far has happened, whatever becomes of its first step.
+            self.store_changes(key)?;
+        }
         Ok(())
     }
 
@@ -208,6 +217,7 @@ impl Host {
             connections: &mut self.connections,
             fetches: &mut self.fetches,
             store: &self.store,
+            queued: self.queue.len(),
             effects: Vec::new(),
             sent_bytes: 0,
         }

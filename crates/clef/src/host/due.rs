@@ -1,5 +1,7 @@
 //! What is due: alarms, waits that end by themselves, and messages between Clefs that a turn has not got to.
 
+use std::collections::BTreeSet;
+
 use torpor_api::error::causes;
 use torpor_lua::{Task, Value};
 
@@ -9,6 +11,8 @@ use super::{Delivery, Host, HostError, SharedKey};
 use crate::class::Durability;
 use crate::note::{Message, Origin, Wait, What};
 
+/// Alarms and tasks of a Clef that go on together.
+const MOST_FIRED: usize = 64;
 /// What is due and cannot be woken is tried again after so many ms.
 const RETRY: u64 = 30_000;
 
@@ -38,7 +42,7 @@ impl Host {
         let Some(clef) = self.awake.get_mut(&key) else { return Ok(true) };
         let mut alarms = Vec::new();
         clef.note.alarms.retain(|name, alarm| {
-            if alarm.due > now {
+            if alarm.due > now || alarms.len() >= MOST_FIRED {
                 return true;
             }
             alarms.push((alarm.due, name.clone()));
@@ -57,8 +61,13 @@ impl Host {
             _ => None,
         };
         let tasks = clef.note.tasks.iter();
-        let tasks: Vec<_> = tasks.filter_map(|(task, waiting)| Some((*task, waits(&waiting.wait)?))).collect();
+        let tasks = tasks.filter_map(|(task, waiting)| Some((*task, waits(&waiting.wait)?)));
+        let tasks: Vec<_> = tasks.take(MOST_FIRED).collect();
         self.update_due(&key);
+        if !alarms.is_empty() {
+            // They have gone off, whatever becomes of the functions that they call.
+            self.store_changes(&key)?;
+        }
         alarms.sort();
         for (_, name) in alarms {
             self.begin(&key, &name, &[], Origin::Nobody)?;
@@ -140,13 +149,28 @@ impl Host {
                 }
             }
         }
-        if is_noted && self.wake(from).is_ok() {
-            if let Some(clef) = self.awake.get_mut(from) {
-                clef.note.outbox.retain(|message| message.id != id);
+        if is_noted {
+            self.delivered.entry(from.clone()).or_default().push(id);
+        }
+        Ok(())
+    }
+
+    /// Messages that were delivered are no longer in the notes of their senders.
+    pub(super) fn forget_delivered(&mut self) -> Result<(), HostError> {
+        for (from, ids) in std::mem::take(&mut self.delivered) {
+            if self.wake(&from).is_err() {
+                // Its code is broken: it is tried again, and its messages are not taken up again in this run of the host.
+                continue;
+            }
+            let ids: BTreeSet<u64> = ids.into_iter().collect();
+            if let Some(clef) = self.awake.get_mut(&from) {
+                clef.note.outbox.retain(|message| !ids.contains(&message.id));
                 clef.is_changed = true;
             }
-            self.noted.remove(&(from.clone(), id));
-            self.store_changes(from)?;
+            for id in ids {
+                self.noted.remove(&(from.clone(), id));
+            }
+            self.store_changes(&from)?;
         }
         Ok(())
     }

@@ -165,7 +165,12 @@ pub struct Host {
     /// Who waits for the response to a request.
     fetching: HashMap<u64, SharedKey>,
     connections: HashMap<Socket, Connection>,
+    /// What has come from outside.
+    incoming: VecDeque<Incoming>,
+    /// What Clefs have told each other. Both are served in turn.
     queue: VecDeque<Delivery>,
+    /// Messages of the queue that were delivered in this turn, by sender.
+    delivered: BTreeMap<SharedKey, Vec<u64>>,
     /// Messages of the queue that are in the notes of their senders.
     noted: HashSet<(SharedKey, u64)>,
     outgoing: Vec<Outgoing>,
@@ -202,7 +207,9 @@ impl Host {
             fetches: 0,
             fetching: HashMap::new(),
             connections: HashMap::new(),
+            incoming: VecDeque::new(),
             queue: VecDeque::new(),
+            delivered: BTreeMap::new(),
             noted: HashSet::new(),
             outgoing: Vec::new(),
             used: Usage::default(),
@@ -217,7 +224,7 @@ impl Host {
 
     /// Takes what the next [`Host::turn`] delivers.
     pub fn take(&mut self, incoming: Incoming) {
-        self.queue.push_back(Delivery::Incoming(incoming));
+        self.incoming.push_back(incoming);
     }
 
     /// Delivers what was taken, what follows from it, and what is due; commits, and gives what may be told now. If more waits,
@@ -228,13 +235,20 @@ impl Host {
     pub fn turn(&mut self) -> Result<Vec<Outgoing>, HostError> {
         let begun = Instant::now();
         let is_over = |store: &Store| store.batch_bytes() > MOST_BATCH_BYTES || begun.elapsed() > MOST_TURN;
-        while !is_over(&self.store) && self.fire()? {}
-        while let Some(delivery) = self.queue.pop_front() {
-            self.deliver(delivery)?;
-            if is_over(&self.store) {
+        // One of each, so that neither alarms nor Clefs that talk to each other hold up what has come.
+        loop {
+            let has_fired = self.fire()?;
+            let incoming = self.incoming.pop_front().map(Delivery::Incoming);
+            let message = self.queue.pop_front();
+            let is_idle = !has_fired && incoming.is_none() && message.is_none();
+            for delivery in incoming.into_iter().chain(message) {
+                self.deliver(delivery)?;
+            }
+            if is_idle || is_over(&self.store) {
                 break;
             }
         }
+        self.forget_delivered()?;
         self.note_messages()?;
         if self.class.durability != Durability::None || self.store.batch_bytes() > MOST_BATCH_BYTES / 2 {
             self.store.commit()?;
@@ -244,7 +258,7 @@ impl Host {
 
     /// Whether the next turn has something to deliver.
     pub fn is_ready(&self) -> bool {
-        !self.queue.is_empty()
+        !self.queue.is_empty() || !self.incoming.is_empty()
     }
 
     /// In which time the next turn is due; none: only when something comes.

@@ -13,6 +13,11 @@ use crate::note::{Message, Note, Origin, Usage, Wait, Waiting, What};
 /// A step may take so many times the limit of processor time, answers that it does not wait for included.
 const MOST_TIMES: u32 = 2;
 
+/// Bytes of an error that are told.
+const MOST_ERROR_BYTES: usize = 16 << 10;
+/// Tasks of a Clef that wait at the same time.
+const MOST_TASKS: usize = 1000;
+
 /// What a step begins with.
 pub(super) enum Work<'a> {
     Begin { function: &'a str, arguments: &'a [Value], origin: Origin },
@@ -33,6 +38,15 @@ impl Host {
             return Ok(());
         }
         self.touch(key);
+        let work = match work {
+            Work::Begin { origin, .. }
+                if self.awake.get(key).is_some_and(|clef| clef.note.tasks.len() >= MOST_TASKS) =>
+            {
+                self.tell(key, None, origin, Err(format!("{MOST_TASKS} of its tasks wait already")));
+                return Ok(());
+            }
+            work => work,
+        };
         let begun = Instant::now();
         let Some(mut clef) = self.awake.remove(key) else { return Ok(()) };
         let mut answered = None;
@@ -131,6 +145,7 @@ impl Host {
         origin: Origin,
         result: Result<Vec<Value>, String>,
     ) {
+        let result = result.map_err(cut);
         if let Err(error) = &result {
             self.outgoing.push(Outgoing::Failed { key: key.clone(), error: shared(error) });
         }
@@ -171,12 +186,17 @@ impl Host {
         }
         if let Some(clef) = self.awake.get_mut(key) {
             clef.state.cancel(task);
+            if clef.state.is_spent() {
+                // Closing it takes too long as well: it stays where it is, and is answered no more.
+                self.forget(key);
+                if self.wake(key).is_err() {
+                    return Ok(());
+                }
+            }
+        }
+        if let Some(clef) = self.awake.get_mut(key) {
             clef.note.tasks.remove(&task.0);
             clef.is_changed = true;
-            if clef.state.is_spent() {
-                self.forget(key);
-                return Ok(());
-            }
         }
         self.update_due(key);
         self.store_changes(key)
@@ -257,4 +277,13 @@ impl Host {
         };
         self.step(key, Work::Answer { task: Task(task), values })
     }
+}
+
+/// An error without what is too much of it.
+fn cut(mut error: String) -> String {
+    if error.len() > MOST_ERROR_BYTES {
+        error.truncate(error.floor_char_boundary(MOST_ERROR_BYTES));
+        error.push('…');
+    }
+    error
 }

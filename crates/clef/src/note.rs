@@ -34,8 +34,8 @@ pub(crate) enum Wait {
     Receive(Socket, u64),
     /// The answer to a message to another Clef, until then.
     Answer(u64, u64),
-    /// The response to an HTTP request of this run of the host.
-    Fetch { run: u64, fetch: u64 },
+    /// The response to an HTTP request of this run of the host, until then.
+    Fetch { run: u64, fetch: u64, due: u64 },
     /// Nothing: the host is about to answer.
     Nothing,
 }
@@ -44,8 +44,8 @@ impl Wait {
     /// When it ends by itself; 0: never.
     fn due(&self) -> u64 {
         match self {
-            Self::Until(due) | Self::Receive(_, due) | Self::Answer(_, due) => *due,
-            Self::Fetch { .. } | Self::Nothing => 0,
+            Self::Until(due) | Self::Receive(_, due) | Self::Answer(_, due) | Self::Fetch { due, .. } => *due,
+            Self::Nothing => NOW,
         }
     }
 }
@@ -73,6 +73,30 @@ pub(crate) struct Message {
     pub(crate) id: u64,
     pub(crate) to: Vec<u8>,
     pub(crate) what: What,
+}
+
+impl Message {
+    /// What it takes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        let values = match &self.what {
+            What::Call { function, arguments, .. } => function.len() + size(arguments),
+            What::Answer { result: Ok(values), .. } => size(values),
+            What::Answer { result: Err(error), .. } => error.len(),
+        };
+        size_of::<Self>() + self.to.len() + values
+    }
+}
+
+/// What values take in memory.
+pub(crate) fn size(values: &[Value]) -> usize {
+    let one = |value: &Value| match value {
+        Value::String(bytes) => bytes.len(),
+        Value::Table(pairs) => {
+            pairs.iter().map(|(key, value)| size(std::slice::from_ref(key)) + size(std::slice::from_ref(value))).sum()
+        }
+        _ => 0,
+    };
+    values.iter().map(|value| size_of::<Value>() + one(value)).sum()
 }
 
 /// What a message wants.

@@ -21,6 +21,8 @@ const MOST_RECORDS: usize = 32;
 const COLLECTED_BELOW: u64 = 50;
 /// Bytes that are moved between two syncs while a segment is collected.
 const MOVED_TOGETHER: usize = 4 << 20;
+/// What is due and cannot be read is tried again after so many ms.
+const RETRY: u64 = 60_000;
 /// The pages of images of at least so many bytes begin at a page of the file.
 const ALIGNED_FROM: usize = 64 << 10;
 
@@ -198,11 +200,10 @@ impl Store {
         }
     }
 
-    /// A key with this chain is due as it was stored, unless it was stored anew or removed meanwhile.
-    pub fn release(&mut self, key: &[u8], chain: &Chain) {
-        if let Some((location, due)) = chain.newest().filter(|(_, due)| *due > 0)
-            && self.index.find(hash(key)).any(|number| number == location.number())
-        {
+    /// A key that was [held](Store::hold) is due as it was stored.
+    pub fn release(&mut self, key: &[u8]) {
+        let found = self.find(key).ok().flatten().and_then(|at| Some((self.log.header(at).ok()?.0.due, at)));
+        if let Some((due, location)) = found.filter(|(due, _)| *due > 0) {
             self.due.insert((due, location.number()));
         }
     }
@@ -211,8 +212,16 @@ impl Store {
     pub fn take_due(&mut self, now: u64) -> Option<(Vec<u8>, u64)> {
         while let Some((due, number)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
             self.due.remove(&(due, number));
-            if let Some(Ok((_, key))) = Location::of(number).map(|location| self.log.header(location)) {
-                return Some((key, number));
+            match Location::of(number).map(|location| self.log.header(location)) {
+                Some(Ok((_, key))) if self.index.find(hash(&key)).any(|found| found == number) => {
+                    return Some((key, number));
+                }
+                // It was removed or stored anew.
+                None | Some(Ok(_)) => {}
+                Some(Err(error)) => {
+                    tracing::error!(%error, "what is due cannot be read");
+                    self.due.insert((now + RETRY, number));
+                }
             }
         }
         None

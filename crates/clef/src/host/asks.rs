@@ -9,7 +9,7 @@ use torpor_lua::{State, Step, Task, Value};
 use super::{Connection, Phase, SharedKey};
 use crate::class::Class;
 use crate::message::{Outgoing, Socket};
-use crate::note::{Alarm, Message, Note, Wait, What};
+use crate::note::{Alarm, Message, Note, Wait, What, size};
 use crate::store::Store;
 
 /// Bytes that a step sends at most.
@@ -20,10 +20,13 @@ const MOST_VALUE_BYTES: usize = 16 << 10;
 const MOST_ALARMS: usize = 1000;
 /// A number below is seconds from now, others are since 1970.
 const RELATIVE_BELOW: f64 = 1e9;
+/// A response is not waited for longer, in ms; requests themselves have a shorter limit.
+const FETCH_WITHIN: u64 = 60_000;
 /// Bytes of the name of a function.
 const MOST_NAME_BYTES: usize = 256;
 /// Messages between Clefs that wait to be delivered, when another one is sent.
 const MOST_QUEUED: usize = 10_000;
+const MOST_QUEUED_BYTES: usize = 32 << 20;
 /// Between two times of a repeated alarm, in ms.
 const LEAST_EVERY: u64 = 10;
 /// The shortest wait, in ms.
@@ -63,6 +66,7 @@ pub(super) struct Asks<'a> {
     pub(super) store: &'a Store,
     /// Messages that wait to be delivered.
     pub(super) queued: usize,
+    pub(super) queued_bytes: usize,
     pub(super) effects: Vec<Effect>,
     pub(super) sent_bytes: usize,
 }
@@ -87,18 +91,6 @@ fn portable(values: &[Value]) -> Vec<Value> {
         other => other.clone(),
     };
     values.iter().map(one).collect()
-}
-
-/// What values take in memory.
-fn size(values: &[Value]) -> usize {
-    let one = |value: &Value| match value {
-        Value::String(bytes) => bytes.len(),
-        Value::Table(pairs) => {
-            pairs.iter().map(|(key, value)| size(std::slice::from_ref(key)) + size(std::slice::from_ref(value))).sum()
-        }
-        _ => 0,
-    };
-    values.iter().map(|value| size_of::<Value>() + one(value)).sum()
 }
 
 /// The name of a function.
@@ -214,7 +206,7 @@ impl Asks<'_> {
                 let (run, fetch) = (self.run, *self.fetches);
                 let request = request.clone();
                 self.send(size(std::slice::from_ref(&request)), Effect::Out(Outgoing::Fetch { fetch, request }))?;
-                Ok(Asked::Wait(Wait::Fetch { run, fetch }))
+                Ok(Asked::Wait(Wait::Fetch { run, fetch, due: self.now + FETCH_WITHIN }))
             }
             (b"require", [Value::String(name)]) => {
                 let name = String::from_utf8_lossy(name).into_owned();
@@ -304,8 +296,8 @@ impl Asks<'_> {
     ) -> Result<u64, String> {
         let to = self.target(target)?;
         let function = function_name(function, "a message")?;
-        if self.queued >= MOST_QUEUED {
-            return Err(format!("{MOST_QUEUED} messages wait for Clefs of this class already"));
+        if self.queued >= MOST_QUEUED || self.queued_bytes >= MOST_QUEUED_BYTES {
+            return Err(wrong("too many messages wait for Clefs of this class already"));
         }
         let arguments = portable(arguments);
         let bytes = size(&arguments);

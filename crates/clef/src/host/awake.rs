@@ -50,6 +50,14 @@ impl Awake {
 }
 
 impl Host {
+    /// As [`Host::wake`], of one that was not removed.
+    pub(super) fn wake_existing(&mut self, key: &SharedKey) -> Result<(), HostError> {
+        if !self.awake.contains_key(key) && self.store.window(key)?.is_none() {
+            return Err(HostError::None);
+        }
+        self.wake(key)
+    }
+
     /// Has a Clef in memory, with the code of the class; it is created if there is none.
     pub(super) fn wake(&mut self, key: &SharedKey) -> Result<(), HostError> {
         match self.awake.get(key) {
@@ -75,6 +83,11 @@ impl Host {
                 let clef = Awake { state, note, chain, used: 0, due: 0, is_changed: false, since: Instant::now() };
                 self.settle(key, clef)?;
                 self.drop_gone(key);
+                self.take_up_messages(key);
+                if self.class.durability == Durability::Reply {
+                    // It may have got new code, and told others so.
+                    self.store_changes(key)?;
+                }
             }
             None => self.create(key)?,
         }
@@ -87,7 +100,7 @@ impl Host {
         }
         let window = self.new_window();
         self.vacate(window)?;
-        let (mut state, mut note) = (self.empty(window)?, Note::default());
+        let (mut state, mut note) = (self.empty(window)?, Note { next_message: random()? >> 1, ..Note::default() });
         let mut effects = self.load(key, &mut state, &mut note, None)?;
         let create = "if create then create(...) end";
         effects.extend(self.run_chunk(key, &mut state, &mut note, "=create", create, &[(&**key).into()])?.1);
@@ -218,6 +231,7 @@ impl Host {
             fetches: &mut self.fetches,
             store: &self.store,
             queued: self.queue.len(),
+            queued_bytes: self.queued_bytes,
             effects: Vec::new(),
             sent_bytes: 0,
         }
@@ -259,7 +273,7 @@ impl Host {
         if clef.due > 0 {
             self.due.remove(&(clef.due, key.clone()));
         }
-        self.store.release(&key, &clef.chain);
+        self.store.release(&key);
         Some(clef)
     }
 

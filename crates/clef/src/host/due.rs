@@ -11,8 +11,8 @@ use super::{Delivery, Host, HostError, SharedKey};
 use crate::class::Durability;
 use crate::note::{Message, Origin, Wait, What};
 
-/// Alarms and tasks of a Clef that go on together.
-const MOST_FIRED: usize = 64;
+/// Alarms and tasks of a Clef that go on in one round of a turn: each can take the whole of its processor time.
+const MOST_FIRED: usize = 1;
 /// What is due and cannot be woken is tried again after so many ms.
 const RETRY: u64 = 30_000;
 
@@ -30,7 +30,11 @@ impl Host {
         let awake = self.due.first().filter(|(due, _)| *due <= now).map(|(_, key)| (key.clone(), None));
         let asleep = || self.store.take_due(now).map(|(key, number)| (SharedKey::from(key), Some(number)));
         let Some((key, number)) = awake.or_else(asleep) else { return Ok(false) };
-        if let Err(error) = self.wake(&key) {
+        if let Err(error) = self.wake_existing(&key) {
+            if matches!(error, HostError::None) {
+                // It was removed meanwhile.
+                return Ok(true);
+            }
             tracing::error!(key = %key.escape_ascii(), error = causes(&error), "it is due, and cannot be woken");
             match number {
                 Some(number) => self.store.due_again(number, now + RETRY),
@@ -38,14 +42,13 @@ impl Host {
             }
             return Ok(true);
         }
-        self.take_up_messages(&key);
         let Some(clef) = self.awake.get_mut(&key) else { return Ok(true) };
         let mut alarms = Vec::new();
         clef.note.alarms.retain(|name, alarm| {
             if alarm.due > now || alarms.len() >= MOST_FIRED {
                 return true;
             }
-            alarms.push((alarm.due, name.clone()));
+            alarms.push(name.clone());
             // Those that were missed are made up for by one.
             let missed = (now - alarm.due).checked_div(alarm.every).unwrap_or(0);
             alarm.due += alarm.every * (missed + 1);
@@ -58,32 +61,35 @@ impl Host {
                 Some(vec![true.into(), Value::Nil, "no message has come".into()])
             }
             Wait::Answer(_, due) if *due <= now => Some(vec![false.into(), "no answer has come in time".into()]),
+            Wait::Fetch { due, .. } if *due <= now => Some(vec![false.into(), "no response has come in time".into()]),
+            Wait::Nothing => Some(vec![false.into(), "what it waits for does not come any more".into()]),
             _ => None,
         };
         let tasks = clef.note.tasks.iter();
         let tasks = tasks.filter_map(|(task, waiting)| Some((*task, waits(&waiting.wait)?)));
-        let tasks: Vec<_> = tasks.take(MOST_FIRED).collect();
+        let tasks: Vec<_> = tasks.take(MOST_FIRED - alarms.len()).collect();
         self.update_due(&key);
         if !alarms.is_empty() {
             // They have gone off, whatever becomes of the functions that they call.
             self.store_changes(&key)?;
         }
-        alarms.sort();
-        for (_, name) in alarms {
+        for name in alarms {
             self.begin(&key, &name, &[], Origin::Nobody)?;
         }
         for (task, values) in tasks {
             self.step(&key, Work::Answer { task: Task(task), values })?;
         }
+        self.make_room()?;
         Ok(true)
     }
 
     /// Queues the messages that an earlier run of the host has not delivered.
-    fn take_up_messages(&mut self, key: &SharedKey) {
+    pub(super) fn take_up_messages(&mut self, key: &SharedKey) {
         let Some(clef) = self.awake.get(key) else { return };
         for message in &clef.note.outbox {
             if self.noted.insert((key.clone(), message.id)) {
                 let message = message.clone();
+                self.queued_bytes += message.bytes();
                 self.queue.push_back(Delivery::Message { from: key.clone(), message, is_noted: true });
             }
         }
@@ -106,7 +112,7 @@ impl Host {
         new.sort_by(|(one, _), (other, _)| one.cmp(other));
         for messages in new.chunk_by(|(one, _), (other, _)| one == other) {
             let key = &messages[0].0;
-            if self.wake(key).is_err() {
+            if self.wake_existing(key).is_err() {
                 // They are delivered, unless the host crashes before.
                 continue;
             }
@@ -119,7 +125,7 @@ impl Host {
             }
             self.store_changes(key)?;
         }
-        Ok(())
+        self.make_room()
     }
 
     pub(super) fn deliver_message(
@@ -140,7 +146,7 @@ impl Host {
                     let waiting = host.awake.get(&to).and_then(|clef| clef.note.tasks.get(&task));
                     waiting.is_some_and(|waiting| matches!(waiting.wait, Wait::Answer(of, _) if of == message))
                 };
-                if self.wake(&to).is_ok() && waits(self) {
+                if self.wake_existing(&to).is_ok() && waits(self) {
                     let values = match result {
                         Ok(values) => std::iter::once(true.into()).chain(values).collect(),
                         Err(error) => vec![false.into(), error.as_str().into()],
@@ -158,9 +164,17 @@ impl Host {
     /// Messages that were delivered are no longer in the notes of their senders.
     pub(super) fn forget_delivered(&mut self) -> Result<(), HostError> {
         for (from, ids) in std::mem::take(&mut self.delivered) {
-            if self.wake(&from).is_err() {
-                // Its code is broken: it is tried again, and its messages are not taken up again in this run of the host.
-                continue;
+            match self.wake_existing(&from) {
+                Ok(()) => {}
+                Err(HostError::None) => {
+                    ids.into_iter().for_each(|id| _ = self.noted.remove(&(from.clone(), id)));
+                    continue;
+                }
+                Err(_) => {
+                    // Its code is broken: it is tried again at the next turn.
+                    self.delivered.insert(from, ids);
+                    continue;
+                }
             }
             let ids: BTreeSet<u64> = ids.into_iter().collect();
             if let Some(clef) = self.awake.get_mut(&from) {
@@ -172,6 +186,6 @@ impl Host {
             }
             self.store_changes(&from)?;
         }
-        Ok(())
+        self.make_room()
     }
 }

@@ -220,7 +220,7 @@ impl Host {
         (note.usage, note.is_copy) = (Usage::default(), true);
         for waiting in note.tasks.values_mut() {
             waiting.origin = Origin::Nobody;
-            if matches!(waiting.wait, Wait::Answer(..)) {
+            if matches!(waiting.wait, Wait::Answer(..) | Wait::Fetch { .. }) {
                 waiting.wait = Wait::Nothing;
             }
         }

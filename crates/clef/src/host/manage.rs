@@ -44,7 +44,7 @@ impl Host {
     pub fn list(&self) -> Result<Vec<ClefStatus>, HostError> {
         let mut clefs = Vec::new();
         for key in self.store.keys() {
-            let (awake, bytes) = (self.awake.contains_key(key.as_slice()), self.store.bytes_of(&key)?);
+            let (awake, bytes) = (self.awake.contains_key(key.as_slice()), self.store.bytes_of(&key).unwrap_or(0));
             clefs.push(ClefStatus { key: Key(key), awake, bytes });
         }
         let unstored = self.awake.iter().filter(|(_, clef)| clef.is_new());

@@ -169,6 +169,8 @@ pub struct Host {
     incoming: VecDeque<Incoming>,
     /// What Clefs have told each other. Both are served in turn.
     queue: VecDeque<Delivery>,
+    /// Of its messages.
+    queued_bytes: usize,
     /// Messages of the queue that were delivered in this turn, by sender.
     delivered: BTreeMap<SharedKey, Vec<u64>>,
     /// Messages of the queue that are in the notes of their senders.
@@ -209,6 +211,7 @@ impl Host {
             connections: HashMap::new(),
             incoming: VecDeque::new(),
             queue: VecDeque::new(),
+            queued_bytes: 0,
             delivered: BTreeMap::new(),
             noted: HashSet::new(),
             outgoing: Vec::new(),
@@ -240,6 +243,9 @@ impl Host {
             let has_fired = self.fire()?;
             let incoming = self.incoming.pop_front().map(Delivery::Incoming);
             let message = self.queue.pop_front();
+            if let Some(Delivery::Message { message, .. }) = &message {
+                self.queued_bytes = self.queued_bytes.saturating_sub(message.bytes());
+            }
             let is_idle = !has_fired && incoming.is_none() && message.is_none();
             for delivery in incoming.into_iter().chain(message) {
                 self.deliver(delivery)?;
@@ -254,6 +260,11 @@ impl Host {
             self.store.commit()?;
         }
         Ok(std::mem::take(&mut self.outgoing))
+    }
+
+    /// How much has come and waits for a turn.
+    pub fn waiting(&self) -> usize {
+        self.incoming.len()
     }
 
     /// Whether the next turn has something to deliver.
@@ -298,6 +309,8 @@ impl Host {
     /// # Errors
     /// See [`HostError`].
     pub fn sleep(&mut self) -> Result<(), HostError> {
+        self.forget_delivered()?;
+        self.note_messages()?;
         let mut result = Ok(());
         while let Some((_, key)) = self.order.first_key_value() {
             result = result.and(self.put_to_sleep(&key.clone()));

@@ -1,5 +1,6 @@
 //! A step of a Clef: from a call, or an answer to what a task has waited for, to the next wait.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use torpor_lua::{Step, Task, Value};
@@ -89,11 +90,14 @@ impl Host {
         let (effects, sent) = (asks.effects, asks.sent_bytes);
         if is_spent {
             // Nothing of the step has happened.
+            let tasks = std::mem::take(&mut note.tasks);
             clef.note = note;
             self.awake.insert(key.clone(), clef);
             self.forget(key);
+            self.undo_of_connections(effects);
             let error = "it takes too much processor time".to_owned();
             self.tell(key, None, origin, Err(error));
+            self.tell_lost(key, tasks);
             return answered.map_or(Ok(()), |task| self.cancel(key, task));
         }
         let busy_us = begun.elapsed().as_micros() as u64;
@@ -120,6 +124,28 @@ impl Host {
         self.make_room()
     }
 
+    /// A step is undone, but not what it did to connections: what it took is gone, and what it closed is closed.
+    fn undo_of_connections(&mut self, effects: Vec<Effect>) {
+        let of_connection = |effect: &Effect| matches!(effect, Effect::Out(Outgoing::Taken(_) | Outgoing::Close(_)));
+        let outgoing = effects.into_iter().filter(of_connection).filter_map(|effect| match effect {
+            Effect::Out(outgoing) => Some(outgoing),
+            Effect::Message(_) => None,
+        });
+        self.outgoing.extend(outgoing);
+    }
+
+    /// A Clef is again what was stored of it: tasks that have begun since are no more, and whoever waits for them is told.
+    fn tell_lost(&mut self, key: &SharedKey, tasks: BTreeMap<i64, Waiting>) {
+        let stored = self.store.note(key).ok().flatten().and_then(|note| Note::from_stored(&note).ok());
+        let stored = stored.unwrap_or_default();
+        for (task, waiting) in tasks {
+            if stored.tasks.get(&task).is_none_or(|other| other.origin != waiting.origin) {
+                let error = "its Clef has gone back to what was stored of it".to_owned();
+                self.tell(key, None, waiting.origin, Err(error));
+            }
+        }
+    }
+
     /// What follows from a step.
     pub(super) fn perform(&mut self, key: &SharedKey, effects: Vec<Effect>) {
         for effect in effects {
@@ -131,10 +157,15 @@ impl Host {
                     self.outgoing.push(outgoing);
                 }
                 Effect::Message(message) => {
-                    self.queue.push_back(Delivery::Message { from: key.clone(), message, is_noted: false });
+                    self.queue_message(key, message);
                 }
             }
         }
+    }
+
+    fn queue_message(&mut self, from: &SharedKey, message: Message) {
+        self.queued_bytes += message.bytes();
+        self.queue.push_back(Delivery::Message { from: from.clone(), message, is_noted: false });
     }
 
     /// Tells how a task has ended. `note` is that of its Clef, if that goes on.
@@ -166,7 +197,7 @@ impl Host {
                 // The traceback stays where the error was.
                 let result = result.map_err(|error| error.lines().next().unwrap_or_default().to_owned());
                 let message = Message { id, to, what: What::Answer { task, message, result } };
-                self.queue.push_back(Delivery::Message { from: key.clone(), message, is_noted: false });
+                self.queue_message(key, message);
             }
             Origin::Socket(socket) => {
                 if let Some(note) = note {
@@ -181,7 +212,7 @@ impl Host {
 
     /// Ends a task that waits.
     fn cancel(&mut self, key: &SharedKey, task: Task) -> Result<(), HostError> {
-        if self.wake(key).is_err() {
+        if self.wake_existing(key).is_err() {
             return Ok(());
         }
         if let Some(clef) = self.awake.get_mut(key) {
@@ -189,7 +220,7 @@ impl Host {
             if clef.state.is_spent() {
                 // Closing it takes too long as well: it stays where it is, and is answered no more.
                 self.forget(key);
-                if self.wake(key).is_err() {
+                if self.wake_existing(key).is_err() {
                     return Ok(());
                 }
             }
@@ -245,13 +276,14 @@ impl Host {
 
     /// The response to an HTTP request.
     pub(super) fn fetched(&mut self, fetch: u64, result: Result<Value, String>) -> Result<(), HostError> {
-        let wait = Wait::Fetch { run: self.run, fetch };
+        let run = self.run;
         let Some(key) = self.fetching.remove(&fetch) else { return Ok(()) };
-        if self.wake(&key).is_err() {
+        if self.wake_existing(&key).is_err() {
             return Ok(());
         }
         let waits = |clef: &super::Awake| {
-            clef.note.tasks.iter().find(|(_, waiting)| waiting.wait == wait).map(|(task, _)| Task(*task))
+            let is_it = |wait: &Wait| matches!(wait, Wait::Fetch { run: of, fetch: number, .. } if *of == run && *number == fetch);
+            clef.note.tasks.iter().find(|(_, waiting)| is_it(&waiting.wait)).map(|(task, _)| Task(*task))
         };
         let Some(task) = self.awake.get(&key).and_then(waits) else { return Ok(()) };
         let values = match result {
@@ -263,7 +295,7 @@ impl Host {
 
     /// A task waits for what does not come any more.
     pub(super) fn gone(&mut self, key: &SharedKey, task: i64) -> Result<(), HostError> {
-        if self.wake(key).is_err() {
+        if self.wake_existing(key).is_err() {
             return Ok(());
         }
         let Some(waiting) = self.awake.get(key).and_then(|clef| clef.note.tasks.get(&task)) else { return Ok(()) };

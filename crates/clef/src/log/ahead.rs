@@ -48,8 +48,8 @@ impl Ahead {
     }
 
     /// Records are written from `at` on to a segment of `most` bytes.
-    pub(super) fn begin(&self, file: Arc<File>, at: u64, most: u64) {
-        *locked(&self.0.0) = Front { file: Some(file), at, wanted: at, most, has_ended: false };
+    pub(super) fn begin(&self, file: File, at: u64, most: u64) {
+        *locked(&self.0.0) = Front { file: Some(Arc::new(file)), at, wanted: at, most, has_ended: false };
         self.pass(at);
     }
 
@@ -92,7 +92,7 @@ fn run(shared: &(Mutex<Front>, Condvar)) {
             front.file = None;
         }
         drop(front);
-        // It must not be left to the next commit. Its errors are that one's, too.
+        // It must not be left to the next commit, which is told of errors as well, by a description of its own.
         let _ = fdatasync(&*file);
     }
 }

@@ -169,7 +169,7 @@ impl Log {
             log.open_segment(number, Some(number) == last, &mut found)?;
         }
         match log.segments.last_key_value() {
-            Some((_, last)) => log.ahead.begin(last.file.clone(), last.end, SEGMENT_BYTES),
+            Some((number, last)) => log.write_ahead(*number, last.end),
             None => log.begin_segment(0)?,
         }
         Ok(log)
@@ -199,7 +199,7 @@ impl Log {
         }
         let seed = u64::from_le_bytes(*first.last_chunk().unwrap_or(&[0; 8]));
         let mut reader = Reader::new(&file, number, seed, len);
-        let (mut at, mut end) = (FIRST, FIRST);
+        let (mut at, mut end, mut last_batch) = (FIRST, FIRST, FIRST);
         // Of a batch whose last record has not been seen.
         let mut batch = Vec::new();
         while let Some((Found { location, header, key }, payload)) = reader.next(is_last).map_err(disk)? {
@@ -209,7 +209,7 @@ impl Log {
             at += header.record_bytes() as u64;
             batch.push((location, header, key.to_vec()));
             if header.is_last {
-                end = at;
+                last_batch = std::mem::replace(&mut end, at);
                 batch.drain(..).for_each(|(location, header, key)| found(Found { location, header, key: &key }));
             }
         }
@@ -223,7 +223,12 @@ impl Log {
             fallocate(&file, FallocateFlags::empty(), 0, SEGMENT_BYTES.max(end)).map_err(|error| disk(error.into()))?;
         }
         if is_last {
-            // What was written by somebody who was killed before it was synced is here, and from now on others rely on it.
+            // What was written by somebody who was killed before it was synced, or whose sync has failed, is here, perhaps only in memory, and from now
+            // on others rely on it. That can be the last batch only. The kernel writes it to the disk again if it is written again.
+            let mut batch = vec![0; (end - last_batch) as usize];
+            file.read_exact_at(&mut batch, last_batch)
+                .and_then(|()| file.write_all_at(&batch, last_batch))
+                .map_err(disk)?;
             fsync(&file).map_err(|error| disk(error.into()))?;
         }
         self.segments.insert(number, Segment { file: file.into(), seed, end });
@@ -252,9 +257,8 @@ impl Log {
         };
         match make() {
             Ok(file) => {
-                let file = Arc::new(file);
-                self.ahead.begin(file.clone(), FIRST, SEGMENT_BYTES);
-                self.segments.insert(number, Segment { file, seed, end: FIRST });
+                self.segments.insert(number, Segment { file: Arc::new(file), seed, end: FIRST });
+                self.write_ahead(number, FIRST);
                 Ok(())
             }
             Err(error) => {
@@ -262,6 +266,17 @@ impl Log {
                 let _ = fs::remove_file(&path);
                 Err(disk(error))
             }
+        }
+    }
+
+    /// Zeros are written ahead of the end of a segment. The thread that does so has a description of the file of its own: the kernel tells an error of
+    /// the disk once for each description, and a commit must not miss one.
+    fn write_ahead(&self, number: u32, end: u64) {
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let path = self.path(number);
+        match openat(&self.directory, path.file_name().unwrap_or_default(), flags, Mode::empty()) {
+            Ok(file) => self.ahead.begin(File::from(file), end, SEGMENT_BYTES),
+            Err(error) => tracing::warn!(%error, "no zeros are written ahead of the log"),
         }
     }
 

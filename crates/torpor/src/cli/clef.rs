@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::{Args, Subcommand, ValueEnum};
 use torpor_api::spec::Port;
@@ -13,6 +12,7 @@ use super::clef_one::{
     ClefEventArgs, ClefExportArgs, ClefForkArgs, ClefImportArgs, ClefNewArgs, ClefOneArgs, ClefReplArgs, EXPORT_HELP,
     INSPECT_HELP, REPL_HELP,
 };
+use super::clef_target::Target;
 use super::{Json, LogArgs, Named, Wait, name};
 
 /// The port on which a class answers in its app.
@@ -289,25 +289,6 @@ pub(crate) struct ClefUpgradeArgs {
     pub(crate) program: PathBuf,
     #[command(flatten)]
     pub(crate) json: Json,
-}
-
-/// A class, or one of its Clefs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
-    pub(crate) class: String,
-    pub(crate) key: Option<Key>,
-}
-
-impl FromStr for Target {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (class, key) = match text.split_once('/') {
-            None => (text, None),
-            Some((class, key)) => (class, Some(key.parse().map_err(|error| format!("{error}"))?)),
-        };
-        Ok(Self { class: name(class)?, key })
-    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

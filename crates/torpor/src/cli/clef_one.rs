@@ -6,7 +6,7 @@ use clap::Args;
 use torpor_clef::Key;
 
 use super::Json;
-use super::clef::Target;
+use super::clef_target::Target;
 
 pub(super) const INSPECT_HELP: &str = "\
 Shows what is known of a Clef: its memory, what its tasks wait for, its alarms, what it has used, and the global variables of its program. Local

@@ -10,9 +10,10 @@ use crate::output::Column;
 
 pub(crate) use self::clef::{
     CLEF_PORT, CLEF_TCP_PORT, ClefCallArgs, ClefCommand, ClefLsArgs, ClefRmArgs, ClefTargetArgs, ClefUpgradeArgs,
-    DeployArgs, DevArgs, Target,
+    DeployArgs, DevArgs,
 };
 pub(crate) use self::clef_one::{ClefExportArgs, ClefForkArgs, ClefImportArgs, ClefNewArgs, ClefOneArgs, ClefReplArgs};
+pub(crate) use self::clef_target::Target;
 pub(crate) use self::connection::{Connection, Named as NamedDaemon, definition};
 pub(crate) use self::image::{ExportArgs, ImageCommand, ImportArgs};
 pub(crate) use self::images::{ImagesArgs, ImagesCommand};
@@ -21,6 +22,7 @@ pub(crate) use self::trees::{CheckpointArgs, RestoreArgs};
 
 mod clef;
 mod clef_one;
+mod clef_target;
 mod connection;
 mod image;
 mod images;

@@ -78,3 +78,8 @@ async fn receive(mut reader: ExecReader, name: &str) -> Result<Vec<u8>, Failure>
         }
     }
 }
+
+/// It speaks another language.
+pub(super) fn unexpected(class: &str) -> Failure {
+    Failure::Clef(format!("the host of {class} answers something that this version of torpor does not know"))
+}

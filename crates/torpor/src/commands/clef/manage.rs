@@ -8,7 +8,7 @@ use torpor_api::view::{Level, State};
 use torpor_clef::control::{ControlAnswer, ControlRequest};
 
 use super::super::{print, show, terminal_columns};
-use super::ask::{ask, ask_one};
+use super::ask::{ask, ask_one, unexpected};
 use super::{class, deploy, is_class, one};
 use crate::cli::{ClefCallArgs, ClefLsArgs, ClefRmArgs, ClefTargetArgs, ClefUpgradeArgs};
 use crate::failure::Failure;
@@ -109,9 +109,4 @@ pub(super) async fn upgrade(client: &Client, args: &ClefUpgradeArgs) -> Result<(
         }
         _ => Err(unexpected(&args.class)),
     }
-}
-
-/// It speaks another language.
-pub(super) fn unexpected(class: &str) -> Failure {
-    Failure::Clef(format!("the host of {class} answers something that this version of torpor does not know"))
 }

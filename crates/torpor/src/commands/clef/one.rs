@@ -13,8 +13,7 @@ use torpor_clef::Key;
 use torpor_clef::control::{ControlAnswer, ControlRequest, MOST_COPY_BYTES};
 
 use super::super::{print, show};
-use super::ask::ask_one;
-use super::manage::unexpected;
+use super::ask::{ask_one, unexpected};
 use crate::cli::{ClefExportArgs, ClefForkArgs, ClefImportArgs, ClefNewArgs, ClefOneArgs, Target};
 use crate::failure::Failure;
 use crate::output;

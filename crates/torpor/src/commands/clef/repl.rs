@@ -8,7 +8,7 @@ use torpor_clef::Key;
 use torpor_clef::control::{ControlAnswer, ControlRequest, Ran};
 
 use super::super::{print, show};
-use super::manage::unexpected;
+use super::ask::unexpected;
 use super::one::{ask_of, key};
 use crate::cli::ClefReplArgs;
 use crate::failure::Failure;

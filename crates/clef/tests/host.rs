@@ -575,3 +575,40 @@ fn hostile_clefs_harm_only_themselves() {
     }
     assert!(hosted.host().see(b"inf").unwrap().tasks.len() <= 1000);
 }
+
+#[test]
+fn nobody_waits_for_what_is_gone() {
+    let program = "
+        function get() return fetch('http://a/').status end
+        function nap() sleep(100) end
+        function spin() while true do end end
+        function websocket(s) for m in s:messages() do if m == 'spin' then while true do end end end end";
+    {
+        let mut hosted = hosted(program);
+        let get = hosted.begin("a", "get", &[]);
+        let told = hosted.turn();
+        let fetch = told.iter().find_map(|told| match told {
+            Outgoing::Fetch { fetch, .. } => Some(*fetch),
+            _ => None,
+        });
+        hosted.host().remove(b"a").unwrap();
+        assert_eq!(hosted.answer(get).unwrap_err(), "its Clef was removed");
+        hosted.host().take(Incoming::Fetched { fetch: fetch.unwrap(), result: Ok(Value::Nil) });
+        hosted.turn();
+        assert_eq!(hosted.host().counts(), (0, 0), "it is not created anew");
+        // A message that a step has taken before it was ended makes room for another one.
+        hosted.open("b", 1);
+        hosted.turn();
+        let told = hosted.say(1, "spin");
+        assert!(told.contains(&Outgoing::Taken(1)) && told.contains(&Outgoing::Close(1)), "{told:?}");
+    }
+    // What was not stored is undone with the step, and its callers are told.
+    let mut hosted = hosted_with(program, limits(), Durability::Sleep);
+    let nap = hosted.begin("a", "nap", &[]);
+    hosted.open("a", 2);
+    hosted.turn();
+    let told = hosted.begin("a", "spin", &[]);
+    assert!(hosted.answer(told).unwrap_err().contains("too much"));
+    assert!(hosted.answer(nap).unwrap_err().contains("has gone back to what was stored"));
+    assert!(!hosted.host().see(b"a").is_ok_and(|seen| seen.connections > 0));
+}

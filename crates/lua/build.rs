@@ -36,7 +36,7 @@ struct Edit {
 }
 
 /// Every line is there once. See `c/functions.h` for the numbers of functions, `c/arena.h` for the node.
-const EDITS: [Edit; 21] = [
+const EDITS: [Edit; 22] = [
     Edit {
         file: "lapi.c",
         line: "  if (ttislcf(o)) return fvalue(o);",
@@ -77,6 +77,11 @@ const EDITS: [Edit; 21] = [
         file: "lstrlib.c",
         line: "  if (l_unlikely(ms->matchdepth-- == 0))",
         instead: "  torpor_check(ms->L);\n  if (l_unlikely(ms->matchdepth-- == 0))",
+    },
+    Edit {
+        file: "lstrlib.c",
+        line: "static int singlematch (MatchState *ms, const char *s, const char *p,\n                        const char *ep) {",
+        instead: "static int singlematch (MatchState *ms, const char *s, const char *p,\n                        const char *ep) {\n  torpor_check(ms->L);",
     },
     Edit {
         file: "lstrlib.c",

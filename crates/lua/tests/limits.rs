@@ -27,6 +27,8 @@ const ENDLESS: &[&str] = &[
     "local s = ('a'):rep(40); return s:find(('a?'):rep(40) .. s)",
     "local s = ('a'):rep(30000); return s:find(('.-'):rep(100) .. 'b')",
     "local s = ('a'):rep(4000000); return s:find(('a'):rep(2000000) .. 'b', 1, true)",
+    "return ('a'):rep(300000):find('^[^' .. ('b'):rep(300000) .. ']*$')",
+    "return ('a'):rep(300000):find('^[^' .. ('b'):rep(300000) .. ']-$')",
     "return table.concat(setmetatable({}, {__len = function() return math.maxinteger end, __index = function() return '' end}))",
     "table.insert(setmetatable({}, {__len = function() return math.maxinteger - 1 end}), 1, 1)",
     "table.remove(setmetatable({}, {__len = function() return math.maxinteger - 1 end}), 1)",

@@ -43,6 +43,11 @@ const ENDLESS: &[&str] = &[
     "for word in ('a b'):gmatch('%a') do while true do end end",
     "local co = coroutine.create(function() local x <close> = setmetatable({}, {__close = function() while true do end end})
        coroutine.yield() end); coroutine.resume(co); coroutine.close(co)",
+    "load('local a return ' .. ('a or '):rep(150000) .. 'a')",
+    "load('local a while a do ' .. ('if a then break end '):rep(30000) .. ' end ' .. ('do goto x end '):rep(30000) .. ' ::x::')",
+    "local t = {}; for i = 1, 30000 do t[i] = '::l' .. i .. ':: a = 1 ' end; load(table.concat(t) .. ('goto l30000 '):rep(200000))",
+    "load(('do goto x '):rep(150) .. ('goto x '):rep(32000) .. ('end '):rep(150) .. '::x::'); while true do end",
+    "load(('local function f() '):rep(60) .. ('a=a '):rep(1000000) .. ('end '):rep(60)); while true do end",
     "local w = coroutine.wrap(function() local x <close> = setmetatable({}, {__close = function() while true do end end}); error('x') end); w()",
     "load(collectgarbage)",
     "local t = {}; for i = 1, 100000 do t[i] = i end; while true do json.encode(t) end",

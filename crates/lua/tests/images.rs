@@ -281,3 +281,18 @@ fn an_empty_state_is_small() {
     eprintln!("an empty state uses {used} bytes, {pages} pages");
     assert!(used < 25_000 && pages <= 8, "{used} bytes, {pages} pages");
 }
+
+#[test]
+fn values_reach_the_host_when_memory_is_full() {
+    let windows = windows(31);
+    let program = "
+        local file, t = io.open('f', 'w'), {}
+        for i = 1, 60000 do t[i] = 0 end
+        full = t
+        local function fill() for i = 1, #t do if t[i] == 0 then t[i] = ('%06d'):format(i) end end end
+        for _ = 1, 5 do pcall(fill) end
+        return file";
+    let mut state = State::new(&windows, 31, 2 << 20, 1).unwrap();
+    let (_, step) = state.run("program", program, &[]);
+    assert!(matches!(&step, Step::Ended(values) if matches!(values[..], [Value::Other(7)])), "{step:?}");
+}

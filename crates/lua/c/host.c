@@ -191,18 +191,18 @@ int torpor_visit_values(const struct torpor_step *step, torpor_visit visit, void
 }
 
 static void push_traceback(lua_State *L, void *context) {
-  lua_State *at = context;
-  /* What runs for want of memory, runs on L. */
-  if (at == L) {
-    lua_pushvalue(L, -1);
-  } else if (lua_checkstack(at, 1)) {
-    lua_pushvalue(at, -1);
-    lua_xmove(at, L, 1);
-  } else {
-    lua_pushnil(L);
-  }
-  luaL_traceback(L, at, lua_tostring(L, -1), 0);
-  lua_remove(L, -2);
+  const struct torpor_step *step = context;
+  lua_State *at = step->at;
+  int top = lua_gettop(L);
+  /* Copied as it is, since its own thread may have no room. */
+  setobj2s(L, L->top.p, s2v(at->top.p - 1));
+  api_incr_top(L);
+  const char *message = lua_tostring(L, -1);
+  if (message == NULL && step->status == LUA_ERRMEM) message = "not enough memory";
+  if (message == NULL) message = lua_pushfstring(L, "(error object is a %s value)", luaL_typename(L, -1));
+  luaL_traceback(L, at, message, 0);
+  lua_replace(L, top + 1);
+  lua_settop(L, top + 1);
 }
 
 /* Ends a task: what it would close is closed, unless it has ended by itself. */
@@ -237,7 +237,7 @@ void torpor_cancel(lua_State *L, int64_t number) {
 /* The traceback of a step that failed, as a string on the main thread; false where there is no memory for it. Take it away by `torpor_drop`. */
 int torpor_traceback(lua_State *L, const struct torpor_step *step, const char **text, size_t *len) {
   int top = lua_gettop(L);
-  if (protected(L, push_traceback, step->at) != LUA_OK) {
+  if (protected(L, push_traceback, (void *)step) != LUA_OK) {
     lua_settop(L, top);
     return 0;
   }

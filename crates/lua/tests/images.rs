@@ -296,3 +296,23 @@ fn values_reach_the_host_when_memory_is_full() {
     let (_, step) = state.run("program", program, &[]);
     assert!(matches!(&step, Step::Ended(values) if matches!(values[..], [Value::Other(7)])), "{step:?}");
 }
+
+#[test]
+fn errors_without_a_text_have_one() {
+    let windows = windows(32);
+    let mut state = State::new(&windows, 32, MEMORY, 1).unwrap();
+    for (program, expected) in [
+        ("error({})", "(error object is a table value)\nstack traceback:"),
+        ("error()", "(error object is a nil value)\nstack traceback:"),
+        ("error(12, 0)", "12\nstack traceback:"),
+        ("local function f() return 1 + f() end; f()", "not enough memory\nstack traceback:"),
+        (
+            "coroutine.wrap(function() local function f() return 1 + f() end; f() end)()",
+            "not enough memory\nstack traceback:",
+        ),
+    ] {
+        let (_, step) = state.run("program", program, &[]);
+        assert!(matches!(&step, Step::Failed(error) if error.starts_with(expected)), "{program}: {step:?}");
+        state.collect();
+    }
+}

@@ -316,3 +316,26 @@ fn errors_without_a_text_have_one() {
         state.collect();
     }
 }
+
+#[test]
+fn what_a_runaway_recursion_took_is_given_back() {
+    let windows = windows(33);
+    for memory in [8 << 20, 64 << 20] {
+        let mut state = State::new(&windows, 33, memory, 1).unwrap();
+        state.run("begin", "function room() while true do wait(); pcall(runaway) end end", &[]);
+        let (room, _) = state.call("room", &[]);
+        for program in [
+            "local function f() return 1 + f() end; pcall(f)",
+            "local function f() return 1 + f() end; runaway = f",
+            "local t = {}; for i = 1, 30000 do t[i] = {i} end",
+            "local function f() return 1 + f() end; f()",
+        ] {
+            state.run("runaway", program, &[]);
+            state.answer(room, &[]);
+            state.collect();
+            let (used, pages) = (state.used_bytes(), state.image().page_count());
+            assert!(used < 30_000 && pages < 30, "{memory}, {program}: {used} bytes, {pages} pages");
+            assert_eq!(state.run("after", "return 1 + 1", &[]).1, Step::Ended(vec![2.into()]));
+        }
+    }
+}

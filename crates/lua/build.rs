@@ -36,7 +36,7 @@ struct Edit {
 }
 
 /// Every line is there once. See `c/functions.h` for the numbers of functions, `c/arena.h` for the node.
-const EDITS: [Edit; 21] = [
+const EDITS: [Edit; 27] = [
     Edit {
         file: "lapi.c",
         line: "  if (ttislcf(o)) return fvalue(o);",
@@ -80,14 +80,46 @@ const EDITS: [Edit; 21] = [
     },
     Edit {
         file: "lstrlib.c",
+        line: "static int singlematch (MatchState *ms, const char *s, const char *p,\n                        const char *ep) {",
+        instead: "static int singlematch (MatchState *ms, const char *s, const char *p,\n                        const char *ep) {\n  torpor_check(ms->L);",
+    },
+    Edit {
+        file: "lstrlib.c",
         line: "    while (l1 > 0 && (init = (const char *)memchr(s1, *s2, l1)) != NULL) {",
         instead: "    while (l1 > 0 && !torpor_is_spent() && (init = (const char *)memchr(s1, *s2, l1)) != NULL) {",
+    },
+    // The compiler walks through lists of jumps, of labels and of enclosing functions' names for as many tokens as there are.
+    Edit {
+        file: "llex.c",
+        line: "  ls->lastline = ls->linenumber;",
+        instead: "  torpor_check(ls->L);\n  ls->lastline = ls->linenumber;",
+    },
+    Edit {
+        file: "lcode.c",
+        line: "static int getjump (FuncState *fs, int pc) {",
+        instead: "static int getjump (FuncState *fs, int pc) {\n  torpor_check(fs->ls->L);",
+    },
+    Edit {
+        file: "lparser.c",
+        line: "  while (i < gl->n) {",
+        instead: "  while (i < gl->n) {\n    torpor_check(ls->L);",
+    },
+    Edit {
+        file: "lparser.c",
+        line: "  for (i = bl->firstgoto; i < gl->n; i++) {  /* for each pending goto */",
+        instead: "  for (i = bl->firstgoto; i < gl->n; i++) {\n    torpor_check(fs->ls->L);",
     },
     // What has had its time is not caught.
     Edit {
         file: "ldo.c",
         line: "  while (errorstatus(status) && (ci = findpcall(L)) != NULL) {",
         instead: "  while (errorstatus(status) && !torpor_arena(G(L))->spent && (ci = findpcall(L)) != NULL) {",
+    },
+    // Lua alone halves the list, which leaves a free one beside each that stays.
+    Edit {
+        file: "ldo.c",
+        line: "  luaE_shrinkCI(L);  /* shrink CI list */",
+        instead: "  luaE_shrinkCI(L);\n  torpor_shrink_calls(L);",
     },
     // Finalizers end in time, too.
     Edit { file: "lgc.c", line: "    L->allowhook = 0;  /* stop debug hooks during GC metamethod */", instead: "" },

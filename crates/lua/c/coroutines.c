@@ -21,6 +21,21 @@ static_assert(sizeof(struct thread) == LUA_EXTRASPACE, "struct thread");
 
 static struct thread *thread_of(lua_State *L) { return lua_getextraspace(L); }
 
+enum { KEPT_CALLS = 32 };
+
+static void torpor_shrink_calls(lua_State *L) {
+  CallInfo *last = L->ci;
+  for (int n = 0; n < KEPT_CALLS && last->next != NULL; n++) last = last->next;
+  CallInfo *call = last->next;
+  last->next = NULL;
+  while (call != NULL) {
+    CallInfo *next = call->next;
+    luaM_free(L, call);
+    L->nci--;
+    call = next;
+  }
+}
+
 /* Whether it runs, waits for another one or for the host, or runs handlers of its own while it is closed. */
 static int is_active(lua_State *L, lua_State *co) {
   struct thread *t = thread_of(co);

@@ -17,4 +17,7 @@ lua_CFunction torpor_decoded(lua_CFunction number);
 static void torpor_out_of_time(lua_State *L);
 static int torpor_is_spent(void);
 
+/* Frees what a thread keeps for further calls, but for some. */
+static void torpor_shrink_calls(lua_State *L);
+
 #endif

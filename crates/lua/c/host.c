@@ -2,10 +2,7 @@
  * What the host calls: src/ffi.rs declares the same. Nothing here raises an error of Lua into the caller.
  */
 
-/* Tasks by number, in the registry. */
-#define TASKS "tasks"
-/* The thread of a task that has ended, for the next one, unless its stack has become large. */
-#define SPARE "spare"
+/* The largest stack of a spare thread. */
 enum { SPARE_STACK = 2 * BASIC_STACK_SIZE };
 
 /* Once per process, before all else. */
@@ -16,7 +13,7 @@ static void set_up(lua_State *L, void *context) {
   open_libraries(L);
   open_requests(L);
   lua_newtable(L);
-  lua_setfield(L, LUA_REGISTRYINDEX, TASKS);
+  lua_rawseti(L, LUA_REGISTRYINDEX, TASKS);
   lua_gc(L, LUA_GCRESTART);
   lua_gc(L, LUA_GCGEN, 0, 0);
 }
@@ -54,7 +51,7 @@ struct start {
 };
 
 static lua_State *task_of(lua_State *L, int64_t number) {
-  lua_getfield(L, LUA_REGISTRYINDEX, TASKS);
+  lua_rawgeti(L, LUA_REGISTRYINDEX, TASKS);
   lua_rawgeti(L, -1, number);
   lua_State *task = lua_tothread(L, -1);
   lua_pop(L, 2);
@@ -71,12 +68,12 @@ static void push_all(lua_State *L, lua_State *to, const struct torpor_value *val
 
 static void begin_task(lua_State *L, void *context) {
   struct start *start = context;
-  lua_getfield(L, LUA_REGISTRYINDEX, TASKS);
+  lua_rawgeti(L, LUA_REGISTRYINDEX, TASKS);
   /* One that has ended well begins anew, which dirties less than garbage does. */
-  lua_State *task = lua_getfield(L, LUA_REGISTRYINDEX, SPARE) == LUA_TTHREAD ? lua_tothread(L, -1) : NULL;
+  lua_State *task = lua_rawgeti(L, LUA_REGISTRYINDEX, SPARE) == LUA_TTHREAD ? lua_tothread(L, -1) : NULL;
   if (task != NULL) {
     lua_pushnil(L);
-    lua_setfield(L, LUA_REGISTRYINDEX, SPARE);
+    lua_rawseti(L, LUA_REGISTRYINDEX, SPARE);
   } else {
     lua_pop(L, 1);
     task = lua_newthread(L);
@@ -98,11 +95,11 @@ static void begin_task(lua_State *L, void *context) {
 
 static void end_task(lua_State *L, void *context) {
   int64_t number = *(int64_t *)context;
-  lua_getfield(L, LUA_REGISTRYINDEX, TASKS);
+  lua_rawgeti(L, LUA_REGISTRYINDEX, TASKS);
   lua_rawgeti(L, -1, number);
   lua_State *task = lua_tothread(L, -1);
   int is_spare = task != NULL && lua_status(task) == LUA_OK && lua_gettop(task) == 0 && stacksize(task) <= SPARE_STACK;
-  if (is_spare) lua_setfield(L, LUA_REGISTRYINDEX, SPARE);
+  if (is_spare) lua_rawseti(L, LUA_REGISTRYINDEX, SPARE);
   else lua_pop(L, 1);
   lua_pushnil(L);
   lua_rawseti(L, -2, number);
@@ -194,18 +191,18 @@ int torpor_visit_values(const struct torpor_step *step, torpor_visit visit, void
 }
 
 static void push_traceback(lua_State *L, void *context) {
-  lua_State *at = context;
-  /* What runs for want of memory, runs on L. */
-  if (at == L) {
-    lua_pushvalue(L, -1);
-  } else if (lua_checkstack(at, 1)) {
-    lua_pushvalue(at, -1);
-    lua_xmove(at, L, 1);
-  } else {
-    lua_pushnil(L);
-  }
-  luaL_traceback(L, at, lua_tostring(L, -1), 0);
-  lua_remove(L, -2);
+  const struct torpor_step *step = context;
+  lua_State *at = step->at;
+  int top = lua_gettop(L);
+  /* Copied as it is, since its own thread may have no room. */
+  setobj2s(L, L->top.p, s2v(at->top.p - 1));
+  api_incr_top(L);
+  const char *message = lua_tostring(L, -1);
+  if (message == NULL && step->status == LUA_ERRMEM) message = "not enough memory";
+  if (message == NULL) message = lua_pushfstring(L, "(error object is a %s value)", luaL_typename(L, -1));
+  luaL_traceback(L, at, message, 0);
+  lua_replace(L, top + 1);
+  lua_settop(L, top + 1);
 }
 
 /* Ends a task: what it would close is closed, unless it has ended by itself. */
@@ -240,7 +237,7 @@ void torpor_cancel(lua_State *L, int64_t number) {
 /* The traceback of a step that failed, as a string on the main thread; false where there is no memory for it. Take it away by `torpor_drop`. */
 int torpor_traceback(lua_State *L, const struct torpor_step *step, const char **text, size_t *len) {
   int top = lua_gettop(L);
-  if (protected(L, push_traceback, step->at) != LUA_OK) {
+  if (protected(L, push_traceback, (void *)step) != LUA_OK) {
     lua_settop(L, top);
     return 0;
   }

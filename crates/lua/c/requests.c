@@ -8,10 +8,6 @@
  * handle at most, so handles are keys of tables.
  */
 
-/* Registry: the metatable of handles; handles by number, weak. Both are made with the first handle. */
-#define HANDLE "handle"
-#define HANDLES "handles"
-
 struct torpor_reply {
   int64_t is_error;  /* the one value is an error message */
   const struct torpor_value *values;
@@ -25,7 +21,7 @@ void torpor_replied(void);
 /* The number of a handle; false if it is none. */
 static int is_handle(lua_State *L, int index, int64_t *number) {
   if (lua_type(L, index) != LUA_TUSERDATA || !lua_checkstack(L, 2) || !lua_getmetatable(L, index)) return 0;
-  int is = lua_getfield(L, LUA_REGISTRYINDEX, HANDLE) == LUA_TTABLE && lua_rawequal(L, -1, -2);
+  int is = lua_rawgeti(L, LUA_REGISTRYINDEX, HANDLE) == LUA_TTABLE && lua_rawequal(L, -1, -2);
   lua_pop(L, 2);
   if (is) *number = *(int64_t *)lua_touserdata(L, index);
   return is;
@@ -201,26 +197,26 @@ static void make_handles(lua_State *L) {
   lua_setfield(L, -2, "__tostring");
   lua_pushboolean(L, 0);
   lua_setfield(L, -2, "__metatable");
-  lua_setfield(L, LUA_REGISTRYINDEX, HANDLE);
+  lua_rawseti(L, LUA_REGISTRYINDEX, HANDLE);
   lua_newtable(L);
   lua_createtable(L, 0, 1);
   lua_pushliteral(L, "v");
   lua_setfield(L, -2, "__mode");
   lua_setmetatable(L, -2);
-  lua_setfield(L, LUA_REGISTRYINDEX, HANDLES);
+  lua_rawseti(L, LUA_REGISTRYINDEX, HANDLES);
 }
 
 /* Pushes the handle of a number. Needs six slots. */
 static void push_handle(lua_State *L, int64_t number) {
-  if (lua_getfield(L, LUA_REGISTRYINDEX, HANDLES) != LUA_TTABLE) {
+  if (lua_rawgeti(L, LUA_REGISTRYINDEX, HANDLES) != LUA_TTABLE) {
     lua_pop(L, 1);
     make_handles(L);
-    lua_getfield(L, LUA_REGISTRYINDEX, HANDLES);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, HANDLES);
   }
   if (lua_rawgeti(L, -1, number) == LUA_TNIL) {
     lua_pop(L, 1);
     *(int64_t *)lua_newuserdatauv(L, sizeof(int64_t), 0) = number;
-    lua_getfield(L, LUA_REGISTRYINDEX, HANDLE);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, HANDLE);
     lua_setmetatable(L, -2);
     lua_pushvalue(L, -1);
     lua_rawseti(L, -3, number);

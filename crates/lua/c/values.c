@@ -16,6 +16,14 @@ struct torpor_value {
 
 enum { KIND_FLOAT = -2, KIND_END = -3, KIND_HANDLE = -4 };
 
+/* Keys of the registry behind Lua's own. They are integers: to look for a string may need memory, and fail where nothing catches the error. */
+enum {
+  HANDLE = LUA_RIDX_LAST + 1,  /* the metatable of handles */
+  HANDLES,                     /* handles by number, weak; both are made with the first handle */
+  TASKS,                       /* tasks by number */
+  SPARE                        /* the thread of a task that has ended, for the next one, unless its stack has become large */
+};
+
 /* Tables in tables that the host gets. */
 enum { MOST_DEPTH = 16 };
 

@@ -26,7 +26,7 @@ const UNIT: usize = 16;
 const CLASSES: usize = SMALL_BYTES / UNIT;
 const PAGES: usize = WINDOW_BYTES / PAGE;
 /// Freed pages in a row that are given back at once. What is less is likely to be needed again soon.
-const GIVEN_BACK: usize = 16;
+pub(crate) const GIVEN_BACK: usize = 16;
 
 /// The first page of an arena.
 #[repr(C)]
@@ -186,8 +186,7 @@ impl Arena {
         if offset == 0 {
             return None;
         }
-        // SAFETY: a block in a list is free memory of the window, and begins with the offset of the next.
-        self.free[class] = unsafe { self.base().add(offset).cast::<u32>().read() };
+        self.free[class] = self.next(offset) as u32;
         if self.free[class] == 0 {
             self.lists &= !(1 << class);
         }
@@ -199,6 +198,66 @@ impl Arena {
         unsafe { self.base().add(offset).cast::<u32>().write(self.free[class]) };
         self.free[class] = offset as u32;
         self.lists |= 1 << class;
+    }
+
+    /// What follows a block in its list; 0: none.
+    fn next(&self, offset: usize) -> usize {
+        // SAFETY: a block in a list is free memory of the window, and begins with the offset of the next.
+        unsafe { self.base().add(offset).cast::<u32>().read() as usize }
+    }
+
+    /// Pages with nothing but free small blocks become free pages, if there are at least so many. If not, nothing is written.
+    pub(crate) fn give_free_pages(&mut self, least: usize) {
+        let mut free = vec![0; self.end_page()];
+        for class in 0..CLASSES {
+            let (mut offset, bytes) = (self.free[class] as usize, (class + 1) * UNIT);
+            while offset != 0 {
+                // A small block is in two pages at most.
+                let in_first = bytes.min(PAGE - offset % PAGE);
+                free[offset / PAGE] += in_first;
+                if in_first < bytes {
+                    free[offset / PAGE + 1] += bytes - in_first;
+                }
+                offset = self.next(offset);
+            }
+        }
+        let is_free = |page: usize| free[page] == PAGE;
+        if (0..free.len()).filter(|page| is_free(*page)).count() < least {
+            return;
+        }
+        for class in 0..CLASSES {
+            let (mut before, mut offset, bytes) = (0, self.free[class] as usize, (class + 1) * UNIT);
+            while offset != 0 {
+                let next = self.next(offset);
+                let (first, last) = (offset / PAGE, (offset + bytes - 1) / PAGE);
+                if is_free(first) || is_free(last) {
+                    if before == 0 {
+                        self.free[class] = next as u32;
+                    } else {
+                        // SAFETY: as above.
+                        unsafe { self.base().add(before).cast::<u32>().write(next as u32) };
+                    }
+                    // The part that stays is of a smaller class, whose list is done.
+                    let middle = last * PAGE;
+                    if !is_free(first) {
+                        self.push(class_of(middle - offset), offset);
+                    } else if !is_free(last) {
+                        self.push(class_of(offset + bytes - middle), middle);
+                    }
+                } else {
+                    before = offset;
+                }
+                offset = next;
+            }
+            if self.free[class] == 0 {
+                self.lists &= !(1 << class);
+            }
+        }
+        for run in (0..free.len()).collect::<Vec<_>>().chunk_by(|one, other| is_free(*one) == is_free(*other)) {
+            if is_free(run[0]) {
+                self.give_pages(run[0]..run[0] + run.len());
+            }
+        }
     }
 
     fn small(&mut self, class: usize) -> Option<usize> {
@@ -270,13 +329,30 @@ impl Arena {
         true
     }
 
+    /// Makes a small block of a larger one, where it is.
+    fn cut(&mut self, offset: usize, from: usize, to: usize) -> usize {
+        let mut end = offset + (class_of(from) + 1) * UNIT;
+        if from > SMALL_BYTES {
+            let first = offset / PAGE;
+            self.give_pages(first + 1..first + pages_of(from));
+            end = offset + PAGE;
+        }
+        let mut rest = offset + (class_of(to) + 1) * UNIT;
+        while rest < end {
+            let bytes = (end - rest).min(SMALL_BYTES);
+            self.push(class_of(bytes), rest);
+            rest += bytes;
+        }
+        offset
+    }
+
     fn reallocate(&mut self, offset: usize, from: usize, to: usize) -> Option<usize> {
         if self.resize(offset, from, to) {
             return Some(offset);
         }
         let Some(new) = self.take(to) else {
-            // Lua relies on it that a block can become smaller. What is left over is lost.
-            return (to < from).then_some(offset);
+            // Lua relies on it that a block can become smaller.
+            return (to < from).then(|| self.cut(offset, from, to));
         };
         // SAFETY: both are blocks of the window, the new one has just been taken, and both have so many bytes.
         unsafe { ptr::copy_nonoverlapping(self.base().add(offset), self.base().add(new), from.min(to)) };
@@ -384,6 +460,8 @@ mod tests {
                     }
                 }
                 if n % 16 == 0 || n == steps.len() - 1 {
+                    // SAFETY: nobody else uses it.
+                    unsafe { (*arena).give_free_pages(1) };
                     prop_assert!(blocks.iter().all(|block| block.is_filled(block.bytes)), "nobody writes to another's block");
                 }
             }

@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Once};
 
-use crate::arena::{Arena, allocate};
+use crate::arena::{Arena, GIVEN_BACK, allocate};
 use crate::ffi::{self, Lua, RawStep, RawValue, status};
 use crate::hashes::PageHashes;
 use crate::host::{Host, NoHost, while_answered_by};
@@ -282,6 +282,7 @@ impl State {
             // SAFETY: its arena is attached.
             unsafe { ffi::torpor_collect(main) };
         });
+        self.arena_mut().give_free_pages(GIVEN_BACK);
     }
 
     /// Begins a task that runs a chunk of text; `name` is in its error messages.

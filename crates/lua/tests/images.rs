@@ -281,3 +281,61 @@ fn an_empty_state_is_small() {
     eprintln!("an empty state uses {used} bytes, {pages} pages");
     assert!(used < 25_000 && pages <= 8, "{used} bytes, {pages} pages");
 }
+
+#[test]
+fn values_reach_the_host_when_memory_is_full() {
+    let windows = windows(31);
+    let program = "
+        local file, t = io.open('f', 'w'), {}
+        for i = 1, 60000 do t[i] = 0 end
+        full = t
+        local function fill() for i = 1, #t do if t[i] == 0 then t[i] = ('%06d'):format(i) end end end
+        for _ = 1, 5 do pcall(fill) end
+        return file";
+    let mut state = State::new(&windows, 31, 2 << 20, 1).unwrap();
+    let (_, step) = state.run("program", program, &[]);
+    assert!(matches!(&step, Step::Ended(values) if matches!(values[..], [Value::Other(7)])), "{step:?}");
+}
+
+#[test]
+fn errors_without_a_text_have_one() {
+    let windows = windows(32);
+    let mut state = State::new(&windows, 32, MEMORY, 1).unwrap();
+    for (program, expected) in [
+        ("error({})", "(error object is a table value)\nstack traceback:"),
+        ("error()", "(error object is a nil value)\nstack traceback:"),
+        ("error(12, 0)", "12\nstack traceback:"),
+        ("local function f() return 1 + f() end; f()", "not enough memory\nstack traceback:"),
+        (
+            "coroutine.wrap(function() local function f() return 1 + f() end; f() end)()",
+            "not enough memory\nstack traceback:",
+        ),
+    ] {
+        let (_, step) = state.run("program", program, &[]);
+        assert!(matches!(&step, Step::Failed(error) if error.starts_with(expected)), "{program}: {step:?}");
+        state.collect();
+    }
+}
+
+#[test]
+fn what_a_runaway_recursion_took_is_given_back() {
+    let windows = windows(33);
+    for memory in [8 << 20, 64 << 20] {
+        let mut state = State::new(&windows, 33, memory, 1).unwrap();
+        state.run("begin", "function room() while true do wait(); pcall(runaway) end end", &[]);
+        let (room, _) = state.call("room", &[]);
+        for program in [
+            "local function f() return 1 + f() end; pcall(f)",
+            "local function f() return 1 + f() end; runaway = f",
+            "local t = {}; for i = 1, 30000 do t[i] = {i} end",
+            "local function f() return 1 + f() end; f()",
+        ] {
+            state.run("runaway", program, &[]);
+            state.answer(room, &[]);
+            state.collect();
+            let (used, pages) = (state.used_bytes(), state.image().page_count());
+            assert!(used < 30_000 && pages < 30, "{memory}, {program}: {used} bytes, {pages} pages");
+            assert_eq!(state.run("after", "return 1 + 1", &[]).1, Step::Ended(vec![2.into()]));
+        }
+    }
+}

@@ -203,3 +203,70 @@ async fn programs_fetch_from_whom_they_may() {
     assert!(answer.contains("Connection refused"), "{answer}");
     served.clefs.end().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_of_requests_are_limited() {
+    let _windows = WINDOWS.lock().await;
+    let program = "
+        local function try(headers)
+          return select(2, pcall(fetch, {url = 'http://127.0.0.1:1/', headers = headers}))
+        end
+        function http(request)
+          if request.query ~= 'many' then return try({[request.query] = 'x'}) end
+          local headers = {}
+          for n = 1, 25000 do headers['x' .. n] = 'x' end
+          return try(headers)
+        end";
+    let served = served(program, &["127.0.0.1:1"]).await;
+    let answer = served.get("/a?many", "").await;
+    assert!(answer.contains("at most 100 headers"), "{answer}");
+    for name in ["Host", "content-length", "Transfer-Encoding", "connection", "proxy-a", "upgrade", "te", "trailer"] {
+        let answer = served.get(&format!("/a?{name}"), "").await;
+        let expected = format!("may not set the header {}", name.to_lowercase());
+        assert!(answer.contains(&expected), "{answer}");
+    }
+    let answer = served.get("/a?x", "").await;
+    assert!(answer.contains("Connection refused"), "{answer}");
+    served.clefs.end().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_cannot_break_responses() {
+    let _windows = WINDOWS.lock().await;
+    let program = "
+        function http(request)
+          local q = request.query
+          if q == 'many' then
+            local headers = {}
+            for n = 1, 24576 do headers['x' .. n] = 'x' end
+            return {headers = headers}
+          end
+          local status = math.tointeger(tonumber(q))
+          if status then return {status = status, body = request.path == '/body' and 'b' or nil} end
+          return {headers = {[q] = '1'}, body = 'HTTP'}
+        end";
+    let served = served(program, &[]).await;
+    for name in ["Content-Length", "transfer-encoding", "connection", "keep-alive", "upgrade", "trailer", "te", "proxy-a"] {
+        let answer = served.get(&format!("/a?{name}"), "").await;
+        assert!(answer.contains("headers that HTTP does not allow"), "{answer}");
+    }
+    let answer = served.get("/a?many", "").await;
+    assert!(answer.contains("more than 100 headers"), "{answer}");
+    for (path, status) in [
+        ("/a?100", 500),
+        ("/a?101", 500),
+        ("/a?199", 500),
+        ("/a?600", 500),
+        ("/a?200", 200),
+        ("/a?204", 204),
+        ("/a?304", 304),
+        ("/body?204", 500),
+        ("/body?304", 500),
+        ("/body?599", 599),
+        ("/a?x", 200),
+    ] {
+        let answer = served.get(path, "").await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
+    }
+    served.clefs.end().await.unwrap();
+}

@@ -17,6 +17,8 @@ use crate::route::KeyPattern;
 
 /// Bytes of the body of a request at most.
 const MOST_BODY_BYTES: usize = 4 << 20;
+/// Headers of a response, and of a request of a program, at most.
+pub(super) const MOST_HEADERS: usize = 100;
 
 /// Answers requests, each by the Clef whose key `pattern` finds, until `end` is there; then until those that have come are answered.
 ///
@@ -41,6 +43,13 @@ fn text(status: StatusCode, text: String) -> Response<Body> {
     *response.status_mut() = status;
     response.headers_mut().insert("content-type", HeaderValue::from_static("text/plain; charset=utf-8"));
     response
+}
+
+/// A header that says where a message ends, or what becomes of its connection: programs do not set it.
+pub(super) fn is_of_connection(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    let names = ["content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer"];
+    names.contains(&name) || name.starts_with("proxy-")
 }
 
 pub(super) fn pair(name: &str, value: impl Into<Value>) -> (Value, Value) {
@@ -127,8 +136,8 @@ fn response(value: &Value) -> Response<Body> {
                 None => StatusCode::OK,
                 Some(Value::Integer(status)) => {
                     match u16::try_from(*status).ok().and_then(|status| StatusCode::from_u16(status).ok()) {
-                        Some(status) => status,
-                        None => return wrong("a status that is none"),
+                        Some(status) if (200..600).contains(&status.as_u16()) => status,
+                        _ => return wrong("a status that is none"),
                     }
                 }
                 Some(_) => return wrong("a status that is no number"),
@@ -138,8 +147,14 @@ fn response(value: &Value) -> Response<Body> {
                 Some(Value::String(bytes)) => bytes.clone(),
                 Some(_) => return wrong("a body that is no string"),
             };
+            if !body.is_empty() && matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
+                return wrong("a body with a status that has none");
+            }
             let mut headers = HeaderMap::new();
             if let Some(Value::Table(pairs)) = value.field("headers") {
+                if pairs.len() > MOST_HEADERS {
+                    return wrong(&format!("more than {MOST_HEADERS} headers"));
+                }
                 for (name, value) in pairs {
                     let value = match value {
                         Value::String(value) => HeaderValue::from_bytes(value),
@@ -147,13 +162,20 @@ fn response(value: &Value) -> Response<Body> {
                         _ => return wrong("a header that is neither a string nor an integer"),
                     };
                     let Value::String(name) = name else { return wrong("a header without a name") };
-                    match (HeaderName::from_bytes(name), value) {
-                        (Ok(name), Ok(value)) if headers.try_append(name.clone(), value.clone()).is_ok() => {}
-                        _ => return wrong("headers that HTTP does not allow"),
+                    let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), value) else {
+                        return wrong("headers that HTTP does not allow");
+                    };
+                    if is_of_connection(&name) || headers.try_append(name, value).is_err() {
+                        return wrong("headers that HTTP does not allow");
                     }
                 }
             }
-            headers.entry("content-type").or_insert(HeaderValue::from_static("text/plain; charset=utf-8"));
+            if !headers.contains_key("content-type") {
+                let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+                if headers.try_insert("content-type", plain).is_err() {
+                    return wrong("headers that HTTP does not allow");
+                }
+            }
             let mut response = Response::new(Body::from(body));
             (*response.status_mut(), *response.headers_mut()) = (status, headers);
             response

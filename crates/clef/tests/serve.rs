@@ -270,3 +270,14 @@ async fn programs_cannot_break_responses() {
     }
     served.clefs.end().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_of_events_end_as_browsers_see_it() {
+    let _windows = WINDOWS.lock().await;
+    let program = "function events(s) s:send('a\\rdata: b\\r\\nc\\n\\rd\\n') end";
+    let served = served(program, &[]).await;
+    let events = served.get("/a", "accept: text/event-stream\r\n").await;
+    let expected = "data: a\ndata: data: b\ndata: c\ndata: \ndata: d\ndata: \n\n";
+    assert!(events.contains(expected), "{events}");
+    served.clefs.end().await.unwrap();
+}

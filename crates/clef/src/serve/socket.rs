@@ -150,6 +150,24 @@ pub(super) async fn run_websocket(socket: WebSocket, mut open: OpenSocket) {
     }
 }
 
+/// A message as an event. Its lines end as they do for browsers: with CR LF, LF or CR.
+fn event(mut message: &[u8]) -> Vec<u8> {
+    let mut event = Vec::with_capacity(message.len() + 8);
+    loop {
+        let end = message.iter().position(|byte| b"\r\n".contains(byte));
+        let (line, rest) = message.split_at(end.unwrap_or(message.len()));
+        event.extend_from_slice(b"data: ");
+        event.extend_from_slice(line);
+        event.push(b'\n');
+        match rest {
+            [] => break,
+            [b'\r', b'\n', rest @ ..] | [_, rest @ ..] => message = rest,
+        }
+    }
+    event.push(b'\n');
+    event
+}
+
 /// The messages of a Clef as server-sent events.
 pub(super) fn events(mut open: OpenSocket) -> Response<Body> {
     let outgoing = std::mem::replace(&mut open.from, mpsc::unbounded_channel().1);
@@ -163,15 +181,7 @@ pub(super) fn events(mut open: OpenSocket) -> Response<Body> {
         let open = &open;
         let ToSocket::Message(bytes) = message else { return Ok::<Bytes, Infallible>(Bytes::new()) };
         open.to.sent(bytes.len());
-        let mut event = Vec::with_capacity(bytes.len() + 8);
-        for line in bytes.split(|byte| *byte == b'\n') {
-            let line = line.strip_suffix(b"\r").unwrap_or(line);
-            event.extend_from_slice(b"data: ");
-            event.extend_from_slice(line);
-            event.push(b'\n');
-        }
-        event.push(b'\n');
-        Ok(event.into())
+        Ok(event(&bytes).into())
     });
     let mut response = Response::new(Body::from_stream(events));
     let headers = response.headers_mut();

@@ -101,7 +101,10 @@ async fn answer(clefs: &Clefs, pattern: &KeyPattern, request: axum::extract::Req
     let request = Value::Table(fields);
     if let Some(upgrade) = upgrade {
         return match clefs.open(key, "websocket", request) {
-            Ok(open) => upgrade.max_message_size(MOST_MESSAGE_BYTES).on_upgrade(|socket| run_websocket(socket, open)),
+            Ok(open) => {
+                let upgrade = upgrade.max_message_size(MOST_MESSAGE_BYTES).max_frame_size(MOST_MESSAGE_BYTES);
+                upgrade.on_upgrade(|socket| run_websocket(socket, open))
+            }
             Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, error),
         };
     }

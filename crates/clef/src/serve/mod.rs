@@ -201,7 +201,7 @@ struct OpenSocket {
 impl OpenSocket {
     /// Tells the Clef; false where there is no host any more. Waits while the Clef has not taken what came before.
     async fn received(&self, message: Vec<u8>) -> bool {
-        self.to.room().await;
+        self.to.room(message.len()).await;
         self.clefs.tell(Incoming::Received(self.socket, message)).await
     }
 

@@ -2,12 +2,16 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequestParts, WebSocketUpgrade};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use futures_util::StreamExt;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use torpor_lua::Value;
 
 use super::Clefs;
@@ -17,6 +21,12 @@ use crate::route::KeyPattern;
 
 /// Bytes of the body of a request at most.
 const MOST_BODY_BYTES: usize = 4 << 20;
+/// How long a body may take.
+const BODY_TIME: Duration = Duration::from_secs(30);
+/// KiB of all bodies that are read at the same time.
+static BODIES_KIB: Semaphore = Semaphore::const_new(64 << 10);
+/// How long a body waits until there is room for what has come of it.
+const ROOM_TIME: Duration = Duration::from_secs(5);
 /// Headers of a response, and of a request of a program, at most.
 pub(super) const MOST_HEADERS: usize = 100;
 
@@ -91,13 +101,14 @@ async fn answer(clefs: &Clefs, pattern: &KeyPattern, request: axum::extract::Req
         };
         return text(StatusCode::NOT_FOUND, said);
     };
-    let Ok(body) = to_bytes(body, MOST_BODY_BYTES).await else {
-        return text(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {MOST_BODY_BYTES} bytes"));
-    };
     if key.len() > MOST_KEY_BYTES {
         return text(StatusCode::BAD_REQUEST, format!("the key has more than {MOST_KEY_BYTES} bytes"));
     }
-    fields.extend([pair("body", &*body), pair("key", key.as_slice())]);
+    let body = match whole(body, &BODIES_KIB, (ROOM_TIME, BODY_TIME)).await {
+        Ok(body) => body,
+        Err((status, said)) => return text(status, said),
+    };
+    fields.extend([pair("body", body.as_slice()), pair("key", key.as_slice())]);
     let request = Value::Table(fields);
     if let Some(upgrade) = upgrade {
         return match clefs.open(key, "websocket", request) {
@@ -118,6 +129,43 @@ async fn answer(clefs: &Clefs, pattern: &KeyPattern, request: axum::extract::Req
         Ok(values) => response(values.first().unwrap_or(&Value::Nil)),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error),
     }
+}
+
+/// Reads a body. What has come of it has a place among all that are read: one that is slow takes no place for what it may still have.
+async fn whole(
+    body: Body,
+    room_kib: &Semaphore,
+    (room_time, time): (Duration, Duration),
+) -> Result<Vec<u8>, (StatusCode, String)> {
+    let too_large = || (StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {MOST_BODY_BYTES} bytes"));
+    if body.size_hint().lower() > MOST_BODY_BYTES as u64 {
+        return Err(too_large());
+    }
+    let read = async {
+        let mut chunks = body.into_data_stream();
+        let mut whole = Vec::new();
+        let mut places = Vec::new();
+        let mut room = 0;
+        while let Some(chunk) = chunks.next().await {
+            let chunk = chunk.map_err(|error| (StatusCode::BAD_REQUEST, format!("the body: {error}")))?;
+            let bytes = whole.len() + chunk.len();
+            if bytes > MOST_BODY_BYTES {
+                return Err(too_large());
+            }
+            let more = bytes.div_ceil(1 << 10) - room;
+            if more > 0 {
+                let Ok(Ok(place)) = timeout(room_time, room_kib.acquire_many(more as u32)).await else {
+                    return Err((StatusCode::SERVICE_UNAVAILABLE, "too many bodies are read at the moment".to_owned()));
+                };
+                places.push(place);
+                room += more;
+            }
+            whole.extend_from_slice(&chunk);
+        }
+        Ok(whole)
+    };
+    let slow = |_| Err((StatusCode::REQUEST_TIMEOUT, "the body takes too long".to_owned()));
+    timeout(time, read).await.unwrap_or_else(slow)
 }
 
 /// Converts what `http` has returned: nothing, a string, or a table with `status`, `headers` and `body`.
@@ -184,5 +232,39 @@ fn response(value: &Value) -> Response<Body> {
             response
         }
         _ => wrong("neither a string nor a table"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Bytes;
+    use futures_util::stream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn bodies_have_limits() {
+        let room = Semaphore::new(4 << 10);
+        let times = (Duration::from_millis(200), Duration::from_secs(1));
+        let status = |read: Result<Vec<u8>, (StatusCode, String)>| read.unwrap_err().0;
+        let begun = |bytes| {
+            let first = stream::iter([io::Result::Ok(Bytes::from(vec![0; bytes]))]);
+            Body::from_stream(first.chain(stream::pending()))
+        };
+        // What has not come takes no place.
+        let (slow, small) = tokio::join!(whole(begun(3 << 20), &room, times), whole(Body::from("small"), &room, times));
+        assert_eq!((status(slow), small.unwrap()), (StatusCode::REQUEST_TIMEOUT, b"small".to_vec()));
+        let mut slow = Box::pin(whole(begun(3 << 20), &room, times));
+        assert!(timeout(Duration::from_millis(10), &mut slow).await.is_err() && room.available_permits() == 1 << 10);
+        let large = whole(Body::from(vec![0; 2 << 20]), &room, times).await;
+        assert_eq!((status(large), status(slow.await)), (StatusCode::SERVICE_UNAVAILABLE, StatusCode::REQUEST_TIMEOUT));
+        assert_eq!(room.available_permits(), 4 << 10);
+        let large = whole(Body::from(vec![0; MOST_BODY_BYTES + 1]), &room, times).await;
+        assert_eq!(status(large), StatusCode::PAYLOAD_TOO_LARGE);
+        let chunks = |last: &'static str| {
+            Body::from_stream(stream::iter([io::Result::Ok(Bytes::from(vec![0; MOST_BODY_BYTES])), Ok(last.into())]))
+        };
+        assert_eq!(status(whole(chunks("x"), &room, times).await), StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(whole(chunks(""), &room, times).await.unwrap().len(), MOST_BODY_BYTES);
     }
 }

@@ -10,6 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::protocol::frame::Frame;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::{CloseCode, Data, OpCode};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 use torpor_clef::{Allowed, Class, Clefs, Code, Durability, Limits, Said, Surroundings, serve};
 
@@ -201,5 +203,147 @@ async fn programs_fetch_from_whom_they_may() {
     assert!(answer.contains("requests to example.org are not allowed"), "{answer}");
     let answer = served.get("/a?none", "").await;
     assert!(answer.contains("Connection refused"), "{answer}");
+    served.clefs.end().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_of_requests_are_limited() {
+    let _windows = WINDOWS.lock().await;
+    let program = "
+        local function try(headers)
+          return select(2, pcall(fetch, {url = 'http://127.0.0.1:1/', headers = headers}))
+        end
+        function http(request)
+          if request.query ~= 'many' then return try({[request.query] = 'x'}) end
+          local headers = {}
+          for n = 1, 25000 do headers['x' .. n] = 'x' end
+          return try(headers)
+        end";
+    let served = served(program, &["127.0.0.1:1"]).await;
+    let answer = served.get("/a?many", "").await;
+    assert!(answer.contains("at most 100 headers"), "{answer}");
+    for name in ["Host", "content-length", "Transfer-Encoding", "connection", "proxy-a", "upgrade", "te", "trailer"] {
+        let answer = served.get(&format!("/a?{name}"), "").await;
+        let expected = format!("may not set the header {}", name.to_lowercase());
+        assert!(answer.contains(&expected), "{answer}");
+    }
+    let answer = served.get("/a?x", "").await;
+    assert!(answer.contains("Connection refused"), "{answer}");
+    served.clefs.end().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_cannot_break_responses() {
+    let _windows = WINDOWS.lock().await;
+    let program = "
+        function http(request)
+          local q = request.query
+          if q == 'many' then
+            local headers = {}
+            for n = 1, 24576 do headers['x' .. n] = 'x' end
+            return {headers = headers}
+          end
+          local status = math.tointeger(tonumber(q))
+          if status then return {status = status, body = request.path == '/body' and 'b' or nil} end
+          return {headers = {[q] = '1'}, body = 'HTTP'}
+        end";
+    let served = served(program, &[]).await;
+    for name in
+        ["Content-Length", "transfer-encoding", "connection", "keep-alive", "upgrade", "trailer", "te", "proxy-a"]
+    {
+        let answer = served.get(&format!("/a?{name}"), "").await;
+        assert!(answer.contains("headers that HTTP does not allow"), "{answer}");
+    }
+    let answer = served.get("/a?many", "").await;
+    assert!(answer.contains("more than 100 headers"), "{answer}");
+    for (path, status) in [
+        ("/a?100", 500),
+        ("/a?101", 500),
+        ("/a?199", 500),
+        ("/a?600", 500),
+        ("/a?200", 200),
+        ("/a?204", 204),
+        ("/a?304", 304),
+        ("/body?204", 500),
+        ("/body?304", 500),
+        ("/body?599", 599),
+        ("/a?x", 200),
+    ] {
+        let answer = served.get(path, "").await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
+    }
+    served.clefs.end().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_of_events_end_as_browsers_see_it() {
+    let _windows = WINDOWS.lock().await;
+    let program = "function events(s) s:send('a\\rdata: b\\r\\nc\\n\\rd\\n') end";
+    let served = served(program, &[]).await;
+    let events = served.get("/a", "accept: text/event-stream\r\n").await;
+    let expected = "data: a\ndata: data: b\ndata: c\ndata: \ndata: d\ndata: \n\n";
+    assert!(events.contains(expected), "{events}");
+    served.clefs.end().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_a_clef_has_not_taken_are_limited() {
+    let _windows = WINDOWS.lock().await;
+    let program = "
+        local go, count = false, 0
+        function websocket(socket)
+          while not go do sleep(0.02) end
+          for message in socket:messages() do
+            count = count + #message
+            if message == 'end' then break end
+          end
+          socket:send(tostring(count))
+        end
+        function http() go = true end";
+    let served = served(program, &[]).await;
+    let client = served.connect("a").await;
+    let (mut to, mut from) = client.split();
+    let (each, messages) = (512 << 10, 60);
+    let sending = tokio::spawn(async move {
+        for _ in 0..messages {
+            to.send(Message::Binary(vec![1; each].into())).await.unwrap();
+        }
+        to.send(Message::text("end")).await.unwrap();
+    });
+    // Fewer than 64 messages, but far more than 1 MiB and what the system keeps.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!sending.is_finished(), "30 MiB wait for a Clef");
+    served.get("/a", "").await;
+    tokio::time::timeout(WITHIN, sending).await.unwrap().unwrap();
+    let answer = tokio::time::timeout(WITHIN, from.next()).await.unwrap().unwrap().unwrap();
+    assert_eq!(answer, Message::text((each * messages + 3).to_string()));
+    served.clefs.end().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_are_told_why_their_connection_is_closed() {
+    let _windows = WINDOWS.lock().await;
+    let served = served("function websocket(s) for m in s:messages() do s:send(m) end end", &[]).await;
+    let not_utf8 = Frame::message(vec![0xff], OpCode::Data(Data::Text), true);
+    for (message, code) in [
+        (Message::Binary(vec![1; (1 << 20) + 1].into()), CloseCode::Size),
+        (Message::Frame(not_utf8), CloseCode::Invalid),
+    ] {
+        let (mut to, mut from) = served.connect("a").await.split();
+        let sending = tokio::spawn(async move { to.send(message).await });
+        match tokio::time::timeout(WITHIN, from.next()).await.unwrap() {
+            Some(Ok(Message::Close(Some(frame)))) => assert_eq!(frame.code, code),
+            other => panic!("{other:?}"),
+        }
+        drop(sending);
+    }
+    // A message of the greatest size comes back.
+    let mut client = served.connect("a").await;
+    client.send(Message::Binary(vec![1; 1 << 20].into())).await.unwrap();
+    assert_eq!(next(&mut client).await.len(), 1 << 20);
+    // Whoever closes it gets an answer.
+    client.close(None).await.unwrap();
+    assert!(matches!(next(&mut client).await, Message::Close(_)));
+    assert!(client.next().await.is_none());
     served.clefs.end().await.unwrap();
 }

@@ -5,14 +5,16 @@ use std::str::FromStr;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Url};
 use serde::{Deserialize, Serialize};
 use tokio::runtime;
+use tokio::sync::Semaphore;
 use torpor_api::error::causes;
 use torpor_lua::Value;
 
-use super::http::pair;
+use super::http::{MOST_HEADERS, is_of_connection, pair};
 use super::request::Request;
 use crate::message::Incoming;
 
@@ -20,6 +22,8 @@ use crate::message::Incoming;
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of a response at most.
 const MOST_RESPONSE_BYTES: usize = 4 << 20;
+/// Requests at the same time; others wait.
+static PLACES: Semaphore = Semaphore::const_new(256);
 
 /// Hosts that programs may send HTTP requests to: `example.org`, `*.example.org`, `example.org:8080`; without a port, 80 and 443.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,7 +113,7 @@ impl Fetcher {
             // Somebody else may have installed it.
             let _ = rustls::crypto::ring::default_provider().install_default();
             // A redirection could lead to a host that is not allowed: programs follow them themselves.
-            let client = Client::builder().timeout(TIMEOUT).redirect(Policy::none()).build();
+            let client = Client::builder().timeout(TIMEOUT).redirect(Policy::none()).no_proxy().build();
             client.map_err(|error| causes(&error))
         });
         made.clone()
@@ -126,12 +130,7 @@ impl Fetcher {
         let method = Method::from_bytes(method).map_err(|_| "the method is none of HTTP")?;
         let mut builder = self.client()?.request(method, url);
         if let Some(Value::Table(headers)) = request.field("headers") {
-            for (name, value) in headers {
-                let (Some(name), Some(value)) = (name.bytes(), value.bytes()) else {
-                    return Err("headers are strings".to_owned());
-                };
-                builder = builder.header(name, value);
-            }
+            builder = builder.headers(header_map(headers)?);
         }
         if let Some(body) = request.field("body").and_then(Value::bytes) {
             builder = builder.body(body.to_vec());
@@ -140,13 +139,38 @@ impl Fetcher {
     }
 }
 
+/// The headers of a request. A panic would be one of the thread that has all Clefs: nothing here may.
+fn header_map(headers: &[(Value, Value)]) -> Result<HeaderMap, String> {
+    if headers.len() > MOST_HEADERS {
+        return Err(format!("a request has at most {MOST_HEADERS} headers"));
+    }
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        let (Some(name), Some(value)) = (name.bytes(), value.bytes()) else {
+            return Err("headers are strings".to_owned());
+        };
+        let shown = name.escape_ascii();
+        let name = HeaderName::from_bytes(name).map_err(|_| format!("{shown} is no name of a header"))?;
+        if name == "host" || is_of_connection(&name) {
+            return Err(format!("programs may not set the header {name}"));
+        }
+        let value = HeaderValue::from_bytes(value).map_err(|_| format!("the value of the header {name} is none"))?;
+        map.try_append(name, value).map_err(|error| error.to_string())?;
+    }
+    Ok(map)
+}
+
 /// Sends a request, and tells the host of the response.
 pub(super) fn fetch(fetcher: &Fetcher, number: u64, request: &Value) {
     let built = fetcher.request(request);
     let requests = fetcher.requests.clone();
     fetcher.runtime.spawn(async move {
         let result = match built {
-            Ok(builder) => response(builder).await,
+            Ok(builder) => {
+                // It is never closed.
+                let _place = PLACES.acquire().await;
+                response(builder).await
+            }
             Err(error) => Err(error),
         };
         let incoming = Request::Incoming(Incoming::Fetched { fetch: number, result });

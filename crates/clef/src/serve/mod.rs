@@ -61,6 +61,17 @@ pub struct Surroundings {
     pub said: Box<dyn Fn(Said<'_>) + Send>,
 }
 
+/// Ends the process where its thread panics: it could only tell everybody that there is no host, and whoever has started it starts it anew.
+struct EndsProcess;
+
+impl Drop for EndsProcess {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
 impl Clefs {
     /// Starts the thread, within a runtime of tokio.
     ///
@@ -74,6 +85,7 @@ impl Clefs {
         let (opened, is_open) = mpsc::channel();
         let (runtime, weak) = (tokio::runtime::Handle::current(), clefs.requests.clone());
         let run = move || {
+            let _end = EndsProcess;
             let host = Host::open(class.clone(), &surroundings.folder).map_err(|error| causes(&error));
             match host {
                 Ok(host) => {
@@ -189,7 +201,7 @@ struct OpenSocket {
 impl OpenSocket {
     /// Tells the Clef; false where there is no host any more. Waits while the Clef has not taken what came before.
     async fn received(&self, message: Vec<u8>) -> bool {
-        self.to.room().await;
+        self.to.room(message.len()).await;
         self.clefs.tell(Incoming::Received(self.socket, message)).await
     }
 

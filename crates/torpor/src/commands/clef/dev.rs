@@ -38,7 +38,7 @@ async fn run(args: DevArgs) -> Result<(), Failure> {
     let name = file.file_stem().unwrap_or(OsStr::new("program")).to_string_lossy().into_owned();
     let code = Code::from(source.as_str());
     let class = Class { name, code, limits: each.limits(), durability: each.durability() };
-    let said = |Said { key, text, .. }: Said<'_>| println!("{}: {text}", key.escape_ascii());
+    let said = |Said { key, text, .. }: Said<'_>| server::write_lines(io::stdout().lock(), key, text);
     let surroundings = Surroundings { folder, rest_after: None, allowed: each.allowed(), said: Box::new(said) };
     let clefs = Clefs::start(class, surroundings).map_err(Failure::Clef)?;
     let (listener, address) = listen(publish).await?;

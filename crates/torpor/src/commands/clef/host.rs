@@ -1,14 +1,14 @@
 //! The host of a deployed class: what runs in the sandbox of its app, and what brings it requests of commands.
 
 use std::fs::{self, File};
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufReader, Read};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use tokio::net::{TcpListener, UnixListener};
 use torpor_clef::control::{relay, serve_control};
-use torpor_clef::{Clefs, Deployment, Key, Program, Said, Surroundings};
+use torpor_clef::{Clefs, Deployment, Program, Said, Surroundings};
 
 use super::server;
 use crate::cli::{CLEF_PORT, CLEF_TCP_PORT};
@@ -105,12 +105,10 @@ async fn bound(port: u16) -> Result<TcpListener, Failure> {
 
 /// What a Clef prints is a line of the app's output; its errors are beside those of the host.
 fn said(Said { key, text, is_error }: Said<'_>) {
-    let key = Key(key.to_vec());
-    // Where nobody takes the output, a Clef goes on.
-    let _ = match is_error {
-        true => writeln!(io::stderr().lock(), "{key}: {text}"),
-        false => writeln!(io::stdout().lock(), "{key}: {text}"),
-    };
+    match is_error {
+        true => server::write_lines(io::stderr().lock(), key, text),
+        false => server::write_lines(io::stdout().lock(), key, text),
+    }
 }
 
 fn json<T: serde::de::DeserializeOwned>(path: &Path, most_bytes: u64) -> Result<T, Failure> {

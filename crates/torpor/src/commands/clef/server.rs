@@ -1,14 +1,14 @@
 //! What `clef dev` and the host of a deployed class share: requests are answered until somebody asks for the end.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use torpor_clef::{Clefs, Frames, KeyPattern, TcpLimits, serve, serve_tcp};
+use torpor_clef::{Clefs, Frames, Key, KeyPattern, TcpLimits, serve, serve_tcp};
 
 use crate::failure::Failure;
 
@@ -61,6 +61,28 @@ pub(super) async fn until_stopped(
     clefs.end().await.map_err(Failure::Clef)
 }
 
+/// Writes what a Clef says: each line behind its key, so that no program writes one in the name of another Clef or of the host.
+pub(super) fn write_lines(mut to: impl Write, key: &[u8], text: &str) {
+    let lines = lines(&Key(key.to_vec()), text);
+    // Where nobody takes the output, a Clef goes on.
+    let _ = to.write_all(lines.as_bytes()).and_then(|()| to.flush());
+}
+
+fn lines(key: &Key, text: &str) -> String {
+    let mut lines = String::new();
+    for line in text.strip_suffix('\n').unwrap_or(text).split('\n') {
+        lines.push_str(&format!("{key}: "));
+        for char in line.chars() {
+            match char.is_control() && char != '\t' {
+                true => lines.extend(char.escape_default()),
+                false => lines.push(char),
+            }
+        }
+        lines.push('\n');
+    }
+    lines
+}
+
 /// Waits for Ctrl-C or SIGTERM.
 async fn stopped() -> io::Result<()> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
@@ -69,4 +91,21 @@ async fn stopped() -> io::Result<()> {
         _ = terminate.recv() => {}
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_has_its_key() {
+        for (text, written) in [
+            ("a\tb", "k%0A: a\tb\n"),
+            ("", "k%0A: \n"),
+            ("a\n\nother: b\n", "k%0A: a\nk%0A: \nk%0A: other: b\n"),
+            ("a\rb\x1b[2J\u{9b}", "k%0A: a\\rb\\u{1b}[2J\\u{9b}\n"),
+        ] {
+            assert_eq!(lines(&Key(b"k\n".to_vec()), text), written);
+        }
+    }
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -346,4 +347,31 @@ async fn clients_are_told_why_their_connection_is_closed() {
     assert!(matches!(next(&mut client).await, Message::Close(_)));
     assert!(client.next().await.is_none());
     served.clefs.end().await.unwrap();
+}
+
+/// The folder of a process of its own, which is to end.
+const PANICS: &str = "CLEF_TEST_PANICS";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_without_its_host_ends() {
+    if let Some(folder) = std::env::var_os(PANICS) {
+        let code = Code::from("print 'x'");
+        let class = Class { name: "room".to_owned(), code, limits: Limits::default(), durability: Durability::Reply };
+        let said = Box::new(|_: Said<'_>| panic!("nobody listens"));
+        let (folder, allowed) = (folder.into(), Allowed::default());
+        let clefs = Clefs::start(class, Surroundings { folder, rest_after: None, allowed, said }).unwrap();
+        let _ = clefs.call(b"a".to_vec(), "http", Vec::new()).await;
+        return;
+    }
+    let _windows = WINDOWS.lock().await;
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = tokio::process::Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "a_process_without_its_host_ends", "--nocapture"])
+        .env(PANICS, folder.path())
+        .kill_on_drop(true);
+    let output = tokio::time::timeout(WITHIN, command.output()).await.unwrap().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("nobody listens"), "{errors}");
+    assert_eq!(output.status.signal(), Some(6), "{}", output.status);
 }

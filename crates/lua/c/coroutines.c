@@ -9,12 +9,14 @@
  * Within a C function that cannot yield (a comparator of table.sort, a finalizer), coroutines run by a `run` of their own, and cannot wait.
  */
 
+enum { TASK_IS_KNOWN = 2 };
+
 /* Before each lua_State, in the arena. */
 struct thread {
   lua_State *from;    /* who resumed it and waits for it; NULL for the first of a task, or if it does not run */
   lua_State *to;      /* whom it has resumed and waits for */
   lua_State *waiter;  /* of the first of a task: who waits for the host; NULL if it has not begun */
-  size_t is_task;     /* the first of a task, which coroutine functions leave alone */
+  size_t is_task;     /* the first of a task, which coroutine functions leave alone; TASK_IS_KNOWN: the program has it as a value */
 };
 
 static_assert(sizeof(struct thread) == LUA_EXTRASPACE, "struct thread");
@@ -230,6 +232,7 @@ static int co_isyieldable(lua_State *L) {
 
 static int co_running(lua_State *L) {
   lua_pushthread(L);
+  if (thread_of(L)->is_task) thread_of(L)->is_task = TASK_IS_KNOWN;
   lua_pushboolean(L, thread_of(L)->is_task != 0);
   return 2;
 }

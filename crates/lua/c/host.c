@@ -98,7 +98,8 @@ static void end_task(lua_State *L, void *context) {
   lua_rawgeti(L, LUA_REGISTRYINDEX, TASKS);
   lua_rawgeti(L, -1, number);
   lua_State *task = lua_tothread(L, -1);
-  int is_spare = task != NULL && lua_status(task) == LUA_OK && lua_gettop(task) == 0 && stacksize(task) <= SPARE_STACK;
+  int is_spare = task != NULL && lua_status(task) == LUA_OK && lua_gettop(task) == 0 && stacksize(task) <= SPARE_STACK
+    && thread_of(task)->is_task != TASK_IS_KNOWN;
   if (is_spare) lua_rawseti(L, LUA_REGISTRYINDEX, SPARE);
   else lua_pop(L, 1);
   lua_pushnil(L);

@@ -13,6 +13,9 @@ use crate::shadows::{Runs, Shadows};
 use crate::value::{self, Value};
 use crate::windows::{PAGE, WINDOW_BYTES, Windows};
 
+/// Runs of pages of a state that is mapped: each is a mapping, of which a process has some ten thousands.
+const MOST_RUNS: usize = 4;
+
 /// Why there is no state.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
@@ -25,9 +28,6 @@ pub enum StateError {
     /// An image cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// The pages of a file cannot be mapped.
-    #[error("the pages of its image cannot be mapped")]
-    Mapping(#[source] std::io::Error),
 }
 
 /// A task of a state: a call of one of its functions, from its beginning to its end.
@@ -124,14 +124,17 @@ impl State {
         let window = whole.window();
         changes.iter().try_for_each(|image| image.check(window))?;
         let at = windows.take(window).ok_or(StateError::Window(window))?;
-        if !windows.may_map() {
+        if whole.runs().count() > MOST_RUNS || !windows.may_map() {
             windows.give(window, 0);
             return Ok(None);
         }
         let state = Self::at(windows, window, at.cast(), true);
         let mut present = vec![0_u64; WINDOW_BYTES / PAGE / 64];
         for (run, offset) in whole.runs() {
-            windows.map(window, run, whole.file(), offset).map_err(StateError::Mapping)?;
+            if windows.map(window, run, whole.file(), offset).is_err() {
+                // Reading it needs no mappings.
+                return Ok(None);
+            }
             (run.0..run.0 + run.1).for_each(|page| present[page / 64] |= 1 << (page % 64));
         }
         for piece in changes.iter().flat_map(Image::pieces) {

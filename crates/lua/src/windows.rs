@@ -20,8 +20,8 @@ const BASE: usize = 0x1000_0000_0000;
 /// Windows below the addresses that the kernel gives out.
 pub const MOST_WINDOWS: u32 = 1 << 20;
 
-/// Windows that have mappings of files at the same time: each has two to five, and a process has 65,530 (`vm.max_map_count`).
-const MOST_MAPPED: usize = 8192;
+/// Windows that have mappings of files at the same time: each has up to nine with what is between them, most have three, and a process has 65,530 (`vm.max_map_count`).
+const MOST_MAPPED: usize = 4096;
 
 /// A range of windows that this process has reserved.
 #[derive(Debug)]

@@ -177,6 +177,13 @@ fn files_are_required_once_and_tasks_are_cancelled() {
     let step = state.answer(task, &[Value::Boolean(true), "wrong".into(), "x = = 1".into()]).unwrap();
     assert!(matches!(&step, Step::Failed(error) if error.contains("wrong:1: unexpected symbol")), "{step:?}");
 
+    // A task that the program knows is not another one later.
+    let knows =
+        "ctx = ctx or {}; local co = coroutine.running(); local seen = tostring(ctx[co]); ctx[co] = true; return seen";
+    for _ in 0..3 {
+        assert_eq!(text(&ended(state.run("=knows", knows, &[]).1)), "nil");
+    }
+
     let closes = "closed = 0; local c <close> = setmetatable({}, {__close = function() closed = closed + 1 end})
         coroutine.wrap(function() sleep(1) end)()";
     let (task, step) = state.run("=closes", closes, &[]);

@@ -37,7 +37,7 @@ use self::asks::now;
 use self::awake::Awake;
 use self::step::Work;
 use crate::class::{Class, Code, Durability};
-use crate::log::MOST_KEY_BYTES;
+use crate::log::{LogError, MOST_KEY_BYTES};
 use crate::message::{Incoming, Outgoing, Socket};
 use crate::note::{Message, Note, Origin, Usage};
 use crate::store::{Store, StoreError};
@@ -91,6 +91,13 @@ pub enum HostError {
     /// The function `route` gives something else.
     #[error("the function route has returned neither a key of 1 to {MOST_KEY_BYTES} bytes nor nil")]
     Routed,
+}
+
+impl HostError {
+    /// Nothing can be stored any more: the host must be opened anew.
+    pub fn is_of_log(&self) -> bool {
+        matches!(self, Self::Store(StoreError::Log(LogError::Disk(..) | LogError::Failed)))
+    }
 }
 
 /// A key that is often named.

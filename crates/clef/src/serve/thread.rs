@@ -76,7 +76,9 @@ impl Loop {
             let mut tells = Vec::new();
             let mut end = None;
             let others = std::iter::from_fn(|| requests.try_recv().ok());
-            for request in first.into_iter().chain(others).take(TOGETHER) {
+            // What a slow turn has not got to stays in the channel, whose end refuses more.
+            let most = TOGETHER.saturating_sub(self.host.waiting()).max(1);
+            for request in first.into_iter().chain(others).take(most) {
                 match request {
                     Request::End(answer) => {
                         end = Some(answer);
@@ -102,6 +104,9 @@ impl Loop {
             }
             if let Err(error) = self.host.collect() {
                 tracing::warn!(error = causes(&error), "collecting the log");
+                if error.is_of_log() && !self.open_anew(&causes(&error), requests) {
+                    return;
+                }
             }
         }
     }
@@ -123,6 +128,9 @@ impl Loop {
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     if let Err(error) = self.host.rest() {
                         tracing::warn!(error = causes(&error), "going to rest");
+                        if error.is_of_log() && !self.open_anew(&causes(&error), requests) {
+                            return None;
+                        }
                     }
                 }
             }

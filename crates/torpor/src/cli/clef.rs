@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use torpor_api::spec::Port;
 use torpor_api::units::{Bytes, Span};
-use torpor_clef::{Allowed, AllowedHost, Durability, Frames, Key, KeyPattern, Limits};
+use torpor_clef::{Allowed, AllowedHost, Durability, Frames, KeyPattern, Limits};
 
 use super::clef_one::{
     ClefEventArgs, ClefExportArgs, ClefForkArgs, ClefImportArgs, ClefNewArgs, ClefOneArgs, ClefReplArgs, EXPORT_HELP,

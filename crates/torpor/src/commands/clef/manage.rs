@@ -104,7 +104,7 @@ pub(super) async fn stats(client: &Client, args: ClefTargetArgs) -> Result<(), F
 }
 
 pub(super) async fn upgrade(client: &Client, args: &ClefUpgradeArgs) -> Result<(), Failure> {
-    let program = deploy::read(&args.program, &args.class)?;
+    let program = deploy::read(&args.program)?;
     match ask_one(client, &args.class, &ControlRequest::Upgrade { program }).await? {
         ControlAnswer::Upgraded {} if args.json.json => {
             show(true, &json!({ "upgraded": args.class }), |_| String::new())

@@ -111,6 +111,15 @@ impl Program {
         Ok(Self { files, code })
     }
 
+    /// A file in Lua that had contents in `older` and has none now: as a rule, it is being written.
+    pub fn emptied(&self, older: &Self) -> Option<&str> {
+        let is_lua = |path: &str| path.ends_with(".lua");
+        let was_full = |path: &str| older.files.get(path).is_some_and(|contents| !contents.is_empty());
+        self.files()
+            .find(|(path, contents)| is_lua(path) && contents.is_empty() && was_full(path))
+            .map(|(path, _)| path)
+    }
+
     /// The program itself, and its files in Lua: `require "a.b"` finds `a/b.lua`.
     pub fn code(&self) -> &Code {
         &self.code
@@ -121,19 +130,19 @@ impl Program {
         self.files.iter().map(|(path, contents)| (path.as_str(), contents.as_slice()))
     }
 
-    /// Looks whether the program is Lua, without running it. `name` is that of the class. Not for processes with Clefs.
+    /// Looks whether the program is Lua, without running it. `main` is the user's name of the program, for messages. Not for processes with
+    /// Clefs.
     ///
     /// # Errors
     /// [`ProgramError::Syntax`] with the message of Lua.
-    pub fn check(&self, name: &str) -> Result<(), ProgramError> {
+    pub fn check(&self, main: &str) -> Result<(), ProgramError> {
         let cannot = |error: &dyn std::fmt::Display| ProgramError::Check(error.to_string());
         let windows = Windows::reserve(0, 1).map_err(|error| cannot(&error))?;
         let mut state = State::new(&windows.into(), 0, CHECK_BYTES, 0).map_err(|error| cannot(&error))?;
         let text = "local source, name = ... local _, wrong = load(source, '=' .. name, 't') return wrong";
-        let main = [(format!("{name}.lua"), &self.code.main)];
-        let files = self.code.files.iter().map(|(name, text)| (format!("{name}.lua"), text));
-        for (name, text_of) in main.into_iter().chain(files) {
-            match state.run("=check", text, &[text_of.as_str().into(), name.as_str().into()]).1 {
+        for (path, contents) in self.files.iter().filter(|(path, _)| path.ends_with(".lua")) {
+            let name = if path == MAIN { main } else { path };
+            match state.run("=check", text, &[contents.as_slice().into(), name.into()]).1 {
                 Step::Ended(values) => {
                     if let Some(Value::String(wrong)) = values.first() {
                         return Err(ProgramError::Syntax(String::from_utf8_lossy(wrong).into_owned()));
@@ -245,6 +254,27 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn what_is_wrong_is_told_with_the_names_of_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::create_dir(root.join("lib")).unwrap();
+        fs::write(root.join(MAIN), "return 1").unwrap();
+        fs::write(root.join("lib/util.lua"), "return 1 +").unwrap();
+        let wrong = Program::read(root).unwrap();
+        let said = wrong.check(MAIN).unwrap_err().to_string();
+        assert!(said.starts_with("lib/util.lua:1: "), "{said}");
+        fs::write(root.join("lib/util.lua"), "return 1").unwrap();
+        let right = Program::read(root).unwrap();
+        right.check(MAIN).unwrap();
+        assert_eq!(right.emptied(&wrong), None);
+        fs::write(root.join("lib/util.lua"), "").unwrap();
+        assert_eq!(Program::read(root).unwrap().emptied(&right), Some("lib/util.lua"));
+        fs::write(root.join("counter.lua"), "x = = 1").unwrap();
+        let said = Program::read(&root.join("counter.lua")).unwrap().check("counter.lua").unwrap_err().to_string();
+        assert!(said.starts_with("counter.lua:1: "), "{said}");
+    }
 
     #[test]
     fn directories_are_read_without_following_anything() {

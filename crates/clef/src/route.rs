@@ -36,9 +36,38 @@ pub enum KeyPattern {
 }
 
 /// Why a text is no pattern.
-#[derive(Debug, thiserror::Error)]
-#[error("a key is path:/…/{{key}}, host:{{key}}.…, header:NAME, query:NAME, cookie:NAME or lua")]
-pub struct PatternError;
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    /// Of no kind that there is.
+    #[error("a key is path:/…/{{key}}, host:{{key}}.…, header:NAME, query:NAME, cookie:NAME or lua")]
+    Kind,
+    /// Nothing stands for the key.
+    #[error("{0}: has no {{key}}, which stands for the key, as in {0}:{1}")]
+    NoKey(&'static str, &'static str),
+    /// Something else is in braces.
+    #[error("{{{0}}} stands for nothing: the key is written {{key}}")]
+    Braces(String),
+    /// More than one key.
+    #[error(
+        "{{key}} is there twice: a Clef has one key; with lua, the program's function route makes one of several parts"
+    )]
+    Twice,
+    /// A part of a segment of a path.
+    #[error("{{key}} must be a whole segment of the path, from / to / or to the end, as in path:/rooms/{{key}}")]
+    Segment,
+    /// A path that does not begin with `/`.
+    #[error("a path begins with /, as in path:/rooms/{{key}}")]
+    NotAbsolute,
+    /// No name.
+    #[error("{0}: needs the name of a {1}, as in {0}:{2}")]
+    NoName(&'static str, &'static str, &'static str),
+    /// `{key}` instead of a name.
+    #[error("{0}: takes the name of a {1} and no {{key}}, as in {0}:{2}: its value is the key")]
+    KeyAsName(&'static str, &'static str, &'static str),
+    /// A name that nothing can have.
+    #[error("no {1} can be named `{0}`: names have letters, digits and characters like - and _, and no spaces")]
+    Name(String, &'static str),
+}
 
 impl FromStr for KeyPattern {
     type Err = PatternError;
@@ -47,25 +76,48 @@ impl FromStr for KeyPattern {
         if text == LUA {
             return Ok(Self::Lua);
         }
-        let (kind, rest) = text.split_once(':').ok_or(PatternError)?;
-        let around = || {
-            let (before, after) = rest.split_once(KEY).ok_or(PatternError)?;
-            if after.contains(KEY) { Err(PatternError) } else { Ok((before.to_owned(), after.to_owned())) }
-        };
-        let name = || if rest.is_empty() { Err(PatternError) } else { Ok(rest.to_owned()) };
+        let (kind, rest) = text.split_once(':').ok_or(PatternError::Kind)?;
         match kind {
             "path" => {
-                let (before, after) = around()?;
-                let is_segment =
-                    before.starts_with('/') && before.ends_with('/') && (after.is_empty() || after.starts_with('/'));
-                if is_segment { Ok(Self::Path { before, after }) } else { Err(PatternError) }
+                let (before, after) = around("path", rest, "/{key}")?;
+                if !before.starts_with('/') {
+                    return Err(PatternError::NotAbsolute);
+                }
+                let is_segment = before.ends_with('/') && (after.is_empty() || after.starts_with('/'));
+                if is_segment { Ok(Self::Path { before, after }) } else { Err(PatternError::Segment) }
             }
-            "host" => around().map(|(before, after)| Self::Host { before, after }),
-            "header" => name().map(|name| Self::Header(name.to_ascii_lowercase())),
-            "query" => name().map(Self::Query),
-            "cookie" => name().map(Self::Cookie),
-            _ => Err(PatternError),
+            "host" => around("host", rest, "{key}.example.org").map(|(before, after)| Self::Host { before, after }),
+            "header" => named("header", rest, "header", "X-User").map(|name| Self::Header(name.to_ascii_lowercase())),
+            "query" => named("query", rest, "parameter", "user").map(Self::Query),
+            "cookie" => named("cookie", rest, "cookie", "session").map(Self::Cookie),
+            _ => Err(PatternError::Kind),
         }
+    }
+}
+
+/// What is before and behind the key.
+fn around(kind: &'static str, rest: &str, example: &'static str) -> Result<(String, String), PatternError> {
+    let Some((before, after)) = rest.split_once(KEY) else {
+        let braces = rest.split_once('{').and_then(|(_, behind)| behind.split_once('}'));
+        return Err(match braces {
+            Some((within, _)) => PatternError::Braces(within.to_owned()),
+            None => PatternError::NoKey(kind, example),
+        });
+    };
+    if after.contains(KEY) { Err(PatternError::Twice) } else { Ok((before.to_owned(), after.to_owned())) }
+}
+
+/// The name of a `what`.
+fn named(kind: &'static str, rest: &str, what: &'static str, example: &'static str) -> Result<String, PatternError> {
+    let is_of_token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
+    if rest.is_empty() {
+        Err(PatternError::NoName(kind, what, example))
+    } else if rest.contains(KEY) {
+        Err(PatternError::KeyAsName(kind, what, example))
+    } else if kind != "query" && !rest.chars().all(is_of_token) {
+        Err(PatternError::Name(rest.to_owned(), what))
+    } else {
+        Ok(rest.to_owned())
     }
 }
 
@@ -174,5 +226,19 @@ mod tests {
         ] {
             assert!(text.parse::<KeyPattern>().is_err(), "{text}");
         }
+        for (text, expected) in [
+            ("path:/{id}", "{id} stands for nothing: the key is written {key}"),
+            ("path:/{key}/{key}", "{key} is there twice"),
+            ("path:/a{key}b", "must be a whole segment"),
+            ("path:a/{key}", "begins with /"),
+            ("path:/x", "path: has no {key}, which stands for the key, as in path:/{key}"),
+            ("header:{key}", "header: takes the name of a header and no {key}, as in header:X-User"),
+            ("header:", "header: needs the name of a header"),
+            ("cookie:a b", "no cookie can be named `a b`"),
+        ] {
+            let said = text.parse::<KeyPattern>().unwrap_err().to_string();
+            assert!(said.contains(expected), "{text}: {said}");
+        }
+        assert!("query:a b".parse::<KeyPattern>().is_ok());
     }
 }

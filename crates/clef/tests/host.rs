@@ -612,3 +612,17 @@ fn nobody_waits_for_what_is_gone() {
     assert!(hosted.answer(nap).unwrap_err().contains("has gone back to what was stored"));
     assert!(!hosted.host().see(b"a").is_ok_and(|seen| seen.connections > 0));
 }
+
+#[test]
+fn a_clef_that_was_large_for_a_moment_is_small_again() {
+    let mut hosted = hosted(
+        "function run() local function f() return 1 + f() end pcall(f) return 'ran' end function n() return 1 end",
+    );
+    hosted.call("a", "n", &[]).unwrap();
+    hosted.host().sleep().unwrap();
+    assert_eq!(hosted.text("a", "run", &[]), "ran");
+    hosted.host().sleep().unwrap();
+    let bytes = hosted.host().see(b"a").unwrap().stored_bytes;
+    assert!(bytes < 200 << 10, "{bytes} bytes");
+    assert_eq!(hosted.text("a", "n", &[]), "1");
+}

@@ -117,6 +117,10 @@ impl Arena {
         (self.end_page as usize).min(PAGES)
     }
 
+    pub(crate) fn taken_pages(&self) -> usize {
+        self.taken.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
     /// Whether only pages of a set are taken: a bit for each.
     pub(crate) fn takes_only(&self, pages: &[u64]) -> bool {
         self.taken.iter().zip(pages).all(|(taken, present)| taken & !present == 0)

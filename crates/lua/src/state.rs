@@ -13,6 +13,8 @@ use crate::shadows::{Runs, Shadows};
 use crate::value::{self, Value};
 use crate::windows::{PAGE, WINDOW_BYTES, Windows};
 
+/// Memory that is taken and not used: less is not worth a collection.
+const SWOLLEN_BYTES: usize = 256 << 10;
 /// Runs of pages of a state that is mapped: each is a mapping, of which a process has some ten thousands.
 const MOST_RUNS: usize = 4;
 
@@ -261,6 +263,11 @@ impl State {
     pub fn used_bytes(&self) -> usize {
         // SAFETY: a state at rest.
         unsafe { ffi::torpor_used(self.arena().main) }
+    }
+
+    /// Much more memory is taken than its program uses: [`State::collect`] may give some back.
+    pub fn is_swollen(&self) -> bool {
+        self.arena().taken_pages() * PAGE > 2 * self.used_bytes() + SWOLLEN_BYTES
     }
 
     /// A number that the host has given it, and that goes with its images; 0 at first.

@@ -126,18 +126,50 @@ fn a_program_that_is_saved_is_loaded_anew() {
     assert!(dev.next_line().contains("loaded anew"));
     assert_eq!(dev.ok("/a"), "new a 3 1", "the table `state` is kept, and nothing else");
     fs::write(&program, "function http(request) return 1 +").unwrap();
-    assert!(dev.next_line().contains("loaded anew"));
-    let (status, said) = dev.get("/a");
-    assert!(status == 500 && said.contains("counter.lua:1: unexpected symbol"), "{said}");
+    let said = dev.next_line();
+    assert!(said.contains("counter.lua:1: unexpected symbol") && said.contains("the old code stays"), "{said}");
+    assert_eq!(dev.ok("/a"), "new a 4 2", "what Lua cannot read is not loaded");
+    // As editors do it that write later.
+    fs::write(&program, "").unwrap();
+    assert_eq!(dev.ok("/a"), "new a 5 3");
     fs::write(&program, COUNTER).unwrap();
     assert!(dev.next_line().contains("loaded anew"));
-    assert_eq!(dev.ok("/a"), "a 4 1", "wrong code has lost nothing");
+    assert_eq!(dev.ok("/a"), "a 6 1", "wrong code has lost nothing");
     // Another command must not have the same states.
     let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
     command.args(["clef", "dev"]).arg(&program).args(["--key", "path:/{key}", "-p", "0", "--data"]).arg(&data);
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("is used by another process"), "{said}");
+}
+
+#[test]
+fn a_directory_is_run_and_loaded_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let (program, data) = (folder.path().join("counter"), folder.path().join("data"));
+    fs::create_dir_all(program.join("lib")).unwrap();
+    fs::write(program.join("main.lua"), "local u = require 'lib.util' function http() return u end").unwrap();
+    fs::write(program.join("lib/util.lua"), "return 'one'").unwrap();
+    let mut dev = Dev::start(&program, &data, &[]);
+    assert_eq!(dev.ok("/a"), "one");
+    fs::write(program.join("lib/util.lua"), "return 'two'").unwrap();
+    assert!(dev.next_line().contains("loaded anew"));
+    assert_eq!(dev.ok("/a"), "two");
+    fs::write(program.join("lib/util.lua"), "return '").unwrap();
+    let said = dev.next_line();
+    assert!(said.contains("lib/util.lua:1: "), "{said}");
+    assert_eq!(dev.ok("/a"), "two");
+    drop(dev);
+    // At the start, nothing runs.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
+    let output = command.args(["clef", "dev", "--key", "lua", "-p", "0"]).arg(&program).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("lib/util.lua:1: "), "{said}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
+    fs::write(program.join("lib/util.lua"), "return 1").unwrap();
+    command.args(["clef", "dev", "--key", "lua", "-p", "0", "--data"]).arg(program.join("main.lua")).arg(&program);
+    let said = command.output().unwrap().stderr;
+    assert!(String::from_utf8_lossy(&said).contains("main.lua is not a directory"), "{said:?}");
 }
 
 #[test]

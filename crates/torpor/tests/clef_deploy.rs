@@ -261,11 +261,17 @@ fn a_clef_is_looked_into() {
     assert_eq!(globals.len(), 5, "state, and four functions: {view}");
     let text = daemon.ok(&["clef", "inspect", "counter/ann"]).unwrap();
     assert!(text.contains("ring at 2") && text.contains("add, http, oops, ring"), "{text}");
-    for line in
-        [&["clef", "inspect", "counter/none"][..], &["clef", "wake", "counter/none"], &["clef", "repl", "counter/none"]]
-    {
-        let (code, said) = deployed.refused(line);
+    for command in ["inspect", "wake", "repl", "sleep"] {
+        let (code, said) = deployed.refused(&["clef", command, "counter/none"]);
         assert!(code == 3 && said.contains("torpor clef ls counter"), "{said}");
+    }
+    let (program, port) = (deployed.program(), deployed.address.port().to_string());
+    for (name, hint) in [
+        ("counter", format!("  to give it new code: torpor clef upgrade counter {program}")),
+        ("other", "  publish it on another port or address: -p [ADDRESS:]PORT".to_owned()),
+    ] {
+        let (code, said) = deployed.refused(&["clef", "deploy", name, &program, "--key", "lua", "-p", &port]);
+        assert!(code == 4 && said.contains(&hint), "{said}");
     }
     let (code, said) = deployed.refused(&["clef", "inspect", "counter"]);
     assert!(code == 2 && said.contains("torpor clef inspect counter/KEY"), "{said}");

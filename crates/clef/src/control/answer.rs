@@ -74,7 +74,12 @@ async fn answers(
         }
         ControlRequest::Stats {} => ControlAnswer::Stats(clefs.manage(|host| Ok(host.stats())).await?),
         ControlRequest::Sleep { key: Some(key) } => {
-            ControlAnswer::Slept(clefs.manage(move |host| host.sleep_one(&key.0)).await?.into())
+            let sleep = move |host: &mut Host| {
+                // There must be one.
+                host.see(&key.0)?;
+                Ok(ControlAnswer::Slept(host.sleep_one(&key.0)?.into()))
+            };
+            of_one(clefs, sleep).await?
         }
         ControlRequest::Sleep { key: None } => {
             let all = clefs.manage(|host| {

@@ -333,6 +333,11 @@ impl Host {
     pub(super) fn put_to_sleep(&mut self, key: &SharedKey) -> Result<(), HostError> {
         if let Some(clef) = self.awake.get_mut(key) {
             self.used += clef.count();
+            if clef.state.is_swollen() {
+                clef.state.collect();
+                // Stored as a whole, it is smaller. Where finalizers take too long, it stays as it was stored.
+                (clef.is_changed, clef.chain) = (!clef.state.is_spent(), Chain::default());
+            }
         }
         self.store_changes(key)?;
         self.forget(key);

@@ -20,6 +20,13 @@ pub(crate) const CLEF_PORT: u16 = 8080;
 /// The port on which it takes TCP connections there.
 pub(crate) const CLEF_TCP_PORT: u16 = 8081;
 
+/// Memory of a Clef at least: its libraries take some of it.
+const LEAST_MEMORY: Bytes = Bytes(64 << 10);
+/// And at most: addresses for more are not there.
+const MOST_MEMORY: Bytes = Bytes(64 << 20);
+/// Memory of the host of a class at least.
+const LEAST_HOST_MEMORY: Bytes = Bytes(32 << 20);
+
 pub(super) const CLEF_HELP: &str = "\
 A Clef is a stateful object: code in Lua and data together, one for each user, room or device. It sleeps until somebody calls it, and goes on
 with all its variables. A class of Clefs is an app: torpor ps, sleep, explain, pin, stats and the others take its name.
@@ -33,11 +40,27 @@ The program is text in Lua 5.4. It runs once for each key, when that is first re
   create(key)     is called once, behind that
   http(request)   answers a request: a table with method, path, query, headers, body and key. It returns a string, or a table with
                   status, headers and body, or nothing
+  websocket(socket, request)
+                  has a WebSocket connection until it returns: for line in socket:messages() do socket:send(line) end
+  events(socket, request)
+                  has a request that accepts text/event-stream: what it sends are events
   tcp(socket, request)
                   has a TCP connection, with --tcp: a table with key and peer
   route(request)  returns the key of the Clef that a request is for, or nil, with --key lua
 
-When the file is saved, a Clef gets the new code at its next request. It begins anew, but for its global table `state`, which is kept.
+It can use, beside Lua's own libraries, json, crypto and base64:
+  sleep(seconds)                        waits; other requests go on meanwhile
+  alarm(seconds, name)                  calls the global function `name` then, also after a restart
+  call('class/key', function, ...)      calls a function of another Clef, and waits for what it returns
+  send('class/key', function, ...)      the same without waiting
+  kv.put(name, value), kv.get(name, 'class/key')
+                                        values that other Clefs can read
+  fetch(url)                            an HTTP request, to hosts that --allow names
+  require 'lib.util'                    runs lib/util.lua; for that, the program is a directory with a main.lua
+All of it is in docs/guide/clefs.md.
+
+When a file of it is saved and Lua can read it, a Clef gets the new code at its next request. It begins anew, but for its global table `state`,
+which is kept.
 
 The program runs within this command, as its user and without a sandbox: it is for code that you trust.
 
@@ -138,8 +161,9 @@ pub(crate) enum ClefCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct DevArgs {
-    /// The program
-    pub(crate) file: PathBuf,
+    /// The program: a file, or a directory with a main.lua
+    #[arg(value_name = "FILE|DIR")]
+    pub(crate) program: PathBuf,
     /// Which part of a request names the Clef: path:/…/{key}, host:{key}.…, header:NAME, query:NAME, cookie:NAME, or lua: the program's function
     /// route returns the key
     #[arg(long, value_name = "PATTERN")]
@@ -157,6 +181,9 @@ pub(crate) struct DevArgs {
     pub(crate) data: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) each: EachArgs,
+    /// Only look whether Lua can read the program
+    #[arg(long, hide = true)]
+    pub(crate) check: bool,
 }
 
 /// Where a message of a TCP connection ends.
@@ -173,14 +200,14 @@ pub(crate) struct EachArgs {
     /// When changes are on disk
     #[arg(long, value_enum, default_value_t = DurabilityArg::Reply)]
     durability: DurabilityArg,
-    /// Memory of each Clef, at most 64M
-    #[arg(long, value_name = "SIZE", default_value = "16M")]
+    /// Memory of each Clef, from 64k to 64M
+    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = memory)]
     memory: Bytes,
-    /// Processor time for each request
-    #[arg(long, value_name = "TIME", default_value = "1s")]
+    /// Processor time for each request, at least 1ms
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = cpu)]
     cpu: Span,
-    /// Clefs that are awake at the same time
-    #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
+    /// Clefs that are awake at the same time, at least 1
+    #[arg(long, value_name = "NUMBER", default_value_t = 1000, value_parser = awake)]
     awake: usize,
     /// Hosts that the program may send HTTP requests to: example.org, *.example.org, or with a port [default: none]
     #[arg(long, value_name = "HOST")]
@@ -223,8 +250,8 @@ pub(crate) struct DeployArgs {
     pub(crate) frames: FramesArg,
     #[command(flatten)]
     pub(crate) each: EachArgs,
-    /// Memory limit of the host with all Clefs that are awake
-    #[arg(long, value_name = "SIZE")]
+    /// Memory limit of the host with all Clefs that are awake, at least 32M
+    #[arg(long, value_name = "SIZE", value_parser = host_memory)]
     pub(crate) host_memory: Option<Bytes>,
     /// The host falls asleep after this time without packets
     #[arg(long, value_name = "TIME")]
@@ -316,6 +343,29 @@ fn address(text: &str) -> Result<SocketAddr, &'static str> {
     port.or_else(|_| text.parse()).map_err(|_| "not a port, nor an address and a port")
 }
 
+fn memory(text: &str) -> Result<Bytes, String> {
+    let size: Bytes = text.parse().map_err(|error| format!("{error}"))?;
+    if (LEAST_MEMORY..=MOST_MEMORY).contains(&size) {
+        return Ok(size);
+    }
+    Err(format!("the memory of a Clef is from {LEAST_MEMORY} to {MOST_MEMORY}"))
+}
+
+fn host_memory(text: &str) -> Result<Bytes, String> {
+    let size: Bytes = text.parse().map_err(|error| format!("{error}"))?;
+    if size >= LEAST_HOST_MEMORY { Ok(size) } else { Err(format!("a host needs at least {LEAST_HOST_MEMORY}")) }
+}
+
+fn cpu(text: &str) -> Result<Span, String> {
+    let time: Span = text.parse().map_err(|error| format!("{error}"))?;
+    if time.0.is_zero() { Err("a request needs processor time: at least 1ms".to_owned()) } else { Ok(time) }
+}
+
+fn awake(text: &str) -> Result<usize, &'static str> {
+    let number = text.parse().map_err(|_| "not a number")?;
+    if number == 0 { Err("a Clef is awake while it answers: at least 1") } else { Ok(number) }
+}
+
 /// A port of the machine; that of the app is always the same.
 fn published(text: &str) -> Result<Port, &'static str> {
     let port: Result<Port, _> = format!("{text}:{}", CLEF_PORT).parse();
@@ -333,6 +383,8 @@ fn json(text: &str) -> Result<serde_json::Value, String> {
 
 #[cfg(test)]
 mod tests {
+    use torpor_clef::Key;
+
     use super::*;
 
     #[test]
@@ -344,6 +396,12 @@ mod tests {
         assert_eq!(json("[1]"), Ok(serde_json::json!([1])));
         assert!(json("hello").is_err_and(|said| said.contains("'\"hello\"'")));
         assert_eq!(published("127.0.0.1:80"), "127.0.0.1:80:8080".parse().map_err(|_| ""));
+        assert_eq!((memory("64M"), memory("64k")), (Ok(Bytes(64 << 20)), Ok(Bytes(64 << 10))));
+        for wrong in ["65M", "63k", "0", "1T"] {
+            assert_eq!(memory(wrong), Err("the memory of a Clef is from 64k to 64M".to_owned()), "{wrong}");
+        }
+        assert!(host_memory("32M").is_ok() && host_memory("31M").is_err_and(|said| said.contains("at least 32M")));
+        assert!(cpu("1ms").is_ok() && cpu("0s").is_err() && awake("1") == Ok(1) && awake("0").is_err());
         assert!(published("80").is_ok() && published("80:81").is_err() && published("80/udp").is_err());
     }
 }

@@ -107,6 +107,12 @@ fn refuses_what_makes_no_sense() {
         "torpor clef dev x --key query:k -p 1 --socket /s",
         "torpor clef deploy x x.lua --key query:k",
         "torpor clef call x/a f nothing",
+        "torpor clef dev x.lua --key lua -p 1 --memory 65M",
+        "torpor clef deploy x x.lua --key lua -p 1 --memory 1k",
+        "torpor clef deploy x x.lua --key lua -p 1 --awake 0",
+        "torpor clef deploy x x.lua --key lua -p 1 --cpu 0s",
+        "torpor clef deploy x x.lua --key lua -p 1 --host-memory 8M",
+        "torpor clef deploy x x.lua --key path:/{id} -p 1",
     ] {
         assert!(parse(line).is_err(), "{line}");
     }

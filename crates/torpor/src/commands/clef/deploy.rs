@@ -1,20 +1,22 @@
 //! `clef deploy`: a class becomes an app.
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
-use torpor_api::client::Client;
-use torpor_api::document;
-use torpor_clef::{Deployment, Program};
+use torpor_api::client::{Client, ClientError};
+use torpor_api::spec::Port;
+use torpor_api::{ApiError, ErrorKind, document};
+use torpor_clef::{Deployment, MAIN, Program};
 
 use super::super::settle::Before;
-use super::{host, image};
+use super::{class, host, image};
 use crate::cli::DeployArgs;
 use crate::failure::Failure;
 use crate::progress::Bars;
 
 pub(super) async fn deploy(client: &Client, args: DeployArgs) -> Result<(), Failure> {
-    let program = read(&args.program, &args.name)?;
+    let program = read(&args.program)?;
     // What is wrong with the description is told before an image is made.
     checked(document(&args, Path::new("/"))?)?;
     // Only its owner, and the daemon as root, can look into it.
@@ -30,13 +32,38 @@ pub(super) async fn deploy(client: &Client, args: DeployArgs) -> Result<(), Fail
     let mut bars = Bars::new();
     let made = client.create_within(&document, args.wait.timeout, |step| bars.step(&step)).await;
     bars.clear();
-    before.show(client, made?, args.json.json).await
+    match made {
+        Ok(made) => before.show(client, made, args.json.json).await,
+        Err(ClientError::Refused(error)) => {
+            let is_class = class(client, &args.name).await.is_ok();
+            Err(advised(error, &args, is_class).into())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What can be done about a refusal, in words of this command.
+fn advised(mut error: ApiError, args: &DeployArgs, is_class: bool) -> ApiError {
+    let (name, program) = (&args.name, args.program.display());
+    let is_of_name = error.message.contains(&format!("already an app `{name}`"));
+    if error.kind == ErrorKind::Conflict && is_of_name && is_class {
+        error.hint = Some(format!(
+            "to give it new code: torpor clef upgrade {name} {program}; to begin anew without its states, remove it first: torpor clef rm -f \
+             {name}"
+        ));
+    } else if let Some(hint) = &mut error.hint {
+        let is_tcp = |port: &Port| error.message.starts_with(&format!("port {}/", port.host));
+        let option = if args.tcp.as_ref().is_some_and(is_tcp) { "--tcp" } else { "-p" };
+        *hint = hint.replace("-p HOST:APP", &format!("{option} [ADDRESS:]PORT"));
+    }
+    error
 }
 
 /// The program of a class, which Lua can read.
-pub(super) fn read(path: &Path, class: &str) -> Result<Program, Failure> {
+pub(super) fn read(path: &Path) -> Result<Program, Failure> {
     let program = Program::read(path)?;
-    program.check(class)?;
+    let main = if path.is_dir() { OsStr::new(MAIN) } else { path.file_name().unwrap_or(OsStr::new(MAIN)) };
+    program.check(&main.to_string_lossy())?;
     Ok(program)
 }
 

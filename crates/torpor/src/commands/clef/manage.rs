@@ -14,6 +14,9 @@ use crate::cli::{ClefCallArgs, ClefLsArgs, ClefRmArgs, ClefTargetArgs, ClefUpgra
 use crate::failure::Failure;
 use crate::output;
 
+/// How wide a list of Clefs is at most: most keys are about 60 characters then.
+const MOST_COLUMNS: usize = 80;
+
 pub(super) async fn ls(client: &Client, args: &ClefLsArgs) -> Result<(), Failure> {
     if let Some(name) = &args.class {
         let answers = ask(client, name, &ControlRequest::List {}).await?;
@@ -22,7 +25,9 @@ pub(super) async fn ls(client: &Client, args: &ClefLsArgs) -> Result<(), Failure
         }
         let clef = |answer| if let ControlAnswer::Clef(clef) = answer { Some(clef) } else { None };
         let clefs: Vec<_> = answers.into_iter().filter_map(clef).collect();
-        return show(args.json.json, &clefs, |clefs| output::clefs(clefs, terminal_columns()));
+        // Keys can be very long.
+        let columns = terminal_columns().map_or(MOST_COLUMNS, |columns| columns.min(MOST_COLUMNS));
+        return show(args.json.json, &clefs, |clefs| output::clefs(clefs, Some(columns)));
     }
     let mut classes = Vec::new();
     for app in client.apps().await? {
@@ -60,7 +65,7 @@ pub(super) async fn sleep(client: &Client, args: ClefTargetArgs) -> Result<(), F
         let status = client.sleep(name, Level::Dozing).await?;
         return show(args.json.json, &status, |status| output::slept_line(status, Level::Dozing));
     };
-    match ask_one(client, name, &ControlRequest::Sleep { key: Some(key.clone()) }).await? {
+    match one::ask_of(client, name, &key, &ControlRequest::Sleep { key: Some(key.clone()) }).await? {
         ControlAnswer::Slept(count) => show(args.json.json, &json!({ "slept": count }), |_| {
             output::safe(&format!("{name}/{key} sleeps{}", if count == 0 { "; it was not awake" } else { "" })) + "\n"
         }),
@@ -99,7 +104,7 @@ pub(super) async fn stats(client: &Client, args: ClefTargetArgs) -> Result<(), F
 }
 
 pub(super) async fn upgrade(client: &Client, args: &ClefUpgradeArgs) -> Result<(), Failure> {
-    let program = deploy::read(&args.program, &args.class)?;
+    let program = deploy::read(&args.program)?;
     match ask_one(client, &args.class, &ControlRequest::Upgrade { program }).await? {
         ControlAnswer::Upgraded {} if args.json.json => {
             show(true, &json!({ "upgraded": args.class }), |_| String::new())

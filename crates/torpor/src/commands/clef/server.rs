@@ -27,6 +27,9 @@ pub(super) fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Res
 /// A directory that only its owner can look into.
 pub(super) fn made(folder: PathBuf) -> Result<PathBuf, Failure> {
     use std::os::unix::fs::DirBuilderExt;
+    if folder.exists() && !folder.is_dir() {
+        return Err(Failure::Usage(format!("{} is not a directory: states are kept in one", folder.display())));
+    }
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
     made.map_err(|source| Failure::Write { path: folder.clone(), source })?;
     Ok(folder)

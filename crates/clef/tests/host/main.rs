@@ -1,122 +1,16 @@
 //! A host: what Clefs ask of it, wait for, tell each other, and what a crash leaves.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeMap;
+mod hosted;
+mod hostile;
+
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use torpor_clef::{Class, Code, Durability, Host, HostError, Incoming, Limits, Outgoing, Socket};
+use torpor_clef::{Code, Durability, HostError, Incoming, Limits, Outgoing};
 use torpor_lua::Value;
 
-/// A host has all windows: one at a time in this process.
-static WINDOWS: Mutex<()> = Mutex::new(());
-
-struct Hosted {
-    host: Option<Host>,
-    folder: tempfile::TempDir,
-    class: Class,
-    call: u64,
-    answers: BTreeMap<u64, Result<Vec<Value>, String>>,
-    _windows: MutexGuard<'static, ()>,
-}
-
-fn limits() -> Limits {
-    Limits { memory_bytes: 4 << 20, step: Duration::from_millis(50), ..Limits::default() }
-}
-
-fn hosted_with(main: &str, limits: Limits, durability: Durability) -> Hosted {
-    let windows = WINDOWS.lock().unwrap_or_else(PoisonError::into_inner);
-    let class = Class { name: "room".to_owned(), code: Code::from(main), limits, durability };
-    let folder = tempfile::tempdir().unwrap();
-    let host = Some(Host::open(class.clone(), folder.path()).unwrap());
-    Hosted { host, folder, class, call: 0, answers: BTreeMap::new(), _windows: windows }
-}
-
-fn hosted(main: &str) -> Hosted {
-    hosted_with(main, limits(), Durability::Reply)
-}
-
-impl Hosted {
-    fn host(&mut self) -> &mut Host {
-        self.host.as_mut().unwrap()
-    }
-
-    /// As after a crash: what was not committed is lost.
-    fn crash(&mut self) {
-        self.host = None;
-        self.host = Some(Host::open(self.class.clone(), self.folder.path()).unwrap());
-    }
-
-    /// Turns until nothing waits.
-    fn turn(&mut self) -> Vec<Outgoing> {
-        let mut all = self.host().turn().unwrap();
-        while self.host().is_ready() {
-            all.extend(self.host().turn().unwrap());
-        }
-        for outgoing in &all {
-            if let Outgoing::Answered { call, result } = outgoing {
-                self.answers.insert(*call, result.clone().map_err(|error| error.to_string()));
-            }
-        }
-        all
-    }
-
-    fn begin(&mut self, key: &str, function: &str, arguments: &[Value]) -> u64 {
-        self.call += 1;
-        let (key, function, arguments) = (key.as_bytes().to_vec(), function.to_owned(), arguments.to_vec());
-        let call = self.call;
-        self.host().take(Incoming::Call { key, function, arguments, call });
-        call
-    }
-
-    /// Calls, and waits for the answer.
-    fn call(&mut self, key: &str, function: &str, arguments: &[Value]) -> Result<Vec<Value>, String> {
-        let call = self.begin(key, function, arguments);
-        self.answer(call)
-    }
-
-    fn answer(&mut self, of: u64) -> Result<Vec<Value>, String> {
-        for _ in 0..400 {
-            self.turn();
-            if let Some(answer) = self.answers.remove(&of) {
-                return answer;
-            }
-            // It waits for a time.
-            std::thread::sleep(self.host().due_in().expect("it waits for nothing").min(Duration::from_millis(50)));
-        }
-        panic!("no answer");
-    }
-
-    fn text(&mut self, key: &str, function: &str, arguments: &[Value]) -> String {
-        match self.call(key, function, arguments) {
-            Ok(values) => match values.as_slice() {
-                [Value::String(text)] => String::from_utf8_lossy(text).into_owned(),
-                [Value::Integer(number)] => number.to_string(),
-                other => format!("{other:?}"),
-            },
-            Err(error) => error.lines().next().unwrap().to_owned(),
-        }
-    }
-
-    fn open(&mut self, key: &str, socket: Socket) {
-        let request = Value::Table(Vec::new());
-        self.host().take(Incoming::Opened { socket, key: key.as_bytes().to_vec(), function: "websocket", request });
-    }
-
-    fn say(&mut self, socket: Socket, message: &str) -> Vec<Outgoing> {
-        self.host().take(Incoming::Received(socket, message.as_bytes().to_vec()));
-        self.turn()
-    }
-}
-
-fn sent(outgoing: &[Outgoing]) -> Vec<(Socket, String)> {
-    let one = |outgoing: &Outgoing| match outgoing {
-        Outgoing::Sent(socket, message) => Some((*socket, String::from_utf8_lossy(message).into_owned())),
-        _ => None,
-    };
-    outgoing.iter().filter_map(one).collect()
-}
+use self::hosted::{hosted, hosted_with, limits, sent};
 
 const ROOM: &str = "
     local members, history = {}, {}
@@ -487,13 +381,13 @@ fn body(answer: &Result<Vec<Value>, String>) -> String {
 #[test]
 fn the_examples_of_the_guide_do_what_they_say() {
     {
-        let mut rooms = hosted(include_str!("../../../docs/guide/clefs/room.lua"));
+        let mut rooms = hosted(include_str!("../../../../docs/guide/clefs/room.lua"));
         rooms.open("kitchen", 1);
         assert_eq!(sent(&rooms.say(1, "hello")), [(1, "hello".to_owned())]);
         assert_eq!(body(&rooms.call("kitchen", "http", &[request("GET", "")])), "hello\n");
     }
     {
-        let mut users = hosted(include_str!("../../../docs/guide/clefs/profile.lua"));
+        let mut users = hosted(include_str!("../../../../docs/guide/clefs/profile.lua"));
         let put = users.call("ann", "http", &[request("PUT", r#"{"city": "Bern", "name": "Ann"}"#)]);
         assert!(body(&put).contains(r#""city":"Bern""#), "{put:?}");
         users.crash();
@@ -502,7 +396,7 @@ fn the_examples_of_the_guide_do_what_they_say() {
         assert!(body(&users.call("ann", "http", &[request("PUT", "{")])).contains("JSON"));
         assert!(users.host().see(b"ann").unwrap().values.contains(&(b"name".to_vec(), "Ann".into())));
     }
-    let source = include_str!("../../../docs/guide/clefs/twin.lua").replace("SILENCE = 60", "SILENCE = 0.05");
+    let source = include_str!("../../../../docs/guide/clefs/twin.lua").replace("SILENCE = 60", "SILENCE = 0.05");
     let mut devices = hosted(&source.replace("devices/", "room/"));
     let report = request("POST", r#"{"temperature": 21.5, "site": "roof"}"#);
     assert_eq!(devices.call("d1", "http", &[report]).unwrap(), []);
@@ -516,113 +410,4 @@ fn the_examples_of_the_guide_do_what_they_say() {
     let d1 = devices.call("d1", "http", &[request("GET", "")]);
     assert!(body(&d1).contains(r#""is_lost":true"#) && body(&d1).contains("21.5"), "{d1:?}");
     assert!(body(&devices.call("roof", "http", &[request("GET", "")])).contains(r#""lost":1"#));
-}
-
-#[test]
-fn hostile_clefs_harm_only_themselves() {
-    let mut hosted = hosted(
-        "n = 0
-         function create(k) if k == 'new' then send('room/hit', 'add') end end
-         function add() n = n + 1; return n end
-         function spin() while true do end end
-         function set() alarm(0.01, 'spin') return 'set' end
-         function closes()
-           local x <close> = setmetatable({}, {__close = function() while true do end end})
-           sleep(0.01)
-           while true do end
-         end
-         function bomb() for _ = 1, 9000 do send('room/bomb', 'bomb') end end
-         function inf() return call('room/inf', 'inf') end
-         function name() return select(2, pcall(alarm, 1, ('n'):rep(300))) end
-         function values() local t = {}; for i = 1, 5000 do t[{}] = '' end return select(2, pcall(kv.put, 'x', t)) end
-         function fails() error(('e'):rep(100000)) end",
-    );
-    // An alarm whose function is ended does not go off again.
-    assert_eq!(hosted.text("a", "set", &[]), "set");
-    std::thread::sleep(Duration::from_millis(15));
-    let told = hosted.turn();
-    assert!(told.iter().any(|told| matches!(told, Outgoing::Failed { .. })), "{told:?}");
-    assert_eq!(hosted.host().due_in(), None);
-    // Nor does a task whose end takes too long as well.
-    let closes = hosted.begin("a", "closes", &[]);
-    hosted.turn();
-    assert!(hosted.answer(closes).unwrap_err().contains("too much processor time"));
-    assert_eq!(hosted.host().due_in(), None);
-    assert_eq!(hosted.text("a", "add", &[]), "1");
-    // What a new one has told others stays told once, though its first call is ended.
-    for _ in 0..3 {
-        assert!(hosted.text("new", "spin", &[]).contains("too much"));
-    }
-    assert_eq!(hosted.text("hit", "add", &[]), "2");
-    assert!(hosted.text("a", "name", &[]).contains("at most 256 bytes"));
-    assert!(hosted.text("a", "values", &[]).contains("16384 bytes"));
-    assert!(hosted.call("a", "fails", &[]).unwrap_err().len() < 17 << 10);
-    // Those that send without end leave others their turn.
-    for bomb in ["bomb", "inf"] {
-        hosted.begin(bomb, bomb, &[]);
-        hosted.host().turn().unwrap();
-        let call = hosted.begin("b", "add", &[]);
-        let mut turns = 0;
-        while !hosted.answers.contains_key(&call) {
-            for outgoing in hosted.host().turn().unwrap() {
-                if let Outgoing::Answered { call, .. } = outgoing {
-                    hosted.answers.insert(call, Ok(Vec::new()));
-                }
-            }
-            turns += 1;
-        }
-        assert_eq!(turns, 1, "{bomb}");
-    }
-    assert!(hosted.host().see(b"inf").unwrap().tasks.len() <= 1000);
-}
-
-#[test]
-fn nobody_waits_for_what_is_gone() {
-    let program = "
-        function get() return fetch('http://a/').status end
-        function nap() sleep(100) end
-        function spin() while true do end end
-        function websocket(s) for m in s:messages() do if m == 'spin' then while true do end end end end";
-    {
-        let mut hosted = hosted(program);
-        let get = hosted.begin("a", "get", &[]);
-        let told = hosted.turn();
-        let fetch = told.iter().find_map(|told| match told {
-            Outgoing::Fetch { fetch, .. } => Some(*fetch),
-            _ => None,
-        });
-        hosted.host().remove(b"a").unwrap();
-        assert_eq!(hosted.answer(get).unwrap_err(), "its Clef was removed");
-        hosted.host().take(Incoming::Fetched { fetch: fetch.unwrap(), result: Ok(Value::Nil) });
-        hosted.turn();
-        assert_eq!(hosted.host().counts(), (0, 0), "it is not created anew");
-        // A message that a step has taken before it was ended makes room for another one.
-        hosted.open("b", 1);
-        hosted.turn();
-        let told = hosted.say(1, "spin");
-        assert!(told.contains(&Outgoing::Taken(1)) && told.contains(&Outgoing::Close(1)), "{told:?}");
-    }
-    // What was not stored is undone with the step, and its callers are told.
-    let mut hosted = hosted_with(program, limits(), Durability::Sleep);
-    let nap = hosted.begin("a", "nap", &[]);
-    hosted.open("a", 2);
-    hosted.turn();
-    let told = hosted.begin("a", "spin", &[]);
-    assert!(hosted.answer(told).unwrap_err().contains("too much"));
-    assert!(hosted.answer(nap).unwrap_err().contains("has gone back to what was stored"));
-    assert!(!hosted.host().see(b"a").is_ok_and(|seen| seen.connections > 0));
-}
-
-#[test]
-fn a_clef_that_was_large_for_a_moment_is_small_again() {
-    let mut hosted = hosted(
-        "function run() local function f() return 1 + f() end pcall(f) return 'ran' end function n() return 1 end",
-    );
-    hosted.call("a", "n", &[]).unwrap();
-    hosted.host().sleep().unwrap();
-    assert_eq!(hosted.text("a", "run", &[]), "ran");
-    hosted.host().sleep().unwrap();
-    let bytes = hosted.host().see(b"a").unwrap().stored_bytes;
-    assert!(bytes < 200 << 10, "{bytes} bytes");
-    assert_eq!(hosted.text("a", "n", &[]), "1");
 }

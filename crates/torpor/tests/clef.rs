@@ -167,9 +167,12 @@ fn a_directory_is_run_and_loaded_anew() {
     assert!(output.status.code() == Some(2) && said.contains("lib/util.lua:1: "), "{said}");
     let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
     fs::write(program.join("lib/util.lua"), "return 1").unwrap();
-    command.args(["clef", "dev", "--key", "lua", "-p", "0", "--data"]).arg(program.join("main.lua")).arg(&program);
-    let said = command.output().unwrap().stderr;
-    assert!(String::from_utf8_lossy(&said).contains("main.lua is not a directory"), "{said:?}");
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    command.args(["clef", "dev", "--key", "lua", "-p", "0", "--data"]).arg(&file).arg(&program);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("file is not a directory"), "{said}");
 }
 
 #[test]

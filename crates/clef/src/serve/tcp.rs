@@ -121,7 +121,12 @@ impl Server {
                 };
                 timeout(self.limits.linger, end).await?
             }
-            Ending::Cut => to.as_ref().set_zero_linger(),
+            Ending::Cut => {
+                to.as_ref().set_zero_linger()?;
+                // Dropping it would send an orderly end before the reset, if nothing waits to be sent.
+                to.forget();
+                Ok(())
+            }
         }
     }
 

@@ -238,9 +238,14 @@ impl Asks<'_> {
                 Asked::Answer(values) => values,
                 Asked::Wait(_) => vec![false.into(), "it cannot wait".into()],
             };
-            let answered = state.answer_with(self, task, &values);
-            step = answered.unwrap_or_else(|| Step::Failed("it does not wait any more".to_owned()));
+            step = self.answered(state, task, &values);
         }
+    }
+
+    /// Answers a task that waits.
+    pub(super) fn answered(&mut self, state: &mut State, task: Task, values: &[Value]) -> Step {
+        let step = state.answer_with(self, task, values);
+        step.unwrap_or_else(|| Step::Failed("it does not wait any more".to_owned()))
     }
 
     /// A connection of this Clef, if it is there.

@@ -52,10 +52,7 @@ impl Awake {
 impl Host {
     /// As [`Host::wake`], of one that was not removed.
     pub(super) fn wake_existing(&mut self, key: &SharedKey) -> Result<(), HostError> {
-        if !self.awake.contains_key(key) && self.store.window(key)?.is_none() {
-            return Err(HostError::None);
-        }
-        self.wake(key)
+        if self.is_there(key)? { self.wake(key) } else { Err(HostError::None) }
     }
 
     /// Has a Clef in memory, with the code of the class; it is created if there is none.
@@ -84,10 +81,8 @@ impl Host {
                 self.settle(key, clef)?;
                 self.drop_gone(key);
                 self.take_up_messages(key);
-                if self.class.durability == Durability::Reply {
-                    // It may have got new code, and told others so.
-                    self.store_changes(key)?;
-                }
+                // It may have got new code, and told others so.
+                self.store_for_reply(key)?;
             }
             None => self.create(key)?,
         }
@@ -108,11 +103,8 @@ impl Host {
             Awake { state, note, chain: Chain::default(), used: 0, due: 0, is_changed: true, since: Instant::now() };
         self.place(key, clef);
         self.perform(key, effects);
-        if self.class.durability == Durability::Reply {
-            // What it has told others of so far has happened, whatever becomes of its first step.
-            self.store_changes(key)?;
-        }
-        Ok(())
+        // What it has told others of so far has happened, whatever becomes of its first step.
+        self.store_for_reply(key)
     }
 
     /// Where a new Clef is when it is awake: one after the other, so that they share page tables. Two with the same window are never awake
@@ -300,6 +292,11 @@ impl Host {
                 self.due.insert((due, key.clone()));
             }
         }
+    }
+
+    /// Appends what has changed of it to the log, where nobody is told before that.
+    pub(super) fn store_for_reply(&mut self, key: &SharedKey) -> Result<(), HostError> {
+        if self.class.durability == Durability::Reply { self.store_changes(key) } else { Ok(()) }
     }
 
     /// Appends what has changed of it to the log.

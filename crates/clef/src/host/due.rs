@@ -85,12 +85,10 @@ impl Host {
 
     /// Queues the messages that an earlier run of the host has not delivered.
     pub(super) fn take_up_messages(&mut self, key: &SharedKey) {
-        let Some(clef) = self.awake.get(key) else { return };
-        for message in &clef.note.outbox {
+        let outbox = self.awake.get(key).map_or_else(Vec::new, |clef| clef.note.outbox.clone());
+        for message in outbox {
             if self.noted.insert((key.clone(), message.id)) {
-                let message = message.clone();
-                self.queued_bytes += message.bytes();
-                self.queue.push_back(Delivery::Message { from: key.clone(), message, is_noted: true });
+                self.queue_message(key, message, true);
             }
         }
     }

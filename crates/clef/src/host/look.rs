@@ -114,7 +114,7 @@ impl Host {
     }
 
     pub(super) fn is_there(&self, key: &[u8]) -> Result<bool, HostError> {
-        Ok(self.awake.contains_key(key) || self.store.note(key)?.is_some())
+        Ok(self.awake.contains_key(key) || self.store.window(key)?.is_some())
     }
 
     /// Runs a chunk in a Clef, which must not wait, and forgets all that it has changed.

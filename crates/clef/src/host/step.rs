@@ -7,7 +7,6 @@ use torpor_lua::{Step, Task, Value};
 
 use super::asks::{Asked, Effect, shared};
 use super::{Delivery, Host, HostError, Phase, SharedKey};
-use crate::class::Durability;
 use crate::message::{Outgoing, Socket};
 use crate::note::{Message, Note, Origin, Usage, Wait, Waiting, What};
 
@@ -64,8 +63,8 @@ impl Host {
             Work::Answer { task, values } => {
                 answered = Some(task);
                 let origin = asks.note.tasks.remove(&task.0).map_or(Origin::Nobody, |waiting| waiting.origin);
-                let step = clef.state.answer_with(&mut asks, task, &values);
-                (origin, task, step.unwrap_or_else(|| Step::Failed("it does not wait any more".to_owned())))
+                let step = asks.answered(&mut clef.state, task, &values);
+                (origin, task, step)
             }
         };
         let most = asks.class.limits.step * MOST_TIMES;
@@ -79,10 +78,7 @@ impl Host {
                     break None;
                 }
                 Asked::Answer(values) => {
-                    step = clef
-                        .state
-                        .answer_with(&mut asks, task, &values)
-                        .unwrap_or_else(|| Step::Failed("it does not wait any more".to_owned()));
+                    step = asks.answered(&mut clef.state, task, &values);
                     is_spent |= clef.state.is_spent();
                 }
             }
@@ -118,20 +114,17 @@ impl Host {
         clef.note = note;
         self.awake.insert(key.clone(), clef);
         self.update_due(key);
-        if self.class.durability == Durability::Reply {
-            self.store_changes(key)?;
-        }
+        self.store_for_reply(key)?;
         self.make_room()
     }
 
     /// A step is undone, but not what it did to connections: what it took is gone, and what it closed is closed.
     fn undo_of_connections(&mut self, effects: Vec<Effect>) {
-        let of_connection = |effect: &Effect| matches!(effect, Effect::Out(Outgoing::Taken(_) | Outgoing::Close(_)));
-        let outgoing = effects.into_iter().filter(of_connection).filter_map(|effect| match effect {
-            Effect::Out(outgoing) => Some(outgoing),
-            Effect::Message(_) => None,
-        });
-        self.outgoing.extend(outgoing);
+        let of_connection = |effect| match effect {
+            Effect::Out(outgoing @ (Outgoing::Taken(_) | Outgoing::Close(_))) => Some(outgoing),
+            Effect::Out(_) | Effect::Message(_) => None,
+        };
+        self.outgoing.extend(effects.into_iter().filter_map(of_connection));
     }
 
     /// A Clef is again what was stored of it: tasks that have begun since are no more, and whoever waits for them is told.
@@ -157,15 +150,15 @@ impl Host {
                     self.outgoing.push(outgoing);
                 }
                 Effect::Message(message) => {
-                    self.queue_message(key, message);
+                    self.queue_message(key, message, false);
                 }
             }
         }
     }
 
-    fn queue_message(&mut self, from: &SharedKey, message: Message) {
+    pub(super) fn queue_message(&mut self, from: &SharedKey, message: Message, is_noted: bool) {
         self.queued_bytes += message.bytes();
-        self.queue.push_back(Delivery::Message { from: from.clone(), message, is_noted: false });
+        self.queue.push_back(Delivery::Message { from: from.clone(), message, is_noted });
     }
 
     /// Tells how a task has ended. `note` is that of its Clef, if that goes on.
@@ -197,7 +190,7 @@ impl Host {
                 // The traceback stays where the error was.
                 let result = result.map_err(|error| error.lines().next().unwrap_or_default().to_owned());
                 let message = Message { id, to, what: What::Answer { task, message, result } };
-                self.queue_message(key, message);
+                self.queue_message(key, message, false);
             }
             Origin::Socket(socket) => {
                 if let Some(note) = note {

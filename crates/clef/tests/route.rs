@@ -1,26 +1,22 @@
 //! The function `route`: which Clef a request is for, said by the program.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Mutex as AsyncMutex;
-use torpor_clef::{
-    Allowed, Class, Clefs, Code, Durability, Frames, KeyPattern, Limits, Said, Surroundings, TcpLimits, serve,
-    serve_tcp,
-};
+use torpor_clef::{Clefs, Code, Frames, KeyPattern, TcpLimits, serve, serve_tcp};
 
-/// A host has all windows: one at a time in this process.
-static WINDOWS: AsyncMutex<()> = AsyncMutex::const_new(());
+use self::common::{Lines, WINDOWS, started};
 
 struct Served {
     clefs: Clefs,
     http: SocketAddr,
     tcp: SocketAddr,
-    said: Arc<Mutex<Vec<String>>>,
+    said: Lines,
     _folder: tempfile::TempDir,
 }
 
@@ -30,21 +26,7 @@ fn code(main: &str) -> Code {
 }
 
 async fn served(main: &str, rest_after: Option<Duration>) -> Served {
-    let limits = Limits { memory_bytes: 4 << 20, step: Duration::from_millis(50), ..Limits::default() };
-    let class = Class { name: "room".to_owned(), code: code(main), limits, durability: Durability::Reply };
-    let folder = tempfile::tempdir().unwrap();
-    let said = Arc::new(Mutex::new(Vec::new()));
-    let lines = said.clone();
-    let said_here = move |Said { key, text, .. }: Said<'_>| {
-        lines.lock().unwrap().push(format!("{}: {text}", key.escape_ascii()));
-    };
-    let surroundings = Surroundings {
-        folder: folder.path().to_owned(),
-        rest_after,
-        allowed: Allowed::default(),
-        said: Box::new(said_here),
-    };
-    let clefs = Clefs::start(class, surroundings).unwrap();
+    let (clefs, said, folder) = started(code(main), Duration::from_millis(50), rest_after, &[]);
     let (http, tcp) =
         (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
     let addresses = (http.local_addr().unwrap(), tcp.local_addr().unwrap());

@@ -1,48 +1,35 @@
 //! Connections: WebSocket, server-sent events, HTTP requests of programs, all while the host rests between messages.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Mutex as AsyncMutex;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::frame::Frame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::{CloseCode, Data, OpCode};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 use torpor_clef::{Allowed, Class, Clefs, Code, Durability, Limits, Said, Surroundings, serve};
 
-/// A host has all windows: one at a time in this process.
-static WINDOWS: AsyncMutex<()> = AsyncMutex::const_new(());
+use self::common::{Lines, WINDOWS, started};
+
 const WITHIN: Duration = Duration::from_secs(20);
 
 struct Served {
     clefs: Clefs,
     address: SocketAddr,
-    said: Arc<Mutex<Vec<String>>>,
+    said: Lines,
     _folder: tempfile::TempDir,
 }
 
 async fn served(main: &str, allow: &[&str]) -> Served {
-    let limits = Limits { memory_bytes: 4 << 20, ..Limits::default() };
-    let class = Class { name: "room".to_owned(), code: Code::from(main), limits, durability: Durability::Reply };
-    let folder = tempfile::tempdir().unwrap();
-    let said = Arc::new(Mutex::new(Vec::new()));
-    let lines = said.clone();
-    let surroundings = Surroundings {
-        folder: folder.path().to_owned(),
-        rest_after: Some(Duration::from_millis(10)),
-        allowed: Allowed(allow.iter().map(|host| host.parse().unwrap()).collect()),
-        said: Box::new(move |Said { text, .. }: Said<'_>| {
-            println!("{text}");
-            lines.lock().unwrap().push(text.to_owned());
-        }),
-    };
-    let clefs = Clefs::start(class, surroundings).unwrap();
+    let step = Limits::default().step;
+    let (clefs, said, folder) = started(Code::from(main), step, Some(Duration::from_millis(10)), allow);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(serve(listener, clefs.clone(), "path:/{key}".parse().unwrap(), std::future::pending()));

@@ -1,47 +1,30 @@
 //! Raw TCP: frames, chats while the host rests, half-closed connections, and clients that do not behave.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::timeout;
-use torpor_clef::{Allowed, Class, Clefs, Code, Durability, Frames, Limits, Said, Surroundings, TcpLimits, serve_tcp};
+use torpor_clef::{Clefs, Code, Frames, TcpLimits, serve_tcp};
 
-/// A host has all windows: one at a time in this process.
-static WINDOWS: AsyncMutex<()> = AsyncMutex::const_new(());
+use self::common::{Lines, WINDOWS, started};
+
 const WITHIN: Duration = Duration::from_secs(20);
 
 struct Served {
     clefs: Clefs,
     address: SocketAddr,
-    said: Arc<Mutex<Vec<String>>>,
+    said: Lines,
     _folder: tempfile::TempDir,
 }
 
 async fn served(main: &str, pattern: &str, frames: Frames, limits: TcpLimits) -> Served {
-    let class = Class {
-        name: "room".to_owned(),
-        code: Code::from(main),
-        limits: Limits { memory_bytes: 4 << 20, step: Duration::from_millis(500), ..Limits::default() },
-        durability: Durability::Reply,
-    };
-    let folder = tempfile::tempdir().unwrap();
-    let said = Arc::new(Mutex::new(Vec::new()));
-    let lines = said.clone();
-    let surroundings = Surroundings {
-        folder: folder.path().to_owned(),
-        rest_after: Some(Duration::from_millis(10)),
-        allowed: Allowed::default(),
-        said: Box::new(move |Said { text, .. }: Said<'_>| {
-            println!("{text}");
-            lines.lock().unwrap().push(text.to_owned());
-        }),
-    };
-    let clefs = Clefs::start(class, surroundings).unwrap();
+    let (step, rest_after) = (Duration::from_millis(500), Some(Duration::from_millis(10)));
+    let (clefs, said, folder) = started(Code::from(main), step, rest_after, &[]);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let pattern = pattern.parse().unwrap();

@@ -1,4 +1,4 @@
-//! What is told of a single Clef, and chunks that are run in it.
+//! Control requests about one Clef: what is known of it, and chunks of Lua that run in it.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;

@@ -27,7 +27,7 @@ const BODY_TIME: Duration = Duration::from_secs(30);
 static BODIES_KIB: Semaphore = Semaphore::const_new(64 << 10);
 /// How long a body waits until there is room for what has come of it.
 const ROOM_TIME: Duration = Duration::from_secs(5);
-/// Headers of a response, and of a request of a program, at most.
+/// How many headers a response may have, and a request that a program sends.
 pub(super) const MOST_HEADERS: usize = 100;
 
 /// Answers requests, each by the Clef whose key `pattern` finds, until `end` is there; then until those that have come are answered.
